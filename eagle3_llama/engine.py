@@ -1,0 +1,188 @@
+"""The native session from Python: each step of a round is one call."""
+
+from __future__ import annotations
+
+import time
+from typing import Callable, Iterator, Sequence
+
+import numpy as np
+
+from ._library import load
+from .errors import EagleError, ErrorKind
+from .params import MAX_DRAFT, EagleParams
+from .stats import EagleStats
+
+_KINDS = {
+    -1: ErrorKind.BAD_ARGUMENT, -2: ErrorKind.BAD_FILE, -3: ErrorKind.BAD_VALUE, -4: ErrorKind.HEAD_MISMATCH,
+    -5: ErrorKind.MEMORY, -6: ErrorKind.DECODE, -7: ErrorKind.UNSUPPORTED, -8: ErrorKind.NATIVE,
+}
+
+
+class Round(list):
+    """The tokens one round sampled: accepted drafts, then the bonus. `drafted` is what the head proposed."""
+
+    drafted: int = 0
+
+
+class Engine:
+    """A target context, optionally with a head.
+
+    ctx and model are addresses of a llama_context and its llama_model; both must outlive the engine, which
+    therefore closes first. Without head_path the same calls decode plainly.
+    Source of the loop: EAGLE-3 (arXiv 2503.01840); the accept rule is native/src/session.cpp's verify().
+    """
+
+    def __init__(self, ctx: int, model: int, head_path: str | None = None, n_slots: int = 1) -> None:
+        self.ffi, self.lib = load()
+        self._head = self._session = self.ffi.NULL
+        self._drafts = self.ffi.new(f"int32_t[{MAX_DRAFT}]")
+        self._sampled = self.ffi.new(f"int32_t[{MAX_DRAFT + 1}]")
+        self.stats = EagleStats()
+        if head_path is not None:
+            out = self.ffi.new("eagle3_head **")
+            self._check(self.lib.eagle3_head_open(str(head_path).encode(), self.ffi.cast("void *", model), out))
+            self._head = out[0]
+        out = self.ffi.new("eagle3_session **")
+        try:
+            self._check(self.lib.eagle3_session_open(self.ffi.cast("void *", ctx), self._head, n_slots, out))
+        except EagleError:
+            self.close()
+            raise
+        self._session = out[0]
+
+    def _check(self, code: int) -> int:
+        if code >= 0:
+            return code
+        message = self.ffi.string(self.lib.eagle3_last_error()).decode("utf-8", "replace")
+        raise EagleError(_KINDS.get(code, ErrorKind.NATIVE), message)
+
+    @property
+    def has_head(self) -> bool:
+        return self._head != self.ffi.NULL
+
+    def close(self) -> None:
+        """Frees session and head; may be called twice."""
+        if self._session != self.ffi.NULL:
+            self.lib.eagle3_session_close(self._session)
+            self._session = self.ffi.NULL
+        if self._head != self.ffi.NULL:
+            self.lib.eagle3_head_close(self._head)
+            self._head = self.ffi.NULL
+
+    # -- the hot loop -------------------------------------------------------------------------------------
+
+    def rounds(self, slot: int, token: int, params: EagleParams, sampler: int,
+               on_draft: Callable[[int, list[int]], None]) -> Iterator[Round]:
+        """Rounds of speculative decoding after `token`, which is sampled but not decoded yet.
+
+        sampler is the address of a llama_sampler chain; on_draft(token, drafts) is called before it runs. Yields the tokens of each round; the last of them
+        is the next round's `token`. Ends never by itself. After each yield, and after an error, target and
+        head hold the same positions: eagle3_n_past(slot).
+        """
+        s, lib, stats, now = self._session, self.lib, self.stats, time.perf_counter
+        drafts, sampled = self._drafts, self._sampled
+        sampler_ptr = self.ffi.cast("void *", sampler)
+        t0 = now()
+        while True:
+            t1 = now()
+            n = self._check(lib.eagle3_draft(s, slot, token, params.n_max, params.n_min, params.p_min, drafts, self.ffi.NULL))
+            t2 = now()
+            self._check(lib.eagle3_decode(s, slot, token, drafts, n))  # rows [token, drafts]
+            t3 = now()
+            keep = 0
+            try:
+                on_draft(token, self.ffi.unpack(drafts, n))
+                keep = self._check(lib.eagle3_verify(s, slot, sampler_ptr, sampled))  # accepted drafts + bonus
+                t4 = now()
+            finally:
+                self._check(lib.eagle3_commit(s, slot, keep))  # whatever happened, nothing unverified stays
+            out = Round(self.ffi.unpack(sampled, keep))
+            out.drafted = n
+            stats.count_round(n, keep)
+            stats.draft += t2 - t1
+            stats.target += t3 - t2
+            stats.verify += t4 - t3
+            token = out[-1]
+            t5 = now()
+            stats.other += t5 - t4 + t1 - t0
+            yield out
+            t0 = now()
+
+    # -- everything else ----------------------------------------------------------------------------------
+
+    def n_past(self, slot: int = 0) -> int:
+        """Positions decoded and kept."""
+        return self._check(self.lib.eagle3_n_past(self._session, slot))
+
+    def prefill(self, tokens: Sequence[int], slot: int = 0, all_logits: bool = False) -> None:
+        """Decodes at most n_batch prompt tokens; logits of the last one, or of all, are left in the context."""
+        ids = self.ffi.new("int32_t[]", list(tokens))
+        self._check(self.lib.eagle3_prefill(self._session, slot, ids, len(tokens), int(all_logits)))
+
+    def draft(self, token: int, params: EagleParams, slot: int = 0) -> tuple[list[int], list[float]]:
+        """What the head proposes after `token`: target ids and their probabilities. Tests and tools use it."""
+        probs = self.ffi.new(f"float[{MAX_DRAFT}]")
+        n = self._check(self.lib.eagle3_draft(
+            self._session, slot, token, params.n_max, params.n_min, params.p_min, self._drafts, probs))
+        return list(self._drafts[0:n]), list(probs[0:n])
+
+    def decode(self, token: int, drafts: Sequence[int], slot: int = 0) -> None:
+        """One target batch [token, drafts] with logits for every row."""
+        self._check(self.lib.eagle3_decode(self._session, slot, token, self.ffi.new("int32_t[]", list(drafts) or 1), len(drafts)))
+
+    def commit(self, n_keep: int, slot: int = 0) -> None:
+        """Keeps the first n_keep rows of the last decode()."""
+        self._check(self.lib.eagle3_commit(self._session, slot, n_keep))
+
+    def rewind(self, n_past: int, slot: int = 0) -> None:
+        """Forgets positions from n_past on."""
+        self._check(self.lib.eagle3_rewind(self._session, slot, n_past))
+
+    def state_reset(self, n_past: int, slot: int = 0) -> None:
+        """The sequence now holds n_past tokens that the head never saw."""
+        self._check(self.lib.eagle3_state_reset(self._session, slot, n_past))
+
+    def set_capture(self, on: bool) -> None:
+        """Off: decoding costs what it costs without a head, and drafts are empty."""
+        self._check(self.lib.eagle3_session_set_capture(self._session, int(on)))
+
+    def state(self, slot: int = 0) -> bytes:
+        """The head's state of a slot, to be kept beside the target's."""
+        size = self._check(self.lib.eagle3_state_size(self._session, slot))
+        buf = self.ffi.new("uint8_t[]", size)
+        return bytes(self.ffi.buffer(buf, self._check(self.lib.eagle3_state_get(self._session, slot, buf, size))))
+
+    def set_state(self, data: bytes, slot: int = 0) -> None:
+        """Restores state(); damaged or foreign bytes are refused and change nothing."""
+        self._check(self.lib.eagle3_state_set(self._session, slot, self.ffi.from_buffer("uint8_t[]", data), len(data)))
+
+    def head_info(self) -> dict[str, object]:
+        """Sizes of the head and the target layers it reads."""
+        info = self.ffi.new("struct eagle3_head_info *")
+        self._check(self.lib.eagle3_head_get_info(self._head, info))
+        names = ("n_embd", "n_embd_target", "n_vocab_draft", "n_bytes", "n_bytes_step")
+        return {**{name: getattr(info, name) for name in names},
+                "layers": list(info.layers[0:info.n_layers_captured])}
+
+    def d2t(self) -> np.ndarray:
+        """Target id of every draft id, int32 [n_vocab_draft]."""
+        out = np.empty(self.head_info()["n_vocab_draft"], np.int32)
+        self._check(self.lib.eagle3_head_d2t(self._head, self.ffi.from_buffer("int32_t[]", out)))
+        return out
+
+    def head_forward(self, tokens: np.ndarray, features: np.ndarray, slot: int = 0) -> tuple[np.ndarray, ...]:
+        """The head alone, from position 0: tokens [n] (of positions 1..n), features [n, layers * n_embd_target].
+
+        Returns g [n, n_embd], the state before the final norm [n, n_embd], logits [n, n_vocab_draft].
+        """
+        info = self.head_info()
+        n = len(tokens)
+        tokens = np.ascontiguousarray(tokens, np.int32)
+        features = np.ascontiguousarray(features, np.float32)
+        if features.size != n * len(info["layers"]) * info["n_embd_target"]:
+            raise EagleError(ErrorKind.BAD_ARGUMENT, f"features have shape {features.shape} for {n} tokens")
+        outs = [np.empty((n, info[k]), np.float32) for k in ("n_embd", "n_embd", "n_vocab_draft")]
+        ptr = lambda a, t: self.ffi.from_buffer(t, a)  # noqa: E731
+        self._check(self.lib.eagle3_head_forward(
+            self._session, slot, ptr(tokens, "int32_t[]"), ptr(features, "float[]"), n, *(ptr(o, "float[]") for o in outs)))
+        return tuple(outs)

@@ -1,0 +1,53 @@
+"""Logit rows of a request, without llama-cpp-python's n_ctx x n_vocab array."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class OffsetRows(np.ndarray):
+    """An array [n, n_vocab] whose first index counts from row0, as if the rows before were there too.
+
+    llama-cpp-python indexes scores by position in the sequence; this holds only the rows it reads.
+    """
+
+    row0: int = 0
+
+    def __array_finalize__(self, obj: object) -> None:
+        self.row0 = getattr(obj, "row0", 0)
+
+    def __getitem__(self, key: object) -> np.ndarray:
+        plain = self.view(np.ndarray)
+        first, rest = (key[0], key[1:]) if isinstance(key, tuple) else (key, ())
+        shift = lambda i: i if i is None or i < 0 else max(i - self.row0, 0)  # noqa: E731
+        if isinstance(first, slice):
+            first = slice(shift(first.start), shift(first.stop), first.step)
+        elif isinstance(first, (int, np.integer)):
+            if 0 <= first < self.row0:
+                raise IndexError(f"logits of position {first} were not kept; rows start at {self.row0}")
+            first = shift(first)
+        return plain[(first, *rest)]
+
+
+class ScoreRows:
+    """Collects rows of logits, float32 [n_vocab] each; keep_all=False remembers the last one only."""
+
+    def __init__(self, n_vocab: int, row0: int, keep_all: bool) -> None:
+        self.row0, self.keep_all, self.n = row0, keep_all, 0
+        self._rows = np.empty((64 if keep_all else 1, n_vocab), np.float32)
+
+    def add(self, row: np.ndarray) -> np.ndarray:
+        """Copies row in and returns the copy."""
+        if not self.keep_all:
+            self.row0, self.n = self.row0 + self.n, 0
+        if self.n == len(self._rows):
+            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
+        self._rows[self.n] = row
+        self.n += 1
+        return self._rows[self.n - 1]
+
+    def array(self) -> OffsetRows:
+        """What llama-cpp-python may index as `_scores`."""
+        out = self._rows[: self.n].view(OffsetRows)
+        out.row0 = self.row0
+        return out

@@ -1,0 +1,174 @@
+"""The patched llama.cpp tree: downloaded once by name and version, checked by hash, patched, kept in a cache.
+
+The cache is $EAGLE3_LLAMA_CACHE, or ~/.cache/eagle3-llama:
+    downloads/            the sdist of llama-cpp-python as pip fetched it
+    llama.cpp/<hash>/     its vendor/llama.cpp with patches/*.patch applied; the hash covers both
+$EAGLE3_LLAMA_CPP_DIR names an unpatched tree of the same commit to copy and patch instead of the sdist's.
+Only the standard library is used, for this runs before anything is installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from apply_patches import PatchError, apply_series  # noqa: E402
+
+PACKAGE, VERSION = "llama-cpp-python", "0.3.36"
+SDIST = f"llama_cpp_python-{VERSION}.tar.gz"
+SDIST_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+COMMIT = "0c1e57098"  # of llama.cpp, as that sdist vendors it
+
+ROOT = Path(__file__).resolve().parent.parent
+PATCHES = ROOT / "patches"
+
+_INSIDE = f"llama_cpp_python-{VERSION}/vendor/llama.cpp/"
+_LEFT_OUT = (".git", "build", "docs", "media", "models")  # nothing that is compiled, and two thirds of the bytes
+_KEEP_TREES = 4
+
+
+class BuildError(Exception):
+    """One message for the user: what failed and how to mend it."""
+
+
+def cache_dir() -> Path:
+    return Path(os.environ.get("EAGLE3_LLAMA_CACHE") or Path.home() / ".cache" / "eagle3-llama").expanduser().absolute()
+
+
+def say(text: str) -> None:
+    print(f"eagle3-llama: {text}", file=sys.stderr, flush=True)
+
+
+def sha256_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def hash_files(root: Path, paths: list[Path]) -> str:
+    """Of names (relative to root) and contents, so that it is the same in every checkout."""
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        data = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()}\0{len(data)}\0".encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def sdist() -> Path:
+    """The sdist in the cache, downloaded through pip if it is not there yet."""
+    path = cache_dir() / "downloads" / SDIST
+    if path.is_file() and sha256_file(path) == SDIST_SHA256:
+        return path
+    say(f"downloading {PACKAGE}=={VERSION} (77 MB)")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as tmp:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", PACKAGE]
+        command += ["--disable-pip-version-check", "--progress-bar", "off", "-d", tmp, f"{PACKAGE}=={VERSION}"]
+        # what is meant for the build at hand must not reach the metadata step of that other package
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("SKBUILD_", "CMAKE_"))}
+        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        got = Path(tmp) / SDIST
+        if done.returncode != 0 or not got.is_file():
+            raise BuildError(
+                f"cannot download {PACKAGE}=={VERSION} with pip:\n{_tail(done.stdout)}\n"
+                f"Check the network (or pip's index settings), or put {SDIST} into {path.parent}."
+            )
+        found = sha256_file(got)
+        if found != SDIST_SHA256:
+            raise BuildError(
+                f"{SDIST} has sha256 {found}, expected {SDIST_SHA256}: the index served another file; nothing was kept."
+            )
+        os.replace(got, path)
+    return path
+
+
+def patched_tree(source: str | None = None) -> tuple[Path, str]:
+    """The patched tree and its hash. source: an unpatched tree to take instead of the sdist's."""
+    series = hash_files(ROOT, list(PATCHES.glob("*.patch")))
+    origin = _hash_tree(source) if source else SDIST_SHA256
+    key = hashlib.sha256(f"{origin} {series} {_LEFT_OUT}".encode()).hexdigest()[:16]
+    tree = cache_dir() / "llama.cpp" / key
+    if not tree.is_dir():
+        _make_tree(tree, source)
+        _prune(tree.parent, _KEEP_TREES)
+    os.utime(tree)
+    return tree, key
+
+
+def _make_tree(tree: Path, source: str | None) -> None:
+    archive = None if source else sdist()
+    tree.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=tree.parent, prefix=".tree-") as tmp:
+        fresh = Path(tmp) / "llama.cpp"
+        if archive:
+            _extract(archive, fresh)
+        else:
+            shutil.copytree(source, fresh, symlinks=True, ignore=_ignore_at(Path(source)))
+        try:
+            n = len(apply_series(PATCHES, fresh))
+        except PatchError as error:
+            raise BuildError(f"patch does not apply to {source or SDIST}: {error}") from None
+        say(f"llama.cpp {COMMIT} with {n} patches")
+        try:
+            os.rename(fresh, tree)
+        except OSError:
+            if not tree.is_dir():  # else another process made the same one meanwhile
+                raise
+
+
+def _extract(archive: Path, target: Path) -> None:
+    """Regular files below vendor/llama.cpp only, each under target whatever its name says."""
+    with tarfile.open(archive, "r:gz") as tar:
+        for member in tar:
+            if not member.isfile() or not member.name.startswith(_INSIDE):
+                continue
+            parts = member.name[len(_INSIDE) :].split("/")
+            if parts[0] in _LEFT_OUT:
+                continue
+            if any(part in ("", ".", "..") for part in parts):
+                raise BuildError(f"{archive.name} holds a file with the unsafe name {member.name!r}")
+            path = target.joinpath(*parts)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tar.extractfile(member) as data, path.open("wb") as out:
+                shutil.copyfileobj(data, out)
+            path.chmod(0o755 if member.mode & 0o100 else 0o644)
+
+
+def _ignore_at(top: Path):
+    return lambda folder, names: [name for name in names if Path(folder) == top and name in _LEFT_OUT]
+
+
+def _hash_tree(source: str) -> str:
+    top = Path(source)
+    if not (top / "ggml" / "CMakeLists.txt").is_file():
+        raise BuildError(f"EAGLE3_LLAMA_CPP_DIR is {source!r}, which is no llama.cpp tree (no ggml/CMakeLists.txt in it)")
+    paths = [path for child in top.iterdir() if child.name not in _LEFT_OUT for path in [child, *child.rglob("*")]]
+    return hash_files(top, [path for path in paths if path.is_file()])
+
+
+def _prune(folder: Path, keep: int) -> None:
+    """Drop all but the `keep` most recently used entries of a cache folder."""
+    entries = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    for old in sorted(entries, key=lambda path: path.stat().st_mtime, reverse=True)[keep:]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _tail(text: str, n: int = 40) -> str:
+    return "\n".join(text.rstrip().splitlines()[-n:])
+
+
+if __name__ == "__main__":
+    try:
+        print(patched_tree(os.environ.get("EAGLE3_LLAMA_CPP_DIR"))[0])
+    except BuildError as error:
+        sys.exit(f"error: {error}")

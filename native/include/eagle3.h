@@ -1,0 +1,152 @@
+// eagle3.h - EAGLE-3 speculative decoding on top of llama.cpp: capture, head, drafting, verification.
+//
+// This header is the manual. It is plain C: opaque handles and scalars, so that any language can load it;
+// Python reads the part between the cdef marks as it stands.
+//
+// A round of speculative decoding is four calls, and none of them loops over the vocabulary twice:
+//
+//     eagle3_draft   (s, slot, x, ..., draft)    the head proposes what may follow x
+//     eagle3_decode  (s, slot, x, draft, n)      one target batch [x, draft...], logits for every row
+//     eagle3_verify  (s, slot, sampler, ...)     samples row by row, stops at the first disagreement
+//     eagle3_commit  (s, slot, n_keep)           keeps the rows that hold, drops the rest everywhere
+//
+// Positions count tokens of a sequence from 0. A slot is a sequence of the target context: slot id equals
+// llama_seq_id. Handles are not thread-safe; use one session from one thread at a time.
+//
+// Calls that can fail return one of the codes below (0 or a count on success, negative on failure) and leave
+// a message for eagle3_last_error(). No C++ exception leaves the library and nothing aborts the process.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define EAGLE3_ABI_VERSION 1
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// cdef-begin
+
+typedef struct eagle3_head    eagle3_head;     // a head's weights, on the device of the target's output
+typedef struct eagle3_session eagle3_session;  // a target context, a head and the state of the slots
+
+enum eagle3_status {
+    EAGLE3_OK            =  0,
+    EAGLE3_E_ARGUMENT    = -1,  // a parameter out of range, or a call out of order
+    EAGLE3_E_FILE        = -2,  // cannot be opened or read
+    EAGLE3_E_FORMAT      = -3,  // not a head this library understands; the message names key or tensor
+    EAGLE3_E_MISMATCH    = -4,  // the head belongs to another target
+    EAGLE3_E_MEMORY      = -5,  // out of memory, on the host or the device
+    EAGLE3_E_DECODE      = -6,  // llama_decode failed; the slot is as it was before the call
+    EAGLE3_E_UNSUPPORTED = -7,  // the target cannot be drafted for (it cannot drop part of a sequence)
+    EAGLE3_E_INTERNAL    = -8
+};
+
+struct eagle3_head_info {
+    int32_t n_embd;             // draft hidden size
+    int32_t n_embd_target;      // target hidden size
+    int32_t n_vocab_draft;
+    int32_t n_layers_captured;
+    int32_t layers[64];         // ids: k is the input of target layer k, n_layer is after the last
+    int64_t n_bytes;            // of weights; what a draft step reads, less fc
+    int64_t n_bytes_step;       // read by one draft step (everything but fc and the embeddings)
+};
+
+// Equals EAGLE3_ABI_VERSION of the header the library was built with.
+int32_t eagle3_abi_version(void);
+
+// The message of this thread's last failed call, never NULL. Valid until the thread's next call.
+const char * eagle3_last_error(void);
+
+// -- capture ----------------------------------------------------------------------------------------------
+
+// Keeps the inputs of the given target layers (0..n_layer, ascending, no duplicates; n_layer means after the
+// last layer) from each following llama_decode on ctx, a `struct llama_context *`. n = 0 turns capture off:
+// then it costs neither time nor memory. With n_layer in the list every token of a batch must ask for logits.
+// E_ARGUMENT for ids out of range.
+int32_t eagle3_capture_set(void * ctx, const int32_t * layers, int32_t n);
+
+// Copies what the last llama_decode on ctx kept: out[n_tokens][n_layers][n_embd], float32, in the order of
+// the batch. layers and n as given to eagle3_capture_set. Call it before the next llama_decode.
+int32_t eagle3_capture_get(void * ctx, const int32_t * layers, int32_t n, int32_t n_tokens, float * out);
+
+// -- head -------------------------------------------------------------------------------------------------
+
+// Reads a head (GGUF, architecture eagle3) for model, a `struct llama_model *` that must outlive it: weights
+// that the head shares with its target are the model's own. On success *out is owned by the caller.
+// E_FILE, E_FORMAT, E_MISMATCH, E_MEMORY.
+int32_t eagle3_head_open(const char * path, void * model, eagle3_head ** out);
+void    eagle3_head_close(eagle3_head * head);  // NULL is allowed; close its sessions first
+int32_t eagle3_head_get_info(const eagle3_head * head, struct eagle3_head_info * out);
+
+// -- session ----------------------------------------------------------------------------------------------
+
+// Binds ctx (a `struct llama_context *`) and head, both of which must outlive the session, and turns capture
+// on in ctx. n_slots <= the context's n_seq_max. With head = NULL the same calls decode plainly: drafts are
+// empty. E_UNSUPPORTED if the target cannot be drafted for. On success *out is owned by the caller.
+int32_t eagle3_session_open(void * ctx, eagle3_head * head, int32_t n_slots, eagle3_session ** out);
+void    eagle3_session_close(eagle3_session * s);  // turns capture off again; NULL is allowed
+
+// Pauses (0) or resumes (1) capture for all slots: paused, decoding costs what it costs without a head, and
+// drafting returns no tokens until the slot has seen new text.
+int32_t eagle3_session_set_capture(eagle3_session * s, int32_t on);
+
+// Tokens decoded and kept in the slot, i.e. the position of the next one; negative on error.
+int32_t eagle3_n_past(const eagle3_session * s, int32_t slot);
+
+// Forgets everything from position n_past on, in target and head. n_past may not exceed eagle3_n_past.
+int32_t eagle3_rewind(eagle3_session * s, int32_t slot, int32_t n_past);
+
+// Decodes n tokens of a prompt (1 <= n <= n_batch) after what the slot holds, with logits for the last one
+// (row n - 1 of the batch) or, if all_logits is not 0, for every one, and lets the head see them.
+int32_t eagle3_prefill(eagle3_session * s, int32_t slot, const int32_t * tokens, int32_t n, int32_t all_logits);
+
+// The head drafts what may follow `token`, which itself was sampled and is not decoded yet: a greedy chain
+// of at most n_max tokens that ends before the first one whose probability is below p_min; a chain shorter
+// than n_min is dropped. Writes tokens (target ids) and their probabilities over the draft vocabulary (probs
+// may be NULL) and returns their number, which may be 0.
+int32_t eagle3_draft(eagle3_session * s, int32_t slot, int32_t token, int32_t n_max, int32_t n_min, float p_min,
+                     int32_t * tokens, float * probs);
+
+// One target batch: token and n drafted tokens, logits for all n + 1 rows, n >= 0. Nothing is kept until
+// eagle3_commit. On E_DECODE the slot is as before.
+int32_t eagle3_decode(eagle3_session * s, int32_t slot, int32_t token, const int32_t * draft, int32_t n);
+
+// Samples the rows of the last eagle3_decode in order with sampler, a `struct llama_sampler *`, which also
+// accepts each sampled token. Stops after the first one that differs from the drafted token or ends
+// generation, so the sampler draws as often as in plain decoding. Writes at most n + 1 tokens to out and
+// returns how many; the last of them is not decoded yet (the bonus).
+int32_t eagle3_verify(eagle3_session * s, int32_t slot, void * sampler, int32_t * out);
+
+// Ends a round: keeps the first n_keep rows of the last eagle3_decode (token, then accepted drafts), drops
+// the others from the target's memory, and keeps their features for the next draft. 0 <= n_keep <= n + 1.
+// Without a round under way it does nothing.
+int32_t eagle3_commit(eagle3_session * s, int32_t slot, int32_t n_keep);
+
+// -- state ------------------------------------------------------------------------------------------------
+
+// A slot's head state as bytes, to be kept beside llama_state_*: size, copy out (returns the bytes written or
+// E_ARGUMENT if cap is too small), copy in. Foreign or damaged bytes are refused with E_FORMAT and change
+// nothing. eagle3_state_reset tells the slot that its sequence now holds n_past tokens the head never saw.
+int64_t eagle3_state_size (const eagle3_session * s, int32_t slot);
+int64_t eagle3_state_get  (const eagle3_session * s, int32_t slot, uint8_t * out, int64_t cap);
+int32_t eagle3_state_set  (eagle3_session * s, int32_t slot, const uint8_t * data, int64_t size);
+int32_t eagle3_state_reset(eagle3_session * s, int32_t slot, int32_t n_past);
+
+// -- looking inside (tests, `compare`) --------------------------------------------------------------------
+
+// Runs the head alone over n rows from position 0 of a slot: tokens[p] is the one at position p + 1,
+// features[n][n_layers][n_embd_target]. Each output may be NULL: g[n][n_embd] after fc, prenorm[n][n_embd]
+// before the final norm, logits[n][n_vocab_draft]. Overwrites the slot's head state; the target is not run.
+int32_t eagle3_head_forward(eagle3_session * s, int32_t slot, const int32_t * tokens, const float * features,
+                            int32_t n, float * g, float * prenorm, float * logits);
+
+// Target id of every draft id: out[n_vocab_draft].
+int32_t eagle3_head_d2t(const eagle3_head * head, int32_t * out);
+
+// cdef-end
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,225 @@
+// The C boundary: every call turns exceptions into a code and a message.
+#include "session.hpp"
+
+#include <cstring>
+#include <new>
+
+using namespace eagle3;
+
+struct eagle3_head {
+    std::unique_ptr<head> impl;
+};
+
+struct eagle3_session {
+    std::unique_ptr<session> impl;
+};
+
+namespace {
+
+thread_local std::string last_error;
+
+int32_t fail(int32_t status, const char * what) noexcept {
+    try {
+        last_error = what;
+    } catch (...) {
+        last_error.clear();
+    }
+    return status;
+}
+
+// Runs f, which returns a count or EAGLE3_OK.
+template <typename F> auto guard(F && f) noexcept -> decltype(f()) {
+    try {
+        return f();
+    } catch (const error & e) {
+        return fail(e.status, e.what());
+    } catch (const std::bad_alloc &) {
+        return fail(EAGLE3_E_MEMORY, "out of memory");
+    } catch (const std::exception & e) {
+        return fail(EAGLE3_E_INTERNAL, e.what());
+    } catch (...) {
+        return fail(EAGLE3_E_INTERNAL, "unknown error");
+    }
+}
+
+session & get(eagle3_session * s) {
+    require(s != nullptr, EAGLE3_E_ARGUMENT, "session is NULL");
+    return *s->impl;
+}
+
+const session & get(const eagle3_session * s) {
+    return get(const_cast<eagle3_session *>(s));
+}
+
+void not_null(const void * p, const char * name) {
+    require(p != nullptr, EAGLE3_E_ARGUMENT, std::string(name) + " is NULL");
+}
+
+} // namespace
+
+int32_t eagle3_abi_version(void) {
+    return EAGLE3_ABI_VERSION;
+}
+
+const char * eagle3_last_error(void) {
+    return last_error.c_str();
+}
+
+int32_t eagle3_capture_set(void * ctx, const int32_t * layers, int32_t n) {
+    return guard([&]() -> int32_t {
+        not_null(ctx, "ctx");
+        capture_set((llama_context *) ctx, layers, n);
+        return EAGLE3_OK;
+    });
+}
+
+int32_t eagle3_capture_get(void * ctx, const int32_t * layers, int32_t n, int32_t n_tokens, float * out) {
+    return guard([&]() -> int32_t {
+        not_null(ctx, "ctx");
+        not_null(out, "out");
+        require(n_tokens >= 0 && n_tokens <= (int32_t) llama_n_batch((llama_context *) ctx), EAGLE3_E_ARGUMENT, "n_tokens exceeds n_batch");
+        capture_get((llama_context *) ctx, layers, n, n_tokens, out);
+        return EAGLE3_OK;
+    });
+}
+
+int32_t eagle3_head_open(const char * path, void * model, eagle3_head ** out) {
+    return guard([&]() -> int32_t {
+        not_null(path, "path");
+        not_null(model, "model");
+        not_null(out, "out");
+        *out = new eagle3_head{load_head(path, (const llama_model *) model)};
+        return EAGLE3_OK;
+    });
+}
+
+void eagle3_head_close(eagle3_head * head) {
+    delete head;
+}
+
+int32_t eagle3_head_get_info(const eagle3_head * head, struct eagle3_head_info * out) {
+    return guard([&]() -> int32_t {
+        not_null(head, "head");
+        not_null(out, "out");
+        const eagle3::head & h = *head->impl;
+        *out = {};
+        out->n_embd            = h.n_embd;
+        out->n_embd_target     = h.n_embd_target;
+        out->n_vocab_draft     = h.n_vocab;
+        out->n_layers_captured = (int32_t) h.layers.size();
+        std::copy(h.layers.begin(), h.layers.end(), out->layers);
+        out->n_bytes = (int64_t) ggml_backend_buffer_get_size(h.buffer.get());
+        for (const ggml_tensor * t : {h.wq, h.wk, h.wv, h.wo, h.ffn_gate, h.ffn_up, h.ffn_down, h.output}) {
+            out->n_bytes_step += (int64_t) ggml_nbytes(t);
+        }
+        return EAGLE3_OK;
+    });
+}
+
+int32_t eagle3_head_d2t(const eagle3_head * head, int32_t * out) {
+    return guard([&]() -> int32_t {
+        not_null(head, "head");
+        not_null(out, "out");
+        std::copy(head->impl->d2t.begin(), head->impl->d2t.end(), out);
+        return EAGLE3_OK;
+    });
+}
+
+int32_t eagle3_session_open(void * ctx, eagle3_head * head, int32_t n_slots, eagle3_session ** out) {
+    return guard([&]() -> int32_t {
+        not_null(ctx, "ctx");
+        not_null(out, "out");
+        require(n_slots >= 1 && n_slots <= (int32_t) llama_n_seq_max((llama_context *) ctx), EAGLE3_E_ARGUMENT,
+                format("n_slots is %d, the context has %u sequences", n_slots, llama_n_seq_max((llama_context *) ctx)));
+        *out = new eagle3_session{std::make_unique<session>((llama_context *) ctx, head ? head->impl.get() : nullptr, n_slots)};
+        return EAGLE3_OK;
+    });
+}
+
+void eagle3_session_close(eagle3_session * s) {
+    delete s;
+}
+
+int32_t eagle3_session_set_capture(eagle3_session * s, int32_t on) {
+    return guard([&]() -> int32_t { get(s).set_capture(on != 0); return EAGLE3_OK; });
+}
+
+int32_t eagle3_n_past(const eagle3_session * s, int32_t slot) {
+    return guard([&]() -> int32_t { return get(s).n_past(slot); });
+}
+
+int32_t eagle3_rewind(eagle3_session * s, int32_t slot, int32_t n_past) {
+    return guard([&]() -> int32_t { get(s).rewind(slot, n_past); return EAGLE3_OK; });
+}
+
+int32_t eagle3_prefill(eagle3_session * s, int32_t slot, const int32_t * tokens, int32_t n, int32_t all_logits) {
+    return guard([&]() -> int32_t {
+        not_null(tokens, "tokens");
+        get(s).prefill(slot, tokens, n, all_logits != 0);
+        return EAGLE3_OK;
+    });
+}
+
+int32_t eagle3_draft(eagle3_session * s, int32_t slot, int32_t token, int32_t n_max, int32_t n_min, float p_min,
+                     int32_t * tokens, float * probs) {
+    return guard([&]() -> int32_t {
+        not_null(tokens, "tokens");
+        return get(s).draft(slot, token, n_max, n_min, p_min, tokens, probs);
+    });
+}
+
+int32_t eagle3_decode(eagle3_session * s, int32_t slot, int32_t token, const int32_t * draft, int32_t n) {
+    return guard([&]() -> int32_t {
+        require(draft != nullptr || n == 0, EAGLE3_E_ARGUMENT, "draft is NULL");
+        get(s).decode(slot, token, draft, n);
+        return EAGLE3_OK;
+    });
+}
+
+int32_t eagle3_verify(eagle3_session * s, int32_t slot, void * sampler, int32_t * out) {
+    return guard([&]() -> int32_t {
+        not_null(sampler, "sampler");
+        not_null(out, "out");
+        return get(s).verify(slot, (llama_sampler *) sampler, out);
+    });
+}
+
+int32_t eagle3_commit(eagle3_session * s, int32_t slot, int32_t n_keep) {
+    return guard([&]() -> int32_t { get(s).commit(slot, n_keep); return EAGLE3_OK; });
+}
+
+int64_t eagle3_state_size(const eagle3_session * s, int32_t slot) {
+    return guard([&]() -> int64_t { return get(s).state_size(slot); });
+}
+
+int64_t eagle3_state_get(const eagle3_session * s, int32_t slot, uint8_t * out, int64_t cap) {
+    return guard([&]() -> int64_t {
+        not_null(out, "out");
+        const int64_t n = get(s).state_size(slot);
+        require(cap >= n, EAGLE3_E_ARGUMENT, "the buffer is too small");
+        get(s).state_get(slot, out);
+        return n;
+    });
+}
+
+int32_t eagle3_state_set(eagle3_session * s, int32_t slot, const uint8_t * data, int64_t size) {
+    return guard([&]() -> int32_t {
+        not_null(data, "data");
+        get(s).state_set(slot, data, size);
+        return EAGLE3_OK;
+    });
+}
+
+int32_t eagle3_state_reset(eagle3_session * s, int32_t slot, int32_t n_past) {
+    return guard([&]() -> int32_t { get(s).reset(slot, n_past); return EAGLE3_OK; });
+}
+
+int32_t eagle3_head_forward(eagle3_session * s, int32_t slot, const int32_t * tokens, const float * features,
+                            int32_t n, float * g, float * prenorm, float * logits) {
+    return guard([&]() -> int32_t {
+        not_null(tokens, "tokens");
+        not_null(features, "features");
+        get(s).head_forward(slot, tokens, features, n, g, prenorm, logits);
+        return EAGLE3_OK;
+    });
+}

@@ -1,0 +1,77 @@
+// The head's forward pass as ggml graphs, built once for each shape and kept.
+#pragma once
+
+#include "head.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace eagle3 {
+
+// What a graph is built for. Two passes with equal shapes share a graph.
+struct pass_shape {
+    int  slot       = 0;
+    int  n_rows     = 0;
+    int  n_out      = 0;      // outputs are wanted of the last n_out rows; none: only keys and values are made
+    int  n_kv       = 0;      // cells attended to, padded
+    bool features   = false;  // rows are target features, else g itself
+
+    bool operator==(const pass_shape & o) const {
+        return slot == o.slot && n_rows == o.n_rows && n_out == o.n_out && n_kv == o.n_kv && features == o.features;
+    }
+};
+
+// One pass over the head: row r is the pair (tokens[r], x[r]) at position pos + r of the slot, where tokens[r]
+// is the token at the position after. Rows see cells [from, their own position].
+struct pass {
+    int             slot = 0;
+    int             pos  = 0;
+    int             from = 0;
+    int             n    = 0;
+    const int32_t * tokens   = nullptr;  // [n]
+    const float *   x        = nullptr;  // [n][n_features] or [n][n_embd]
+    bool            features = false;
+    int             n_out    = 0;
+
+    // outputs for the last n_out rows; each may be null
+    float * g       = nullptr;  // [n_out][n_embd]
+    float * prenorm = nullptr;  // [n_out][n_embd]
+    float * logits  = nullptr;  // [n_out][n_vocab]
+};
+
+// Runs passes; owns the head's key-value cache: n_slots regions of n_ctx cells, F16.
+class runner {
+  public:
+    runner(const head & h, int n_slots, int n_ctx, int n_threads);
+    ~runner();
+
+    void run(const pass & p);
+
+    int n_ctx() const { return n_ctx_; }
+
+    // the rows [from, to) of a slot's keys, then values
+    size_t cells_size(int from, int to) const;
+    void   cells_get(int slot, int from, int to, uint8_t * out) const;
+    void   cells_set(int slot, int from, int to, const uint8_t * data);
+
+  private:
+    struct built;
+    built & get(const pass_shape & shape);
+    void    build(built & b) const;
+    void    set_inputs(const built & b, const pass & p);
+
+    const head & h_;
+    int n_slots_, n_ctx_;
+    std::vector<ggml_backend_ptr>       backends_;
+    ggml_context_ptr                    cache_ctx_;
+    ggml_backend_buffer_ptr             cache_buffer_;
+    ggml_tensor *                       k_ = nullptr, * v_ = nullptr;  // [n_embd_kv, n_slots * n_ctx]
+    std::vector<std::unique_ptr<built>> built_;
+    uint64_t                            clock_ = 0;
+    std::vector<ggml_fp16_t>            mask_;
+    std::vector<int32_t>                pos_;
+    std::vector<int64_t>                cells_;
+};
+
+} // namespace eagle3
