@@ -85,7 +85,7 @@ class Engine:
         t0 = now()
         while True:
             t1 = now()
-            n = self._check(lib.eagle3_draft(s, slot, token, params.n_max, params.n_min, params.p_min, drafts, self.ffi.NULL))
+            n = self._propose(slot, token, params)
             t2 = now()
             self._check(lib.eagle3_decode(s, slot, token, drafts, n))  # rows [token, drafts]
             t3 = now()
@@ -108,6 +108,11 @@ class Engine:
             yield out
             t0 = now()
 
+    def _propose(self, slot: int, token: int, params: EagleParams) -> int:
+        """The head's draft into self._drafts; returns its length. Tests put other drafters here."""
+        return self._check(self.lib.eagle3_draft(
+            self._session, slot, token, params.n_max, params.n_min, params.p_min, self._drafts, self.ffi.NULL))
+
     # -- everything else ----------------------------------------------------------------------------------
 
     def n_past(self, slot: int = 0) -> int:
@@ -129,6 +134,11 @@ class Engine:
     def decode(self, token: int, drafts: Sequence[int], slot: int = 0) -> None:
         """One target batch [token, drafts] with logits for every row."""
         self._check(self.lib.eagle3_decode(self._session, slot, token, self.ffi.new("int32_t[]", list(drafts) or 1), len(drafts)))
+
+    def verify(self, sampler: int, slot: int = 0) -> list[int]:
+        """Samples the rows of the last decode() until one disagrees with its draft."""
+        n = self._check(self.lib.eagle3_verify(self._session, slot, self.ffi.cast("void *", sampler), self._sampled))
+        return self.ffi.unpack(self._sampled, n)
 
     def commit(self, n_keep: int, slot: int = 0) -> None:
         """Keeps the first n_keep rows of the last decode()."""

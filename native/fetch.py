@@ -169,6 +169,11 @@ def _tail(text: str, n: int = 40) -> str:
 
 if __name__ == "__main__":
     try:
-        print(patched_tree(os.environ.get("EAGLE3_LLAMA_CPP_DIR"))[0])
+        if sys.argv[1:] == ["--sdist"]:
+            print(sdist())
+        elif not sys.argv[1:]:
+            print(patched_tree(os.environ.get("EAGLE3_LLAMA_CPP_DIR"))[0])
+        else:
+            sys.exit("usage: fetch.py [--sdist]: prints the path of the patched tree, or of the sdist")
     except BuildError as error:
         sys.exit(f"error: {error}")
