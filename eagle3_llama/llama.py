@@ -63,6 +63,7 @@ class EagleLlama(Llama):
         self._callback_error: BaseException | None = None
         self._verify_base: int | None = None
         self._accepted_out = 0  # accepted drafts that reached the caller
+        self.token_source = 0  # of the token yielded last: its position in an accepted draft, 0 from the target
         # Rows are kept one by one where somebody reads them; llama-cpp-python's own array is n_ctx x n_vocab.
         delegates = kwargs.get("draft_model") is not None or kwargs.get("embedding") or kwargs.get("vocab_only")
         super().__init__(model_path, logits_all=bool(logits_all and delegates), **kwargs)
@@ -188,6 +189,7 @@ class EagleLlama(Llama):
 
     def _sample_last(self) -> int:
         token = self._sampler.sample(self._ctx, -1)
+        self.token_source = 0
         self._raise_callback_error()
         return token
 
@@ -210,7 +212,9 @@ class EagleLlama(Llama):
             sampled = next(rounds)
             self._raise_callback_error()
             for i, token in enumerate(sampled):
-                self._accepted_out += i + 1 < len(sampled)
+                accepted = i + 1 < len(sampled)
+                self._accepted_out += accepted
+                self.token_source = i + 1 if accepted else 0
                 self.n_tokens = base + i + 1
                 if self._stops(stopping, i):
                     return

@@ -17,6 +17,7 @@ import sys
 import tarfile
 import tempfile
 from pathlib import Path
+from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from apply_patches import PatchError, apply_series  # noqa: E402
@@ -35,7 +36,16 @@ _KEEP_TREES = 4
 
 
 class BuildError(Exception):
-    """One message for the user: what failed and how to mend it."""
+    """One line for the user: what failed and how to mend it; log: the end of a tool's output, shown above it."""
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.log = "\n".join(log.rstrip().splitlines()[-40:])
+
+    def exit(self) -> NoReturn:
+        if self.log:
+            print(self.log, file=sys.stderr)
+        sys.exit(f"error: {self}")
 
 
 def cache_dir() -> Path:
@@ -80,8 +90,9 @@ def sdist() -> Path:
         got = Path(tmp) / SDIST
         if done.returncode != 0 or not got.is_file():
             raise BuildError(
-                f"cannot download {PACKAGE}=={VERSION} with pip:\n{_tail(done.stdout)}\n"
-                f"Check the network (or pip's index settings), or put {SDIST} into {path.parent}."
+                f"pip cannot download {PACKAGE}=={VERSION} (above): check the network, or pip's index settings, "
+                f"or put {SDIST} into {path.parent}",
+                done.stdout,
             )
         found = sha256_file(got)
         if found != SDIST_SHA256:
@@ -163,10 +174,6 @@ def _prune(folder: Path, keep: int) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _tail(text: str, n: int = 40) -> str:
-    return "\n".join(text.rstrip().splitlines()[-n:])
-
-
 if __name__ == "__main__":
     try:
         if sys.argv[1:] == ["--sdist"]:
@@ -176,4 +183,4 @@ if __name__ == "__main__":
         else:
             sys.exit("usage: fetch.py [--sdist]: prints the path of the patched tree, or of the sdist")
     except BuildError as error:
-        sys.exit(f"error: {error}")
+        error.exit()

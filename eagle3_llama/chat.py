@@ -1,0 +1,76 @@
+"""Prompts in a model's own chat template, and answers on a terminal with drafted tokens coloured."""
+
+from __future__ import annotations
+
+import codecs
+import time
+from typing import Any, Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+# position in an accepted draft -> colour; 0 is what the target said itself
+COLOURS = ["default", "green", "cyan", "magenta", "yellow", "blue"]
+
+
+def chat_tokens(llm: Any, messages: list[dict[str, str]] | str) -> list[int]:
+    """Token ids of a conversation (or one user message) in the template that the target's GGUF carries.
+
+    Without a template the text of the messages is taken as it is.
+    """
+    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    template = llm.metadata.get("tokenizer.chat_template")
+    if template is None:
+        return llm.tokenize("\n".join(m["content"] for m in messages).encode())
+    text = lambda t: llm._model.token_get_text(t) if t != -1 else ""  # noqa: E731
+    bos = text(llm.token_bos())
+    prompt = Jinja2ChatFormatter(template, eos_token=text(llm.token_eos()), bos_token=bos)(messages=messages).prompt
+    return llm.tokenize(prompt.encode(), add_bos=not (bos and prompt.startswith(bos)) and bool(llm._model.add_bos_token()),
+                        special=True)
+
+
+def is_end(llm: Any, token: int) -> bool:
+    """Whether a token ends generation."""
+    import llama_cpp
+
+    return llama_cpp.llama_vocab_is_eog(llm._model.vocab, token)
+
+
+def generate(llm: Any, prompt: list[int], n_predict: int, **sampling: Any) -> Iterator[int]:
+    """At most n_predict tokens of an answer, the end of generation not among them."""
+    for n, token in enumerate(llm.generate(prompt, **sampling), 1):
+        if is_end(llm, token):
+            return
+        yield token
+        if n >= n_predict:
+            return
+
+
+class Printer:
+    """Writes tokens as they come; bytes of one character may arrive in several tokens."""
+
+    def __init__(self, console: Console, llm: Any) -> None:
+        self.console, self.llm = console, llm
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._before: list[int] = []
+
+    def write(self, token: int, source: int = 0) -> str:
+        """Prints a token in the colour of its place in a draft and returns its text."""
+        text = self._decoder.decode(self.llm.detokenize([token], prev_tokens=self._before or None))
+        self._before = [*self._before[-8:], token]
+        self.console.print(Text(text, style=COLOURS[min(source, len(COLOURS) - 1)]), end="", soft_wrap=True)
+        return text
+
+
+def stream(llm: Any, prompt: list[int], n_predict: int, console: Console, **sampling: Any) -> tuple[list[int], float]:
+    """Generates and prints; returns the tokens and the seconds from the first token to the last."""
+    printer, tokens, start = Printer(console, llm), [], 0.0
+    for token in generate(llm, prompt, n_predict, **sampling):
+        start = start or time.perf_counter()
+        tokens.append(token)
+        printer.write(token, getattr(llm, "token_source", 0))
+    console.print()
+    return tokens, time.perf_counter() - start

@@ -1,0 +1,282 @@
+"""Build libeagle3, libllama and ggml, or find them built: a cache around CMake and ninja.
+
+    python native/build.py [--sanitize] [--tests] [--print-dir] [-DNAME=VALUE ...]
+
+Under fetch.cache_dir():
+    build/<key>/          one per compiler, CPU and CMake flags, locked while in use
+        llama.cpp/ native/    copies of the sources; only files whose content changed are written, so that ninja
+                              recompiles what depends on them and nothing else, whichever checkout asks
+        cmake-<version>/      CMake's build directory; another CMake writes other commands, which compile all anew
+        out/<hash>/           finished sets of libraries, by content of patches and sources; never changed
+An interrupted build leaves nothing in out/ and goes on where it stopped. CMAKE_ARGS is honoured
+(CMAKE_ARGS=-DGGML_CUDA=on), so are CC, CXX, CFLAGS, CXXFLAGS and LDFLAGS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import hashlib
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Iterator
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from fetch import BuildError, _prune, cache_dir, hash_files, patched_tree, say  # noqa: E402
+
+NATIVE = Path(__file__).resolve().parent
+_TREE_PARTS = ("CMakeLists.txt", "LICENSE", "cmake", "ggml", "include", "licenses", "src", "vendor")
+_KEEP_OUTPUTS = 6
+
+# What concerns only the packaging around, or llama-cpp-python's own build: no reason to build anew.
+_NOT_OURS = re.compile(r"^(CMAKE_INSTALL_.*|CMAKE_MAKE_PROGRAM|CMAKE_MODULE_PATH|CMAKE_PREFIX_PATH|SKBUILD.*"
+                       r"|Python3?_.*|PYTHON_.*|LLAMA_BUILD|LLAVA_BUILD)$")  # fmt: skip
+
+# Quick to compile and still readable in a report; GPU flags of CMAKE_ARGS do not apply.
+_SANITIZE = {"EAGLE3_SANITIZE": "ON", "CMAKE_BUILD_TYPE": "Debug",
+             "CMAKE_C_FLAGS_DEBUG": "-O1 -g1", "CMAKE_CXX_FLAGS_DEBUG": "-O1 -g1"}  # fmt: skip
+
+
+def build(sanitize: bool = False, tests: bool = False, defines: dict[str, str] | None = None,
+          cmake: str | None = None, ninja: str | None = None) -> Path:  # fmt: skip
+    """The folder with libeagle3, libllama, ggml, eagle3.h and, if asked for, the test executables."""
+    options = dict(_SANITIZE) if sanitize else {"CMAKE_BUILD_TYPE": "Release", **_cmake_args(), **(defines or {})}
+    options = {name: value for name, value in options.items() if not _NOT_OURS.match(name)}
+    source = options.pop("EAGLE3_LLAMA_CPP_DIR", None) or os.environ.get("EAGLE3_LLAMA_CPP_DIR")
+    if options.get("EAGLE3_BUILD_TESTS", "").upper() in ("ON", "1", "TRUE", "YES"):
+        tests = True
+    options.pop("EAGLE3_BUILD_TESTS", None)
+
+    place = cache_dir() / "build" / _key(options)
+    place.mkdir(parents=True, exist_ok=True)
+    place = place.resolve()  # compile commands hold this path
+    with _locked(place / "lock"):
+        tree, tree_key = patched_tree(source)
+        sources = _native_sources(tests)
+        out = place / "out" / hashlib.sha256(f"{tree_key} {tests} {hash_files(NATIVE, sources)}".encode()).hexdigest()[:16]
+        if not out.is_dir():
+            _sync(tree, place / "llama.cpp", [p for part in _TREE_PARTS for p in _files(tree / part)])
+            _sync(NATIVE, place / "native", sources)
+            options["EAGLE3_BUILD_TESTS"] = "ON" if tests else "OFF"
+            build_dir = _configure(place, options, _tool(cmake, "cmake"), _tool(ninja, "ninja"))
+            _compile(place, build_dir, _tool(ninja, "ninja"))
+            _collect(place, build_dir, out, sources)
+        os.utime(out)
+    return out
+
+
+def native_tests_dir() -> Path:
+    """The folder of the sanitized test executables, one for each native/tests/*.cpp, built if need be."""
+    return build(sanitize=True, tests=True)
+
+
+def _cmake_args() -> dict[str, str]:
+    return _parse_defines(shlex.split(os.environ.get("CMAKE_ARGS", "")), "CMAKE_ARGS")
+
+
+def _parse_defines(arguments: list[str], where: str) -> dict[str, str]:
+    """["-DA=1", "-D", "B:BOOL=ON"] as {"A": "1", "B": "ON"}."""
+    result, words = {}, iter(arguments)
+    for word in words:
+        text = next(words, "") if word == "-D" else word[2:]
+        match = re.match(r"(\w+)(?::\w+)?=(.*)$", text, re.DOTALL)
+        if not word.startswith("-D") or not match:
+            raise BuildError(f"{where}: {word!r} is not understood, only -DNAME=VALUE is")
+        result[match[1]] = match[2]
+    return result
+
+
+def _key(options: dict[str, str]) -> str:
+    """Of all that changes every object file: flags, compilers and, for -march=native, the CPU."""
+    flags = {name: os.environ.get(name) for name in ("CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "CUDACXX", "CUDA_HOME")}
+    compilers = [_compiler(options, "C", "CC", ("cc", "gcc", "clang")), _compiler(options, "CXX", "CXX", ("c++", "g++", "clang++"))]
+    text = repr((sorted(options.items()), sorted(flags.items(), key=str), compilers, platform.platform(), _cpu()))
+    return ("sanitized-" if "EAGLE3_SANITIZE" in options else "") + hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _compiler(options: dict[str, str], language: str, variable: str, names: tuple[str, ...]) -> str:
+    """Version and target of the compiler that CMake will take, whatever name it was called by."""
+    asked = options.get(f"CMAKE_{language}_COMPILER") or os.environ.get(variable)
+    found = shutil.which(shlex.split(asked)[0]) if asked else next(filter(None, map(shutil.which, names)), None)
+    if not found:
+        raise BuildError(
+            f"no {'C' if language == 'C' else 'C++'} compiler: looked for {asked or ', '.join(names)}. Install one (Debian, Ubuntu: "
+            f"apt install build-essential; Fedora: dnf install gcc-c++; macOS: xcode-select --install) or set {variable} to its path."
+        )
+    told = [subprocess.run([found, flag], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+            for flag in ("--version", "-dumpmachine")]  # fmt: skip
+    return "\n".join(told).partition(" ")[2]  # the first word is the name
+
+
+def _cpu() -> str:
+    """What -march=native looks at."""
+    try:
+        text = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    kept = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU ")
+    return "\n".join(line for line in text.splitlines() if line.startswith(kept))
+
+
+def _native_sources(tests: bool) -> list[Path]:
+    parts = ["CMakeLists.txt", "include", "src"] + ["tests"] * tests
+    sources = [path for part in parts for path in _files(NATIVE / part)]
+    if not any(path.suffix == ".cpp" and path.parent.name == "src" for path in sources):
+        raise BuildError(f"no source files in {NATIVE / 'src'}")
+    return sources
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    return sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One build at a time in a place; the lock goes with the process, however it ends."""
+    try:
+        import fcntl
+    except ImportError:
+        raise BuildError("eagle3-llama builds on Linux and macOS only") from None
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            say("waiting for another build of the same libraries")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _sync(source: Path, target: Path, paths: list[Path]) -> None:
+    """Make target hold these files of source. Files of equal content keep their time; others are new to ninja."""
+    wanted = {path.relative_to(source) for path in paths}
+    for old in target.rglob("*") if target.is_dir() else ():
+        if not old.is_dir() and old.relative_to(target) not in wanted:
+            old.unlink()
+    for name in wanted:
+        data, path = (source / name).read_bytes(), target / name
+        if not path.is_file() or path.read_bytes() != data:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+
+def _configure(place: Path, options: dict[str, str], cmake: str, ninja: str) -> Path:
+    version = subprocess.run([cmake, "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout.split()[2]
+    build_dir = (place / f"cmake-{version}").resolve()
+    if not (build_dir / "build.ninja").is_file():  # never configured to the end
+        shutil.rmtree(build_dir, ignore_errors=True)
+    command = [cmake, "-S", str(place / "native"), "-B", str(build_dir), "-G", "Ninja", "--no-warn-unused-cli"]
+    command += [f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DEAGLE3_LLAMA_CPP_TREE={place / 'llama.cpp'}"]
+    command += [f"-D{name}={value}" for name, value in sorted(options.items())]
+    env = {k: v for k, v in os.environ.items() if k != "CMAKE_GENERATOR"}
+    for attempt in range(2):
+        again = build_dir.is_dir()
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+        if done.returncode == 0 or not again:
+            break
+        shutil.rmtree(build_dir)  # a compiler or CMake that it remembers may be gone: once more, from nothing
+    (place / "configure.log").write_text(done.stdout)
+    if done.returncode != 0:
+        raise BuildError(f"CMake cannot configure the build (above; all of it: {place / 'configure.log'})", done.stdout)
+    return build_dir
+
+
+def _compile(place: Path, build_dir: Path, ninja: str) -> None:
+    jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(_cores())
+    command = [ninja, "-C", str(build_dir), "-j", jobs, "all"]
+    env = {**os.environ, "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
+    last: collections.deque[str] = collections.deque(maxlen=40)
+    with (place / "build.log").open("w") as log, subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=env
+    ) as process:
+        try:
+            progress = _Progress("compiling" if place.name[0] != "s" else "compiling, sanitized")
+            for line in process.stdout:
+                log.write(line)
+                last.append(line)
+                progress.line(line)
+        except BaseException:
+            process.terminate()
+            raise
+    progress.end()
+    if process.returncode != 0:
+        raise BuildError(f"the compiler failed (above; all of it: {place / 'build.log'})", "".join(last))
+
+
+class _Progress:
+    """[done/total] on one line of a terminal, or now and then on a line of its own in a log."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.start, self.shown, self.tty = what, time.monotonic(), time.monotonic(), sys.stderr.isatty()
+
+    def line(self, text: str) -> None:
+        match, now = re.match(r"\[(\d+)/(\d+)\] ", text), time.monotonic()
+        if match and now - self.shown >= (0.5 if self.tty else 30):
+            self.shown = now
+            status = f"eagle3-llama: {self.what} {match[1]}/{match[2]}, {now - self.start:.0f} s"
+            print(f"\r{status}" if self.tty else status, end="" if self.tty else "\n", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        seconds = time.monotonic() - self.start
+        if self.tty:
+            print("\r\033[K", end="", file=sys.stderr)
+        if seconds > 2:
+            say(f"{self.what} took {seconds:.0f} s")
+
+
+def _collect(place: Path, build_dir: Path, out: Path, sources: list[Path]) -> None:
+    """Copy what was built to out, all or nothing."""
+    tests = {path.stem for path in sources if path.parent.name == "tests" and path.suffix == ".cpp"}
+    out.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".new-") as tmp:
+        fresh = Path(tmp) / "lib"
+        fresh.mkdir()
+        for path in (build_dir / "bin").iterdir():
+            if path.suffix in (".so", ".dylib") or path.name in tests:
+                shutil.copy2(path, fresh)
+        shutil.copyfile(place / "native" / "include" / "eagle3.h", fresh / "eagle3.h")
+        os.rename(fresh, out)
+    _prune(out.parent, _KEEP_OUTPUTS)
+
+
+def _tool(given: str | None, name: str) -> str:
+    beside = Path(sys.executable).parent / name  # a virtual environment that is not activated
+    found = given or (str(beside) if beside.is_file() else shutil.which(name))
+    if not found:
+        raise BuildError(f"{name} is missing: install it with '{sys.executable} -m pip install {name}'")
+    return found
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build libeagle3 and the patched llama.cpp, or find them built.")
+    parser.add_argument("--sanitize", action="store_true", help="address and undefined behaviour sanitizers, CPU only")
+    parser.add_argument("--tests", action="store_true", help="the executables of native/tests too")
+    parser.add_argument("--print-dir", action="store_true", help="print the folder of the result, and only that, to stdout")
+    parser.add_argument("--cmake", help="path of cmake")
+    parser.add_argument("--ninja", help="path of ninja")
+    arguments, rest = parser.parse_known_args()
+    try:
+        out = build(arguments.sanitize, arguments.tests, _parse_defines(rest, "arguments"), arguments.cmake, arguments.ninja)
+    except BuildError as error:
+        error.exit()
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the next build goes on from here")
+    print(out) if arguments.print_dir else say(f"libraries are in {out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Make .venv/ of this checkout fit to run in: shared by scripts/demo and scripts/test.
+
+    python3 scripts/_env.py [--extra NAME ...]
+
+Creates it, installs llama-cpp-python without compiling a second llama.cpp, builds the native libraries (or
+takes them from the cache, see native/build.py) and installs this package editable. Each step writes its stamp
+last, so that an interrupted run is taken up by the next, and does nothing when nothing changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+TOOLS = ["cmake>=3.21", "ninja", "scikit-build-core>=0.10"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make .venv/ of this checkout fit to run in.")
+    parser.add_argument("--extra", action="append", default=[], help="an extra of pyproject.toml to install too")
+    extras = sorted(set(parser.parse_args().extra))
+    if sys.version_info < (3, 10):
+        restart_with_newer_python()
+    with locked():
+        key = state_key()
+        if not stamped("package", key):
+            unstamp("package")
+            make_venv()
+            install_tools()
+            install_llama_cpp_python()
+            build_libraries()
+            pip("installing eagle3-llama and what it needs", "--no-build-isolation", "-e", str(ROOT))
+            stamp("package", key)
+        for extra in extras:
+            if not stamped(f"extra-{extra}", key):
+                pip(f"installing what [{extra}] needs", "--no-build-isolation", "-e", f"{ROOT}[{extra}]")
+                stamp(f"extra-{extra}", key)
+
+
+def state_key() -> str:
+    """Of everything that an install depends on, this script and CMAKE_ARGS included."""
+    paths = [ROOT / "pyproject.toml", ROOT / "CMakeLists.txt", Path(__file__).resolve(), *(ROOT / "patches").glob("*.patch")]
+    paths += [path for path in (ROOT / "native").rglob("*") if path.suffix in (".cpp", ".hpp", ".h", ".txt", ".py")]
+    digest = hashlib.sha256(repr([os.environ.get(name) for name in ("CMAKE_ARGS", "CC", "CXX", "EAGLE3_LLAMA_CPP_DIR")]).encode())
+    for path in sorted(paths):
+        digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def make_venv() -> None:
+    check = "import sys, pip; sys.exit(sys.version_info < (3, 10))"
+    if PYTHON.exists() and subprocess.run([PYTHON, "-c", check], stderr=subprocess.DEVNULL).returncode == 0:
+        return
+    step("creating .venv", [sys.executable, "-m", "venv", "--clear", VENV],
+         mend="On Debian and Ubuntu, venv is a package of its own: apt install python3-venv")  # fmt: skip
+
+
+def install_tools() -> None:
+    if not stamped("tools", repr(TOOLS)):
+        pip("installing cmake, ninja and scikit-build-core", *TOOLS)
+        stamp("tools", repr(TOOLS))
+
+
+def install_llama_cpp_python() -> None:
+    """Its Python part only; the libraries are ours. One already there is left as it is."""
+    probe = ("import sys, importlib.metadata as m; sys.path.insert(0, 'native'); import fetch; "
+             "sys.exit(m.version(fetch.PACKAGE) != fetch.VERSION)")  # fmt: skip
+    if subprocess.run([PYTHON, "-c", probe], cwd=ROOT, stderr=subprocess.DEVNULL).returncode == 0:
+        return
+    sdist = native("fetch.py", "--sdist")
+    # --no-cache-dir: a wheel without libraries must not stay in pip's cache for others to find
+    pip("installing llama-cpp-python (its Python part)", "--no-build-isolation", "--no-cache-dir", sdist,
+        env={**os.environ, "CMAKE_ARGS": "-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF"})  # fmt: skip
+
+
+def build_libraries() -> None:
+    """Here and not within pip, which would hide five minutes of progress."""
+    native("build.py", "--print-dir")
+
+
+def native(script: str, *arguments: str) -> str:
+    """What a script of native/ prints; its progress and its errors go to the terminal."""
+    done = subprocess.run([PYTHON, ROOT / "native" / script, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(done.returncode)
+    return done.stdout.strip()
+
+
+def pip(what: str, *arguments: str, env: dict[str, str] | None = None) -> None:
+    command = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments]
+    # cmake and ninja of the environment come first
+    env = {**(env or os.environ), "PATH": f"{PYTHON.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    step(what, command, mend="Check the network, or pip's index settings.", env=env)
+
+
+def step(what: str, command: list, mend: str, env: dict[str, str] | None = None) -> None:
+    """Run quietly; the output is shown only if it fails."""
+    print(f"eagle3-llama: {what} ...", end="", file=sys.stderr, flush=True)
+    start = time.monotonic()
+    done = subprocess.run([str(word) for word in command], cwd=ROOT, env=env, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    print(f" {time.monotonic() - start:.0f} s", file=sys.stderr)
+    if done.returncode != 0:
+        tail = "\n".join(done.stdout.rstrip().splitlines()[-40:])
+        sys.exit(f"{tail}\nerror: {what} failed (above). {mend}")
+
+
+class locked:
+    """One run at a time in a checkout; the lock goes with the process, however it ends."""
+
+    def __enter__(self) -> None:
+        import fcntl
+
+        self.file = (ROOT / "scripts" / "_env.py").open("r")
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            print("eagle3-llama: waiting for another run in this checkout", file=sys.stderr)
+            fcntl.flock(self.file, fcntl.LOCK_EX)
+
+    def __exit__(self, *exc: object) -> None:
+        self.file.close()
+
+
+def _stamp_path(name: str) -> Path:
+    return VENV / f".eagle3-llama-{name}"
+
+
+def stamped(name: str, key: str) -> bool:
+    path = _stamp_path(name)
+    return PYTHON.exists() and path.is_file() and path.read_text() == key
+
+
+def stamp(name: str, key: str) -> None:
+    path = _stamp_path(name)
+    path.with_suffix(".new").write_text(key)
+    os.replace(path.with_suffix(".new"), path)
+
+
+def unstamp(name: str) -> None:
+    _stamp_path(name).unlink(missing_ok=True)
+
+
+def restart_with_newer_python() -> None:
+    for minor in range(14, 9, -1):
+        newer = shutil.which(f"python3.{minor}")
+        if newer:
+            os.execv(newer, [newer, *sys.argv])
+    sys.exit(f"error: Python 3.10 or newer is needed, python3 is {sys.version.split()[0]}; install one")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("\ninterrupted; the next run goes on from here")

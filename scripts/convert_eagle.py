@@ -1,0 +1,12 @@
+#!/usr/bin/env python3
+"""convert_eagle.py HEAD_DIR --target TARGET.gguf --out HEAD.gguf: the same as `eagle3-llama convert`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from eagle3_llama.convert.cli import main  # noqa: E402
+
+if __name__ == "__main__":
+    main()
