@@ -1,0 +1,253 @@
+"""The converter: every layout, every wrong input."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from checkpoints import (DRAFT, HEADS, HIDDEN, KV_HEADS, VOCAB, bfloat16, checkpoint, write_head, write_safetensors,
+                         write_target)
+from typer.testing import CliRunner
+
+from eagle3_llama.convert import convert
+from eagle3_llama.convert.cli import convert as command
+from eagle3_llama.errors import EagleError, ErrorKind
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def target(tmp_path):
+    return write_target(tmp_path / "target.gguf")
+
+
+def read(path):
+    reader = gguf.GGUFReader(path)
+    return {k: f.contents() for k, f in reader.fields.items()}, {t.name: t for t in reader.tensors}
+
+
+def values(tensor):
+    x = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    return x.reshape(tuple(reversed(tensor.shape.tolist())))
+
+
+@pytest.mark.parametrize("layout", ["SafeAILab", "SpecForge", "AngelSlim"])
+@pytest.mark.parametrize("outtype", ["f32", "f16", "bf16", "q8_0", "q4_0"])
+def test_layouts(tmp_path, target, layout, outtype):
+    config, tensors = checkpoint(layout, head_dim=24 if layout == "AngelSlim" else 16)
+    report = convert(write_head(tmp_path / "head", config, tensors), target, tmp_path / "out.gguf", outtype)
+    keys, got = read(tmp_path / "out.gguf")
+    assert report.layout == layout
+    assert report.layers == keys["eagle3.target_layers"] == ([2, 6, 9])
+    assert keys["general.architecture"] == "eagle3" and keys["eagle3.block_count"] == 1
+    assert keys["eagle3.attention.key_length"] == (24 if layout == "AngelSlim" else 16)
+    assert keys["eagle3.rope.freq_base"] == 50000.0 and keys["eagle3.target_hidden_size"] == HIDDEN
+    assert len(keys["tokenizer.ggml.tokens"]) == VOCAB
+    assert got["d2t"].tensor_type.name == "I64"
+    assert (got["d2t"].data == tensors["d2t"] + np.arange(DRAFT)).all()
+    tolerance = {"f32": 0, "f16": 0, "bf16": 1e-3, "q8_0": 2e-3, "q4_0": 0.03}[outtype]
+    assert np.abs(values(got["fc.weight"]) - tensors["fc.weight"].astype(np.float32)).max() <= tolerance
+    assert got["blk.0.attn_norm_2.weight"].tensor_type.name == "F32"
+
+
+def test_rotary_layout(tmp_path, target):
+    """Row i of a head's first half and row i of its second become neighbours."""
+    config, tensors = checkpoint()
+    convert(write_head(tmp_path / "head", config, tensors), target, tmp_path / "out.gguf", "f32")
+    _, got = read(tmp_path / "out.gguf")
+    for name, source, n_head in (("blk.0.attn_q.weight", "q", HEADS), ("blk.0.attn_k.weight", "k", KV_HEADS)):
+        x, y = tensors[f"midlayer.self_attn.{source}_proj.weight"].astype(np.float32), values(got[name])
+        d = len(x) // n_head
+        for h in range(n_head):
+            for i in range(d // 2):
+                assert (y[h * d + 2 * i] == x[h * d + i]).all() and (y[h * d + 2 * i + 1] == x[h * d + d // 2 + i]).all()
+
+
+def test_shards_and_bfloat16(tmp_path, target):
+    config, tensors = checkpoint()
+    weights = [n for n in tensors if n not in ("d2t", "t2d")]
+    convert(write_head(tmp_path / "head", config, tensors, shards=3, bf16=weights), target, tmp_path / "out.gguf", "f32")
+    _, got = read(tmp_path / "out.gguf")
+    expected = (bfloat16(tensors["fc.weight"]).astype(np.uint32) << 16).view(np.float32)
+    assert (values(got["fc.weight"]) == expected).all()
+
+
+@pytest.mark.parametrize("listed, override, layers", [
+    ([1, 5, 8], None, [2, 6, 9]), ([2, 6, 9], None, [2, 6, 9]), ([4, 8, 12], None, [4, 8, 12]), (None, None, [2, 6, 9]),
+    ([1, 5, 8], "0,3,12", [0, 3, 12])])
+def test_layer_ids(tmp_path, target, listed, override, layers):
+    config, tensors = checkpoint("SafeAILab")
+    if listed:
+        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": listed}
+    ids = override and [int(i) for i in override.split(",")]
+    report = convert(write_head(tmp_path / "head", config, tensors), target, tmp_path / "out.gguf", extract_layers=ids)
+    assert report.layers == layers and str(layers) in report.notes[0]
+
+
+def test_llama3_rope_factors(tmp_path, target):
+    config, tensors = checkpoint()
+    config["rope_scaling"] = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                              "original_max_position_embeddings": 64}
+    convert(write_head(tmp_path / "head", config, tensors), target, tmp_path / "out.gguf")
+    factors = read(tmp_path / "out.gguf")[1]["rope_freqs.weight"].data
+    assert factors[0] == 1.0 and factors[-1] == 8.0 and (np.diff(factors) >= 0).all()
+
+
+# -- wrong inputs: one line that names the culprit, exit code 2, nothing left behind ------------------------
+
+
+def change(**changes):
+    def apply(config, tensors):
+        for name, value in changes.items():
+            config[name] = value
+    return apply
+
+
+def drop(name):
+    return lambda config, tensors: tensors.pop(name)
+
+
+def put(name, make):
+    def apply(config, tensors):
+        tensors[name] = make(tensors.get(name))
+    return apply
+
+
+def nan(x):
+    x = x.copy()
+    x.flat[7] = np.nan
+    return x
+
+
+def out_of_range(x):
+    x = x.copy()
+    x[-1] = VOCAB
+    return x
+
+
+def duplicate(x):
+    x = x.copy()
+    x[5] = x[4] - 1
+    return x
+
+
+WRONG = {
+    "missing": (drop("midlayer.mlp.up_proj.weight"), "midlayer.mlp.up_proj.weight", ErrorKind.MISSING_TENSOR),
+    "missing d2t": (drop("d2t"), "d2t", ErrorKind.MISSING_TENSOR),
+    "missing lm_head": (drop("lm_head.weight"), "lm_head.weight", ErrorKind.MISSING_TENSOR),
+    "shape": (put("midlayer.mlp.down_proj.weight", lambda x: x[:, :-1]), "midlayer.mlp.down_proj.weight", ErrorKind.WRONG_SHAPE),
+    "vector shape": (put("norm.weight", lambda x: x[:-1]), "norm.weight", ErrorKind.WRONG_SHAPE),
+    "fc width": (put("fc.weight", lambda x: x[:, :-8]), "fc.weight", ErrorKind.WRONG_SHAPE),
+    "fc layers": (put("fc.weight", lambda x: np.hstack([x, x[:, :HIDDEN]])), "fc.weight", ErrorKind.BAD_CONFIG),
+    "d2t range": (put("d2t", out_of_range), "d2t", ErrorKind.BAD_VALUE),
+    "d2t duplicate": (put("d2t", duplicate), "d2t", ErrorKind.BAD_VALUE),
+    "d2t floats": (put("d2t", lambda x: x.astype(np.float32)), "d2t", ErrorKind.BAD_VALUE),
+    "t2d": (put("t2d", lambda x: ~x), "t2d", ErrorKind.BAD_VALUE),
+    "NaN": (put("midlayer.self_attn.o_proj.weight", nan), "midlayer.self_attn.o_proj.weight", ErrorKind.BAD_VALUE),
+    "integers": (put("norm.weight", lambda x: x.astype(np.int32)), "norm.weight", ErrorKind.BAD_VALUE),
+    "vocabulary": (change(vocab_size=VOCAB + 1), "vocab_size", ErrorKind.VOCAB_MISMATCH),
+    "architecture": (change(architectures=["GPT2"]), "architectures", ErrorKind.BAD_CONFIG),
+    "no heads": (change(num_attention_heads=None), "num_attention_heads", ErrorKind.BAD_CONFIG),
+    "hidden": (change(hidden_size=65), "hidden_size", ErrorKind.WRONG_SHAPE),
+    "head_dim": (change(head_dim=15), "head_dim", ErrorKind.WRONG_SHAPE),
+    "layers": (change(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 5, 50]}), "eagle_aux_hidden_state_layer_ids", ErrorKind.BAD_CONFIG),
+    "layer list": (change(eagle_config={"eagle_aux_hidden_state_layer_ids": "x"}), "eagle_aux_hidden_state_layer_ids", ErrorKind.BAD_CONFIG),
+    "rope": (change(rope_scaling={"type": "mystery"}), "rope_scaling", ErrorKind.BAD_CONFIG),
+    "variant": (put("fc_norm.0.weight", lambda _: np.ones(HIDDEN, np.float16)), "fc_norm.0.weight", ErrorKind.UNSUPPORTED),
+}
+
+
+def run_command(*args):
+    import typer
+
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, [str(a) for a in args])
+
+
+def refuses(tmp_path, head, target, named, *more):
+    """Runs the command over an existing file and checks that it says one line and changes nothing."""
+    out = tmp_path / "out" / "head.gguf"
+    out.parent.mkdir(exist_ok=True)
+    out.write_bytes(b"precious")
+    result = run_command(head, "--target", target, "--out", out, *more)
+    assert result.exit_code == 2
+    line = result.stderr.strip()
+    assert line.startswith("error: ") and "\n" not in line and named in line
+    assert out.read_bytes() == b"precious" and os.listdir(out.parent) == ["head.gguf"]
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_head(tmp_path, target, what):
+    spoil, named, kind = WRONG[what]
+    config, tensors = checkpoint()
+    spoil(config, tensors)
+    head = write_head(tmp_path / "head", config, tensors)
+    with pytest.raises(EagleError) as e:
+        convert(head, target, tmp_path / "x.gguf")
+    assert e.value.kind is kind
+    refuses(tmp_path, head, target, named)
+
+
+def test_wrong_target(tmp_path, target):
+    head = write_head(tmp_path / "head", *checkpoint())
+    refuses(tmp_path, head, write_target(tmp_path / "a.gguf", n_vocab=VOCAB - 1), "vocab_size")
+    refuses(tmp_path, head, write_target(tmp_path / "b.gguf", n_embd=HIDDEN * 2), "hidden size")
+    refuses(tmp_path, head, write_target(tmp_path / "c.gguf", n_layer=6), "eagle_aux_hidden_state_layer_ids")
+    refuses(tmp_path, head, tmp_path / "none.gguf", "none.gguf")
+    data = target.read_bytes()
+    for n in (0, 3, 20, len(data) // 2):
+        (tmp_path / "cut.gguf").write_bytes(data[:n])
+        refuses(tmp_path, head, tmp_path / "cut.gguf", "cut.gguf")
+
+
+def test_damaged_files(tmp_path, target):
+    head = write_head(tmp_path / "head", *checkpoint())
+    file = head / "model.safetensors"
+    data = file.read_bytes()
+    for n in (0, 7, 100, len(data) - 1):
+        file.write_bytes(data[:n])
+        refuses(tmp_path, head, target, "model.safetensors")
+    file.write_bytes(b"\xff" * 8 + data[8:])
+    refuses(tmp_path, head, target, "model.safetensors")
+    file.write_bytes(data[:8] + b"[" + data[9:])
+    refuses(tmp_path, head, target, "model.safetensors")
+    file.write_bytes(data.replace(b'"F16"', b'"F99"', 1))
+    refuses(tmp_path, head, target, "F99")
+    file.write_bytes(data)
+    (head / "config.json").write_text("{")
+    refuses(tmp_path, head, target, "config.json")
+    (head / "config.json").write_text(json.dumps(checkpoint()[0]))
+    file.rename(head / "pytorch_model.bin")
+    refuses(tmp_path, head, target, "pickle")
+
+
+def test_bad_options(tmp_path, target):
+    head = write_head(tmp_path / "head", *checkpoint())
+    refuses(tmp_path, head, target, "--outtype", "--outtype", "q9")
+    refuses(tmp_path, head, target, "--extract-layers", "--extract-layers", "a,b")
+    refuses(tmp_path, head, target, "fc.weight", "--extract-layers", "1,2")
+
+
+def test_no_space_left(tmp_path, target):
+    """The script itself under a limit on the size of files: one line, exit code 2, nothing left."""
+    head = write_head(tmp_path / "head", *checkpoint())
+    out = tmp_path / "out"
+    out.mkdir()
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # noqa: E731
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "convert_eagle.py", head, "--target", target, "--out", out / "h.gguf"],
+                          capture_output=True, text=True, preexec_fn=limit)
+    assert done.returncode == 2 and "h.gguf" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert os.listdir(out) == []
+
+
+def test_tensor_in_two_shards(tmp_path, target):
+    config, tensors = checkpoint()
+    head = write_head(tmp_path / "head", config, tensors, shards=2)
+    write_safetensors(head / "model-00002-of-00002.safetensors", tensors)
+    refuses(tmp_path, head, target, "two files")
