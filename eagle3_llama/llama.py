@@ -172,15 +172,13 @@ class EagleLlama(Llama):
         """Keeps what the cache shares with the prompt and returns the rest, at least one token."""
         n = min(Llama.longest_token_prefix(self._input_ids.tolist(), tokens), len(tokens) - 1)
         self._settle()
-        if n > 0:
-            try:
-                self._engine.rewind(n)
-            except EagleError:  # a memory that cannot drop part of a sequence starts over
-                n = 0
+        try:
+            self._engine.rewind(n)
+        except EagleError:  # a memory that cannot drop part of a sequence starts over
+            n = 0
+            self._engine.rewind(0)
         if n == 0:
             self.reset()
-            llama_cpp.llama_memory_clear(self._ctx.memory, True)
-            self._engine.state_reset(0)
             return tokens
         if self.verbose:
             print(f"Llama.generate: {n} prefix-match hit, remaining {len(tokens) - n} prompt tokens to eval", file=sys.stderr)

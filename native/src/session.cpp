@@ -248,7 +248,7 @@ int session::draft(int slot, int32_t token, int n_max, int n_min, float p_min, i
     require(!s.in_round, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
     require(n_max >= 0 && n_max <= MAX_DRAFT, EAGLE3_E_ARGUMENT, format("n_max is %d, expected 0..%d", n_max, MAX_DRAFT));
     require(token >= 0 && token < n_vocab_, EAGLE3_E_ARGUMENT, format("token %d is not in the vocabulary", token));
-    n_max = std::min(n_max, n_ctx_ - s.n_past - 1);  // token itself needs a cell too
+    n_max = std::min({n_max, n_ctx_ - s.n_past - 1, n_batch_ - 1});  // token itself needs a cell and a row too
     if (n_max <= 0 || n_pending(s) == 0) {
         return 0;
     }

@@ -1,0 +1,87 @@
+"""The command line and README's snippet, on the real model."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eagle3_llama.bench import loop_flags, read_prompts
+from eagle3_llama.errors import EagleError
+from eagle3_llama.models import shipped_head, smollm2
+
+ROOT = Path(__file__).parent.parent
+
+
+def cli(*args, module="eagle3_llama.cli"):
+    return subprocess.run([sys.executable, "-m", module, *map(str, args)], capture_output=True, text=True, cwd=ROOT)
+
+
+def test_readme_snippet():
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "accepted_prediction_tokens" in done.stdout
+
+
+def test_generate_is_the_same_with_a_head():
+    common = ["generate", "--model", smollm2("Q4_0"), "--prompt", "Name three rivers.", "-n", 24, "--seed", 3]
+    plain, eagle = cli(*common), cli(*common, "--eagle", shipped_head(), "--n-max", 3)
+    assert plain.returncode == eagle.returncode == 0, eagle.stderr
+    assert plain.stdout == eagle.stdout and len(plain.stdout) > 20
+    assert "tokens a round" in eagle.stderr
+
+
+@pytest.mark.parametrize("args, said", [
+    (["generate", "--model", "none.gguf", "--prompt", "x"], "none.gguf"),
+    (["generate", "--model", "README.md", "--prompt", "x"], "README.md"),
+    (["bench", "--target", "none.gguf", "--prompts", "none.jsonl"], "none.gguf"),
+])
+def test_errors_are_one_line(args, said):
+    done = cli(*args)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_head_of_another_target(tmp_path):
+    done = cli("generate", "--model", smollm2("Q4_0"), "--eagle", smollm2("Q4_0"), "--prompt", "x")
+    assert done.returncode == 2 and "not an EAGLE-3 head" in done.stderr
+
+
+def test_bench_json(tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('"Name a colour."\n{"prompt": "Count to ten.", "category": "numbers"}\n')
+    out = tmp_path / "out.json"
+    done = cli("bench", "--target", smollm2("Q4_0"), "--head", shipped_head(), "--prompts", prompts, "--n-predict", 16,
+               "--modes", "plain,eagle,prompt_lookup", "--n-max", 2, "--rounds", 2, "--json", out)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(out.read_text())
+    assert {(r["mode"], r["category"]) for r in report["results"]} == {
+        (m, c) for m in ("plain", "eagle", "prompt_lookup") for c in ("all", "numbers")}
+    assert report["cost_curve"]["Q4_0"]["1"] == 1.0 and "16" in report["cost_curve"]["Q4_0"]
+    for r in report["results"]:
+        assert r["identical"] and r["format"] == "Q4_0" and r["tok_per_s"] > 0 and not r["first_divergence_gaps"]
+        if r["mode"] == "eagle":
+            assert abs(sum(r["time_share"].values()) - 1) < 0.01 and r["mean_accepted_length"] >= 1
+        if r["mode"] == "plain":
+            assert r["ratio"] == 1.0
+
+
+def test_demo_json(tmp_path):
+    out = tmp_path / "out.json"
+    done = cli("--format", "Q4_0", "--n-predict", 12, "--json", out, module="eagle3_llama.demo")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(out.read_text())["identical"] is True
+
+
+def test_prompt_files(tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('"fine"\n{"text": 1}\n')
+    with pytest.raises(EagleError, match="line 2"):
+        read_prompts(bad)
+
+
+def test_loops_are_seen():
+    assert loop_flags([1, 2, 3, 4, 5, 6, 7, 8, 9]) == [False] * 9
+    assert loop_flags([1, 2] * 6) == [False] * 9 + [True] * 3
