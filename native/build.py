@@ -35,7 +35,6 @@ from fetch import BuildError, _prune, cache_dir, hash_files, patched_tree, say  
 
 NATIVE = Path(__file__).resolve().parent
 _TREE_PARTS = ("CMakeLists.txt", "LICENSE", "cmake", "ggml", "include", "licenses", "src", "vendor")
-_KEEP_OUTPUTS = 6
 
 # What concerns only the packaging around, or llama-cpp-python's own build: no reason to build anew.
 _NOT_OURS = re.compile(r"^(CMAKE_INSTALL_.*|CMAKE_MAKE_PROGRAM|CMAKE_MODULE_PATH|CMAKE_PREFIX_PATH|SKBUILD.*"
@@ -200,7 +199,7 @@ def _compile(place: Path, build_dir: Path, ninja: str) -> None:
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=env
     ) as process:
         try:
-            progress = _Progress("compiling" if place.name[0] != "s" else "compiling, sanitized")
+            progress = _Progress("compiling, sanitized" if _is_sanitized(place) else "compiling")
             for line in process.stdout:
                 log.write(line)
                 last.append(line)
@@ -246,7 +245,11 @@ def _collect(place: Path, build_dir: Path, out: Path, sources: list[Path]) -> No
                 shutil.copy2(path, fresh)
         shutil.copyfile(place / "native" / "include" / "eagle3.h", fresh / "eagle3.h")
         os.rename(fresh, out)
-    _prune(out.parent, _KEEP_OUTPUTS)
+    _prune(out.parent, 2 if _is_sanitized(place) else 6)  # sanitized ones have 200 MB each
+
+
+def _is_sanitized(place: Path) -> bool:
+    return place.name.startswith("sanitized-")
 
 
 def _tool(given: str | None, name: str) -> str:

@@ -251,3 +251,62 @@ def test_tensor_in_two_shards(tmp_path, target):
     head = write_head(tmp_path / "head", config, tensors, shards=2)
     write_safetensors(head / "model-00002-of-00002.safetensors", tensors)
     refuses(tmp_path, head, target, "two files")
+
+
+# -- what a config may say that must not be passed over ------------------------------------------------------
+
+
+def test_norm_before_residual_and_rope_parameters(tmp_path, target):
+    config, tensors = checkpoint()
+    config.update(norm_before_residual=True, head_dim=None, rope_theta=None,
+                  rope_parameters={"rope_type": "yarn", "rope_theta": 7e5, "factor": 4.0, "attention_factor": 1.0,
+                                   "original_max_position_embeddings": 512})
+    convert(write_head(tmp_path / "head", config, tensors), target, tmp_path / "out.gguf")
+    keys, _ = read(tmp_path / "out.gguf")
+    assert keys["eagle3.norm_before_residual"] is True and keys["eagle3.rope.freq_base"] == 7e5
+    assert keys["eagle3.rope.scaling.type"] == "yarn"
+    assert np.isclose(keys["eagle3.rope.scaling.attn_factor"] * (1 + 0.1 * np.log(4)), 1.0)
+
+
+@pytest.mark.parametrize("key, value", [
+    ("hidden_act", "gelu"), ("norm_output", False), ("partial_rotary_factor", 0.5), ("norm_before_fc", True),
+    ("max_position_embeddings", 5_000_000_000), ("max_position_embeddings", 10**400), ("norm_before_residual", "yes")])
+def test_refused_keys(tmp_path, target, key, value):
+    config, tensors = checkpoint()
+    refuses(tmp_path, write_head(tmp_path / "head", {**config, key: value}, tensors), target, key)
+
+
+@pytest.mark.parametrize("name", ["midlayer.self_attn.v_proj.bias", "fc_norm.1.weight", "fc2.weight", "\x1b[31m\nx"])
+def test_unknown_tensors(tmp_path, target, name):
+    config, tensors = checkpoint()
+    tensors[name] = np.ones(HIDDEN, np.float16)
+    refuses(tmp_path, write_head(tmp_path / "head", config, tensors), target, name.replace("\x1b", "?").replace("\n", " "))
+
+
+@pytest.mark.parametrize("name", ["target.gguf", "head/model.safetensors", "head/config.json"])
+def test_inputs_are_never_overwritten(tmp_path, target, name):
+    head = write_head(tmp_path / "head", *checkpoint())
+    before = (tmp_path / name).read_bytes()
+    assert run_command(head, "--target", target, "--out", tmp_path / name).exit_code == 2
+    assert (tmp_path / name).read_bytes() == before
+
+
+def test_weights_beyond_float16(tmp_path, target):
+    config, tensors = checkpoint()
+    tensors["fc.weight"] = np.full((HIDDEN, 3 * HIDDEN), 1e38, np.float32)
+    head = write_head(tmp_path / "head", config, tensors)
+    for outtype in ("f16", "q8_0", "q4_0"):
+        refuses(tmp_path, head, target, "fc.weight", "--outtype", outtype)
+
+
+def test_head_of_its_own_width(tmp_path):
+    """Embeddings and output matrix of its own: then hidden_size need not be the target's."""
+    config, tensors = checkpoint("SafeAILab")
+    target = write_target(tmp_path / "wide.gguf", n_embd=96)
+    config["target_hidden_size"] = 96
+    tensors["fc.weight"] = np.zeros((HIDDEN, 3 * 96), np.float16)
+    refuses(tmp_path, write_head(tmp_path / "a", config, tensors), target, "embed_tokens.weight")
+    tensors["embed_tokens.weight"] = np.zeros((VOCAB, HIDDEN), np.float16)
+    convert(write_head(tmp_path / "b", config, tensors), target, tmp_path / "out.gguf")
+    keys, got = read(tmp_path / "out.gguf")
+    assert keys["eagle3.target_hidden_size"] == 96 and got["token_embd.weight"].shape.tolist() == [HIDDEN, VOCAB]

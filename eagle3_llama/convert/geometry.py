@@ -1,139 +1,175 @@
-"""A head's sizes, inferred from its tensors and checked against its config and its target."""
+"""A head's sizes, measured on its tensors and held against config.json and the target."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
-import numpy as np
+from dataclasses import dataclass
 
 from ..errors import EagleError, ErrorKind
-from .layouts import Layout
-from .source import Head
+from .config import Config
+from .layouts.base import Layout
+from .safetensors_file import FLOATS, HeadTensor
 from .target import Target
 
+_OPTIONAL = {"token_embd.weight", "output.weight", "d2t", "t2d", "enc.output_norm.weight"}
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclass(frozen=True)
 class Geometry:
-    """Sizes of a head; d2t are absolute target ids [n_vocab_draft] or None where it drafts the whole vocabulary."""
-
-    n_embd: int
-    n_embd_target: int
-    n_layers_captured: int
+    hidden: int
+    target_hidden: int
+    n_features: int  # captured layers
     n_head: int
     n_head_kv: int
-    n_embd_head: int
-    n_ff: int
-    n_vocab_draft: int
-    norm_eps: float
-    rope_theta: float
-    n_ctx: int
-    d2t: np.ndarray | None
-    has_output: bool
-    has_embeddings: bool
+    head_dim: int
+    ffn: int
+    draft_vocab: int
+    target_vocab: int
+
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """GGUF name -> (shape as in the checkpoint, rows first; the same in words)."""
+        h, q, kv = self.hidden, self.n_head * self.head_dim, self.n_head_kv * self.head_dim
+        features = self.n_features * self.target_hidden
+        norm = ((h,), "hidden_size")
+        key_value = ((kv, 2 * h), "num_key_value_heads * head_dim, 2 * hidden_size")
+        up = ((self.ffn, h), "intermediate_size, hidden_size")
+        return {
+            "fc.weight": ((h, features), "hidden_size, layers * target's hidden size"),
+            "enc.output_norm.weight": ((features,), "layers * target's hidden size"),
+            "blk.0.attn_norm.weight": norm,
+            "blk.0.attn_norm_2.weight": norm,
+            "blk.0.attn_q.weight": ((q, 2 * h), "num_attention_heads * head_dim, 2 * hidden_size"),
+            "blk.0.attn_k.weight": key_value,
+            "blk.0.attn_v.weight": key_value,
+            "blk.0.attn_output.weight": ((h, q), "hidden_size, num_attention_heads * head_dim"),
+            "blk.0.ffn_norm.weight": norm,
+            "blk.0.ffn_gate.weight": up,
+            "blk.0.ffn_up.weight": up,
+            "blk.0.ffn_down.weight": ((h, self.ffn), "hidden_size, intermediate_size"),
+            "output_norm.weight": norm,
+            "output.weight": ((self.draft_vocab, h), "draft vocabulary, hidden_size"),
+            "token_embd.weight": ((self.target_vocab, h), "target's vocabulary, hidden_size"),
+            "d2t": ((self.draft_vocab,), "draft vocabulary"),
+            "t2d": ((self.target_vocab,), "target's vocabulary"),
+        }
 
 
-def number(config: dict[str, Any], key: str, default: float | None = None, least: float = 1, kind: type = int) -> Any:
-    """A number of config.json, checked; EagleError BAD_CONFIG names the key."""
-    value = config.get(key, default)
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and np.isfinite(value) and least <= value < 1e12
-    if not ok or (kind is int and value != int(value)):
-        what = "missing" if key not in config else f"{value!r}"
-        raise EagleError(ErrorKind.BAD_CONFIG, f"config.json: key {key} is {what}, expected a number of at least {least}")
-    return kind(value)
+def measure(config: Config, layout: Layout, tensors: dict[str, HeadTensor], target: Target) -> Geometry:
+    """`tensors` by GGUF name. Raises EagleError naming the tensor or key: MISSING_TENSOR, WRONG_SHAPE, BAD_CONFIG,
+    BAD_VALUE (dtype), HEAD_MISMATCH or VOCAB_MISMATCH (another target's head)."""
+    hidden, rows = config.integer("hidden_size"), _matrix(layout, tensors, "fc.weight")[0]
+    if hidden != rows:
+        raise EagleError(ErrorKind.WRONG_SHAPE, f"tensor {layout.source_name('fc.weight')} has {rows} rows, but key hidden_size "
+                         f"of config.json is {hidden}")  # fmt: skip
+    target_hidden = _target_hidden(config, hidden, tensors, target)
+    target_vocab = config.integer("vocab_size", target.n_vocab)
+    if target_vocab != target.n_vocab:
+        raise EagleError(ErrorKind.VOCAB_MISMATCH, f"key vocab_size of config.json is {target_vocab}, but the "
+                         f"target has {target.n_vocab} tokens: give this head's own target")  # fmt: skip
+    n_head, n_head_kv, head_dim = _heads(config, layout, tensors)
+    g = Geometry(hidden, target_hidden, _n_features(layout, tensors, target_hidden), n_head, n_head_kv, head_dim,
+                 _ffn(config, layout, tensors), _draft_vocab(config, layout, tensors, target_vocab), target_vocab)  # fmt: skip
+    _check_all(g, layout, tensors)
+    _check_shared(g, layout, tensors)
+    return g
 
 
-def read_geometry(head: Head, layout: Layout, target: Target) -> Geometry:
-    """Infers and checks; EagleError names the tensor or key and both sides of a contradiction."""
-    c = head.config
-    shape = lambda ours: _matrix(head, layout.tensor(ours))  # noqa: E731
-    n_embd, fc_in = shape("fc")
-    n_head = number(c, "num_attention_heads")
-    n_head_kv = number(c, "num_key_value_heads", n_head)
-    n_q, n_kv, n_ff = shape("wq")[0], shape("wk")[0], shape("ffn_gate")[0]
-    if n_head % n_head_kv or n_q % n_head or n_kv % n_head_kv:
-        raise EagleError(ErrorKind.BAD_CONFIG, f"num_attention_heads {n_head} and num_key_value_heads {n_head_kv} do not divide "
-                         f"the {n_q} rows of {layout.tensor('wq')} and {n_kv} of {layout.tensor('wk')}")
-    d = n_q // n_head
-    n_target = number(c, "target_hidden_size", n_embd)
-    _agree("hidden_size", number(c, "hidden_size"), layout.tensor("fc"), n_embd)
-    _agree("head_dim", number(c, "head_dim", d), layout.tensor("wq"), d)
-    _agree("head_dim", d, layout.tensor("wk"), n_kv // n_head_kv)
-    _agree("intermediate_size", number(c, "intermediate_size"), layout.tensor("ffn_gate"), n_ff)
-    if d % 2:
-        raise EagleError(ErrorKind.WRONG_SHAPE, f"tensor {layout.tensor('wq')} has heads of {d} rows, an odd number")
-    if n_target != target.n_embd:
-        raise EagleError(ErrorKind.HEAD_MISMATCH, f"the head is for a target of hidden size {n_target}, this target has {target.n_embd}")
-    if fc_in % n_target or fc_in == 0:
-        raise EagleError(ErrorKind.WRONG_SHAPE, f"tensor {layout.tensor('fc')} takes {fc_in} values, no multiple of the target's hidden size {n_target}")
-    if number(c, "num_hidden_layers", 1) != 1:
-        raise EagleError(ErrorKind.UNSUPPORTED, "config.json: key num_hidden_layers is not 1: deeper heads are not supported yet")
-    _shapes(head, layout, n_embd, n_q, n_kv, n_ff)
-    n_draft, d2t = _vocabulary(head, target)
-    has_output, has_embeddings = (layout.tensor(k) in head.entries for k in ("output", "tok_embd"))
-    _outer_shapes(head, layout, target, n_embd, n_draft, has_output, has_embeddings)
-    return Geometry(n_embd, n_target, fc_in // n_target, n_head, n_head_kv, d, n_ff, n_draft,
-                    number(c, "rms_norm_eps", 1e-5, 0, float), number(c, "rope_theta", 10000.0, 1, float),
-                    number(c, "max_position_embeddings", 2048), d2t, has_output, has_embeddings)
+def _matrix(layout: Layout, tensors: dict[str, HeadTensor], name: str) -> tuple[int, int]:
+    tensor = tensors.get(name)
+    if tensor is None:
+        raise EagleError(ErrorKind.MISSING_TENSOR, f"tensor {layout.source_name(name)} is missing: download the head again")
+    if len(tensor.shape) != 2:
+        raise EagleError(ErrorKind.WRONG_SHAPE, f"tensor {tensor.name} has shape {list(tensor.shape)}, expected a matrix")
+    return tensor.shape  # type: ignore[return-value]
 
 
-def _matrix(head: Head, name: str) -> tuple[int, int]:
-    shape = head.shape(name)
-    if len(shape) != 2 or 0 in shape:
-        raise EagleError(ErrorKind.WRONG_SHAPE, f"tensor {name} has shape {list(shape)}, expected a matrix")
-    return shape  # type: ignore[return-value]
+def _target_hidden(config: Config, hidden: int, tensors: dict[str, HeadTensor], target: Target) -> int:
+    given = config.integer("target_hidden_size", None)
+    if given is not None and given != target.n_embd:
+        raise EagleError(ErrorKind.HEAD_MISMATCH, f"key target_hidden_size of config.json is {given}, but the "
+                         f"target's hidden size is {target.n_embd}: give this head's own target")  # fmt: skip
+    if given is None and hidden != target.n_embd and "token_embd.weight" not in tensors:
+        raise EagleError(ErrorKind.HEAD_MISMATCH, f"key hidden_size of config.json is {hidden}, but the target's "
+                         f"hidden size is {target.n_embd}: give this head's own target")  # fmt: skip
+    return target.n_embd
 
 
-def _agree(key: str, config: int, name: str, found: int) -> None:
-    if config != found:
-        raise EagleError(ErrorKind.WRONG_SHAPE, f"config.json: key {key} is {config}, but tensor {name} says {found}")
+def _n_features(layout: Layout, tensors: dict[str, HeadTensor], target_hidden: int) -> int:
+    width = _matrix(layout, tensors, "fc.weight")[1]
+    if width == 0 or width % target_hidden:
+        raise EagleError(ErrorKind.WRONG_SHAPE, f"tensor {layout.source_name('fc.weight')} takes {width} values, "
+                         f"no multiple of the target's hidden size {target_hidden}: give this head's own target")  # fmt: skip
+    return width // target_hidden
 
 
-def _expect(head: Head, name: str, *shape: int) -> None:
-    if head.shape(name) != shape:
-        raise EagleError(ErrorKind.WRONG_SHAPE, f"tensor {name} has shape {list(head.shape(name))}, expected {list(shape)}")
+def _heads(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> tuple[int, int, int]:
+    """(heads, heads of keys and values, head_dim); an explicit head_dim need not be hidden_size / heads."""
+    q_rows = _matrix(layout, tensors, "blk.0.attn_q.weight")[0]
+    k_rows = _matrix(layout, tensors, "blk.0.attn_k.weight")[0]
+    n_head = config.integer("num_attention_heads")
+    n_head_kv = config.integer("num_key_value_heads", n_head)
+    head_dim = config.integer("head_dim", None) or q_rows // n_head
+    for key, n, name, rows in (("num_attention_heads", n_head, "blk.0.attn_q.weight", q_rows),
+                               ("num_key_value_heads", n_head_kv, "blk.0.attn_k.weight", k_rows)):  # fmt: skip
+        if n * head_dim != rows or rows == 0:
+            raise EagleError(ErrorKind.WRONG_SHAPE, f"tensor {layout.source_name(name)} has {rows} rows, but "
+                             f"{key} {n} * head_dim {head_dim} is {n * head_dim}")  # fmt: skip
+    if n_head % n_head_kv:
+        raise EagleError(ErrorKind.BAD_CONFIG, f"num_attention_heads {n_head} is no multiple of num_key_value_heads {n_head_kv}")
+    if head_dim % 2:
+        raise EagleError(ErrorKind.BAD_CONFIG, f"head_dim {head_dim} is odd, which rotary positions do not allow")
+    return n_head, n_head_kv, head_dim
 
 
-def _shapes(head: Head, layout: Layout, n_embd: int, n_q: int, n_kv: int, n_ff: int) -> None:
-    for ours in ("attn_norm", "hidden_norm", "ffn_norm", "output_norm"):
-        _expect(head, layout.tensor(ours), n_embd)
-    for ours, rows, columns in (("wq", n_q, 2 * n_embd), ("wk", n_kv, 2 * n_embd), ("wv", n_kv, 2 * n_embd), ("wo", n_embd, n_q),
-                                ("ffn_gate", n_ff, n_embd), ("ffn_up", n_ff, n_embd), ("ffn_down", n_embd, n_ff)):
-        _expect(head, layout.tensor(ours), rows, columns)
+def _ffn(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> int:
+    rows = _matrix(layout, tensors, "blk.0.ffn_gate.weight")[0]
+    given = config.integer("intermediate_size", rows if rows else 1)
+    if given != rows:
+        raise EagleError(ErrorKind.WRONG_SHAPE, f"tensor {layout.source_name('blk.0.ffn_gate.weight')} has {rows} "
+                         f"rows, but intermediate_size is {given}")  # fmt: skip
+    return rows
 
 
-def _outer_shapes(head: Head, layout: Layout, target: Target, n_embd: int, n_draft: int, has_output: bool, has_embeddings: bool) -> None:
-    if has_output:
-        _expect(head, layout.tensor("output"), n_draft, n_embd)
-    elif n_draft != target.n_vocab:
-        raise EagleError(ErrorKind.MISSING_TENSOR, f"tensor {layout.tensor('output')} is missing, and the draft vocabulary is not the target's")
-    if has_embeddings:
-        _expect(head, layout.tensor("tok_embd"), target.n_vocab, n_embd)
-    elif n_embd != target.n_embd:
-        raise EagleError(ErrorKind.MISSING_TENSOR, f"tensor {layout.tensor('tok_embd')} is missing, and the target's has width "
-                         f"{target.n_embd} instead of {n_embd}")
+def _draft_vocab(config: Config, layout: Layout, tensors: dict[str, HeadTensor], target_vocab: int) -> int:
+    d2t = tensors.get("d2t")
+    if d2t is not None:
+        n = d2t.shape[0] if len(d2t.shape) == 1 else 0
+        if not 1 <= n <= target_vocab:
+            raise EagleError(ErrorKind.WRONG_SHAPE, f"tensor {d2t.name} has shape {list(d2t.shape)}, expected "
+                             f"1..{target_vocab} entries, one a draft token")  # fmt: skip
+    else:
+        n = _matrix(layout, tensors, "output.weight")[0] if "output.weight" in tensors else target_vocab
+        if n != target_vocab:
+            raise EagleError(ErrorKind.MISSING_TENSOR, f"tensor {layout.source_name('d2t')} is missing, and "
+                             f"lm_head.weight has {n} rows, not the target's {target_vocab}: download the head "
+                             "again")  # fmt: skip
+    given = config.integer("draft_vocab_size", n)
+    if given != n:
+        raise EagleError(ErrorKind.WRONG_SHAPE, f"key draft_vocab_size of config.json is {given}, but tensor "
+                         f"{layout.source_name('d2t') if d2t else 'lm_head.weight'} stands for {n} tokens")  # fmt: skip
+    return n
 
 
-def _vocabulary(head: Head, target: Target) -> tuple[int, np.ndarray | None]:
-    """Size of the draft vocabulary and target ids; d2t holds offsets: target id = i + d2t[i]."""
-    n_vocab = number(head.config, "vocab_size")
-    if n_vocab != target.n_vocab:
-        raise EagleError(ErrorKind.VOCAB_MISMATCH, f"config.json: key vocab_size is {n_vocab}, the target's vocabulary has {target.n_vocab} tokens")
-    n_draft = number(head.config, "draft_vocab_size", n_vocab)
-    if "d2t" not in head.entries:
-        if n_draft != n_vocab:
-            raise EagleError(ErrorKind.MISSING_TENSOR, f"tensor d2t is missing, but draft_vocab_size is {n_draft} of {n_vocab}")
-        return n_draft, None
-    _expect(head, "d2t", n_draft)
-    ids = head.integers("d2t") + np.arange(n_draft)
-    bad = np.flatnonzero((ids < 0) | (ids >= n_vocab))
-    if len(bad):
-        raise EagleError(ErrorKind.BAD_VALUE, f"tensor d2t: entry {bad[0]} names target token {ids[bad[0]]}, outside 0..{n_vocab - 1}")
-    values, counts = np.unique(ids, return_counts=True)
-    if (counts > 1).any():
-        raise EagleError(ErrorKind.BAD_VALUE, f"tensor d2t: target token {values[counts > 1][0]} is named {counts.max()} times (are these offsets?)")
-    if "t2d" in head.entries:
-        _expect(head, "t2d", n_vocab)
-        if not np.array_equal(np.flatnonzero(head.integers("t2d")), values):
-            raise EagleError(ErrorKind.BAD_VALUE, "tensor t2d marks other tokens than d2t names")
-    return n_draft, ids
+def _check_all(g: Geometry, layout: Layout, tensors: dict[str, HeadTensor]) -> None:
+    for name, (shape, words) in g.shapes().items():
+        tensor = tensors.get(name)
+        if tensor is None:
+            if name in _OPTIONAL:
+                continue
+            raise EagleError(ErrorKind.MISSING_TENSOR, f"tensor {layout.source_name(name)} is missing: download the head again")
+        if tensor.shape != shape:
+            raise EagleError(ErrorKind.WRONG_SHAPE, f"tensor {tensor.name} has shape {list(tensor.shape)}, "
+                             f"expected {list(shape)} ({words})")  # fmt: skip
+        if (tensor.dtype in FLOATS) != (name not in ("d2t", "t2d")):
+            raise EagleError(ErrorKind.BAD_VALUE, f"tensor {tensor.name} has dtype {tensor.dtype}, expected "
+                             f"{'integers' if tensor.dtype in FLOATS else 'F32, F16 or BF16'}")  # fmt: skip
+
+
+def _check_shared(g: Geometry, layout: Layout, tensors: dict[str, HeadTensor]) -> None:
+    """That the target can lend what the head has not."""
+    if "output.weight" not in tensors and g.draft_vocab != g.target_vocab:
+        raise EagleError(ErrorKind.MISSING_TENSOR, f"tensor {layout.source_name('output.weight')} is missing, and "
+                         f"the target's has {g.target_vocab} rows, not {g.draft_vocab}")  # fmt: skip
+    for name in ("token_embd.weight", "output.weight"):
+        if name not in tensors and g.hidden != g.target_hidden:
+            raise EagleError(ErrorKind.MISSING_TENSOR, f"tensor {layout.source_name(name)} is missing, and the "
+                             f"target's has width {g.target_hidden}, not {g.hidden}")  # fmt: skip

@@ -1,47 +1,62 @@
-"""Which target layers a head reads: the most expensive trap (a wrong shift still runs, at a fifth of the acceptance).
+"""Which target layers a head reads: inferred, explained, checked.
 
-Ids here are llama.cpp's layer_inp, which are Hugging Face's hidden_states[k]: k is the input of layer k.
+An id k is llama.cpp's layer_inp k: the input of layer k, n_layer being after the last. Configs list either those
+or the layers whose *outputs* are meant, one less; a wrong shift still runs, at a fifth of the acceptance.
 """
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
 
 from ..errors import EagleError, ErrorKind
+from .config import Config
+from .layouts.base import Ids, Layout
 
-KEY = "eagle_aux_hidden_state_layer_ids"
+_OVERRIDE = "give --extract-layers"
 
 
-def resolve_layers(config: dict[str, Any], n: int, n_layer: int, override: Sequence[int] | None) -> tuple[list[int], str]:
-    """(ids, reason) of the n layers captured from a target of n_layer."""
+def infer_layers(config: Config, layout: Layout, n_features: int, n_layer: int,
+                 override: Sequence[int] | None) -> tuple[list[int], str]:  # fmt: skip
+    """(ids, how they were found). `n_features` is what fc.weight takes, `n_layer` the target's.
+
+    Raises EagleError: BAD_CONFIG or BAD_ARGUMENT for ids out of 0..n_layer, not ascending, or not n_features many.
+    """
     if override is not None:
-        ids, why = list(override), "given by --extract-layers"
+        ids, why, key = list(override), "given", "--extract-layers"
     else:
-        listed = _listed(config)
-        if listed is None:
-            if n != 3:
-                raise EagleError(ErrorKind.BAD_CONFIG, f"config.json: {KEY} is missing, and fc.weight takes {n} layers: "
-                                 "name them with --extract-layers")
-            ids, why = [2, n_layer // 2, n_layer - 3], "config lists none, EAGLE's own choice for this depth"
-        elif listed[-1:] == [n_layer]:
-            ids, why = listed, f"config lists {listed}, which ends after the last layer, so they are inputs already"
-        elif listed == [2, n_layer // 2, n_layer - 3]:
-            ids, why = listed, f"config lists {listed}, EAGLE's own inputs for this depth"
-        else:
-            ids, why = [i + 1 for i in listed], f"config lists outputs {listed}, shifted by one"
-    if len(ids) != n:
-        raise EagleError(ErrorKind.BAD_CONFIG, f"{KEY}: {len(ids)} layers {ids}, but fc.weight takes {n}")
-    if any(not 0 <= i <= n_layer for i in ids) or any(a >= b for a, b in zip(ids, ids[1:])):
-        raise EagleError(ErrorKind.BAD_CONFIG, f"{KEY}: layers {ids} are not ascending ids 0..{n_layer} of this target: {why}")
+        ids, why, key = _from_config(config, layout, n_features, n_layer)
+    _check(ids, key, n_features, n_layer, ErrorKind.BAD_ARGUMENT if override is not None else ErrorKind.BAD_CONFIG)
     return ids, f"layers {ids}: {why}"
 
 
-def _listed(config: dict[str, Any]) -> list[int] | None:
-    inner = config.get("eagle_config")
-    ids = inner.get(KEY) if isinstance(inner, dict) else None
-    ids = config.get(KEY) if ids is None else ids
-    if ids is None:
-        return None
-    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
-        raise EagleError(ErrorKind.BAD_CONFIG, f"config.json: {KEY} is {ids!r}, expected a list of integers")
-    return ids
+def _from_config(config: Config, layout: Layout, n_features: int, n_layer: int) -> tuple[list[int], str, str]:
+    own = [2, n_layer // 2, n_layer - 3]
+    for key, meaning in layout.layer_ids:
+        listed = config.integers(key)
+        if listed is not None:
+            ids, why = _resolve(listed, meaning, own, n_layer)
+            return ids, why, f"key {key} of config.json"
+    if n_features != 3:
+        raise EagleError(ErrorKind.BAD_CONFIG, f"fc.weight takes the features of {n_features} layers and "
+                         f"config.json lists none: {_OVERRIDE}")  # fmt: skip
+    return own, f"config lists none, EAGLE's rule 2, n/2, n-3 for {n_layer} layers", "EAGLE's rule 2, n/2, n-3"
+
+
+def _resolve(listed: list[int], meaning: Ids, own: list[int], n_layer: int) -> tuple[list[int], str]:
+    if n_layer in listed:
+        return listed, f"config lists inputs {listed}, taken as they are ({n_layer} is after the last layer)"
+    if listed == own:
+        return listed, f"config lists {listed}, EAGLE's own rule for {n_layer} layers, taken as they are"
+    if meaning is Ids.OUTPUTS or listed[0] == 1:
+        return [i + 1 for i in listed], f"config lists outputs {listed}, shifted by one"
+    return listed, f"config lists inputs {listed}, taken as they are"
+
+
+def _check(ids: list[int], key: str, n_features: int, n_layer: int, kind: ErrorKind) -> None:
+    mend = "correct it" if kind is ErrorKind.BAD_ARGUMENT else _OVERRIDE
+    if len(ids) != n_features:
+        raise EagleError(kind, f"fc.weight takes the features of {n_features} layers, but {key} gives {ids}: {mend}")
+    if any(type(i) is not int or not 0 <= i <= n_layer for i in ids):
+        raise EagleError(kind, f"{key} gives layers {ids}, the target has 0..{n_layer}: is it this head's target? Else {mend}")
+    if any(a >= b for a, b in zip(ids, ids[1:])):
+        raise EagleError(kind, f"{key} gives layers {ids}, which do not ascend: {mend}")

@@ -1,54 +1,80 @@
-"""Scaled rotary embeddings of a head's config, as GGUF keys or factors.
-
-Source of llama3's rule: Hugging Face transformers, modeling_rope_utils.py.
-"""
+"""Rotary positions: the draft's own, as GGUF keys and, for Llama 3, one factor a frequency."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass, field
 
-import gguf
 import numpy as np
 
 from ..errors import EagleError, ErrorKind
+from .config import Config
+
+_PLAIN = (None, "default", "none", "mrope")  # for text, sections of mrope all count the same position
 
 
-def rope_scaling(config: dict[str, Any], n_dims: int, theta: float) -> tuple[list[tuple[str, Any]], np.ndarray | None]:
-    """([(GGUFWriter method, value)], frequency factors [n_dims / 2] or None) of config's rope_scaling."""
-    scaling = config.get("rope_scaling")
-    if scaling is None:
-        return [], None
-    kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, dict) else None
-    if kind == "default":
-        return [], None
-    if kind not in ("linear", "yarn", "llama3"):
-        raise EagleError(ErrorKind.BAD_CONFIG, f"config.json: key rope_scaling has type {kind!r}, known are linear, yarn, llama3")
-    factor = _number(scaling, "factor")
-    if kind == "llama3":
-        return [], _llama3(scaling, factor, n_dims, theta)
-    keys: list[tuple[str, Any]] = [("add_rope_scaling_type", gguf.RopeScalingType(kind)), ("add_rope_scaling_factor", factor)]
+@dataclass(frozen=True)
+class Rope:
+    freq_base: float
+    scaling: dict[str, str | float | int] = field(default_factory=dict)  # below eagle3.rope.scaling.
+    factors: np.ndarray | None = None  # [head_dim / 2] float32, divisors of the frequencies: rope_freqs.weight
+
+
+def read_rope(config: Config, head_dim: int) -> Rope:
+    """Raises EagleError: BAD_CONFIG (a rope_type that llama.cpp's graph has no equal of, too), or UNSUPPORTED."""
+    where = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
+    base = config.number("rope_theta", None) or config.number(f"{where}.rope_theta", 10000.0)
+    if config.number("partial_rotary_factor", 1.0) != 1.0:
+        raise EagleError(ErrorKind.UNSUPPORTED, "key partial_rotary_factor of config.json is not 1: "
+                         "partly rotated heads are not supported")  # fmt: skip
+    kind = config.string(f"{where}.rope_type", None) or config.string(f"{where}.type", None)
+    if kind in _PLAIN:
+        return Rope(base)
+    if kind == "linear":
+        return Rope(base, {"type": "linear", "factor": config.number(f"{where}.factor")})
     if kind == "yarn":
-        keys.append(("add_rope_scaling_orig_ctx_len", int(_number(scaling, "original_max_position_embeddings"))))
-        if "beta_fast" in scaling:
-            keys.append(("add_rope_scaling_yarn_beta_fast", _number(scaling, "beta_fast")))
-        if "beta_slow" in scaling:
-            keys.append(("add_rope_scaling_yarn_beta_slow", _number(scaling, "beta_slow")))
-    return keys, None
+        return Rope(base, _yarn(config, where))
+    if kind == "llama3":
+        return Rope(base, factors=_llama3_factors(config, where, base, head_dim))
+    raise EagleError(ErrorKind.BAD_CONFIG, f"key {where}.rope_type of config.json is {kind!r:.40}: supported are "
+                     "linear, llama3 and yarn")  # fmt: skip
 
 
-def _number(scaling: dict[str, Any], key: str) -> float:
-    value = scaling.get(key)
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or not 0 < value < 1e9:
-        raise EagleError(ErrorKind.BAD_CONFIG, f"config.json: key rope_scaling.{key} is {value!r}, expected a number above 0")
-    return float(value)
+def _yarn(config: Config, where: str) -> dict[str, str | float | int]:
+    factor = config.number(f"{where}.factor")
+    original = config.integer(f"{where}.original_max_position_embeddings", None) or config.integer("max_position_embeddings")
+    out: dict[str, str | float | int] = {"type": "yarn", "factor": factor, "original_context_length": original}
+    for key in ("beta_fast", "beta_slow"):
+        value = config.number(f"{where}.{key}", None)
+        if value is not None:
+            out[f"yarn_{key}"] = value
+    # ggml multiplies by 1 + 0.1 ln(factor) of its own, which is transformers' default
+    attention = _attention_factor(config, where, factor) / _mscale(factor, 1.0)
+    if not math.isclose(attention, 1.0):
+        out["attn_factor"] = attention
+    return out
 
 
-def _llama3(scaling: dict[str, Any], factor: float, n_dims: int, theta: float) -> np.ndarray:
-    low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
-    context = _number(scaling, "original_max_position_embeddings")
-    if low >= high:
-        raise EagleError(ErrorKind.BAD_CONFIG, f"config.json: key rope_scaling.low_freq_factor {low} is not below high_freq_factor {high}")
-    wavelength = 2 * math.pi * theta ** (np.arange(0, n_dims, 2) / n_dims)
-    smooth = np.clip((context / wavelength - low) / (high - low), 0, 1)  # 0: long waves, slowed down; 1: short ones, kept
-    return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
+def _attention_factor(config: Config, where: str, factor: float) -> float:
+    given = config.number(f"{where}.attention_factor", None)
+    scale, all_dim = (config.number(f"{where}.{key}", None, zero=True) for key in ("mscale", "mscale_all_dim"))
+    if given is not None:
+        return given
+    return _mscale(factor, scale) / _mscale(factor, all_dim) if scale and all_dim else _mscale(factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 + 0.1 * weight * math.log(factor) if factor > 1.0 else 1.0
+
+
+def _llama3_factors(config: Config, where: str, base: float, head_dim: int) -> np.ndarray:
+    """[head_dim / 2]: 1 for short wavelengths, `factor` for long ones, blended between (transformers' llama3)."""
+    factor = config.number(f"{where}.factor")
+    low, high = config.number(f"{where}.low_freq_factor"), config.number(f"{where}.high_freq_factor")
+    original = config.integer(f"{where}.original_max_position_embeddings")
+    if not low < high:
+        raise EagleError(ErrorKind.BAD_CONFIG, f"key {where}.high_freq_factor of config.json is {high}, expected "
+                         f"more than low_freq_factor {low}")  # fmt: skip
+    wavelength = 2 * math.pi * base ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    smooth = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)  # 0 long, 1 short
+    return (1.0 / ((1.0 - smooth) / factor + smooth)).astype(np.float32)
