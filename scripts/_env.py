@@ -48,7 +48,7 @@ def main() -> None:
 
 def state_key() -> str:
     """Of everything that an install depends on, this script and CMAKE_ARGS included."""
-    paths = [ROOT / "pyproject.toml", ROOT / "CMakeLists.txt", Path(__file__).resolve(), *(ROOT / "patches").glob("*.patch")]
+    paths = [ROOT / "pyproject.toml", Path(__file__).resolve(), *(ROOT / "patches").glob("*.patch")]
     paths += [path for path in (ROOT / "native").rglob("*") if path.suffix in (".cpp", ".hpp", ".h", ".txt", ".py")]
     digest = hashlib.sha256(repr([os.environ.get(name) for name in ("CMAKE_ARGS", "CC", "CXX", "EAGLE3_LLAMA_CPP_DIR")]).encode())
     for path in sorted(paths):
