@@ -253,8 +253,9 @@ def _is_sanitized(place: Path) -> bool:
 
 
 def _tool(given: str | None, name: str) -> str:
-    beside = Path(sys.executable).parent / name  # a virtual environment that is not activated
-    found = given or (str(beside) if beside.is_file() else shutil.which(name))
+    """A virtual environment's own comes first, activated or not, so that every way to build takes the same CMake."""
+    places = [Path(sys.executable).parent / name, NATIVE.parent / ".venv" / "bin" / name]
+    found = given or next((str(path) for path in places if path.is_file()), None) or shutil.which(name)
     if not found:
         raise BuildError(f"{name} is missing: install it with '{sys.executable} -m pip install {name}'")
     return found

@@ -1,0 +1,26 @@
+"""The native library under AddressSanitizer and UBSan: random rounds, damaged files, calls out of order."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_models
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def programs():
+    build = [sys.executable, ROOT / "native" / "build.py", "--sanitize", "--tests", "--print-dir"]
+    return Path(subprocess.run(build, check=True, capture_output=True, text=True).stdout.strip())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rounds_under_sanitizers(programs, tmp_path, seed):
+    target = tiny_models.target(tmp_path / "target.gguf", kind=["F32", "Q8_0", "F16", "F32"][seed])
+    head = tiny_models.head(tmp_path / "head.gguf", kind=["F32", "Q8_0", "F32", "F16"][seed], layers=[(1, 2, 3), (0, 2), (1, 2, 3, 4), (3,)][seed])
+    done = subprocess.run([programs / "rounds_test", target, head, str(seed), "300"], capture_output=True, text=True, timeout=600,
+                          env={"UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=1"})
+    assert done.returncode == 0 and done.stdout.strip() == "ok", done.stderr[-3000:]
+    assert "runtime error" not in done.stderr and "Sanitizer" not in done.stderr, done.stderr[-3000:]
