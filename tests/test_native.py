@@ -20,7 +20,7 @@ def programs():
 def test_rounds_under_sanitizers(programs, tmp_path, seed):
     target = tiny_models.target(tmp_path / "target.gguf", kind=["F32", "Q8_0", "F16", "F32"][seed])
     head = tiny_models.head(tmp_path / "head.gguf", kind=["F32", "Q8_0", "F32", "F16"][seed], layers=[(1, 2, 3), (0, 2), (1, 2, 3, 4), (3,)][seed])
-    done = subprocess.run([programs / "rounds_test", target, head, str(seed), "300"], capture_output=True, text=True, timeout=600,
+    done = subprocess.run([programs / "rounds_test", target, head, str(seed), "400"], capture_output=True, text=True, timeout=600,
                           env={"UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=1"})
     assert done.returncode == 0 and done.stdout.strip() == "ok", done.stderr[-3000:]
     assert "runtime error" not in done.stderr and "Sanitizer" not in done.stderr, done.stderr[-3000:]
