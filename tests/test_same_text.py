@@ -1,0 +1,240 @@
+"""EagleLlama against llama_cpp.Llama on the real model: whatever is asked, the same answer."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from eagle3_llama import EagleLlama, EagleParams  # before llama_cpp: it brings the library
+from eagle3_llama.models import shipped_head, smollm2
+from llama_cpp import Llama, LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
+
+TEXT = "Once upon a time there was a"
+COMMON = {"n_ctx": 1024, "n_threads": 2, "n_threads_batch": 2, "verbose": False}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """(plain, eagle) of one target; a draft of four is wrong somewhere in nearly every round."""
+    yield from make_pair("Q4_0")
+
+
+@pytest.fixture(scope="module", params=["BF16", "F32"])
+def float_pair(request):
+    yield from make_pair(request.param)
+
+
+def make_pair(fmt):
+    path = str(smollm2(fmt))
+    plain = Llama(path, logits_all=True, **COMMON)
+    eagle = EagleLlama(path, eagle_path=str(shipped_head()), n_max=4, **COMMON)
+    yield plain, eagle
+    plain.close()
+    eagle.close()
+
+
+def same(pair, ask):
+    """ask(llm) of both, and that drafts were both accepted and rejected meanwhile or earlier."""
+    plain, eagle = pair
+    expected, got = ask(plain), ask(eagle)
+    assert got == expected
+    assert eagle.stats.drafted > eagle.stats.accepted > 0
+    return got
+
+
+def answer(llm, text=TEXT, **settings):
+    choice = llm(text, **settings)["choices"][0]
+    return choice["text"], choice["finish_reason"]
+
+
+@pytest.mark.parametrize("settings", [
+    {"temperature": 0},
+    {"temperature": 0.8, "seed": 1},
+    {"temperature": 1.2, "top_k": 0, "top_p": 1.0, "seed": 2},
+    {"temperature": 0.9, "min_p": 0.2, "seed": 3},
+    {"temperature": 0.9, "typical_p": 0.7, "seed": 4},
+    {"temperature": 0.7, "repeat_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2, "seed": 5},
+    {"temperature": 0.7, "mirostat_mode": 1, "seed": 6},
+    {"temperature": 0.7, "mirostat_mode": 2, "mirostat_tau": 3.0, "seed": 7},
+    {"temperature": 0, "logit_bias": {260: -100, 28: 5.0}},
+], ids=lambda s: ",".join(k for k in s if k != "seed"))
+def test_samplers(pair, settings):
+    text, _ = same(pair, lambda llm: answer(llm, max_tokens=40, **settings))
+    assert len(text) > 40
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 0.8, "seed": 1, "repeat_penalty": 1.1}])
+def test_float_targets(float_pair, settings):
+    same(float_pair, lambda llm: answer(llm, max_tokens=48, **settings))
+
+
+def test_every_length(pair):
+    """max_tokens falls on every place in a block of accepted tokens."""
+    for n in range(1, 12):
+        same(pair, lambda llm: answer(llm, max_tokens=n, temperature=0))
+        assert pair[1](TEXT, max_tokens=n, temperature=0)["usage"]["completion_tokens"] == n
+
+
+def test_stop_strings(pair):
+    """One that is several tokens long, one inside a token, one that never comes."""
+    for stop in (["little girl"], ["ill"], ["the", "and"], ["\x00never"]):
+        same(pair, lambda llm: answer(llm, max_tokens=60, temperature=0, stop=stop))
+
+
+def test_grammar_and_json(pair):
+    grammar = LlamaGrammar.from_string('root ::= ("yes" | "no" | "maybe" | " ")+', verbose=False)
+    text, _ = same(pair, lambda llm: answer(llm, max_tokens=30, temperature=0.9, seed=4, grammar=grammar))
+    assert re.fullmatch("(yes|no|maybe| )+(y|ye|n|m|ma|may|mayb)?", text)
+    ask = {"messages": [{"role": "user", "content": "Describe a person as JSON."}], "response_format": {"type": "json_object"}}
+    text = same(pair, lambda llm: llm.create_chat_completion(**ask, max_tokens=50, temperature=0.5, seed=3)["choices"][0]["message"]["content"])
+    assert text.lstrip().startswith("{")
+
+
+@pytest.mark.parametrize("echo, stream", [(False, False), (True, False), (False, True)])
+def test_logprobs(pair, echo, stream):
+    """The true ones, at every position; their float sums differ in the last digits."""
+
+    def ask(llm):
+        parts = llm(TEXT, max_tokens=12, temperature=0, logprobs=3, echo=echo, stream=stream)
+        parts = [p["choices"][0] for p in parts] if stream else [parts["choices"][0]]
+        rows = [p["logprobs"] for p in parts if p["logprobs"]]
+        return ([t for r in rows for t in r["tokens"]], [o for r in rows for o in r["text_offset"]],
+                [round(float(x or 0), 3) for r in rows for x in r["token_logprobs"]],
+                [sorted(d or {}) for r in rows for d in r["top_logprobs"]])
+
+    same(pair, ask)
+
+
+def test_chat_stream_and_logprobs(pair):
+    ask = {"messages": [{"role": "user", "content": "Name three rivers."}], "max_tokens": 24, "temperature": 0}
+    same(pair, lambda llm: [c["choices"][0]["delta"].get("content") for c in llm.create_chat_completion(**ask, stream=True)])
+    same(pair, lambda llm: [(x["token"], round(x["logprob"], 3)) for x in llm.create_chat_completion(
+        **ask, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]])
+
+
+def test_callbacks_see_what_plain_ones_see(pair):
+    """Logits processors and stopping criteria: the same calls with the same sequences."""
+
+    def processed(llm):
+        seen = []
+
+        def processor(ids, scores):
+            seen.append(tuple(ids[-3:]))
+            scores = scores.copy()
+            scores[260] -= 2
+            return scores
+
+        return answer(llm, max_tokens=20, temperature=0.8, seed=2, logits_processor=LogitsProcessorList([processor])), seen
+
+    same(pair, processed)
+
+    def stopped(llm):
+        seen, best = [], []
+        criteria = StoppingCriteriaList([lambda ids, scores: seen.append(len(ids)) or best.append(int(np.argmax(scores))) or len(ids) >= 20])
+        result = answer(llm, max_tokens=30, temperature=0, stopping_criteria=criteria), seen
+        if llm is pair[1]:  # with logits_all the plain one shows its first row
+            assert best[: len(seen) - 1] == list(itertools.islice(llm.generate(llm.tokenize(TEXT.encode()), temp=0.0), len(seen) - 1))
+        return result
+
+    same(pair, stopped)
+
+
+def test_exception_in_a_callback(pair):
+    """It reaches the caller, and the next answer is whole."""
+    eagle = pair[1]
+
+    def boom(ids, scores):
+        if len(ids) > 15:
+            raise ValueError("boom")
+        return scores
+
+    with pytest.raises(ValueError, match="boom"):
+        eagle(TEXT, max_tokens=20, logits_processor=LogitsProcessorList([boom]))
+    same(pair, lambda llm: answer(llm, max_tokens=40, temperature=0))
+
+
+def test_prefixes_are_reused(pair):
+    def ask(llm):
+        return [answer(llm, TEXT + more, max_tokens=20, temperature=0) for more in ("", " little", " little girl", "", " king")]
+
+    same(pair, ask)
+    eagle = pair[1]
+    eagle.reset()
+    list(itertools.islice(eagle.generate(eagle.tokenize(TEXT.encode()), temp=0.0), 4))
+    before = eagle.n_tokens
+    ids = eagle.tokenize((TEXT + " king").encode())
+    assert Llama.longest_token_prefix(eagle._input_ids.tolist(), ids) > 4 and before > len(ids)
+
+
+def test_abandoned_generators(pair):
+    def abandoned(llm):
+        out = []
+        for n in range(1, 9):
+            generator = llm.generate(llm.tokenize(TEXT.encode()), temp=0.0)
+            out.append(list(itertools.islice(generator, n)))
+            generator.close()
+            out.append(llm.n_tokens)
+        return out
+
+    same(pair, abandoned)
+
+
+def test_words_put_in(pair):
+    """generator.send() goes on after them as after a prompt that ends so; the plain one samples rows in between."""
+    eagle = pair[1]
+    ids, words = eagle.tokenize(TEXT.encode()), eagle.tokenize(b" The end. And then", add_bos=False)
+    for n in (1, 2, 3, 5):
+        generator = eagle.generate(ids, temp=0.0)
+        begun = list(itertools.islice(generator, n))
+        gone_on = [generator.send(words), *itertools.islice(generator, 8)]
+        generator.close()
+        assert gone_on == list(itertools.islice(pair[0].generate(ids + begun + words, temp=0.0), 9))
+
+
+def test_saved_state_goes_on(pair):
+    """In another object, with the head's state, and from a state that has none."""
+    plain, eagle = pair
+    ids = eagle.tokenize(TEXT.encode())
+    generator = eagle.generate(ids, temp=0.0)
+    begun = list(itertools.islice(generator, 7))
+    state = eagle.save_state()
+    rest = list(itertools.islice(generator, 20))
+    generator.close()
+    other = EagleLlama(eagle.model_path, eagle_path=str(shipped_head()), n_max=4, **COMMON)
+    other.load_state(state)
+    assert other.n_tokens == state.n_tokens
+    assert list(itertools.islice(other.generate(ids + begun, temp=0.0), 20)) == rest
+    drafted = other.stats.drafted
+    plain.reset()
+    list(itertools.islice(plain.generate(ids, temp=0.0), 7))
+    other.load_state(plain.save_state())
+    assert list(itertools.islice(other.generate(ids + begun, temp=0.0), 20)) == rest
+    assert other.stats.drafted > drafted > 0
+    other.close()
+
+
+def test_usage_and_stats_count_the_same(pair):
+    eagle = pair[1]
+    eagle.stats.reset()
+    usage = eagle(TEXT, max_tokens=40, temperature=0)["usage"]
+    details, stats = usage["completion_tokens_details"], eagle.stats
+    assert stats.drafted == details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"]
+    assert 0 <= stats.accepted - details["accepted_prediction_tokens"] <= 4  # accepted in the last round, past the limit
+    assert abs(sum(stats.time_share.values()) - 1) < 1e-9 and stats.tokens == 40
+    assert stats.accept_per_position == sorted(stats.accept_per_position, reverse=True)
+    assert abs(stats.mean_accepted_length - 1 - sum(stats.accept_per_position)) < 1e-9
+
+
+@pytest.mark.parametrize("params", [EagleParams(0), EagleParams(1), EagleParams(16), EagleParams(8, 4, 0.2), EagleParams(8, 0, 0.9)])
+def test_any_setting(pair, params):
+    before, pair[1].eagle_params = pair[1].eagle_params, params
+    same(pair, lambda llm: answer(llm, max_tokens=48, temperature=0.7, seed=11))
+    pair[1].eagle_params = before
+
+
+def test_without_a_head(pair):
+    plain = EagleLlama(pair[0].model_path, **COMMON)
+    assert answer(plain, max_tokens=30, temperature=0.8, seed=3) == answer(pair[0], max_tokens=30, temperature=0.8, seed=3)
+    assert plain.stats.drafted == 0
+    plain.close()
