@@ -81,7 +81,8 @@ class Target:
             elif mode == "eagle":
                 self.llms[mode] = EagleLlama(self.path, eagle_path=head, n_max=n_max, **common)
             elif mode == "prompt_lookup":
-                self.llms[mode] = Llama(self.path, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=2), **common)
+                # logits_all: without it llama-cpp-python keeps too few rows for a prompt of several batches
+                self.llms[mode] = Llama(self.path, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=2), logits_all=True, **common)
             else:
                 raise EagleError(ErrorKind.BAD_ARGUMENT, f"unknown mode {mode!r}; known are {', '.join(MODES)}")
         self.format = file_format(self.llms["plain"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -18,7 +19,7 @@ from .chat import COLOURS, chat_tokens, generate, stream
 from .errors import EagleError
 from .params import EagleParams
 
-PROMPT = "Compose an engaging travel blog post about a recent trip to Hawaii, highlighting cultural experiences and must-see attractions."
+PROMPT = "Thomas is very healthy, but he has to go to the hospital every day. What could be the reasons?"
 ROUNDS = 5
 
 
@@ -117,9 +118,9 @@ def _measure(fmt: str, plain: Any, eagle: Any, prompt: list[int], n_predict: int
 
 
 def _table(results: list[dict[str, Any]]) -> Table:
-    t = Table(caption="t/s: tokens a second; limit: ratio if the head cost nothing; length: tokens a round, counting the bonus; "
+    t = Table(box=box.SIMPLE, padding=(0, 1), caption="t/s: tokens a second; limit: ratio if the head cost nothing; length: tokens a round, counting the bonus; "
                       "accepted at: share of rounds whose draft holds at position 1, 2, ...")
-    for name in ("format", "n_max", "plain t/s", "head t/s", "ratio", "limit", "length", "accepted at", "identical"):
+    for name in ("format", "n_max", "plain t/s", "head t/s", "ratio", "limit", "length", "accepted at", "identical text"):
         t.add_column(name, justify="right")
     for r in results:
         t.add_row(r["format"], str(r["n_max"]), f"{r['plain_tok_per_s']:.1f}", f"{r['eagle_tok_per_s']:.1f}",

@@ -3,7 +3,7 @@
 import gguf
 import numpy as np
 
-N_EMBD, N_HEAD, N_KV, N_FF, N_LAYER, N_VOCAB, N_DRAFT = 64, 4, 2, 128, 4, 320, 96
+N_EMBD, N_HEAD, N_KV, N_LAYER, N_VOCAB, N_DRAFT = 64, 4, 2, 4, 320, 96
 
 
 def _tokenizer(w):
@@ -20,15 +20,15 @@ def _tokenizer(w):
     w.add_unk_token_id(0)
 
 
-def _common(w, n_layer):
+def _common(w, n_layer, n_embd=N_EMBD):
     w.add_block_count(n_layer)
     w.add_context_length(1024)
-    w.add_embedding_length(N_EMBD)
-    w.add_feed_forward_length(N_FF)
+    w.add_embedding_length(n_embd)
+    w.add_feed_forward_length(2 * n_embd)
     w.add_head_count(N_HEAD)
     w.add_head_count_kv(N_KV)
     w.add_layer_norm_rms_eps(1e-5)
-    w.add_rope_dimension_count(N_EMBD // N_HEAD)
+    w.add_rope_dimension_count(n_embd // N_HEAD)
     _tokenizer(w)
 
 
@@ -39,14 +39,14 @@ def _finish(w):
     w.close()
 
 
-def _layer(w, i, rng, n_in, kind):
-    d = N_EMBD // N_HEAD
-    shapes = {"attn_q": (N_EMBD, n_in), "attn_k": (N_KV * d, n_in), "attn_v": (N_KV * d, n_in), "attn_output": (N_EMBD, N_EMBD),
-              "ffn_gate": (N_FF, N_EMBD), "ffn_up": (N_FF, N_EMBD), "ffn_down": (N_EMBD, N_FF)}
+def _layer(w, i, rng, n_in, kind, n_embd=N_EMBD):
+    d, n_ff = n_embd // N_HEAD, 2 * n_embd
+    shapes = {"attn_q": (n_embd, n_in), "attn_k": (N_KV * d, n_in), "attn_v": (N_KV * d, n_in), "attn_output": (n_embd, n_embd),
+              "ffn_gate": (n_ff, n_embd), "ffn_up": (n_ff, n_embd), "ffn_down": (n_embd, n_ff)}
     for name, shape in shapes.items():
         _matrix(w, f"blk.{i}.{name}.weight", rng, shape, kind)
     for name in ("attn_norm", "ffn_norm"):
-        w.add_tensor(f"blk.{i}.{name}.weight", np.ones(N_EMBD, np.float32))
+        w.add_tensor(f"blk.{i}.{name}.weight", np.ones(n_embd, np.float32))
 
 
 def _matrix(w, name, rng, shape, kind):
@@ -54,16 +54,16 @@ def _matrix(w, name, rng, shape, kind):
     w.add_tensor(name, gguf.quants.quantize(x, kind), raw_dtype=kind)
 
 
-def target(path, seed=0, kind="F32"):
+def target(path, seed=0, kind="F32", n_embd=N_EMBD):
     """A llama of four layers; kind is a GGML type's name."""
     rng, kind = np.random.default_rng(seed), gguf.GGMLQuantizationType[kind]
     w = gguf.GGUFWriter(path, "llama")
-    _common(w, N_LAYER)
-    _matrix(w, "token_embd.weight", rng, (N_VOCAB, N_EMBD), kind)
-    _matrix(w, "output.weight", rng, (N_VOCAB, N_EMBD), kind)
-    w.add_tensor("output_norm.weight", np.ones(N_EMBD, np.float32))
+    _common(w, N_LAYER, n_embd)
+    _matrix(w, "token_embd.weight", rng, (N_VOCAB, n_embd), kind)
+    _matrix(w, "output.weight", rng, (N_VOCAB, n_embd), kind)
+    w.add_tensor("output_norm.weight", np.ones(n_embd, np.float32))
     for i in range(N_LAYER):
-        _layer(w, i, rng, N_EMBD, kind)
+        _layer(w, i, rng, n_embd, kind, n_embd)
     _finish(w)
     return path
 

@@ -69,6 +69,7 @@ int32_t eagle3_capture_set(void * ctx, const int32_t * layers, int32_t n);
 
 // Copies what the last llama_decode on ctx kept: out[n_tokens][n_layers][n_embd], float32, in the order of
 // the batch. layers and n as given to eagle3_capture_set. Call it before the next llama_decode.
+// E_ARGUMENT for layers that were not captured and for more tokens than the last llama_decode had.
 int32_t eagle3_capture_get(void * ctx, const int32_t * layers, int32_t n, int32_t n_tokens, float * out);
 
 // -- head -------------------------------------------------------------------------------------------------
@@ -105,7 +106,8 @@ int32_t eagle3_prefill(eagle3_session * s, int32_t slot, const int32_t * tokens,
 // The head drafts what may follow `token`, which itself was sampled and is not decoded yet: a greedy chain
 // of at most n_max tokens that ends before the first one whose probability is below p_min; a chain shorter
 // than n_min is dropped. Writes tokens (target ids) and their probabilities over the draft vocabulary (probs
-// may be NULL) and returns their number, which may be 0.
+// may be NULL) and returns their number, which may be 0. Once for each commit: until rows are committed, a
+// second call has nothing new to go by and returns 0.
 int32_t eagle3_draft(eagle3_session * s, int32_t slot, int32_t token, int32_t n_max, int32_t n_min, float p_min,
                      int32_t * tokens, float * probs);
 

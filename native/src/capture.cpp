@@ -26,8 +26,12 @@ void capture_set(llama_context * ctx, const int32_t * layers, int n) {
 
 void capture_get(llama_context * ctx, const int32_t * layers, int n, int n_tokens, float * out) {
     const size_t n_embd = llama_model_n_embd(llama_get_model(ctx));
+    const int    n_rows = (int) llama_n_embeddings_layer_inp(ctx);
+    require(n_tokens >= 0 && n_tokens <= n_rows, EAGLE3_E_ARGUMENT,
+            format("features of %d tokens, but the last llama_decode kept %d (none if it failed)", n_tokens, n_rows));
     for (int i = 0; i < n; ++i) {
-        const float * rows = llama_get_embeddings_layer_inp(ctx, layers[i]);
+        const float * rows = layers[i] < 0 ? nullptr : llama_get_embeddings_layer_inp(ctx, layers[i]);
+        require(rows != nullptr, EAGLE3_E_ARGUMENT, format("layer %d is not captured", layers[i]));
         for (int t = 0; t < n_tokens; ++t) {
             memcpy(out + ((size_t) t * n + i) * n_embd, rows + t * n_embd, n_embd * sizeof(float));
         }

@@ -1,0 +1,108 @@
+"""A row's logits do not depend on how many rows are decoded with it: bit for bit, in every format."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+import eagle3_llama.llama  # noqa: F401 - before llama_cpp: it brings the library
+from eagle3_llama.models import smollm2
+
+import llama_cpp
+
+SIZES = (1, 2, 3, 4, 8, 16, 64)
+
+
+class Decoder:
+    def __init__(self, path, flash, n_threads=2, cache="F16"):
+        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+        p = llama_cpp.llama_context_default_params()
+        p.n_ctx, p.n_batch, p.n_threads, p.n_threads_batch, p.flash_attn_type = 1024, 512, n_threads, n_threads, int(flash)
+        p.type_k = p.type_v = getattr(llama_cpp, f"GGML_TYPE_{cache}")
+        self.ctx = llama_cpp.llama_init_from_model(self.model, p)
+        self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+
+    def rows(self, tokens, pos):
+        """Logits float32 [n, n_vocab] of tokens at positions pos, pos + 1, ...; all of them are forgotten again."""
+        self._decode(tokens, pos, True)
+        out = np.ctypeslib.as_array(llama_cpp.llama_get_logits(self.ctx), shape=(len(tokens), self.n_vocab)).copy()
+        llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self.ctx), 0, pos, -1)
+        return out
+
+    def _decode(self, tokens, pos, logits):
+        batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
+        batch.n_tokens = len(tokens)
+        for i, t in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = t, pos + i, 1, logits
+            batch.seq_id[i][0] = 0
+        assert llama_cpp.llama_decode(self.ctx, batch) == 0
+        llama_cpp.llama_batch_free(batch)
+
+    def one_by_one(self, tokens, pos):
+        out = []
+        for i, t in enumerate(tokens):
+            self._decode([t], pos + i, True)
+            out.append(np.ctypeslib.as_array(llama_cpp.llama_get_logits(self.ctx), shape=(self.n_vocab,)).copy())
+        llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self.ctx), 0, pos, -1)
+        return np.stack(out)
+
+    def close(self):
+        llama_cpp.llama_free(self.ctx)
+        llama_cpp.llama_model_free(self.model)
+
+
+def check(decoder, starts, sizes=SIZES):
+    text = [int(t) for t in np.random.default_rng(0).integers(100, 40000, 1000)]
+    done = 0
+    for start in starts:  # the padded cache grows at 256, 512, ...
+        while done < start:
+            n = min(256, start - done)
+            decoder._decode(text[done : done + n], done, False)
+            done += n
+        tokens = text[start : start + max(sizes)]
+        alone = decoder.one_by_one(tokens, start)
+        for n in sizes:
+            together = decoder.rows(tokens[:n], start)
+            assert (together.view(np.uint32) == alone[:n].view(np.uint32)).all(), f"{n} rows after {start}"
+            assert np.abs(together).max() > 1
+
+
+@pytest.mark.parametrize("flash", [False, True], ids=["attention", "flash"])
+@pytest.mark.parametrize("fmt", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K_M", "Q6_K"])
+def test_rows_are_alike(fmt, flash):
+    decoder = Decoder(smollm2(fmt), flash)
+    check(decoder, [250], (1, 2, 3, 4, 8, 16))
+    decoder.close()
+
+
+@pytest.mark.parametrize("flash", [False, True], ids=["attention", "flash"])
+@pytest.mark.parametrize("cache", ["F16", "F32"])
+def test_long_drafts_and_contexts(flash, cache):
+    decoder = Decoder(smollm2("BF16"), flash, cache=cache)
+    check(decoder, [30, 500, 700])
+    decoder.close()
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_any_number_of_threads(n_threads):
+    decoder = Decoder(smollm2("BF16"), True, n_threads)
+    check(decoder, [500], (1, 3, 16))
+    decoder.close()
+
+
+@pytest.mark.parametrize("ftype", ["Q4_K_M", "Q2_K", "Q5_K_M", "IQ4_XS"])
+def test_k_quants_of_wide_rows(tmp_path, ftype):
+    """SmolLM2's rows are too short for most K-quants; these are 256 wide."""
+    import tiny_models
+
+    wide, path = tiny_models.target(tmp_path / "wide.gguf", n_embd=256), tmp_path / "target.gguf"
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{ftype}")
+    assert llama_cpp.llama_model_quantize(str(wide).encode(), str(path).encode(), ctypes.byref(params)) == 0
+    decoder = Decoder(path, True)
+    text = [int(t) for t in np.random.default_rng(0).integers(3, 300, 80)]
+    decoder._decode(text[:60], 0, False)
+    alone = decoder.one_by_one(text[60:76], 60)
+    for n in (1, 2, 3, 4, 8, 16):
+        assert (decoder.rows(text[60 : 60 + n], 60).view(np.uint32) == alone[:n].view(np.uint32)).all()
+    decoder.close()
