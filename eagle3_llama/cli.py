@@ -1,4 +1,4 @@
-"""`eagle3-llama`: generate, chat, bench, convert."""
+"""`eagle3-llama`: generate, chat, bench, convert, train."""
 
 from __future__ import annotations
 
@@ -118,8 +118,10 @@ def bench(target: Annotated[list[Path], typer.Option(help="one or more targets, 
 def main() -> None:
     """Entry point: errors a user can mend are one line and exit code 2."""
     from .convert.cli import convert
+    from .train.cli import train
 
     app.command(name="convert")(convert)
+    app.command(name="train")(train)
     try:
         app()
     except EagleError as e:

@@ -1,0 +1,53 @@
+"""Held-out acceptance as the engine would find it: greedy chains, round by round, over the target's answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Callable, Sequence
+
+import torch
+
+from .data import Corpus, Item
+from .model import Head
+
+
+@dataclasses.dataclass
+class Acceptance:
+    """Over `rounds`: accept_per_position is unconditional; mean_accepted_length counts the bonus."""
+
+    rounds: int
+    accept_per_position: list[float]
+
+    @property
+    def mean_accepted_length(self) -> float:
+        return 1 + sum(self.accept_per_position)
+
+
+@torch.no_grad()
+def measure(head: Head, corpus: Corpus, items: Sequence[Item], steps: int, device: str = "cpu",
+            step: Callable[[], None] = lambda: None) -> Acceptance:
+    """Rounds of chains of `steps` over the items' own tokens, as if each were what the target samples."""
+    rounds, accepted = 0, [0] * steps
+    for item in items:
+        batch = corpus.batch([item], steps + 2, device)
+        drafts = head.draft(batch.features, batch.tokens, steps)[0].tolist()
+        tokens = batch.tokens[0].tolist()
+        r, a = walk(tokens[: len(item)], drafts, item.n_prompt, steps)
+        rounds += r
+        accepted = [x + y for x, y in zip(accepted, a)]
+        step()
+    return Acceptance(rounds, [x / max(rounds, 1) for x in accepted])
+
+
+def walk(tokens: list[int], drafts: list[list[int]], n_prompt: int, steps: int) -> tuple[int, list[int]]:
+    """Rounds over one answer; drafts[t] continues tokens[..t+1], drafted from the features up to t."""
+    rounds, accepted = 0, [0] * steps
+    at = max(n_prompt, 1)  # the token sampled last; the first of an answer comes from the prompt
+    while at + 1 < len(tokens):
+        n = 0
+        while n < steps and at + 1 + n < len(tokens) and drafts[at - 1][n] == tokens[at + 1 + n]:
+            accepted[n] += 1
+            n += 1
+        rounds += 1
+        at += n + 1
+    return rounds, accepted

@@ -1,0 +1,43 @@
+"""What a run needs to go on as if it had not stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..convert.files import replacing
+from ..errors import EagleError, ErrorKind
+from .settings import TrainSettings
+
+
+def key(settings: TrainSettings) -> dict[str, Any]:
+    """The settings that decide the result; limits on time and places may change between runs."""
+    out = dataclasses.asdict(settings)
+    for name in ("minutes", "out", "threads", "device", "eval_every", "slots"):
+        out.pop(name)
+    return json.loads(json.dumps(out))
+
+
+def save(path: Path, settings: TrainSettings, state: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    with replacing(path) as part:
+        torch.save({"settings": json.dumps(key(settings)), **state}, part)
+
+
+def load(path: Path, settings: TrainSettings) -> dict[str, Any] | None:
+    """None if there is none; one made with other settings is refused."""
+    if not path.exists():
+        return None
+    try:
+        state = torch.load(path, weights_only=True, map_location="cpu")
+        made = json.loads(state["settings"])
+    except Exception as e:  # torch names no type for what a damaged file raises
+        raise EagleError(ErrorKind.BAD_FILE, f"{path} is damaged ({type(e).__name__}): remove it and run again") from e
+    if made != key(settings):
+        changed = ", ".join(sorted(k for k in made if made[k] != key(settings).get(k)))
+        raise EagleError(ErrorKind.BAD_ARGUMENT, f"{path} was made with other settings ({changed}): name another --out, or remove it")
+    return state

@@ -1,0 +1,74 @@
+"""Heads as checkpoints: config.json + model.safetensors in SpecForge's layout, which vLLM and SGLang load."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Sequence
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from ..convert.files import replacing
+from ..convert.source import read_source
+from ..errors import EagleError, ErrorKind
+from .model import Head
+
+
+def config(head: Head, layers: Sequence[int], dtype: torch.dtype) -> dict[str, object]:
+    """SpecForge lists the layers whose *outputs* are read: one less than the inputs that llama.cpp counts."""
+    s = head.shape
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": s.n_embd, "num_attention_heads": s.n_head,
+        "num_key_value_heads": s.n_head_kv, "head_dim": s.head_dim, "intermediate_size": s.n_ff, "num_hidden_layers": 1,
+        "rms_norm_eps": s.rms_eps, "rope_theta": s.rope_theta, "hidden_act": "silu", "max_position_embeddings": s.n_ctx,
+        "vocab_size": s.n_vocab, "draft_vocab_size": len(head.d2t), "tie_word_embeddings": False, "attention_bias": False,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [k - 1 for k in layers], "use_aux_hidden_state": True},
+    }
+
+
+def tensors(head: Head, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The checkpoint's tensors; d2t int64 as offsets, t2d bool."""
+    d2t = head.d2t.cpu()
+    t2d = torch.zeros(head.shape.n_vocab, dtype=torch.bool)
+    t2d[d2t] = True
+    out = {name: p.detach().to("cpu", dtype).contiguous() for name, p in head.state_dict().items()}
+    return {**out, "d2t": d2t - torch.arange(len(d2t)), "t2d": t2d}
+
+
+def write(head: Head, layers: Sequence[int], out: Path, dtype: torch.dtype = torch.float16) -> None:
+    """config.json and model.safetensors into the folder out."""
+    if 0 in layers:
+        raise EagleError(ErrorKind.UNSUPPORTED, "layer 0 has no name in this layout, which counts outputs of layers: capture from layer 1 on")
+    out.mkdir(parents=True, exist_ok=True)
+    with replacing(out / "model.safetensors") as part:
+        save_file(tensors(head, dtype), part, metadata={"format": "pt"})
+    with replacing(out / "config.json") as part:
+        part.write_text(json.dumps(config(head, layers, dtype), indent=2) + "\n", encoding="utf-8")
+
+
+def _midlayer(folder: Path) -> dict[str, np.ndarray]:
+    """A published head's tensors under their checkpoint names."""
+    return {name: t.read_all() for name, t in read_source(folder).tensors.items()}
+
+
+def head_d2t(folder: Path) -> np.ndarray:
+    """Target ids that a published head drafts, int64."""
+    found = _midlayer(folder).get("d2t")
+    if found is None:
+        raise EagleError(ErrorKind.MISSING_TENSOR, f"{folder} has no d2t: only heads with a draft vocabulary can be trained on")
+    return found.astype(np.int64) + np.arange(len(found))
+
+
+def read_head(folder: Path, head: Head, layers: Sequence[int]) -> None:
+    """Loads a published head (midlayer layout) into head, to specialise it."""
+    found, state = _midlayer(folder), head.state_dict()
+    for name, p in state.items():
+        if name not in found:
+            raise EagleError(ErrorKind.MISSING_TENSOR, f"{folder} has no {name}: --init-from needs a head with one midlayer")
+        if tuple(found[name].shape) != tuple(p.shape):
+            raise EagleError(ErrorKind.HEAD_MISMATCH, f"{name} of {folder} has shape {list(found[name].shape)}, expected {list(p.shape)}")
+        state[name] = torch.from_numpy(np.array(found[name], np.float32))
+    head.load_state_dict(state)

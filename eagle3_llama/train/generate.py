@@ -1,0 +1,156 @@
+"""Conversations with their features: many sequences at once, captured in the pass that generates them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Iterator, Sequence
+
+import numpy as np
+
+from ..bench import loop_flags
+from ..errors import EagleError, ErrorKind
+from .sources import Task
+from .target import Target
+
+MARK = "\u2063user text\u2063"  # cut out of a rendered template to find where a user turn opens
+LOOPING = 0.5  # share of an answer inside loops from which it is dropped
+LEAST = 8  # tokens of an answer worth keeping
+
+
+@dataclasses.dataclass
+class Conversation:
+    """tokens int32 [n]; features float16 [n, layers + 1, n_embd]; best int32 [n]: the target's choice after each."""
+
+    index: int
+    tokens: np.ndarray
+    n_prompt: int
+    features: np.ndarray
+    best: np.ndarray
+    greedy: bool
+    ended: bool
+
+    def flaw(self, drop_truncated: bool) -> str | None:
+        """Why it is not worth training on, if so."""
+        answer = self.tokens[self.n_prompt :].tolist()
+        if len(answer) < LEAST:
+            return "empty"
+        if sum(loop_flags(answer)) > LOOPING * len(answer):
+            return "looping"
+        return "truncated" if drop_truncated and not self.ended else None
+
+
+class Slot:
+    """One sequence under way."""
+
+    def __init__(self, task: Task, seed: int) -> None:
+        self.task, self.rng = task, np.random.default_rng([seed, 11, task.index])
+        self.tokens: list[int] = []
+        self.features: list[np.ndarray] = []
+        self.best: list[np.ndarray] = []
+        self.n_prompt, self.writing = 0, task.kind == "write"
+
+    def start(self, target: Target, slot: int, tokens: Sequence[int]) -> int:
+        """Prefills tokens and samples the first of the answer."""
+        self.tokens, self.n_prompt = list(tokens), len(tokens)
+        features, best, logits = target.prefill(self.tokens, slot)
+        self.features, self.best = [features], [best]
+        return self.sample(logits)
+
+    def sample(self, logits: np.ndarray) -> int:
+        if self.writing:
+            return sample(logits, self.rng, 1.0, 1.0, 100)
+        return sample(logits, self.rng, self.task.temperature, self.task.top_p, self.task.top_k)
+
+    def conversation(self, ended: bool) -> Conversation:
+        features, best = np.concatenate(self.features), np.concatenate(self.best)
+        greedy = self.task.kind != "read" and self.task.temperature == 0
+        n = len(features)
+        return Conversation(self.task.index, np.array(self.tokens[:n], np.int32), self.n_prompt, features, best, greedy, ended)
+
+
+def sample(logits: np.ndarray, rng: np.random.Generator, temperature: float, top_p: float, top_k: int) -> int:
+    """A token from float32 [n_vocab]; temperature 0 takes the best, top_k 0 and top_p 1 leave all in (of 1,000)."""
+    if temperature == 0:
+        return int(logits.argmax())
+    k = min(top_k or 1000, len(logits))
+    ids = np.argpartition(logits, -k)[-k:]
+    ids = ids[np.lexsort((ids, -logits[ids]))]
+    p = np.exp((logits[ids] - logits[ids[0]]).astype(np.float64) / temperature)
+    p /= p.sum()
+    if top_p < 1:
+        p[np.cumsum(p) - p >= top_p] = 0
+        p /= p.sum()
+    return int(ids[min(int(np.searchsorted(np.cumsum(p), rng.random())), len(ids) - 1)])
+
+
+def user_opening(target: Target) -> list[int]:
+    """The chat template up to where the user's words begin: from here an instruct model writes prompts itself."""
+    marked = target.chat([{"role": "user", "content": MARK}])
+    text = target.llm.detokenize(marked, special=True).decode("utf-8", "replace")
+    if MARK not in text:
+        raise EagleError(ErrorKind.UNSUPPORTED, f"the chat template of {target.path} changes the user's words: give --prompts instead of self-synthesis")
+    return target.llm.tokenize(text[: text.index(MARK)].encode(), add_bos=False, special=True)
+
+
+def read(target: Target, task: Task, slot: int) -> Conversation | None:
+    """A finished conversation's features, by prefill."""
+    tokens, n_prompt = list(task.tokens), task.n_prompt
+    if task.messages:
+        n_prompt = len(target.chat(list(task.messages[:-1])))
+        tokens = target.chat(list(task.messages[:-1])) + target.llm.tokenize(task.messages[-1]["content"].encode(), add_bos=False)
+    tokens = tokens[: target.n_ctx]
+    if len(tokens) - n_prompt < LEAST:
+        return None
+    if max(tokens) >= target.n_vocab:
+        raise EagleError(ErrorKind.BAD_VALUE, f"conversation {task.index} has token {max(tokens)}, the target has {target.n_vocab}: was it made with another model?")
+    features, best, _ = target.prefill(tokens, slot)
+    return Conversation(task.index, np.array(tokens, np.int32), n_prompt, features, best, greedy=False, ended=True)
+
+
+def converse(target: Target, tasks: Sequence[Task], n_predict: int, seed: int) -> Iterator[Conversation | None]:
+    """Runs tasks, n_slots of them at a time; yields what each gave, in the order they end, None for nothing."""
+    waiting, active = list(reversed(tasks)), {}  # active: slot -> (Slot, token to decode next)
+    opening = user_opening(target) if any(t.kind == "write" for t in tasks) else []
+    while waiting or active:
+        for slot in range(target.n_slots):
+            while waiting and slot not in active:
+                task = waiting.pop()
+                if task.kind == "read":
+                    yield read(target, task, slot)
+                    continue
+                s = Slot(task, seed)
+                prompt = opening if s.writing else target.chat(list(task.messages))
+                if len(prompt) + LEAST > target.n_ctx:
+                    yield None
+                    continue
+                active[slot] = (s, s.start(target, slot, prompt))
+        done = []
+        for slot, (s, token) in list(active.items()):
+            limit = len(s.tokens) - s.n_prompt >= n_predict or len(s.tokens) + 1 >= target.n_ctx
+            if not (limit or target.is_end(token)):
+                continue
+            if s.writing and not limit and len(s.tokens) - s.n_prompt >= 4:
+                words = target.llm.detokenize(s.tokens[s.n_prompt :]).decode("utf-8", "replace").strip()
+                s.writing = False
+                prompt = target.chat(words)
+                if len(prompt) + LEAST <= target.n_ctx:
+                    active[slot] = (s, s.start(target, slot, prompt))
+                    continue
+            done.append(None if s.writing else s.conversation(ended=not limit))
+            del active[slot]
+        yield from done
+        if active:
+            step(target, active)
+
+
+def step(target: Target, active: dict[int, tuple[Slot, int]]) -> None:
+    """One token for every active slot."""
+    slots = sorted(active)
+    rows, features = target.decode([active[s][1] for s in slots], [len(active[s][0].tokens) for s in slots], slots)
+    best = rows.argmax(1).astype(np.int32)
+    for i, slot in enumerate(slots):
+        s, token = active[slot]
+        s.tokens.append(token)
+        s.features.append(features[i : i + 1])
+        s.best.append(best[i : i + 1])
+        active[slot] = (s, s.sample(rows[i]))

@@ -1,0 +1,173 @@
+"""The training loop: batches, optimiser, schedule, held-out acceptance, checkpoints."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+import time
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+import torch
+
+from ..convert.files import replacing
+from . import checkpoint
+from .acceptance import Acceptance, measure
+from .data import Corpus, batches, draft_vocabulary, split
+from .export import read_head
+from .loss import Teacher, training_time_test
+from .model import Head, build
+from .settings import TrainSettings
+from .weights import TargetWeights
+
+COLUMNS = ("step", "tokens_seen", "seconds", "loss", "lr", "mean_accepted_length")
+SAVE_EVERY = 60.0  # seconds
+
+
+@dataclasses.dataclass
+class Progress:
+    """Where a run is, for a bar: positions seen and to see, their rate, the last loss and acceptance."""
+
+    step: int
+    steps: int
+    seen: int
+    rate: float
+    loss: float
+    accepted: float
+
+
+class Trainer:
+    """One run. train() may be interrupted at any moment; another Trainer goes on from its checkpoint."""
+
+    def __init__(self, settings: TrainSettings, corpus: Corpus, out: Path) -> None:
+        self.s, self.corpus, self.out = settings, corpus, out
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        self.train_items, self.heldout = split(corpus, settings.heldout, settings.seed)
+        weights = TargetWeights(settings.targets[0])
+        d2t, self.coverage = self._vocabulary(weights)
+        head = build(weights, len(corpus.layers), d2t, settings.seed)
+        if settings.init_from:
+            read_head(Path(settings.init_from), head, corpus.layers)
+        self.head: Head = head.to(settings.device)
+        self.teacher = Teacher.of(weights, self.head, settings.device)
+        self.optimizer = torch.optim.AdamW(self.head.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
+        self.epoch_steps = len(batches(self.train_items, settings.batch_tokens, settings.seed, 0))
+        self.state: dict[str, Any] = {"step": 0, "seen": 0, "seconds": 0.0, "best": -1.0, "since_best": 0, "rows": []}
+        self.loss, self.save_every = float("nan"), SAVE_EVERY
+
+    def _vocabulary(self, weights: TargetWeights) -> tuple[np.ndarray, float]:
+        if self.s.init_from:
+            from .export import head_d2t
+
+            d2t = head_d2t(Path(self.s.init_from))
+            answers = self.corpus.answers(self.train_items)
+            return d2t, float(np.isin(answers, d2t).mean())
+        return draft_vocabulary(self.corpus.answers(self.train_items), weights.shape.n_vocab, self.s.draft_vocab)
+
+    @property
+    def path(self) -> Path:
+        return self.out / "checkpoint.pt"
+
+    def resume(self) -> bool:
+        """Takes up the checkpoint, if there is one."""
+        state = checkpoint.load(self.path, self.s)
+        if state is None:
+            return False
+        self.head.load_state_dict(state["head"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.state = state["state"]
+        return True
+
+    def save(self) -> None:
+        checkpoint.save(self.path, self.s, {"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict(), "state": self.state})
+
+    def train(self, progress: Callable[[Progress], None]) -> None:
+        """To the end of the epochs, of the minutes, or of patience.
+
+        Saves between whole steps only: what stops it in the middle of one loses the time since the last save.
+        """
+        st, total = self.state, self.s.epochs * self.epoch_steps
+        if st["step"] == 0 and not st["rows"]:
+            self.evaluate()
+        saved, order, drawn = time.monotonic(), [], -1
+        while st["step"] < total and not self._out_of_time() and not self._out_of_patience():
+            epoch, at = divmod(st["step"], self.epoch_steps)
+            if epoch != drawn:
+                order, drawn = batches(self.train_items, self.s.batch_tokens, self.s.seed, epoch), epoch
+            started = time.monotonic()
+            n = self._step([self.train_items[k] for k in order[at % len(order)]], total)
+            st["seconds"] += time.monotonic() - started
+            st["step"], st["seen"] = st["step"] + 1, st["seen"] + n
+            if st["step"] % self.s.eval_every == 0 or st["step"] == total:
+                self.evaluate()
+            if time.monotonic() - saved >= self.save_every:
+                self.save()
+                saved = time.monotonic()
+            progress(Progress(st["step"], total, st["seen"], st["seen"] / max(st["seconds"], 1e-9), self.loss,
+                              st["rows"][-1]["mean_accepted_length"]))
+        if st["rows"][-1]["step"] != st["step"]:
+            self.evaluate()
+        self.save()
+
+    def _step(self, items: list[Any], total: int) -> int:
+        batch = self.corpus.batch(items, self.s.steps + 2, self.s.device)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.s.lr * self._schedule(total)
+        loss = training_time_test(self.head, self.teacher, batch, self.s.steps, self.s.decay, self.s.hard, self.s.temperature)
+        self.optimizer.zero_grad(set_to_none=True)
+        if loss.positions:
+            loss.total.backward()
+            torch.nn.utils.clip_grad_norm_(self.head.parameters(), 0.5)
+            self.optimizer.step()
+            self.loss = loss.losses[0]
+        return int(batch.n_tokens.sum())
+
+    def _schedule(self, total: int) -> float:
+        """Warm-up, then a cosine to a tenth; by time where the minutes end before the epochs."""
+        done = (self.state["step"] + 1) / total
+        if self.s.minutes:
+            done = max(done, self.state["seconds"] / 60 / self.s.minutes)
+        if done < self.s.warmup:
+            return done / self.s.warmup
+        return 0.1 + 0.45 * (1 + math.cos(math.pi * min((done - self.s.warmup) / (1 - self.s.warmup), 1)))
+
+    def _out_of_time(self) -> bool:
+        return bool(self.s.minutes) and self.state["seconds"] >= 60 * self.s.minutes
+
+    def _out_of_patience(self) -> bool:
+        return bool(self.s.patience) and self.state["since_best"] >= self.s.patience
+
+    def evaluate(self) -> Acceptance:
+        """Measures held-out acceptance, logs it, keeps the best head."""
+        st = self.state
+        self.head.eval()
+        a = measure(self.head, self.corpus, self.heldout, min(self.s.steps, 5), self.s.device)
+        self.head.train()
+        st["rows"].append({"step": st["step"], "tokens_seen": st["seen"], "seconds": round(st["seconds"], 1), "loss": self.loss,
+                           "lr": self.s.lr * self._schedule(self.s.epochs * self.epoch_steps),
+                           "mean_accepted_length": a.mean_accepted_length, "accept_per_position": a.accept_per_position})
+        if a.mean_accepted_length > st["best"]:
+            st["best"], st["since_best"] = a.mean_accepted_length, 0
+            with replacing(self.out / "best.pt") as part:
+                torch.save({k: v.clone() for k, v in self.head.state_dict().items()}, part)
+        else:
+            st["since_best"] += 1
+        self.write_log()
+        return a
+
+    def write_log(self) -> None:
+        """log.csv: one line for each measurement."""
+        n = max((len(r["accept_per_position"]) for r in self.state["rows"]), default=0)
+        with replacing(self.out / "log.csv") as part, open(part, "w", newline="", encoding="utf-8") as f:
+            w = csv.writer(f)
+            w.writerow([*COLUMNS, *(f"accept_{i + 1}" for i in range(n))])
+            for r in self.state["rows"]:
+                w.writerow([*(r[c] for c in COLUMNS), *r["accept_per_position"]])
+
+    def best_head(self) -> Head:
+        """The head as it was when it was best."""
+        self.head.load_state_dict(torch.load(self.out / "best.pt", weights_only=True))
+        return self.head

@@ -1,0 +1,184 @@
+"""The EAGLE-3 head in PyTorch: one decoder layer over (embedding, g), its own state fed back.
+
+Source: EAGLE-3 (arXiv 2503.01840) and SafeAILab's cnets.py; names are the checkpoint's (SpecForge layout).
+"""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .weights import Shape, TargetWeights
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, n: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(n)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        self.n_head, self.n_kv, self.d = s.n_head, s.n_head_kv, s.head_dim
+        self.q_proj = nn.Linear(2 * s.n_embd, s.n_head * s.head_dim, bias=False)
+        self.k_proj = nn.Linear(2 * s.n_embd, s.n_head_kv * s.head_dim, bias=False)
+        self.v_proj = nn.Linear(2 * s.n_embd, s.n_head_kv * s.head_dim, bias=False)
+        self.o_proj = nn.Linear(s.n_head * s.head_dim, s.n_embd, bias=False)
+
+    def project(self, u: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q [B, H, T, d], k and v [B, H, T, d] (shared heads repeated), rotated."""
+        b, t, _ = u.shape
+        split = lambda x, n: x.view(b, t, n, self.d).transpose(1, 2)  # noqa: E731
+        q = rotate(split(self.q_proj(u), self.n_head), cos, sin)
+        k = rotate(split(self.k_proj(u), self.n_kv), cos, sin)
+        repeat = lambda x: x.repeat_interleave(self.n_head // self.n_kv, 1)  # noqa: E731
+        return q, repeat(k), repeat(split(self.v_proj(u), self.n_kv))
+
+
+class MLP(nn.Module):
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(s.n_embd, s.n_ff, bias=False)
+        self.up_proj = nn.Linear(s.n_embd, s.n_ff, bias=False)
+        self.down_proj = nn.Linear(s.n_ff, s.n_embd, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = Attention(s), MLP(s)
+        self.input_layernorm = RMSNorm(s.n_embd, s.rms_eps)
+        self.hidden_norm = RMSNorm(s.n_embd, s.rms_eps)
+        self.post_attention_layernorm = RMSNorm(s.n_embd, s.rms_eps)
+
+
+class Head(nn.Module):
+    """features [B, T, layers * n_embd] and tokens to drafts. d2t [draft_vocab]: target id of each draft id."""
+
+    def __init__(self, s: Shape, n_features: int, embedding: Tensor, d2t: Tensor) -> None:
+        super().__init__()
+        self.shape, self.n_features = s, n_features
+        self.fc = nn.Linear(n_features * s.n_embd, s.n_embd, bias=False)
+        self.midlayer = Layer(s)
+        self.norm = RMSNorm(s.n_embd, s.rms_eps)
+        self.lm_head = nn.Linear(s.n_embd, len(d2t), bias=False)
+        self.register_buffer("embedding", embedding, persistent=False)
+        self.register_buffer("d2t", d2t, persistent=False)
+        half = torch.arange(0, s.head_dim, 2, dtype=torch.float64) / s.head_dim
+        self.register_buffer("frequencies", (s.rope_theta**-half).float(), persistent=False)
+
+    def unroll(self, features: Tensor, tokens: Tensor, steps: int, pick: Tensor | None = None) -> Iterator[Tensor]:
+        """Training-time test: yields the logits of steps 0..steps-1, each [B, T, draft_vocab], or [len(pick), draft_vocab].
+
+        tokens [B, T + steps] long: position t is paired with tokens[t + 1] and step j with tokens[t + 1 + j], the
+        text's own; step j at t then predicts tokens[t + 2 + j]. Step j sees real rows up to t and its own chain only.
+        pick: flat indices into B * T whose logits are wanted.
+        """
+        t = features.shape[1]
+        chain = Chain(self, features)
+        for j in range(steps):
+            h = chain.step(self.embedding[tokens[:, 1 + j : 1 + j + t]])
+            yield self.logits(h if pick is None else h.flatten(0, 1)[pick])
+
+    def draft(self, features: Tensor, tokens: Tensor, steps: int) -> Tensor:
+        """Greedy chains from every position at once: target ids [B, T, steps]. tokens [B, T + 1]."""
+        chain, out = Chain(self, features), []
+        following = tokens[:, 1 : 1 + features.shape[1]]
+        for _ in range(steps):
+            h = chain.step(self.embedding[following])
+            following = self.d2t[self.logits(h).argmax(-1)]
+            out.append(following)
+        return torch.stack(out, -1)
+
+    def logits(self, h: Tensor) -> Tensor:
+        return self.lm_head(self.norm(h))
+
+
+class Chain:
+    """The state of one unroll: x is what the next step reads in place of g."""
+
+    def __init__(self, head: Head, features: Tensor) -> None:
+        self.head, self.x = head, head.fc(features)
+        t = features.shape[1]
+        self.positions = torch.arange(t, device=features.device)
+        self.causal = torch.ones(t, t, dtype=torch.bool, device=features.device).tril()
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def step(self, e: Tensor) -> Tensor:
+        """One pass over all positions; e [B, T, n_embd]. Returns the state before the final norm."""
+        layer, a = self.head.midlayer, self.head.midlayer.self_attn
+        u = torch.cat([layer.input_layernorm(e), layer.hidden_norm(self.x)], -1)
+        angles = (self.positions + len(self.keys))[:, None] * self.head.frequencies
+        q, k, v = a.project(u, angles.cos(), angles.sin())
+        self.keys.append(k)
+        self.values.append(v)
+        h = self.x + a.o_proj(self._attend(q).transpose(1, 2).flatten(2))
+        self.x = h + layer.mlp(layer.post_attention_layernorm(h))
+        return self.x
+
+    def _attend(self, q: Tensor) -> Tensor:
+        if len(self.keys) == 1:
+            return F.scaled_dot_product_attention(q, self.keys[0], self.values[0], is_causal=True)
+        scale = q.shape[-1] ** -0.5
+        real = (q @ self.keys[0].transpose(-1, -2) * scale).masked_fill(~self.causal, float("-inf"))
+        own = [(q * k).sum(-1, keepdim=True) * scale for k in self.keys[1:]]
+        p = torch.cat([real, *own], -1).softmax(-1)
+        t = q.shape[2]
+        out = p[..., :t] @ self.values[0]
+        for i, v in enumerate(self.values[1:]):
+            out = out + p[..., t + i : t + i + 1] * v
+        return out
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Half-split rotary embedding of [B, H, T, d] by angles [T, d / 2]."""
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def build(weights: TargetWeights, n_features: int, d2t: np.ndarray, seed: int) -> Head:
+    """A head that starts from the target: last layer, final norm and output rows; g starts as the last captured feature."""
+    torch.manual_seed(seed)
+    s = weights.shape
+    embedding = torch.from_numpy(weights.rows("token_embd.weight"))
+    head = Head(s, n_features, embedding, torch.from_numpy(d2t.astype(np.int64)))
+    last = weights.last_layer()
+    with torch.no_grad():
+        head.lm_head.weight.copy_(torch.from_numpy(weights.rows(weights.output_name, d2t)))
+        _copy(head.norm.weight, weights.get("output_norm.weight"))
+        head.fc.weight.normal_(0, 0.2 / (n_features * s.n_embd) ** 0.5)
+        head.fc.weight[:, -s.n_embd :] += torch.eye(s.n_embd)
+        layer, a = head.midlayer, head.midlayer.self_attn
+        for linear, name in ((a.q_proj, "attn_q"), (a.k_proj, "attn_k"), (a.v_proj, "attn_v")):
+            linear.weight.normal_(0, 0.2 / (2 * s.n_embd) ** 0.5)
+            if name in last and last[name].shape == (linear.weight.shape[0], s.n_embd):
+                linear.weight[:, s.n_embd :] += torch.from_numpy(last[name])
+        for parameter, name in ((a.o_proj.weight, "attn_output"), (layer.mlp.gate_proj.weight, "ffn_gate"), (layer.mlp.up_proj.weight, "ffn_up"),
+                                (layer.mlp.down_proj.weight, "ffn_down"), (layer.hidden_norm.weight, "attn_norm"),
+                                (layer.post_attention_layernorm.weight, "ffn_norm")):
+            _copy(parameter, last.get(name))
+        # embeddings are small where the residual stream is not: its norm starts at one
+        layer.input_layernorm.weight.fill_(1.0)
+    return head
+
+
+def _copy(parameter: Tensor, value: np.ndarray | None) -> None:
+    """Where the target's layer has another shape (experts, say) the random start stays."""
+    if value is not None and tuple(value.shape) == tuple(parameter.shape):
+        parameter.copy_(torch.from_numpy(value))
+
+
+def n_parameters(head: Head) -> int:
+    return sum(p.numel() for p in head.parameters())

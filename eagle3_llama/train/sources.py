@@ -1,0 +1,134 @@
+"""Where training text comes from: task i of a run depends on the seed and on i, on nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from pathlib import Path
+from typing import Any, Iterable
+
+import numpy as np
+
+from ..errors import EagleError, ErrorKind
+from .settings import TrainSettings
+
+# temperature, top_p, top_k: a third greedy, since that is how most drafts are verified
+BLOCK = 100  # tasks in which the sources' weights are exact to a hundredth
+SAMPLING = ((0.0, 1.0, 0), (0.7, 0.95, 0), (1.0, 1.0, 100))
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One conversation to be made. kind: `write` (the model writes the prompt too), `answer` or `read` (finished)."""
+
+    index: int
+    kind: str
+    messages: tuple[dict[str, str], ...] = ()
+    tokens: tuple[int, ...] = ()  # kind read: all of them
+    n_prompt: int = 0  # kind read
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+class Tasks:
+    """The run's tasks by index. Files are read once; prompts and conversations are drawn without repetition per pass."""
+
+    def __init__(self, settings: TrainSettings) -> None:
+        self.seed = settings.seed
+        weights = np.array(settings.source_weights()) / sum(settings.source_weights())
+        self.block = np.repeat(np.arange(3), np.maximum(np.round(weights * BLOCK), weights > 0).astype(int))
+        self.prompts = [p for path in settings.prompts for p in read_prompts(path)]
+        self.conversations = [c for path in settings.conversations for c in read_conversations(path)]
+        self._orders = [np.random.default_rng([self.seed, 7, k]).permutation(n) if n else None
+                        for k, n in enumerate((0, len(self.prompts), len(self.conversations)))]
+
+    def task(self, index: int) -> Task:
+        """Task `index` of the run."""
+        rng = np.random.default_rng([self.seed, index])
+        source, nth = self._source(index)
+        temperature, top_p, top_k = SAMPLING[int(rng.integers(3))]
+        how: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+        if source == 0:
+            return Task(index, "write", **how)
+        order = self._orders[source]
+        item = int(order[nth % len(order)])
+        if source == 1:
+            return Task(index, "answer", messages=tuple(self.prompts[item]), **how)
+        c = self.conversations[item]
+        return Task(index, "read", messages=tuple(c.get("messages", ())), tokens=tuple(c.get("tokens", ())), n_prompt=c.get("n_prompt", 0))
+
+    def _source(self, index: int) -> tuple[int, int]:
+        """Source of a task, and how many tasks before it had the same: exact shares in every block of tasks."""
+        block, at = divmod(index, len(self.block))
+        order = np.random.default_rng([self.seed, 3, block]).permutation(self.block)
+        source = int(order[at])
+        return source, int(block * (self.block == source).sum() + (order[:at] == source).sum())
+
+    def exhausted(self, index: int) -> bool:
+        """True once finished conversations are the only source and every one was read."""
+        return bool((self.block == 2).all()) and index >= len(self.conversations)
+
+
+def read_prompts(path: str | Path) -> list[list[dict[str, str]]]:
+    """Messages of each line: a JSON string, {"prompt": ...} or {"messages": [...]} without the last answer."""
+    out = []
+    for where, item in _lines(path):
+        if isinstance(item, dict) and "messages" in item:
+            messages = _messages(item["messages"], where)
+            while messages and messages[-1]["role"] == "assistant":
+                messages.pop()
+        else:
+            text = item.get("prompt") if isinstance(item, dict) else item
+            messages = _messages([{"role": "user", "content": text}], where)
+        if messages:
+            out.append(messages)
+    return _some(out, path)
+
+
+def read_conversations(path: str | Path) -> list[dict[str, Any]]:
+    """Finished conversations: {"messages": [...]} that end with the assistant, or {"toks": ids, "prompt": how many precede the answer}."""
+    out = []
+    for where, item in _lines(path):
+        if isinstance(item, dict) and "toks" in item:
+            tokens, n_prompt = item["toks"], item.get("prompt", 0)
+            if not _ids(tokens) or not isinstance(n_prompt, int) or not 0 <= n_prompt <= len(tokens):
+                raise EagleError(ErrorKind.BAD_VALUE, f"{where}: toks are no token ids, or prompt is not 0..{len(tokens)}")
+            out.append({"tokens": tokens, "n_prompt": n_prompt})
+        elif isinstance(item, dict) and "messages" in item:
+            messages = _messages(item["messages"], where)
+            if messages[-1]["role"] == "assistant":
+                out.append({"messages": messages})
+        else:
+            raise EagleError(ErrorKind.BAD_VALUE, f"{where}: expected an object with messages or toks")
+    return _some(out, path)
+
+
+def _ids(tokens: Any) -> bool:
+    return isinstance(tokens, list) and len(tokens) > 1 and all(isinstance(t, int) and not isinstance(t, bool) and t >= 0 for t in tokens)
+
+
+def _lines(path: str | Path) -> Iterable[tuple[str, Any]]:
+    opener = gzip.open if str(path).endswith(".gz") else open
+    try:
+        with opener(path, "rt", encoding="utf-8") as f:
+            for n, line in enumerate(f, 1):
+                if line.strip():
+                    yield f"{path}, line {n}", json.loads(line)
+    except (OSError, EOFError, ValueError, RecursionError) as e:
+        raise EagleError(ErrorKind.BAD_VALUE, f"{path} is no JSON lines file: {e}") from e
+
+
+def _messages(value: Any, where: str) -> list[dict[str, str]]:
+    ok = isinstance(value, list) and value and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value)
+    if not ok:
+        raise EagleError(ErrorKind.BAD_VALUE, f"{where}: expected a string, prompt, or messages with role and content")
+    return [{"role": m["role"], "content": m["content"]} for m in value]
+
+
+def _some(items: list[Any], path: str | Path) -> list[Any]:
+    if not items:
+        raise EagleError(ErrorKind.BAD_VALUE, f"{path} has nothing to train on")
+    return items
