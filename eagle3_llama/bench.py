@@ -198,23 +198,29 @@ def bench_target(target: Target, prompts: Iterable[tuple[str, str]], modes: Sequ
     return answers
 
 
-def capture_cost(llm: Any, blocks: int = 12, rows: int = 8) -> float:
-    """How much longer a one-row decode takes with capture on, as a share; on and off alternate in blocks."""
+def capture_cost(llm: Any, blocks: int = 30, rows: int = 8) -> float:
+    """How much longer a one-row decode takes with capture on, as a share: the median over blocks, on and off alternating."""
     from .tune import fill_context
 
-    times: dict[bool, list[float]] = {True: [], False: []}
-    fill_context(llm, 200)
-    for b in range(2 * blocks):
-        on = b % 2 == 0
+    def block(on: bool) -> float:
         llm._engine.set_capture(on)
+        times = []
         for r in range(rows + 1):
             start = time.perf_counter()
             llm._engine.decode(100, [])
             if r:  # switching makes the next decode plan its memory again
-                times[on].append(time.perf_counter() - start)
+                times.append(time.perf_counter() - start)
             llm._engine.commit(0)
+        return statistics.median(times)
+
+    fill_context(llm, 200)
+    ratios = []
+    for b in range(blocks):
+        first = block(b % 2 == 0)
+        second = block(b % 2 == 1)
+        ratios.append(first / second if b % 2 == 0 else second / first)
     llm.eagle_params = llm.eagle_params  # capture as the settings want it
-    return statistics.median(times[True]) / statistics.median(times[False]) - 1
+    return statistics.median(ratios) - 1
 
 
 def cost_curve(llm: Any, rows: Sequence[int] = ROWS) -> dict[str, float]:

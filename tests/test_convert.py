@@ -310,3 +310,25 @@ def test_head_of_its_own_width(tmp_path):
     convert(write_head(tmp_path / "b", config, tensors), target, tmp_path / "out.gguf")
     keys, got = read(tmp_path / "out.gguf")
     assert keys["eagle3.target_hidden_size"] == 96 and got["token_embd.weight"].shape.tolist() == [HIDDEN, VOCAB]
+
+
+def test_pickle(tmp_path, target):
+    """pytorch_model.bin gives the very file that safetensors gives; anything but plain tensors is refused, and not run."""
+    torch = pytest.importorskip("torch")
+    config, tensors = checkpoint()
+    convert(write_head(tmp_path / "safe", config, tensors), target, tmp_path / "safe.gguf", "f16")
+    head = write_head(tmp_path / "head", config, tensors)
+    (head / "model.safetensors").unlink()
+    torch.save({name: torch.from_numpy(np.array(t)) for name, t in tensors.items()}, head / "pytorch_model.bin")
+    convert(head, target, tmp_path / "out.gguf", "f16")
+    ours, theirs = read(tmp_path / "out.gguf")[1], read(tmp_path / "safe.gguf")[1]
+    assert ours.keys() == theirs.keys() and all((ours[k].data == theirs[k].data).all() for k in ours)
+
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "run"),)
+
+    torch.save({"fc.weight": Evil()}, head / "pytorch_model.bin")
+    with pytest.raises(EagleError, match="torch.load refuses"):
+        convert(head, target, tmp_path / "evil.gguf", "f16")
+    assert not (tmp_path / "run").exists() and not (tmp_path / "evil.gguf").exists()

@@ -1,6 +1,7 @@
 """The native head against an independent PyTorch implementation, on the real model."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,19 @@ def test_head_matches_reference(target, head_f32, which, least, k):
     llm.close()
 
 
+@pytest.mark.parametrize("outtype", ["f16", "q4_0"])
+def test_upstream_reads_converted_heads(target, tmp_path, outtype):
+    """llama.cpp's own loader of `eagle3` (patches leave it alone) finds every key, tensor and shape it asks for."""
+    import llama_cpp
+
+    out = tmp_path / "head.gguf"
+    convert(DATA / "reference-head", target, out, outtype=outtype)
+    for path in (out, shipped_head()):
+        model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+        assert model and llama_cpp.llama_model_n_embd(model) == 576
+        llama_cpp.llama_model_free(model)
+
+
 def test_live_features_match_reference(target):
     """Captured from the F32 target over several micro-batches; the file's features are float16."""
     from eagle3_llama.capture import Capture
@@ -64,7 +78,7 @@ def test_live_features_match_reference(target):
 def test_acceptance_matches_reference(target, head_f32):
     """Greedy chains of four over the reference prompts: within 3 points at each of the first three positions."""
     expected = json.loads((DATA / "expected.json").read_text())
-    llm = EagleLlama(target, eagle_path=head_f32, n_max=expected["chain"], n_ctx=1024, verbose=False)
+    llm = EagleLlama(target, eagle_path=head_f32, n_max=expected["chain"], n_ctx=1024, n_threads=os.cpu_count(), verbose=False)
     for text in expected["texts"]:
         answer = text["greedy_tokens"]
         ours = []

@@ -247,6 +247,33 @@ def test_sequences_together_are_as_alone(tiny):
     target.close()
 
 
+def test_capture_in_pytorch(tiny):
+    """The second backend against llama.cpp: logits and features, of a prompt and of many sequences at once."""
+    backends = [Target(tiny.targets[0], (1, 2, 3), 3, 64, 1, device) for device in (None, "cpu")]
+    text = [[1, *range(10 + 7 * s, 25 + 9 * s)] for s in range(3)]
+    results = []
+    for target in backends:
+        prompts = [target.prefill(t[:-1], s) for s, t in enumerate(text)]
+        rows, features = target.decode([t[-1] for t in text], [len(t) - 1 for t in text], range(3))
+        results.append([*(p[0] for p in prompts), *(p[2] for p in prompts), rows.copy(), features])
+        target.close()
+    for ours, theirs in zip(*results):
+        np.testing.assert_allclose(ours.astype(np.float32), theirs.astype(np.float32), atol=2e-2 * np.abs(theirs).max())
+
+
+def test_capture_in_pytorch_on_the_real_model():
+    text = "The sky is blue because"
+    rows = []
+    for device in (None, "cpu"):
+        target = Target(str(smollm2("Q8_0")), None, 1, 64, 2, device)
+        features, best, _ = target.prefill(target.llm.tokenize(text.encode()), 0)
+        rows.append((features.astype(np.float64), best))
+        target.close()
+    (a, best), (b, other) = rows
+    cosine = (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
+    assert cosine.min() > 0.995 and (best == other).mean() > 0.7  # llama.cpp rounds activations to 8 bits
+
+
 def test_sources(tmp_path, tiny):
     settings = dataclasses.replace(tiny, prompts=(lines(tmp_path / "p.jsonl", [f"prompt {i}" for i in range(50)]),), weights=(2, 1, 1))
     tasks = [Tasks(settings).task(i) for i in range(100)]

@@ -22,7 +22,7 @@ def read_pickle(path: Path) -> dict[str, HeadTensor]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as e:  # torch raises many types for what it refuses
-        raise EagleError(ErrorKind.BAD_FILE, f"{path} is refused by torch.load: {str(e)[:120]}") from e
+        raise EagleError(ErrorKind.BAD_FILE, f"{path} is a pickle that torch.load refuses: {str(e)[:120]}") from e
     if not isinstance(state, dict):
         raise EagleError(ErrorKind.BAD_VALUE, f"{path} holds no dictionary of tensors")
     return {name: _tensor(torch, path, name, value) for name, value in state.items()}

@@ -26,7 +26,8 @@ def train(target: Annotated[list[Path], typer.Option(help="the model to be serve
           eval_every: int = 100, patience: Annotated[int, typer.Option(help="measurements without a better one; 0: no early stop")] = 0,
           heldout: int = 32, init_from: Annotated[Optional[Path], typer.Option(help="a head's checkpoint folder to go on from")] = None,
           drop_truncated: bool = False, seed: int = 1, threads: int = 0, slots: Annotated[int, typer.Option(help="sequences at once")] = 32,
-          device: str = "cpu") -> None:  # fmt: skip
+          device: Annotated[str, typer.Option(help="cpu or cuda, of the training")] = "cpu",
+          capture: Annotated[str, typer.Option(help="llama: features from llama.cpp; torch: on --device, from the dequantised weights")] = "llama") -> None:  # fmt: skip
     """Train an EAGLE-3 head from nothing but the model's GGUF; may be stopped and run again at any moment."""
     from .run import train as run
 
@@ -35,7 +36,8 @@ def train(target: Annotated[list[Path], typer.Option(help="the model to be serve
         weights=numbers(weights, float, "--weights"), max_tokens=max_tokens, max_gb=max_gb, minutes=minutes, epochs=epochs,
         layers=numbers(layers, int, "--layers") if layers else None, draft_vocab=draft_vocab, steps=steps, lr=lr, batch_tokens=batch_tokens,
         n_predict=n_predict, hard=hard, temperature=temperature, eval_every=eval_every, patience=patience, heldout=heldout,
-        init_from=str(init_from) if init_from else None, drop_truncated=drop_truncated, seed=seed, threads=threads, slots=slots, device=device)
+        init_from=str(init_from) if init_from else None, drop_truncated=drop_truncated, seed=seed, threads=threads, slots=slots, device=device,
+        capture=capture)
     report = run(settings)
     accepted = " ".join(f"{x:.3f}" for x in report.accept_per_position)
     print(f"held-out greedy chains: {report.mean_accepted_length:.2f} tokens a round, accepted at {accepted}")

@@ -69,7 +69,8 @@ def _data(settings: TrainSettings, out: Path, console: Console) -> list[Path]:
     n_ctx = settings.n_predict + 512
 
     def open_target(path: str) -> Target:
-        return Target(path, settings.layers, settings.slots, n_ctx, settings.threads or os.cpu_count() or 1)
+        return Target(path, settings.layers, settings.slots, n_ctx, settings.threads or os.cpu_count() or 1,
+                      settings.device if settings.capture == "torch" else None)
 
     with _bar(console, "{task.fields[note]}") as bar:
         task = bar.add_task("data", total=settings.max_tokens, note="")

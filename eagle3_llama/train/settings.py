@@ -18,6 +18,7 @@ class TrainSettings:
     draft_vocab: most frequent target tokens the head may draft. steps: of training-time test.
     batch_tokens: positions an optimiser step sees. minutes: of training, data not counted; 0 is no limit.
     weights: of the sources (self-synthesis, prompts, conversations) when tasks are drawn.
+    capture: llama computes features with llama.cpp, torch on `device` with the dequantised weights.
     hard: share of the loss on the target's best token instead of its distribution. temperature: of the soft labels.
     """
 
@@ -49,6 +50,7 @@ class TrainSettings:
     threads: int = 0
     slots: int = 32
     device: str = "cpu"
+    capture: str = "llama"
 
     def __post_init__(self) -> None:
         self._check(bool(self.targets), "targets", "name at least one GGUF with --target")
@@ -62,6 +64,7 @@ class TrainSettings:
                                   ("temperature", 0.05, 20), ("max_gb", 0.001, 1e6)):
             value = getattr(self, name)
             self._check(math.isfinite(value) and least <= value <= most, name, f"{name} is {value!r}, expected {least}..{most}")
+        self._check(self.capture in ("llama", "torch"), "capture", f"capture is {self.capture!r}, expected llama or torch")
         self._check(self.steps <= 16, "steps", f"steps is {self.steps}, expected at most 16")
         self._check(len(self.weights) == 3 and min(self.weights) >= 0 and sum(self.weights) > 0, "weights",
                     f"weights are {self.weights}, expected three numbers, not all 0")
@@ -80,5 +83,5 @@ class TrainSettings:
 
     def data_key(self) -> dict[str, object]:
         """The settings that decide the data; a folder of shards made with others is refused."""
-        names = ("targets", "prompts", "conversations", "weights", "max_tokens", "n_predict", "drop_truncated", "layers", "seed", "heldout")
+        names = ("targets", "prompts", "conversations", "weights", "max_tokens", "n_predict", "drop_truncated", "layers", "seed", "capture")
         return {name: getattr(self, name) for name in names}

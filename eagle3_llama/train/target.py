@@ -1,8 +1,8 @@
-"""The target under llama.cpp with capture on: many sequences in one context, every row's logits and features."""
+"""The target with capture on: many sequences at once, every row's logits and features, from either backend."""
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Protocol, Sequence
 
 import numpy as np
 
@@ -13,33 +13,37 @@ from ..llama import EagleLlama, _address
 
 import llama_cpp  # after ..llama: it brings the library
 
+N_BATCH = 512
 
-class Target:
-    """A GGUF with n_slots sequences of n_ctx tokens each; features are the inputs of `layers` and the last layer's output."""
 
-    def __init__(self, path: str, layers: Sequence[int] | None, n_slots: int, n_ctx: int, n_threads: int) -> None:
-        self.path, self.n_slots, self.n_ctx, self.n_batch = path, n_slots, n_ctx, 512
-        try:
-            self.llm = EagleLlama(path, n_ctx=32, n_batch=32, verbose=False)  # tokenizer, template, metadata
-        except ValueError as e:
-            raise EagleError(ErrorKind.BAD_FILE, f"{path} cannot be loaded: {e}") from e
-        model = self.llm._model.model
-        self.n_layer, self.n_embd = llama_cpp.llama_model_n_layer(model), llama_cpp.llama_model_n_embd(model)
-        self.n_vocab = self.llm.n_vocab()
-        self.layers = list(layers) if layers is not None else default_layers(self.n_layer)
+class Backend(Protocol):
+    """What computes rows. forward() takes at most N_BATCH rows, all of one slot or one of each slot, and returns
+    logits float32 [n, n_vocab], valid until the next call, and features float32 [n, layers + 1, n_embd]."""
+
+    def forward(self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray]: ...
+
+    def clear(self, slot: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class LlamaBackend:
+    """llama.cpp's own forward pass of the very file: a context of n_slots sequences."""
+
+    def __init__(self, model: object, layers: Sequence[int], n_slots: int, n_ctx: int, n_threads: int) -> None:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_seq_max, params.kv_unified = n_slots * n_ctx, n_slots, False
-        params.n_batch = params.n_ubatch = self.n_batch
+        params.n_batch = params.n_ubatch = N_BATCH
         params.n_threads = params.n_threads_batch = n_threads
         self.ctx = llama_cpp.llama_init_from_model(model, params)
         if not self.ctx:
-            raise EagleError(ErrorKind.MEMORY, f"no context of {n_slots} x {n_ctx} tokens for {path}: use fewer --slots")
-        self.memory = llama_cpp.llama_get_memory(self.ctx)
-        self.batch = llama_cpp.llama_batch_init(self.n_batch, 0, 1)
-        self.capture = Capture(_address(self.ctx), [*self.layers, self.n_layer], self.n_embd)
+            raise EagleError(ErrorKind.MEMORY, f"no context of {n_slots} x {n_ctx} tokens: use fewer --slots")
+        self.batch = llama_cpp.llama_batch_init(N_BATCH, 0, 1)
+        self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        n_layer = llama_cpp.llama_model_n_layer(model)
+        self.capture = Capture(_address(self.ctx), [*layers, n_layer], llama_cpp.llama_model_n_embd(model))
 
-    def decode(self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """At most n_batch rows: logits float32 [n, n_vocab], valid until the next call, and features float16 [n, layers + 1, n_embd]."""
+    def forward(self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         b, n = self.batch, len(tokens)
         b.n_tokens = n
         for i in range(n):
@@ -48,26 +52,58 @@ class Target:
         code = llama_cpp.llama_decode(self.ctx, b)
         if code != 0:
             raise EagleError(ErrorKind.DECODE, f"llama_decode of {n} tokens returned {code}: this target cannot be captured")
-        features = self.capture.read(n)
+        return np.ctypeslib.as_array(llama_cpp.llama_get_logits(self.ctx), shape=(n, self.n_vocab)), self.capture.read(n)
+
+    def clear(self, slot: int) -> None:
+        llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self.ctx), slot, -1, -1)
+
+    def close(self) -> None:
+        self.capture.close()
+        llama_cpp.llama_batch_free(self.batch)
+        llama_cpp.llama_free(self.ctx)
+
+
+class Target:
+    """A GGUF with n_slots sequences of n_ctx tokens each; features are the inputs of `layers` and the last layer's output.
+
+    device: None computes with llama.cpp; a PyTorch device computes there with the dequantised weights.
+    """
+
+    def __init__(self, path: str, layers: Sequence[int] | None, n_slots: int, n_ctx: int, n_threads: int, device: str | None = None) -> None:
+        self.path, self.n_slots, self.n_ctx = path, n_slots, n_ctx
+        try:
+            self.llm = EagleLlama(path, n_ctx=32, n_batch=32, verbose=False)  # tokenizer, template, weights
+        except ValueError as e:
+            raise EagleError(ErrorKind.BAD_FILE, f"{path} cannot be loaded: {e}") from e
+        model = self.llm._model.model
+        n_layer = llama_cpp.llama_model_n_layer(model)
+        self.n_embd, self.n_vocab = llama_cpp.llama_model_n_embd(model), self.llm.n_vocab()
+        self.layers = list(layers) if layers is not None else default_layers(n_layer)
+        if device is None:
+            self.backend: Backend = LlamaBackend(model, self.layers, n_slots, n_ctx, n_threads)
+        else:
+            from .torch_backend import TorchBackend
+
+            self.backend = TorchBackend(path, self.layers, n_slots, n_ctx, device)
+
+    def decode(self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Logits float32 [n, n_vocab], valid until the next call, and features float16 [n, layers + 1, n_embd]."""
+        rows, features = self.backend.forward(tokens, positions, slots)
         if not np.isfinite(features).all():
             raise EagleError(ErrorKind.BAD_VALUE, f"{self.path} gives features that are not finite")
-        rows = np.ctypeslib.as_array(llama_cpp.llama_get_logits(self.ctx), shape=(n, self.n_vocab))
         return rows, np.clip(features, -65504, 65504).astype(np.float16)
 
     def prefill(self, tokens: Sequence[int], slot: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """A slot from its start: features of all tokens, the target's best token after each, logits after the last."""
-        self.clear(slot)
+        self.backend.clear(slot)
         features, best, last = [], [], None
-        for i in range(0, len(tokens), self.n_batch):
-            part = tokens[i : i + self.n_batch]
+        for i in range(0, len(tokens), N_BATCH):
+            part = tokens[i : i + N_BATCH]
             rows, f = self.decode(part, range(i, i + len(part)), [slot] * len(part))
             features.append(f)
             best.append(rows.argmax(1).astype(np.int32))
             last = rows[-1].copy()
         return np.concatenate(features), np.concatenate(best), last
-
-    def clear(self, slot: int) -> None:
-        llama_cpp.llama_memory_seq_rm(self.memory, slot, -1, -1)
 
     def chat(self, messages: list[dict[str, str]] | str) -> list[int]:
         return chat_tokens(self.llm, messages)
@@ -76,10 +112,8 @@ class Target:
         return is_end(self.llm, token)
 
     def close(self) -> None:
-        """Frees the context and the model."""
-        self.capture.close()
-        llama_cpp.llama_batch_free(self.batch)
-        llama_cpp.llama_free(self.ctx)
+        """Frees the backend and the model."""
+        self.backend.close()
         self.llm.close()
 
 

@@ -1,0 +1,57 @@
+"""What can go wrong before anything is compiled: one clear line each, and nothing is left behind."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "native"))
+
+import fetch  # noqa: E402
+
+
+def build(cache, *args, script="build.py", **env):
+    done = subprocess.run([sys.executable, ROOT / "native" / script, *args], capture_output=True, text=True,
+                          env={**os.environ, "EAGLE3_LLAMA_CACHE": str(cache), **env})
+    return done.returncode, done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("env, said", [
+    ({"CXX": "/none/c++"}, "no C++ compiler: looked for /none/c++. Install one"),
+    ({"CC": "/none/cc"}, "set CC to its path"),
+    ({"CMAKE_ARGS": "GGML_CUDA=on"}, "only -DNAME=VALUE is"),
+    ({"EAGLE3_LLAMA_CPP_DIR": "/none"}, "no llama.cpp tree"),
+    ({"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}, "check the network"),
+])
+def test_one_clear_line(tmp_path, env, said):
+    code, last = build(tmp_path, "--print-dir", **env)
+    assert code == 1 and last.startswith("error: ") and said in last
+    assert not [p for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock"]
+
+
+def test_another_file_by_that_name(tmp_path, monkeypatch):
+    """An index that serves something else: refused by hash, not kept."""
+
+    def served(command, **_):
+        (Path(command[command.index("-d") + 1]) / fetch.SDIST).write_bytes(b"not it")
+        return subprocess.CompletedProcess(command, 0, "")
+
+    monkeypatch.setenv("EAGLE3_LLAMA_CACHE", str(tmp_path))
+    monkeypatch.setattr(fetch.subprocess, "run", served)
+    with pytest.raises(fetch.BuildError, match="has sha256 .* expected " + fetch.SDIST_SHA256):
+        fetch.sdist()
+    assert not list((tmp_path / "downloads").iterdir())
+
+
+def test_damaged_download_is_fetched_again(tmp_path, monkeypatch):
+    (tmp_path / "downloads").mkdir()
+    (tmp_path / "downloads" / fetch.SDIST).write_bytes(b"half of it")
+    monkeypatch.setenv("EAGLE3_LLAMA_CACHE", str(tmp_path))
+    asked = []
+    monkeypatch.setattr(fetch.subprocess, "run", lambda command, **_: asked.append(command) or subprocess.CompletedProcess(command, 1, "no network"))
+    with pytest.raises(fetch.BuildError, match="cannot download"):
+        fetch.sdist()
+    assert asked
