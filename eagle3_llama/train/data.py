@@ -46,7 +46,7 @@ class Corpus:
     """Conversations of all shards, kept memory-mapped."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self.files, self.items, self.counts = [], [], 0
+        self.files, self.items = [], []
         self.layers = shard_info(paths[0])["layers"]
         for n, path in enumerate(paths):
             f = safe_open(path, "numpy")

@@ -16,7 +16,7 @@ from ..convert.files import replacing
 from . import checkpoint
 from .acceptance import Acceptance, measure
 from .data import Corpus, batches, draft_vocabulary, split
-from .export import read_head
+from .export import head_d2t, read_head
 from .loss import Teacher, training_time_test
 from .model import Head, build
 from .settings import TrainSettings
@@ -60,8 +60,6 @@ class Trainer:
 
     def _vocabulary(self, weights: TargetWeights) -> tuple[np.ndarray, float]:
         if self.s.init_from:
-            from .export import head_d2t
-
             d2t = head_d2t(Path(self.s.init_from))
             answers = self.corpus.answers(self.train_items)
             return d2t, float(np.isin(answers, d2t).mean())

@@ -178,7 +178,3 @@ def _copy(parameter: Tensor, value: np.ndarray | None) -> None:
     """Where the target's layer has another shape (experts, say) the random start stays."""
     if value is not None and tuple(value.shape) == tuple(parameter.shape):
         parameter.copy_(torch.from_numpy(value))
-
-
-def n_parameters(head: Head) -> int:
-    return sum(p.numel() for p in head.parameters())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -77,8 +78,6 @@ def _data(settings: TrainSettings, out: Path, console: Console) -> list[Path]:
         start: list[float] = []
 
         def progress(tokens: int, made: int, dropped: int) -> None:
-            import time
-
             start.append(time.monotonic()) if not start else None
             rate = made / max(time.monotonic() - start[0], 1e-3)
             bar.update(task, completed=min(tokens, settings.max_tokens), note=f"{rate:.0f} tokens/s, {dropped} answers dropped")
