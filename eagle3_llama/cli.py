@@ -11,6 +11,7 @@ from typing import Annotated, Any, Optional
 import typer
 from rich.console import Console
 
+from .convert.files import replacing
 from .errors import EagleError, ErrorKind
 from .params import EagleParams
 
@@ -108,9 +109,8 @@ def bench(target: Annotated[list[Path], typer.Option(help="one or more targets, 
     report = run_bench([str(t) for t in target], str(head) if head else None, prompts, wanted, n_predict, rounds, n_max, limit,
                        {"temp": temp, "top_p": top_p}, threads or os.cpu_count() or 1, n_ctx, costs)
     if json_file is not None:
-        part = json_file.with_name(json_file.name + ".part")
-        part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        os.replace(part, json_file)
+        with replacing(json_file) as part:
+            part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if not all(r["identical"] for r in report["results"]):
         raise typer.Exit(1)
 

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .chat import COLOURS, chat_tokens, generate, stream
+from .convert.files import replacing
 from .errors import EagleError
 from .params import EagleParams
 
@@ -43,9 +44,8 @@ def main(
             console.print(f"{r['format']}: with this head no draft pays on this machine (the best would give {best:.2f}x), so it decodes plainly.")
     if json_file is not None:
         out = {"identical": all(r["identical"] for r in results), "prompt": prompt, "n_predict": n_predict, "results": results}
-        part = json_file.with_name(json_file.name + ".part")
-        part.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
-        os.replace(part, json_file)
+        with replacing(json_file) as part:
+            part.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
     raise typer.Exit(0 if all(r["identical"] for r in results) else 1)
 
 
