@@ -32,6 +32,11 @@ def chat_tokens(llm: Any, messages: list[dict[str, str]] | str) -> list[int]:
                         special=True)
 
 
+def has_template(llm: Any) -> bool:
+    """Whether the GGUF carries a chat template: base models have none."""
+    return "tokenizer.chat_template" in llm.metadata
+
+
 def is_end(llm: Any, token: int) -> bool:
     """Whether a token ends generation."""
     import llama_cpp

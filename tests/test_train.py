@@ -23,7 +23,8 @@ from eagle3_llama.train.export import head_d2t, write  # noqa: E402
 from eagle3_llama.train.loop import Trainer  # noqa: E402
 from eagle3_llama.train.loss import Teacher, training_time_test  # noqa: E402
 from eagle3_llama.train.model import build  # noqa: E402
-from eagle3_llama.train.shards import Shards  # noqa: E402
+from eagle3_llama.train.generate import OPENING, WINDOW, loop_end  # noqa: E402
+from eagle3_llama.train.shards import Shards, shard_info  # noqa: E402
 from eagle3_llama.train.sources import Tasks, read_conversations, read_prompts  # noqa: E402
 from eagle3_llama.train.target import Target  # noqa: E402
 from eagle3_llama.train.weights import TargetWeights  # noqa: E402
@@ -53,7 +54,7 @@ def corpus(tiny):
 def make_shards(settings, out):
     from pathlib import Path
 
-    return Shards(Path(out) / "data", settings).fill(lambda p: Target(p, settings.layers, settings.slots, 256, 1), lambda *_: None)
+    return Shards(Path(out) / "data", settings).fill(lambda p: Target(p, settings.capture_layers or settings.layers, settings.slots, 256, 1), lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ def test_native_head_computes_the_same(tiny, corpus, head, tmp_path):
     batch = corpus.batch([item], 6)
     n = len(item) - 1
     with torch.no_grad():
-        expected = next(head.unroll(batch.features, batch.tokens, 1))[0, :n].numpy()
+        expected = head.lm_head(next(head.unroll(batch.features, batch.tokens, 1)))[0, :n].numpy()
         drafts = head.draft(batch.features, batch.tokens, 4)[0].numpy()
     _, _, logits = llm._engine.head_forward(batch.tokens[0, 1 : n + 1].numpy(), batch.features[0, :n].numpy())
     np.testing.assert_allclose(logits, expected, atol=2e-3 * np.abs(expected).max())
@@ -117,26 +118,38 @@ def test_later_steps_see_their_own_chain_only(corpus, head):
         for t in (0, 5, 20):
             alone = torch.stack(list(head.unroll(batch.features[:, : t + 1], batch.tokens[:, : t + 6], 4)))[:, 0]
             torch.testing.assert_close(together[:, t], alone[:, t], atol=1e-4, rtol=1e-4)
+        thinned = list(head.unroll(batch.features, batch.tokens, 4, stride=3, offset=2))
+        torch.testing.assert_close(thinned[0][0], together[0])
+        torch.testing.assert_close(torch.stack(thinned[1:])[:, 0], together[1:, 2::3], atol=1e-4, rtol=1e-4)
 
 
-def test_loss_is_the_plain_sum(tiny, corpus, head):
-    """Against a loop over positions that is written as the definition reads."""
-    weights = TargetWeights(tiny.targets[0])
-    teacher = Teacher.of(weights, head, "cpu")
+@pytest.mark.parametrize("stride, offset, hard", [(1, 0, 0.0), (3, 1, 0.0), (2, 0, 0.3)])
+def test_loss_is_the_plain_sum(tiny, corpus, head, stride, offset, hard):
+    """Loss and gradients against a loop over positions that is written as the definition reads."""
+    teacher = Teacher.of(TargetWeights(tiny.targets[0]), head, "cpu")
     batch = corpus.batch(corpus.items[:2], 6)
-    with torch.no_grad():
-        got = training_time_test(head, teacher, batch, 3, 0.8)
-        logits = list(head.unroll(batch.features, batch.tokens, 3))
-        for j in range(3):
-            terms = []
-            for b in range(2):
-                for t in range(int(batch.n_tokens[b]) - 1):
-                    p = t + 1 + j  # the target's row that predicts token t + 2 + j
-                    if p < batch.n_tokens[b] and p + 1 >= batch.n_prompt[b] and teacher.in_draft[batch.best[b, p]]:
-                        target = teacher.probabilities(batch.final[b, p][None], 1.0)[0]
-                        terms.append(-(target * logits[j][b, t].log_softmax(-1)).sum())
-            assert abs(float(torch.stack(terms).mean()) - got.losses[j]) < 1e-4
-    assert abs(float(got.total) - sum(0.8**j * got.losses[j] for j in range(3)) / (1 + 0.8 + 0.64)) < 1e-4
+    got = training_time_test(head, teacher, batch, 3, 0.8, hard, 1.0, stride, offset)
+    got.total.backward()
+    gradients = [p.grad.clone() for p in head.parameters()]
+    head.zero_grad()
+    total = 0.0
+    for j, h in enumerate(head.unroll(batch.features, batch.tokens, 3)):
+        log_q, terms = head.lm_head(h).log_softmax(-1), []
+        for b in range(2):
+            for t in range(offset if j else 0, int(batch.n_tokens[b]) - 1, stride if j else 1):
+                p = t + 1 + j  # the target's row that predicts token t + 2 + j
+                if p < batch.n_tokens[b] and p + 1 >= batch.n_prompt[b] and teacher.in_draft[batch.best[b, p]]:
+                    target = teacher.probabilities(batch.final[b, p][None], 1.0)[0] * (1 - hard)
+                    target[teacher.t2d[batch.best[b, p]]] += hard
+                    terms.append(-(target * log_q[b, t]).sum())
+        loss = torch.stack(terms).mean()
+        assert abs(float(loss) - got.losses[j]) < 1e-4
+        total = total + 0.8**j * loss / (1 + 0.8 + 0.64)
+    assert abs(float(total) - float(got.total)) < 1e-4
+    total.backward()
+    for p, gradient in zip(head.parameters(), gradients):
+        torch.testing.assert_close(p.grad, gradient, atol=1e-5, rtol=1e-3)
+    head.zero_grad()
 
 
 def test_rounds_of_acceptance():
@@ -170,14 +183,15 @@ def test_acceptance_is_the_engines(tiny, corpus, head, tmp_path):
     llm.close()
 
 
-def test_training_learns_and_resumes(tiny, corpus, tmp_path):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_training_learns_and_resumes(tiny, corpus, tmp_path, optimizer):
     """A run killed at every few steps ends with the very weights of one that was not."""
 
     class Stop(Exception):
         pass
 
     def run(out, kill_every):
-        settings = dataclasses.replace(tiny, out=str(out), epochs=8, lr=3e-3)
+        settings = dataclasses.replace(tiny, out=str(out), epochs=8, lr=3e-3, optimizer=optimizer, minutes=60)
         out.mkdir()
         while True:
             trainer = Trainer(settings, corpus, out)
@@ -203,7 +217,7 @@ def test_training_learns_and_resumes(tiny, corpus, tmp_path):
     assert rows[-1]["loss"] < 0.8 * rows[1]["loss"]
     assert (tmp_path / "a" / "log.csv").read_text().count("\n") == len(rows) + 1
     with pytest.raises(EagleError, match="other settings .lr."):
-        Trainer(dataclasses.replace(tiny, epochs=8, lr=0.5), corpus, tmp_path / "a").resume()
+        Trainer(dataclasses.replace(tiny, epochs=8, lr=0.5, optimizer=optimizer), corpus, tmp_path / "a").resume()
 
 
 def test_data_is_the_same_after_a_kill(tiny, tmp_path):
@@ -221,7 +235,7 @@ def test_data_is_the_same_after_a_kill(tiny, tmp_path):
             raise Stop
 
     with pytest.raises(Stop):
-        Shards(tmp_path / "b" / "data", settings).fill(lambda p: Target(p, settings.layers, settings.slots, 256, 1), stop)
+        Shards(tmp_path / "b" / "data", settings).fill(lambda p: Target(p, settings.capture_layers or settings.layers, settings.slots, 256, 1), stop)
     assert not list((tmp_path / "b").glob("**/*.safetensors")) and not list((tmp_path / "b").glob("**/.*part"))
     second = make_shards(settings, tmp_path / "b")
     assert second[0].read_bytes() == data
@@ -272,6 +286,36 @@ def test_capture_in_pytorch_on_the_real_model():
     (a, best), (b, other) = rows
     cosine = (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
     assert cosine.min() > 0.995 and (best == other).mean() > 0.7  # llama.cpp rounds activations to 8 bits
+
+
+def test_loops_are_cut():
+    """A window of a loop is kept, the rest is not; text that repeats nothing stays whole."""
+    text = np.random.default_rng(0).integers(0, 1000, 100).tolist()
+    assert loop_end(text) is None and loop_end(text[:5]) is None
+    end = loop_end(text + [1, 2, 3, 4, 5] * 60)
+    assert 100 + WINDOW - 24 <= end <= 100 + WINDOW + 24
+
+
+def test_a_model_without_a_template_writes_texts(tiny, tmp_path):
+    """Self-synthesis with a base model: no user turn to open, so it writes from its first token on."""
+    settings = dataclasses.replace(tiny, conversations=(), weights=(1, 0, 0), max_tokens=1000, n_predict=40)
+    made = Corpus(make_shards(settings, tmp_path))
+    assert all(made.tokens(i)[0] == 1 and i.n_prompt == OPENING + 1 for i in made.items)
+    assert len({tuple(made.tokens(i)[:OPENING]) for i in made.items}) > len(made.items) / 2
+
+
+def test_several_targets_take_turns(tiny, tmp_path):
+    """Each reads other conversations; the head may read fewer layers than the data holds."""
+    other = str(tiny_models.target(tmp_path / "other.gguf", kind="BF16"))
+    settings = dataclasses.replace(tiny, targets=(tiny.targets[0], other), max_tokens=18000, layers=(1, 2), capture_layers=(1, 2, 3),
+                                   conversations=(lines(tmp_path / "c.jsonl", [{"toks": [1, *range(3 + i % 50, 60)], "prompt": 4} for i in range(600)]),))
+    paths = make_shards(settings, tmp_path)
+    assert {shard_info(p)["target"] for p in paths} == {"target.gguf", "other.gguf"}
+    all_layers, two = Corpus(paths), Corpus(paths, settings.layers)
+    assert all_layers.batch(all_layers.items[:1], 2).features.shape[-1] == 3 * 64
+    assert (two.batch(two.items[:1], 2).features == all_layers.batch(all_layers.items[:1], 2).features[..., :128]).all()
+    with pytest.raises(EagleError, match="not of .0."):
+        Corpus(paths, (0, 1))
 
 
 def test_sources(tmp_path, tiny):

@@ -17,7 +17,7 @@ from .settings import TrainSettings
 def key(settings: TrainSettings) -> dict[str, Any]:
     """The settings that decide the result; limits on time and places may change between runs."""
     out = dataclasses.asdict(settings)
-    for name in ("minutes", "out", "threads", "device", "eval_every", "slots"):
+    for name in ("minutes", "out", "data", "threads", "device", "eval_every", "slots"):
         out.pop(name)
     return json.loads(json.dumps(out))
 

@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from ..errors import EagleError, ErrorKind
 from .shards import shard_info
-
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +43,17 @@ class Batch:
 
 
 class Corpus:
-    """Conversations of all shards, kept memory-mapped."""
+    """Conversations of all shards, kept memory-mapped. layers: those to read, None for all that were captured."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], layers: Sequence[int] | None = None) -> None:
         self.files, self.items = [], []
-        self.layers = shard_info(paths[0])["layers"]
+        about = shard_info(paths[0])
+        captured = [*about["layers"], about["n_layer"]]
+        self.layers = list(layers) if layers is not None else about["layers"]
+        missing = sorted(set(self.layers) - set(captured))
+        if missing:
+            raise EagleError(ErrorKind.BAD_ARGUMENT, f"the data holds the inputs of layers {captured}, not of {missing}: name another --out")
+        self.columns = [captured.index(k) for k in self.layers]
         for n, path in enumerate(paths):
             f = safe_open(path, "numpy")
             self.files.append(f)
@@ -73,7 +79,7 @@ class Corpus:
             tokens[k, : len(tok)], features[k, : len(tok)], best[k, : len(tok)] = tok, feat, top
         x = torch.from_numpy(features).to(device).float()
         to = lambda a: torch.as_tensor(a).to(device)  # noqa: E731
-        return Batch(x[:, :, :-1].flatten(2), x[:, :, -1], to(tokens), to(best),
+        return Batch(x[:, :, self.columns].flatten(2), x[:, :, -1], to(tokens), to(best),
                      to(np.array([i.n_prompt for i in items])), to(np.array([len(i) for i in items])))
 
     def _read(self, item: Item) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Iterator, Sequence
+from typing import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from ..bench import loop_flags
+from ..chat import has_template
 from ..errors import EagleError, ErrorKind
 from .sources import Task
 from .target import Target
 
 MARK = "\u2063user text\u2063"  # cut out of a rendered template to find where a user turn opens
-LOOPING = 0.5  # share of an answer inside loops from which it is dropped
+WINDOW, REPEATED = 64, 56  # an answer loops once so many of so many tokens end n-grams it already had; it is cut there
 LEAST = 8  # tokens of an answer worth keeping
+OPENING = 16  # sampled tokens that a model without a chat template starts its own texts with
 
 
 @dataclasses.dataclass
@@ -31,12 +33,16 @@ class Conversation:
 
     def flaw(self, drop_truncated: bool) -> str | None:
         """Why it is not worth training on, if so."""
-        answer = self.tokens[self.n_prompt :].tolist()
-        if len(answer) < LEAST:
+        if len(self.tokens) - self.n_prompt < LEAST:
             return "empty"
-        if sum(loop_flags(answer)) > LOOPING * len(answer):
-            return "looping"
         return "truncated" if drop_truncated and not self.ended else None
+
+
+def loop_end(answer: Sequence[int]) -> int | None:
+    """How much of an answer to keep if it falls into a loop: the target's users meet loops, a window of one is enough."""
+    sums = np.concatenate([[0], np.cumsum(loop_flags(answer))])
+    full = np.flatnonzero(sums[WINDOW:] - sums[:-WINDOW] >= REPEATED) if len(answer) >= WINDOW else []
+    return int(full[0]) + WINDOW if len(full) else None
 
 
 class Slot:
@@ -61,6 +67,11 @@ class Slot:
             return sample(logits, self.rng, 1.0, 1.0, 100)
         return sample(logits, self.rng, self.task.temperature, self.task.top_p, self.task.top_k)
 
+    def looping(self) -> bool:
+        """Asked every few tokens only."""
+        n = len(self.tokens) - self.n_prompt
+        return n % 32 == 0 and loop_end(self.tokens[self.n_prompt :]) is not None
+
     def conversation(self, ended: bool) -> Conversation:
         features, best = np.concatenate(self.features), np.concatenate(self.best)
         greedy = self.task.kind != "read" and self.task.temperature == 0
@@ -84,7 +95,12 @@ def sample(logits: np.ndarray, rng: np.random.Generator, temperature: float, top
 
 
 def user_opening(target: Target) -> list[int]:
-    """The chat template up to where the user's words begin: from here an instruct model writes prompts itself."""
+    """The chat template up to where the user's words begin: from here an instruct model writes prompts itself.
+
+    A model without a template writes texts from its first token on.
+    """
+    if not has_template(target.llm):
+        return [max(target.llm.token_bos(), 0)]
     marked = target.chat([{"role": "user", "content": MARK}])
     text = target.llm.detokenize(marked, special=True).decode("utf-8", "replace")
     if MARK not in text:
@@ -99,6 +115,8 @@ def read(target: Target, task: Task, slot: int) -> Conversation | None:
         n_prompt = len(target.chat(list(task.messages[:-1])))
         tokens = target.chat(list(task.messages[:-1])) + target.llm.tokenize(task.messages[-1]["content"].encode(), add_bos=False)
     tokens = tokens[: target.n_ctx]
+    end = loop_end(tokens[n_prompt:])
+    tokens = tokens if end is None else tokens[: n_prompt + end]
     if len(tokens) - n_prompt < LEAST:
         return None
     if max(tokens) >= target.n_vocab:
@@ -107,40 +125,51 @@ def read(target: Target, task: Task, slot: int) -> Conversation | None:
     return Conversation(task.index, np.array(tokens, np.int32), n_prompt, features, best, greedy=False, ended=True)
 
 
-def converse(target: Target, tasks: Sequence[Task], n_predict: int, seed: int) -> Iterator[Conversation | None]:
-    """Runs tasks, n_slots of them at a time; yields what each gave, in the order they end, None for nothing."""
-    waiting, active = list(reversed(tasks)), {}  # active: slot -> (Slot, token to decode next)
-    opening = user_opening(target) if any(t.kind == "write" for t in tasks) else []
-    while waiting or active:
-        for slot in range(target.n_slots):
-            while waiting and slot not in active:
-                task = waiting.pop()
-                if task.kind == "read":
-                    yield read(target, task, slot)
-                    continue
-                s = Slot(task, seed)
-                prompt = opening if s.writing else target.chat(list(task.messages))
-                if len(prompt) + LEAST > target.n_ctx:
-                    yield None
-                    continue
-                active[slot] = (s, s.start(target, slot, prompt))
-        done = []
-        for slot, (s, token) in list(active.items()):
-            limit = len(s.tokens) - s.n_prompt >= n_predict or len(s.tokens) + 1 >= target.n_ctx
-            if not (limit or target.is_end(token)):
+def converse(target: Target, tasks: Iterable[Task], n_predict: int, seed: int) -> Iterator[tuple[int, Conversation | None]]:
+    """Runs tasks, n_slots of them at a time; yields (index, what it gave), in the order they end, None for nothing."""
+    waiting, active = iter(tasks), {}  # active: slot -> (Slot, token to decode next)
+    opening: list[int] = []
+    while True:
+        free = [slot for slot in range(target.n_slots) if slot not in active]
+        while free and (task := next(waiting, None)) is not None:
+            if task.kind == "read":
+                yield task.index, read(target, task, free[0])
                 continue
-            if s.writing and not limit and len(s.tokens) - s.n_prompt >= 4:
-                words = target.llm.detokenize(s.tokens[s.n_prompt :]).decode("utf-8", "replace").strip()
-                s.writing = False
-                prompt = target.chat(words)
-                if len(prompt) + LEAST <= target.n_ctx:
-                    active[slot] = (s, s.start(target, slot, prompt))
-                    continue
-            done.append(None if s.writing else s.conversation(ended=not limit))
-            del active[slot]
-        yield from done
+            s = Slot(task, seed)
+            if s.writing and not opening:
+                opening = user_opening(target)
+            prompt = opening if s.writing else target.chat(list(task.messages))
+            if len(prompt) + LEAST > target.n_ctx:
+                yield task.index, None
+                continue
+            slot = free.pop()
+            active[slot] = (s, s.start(target, slot, prompt))
+        if not active:
+            return
+        yield from advance(target, active, n_predict)
         if active:
             step(target, active)
+
+
+def advance(target: Target, active: dict[int, tuple[Slot, int]], n_predict: int) -> Iterator[tuple[int, Conversation | None]]:
+    """Takes out what has ended, turns prompts that were written into questions."""
+    for slot, (s, token) in list(active.items()):
+        if s.writing and len(s.tokens) - s.n_prompt == OPENING and not has_template(target.llm):
+            s.writing, s.n_prompt = False, len(s.tokens)
+        limit = len(s.tokens) - s.n_prompt >= n_predict or len(s.tokens) + 1 >= target.n_ctx or s.looping()
+        if not (limit or target.is_end(token)):
+            continue
+        del active[slot]
+        if not s.writing:
+            yield s.task.index, s.conversation(ended=not limit)
+            continue
+        words = target.llm.detokenize(s.tokens[s.n_prompt :]).decode("utf-8", "replace").strip()
+        prompt = target.chat(words) if words and not limit and has_template(target.llm) else []
+        if not prompt or len(prompt) + LEAST > target.n_ctx:
+            yield s.task.index, None
+            continue
+        s.writing = False
+        active[slot] = (s, s.start(target, slot, prompt))
 
 
 def step(target: Target, active: dict[int, tuple[Slot, int]]) -> None:

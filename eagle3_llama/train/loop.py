@@ -19,11 +19,13 @@ from .data import Corpus, batches, draft_vocabulary, split
 from .export import head_d2t, read_head
 from .loss import Teacher, training_time_test
 from .model import Head, build
+from .optimizer import Optimizers
 from .settings import TrainSettings
 from .weights import TargetWeights
 
 COLUMNS = ("step", "tokens_seen", "seconds", "loss", "lr", "mean_accepted_length")
 SAVE_EVERY = 60.0  # seconds
+PACE_STEPS = 5  # after which the pace is known
 
 
 @dataclasses.dataclass
@@ -53,9 +55,11 @@ class Trainer:
             read_head(Path(settings.init_from), head, corpus.layers)
         self.head: Head = head.to(settings.device)
         self.teacher = Teacher.of(weights, self.head, settings.device)
-        self.optimizer = torch.optim.AdamW(self.head.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
+        self.optimizer = Optimizers(self.head, settings.optimizer, settings.lr)
+        self.dtype = torch.bfloat16 if settings.device.startswith("cuda") else torch.float32
         self.epoch_steps = len(batches(self.train_items, settings.batch_tokens, settings.seed, 0))
-        self.state: dict[str, Any] = {"step": 0, "seen": 0, "seconds": 0.0, "best": -1.0, "since_best": 0, "rows": []}
+        self.state: dict[str, Any] = {"step": 0, "seen": 0, "seconds": 0.0, "best": -1.0, "since_best": 0, "rows": [],
+                                      "by_time": None}
         self.loss, self.save_every = float("nan"), SAVE_EVERY
 
     def _vocabulary(self, weights: TargetWeights) -> tuple[np.ndarray, float]:
@@ -112,22 +116,28 @@ class Trainer:
 
     def _step(self, items: list[Any], total: int) -> int:
         batch = self.corpus.batch(items, self.s.steps + 2, self.s.device)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.s.lr * self._schedule(total)
-        loss = training_time_test(self.head, self.teacher, batch, self.s.steps, self.s.decay, self.s.hard, self.s.temperature)
-        self.optimizer.zero_grad(set_to_none=True)
+        offset = int(np.random.default_rng([self.s.seed, 13, self.state["step"]]).integers(self.s.stride))
+        with torch.autocast(batch.final.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            loss = training_time_test(self.head, self.teacher, batch, self.s.steps, self.s.decay, self.s.hard, self.s.temperature,
+                                      self.s.stride, offset, self.dtype)
         if loss.positions:
             loss.total.backward()
             torch.nn.utils.clip_grad_norm_(self.head.parameters(), 0.5)
-            self.optimizer.step()
+            self.optimizer.step(self.s.lr * self._schedule(total))
             self.loss = loss.losses[0]
         return int(batch.n_tokens.sum())
 
     def _schedule(self, total: int) -> float:
-        """Warm-up, then a cosine to a tenth; by time where the minutes end before the epochs."""
-        done = (self.state["step"] + 1) / total
-        if self.s.minutes:
-            done = max(done, self.state["seconds"] / 60 / self.s.minutes)
+        """Warm-up, then a cosine to a tenth; by time where the minutes will end before the epochs.
+
+        That is settled once, after a few steps: a run whose epochs fit gives the same head however often it is stopped.
+        """
+        st = self.state
+        if self.s.minutes and st["by_time"] is None and st["step"] >= PACE_STEPS:
+            st["by_time"] = st["seconds"] / st["step"] * total > 60 * self.s.minutes
+        done = (st["step"] + 1) / total
+        if st["by_time"]:
+            done = max(done, st["seconds"] / 60 / self.s.minutes)
         if done < self.s.warmup:
             return done / self.s.warmup
         return 0.1 + 0.45 * (1 + math.cos(math.pi * min((done - self.s.warmup) / (1 - self.s.warmup), 1)))

@@ -78,18 +78,19 @@ class Head(nn.Module):
         half = torch.arange(0, s.head_dim, 2, dtype=torch.float64) / s.head_dim
         self.register_buffer("frequencies", (s.rope_theta**-half).float(), persistent=False)
 
-    def unroll(self, features: Tensor, tokens: Tensor, steps: int, pick: Tensor | None = None) -> Iterator[Tensor]:
-        """Training-time test: yields the logits of steps 0..steps-1, each [B, T, draft_vocab], or [len(pick), draft_vocab].
+    def unroll(self, features: Tensor, tokens: Tensor, steps: int, stride: int = 1, offset: int = 0) -> Iterator[Tensor]:
+        """Training-time test: yields the states of steps 0..steps-1, normed for lm_head, [B, T, n_embd].
 
         tokens [B, T + steps] long: position t is paired with tokens[t + 1] and step j with tokens[t + 1 + j], the
         text's own; step j at t then predicts tokens[t + 2 + j]. Step j sees real rows up to t and its own chain only.
-        pick: flat indices into B * T whose logits are wanted.
+        From step 1 on only every stride-th position goes on, from offset: [B, len(range(offset, T, stride)), n_embd].
         """
         t = features.shape[1]
         chain = Chain(self, features)
         for j in range(steps):
-            h = chain.step(self.embedding[tokens[:, 1 + j : 1 + j + t]])
-            yield self.logits(h if pick is None else h.flatten(0, 1)[pick])
+            if j == 1:
+                chain.thin(slice(offset, None, stride))
+            yield self.norm(chain.step(self.embedding[tokens[:, 1 + j : 1 + j + t][:, chain.kept]]))
 
     def draft(self, features: Tensor, tokens: Tensor, steps: int) -> Tensor:
         """Greedy chains from every position at once: target ids [B, T, steps]. tokens [B, T + 1]."""
@@ -97,12 +98,9 @@ class Head(nn.Module):
         following = tokens[:, 1 : 1 + features.shape[1]]
         for _ in range(steps):
             h = chain.step(self.embedding[following])
-            following = self.d2t[self.logits(h).argmax(-1)]
+            following = self.d2t[self.lm_head(self.norm(h)).argmax(-1)]
             out.append(following)
         return torch.stack(out, -1)
-
-    def logits(self, h: Tensor) -> Tensor:
-        return self.lm_head(self.norm(h))
 
 
 class Chain:
@@ -112,12 +110,18 @@ class Chain:
         self.head, self.x = head, head.fc(features)
         t = features.shape[1]
         self.positions = torch.arange(t, device=features.device)
+        self.kept = slice(None)
         self.causal = torch.ones(t, t, dtype=torch.bool, device=features.device).tril()
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
+    def thin(self, kept: slice) -> None:
+        """From here on only these positions' chains go on, after the first step; all real rows are still seen."""
+        self.kept = kept
+        self.x, self.positions, self.causal = self.x[:, kept], self.positions[kept], self.causal[kept]
+
     def step(self, e: Tensor) -> Tensor:
-        """One pass over all positions; e [B, T, n_embd]. Returns the state before the final norm."""
+        """One pass over all positions kept; e [B, T, n_embd]. Returns the state before the final norm."""
         layer, a = self.head.midlayer, self.head.midlayer.self_attn
         u = torch.cat([layer.input_layernorm(e), layer.hidden_norm(self.x)], -1)
         angles = (self.positions + len(self.keys))[:, None] * self.head.frequencies
@@ -135,7 +139,7 @@ class Chain:
         real = (q @ self.keys[0].transpose(-1, -2) * scale).masked_fill(~self.causal, float("-inf"))
         own = [(q * k).sum(-1, keepdim=True) * scale for k in self.keys[1:]]
         p = torch.cat([real, *own], -1).softmax(-1)
-        t = q.shape[2]
+        t = real.shape[-1]
         out = p[..., :t] @ self.values[0]
         for i, v in enumerate(self.values[1:]):
             out = out + p[..., t + i : t + i + 1] * v

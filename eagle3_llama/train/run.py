@@ -47,7 +47,7 @@ def train(settings: TrainSettings) -> TrainReport:
     out = Path(settings.out)
     console = Console(stderr=True)
     paths = _data(settings, out, console)
-    corpus = Corpus(paths)
+    corpus = Corpus(paths, settings.layers)
     if len(corpus.items) < 2:
         raise EagleError(ErrorKind.BAD_VALUE, "one conversation is too little to train on and to measure with: raise --max-tokens")
     trainer = Trainer(settings, corpus, out)
@@ -66,11 +66,11 @@ def train(settings: TrainSettings) -> TrainReport:
 
 
 def _data(settings: TrainSettings, out: Path, console: Console) -> list[Path]:
-    shards = Shards(out / "data", settings)
+    shards = Shards(Path(settings.data) if settings.data else out / "data", settings)
     n_ctx = settings.n_predict + 512
 
     def open_target(path: str) -> Target:
-        return Target(path, settings.layers, settings.slots, n_ctx, settings.threads or os.cpu_count() or 1,
+        return Target(path, settings.capture_layers or settings.layers, settings.slots, n_ctx, settings.threads or os.cpu_count() or 1,
                       settings.device if settings.capture == "torch" else None)
 
     with _bar(console, "{task.fields[note]}") as bar:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Iterator, Sequence
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -14,10 +14,11 @@ from ..convert.files import replacing
 from ..errors import EagleError, ErrorKind
 from .generate import Conversation, converse
 from .settings import TrainSettings
-from .sources import Tasks
+from .sources import Task, Tasks
 from .target import Target
 
 BLOCK = 64  # tasks a shard
+RUN = 4  # shards that one target makes before the next has its turn; their tasks share its slots
 
 
 class Shards:
@@ -42,54 +43,63 @@ class Shards:
         return self.folder / f"shard-{n:05d}.safetensors"
 
     def target_of(self, n: int) -> int:
-        """Targets take turns."""
-        return n % len(self.settings.targets)
+        """Targets take turns: new text teaches a head more than the same text in another format."""
+        return n // RUN % len(self.settings.targets)
 
     def fill(self, open_target: Callable[[str], Target], progress: Callable[[int, int, int], None]) -> list[Path]:
         """Makes what is missing until max_tokens or max_gb is reached; progress(tokens, made now, dropped)."""
-        tasks, target, paths = Tasks(self.settings), None, []
-        tokens = made = dropped = n_bytes = 0
-        n = 0
+        tasks, paths = Tasks(self.settings), []
+        tokens = made = dropped = n_bytes = n = 0
+        target: Target | None = None
+        making: Iterator[tuple[int, int, bool]] | None = None
         try:
-            while tokens < self.settings.max_tokens and n_bytes < self.settings.max_gb * 1e9:
-                if tasks.exhausted(n // len(self.settings.targets) * BLOCK):
-                    break
+            while tokens < self.settings.max_tokens and n_bytes < self.settings.max_gb * 1e9 and not tasks.exhausted(n * BLOCK):
                 path = self.path(n)
-                if not path.exists():
+                if path.exists():
+                    about = shard_info(path)
+                    tokens, n_bytes, n = tokens + about["tokens"], n_bytes + path.stat().st_size, n + 1
+                    paths.append(path)
+                    progress(tokens, made, dropped)
+                    continue
+                if making is None:
                     wanted = self.settings.targets[self.target_of(n)]
                     if target is None or target.path != wanted:
                         if target is not None:
                             target.close()
                         target = open_target(wanted)
-                    done, bad = self._make(tasks, target, n, lambda k, d: progress(tokens + k, made + k, dropped + d))
-                    made, dropped = made + done, dropped + bad
-                about = shard_info(path)
-                tokens, n_bytes, n = tokens + about["tokens"], n_bytes + path.stat().st_size, n + 1
-                paths.append(path)
-                progress(tokens, made, dropped)
+                    making = self.make(tasks, target, [k for k in range(n, n - n % RUN + RUN) if not self.path(k).exists()])
+                under_way = 0
+                for count, bad, whole in making:
+                    made, dropped, under_way = made + count, dropped + bad, under_way + count
+                    progress(tokens + under_way, made, dropped)
+                    if whole:
+                        break
+                else:
+                    making = None
         finally:
             if target is not None:
                 target.close()
         if not tokens:
-            raise EagleError(ErrorKind.BAD_VALUE, "the sources gave nothing to train on: answers were empty or looping")
+            raise EagleError(ErrorKind.BAD_VALUE, "the sources gave nothing to train on: answers were empty")
         return paths
 
-    def _make(self, tasks: Tasks, target: Target, n: int, progress: Callable[[int, int], None]) -> tuple[int, int]:
-        # with several targets each reads the same tasks, so that a head sees every text in every format
-        first = n // len(self.settings.targets) * BLOCK
-        block = [tasks.task(first + i) for i in range(BLOCK) if not tasks.exhausted(first + i)]
-        kept: list[Conversation] = []
-        count = bad = 0
-        for c in converse(target, block, self.settings.n_predict, self.settings.seed):
-            if c is None or c.flaw(self.settings.drop_truncated):
-                bad += 1
-            else:
-                kept.append(c)
-                count += len(c.tokens)
-            progress(count, bad)
-        kept.sort(key=lambda c: c.index)
-        write_shard(self.path(n), kept, target)
-        return count, bad
+    def make(self, tasks: Tasks, target: Target, numbers: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
+        """Shards of one target; yields (tokens, answers dropped, whether a shard was written) after each task."""
+        def wanted() -> Iterator[Task]:
+            for n in numbers:
+                yield from (tasks.task(i) for i in range(n * BLOCK, n * BLOCK + BLOCK) if not tasks.exhausted(i))
+
+        missing = {n: sum(not tasks.exhausted(i) for i in range(n * BLOCK, n * BLOCK + BLOCK)) for n in numbers}
+        kept: dict[int, list[Conversation]] = {n: [] for n in numbers}
+        for index, c in converse(target, wanted(), self.settings.n_predict, self.settings.seed):
+            n = index // BLOCK
+            missing[n] -= 1
+            good = c is not None and not c.flaw(self.settings.drop_truncated)
+            if good:
+                kept[n].append(c)
+            if not missing[n]:
+                write_shard(self.path(n), sorted(kept.pop(n), key=lambda c: c.index), target)
+            yield len(c.tokens) if good else 0, int(not good), not missing[n]
 
 
 def write_shard(path: Path, conversations: list[Conversation], target: Target) -> None:
@@ -104,7 +114,7 @@ def write_shard(path: Path, conversations: list[Conversation], target: Target) -
         "n_prompt": np.array([c.n_prompt for c in conversations], np.int32),
         "greedy": np.array([c.greedy for c in conversations], np.uint8),
     }
-    about = {"tokens": len(tensors["tokens"]), "layers": target.layers, "target": Path(target.path).name}
+    about = {"tokens": len(tensors["tokens"]), "layers": target.layers, "n_layer": target.n_layer, "target": Path(target.path).name}
     with replacing(path) as part:
         save_file(tensors, part, metadata={"shard": json.dumps(about)})  # one key: their order would not be the same twice
 
@@ -114,6 +124,6 @@ def shard_info(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, "numpy") as f:
             about = json.loads(f.metadata()["shard"])
-            return {"tokens": int(about["tokens"]), "layers": list(about["layers"]), "target": str(about["target"])}
+            return {"tokens": int(about["tokens"]), "layers": list(about["layers"]), "n_layer": int(about["n_layer"]), "target": str(about["target"])}
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as e:
         raise EagleError(ErrorKind.BAD_FILE, f"{path} is damaged ({e}): remove it and run again") from e

@@ -76,9 +76,9 @@ class Target:
         except ValueError as e:
             raise EagleError(ErrorKind.BAD_FILE, f"{path} cannot be loaded: {e}") from e
         model = self.llm._model.model
-        n_layer = llama_cpp.llama_model_n_layer(model)
+        self.n_layer = llama_cpp.llama_model_n_layer(model)
         self.n_embd, self.n_vocab = llama_cpp.llama_model_n_embd(model), self.llm.n_vocab()
-        self.layers = list(layers) if layers is not None else default_layers(n_layer)
+        self.layers = list(layers) if layers is not None else default_layers(self.n_layer)
         if device is None:
             self.backend: Backend = LlamaBackend(model, self.layers, n_slots, n_ctx, n_threads)
         else:
