@@ -26,16 +26,18 @@ def target():
 
 
 @pytest.fixture(scope="module")
-def head_f32(target, tmp_path_factory):
-    out = tmp_path_factory.mktemp("head") / "head.gguf"
-    convert(DATA / "reference-head", target, out, outtype="f32")
-    return str(out)
+def heads(target, tmp_path_factory):
+    """The reference head in the formats that people convert to."""
+    out = {t: tmp_path_factory.mktemp("head") / f"{t}.gguf" for t in ("f32", "q8_0")}
+    for outtype, path in out.items():
+        convert(DATA / "reference-head", target, path, outtype=outtype)
+    return {t: str(p) for t, p in out.items()}
 
 
 @pytest.mark.parametrize("k", [0, 1])
-@pytest.mark.parametrize("which, least", [("f32", 0.9999), ("shipped", 0.999)])
-def test_head_matches_reference(target, head_f32, which, least, k):
-    llm = EagleLlama(target, eagle_path=head_f32 if which == "f32" else str(shipped_head()), n_ctx=512, verbose=False)
+@pytest.mark.parametrize("which, least", [("f32", 0.9999), ("q8_0", 0.999)])
+def test_head_matches_reference(target, heads, which, least, k):
+    llm = EagleLlama(target, eagle_path=heads[which], n_ctx=512, verbose=False)
     r = load_file(DATA / "reference.safetensors")
     features = r[f"{k}.features"].astype(np.float32)
     g, prenorm, logits = llm._engine.head_forward(r[f"{k}.tokens"][1:], features)
@@ -75,10 +77,10 @@ def test_live_features_match_reference(target):
     llm.close()
 
 
-def test_acceptance_matches_reference(target, head_f32):
+def test_acceptance_matches_reference(target, heads):
     """Greedy chains of four over the reference prompts: within 3 points at each of the first three positions."""
     expected = json.loads((DATA / "expected.json").read_text())
-    llm = EagleLlama(target, eagle_path=head_f32, n_max=expected["chain"], n_ctx=1024, n_threads=os.cpu_count(), verbose=False)
+    llm = EagleLlama(target, eagle_path=heads["f32"], n_max=expected["chain"], n_ctx=1024, n_threads=os.cpu_count(), verbose=False)
     for text in expected["texts"]:
         answer = text["greedy_tokens"]
         ours = []

@@ -21,6 +21,7 @@ from .loss import Teacher, training_time_test
 from .model import Head, build
 from .optimizer import Optimizers
 from .settings import TrainSettings
+from .start import least_squares_start
 from .weights import TargetWeights
 
 COLUMNS = ("step", "tokens_seen", "seconds", "loss", "lr", "mean_accepted_length")
@@ -93,6 +94,8 @@ class Trainer:
         """
         st, total = self.state, self.s.epochs * self.epoch_steps
         if st["step"] == 0 and not st["rows"]:
+            if not self.s.init_from:
+                least_squares_start(self.head, self.corpus, self.train_items, self.s.seed)
             self.evaluate()
         saved, order, drawn = time.monotonic(), [], -1
         while st["step"] < total and not self._out_of_time() and not self._out_of_patience():

@@ -35,7 +35,7 @@ class Teacher:
     def probabilities(self, final: Tensor, temperature: float) -> Tensor:
         """The target's distribution over the draft vocabulary [n, draft_vocab], from its last layer's output [n, n_embd]."""
         logits = F.rms_norm(final, (final.shape[-1],), self.norm, self.eps) @ self.output.T
-        return (logits / temperature).softmax(-1)
+        return (logits.float() / temperature).softmax(-1)
 
 
 @dataclasses.dataclass

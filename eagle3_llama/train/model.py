@@ -107,7 +107,7 @@ class Chain:
     """The state of one unroll: x is what the next step reads in place of g."""
 
     def __init__(self, head: Head, features: Tensor) -> None:
-        self.head, self.x = head, head.fc(features)
+        self.head, self.x = head, head.fc(features).float()  # the residual keeps its precision under autocast
         t = features.shape[1]
         self.positions = torch.arange(t, device=features.device)
         self.kept = slice(None)
