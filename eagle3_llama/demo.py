@@ -34,6 +34,10 @@ def main(
     console = Console()
     try:
         results = [_run(console, fmt.strip(), prompt, n_predict) for fmt in format.split(",")]
+        if json_file is not None:
+            out = {"identical": all(r["identical"] for r in results), "prompt": prompt, "n_predict": n_predict, "results": results}
+            with replacing(json_file) as part:
+                part.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
     except EagleError as e:
         Console(stderr=True).print(f"error: {e}", style="red", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
@@ -42,10 +46,6 @@ def main(
         if r["n_max"] == 0:
             best = max(v for k, v in r["predicted"].items() if k != "0")
             console.print(f"{r['format']}: with this head no draft pays on this machine (the best would give {best:.2f}x), so it decodes plainly.")
-    if json_file is not None:
-        out = {"identical": all(r["identical"] for r in results), "prompt": prompt, "n_predict": n_predict, "results": results}
-        with replacing(json_file) as part:
-            part.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
     raise typer.Exit(0 if all(r["identical"] for r in results) else 1)
 
 
