@@ -228,7 +228,7 @@ def test_training_learns_and_resumes(tiny, corpus, tmp_path, optimizer):
         pass
 
     def run(out, kill_every):
-        settings = dataclasses.replace(tiny, out=str(out), epochs=8, lr=3e-3, optimizer=optimizer, minutes=60)
+        settings = dataclasses.replace(tiny, out=str(out), epochs=5, lr=3e-3, optimizer=optimizer, minutes=60)
         out.mkdir()
         while True:
             trainer = Trainer(settings, corpus, out)
@@ -254,7 +254,7 @@ def test_training_learns_and_resumes(tiny, corpus, tmp_path, optimizer):
     assert rows[-1]["loss"] < 0.8 * rows[1]["loss"]
     assert (tmp_path / "a" / "log.csv").read_text().count("\n") == len(rows) + 1
     with pytest.raises(EagleError, match="other settings .lr."):
-        Trainer(dataclasses.replace(tiny, epochs=8, lr=0.5, optimizer=optimizer), corpus, tmp_path / "a").resume()
+        Trainer(dataclasses.replace(tiny, epochs=5, lr=0.5, optimizer=optimizer), corpus, tmp_path / "a").resume()
 
 
 def test_data_is_the_same_after_a_kill(tiny, tmp_path):
@@ -399,5 +399,5 @@ def test_real_model_on_a_tiny_budget(tmp_path):
     assert "held-out greedy chains" in done.stdout
     llm = EagleLlama(str(smollm2("Q4_0")), eagle_path=str(tmp_path / "head" / "head.gguf"), n_max=1, n_ctx=512, verbose=False)
     llm("The capital of France is", max_tokens=80, temperature=0)
-    assert llm.stats.accept_per_position[0] > 0.05  # a random head: one in thousands
+    assert llm.stats.accept_per_position[0] > 0.1  # a random head: one in thousands
     llm.close()
