@@ -32,13 +32,9 @@ class Teacher:
         return cls(to(weights.get("output_norm.weight")), to(weights.rows(weights.output_name, d2t.numpy())), weights.shape.rms_eps,
                    (t2d >= 0).to(device), t2d.to(device))
 
-    def states(self, final: Tensor) -> Tensor:
-        """What the target's output matrix reads [n, n_embd], from its last layer's output."""
-        return F.rms_norm(final, (final.shape[-1],), self.norm, self.eps)
-
     def probabilities(self, final: Tensor, temperature: float) -> Tensor:
         """The target's distribution over the draft vocabulary [n, draft_vocab], from its last layer's output [n, n_embd]."""
-        logits = self.states(final) @ self.output.T
+        logits = F.rms_norm(final, (final.shape[-1],), self.norm, self.eps) @ self.output.T
         return (logits.float() / temperature).softmax(-1)
 
 
@@ -87,8 +83,7 @@ class Distillation(torch.autograd.Function):
 
 
 def training_time_test(head: Head, teacher: Teacher, batch: Batch, steps: int, decay: float, hard: float = 0.0,
-                       temperature: float = 1.0, stride: int = 1, offset: int = 0, dtype: torch.dtype = torch.float32,
-                       regression: float = 0.0) -> Loss:
+                       temperature: float = 1.0, stride: int = 1, offset: int = 0, dtype: torch.dtype = torch.float32) -> Loss:
     """Cross-entropy of step j at position t against the target's distribution at t + 1 + j, weighted decay^j.
 
     Positions count where the predicted token t + 2 + j belongs to the answer and the target's best token there can be
@@ -116,9 +111,6 @@ def training_time_test(head: Head, teacher: Teacher, batch: Batch, steps: int, d
             continue
         loss, same = Distillation.apply(h.flatten(0, 1)[rows], head.lm_head.weight, soft, best, ahead.flatten()[rows], hard, dtype)
         total = total + decay**j * loss
-        if regression:
-            states = teacher.states(batch.final[speaks][ahead.flatten()[rows]])
-            total = total + decay**j * regression * F.smooth_l1_loss(h.flatten(0, 1)[rows], states)
         losses.append(float(loss.detach()))
         agree.append(float(same))
         n = n or len(rows)
