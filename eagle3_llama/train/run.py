@@ -46,6 +46,7 @@ def train(settings: TrainSettings) -> TrainReport:
 
     out = Path(settings.out)
     console = Console(stderr=True)
+    out.mkdir(parents=True, exist_ok=True)
     paths = _data(settings, out, console)
     corpus = Corpus(paths, settings.layers)
     if len(corpus.items) < 2:
