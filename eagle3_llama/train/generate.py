@@ -112,8 +112,9 @@ def read(target: Target, task: Task, slot: int) -> Conversation | None:
     """A finished conversation's features, by prefill."""
     tokens, n_prompt = list(task.tokens), task.n_prompt
     if task.messages:
-        n_prompt = len(target.chat(list(task.messages[:-1])))
-        tokens = target.chat(list(task.messages[:-1])) + target.llm.tokenize(task.messages[-1]["content"].encode(), add_bos=False)
+        prompt = target.chat(list(task.messages[:-1]))
+        n_prompt = len(prompt)
+        tokens = prompt + target.llm.tokenize(task.messages[-1]["content"].encode(), add_bos=False)
     tokens = tokens[: target.n_ctx]
     end = loop_end(tokens[n_prompt:])
     tokens = tokens if end is None else tokens[: n_prompt + end]

@@ -75,8 +75,7 @@ class Head(nn.Module):
         self.lm_head = nn.Linear(s.n_embd, len(d2t), bias=False)
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("d2t", d2t, persistent=False)
-        half = torch.arange(0, s.head_dim, 2, dtype=torch.float64) / s.head_dim
-        self.register_buffer("frequencies", (s.rope_theta**-half).float(), persistent=False)
+        self.register_buffer("frequencies", rotary_frequencies(s), persistent=False)
 
     def unroll(self, features: Tensor, tokens: Tensor, steps: int, stride: int = 1, offset: int = 0) -> Iterator[Tensor]:
         """Training-time test: yields the states of steps 0..steps-1, normed for lm_head, [B, T, n_embd].
@@ -144,6 +143,12 @@ class Chain:
         for i, v in enumerate(self.values[1:]):
             out = out + p[..., t + i : t + i + 1] * v
         return out
+
+
+def rotary_frequencies(s: Shape) -> Tensor:
+    """float32 [head_dim / 2]: radians a position."""
+    half = torch.arange(0, s.head_dim, 2, dtype=torch.float64) / s.head_dim
+    return (s.rope_theta**-half).float()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import EagleError, ErrorKind
-from .model import rotate
+from .model import rotary_frequencies, rotate
 from .weights import TargetWeights, half_split
 
 LAYER = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
@@ -38,8 +38,7 @@ class TorchBackend:
         self.blocks = [{name: to(self._half_split(name, w.get(f"blk.{i}.{name}.weight"))) for name in LAYER} for i in range(self.s.n_layer)]
         size = (self.s.n_layer, n_slots, n_ctx, self.s.n_head_kv, self.s.head_dim)
         self.keys, self.values = (torch.zeros(size, device=device, dtype=self.dtype) for _ in range(2))
-        half = torch.arange(0, self.s.head_dim, 2, dtype=torch.float64) / self.s.head_dim
-        self.frequencies = (self.s.rope_theta**-half).float().to(device)
+        self.frequencies = rotary_frequencies(self.s).to(device)
 
     def _half_split(self, name: str, w: np.ndarray) -> np.ndarray:
         heads = {"attn_q": self.s.n_head, "attn_k": self.s.n_head_kv}.get(name)
