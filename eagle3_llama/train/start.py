@@ -4,8 +4,8 @@ The state that the target ends with at p + 1 is, to a good part, a linear functi
 of the embedding of token p + 1. The first part is what `fc` computes. The second has one way into an EAGLE-3 layer, the
 attention's values: so most of its heads are made to look at their own position only, by queries and keys that are the
 same everywhere but for the rotary angles, and their values and outputs hold that part's leading singular directions.
-On SmolLM2 this head's first drafts are accepted as often as after some 200,000 tokens of training from the target's
-last layer alone.
+On SmolLM2 this head's first drafts are accepted more often than after 120,000 tokens of training from the
+target's last layer alone.
 """
 
 from __future__ import annotations
