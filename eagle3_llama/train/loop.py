@@ -87,15 +87,15 @@ class Trainer:
     def save(self) -> None:
         checkpoint.save(self.path, self.s, {"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict(), "state": self.state})
 
-    def train(self, progress: Callable[[Progress], None]) -> None:
-        """To the end of the epochs, of the minutes, or of patience.
+    def train(self, progress: Callable[[Progress], None], starting: Callable[[int, int], None] = lambda done, of: None) -> None:
+        """To the end of the epochs, of the minutes, or of patience. starting: progress of what comes before the first step.
 
         Saves between whole steps only: what stops it in the middle of one loses the time since the last save.
         """
         st, total = self.state, self.s.epochs * self.epoch_steps
         if st["step"] == 0 and not st["rows"]:
             if not self.s.init_from:
-                least_squares_start(self.head, self.corpus, self.train_items, self.s.seed)
+                least_squares_start(self.head, self.corpus, self.train_items, self.s.seed, starting)
             self.evaluate()
         saved, order, drawn = time.monotonic(), [], -1
         while st["step"] < total and not self._out_of_time() and not self._out_of_patience():

@@ -121,17 +121,22 @@ class Chain:
 
     def step(self, e: Tensor) -> Tensor:
         """One pass over all positions kept; e [B, T, n_embd]. Returns the state before the final norm."""
-        layer, a = self.head.midlayer, self.head.midlayer.self_attn
-        u = torch.cat([layer.input_layernorm(e), layer.hidden_norm(self.x)], -1)
-        angles = (self.positions + len(self.keys))[:, None] * self.head.frequencies
-        q, k, v = a.project(u, angles.cos(), angles.sin())
-        self.keys.append(k)
-        self.values.append(v)
-        h = self.x + a.o_proj(self._attend(q).transpose(1, 2).flatten(2))
+        layer = self.head.midlayer
+        h = self.x + layer.self_attn.o_proj(self.attend(e))
         self.x = h + layer.mlp(layer.post_attention_layernorm(h))
         return self.x
 
-    def _attend(self, q: Tensor) -> Tensor:
+    def attend(self, e: Tensor) -> Tensor:
+        """What the attention's heads bring, [B, T, n_head * head_dim]; this step's keys and values join those to be seen."""
+        layer = self.head.midlayer
+        u = torch.cat([layer.input_layernorm(e), layer.hidden_norm(self.x)], -1)
+        angles = (self.positions + len(self.keys))[:, None] * self.head.frequencies
+        q, k, v = layer.self_attn.project(u, angles.cos(), angles.sin())
+        self.keys.append(k)
+        self.values.append(v)
+        return self._mix(q).transpose(1, 2).flatten(2)
+
+    def _mix(self, q: Tensor) -> Tensor:
         if len(self.keys) == 1:
             return F.scaled_dot_product_attention(q, self.keys[0], self.values[0], is_causal=True)
         scale = q.shape[-1] ** -0.5

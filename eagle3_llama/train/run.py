@@ -93,7 +93,7 @@ def _train(trainer, console: Console) -> None:
         def progress(p) -> None:
             bar.update(task, total=p.steps, completed=p.step, note=f"{p.rate:.0f} tokens/s, loss {p.loss:.3f}, accepted length {p.accepted:.2f}")
 
-        trainer.train(progress)
+        trainer.train(progress, lambda done, of: bar.update(task, total=of, completed=done, note="least-squares start"))
 
 
 def _bar(console: Console, note: str) -> Progress:

@@ -3,57 +3,62 @@
 The state that the target ends with at p + 1 is, to a good part, a linear function of the captured features at p and
 of the embedding of token p + 1. The first part is what `fc` computes. The second has one way into an EAGLE-3 layer, the
 attention's values: so most of its heads are made to look at their own position only, by queries and keys that are the
-same everywhere but for the rotary angles, and their values and outputs hold that part's leading singular directions.
-On SmolLM2 this head's first drafts are accepted more often than after 120,000 tokens of training from the
-target's last layer alone.
+same everywhere but for the rotary angles. The other heads point to where the text has been before (pointers.py), and let
+in what followed there. The output matrix is then the regression of the target's states on what the heads bring.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Iterable, Iterator, Sequence
+from typing import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .data import Corpus, Item
-from .model import Head
+from .model import Chain, Head
+from .pointers import Glances, learn_pointers
 
 ROWS = 60_000  # that the estimate is made from
+OUTPUT_ROWS = 40_000  # that the attention's outputs are fitted to
 BLOCK = 4_000  # of them at a time
 WIDEST = 24_000  # inputs of the estimate: memory goes with the square
 RIDGES = (1e-3, 1e-2, 1e-1, 1.0)  # of which the one that fits unseen rows best is taken
-SCORE = 28.0  # of a position with itself, before the softmax
-SLOWEST = 0.08  # rotary frequencies above it tell neighbours apart
-KEPT = 0.1  # of what the target's own attention and feed-forward say
+KEPT = 0.1  # of what the target's own feed-forward says
 SPREAD = 8_000  # rows that constants and covariances are taken from
 
 
 @dataclasses.dataclass
 class Rows:
-    """features [n, layers * n_embd], tokens [n, n_embd]: normed embeddings; states [n, n_embd]: normed, one token later."""
+    """features [n, layers * n_embd] at p; tokens and following [n, n_embd]: normed embeddings of p + 1 and p + 2;
+    states [n, n_embd]: normed, at p + 1."""
 
     features: Tensor
     tokens: Tensor
+    following: Tensor
     states: Tensor
 
 
 @torch.no_grad()
-def least_squares_start(head: Head, corpus: Corpus, items: Sequence[Item], seed: int) -> bool:
-    """Sets fc, and queries, keys, values and outputs of all key-value groups but one. False if the model is too wide for it."""
-    width = head.fc.in_features + head.shape.n_embd
+def least_squares_start(head: Head, corpus: Corpus, items: Sequence[Item], seed: int,
+                        progress: Callable[[int, int], None] = lambda done, of: None) -> bool:
+    """Sets fc and all of the attention; progress counts the steps of the pointers. False if the model is too wide for it."""
+    width, h = head.fc.in_features + head.shape.n_embd, head.shape.n_embd
     if width > WIDEST:
         return False
     order = [items[k] for k in np.random.default_rng([seed, 17]).permutation(len(items))]
     cut = max(1, len(order) // 10)
     unseen, fitted = [_rows(head, corpus, i) for i in order[:cut]], order[cut:] or order
     n, scale, sample = 0, 0.0, []
-    gram = torch.zeros(width, width + head.shape.n_embd, dtype=torch.float64)
+    now = torch.zeros(width, width + h, dtype=torch.float64)
+    later = torch.zeros(h, 2 * h, dtype=torch.float64)
     for r in _blocks(_rows(head, corpus, i) for i in fitted):
         x = torch.cat([r.features, r.tokens], 1)
-        gram += x.T @ torch.cat([x, r.states], 1)
-        scale += float(r.features[:, -head.shape.n_embd :].pow(2).mean(1).sqrt().sum())
+        now += x.T @ torch.cat([x, r.states], 1)
+        later += r.following.T @ torch.cat([r.following, r.states], 1)
+        scale += float(r.features[:, -h:].pow(2).mean(1).sqrt().sum())
         if n < SPREAD:
             sample.append(r)
         n += len(x)
@@ -61,18 +66,21 @@ def least_squares_start(head: Head, corpus: Corpus, items: Sequence[Item], seed:
             break
     if n == 0:
         return False
-    solution = _solve(gram, unseen) * (scale / n)  # as large as the last feature: as the layer's weights expect
-    _install(head, solution, sample)
+    scale /= n  # as large as the last feature: as the layer's weights expect
+    test = _cat(unseen)
+    solution = _solve(now, torch.cat([test.features, test.tokens], 1), test.states)
+    _install(head, solution * scale, _solve(later, test.following, test.states), _cat(sample), corpus, order, seed, progress)
+    _fit_outputs(head, corpus, order, scale)
     return True
 
 
 def _rows(head: Head, corpus: Corpus, item: Item) -> Rows:
     """Positions whose next token belongs to the answer, or opens it; the first of a text is unlike all others."""
     batch = corpus.batch([item], 0)
-    first = max(item.n_prompt - 2, 1)
-    rms = lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + head.shape.rms_eps)  # noqa: E731
-    tokens = batch.tokens[0, first + 1 : len(item)]
-    return Rows(batch.features[0, first:-1], rms(head.embedding.cpu()[tokens]), rms(batch.final[0, first + 1 :]))
+    first, h = max(item.n_prompt - 2, 1), head.shape.n_embd
+    rms = lambda x: F.rms_norm(x, (h,), eps=head.shape.rms_eps)  # noqa: E731
+    e = rms(head.embedding.cpu()[batch.tokens[0, first + 1 : len(item)]])
+    return Rows(batch.features[0, first:-2], e[:-1], e[1:], rms(batch.final[0, first + 1 : -1]))
 
 
 def _blocks(rows: Iterable[Rows]) -> Iterator[Rows]:
@@ -91,54 +99,44 @@ def _cat(rows: Sequence[Rows]) -> Rows:
     return Rows(*(torch.cat([getattr(r, f.name) for r in rows]) for f in dataclasses.fields(Rows)))
 
 
-def _solve(gram: Tensor, unseen: Sequence[Rows]) -> Tensor:
-    """[n_embd, inputs], float32: ridge regression, each input's penalty a share of its own size."""
+def _solve(gram: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """[outputs, inputs], float32: ridge regression from x'x and x'y side by side, each input's penalty a share of its
+    own size, the share that fits unseen x, y best."""
     width = gram.shape[0]
     a, b = gram[:, :width], gram[:, width:]
-    r = _cat(unseen)
-    x = torch.cat([r.features, r.tokens], 1)
     best, least = torch.zeros(0), float("inf")
     for ridge in RIDGES:
         w = torch.linalg.solve(a + torch.diag(a.diagonal() * ridge + 1e-9), b).float()
-        error = float((x @ w - r.states).pow(2).sum())
+        error = float((x @ w - y).pow(2).sum())
         if error < least:
             best, least = w.T, error
     return best
 
 
-def _install(head: Head, solution: Tensor, sample: Sequence[Rows]) -> None:
+def _install(head: Head, solution: Tensor, predicted: Tensor, rows: Rows, corpus: Corpus, order: Sequence[Item], seed: int,
+             progress: Callable[[int, int], None]) -> None:
+    """fc, values, queries and keys. solution: states on features and tokens; predicted: states on the token that they lead to."""
     s, layer, a = head.shape, head.midlayer, head.midlayer.self_attn
-    d, h = s.head_dim, s.n_embd
-    groups = max(1, s.n_head_kv - 1)
-    share = s.n_head // s.n_head_kv
     to = lambda x: x.to(head.fc.weight.device)  # noqa: E731
     head.fc.weight.copy_(to(solution[:, : head.fc.in_features]))
-    rows = _cat(sample)
-    values, outputs = _low_rank(solution[:, head.fc.in_features :], rows.tokens, min(groups * d, h))
-    a.o_proj.weight.mul_(KEPT)
     layer.mlp.down_proj.weight.mul_(KEPT)
-    a.v_proj.weight[: groups * d].zero_()
-    a.v_proj.weight[: len(values), :h] = to(values) / layer.input_layernorm.weight
-    wide = torch.zeros(h, groups * d)
-    wide[:, : outputs.shape[1]] = outputs / share
-    for head_index in range(groups * share):
-        group = head_index // share
-        a.o_proj.weight[:, head_index * d : (head_index + 1) * d] = to(wide[:, group * d : (group + 1) * d])
-    constant = _constant(head, rows.features, rows.tokens)
-    fast = int((head.frequencies >= SLOWEST).sum())
-    constant = to(constant * (SCORE * d**0.5 / fast) ** 0.5)
-    for w, n in ((a.q_proj.weight, groups * share), (a.k_proj.weight, groups)):
-        w[: n * d].zero_()
-        w[: n * d].view(n, d, 2 * h)[:, :fast] = constant
+    # one set of values serves both kinds of heads: what a token says at its own row, and what it is as the next one
+    own = solution[:, head.fc.in_features :]
+    values = _low_rank(torch.cat([own, predicted * (own.norm() / predicted.norm())]), rows.tokens, a.v_proj.out_features)
+    a.v_proj.weight.zero_()
+    a.v_proj.weight[: len(values), : s.n_embd] = to(values) / layer.input_layernorm.weight
+    glances = Glances.of(head, _constant(head, rows.features, rows.tokens))
+    a.q_proj.weight.copy_(glances.own_row(s.n_head))
+    a.k_proj.weight.copy_(glances.own_row(s.n_head_kv))
+    learn_pointers(head, corpus, order, glances, seed, progress)
 
 
-def _low_rank(c: Tensor, x: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """values [rank, n] and outputs [m, rank], their product the closest to c [m, n] on inputs spread as x is."""
+def _low_rank(c: Tensor, x: Tensor, rank: int) -> Tensor:
+    """[rank, n]: the inputs' combinations through which a product with c [m, n] loses least, on inputs spread as x is."""
     cov = x.T @ x / len(x)
     root = torch.linalg.cholesky(cov + 1e-5 * cov.diagonal().mean() * torch.eye(len(cov)))
-    u, s, v = torch.linalg.svd(c @ root, full_matrices=False)
-    half = s[:rank].sqrt()
-    return torch.linalg.solve_triangular(root.T, v[:rank].T, upper=True).T * half[:, None], u[:, :rank] * half
+    _, s, v = torch.linalg.svd(c @ root, full_matrices=False)
+    return torch.linalg.solve_triangular(root.T, v[:rank].T, upper=True).T * s[:rank].sqrt()[:, None]
 
 
 def _constant(head: Head, features: Tensor, tokens: Tensor) -> Tensor:
@@ -148,3 +146,25 @@ def _constant(head: Head, features: Tensor, tokens: Tensor) -> Tensor:
     u = torch.cat([tokens * layer.input_layernorm.weight.cpu(), g], 1)
     a = u.T @ u / len(u)
     return torch.linalg.solve(a + 1e-3 * a.diagonal().mean() * torch.eye(len(a)), u.mean(0))
+
+
+def _fit_outputs(head: Head, corpus: Corpus, order: Sequence[Item], scale: float) -> None:
+    """o_proj: what is left of the states after fc, on what the heads bring."""
+    o = head.midlayer.self_attn.o_proj
+    gram = torch.zeros(o.in_features, o.in_features + o.out_features, dtype=torch.float64)
+    unseen, n = [], 0
+    for k, item in enumerate(order):
+        batch = corpus.batch([item], 0, str(head.fc.weight.device))
+        chain = Chain(head, batch.features[:, :-1])
+        brought = chain.attend(head.embedding[batch.tokens[:, 1:]])[0].cpu()
+        first = max(item.n_prompt - 2, 1)
+        states = F.rms_norm(batch.final[0, 1:], (head.shape.n_embd,), eps=head.shape.rms_eps) * scale
+        x, y = brought[first:], (states - chain.x[0])[first:].cpu()
+        if k % 10 == 0:
+            unseen.append((x, y))
+        if k % 10 or len(order) == 1:
+            gram += x.T.double() @ torch.cat([x, y], 1).double()
+            n += len(x)
+        if n > OUTPUT_ROWS:
+            break
+    o.weight.copy_(_solve(gram, torch.cat([x for x, _ in unseen]), torch.cat([y for _, y in unseen])))
