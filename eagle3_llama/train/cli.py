@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
 from ..errors import EagleError, ErrorKind
 from .settings import TrainSettings
 
+LISTS = {"weights": float, "layers": int, "capture_layers": int}  # options with commas
 
 
 def train(target: Annotated[list[Path], typer.Option(help="the model to be served, GGUF; several formats of it make one head for all")],
@@ -20,32 +21,45 @@ def train(target: Annotated[list[Path], typer.Option(help="the model to be serve
           weights: Annotated[str, typer.Option(help="shares of self-synthesis, prompts, conversations")] = "1,1,1",
           max_tokens: Annotated[int, typer.Option(help="of data")] = 1_000_000,
           max_gb: Annotated[float, typer.Option(help="of data on disk")] = 20.0,
-          minutes: Annotated[float, typer.Option(help="of training, data not counted; 0: no limit")] = 0.0,
-          epochs: int = 4, layers: Annotated[Optional[str], typer.Option(metavar="A,B,C", help="inputs of target layers to read")] = None,
+          n_predict: Annotated[int, typer.Option(help="longest answer to write")] = 256,
+          drop_truncated: Annotated[bool, typer.Option(help="leave out answers that did not end by then")] = False,
+          slots: Annotated[int, typer.Option(help="sequences at once")] = 32,
+          capture: Annotated[str, typer.Option(help="llama: features from llama.cpp; torch: on --device, from the dequantised weights")] = "llama",
+          layers: Annotated[Optional[str], typer.Option(metavar="A,B,C", help="inputs of target layers to read")] = None,
           capture_layers: Annotated[Optional[str], typer.Option(metavar="A,B,C", help="those kept in the data, to try several --layers")] = None,
-          draft_vocab: int = 8192, steps: Annotated[int, typer.Option(help="of training-time test")] = 5,
+          draft_vocab: Annotated[int, typer.Option(help="most frequent tokens, that may be drafted")] = 8192,
+          init_from: Annotated[Optional[Path], typer.Option(help="a head's checkpoint folder to go on from")] = None,
+          steps: Annotated[int, typer.Option(help="of training-time test")] = 5,
           stride: Annotated[int, typer.Option(help="every so-manieth position takes part in the steps after the first")] = 3,
-          optimizer: Annotated[str, typer.Option(help="adamw, or muon for the matrices inside the head")] = "adamw", lr: float = 1e-3, batch_tokens: int = 2048, n_predict: int = 256, hard: float = 0.0, temperature: float = 1.0,
-          eval_every: int = 100, patience: Annotated[int, typer.Option(help="measurements without a better one; 0: no early stop")] = 0,
-          heldout: int = 32, init_from: Annotated[Optional[Path], typer.Option(help="a head's checkpoint folder to go on from")] = None,
-          drop_truncated: bool = False, seed: int = 1, threads: int = 0, slots: Annotated[int, typer.Option(help="sequences at once")] = 32,
-          device: Annotated[str, typer.Option(help="cpu or cuda, of the training")] = "cpu",
-          capture: Annotated[str, typer.Option(help="llama: features from llama.cpp; torch: on --device, from the dequantised weights")] = "llama") -> None:  # fmt: skip
+          hard: Annotated[float, typer.Option(help="share of the loss on the target's best token instead of its distribution")] = 0.0,
+          temperature: Annotated[float, typer.Option(help="of the target's distribution")] = 1.0,
+          optimizer: Annotated[str, typer.Option(help="adamw, or muon for the matrices inside the head")] = "adamw",
+          lr: Annotated[float, typer.Option(help="highest learning rate")] = 1e-3,
+          batch_tokens: Annotated[int, typer.Option(help="positions in a step of the optimiser")] = 2048,
+          epochs: Annotated[int, typer.Option(help="passes over the data")] = 4,
+          minutes: Annotated[float, typer.Option(help="of training, data not counted; 0: no limit")] = 0.0,
+          eval_every: Annotated[int, typer.Option(help="steps between measurements of held-out acceptance")] = 100,
+          patience: Annotated[int, typer.Option(help="measurements without a better one; 0: no early stop")] = 0,
+          heldout: Annotated[int, typer.Option(help="answers to measure with")] = 32,
+          seed: Annotated[int, typer.Option(help="of all that is drawn")] = 1,
+          threads: Annotated[int, typer.Option(help="0: all cores")] = 0,
+          device: Annotated[str, typer.Option(help="cpu or cuda, of the training")] = "cpu") -> None:  # fmt: skip
     """Train an EAGLE-3 head from nothing but the model's GGUF; may be stopped and run again at any moment."""
+    given = locals()  # but for `target`, options are called what the settings are
     from .run import train as run
 
-    settings = TrainSettings(
-        targets=tuple(map(str, target)), out=str(out), prompts=tuple(map(str, prompts or ())), conversations=tuple(map(str, conversations or ())),
-        weights=numbers(weights, float, "--weights"), max_tokens=max_tokens, max_gb=max_gb, minutes=minutes, epochs=epochs,
-        layers=numbers(layers, int, "--layers") if layers else None, data=str(data) if data else None, stride=stride,
-        capture_layers=numbers(capture_layers, int, "--capture-layers") if capture_layers else None, draft_vocab=draft_vocab, steps=steps, lr=lr, batch_tokens=batch_tokens,
-        n_predict=n_predict, hard=hard, optimizer=optimizer, temperature=temperature, eval_every=eval_every, patience=patience, heldout=heldout,
-        init_from=str(init_from) if init_from else None, drop_truncated=drop_truncated, seed=seed, threads=threads, slots=slots, device=device,
-        capture=capture)
-    report = run(settings)
+    report = run(TrainSettings(targets=tuple(map(str, target)), **{k: _setting(k, v) for k, v in given.items() if k != "target"}))
     accepted = " ".join(f"{x:.3f}" for x in report.accept_per_position)
     print(f"held-out greedy chains: {report.mean_accepted_length:.2f} tokens a round, accepted at {accepted}")
     print(f"wrote {report.head_dir} (config.json, model.safetensors) and {report.gguf}")
+
+
+def _setting(name: str, value: Any) -> Any:
+    if name in LISTS and value:
+        return numbers(value, LISTS[name], "--" + name.replace("_", "-"))
+    if name in ("prompts", "conversations"):
+        return tuple(map(str, value or ()))
+    return str(value) if isinstance(value, Path) else value
 
 
 def numbers(text: str, kind: type, name: str) -> tuple:
