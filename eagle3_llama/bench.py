@@ -7,7 +7,7 @@ import json
 import statistics
 import time
 from pathlib import Path
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -48,8 +48,11 @@ class Answer:
         return self.runs[mode][0].tokens
 
 
-def read_prompts(path: str | Path) -> list[tuple[str, str]]:
-    """(category, prompt) of a .jsonl file: strings, or objects with `prompt` and perhaps `category`."""
+def read_prompts(path: str | Path, category: str | None = None) -> list[tuple[str, str]]:
+    """(category, prompt) of a .jsonl file: strings, or objects with `prompt` and perhaps `category`.
+
+    category: only these prompts, told apart by their `topic` where they have one.
+    """
     out = []
     for n, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
@@ -57,18 +60,22 @@ def read_prompts(path: str | Path) -> list[tuple[str, str]]:
         try:
             item = json.loads(line)
             item = {"prompt": item} if isinstance(item, str) else item
-            out.append((str(item.get("category", "all")), str(item["prompt"])))
+            if category is None:
+                out.append((str(item.get("category", "all")), str(item["prompt"])))
+            elif item.get("category") == category:
+                out.append((str(item.get("topic", category)), str(item["prompt"])))
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise EagleError(ErrorKind.BAD_VALUE, f"{path}, line {n}: expected a JSON string or an object with \"prompt\" ({e})") from e
     if not out:
-        raise EagleError(ErrorKind.BAD_VALUE, f"{path} has no prompts")
+        raise EagleError(ErrorKind.BAD_VALUE, f"{path} has no prompts" + (f" of category {category!r}" if category else ""))
     return out
 
 
 class Target:
     """One model file, loaded once for each mode; weights are shared through mmap where the format allows."""
 
-    def __init__(self, path: str, head: str | None, modes: Sequence[str], n_threads: int | None, n_ctx: int, n_max: int) -> None:
+    def __init__(self, path: str, heads: Mapping[str, str], modes: Sequence[str], n_threads: int | None, n_ctx: int, n_max: int) -> None:
+        """heads: file of each mode that drafts with one."""
         from .llama import EagleLlama
         from llama_cpp import Llama
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
@@ -78,8 +85,8 @@ class Target:
         for mode in dict.fromkeys(["plain", *modes]):
             if mode == "plain":
                 self.llms[mode] = Llama(self.path, **common)
-            elif mode == "eagle":
-                self.llms[mode] = EagleLlama(self.path, eagle_path=head, n_max=n_max, **common)
+            elif mode in heads:
+                self.llms[mode] = EagleLlama(self.path, eagle_path=heads[mode], n_max=n_max, **common)
             elif mode == "prompt_lookup":
                 # logits_all: without it llama-cpp-python keeps too few rows for a prompt of several batches
                 self.llms[mode] = Llama(self.path, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=2), logits_all=True, **common)

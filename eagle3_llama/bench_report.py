@@ -33,8 +33,8 @@ def _result(target: Target, answers: Sequence[Answer], mode: str, category: str,
     }
     out.update(_acceptance(answers, mode))
     out["time_share"] = _time_share(answers, mode)
-    if mode == "eagle":
-        out["n_max"] = target.llms["eagle"].eagle_params.n_max
+    if mode.startswith("eagle"):
+        out["n_max"] = target.llms[mode].eagle_params.n_max
         out["limit"] = _limit(out, curve)
     return out
 
@@ -90,7 +90,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
         t.add_column(name, justify="left" if name in ("format", "mode", "category") else "right")
     for r in rows:
         share = r["time_share"]
-        mode = f"eagle n_max={r['n_max']}" if r["mode"] == "eagle" else r["mode"]
+        mode = f"{r['mode']} n_max={r['n_max']}" if "n_max" in r else r["mode"]
         t.add_row(
             r["format"], mode, r["category"], str(r["tokens"]), f"{r['tok_per_s']:.1f}", f"{r['ratio']:.2f}",
             f"{r['limit']:.2f}" if r.get("limit") else "", f"{r['mean_accepted_length']:.2f}",

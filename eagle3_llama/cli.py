@@ -94,7 +94,8 @@ def chat(model: Model, eagle: Head = None, n_predict: NPredict = 512, system: An
 @app.command()
 def bench(target: Annotated[list[Path], typer.Option(help="one or more targets, GGUF")],
           prompts: Annotated[Path, typer.Option(help=".jsonl: strings or objects with prompt, category")],
-          head: Annotated[Optional[Path], typer.Option(help="EAGLE-3 head, GGUF")] = None,
+          head: Annotated[Optional[list[Path]], typer.Option(help="EAGLE-3 head, GGUF; several are compared in one run")] = None,
+          category: Annotated[Optional[str], typer.Option(help="only these prompts of the file, by topic")] = None,
           n_predict: NPredict = 128, modes: Annotated[str, typer.Option(help="of plain,eagle,prompt_lookup")] = "plain,eagle",
           rounds: Annotated[int, typer.Option(min=1, help="repetitions of each answer; the median counts")] = 1,
           n_max: Annotated[str, typer.Option(help="a number, or auto: the best fixed one by measured cost")] = "auto",
@@ -106,7 +107,7 @@ def bench(target: Annotated[list[Path], typer.Option(help="one or more targets, 
     from .bench_run import run_bench
 
     wanted = [m.strip() for m in modes.split(",") if m.strip()]
-    report = run_bench([str(t) for t in target], str(head) if head else None, prompts, wanted, n_predict, rounds, n_max, limit,
+    report = run_bench([str(t) for t in target], [str(h) for h in head or ()], prompts, category, wanted, n_predict, rounds, n_max, limit,
                        {"temp": temp, "top_p": top_p}, threads or os.cpu_count() or 1, n_ctx, costs)
     if json_file is not None:
         with replacing(json_file) as part:

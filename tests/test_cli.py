@@ -68,6 +68,22 @@ def test_bench_json(tmp_path):
             assert r["ratio"] == 1.0
 
 
+def test_bench_of_two_heads(tmp_path):
+    """Each a mode of its own, on the prompts of one category, by topic."""
+    prompts, other, out = tmp_path / "prompts.jsonl", tmp_path / "other.gguf", tmp_path / "out.json"
+    prompts.write_text('"Name a colour."\n{"prompt": "Count to ten.", "category": "numbers", "topic": "counting"}\n')
+    other.write_bytes(shipped_head().read_bytes())
+    done = cli("bench", "--target", smollm2("Q4_0"), "--head", shipped_head(), "--head", other, "--prompts", prompts, "--n-predict", 16,
+               "--category", "numbers", "--n-max", 2, "--no-costs", "--json", out)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(out.read_text())["results"]
+    assert [r["mode"] for r in results] == ["plain", f"eagle:{shipped_head().stem}", "eagle:other"]
+    assert results[1]["accept_per_position"] == results[2]["accept_per_position"] and {r["n_max"] for r in results[1:]} == {2}
+    assert read_prompts(prompts, "numbers") == [("counting", "Count to ten.")]
+    with pytest.raises(EagleError, match="category 'poems'"):
+        read_prompts(prompts, "poems")
+
+
 def test_demo_json(tmp_path):
     out = tmp_path / "out.json"
     done = cli("--format", "Q4_0", "--n-predict", 12, "--json", out, module="eagle3_llama.demo")
