@@ -87,7 +87,7 @@ def test_real_model_on_a_tiny_budget(tmp_path):
     """The command on SmolLM2, self-synthesis and prompts; killed once; the head loads and beats a random one."""
     prompts = lines(tmp_path / "p.jsonl", ["Why is the sky blue?", "Name three rivers.", "Write a haiku about rain.", "What is 12 times 7?"])
     command = [sys.executable, "-m", "eagle3_llama.cli", "train", "--target", smollm2("Q4_0"), "--out", tmp_path / "head", "--prompts", prompts,
-               "--weights", "1,1,0", "--max-tokens", "5000", "--n-predict", "48", "--minutes", "0.5", "--epochs", "1", "--eval-every", "5",
+               "--weights", "1,1,0", "--max-tokens", "3000", "--n-predict", "48", "--minutes", "0.5", "--epochs", "1", "--eval-every", "5",
                "--draft-vocab", "2048", "--heldout", "6", "--slots", "16"]
     child = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE)
     time.sleep(12)
