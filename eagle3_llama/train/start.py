@@ -41,6 +41,30 @@ class Rows:
     states: Tensor
 
 
+class Regression:
+    """Ridge regression of y on x from sums of products; rows that are not fitted choose the penalty."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self.inputs = inputs
+        self.fitted, self.unseen = (torch.zeros(inputs, inputs + outputs, dtype=torch.float64) for _ in range(2))
+
+    def add(self, x: Tensor, y: Tensor, unseen: bool) -> None:
+        """x [n, inputs], y [n, outputs]."""
+        (self.unseen if unseen else self.fitted).add_(x.T @ torch.cat([x, y], 1))
+
+    def solve(self) -> Tensor:
+        """[outputs, inputs], float32: each input's penalty a share of its own size, the share that fits unseen rows best."""
+        a, b = self.fitted[:, : self.inputs], self.fitted[:, self.inputs :]
+        c, d = self.unseen[:, : self.inputs], self.unseen[:, self.inputs :]
+        best, least = torch.zeros(0), float("inf")
+        for ridge in RIDGES:
+            w = torch.linalg.solve(a + torch.diag(a.diagonal() * ridge + 1e-9), b)
+            error = float((w * (c @ w - 2 * d)).sum())  # the squared error, less that of predicting nothing
+            if error < least:
+                best, least = w, error
+        return best.T.float().contiguous()
+
+
 @torch.no_grad()
 def least_squares_start(head: Head, corpus: Corpus, items: Sequence[Item], seed: int,
                         progress: Callable[[int, int], None] = lambda done, of: None) -> bool:
@@ -50,26 +74,25 @@ def least_squares_start(head: Head, corpus: Corpus, items: Sequence[Item], seed:
         return False
     order = [items[k] for k in np.random.default_rng([seed, 17]).permutation(len(items))]
     cut = max(1, len(order) // 10)
-    unseen, fitted = [_rows(head, corpus, i) for i in order[:cut]], order[cut:] or order
     n, scale, sample = 0, 0.0, []
-    now = torch.zeros(width, width + h, dtype=torch.float64)
-    later = torch.zeros(h, 2 * h, dtype=torch.float64)
-    for r in _blocks(_rows(head, corpus, i) for i in fitted):
-        x = torch.cat([r.features, r.tokens], 1)
-        now += x.T @ torch.cat([x, r.states], 1)
-        later += r.following.T @ torch.cat([r.following, r.states], 1)
-        scale += float(r.features[:, -h:].pow(2).mean(1).sqrt().sum())
-        if n < SPREAD:
-            sample.append(r)
-        n += len(x)
-        if n > ROWS:
-            break
+    now, later = Regression(width, h), Regression(h, h)
+    for unseen, items in ((True, order[:cut]), (False, order[cut:] or order)):
+        for r in _blocks(_rows(head, corpus, i) for i in items):
+            now.add(torch.cat([r.features, r.tokens], 1), r.states, unseen)
+            later.add(r.following, r.states, unseen)
+            if unseen:
+                continue
+            scale += float(r.features[:, -h:].pow(2).mean(1).sqrt().sum())
+            if n < SPREAD:
+                sample.append(r)
+            n += len(r.tokens)
+            if n > ROWS:
+                break
     if n == 0:
         return False
     scale /= n  # as large as the last feature: as the layer's weights expect
-    test = _cat(unseen)
-    solution = _solve(now, torch.cat([test.features, test.tokens], 1), test.states)
-    _install(head, solution * scale, _solve(later, test.following, test.states), _cat(sample), corpus, order, seed, progress)
+    glances = _install(head, now.solve() * scale, later.solve(), _cat(sample))
+    learn_pointers(head, corpus, order, glances, seed, progress)
     _fit_outputs(head, corpus, order, scale)
     return True
 
@@ -99,23 +122,8 @@ def _cat(rows: Sequence[Rows]) -> Rows:
     return Rows(*(torch.cat([getattr(r, f.name) for r in rows]) for f in dataclasses.fields(Rows)))
 
 
-def _solve(gram: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """[outputs, inputs], float32: ridge regression from x'x and x'y side by side, each input's penalty a share of its
-    own size, the share that fits unseen x, y best."""
-    width = gram.shape[0]
-    a, b = gram[:, :width], gram[:, width:]
-    best, least = torch.zeros(0), float("inf")
-    for ridge in RIDGES:
-        w = torch.linalg.solve(a + torch.diag(a.diagonal() * ridge + 1e-9), b).float()
-        error = float((x @ w - y).pow(2).sum())
-        if error < least:
-            best, least = w.T, error
-    return best
-
-
-def _install(head: Head, solution: Tensor, predicted: Tensor, rows: Rows, corpus: Corpus, order: Sequence[Item], seed: int,
-             progress: Callable[[int, int], None]) -> None:
-    """fc, values, queries and keys. solution: states on features and tokens; predicted: states on the token that they lead to."""
+def _install(head: Head, solution: Tensor, predicted: Tensor, rows: Rows) -> Glances:
+    """fc, values, and queries and keys of heads that look at their own row. solution: states on features and tokens; predicted: states on the token that they lead to."""
     s, layer, a = head.shape, head.midlayer, head.midlayer.self_attn
     to = lambda x: x.to(head.fc.weight.device)  # noqa: E731
     head.fc.weight.copy_(to(solution[:, : head.fc.in_features]))
@@ -128,7 +136,7 @@ def _install(head: Head, solution: Tensor, predicted: Tensor, rows: Rows, corpus
     glances = Glances.of(head, _constant(head, rows.features, rows.tokens))
     a.q_proj.weight.copy_(glances.own_row(s.n_head))
     a.k_proj.weight.copy_(glances.own_row(s.n_head_kv))
-    learn_pointers(head, corpus, order, glances, seed, progress)
+    return glances
 
 
 def _low_rank(c: Tensor, x: Tensor, rank: int) -> Tensor:
@@ -151,20 +159,19 @@ def _constant(head: Head, features: Tensor, tokens: Tensor) -> Tensor:
 def _fit_outputs(head: Head, corpus: Corpus, order: Sequence[Item], scale: float) -> None:
     """o_proj: what is left of the states after fc, on what the heads bring."""
     o = head.midlayer.self_attn.o_proj
-    gram = torch.zeros(o.in_features, o.in_features + o.out_features, dtype=torch.float64)
-    unseen, n = [], 0
+    left, n = Regression(o.in_features, o.out_features), 0
     for k, item in enumerate(order):
         batch = corpus.batch([item], 0, str(head.fc.weight.device))
         chain = Chain(head, batch.features[:, :-1])
-        brought = chain.attend(head.embedding[batch.tokens[:, 1:]])[0].cpu()
+        brought = chain.attend(head.embedding[batch.tokens[:, 1:]])[0]
         first = max(item.n_prompt - 2, 1)
         states = F.rms_norm(batch.final[0, 1:], (head.shape.n_embd,), eps=head.shape.rms_eps) * scale
-        x, y = brought[first:], (states - chain.x[0])[first:].cpu()
+        x, y = brought[first:].cpu(), (states - chain.x[0])[first:].cpu()
         if k % 10 == 0:
-            unseen.append((x, y))
+            left.add(x, y, unseen=True)
         if k % 10 or len(order) == 1:
-            gram += x.T.double() @ torch.cat([x, y], 1).double()
+            left.add(x, y, unseen=False)
             n += len(x)
         if n > OUTPUT_ROWS:
             break
-    o.weight.copy_(_solve(gram, torch.cat([x for x, _ in unseen]), torch.cat([y for _, y in unseen])))
+    o.weight.copy_(left.solve())
