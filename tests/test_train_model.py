@@ -107,7 +107,7 @@ def test_mixed_precision(tiny, corpus, head):
 def looks(head, batch):
     """Where each head of the attention looks: [B, n_head, T, T]."""
     layer, t = head.midlayer, batch.features.shape[1]
-    u = torch.cat([layer.input_layernorm(head.embedding[batch.tokens[:, 1 : t + 1]]), layer.hidden_norm(head.fc(batch.features))], -1)
+    u = layer.pair(head.embedding[batch.tokens[:, 1 : t + 1]], head.fc(batch.features))
     angles = torch.arange(t)[:, None] * head.frequencies
     q, k, _ = layer.self_attn.project(u, angles.cos(), angles.sin())
     score = q @ k.transpose(-1, -2) / head.shape.head_dim**0.5

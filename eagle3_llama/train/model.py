@@ -62,6 +62,10 @@ class Layer(nn.Module):
         self.hidden_norm = RMSNorm(s.n_embd, s.rms_eps)
         self.post_attention_layernorm = RMSNorm(s.n_embd, s.rms_eps)
 
+    def pair(self, e: Tensor, x: Tensor) -> Tensor:
+        """The attention's input [..., 2 * n_embd]: token embeddings e and states x, each normed."""
+        return torch.cat([self.input_layernorm(e), self.hidden_norm(x)], -1)
+
 
 class Head(nn.Module):
     """features [B, T, layers * n_embd] and tokens to drafts. d2t [draft_vocab]: target id of each draft id."""
@@ -129,7 +133,7 @@ class Chain:
     def attend(self, e: Tensor) -> Tensor:
         """What the attention's heads bring, [B, T, n_head * head_dim]; this step's keys and values join those to be seen."""
         layer = self.head.midlayer
-        u = torch.cat([layer.input_layernorm(e), layer.hidden_norm(self.x)], -1)
+        u = layer.pair(e, self.x)
         angles = (self.positions + len(self.keys))[:, None] * self.head.frequencies
         q, k, v = layer.self_attn.project(u, angles.cos(), angles.sin())
         self.keys.append(k)

@@ -98,8 +98,7 @@ def _inputs(head: Head, corpus: Corpus, item: Item) -> tuple[Tensor, Tensor]:
     """u [T - 1, 2 * n_embd], the attention's input at each position that has a next token; tokens [T]."""
     batch = corpus.batch([item], 0, str(head.fc.weight.device))
     tokens = batch.tokens[0]
-    g = head.midlayer.hidden_norm(head.fc(batch.features[0, :-1]))
-    return torch.cat([head.midlayer.input_layernorm(head.embedding[tokens[1:]]), g], -1), tokens
+    return head.midlayer.pair(head.embedding[tokens[1:]], head.fc(batch.features[0, :-1])), tokens
 
 
 def _matched(head: Head, corpus: Corpus, items: Sequence[Item], glances: Glances, n: int) -> tuple[Tensor, Tensor]:
