@@ -48,7 +48,7 @@ def test_data_is_the_same_after_a_kill(tiny, tmp_path):
             raise Stop
 
     with pytest.raises(Stop):
-        Shards(tmp_path / "b" / "data", settings).fill(lambda p: Target(p, settings.capture_layers or settings.layers, settings.slots, 256, 1), stop)
+        make_shards(settings, tmp_path / "b", stop)
     assert not list((tmp_path / "b").glob("**/*.safetensors")) and not list((tmp_path / "b").glob("**/.*part"))
     second = make_shards(settings, tmp_path / "b")
     assert second[0].read_bytes() == data

@@ -10,11 +10,11 @@ def lines(path, items):
     return str(path)
 
 
-def make_shards(settings, out):
+def make_shards(settings, out, report=lambda *_: None):
     from eagle3_llama.train.shards import Shards
     from eagle3_llama.train.target import Target
 
     def open_target(path):
         return Target(path, settings.capture_layers or settings.layers, settings.slots, 256, 1)
 
-    return Shards(Path(out) / "data", settings).fill(open_target, lambda *_: None)
+    return Shards(Path(out) / "data", settings).fill(open_target, report)
