@@ -191,6 +191,9 @@ def bench_target(target: Target, prompts: Iterable[tuple[str, str]], modes: Sequ
     answers = []
     for i, (category, text) in enumerate(prompts):
         prompt = chat_tokens(target.llms["plain"], text)
+        room = target.llms["plain"].n_ctx() - n_predict
+        if len(prompt) > room:
+            raise EagleError(ErrorKind.BAD_ARGUMENT, f"prompt {text[:40]!r} has {len(prompt)} tokens, --n-ctx leaves room for {room} beside the answer")
         answer = Answer(category, {mode: [] for mode in target.llms})
         for r in range(rounds):
             for mode in target.llms if r % 2 == 0 else reversed(target.llms):

@@ -68,6 +68,13 @@ def test_bench_json(tmp_path):
             assert r["ratio"] == 1.0
 
 
+def test_bench_of_a_long_prompt(tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps("word " * 300) + "\n")
+    done = cli("bench", "--target", smollm2("Q4_0"), "--prompts", prompts, "--n-predict", 16, "--n-ctx", 256, "--modes", "plain")
+    assert done.returncode == 2 and "--n-ctx leaves room for 240" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_bench_of_two_heads(tmp_path):
     """Each a mode of its own, on the prompts of one category, by topic."""
     prompts, other, out = tmp_path / "prompts.jsonl", tmp_path / "other.gguf", tmp_path / "out.json"
