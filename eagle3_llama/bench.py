@@ -189,11 +189,7 @@ def bench_target(target: Target, prompts: Iterable[tuple[str, str]], modes: Sequ
                  sampling: Callable[[int], dict[str, Any]], step: Callable[[], None]) -> list[Answer]:
     """Runs every prompt in every mode, modes alternating, `rounds` times; sampling(i) is prompt i's settings."""
     answers = []
-    for i, (category, text) in enumerate(prompts):
-        prompt = chat_tokens(target.llms["plain"], text)
-        room = target.llms["plain"].n_ctx() - n_predict
-        if len(prompt) > room:
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"prompt {text[:40]!r} has {len(prompt)} tokens, --n-ctx leaves room for {room} beside the answer")
+    for i, (category, prompt) in enumerate(_tokenized(target.llms["plain"], prompts, n_predict)):
         answer = Answer(category, {mode: [] for mode in target.llms})
         for r in range(rounds):
             for mode in target.llms if r % 2 == 0 else reversed(target.llms):
@@ -206,6 +202,17 @@ def bench_target(target: Target, prompts: Iterable[tuple[str, str]], modes: Sequ
         answers.append(answer)
         step()
     return answers
+
+
+def _tokenized(llm: Any, prompts: Iterable[tuple[str, str]], n_predict: int) -> list[tuple[str, list[int]]]:
+    """(category, token ids) of all prompts; one that leaves no room for its answer is refused before any of them runs."""
+    out, room = [], llm.n_ctx() - n_predict
+    for category, text in prompts:
+        prompt = chat_tokens(llm, text)
+        if len(prompt) > room:
+            raise EagleError(ErrorKind.BAD_ARGUMENT, f"prompt {text[:40]!r} has {len(prompt)} tokens, --n-ctx leaves room for {room} beside the answer")
+        out.append((category, prompt))
+    return out
 
 
 def capture_cost(llm: Any, blocks: int = 30, rows: int = 8) -> float:
