@@ -1,6 +1,6 @@
 """Build libeagle3, libllama and ggml, or find them built: a cache around CMake and ninja.
 
-    python native/build.py [--sanitize] [--tests] [--print-dir] [-DNAME=VALUE ...]
+    python native/build.py [--sanitize] [--tests] [--bench] [--print-dir] [-DNAME=VALUE ...]
 
 Under fetch.cache_dir():
     build/<key>/          one per compiler, CPU and CMake flags, locked while in use
@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from fetch import BuildError, _prune, cache_dir, hash_files, patched_tree, say  # noqa: E402
 
 NATIVE = Path(__file__).resolve().parent
-_TREE_PARTS = ("CMakeLists.txt", "LICENSE", "cmake", "ggml", "include", "licenses", "src", "vendor")
+_TREE_PARTS = ("CMakeLists.txt", "LICENSE", "cmake", "common", "ggml", "include", "licenses", "src", "vendor")
 
 # What concerns only the packaging around, or llama-cpp-python's own build: no reason to build anew.
 _NOT_OURS = re.compile(r"^(CMAKE_INSTALL_.*|CMAKE_MAKE_PROGRAM|CMAKE_MODULE_PATH|CMAKE_PREFIX_PATH|SKBUILD.*"
@@ -46,26 +46,28 @@ _SANITIZE = {"EAGLE3_SANITIZE": "ON", "CMAKE_BUILD_TYPE": "Debug",
 
 
 def build(sanitize: bool = False, tests: bool = False, defines: dict[str, str] | None = None,
-          cmake: str | None = None, ninja: str | None = None) -> Path:  # fmt: skip
-    """The folder with libeagle3, libllama, ggml, eagle3.h and, if asked for, the test executables."""
+          cmake: str | None = None, ninja: str | None = None, bench: bool = False) -> Path:  # fmt: skip
+    """The folder with libeagle3, libllama, ggml, eagle3.h and, if asked for, the executables of native/tests and native/bench."""
     options = dict(_SANITIZE) if sanitize else {"CMAKE_BUILD_TYPE": "Release", **_cmake_args(), **(defines or {})}
     options = {name: value for name, value in options.items() if not _NOT_OURS.match(name)}
     source = options.pop("EAGLE3_LLAMA_CPP_DIR", None) or os.environ.get("EAGLE3_LLAMA_CPP_DIR")
     if options.get("EAGLE3_BUILD_TESTS", "").upper() in ("ON", "1", "TRUE", "YES"):
         tests = True
-    options.pop("EAGLE3_BUILD_TESTS", None)
+    for name in ("EAGLE3_BUILD_TESTS", "EAGLE3_BUILD_BENCH"):
+        options.pop(name, None)
 
     place = cache_dir() / "build" / _key(options)
     place.mkdir(parents=True, exist_ok=True)
     place = place.resolve()  # compile commands hold this path
     with _locked(place / "lock"):
         tree, tree_key = patched_tree(source)
-        sources = _native_sources(tests)
-        out = place / "out" / hashlib.sha256(f"{tree_key} {tests} {hash_files(NATIVE, sources)}".encode()).hexdigest()[:16]
+        sources = _native_sources(["tests"] * tests + ["bench"] * bench)
+        out = place / "out" / hashlib.sha256(f"{tree_key} {tests} {bench} {hash_files(NATIVE, sources)}".encode()).hexdigest()[:16]
         if not out.is_dir():
             _sync(tree, place / "llama.cpp", [p for part in _TREE_PARTS for p in _files(tree / part)])
             _sync(NATIVE, place / "native", sources)
             options["EAGLE3_BUILD_TESTS"] = "ON" if tests else "OFF"
+            options["EAGLE3_BUILD_BENCH"] = "ON" if bench else "OFF"
             build_dir = _configure(place, options, _tool(cmake, "cmake"), _tool(ninja, "ninja"))
             _compile(place, build_dir, _tool(ninja, "ninja"))
             _collect(place, build_dir, out, sources)
@@ -126,8 +128,8 @@ def _cpu() -> str:
     return "\n".join(line for line in text.splitlines() if line.startswith(kept))
 
 
-def _native_sources(tests: bool) -> list[Path]:
-    parts = ["CMakeLists.txt", "include", "src"] + ["tests"] * tests
+def _native_sources(more: list[str]) -> list[Path]:
+    parts = ["CMakeLists.txt", "include", "src", *more]
     sources = [path for part in parts for path in _files(NATIVE / part)]
     if not any(path.suffix == ".cpp" and path.parent.name == "src" for path in sources):
         raise BuildError(f"no source files in {NATIVE / 'src'}")
@@ -235,13 +237,13 @@ class _Progress:
 
 def _collect(place: Path, build_dir: Path, out: Path, sources: list[Path]) -> None:
     """Copy what was built to out, all or nothing."""
-    tests = {path.stem for path in sources if path.parent.name == "tests" and path.suffix == ".cpp"}
+    programs = {path.stem for path in sources if path.parent.name in ("tests", "bench") and path.suffix == ".cpp"}
     out.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".new-") as tmp:
         fresh = Path(tmp) / "lib"
         fresh.mkdir()
         for path in (build_dir / "bin").iterdir():
-            if path.suffix in (".so", ".dylib") or path.name in tests:
+            if path.suffix in (".so", ".dylib") or path.name in programs:
                 shutil.copy2(path, fresh)
         shutil.copyfile(place / "native" / "include" / "eagle3.h", fresh / "eagle3.h")
         os.rename(fresh, out)
@@ -269,12 +271,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build libeagle3 and the patched llama.cpp, or find them built.")
     parser.add_argument("--sanitize", action="store_true", help="address and undefined behaviour sanitizers, CPU only")
     parser.add_argument("--tests", action="store_true", help="the executables of native/tests too")
+    parser.add_argument("--bench", action="store_true", help="the executables of native/bench too")
     parser.add_argument("--print-dir", action="store_true", help="print the folder of the result, and only that, to stdout")
     parser.add_argument("--cmake", help="path of cmake")
     parser.add_argument("--ninja", help="path of ninja")
     arguments, rest = parser.parse_known_args()
     try:
-        out = build(arguments.sanitize, arguments.tests, _parse_defines(rest, "arguments"), arguments.cmake, arguments.ninja)
+        out = build(arguments.sanitize, arguments.tests, _parse_defines(rest, "arguments"), arguments.cmake, arguments.ninja,
+                    arguments.bench)
     except BuildError as error:
         error.exit()
     except KeyboardInterrupt:

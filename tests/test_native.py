@@ -24,3 +24,10 @@ def test_rounds_under_sanitizers(programs, tmp_path, seed):
                           env={"UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=1"})
     assert done.returncode == 0 and done.stdout.strip() == "ok", done.stderr[-3000:]
     assert "runtime error" not in done.stderr and "Sanitizer" not in done.stderr, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_planner_in_counted_time(programs, seed):
+    """At least 0.97 of the best fixed length and of plain decoding, on measured cost curves and made-up heads."""
+    done = subprocess.run([programs / "planner_test", str(seed)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and done.stdout.strip() == "ok", done.stderr[-3000:]

@@ -20,7 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define EAGLE3_ABI_VERSION 1
+#define EAGLE3_ABI_VERSION 2
 
 #ifdef __cplusplus
 extern "C" {
@@ -115,11 +115,75 @@ int32_t eagle3_draft(eagle3_session * s, int32_t slot, int32_t token, int32_t n_
 // eagle3_commit. On E_DECODE the slot is as before.
 int32_t eagle3_decode(eagle3_session * s, int32_t slot, int32_t token, const int32_t * draft, int32_t n);
 
+// A tree instead of a chain (EAGLE-2): of each of `depth` levels the `width` most probable nodes are gone on from, and of
+// all nodes the n_max most probable are drafted, none whose way is less probable than p_min. Nodes come level by level; node
+// i follows node parents[i] < i, -1 for `token` itself; probs (may be NULL) are those of the whole way. n_max < 64, width <= 16.
+int32_t eagle3_draft_tree(eagle3_session * s, int32_t slot, int32_t token, int32_t n_max, int32_t depth, int32_t width, float p_min,
+                          int32_t * tokens, int32_t * parents, float * probs);
+
+// A tree of fixed shape: node i is the ranks[i]-th likeliest child (0 the likeliest, at most 15) of node parents[i] < i, -1
+// for `token` itself. Writes the nodes' tokens in the order given and returns their number: n, or the first ones if the
+// context has room for no more, or 0.
+int32_t eagle3_draft_choices(eagle3_session * s, int32_t slot, int32_t token, int32_t n, const int32_t * parents,
+                             const int32_t * ranks, int32_t * tokens, float * probs);
+
+// Whether the target's memory can hold a tree: 1 or 0.
+int32_t eagle3_can_tree(eagle3_session * s);
+
+// One target batch of token and a tree of n drafts, level by level; rows see only the drafts that they follow. eagle3_verify then walks
+// from child to child, eagle3_commit keeps the first n_keep rows of its way. E_UNSUPPORTED if the target's memory cannot
+// hold a tree: it needs flash attention.
+int32_t eagle3_decode_tree(eagle3_session * s, int32_t slot, int32_t token, const int32_t * draft, const int32_t * parents, int32_t n);
+
+// What decoding and drafting cost here, in seconds; entry n of an array is for n rows, entry 0 unused. The planner's only
+// knowledge of the machine; it corrects the target's part as it decodes.
+struct eagle3_costs {
+    float layers[65];  // a target decode without the output matrix, after `context` positions
+    float output[65];  // the output matrix
+    float head[65];    // a pass over the head
+    float cell[65];    // what each position after `context` adds to a target decode; may be 0
+    float first;       // what the first pass of a draft costs above head[1]
+    float other;       // the rest of a round that drafts
+    float context;
+};
+
+// Gives the session its costs: from then on eagle3_draft_planned chooses drafts, and eagle3_verify computes the output
+// matrix only for rows it gets to, in the pieces that cost least. NULL takes them away again. E_ARGUMENT unless all are
+// finite, those of rows 1..64 positive and none negative.
+int32_t eagle3_plan_set(eagle3_session * s, const struct eagle3_costs * costs);
+
+// What the planner believes: tokens per second it goes by and that plain decoding would give, what the last tokens say of
+// the head beyond its tallies (1: what they say), rounds it rests for. E_ARGUMENT before eagle3_plan_set.
+struct eagle3_plan_info {
+    float   rate;
+    float   plain_rate;
+    float   trust;
+    int32_t asleep;
+};
+int32_t eagle3_plan_get(eagle3_session * s, struct eagle3_plan_info * out);
+
+// Measures for eagle3_plan_set; *seconds is what the call's work took. A decode of n rows after what the slot holds, which
+// stays as it is, without the output matrix where that can wait (n = 1: with it); the output matrix of n rows of that very
+// decode; a pass of the head over n rows. 1 <= n <= 64.
+int32_t eagle3_measure_target(eagle3_session * s, int32_t slot, int32_t n, float * seconds);
+int32_t eagle3_measure_output(eagle3_session * s, int32_t n, float * seconds);
+int32_t eagle3_measure_head  (eagle3_session * s, int32_t slot, int32_t n, float * seconds);
+
+// A draft of at most n_max tokens that is expected to bring most tokens per second, as tree of at most `width` siblings
+// (1: a chain); 0 tokens if none pays. It learns from eagle3_verify and eagle3_commit how far the head can be trusted,
+// and rests between looks when drafting never pays. tokens, parents and probs as for eagle3_draft_tree.
+int32_t eagle3_draft_planned(eagle3_session * s, int32_t slot, int32_t token, int32_t n_max, int32_t width, int32_t * tokens,
+                             int32_t * parents, float * probs);
+
 // Samples the rows of the last eagle3_decode in order with sampler, a `struct llama_sampler *`, which also
 // accepts each sampled token. Stops after the first one that differs from the drafted token or ends
 // generation, so the sampler draws as often as in plain decoding. Writes at most n + 1 tokens to out and
 // returns how many; the last of them is not decoded yet (the bonus).
 int32_t eagle3_verify(eagle3_session * s, int32_t slot, void * sampler, int32_t * out);
+
+// The row of the last eagle3_decode that the i-th token of eagle3_verify was sampled from: i itself for a chain.
+// llama_get_logits_ith has its logits until the next decode; those of rows that verification did not get to may be missing.
+int32_t eagle3_verified_row(const eagle3_session * s, int32_t slot, int32_t i);
 
 // Ends a round: keeps the first n_keep rows of the last eagle3_decode (token, then accepted drafts), drops
 // the others from the target's memory, and keeps their features for the next draft. 0 <= n_keep <= n + 1.

@@ -1,6 +1,7 @@
 // The C boundary: every call turns exceptions into a code and a message.
 #include "session.hpp"
 
+#include <cmath>
 #include <cstring>
 #include <new>
 
@@ -171,7 +172,113 @@ int32_t eagle3_draft(eagle3_session * s, int32_t slot, int32_t token, int32_t n_
 int32_t eagle3_decode(eagle3_session * s, int32_t slot, int32_t token, const int32_t * draft, int32_t n) {
     return guard([&]() -> int32_t {
         require(draft != nullptr || n == 0, EAGLE3_E_ARGUMENT, "draft is NULL");
-        get(s).decode(slot, token, draft, n);
+        get(s).decode(slot, token, draft, nullptr, n);
+        return EAGLE3_OK;
+    });
+}
+
+int32_t eagle3_draft_tree(eagle3_session * s, int32_t slot, int32_t token, int32_t n_max, int32_t depth, int32_t width, float p_min,
+                          int32_t * tokens, int32_t * parents, float * probs) {
+    return guard([&]() -> int32_t {
+        not_null(tokens, "tokens");
+        not_null(parents, "parents");
+        return get(s).draft_tree(slot, token, n_max, depth, width, p_min, tokens, parents, probs);
+    });
+}
+
+int32_t eagle3_draft_choices(eagle3_session * s, int32_t slot, int32_t token, int32_t n, const int32_t * parents,
+                             const int32_t * ranks, int32_t * tokens, float * probs) {
+    return guard([&]() -> int32_t {
+        not_null(parents, "parents");
+        not_null(ranks, "ranks");
+        not_null(tokens, "tokens");
+        return get(s).draft_choices(slot, token, n, parents, ranks, tokens, probs);
+    });
+}
+
+int32_t eagle3_can_tree(eagle3_session * s) {
+    return guard([&]() -> int32_t { return get(s).can_tree(); });
+}
+
+int32_t eagle3_verified_row(const eagle3_session * s, int32_t slot, int32_t i) {
+    return guard([&]() -> int32_t { return get(s).verified_row(slot, i); });
+}
+
+int32_t eagle3_plan_set(eagle3_session * s, const struct eagle3_costs * c) {
+    return guard([&]() -> int32_t {
+        costs out;
+        if (c) {
+            for (int i = 1; i <= MAX_ROWS; ++i) {
+                for (const float v : {c->layers[i], c->head[i]}) {
+                    require(std::isfinite(v) && v > 0.0f, EAGLE3_E_ARGUMENT, format("the costs of %d rows are not positive", i));
+                }
+                for (const float v : {c->output[i], c->cell[i]}) {
+                    require(std::isfinite(v) && v >= 0.0f, EAGLE3_E_ARGUMENT, format("the costs of %d rows are negative or not finite", i));
+                }
+                out.layers[i] = c->layers[i];
+                out.output[i] = c->output[i];
+                out.head[i]   = c->head[i];
+                out.cell[i]   = c->cell[i];
+            }
+            for (const float v : {c->first, c->other, c->context}) {
+                require(std::isfinite(v) && v >= 0.0f, EAGLE3_E_ARGUMENT, "a cost is negative or not finite");
+            }
+            out.first   = c->first;
+            out.other   = c->other;
+            out.context = c->context;
+        }
+        get(s).plan().set(out);
+        return EAGLE3_OK;
+    });
+}
+
+int32_t eagle3_plan_get(eagle3_session * s, struct eagle3_plan_info * out) {
+    return guard([&]() -> int32_t {
+        not_null(out, "out");
+        const planner & p = get(s).plan();
+        require(p.ready(), EAGLE3_E_ARGUMENT, "the planner has no costs: eagle3_plan_set");
+        *out = {p.rate(), 1.0f / p.plain_seconds(), p.trust(), p.asleep()};
+        return EAGLE3_OK;
+    });
+}
+
+int32_t eagle3_measure_target(eagle3_session * s, int32_t slot, int32_t n, float * seconds) {
+    return guard([&]() -> int32_t {
+        not_null(seconds, "seconds");
+        *seconds = get(s).measure_target(slot, n);
+        return EAGLE3_OK;
+    });
+}
+
+int32_t eagle3_measure_output(eagle3_session * s, int32_t n, float * seconds) {
+    return guard([&]() -> int32_t {
+        not_null(seconds, "seconds");
+        *seconds = get(s).measure_output(n);
+        return EAGLE3_OK;
+    });
+}
+
+int32_t eagle3_measure_head(eagle3_session * s, int32_t slot, int32_t n, float * seconds) {
+    return guard([&]() -> int32_t {
+        not_null(seconds, "seconds");
+        *seconds = get(s).measure_head(slot, n);
+        return EAGLE3_OK;
+    });
+}
+
+int32_t eagle3_draft_planned(eagle3_session * s, int32_t slot, int32_t token, int32_t n_max, int32_t width, int32_t * tokens,
+                             int32_t * parents, float * probs) {
+    return guard([&]() -> int32_t {
+        not_null(tokens, "tokens");
+        not_null(parents, "parents");
+        return get(s).draft_planned(slot, token, n_max, width, tokens, parents, probs);
+    });
+}
+
+int32_t eagle3_decode_tree(eagle3_session * s, int32_t slot, int32_t token, const int32_t * draft, const int32_t * parents, int32_t n) {
+    return guard([&]() -> int32_t {
+        require((draft != nullptr && parents != nullptr) || n == 0, EAGLE3_E_ARGUMENT, "draft or parents is NULL");
+        get(s).decode(slot, token, draft, parents, n);
         return EAGLE3_OK;
     });
 }

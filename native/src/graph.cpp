@@ -162,8 +162,8 @@ void runner::set_inputs(const built & b, const pass & p) {
     pos_.resize(p.n);
     cells_.resize(p.n);
     for (int r = 0; r < p.n; ++r) {
-        pos_[r]   = p.pos + r;
-        cells_[r] = (int64_t) p.slot * n_ctx_ + p.pos + r;
+        pos_[r]   = p.pos + (p.depth ? p.depth[r] : r);
+        cells_[r] = (int64_t) p.slot * n_ctx_ + p.pos + (p.cell ? p.cell[r] : r);
     }
     set(b.tokens, p.tokens);
     set(b.x, p.x);
@@ -177,20 +177,30 @@ void runner::set_inputs(const built & b, const pass & p) {
     mask_.assign((size_t) n_kv * p.n_out, ggml_fp32_to_fp16(-INFINITY));
     for (int r = 0; r < p.n_out; ++r) {
         ggml_fp16_t * row = mask_.data() + (size_t) r * n_kv;
-        std::fill(row + p.from, row + p.pos + p.n - p.n_out + r + 1, ggml_fp32_to_fp16(0.0f));
+        if (!p.path) {
+            std::fill(row + p.from, row + p.pos + p.n - p.n_out + r + 1, ggml_fp32_to_fp16(0.0f));
+            continue;
+        }
+        std::fill(row + p.from, row + p.pos, ggml_fp32_to_fp16(0.0f));
+        for (int i = 0; i < p.n_cells; ++i) {
+            if ((p.path[r] >> i) & 1) {
+                row[p.pos + i] = ggml_fp32_to_fp16(0.0f);
+            }
+        }
     }
     set(b.mask, mask_.data());
 }
 
 void runner::run(const pass & p) {
-    require(p.slot >= 0 && p.slot < n_slots_ && p.n >= 1 && p.n_out <= p.n && p.pos >= 0 && p.pos + p.n <= n_ctx_,
-            EAGLE3_E_ARGUMENT, format("a pass of %d rows at position %d does not fit into %d cells", p.n, p.pos, n_ctx_));
+    const int n_cells = p.path ? p.n_cells : p.n;
+    require(p.slot >= 0 && p.slot < n_slots_ && p.n >= 1 && p.n_out <= p.n && p.pos >= 0 && p.pos + n_cells <= n_ctx_,
+            EAGLE3_E_ARGUMENT, format("a pass of %d rows at position %d does not fit into %d cells", n_cells, p.pos, n_ctx_));
 
     pass_shape shape;
     shape.slot     = p.slot;
     shape.n_rows   = p.n;
     shape.n_out    = p.n_out;
-    shape.n_kv     = p.n_out ? pad(p.pos + p.n, KV_PAD) : 0;
+    shape.n_kv     = p.n_out ? pad(p.pos + n_cells, KV_PAD) : 0;
     shape.features = p.features;
     built & b = get(shape);
 

@@ -34,6 +34,13 @@ struct pass {
     bool            features = false;
     int             n_out    = 0;
 
+    // rows of a tree, n_out == n: row r is at pos + depth[r] and in cell pos + cell[r]; it sees cells [from, pos) and
+    // pos + i for each bit i of path[r], its own among them
+    const int32_t *  depth = nullptr;
+    const int32_t *  cell  = nullptr;
+    const uint64_t * path  = nullptr;
+    int              n_cells = 0;  // cells of the tree so far
+
     // outputs for the last n_out rows; each may be null
     float * g       = nullptr;  // [n_out][n_embd]
     float * prenorm = nullptr;  // [n_out][n_embd]

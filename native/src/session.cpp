@@ -2,20 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+
+#include "llama-ext.h"
 
 namespace eagle3 {
-
-namespace {
-
-constexpr int MAX_DRAFT   = 63;   // with the token itself: the rows that are computed alike (batch invariance)
-constexpr int MAX_PENDING = 256;  // features that may wait for a draft; more are fed without one
-
-bool captures_after_last_layer(const head & h) {
-    return h.layers.back() == llama_model_n_layer(h.target);
-}
-
-} // namespace
 
 session::session(llama_context * ctx, head * h, int n_slots) :
     ctx_(ctx), memory_(llama_get_memory(ctx)), head_(h), n_batch_((int) llama_n_batch(ctx)),
@@ -109,91 +99,15 @@ void session::take_features(slot_state & s, int pos, int n) {
     capture_get(ctx_, head_->layers.data(), (int) head_->layers.size(), n, s.pending_features.data() + have);
 }
 
-// -- target -----------------------------------------------------------------------------------------------
-
-void session::run_batch(int slot, const int32_t * tokens, int n, bool all_logits) {
-    slot_state & s = at(slot);
-    require(n >= 1 && n <= n_batch_, EAGLE3_E_ARGUMENT, format("a batch of %d tokens, n_batch is %d", n, n_batch_));
-    require(s.n_past + n <= n_ctx_, EAGLE3_E_ARGUMENT, format("%d tokens do not fit after %d of %d", n, s.n_past, n_ctx_));
-    batch_.n_tokens = n;
+// Of the n_rows rows of the last batch, those that a tree keeps.
+void session::take_features(slot_state & s, int pos, const int32_t * rows, int n, int n_rows) {
+    const size_t width = head_->n_features();
+    features_.resize(n_rows * width);
+    capture_get(ctx_, head_->layers.data(), (int) head_->layers.size(), n_rows, features_.data());
+    begin_pending(s, pos);
     for (int i = 0; i < n; ++i) {
-        require(tokens[i] >= 0 && tokens[i] < n_vocab_, EAGLE3_E_ARGUMENT, format("token %d is not in the vocabulary", tokens[i]));
-        batch_.token[i]     = tokens[i];
-        batch_.pos[i]       = s.n_past + i;
-        batch_.n_seq_id[i]  = 1;
-        batch_.seq_id[i][0] = slot;
-        batch_.logits[i]    = all_logits || i == n - 1;
-    }
-    const int rc = llama_decode(ctx_, batch_);
-    if (rc != 0) {
-        llama_memory_seq_rm(memory_, slot, s.n_past, -1);
-        throw error(EAGLE3_E_DECODE, rc == 1 ? "the context's memory is full" : format("llama_decode returned %d", rc));
-    }
-}
-
-void session::prefill(int slot, const int32_t * tokens, int n, bool all_logits) {
-    slot_state & s = at(slot);
-    require(!s.in_round, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
-    run_batch(slot, tokens, n, all_logits || (capture_ && captures_after_last_layer(*head_)));
-    if (capture_) {
-        if (n_pending(s) > 0 && (int) s.pending_tokens.size() == n_pending(s) - 1) {
-            s.pending_tokens.push_back(tokens[0]);
-        }
-        take_features(s, s.n_past, n);
-        s.pending_tokens.insert(s.pending_tokens.end(), tokens + 1, tokens + n);
-    }
-    s.n_past += n;
-    if (capture_) {
-        feed(slot, n_pending(s) - 1, 0);
-    }
-}
-
-void session::decode(int slot, int32_t token, const int32_t * draft, int n) {
-    slot_state & s = at(slot);
-    require(!s.in_round, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
-    require(n >= 0 && n <= MAX_DRAFT, EAGLE3_E_ARGUMENT, format("a draft of %d tokens, at most %d are allowed", n, MAX_DRAFT));
-    s.round_tokens.assign(1, token);
-    s.round_tokens.insert(s.round_tokens.end(), draft, draft + n);
-    run_batch(slot, s.round_tokens.data(), n + 1, true);
-    s.in_round = true;
-}
-
-int session::verify(int slot, llama_sampler * sampler, int32_t * out) {
-    slot_state & s = at(slot);
-    require(s.in_round, EAGLE3_E_ARGUMENT, "nothing to verify: decode first");
-    const llama_vocab * vocab = llama_model_get_vocab(llama_get_model(ctx_));
-    const int n_rows = (int) s.round_tokens.size();
-    for (int i = 0;; ++i) {
-        out[i] = llama_sampler_sample(sampler, ctx_, i);
-        const bool accepted = i + 1 < n_rows && out[i] == s.round_tokens[i + 1];
-        if (!accepted || llama_vocab_is_eog(vocab, out[i])) {
-            return i + 1;
-        }
-    }
-}
-
-void session::commit(int slot, int n_keep) {
-    slot_state & s = at(slot);
-    if (!s.in_round) {
-        return;
-    }
-    const int n_rows = (int) s.round_tokens.size();
-    require(n_keep >= 0 && n_keep <= n_rows, EAGLE3_E_ARGUMENT, format("cannot keep %d of %d rows", n_keep, n_rows));
-    s.in_round = false;
-    if (n_keep < n_rows) {
-        require(llama_memory_seq_rm(memory_, slot, s.n_past + n_keep, -1), EAGLE3_E_UNSUPPORTED,
-                "the target cannot drop part of a sequence");
-    }
-    if (n_keep > 0 && capture_) {
-        if (n_pending(s) > 0 && (int) s.pending_tokens.size() == n_pending(s) - 1) {
-            s.pending_tokens.push_back(s.round_tokens[0]);
-        }
-        take_features(s, s.n_past, n_keep);
-        s.pending_tokens.insert(s.pending_tokens.end(), s.round_tokens.begin() + 1, s.round_tokens.begin() + n_keep);
-    }
-    s.n_past += n_keep;
-    if (n_pending(s) > MAX_PENDING) {
-        feed(slot, n_pending(s) - 1, 0);
+        const float * row = features_.data() + rows[i] * width;
+        s.pending_features.insert(s.pending_features.end(), row, row + width);
     }
 }
 
@@ -243,23 +157,39 @@ int32_t session::best(float & prob) const {
     return std::isfinite(prob) ? i : -1;
 }
 
-int session::draft(int slot, int32_t token, int n_max, int n_min, float p_min, int32_t * tokens, float * probs) {
+// The accepted rows' features and the first step in one pass: leaves logits_ and prenorm_ of token's row.
+void session::feed_token(int slot, int32_t token) {
     slot_state & s = at(slot);
-    require(!s.in_round, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
-    require(n_max >= 0 && n_max <= MAX_DRAFT, EAGLE3_E_ARGUMENT, format("n_max is %d, expected 0..%d", n_max, MAX_DRAFT));
-    require(token >= 0 && token < n_vocab_, EAGLE3_E_ARGUMENT, format("token %d is not in the vocabulary", token));
-    n_max = std::min({n_max, n_ctx_ - s.n_past - 1, n_batch_ - 1});  // token itself needs a cell and a row too
-    if (n_max <= 0 || n_pending(s) == 0) {
-        return 0;
-    }
-
-    // The accepted rows' features and the first step in one pass.
     if ((int) s.pending_tokens.size() == n_pending(s)) {
         s.pending_tokens.back() = token;
     } else {
         s.pending_tokens.push_back(token);
     }
     feed(slot, n_pending(s), 1);
+}
+
+// Checks a draft's parameters and runs its first pass; returns how many tokens there is room for, 0 for no draft.
+int session::begin_draft(int slot, int32_t token, int n_max) {
+    slot_state & s = at(slot);
+    require(!s.in_round, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
+    require(n_max >= 0 && n_max <= MAX_DRAFT, EAGLE3_E_ARGUMENT, format("n_max is %d, expected 0..%d", n_max, MAX_DRAFT));
+    require(token >= 0 && token < n_vocab_, EAGLE3_E_ARGUMENT, format("token %d is not in the vocabulary", token));
+    s.draft_probs.clear();
+    s.draft_reach.clear();
+    n_max = std::min({n_max, n_ctx_ - s.n_past - 1, n_batch_ - 1});  // token itself needs a cell and a row too
+    if (n_max <= 0 || n_pending(s) == 0) {
+        return 0;
+    }
+    feed_token(slot, token);
+    return n_max;
+}
+
+int session::draft(int slot, int32_t token, int n_max, int n_min, float p_min, int32_t * tokens, float * probs) {
+    n_max = begin_draft(slot, token, n_max);
+    if (n_max == 0) {
+        return 0;
+    }
+    slot_state & s = at(slot);
 
     // Then its own state in place of g, one token a pass. These rows' cells are overwritten by the next feed.
     int n = 0;
@@ -270,6 +200,8 @@ int session::draft(int slot, int32_t token, int n_max, int n_min, float p_min, i
             break;
         }
         tokens[n] = head_->d2t[id];
+        s.draft_probs.push_back(prob);
+        s.draft_reach.push_back((n ? s.draft_reach.back() : 1.0f) * planner_.accept(n + 1, prob));
         if (probs) {
             probs[n] = prob;
         }

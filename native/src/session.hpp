@@ -3,10 +3,13 @@
 
 #include "graph.hpp"
 #include "head.hpp"
+#include "planner.hpp"
 
 #include <vector>
 
 namespace eagle3 {
+
+constexpr int MAX_DRAFT = MAX_ROWS - 1;  // with the token itself: the rows that are computed alike (batch invariance)
 
 void capture_set(llama_context * ctx, const int32_t * layers, int n);
 void capture_get(llama_context * ctx, const int32_t * layers, int n, int n_tokens, float * out);
@@ -28,8 +31,20 @@ struct slot_state {
     std::vector<int32_t> pending_tokens;    // the token after each row; the last row's may be missing
     std::vector<float>   pending_features;  // [n_pending][n_features]
 
-    bool                 in_round = false;
-    std::vector<int32_t> round_tokens;  // token, then drafts
+    bool                 in_round = false, round_tree = false;
+    std::vector<int32_t> round_tokens;   // token, then drafts
+    std::vector<int32_t> round_parents;  // row that each row follows, -1 for the first
+    std::vector<int32_t> round_path;     // rows that verification went through; before it, the first only
+    uint64_t             round_done = 0; // rows whose logits are there, a bit each
+
+    // of the last draft_tree or draft_planned, for each node
+    std::vector<float> draft_probs;  // the head's, its parent given
+    std::vector<float> draft_reach;  // of the whole way to it
+    bool    planned       = false;   // by the planner, which hears how the round went
+    int     draft_steps   = 0;
+    float   draft_value   = 0.0f;
+    float   draft_seconds = 0.0f, layers_seconds = 0.0f;
+    int64_t round_start   = 0;       // ggml_time_us()
 
     void clear_pending(int pos) {
         pending_pos = pos;
@@ -49,9 +64,20 @@ class session {
     void reset(int slot, int n_past);
     void prefill(int slot, const int32_t * tokens, int n, bool all_logits);
     int  draft(int slot, int32_t token, int n_max, int n_min, float p_min, int32_t * tokens, float * probs);
-    void decode(int slot, int32_t token, const int32_t * draft, int n);
+    int  draft_tree(int slot, int32_t token, int n_max, int depth, int width, float p_min, int32_t * tokens, int32_t * parents, float * probs);
+    int  draft_choices(int slot, int32_t token, int n, const int32_t * parents, const int32_t * ranks, int32_t * tokens, float * probs);
+    int  draft_planned(int slot, int32_t token, int n_max, int width, int32_t * tokens, int32_t * parents, float * probs);
+    void decode(int slot, int32_t token, const int32_t * draft, const int32_t * parents, int n);
     int  verify(int slot, llama_sampler * sampler, int32_t * out);
+    int  verified_row(int slot, int i) const;
+    bool can_tree();
     void commit(int slot, int n_keep);
+
+    planner & plan() { return planner_; }
+
+    float measure_target(int slot, int n);
+    float measure_output(int n);
+    float measure_head(int slot, int n);
 
     int64_t state_size(int slot) const;
     void    state_get(int slot, uint8_t * out) const;
@@ -63,11 +89,22 @@ class session {
     slot_state &       at(int slot);
     const slot_state & at(int slot) const;
     int  n_pending(const slot_state & s) const;
-    void run_batch(int slot, const int32_t * tokens, int n, bool all_logits);
+    void run_batch(int slot, const int32_t * tokens, const int32_t * depth, int n, bool all_logits);
     void take_features(slot_state & s, int pos, int n);
+    void take_features(slot_state & s, int pos, const int32_t * rows, int n, int n_rows);
+    void feed_token(int slot, int32_t token);
     void begin_pending(slot_state & s, int pos);
     void feed(int slot, int n, int n_out);
     int32_t best(float & prob) const;
+    int     begin_draft(int slot, int32_t token, int n_max);
+    void    need_logits(slot_state & s, int row);
+    void    tell_planner(slot_state & s, int n_tokens);
+
+    struct growth;
+    void grow_root(growth & g, int slot, int width, bool calibrated);
+    void grow_level(growth & g, int slot, std::vector<int> level, int width, bool calibrated);
+    void add_children(growth & g, const float * logits, int row, int parent, uint64_t path, int width, bool calibrated);
+    int  take_nodes(growth & g, int slot, int n, int32_t * tokens, int32_t * parents, float * probs);
 
     llama_context * ctx_;
     llama_memory_t  memory_;
@@ -77,7 +114,8 @@ class session {
     int             n_batch_, n_ctx_, n_vocab_;
     std::vector<slot_state> slots_;
     llama_batch             batch_;
-    std::vector<float>      logits_, prenorm_;
+    std::vector<float>      logits_, prenorm_, features_;
+    planner                 planner_;
 };
 
 } // namespace eagle3

@@ -1,0 +1,59 @@
+// What the planner goes by: times of the parts of a round, measured on this machine.
+#include "session.hpp"
+
+#include "llama-ext.h"
+
+namespace eagle3 {
+
+float session::measure_target(int slot, int n) {
+    slot_state & s = at(slot);
+    require(!s.in_round, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
+    require(n >= 1 && n <= MAX_ROWS, EAGLE3_E_ARGUMENT, format("%d rows, expected 1..%d", n, MAX_ROWS));
+    std::vector<int32_t> tokens;
+    for (int i = 0; i < n; ++i) {
+        tokens.push_back((100 + 37 * i) % n_vocab_);  // any text costs the same
+    }
+    llama_set_logits_deferred(ctx_, true);
+    const int64_t start = ggml_time_us();
+    run_batch(slot, tokens.data(), nullptr, n, true);
+    llama_synchronize(ctx_);
+    const float seconds = 1e-6f * (ggml_time_us() - start);
+    llama_set_logits_deferred(ctx_, false);
+    require(llama_memory_seq_rm(memory_, slot, s.n_past, -1), EAGLE3_E_UNSUPPORTED, "the target cannot drop part of a sequence");
+    return seconds;
+}
+
+float session::measure_output(int n) {
+    const int64_t start = ggml_time_us();
+    require(llama_logits_compute(ctx_, 0, n) == 0, EAGLE3_E_ARGUMENT, format("the last measured decode had no %d rows", n));
+    return 1e-6f * (ggml_time_us() - start);
+}
+
+float session::measure_head(int slot, int n) {
+    const slot_state & s = at(slot);
+    require(head_ != nullptr, EAGLE3_E_ARGUMENT, "the session has no head");
+    require(n >= 1 && n <= MAX_ROWS && s.n_past + n <= n_ctx_, EAGLE3_E_ARGUMENT, format("%d rows, expected 1..%d", n, MAX_ROWS));
+    std::vector<int32_t>  tokens(n, 1), depth(n, 0), cells(n);
+    std::vector<uint64_t> paths(n);
+    for (int i = 0; i < n; ++i) {
+        cells[i] = i;
+        paths[i] = uint64_t(1) << i;
+    }
+    std::vector<float> x((size_t) n * head_->n_embd, 0.1f), logits((size_t) n * head_->n_vocab);
+    pass p;
+    p.slot = slot;
+    p.pos  = s.n_past;
+    p.from = s.head_from;
+    p.n    = p.n_out = p.n_cells = n;
+    p.tokens = tokens.data();
+    p.x      = x.data();
+    p.depth  = depth.data();
+    p.cell   = cells.data();
+    p.path   = paths.data();
+    p.logits = logits.data();
+    const int64_t start = ggml_time_us();
+    runner_->run(p);
+    return 1e-6f * (ggml_time_us() - start);
+}
+
+} // namespace eagle3

@@ -1,0 +1,189 @@
+#include "planner.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+namespace eagle3 {
+
+namespace {
+
+constexpr float KEEP_TALLY = 0.995f;  // of a bin's counts at each further one: about the last 200
+constexpr float KEEP_RATE  = 0.98f;   // of tokens and seconds at each further round: about the last 50
+constexpr float KEEP_GAIN  = 0.9f;
+constexpr float PRIOR      = 8.0f;    // observations that the prior counts for
+constexpr float TRUST_STEP = 0.05f, TRUST_LEAST = 0.1f, TRUST_MOST = 3.0f;
+constexpr int   MIN_DRAFTS = 12;      // rounds before drafting may be given up
+constexpr int   NAP_FIRST = 8, NAP_MOST = 64, PROBES = 4;
+constexpr int   AHEAD = 4;            // further nodes that growing looks at
+
+const float EDGES[] = {0.02f, 0.05f, 0.1f, 0.2f, 0.3f, 0.4f, 0.5f, 0.6f, 0.7f, 0.8f, 0.9f, 0.97f};
+
+int bin_of(float q) {
+    return (int) (std::upper_bound(std::begin(EDGES), std::end(EDGES), q) - std::begin(EDGES));
+}
+
+} // namespace
+
+void planner::set(const costs & c) {
+    costs_   = c;
+    drift_   = 1.0f;
+    drift_of_.fill(1.0f);
+    tokens_  = 1.0f;
+    seconds_ = plain_seconds();
+    gain_    = 0.0f;
+    trust_   = 1.0f;
+    n_drafts_ = asleep_ = nap_ = 0;
+}
+
+// -- what is known ----------------------------------------------------------------------------------------
+
+float planner::layers(int n) const {
+    return (costs_.layers[n] + costs_.cell[n] * (context_ - costs_.context)) * drift_ * drift_of_[n];
+}
+
+float planner::plain_seconds() const {
+    return layers(1) + costs_.output[1] * drift_;
+}
+
+float planner::rate() const {
+    return std::max(tokens_ / std::max(seconds_, 1e-9f), 1.0f / std::max(plain_seconds(), 1e-9f));
+}
+
+// A bin with few observations leans on the same one a level above, the first level on the head's own word.
+float planner::accept(int depth, float q) const {
+    const int bin = bin_of(q);
+    float p = q;
+    for (int d = 0; d < std::min(depth, N_DEPTH); ++d) {
+        const tally & t = bins_[d][bin];
+        p = (t.hits + PRIOR * p) / (t.tries + PRIOR);
+    }
+    return std::min(p * trust_, 1.0f);
+}
+
+float planner::mean_accept(int depth, int rank) const {
+    float p = rank == 0 ? 0.5f : 0.1f;
+    for (int d = 0; d < std::min(depth, N_DEPTH); ++d) {
+        const tally & t = ranks_[d][rank];
+        p = (t.hits + PRIOR * p) / (t.tries + PRIOR);
+    }
+    return std::min(p * trust_, 1.0f);
+}
+
+void planner::learn(int depth, int rank, float q, bool accepted) {
+    // what was found last weighs more than the tallies can: texts turn
+    trust_ = std::clamp(trust_ * std::exp(TRUST_STEP * ((accepted ? 1.0f : 0.0f) - accept(depth, q))), TRUST_LEAST, TRUST_MOST);
+
+    const int d = std::min(depth, N_DEPTH) - 1;
+    for (tally * t : {&bins_[d][bin_of(q)], rank < N_RANK ? &ranks_[d][rank] : nullptr}) {
+        if (t) {
+            t->tries = t->tries * KEEP_TALLY + 1.0f;
+            t->hits  = t->hits  * KEEP_TALLY + (accepted ? 1.0f : 0.0f);
+        }
+    }
+}
+
+// -- choices ----------------------------------------------------------------------------------------------
+
+int planner::piece(const std::vector<float> & reach, int i) const {
+    const int n_rows = (int) reach.size() + 1;
+    std::array<float, MAX_ROWS + 2> rest{};
+    int best = 1;
+    for (int k = n_rows - 1; k >= i; --k) {
+        const float reached = k == 0 ? 1.0f : reach[k - 1];
+        rest[k] = INFINITY;
+        for (int m = 1; k + m <= n_rows; ++m) {
+            const float cost = reached * costs_.output[m] + rest[k + m];
+            if (cost < rest[k]) {
+                rest[k] = cost;
+                best = m;
+            }
+        }
+    }
+    return best;
+}
+
+// A row of the output matrix is computed with those before it, or when it is reached, whichever is less.
+float planner::row_seconds(int i, float reach) const {
+    return layers(i + 1) - layers(i) +
+        std::min(reach * costs_.output[1], std::max(costs_.output[i + 1] - costs_.output[i], 0.0f)) * drift_;
+}
+
+planner::choice planner::best(const std::vector<float> & reach) const {
+    choice c = {0, 1.0f - rate() * plain_seconds()};
+    float v = c.value;
+    for (int i = 0; i < (int) reach.size(); ++i) {
+        v += reach[i] - rate() * row_seconds(i + 1, reach[i]);
+        if (v > c.value) {
+            c = {i + 1, v};
+        }
+    }
+    return c;
+}
+
+// Of the last level's nodes, likeliest first, how many to go on from: as many as, with the levels that may follow, are
+// expected to raise the value most.
+int planner::grow_width(const std::vector<float> & reach, int depth, const std::vector<float> & level, int n_children) const {
+    int   width = 0;
+    float most  = best(reach).value;
+    for (int w = 1; w <= (int) level.size(); w *= 2) {
+        std::vector<float> all = reach, front(level.begin(), level.begin() + w);
+        for (int m = 1; m <= AHEAD && (int) all.size() < MAX_ROWS - 1; ++m) {
+            std::vector<float> next;
+            for (const float p : front) {
+                for (int k = 0; k < std::min(n_children, N_RANK); ++k) {
+                    next.push_back(p * mean_accept(depth + m, k));
+                }
+            }
+            all.insert(all.end(), next.begin(), next.end());
+            std::sort(all.begin(), all.end(), std::greater<float>());
+            all.resize(std::min((int) all.size(), MAX_ROWS - 1));
+            std::sort(next.begin(), next.end(), std::greater<float>());
+            next.resize(std::min((int) next.size(), w));
+            front = std::move(next);
+            const float v = best(all).value - rate() * costs_.head[w] * drift_ * m;
+            if (v > most) {
+                most  = v;
+                width = w;
+            }
+        }
+    }
+    return width;
+}
+
+bool planner::wants_draft() {
+    if (asleep_ > 0) {
+        --asleep_;
+        return false;
+    }
+    return true;
+}
+
+void planner::saw_round(const round & r) {
+    context_ = (float) r.n_past;
+    const int   n        = r.n_drafted + 1;
+    const float expected = layers(n) + (r.whole ? costs_.output[n] * drift_ : 0.0f);
+    const float ratio    = std::clamp(r.layers_s / std::max(expected, 1e-9f), 0.5f, 2.0f);
+    drift_       *= 1.0f + 0.05f * (ratio - 1.0f);
+    drift_of_[n] *= 1.0f + 0.02f * (ratio - 1.0f);
+
+    tokens_  = tokens_  * KEEP_RATE + (float) r.n_tokens;
+    seconds_ = seconds_ * KEEP_RATE + r.total_s;
+
+    if (!r.tried) {
+        return;
+    }
+    // against a round without a draft, at today's rate
+    const float gain = (r.value - rate() * (r.draft_s + costs_.other)) - (1.0f - rate() * plain_seconds());
+    gain_ = gain_ * KEEP_GAIN + gain * (1.0f - KEEP_GAIN);
+    if (++n_drafts_ >= MIN_DRAFTS && gain_ < 0.0f) {
+        nap_      = nap_ ? std::min(2 * nap_, NAP_MOST) : NAP_FIRST;
+        asleep_   = nap_;
+        gain_     = 0.0f;
+        n_drafts_ = MIN_DRAFTS - PROBES;
+    } else if (gain_ > 0.0f) {
+        nap_ = 0;
+    }
+}
+
+} // namespace eagle3

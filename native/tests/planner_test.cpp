@@ -1,0 +1,192 @@
+// The planner against every fixed length, on cost curves measured in several formats and made-up heads. Time is
+// counted, not measured: the outcome depends on the seed alone.
+//     planner_test SEED
+#include "planner.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+using namespace eagle3;
+
+namespace {
+
+constexpr int SIZES[] = {1, 2, 3, 4, 5, 6, 8, 12, 16};
+
+// A decode of these many rows with the output matrix, in units of one row; one row in seconds.
+struct machine {
+    const char * name;
+    float        seconds;
+    float        output;  // what each further row adds to the output matrix, a fifth of the first row
+    float        rows[9];
+};
+
+const machine MACHINES[] = {
+    {"F32",  0.032f, 0.02f, {1, 0.98f, 1.02f, 1.12f, 1.16f, 1.26f, 1.61f, 1.95f, 2.28f}},
+    {"BF16", 0.020f, 0.06f, {1, 1.05f, 1.23f, 1.44f, 1.60f, 1.79f, 2.30f, 3.00f, 3.91f}},
+    {"Q8_0", 0.014f, 0.14f, {1, 1.40f, 1.58f, 1.62f, 2.06f, 2.27f, 2.59f, 3.52f, 4.64f}},
+    {"Q4_0", 0.011f, 0.14f, {1, 1.50f, 2.03f, 1.76f, 2.48f, 2.81f, 2.82f, 3.88f, 4.96f}},
+};
+
+float between(const float * at, int n) {
+    int k = 0;
+    while (k < 7 && SIZES[k + 1] < n) {
+        ++k;
+    }
+    return at[k] + (at[k + 1] - at[k]) * (n - SIZES[k]) / (SIZES[k + 1] - SIZES[k]);
+}
+
+// deferred: the output matrix can wait
+costs costs_of(const machine & m, bool deferred) {
+    costs c;
+    for (int n = 1; n <= MAX_ROWS; ++n) {
+        const float whole  = between(m.rows, n);
+        const float output = deferred ? std::min(0.21f + m.output * (n - 1), 0.5f * whole) : 0.0f;
+        c.layers[n] = m.seconds * (whole - output);
+        c.output[n] = m.seconds * output;
+        c.head[n]   = 1e-3f * (1.0f + 0.15f * (n - 1));
+    }
+    c.first = 4e-4f;
+    return c;
+}
+
+// A head whose word q is spread as Beta(a, 0.7), and right `truth` times as often as it says.
+struct source {
+    float a;
+    float truth;
+};
+
+struct outcome {
+    double rate;    // tokens a second
+    double length;  // tokens a round
+};
+
+class trial {
+  public:
+    trial(const costs & c, unsigned seed) : c_(c), rng_(seed) { plan_.set(c); }
+
+    // fixed: chain length, 0 for plain decoding, -1 for the planner; at_once: the output matrix of all rows, or row by row
+    outcome run(const std::vector<source> & sources, int fixed, int n_tokens, bool at_once = true) {
+        double seconds = 0, tokens = 0, rounds = 0;
+        for (const source & s : sources) {
+            for (const double end = tokens + n_tokens; tokens < end; ++rounds) {
+                tokens += fixed < 0 ? planned(s, seconds) : of_length(s, fixed, at_once, seconds);
+            }
+        }
+        return {tokens / seconds, tokens / rounds};
+    }
+
+  private:
+    float word(const source & s) {
+        std::gamma_distribution<float> x(s.a, 1.0f), y(0.7f, 1.0f);
+        const float a = x(rng_), b = y(rng_);
+        return std::clamp(a / (a + b), 1e-4f, 1.0f);
+    }
+
+    int accepted(const source & s, const std::vector<float> & q) {
+        int n = 0;
+        while (n < (int) q.size() && uniform_(rng_) < s.truth * q[n]) {
+            ++n;
+        }
+        return n;
+    }
+
+    int of_length(const source & s, int n, bool at_once, double & seconds) {
+        std::vector<float> q;
+        for (int i = 0; i < n; ++i) {
+            q.push_back(word(s));
+        }
+        const int got = accepted(s, q);
+        seconds += c_.layers[n + 1] + (at_once ? c_.output[n + 1] : (got + 1) * c_.output[1]) + n * c_.head[1] + (n ? c_.first : 0.0f);
+        return got + 1;
+    }
+
+    int planned(const source & s, double & seconds) {
+        planner::round r;
+        std::vector<float> q, reach;
+        if (plan_.wants_draft()) {
+            r.tried = true;
+            do {
+                q.push_back(word(s));
+                reach.push_back((reach.empty() ? 1.0f : reach.back()) * plan_.accept((int) q.size(), q.back()));
+                r.draft_s += c_.head[1];
+            } while ((int) q.size() < 16 && plan_.grow_width(reach, (int) q.size(), {reach.back()}, 1) > 0);
+            r.draft_s += c_.first;
+        }
+        const planner::choice choice = plan_.best(reach);
+        q.resize(choice.n);
+        reach.resize(choice.n);
+        const int got = accepted(s, q);
+        float output = choice.n == 0 ? c_.output[1] : 0.0f;
+        for (int row = 0; choice.n > 0 && row <= got;) {
+            const int n = plan_.piece(reach, row);
+            output += c_.output[n];
+            row    += n;
+        }
+        for (int i = 0; i < std::min(got + 1, choice.n); ++i) {
+            plan_.learn(i + 1, 0, q[i], i < got);
+        }
+        r.n_drafted = choice.n;
+        r.whole     = choice.n == 0;
+        r.layers_s  = c_.layers[choice.n + 1] * (0.9f + 0.2f * uniform_(rng_)) + (r.whole ? output : 0.0f);
+        r.total_s   = r.layers_s + (r.whole ? 0.0f : output) + r.draft_s;
+        r.n_tokens  = got + 1;
+        r.value     = choice.value;
+        plan_.saw_round(r);
+        seconds += r.total_s;
+        return got + 1;
+    }
+
+    const costs c_;
+    planner     plan_;
+    std::mt19937 rng_;
+    std::uniform_real_distribution<float> uniform_{0.0f, 1.0f};
+};
+
+int failures = 0;
+
+void check(bool ok, const char * what, const machine & m, bool deferred, const outcome & o, double against) {
+    if (!ok) {
+        fprintf(stderr, "%s, output matrix %s: %s: %.3f of it, %.2f tokens a round\n", m.name, deferred ? "deferred" : "with the layers",
+                what, o.rate / against, o.length);
+        ++failures;
+    }
+}
+
+} // namespace
+
+int main(int argc, char ** argv) {
+    const unsigned seed = argc > 1 ? (unsigned) atoi(argv[1]) : 1;
+    for (const machine & m : MACHINES) {
+        for (const bool deferred : {false, true}) {
+            const costs c = costs_of(m, deferred);
+            const double plain = trial(c, seed).run({{1.0f, 0.0f}}, 0, 5000).rate;
+            for (const float a : {0.3f, 0.6f, 1.2f, 3.0f}) {
+                const std::vector<source> head = {{a, 0.9f}};
+                double best = plain;
+                for (int n = 2; n <= 17; ++n) {
+                    best = std::max(best, trial(c, seed).run(head, n / 2, 5000, n % 2).rate);
+                }
+                const outcome o = trial(c, seed).run(head, -1, 5000);
+                check(o.rate >= 0.97 * best, "less than the best fixed length", m, deferred, o, best);
+                check(o.rate >= 0.98 * plain, "slower than plain decoding", m, deferred, o, plain);
+            }
+            const outcome liar = trial(c, seed).run({{3.0f, 0.02f}}, -1, 5000);
+            check(liar.rate >= 0.97 * plain, "a head that is sure and wrong: slower than plain decoding", m, deferred, liar, plain);
+
+            // good, then useless, then good again
+            const std::vector<source> turns = {{1.2f, 0.9f}, {1.2f, 0.02f}, {1.2f, 0.9f}};
+            double best = 0;
+            for (int n = 0; n <= 17; ++n) {
+                best = std::max(best, trial(c, seed).run(turns, n / 2, 2000, n % 2).rate);
+            }
+            const outcome o = trial(c, seed).run(turns, -1, 2000);
+            check(o.rate >= best, "text that turns: less than the best fixed length", m, deferred, o, best);
+        }
+    }
+    if (failures == 0) {
+        printf("ok\n");
+    }
+    return failures != 0;
+}
