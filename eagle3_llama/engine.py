@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import numpy as np
 
 from ._library import load
 from .errors import EagleError, ErrorKind
-from .params import MAX_DRAFT, EagleParams
+from .params import MAX_DRAFT, EagleParams, StaticTree, Tree
 from .stats import EagleStats
 
 _KINDS = {
     -1: ErrorKind.BAD_ARGUMENT, -2: ErrorKind.BAD_FILE, -3: ErrorKind.BAD_VALUE, -4: ErrorKind.HEAD_MISMATCH,
     -5: ErrorKind.MEMORY, -6: ErrorKind.DECODE, -7: ErrorKind.UNSUPPORTED, -8: ErrorKind.NATIVE,
 }
+
+
+PLANNED_NODES, PLANNED_WIDTH = 24, 4  # what the planner may grow; more has never paid
 
 
 class Round(list):
@@ -36,8 +39,11 @@ class Engine:
         self.ffi, self.lib = load()
         self._head = self._session = self.ffi.NULL
         self._drafts = self.ffi.new(f"int32_t[{MAX_DRAFT}]")
+        self._parents = self.ffi.new(f"int32_t[{MAX_DRAFT}]")
         self._sampled = self.ffi.new(f"int32_t[{MAX_DRAFT + 1}]")
         self.stats = EagleStats()
+        self.costs: Any = None  # the planner's, once it has them
+        self.can_tree = False
         if head_path is not None:
             out = self.ffi.new("eagle3_head **")
             self._check(self.lib.eagle3_head_open(str(head_path).encode(), self.ffi.cast("void *", model), out))
@@ -49,6 +55,7 @@ class Engine:
             self.close()
             raise
         self._session = out[0]
+        self.can_tree = bool(self._check(self.lib.eagle3_can_tree(self._session)))
 
     def _check(self, code: int) -> int:
         if code >= 0:
@@ -87,7 +94,7 @@ class Engine:
             t1 = now()
             n = self._propose(slot, token, params)
             t2 = now()
-            self._check(lib.eagle3_decode(s, slot, token, drafts, n))  # rows [token, drafts]
+            self._decode(slot, token, n, params)  # rows [token, drafts]
             t3 = now()
             keep = 0
             try:
@@ -110,8 +117,59 @@ class Engine:
 
     def _propose(self, slot: int, token: int, params: EagleParams) -> int:
         """The head's draft into self._drafts; returns its length. Tests put other drafters here."""
-        return self._check(self.lib.eagle3_draft(
-            self._session, slot, token, params.n_max, params.n_min, params.p_min, self._drafts, self.ffi.NULL))
+        s, lib, out, null = self._session, self.lib, self._drafts, self.ffi.NULL
+        tree = params.tree
+        if isinstance(tree, Tree):
+            return self._check(lib.eagle3_draft_tree(s, slot, token, tree.nodes, tree.depth, tree.width, params.p_min, out, self._parents, null))
+        if isinstance(tree, StaticTree):
+            self._parents[0 : len(tree.parents)] = tree.parents
+            return self._check(lib.eagle3_draft_choices(s, slot, token, len(tree.parents), self._parents, tree.ranks, out, null))
+        if params.planned:
+            if self.costs is None:  # no head, nothing to choose
+                return 0
+            width = PLANNED_WIDTH if self.trees(params) else 1
+            return self._check(lib.eagle3_draft_planned(s, slot, token, PLANNED_NODES, width, out, self._parents, null))
+        return self._check(lib.eagle3_draft(s, slot, token, params.n_max, params.n_min, params.p_min, out, null))
+
+    def _decode(self, slot: int, token: int, n: int, params: EagleParams) -> None:
+        if self.trees(params):
+            self._check(self.lib.eagle3_decode_tree(self._session, slot, token, self._drafts, self._parents, n))
+        else:
+            self._check(self.lib.eagle3_decode(self._session, slot, token, self._drafts, n))
+
+    def trees(self, params: EagleParams) -> bool:
+        """Whether drafts made with params are trees."""
+        return params.fixed_tree or (params.planned and params.tree is not False and self.can_tree)
+
+    # -- the planner --------------------------------------------------------------------------------------
+
+    def plan(self, costs: Any) -> None:
+        """Gives the planner its costs (costs.Costs)."""
+        c = self.ffi.new("struct eagle3_costs *")
+        c.layers, c.output, c.head, c.cell = list(costs.layers), list(costs.output), list(costs.head), list(costs.cell)
+        c.first, c.other, c.context = costs.first, costs.other, costs.context
+        self._check(self.lib.eagle3_plan_set(self._session, c))
+        self.costs = costs
+
+    def plan_info(self) -> dict[str, float]:
+        """What the planner believes: rate and plain_rate in tokens/s, trust in the head, rounds it rests for."""
+        out = self.ffi.new("struct eagle3_plan_info *")
+        self._check(self.lib.eagle3_plan_get(self._session, out))
+        return {name: getattr(out, name) for name in ("rate", "plain_rate", "trust", "asleep")}
+
+    def measure_target(self, n: int, slot: int = 0) -> float:
+        return self._seconds(lambda out: self.lib.eagle3_measure_target(self._session, slot, n, out))
+
+    def measure_output(self, n: int) -> float:
+        return self._seconds(lambda out: self.lib.eagle3_measure_output(self._session, n, out))
+
+    def measure_head(self, n: int, slot: int = 0) -> float:
+        return self._seconds(lambda out: self.lib.eagle3_measure_head(self._session, slot, n, out))
+
+    def _seconds(self, call: Callable[[Any], int]) -> float:
+        out = self.ffi.new("float *")
+        self._check(call(out))
+        return out[0]
 
     # -- everything else ----------------------------------------------------------------------------------
 
@@ -135,6 +193,11 @@ class Engine:
         """One target batch [token, drafts] with logits for every row."""
         self._check(self.lib.eagle3_decode(self._session, slot, token, self.ffi.new("int32_t[]", list(drafts) or 1), len(drafts)))
 
+    def decode_tree(self, token: int, drafts: Sequence[int], parents: Sequence[int], slot: int = 0) -> None:
+        """One target batch of token and a tree: drafts[i] follows drafts[parents[i]], -1 for token."""
+        new = lambda xs: self.ffi.new("int32_t[]", list(xs) or 1)  # noqa: E731
+        self._check(self.lib.eagle3_decode_tree(self._session, slot, token, new(drafts), new(parents), len(drafts)))
+
     def verify(self, sampler: int, slot: int = 0) -> list[int]:
         """Samples the rows of the last decode() until one disagrees with its draft."""
         n = self._check(self.lib.eagle3_verify(self._session, slot, self.ffi.cast("void *", sampler), self._sampled))
@@ -143,6 +206,10 @@ class Engine:
     def commit(self, n_keep: int, slot: int = 0) -> None:
         """Keeps the first n_keep rows of the last decode()."""
         self._check(self.lib.eagle3_commit(self._session, slot, n_keep))
+
+    def row(self, i: int, slot: int = 0) -> int:
+        """The target's row that the i-th token of the last round was sampled from."""
+        return self._check(self.lib.eagle3_verified_row(self._session, slot, i))
 
     def rewind(self, n_past: int, slot: int = 0) -> None:
         """Forgets positions from n_past on."""

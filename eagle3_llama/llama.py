@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import inspect
+import os
+import platform
 import sys
 import time
 import warnings
@@ -12,7 +15,7 @@ from typing import Any, Generator, Iterator, Sequence
 
 import numpy as np
 
-from . import _library
+from . import _library, costs
 from .errors import EagleError, ErrorKind
 from .params import EagleParams
 from .stats import EagleStats
@@ -43,16 +46,17 @@ class EagleLlama(Llama):
     """A `llama_cpp.Llama` whose text comes faster: same arguments, same methods, same text.
 
     eagle_path: an EAGLE-3 head (GGUF) trained for this very model; None decodes plainly through the same code.
-    n_max, n_min, p_min: see EagleParams.
+    n_max, n_min, p_min, tree: see EagleParams; as they stand, drafts are chosen by what they cost and bring here, measured
+    when the model is first loaded (a second or two, kept in the cache).
 
     Raises EagleError (kind HEAD_MISMATCH) for a head of another target. What cannot be drafted for (recurrent
     and hybrid targets, a pruned sliding-window cache) is decoded plainly, with one warning.
     """
 
-    def __init__(self, model_path: str, *, eagle_path: str | None = None, n_max: int = 1, n_min: int = 0,
-                 p_min: float = 0.0, logits_all: bool = False, **kwargs: Any) -> None:
+    def __init__(self, model_path: str, *, eagle_path: str | None = None, n_max: int | None = None, n_min: int = 0,
+                 p_min: float = 0.0, tree: Any = None, logits_all: bool = False, **kwargs: Any) -> None:
         self._stack = contextlib.ExitStack()  # __del__ needs it even if we stop below
-        self._params = EagleParams(n_max, n_min, p_min)
+        self._params = EagleParams(n_max, n_min, p_min, tree)
         if eagle_path is not None and kwargs.get("draft_model") is not None:
             raise EagleError(ErrorKind.BAD_ARGUMENT, "give eagle_path or draft_model, not both")
         self._eagle_path = eagle_path
@@ -95,9 +99,20 @@ class EagleLlama(Llama):
 
     @eagle_params.setter
     def eagle_params(self, params: EagleParams) -> None:
-        self._params = params
         if self._engine is not None:
-            self._engine.set_capture(params.n_max > 0)
+            if self._engine.has_head and params.fixed_tree and not self._engine.can_tree:
+                raise EagleError(ErrorKind.UNSUPPORTED, "this context cannot check a tree: load the model with flash_attn=True")
+            if self._engine.has_head and params.n_max != 0 and self._engine.costs is None:
+                self._engine.plan(costs.cached(self._engine, self._cost_key(), min(self.n_batch, 256)))
+            self._engine.set_capture(params.n_max != 0)
+        self._params = params
+
+    def _cost_key(self) -> list[object]:
+        """What decides the costs of rows and drafts: files, backend, threads, library."""
+        p, files = self.context_params, [self.model_path, self._eagle_path]
+        about = [(str(f), os.path.getsize(f), os.path.getmtime(f)) for f in files if f]
+        return [about, _library.find_lib_dir(), platform.processor(), os.cpu_count(), p.n_threads, p.n_threads_batch, p.n_ubatch, p.flash_attn_type,
+                p.type_k, p.type_v, p.offload_kqv, self.model_params.n_gpu_layers]
 
     @property
     def stats(self) -> EagleStats:
@@ -153,6 +168,8 @@ class EagleLlama(Llama):
         sampler = {name: a[name] for name in _SAMPLER_ARGS}
         self._sampler = self._init_sampler(**sampler, logits_processor=self._guarded(a["logits_processor"]))
 
+        # a logits processor is shown the text before its row, which only a chain lays out in order
+        self._round_params = self._params.chain() if a["logits_processor"] and self._engine.trees(self._params) else self._params
         started = time.perf_counter()
         tokens = self._reuse_prefix(list(tokens)) if a["reset"] else list(tokens)
         stopping = a["stopping_criteria"]
@@ -221,7 +238,7 @@ class EagleLlama(Llama):
                     break
 
     def _rounds(self, token: int) -> Iterator[list[int]]:
-        return self._engine.rounds(0, token, self._params, _address(self._sampler.sampler), self._on_draft)
+        return self._engine.rounds(0, token, self._round_params, _address(self._sampler.sampler), self._on_draft)
 
     def _on_draft(self, token: int, drafts: list[int]) -> None:
         base = self.n_tokens
@@ -238,7 +255,7 @@ class EagleLlama(Llama):
         """Keeps the row that the next token was sampled from, where anybody wants it, and asks the caller."""
         if self._rows is None:
             return False
-        scores = self._rows.add(self._logits(row))
+        scores = self._rows.add(self._logits(self._engine.row(row) if row > 0 else row))
         return stopping is not None and stopping(self._input_ids, scores)
 
     def _guarded(self, processors: Any) -> Any:
@@ -334,4 +351,4 @@ class EagleLlama(Llama):
 
     def __getstate__(self) -> dict[str, Any]:
         p = self._params
-        return {**super().__getstate__(), "eagle_path": self._eagle_path, "n_max": p.n_max, "n_min": p.n_min, "p_min": p.p_min}
+        return {**super().__getstate__(), "eagle_path": self._eagle_path, **{f.name: getattr(p, f.name) for f in dataclasses.fields(p)}}

@@ -4,6 +4,7 @@ import gguf
 import numpy as np
 
 N_EMBD, N_HEAD, N_KV, N_LAYER, N_VOCAB, N_DRAFT = 64, 4, 2, 4, 320, 96
+EOS = 2
 
 
 def _tokenizer(w):
@@ -16,7 +17,7 @@ def _tokenizer(w):
     w.add_token_scores([-float(i) for i in range(N_VOCAB)])
     w.add_token_types(types)
     w.add_bos_token_id(1)
-    w.add_eos_token_id(2)
+    w.add_eos_token_id(EOS)
     w.add_unk_token_id(0)
 
 

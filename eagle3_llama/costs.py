@@ -1,0 +1,103 @@
+"""What decoding and drafting cost on this machine: measured once, kept beside the build, told to the planner."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any, Sequence
+
+import numpy as np
+
+from .convert.files import replacing
+from .errors import EagleError
+from .models import cache_dir
+
+SIZES = (1, 2, 3, 4, 5, 6, 8, 12)  # rows that are measured; between them costs are interpolated
+CONTEXTS = (32, 256)  # tokens before the rows
+MAX_ROWS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Seconds; lists hold the cost of n rows at n, entry 0 unused. See struct eagle3_costs."""
+
+    layers: list[float]
+    output: list[float]
+    head: list[float]
+    cell: list[float]
+    first: float
+    other: float
+    context: float
+
+
+def fill_context(engine: Any, n: int, n_batch: int = 32, slot: int = 0) -> None:
+    """The slot holds n tokens afterwards; any text costs the same."""
+    engine.rewind(0, slot)
+    for at in range(0, n, n_batch):
+        engine.prefill([100 + i % 200 for i in range(at, min(at + n_batch, n))], slot)
+
+
+def measure(engine: Any, n_batch: int = 32, budget: float = 1.2, slot: int = 0) -> Costs:
+    """Measures for about `budget` seconds, or as long as two decodes of each size take; the slot is empty afterwards."""
+    end = time.perf_counter() + budget
+    layers: dict[int, list[float]] = {n: [] for n in SIZES}
+    output: dict[int, list[float]] = {n: [] for n in SIZES}
+    head: dict[int, list[float]] = {n: [] for n in (1, 2, 4, 8)}
+    far: dict[int, list[float]] = {1: [], 4: [], 8: []}
+    fill_context(engine, CONTEXTS[1], n_batch, slot)
+    for n in (*far, *far):
+        far[n].append(engine.measure_target(n, slot))
+    engine.rewind(CONTEXTS[0], slot)
+    rounds = 0
+    while rounds < 2 or (rounds < 9 and time.perf_counter() < end):
+        for n in SIZES:
+            layers[n].append(engine.measure_target(n, slot))
+            for m in SIZES if n == SIZES[-1] else ():
+                output[m].append(engine.measure_output(m))
+        for n in head if engine.has_head else ():
+            head[n].append(engine.measure_head(n, slot))
+        rounds += 1
+    engine.rewind(0, slot)
+    middle = lambda times: {n: statistics.median(t) for n, t in times.items() if t}  # noqa: E731
+    near, out, hd = _curve(middle(layers)), _curve(middle(output)), _curve(middle(head) or {1: 1.0})
+    more = {n: max(t - near[n], 0.0) / (CONTEXTS[1] - CONTEXTS[0]) for n, t in middle(far).items()}
+    near[1] = max(near[1] - out[1], 1e-6)  # one row is decoded whole
+    return Costs(near, out, hd, _curve(more), 0.5 * hd[1], 0.0, CONTEXTS[0])
+
+
+def _curve(points: dict[int, float]) -> list[float]:
+    """Costs of 0..MAX_ROWS rows: linear between the points, and beyond them at the slope of the whole."""
+    (first, least), (last, most) = min(points.items()), max(points.items())
+    slope = max(most - least, 0.0) / max(last - first, 1)
+    beyond = [most + slope * (n - last) for n in range(last + 1, MAX_ROWS + 1)]
+    return [0.0, *np.interp(range(1, last + 1), sorted(points), [points[n] for n in sorted(points)]).tolist(), *beyond]
+
+
+def cached(engine: Any, key: Sequence[object], n_batch: int) -> Costs:
+    """Costs measured before under the same key (model, format, backend, threads, library), or measured now and kept."""
+    path = cache_dir() / "costs" / (hashlib.sha256(json.dumps([str(k) for k in key]).encode()).hexdigest()[:24] + ".json")
+    if (known := _read(path)) is not None:
+        return known
+    costs = measure(engine, n_batch)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as part:
+            part.write_text(json.dumps(dataclasses.asdict(costs)) + "\n", encoding="utf-8")
+    except (EagleError, OSError):
+        pass  # measured again next time
+    return costs
+
+
+def _read(path: Path) -> Costs | None:
+    """None for a file that is not there or not what cached() writes."""
+    try:
+        costs = Costs(**json.loads(path.read_text(encoding="utf-8")))
+        rows = [*costs.layers, *costs.output, *costs.head, *costs.cell]
+        numbers = [*rows, costs.first, costs.other, costs.context]
+        return costs if len(rows) == 4 * (MAX_ROWS + 1) and all(isinstance(x, (int, float)) and 0 <= x < 1e6 for x in numbers) else None
+    except (OSError, ValueError, TypeError):
+        return None

@@ -1,0 +1,96 @@
+"""The planner on made-up costs: what it drafts when drafts are cheap, dear, or never right."""
+
+import dataclasses
+import itertools
+
+import pytest
+import tiny_models
+
+from eagle3_llama import EagleError, EagleLlama, EagleParams
+from eagle3_llama.costs import MAX_ROWS, Costs, cached, measure
+from llama_cpp import Llama
+
+PROMPT = [1, 60, 70, 80, 90, 100]
+COMMON = {"n_ctx": 512, "n_batch": 64, "verbose": False}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    d = tmp_path_factory.mktemp("tiny")
+    return str(tiny_models.target(d / "target.gguf")), str(tiny_models.head(d / "head.gguf"))
+
+
+@pytest.fixture
+def eagle(files, tmp_path, monkeypatch):
+    monkeypatch.setenv("EAGLE3_LLAMA_CACHE", str(tmp_path))
+    llm = EagleLlama(files[0], eagle_path=files[1], **COMMON)
+    yield llm
+    llm.close()
+
+
+def made_up(row: float, head: float) -> Costs:
+    """A decode costs 1 ms and each further row a share `row` of it, a step of the head a share `head`."""
+    layers = [0.0, *(1e-3 * (1 + row * (n - 1)) for n in range(1, MAX_ROWS + 1))]
+    return Costs(layers, [0.0, *[1e-5] * MAX_ROWS], [0.0, *[1e-3 * head] * MAX_ROWS], [0.0] * (MAX_ROWS + 1), 0.0, 0.0, 0.0)
+
+
+def answer(llm, n):
+    generator = llm.generate(PROMPT, temp=0.0)
+    out = list(itertools.islice(generator, n))
+    generator.close()
+    return out
+
+
+def perfect(llm, text):
+    """The head's drafts with the right tokens in their place."""
+    engine, own = llm._engine, llm._engine._propose
+    full = [*PROMPT, *text]
+
+    def propose(slot, token, params):
+        n = own(slot, token, params)
+        at = engine.n_past() + 1
+        right = full[at : at + n]
+        engine._drafts[0 : len(right)] = right
+        return len(right)
+
+    engine._propose = propose
+
+
+def test_dear_drafts_are_given_up(files, eagle):
+    """A random head is never right: soon nothing is drafted but for a look now and then."""
+    plain = Llama(files[0], **COMMON)
+    eagle._engine.plan(made_up(row=0.5, head=0.1))
+    assert answer(eagle, 400) == answer(plain, 400)
+    assert eagle.stats.drafted < 60
+    plain.close()
+
+
+def test_right_drafts_grow(files, eagle):
+    """A head that is always right is trusted after a while, and drafts get as long as they may."""
+    plain = Llama(files[0], **COMMON)
+    text = answer(plain, 480)
+    eagle._engine.plan(made_up(row=0.01, head=0.01))
+    perfect(eagle, text)
+    assert answer(eagle, 470) == text[:470]
+    assert eagle.stats.mean_accepted_length > 4
+    plain.close()
+
+
+def test_costs_are_measured_and_kept(eagle, tmp_path):
+    costs = measure(eagle._engine, budget=0.1)
+    assert len(costs.layers) == len(costs.output) == len(costs.head) == MAX_ROWS + 1
+    assert costs.layers[1] > 0 and costs.head[8] > 0 and eagle._engine.n_past() == 0
+    first = cached(eagle._engine, ["key"], 64)
+    assert cached(eagle._engine, ["key"], 64) == first
+    for path in (tmp_path / "costs").iterdir():
+        path.write_text("{}")
+    assert cached(eagle._engine, ["key"], 64) != first
+
+
+@pytest.mark.parametrize("name, value", [("layers", float("nan")), ("head", 0.0), ("output", -1.0)])
+def test_senseless_costs_are_refused(eagle, name, value):
+    good = made_up(0.1, 0.1)
+    bad = dataclasses.replace(good, **{name: [0.0, *[value] * MAX_ROWS]})
+    with pytest.raises(EagleError, match="costs of 1 rows"):
+        eagle._engine.plan(bad)
+    eagle.eagle_params = EagleParams(n_max=2)
