@@ -1,17 +1,44 @@
-"""Runs a benchmark with progress and prints its table."""
+"""Runs a benchmark with progress and prints its tables."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from .bench import MODES, Target, bench_target, capture_cost, cost_curve, read_prompts
-from .bench_report import results, table
+from .bench import bench_target, capture_cost, read_prompts
+from .bench_modes import Mode, Target
+from .bench_report import cost_curve, explanation, results, table
+from .chat import chat_tokens
 from .errors import EagleError, ErrorKind
-from .params import EagleParams
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchSettings:
+    """What is run: prompts of a category, evenly spaced if there is a limit, each in every mode `rounds` times."""
+
+    targets: tuple[str, ...]
+    modes: tuple[Mode, ...]
+    prompts: str
+    category: str | None = None
+    limit: int | None = None
+    n_predict: int = 128
+    rounds: int = 1
+    sampling: dict[str, Any] = dataclasses.field(default_factory=lambda: {"temp": 0.0})
+    n_threads: int = 1
+    n_ctx: int = 2048
+    flash_attn: bool = False
+    explain: bool = False
+
+    def __post_init__(self) -> None:
+        for path in [*self.targets, *(m.head for m in self.modes if m.head), self.prompts]:
+            if not Path(path).is_file():
+                raise EagleError(ErrorKind.BAD_FILE, f"no such file: {path}")
+        if self.sampling.get("temp") and any(m.kind in ("upstream", "draft_model") for m in self.modes):
+            raise EagleError(ErrorKind.BAD_ARGUMENT, "llama.cpp's own drafters are run greedily here: leave --temp out")
 
 
 def spaced(items: Sequence[Any], n: int | None) -> list[Any]:
@@ -21,58 +48,57 @@ def spaced(items: Sequence[Any], n: int | None) -> list[Any]:
     return [items[i * len(items) // n] for i in range(n)]
 
 
-def run_bench(targets: Sequence[str], heads: Sequence[str], prompts: str | Path, category: str | None, modes: Sequence[str],
-              n_predict: int, rounds: int, n_max: str, limit: int | None, sampling: dict[str, Any], n_threads: int, n_ctx: int,
-              costs: bool) -> dict[str, Any]:
-    """The report that bench --json writes. Of several heads each is a mode of its own, `eagle:` and the file's stem."""
-    _check(targets, heads, modes, n_max)
-    chosen = spaced(read_prompts(prompts, category), limit)
-    by_mode = {"eagle": heads[0]} if len(heads) == 1 else {f"eagle:{_name(h, heads)}": h for h in heads}
-    modes = [m for mode in modes for m in (by_mode if mode == "eagle" else [mode])]
-    report: dict[str, Any] = {"results": [], "cost_curve": {}, "capture_cost": {}, "n_threads": n_threads, "sampling": sampling}
+def run_bench(s: BenchSettings) -> dict[str, Any]:
+    """The report that bench --json writes."""
+    chosen = spaced(read_prompts(s.prompts, s.category), s.limit)
+    report: dict[str, Any] = {"results": [], "cost_curve": {}, "capture_cost": {}, "n_threads": s.n_threads, "sampling": s.sampling}
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    tables = []
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        for path in targets:
+        for path in s.targets:
             task = progress.add_task(Path(path).name, total=len(chosen))
-            target = Target(path, by_mode, modes, n_threads, n_ctx, 1 if n_max == "auto" else int(n_max))
-            curve = _settings(target, n_max, costs, report)
-            answers = bench_target(target, chosen, modes, n_predict, rounds, lambda i: sampling, lambda: progress.advance(task))
-            report["results"] += results(target, answers, modes, curve)
+            target = Target(path, s.modes, s.n_threads, s.n_ctx, s.flash_attn)
+            costs = _measure(target, report)
+            _settle(target, chosen)
+            answers = bench_target(target, chosen, s.n_predict, s.rounds, s.sampling, lambda: progress.advance(task))
+            rows = results(target, answers, costs)
+            report["results"] += rows
+            if s.explain:
+                tables += _explain(target, rows, report)
             target.close()
-    Console(width=200).print(table(report["results"]))
+    console = Console(width=220)
+    console.print(table(report["results"]))
+    for t in tables:
+        console.print(t)
     return report
 
 
-def _name(head: str, heads: Sequence[str]) -> str:
-    """What tells a head's file from the others: its stem, or all of its path."""
-    stem = Path(head).stem
-    return stem if [Path(h).stem for h in heads].count(stem) == 1 else head
-
-
-def _check(targets: Sequence[str], heads: Sequence[str], modes: Sequence[str], n_max: str) -> None:
-    for path in [*targets, *heads]:
-        if not Path(path).is_file():
-            raise EagleError(ErrorKind.BAD_FILE, f"no such file: {path}")
-    for mode in modes:
-        if mode not in MODES:
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"unknown mode {mode!r}; known are {', '.join(MODES)}")
-    if "eagle" in modes and not heads:
-        raise EagleError(ErrorKind.BAD_ARGUMENT, "mode eagle needs --head")
-    if n_max != "auto" and not n_max.isdecimal():
-        raise EagleError(ErrorKind.BAD_ARGUMENT, f"--n-max is {n_max!r}, expected a number or auto")
-
-
-def _settings(target: Target, n_max: str, costs: bool, report: dict[str, Any]) -> dict[str, float] | None:
-    """Chooses n_max where asked and measures costs; returns the cost curve."""
-    from .tune import tune
-
-    drafting = [llm for llm in target.llms.values() if hasattr(llm, "eagle_params")]
-    if n_max == "auto":
-        for llm in drafting:
-            llm.eagle_params = EagleParams(n_max=tune(llm).best)
-    if not costs or not drafting:
+def _measure(target: Target, report: dict[str, Any]) -> Any:
+    """The costs that the planner goes by, into the report too; None if nothing drafts."""
+    drafting = target.drafting()
+    if not drafting:
         return None
-    llm = drafting[0]
-    report["cost_curve"][target.format] = curve = cost_curve(llm)
+    llm = target.llm(drafting[0])
+    costs = llm._engine.costs
+    report["cost_curve"][target.format] = cost_curve(costs)
     report["capture_cost"][target.format] = round(capture_cost(llm), 4)
-    return curve
+    return costs
+
+
+def _settle(target: Target, prompts: Sequence[tuple[str, str]]) -> None:
+    """llama.cpp's own drafters at their best length."""
+    few = [chat_tokens(target.plain, text) for _, text in spaced(prompts, 6)]
+    for mode in target.modes:
+        if mode.kind in ("upstream", "draft_model"):
+            target.llm(mode).settle(few)
+
+
+def _explain(target: Target, rows: Sequence[dict[str, Any]], report: dict[str, Any]) -> list[Any]:
+    out = []
+    for mode in target.drafting():
+        if mode.params is not None and mode.params.planned:
+            row = next(r for r in rows if r["mode"] == mode.name and r["category"] == "all")
+            info = target.llm(mode)._engine.plan_info()
+            row["predicted"] = round(info["rate"] / info["plain_rate"], 4)
+            out.append(explanation(target.format, report["cost_curve"][target.format], row, row["predicted"]))
+    return out

@@ -20,7 +20,9 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 
 Model = Annotated[Path, typer.Option("--model", "-m", help="target, GGUF")]
 Head = Annotated[Optional[Path], typer.Option("--eagle", help="its EAGLE-3 head, GGUF; without it plain decoding")]
-NMax = Annotated[int, typer.Option("--n-max", min=0, max=63, help="most tokens drafted a round")]
+NMax = Annotated[Optional[int], typer.Option("--n-max", min=0, max=63, help="tokens drafted a round; chosen by measured cost if left out")]
+TreeShape = Annotated[Optional[str], typer.Option("--tree", help="draft trees of NODESxDEPTHxWIDTH, e.g. 60x6x10; turns flash attention on")]
+FlashAttn = Annotated[bool, typer.Option("--flash-attn", help="flash attention; with it the planner may draft trees")]
 NMin = Annotated[int, typer.Option("--n-min", min=0, max=63, help="drop shorter drafts")]
 PMin = Annotated[float, typer.Option("--p-min", min=0.0, max=1.0, help="a draft ends below this probability")]
 Temp = Annotated[float, typer.Option("--temp", help="0 is greedy")]
@@ -32,7 +34,7 @@ NPredict = Annotated[int, typer.Option("--n-predict", "-n", min=1)]
 GpuLayers = Annotated[int, typer.Option("--n-gpu-layers", "-ngl")]
 
 
-def _load(model: Path, eagle: Path | None, params: EagleParams, n_ctx: int, threads: int | None, gpu_layers: int) -> Any:
+def _load(model: Path, eagle: Path | None, params: EagleParams, n_ctx: int, threads: int | None, gpu_layers: int, flash_attn: bool) -> Any:
     from .llama import EagleLlama
 
     for path in (model, eagle):
@@ -41,7 +43,8 @@ def _load(model: Path, eagle: Path | None, params: EagleParams, n_ctx: int, thre
     n = threads or os.cpu_count()
     try:
         return EagleLlama(str(model), eagle_path=str(eagle) if eagle else None, n_max=params.n_max, n_min=params.n_min,
-                          p_min=params.p_min, n_ctx=n_ctx, n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers, verbose=False)
+                          p_min=params.p_min, tree=params.tree, n_ctx=n_ctx, n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers,
+                          flash_attn=flash_attn or params.fixed_tree, verbose=False)
     except ValueError as e:
         raise EagleError(ErrorKind.BAD_FILE, f"{model} cannot be loaded: {e}") from e
 
@@ -63,20 +66,20 @@ def _answer(llm: Any, messages: list[dict[str, str]] | str, raw: bool, n_predict
 @app.command()
 def generate(model: Model, prompt: Annotated[str, typer.Option("--prompt", "-p")], eagle: Head = None, n_predict: NPredict = 256,
              raw: Annotated[bool, typer.Option(help="no chat template")] = False, temp: Temp = 0.8, top_p: TopP = 0.95,
-             seed: Seed = 1, n_max: NMax = 1, n_min: NMin = 0, p_min: PMin = 0.0, n_ctx: NCtx = 2048,
-             threads: Threads = None, n_gpu_layers: GpuLayers = 0) -> None:
+             seed: Seed = 1, n_max: NMax = None, n_min: NMin = 0, p_min: PMin = 0.0, tree: TreeShape = None, n_ctx: NCtx = 2048,
+             threads: Threads = None, n_gpu_layers: GpuLayers = 0, flash_attn: FlashAttn = False) -> None:
     """One answer; drafted and accepted tokens are coloured by their place in the draft."""
-    llm = _load(model, eagle, EagleParams(n_max, n_min, p_min), n_ctx, threads, n_gpu_layers)
+    llm = _load(model, eagle, EagleParams(n_max, n_min, p_min, tree), n_ctx, threads, n_gpu_layers, flash_attn)
     llm.set_seed(seed)
     _answer(llm, prompt, raw, n_predict, temp=temp, top_p=top_p)
 
 
 @app.command()
 def chat(model: Model, eagle: Head = None, n_predict: NPredict = 512, system: Annotated[Optional[str], typer.Option()] = None,
-         temp: Temp = 0.8, top_p: TopP = 0.95, seed: Seed = 1, n_max: NMax = 1, n_min: NMin = 0, p_min: PMin = 0.0,
-         n_ctx: NCtx = 4096, threads: Threads = None, n_gpu_layers: GpuLayers = 0) -> None:
+         temp: Temp = 0.8, top_p: TopP = 0.95, seed: Seed = 1, n_max: NMax = None, n_min: NMin = 0, p_min: PMin = 0.0, tree: TreeShape = None,
+         n_ctx: NCtx = 4096, threads: Threads = None, n_gpu_layers: GpuLayers = 0, flash_attn: FlashAttn = False) -> None:
     """A conversation in the terminal; an empty line or Ctrl-D ends it."""
-    llm = _load(model, eagle, EagleParams(n_max, n_min, p_min), n_ctx, threads, n_gpu_layers)
+    llm = _load(model, eagle, EagleParams(n_max, n_min, p_min, tree), n_ctx, threads, n_gpu_layers, flash_attn)
     llm.set_seed(seed)
     messages = [{"role": "system", "content": system}] if system else []
     console = Console()
@@ -95,24 +98,35 @@ def chat(model: Model, eagle: Head = None, n_predict: NPredict = 512, system: An
 def bench(target: Annotated[list[Path], typer.Option(help="one or more targets, GGUF")],
           prompts: Annotated[Path, typer.Option(help=".jsonl: strings or objects with prompt, category")],
           head: Annotated[Optional[list[Path]], typer.Option(help="EAGLE-3 head, GGUF; several are compared in one run")] = None,
+          draft_model: Annotated[Optional[Path], typer.Option(help="a small model, GGUF, for mode draft_model")] = None,
           category: Annotated[Optional[str], typer.Option(help="only these prompts of the file, by topic")] = None,
-          n_predict: NPredict = 128, modes: Annotated[str, typer.Option(help="of plain,eagle,prompt_lookup")] = "plain,eagle",
+          n_predict: NPredict = 128, modes: Annotated[str, typer.Option(help="of plain,eagle,prompt_lookup,upstream,draft_model")] = "plain,eagle",
           rounds: Annotated[int, typer.Option(min=1, help="repetitions of each answer; the median counts")] = 1,
-          n_max: Annotated[str, typer.Option(help="a number, or auto: the best fixed one by measured cost")] = "auto",
+          n_max: NMax = None, p_min: PMin = 0.0, tree: TreeShape = None,
+          fixed: Annotated[str, typer.Option(help="settings to try beside mode eagle's, e.g. 1,2,3,60x6x10")] = "",
           limit: Annotated[Optional[int], typer.Option(min=1, help="evenly spaced prompts of the file")] = None,
-          temp: Temp = 0.0, top_p: TopP = 0.95, threads: Threads = None, n_ctx: NCtx = 2048,
-          costs: Annotated[bool, typer.Option(help="measure the cost curve and capture's cost")] = True,
+          temp: Temp = 0.0, top_p: TopP = 0.95, threads: Threads = None, n_ctx: NCtx = 2048, flash_attn: FlashAttn = False,
+          explain: Annotated[bool, typer.Option("--explain", help="costs, what the planner chose, what it expected")] = False,
+          plot: Annotated[Optional[Path], typer.Option(help="draw acceptance, speed and costs into this folder")] = None,
           json_file: Annotated[Optional[Path], typer.Option("--json", help="write the figures here")] = None) -> None:
     """Speed and text of the modes, alternating per prompt in one process."""
-    from .bench_run import run_bench
+    from .bench_modes import parse_modes
+    from .bench_run import BenchSettings, run_bench
 
-    wanted = [m.strip() for m in modes.split(",") if m.strip()]
-    report = run_bench([str(t) for t in target], [str(h) for h in head or ()], prompts, category, wanted, n_predict, rounds, n_max, limit,
-                       {"temp": temp, "top_p": top_p}, threads or os.cpu_count() or 1, n_ctx, costs)
+    split = lambda text: [x.strip() for x in text.split(",") if x.strip()]  # noqa: E731
+    wanted = parse_modes(split(modes), [str(h) for h in head or ()], str(draft_model) if draft_model else None,
+                         EagleParams(n_max, p_min=p_min, tree=tree), split(fixed))
+    trees = any(m.params is not None and m.params.fixed_tree for m in wanted)
+    report = run_bench(BenchSettings(tuple(map(str, target)), tuple(wanted), str(prompts), category, limit, n_predict, rounds,
+                                     {"temp": temp, "top_p": top_p}, threads or os.cpu_count() or 1, n_ctx, flash_attn or trees, explain))
     if json_file is not None:
         with replacing(json_file) as part:
             part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    if not all(r["identical"] for r in report["results"]):
+    if plot is not None:
+        from .bench_plot import draw
+
+        draw(report, plot)
+    if not all(r["identical"] for r in report["results"] if r["kind"] == "eagle"):
         raise typer.Exit(1)
 
 

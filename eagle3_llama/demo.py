@@ -18,7 +18,6 @@ from rich.text import Text
 from .chat import COLOURS, chat_tokens, generate, stream
 from .convert.files import replacing
 from .errors import EagleError
-from .params import EagleParams
 
 PROMPT = "Thomas is very healthy, but he has to go to the hospital every day. What could be the reasons?"
 ROUNDS = 5
@@ -43,9 +42,8 @@ def main(
         raise typer.Exit(2) from None
     console.print(_table(results))
     for r in results:
-        if r["n_max"] == 0:
-            best = max(v for k, v in r["predicted"].items() if k != "0")
-            console.print(f"{r['format']}: with this head no draft pays on this machine (the best would give {best:.2f}x), so it decodes plainly.")
+        if r["mean_drafted"] < 0.1:
+            console.print(f"{r['format']}: with this head hardly any draft pays on this machine, so it decodes plainly.")
     raise typer.Exit(0 if all(r["identical"] for r in results) else 1)
 
 
@@ -56,43 +54,25 @@ def _run(console: Console, fmt: str, prompt: str, n_predict: int) -> dict[str, A
 
     path = str(smollm2(fmt))
     common = {"n_ctx": 2048, "n_threads": os.cpu_count(), "verbose": False}
-    plain, eagle = Llama(path, **common), EagleLlama(path, eagle_path=str(shipped_head()), n_max=3, **common)
+    with console.status(f"{fmt}: loading, and measuring what rows and drafts cost"):
+        plain, eagle = Llama(path, **common), EagleLlama(path, eagle_path=str(shipped_head()), **common)
     tokens = chat_tokens(plain, prompt)
-    tuning = _tune(console, fmt, eagle)
-    eagle.eagle_params = EagleParams(n_max=tuning.best)
 
     console.rule(f"{fmt}: plain decoding")
     a, _ = stream(plain, tokens, n_predict, console, temp=0.0)
-    legend = [("at position", ""), *((f" {i}", COLOURS[i]) for i in range(1, tuning.best + 1))] if tuning.best else ["none, no draft pays"]
-    console.rule(Text.assemble(f"{fmt}: with the head, drafted and accepted ", *legend))
+    legend = [(f" {i}", COLOURS[i]) for i in range(1, len(COLOURS))]
+    console.rule(Text.assemble(f"{fmt}: with the head, drafted and accepted at position", *legend))
     eagle.stats.reset()
     b, _ = stream(eagle, tokens, n_predict, console, temp=0.0)
-    stats = eagle.stats
-    result = {"format": fmt, "n_max": tuning.best, "identical": a == b, "tokens": len(b),
-              "mean_accepted_length": round(stats.mean_accepted_length, 3),
-              "accept_per_position": [round(x, 3) for x in stats.accept_per_position],
-              "predicted": {str(k): round(v, 3) for k, v in tuning.speedup.items()},
-              "limit": round(_limit(stats, tuning), 3)}
+    result = {"format": fmt, "identical": a == b, "tokens": len(b)}
     result.update(_measure(fmt, plain, eagle, tokens, n_predict))
-    result["time_share"] = {k: round(v, 4) for k, v in stats.time_share.items()}
+    stats = eagle.stats
+    result.update({"mean_drafted": round(stats.drafted / max(stats.rounds, 1), 3), "mean_accepted_length": round(stats.mean_accepted_length, 3),
+                   "accept_per_position": [round(x, 3) for x in stats.accept_per_position],
+                   "time_share": {k: round(v, 4) for k, v in stats.time_share.items()}})
     plain.close()
     eagle.close()
     return result
-
-
-def _limit(stats: Any, tuning: Any) -> float:
-    """Accepted length over the cost of the rows: the speed-up with a head that costs nothing."""
-    if tuning.best == 0:
-        return max(tuning.limit(k) for k in range(1, len(tuning.accept) + 1))
-    return stats.mean_accepted_length * tuning.rows[1] / tuning.rows[tuning.best + 1]
-
-
-def _tune(console: Console, fmt: str, eagle: Any) -> Any:
-    from .tune import steps, tune
-
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task(f"{fmt}: measuring what drafts cost and bring", total=steps())
-        return tune(eagle, step=lambda: progress.advance(task))
 
 
 def _measure(fmt: str, plain: Any, eagle: Any, prompt: list[int], n_predict: int) -> dict[str, float]:
@@ -118,13 +98,13 @@ def _measure(fmt: str, plain: Any, eagle: Any, prompt: list[int], n_predict: int
 
 
 def _table(results: list[dict[str, Any]]) -> Table:
-    t = Table(box=box.SIMPLE, padding=(0, 1), caption="t/s: tokens a second; limit: ratio if the head cost nothing; length: tokens a round, counting the bonus; "
+    t = Table(box=box.SIMPLE, padding=(0, 1), caption="t/s: tokens a second; drafted: tokens the head proposes a round; length: tokens a round, counting the bonus; "
                       "accepted at: share of rounds whose draft holds at position 1, 2, ...")
-    for name in ("format", "n_max", "plain t/s", "head t/s", "ratio", "limit", "length", "accepted at", "identical text"):
+    for name in ("format", "plain t/s", "head t/s", "ratio", "drafted", "length", "accepted at", "identical text"):
         t.add_column(name, justify="right")
     for r in results:
-        t.add_row(r["format"], str(r["n_max"]), f"{r['plain_tok_per_s']:.1f}", f"{r['eagle_tok_per_s']:.1f}",
-                  f"{r['ratio']:.2f}", f"{r['limit']:.2f}", f"{r['mean_accepted_length']:.2f}",
+        t.add_row(r["format"], f"{r['plain_tok_per_s']:.1f}", f"{r['eagle_tok_per_s']:.1f}", f"{r['ratio']:.2f}", f"{r['mean_drafted']:.2f}",
+                  f"{r['mean_accepted_length']:.2f}",
                   " ".join(f"{x:.2f}" for x in r["accept_per_position"]), "yes" if r["identical"] else "NO")
     return t
 

@@ -37,7 +37,7 @@ def test_generate_is_the_same_with_a_head():
 @pytest.mark.parametrize("args, said", [
     (["generate", "--model", "none.gguf", "--prompt", "x"], "none.gguf"),
     (["generate", "--model", "README.md", "--prompt", "x"], "README.md"),
-    (["bench", "--target", "none.gguf", "--prompts", "none.jsonl"], "none.gguf"),
+    (["bench", "--target", "none.gguf", "--prompts", "none.jsonl", "--modes", "plain"], "none.gguf"),
 ])
 def test_errors_are_one_line(args, said):
     done = cli(*args)
@@ -59,7 +59,8 @@ def test_bench_json(tmp_path):
     report = json.loads(out.read_text())
     assert {(r["mode"], r["category"]) for r in report["results"]} == {
         (m, c) for m in ("plain", "eagle", "prompt_lookup") for c in ("all", "numbers")}
-    assert report["cost_curve"]["Q4_0"]["1"] == 1.0 and "16" in report["cost_curve"]["Q4_0"]
+    curve = report["cost_curve"]["Q4_0"]
+    assert curve["1"]["decode"] == 1.0 and curve["16"]["layers"] > curve["1"]["layers"] > curve["1"]["head"] > 0
     for r in report["results"]:
         assert r["identical"] and r["format"] == "Q4_0" and r["tok_per_s"] > 0 and not r["first_divergence_gaps"]
         if r["mode"] == "eagle":
@@ -81,11 +82,11 @@ def test_bench_of_two_heads(tmp_path):
     prompts.write_text('"Name a colour."\n{"prompt": "Count to ten.", "category": "numbers", "topic": "counting"}\n')
     other.write_bytes(shipped_head().read_bytes())
     done = cli("bench", "--target", smollm2("Q4_0"), "--head", shipped_head(), "--head", other, "--prompts", prompts, "--n-predict", 16,
-               "--category", "numbers", "--n-max", 2, "--no-costs", "--json", out)
+               "--category", "numbers", "--n-max", 2, "--json", out)
     assert done.returncode == 0, done.stderr
     results = json.loads(out.read_text())["results"]
     assert [r["mode"] for r in results] == ["plain", f"eagle:{shipped_head().stem}", "eagle:other"]
-    assert results[1]["accept_per_position"] == results[2]["accept_per_position"] and {r["n_max"] for r in results[1:]} == {2}
+    assert results[1]["accept_per_position"] == results[2]["accept_per_position"] and 0 < results[1]["mean_drafted"] <= 2
     assert read_prompts(prompts, "numbers") == [("counting", "Count to ten.")]
     with pytest.raises(EagleError, match="category 'poems'"):
         read_prompts(prompts, "poems")

@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Checks the figures of `eagle3-llama bench --json`: one line for each that is missed or missing, and exit code 1.
+
+    scripts/perf_gates.py FILE.json [FILE.json ...]
+
+The files together must hold, for every format below, the modes plain and eagle (as it stands: the planner), some
+`--fixed` lengths, and for BF16 and Q4_0 mode upstream; for every format a run with `--fixed 1,2,...,60x6x10 --flash-attn`.
+"""
+
+import json
+import sys
+
+FORMATS = ("F32", "BF16", "F16", "Q8_0", "Q4_0", "Q4_K_M", "Q4_1")
+NEVER_BELOW = 0.98     # of plain decoding, in any category
+OF_BEST_FIXED = 0.93
+OVER_UPSTREAM, UPSTREAM_FORMATS = 1.25, ("BF16", "Q4_0")
+OF_LIMIT, LIMIT_FORMATS = 0.85, ("BF16",)
+TREE_OVER_CHAIN = 1.20  # tokens a round of the largest tree against the best chain's
+
+
+def misses(results):
+    """One line for each figure that is not reached."""
+    by_format = {f: [r for r in results if r["format"] == f] for f in FORMATS}
+    for fmt, rows in by_format.items():
+        everything = [r for r in rows if r["category"] == "all"]
+        eagle = next((r for r in everything if r["mode"] == "eagle"), None)
+        if eagle is None:
+            yield f"{fmt}: mode eagle was not run"
+            continue
+        for r in rows:
+            if r["kind"] != "plain" and r["kind"] != "prompt_lookup" and not r["identical"]:
+                yield f"{fmt}, {r['mode']}, {r['category']}: the text differs from plain decoding's"
+            if r["mode"] == "eagle" and r["ratio"] < NEVER_BELOW:
+                yield f"{fmt}, {r['category']}: {r['ratio']:.3f} of plain decoding, asked for {NEVER_BELOW}"
+        yield from _fixed(fmt, eagle, [r for r in everything if r["mode"].startswith("eagle ")])
+        if fmt in UPSTREAM_FORMATS:
+            yield from _upstream(fmt, eagle, [r for r in everything if r["kind"] == "upstream"])
+        if fmt in LIMIT_FORMATS and (eagle.get("share_of_limit") or 0) < OF_LIMIT:
+            yield f"{fmt}: {eagle.get('share_of_limit')} of the limit, asked for {OF_LIMIT}"
+
+
+def _fixed(fmt, eagle, fixed):
+    chains = [r for r in fixed if "n_max=" in r["mode"]]
+    trees = [r for r in fixed if "tree=" in r["mode"]]
+    if not chains:
+        yield f"{fmt}: no fixed lengths were run"
+        return
+    best = max(fixed, key=lambda r: r["ratio"])
+    if eagle["ratio"] < OF_BEST_FIXED * best["ratio"]:
+        yield f"{fmt}: {eagle['ratio'] / best['ratio']:.3f} of {best['mode']}, asked for {OF_BEST_FIXED}"
+    if not trees:
+        yield f"{fmt}: no trees were run"
+        return
+    tree, chain = (max(rs, key=lambda r: r["mean_accepted_length"]) for rs in (trees, chains))
+    if tree["mean_accepted_length"] < TREE_OVER_CHAIN * chain["mean_accepted_length"]:
+        yield (f"{fmt}: {tree['mode']} brings {tree['mean_accepted_length']:.2f} tokens a round, {chain['mode']} "
+               f"{chain['mean_accepted_length']:.2f}, asked for {TREE_OVER_CHAIN} times as many")
+
+
+def _upstream(fmt, eagle, upstream):
+    if not upstream:
+        yield f"{fmt}: mode upstream was not run"
+        return
+    best = max(r["ratio"] for r in upstream)
+    if eagle["ratio"] < OVER_UPSTREAM * best:
+        yield f"{fmt}: {eagle['ratio'] / best:.3f} of upstream's speed, asked for {OVER_UPSTREAM}"
+
+
+def main():
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    lines = list(misses([r for path in sys.argv[1:] for r in json.load(open(path, encoding="utf-8"))["results"]]))
+    print("\n".join(lines) or "all figures are reached")
+    sys.exit(1 if lines else 0)
+
+
+if __name__ == "__main__":
+    main()
