@@ -47,7 +47,10 @@ _SANITIZE = {"EAGLE3_SANITIZE": "ON", "CMAKE_BUILD_TYPE": "Debug",
 
 def build(sanitize: bool = False, tests: bool = False, defines: dict[str, str] | None = None,
           cmake: str | None = None, ninja: str | None = None, bench: bool = False) -> Path:  # fmt: skip
-    """The folder with libeagle3, libllama, ggml, eagle3.h and, if asked for, the executables of native/tests and native/bench."""
+    """The folder with libeagle3, libllama, ggml, eagle3.h and, if asked for, the executables of native/tests.
+
+    bench: instead, the executables of native/bench and the llama.cpp that they measure, as upstream has it.
+    """
     options = dict(_SANITIZE) if sanitize else {"CMAKE_BUILD_TYPE": "Release", **_cmake_args(), **(defines or {})}
     options = {name: value for name, value in options.items() if not _NOT_OURS.match(name)}
     source = options.pop("EAGLE3_LLAMA_CPP_DIR", None) or os.environ.get("EAGLE3_LLAMA_CPP_DIR")
@@ -56,11 +59,11 @@ def build(sanitize: bool = False, tests: bool = False, defines: dict[str, str] |
     for name in ("EAGLE3_BUILD_TESTS", "EAGLE3_BUILD_BENCH"):
         options.pop(name, None)
 
-    place = cache_dir() / "build" / _key(options)
+    place = cache_dir() / "build" / ("bench-" * bench + _key(options))
     place.mkdir(parents=True, exist_ok=True)
     place = place.resolve()  # compile commands hold this path
     with _locked(place / "lock"):
-        tree, tree_key = patched_tree(source)
+        tree, tree_key = patched_tree(source, patched=not bench)
         sources = _native_sources(["tests"] * tests + ["bench"] * bench)
         out = place / "out" / hashlib.sha256(f"{tree_key} {tests} {bench} {hash_files(NATIVE, sources)}".encode()).hexdigest()[:16]
         if not out.is_dir():
@@ -271,7 +274,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build libeagle3 and the patched llama.cpp, or find them built.")
     parser.add_argument("--sanitize", action="store_true", help="address and undefined behaviour sanitizers, CPU only")
     parser.add_argument("--tests", action="store_true", help="the executables of native/tests too")
-    parser.add_argument("--bench", action="store_true", help="the executables of native/bench too")
+    parser.add_argument("--bench", action="store_true", help="instead, the executables of native/bench, with llama.cpp as upstream has it")
     parser.add_argument("--print-dir", action="store_true", help="print the folder of the result, and only that, to stdout")
     parser.add_argument("--cmake", help="path of cmake")
     parser.add_argument("--ninja", help="path of ninja")

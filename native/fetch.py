@@ -103,20 +103,20 @@ def sdist() -> Path:
     return path
 
 
-def patched_tree(source: str | None = None) -> tuple[Path, str]:
-    """The patched tree and its hash. source: an unpatched tree to take instead of the sdist's."""
-    series = hash_files(ROOT, list(PATCHES.glob("*.patch")))
+def patched_tree(source: str | None = None, patched: bool = True) -> tuple[Path, str]:
+    """The patched tree, or the tree as it is, and its hash. source: an unpatched tree to take instead of the sdist's."""
+    series = hash_files(ROOT, list(PATCHES.glob("*.patch"))) if patched else ""
     origin = _hash_tree(source) if source else SDIST_SHA256
     key = hashlib.sha256(f"{origin} {series} {_LEFT_OUT}".encode()).hexdigest()[:16]
     tree = cache_dir() / "llama.cpp" / key
     if not tree.is_dir():
-        _make_tree(tree, source)
+        _make_tree(tree, source, patched)
         _prune(tree.parent, _KEEP_TREES)
     os.utime(tree)
     return tree, key
 
 
-def _make_tree(tree: Path, source: str | None) -> None:
+def _make_tree(tree: Path, source: str | None, patched: bool) -> None:
     archive = None if source else sdist()
     tree.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=tree.parent, prefix=".tree-") as tmp:
@@ -126,10 +126,10 @@ def _make_tree(tree: Path, source: str | None) -> None:
         else:
             shutil.copytree(source, fresh, symlinks=True, ignore=_ignore_at(Path(source)))
         try:
-            n = len(apply_series(PATCHES, fresh))
+            n = len(apply_series(PATCHES, fresh)) if patched else 0
         except PatchError as error:
             raise BuildError(f"patch does not apply to {source or SDIST}: {error}") from None
-        say(f"llama.cpp {COMMIT} with {n} patches")
+        say(f"llama.cpp {COMMIT} with {n or 'no'} patches")
         try:
             os.rename(fresh, tree)
         except OSError:

@@ -18,6 +18,16 @@ int pad(int n, int to) {
     return (n + to - 1) / to * to;
 }
 
+// by probability, then by id; insertion, as k is small
+void sort_best(int32_t * ids, float * probs, int k) {
+    for (int i = 1; i < k; ++i) {
+        for (int j = i; j > 0 && (probs[j] > probs[j - 1] || (probs[j] == probs[j - 1] && ids[j] < ids[j - 1])); --j) {
+            std::swap(probs[j], probs[j - 1]);
+            std::swap(ids[j], ids[j - 1]);
+        }
+    }
+}
+
 } // namespace
 
 struct runner::built {
@@ -27,7 +37,7 @@ struct runner::built {
     ggml_cgraph *          graph = nullptr;
     ggml_backend_sched_ptr sched;
     ggml_tensor *tokens = nullptr, *x = nullptr, *pos = nullptr, *cells = nullptr, *mask = nullptr;    // inputs
-    ggml_tensor *g = nullptr, *prenorm = nullptr, *logits = nullptr;                                   // outputs
+    ggml_tensor *g = nullptr, *prenorm = nullptr, *logits = nullptr, *ids = nullptr, *probs = nullptr;  // outputs
 };
 
 runner::runner(const head & h, int n_slots, int n_ctx, int n_threads) :
@@ -119,8 +129,16 @@ void runner::build(built & b) const {
     b.logits  = ggml_mul_mat(ctx, h_.output, norm(h, h_.output_norm));
     ggml_set_output(g);
     ggml_set_output(b.prenorm);
-    ggml_set_output(b.logits);
-    ggml_build_forward_expand(gf, b.logits);
+    if (s.k == 0) {
+        ggml_set_output(b.logits);
+        ggml_build_forward_expand(gf, b.logits);
+        return;
+    }
+    b.ids = s.k == 1 ? ggml_reshape_2d(ctx, ggml_argmax(ctx, b.logits), 1, s.n_out) : ggml_top_k(ctx, b.logits, s.k);  // [k, n_out]
+    b.probs = ggml_get_rows(ctx, ggml_reshape_3d(ctx, ggml_soft_max(ctx, b.logits), 1, h_.n_vocab, s.n_out), b.ids);  // [1, k, n_out]
+    ggml_set_output(b.ids);
+    ggml_set_output(b.probs);
+    ggml_build_forward_expand(gf, b.probs);
 }
 
 runner::built & runner::get(const pass_shape & shape) {
@@ -201,6 +219,7 @@ void runner::run(const pass & p) {
     shape.n_rows   = p.n;
     shape.n_out    = p.n_out;
     shape.n_kv     = p.n_out ? pad(p.pos + n_cells, KV_PAD) : 0;
+    shape.k        = p.n_out ? p.k : 0;
     shape.features = p.features;
     built & b = get(shape);
 
@@ -208,7 +227,7 @@ void runner::run(const pass & p) {
     require(ggml_backend_sched_graph_compute(b.sched.get(), b.graph) == GGML_STATUS_SUCCESS, EAGLE3_E_INTERNAL,
             "the head's graph failed");
 
-    auto read = [](ggml_tensor * t, float * out) {
+    auto read = [](ggml_tensor * t, void * out) {
         if (out) {
             ggml_backend_tensor_get(t, out, 0, ggml_nbytes(t));
         }
@@ -216,7 +235,14 @@ void runner::run(const pass & p) {
     if (p.n_out) {
         read(b.g, p.g);
         read(b.prenorm, p.prenorm);
-        read(b.logits, p.logits);
+        read(b.logits, p.k ? nullptr : p.logits);
+    }
+    if (p.n_out && p.k) {
+        read(b.ids, p.ids);
+        read(b.probs, p.probs);
+        for (int r = 0; r < p.n_out; ++r) {
+            sort_best(p.ids + r * p.k, p.probs + r * p.k, p.k);
+        }
     }
 }
 

@@ -15,10 +15,11 @@ struct pass_shape {
     int  n_rows     = 0;
     int  n_out      = 0;      // outputs are wanted of the last n_out rows; none: only keys and values are made
     int  n_kv       = 0;      // cells attended to, padded
+    int  k          = 0;      // of each output row's logits, the k most probable ids; 0: the logits themselves
     bool features   = false;  // rows are target features, else g itself
 
     bool operator==(const pass_shape & o) const {
-        return slot == o.slot && n_rows == o.n_rows && n_out == o.n_out && n_kv == o.n_kv && features == o.features;
+        return slot == o.slot && n_rows == o.n_rows && n_out == o.n_out && n_kv == o.n_kv && k == o.k && features == o.features;
     }
 };
 
@@ -44,7 +45,10 @@ struct pass {
     // outputs for the last n_out rows; each may be null
     float * g       = nullptr;  // [n_out][n_embd]
     float * prenorm = nullptr;  // [n_out][n_embd]
-    float * logits  = nullptr;  // [n_out][n_vocab]
+    float * logits  = nullptr;  // [n_out][n_vocab]; needs k == 0
+    int     k       = 0;
+    int32_t * ids   = nullptr;  // [n_out][k] draft ids, the most probable first
+    float *   probs = nullptr;  // [n_out][k] theirs, of the whole draft vocabulary; not finite if the row is not
 };
 
 // Runs passes; owns the head's key-value cache: n_slots regions of n_ctx cells, F16.

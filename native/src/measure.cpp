@@ -33,13 +33,13 @@ float session::measure_head(int slot, int n) {
     const slot_state & s = at(slot);
     require(head_ != nullptr, EAGLE3_E_ARGUMENT, "the session has no head");
     require(n >= 1 && n <= MAX_ROWS && s.n_past + n <= n_ctx_, EAGLE3_E_ARGUMENT, format("%d rows, expected 1..%d", n, MAX_ROWS));
-    std::vector<int32_t>  tokens(n, 1), depth(n, 0), cells(n);
+    std::vector<int32_t>  tokens(n, 1), depth(n, 0), cells(n), ids(n);
     std::vector<uint64_t> paths(n);
     for (int i = 0; i < n; ++i) {
         cells[i] = i;
         paths[i] = uint64_t(1) << i;
     }
-    std::vector<float> x((size_t) n * head_->n_embd, 0.1f), logits((size_t) n * head_->n_vocab);
+    std::vector<float> x((size_t) n * head_->n_embd, 0.1f), probs(n);
     pass p;
     p.slot = slot;
     p.pos  = s.n_past;
@@ -50,7 +50,9 @@ float session::measure_head(int slot, int n) {
     p.depth  = depth.data();
     p.cell   = cells.data();
     p.path   = paths.data();
-    p.logits = logits.data();
+    p.k      = 1;
+    p.ids    = ids.data();
+    p.probs  = probs.data();
     const int64_t start = ggml_time_us();
     runner_->run(p);
     return 1e-6f * (ggml_time_us() - start);

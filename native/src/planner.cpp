@@ -165,7 +165,7 @@ void planner::saw_round(const round & r) {
     const float expected = layers(n) + (r.whole ? costs_.output[n] * drift_ : 0.0f);
     const float ratio    = std::clamp(r.layers_s / std::max(expected, 1e-9f), 0.5f, 2.0f);
     drift_       *= 1.0f + 0.05f * (ratio - 1.0f);
-    drift_of_[n] *= 1.0f + 0.02f * (ratio - 1.0f);
+    drift_of_[n] *= 1.0f + 0.05f * (ratio - 1.0f);
 
     tokens_  = tokens_  * KEEP_RATE + (float) r.n_tokens;
     seconds_ = seconds_ * KEEP_RATE + r.total_s;

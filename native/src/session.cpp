@@ -18,7 +18,6 @@ session::session(llama_context * ctx, head * h, int n_slots) :
         require(!llama_model_is_recurrent(model) && !llama_model_is_hybrid(model), EAGLE3_E_UNSUPPORTED,
                 "the target is recurrent or hybrid and cannot drop part of a sequence");
         runner_ = std::make_unique<runner>(*h, n_slots, n_ctx_, llama_n_threads(ctx));
-        logits_.resize(h->n_vocab);
         prenorm_.resize(h->n_embd);
         set_capture(true);
     }
@@ -113,12 +112,14 @@ void session::take_features(slot_state & s, int pos, const int32_t * rows, int n
 
 // -- head -------------------------------------------------------------------------------------------------
 
-// Runs the first n pending pairs through the head and drops them.
-void session::feed(int slot, int n, int n_out) {
+// Runs the first n pending pairs through the head and drops them; leaves prenorm_ and the k best guesses of the last one.
+void session::feed(int slot, int n, int k) {
     slot_state & s = slots_[slot];
     if (n <= 0) {
         return;
     }
+    ids_.resize(k);
+    probs_.resize(k);
     pass p;
     p.slot     = slot;
     p.pos      = s.pending_pos;
@@ -127,9 +128,11 @@ void session::feed(int slot, int n, int n_out) {
     p.tokens   = s.pending_tokens.data();
     p.x        = s.pending_features.data();
     p.features = true;
-    p.n_out    = n_out;
+    p.n_out    = k > 0;
     p.prenorm  = prenorm_.data();
-    p.logits   = logits_.data();
+    p.k        = k;
+    p.ids      = ids_.data();
+    p.probs    = probs_.data();
     runner_->run(p);
     s.pending_tokens.erase(s.pending_tokens.begin(), s.pending_tokens.begin() + n);
     s.pending_features.erase(s.pending_features.begin(), s.pending_features.begin() + (size_t) n * head_->n_features());
@@ -137,39 +140,19 @@ void session::feed(int slot, int n, int n_out) {
     s.head_n = s.pending_pos;
 }
 
-// The most probable draft id of logits_ and its probability; -1 if the row is not finite.
-int32_t session::best(float & prob) const {
-    const float * l = logits_.data();
-    const int     n = head_->n_vocab;
-    const int     i = (int) (std::max_element(l, l + n) - l);
-    const float   top = l[i];
-    if (!std::isfinite(top)) {
-        return -1;
-    }
-    float sum = 0.0f;
-    for (int j = 0; j < n; ++j) {
-        const float x = l[j] - top;
-        if (x > -16.0f) {  // the rest is below 1e-7 of the best each
-            sum += std::exp(x);
-        }
-    }
-    prob = 1.0f / sum;
-    return std::isfinite(prob) ? i : -1;
-}
-
-// The accepted rows' features and the first step in one pass: leaves logits_ and prenorm_ of token's row.
-void session::feed_token(int slot, int32_t token) {
+// The accepted rows' features and the first step in one pass.
+void session::feed_token(int slot, int32_t token, int k) {
     slot_state & s = at(slot);
     if ((int) s.pending_tokens.size() == n_pending(s)) {
         s.pending_tokens.back() = token;
     } else {
         s.pending_tokens.push_back(token);
     }
-    feed(slot, n_pending(s), 1);
+    feed(slot, n_pending(s), k);
 }
 
 // Checks a draft's parameters and runs its first pass; returns how many tokens there is room for, 0 for no draft.
-int session::begin_draft(int slot, int32_t token, int n_max) {
+int session::begin_draft(int slot, int32_t token, int n_max, int k) {
     slot_state & s = at(slot);
     require(!s.in_round, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
     require(n_max >= 0 && n_max <= MAX_DRAFT, EAGLE3_E_ARGUMENT, format("n_max is %d, expected 0..%d", n_max, MAX_DRAFT));
@@ -180,12 +163,12 @@ int session::begin_draft(int slot, int32_t token, int n_max) {
     if (n_max <= 0 || n_pending(s) == 0) {
         return 0;
     }
-    feed_token(slot, token);
+    feed_token(slot, token, std::min(k, head_->n_vocab));
     return n_max;
 }
 
 int session::draft(int slot, int32_t token, int n_max, int n_min, float p_min, int32_t * tokens, float * probs) {
-    n_max = begin_draft(slot, token, n_max);
+    n_max = begin_draft(slot, token, n_max, 1);
     if (n_max == 0) {
         return 0;
     }
@@ -194,12 +177,11 @@ int session::draft(int slot, int32_t token, int n_max, int n_min, float p_min, i
     // Then its own state in place of g, one token a pass. These rows' cells are overwritten by the next feed.
     int n = 0;
     for (;;) {
-        float prob = 0.0f;
-        const int32_t id = best(prob);
-        if (id < 0 || prob < p_min) {
+        const float prob = probs_[0];
+        if (!std::isfinite(prob) || prob < p_min) {
             break;
         }
-        tokens[n] = head_->d2t[id];
+        tokens[n] = head_->d2t[ids_[0]];
         s.draft_probs.push_back(prob);
         s.draft_reach.push_back((n ? s.draft_reach.back() : 1.0f) * planner_.accept(n + 1, prob));
         if (probs) {
@@ -217,7 +199,9 @@ int session::draft(int slot, int32_t token, int n_max, int n_min, float p_min, i
         p.x       = prenorm_.data();
         p.n_out   = 1;
         p.prenorm = prenorm_.data();
-        p.logits  = logits_.data();
+        p.k       = 1;
+        p.ids     = ids_.data();
+        p.probs   = probs_.data();
         runner_->run(p);
     }
     return n >= n_min ? n : 0;

@@ -92,18 +92,17 @@ class session {
     void run_batch(int slot, const int32_t * tokens, const int32_t * depth, int n, bool all_logits);
     void take_features(slot_state & s, int pos, int n);
     void take_features(slot_state & s, int pos, const int32_t * rows, int n, int n_rows);
-    void feed_token(int slot, int32_t token);
+    void feed_token(int slot, int32_t token, int k);
     void begin_pending(slot_state & s, int pos);
-    void feed(int slot, int n, int n_out);
-    int32_t best(float & prob) const;
-    int     begin_draft(int slot, int32_t token, int n_max);
+    void feed(int slot, int n, int k);
+    int  begin_draft(int slot, int32_t token, int n_max, int k);
     void    need_logits(slot_state & s, int row);
     void    tell_planner(slot_state & s, int n_tokens);
 
     struct growth;
-    void grow_root(growth & g, int slot, int width, bool calibrated);
+    void grow_root(growth & g, int slot, bool calibrated);
     void grow_level(growth & g, int slot, std::vector<int> level, int width, bool calibrated);
-    void add_children(growth & g, const float * logits, int row, int parent, uint64_t path, int width, bool calibrated);
+    void add_children(growth & g, const int32_t * ids, const float * probs, int row, int parent, uint64_t path, int width, bool calibrated);
     int  take_nodes(growth & g, int slot, int n, int32_t * tokens, int32_t * parents, float * probs);
 
     llama_context * ctx_;
@@ -114,7 +113,9 @@ class session {
     int             n_batch_, n_ctx_, n_vocab_;
     std::vector<slot_state> slots_;
     llama_batch             batch_;
-    std::vector<float>      logits_, prenorm_, features_;
+    std::vector<float>      prenorm_, features_;  // prenorm_: of the head's last row
+    std::vector<int32_t>    ids_;                 // the head's guesses after that row, most probable first,
+    std::vector<float>      probs_;               // and their probabilities
     planner                 planner_;
 };
 

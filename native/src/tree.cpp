@@ -11,39 +11,6 @@ namespace {
 
 constexpr int MAX_WIDTH = 16;
 
-struct choice {
-    int32_t id;
-    float   log_p;
-};
-
-// The k most probable ids of a row, best first. False if the row is not finite.
-bool best_of(const float * l, int n, int k, std::vector<choice> & out) {
-    out.clear();
-    auto better = [](const choice & a, const choice & b) { return a.log_p > b.log_p || (a.log_p == b.log_p && a.id < b.id); };
-    for (int i = 0; i < n; ++i) {
-        if ((int) out.size() == k && !(l[i] > out.front().log_p)) {
-            continue;  // the front of the heap is the worst kept
-        }
-        if ((int) out.size() == k) {
-            std::pop_heap(out.begin(), out.end(), better);
-            out.pop_back();
-        }
-        out.push_back({i, l[i]});
-        std::push_heap(out.begin(), out.end(), better);
-    }
-    std::sort(out.begin(), out.end(), better);
-    const float top = out.front().log_p;
-    float sum = 0.0f;
-    for (int i = 0; i < n; ++i) {
-        const float x = l[i] - top;
-        sum += x > -16.0f ? std::exp(x) : 0.0f;  // the rest is below 1e-7 of the best each
-    }
-    for (choice & c : out) {
-        c.log_p -= top + std::log(sum);
-    }
-    return std::isfinite(top) && std::isfinite(sum);
-}
-
 } // namespace
 
 // Nodes so far, and the head's state at those that were gone on from. Cells of the head's cache after the slot's are
@@ -59,8 +26,8 @@ struct session::growth {
         uint64_t path  = 0;      // head cells of the nodes above it
     };
     std::vector<node>   nodes;
-    std::vector<float>  states, x, logits;
-    std::vector<choice> best;
+    std::vector<float>   states, x, probs;
+    std::vector<int32_t> ids;
     int first = 0, n_cells = 0, n_cells_max = 0;  // first node of the last level
 
     bool likelier(int a, int b) const { return nodes[a].reach > nodes[b].reach || (nodes[a].reach == nodes[b].reach && a < b); }
@@ -75,24 +42,21 @@ struct session::growth {
     }
 };
 
-// The root's children, from the pass that feed_token ran.
-void session::grow_root(growth & g, int slot, int width, bool calibrated) {
+// The root's children, from the pass that begin_draft ran.
+void session::grow_root(growth & g, int slot, bool calibrated) {
     g.states.assign(prenorm_.begin(), prenorm_.begin() + head_->n_embd);
     g.n_cells_max = std::min(64, runner_->n_ctx() - at(slot).n_past);
-    add_children(g, logits_.data(), 0, -1, 0, width, calibrated);
+    add_children(g, ids_.data(), probs_.data(), 0, -1, 0, (int) ids_.size(), calibrated);
 }
 
-void session::add_children(growth & g, const float * logits, int row, int parent, uint64_t path, int width, bool calibrated) {
-    if (!best_of(logits, head_->n_vocab, std::min(width, head_->n_vocab), g.best)) {
-        return;
-    }
-    for (const choice & c : g.best) {
+void session::add_children(growth & g, const int32_t * ids, const float * probs, int row, int parent, uint64_t path, int width, bool calibrated) {
+    for (int k = 0; k < width && std::isfinite(probs[k]); ++k) {
         growth::node child;
-        child.token  = head_->d2t[c.id];
+        child.token  = head_->d2t[ids[k]];
         child.parent = parent;
         child.depth  = parent < 0 ? 1 : g.nodes[parent].depth + 1;
         child.row    = row;
-        child.prob   = std::exp(c.log_p);
+        child.prob   = probs[k];
         child.path   = path;
         child.reach  = (parent < 0 ? 1.0f : g.nodes[parent].reach) * (calibrated ? planner_.accept(child.depth, child.prob) : child.prob);
         g.nodes.push_back(child);
@@ -102,7 +66,7 @@ void session::add_children(growth & g, const float * logits, int row, int parent
 // One pass of the head over nodes of the last level: their children make the next.
 void session::grow_level(growth & g, int slot, std::vector<int> level, int width, bool calibrated) {
     const slot_state & s = at(slot);
-    const int n = (int) level.size(), n_embd = head_->n_embd, n_vocab = head_->n_vocab;
+    const int n = (int) level.size(), n_embd = head_->n_embd, k = std::min(width, head_->n_vocab);
     std::sort(level.begin(), level.end());
     std::vector<int32_t>  tokens(n), depths(n), cells(n);
     std::vector<uint64_t> paths(n);
@@ -117,7 +81,8 @@ void session::grow_level(growth & g, int slot, std::vector<int> level, int width
     }
     g.n_cells += n;
     g.states.resize((size_t) n * n_embd);
-    g.logits.resize((size_t) n * n_vocab);
+    g.ids.resize((size_t) n * k);
+    g.probs.resize((size_t) n * k);
     pass p;
     p.slot    = slot;
     p.pos     = s.n_past;
@@ -130,11 +95,13 @@ void session::grow_level(growth & g, int slot, std::vector<int> level, int width
     p.path    = paths.data();
     p.n_cells = g.n_cells;
     p.prenorm = g.states.data();
-    p.logits  = g.logits.data();
+    p.k       = k;
+    p.ids     = g.ids.data();
+    p.probs   = g.probs.data();
     runner_->run(p);
     g.first = (int) g.nodes.size();
     for (int r = 0; r < n; ++r) {
-        add_children(g, g.logits.data() + (size_t) r * n_vocab, r, level[r], paths[r], width, calibrated);
+        add_children(g, g.ids.data() + r * k, g.probs.data() + r * k, r, level[r], paths[r], k, calibrated);
     }
 }
 
@@ -164,12 +131,12 @@ int session::take_nodes(growth & g, int slot, int n, int32_t * tokens, int32_t *
 int session::draft_tree(int slot, int32_t token, int n_max, int depth, int width, float p_min, int32_t * tokens, int32_t * parents, float * probs) {
     require(depth >= 1 && width >= 1 && width <= MAX_WIDTH, EAGLE3_E_ARGUMENT,
             format("a tree of depth %d and width %d, expected a width of 1..%d", depth, width, MAX_WIDTH));
-    n_max = begin_draft(slot, token, n_max);
+    n_max = begin_draft(slot, token, n_max, width);
     if (n_max <= 0) {
         return 0;
     }
     growth g;
-    grow_root(g, slot, width, false);
+    grow_root(g, slot, false);
     for (int d = 1; d < depth; ++d) {
         std::vector<int> level = g.by_reach(g.first);
         level.resize(std::min({(int) level.size(), width, g.n_cells_max - g.n_cells}));
@@ -198,12 +165,12 @@ int session::draft_choices(int slot, int32_t token, int n, const int32_t * paren
         depth[i] = parents[i] < 0 ? 1 : depth[parents[i]] + 1;
         width[parents[i] + 1] = std::max(width[parents[i] + 1], ranks[i] + 1);
     }
-    n = std::min(n, begin_draft(slot, token, n));  // the first nodes, if there is room for no more
+    n = std::min(n, begin_draft(slot, token, n, width[0]));  // the first nodes, if there is room for no more
     if (n <= 0) {
         return 0;
     }
     growth g;
-    grow_root(g, slot, width[0], true);
+    grow_root(g, slot, true);
     std::vector<int> at(n, -1);       // of each choice, its node
     std::vector<int> children(1, 0);  // of each node + 1, its first child; 0 for the root's
     for (int d = 1, done = 0; done < n; ++d) {
@@ -261,12 +228,12 @@ int session::draft_planned(int slot, int32_t token, int n_max, int width, int32_
     if (n_max <= 0 || n_pending(s) == 0 || !planner_.wants_draft()) {
         return 0;
     }
-    n_max = begin_draft(slot, token, n_max);
+    n_max = begin_draft(slot, token, n_max, width);
     if (n_max <= 0) {
         return 0;
     }
     growth g;
-    grow_root(g, slot, width, true);
+    grow_root(g, slot, true);
     s.draft_steps = 1;
     std::vector<float> reach;
     for (;;) {

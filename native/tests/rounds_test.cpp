@@ -3,6 +3,7 @@
 #include "eagle3.h"
 #include "llama.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -20,6 +21,7 @@
     } while (0)
 
 static std::mt19937 rng;
+static bool trees = false;  // flash attention, and drafts that are trees among others
 
 static int pick(int lo, int hi) {
     return std::uniform_int_distribution<int>(lo, hi)(rng);
@@ -33,7 +35,7 @@ static llama_context * new_context(llama_model * model, int n_seq) {
     p.n_seq_max       = n_seq;
     p.n_threads       = 1;  // two would wait for each other longer than they work
     p.n_threads_batch = 1;
-    p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    p.flash_attn_type = trees ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     return llama_init_from_model(model, p);
 }
 
@@ -83,6 +85,21 @@ static void wrong_calls(eagle3_session * s) {
     CHECK(eagle3_rewind(s, 0, eagle3_n_past(s, 0) + 1) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_rewind(s, 0, -1) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_commit(s, 0, 3) == EAGLE3_OK);  // no round under way
+    const int32_t parents[3] = {-1, 0, -1}, ahead[1] = {0}, ranks[1] = {99};
+    float seconds = 0.0f;
+    eagle3_plan_info info;
+    CHECK(eagle3_decode_tree(s, 0, 5, tokens, parents, 3) == EAGLE3_E_ARGUMENT);  // levels out of order
+    CHECK(eagle3_decode_tree(s, 0, 5, tokens, ahead, 1) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_decode_tree(s, 0, 5, nullptr, parents, 1) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_draft_tree(s, 0, 5, 64, 2, 2, 0, tokens, tokens, nullptr) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_draft_tree(s, 0, 5, 8, 2, 17, 0, tokens, tokens, nullptr) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_draft_choices(s, 0, 5, 1, parents, ranks, tokens, nullptr) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_draft_choices(s, 0, 5, 1, ahead, ahead, tokens, nullptr) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_draft_planned(s, 0, 5, 8, 2, tokens, tokens, nullptr) == EAGLE3_E_ARGUMENT);  // no costs yet
+    CHECK(eagle3_plan_get(s, &info) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_verified_row(s, 0, 9) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_measure_target(s, 0, 65, &seconds) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_measure_target(s, 0, 4, nullptr) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_n_past(nullptr, 0) == EAGLE3_E_ARGUMENT);
     eagle3_session_close(nullptr);
     eagle3_head_close(nullptr);
@@ -101,6 +118,72 @@ static void damaged_states(eagle3_session * s, int slot) {
         }
     }
     CHECK(eagle3_state_set(s, slot, state.data(), (int64_t) state.size()) == EAGLE3_OK);
+}
+
+// Costs as measured, so that measuring is run too, with the head nearly for nothing: the planner drafts.
+static void plan(eagle3_session * s) {
+    int32_t prompt[20] = {5, 6, 7};
+    CHECK(eagle3_prefill(s, 0, prompt, 20, 0) == EAGLE3_OK);
+    eagle3_costs c = {};
+    for (int n = 1; n <= 64; ++n) {
+        const int m = std::min(n, 16);
+        CHECK(eagle3_measure_target(s, 0, m, &c.layers[n]) == EAGLE3_OK);
+        CHECK(m == 1 || eagle3_measure_output(s, m, &c.output[n]) == EAGLE3_OK);
+        CHECK(eagle3_measure_head(s, 0, m, &c.head[n]) == EAGLE3_OK);
+        c.layers[n] = 1e-3f * (1.0f + 0.01f * n);
+        c.head[n]   = 1e-6f;
+    }
+    CHECK(eagle3_rewind(s, 0, 0) == EAGLE3_OK);
+    CHECK(eagle3_plan_set(s, &c) == EAGLE3_OK);
+    c.head[3] = -1.0f;
+    CHECK(eagle3_plan_set(s, &c) == EAGLE3_E_ARGUMENT);
+}
+
+struct draft {
+    int     n    = 0;
+    bool    tree = false;
+    int32_t tokens[64], parents[64];
+    float   probs[64];
+};
+
+// Of the head's, in one of its ways, or made up.
+static draft make_draft(eagle3_session * s, int slot, int32_t token, int room, int n_vocab) {
+    draft d;
+    const float p_min = pick(0, 3) == 0 ? 0.02f : 0.0f;
+    static const int32_t parents[6] = {-1, -1, 0, 0, 1, 2}, ranks[6] = {0, 1, 0, 2, 0, 1};
+    switch (pick(0, 3)) {
+        case 0:
+            d.n = eagle3_draft(s, slot, token, pick(0, 6), 0, p_min, d.tokens, d.probs);
+            break;
+        case 1:
+            d.tree = trees;
+            d.n = eagle3_draft_tree(s, slot, token, pick(0, 20), pick(1, 4), trees ? pick(1, 4) : 1, p_min, d.tokens, d.parents, d.probs);
+            break;
+        case 2:
+            d.tree = trees;
+            d.n = eagle3_draft_planned(s, slot, token, pick(0, 20), trees ? 3 : 1, d.tokens, d.parents, d.probs);
+            break;
+        case 3:
+            if (trees) {
+                d.tree = true;
+                std::copy_n(parents, 6, d.parents);
+                d.n = eagle3_draft_choices(s, slot, token, 6, parents, ranks, d.tokens, d.probs);
+            }
+            break;
+    }
+    CHECK(d.n >= 0);
+    for (int i = 0; i < d.n; ++i) {
+        CHECK(d.tokens[i] >= 0 && d.tokens[i] < n_vocab && d.probs[i] > 0.0f && d.probs[i] <= 1.0001f);
+    }
+    if (d.n == 0 && room > 16) {
+        d.n    = pick(0, 5);
+        d.tree = trees && pick(0, 1);
+        for (int i = 0; i < d.n; ++i) {
+            d.tokens[i]  = pick(3, n_vocab - 1);
+            d.parents[i] = i < 2 ? -1 : pick(0, 1);
+        }
+    }
+    return d;
 }
 
 // One slot: random drafts, some right, some of the head's, random acceptance; logits equal a fresh decode's.
@@ -137,42 +220,35 @@ static void rounds(llama_model * model, llama_context * ctx, eagle3_session * s,
             CHECK(eagle3_session_set_capture(s, pick(0, 1)) == EAGLE3_OK);
         }
         const int32_t token = pick(3, n_vocab - 1);
-        int32_t draft[64];
-        float   probs[64];
-        int n = eagle3_draft(s, slot, token, pick(0, 6), 0, pick(0, 3) == 0 ? 0.02f : 0.0f, draft, probs);
-        CHECK(n >= 0);
-        for (int i = 0; i < n; ++i) {
-            CHECK(draft[i] >= 0 && draft[i] < n_vocab && probs[i] > 0.0f && probs[i] <= 1.0001f);
-        }
-        if (n == 0 && n_past < 240) {
-            n = pick(0, 5);
-            for (int i = 0; i < n; ++i) {
-                draft[i] = pick(3, n_vocab - 1);
-            }
-        }
+        const draft d = make_draft(s, slot, token, 256 - n_past, n_vocab);
+        auto decode = [&]() {
+            return d.tree ? eagle3_decode_tree(s, slot, token, d.tokens, d.parents, d.n) : eagle3_decode(s, slot, token, d.tokens, d.n);
+        };
         if (n_past >= 256) {
-            CHECK(eagle3_decode(s, slot, token, draft, n) == EAGLE3_E_ARGUMENT);  // full
+            CHECK(decode() == EAGLE3_E_ARGUMENT);  // full
             CHECK(eagle3_rewind(s, slot, 10) == EAGLE3_OK);
             t.resize(10);
             continue;
         }
-        CHECK(eagle3_decode(s, slot, token, draft, n) == EAGLE3_OK);
-        CHECK(eagle3_decode(s, slot, token, draft, n) == EAGLE3_E_ARGUMENT);  // a round is under way
+        CHECK(decode() == EAGLE3_OK);
+        CHECK(decode() == EAGLE3_E_ARGUMENT);  // a round is under way
         int32_t out[64];
         const int sampled = eagle3_verify(s, slot, greedy, out);
-        CHECK(sampled >= 1 && sampled <= n + 1);
-        const int keep = pick(0, n + 1);  // not what verification says: bookkeeping must hold for any
-        if (keep > 0 && pick(0, 7) == 0) {
-            std::vector<int32_t> upto = t;
+        CHECK(sampled >= 1 && sampled <= d.n + 1);
+        // not what verification says: bookkeeping must hold for any; of a tree, the rows that it went through
+        const int keep = pick(0, d.tree ? sampled : d.n + 1);
+        std::vector<int32_t> upto = t;
+        if (keep > 0) {
             upto.push_back(token);
-            upto.insert(upto.end(), draft, draft + keep - 1);
-            check_rows(model, ctx, keep - 1, upto);
+            upto.insert(upto.end(), d.tree ? out : d.tokens, (d.tree ? out : d.tokens) + keep - 1);
+        }
+        if (keep > 0 && keep <= sampled && pick(0, 7) == 0) {
+            const int row = eagle3_verified_row(s, slot, keep - 1);
+            CHECK(row >= keep - 1);
+            check_rows(model, ctx, row, upto);
         }
         CHECK(eagle3_commit(s, slot, keep) == EAGLE3_OK);
-        if (keep > 0) {
-            t.push_back(token);
-            t.insert(t.end(), draft, draft + keep - 1);
-        }
+        t = upto;
         if (pick(0, 20) == 0) {
             damaged_states(s, slot);
         }
@@ -220,14 +296,16 @@ int main(int argc, char ** argv) {
     CHECK(model != nullptr && eagle3_abi_version() == EAGLE3_ABI_VERSION);
 
     damaged_heads(argv[2], model);
-    for (int n_slots = 1; n_slots <= 3; n_slots += 2) {
+    for (const int n_slots : {1, 3, 1, 3}) {
         llama_context * ctx = new_context(model, n_slots);
         eagle3_head * head = nullptr;
         eagle3_session * s = nullptr;
         CHECK(eagle3_head_open(argv[2], model, &head) == EAGLE3_OK);
         CHECK(eagle3_session_open(ctx, head, n_slots + 1, &s) == EAGLE3_E_ARGUMENT);
         CHECK(eagle3_session_open(ctx, head, n_slots, &s) == EAGLE3_OK);
+        CHECK(eagle3_can_tree(s) == trees);
         wrong_calls(s);
+        plan(s);
         rounds(model, ctx, s, n_slots, atoi(argv[4]));
         eagle3_session_close(s);
         CHECK(eagle3_session_open(ctx, nullptr, n_slots, &s) == EAGLE3_OK);  // plain
@@ -239,6 +317,7 @@ int main(int argc, char ** argv) {
         eagle3_session_close(s);
         eagle3_head_close(head);
         llama_free(ctx);
+        trees = trees || n_slots == 3;  // from the third on
     }
     llama_model_free(model);
     puts("ok");

@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""Two ways to check a tree in one batch: a mask of our own, and overlapping sequence ids (one for each leaf, shared by the
+rows above it). Milliseconds of a round (decode, then keep one way down), alternating, medians.
+
+    scripts/bench_trees.py TARGET.gguf [--threads N] [--context N] [--rounds N]
+"""
+
+import argparse
+import os
+import random
+import statistics
+import time
+
+from eagle3_llama import EagleLlama  # before llama_cpp: it brings the library
+from eagle3_llama.costs import fill_context
+import llama_cpp
+
+
+def tree(n, rng):
+    """Parents of n nodes, level by level, -1 for the root: few levels, likelier nodes with more children, as EAGLE-2's."""
+    parents, level, first = [], [-1], 0
+    while len(parents) < n:
+        children = sorted(min(int(rng.expovariate(0.4)), len(level) - 1) for _ in range(min(10, n - len(parents))))
+        parents += [level[i] for i in children]
+        level, first = list(range(first, len(parents))), len(parents)
+    return parents
+
+
+def leaves_below(parents):
+    """For the root and each node, the leaves below it, counted from 0."""
+    inner, below, count = set(parents), [set() for _ in range(len(parents) + 1)], 0
+    for i in range(len(parents)):
+        if i in inner:
+            continue
+        at = i
+        while True:
+            below[at + 1].add(count)
+            if at < 0:
+                break
+            at = parents[at]
+        count += 1
+    return below, count
+
+
+class SequenceIds:
+    def __init__(self, path, n_threads, n_ctx, context):
+        self.llm = llama_cpp.Llama(path, n_ctx=n_ctx, n_threads=n_threads, n_threads_batch=n_threads, flash_attn=True, verbose=False)
+        p = self.llm.context_params
+        p.n_seq_max, p.kv_unified = 64, True
+        self.ctx = llama_cpp.llama_init_from_model(self.llm._model.model, p)
+        self.mem = llama_cpp.llama_get_memory(self.ctx)
+        self.batch = llama_cpp.llama_batch_init(64, 0, 64)
+        for at in range(0, context, 32):
+            self._decode([(100 + i % 200, i, [0]) for i in range(at, min(at + 32, context))])
+        self.n_past = context
+
+    def _decode(self, rows):
+        self.batch.n_tokens = len(rows)
+        for i, (token, pos, ids) in enumerate(rows):
+            self.batch.token[i], self.batch.pos[i], self.batch.n_seq_id[i], self.batch.logits[i] = token, pos, len(ids), 1
+            for k, s in enumerate(ids):
+                self.batch.seq_id[i][k] = s
+        assert llama_cpp.llama_decode(self.ctx, self.batch) == 0
+
+    def round(self, parents, below, n_leaves):
+        depth = [0]
+        for p in parents:
+            depth.append(depth[p + 1] + 1)
+        rows = [(100 + i, self.n_past + d, sorted(below[i])) for i, d in enumerate(depth)]
+        start = time.perf_counter()
+        for s in range(1, n_leaves):
+            llama_cpp.llama_memory_seq_cp(self.mem, 0, s, 0, -1)
+        self._decode(rows)
+        llama_cpp.llama_synchronize(self.ctx)
+        last = n_leaves - 1  # keep its way: then the next round starts from one sequence again
+        llama_cpp.llama_memory_seq_keep(self.mem, last)
+        llama_cpp.llama_memory_seq_cp(self.mem, last, 0, 0, -1)
+        llama_cpp.llama_memory_seq_keep(self.mem, 0)
+        seconds = time.perf_counter() - start
+        llama_cpp.llama_memory_seq_rm(self.mem, 0, self.n_past, -1)
+        return seconds
+
+
+class Mask:
+    def __init__(self, path, n_threads, n_ctx, context):
+        self.llm = EagleLlama(path, n_ctx=n_ctx, n_threads=n_threads, n_threads_batch=n_threads, flash_attn=True, verbose=False)
+        self.engine = self.llm._engine
+        fill_context(self.engine, context)
+        self.sampler = self.llm._init_sampler(temp=0.0)
+
+    def round(self, parents, below, n_leaves):
+        start = time.perf_counter()
+        self.engine.decode_tree(100, [101 + i for i in range(len(parents))], parents)
+        n_past = self.engine.n_past()
+        self.engine.commit(1)
+        seconds = time.perf_counter() - start
+        self.engine.rewind(n_past)
+        return seconds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--context", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=15)
+    a = parser.parse_args()
+    ways = {w.__name__: w(a.target, a.threads, a.context + 1024, a.context) for w in (Mask, SequenceIds)}
+    print("nodes  leaves  " + "  ".join(f"{name:>11} ms" for name in ways) + "   ratio")
+    for n in (8, 16, 32, 60):
+        times = {name: [] for name in ways}
+        for r in range(a.rounds):
+            shape = tree(n, random.Random(n))
+            below, n_leaves = leaves_below(shape)
+            for name in ways if r % 2 == 0 else reversed(ways):
+                times[name].append(1e3 * ways[name].round(shape, below, n_leaves))
+        mask, ids = (statistics.median(t) for t in times.values())
+        print(f"{n:5}  {n_leaves:6}  {mask:14.1f}  {ids:14.1f}   {ids / mask:5.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
