@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from .errors import EagleError, ErrorKind
@@ -18,10 +19,11 @@ class Drafter:
     def __init__(self, target: str, head: str, kind: str, n_threads: int, n_ctx: int, flash_attn: bool) -> None:
         self.n_max, self._rounds = 3, 0  # upstream's default
         args = [_program(), target, head, _TYPES[kind], n_threads, n_ctx, N_MAX, int(flash_attn)]
-        self._process = subprocess.Popen([str(a) for a in args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # a pipe that nobody reads fills up
+        self._process = subprocess.Popen([str(a) for a in args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True)
         if self._process.stdout.readline().strip() != "ready":
-            _, error = self._process.communicate()
-            lines = error.strip().splitlines()
+            self.close()
+            lines = self._said()
             raise EagleError(ErrorKind.NATIVE, f"llama.cpp's own drafter does not take {head}: {lines[-1] if lines else 'it said nothing'}")
 
     def run(self, prompt: list[int], n_predict: int) -> tuple[list[int], float, list[tuple[int, int, int]]]:
@@ -30,7 +32,7 @@ class Drafter:
         self._process.stdin.flush()
         line = self._process.stdout.readline().split()
         if not line:
-            raise EagleError(ErrorKind.NATIVE, "llama.cpp's own drafter has ended")
+            raise EagleError(ErrorKind.NATIVE, f"llama.cpp's own drafter has ended: {(self._said() or ['it said nothing'])[-1]}")
         seconds, n_rounds = float(line[0]), int(line[1])
         lengths = [tuple(map(int, r.split("/"))) for r in line[2 : 2 + n_rounds]]
         tokens = list(map(int, line[2 + n_rounds :]))
@@ -56,6 +58,10 @@ class Drafter:
     def close(self) -> None:
         self._process.stdin.close()
         self._process.wait()
+
+    def _said(self) -> list[str]:
+        self._log.seek(0)
+        return self._log.read().strip().splitlines()
 
 
 def _program() -> Path:
