@@ -1,6 +1,6 @@
 // The pinned tree's own drafters (common/speculative.cpp), greedy, for `eagle3-llama bench --modes upstream,draft_model`.
 //
-//     upstream TARGET.gguf HEAD.gguf draft-eagle3|draft-simple N_THREADS N_CTX N_MAX FLASH_ATTN
+//     upstream TARGET.gguf HEAD.gguf draft-eagle3|draft-simple N_THREADS N_CTX N_MAX FLASH_ATTN BACKEND_SAMPLING
 //
 // Says "ready", then reads requests, a line each: n_max n_predict token token ... (the prompt; n_max at most N_MAX). Answers
 // each with a line: seconds from the first token to the last, how many rounds, sampled/drafted of each, then the tokens, the
@@ -100,8 +100,8 @@ answer generate(llama_context * ctx_tgt, llama_context * ctx_dft, common_specula
 }
 
 int run(int argc, char ** argv) {
-    if (argc != 8) {
-        fprintf(stderr, "usage: %s TARGET.gguf HEAD.gguf draft-eagle3|draft-simple N_THREADS N_CTX N_MAX FLASH_ATTN\n", argv[0]);
+    if (argc != 9) {
+        fprintf(stderr, "usage: %s TARGET.gguf HEAD.gguf draft-eagle3|draft-simple N_THREADS N_CTX N_MAX FLASH_ATTN BACKEND_SAMPLING\n", argv[0]);
         return 2;
     }
     common_params params;
@@ -116,6 +116,7 @@ int run(int argc, char ** argv) {
     params.speculative.types = {common_speculative_type_from_name(argv[3])};
     params.speculative.draft.mparams.path = argv[2];
     params.speculative.draft.n_max = atoi(argv[6]);
+    params.speculative.draft.backend_sampling = atoi(argv[8]) != 0;
     params.speculative.draft.cpuparams = params.speculative.draft.cpuparams_batch = params.cpuparams;
     const auto limits = common_speculative_get_output_limits(params.n_batch, 1, params.speculative.draft.n_max);
     params.n_outputs_max         = limits.total;
