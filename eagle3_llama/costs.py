@@ -16,8 +16,10 @@ from .convert.files import replacing
 from .errors import EagleError
 from .models import cache_dir
 
-SIZES = (1, 2, 3, 4, 5, 6, 8, 12)  # rows that are measured; between them costs are interpolated
-CONTEXTS = (32, 256)  # tokens before the rows
+SIZES = (1, 4, 2, 8, 3, 6, 5, 12)  # rows that are measured, most telling first; between them costs are interpolated
+CONTEXTS = (8, 256)  # tokens before the rows
+SLOW = 0.08  # seconds of one row from which on there is time for each size once
+MOST = 2.5  # seconds after which no further size is begun
 MAX_ROWS = 64
 
 
@@ -41,30 +43,35 @@ def fill_context(engine: Any, n: int, n_batch: int = 32, slot: int = 0) -> None:
         engine.prefill([100 + i % 200 for i in range(at, min(at + n_batch, n))], slot)
 
 
-def measure(engine: Any, n_batch: int = 32, budget: float = 1.2, slot: int = 0) -> Costs:
-    """Measures for about `budget` seconds, or as long as two decodes of each size take; the slot is empty afterwards."""
-    end = time.perf_counter() + budget
-    layers: dict[int, list[float]] = {n: [] for n in SIZES}
-    output: dict[int, list[float]] = {n: [] for n in SIZES}
-    head: dict[int, list[float]] = {n: [] for n in (1, 2, 4, 8)}
-    far: dict[int, list[float]] = {1: [], 8: []}  # apart: their difference says what a row adds
-    fill_context(engine, CONTEXTS[1], n_batch, slot)
-    for n in (*far, *far, *far):
-        far[n].append(engine.measure_target(n, slot))
-    engine.rewind(CONTEXTS[0], slot)
+def measure(engine: Any, n_batch: int = 32, budget: float = 1.0, slot: int = 0) -> Costs:
+    """Measures for about `budget` seconds, a slow model once for each size for which there is time; the slot is empty afterwards."""
+    start = time.perf_counter()
+    layers: dict[int, list[float]] = {}
+    output: dict[int, list[float]] = {}
+    head: dict[int, list[float]] = {}
+    far: dict[int, list[float]] = {}
+    fill_context(engine, CONTEXTS[0], n_batch, slot)
+    slow = min(engine.measure_target(1, slot) for _ in range(2)) > SLOW
+    if not slow:
+        fill_context(engine, CONTEXTS[1], n_batch, slot)
+        for n in (1, 8, 1, 8, 1, 8):  # two sizes far apart say what a row adds
+            far.setdefault(n, []).append(engine.measure_target(n, slot))
+        engine.rewind(CONTEXTS[0], slot)
     rounds = 0
-    while rounds < 2 or (rounds < 9 and time.perf_counter() < end):
+    while rounds < 1 or (not slow and (rounds < 2 or (rounds < 9 and time.perf_counter() - start < budget))):
         for n in SIZES:
-            layers[n].append(engine.measure_target(n, slot))
-            for m in SIZES if n == SIZES[-1] else ():
-                output[m].append(engine.measure_output(m))
-        for n in head if engine.has_head else ():
-            head[n].append(engine.measure_head(n, slot))
+            if slow and len(layers) > 1 and time.perf_counter() - start > MOST:
+                break
+            layers.setdefault(n, []).append(engine.measure_target(n, slot))
+            for m in (m for m in SIZES if (n == 8 and m <= 8) or m == n == 12):
+                output.setdefault(m, []).append(engine.measure_output(m))
+        for n in (1, 2, 4, 8) if engine.has_head else ():
+            head.setdefault(n, []).append(engine.measure_head(n, slot))
         rounds += 1
     engine.rewind(0, slot)
-    middle = lambda times: {n: statistics.median(t) for n, t in times.items() if t}  # noqa: E731
-    near, out, hd = _curve(middle(layers)), _curve(middle(output)), _curve(middle(head) or {1: 1.0})
-    more = {n: max(t - near[n], 0.0) / (CONTEXTS[1] - CONTEXTS[0]) for n, t in middle(far).items()}
+    middle = lambda times: {n: statistics.median(t) for n, t in times.items()}  # noqa: E731
+    near, out, hd = _curve(middle(layers)), _curve(middle(output) or {1: 0.0}), _curve(middle(head) or {1: 1.0})
+    more = {n: max(t - near[n], 0.0) / (CONTEXTS[1] - CONTEXTS[0]) for n, t in middle(far).items()} or {1: 0.0}
     near[1] = max(near[1] - out[1], 1e-6)  # one row is decoded whole
     return Costs(near, out, hd, _curve(more), 0.5 * hd[1], 0.0, CONTEXTS[0])
 

@@ -53,7 +53,7 @@ def _run(console: Console, fmt: str, prompt: str, n_predict: int) -> dict[str, A
     from llama_cpp import Llama
 
     path = str(smollm2(fmt))
-    common = {"n_ctx": 2048, "n_threads": os.cpu_count(), "verbose": False}
+    common = {"n_ctx": 2048, "n_threads": os.cpu_count(), "flash_attn": True, "verbose": False}
     with console.status(f"{fmt}: loading, and measuring what rows and drafts cost"):
         plain, eagle = Llama(path, **common), EagleLlama(path, eagle_path=str(shipped_head()), **common)
     tokens = chat_tokens(plain, prompt)
