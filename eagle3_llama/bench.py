@@ -19,6 +19,7 @@ class Answer:
     """All runs of one prompt, by mode's name."""
 
     category: str
+    n_prompt: int  # its tokens
     runs: dict[str, list[Run]]
     gaps: dict[str, float] = dataclasses.field(default_factory=dict)  # top-2 logit gap where a mode first differs from plain
 
@@ -57,7 +58,7 @@ def bench_target(target: Target, prompts: Iterable[tuple[str, str]], n_predict: 
     """Runs every prompt in every mode, modes alternating, `rounds` times; prompt i has seed i + 1."""
     answers = []
     for i, (category, prompt) in enumerate(_tokenized(target.plain, prompts, n_predict)):
-        answer = Answer(category, {m.name: [] for m in target.modes})
+        answer = Answer(category, len(prompt), {m.name: [] for m in target.modes})
         for r in range(rounds):
             for mode in target.modes if (i + r) % 2 == 0 else reversed(target.modes):
                 target.seed(i + 1)

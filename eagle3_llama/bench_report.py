@@ -85,14 +85,16 @@ def _time_share(answers: Sequence[Answer], mode: str) -> dict[str, float] | None
 
 
 def _limit(answers: Sequence[Answer], mode: str, costs: Costs) -> float | None:
-    """What these very drafts would give if the head cost nothing and nothing else took time: tokens over the cost of the
-    rounds' layers and of the rows of the output matrix that verification got to, in units of plain decoding."""
-    tokens = seconds = 0.0
+    """What these very drafts would give if the head cost nothing and nothing else took time: the cost of their tokens one by one
+    over that of the rounds' layers and of the rows of the output matrix that verification got to."""
+    layers = lambda n, context: costs.layers[n] + costs.cell[n] * max(context - costs.context, 0)  # noqa: E731
+    plain = seconds = 0.0
     for a in answers:
-        for _, length, drafted in a.runs[mode][0].rounds[:-1]:
-            tokens += length
-            seconds += costs.layers[drafted + 1] + min(costs.output[min(length, drafted + 1)], length * costs.output[1])
-    return round(tokens * (costs.layers[1] + costs.output[1]) / seconds, 4) if seconds else None
+        for start, length, drafted in a.runs[mode][0].rounds[:-1]:
+            context = a.n_prompt + start
+            plain += length * (layers(1, context) + costs.output[1])
+            seconds += layers(drafted + 1, context) + min(costs.output[min(length, drafted + 1)], length * costs.output[1])
+    return round(plain / seconds, 4) if seconds else None
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:

@@ -43,37 +43,39 @@ def fill_context(engine: Any, n: int, n_batch: int = 32, slot: int = 0) -> None:
         engine.prefill([100 + i % 200 for i in range(at, min(at + n_batch, n))], slot)
 
 
-def measure(engine: Any, n_batch: int = 32, budget: float = 1.0, slot: int = 0) -> Costs:
+def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = 1.0, slot: int = 0) -> Costs:
     """Measures for about `budget` seconds, a slow model once for each size for which there is time; the slot is empty afterwards."""
     start = time.perf_counter()
+    near_at, far_at = min(CONTEXTS[0], n_ctx // 4), min(CONTEXTS[1], n_ctx - 8)
+    sizes = [n for n in SIZES if n <= min(n_ctx - near_at, n_batch)]
     layers: dict[int, list[float]] = {}
     output: dict[int, list[float]] = {}
     head: dict[int, list[float]] = {}
     far: dict[int, list[float]] = {}
-    fill_context(engine, CONTEXTS[0], n_batch, slot)
+    fill_context(engine, near_at, n_batch, slot)
     slow = min(engine.measure_target(1, slot) for _ in range(2)) > SLOW
-    if not slow:
-        fill_context(engine, CONTEXTS[1], n_batch, slot)
+    if not slow and far_at > near_at and 8 in sizes:
+        fill_context(engine, far_at, n_batch, slot)
         for n in (1, 8, 1, 8, 1, 8):  # two sizes far apart say what a row adds
             far.setdefault(n, []).append(engine.measure_target(n, slot))
-        engine.rewind(CONTEXTS[0], slot)
+        engine.rewind(near_at, slot)
     rounds = 0
     while rounds < 1 or (not slow and (rounds < 2 or (rounds < 9 and time.perf_counter() - start < budget))):
-        for n in SIZES:
+        for n in sizes:
             if slow and len(layers) > 1 and time.perf_counter() - start > MOST:
                 break
             layers.setdefault(n, []).append(engine.measure_target(n, slot))
-            for m in (m for m in SIZES if (n == 8 and m <= 8) or m == n == 12):
+            for m in (m for m in sizes if (n == 8 and m <= 8) or m == n == 12):
                 output.setdefault(m, []).append(engine.measure_output(m))
-        for n in (1, 2, 4, 8) if engine.has_head else ():
+        for n in (n for n in (1, 2, 4, 8) if engine.has_head and n in sizes):
             head.setdefault(n, []).append(engine.measure_head(n, slot))
         rounds += 1
     engine.rewind(0, slot)
     middle = lambda times: {n: statistics.median(t) for n, t in times.items()}  # noqa: E731
     near, out, hd = _curve(middle(layers)), _curve(middle(output) or {1: 0.0}), _curve(middle(head) or {1: 1.0})
-    more = {n: max(t - near[n], 0.0) / (CONTEXTS[1] - CONTEXTS[0]) for n, t in middle(far).items()} or {1: 0.0}
+    more = {n: max(t - near[n], 0.0) / (far_at - near_at) for n, t in middle(far).items()} or {1: 0.0}
     near[1] = max(near[1] - out[1], 1e-6)  # one row is decoded whole
-    return Costs(near, out, hd, _curve(more), 0.5 * hd[1], 0.0, CONTEXTS[0])
+    return Costs(near, out, hd, _curve(more), 0.5 * hd[1], 0.0, near_at)
 
 
 def _curve(points: dict[int, float]) -> list[float]:
@@ -84,12 +86,12 @@ def _curve(points: dict[int, float]) -> list[float]:
     return [0.0, *np.interp(range(1, last + 1), sorted(points), [points[n] for n in sorted(points)]).tolist(), *beyond]
 
 
-def cached(engine: Any, key: Sequence[object], n_batch: int) -> Costs:
+def cached(engine: Any, key: Sequence[object], n_ctx: int, n_batch: int) -> Costs:
     """Costs measured before under the same key (model, format, backend, threads, library), or measured now and kept."""
     path = cache_dir() / "costs" / (hashlib.sha256(json.dumps([str(k) for k in key]).encode()).hexdigest()[:24] + ".json")
     if (known := _read(path)) is not None:
         return known
-    costs = measure(engine, n_batch)
+    costs = measure(engine, n_ctx, n_batch)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:

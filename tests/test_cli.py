@@ -54,16 +54,18 @@ def test_bench_json(tmp_path):
     prompts.write_text('"Name a colour."\n{"prompt": "Count to ten.", "category": "numbers"}\n')
     out = tmp_path / "out.json"
     done = cli("bench", "--target", smollm2("Q4_0"), "--head", shipped_head(), "--prompts", prompts, "--n-predict", 16,
-               "--modes", "plain,eagle,prompt_lookup", "--n-max", 2, "--rounds", 2, "--json", out)
+               "--modes", "plain,eagle,prompt_lookup", "--fixed", "2,8x3x3", "--rounds", 2, "--explain", "--plot", tmp_path / "plots", "--json", out)
     assert done.returncode == 0, done.stderr
+    assert "predicted" in done.stdout and "measured" in done.stdout
+    assert {p.name for p in (tmp_path / "plots").iterdir()} == {"acceptance.png", "speed.png", "costs.png"}
     report = json.loads(out.read_text())
     assert {(r["mode"], r["category"]) for r in report["results"]} == {
-        (m, c) for m in ("plain", "eagle", "prompt_lookup") for c in ("all", "numbers")}
+        (m, c) for m in ("plain", "eagle", "eagle n_max=2", "eagle tree=8x3x3", "prompt_lookup") for c in ("all", "numbers")}
     curve = report["cost_curve"]["Q4_0"]
     assert curve["1"]["decode"] == 1.0 and curve["16"]["layers"] > curve["1"]["layers"] > curve["1"]["head"] > 0
     for r in report["results"]:
         assert r["identical"] and r["format"] == "Q4_0" and r["tok_per_s"] > 0 and not r["first_divergence_gaps"]
-        if r["mode"] == "eagle":
+        if r["kind"] == "eagle":
             assert abs(sum(r["time_share"].values()) - 1) < 0.01 and r["mean_accepted_length"] >= 1
         if r["mode"] == "plain":
             assert r["ratio"] == 1.0
@@ -109,3 +111,38 @@ def test_prompt_files(tmp_path):
 def test_loops_are_seen():
     assert loop_flags([1, 2, 3, 4, 5, 6, 7, 8, 9]) == [False] * 9
     assert loop_flags([1, 2] * 6) == [False] * 9 + [True] * 3
+
+
+def gate_results():
+    """What bench --json would hold if every figure were reached, and none by much."""
+    fmts = ("F32", "BF16", "F16", "Q8_0", "Q4_0", "Q4_K_M", "Q4_1")
+    row = lambda fmt, mode, kind, ratio, length, **more: {"format": fmt, "mode": mode, "kind": kind, "category": "all", "identical": True, "ratio": ratio,  # noqa: E731
+                                                          "mean_accepted_length": length, **more}
+    out = []
+    for fmt in fmts:
+        out += [row(fmt, "plain", "plain", 1.0, 1.0), row(fmt, "eagle", "eagle", 1.3, 1.6, share_of_limit=0.86), row(fmt, "eagle n_max=2", "eagle", 1.35, 1.7),
+                row(fmt, "eagle tree=60x6x10", "eagle", 0.5, 2.1), row(fmt, "upstream", "upstream", 1.0, 1.6)]
+    return out
+
+
+@pytest.mark.parametrize("change, said", [
+    ({}, "all figures are reached"),
+    ({"mode": "eagle", "ratio": 0.97}, "Q8_0, all: 0.970 of plain decoding, asked for 0.98"),
+    ({"mode": "eagle n_max=2", "ratio": 1.6}, "Q8_0: 0.812 of eagle n_max=2, asked for 0.93"),
+    ({"mode": "eagle tree=60x6x10", "mean_accepted_length": 1.9}, "asked for 1.2 times as many"),
+    ({"mode": "eagle", "identical": False}, "the text differs from plain decoding's"),
+    ({"format": "Q4_0", "mode": "upstream", "ratio": 1.1}, "Q4_0: 1.182 of upstream's speed, asked for 1.25"),
+    ({"format": "BF16", "mode": "eagle", "share_of_limit": 0.84}, "BF16: 0.84 of the limit, asked for 0.85"),
+    (None, "Q8_0: mode eagle was not run"),
+])
+def test_perf_gates(tmp_path, change, said):
+    results, where = gate_results(), {"format": "Q8_0", **(change or {})}
+    if change is None:
+        results = [r for r in results if r["format"] != "Q8_0"]
+    for r in results:
+        if r["format"] == where["format"] and r["mode"] == where.get("mode"):
+            r.update(where)
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({"results": results}))
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "perf_gates.py", path], capture_output=True, text=True)
+    assert said in done.stdout and done.returncode == (said != "all figures are reached"), done.stdout + done.stderr

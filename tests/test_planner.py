@@ -77,14 +77,22 @@ def test_right_drafts_grow(files, eagle):
 
 
 def test_costs_are_measured_and_kept(eagle, tmp_path):
-    costs = measure(eagle._engine, budget=0.1)
+    costs = measure(eagle._engine, 512, 64, budget=0.1)
     assert len(costs.layers) == len(costs.output) == len(costs.head) == MAX_ROWS + 1
     assert costs.layers[1] > 0 and costs.head[8] > 0 and eagle._engine.n_past() == 0
-    first = cached(eagle._engine, ["key"], 64)
-    assert cached(eagle._engine, ["key"], 64) == first
+    first = cached(eagle._engine, ["key"], 512, 64)
+    assert cached(eagle._engine, ["key"], 512, 64) == first
     for path in (tmp_path / "costs").iterdir():
         path.write_text("{}")
-    assert cached(eagle._engine, ["key"], 64) != first
+    assert cached(eagle._engine, ["key"], 512, 64) != first
+
+
+@pytest.mark.parametrize("n_ctx, n_batch", [(256, 64), (24, 24), (16, 8), (512, 1)])
+def test_costs_in_little_room(files, tmp_path, monkeypatch, n_ctx, n_batch):
+    monkeypatch.setenv("EAGLE3_LLAMA_CACHE", str(tmp_path))
+    llm = EagleLlama(files[0], eagle_path=files[1], n_ctx=n_ctx, n_batch=n_batch, verbose=False)
+    assert llm._engine.costs.layers[1] > 0 and len(answer(llm, 9)) == 9
+    llm.close()
 
 
 @pytest.mark.parametrize("name, value", [("layers", float("nan")), ("head", 0.0), ("output", -1.0)])
