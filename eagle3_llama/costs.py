@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import statistics
 import time
 from pathlib import Path
 from typing import Any, Sequence
@@ -71,11 +70,17 @@ def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = 1.0, slot: in
             head.setdefault(n, []).append(engine.measure_head(n, slot))
         rounds += 1
     engine.rewind(0, slot)
-    middle = lambda times: {n: statistics.median(t) for n, t in times.items()}  # noqa: E731
-    near, out, hd = _curve(middle(layers)), _curve(middle(output) or {1: 0.0}), _curve(middle(head) or {1: 1.0})
-    more = {n: max(t - near[n], 0.0) / (far_at - near_at) for n, t in middle(far).items()} or {1: 0.0}
-    near[1] = max(near[1] - out[1], 1e-6)  # one row is decoded whole
+    out, hd = _curve(_least(output) or {1: 0.0}), _curve(_least(head) or {1: 1.0})
+    layers[1], far[1] = ([max(t - out[1], 1e-6) for t in times.get(1, [])] for times in (layers, far))  # one row is decoded whole
+    near = _curve(_least(layers))
+    more = {n: max(t - near[n], 0.0) / (far_at - near_at) for n, t in _least(far).items()} or {1: 0.0}
     return Costs(near, out, hd, _curve(more), 0.5 * hd[1], 0.0, near_at)
+
+
+def _least(times: dict[int, list[float]]) -> dict[int, float]:
+    """The shortest time of each size: whatever disturbs only adds. More rows never cost less, or fewer were disturbed."""
+    least = {n: min(t) for n, t in times.items() if t}
+    return {n: min(t for m, t in least.items() if m >= n) for n in least}
 
 
 def _curve(points: dict[int, float]) -> list[float]:

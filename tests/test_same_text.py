@@ -25,10 +25,16 @@ def float_pair(request):
     yield from make_pair(request.param)
 
 
-def make_pair(fmt):
+@pytest.fixture(scope="module", params=["Q4_0", "Q4_1", "Q4_K_M", "Q8_0", "F16", "BF16", "F32"])
+def flash_pair(request):
+    """With flash attention: trees need it."""
+    yield from make_pair(request.param, flash_attn=True)
+
+
+def make_pair(fmt, **settings):
     path = str(smollm2(fmt))
-    plain = Llama(path, logits_all=True, **COMMON)
-    eagle = EagleLlama(path, eagle_path=str(shipped_head()), n_max=4, **COMMON)
+    plain = Llama(path, logits_all=True, **COMMON, **settings)
+    eagle = EagleLlama(path, eagle_path=str(shipped_head()), n_max=4, **COMMON, **settings)
     yield plain, eagle
     plain.close()
     eagle.close()
@@ -67,6 +73,19 @@ def test_samplers(pair, settings):
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 0.8, "seed": 1, "repeat_penalty": 1.1}])
 def test_float_targets(float_pair, settings):
     same(float_pair, lambda llm: answer(llm, max_tokens=48, **settings))
+
+
+@pytest.mark.parametrize("params", [EagleParams(), EagleParams(tree="60x6x10"), EagleParams(tree=[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])],
+                         ids=["planner", "tree", "choices"])
+def test_trees(flash_pair, params):
+    """Drafts as the planner likes them, and trees: greedy, sampled, and the rows that logprobs are taken from."""
+    plain, eagle = flash_pair
+    eagle.eagle_params = params
+    eagle.stats.reset()
+    for settings in ({"temperature": 0}, {"temperature": 0.8, "seed": 1, "repeat_penalty": 1.1}, {"temperature": 0.9, "seed": 2, "logprobs": 2}):
+        expected, got = (llm(TEXT, max_tokens=40, **settings)["choices"][0] for llm in (plain, eagle))
+        assert got == expected
+    assert eagle.stats.drafted > eagle.stats.accepted > 0
 
 
 def test_every_length(pair):
