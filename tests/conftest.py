@@ -1,4 +1,4 @@
-"""Fixtures of the training tests: a tiny target, data made with it, a head before any training."""
+"""Fixtures of several test files: a tiny target and its head; and for training, data made with it, a head before any training."""
 
 import numpy as np
 import pytest
@@ -36,3 +36,10 @@ def head(tiny, corpus):
     d2t, coverage = draft_vocabulary(corpus.answers(corpus.items), weights.shape.n_vocab, 64)
     assert coverage == 1.0 and len(set(d2t.tolist())) == 64
     return build(weights, 3, d2t, 0)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A tiny random target and a head for it."""
+    d = tmp_path_factory.mktemp("tiny")
+    return str(tiny_models.target(d / "target.gguf")), str(tiny_models.head(d / "head.gguf"))

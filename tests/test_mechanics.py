@@ -9,19 +9,13 @@ import random
 import numpy as np
 import pytest
 import tiny_models
+from tiny_models import PROMPT, take
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind  # before llama_cpp: it brings the library
 from eagle3_llama.llama import _address
 from llama_cpp import Llama
 
 N_CTX, EOS = 512, 2
-PROMPT = [1, 60, 70, 80, 90, 100]
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    d = tmp_path_factory.mktemp("tiny")
-    return str(tiny_models.target(d / "target.gguf")), str(tiny_models.head(d / "head.gguf"))
 
 
 @pytest.fixture
@@ -36,14 +30,6 @@ def plain(files):
     llm = Llama(files[0], n_ctx=N_CTX, n_batch=64, verbose=False)
     yield llm
     llm.close()
-
-
-def take(llm, n, prompt=PROMPT, **sampling):
-    llm.set_seed(5)
-    generator = llm.generate(prompt, **{"temp": 0.0, **sampling})
-    out = list(itertools.islice(generator, n))
-    generator.close()
-    return out
 
 
 def drafts(llm, propose):

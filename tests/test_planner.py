@@ -4,20 +4,13 @@ import dataclasses
 import itertools
 
 import pytest
-import tiny_models
+from tiny_models import PROMPT
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams
 from eagle3_llama.costs import MAX_ROWS, Costs, cached, measure
 from llama_cpp import Llama
 
-PROMPT = [1, 60, 70, 80, 90, 100]
 COMMON = {"n_ctx": 512, "n_batch": 64, "verbose": False}
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    d = tmp_path_factory.mktemp("tiny")
-    return str(tiny_models.target(d / "target.gguf")), str(tiny_models.head(d / "head.gguf"))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import tiny_models
+from tiny_models import PROMPT, take
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind  # before llama_cpp: it brings the library
 from eagle3_llama.llama import _address
@@ -13,14 +14,7 @@ from eagle3_llama.params import StaticTree, Tree
 from llama_cpp import Llama
 
 N_CTX, N_VOCAB = 512, tiny_models.N_VOCAB
-PROMPT = [1, 60, 70, 80, 90, 100]
 COMMON = {"n_ctx": N_CTX, "n_batch": 64, "flash_attn": True, "verbose": False}
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    d = tmp_path_factory.mktemp("tiny")
-    return str(tiny_models.target(d / "target.gguf")), str(tiny_models.head(d / "head.gguf"))
 
 
 @pytest.fixture
@@ -35,14 +29,6 @@ def plain(files):
     llm = Llama(files[0], **COMMON)
     yield llm
     llm.close()
-
-
-def take(llm, n, prompt=PROMPT, **sampling):
-    llm.set_seed(5)
-    generator = llm.generate(prompt, **{"temp": 0.0, **sampling})
-    out = list(itertools.islice(generator, n))
-    generator.close()
-    return out
 
 
 def random_tree(rng, right, n):

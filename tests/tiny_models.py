@@ -1,10 +1,13 @@
 """A tiny random llama and an EAGLE-3 head for it, as GGUF files: for mechanics, not for sense."""
 
+import itertools
+
 import gguf
 import numpy as np
 
 N_EMBD, N_HEAD, N_KV, N_LAYER, N_VOCAB, N_DRAFT = 64, 4, 2, 4, 320, 96
 EOS = 2
+PROMPT = [1, 60, 70, 80, 90, 100]
 
 
 def _tokenizer(w):
@@ -85,3 +88,12 @@ def head(path, seed=1, kind="F32", layers=(1, 2, 3), **keys):
     w.add_tensor("d2t", keys.get("d2t", ids))
     _finish(w)
     return path
+
+
+def take(llm, n, prompt=PROMPT, **sampling):
+    """The first n tokens that llm says after prompt."""
+    llm.set_seed(5)
+    generator = llm.generate(prompt, **{"temp": 0.0, **sampling})
+    out = list(itertools.islice(generator, n))
+    generator.close()
+    return out
