@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 from typing import Sequence
 
@@ -53,12 +54,12 @@ class StaticTree:
             if not choice or (len(choice) > 1 and choice[:-1] not in self.choices):
                 raise EagleError(ErrorKind.BAD_ARGUMENT, f"choice {choice} goes through {choice[:-1]}, which is no choice")
 
-    @property
+    @functools.cached_property  # read every round
     def parents(self) -> list[int]:
         at = {choice: i for i, choice in enumerate(self.choices)}
         return [at.get(choice[:-1], -1) for choice in self.choices]
 
-    @property
+    @functools.cached_property
     def ranks(self) -> list[int]:
         return [choice[-1] for choice in self.choices]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import tempfile
@@ -90,6 +91,7 @@ class _Program:
         self._process.wait()
 
 
+@functools.cache
 def _build() -> Path:
     """The program, built from the checkout's own sources if need be."""
     build = Path(__file__).resolve().parent.parent / "native" / "build.py"
