@@ -1,4 +1,4 @@
-"""`eagle3-llama`: generate, chat, bench, convert, train."""
+"""`eagle3-llama`: generate, chat, bench, info, compare, convert, train."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from .convert.files import replacing
 from .errors import EagleError, ErrorKind
@@ -128,6 +129,38 @@ def bench(target: Annotated[list[Path], typer.Option(help="one or more targets, 
         draw(report, plot)
     if not all(r["identical"] for r in report["results"] if r["kind"] == "eagle"):
         raise typer.Exit(1)
+
+
+@app.command()
+def info(file: Annotated[Path, typer.Argument(help="a target or a head, GGUF", show_default=False)]) -> None:
+    """What a GGUF is: sizes, captured layers, variant, which target it fits. Reads no weights."""
+    from rich.table import Table
+
+    from .convert.cli import one_line
+    from .info import describe
+
+    table = Table(show_header=False, box=None)
+    for name, value in describe(file):
+        table.add_row(f"[bold]{name}[/bold]", escape(one_line(value)))
+    Console().print(table)
+
+
+@app.command()
+def compare(head: Annotated[Path, typer.Argument(help="head, GGUF", show_default=False)],
+            target: Annotated[Path, typer.Option(help="its target, GGUF", show_default=False)],
+            prompt: Annotated[str, typer.Option("--prompt", "-p")] = "The capital of France is Paris, and the capital of Italy is",
+            threads: Threads = None) -> None:
+    """The native head against a reference in NumPy, stage by stage: for whoever adds the next variant."""
+    from rich.table import Table
+
+    from .compare import compare as run
+
+    table = Table("stage")
+    for name in ("largest error", "largest value", "cosine"):
+        table.add_column(name, justify="right")
+    for stage in run(head, target, prompt, threads or os.cpu_count() or 1):
+        table.add_row(stage.name, f"{stage.error:.3g}", f"{stage.largest:.3g}", f"{stage.cosine:.8f}")
+    Console().print(table)
 
 
 def main() -> None:

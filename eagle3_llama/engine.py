@@ -31,11 +31,13 @@ class Engine:
     """A target context, optionally with a head.
 
     ctx and model are addresses of a llama_context and its llama_model; both must outlive the engine, which
-    therefore closes first. Without head_path the same calls decode plainly.
+    therefore closes first. Without head_path the same calls decode plainly. extract_layers: target layers whose inputs
+    the head reads, if not those that its file names.
     Source of the loop: EAGLE-3 (arXiv 2503.01840); the accept rule is native/src/session.cpp's verify().
     """
 
-    def __init__(self, ctx: int, model: int, head_path: str | None = None, n_slots: int = 1) -> None:
+    def __init__(self, ctx: int, model: int, head_path: str | None = None, n_slots: int = 1,
+                 extract_layers: Sequence[int] | None = None) -> None:
         self.ffi, self.lib = load()
         self._head = self._session = self.ffi.NULL
         self._drafts = self.ffi.new(f"int32_t[{MAX_DRAFT}]")
@@ -50,6 +52,9 @@ class Engine:
             self._head = out[0]
         out = self.ffi.new("eagle3_session **")
         try:
+            if head_path is not None and extract_layers is not None:
+                layers = self.ffi.new("int32_t[]", list(extract_layers))
+                self._check(self.lib.eagle3_head_set_layers(self._head, layers, len(layers)))
             self._check(self.lib.eagle3_session_open(self.ffi.cast("void *", ctx), self._head, n_slots, out))
         except EagleError:
             self.close()
@@ -237,7 +242,7 @@ class Engine:
         """Sizes of the head and the target layers it reads."""
         info = self.ffi.new("struct eagle3_head_info *")
         self._check(self.lib.eagle3_head_get_info(self._head, info))
-        names = ("n_embd", "n_embd_target", "n_vocab_draft", "n_bytes", "n_bytes_step")
+        names = ("n_embd", "n_embd_target", "n_vocab_draft", "n_blocks", "n_bytes", "n_bytes_step")
         return {**{name: getattr(info, name) for name in names},
                 "layers": list(info.layers[0:info.n_layers_captured])}
 
@@ -250,16 +255,25 @@ class Engine:
     def head_forward(self, tokens: np.ndarray, features: np.ndarray, slot: int = 0) -> tuple[np.ndarray, ...]:
         """The head alone, from position 0: tokens [n] (of positions 1..n), features [n, layers * n_embd_target].
 
-        Returns g [n, n_embd], the state before the final norm [n, n_embd], logits [n, n_vocab_draft].
+        Returns g [n, n_embd], the state that a draft's next step takes in place of g [n, n_embd], logits [n, n_vocab_draft].
         """
         info = self.head_info()
-        n = len(tokens)
-        tokens = np.ascontiguousarray(tokens, np.int32)
-        features = np.ascontiguousarray(features, np.float32)
-        if features.size != n * len(info["layers"]) * info["n_embd_target"]:
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"features have shape {features.shape} for {n} tokens")
-        outs = [np.empty((n, info[k]), np.float32) for k in ("n_embd", "n_embd", "n_vocab_draft")]
-        ptr = lambda a, t: self.ffi.from_buffer(t, a)  # noqa: E731
-        self._check(self.lib.eagle3_head_forward(
-            self._session, slot, ptr(tokens, "int32_t[]"), ptr(features, "float[]"), n, *(ptr(o, "float[]") for o in outs)))
+        outs = [np.empty((len(tokens), info[k]), np.float32) for k in ("n_embd", "n_embd", "n_vocab_draft")]
+        inputs = self._head_inputs(tokens, features)
+        self._check(self.lib.eagle3_head_forward(self._session, slot, *inputs, *(self.ffi.from_buffer("float[]", o) for o in outs)))
         return tuple(outs)
+
+    def head_trace(self, tokens: np.ndarray, features: np.ndarray, stage: str, slot: int = 0) -> np.ndarray:
+        """One stage of head_forward by name (compare.stage_names): [n, width]."""
+        widest = self.head_info()["n_embd"] * 2
+        out = np.empty(len(tokens) * widest, np.float32)
+        inputs = self._head_inputs(tokens, features)
+        n = self._check(self.lib.eagle3_head_trace(self._session, slot, *inputs, stage.encode(), self.ffi.from_buffer("float[]", out), out.size))
+        return out[:n].reshape(len(tokens), -1)
+
+    def _head_inputs(self, tokens: np.ndarray, features: np.ndarray) -> tuple[Any, Any, int]:
+        info, n = self.head_info(), len(tokens)
+        tokens, features = np.ascontiguousarray(tokens, np.int32), np.ascontiguousarray(features, np.float32)
+        if n < 1 or features.size != n * len(info["layers"]) * info["n_embd_target"]:
+            raise EagleError(ErrorKind.BAD_ARGUMENT, f"features have shape {features.shape} for {n} tokens")
+        return self.ffi.from_buffer("int32_t[]", tokens), self.ffi.from_buffer("float[]", features), n

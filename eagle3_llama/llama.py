@@ -45,7 +45,8 @@ class EagleState(LlamaState):
 class EagleLlama(Llama):
     """A `llama_cpp.Llama` whose text comes faster: same arguments, same methods, same text.
 
-    eagle_path: an EAGLE-3 head (GGUF) trained for this very model; None decodes plainly through the same code.
+    eagle_path: a head (GGUF) trained for this very model; None decodes plainly through the same code.
+    extract_layers: target layers whose inputs the head reads, where its file names the wrong ones.
     n_max, n_min, p_min, tree: see EagleParams; as they stand, drafts are chosen by what they cost and bring here, measured
     when the model is first loaded (a second or two, kept in the cache).
 
@@ -54,12 +55,13 @@ class EagleLlama(Llama):
     """
 
     def __init__(self, model_path: str, *, eagle_path: str | None = None, n_max: int | None = None, n_min: int = 0,
-                 p_min: float = 0.0, tree: Any = None, logits_all: bool = False, **kwargs: Any) -> None:
+                 p_min: float = 0.0, tree: Any = None, extract_layers: Sequence[int] | None = None, logits_all: bool = False,
+                 **kwargs: Any) -> None:
         self._stack = contextlib.ExitStack()  # __del__ needs it even if we stop below
         self._params = EagleParams(n_max, n_min, p_min, tree)
         if eagle_path is not None and kwargs.get("draft_model") is not None:
             raise EagleError(ErrorKind.BAD_ARGUMENT, "give eagle_path or draft_model, not both")
-        self._eagle_path = eagle_path
+        self._eagle_path, self._extract_layers = eagle_path, extract_layers
         self._engine: Engine | None = None
         self._rows: ScoreRows | None = None
         self._record = "none"
@@ -83,7 +85,7 @@ class EagleLlama(Llama):
                           "leave swa_full out", RuntimeWarning, stacklevel=3)
             eagle_path = None
         try:
-            return Engine(ctx, model, eagle_path)
+            return Engine(ctx, model, eagle_path, extract_layers=self._extract_layers)
         except EagleError as e:
             if e.kind is not ErrorKind.UNSUPPORTED or eagle_path is None:
                 raise

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import tiny_models
+from test_variants import converted
 
 ROOT = Path(__file__).parent.parent
 
@@ -20,7 +21,18 @@ def programs():
 def test_rounds_under_sanitizers(programs, tmp_path, seed):
     target = tiny_models.target(tmp_path / "target.gguf", kind=["F32", "Q8_0", "F16", "F32"][seed])
     head = tiny_models.head(tmp_path / "head.gguf", kind=["F32", "Q8_0", "F32", "F16"][seed], layers=[(1, 2, 3), (0, 2), (1, 2, 3, 4), (3,)][seed])
-    done = subprocess.run([programs / "rounds_test", target, head, str(seed), "400"], capture_output=True, text=True, timeout=600,
+    rounds(programs, target, head, seed, 400)
+
+
+@pytest.mark.parametrize("name", ["speculators, qwen3", "speculators, biases", "EAGLE-1", "two projections, two layers", "SpecForge, EAGLE-3.1"])
+def test_rounds_of_variants_under_sanitizers(programs, tmp_path, name):
+    target = tiny_models.target(tmp_path / "target.gguf", n_layer=12)
+    _, head = converted(tmp_path, name, target, "q8_0" if "two" in name else "f32")
+    rounds(programs, target, head, 5, 100)
+
+
+def rounds(programs, target, head, seed, n):
+    done = subprocess.run([programs / "rounds_test", target, head, str(seed), str(n)], capture_output=True, text=True, timeout=600,
                           env={"UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=1"})
     assert done.returncode == 0 and done.stdout.strip() == "ok", done.stderr[-3000:]
     assert "runtime error" not in done.stderr and "Sanitizer" not in done.stderr, done.stderr[-3000:]

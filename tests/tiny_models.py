@@ -58,15 +58,15 @@ def _matrix(w, name, rng, shape, kind):
     w.add_tensor(name, gguf.quants.quantize(x, kind), raw_dtype=kind)
 
 
-def target(path, seed=0, kind="F32", n_embd=N_EMBD):
-    """A llama of four layers; kind is a GGML type's name."""
+def target(path, seed=0, kind="F32", n_embd=N_EMBD, n_layer=N_LAYER):
+    """A llama; kind is a GGML type's name."""
     rng, kind = np.random.default_rng(seed), gguf.GGMLQuantizationType[kind]
     w = gguf.GGUFWriter(path, "llama")
-    _common(w, N_LAYER, n_embd)
+    _common(w, n_layer, n_embd)
     _matrix(w, "token_embd.weight", rng, (N_VOCAB, n_embd), kind)
     _matrix(w, "output.weight", rng, (N_VOCAB, n_embd), kind)
     w.add_tensor("output_norm.weight", np.ones(n_embd, np.float32))
-    for i in range(N_LAYER):
+    for i in range(n_layer):
         _layer(w, i, rng, n_embd, kind, n_embd)
     _finish(w)
     return path

@@ -15,26 +15,48 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from ..errors import EagleError, ErrorKind
 
 
-def convert(head_dir: Annotated[Path, typer.Argument(help="folder with config.json and model.safetensors", show_default=False)],
+def convert(head: Annotated[Path, typer.Argument(help="folder with config.json and model.safetensors, or a head's GGUF", show_default=False)],
             target: Annotated[Path, typer.Option(help="the model that the head was trained for, GGUF", show_default=False)],
             out: Annotated[Path, typer.Option(help="the GGUF to write", show_default=False)],
-            outtype: Annotated[str, typer.Option(help="type of the matrices: f32, f16, bf16, q8_0 or q4_0")] = "f16",
+            outtype: Annotated[Optional[str], typer.Option(
+                help="type of the matrices: f32, f16, bf16, q8_0 or q4_0; f16 if left out, or what the GGUF has")] = None,
             extract_layers: Annotated[Optional[str], typer.Option(
                 metavar="A,B,C", help="target layers whose inputs the head reads, if config.json is wrong")] = None,
+            self_test: Annotated[bool, typer.Option("--self-test", help="then draft with it, and with the layers beside its own")] = False,
             ) -> None:  # fmt: skip
-    """Convert an EAGLE-3 head (SafeAILab, SpecForge, AngelSlim) to GGUF."""
+    """Convert a head (SafeAILab, SpecForge, AngelSlim, vLLM speculators, NVIDIA ModelOpt, EAGLE-1, GGUF) to GGUF."""
     from . import convert as run
 
     try:
         with _bar() as progress:
-            report = run(head_dir, target, out, outtype, _layers(extract_layers), progress)
+            report = run(head, target, out, outtype, _layers(extract_layers), progress)
     except (EagleError, MemoryError) as e:
-        message = str(e) if isinstance(e, EagleError) else f"not enough memory to convert {head_dir}: close other programs"
+        message = str(e) if isinstance(e, EagleError) else f"not enough memory to convert {head}: close other programs"
         print(f"error: {one_line(message)}", file=sys.stderr)
         raise typer.Exit(2) from None
     for note in report.notes:
         print(note)
     print(f"wrote {report.out}: {report.n_tensors} tensors, {report.n_bytes / 1e6:.1f} MB")
+    if self_test:
+        try:
+            _self_test(report.out, target)
+        except EagleError as e:
+            print(f"error: {one_line(str(e))}", file=sys.stderr)
+            raise typer.Exit(2) from None
+
+
+def _self_test(head: Path, target: Path) -> None:
+    from ..self_test import Trial, self_test, verdict
+
+    def show(trial: Trial) -> None:
+        shares = " ".join(f"{share:.2f}" for share in trial.accepted)
+        print(f"self-test, layers {trial.layers}: accepted at positions 1.. {shares}, {trial.length:.2f} tokens a round")
+
+    fine, line = verdict(self_test(head, target, on_trial=show))
+    if fine:
+        print(f"self-test: {line}")
+    else:
+        Console(stderr=True).print(f"WARNING: {line}", style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
 def main() -> None:

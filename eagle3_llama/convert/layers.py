@@ -30,6 +30,8 @@ def infer_layers(config: Config, layout: Layout, n_features: int, n_layer: int,
 
 
 def _from_config(config: Config, layout: Layout, n_features: int, n_layer: int) -> tuple[list[int], str, str]:
+    if layout.arch == "eagle" and not layout.interleaved:
+        return [n_layer], "EAGLE-1 reads the state after the last layer, through the target's final norm", "EAGLE-1's rule n"
     own = [2, n_layer // 2, n_layer - 3]
     for key, meaning in layout.layer_ids:
         listed = config.integers(key)

@@ -1,4 +1,4 @@
-"""A head's folder: its config and its tensors, whatever they are stored in."""
+"""A head: its config and its tensors, whatever they are stored in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 from ..errors import EagleError, ErrorKind
 from .config import Config, read_config
 from .files import parse_object, reading
+from .gguf_source import read_gguf_head
+from .layouts.base import Layout
 from .pickle_file import read_pickle
+from .rope import Rope
 from .safetensors_file import HeadTensor, read_safetensors
 
 _ONE, _INDEX, _PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
@@ -16,16 +19,24 @@ _ONE, _INDEX, _PICKLE = "model.safetensors", "model.safetensors.index.json", "py
 
 @dataclass(frozen=True)
 class Source:
+    """layout and rope are known of a GGUF; of a checkpoint they are yet to be found."""
+
     config: Config
     tensors: dict[str, HeadTensor]
+    layout: Layout | None = None
+    rope: Rope | None = None
+    outtype: str = "f16"  # of the output, where none is asked for
 
 
-def read_source(head_dir: Path) -> Source:
-    """Raises EagleError for whatever is missing or malformed in the folder."""
-    if not head_dir.is_dir():
-        raise EagleError(ErrorKind.BAD_ARGUMENT, f"{head_dir} is not a folder: give the one with config.json and "
-                         "model.safetensors")  # fmt: skip
-    return Source(read_config(head_dir), _read_tensors(head_dir))
+def read_source(head: Path) -> Source:
+    """Raises EagleError for whatever is missing or malformed in the folder or the GGUF."""
+    if head.is_file() and head.suffix == ".gguf":
+        return Source(*read_gguf_head(head))
+    if not head.is_dir():
+        raise EagleError(ErrorKind.BAD_ARGUMENT, f"{head} is not a folder: give the one with config.json and "
+                         "model.safetensors, or a head's GGUF")  # fmt: skip
+    config, tensors = read_config(head), _read_tensors(head)
+    return Source(config, tensors)
 
 
 def _read_tensors(head_dir: Path) -> dict[str, HeadTensor]:

@@ -8,19 +8,19 @@ from ..errors import EagleError, ErrorKind
 from .safetensors_file import HeadTensor
 
 
-def absolute_ids(d2t: HeadTensor, t2d: HeadTensor | None, n_vocab: int) -> np.ndarray:
-    """[draft vocabulary] int64 target ids: checkpoints hold offsets, target = i + d2t[i].
+def absolute_ids(d2t: HeadTensor, t2d: HeadTensor | None, n_vocab: int, are_ids: bool = False) -> np.ndarray:
+    """[draft vocabulary] int64 target ids: checkpoints hold offsets, target = i + d2t[i]; GGUFs hold `are_ids`.
 
     Raises EagleError BAD_VALUE: an id outside the target's vocabulary of `n_vocab`, one named twice, or a t2d
     (one flag a target token) that says otherwise.
     """
     offsets = d2t.read_all()
-    here = np.arange(offsets.size)
+    here = np.zeros_like(offsets) if are_ids else np.arange(offsets.size)
     outside = (offsets < -here) | (offsets >= n_vocab - here)  # compared so that nothing overflows
     if outside.any():
         i = int(outside.argmax())
         raise EagleError(ErrorKind.BAD_VALUE, f"tensor {d2t.name}: entry {i} is {int(offsets[i])}, so target "
-                         f"token {i + int(offsets[i])}, outside the vocabulary 0..{n_vocab - 1}")  # fmt: skip
+                         f"token {int(here[i]) + int(offsets[i])}, outside the vocabulary 0..{n_vocab - 1}")  # fmt: skip
     ids = offsets + here
     counts = np.bincount(ids, minlength=n_vocab)
     if (counts > 1).any():

@@ -12,10 +12,9 @@ import numpy as np
 from gguf import GGMLQuantizationType as Q
 
 from ..errors import EagleError, ErrorKind
+from ..gguf_reader import Value
 from .files import replacing
-from .metadata import ARCH
 from .safetensors_file import HeadTensor
-from .target import Value
 
 QTYPES = {"f32": Q.F32, "f16": Q.F16, "bf16": Q.BF16, "q8_0": Q.Q8_0, "q4_0": Q.Q4_0}
 _LARGEST = {Q.F32: math.inf, Q.BF16: 3.38e38, Q.F16: 65504.0, Q.Q8_0: 65504.0, Q.Q4_0: 65504.0}  # blocks scale by a float16
@@ -41,7 +40,7 @@ class OutTensor:
 
 
 def weight(name: str, tensor: HeadTensor, outtype: str, permute_heads: int = 0) -> OutTensor:
-    """Vectors stay F32; a matrix whose rows do not divide into blocks becomes F16.
+    """Vectors are F32; a matrix whose rows do not divide into blocks becomes F16.
 
     `permute_heads`: see `interleave`. Encoding raises EagleError BAD_VALUE for a NaN, an infinity, or a weight
     that the type cannot hold.
@@ -60,13 +59,15 @@ def weight(name: str, tensor: HeadTensor, outtype: str, permute_heads: int = 0) 
 
 
 def constant(name: str, data: np.ndarray) -> OutTensor:
-    """A vector that was computed: float32 or int64."""
-    return OutTensor(name, data.shape, Q.I64 if data.dtype == np.int64 else Q.F32, lambda: iter([data]))
+    """What was computed: float32 or int64."""
+    if data.dtype == np.int64:
+        return OutTensor(name, data.shape, Q.I64, lambda: iter([data]))
+    return OutTensor(name, data.shape, Q.F32, lambda: iter([_encode(name, data, Q.F32)]))
 
 
 def interleave(w: np.ndarray, n_head: int) -> np.ndarray:
-    """Rows of q or k, [n_head * head_dim, n]: from pairs (i, i + head_dim/2) to llama.cpp's pairs (2i, 2i + 1)."""
-    halves = w.reshape(n_head, 2, -1, w.shape[1])  # head, half, i
+    """Rows of q or k, [n_head * head_dim, ...]: from pairs (i, i + head_dim/2) to llama.cpp's pairs (2i, 2i + 1)."""
+    halves = w.reshape(n_head, 2, w.shape[0] // n_head // 2, -1)  # head, half, i
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(w.shape)
 
 
@@ -82,14 +83,14 @@ def _encode(name: str, data: np.ndarray, qtype: Q) -> np.ndarray:
     return gguf.quants.quantize(np.ascontiguousarray(data), qtype)
 
 
-def write_gguf(out: Path, metadata: dict[str, Value], tensors: list[OutTensor], progress: Progress | None = None) -> int:
+def write_gguf(out: Path, arch: str, metadata: dict[str, Value], tensors: list[OutTensor], progress: Progress | None = None) -> int:
     """The file's size in bytes. `out` appears or is replaced only once all is written.
 
     Raises EagleError NO_SPACE or BAD_FILE, or what the tensors raise.
     """
     total, done = sum(t.n_bytes for t in tensors), 0
     with replacing(out) as part:
-        _write_header(part, metadata, tensors)
+        _write_header(part, arch, metadata, tensors)
         with part.open("ab") as f:
             _pad(f)
             for tensor in tensors:
@@ -102,8 +103,8 @@ def write_gguf(out: Path, metadata: dict[str, Value], tensors: list[OutTensor], 
             return f.tell()
 
 
-def _write_header(part: Path, metadata: dict[str, Value], tensors: list[OutTensor]) -> None:
-    writer = gguf.GGUFWriter(part, ARCH)
+def _write_header(part: Path, arch: str, metadata: dict[str, Value], tensors: list[OutTensor]) -> None:
+    writer = gguf.GGUFWriter(part, arch)
     for key, v in metadata.items():
         writer.add_key_value(key, v.value, v.type, v.item_type)
     for t in tensors:

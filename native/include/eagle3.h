@@ -1,4 +1,4 @@
-// eagle3.h - EAGLE-3 speculative decoding on top of llama.cpp: capture, head, drafting, verification.
+// eagle3.h - EAGLE speculative decoding on top of llama.cpp: capture, head, drafting, verification.
 //
 // This header is the manual. It is plain C: opaque handles and scalars, so that any language can load it;
 // Python reads the part between the cdef marks as it stands.
@@ -20,7 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define EAGLE3_ABI_VERSION 2
+#define EAGLE3_ABI_VERSION 3
 
 #ifdef __cplusplus
 extern "C" {
@@ -47,9 +47,10 @@ struct eagle3_head_info {
     int32_t n_embd;             // draft hidden size
     int32_t n_embd_target;      // target hidden size
     int32_t n_vocab_draft;
+    int32_t n_blocks;           // decoder layers
     int32_t n_layers_captured;
     int32_t layers[64];         // ids: k is the input of target layer k, n_layer is after the last
-    int64_t n_bytes;            // of weights; what a draft step reads, less fc
+    int64_t n_bytes;            // of weights
     int64_t n_bytes_step;       // read by one draft step (everything but fc and the embeddings)
 };
 
@@ -74,11 +75,15 @@ int32_t eagle3_capture_get(void * ctx, const int32_t * layers, int32_t n, int32_
 
 // -- head -------------------------------------------------------------------------------------------------
 
-// Reads a head (GGUF, architecture eagle3) for model, a `struct llama_model *` that must outlive it: weights
+// Reads a head (GGUF, architecture eagle3, or eagle for EAGLE-1) for model, a `struct llama_model *` that must outlive it: weights
 // that the head shares with its target are the model's own. On success *out is owned by the caller.
 // E_FILE, E_FORMAT, E_MISMATCH, E_MEMORY.
 int32_t eagle3_head_open(const char * path, void * model, eagle3_head ** out);
 void    eagle3_head_close(eagle3_head * head);  // NULL is allowed; close its sessions first
+
+// Other target layers than the file names, as many, ascending, 0..n_layer; before the first session of the head.
+int32_t eagle3_head_set_layers(eagle3_head * head, const int32_t * layers, int32_t n);
+
 int32_t eagle3_head_get_info(const eagle3_head * head, struct eagle3_head_info * out);
 
 // -- session ----------------------------------------------------------------------------------------------
@@ -203,10 +208,17 @@ int32_t eagle3_state_reset(eagle3_session * s, int32_t slot, int32_t n_past);
 // -- looking inside (tests, `compare`) --------------------------------------------------------------------
 
 // Runs the head alone over n rows from position 0 of a slot: tokens[p] is the one at position p + 1,
-// features[n][n_layers][n_embd_target]. Each output may be NULL: g[n][n_embd] after fc, prenorm[n][n_embd]
-// before the final norm, logits[n][n_vocab_draft]. Overwrites the slot's head state; the target is not run.
+// features[n][n_layers][n_embd_target]. Each output may be NULL: g[n][n_embd] after fc, state[n][n_embd] that a draft's
+// next step takes in place of g (before the final norm, unless the head has norm_output), logits[n][n_vocab_draft].
+// Overwrites the slot's head state; the target is not run.
 int32_t eagle3_head_forward(eagle3_session * s, int32_t slot, const int32_t * tokens, const float * features,
-                            int32_t n, float * g, float * prenorm, float * logits);
+                            int32_t n, float * g, float * state, float * logits);
+
+// The same run, and one of its stages: out[n][width of the stage], of which the number of values is returned. `stage` is g,
+// prenorm, or for decoder layer L (from 0) attn_in-L, what q, k and v are made of, attn_out-L or ffn_out-L, what attention
+// or FFN adds to the state. E_ARGUMENT for another name, or if cap values are too few.
+int64_t eagle3_head_trace(eagle3_session * s, int32_t slot, const int32_t * tokens, const float * features, int32_t n,
+                          const char * stage, float * out, int64_t cap);
 
 // Target id of every draft id: out[n_vocab_draft].
 int32_t eagle3_head_d2t(const eagle3_head * head, int32_t * out);

@@ -98,6 +98,22 @@ void eagle3_head_close(eagle3_head * head) {
     delete head;
 }
 
+int32_t eagle3_head_set_layers(eagle3_head * head, const int32_t * layers, int32_t n) {
+    return guard([&]() -> int32_t {
+        not_null(head, "head");
+        not_null(layers, "layers");
+        eagle3::head & h = *head->impl;
+        require(n == (int32_t) h.layers.size(), EAGLE3_E_ARGUMENT, format("the head reads %zu layers, not %d", h.layers.size(), n));
+        const int n_layer = llama_model_n_layer(h.target);
+        for (int32_t i = 0; i < n; ++i) {
+            require(layers[i] >= 0 && layers[i] <= n_layer && (i == 0 || layers[i] > layers[i - 1]), EAGLE3_E_ARGUMENT,
+                    format("layer %d is not one of 0..%d in ascending order", layers[i], n_layer));
+        }
+        h.layers.assign(layers, layers + n);
+        return EAGLE3_OK;
+    });
+}
+
 int32_t eagle3_head_get_info(const eagle3_head * head, struct eagle3_head_info * out) {
     return guard([&]() -> int32_t {
         not_null(head, "head");
@@ -107,11 +123,15 @@ int32_t eagle3_head_get_info(const eagle3_head * head, struct eagle3_head_info *
         out->n_embd            = h.n_embd;
         out->n_embd_target     = h.n_embd_target;
         out->n_vocab_draft     = h.n_vocab;
+        out->n_blocks          = (int32_t) h.blocks.size();
         out->n_layers_captured = (int32_t) h.layers.size();
         std::copy(h.layers.begin(), h.layers.end(), out->layers);
         out->n_bytes = (int64_t) ggml_backend_buffer_get_size(h.buffer.get());
-        for (const ggml_tensor * t : {h.wq, h.wk, h.wv, h.wo, h.ffn_gate, h.ffn_up, h.ffn_down, h.output}) {
-            out->n_bytes_step += (int64_t) ggml_nbytes(t);
+        out->n_bytes_step = (int64_t) ggml_nbytes(h.output) + (h.embd_fc ? (int64_t) ggml_nbytes(h.embd_fc) : 0);
+        for (const eagle3::block & b : h.blocks) {
+            for (const ggml_tensor * t : {b.wq, b.wk, b.wv, b.wo, b.ffn_gate, b.ffn_up, b.ffn_down}) {
+                out->n_bytes_step += (int64_t) ggml_nbytes(t);
+            }
         }
         return EAGLE3_OK;
     });
@@ -322,11 +342,26 @@ int32_t eagle3_state_reset(eagle3_session * s, int32_t slot, int32_t n_past) {
 }
 
 int32_t eagle3_head_forward(eagle3_session * s, int32_t slot, const int32_t * tokens, const float * features,
-                            int32_t n, float * g, float * prenorm, float * logits) {
+                            int32_t n, float * g, float * state, float * logits) {
     return guard([&]() -> int32_t {
         not_null(tokens, "tokens");
         not_null(features, "features");
-        get(s).head_forward(slot, tokens, features, n, g, prenorm, logits);
+        get(s).head_forward(slot, tokens, features, n, g, state, logits);
         return EAGLE3_OK;
+    });
+}
+
+int64_t eagle3_head_trace(eagle3_session * s, int32_t slot, const int32_t * tokens, const float * features, int32_t n,
+                          const char * stage, float * out, int64_t cap) {
+    return guard([&]() -> int64_t {
+        not_null(tokens, "tokens");
+        not_null(features, "features");
+        not_null(stage, "stage");
+        not_null(out, "out");
+        const std::vector<float> & values = get(s).head_trace(slot, tokens, features, n, stage);
+        require((int64_t) values.size() <= cap, EAGLE3_E_ARGUMENT, format("stage %.40s has %zu values, there is room for %lld", stage,
+                values.size(), (long long) cap));
+        std::copy(values.begin(), values.end(), out);
+        return (int64_t) values.size();
     });
 }

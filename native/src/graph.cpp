@@ -12,7 +12,7 @@ namespace {
 
 constexpr int    KV_PAD     = 256;  // a graph serves this many positions before the next one is built
 constexpr size_t MAX_BUILT  = 48;
-constexpr int    GRAPH_SIZE = 128;
+constexpr int    GRAPH_SIZE = 64;  // nodes, and as many again for each decoder layer
 
 int pad(int n, int to) {
     return (n + to - 1) / to * to;
@@ -37,7 +37,7 @@ struct runner::built {
     ggml_cgraph *          graph = nullptr;
     ggml_backend_sched_ptr sched;
     ggml_tensor *tokens = nullptr, *x = nullptr, *pos = nullptr, *cells = nullptr, *mask = nullptr;    // inputs
-    ggml_tensor *g = nullptr, *prenorm = nullptr, *logits = nullptr, *ids = nullptr, *probs = nullptr;  // outputs
+    ggml_tensor *g = nullptr, *state = nullptr, *logits = nullptr, *ids = nullptr, *probs = nullptr;  // outputs
 };
 
 runner::runner(const head & h, int n_slots, int n_ctx, int n_threads) :
@@ -52,10 +52,13 @@ runner::runner(const head & h, int n_slots, int n_ctx, int n_threads) :
     // the target's number of threads: then OpenMP has one team for both
     ggml_backend_cpu_set_n_threads(backends_.back().get(), n_threads);
 
-    ggml_init_params params = {2 * ggml_tensor_overhead(), nullptr, /*.no_alloc =*/ true};
+    ggml_init_params params = {2 * h.blocks.size() * ggml_tensor_overhead(), nullptr, /*.no_alloc =*/ true};
     cache_ctx_.reset(ggml_init(params));
-    k_ = ggml_new_tensor_2d(cache_ctx_.get(), GGML_TYPE_F16, h.n_embd_kv(), (int64_t) n_slots * n_ctx_);
-    v_ = ggml_new_tensor_2d(cache_ctx_.get(), GGML_TYPE_F16, h.n_embd_kv(), (int64_t) n_slots * n_ctx_);
+    for (size_t i = 0; i < h.blocks.size(); ++i) {
+        auto cells = [&] { return ggml_new_tensor_2d(cache_ctx_.get(), GGML_TYPE_F16, h.n_embd_kv(), (int64_t) n_slots * n_ctx_); };
+        ggml_tensor * k = cells();
+        cache_.push_back({k, cells()});
+    }
     cache_buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(cache_ctx_.get(), ggml_backend_dev_buffer_type(h.device)));
     require(cache_buffer_ != nullptr, EAGLE3_E_MEMORY, "not enough memory for the head's cache");
     ggml_backend_buffer_clear(cache_buffer_.get(), 0);  // masked cells are read too
@@ -63,83 +66,147 @@ runner::runner(const head & h, int n_slots, int n_ctx, int n_threads) :
 
 runner::~runner() = default;
 
-// heads.md's equations, one line each
-void runner::build(built & b) const {
-    const pass_shape & s = b.shape;
-    ggml_context * ctx = b.ctx.get();
-    ggml_cgraph *  gf  = b.graph = ggml_new_graph_custom(ctx, GRAPH_SIZE, false);
-    const int n_embd = h_.n_embd, d = h_.n_embd_head;
+// A graph's parts, one function each, in the order of the forward pass.
+struct runner::builder {
+    const runner & r;
+    built &        b;
+    const head &   h     = r.h_;
+    ggml_context * ctx   = b.ctx.get();
+    ggml_cgraph *  gf    = b.graph;
+    int            n_out = b.shape.n_out, n_rows = b.shape.n_rows;
 
-    auto input = [&](ggml_tensor * t) { ggml_set_input(t); return t; };
-    auto norm  = [&](ggml_tensor * t, ggml_tensor * w) { return ggml_mul(ctx, ggml_rms_norm(ctx, t, h_.norm_eps), w); };
-    auto last  = [&](ggml_tensor * t, int n) {  // the last n rows of [ne0, n_rows]
-        return n == s.n_rows ? t : ggml_view_2d(ctx, t, t->ne[0], n, t->nb[1], (s.n_rows - n) * t->nb[1]);
-    };
-    auto rope  = [&](ggml_tensor * t, ggml_tensor * pos) {
-        const rope_params & r = h_.rope;
-        return ggml_rope_ext(ctx, t, pos, h_.rope_freqs, r.n_dims, GGML_ROPE_TYPE_NORMAL, r.n_ctx_orig, r.freq_base,
-                             r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow);
-    };
-
-    b.tokens = input(ggml_new_tensor_1d(ctx, GGML_TYPE_I32, s.n_rows));
-    b.x      = input(ggml_new_tensor_2d(ctx, GGML_TYPE_F32, s.features ? h_.n_features() : n_embd, s.n_rows));
-    b.pos    = input(ggml_new_tensor_1d(ctx, GGML_TYPE_I32, s.n_rows));
-    b.cells  = input(ggml_new_tensor_1d(ctx, GGML_TYPE_I64, s.n_rows));
-
-    ggml_tensor * g = b.x;
-    if (s.features) {
-        g = ggml_mul_mat(ctx, h_.fc, h_.fc_norm ? norm(g, h_.fc_norm) : g);
-    }
-    ggml_tensor * e  = ggml_get_rows(ctx, h_.tok_embd, b.tokens);
-    ggml_tensor * gn = norm(g, h_.hidden_norm);
-    ggml_tensor * u  = ggml_concat(ctx, norm(e, h_.attn_norm), gn, 0);  // [2 n_embd, n_rows]
-
-    // keys and values of every row
-    ggml_tensor * k = ggml_reshape_3d(ctx, ggml_mul_mat(ctx, h_.wk, u), d, h_.n_head_kv, s.n_rows);
-    ggml_tensor * v = ggml_mul_mat(ctx, h_.wv, u);
-    k = ggml_reshape_2d(ctx, rope(k, b.pos), h_.n_embd_kv(), s.n_rows);
-    ggml_build_forward_expand(gf, ggml_set_rows(ctx, k_, k, b.cells));
-    ggml_build_forward_expand(gf, ggml_set_rows(ctx, v_, v, b.cells));
-    if (s.n_out == 0) {
-        return;
+    static ggml_tensor * input(ggml_tensor * t) {
+        ggml_set_input(t);
+        return t;
     }
 
-    // the rest for the rows asked for: there is one layer, nobody reads the others
-    ggml_tensor * pos_out = s.n_out == s.n_rows ? b.pos :
-        ggml_view_1d(ctx, b.pos, s.n_out, (s.n_rows - s.n_out) * ggml_element_size(b.pos));
-    ggml_tensor * q = ggml_reshape_3d(ctx, ggml_mul_mat(ctx, h_.wq, last(u, s.n_out)), d, h_.n_head, s.n_out);
-    q = ggml_permute(ctx, rope(q, pos_out), 0, 2, 1, 3);  // [d, n_out, n_head]
+    ggml_tensor * norm(ggml_tensor * t, ggml_tensor * w, float eps) const { return ggml_mul(ctx, ggml_rms_norm(ctx, t, eps), w); }
+    ggml_tensor * norm(ggml_tensor * t, ggml_tensor * w) const { return norm(t, w, h.norm_eps); }
 
-    auto cache = [&](ggml_tensor * t) {  // [d, n_kv, n_head_kv]
-        return ggml_view_3d(ctx, t, d, s.n_kv, h_.n_head_kv, t->nb[1], ggml_row_size(t->type, d),
-                            (size_t) s.slot * n_ctx_ * t->nb[1]);
-    };
-    b.mask = input(ggml_new_tensor_2d(ctx, GGML_TYPE_F16, s.n_kv, s.n_out));
-    ggml_tensor * attn = ggml_flash_attn_ext(ctx, q, cache(k_), cache(v_), b.mask, 1.0f / std::sqrt((float) d), 0.0f, 0.0f);
-    ggml_prec_set_acc(attn, GGML_PREC_F32);
-    attn = ggml_reshape_2d(ctx, attn, d * h_.n_head, s.n_out);
-
-    ggml_tensor * h = ggml_add(ctx, ggml_mul_mat(ctx, h_.wo, attn), last(h_.norm_before_residual ? gn : g, s.n_out));
-    ggml_tensor * f = norm(h, h_.ffn_norm);
-    f = ggml_swiglu_split(ctx, ggml_mul_mat(ctx, h_.ffn_gate, f), ggml_mul_mat(ctx, h_.ffn_up, f));
-    h = ggml_add(ctx, h, ggml_mul_mat(ctx, h_.ffn_down, f));
-
-    b.g       = last(g, s.n_out);
-    b.prenorm = h;
-    b.logits  = ggml_mul_mat(ctx, h_.output, norm(h, h_.output_norm));
-    ggml_set_output(g);
-    ggml_set_output(b.prenorm);
-    if (s.k == 0) {
-        ggml_set_output(b.logits);
-        ggml_build_forward_expand(gf, b.logits);
-        return;
+    ggml_tensor * product(ggml_tensor * w, ggml_tensor * t, ggml_tensor * bias = nullptr) const {
+        t = ggml_mul_mat(ctx, w, t);
+        return bias ? ggml_add(ctx, t, bias) : t;
     }
-    b.ids = s.k == 1 ? ggml_reshape_2d(ctx, ggml_argmax(ctx, b.logits), 1, s.n_out) : ggml_top_k(ctx, b.logits, s.k);  // [k, n_out]
-    b.probs = ggml_get_rows(ctx, ggml_reshape_3d(ctx, ggml_soft_max(ctx, b.logits), 1, h_.n_vocab, s.n_out), b.ids);  // [1, k, n_out]
-    ggml_set_output(b.ids);
-    ggml_set_output(b.probs);
-    ggml_build_forward_expand(gf, b.probs);
-}
+
+    // the last n rows of [ne0, n_rows]
+    ggml_tensor * last(ggml_tensor * t, int n) const {
+        return t->ne[1] == n ? t : ggml_view_2d(ctx, t, t->ne[0], n, t->nb[1], (t->ne[1] - n) * t->nb[1]);
+    }
+
+    // a stage that a trace may ask for
+    ggml_tensor * stage(ggml_tensor * t, const char * name, int layer = -1) const {
+        if (b.shape.traced) {
+            layer < 0 ? ggml_set_name(t, name) : ggml_format_name(t, "%s-%d", name, layer);
+            ggml_set_output(t);
+            ggml_build_forward_expand(gf, t);
+        }
+        return t;
+    }
+
+    // [n_heads * d, n] -> [d, n_heads, n], normed if w is there, at the positions of its rows
+    ggml_tensor * rotated(ggml_tensor * t, ggml_tensor * w, int n_heads) const {
+        const int n = (int) t->ne[1];
+        ggml_tensor * pos = n == n_rows ? b.pos : ggml_view_1d(ctx, b.pos, n, (n_rows - n) * ggml_element_size(b.pos));
+        const rope_params & p = h.rope;
+        t = ggml_reshape_3d(ctx, t, h.n_embd_head, n_heads, n);
+        return ggml_rope_ext(ctx, w ? norm(t, w) : t, pos, h.rope_freqs, p.n_dims, GGML_ROPE_TYPE_NORMAL, p.n_ctx_orig, p.freq_base,
+                             p.freq_scale, p.ext_factor, p.attn_factor, p.beta_fast, p.beta_slow);
+    }
+
+    // target features -> g
+    ggml_tensor * fuse(ggml_tensor * x) const {
+        if (h.fc_norm) {
+            x = ggml_reshape_3d(ctx, x, h.n_embd_target, (int64_t) h.layers.size(), n_rows);
+            x = ggml_reshape_2d(ctx, norm(x, h.fc_norm), h.n_features(), n_rows);
+        }
+        if (h.input_norm) {
+            x = norm(x, h.input_norm);
+        }
+        if (h.feature_norm) {
+            x = norm(x, h.feature_norm, h.feature_norm_eps);
+        }
+        return h.fc ? product(h.fc, x, h.fc_bias) : x;
+    }
+
+    // A decoder layer: cur is [n_embd, n_rows], e the tokens' embeddings. Its keys and values always, the rest for the
+    // last n rows: the last layer's others are read by nobody.
+    ggml_tensor * layer(int il, ggml_tensor * cur, ggml_tensor * e, int n) const {
+        const block & w = h.blocks[il];
+        ggml_tensor * u = cur, * residual = cur;
+        if (w.hidden_norm) {
+            ggml_tensor * gn = norm(cur, w.hidden_norm);
+            residual = h.norm_before_residual ? gn : cur;
+            u = ggml_concat(ctx, norm(e, w.attn_norm), gn, 0);  // [2 n_embd, n_rows]
+        } else if (w.attn_norm) {
+            u = norm(cur, w.attn_norm);
+        }
+        stage(u, "attn_in", il);
+
+        ggml_tensor * k = rotated(product(w.wk, u, w.bk), w.k_norm, h.n_head_kv);
+        ggml_tensor * v = product(w.wv, u, w.bv);
+        k = ggml_reshape_2d(ctx, k, h.n_embd_kv(), n_rows);
+        ggml_build_forward_expand(gf, ggml_set_rows(ctx, r.cache_[il].k, k, b.cells));
+        ggml_build_forward_expand(gf, ggml_set_rows(ctx, r.cache_[il].v, v, b.cells));
+        if (n == 0) {
+            return nullptr;
+        }
+
+        ggml_tensor * q = ggml_permute(ctx, rotated(product(w.wq, last(u, n), w.bq), w.q_norm, h.n_head), 0, 2, 1, 3);  // [d, n, n_head]
+        ggml_tensor * attn = ggml_flash_attn_ext(ctx, q, cached(r.cache_[il].k), cached(r.cache_[il].v), last(b.mask, n),
+                                                 1.0f / std::sqrt((float) h.n_embd_head), 0.0f, 0.0f);
+        ggml_prec_set_acc(attn, GGML_PREC_F32);
+        attn = product(w.wo, ggml_reshape_2d(ctx, attn, h.n_embd_head * h.n_head, n), w.bo);
+        cur  = ggml_add(ctx, stage(attn, "attn_out", il), last(residual, n));
+
+        ggml_tensor * f = norm(cur, w.ffn_norm);
+        f = ggml_swiglu_split(ctx, product(w.ffn_gate, f, w.b_gate), product(w.ffn_up, f, w.b_up));
+        f = product(w.ffn_down, f, w.b_down);
+        return ggml_add(ctx, cur, stage(f, "ffn_out", il));
+    }
+
+    ggml_tensor * cached(ggml_tensor * t) const {  // [d, n_kv, n_head_kv]
+        return ggml_view_3d(ctx, t, h.n_embd_head, b.shape.n_kv, h.n_head_kv, t->nb[1], ggml_row_size(t->type, h.n_embd_head),
+                            (size_t) b.shape.slot * r.n_ctx_ * t->nb[1]);
+    }
+
+    void build() const {
+        const pass_shape & s = b.shape;
+        const int n_layer = (int) h.blocks.size();
+        b.tokens = input(ggml_new_tensor_1d(ctx, GGML_TYPE_I32, n_rows));
+        b.x      = input(ggml_new_tensor_2d(ctx, GGML_TYPE_F32, s.features ? h.n_features() : h.n_embd, n_rows));
+        b.pos    = input(ggml_new_tensor_1d(ctx, GGML_TYPE_I32, n_rows));
+        b.cells  = input(ggml_new_tensor_1d(ctx, GGML_TYPE_I64, n_rows));
+        if (s.n_mask()) {
+            b.mask = input(ggml_new_tensor_2d(ctx, GGML_TYPE_F16, s.n_kv, s.n_mask()));
+        }
+
+        ggml_tensor * g   = stage(s.features ? fuse(b.x) : b.x, "g");
+        ggml_tensor * e   = ggml_get_rows(ctx, h.tok_embd, b.tokens);
+        ggml_tensor * cur = h.embd_fc ? product(h.embd_fc, ggml_concat(ctx, e, g, 0), h.embd_fc_bias) : g;
+        for (int il = 0; il < n_layer; ++il) {
+            cur = layer(il, cur, e, il + 1 < n_layer ? n_rows : n_out);
+        }
+        if (n_out == 0) {
+            return;
+        }
+        ggml_tensor * out = h.output_norm ? norm(stage(cur, "prenorm"), h.output_norm) : stage(cur, "prenorm");
+        b.g      = last(g, n_out);
+        b.state  = h.norm_output ? out : cur;
+        b.logits = ggml_mul_mat(ctx, h.output, out);
+        ggml_set_output(g);
+        ggml_set_output(b.state);
+        if (s.k == 0) {
+            ggml_set_output(b.logits);
+            ggml_build_forward_expand(gf, b.logits);
+            return;
+        }
+        b.ids = s.k == 1 ? ggml_reshape_2d(ctx, ggml_argmax(ctx, b.logits), 1, n_out) : ggml_top_k(ctx, b.logits, s.k);  // [k, n_out]
+        b.probs = ggml_get_rows(ctx, ggml_reshape_3d(ctx, ggml_soft_max(ctx, b.logits), 1, h.n_vocab, n_out), b.ids);  // [1, k, n_out]
+        ggml_set_output(b.ids);
+        ggml_set_output(b.probs);
+        ggml_build_forward_expand(gf, b.probs);
+    }
+};
 
 runner::built & runner::get(const pass_shape & shape) {
     for (auto & b : built_) {
@@ -155,16 +222,17 @@ runner::built & runner::get(const pass_shape & shape) {
     auto b = std::make_unique<built>();
     b->shape = shape;
     b->used  = ++clock_;
-    ggml_init_params params = {ggml_tensor_overhead() * GRAPH_SIZE + ggml_graph_overhead_custom(GRAPH_SIZE, false),
-                               nullptr, /*.no_alloc =*/ true};
+    const size_t size = GRAPH_SIZE * (1 + h_.blocks.size());
+    ggml_init_params params = {ggml_tensor_overhead() * size + ggml_graph_overhead_custom(size, false), nullptr, /*.no_alloc =*/ true};
     b->ctx.reset(ggml_init(params));
-    build(*b);
+    b->graph = ggml_new_graph_custom(b->ctx.get(), size, false);
+    builder{*this, *b}.build();
 
     std::vector<ggml_backend_t> backends;
     for (const auto & backend : backends_) {
         backends.push_back(backend.get());
     }
-    b->sched.reset(ggml_backend_sched_new(backends.data(), nullptr, (int) backends.size(), GRAPH_SIZE, false, true));
+    b->sched.reset(ggml_backend_sched_new(backends.data(), nullptr, (int) backends.size(), size, false, true));
     require(b->sched && ggml_backend_sched_alloc_graph(b->sched.get(), b->graph), EAGLE3_E_MEMORY,
             format("not enough memory for a pass of %d rows over the head", shape.n_rows));
     built_.push_back(std::move(b));
@@ -191,18 +259,19 @@ void runner::set_inputs(const built & b, const pass & p) {
         return;
     }
 
-    const int n_kv = b.shape.n_kv;
-    mask_.assign((size_t) n_kv * p.n_out, ggml_fp32_to_fp16(-INFINITY));
-    for (int r = 0; r < p.n_out; ++r) {
-        ggml_fp16_t * row = mask_.data() + (size_t) r * n_kv;
+    const int n_kv = b.shape.n_kv, n_mask = b.shape.n_mask();
+    mask_.assign((size_t) n_kv * n_mask, ggml_fp32_to_fp16(-INFINITY));
+    for (int i = 0; i < n_mask; ++i) {
+        const int r = p.n - n_mask + i;
+        ggml_fp16_t * row = mask_.data() + (size_t) i * n_kv;
         if (!p.path) {
-            std::fill(row + p.from, row + p.pos + p.n - p.n_out + r + 1, ggml_fp32_to_fp16(0.0f));
+            std::fill(row + p.from, row + p.pos + r + 1, ggml_fp32_to_fp16(0.0f));
             continue;
         }
         std::fill(row + p.from, row + p.pos, ggml_fp32_to_fp16(0.0f));
-        for (int i = 0; i < p.n_cells; ++i) {
-            if ((p.path[r] >> i) & 1) {
-                row[p.pos + i] = ggml_fp32_to_fp16(0.0f);
+        for (int c = 0; c < p.n_cells; ++c) {
+            if ((p.path[r] >> c) & 1) {
+                row[p.pos + c] = ggml_fp32_to_fp16(0.0f);
             }
         }
     }
@@ -218,9 +287,11 @@ void runner::run(const pass & p) {
     shape.slot     = p.slot;
     shape.n_rows   = p.n;
     shape.n_out    = p.n_out;
-    shape.n_kv     = p.n_out ? pad(p.pos + n_cells, KV_PAD) : 0;
+    shape.n_layer  = (int) h_.blocks.size();
+    shape.n_kv     = shape.n_mask() ? pad(p.pos + n_cells, KV_PAD) : 0;
     shape.k        = p.n_out ? p.k : 0;
     shape.features = p.features;
+    shape.traced   = p.stage != nullptr;
     built & b = get(shape);
 
     set_inputs(b, p);
@@ -234,8 +305,14 @@ void runner::run(const pass & p) {
     };
     if (p.n_out) {
         read(b.g, p.g);
-        read(b.prenorm, p.prenorm);
+        read(b.state, p.state);
         read(b.logits, p.k ? nullptr : p.logits);
+    }
+    if (p.stage) {
+        ggml_tensor * t = ggml_get_tensor(b.ctx.get(), p.stage);
+        require(t != nullptr, EAGLE3_E_ARGUMENT, format("this head has no stage %.40s", p.stage));
+        p.stage_out->resize(ggml_nelements(t));
+        read(t, p.stage_out->data());
     }
     if (p.n_out && p.k) {
         read(b.ids, p.ids);
@@ -247,22 +324,30 @@ void runner::run(const pass & p) {
 }
 
 size_t runner::cells_size(int from, int to) const {
-    return 2 * (size_t) (to - from) * k_->nb[1];
+    return 2 * cache_.size() * (size_t) (to - from) * cache_[0].k->nb[1];
 }
 
 void runner::cells_get(int slot, int from, int to, uint8_t * out) const {
-    const size_t n = cells_size(from, to) / 2, offset = ((size_t) slot * n_ctx_ + from) * k_->nb[1];
-    if (n) {
-        ggml_backend_tensor_get(k_, out, offset, n);
-        ggml_backend_tensor_get(v_, out + n, offset, n);
+    const size_t row = cache_[0].k->nb[1], n = (size_t) (to - from) * row, offset = ((size_t) slot * n_ctx_ + from) * row;
+    for (const cache & c : cache_) {
+        for (ggml_tensor * t : {c.k, c.v}) {
+            if (n) {
+                ggml_backend_tensor_get(t, out, offset, n);
+                out += n;
+            }
+        }
     }
 }
 
 void runner::cells_set(int slot, int from, int to, const uint8_t * data) {
-    const size_t n = cells_size(from, to) / 2, offset = ((size_t) slot * n_ctx_ + from) * k_->nb[1];
-    if (n) {
-        ggml_backend_tensor_set(k_, data, offset, n);
-        ggml_backend_tensor_set(v_, data + n, offset, n);
+    const size_t row = cache_[0].k->nb[1], n = (size_t) (to - from) * row, offset = ((size_t) slot * n_ctx_ + from) * row;
+    for (const cache & c : cache_) {
+        for (ggml_tensor * t : {c.k, c.v}) {
+            if (n) {
+                ggml_backend_tensor_set(t, data, offset, n);
+                data += n;
+            }
+        }
     }
 }
 

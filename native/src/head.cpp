@@ -1,12 +1,13 @@
 #include "head.hpp"
 
-#include "gguf.h"
+#include "ggml-cpu.h"
 #include "llama-ext.h"
+#include "metadata.hpp"
 
-#include <cinttypes>
-#include <cmath>
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <set>
 
@@ -23,148 +24,84 @@ std::string format(const char * fmt, ...) {
 
 namespace {
 
-// Typed access to a GGUF's keys. Nothing in the file is trusted: types and ranges are checked here.
-struct metadata {
-    gguf_context_ptr gguf;
-
-    int64_t find(const std::string & key) const { return gguf_find_key(gguf.get(), key.c_str()); }
-
-    static bool is_int(gguf_type t) {
-        return t == GGUF_TYPE_UINT32 || t == GGUF_TYPE_INT32 || t == GGUF_TYPE_UINT64 || t == GGUF_TYPE_INT64;
-    }
-
-    int64_t integer_at(int64_t id) const {
-        switch (gguf_get_kv_type(gguf.get(), id)) {
-            case GGUF_TYPE_UINT32: return gguf_get_val_u32(gguf.get(), id);
-            case GGUF_TYPE_INT32:  return gguf_get_val_i32(gguf.get(), id);
-            case GGUF_TYPE_UINT64: return (int64_t) gguf_get_val_u64(gguf.get(), id);
-            default:               return gguf_get_val_i64(gguf.get(), id);
-        }
-    }
-
-    // an integer in lo..hi; `missing` if the key is absent, an error if that is negative
-    int integer(const std::string & key, int64_t lo, int64_t hi, int missing = -1) const {
-        const int64_t id = find(key);
-        if (id < 0) {
-            require(missing >= 0, EAGLE3_E_FORMAT, "key " + key + " is missing");
-            return missing;
-        }
-        require(is_int(gguf_get_kv_type(gguf.get(), id)), EAGLE3_E_FORMAT, "key " + key + " is not an integer");
-        const int64_t v = integer_at(id);
-        require(v >= lo && v <= hi, EAGLE3_E_FORMAT,
-                format("key %s is %" PRId64 ", expected %" PRId64 "..%" PRId64, key.c_str(), v, lo, hi));
-        return (int) v;
-    }
-
-    float real(const std::string & key, float missing) const {
-        const int64_t id = find(key);
-        if (id < 0) {
-            return missing;
-        }
-        require(gguf_get_kv_type(gguf.get(), id) == GGUF_TYPE_FLOAT32, EAGLE3_E_FORMAT, "key " + key + " is not a float");
-        const float v = gguf_get_val_f32(gguf.get(), id);
-        require(std::isfinite(v) && v >= 0.0f, EAGLE3_E_FORMAT, "key " + key + " is not a finite number >= 0");
-        return v;
-    }
-
-    bool boolean(const std::string & key) const {
-        const int64_t id = find(key);
-        if (id < 0) {
-            return false;
-        }
-        require(gguf_get_kv_type(gguf.get(), id) == GGUF_TYPE_BOOL, EAGLE3_E_FORMAT, "key " + key + " is not a boolean");
-        return gguf_get_val_bool(gguf.get(), id);
-    }
-
-    std::string string(const std::string & key) const {
-        const int64_t id = find(key);
-        if (id < 0 || gguf_get_kv_type(gguf.get(), id) != GGUF_TYPE_STRING) {
-            return "";
-        }
-        return gguf_get_val_str(gguf.get(), id);
-    }
-
-    std::vector<int32_t> integers(const std::string & key) const {
-        std::vector<int32_t> out;
-        const int64_t id = find(key);
-        if (id < 0) {
-            return out;
-        }
-        const bool is_array = gguf_get_kv_type(gguf.get(), id) == GGUF_TYPE_ARRAY;
-        const gguf_type t = is_array ? gguf_get_arr_type(gguf.get(), id) : GGUF_TYPE_COUNT;
-        require(t == GGUF_TYPE_INT32 || t == GGUF_TYPE_UINT32, EAGLE3_E_FORMAT, "key " + key + " is not a list of integers");
-        const size_t n = gguf_get_arr_n(gguf.get(), id);
-        require(n >= 1 && n <= 64, EAGLE3_E_FORMAT, format("key %s has %zu entries, expected 1..64", key.c_str(), n));
-        const int32_t * data = (const int32_t *) gguf_get_arr_data(gguf.get(), id);
-        out.assign(data, data + n);
-        return out;
-    }
-};
-
 std::string shape_of(const ggml_tensor * t) {
     return format("[%" PRId64 ", %" PRId64 "]", t->ne[0], t->ne[1]);
+}
+
+constexpr int MAX_BLOCKS = 64;
+
+// What the kernels can multiply by: not every type of a GGUF.
+bool is_weight_type(ggml_type type) {
+    return type == GGML_TYPE_F32 || ggml_get_type_traits_cpu(type)->vec_dot != nullptr;
 }
 
 struct loader {
     metadata meta;
     head & h;
+    std::string arch;
+
+    std::string key(const char * name) const { return arch + "." + name; }
 
     // a weight by name; ne1 = 0 stands for a vector
-    ggml_tensor * get(const char * name, int64_t ne0, int64_t ne1, bool optional = false) {
-        ggml_tensor * t = ggml_get_tensor(h.ctx.get(), name);
+    ggml_tensor * get(const std::string & name, int64_t ne0, int64_t ne1, bool optional = false) {
+        ggml_tensor * t = ggml_get_tensor(h.ctx.get(), name.c_str());
         if (t == nullptr) {
-            require(optional, EAGLE3_E_FORMAT, format("tensor %s is missing", name));
+            require(optional, EAGLE3_E_FORMAT, "tensor " + name + " is missing");
             return nullptr;
         }
         const bool ok = t->ne[0] == ne0 && t->ne[1] == (ne1 ? ne1 : 1) && t->ne[2] == 1 && t->ne[3] == 1;
-        require(ok, EAGLE3_E_FORMAT, format("tensor %s has shape %s, expected [%" PRId64 ", %" PRId64 "]", name,
+        require(ok, EAGLE3_E_FORMAT, format("tensor %s has shape %s, expected [%" PRId64 ", %" PRId64 "]", name.c_str(),
                 shape_of(t).c_str(), ne0, ne1 ? ne1 : 1));
-        require(ne1 || t->type == GGML_TYPE_F32, EAGLE3_E_FORMAT, format("tensor %s must be F32", name));
+        require(ne1 || t->type == GGML_TYPE_F32, EAGLE3_E_FORMAT, "tensor " + name + " must be F32");
+        require(is_weight_type(t->type), EAGLE3_E_FORMAT, format("tensor %s is of type %s, which is not a weight's", name.c_str(), ggml_type_name(t->type)));
         return t;
     }
 
+    ggml_tensor * find(const std::string & name, int64_t ne0, int64_t ne1 = 0) { return get(name, ne0, ne1, true); }
+
     void read_geometry() {
-        const std::string arch = meta.string("general.architecture");
-        require(arch == "eagle3", EAGLE3_E_FORMAT, format("general.architecture is \"%.60s\", expected \"eagle3\": "
-                "not an EAGLE-3 head (convert it with eagle3-llama convert)", arch.c_str()));
-        const int n_layer = meta.integer("eagle3.block_count", 1, 1024);
-        require(n_layer == 1, EAGLE3_E_FORMAT, format("eagle3.block_count is %d: heads with more than one layer are not supported yet", n_layer));
-        h.n_embd        = meta.integer("eagle3.embedding_length", 1, 1 << 20);
-        h.n_ff          = meta.integer("eagle3.feed_forward_length", 1, 1 << 22);
-        h.n_head        = meta.integer("eagle3.attention.head_count", 1, 1 << 14);
-        h.n_head_kv     = meta.integer("eagle3.attention.head_count_kv", 1, 1 << 14, h.n_head);
-        h.n_embd_head   = meta.integer("eagle3.attention.key_length", 1, 1 << 14, h.n_embd / h.n_head);
-        require(h.n_head % h.n_head_kv == 0, EAGLE3_E_FORMAT, format("eagle3.attention.head_count %d is no multiple of head_count_kv %d", h.n_head, h.n_head_kv));
-        h.n_embd_target = meta.integer("eagle3.target_hidden_size", 1, 1 << 20, h.n_embd);
-        h.norm_eps      = meta.real("eagle3.attention.layer_norm_rms_epsilon", 1e-5f);
-        h.norm_before_residual = meta.boolean("eagle3.norm_before_residual");
-        h.norm_before_fc       = meta.boolean("eagle3.norm_before_fc");
-        h.layers = meta.integers("eagle3.target_layers");
+        arch = meta.string("general.architecture");
+        require(arch == "eagle3" || arch == "eagle", EAGLE3_E_FORMAT, format("general.architecture is \"%.60s\", expected "
+                "\"eagle3\" or \"eagle\": not an EAGLE head (convert it with eagle3-llama convert)", arch.c_str()));
+        h.blocks.resize(meta.integer(key("block_count"), 1, MAX_BLOCKS));
+        h.n_embd        = meta.integer(key("embedding_length"), 1, 1 << 20);
+        h.n_ff          = meta.integer(key("feed_forward_length"), 1, 1 << 22);
+        h.n_head        = meta.integer(key("attention.head_count"), 1, 1 << 14);
+        h.n_head_kv     = meta.integer(key("attention.head_count_kv"), 1, 1 << 14, h.n_head);
+        h.n_embd_head   = meta.integer(key("attention.key_length"), 1, 1 << 14, h.n_embd / h.n_head);
+        require(h.n_head % h.n_head_kv == 0, EAGLE3_E_FORMAT, format("%s %d is no multiple of head_count_kv %d",
+                key("attention.head_count").c_str(), h.n_head, h.n_head_kv));
+        h.n_embd_target = meta.integer(key("target_hidden_size"), 1, 1 << 20, h.n_embd);
+        h.norm_eps      = meta.real(key("attention.layer_norm_rms_epsilon"), 1e-5f);
+        h.feature_norm_eps     = meta.real(key("feature_norm_epsilon"), 0.0f);
+        h.norm_before_residual = meta.boolean(key("norm_before_residual"));
+        h.norm_output          = meta.boolean(key("norm_output"));
+        h.layers = meta.integers(key("target_layers"));
         if (h.layers.empty()) {
-            h.layers = meta.integers("eagle3.extract_layers");  // files written before the merge upstream
+            h.layers = meta.integers(key("extract_layers"));  // files written before the merge upstream
         }
-        require(!h.layers.empty(), EAGLE3_E_FORMAT, "key eagle3.target_layers is missing");
+        require(!h.layers.empty(), EAGLE3_E_FORMAT, "key " + key("target_layers") + " is missing");
     }
 
     void read_rope() {
         rope_params & r = h.rope;
-        r.n_dims    = meta.integer("eagle3.rope.dimension_count", 2, h.n_embd_head, h.n_embd_head);
-        require(r.n_dims % 2 == 0, EAGLE3_E_FORMAT, "eagle3.rope.dimension_count is odd");
-        r.freq_base = meta.real("eagle3.rope.freq_base", 10000.0f);
-        const std::string type = meta.string("eagle3.rope.scaling.type");
-        const float factor = meta.real("eagle3.rope.scaling.factor", 1.0f);
-        require(factor > 0.0f, EAGLE3_E_FORMAT, "eagle3.rope.scaling.factor is 0");
+        r.n_dims    = meta.integer(key("rope.dimension_count"), 2, h.n_embd_head, h.n_embd_head);
+        require(r.n_dims % 2 == 0, EAGLE3_E_FORMAT, key("rope.dimension_count") + " is odd");
+        r.freq_base = meta.real(key("rope.freq_base"), 10000.0f);
+        const std::string type = meta.string(key("rope.scaling.type"));
+        const float factor = meta.real(key("rope.scaling.factor"), 1.0f);
+        require(factor > 0.0f, EAGLE3_E_FORMAT, key("rope.scaling.factor") + " is 0");
         if (type == "linear" || type == "yarn") {
             r.freq_scale = 1.0f / factor;
         }
-        r.n_ctx_orig = meta.integer("eagle3.rope.scaling.original_context_length", 1, 1 << 30,
-                                    meta.integer("eagle3.context_length", 1, 1 << 30, 4096));
+        r.n_ctx_orig = meta.integer(key("rope.scaling.original_context_length"), 1, 1 << 30,
+                                    meta.integer(key("context_length"), 1, 1 << 30, 4096));
         if (type == "yarn") {
             r.ext_factor = 1.0f;
-            r.beta_fast  = meta.real("eagle3.rope.scaling.yarn_beta_fast", 32.0f);
-            r.beta_slow  = meta.real("eagle3.rope.scaling.yarn_beta_slow", 1.0f);
+            r.beta_fast  = meta.real(key("rope.scaling.yarn_beta_fast"), 32.0f);
+            r.beta_slow  = meta.real(key("rope.scaling.yarn_beta_slow"), 1.0f);
             // ggml scales by 1 + 0.1 ln(factor) itself; the file's factor is on top of that
-            r.attn_factor = meta.real("eagle3.rope.scaling.attn_factor", 1.0f);
+            r.attn_factor = meta.real(key("rope.scaling.attn_factor"), 1.0f);
         }
     }
 
@@ -176,7 +113,7 @@ struct loader {
         for (size_t i = 0; i < h.layers.size(); ++i) {
             require(h.layers[i] >= 0 && h.layers[i] <= n_layer, EAGLE3_E_MISMATCH, format("this head reads layer %d, "
                     "the target has layers 0..%d: take the head trained for this model", h.layers[i], n_layer));
-            require(i == 0 || h.layers[i] > h.layers[i - 1], EAGLE3_E_FORMAT, "eagle3.target_layers is not ascending");
+            require(i == 0 || h.layers[i] > h.layers[i - 1], EAGLE3_E_FORMAT, key("target_layers") + " is not ascending");
         }
         h.n_vocab_target = llama_vocab_n_tokens(llama_model_get_vocab(h.target));
         const int64_t id = meta.find("tokenizer.ggml.tokens");
@@ -200,30 +137,20 @@ struct loader {
     }
 
     void find_weights() {
-        const int64_t n_embd = h.n_embd, n_q = (int64_t) h.n_head * h.n_embd_head, n_kv = h.n_embd_kv();
         const ggml_tensor * map = ggml_get_tensor(h.ctx.get(), "d2t");
-        h.n_vocab = map ? (int) map->ne[0] : h.n_vocab_target;
-        require(h.n_vocab >= 1 && h.n_vocab <= h.n_vocab_target, EAGLE3_E_MISMATCH, format("tensor d2t has %d entries, "
-                "the target's vocabulary %d", h.n_vocab, h.n_vocab_target));
-        h.fc          = get("fc.weight", h.n_features(), n_embd);
-        h.fc_norm     = h.norm_before_fc ? get("enc.output_norm.weight", h.n_features(), 0) : nullptr;
-        h.attn_norm   = get("blk.0.attn_norm.weight", n_embd, 0);
-        h.hidden_norm = get("blk.0.attn_norm_2.weight", n_embd, 0, true);
-        if (h.hidden_norm == nullptr) {
-            h.hidden_norm = get("blk.0.hidden_norm.weight", n_embd, 0);
+        h.n_vocab = map ? (int) std::min<int64_t>(map->ne[0], INT32_MAX) : h.n_vocab_target;
+        require(h.n_vocab >= 1 && h.n_vocab <= h.n_vocab_target && (!map || ggml_nelements(map) == h.n_vocab), EAGLE3_E_MISMATCH,
+                format("tensor d2t has %d entries, the target's vocabulary %d", h.n_vocab, h.n_vocab_target));
+        require(!map || map->type == GGML_TYPE_I64, EAGLE3_E_FORMAT, "tensor d2t must be I64");
+        find_inputs();
+        for (size_t i = 0; i < h.blocks.size(); ++i) {
+            find_block(h.blocks[i], format("blk.%zu.", i), i == 0 && arch == "eagle3" && !h.embd_fc);
         }
-        h.wq          = get("blk.0.attn_q.weight", 2 * n_embd, n_q);
-        h.wk          = get("blk.0.attn_k.weight", 2 * n_embd, n_kv);
-        h.wv          = get("blk.0.attn_v.weight", 2 * n_embd, n_kv);
-        h.wo          = get("blk.0.attn_output.weight", n_q, n_embd);
-        h.ffn_norm    = get("blk.0.ffn_norm.weight", n_embd, 0);
-        h.ffn_gate    = get("blk.0.ffn_gate.weight", n_embd, h.n_ff);
-        h.ffn_up      = get("blk.0.ffn_up.weight", n_embd, h.n_ff);
-        h.ffn_down    = get("blk.0.ffn_down.weight", h.n_ff, n_embd);
-        h.output_norm = get("output_norm.weight", n_embd, 0);
-        h.rope_freqs  = get("rope_freqs.weight", h.rope.n_dims / 2, 0, true);
-        h.tok_embd    = get("token_embd.weight", n_embd, h.n_vocab_target, true);
-        h.output      = get("output.weight", n_embd, h.n_vocab, true);
+        h.output_norm = meta.boolean(key("final_norm"), arch == "eagle3") ? get("output_norm.weight", h.n_embd, 0) : nullptr;
+        require(h.output_norm || !h.norm_output, EAGLE3_E_FORMAT, "key " + key("norm_output") + " is true, but there is no final norm");
+        h.rope_freqs  = find("rope_freqs.weight", h.rope.n_dims / 2);
+        h.tok_embd    = find("token_embd.weight", h.n_embd, h.n_vocab_target);
+        h.output      = find("output.weight", h.n_embd, h.n_vocab);
         if (h.tok_embd == nullptr) {
             h.tok_embd = shared("token embeddings", {"token_embd.weight"});
         }
@@ -233,23 +160,90 @@ struct loader {
         }
     }
 
-    void read_data(const std::string & path) {
-        std::ifstream file(path, std::ios::binary);
-        require(file.good(), EAGLE3_E_FILE, "cannot read " + path);
-        file.seekg(0, std::ios::end);
-        const uint64_t size = (uint64_t) file.tellg();
+    // What makes the first layer's state of features and tokens.
+    void find_inputs() {
+        const int64_t n_embd = h.n_embd, n_features = h.n_features();
+        if (arch == "eagle3") {
+            h.fc      = get("fc.weight", n_features, n_embd);
+            h.fc_bias = find("fc.bias", n_embd);
+            h.fc_norm = find("fc_norm.weight", h.n_embd_target, (int64_t) h.layers.size());
+            require(!h.fc_norm || h.fc_norm->type == GGML_TYPE_F32, EAGLE3_E_FORMAT, "tensor fc_norm.weight must be F32");
+            if (meta.boolean(key("norm_before_fc"))) {
+                h.input_norm = get("enc.output_norm.weight", n_features, 0);
+            }
+            h.embd_fc      = find("fc2.weight", 2 * n_embd, n_embd);
+            h.embd_fc_bias = find("fc2.bias", n_embd);
+            return;
+        }
+        require(n_features == n_embd, EAGLE3_E_FORMAT, format("an EAGLE-1 head takes one feature of its own width %d, this one's "
+                "have %d", h.n_embd, (int) n_features));
+        if (h.feature_norm_eps > 0.0f) {
+            h.feature_norm = shared("a final norm", {"output_norm.weight"});
+            require(h.feature_norm->type == GGML_TYPE_F32, EAGLE3_E_MISMATCH, "the target's output_norm.weight is not F32");
+        }
+        h.embd_fc      = get("fc.weight", 2 * n_embd, n_embd);
+        h.embd_fc_bias = find("fc.bias", n_embd);
+    }
+
+    void find_block(block & b, const std::string & at, bool reads_token) {
+        const int64_t n_embd = h.n_embd, n_q = (int64_t) h.n_head * h.n_embd_head, n_kv = h.n_embd_kv();
+        b.hidden_norm = find(at + "attn_norm_2.weight", n_embd);
+        if (b.hidden_norm == nullptr) {
+            b.hidden_norm = get(at + "hidden_norm.weight", n_embd, 0, !reads_token);
+        }
+        const int64_t n_in = b.hidden_norm ? 2 * n_embd : n_embd;
+        b.attn_norm = get(at + "attn_norm.weight", n_embd, 0, !b.hidden_norm);
+        b.wq        = get(at + "attn_q.weight", n_in, n_q);
+        b.wk        = get(at + "attn_k.weight", n_in, n_kv);
+        b.wv        = get(at + "attn_v.weight", n_in, n_kv);
+        b.wo        = get(at + "attn_output.weight", n_q, n_embd);
+        b.bq        = find(at + "attn_q.bias", n_q);
+        b.bk        = find(at + "attn_k.bias", n_kv);
+        b.bv        = find(at + "attn_v.bias", n_kv);
+        b.bo        = find(at + "attn_output.bias", n_embd);
+        b.q_norm    = find(at + "attn_q_norm.weight", h.n_embd_head);
+        b.k_norm    = find(at + "attn_k_norm.weight", h.n_embd_head);
+        b.ffn_norm  = get(at + "ffn_norm.weight", n_embd, 0);
+        b.ffn_gate  = get(at + "ffn_gate.weight", n_embd, h.n_ff);
+        b.ffn_up    = get(at + "ffn_up.weight", n_embd, h.n_ff);
+        b.ffn_down  = get(at + "ffn_down.weight", h.n_ff, n_embd);
+        b.b_gate    = find(at + "ffn_gate.bias", h.n_ff);
+        b.b_up      = find(at + "ffn_up.bias", h.n_ff);
+        b.b_down    = find(at + "ffn_down.bias", n_embd);
+    }
+
+    // Every weight of the file is one that the graph reads: what it does not know would be left out in silence.
+    void check_names() {
+        std::set<const ggml_tensor *> used = {h.fc, h.fc_bias, h.fc_norm, h.input_norm, h.embd_fc, h.embd_fc_bias, h.output_norm, h.tok_embd, h.output, h.rope_freqs};
+        for (const block & b : h.blocks) {
+            used.insert({b.attn_norm, b.hidden_norm, b.wq, b.wk, b.wv, b.wo, b.bq, b.bk, b.bv, b.bo, b.q_norm, b.k_norm,
+                         b.ffn_norm, b.ffn_gate, b.ffn_up, b.ffn_down, b.b_gate, b.b_up, b.b_down});
+        }
+        for (ggml_tensor * t = ggml_get_first_tensor(h.ctx.get()); t; t = ggml_get_next_tensor(h.ctx.get(), t)) {
+            require(used.count(t) || strcmp(t->name, "d2t") == 0, EAGLE3_E_FORMAT, format("tensor %s is not one that this version knows", t->name));
+        }
+    }
+
+    // That all weights are in the file, before memory is taken for them.
+    void check_size(uint64_t size) const {
+        for (ggml_tensor * t = ggml_get_first_tensor(h.ctx.get()); t; t = ggml_get_next_tensor(h.ctx.get(), t)) {
+            const uint64_t offset = offset_of(t), n = ggml_nbytes(t);
+            require(offset <= size && n <= size - offset, EAGLE3_E_FORMAT, format("the file is truncated: tensor %s ends beyond it", t->name));
+        }
+    }
+
+    uint64_t offset_of(const ggml_tensor * t) const {
+        return gguf_get_data_offset(meta.gguf.get()) + gguf_get_tensor_offset(meta.gguf.get(), gguf_find_tensor(meta.gguf.get(), t->name));
+    }
+
+    void read_data(std::ifstream & file) {
         std::vector<char> buf;
         for (ggml_tensor * t = ggml_get_first_tensor(h.ctx.get()); t; t = ggml_get_next_tensor(h.ctx.get(), t)) {
-            const int64_t id = gguf_find_tensor(meta.gguf.get(), t->name);
-            const uint64_t offset = gguf_get_data_offset(meta.gguf.get()) + gguf_get_tensor_offset(meta.gguf.get(), id);
-            const uint64_t n = ggml_nbytes(t);
-            require(offset <= size && n <= size - offset, EAGLE3_E_FORMAT,
-                    format("%s is truncated: tensor %s ends beyond the file", path.c_str(), t->name));
-            buf.resize(n);
-            file.seekg((std::streamoff) offset);
-            file.read(buf.data(), (std::streamsize) n);
+            buf.resize(ggml_nbytes(t));
+            file.seekg((std::streamoff) offset_of(t));
+            file.read(buf.data(), (std::streamsize) buf.size());
             require(file.good(), EAGLE3_E_FILE, format("cannot read tensor %s", t->name));
-            ggml_backend_tensor_set(t, buf.data(), 0, n);
+            ggml_backend_tensor_set(t, buf.data(), 0, buf.size());
         }
     }
 
@@ -262,7 +256,6 @@ struct loader {
             }
             return;
         }
-        require(map->type == GGML_TYPE_I64, EAGLE3_E_FORMAT, "tensor d2t must be I64");
         std::vector<int64_t> ids(h.n_vocab);
         ggml_backend_tensor_get(map, ids.data(), 0, ids.size() * sizeof(int64_t));
         std::vector<bool> seen(h.n_vocab_target);
@@ -290,7 +283,10 @@ ggml_backend_dev_t output_device(const llama_model * target) {
 } // namespace
 
 std::unique_ptr<head> load_head(const std::string & path, const llama_model * target) {
-    require(std::ifstream(path, std::ios::binary).good(), EAGLE3_E_FILE, "cannot open " + path);
+    std::ifstream file(path, std::ios::binary);
+    require(file.good(), EAGLE3_E_FILE, "cannot open " + path);
+    file.seekg(0, std::ios::end);
+    const uint64_t size = (uint64_t) file.tellg();
 
     auto h = std::make_unique<head>();
     h->target = target;
@@ -301,17 +297,19 @@ std::unique_ptr<head> load_head(const std::string & path, const llama_model * ta
     h->ctx.reset(ctx);
     require(gguf && ctx, EAGLE3_E_FORMAT, path + " is not a valid GGUF file (truncated or damaged)");
 
-    loader l{{std::move(gguf)}, *h};
+    loader l{{std::move(gguf)}, *h, {}};
     l.read_geometry();
     l.read_rope();
     l.check_target();
     l.find_weights();
+    l.check_names();
+    l.check_size(size);
 
     h->device = output_device(target);
     require(h->device != nullptr, EAGLE3_E_INTERNAL, "no device for the head");
     h->buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_dev_buffer_type(h->device)));
     require(h->buffer != nullptr, EAGLE3_E_MEMORY, "not enough memory for the head's weights");
-    l.read_data(path);
+    l.read_data(file);
     l.read_d2t();
     return h;
 }

@@ -1,5 +1,5 @@
-// A head's weights and geometry, read from a GGUF of architecture "eagle3" (upstream llama.cpp's keys and
-// tensor names, and those written before its merge: eagle3.extract_layers, blk.0.hidden_norm).
+// A head's weights and geometry, read from a GGUF: architecture "eagle3" (upstream llama.cpp's keys and tensor names, and
+// those written before its merge: eagle3.extract_layers, blk.0.hidden_norm) or "eagle" (EAGLE-1).
 #pragma once
 
 #include "error.hpp"
@@ -26,23 +26,37 @@ struct rope_params {
     float   beta_slow   = 1.0f;
 };
 
+// A decoder layer. With hidden_norm it reads the token too: attention takes [attn_norm(e), hidden_norm(state)], else
+// attn_norm(state), or the state itself if attn_norm is null. Biases, q_norm and k_norm may be null.
+struct block {
+    ggml_tensor * attn_norm = nullptr, * hidden_norm = nullptr;
+    ggml_tensor * wq = nullptr, * wk = nullptr, * wv = nullptr, * wo = nullptr;
+    ggml_tensor * bq = nullptr, * bk = nullptr, * bv = nullptr, * bo = nullptr;
+    ggml_tensor * q_norm = nullptr, * k_norm = nullptr;
+    ggml_tensor * ffn_norm = nullptr, * ffn_gate = nullptr, * ffn_up = nullptr, * ffn_down = nullptr;
+    ggml_tensor * b_gate = nullptr, * b_up = nullptr, * b_down = nullptr;
+};
+
 struct head {
     const llama_model * target = nullptr;
 
     int n_embd = 0, n_embd_target = 0, n_vocab = 0, n_vocab_target = 0;
     int n_head = 0, n_head_kv = 0, n_embd_head = 0, n_ff = 0;
-    float norm_eps = 1e-5f;
-    bool norm_before_residual = false, norm_before_fc = false;
+    float norm_eps = 1e-5f, feature_norm_eps = 0.0f;
+    bool norm_before_residual = false;
+    bool norm_output = false;     // a draft's next step takes the state after the final norm
     rope_params rope;
     std::vector<int32_t> layers;  // ids of the captured target layers
     std::vector<int32_t> d2t;     // target id of each draft id
 
-    // weights; tok_embd and output may be the target's own
-    ggml_tensor * tok_embd = nullptr, * output = nullptr, * fc = nullptr, * fc_norm = nullptr;
-    ggml_tensor * attn_norm = nullptr, * hidden_norm = nullptr, * wq = nullptr, * wk = nullptr, * wv = nullptr,
-                      * wo = nullptr;
-    ggml_tensor * ffn_norm = nullptr, * ffn_gate = nullptr, * ffn_up = nullptr, * ffn_down = nullptr;
-    ggml_tensor * output_norm = nullptr, * rope_freqs = nullptr;
+    // features -> g, each step if its weights are there: fc_norm (one RMSNorm a layer, [n_embd_target, layers]),
+    // input_norm (one over all), feature_norm (the target's own final norm), fc
+    ggml_tensor * fc_norm = nullptr, * input_norm = nullptr, * feature_norm = nullptr, * fc = nullptr, * fc_bias = nullptr;
+    // [e, g] -> the first layer's state (EAGLE-1, two projections); null: the state is g
+    ggml_tensor * embd_fc = nullptr, * embd_fc_bias = nullptr;
+    std::vector<block> blocks;
+    ggml_tensor * output_norm = nullptr;  // may be null
+    ggml_tensor * tok_embd = nullptr, * output = nullptr, * rope_freqs = nullptr;  // the first two may be the target's own
 
     ggml_backend_dev_t      device = nullptr;  // where the weights live
     ggml_context_ptr        ctx;

@@ -36,6 +36,7 @@ void session::run_batch(int slot, const int32_t * tokens, const int32_t * depth,
     if (rc != 0) {
         llama_memory_tree_set(memory_, nullptr, 0);
         llama_memory_seq_rm(memory_, slot, s.n_past, -1);
+        require(rc != -4, EAGLE3_E_UNSUPPORTED, "this target does not let the layers be captured that the head reads");
         throw error(EAGLE3_E_DECODE, rc == 1 ? "the context's memory is full" : format("llama_decode returned %d", rc));
     }
 }

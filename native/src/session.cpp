@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "llama-ext.h"
-
 namespace eagle3 {
 
 session::session(llama_context * ctx, head * h, int n_slots) :
@@ -18,7 +16,7 @@ session::session(llama_context * ctx, head * h, int n_slots) :
         require(!llama_model_is_recurrent(model) && !llama_model_is_hybrid(model), EAGLE3_E_UNSUPPORTED,
                 "the target is recurrent or hybrid and cannot drop part of a sequence");
         runner_ = std::make_unique<runner>(*h, n_slots, n_ctx_, llama_n_threads(ctx));
-        prenorm_.resize(h->n_embd);
+        state_.resize(h->n_embd);
         set_capture(true);
     }
     batch_ = llama_batch_init(n_batch_, 0, 1);
@@ -112,7 +110,7 @@ void session::take_features(slot_state & s, int pos, const int32_t * rows, int n
 
 // -- head -------------------------------------------------------------------------------------------------
 
-// Runs the first n pending pairs through the head and drops them; leaves prenorm_ and the k best guesses of the last one.
+// Runs the first n pending pairs through the head and drops them; leaves state_ and the k best guesses of the last one.
 void session::feed(int slot, int n, int k) {
     slot_state & s = slots_[slot];
     if (n <= 0) {
@@ -129,7 +127,7 @@ void session::feed(int slot, int n, int k) {
     p.x        = s.pending_features.data();
     p.features = true;
     p.n_out    = k > 0;
-    p.prenorm  = prenorm_.data();
+    p.state    = state_.data();
     p.k        = k;
     p.ids      = ids_.data();
     p.probs    = probs_.data();
@@ -196,9 +194,9 @@ int session::draft(int slot, int32_t token, int n_max, int n_min, float p_min, i
         p.from    = s.head_from;
         p.n       = 1;
         p.tokens  = &tokens[n - 1];
-        p.x       = prenorm_.data();
+        p.x       = state_.data();
         p.n_out   = 1;
-        p.prenorm = prenorm_.data();
+        p.state   = state_.data();
         p.k       = 1;
         p.ids     = ids_.data();
         p.probs   = probs_.data();
@@ -207,7 +205,7 @@ int session::draft(int slot, int32_t token, int n_max, int n_min, float p_min, i
     return n >= n_min ? n : 0;
 }
 
-void session::head_forward(int slot, const int32_t * tokens, const float * features, int n, float * g, float * prenorm, float * logits) {
+pass session::head_pass(int slot, const int32_t * tokens, const float * features, int n) {
     slot_state & s = at(slot);
     require(head_ != nullptr, EAGLE3_E_ARGUMENT, "the session has no head");
     for (int i = 0; i < n; ++i) {
@@ -221,10 +219,23 @@ void session::head_forward(int slot, const int32_t * tokens, const float * featu
     p.tokens   = tokens;
     p.x        = features;
     p.features = true;
-    p.g        = g;
-    p.prenorm  = prenorm;
-    p.logits   = logits;
+    return p;
+}
+
+void session::head_forward(int slot, const int32_t * tokens, const float * features, int n, float * g, float * state, float * logits) {
+    pass p = head_pass(slot, tokens, features, n);
+    p.g      = g;
+    p.state  = state;
+    p.logits = logits;
     runner_->run(p);
+}
+
+const std::vector<float> & session::head_trace(int slot, const int32_t * tokens, const float * features, int n, const char * stage) {
+    pass p = head_pass(slot, tokens, features, n);
+    p.stage     = stage;
+    p.stage_out = &trace_;
+    runner_->run(p);
+    return trace_;
 }
 
 } // namespace eagle3

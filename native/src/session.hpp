@@ -83,12 +83,14 @@ class session {
     void    state_get(int slot, uint8_t * out) const;
     void    state_set(int slot, const uint8_t * data, int64_t size);
 
-    void head_forward(int slot, const int32_t * tokens, const float * features, int n, float * g, float * prenorm, float * logits);
+    void head_forward(int slot, const int32_t * tokens, const float * features, int n, float * g, float * state, float * logits);
+    const std::vector<float> & head_trace(int slot, const int32_t * tokens, const float * features, int n, const char * stage);
 
   private:
     slot_state &       at(int slot);
     const slot_state & at(int slot) const;
     int  n_pending(const slot_state & s) const;
+    pass head_pass(int slot, const int32_t * tokens, const float * features, int n);
     void run_batch(int slot, const int32_t * tokens, const int32_t * depth, int n, bool all_logits);
     void take_features(slot_state & s, int pos, int n);
     void take_features(slot_state & s, int pos, const int32_t * rows, int n, int n_rows);
@@ -113,7 +115,7 @@ class session {
     int             n_batch_, n_ctx_, n_vocab_;
     std::vector<slot_state> slots_;
     llama_batch             batch_;
-    std::vector<float>      prenorm_, features_;  // prenorm_: of the head's last row
+    std::vector<float>      state_, features_, trace_;  // state_: of the head's last row
     std::vector<int32_t>    ids_;                 // the head's guesses after that row, most probable first,
     std::vector<float>      probs_;               // and their probabilities
     planner                 planner_;

@@ -9,7 +9,7 @@ namespace {
 
 struct state_header {
     char    magic[8];
-    int32_t version, n_embd_kv, n_features, n_past, head_from, head_n, pending_pos, n_pending, n_pending_tokens, reserved;
+    int32_t version, n_embd_kv, n_features, n_past, head_from, head_n, pending_pos, n_pending, n_pending_tokens, n_blocks;
 };
 
 const char MAGIC[8] = {'e', 'a', 'g', 'l', 'e', '3', 's', '\0'};
@@ -28,7 +28,8 @@ void session::state_get(int slot, uint8_t * out) const {
     require(!s.in_round, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
     state_header h = {};
     memcpy(h.magic, MAGIC, sizeof(MAGIC));
-    h.version          = 1;
+    h.version          = 2;
+    h.n_blocks         = (int32_t) head_->blocks.size();
     h.n_embd_kv        = head_->n_embd_kv();
     h.n_features       = head_->n_features();
     h.n_past           = s.n_past;
@@ -57,7 +58,7 @@ void session::state_set(int slot, const uint8_t * data, int64_t size) {
     require(size >= (int64_t) sizeof(h), EAGLE3_E_FORMAT, damaged);
     memcpy(&h, data, sizeof(h));
     data += sizeof(h);
-    require(memcmp(h.magic, MAGIC, sizeof(MAGIC)) == 0 && h.version == 1 && h.n_embd_kv == head_->n_embd_kv() &&
+    require(memcmp(h.magic, MAGIC, sizeof(MAGIC)) == 0 && h.version == 2 && h.n_blocks == (int32_t) head_->blocks.size() && h.n_embd_kv == head_->n_embd_kv() &&
             h.n_features == head_->n_features(), EAGLE3_E_FORMAT, damaged);
     require(0 <= h.head_from && h.head_from <= h.head_n && h.head_n <= h.n_past && h.n_past <= n_ctx_ &&
             0 <= h.n_pending && 0 <= h.pending_pos && h.pending_pos <= h.n_past && h.n_pending <= h.n_past - h.pending_pos &&

@@ -44,7 +44,7 @@ struct session::growth {
 
 // The root's children, from the pass that begin_draft ran.
 void session::grow_root(growth & g, int slot, bool calibrated) {
-    g.states.assign(prenorm_.begin(), prenorm_.begin() + head_->n_embd);
+    g.states.assign(state_.begin(), state_.begin() + head_->n_embd);
     g.n_cells_max = std::min(64, runner_->n_ctx() - at(slot).n_past);
     add_children(g, ids_.data(), probs_.data(), 0, -1, 0, (int) ids_.size(), calibrated);
 }
@@ -94,7 +94,7 @@ void session::grow_level(growth & g, int slot, std::vector<int> level, int width
     p.cell    = cells.data();
     p.path    = paths.data();
     p.n_cells = g.n_cells;
-    p.prenorm = g.states.data();
+    p.state   = g.states.data();
     p.k       = k;
     p.ids     = g.ids.data();
     p.probs   = g.probs.data();
