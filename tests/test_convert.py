@@ -158,7 +158,14 @@ WRONG = {
     "layers": (change(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 5, 50]}), "eagle_aux_hidden_state_layer_ids", ErrorKind.BAD_CONFIG),
     "layer list": (change(eagle_config={"eagle_aux_hidden_state_layer_ids": "x"}), "eagle_aux_hidden_state_layer_ids", ErrorKind.BAD_CONFIG),
     "rope": (change(rope_scaling={"type": "mystery"}), "rope_scaling", ErrorKind.BAD_CONFIG),
-    "variant": (put("fc_norm.0.weight", lambda _: np.ones(HIDDEN, np.float16)), "fc_norm.0.weight", ErrorKind.UNSUPPORTED),
+    "variant": (put("fc_norm.0.weight", lambda _: np.ones(HIDDEN, np.float16)), "fc_norm.1.weight", ErrorKind.MISSING_TENSOR),
+    "unknown": (put("midlayer.router.weight", lambda _: np.ones(HIDDEN, np.float16)), "midlayer.router.weight", ErrorKind.UNSUPPORTED),
+    "decoder layers": (change(num_hidden_layers=2), "num_hidden_layers", ErrorKind.WRONG_SHAPE),
+    "one norm of q and k": (put("midlayer.self_attn.q_norm.weight", lambda _: np.ones(HIDDEN // HEADS, np.float16)),
+                            "midlayer.self_attn.k_norm.weight", ErrorKind.MISSING_TENSOR),
+    "norm that config denies": (lambda c, t: (c.update(norm_before_fc=False), t.update({"input_norm.weight": np.ones(3 * HIDDEN, np.float16)})),
+                                "norm_before_fc", ErrorKind.BAD_CONFIG),
+    "bias that config asks for": (change(attention_bias=True), "attention_bias", ErrorKind.MISSING_TENSOR),
 }
 
 
@@ -269,7 +276,7 @@ def test_norm_before_residual_and_rope_parameters(tmp_path, target):
 
 
 @pytest.mark.parametrize("key, value", [
-    ("hidden_act", "gelu"), ("norm_output", False), ("partial_rotary_factor", 0.5), ("norm_before_fc", True),
+    ("hidden_act", "gelu"), ("partial_rotary_factor", 0.5), ("norm_before_fc", True),
     ("max_position_embeddings", 5_000_000_000), ("max_position_embeddings", 10**400), ("norm_before_residual", "yes")])
 def test_refused_keys(tmp_path, target, key, value):
     config, tensors = checkpoint()

@@ -83,9 +83,10 @@ def test_drafts_and_text(tmp_path, target, name):
     text, checked = [*tiny_models.PROMPT, *plain], 0
     for at, token, draft in drafts[:6]:
         assert text[at] == token
-        ours = head.truth.draft(text[1 : at + 1], features[:at], head.d2t, len(draft))
-        checked += len(draft)
-        assert ours == draft
+        for row, chosen in zip(head.truth.draft_logits(text[1 : at + 1], features[:at], draft), draft):
+            # the native cache is half precision: a token that is as good as the best may win
+            assert row.max() - row[list(head.d2t).index(chosen)] < 0.02 * row.std()
+            checked += 1
     assert checked >= 12
 
 

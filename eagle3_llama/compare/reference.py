@@ -90,16 +90,15 @@ class ReferenceHead:
         out["logits"] = final @ self.w["output.weight"].T.astype(np.float64)
         return out
 
-    def draft(self, tokens: np.ndarray, features: np.ndarray, d2t: np.ndarray, n: int) -> list[int]:
-        """A greedy chain of n target ids after `tokens`, the last of which is sampled and not decoded yet."""
-        g, tokens = self.fuse(features), list(tokens)
-        out = []
-        for _ in range(n):
+    def draft_logits(self, tokens: np.ndarray, features: np.ndarray, chain: list[int]) -> np.ndarray:
+        """[len(chain), draft vocabulary]: before each token of a chain after `tokens`, the last of which is not decoded yet."""
+        g, tokens, out = self.fuse(features), list(tokens), []
+        for token in chain:
             stages = self.forward(np.array(tokens), g)
-            out.append(int(d2t[stages["logits"][-1].argmax()]))
-            tokens.append(out[-1])
+            out.append(stages["logits"][-1])
+            tokens.append(token)
             g = np.concatenate([g, stages["state"][-1:]])
-        return out
+        return np.array(out)
 
     def _layer(self, i: int, cur: np.ndarray, e: np.ndarray, out: dict[str, np.ndarray]) -> np.ndarray:
         at, residual = f"blk.{i}.", cur
