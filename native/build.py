@@ -40,9 +40,10 @@ _TREE_PARTS = ("CMakeLists.txt", "LICENSE", "cmake", "common", "ggml", "include"
 _NOT_OURS = re.compile(r"^(CMAKE_INSTALL_.*|CMAKE_MAKE_PROGRAM|CMAKE_MODULE_PATH|CMAKE_PREFIX_PATH|SKBUILD.*"
                        r"|Python3?_.*|PYTHON_.*|LLAMA_BUILD|LLAVA_BUILD)$")  # fmt: skip
 
-# Quick to compile and still readable in a report; GPU flags of CMAKE_ARGS do not apply.
+# Quick to compile and still readable in a report; without asserts, as a release is: ggml has some on values (no NaN in a norm),
+# which files decide. GPU flags of CMAKE_ARGS do not apply.
 _SANITIZE = {"EAGLE3_SANITIZE": "ON", "CMAKE_BUILD_TYPE": "Debug",
-             "CMAKE_C_FLAGS_DEBUG": "-O1 -g1", "CMAKE_CXX_FLAGS_DEBUG": "-O1 -g1"}  # fmt: skip
+             "CMAKE_C_FLAGS_DEBUG": "-O1 -g1 -DNDEBUG", "CMAKE_CXX_FLAGS_DEBUG": "-O1 -g1 -DNDEBUG"}  # fmt: skip
 
 
 def build(sanitize: bool = False, tests: bool = False, defines: dict[str, str] | None = None,

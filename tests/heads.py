@@ -144,7 +144,7 @@ def make(name, shared, seed=0, **size):
     if r.embeddings:
         w["token_embd.weight"] = matrix(n_vocab, hidden)
     d2t = np.sort(rng.choice(n_vocab, n_draft, replace=False)) if r.own_vocab else np.arange(n_vocab)
-    head = Head(_config(r, hidden, d, n_draft, n_vocab), _tensors(r, w, d2t, n_vocab), None, d2t, layers)
+    head = Head(_config(r, hidden, n_target, d, n_draft, n_vocab), _tensors(r, w, d2t, n_vocab), None, d2t, layers)
     lent = {k: v for k, v in shared.items() if k in ("token_embd.weight", "output.weight") and k not in w}
     feature_norm = (shared["output_norm.weight"], shared["eps"]) if r.kind == "eagle1" else None
     head.truth = ReferenceHead({k: v.astype(np.float32) for k, v in {**lent, **w}.items()}, N_HEAD, N_KV, d, EPS, r.rope,
@@ -198,13 +198,13 @@ def _tensors(r, w, d2t, n_vocab):
     return {r.names + name: x for name, x in out.items()}
 
 
-def _config(r, hidden, d, n_draft, n_vocab):
+def _config(r, hidden, n_target, d, n_draft, n_vocab):
     inner = {"hidden_size": hidden, "num_attention_heads": N_HEAD, "num_key_value_heads": N_KV, "intermediate_size": FF, "head_dim": d,
              "num_hidden_layers": r.n_blocks, "rms_norm_eps": EPS, "rope_theta": BASE, "max_position_embeddings": 512, "vocab_size": n_vocab,
              "hidden_act": "silu"}  # fmt: skip
     if r.attention_bias or r.mlp_bias:
         inner.update(attention_bias=r.attention_bias, mlp_bias=r.mlp_bias)
-    outer = dict(r.config)
+    outer = {**r.config, **({"target_hidden_size": n_target} if "target_hidden_size" in r.config else {})}
     if r.own_vocab:
         outer["draft_vocab_size"] = n_draft
     if "speculators_config" in outer:

@@ -27,6 +27,7 @@ from eagle3_llama.info import describe
 N = int(os.environ.get("EAGLE3_FUZZ", "600"))
 LONGEST, MOST_MEMORY = 5.0, 2 << 30
 NASTY = [0, 1, 2, 3, 0x7F, 0x80, 0xFF]
+LENGTHS = [2**31 - 1, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1]
 
 
 def damaged(data, rng, donor):
@@ -49,7 +50,7 @@ def damaged(data, rng, donor):
         a, n = int(rng.integers(len(source))), int(rng.integers(1, 200))
         data[at : at + (n if rng.random() < 0.5 else 0)] = source[a : a + n]
     else:
-        data[at : at + 8] = int(rng.choice([2**31 - 1, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1, -1 % 2**64], shuffle=False)).to_bytes(8, "little")
+        data[at : at + 8] = LENGTHS[int(rng.integers(len(LENGTHS)))].to_bytes(8, "little")
     return bytes(data)
 
 

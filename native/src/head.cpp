@@ -243,6 +243,8 @@ struct loader {
             file.seekg((std::streamoff) offset_of(t));
             file.read(buf.data(), (std::streamsize) buf.size());
             require(file.good(), EAGLE3_E_FILE, format("cannot read tensor %s", t->name));
+            require(t->type == GGML_TYPE_I64 || ggml_validate_row_data(t->type, buf.data(), buf.size()), EAGLE3_E_FORMAT,
+                    format("tensor %s has values that are NaN or infinite", t->name));
             ggml_backend_tensor_set(t, buf.data(), 0, buf.size());
         }
     }

@@ -72,7 +72,7 @@ int check(llm_arch arch, bool moe) {
     watcher w;
     w.n_embd  = llama_model_n_embd(model);
     w.n_layer = llama_model_n_layer(model);
-    w.last    = arch == LLM_ARCH_T5 ? "result_embd" : arch == LLM_ARCH_STEP35 || arch == LLM_ARCH_NEMOTRON_H || arch == LLM_ARCH_NEMOTRON_H_MOE ? "h_nextn" : nullptr;
+    w.last    = arch == LLM_ARCH_T5 ? "result_embd" : arch == LLM_ARCH_STEP35 ? "h_nextn" : nullptr;
     llama_context_params params = llama_context_default_params();
     params.n_ctx = 256;
     params.n_batch = params.n_ubatch = 64;
