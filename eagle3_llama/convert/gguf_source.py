@@ -81,7 +81,8 @@ def _tensor(path: Path, info: TensorInfo) -> HeadTensor:
         if dtype in _INTEGERS:
             return data.view(_INTEGERS[dtype]).astype(np.int64)
         try:
-            values = gguf.quants.dequantize(data.reshape((hi - lo, per_row) if len(info.shape) > 1 else -1), info.qtype)
+            with np.errstate(all="ignore"):  # the writer finds what is not finite
+                values = gguf.quants.dequantize(data.reshape((hi - lo, per_row) if len(info.shape) > 1 else -1), info.qtype)
         except NotImplementedError as e:
             raise EagleError(ErrorKind.UNSUPPORTED, f"tensor {info.name} of {path} is {info.qtype.name}, which cannot be read back") from e
         return values.astype(np.float32).reshape(hi - lo, *info.shape[1:])
