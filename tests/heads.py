@@ -85,7 +85,7 @@ RECIPES = {
     "SpecForge": Recipe(config={**_EAGLE3, **_layer_ids(1, 5, 8)}),
     "SpecForge, no final norm": Recipe(config={**_EAGLE3, **_layer_ids(1, 5, 8), "norm_output": False}, final_norm=False),
     "SpecForge, EAGLE-3.1": Recipe(config={**_EAGLE3, **_layer_ids(1, 5, 8), "fc_norm": True, "norm_output": True}, fc_norm="fc_norm", norm_output=True),
-    "SpecForge, five layers": Recipe(config={**_EAGLE3, "eagle_aux_hidden_state_layer_ids": [0, 3, 6, 9, 12]}, layers=(0, 3, 6, 9, 12)),
+    "SpecForge, eight layers": Recipe(config={**_EAGLE3, "eagle_aux_hidden_state_layer_ids": [0, 1, 3, 5, 7, 9, 11, 12]}, layers=(0, 1, 3, 5, 7, 9, 11, 12)),
     "SpecForge, one layer": Recipe(config={**_EAGLE3, "eagle_aux_hidden_state_layer_ids": [2]}, layers=(2,)),
     "AngelSlim": Recipe(config={"architectures": ["Eagle3LlamaForCausalLM"], "target_model_type": "qwen3", "head_dim": 24}, head_dim=24),
     "speculators, llama": Recipe("layers.{i}", {**_SPECULATORS, "norm_before_residual": True, "norm_before_fc": True}, input_norm=True,
