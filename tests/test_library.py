@@ -1,8 +1,8 @@
 """Loading: one clear error for each way it can go wrong."""
 
 import os
-import shutil
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
