@@ -28,7 +28,7 @@ def test_rounds_under_sanitizers(programs, tmp_path, seed):
 def test_rounds_of_variants_under_sanitizers(programs, tmp_path, name):
     target = tiny_models.target(tmp_path / "target.gguf", n_layer=12)
     _, head = converted(tmp_path, name, target, "q8_0" if "two" in name else "f32")
-    rounds(programs, target, head, 5, 40)
+    rounds(programs, target, head, 5, 20)
 
 
 def rounds(programs, target, head, seed, n):
