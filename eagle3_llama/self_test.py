@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
+from .convert.target import read_target
+
 N_MAX, N_PREDICT = 4, 64
 BETTER = 1.05  # times the tokens a round: less is chance
 PROMPTS = (
@@ -33,10 +35,10 @@ def self_test(head: str | Path, target: str | Path, n_threads: int | None = None
     Greedy, chains of 4, three built-in prompts in the target's chat template. Raises EagleError as loading does.
     """
     trials = [_try(head, target, None, n_threads, on_trial)]
-    own = trials[0].layers
+    own, n_layer = trials[0].layers, read_target(Path(target)).n_layer
     for shift in (-1, 1):
         layers = [i + shift for i in own]
-        if layers[0] >= 0 and layers[-1] <= _n_layer(target):
+        if layers[0] >= 0 and layers[-1] <= n_layer:
             trials.append(_try(head, target, layers, n_threads, on_trial))
     return trials
 
@@ -67,9 +69,3 @@ def _try(head: str | Path, target: str | Path, layers: list[int] | None, n_threa
     if on_trial is not None:
         on_trial(trial)
     return trial
-
-
-def _n_layer(target: str | Path) -> int:
-    from .convert.target import read_target
-
-    return read_target(Path(target)).n_layer

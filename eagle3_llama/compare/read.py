@@ -44,12 +44,6 @@ def read_reference(head: Path, target: Path) -> ReferenceHead:
                          bool(file.get(f"{arch}.norm_before_residual", False)), bool(file.get(f"{arch}.norm_output", False)), feature_norm)
 
 
-def read_d2t(head: Path, n_vocab: int) -> np.ndarray:
-    """[draft vocabulary] target ids."""
-    file = read_gguf(head)
-    return _values(file, "d2t").astype(np.int64) if "d2t" in file.tensors else np.arange(n_vocab)
-
-
 def _rope(file: Gguf, arch: str) -> ReferenceRope:
     get = lambda key, default: file.get(f"{arch}.rope.{key}", default)  # noqa: E731
     base, factor = get("freq_base", 10000.0), get("scaling.factor", 1.0)
@@ -67,8 +61,6 @@ def _values(file: Gguf, name: str) -> np.ndarray:
     if info is None or info.qtype is None:
         raise EagleError(ErrorKind.MISSING_TENSOR, f"{file.path} has no tensor {name} that can be read")
     data = np.memmap(file.path, np.uint8, "r", info.offset, (info.n_bytes,))
-    if info.qtype is gguf.GGMLQuantizationType.I64:
-        return np.array(data).view(np.int64).reshape(info.shape)
     try:
         rows = data.reshape(-1, info.n_bytes // max(math.prod(info.shape[:-1]), 1))
         return gguf.quants.dequantize(rows, info.qtype).astype(np.float32).reshape(info.shape)

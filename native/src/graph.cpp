@@ -327,28 +327,30 @@ size_t runner::cells_size(int from, int to) const {
     return 2 * cache_.size() * (size_t) (to - from) * cache_[0].k->nb[1];
 }
 
-void runner::cells_get(int slot, int from, int to, uint8_t * out) const {
+// f(keys or values of a layer, offset, bytes) for each region that holds the rows [from, to) of a slot
+template <typename F> void runner::each_region(int slot, int from, int to, F && f) const {
     const size_t row = cache_[0].k->nb[1], n = (size_t) (to - from) * row, offset = ((size_t) slot * n_ctx_ + from) * row;
     for (const cache & c : cache_) {
         for (ggml_tensor * t : {c.k, c.v}) {
             if (n) {
-                ggml_backend_tensor_get(t, out, offset, n);
-                out += n;
+                f(t, offset, n);
             }
         }
     }
 }
 
+void runner::cells_get(int slot, int from, int to, uint8_t * out) const {
+    each_region(slot, from, to, [&](ggml_tensor * t, size_t offset, size_t n) {
+        ggml_backend_tensor_get(t, out, offset, n);
+        out += n;
+    });
+}
+
 void runner::cells_set(int slot, int from, int to, const uint8_t * data) {
-    const size_t row = cache_[0].k->nb[1], n = (size_t) (to - from) * row, offset = ((size_t) slot * n_ctx_ + from) * row;
-    for (const cache & c : cache_) {
-        for (ggml_tensor * t : {c.k, c.v}) {
-            if (n) {
-                ggml_backend_tensor_set(t, data, offset, n);
-                data += n;
-            }
-        }
-    }
+    each_region(slot, from, to, [&](ggml_tensor * t, size_t offset, size_t n) {
+        ggml_backend_tensor_set(t, data, offset, n);
+        data += n;
+    });
 }
 
 } // namespace eagle3

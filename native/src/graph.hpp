@@ -79,6 +79,7 @@ class runner {
     struct built;
     built & get(const pass_shape & shape);
     struct builder;
+    template <typename F> void each_region(int slot, int from, int to, F && f) const;
     void    set_inputs(const built & b, const pass & p);
 
     const head & h_;
