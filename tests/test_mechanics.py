@@ -139,6 +139,7 @@ def test_context_end(plain, eagle, n_max):
 
 def test_prompt_over_many_batches(plain, eagle):
     prompt = [1, *(3 + i % 250 for i in range(300))]
+    eagle.eagle_params = EagleParams(n_max=3)  # the planner might find that nothing pays
     assert take(eagle, 30, prompt) == take(plain, 30, prompt)
     assert eagle.stats.drafted > 0
 

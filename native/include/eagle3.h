@@ -20,7 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define EAGLE3_ABI_VERSION 3
+#define EAGLE3_ABI_VERSION 4
 
 #ifdef __cplusplus
 extern "C" {
@@ -157,8 +157,9 @@ struct eagle3_costs {
 // finite, those of rows 1..64 positive and none negative.
 int32_t eagle3_plan_set(eagle3_session * s, const struct eagle3_costs * costs);
 
-// What the planner believes: tokens per second it goes by and that plain decoding would give, what the last tokens say of
-// the head beyond its tallies (1: what they say), rounds it rests for. E_ARGUMENT before eagle3_plan_set.
+// What the planner believes of rounds with as many slots as the last one: tokens per second, of all slots, that it goes by and that
+// plain decoding would give, what the last tokens of slot 0 say of the head beyond its tallies (1: what they say), rounds
+// it rests for. E_ARGUMENT before eagle3_plan_set.
 struct eagle3_plan_info {
     float   rate;
     float   plain_rate;
@@ -186,6 +187,10 @@ int32_t eagle3_draft_planned(eagle3_session * s, int32_t slot, int32_t token, in
 // returns how many; the last of them is not decoded yet (the bonus).
 int32_t eagle3_verify(eagle3_session * s, int32_t slot, void * sampler, int32_t * out);
 
+// Samples row `row` of the last decode (-1: its last row with logits) with sampler, which also accepts the token; returns the
+// token. As llama_sampler_sample, but a sampler's exception (a grammar that is stuck) becomes E_INTERNAL.
+int32_t eagle3_sample(eagle3_session * s, void * sampler, int32_t row);
+
 // The row of the last eagle3_decode that the i-th token of eagle3_verify was sampled from: i itself for a chain.
 // llama_get_logits_ith has its logits until the next decode; those of rows that verification did not get to may be missing.
 int32_t eagle3_verified_row(const eagle3_session * s, int32_t slot, int32_t i);
@@ -194,6 +199,46 @@ int32_t eagle3_verified_row(const eagle3_session * s, int32_t slot, int32_t i);
 // the others from the target's memory, and keeps their features for the next draft. 0 <= n_keep <= n + 1.
 // Without a round under way it does nothing.
 int32_t eagle3_commit(eagle3_session * s, int32_t slot, int32_t n_keep);
+
+// -- several slots in one round ---------------------------------------------------------------------------
+//
+// The same four steps over up to 64 slots at once: one pass of the head a level, one batch of the target, rows shared
+// out among the slots by what they are expected to bring. A slot's rows are computed as if it were alone.
+
+enum eagle3_kind {
+    EAGLE3_PLAIN   = 0,  // no draft
+    EAGLE3_CHAIN   = 1,  // as eagle3_draft: n_max, p_min
+    EAGLE3_TREE    = 2,  // as eagle3_draft_tree: n_max, depth, width, p_min
+    EAGLE3_PLANNED = 3   // as eagle3_draft_planned: n_max, over all slots; width
+};
+
+// What a slot wants of a round: token was sampled and is not decoded yet.
+struct eagle3_ask {
+    int32_t slot;
+    int32_t token;
+    int32_t kind;
+    int32_t n_max;
+    int32_t depth;  // at least 1
+    int32_t width;  // 1..16
+    float   p_min;
+};
+
+// Drafts for n different slots and begins their round; drafted[i] is how many tokens asks[i] got. Where there is no room for all,
+// drafts are shorter. Returns their sum.
+int32_t eagle3_round_draft(eagle3_session * s, const struct eagle3_ask * asks, int32_t n, int32_t * drafted);
+
+// What asks[i] got: the tokens, each after parents[...], -1 for the ask's own token. Room for 63 of each. Returns their number.
+int32_t eagle3_round_drafted(const eagle3_session * s, int32_t i, int32_t * tokens, int32_t * parents);
+
+// One target batch of all of it. On E_DECODE the slots are as before, and nothing is under way.
+int32_t eagle3_round_decode(eagle3_session * s);
+
+// Samples with each slot's sampler (`struct llama_sampler *`), in the order of the asks: out[n][64], counts[n] tokens of each, the last
+// one not decoded yet. A count below 0 is the error of a slot whose sampler failed; the others' tokens are good.
+int32_t eagle3_round_verify(eagle3_session * s, void * const * samplers, int32_t * out, int32_t * counts);
+
+// Ends the round: keep[n] rows of each slot, 0 for none. Without a round under way it does nothing.
+int32_t eagle3_round_commit(eagle3_session * s, const int32_t * keep);
 
 // -- state ------------------------------------------------------------------------------------------------
 

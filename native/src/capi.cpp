@@ -257,7 +257,7 @@ int32_t eagle3_plan_get(eagle3_session * s, struct eagle3_plan_info * out) {
         not_null(out, "out");
         const planner & p = get(s).plan();
         require(p.ready(), EAGLE3_E_ARGUMENT, "the planner has no costs: eagle3_plan_set");
-        *out = {p.rate(), 1.0f / p.plain_seconds(), p.trust(), p.asleep()};
+        *out = {p.rate(), (float) p.n_slots() / p.plain_seconds(), get(s).slot(0).trust, p.asleep()};
         return EAGLE3_OK;
     });
 }
@@ -313,6 +313,73 @@ int32_t eagle3_verify(eagle3_session * s, int32_t slot, void * sampler, int32_t 
 
 int32_t eagle3_commit(eagle3_session * s, int32_t slot, int32_t n_keep) {
     return guard([&]() -> int32_t { get(s).commit(slot, n_keep); return EAGLE3_OK; });
+}
+
+int32_t eagle3_sample(eagle3_session * s, void * sampler, int32_t row) {
+    return guard([&]() -> int32_t {
+        not_null(sampler, "sampler");
+        return get(s).sample((llama_sampler *) sampler, row);
+    });
+}
+
+int32_t eagle3_round_draft(eagle3_session * s, const struct eagle3_ask * asks, int32_t n, int32_t * drafted) {
+    return guard([&]() -> int32_t {
+        not_null(asks, "asks");
+        not_null(drafted, "drafted");
+        std::vector<ask> wanted;
+        for (int32_t i = 0; i < n; ++i) {
+            const eagle3_ask & a = asks[i];
+            require(a.kind >= EAGLE3_PLAIN && a.kind <= EAGLE3_PLANNED, EAGLE3_E_ARGUMENT, format("there is no kind %d of draft", a.kind));
+            require(std::isfinite(a.p_min), EAGLE3_E_ARGUMENT, "p_min is not finite");
+            wanted.push_back({a.slot, a.token, a.kind, a.n_max, a.depth, a.width, a.p_min});
+        }
+        const int32_t total = get(s).draft_many(wanted);
+        for (int32_t i = 0; i < n; ++i) {
+            drafted[i] = (int32_t) get(s).slot(asks[i].slot).round_tokens.size() - 1;
+        }
+        return total;
+    });
+}
+
+int32_t eagle3_round_drafted(const eagle3_session * s, int32_t i, int32_t * tokens, int32_t * parents) {
+    return guard([&]() -> int32_t {
+        not_null(tokens, "tokens");
+        not_null(parents, "parents");
+        const std::vector<int> & slots = get(s).round_slots();
+        require(i >= 0 && i < (int32_t) slots.size(), EAGLE3_E_ARGUMENT, format("the round has no ask %d", i));
+        const slot_state & slot = get(s).slot(slots[i]);
+        const int32_t n = (int32_t) slot.round_tokens.size() - 1;
+        for (int32_t k = 0; k < n; ++k) {
+            tokens[k]  = slot.round_tokens[k + 1];
+            parents[k] = slot.round_parents[k + 1] - 1;
+        }
+        return n;
+    });
+}
+
+int32_t eagle3_round_decode(eagle3_session * s) {
+    return guard([&]() -> int32_t { get(s).decode_many(); return EAGLE3_OK; });
+}
+
+int32_t eagle3_round_verify(eagle3_session * s, void * const * samplers, int32_t * out, int32_t * counts) {
+    return guard([&]() -> int32_t {
+        not_null(samplers, "samplers");
+        not_null(out, "out");
+        not_null(counts, "counts");
+        for (size_t i = 0; i < get(s).round_slots().size(); ++i) {
+            not_null(samplers[i], "a sampler");
+        }
+        get(s).verify_many((llama_sampler * const *) samplers, out, counts);
+        return EAGLE3_OK;
+    });
+}
+
+int32_t eagle3_round_commit(eagle3_session * s, const int32_t * keep) {
+    return guard([&]() -> int32_t {
+        not_null(keep, "keep");
+        get(s).commit_many(keep);
+        return EAGLE3_OK;
+    });
 }
 
 int64_t eagle3_state_size(const eagle3_session * s, int32_t slot) {

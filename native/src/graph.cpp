@@ -5,13 +5,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 
 namespace eagle3 {
 
 namespace {
 
 constexpr int    KV_PAD     = 256;  // a graph serves this many positions before the next one is built
-constexpr size_t MAX_BUILT  = 48;
+constexpr size_t MAX_BUILT  = 64;
 constexpr int    GRAPH_SIZE = 64;  // nodes, and as many again for each decoder layer
 
 int pad(int n, int to) {
@@ -30,13 +31,20 @@ void sort_best(int32_t * ids, float * probs, int k) {
 
 } // namespace
 
+// What some of the rows need to attend: their positions, what they see, and, for rows of several slots, the row in each place
+// of the rectangle and each row's place.
+struct runner::attention {
+    ggml_tensor *pos = nullptr, *mask = nullptr, *row = nullptr, *place = nullptr;
+};
+
 struct runner::built {
     pass_shape             shape;
     uint64_t               used = 0;
     ggml_context_ptr       ctx;
     ggml_cgraph *          graph = nullptr;
     ggml_backend_sched_ptr sched;
-    ggml_tensor *tokens = nullptr, *x = nullptr, *pos = nullptr, *cells = nullptr, *mask = nullptr;    // inputs
+    ggml_tensor *tokens = nullptr, *x = nullptr, *pos = nullptr, *cells = nullptr, *out_rows = nullptr;  // inputs
+    attention inner, last;  // of all rows, in the layers before the last one; of those with outputs
     ggml_tensor *g = nullptr, *state = nullptr, *logits = nullptr, *ids = nullptr, *probs = nullptr;  // outputs
 };
 
@@ -73,7 +81,7 @@ struct runner::builder {
     const head &   h     = r.h_;
     ggml_context * ctx   = b.ctx.get();
     ggml_cgraph *  gf    = b.graph;
-    int            n_out = b.shape.n_out, n_rows = b.shape.n_rows;
+    int            n_out = b.shape.out.n, n_rows = b.shape.rows.n;
 
     static ggml_tensor * input(ggml_tensor * t) {
         ggml_set_input(t);
@@ -88,9 +96,12 @@ struct runner::builder {
         return bias ? ggml_add(ctx, t, bias) : t;
     }
 
-    // the last n rows of [ne0, n_rows]
-    ggml_tensor * last(ggml_tensor * t, int n) const {
-        return t->ne[1] == n ? t : ggml_view_2d(ctx, t, t->ne[0], n, t->nb[1], (t->ne[1] - n) * t->nb[1]);
+    // of [ne0, n_rows], the rows with outputs
+    ggml_tensor * outs(ggml_tensor * t) const {
+        if (!b.shape.out_last) {
+            return ggml_get_rows(ctx, t, b.out_rows);
+        }
+        return n_out == n_rows ? t : ggml_view_2d(ctx, t, t->ne[0], n_out, t->nb[1], (n_rows - n_out) * t->nb[1]);
     }
 
     // a stage that a trace may ask for
@@ -104,13 +115,26 @@ struct runner::builder {
     }
 
     // [n_heads * d, n] -> [d, n_heads, n], normed if w is there, at the positions of its rows
-    ggml_tensor * rotated(ggml_tensor * t, ggml_tensor * w, int n_heads) const {
-        const int n = (int) t->ne[1];
-        ggml_tensor * pos = n == n_rows ? b.pos : ggml_view_1d(ctx, b.pos, n, (n_rows - n) * ggml_element_size(b.pos));
+    ggml_tensor * rotated(ggml_tensor * t, ggml_tensor * w, int n_heads, ggml_tensor * pos) const {
         const rope_params & p = h.rope;
-        t = ggml_reshape_3d(ctx, t, h.n_embd_head, n_heads, n);
+        t = ggml_reshape_3d(ctx, t, h.n_embd_head, n_heads, t->ne[1]);
         return ggml_rope_ext(ctx, w ? norm(t, w) : t, pos, h.rope_freqs, p.n_dims, GGML_ROPE_TYPE_NORMAL, p.n_ctx_orig, p.freq_base,
                              p.freq_scale, p.ext_factor, p.attn_factor, p.beta_fast, p.beta_slow);
+    }
+
+    // q: [d, n_head, n] -> [d * n_head, n]
+    ggml_tensor * attend(int il, ggml_tensor * q, const attention & a) const {
+        const int64_t width = (int64_t) h.n_embd_head * h.n_head, n_slots = b.shape.n_slots;
+        if (a.row) {
+            q = ggml_get_rows(ctx, ggml_reshape_2d(ctx, q, width, q->ne[2]), a.row);
+            q = ggml_reshape_4d(ctx, q, h.n_embd_head, h.n_head, q->ne[1] / n_slots, n_slots);
+        }
+        q = ggml_permute(ctx, q, 0, 2, 1, 3);  // [d, n, n_head, n_slots]
+        ggml_tensor * t = ggml_flash_attn_ext(ctx, q, cached(r.cache_[il].k), cached(r.cache_[il].v), a.mask,
+                                              1.0f / std::sqrt((float) h.n_embd_head), 0.0f, 0.0f);
+        ggml_prec_set_acc(t, GGML_PREC_F32);
+        t = ggml_reshape_2d(ctx, t, width, t->ne[2] * t->ne[3]);
+        return a.place ? ggml_get_rows(ctx, t, a.place) : t;
     }
 
     // target features -> g
@@ -128,9 +152,9 @@ struct runner::builder {
         return h.fc ? product(h.fc, x, h.fc_bias) : x;
     }
 
-    // A decoder layer: cur is [n_embd, n_rows], e the tokens' embeddings. Its keys and values always, the rest for the
-    // last n rows: the last layer's others are read by nobody.
-    ggml_tensor * layer(int il, ggml_tensor * cur, ggml_tensor * e, int n) const {
+    // A decoder layer: cur is [n_embd, n_rows], e the tokens' embeddings. Its keys and values always; of the last layer the rest
+    // only for the rows with outputs.
+    ggml_tensor * layer(int il, ggml_tensor * cur, ggml_tensor * e, bool is_last) const {
         const block & w = h.blocks[il];
         ggml_tensor * u = cur, * residual = cur;
         if (w.hidden_norm) {
@@ -142,21 +166,19 @@ struct runner::builder {
         }
         stage(u, "attn_in", il);
 
-        ggml_tensor * k = rotated(product(w.wk, u, w.bk), w.k_norm, h.n_head_kv);
+        ggml_tensor * k = rotated(product(w.wk, u, w.bk), w.k_norm, h.n_head_kv, b.pos);
         ggml_tensor * v = product(w.wv, u, w.bv);
         k = ggml_reshape_2d(ctx, k, h.n_embd_kv(), n_rows);
         ggml_build_forward_expand(gf, ggml_set_rows(ctx, r.cache_[il].k, k, b.cells));
         ggml_build_forward_expand(gf, ggml_set_rows(ctx, r.cache_[il].v, v, b.cells));
-        if (n == 0) {
+        if (is_last && n_out == 0) {
             return nullptr;
         }
 
-        ggml_tensor * q = ggml_permute(ctx, rotated(product(w.wq, last(u, n), w.bq), w.q_norm, h.n_head), 0, 2, 1, 3);  // [d, n, n_head]
-        ggml_tensor * attn = ggml_flash_attn_ext(ctx, q, cached(r.cache_[il].k), cached(r.cache_[il].v), last(b.mask, n),
-                                                 1.0f / std::sqrt((float) h.n_embd_head), 0.0f, 0.0f);
-        ggml_prec_set_acc(attn, GGML_PREC_F32);
-        attn = product(w.wo, ggml_reshape_2d(ctx, attn, h.n_embd_head * h.n_head, n), w.bo);
-        cur  = ggml_add(ctx, stage(attn, "attn_out", il), last(residual, n));
+        const attention & a = is_last ? b.last : b.inner;
+        ggml_tensor * q = rotated(product(w.wq, is_last ? outs(u) : u, w.bq), w.q_norm, h.n_head, a.pos);
+        ggml_tensor * attn = product(w.wo, attend(il, q, a), w.bo);
+        cur = ggml_add(ctx, stage(attn, "attn_out", il), is_last ? outs(residual) : residual);
 
         ggml_tensor * f = norm(cur, w.ffn_norm);
         f = ggml_swiglu_split(ctx, product(w.ffn_gate, f, w.b_gate), product(w.ffn_up, f, w.b_up));
@@ -164,33 +186,53 @@ struct runner::builder {
         return ggml_add(ctx, cur, stage(f, "ffn_out", il));
     }
 
-    ggml_tensor * cached(ggml_tensor * t) const {  // [d, n_kv, n_head_kv]
-        return ggml_view_3d(ctx, t, h.n_embd_head, b.shape.n_kv, h.n_head_kv, t->nb[1], ggml_row_size(t->type, h.n_embd_head),
-                            (size_t) b.shape.slot * r.n_ctx_ * t->nb[1]);
+    ggml_tensor * cached(ggml_tensor * t) const {  // [d, n_kv, n_head_kv, n_slots]
+        return ggml_view_4d(ctx, t, h.n_embd_head, b.shape.n_kv, h.n_head_kv, b.shape.n_slots, t->nb[1],
+                            ggml_row_size(t->type, h.n_embd_head), (size_t) r.n_ctx_ * t->nb[1], (size_t) b.shape.slot * r.n_ctx_ * t->nb[1]);
+    }
+
+    ggml_tensor * ids(int64_t n) const { return input(ggml_new_tensor_1d(ctx, GGML_TYPE_I32, n)); }
+
+    attention attention_of(const row_layout & l) const {
+        const pass_shape & s = b.shape;
+        attention a;
+        a.pos  = ids(l.n);
+        a.mask = input(ggml_new_tensor_4d(ctx, GGML_TYPE_F16, s.n_kv, l.most, 1, s.n_slots));
+        if (s.n_slots > 1) {
+            a.row   = ids((int64_t) l.most * s.n_slots);
+            a.place = ids(l.n);
+        }
+        return a;
     }
 
     void build() const {
         const pass_shape & s = b.shape;
         const int n_layer = (int) h.blocks.size();
-        b.tokens = input(ggml_new_tensor_1d(ctx, GGML_TYPE_I32, n_rows));
+        b.tokens = ids(n_rows);
+        b.pos    = ids(n_rows);
         b.x      = input(ggml_new_tensor_2d(ctx, GGML_TYPE_F32, s.features ? h.n_features() : h.n_embd, n_rows));
-        b.pos    = input(ggml_new_tensor_1d(ctx, GGML_TYPE_I32, n_rows));
         b.cells  = input(ggml_new_tensor_1d(ctx, GGML_TYPE_I64, n_rows));
-        if (s.n_mask()) {
-            b.mask = input(ggml_new_tensor_2d(ctx, GGML_TYPE_F16, s.n_kv, s.n_mask()));
+        if (n_layer > 1) {
+            b.inner = attention_of(s.rows);
+        }
+        if (n_out > 0) {
+            b.last = attention_of(s.out);
+        }
+        if (!s.out_last) {
+            b.out_rows = ids(n_out);
         }
 
         ggml_tensor * g   = stage(s.features ? fuse(b.x) : b.x, "g");
         ggml_tensor * e   = ggml_get_rows(ctx, h.tok_embd, b.tokens);
         ggml_tensor * cur = h.embd_fc ? product(h.embd_fc, ggml_concat(ctx, e, g, 0), h.embd_fc_bias) : g;
         for (int il = 0; il < n_layer; ++il) {
-            cur = layer(il, cur, e, il + 1 < n_layer ? n_rows : n_out);
+            cur = layer(il, cur, e, il + 1 == n_layer);
         }
         if (n_out == 0) {
             return;
         }
         ggml_tensor * out = h.output_norm ? norm(stage(cur, "prenorm"), h.output_norm) : stage(cur, "prenorm");
-        b.g      = last(g, n_out);
+        b.g      = s.out_last ? outs(g) : nullptr;
         b.state  = h.norm_output ? out : cur;
         b.logits = ggml_mul_mat(ctx, h.output, out);
         ggml_set_output(g);
@@ -234,62 +276,138 @@ runner::built & runner::get(const pass_shape & shape) {
     }
     b->sched.reset(ggml_backend_sched_new(backends.data(), nullptr, (int) backends.size(), size, false, true));
     require(b->sched && ggml_backend_sched_alloc_graph(b->sched.get(), b->graph), EAGLE3_E_MEMORY,
-            format("not enough memory for a pass of %d rows over the head", shape.n_rows));
+            format("not enough memory for a pass of %d rows over the head", shape.rows.n));
     built_.push_back(std::move(b));
     return *built_.back();
 }
 
-void runner::set_inputs(const built & b, const pass & p) {
-    auto set = [](ggml_tensor * t, const void * data) {
-        if (t->buffer) {  // an input that nothing reads has none
-            ggml_backend_tensor_set(t, data, 0, ggml_nbytes(t));
-        }
-    };
-    pos_.resize(p.n);
-    cells_.resize(p.n);
-    for (int r = 0; r < p.n; ++r) {
-        pos_[r]   = p.pos + (p.depth ? p.depth[r] : r);
-        cells_[r] = (int64_t) p.slot * n_ctx_ + p.pos + (p.cell ? p.cell[r] : r);
+std::vector<pass_row> pass::chain(int slot, const int32_t * tokens, int pos, int from, int n, int n_out) {
+    std::vector<pass_row> rows(n);
+    for (int i = 0; i < n; ++i) {
+        pass_row & r = rows[i];
+        r.slot  = slot;
+        r.token = tokens[i];
+        r.pos   = r.cell = pos + i;
+        r.from  = from;
+        r.base  = pos + i + 1;
+        r.out   = i >= n - n_out;
     }
-    set(b.tokens, p.tokens);
-    set(b.x, p.x);
-    set(b.pos, pos_.data());
-    set(b.cells, cells_.data());
-    if (!b.mask) {
-        return;
-    }
+    return rows;
+}
 
-    const int n_kv = b.shape.n_kv, n_mask = b.shape.n_mask();
-    mask_.assign((size_t) n_kv * n_mask, ggml_fp32_to_fp16(-INFINITY));
-    for (int i = 0; i < n_mask; ++i) {
-        const int r = p.n - n_mask + i;
-        ggml_fp16_t * row = mask_.data() + (size_t) i * n_kv;
-        if (!p.path) {
-            std::fill(row + p.from, row + p.pos + r + 1, ggml_fp32_to_fp16(0.0f));
-            continue;
+namespace {
+
+void set(ggml_tensor * t, const void * data) {
+    if (t->buffer) {  // an input that nothing reads has none
+        ggml_backend_tensor_set(t, data, 0, ggml_nbytes(t));
+    }
+}
+
+std::vector<pass_row> out_rows(const std::vector<pass_row> & rows) {
+    std::vector<pass_row> out;
+    std::copy_if(rows.begin(), rows.end(), std::back_inserter(out), [](const pass_row & r) { return r.out; });
+    return out;
+}
+
+// `most` is rounded up for several slots: fewer shapes
+row_layout layout_of(const std::vector<pass_row> & rows, int n_slots) {
+    row_layout l = {(int) rows.size(), (int) rows.size()};
+    if (n_slots > 1) {
+        int most = 0, run = 0;
+        for (size_t i = 0; i < rows.size(); ++i) {
+            run  = i > 0 && rows[i].slot == rows[i - 1].slot ? run + 1 : 1;
+            most = std::max(most, run);
         }
-        std::fill(row + p.from, row + p.pos, ggml_fp32_to_fp16(0.0f));
-        for (int c = 0; c < p.n_cells; ++c) {
-            if ((p.path[r] >> c) & 1) {
-                row[p.pos + c] = ggml_fp32_to_fp16(0.0f);
+        for (l.most = 1; l.most < most; l.most *= 2) {
+        }
+    }
+    return l;
+}
+
+} // namespace
+
+void runner::set_attention(const attention & a, const pass_shape & shape, const std::vector<pass_row> & rows) {
+    const int n_kv = shape.n_kv, most = (int) a.mask->ne[1];
+    const ggml_fp16_t zero = ggml_fp32_to_fp16(0.0f);
+    mask_.assign(ggml_nelements(a.mask), ggml_fp32_to_fp16(-INFINITY));
+    std::vector<int32_t> row(a.row ? ggml_nelements(a.row) : 0, 0), place(rows.size());
+    ids_.clear();
+    int run = 0;
+    for (size_t i = 0; i < rows.size(); ++i) {
+        const pass_row & r = rows[i];
+        run = i > 0 && r.slot == rows[i - 1].slot ? run + 1 : 0;
+        place[i] = (r.slot - shape.slot) * most + run;
+        ids_.push_back(r.pos);
+        if (a.row) {
+            row[place[i]] = (int32_t) i;
+        }
+        ggml_fp16_t * seen = mask_.data() + (size_t) place[i] * n_kv;
+        std::fill(seen + r.from, seen + r.base, zero);
+        for (int c = 0; c < 64 && r.path >> c; ++c) {
+            if ((r.path >> c) & 1) {
+                seen[r.base + c] = zero;
             }
         }
     }
-    set(b.mask, mask_.data());
+    set(a.pos, ids_.data());
+    set(a.mask, mask_.data());
+    if (a.row) {
+        set(a.row, row.data());
+        set(a.place, place.data());
+    }
+}
+
+void runner::set_inputs(const built & b, const pass & p) {
+    std::vector<int32_t> pos, out;
+    ids_.clear();
+    cells_.clear();
+    for (size_t i = 0; i < p.rows.size(); ++i) {
+        const pass_row & r = p.rows[i];
+        ids_.push_back(r.token);
+        pos.push_back(r.pos);
+        cells_.push_back((int64_t) r.slot * n_ctx_ + r.cell);
+        if (r.out) {
+            out.push_back((int32_t) i);
+        }
+    }
+    set(b.tokens, ids_.data());
+    set(b.pos, pos.data());
+    set(b.x, p.x);
+    set(b.cells, cells_.data());
+    if (b.out_rows) {
+        set(b.out_rows, out.data());
+    }
+    if (b.inner.mask) {
+        set_attention(b.inner, b.shape, p.rows);
+    }
+    if (b.last.mask) {
+        set_attention(b.last, b.shape, out_rows(p.rows));
+    }
 }
 
 void runner::run(const pass & p) {
-    const int n_cells = p.path ? p.n_cells : p.n;
-    require(p.slot >= 0 && p.slot < n_slots_ && p.n >= 1 && p.n_out <= p.n && p.pos >= 0 && p.pos + n_cells <= n_ctx_,
-            EAGLE3_E_ARGUMENT, format("a pass of %d rows at position %d does not fit into %d cells", n_cells, p.pos, n_ctx_));
+    const int n = (int) p.rows.size();
+    require(n >= 1, EAGLE3_E_ARGUMENT, "a pass of no rows");
+    const std::vector<pass_row> out = out_rows(p.rows);
+    int first = n_slots_, last = 0, n_cells = 0;
+    for (const pass_row & r : p.rows) {
+        const int end = std::max(r.base, r.cell + 1);
+        require(r.slot >= 0 && r.slot < n_slots_ && r.pos >= 0 && r.cell >= 0 && end <= n_ctx_, EAGLE3_E_ARGUMENT,
+                format("a row at cell %d of slot %d does not fit into %d slots of %d cells", r.cell, r.slot, n_slots_, n_ctx_));
+        first   = std::min(first, r.slot);
+        last    = std::max(last, r.slot);
+        n_cells = std::max(n_cells, end);
+    }
 
     pass_shape shape;
-    shape.slot     = p.slot;
-    shape.n_rows   = p.n;
-    shape.n_out    = p.n_out;
+    shape.slot     = first;
+    shape.n_slots  = last - first + 1;
+    shape.rows     = layout_of(p.rows, shape.n_slots);
+    shape.out      = layout_of(out, shape.n_slots);
+    shape.out_last = std::none_of(p.rows.begin(), p.rows.end() - out.size(), [](const pass_row & r) { return r.out; });
     shape.n_layer  = (int) h_.blocks.size();
-    shape.n_kv     = shape.n_mask() ? pad(p.pos + n_cells, KV_PAD) : 0;
-    shape.k        = p.n_out ? p.k : 0;
+    shape.n_kv     = !out.empty() || shape.n_layer > 1 ? pad(n_cells, KV_PAD) : 0;
+    shape.k        = out.empty() ? 0 : p.k;
     shape.features = p.features;
     shape.traced   = p.stage != nullptr;
     built & b = get(shape);
@@ -303,7 +421,7 @@ void runner::run(const pass & p) {
             ggml_backend_tensor_get(t, out, 0, ggml_nbytes(t));
         }
     };
-    if (p.n_out) {
+    if (!out.empty()) {
         read(b.g, p.g);
         read(b.state, p.state);
         read(b.logits, p.k ? nullptr : p.logits);
@@ -314,10 +432,10 @@ void runner::run(const pass & p) {
         p.stage_out->resize(ggml_nelements(t));
         read(t, p.stage_out->data());
     }
-    if (p.n_out && p.k) {
+    if (!out.empty() && p.k) {
         read(b.ids, p.ids);
         read(b.probs, p.probs);
-        for (int r = 0; r < p.n_out; ++r) {
+        for (int r = 0; r < (int) out.size(); ++r) {
             sort_best(p.ids + r * p.k, p.probs + r * p.k, p.k);
         }
     }

@@ -9,45 +9,48 @@
 
 namespace eagle3 {
 
+// Rows of one slot lie one after the other; those of several are padded to a rectangle for attention, `most` for each slot.
+struct row_layout {
+    int n = 0, most = 0;
+
+    bool operator==(const row_layout & o) const { return n == o.n && most == o.most; }
+};
+
 // What a graph is built for. Two passes with equal shapes share a graph.
 struct pass_shape {
-    int  slot       = 0;
-    int  n_rows     = 0;
-    int  n_out      = 0;      // outputs are wanted of the last n_out rows; none: only keys and values are made
-    int  n_layer    = 1;
-    int  n_kv       = 0;      // cells attended to, padded
-    int  k          = 0;      // of each output row's logits, the k most probable ids; 0: the logits themselves
-    bool features   = false;  // rows are target features, else g itself
-    bool traced     = false;  // every stage can be read
-
-    // rows that attend to something: all that a further layer reads, else those asked for
-    int n_mask() const { return n_layer > 1 ? n_rows : n_out; }
+    int  slot    = 0, n_slots = 1;  // the slots from `slot` on that rows may be of
+    row_layout rows, out;           // outputs are wanted of `out`; none: only keys and values are made
+    bool out_last = true;           // which are the last ones of rows
+    int  n_layer  = 1;
+    int  n_kv     = 0;              // cells attended to, padded
+    int  k        = 0;              // of each output row's logits, the k most probable ids; 0: the logits themselves
+    bool features = false;          // rows are target features, else g itself
+    bool traced   = false;          // every stage can be read
 
     bool operator==(const pass_shape & o) const {
-        return slot == o.slot && n_rows == o.n_rows && n_out == o.n_out && n_kv == o.n_kv && k == o.k && features == o.features && traced == o.traced;
+        return slot == o.slot && n_slots == o.n_slots && rows == o.rows && out == o.out && out_last == o.out_last && n_kv == o.n_kv &&
+               k == o.k && features == o.features && traced == o.traced;
     }
 };
 
-// One pass over the head: row r is the pair (tokens[r], x[r]) at position pos + r of the slot, where tokens[r]
-// is the token at the position after. Rows see cells [from, their own position].
+// A row is the pair (token, x) at a position of its slot, where token is the one at the position after. It sees its slot's
+// cells [from, base) and base + i for each bit i of path, its own among them.
+struct pass_row {
+    int      slot = 0;
+    int32_t  token = 0;
+    int      pos = 0, cell = 0;
+    int      from = 0, base = 0;
+    uint64_t path = 0;
+    bool     out  = false;
+};
+
+// One pass over the head.
 struct pass {
-    int             slot = 0;
-    int             pos  = 0;
-    int             from = 0;
-    int             n    = 0;
-    const int32_t * tokens   = nullptr;  // [n]
-    const float *   x        = nullptr;  // [n][n_features] or [n][n_embd]
-    bool            features = false;
-    int             n_out    = 0;
+    std::vector<pass_row> rows;     // those of a slot one after the other
+    const float * x        = nullptr;  // [n][n_features] or [n][n_embd]
+    bool          features = false;
 
-    // rows of a tree, n_out == n: row r is at pos + depth[r] and in cell pos + cell[r]; it sees cells [from, pos) and
-    // pos + i for each bit i of path[r], its own among them
-    const int32_t *  depth = nullptr;
-    const int32_t *  cell  = nullptr;
-    const uint64_t * path  = nullptr;
-    int              n_cells = 0;  // cells of the tree so far
-
-    // outputs for the last n_out rows; each may be null
+    // outputs for the n_out rows that ask for them, in order; each may be null
     float * g       = nullptr;  // [n_out][n_embd]
     float * state   = nullptr;  // [n_out][n_embd]; what the next step takes in place of g
     float * logits  = nullptr;  // [n_out][n_vocab]; needs k == 0
@@ -58,6 +61,9 @@ struct pass {
     // one of the stages by name, for all n rows; n_out == n, k == 0: g, attn_in-L, attn_out-L, ffn_out-L of layer L, prenorm
     const char *         stage     = nullptr;
     std::vector<float> * stage_out = nullptr;
+
+    // n rows of a slot from pos on, one after the other; outputs for the last n_out
+    static std::vector<pass_row> chain(int slot, const int32_t * tokens, int pos, int from, int n, int n_out);
 };
 
 // Runs passes; owns the head's key-value cache: for each decoder layer n_slots regions of n_ctx cells, F16.
@@ -80,7 +86,9 @@ class runner {
     built & get(const pass_shape & shape);
     struct builder;
     template <typename F> void each_region(int slot, int from, int to, F && f) const;
-    void    set_inputs(const built & b, const pass & p);
+    struct attention;
+    void set_inputs(const built & b, const pass & p);
+    void set_attention(const attention & a, const pass_shape & shape, const std::vector<pass_row> & rows);
 
     const head & h_;
     int n_slots_, n_ctx_;
@@ -92,7 +100,7 @@ class runner {
     std::vector<std::unique_ptr<built>> built_;
     uint64_t                            clock_ = 0;
     std::vector<ggml_fp16_t>            mask_;
-    std::vector<int32_t>                pos_;
+    std::vector<int32_t>                ids_;
     std::vector<int64_t>                cells_;
 };
 

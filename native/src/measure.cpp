@@ -15,7 +15,7 @@ float session::measure_target(int slot, int n) {
     }
     llama_set_logits_deferred(ctx_, true);
     const int64_t start = ggml_time_us();
-    run_batch(slot, tokens.data(), nullptr, n, true);
+    run_batch(slot, tokens.data(), n, true);
     llama_synchronize(ctx_);
     const float seconds = 1e-6f * (ggml_time_us() - start);
     llama_set_logits_deferred(ctx_, false);
@@ -33,26 +33,15 @@ float session::measure_head(int slot, int n) {
     const slot_state & s = at(slot);
     require(head_ != nullptr, EAGLE3_E_ARGUMENT, "the session has no head");
     require(n >= 1 && n <= MAX_ROWS && s.n_past + n <= n_ctx_, EAGLE3_E_ARGUMENT, format("%d rows, expected 1..%d", n, MAX_ROWS));
-    std::vector<int32_t>  tokens(n, 1), depth(n, 0), cells(n), ids(n);
-    std::vector<uint64_t> paths(n);
-    for (int i = 0; i < n; ++i) {
-        cells[i] = i;
-        paths[i] = uint64_t(1) << i;
-    }
-    std::vector<float> x((size_t) n * head_->n_embd, 0.1f), probs(n);
+    const std::vector<int32_t> tokens(n, 1);
+    std::vector<int32_t> ids(n);
+    std::vector<float>   x((size_t) n * head_->n_embd, 0.1f), probs(n);
     pass p;
-    p.slot = slot;
-    p.pos  = s.n_past;
-    p.from = s.head_from;
-    p.n    = p.n_out = p.n_cells = n;
-    p.tokens = tokens.data();
-    p.x      = x.data();
-    p.depth  = depth.data();
-    p.cell   = cells.data();
-    p.path   = paths.data();
-    p.k      = 1;
-    p.ids    = ids.data();
-    p.probs  = probs.data();
+    p.rows  = pass::chain(slot, tokens.data(), s.n_past, s.head_from, n, n);
+    p.x     = x.data();
+    p.k     = 1;
+    p.ids   = ids.data();
+    p.probs = probs.data();
     const int64_t start = ggml_time_us();
     runner_->run(p);
     return 1e-6f * (ggml_time_us() - start);

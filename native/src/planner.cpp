@@ -13,6 +13,7 @@ constexpr float KEEP_RATE  = 0.98f;   // of tokens and seconds at each further r
 constexpr float KEEP_GAIN  = 0.9f;
 constexpr float PRIOR      = 8.0f;    // observations that the prior counts for
 constexpr float TRUST_STEP = 0.05f, TRUST_LEAST = 0.1f, TRUST_MOST = 3.0f;
+constexpr float LEAST_GAIN = 1.03f;   // of drafting's measured rate over plain decoding's, where both are measured
 constexpr int   MIN_DRAFTS = 12;      // rounds before drafting may be given up
 constexpr int   NAP_FIRST = 8, NAP_MOST = 64, PROBES = 4;
 constexpr int   AHEAD = 4;            // further nodes that growing looks at
@@ -27,52 +28,58 @@ int bin_of(float q) {
 
 void planner::set(const costs & c) {
     costs_   = c;
-    drift_   = 1.0f;
+    n_slots_ = 1;
     drift_of_.fill(1.0f);
-    tokens_  = 1.0f;
-    seconds_ = plain_seconds();
-    gain_    = 0.0f;
-    trust_   = 1.0f;
-    n_drafts_ = asleep_ = nap_ = 0;
+    modes_.fill(mode());
+    begin(1, c.context);
+}
+
+void planner::begin(int n_slots, float n_past) {
+    n_slots_ = n_slots;
+    context_ = n_past;
+    if (at().seconds == 0.0f) {
+        at().tokens  = (float) n_slots;
+        at().seconds = plain_seconds();
+    }
 }
 
 // -- what is known ----------------------------------------------------------------------------------------
 
 float planner::layers(int n) const {
-    return (costs_.layers[n] + costs_.cell[n] * (context_ - costs_.context)) * drift_ * drift_of_[n];
+    return (costs_.layers[n] + costs_.cell[n] * (context_ - costs_.context)) * at().drift * drift_of_[n];
 }
 
 float planner::plain_seconds() const {
-    return layers(1) + costs_.output[1] * drift_;
+    return layers(n_slots_) + costs_.output[n_slots_] * at().drift;
 }
 
 float planner::rate() const {
-    return std::max(tokens_ / std::max(seconds_, 1e-9f), 1.0f / std::max(plain_seconds(), 1e-9f));
+    return std::max(at().tokens / std::max(at().seconds, 1e-9f), (float) n_slots_ / std::max(plain_seconds(), 1e-9f));
 }
 
 // A bin with few observations leans on the same one a level above, the first level on the head's own word.
-float planner::accept(int depth, float q) const {
+float planner::accept(int depth, float q, float trust) const {
     const int bin = bin_of(q);
     float p = q;
     for (int d = 0; d < std::min(depth, N_DEPTH); ++d) {
         const tally & t = bins_[d][bin];
         p = (t.hits + PRIOR * p) / (t.tries + PRIOR);
     }
-    return std::min(p * trust_, 1.0f);
+    return std::min(p * trust, 1.0f);
 }
 
-float planner::mean_accept(int depth, int rank) const {
+float planner::mean_accept(int depth, int rank, float trust) const {
     float p = rank == 0 ? 0.5f : 0.1f;
     for (int d = 0; d < std::min(depth, N_DEPTH); ++d) {
         const tally & t = ranks_[d][rank];
         p = (t.hits + PRIOR * p) / (t.tries + PRIOR);
     }
-    return std::min(p * trust_, 1.0f);
+    return std::min(p * trust, 1.0f);
 }
 
-void planner::learn(int depth, int rank, float q, bool accepted) {
+void planner::learn(int depth, int rank, float q, bool accepted, float & trust) {
     // what was found last weighs more than the tallies can: texts turn
-    trust_ = std::clamp(trust_ * std::exp(TRUST_STEP * ((accepted ? 1.0f : 0.0f) - accept(depth, q))), TRUST_LEAST, TRUST_MOST);
+    trust = std::clamp(trust * std::exp(TRUST_STEP * ((accepted ? 1.0f : 0.0f) - accept(depth, q, trust))), TRUST_LEAST, TRUST_MOST);
 
     const int d = std::min(depth, N_DEPTH) - 1;
     for (tally * t : {&bins_[d][bin_of(q)], rank < N_RANK ? &ranks_[d][rank] : nullptr}) {
@@ -86,14 +93,13 @@ void planner::learn(int depth, int rank, float q, bool accepted) {
 // -- choices ----------------------------------------------------------------------------------------------
 
 int planner::piece(const std::vector<float> & reach, int i) const {
-    const int n_rows = (int) reach.size() + 1;
+    const int n_rows = (int) reach.size();
     std::array<float, MAX_ROWS + 2> rest{};
     int best = 1;
     for (int k = n_rows - 1; k >= i; --k) {
-        const float reached = k == 0 ? 1.0f : reach[k - 1];
         rest[k] = INFINITY;
         for (int m = 1; k + m <= n_rows; ++m) {
-            const float cost = reached * costs_.output[m] + rest[k + m];
+            const float cost = reach[k] * costs_.output[m] + rest[k + m];
             if (cost < rest[k]) {
                 rest[k] = cost;
                 best = m;
@@ -106,14 +112,15 @@ int planner::piece(const std::vector<float> & reach, int i) const {
 // A row of the output matrix is computed with those before it, or when it is reached, whichever is less.
 float planner::row_seconds(int i, float reach) const {
     return layers(i + 1) - layers(i) +
-        std::min(reach * costs_.output[1], std::max(costs_.output[i + 1] - costs_.output[i], 0.0f)) * drift_;
+        std::min(reach * costs_.output[1], std::max(costs_.output[i + 1] - costs_.output[i], 0.0f)) * at().drift;
 }
 
-planner::choice planner::best(const std::vector<float> & reach) const {
-    choice c = {0, 1.0f - rate() * plain_seconds()};
+planner::choice planner::best(const std::vector<float> & reach, int n_fixed) const {
+    choice c = {0, (float) n_slots_ - rate() * plain_seconds()};
+    const int base = n_slots_ + n_fixed;
     float v = c.value;
-    for (int i = 0; i < (int) reach.size(); ++i) {
-        v += reach[i] - rate() * row_seconds(i + 1, reach[i]);
+    for (int i = 0; i < (int) reach.size() && base + i < MAX_ROWS; ++i) {
+        v += reach[i] - rate() * row_seconds(base + i, reach[i]);
         if (v > c.value) {
             c = {i + 1, v};
         }
@@ -123,16 +130,16 @@ planner::choice planner::best(const std::vector<float> & reach) const {
 
 // Of the last level's nodes, likeliest first, how many to go on from: as many as, with the levels that may follow, are
 // expected to raise the value most.
-int planner::grow_width(const std::vector<float> & reach, int depth, const std::vector<float> & level, int n_children) const {
+int planner::grow_width(const std::vector<float> & reach, int depth, const std::vector<float> & level, int n_children, float trust, int n_fixed) const {
     int   width = 0;
-    float most  = best(reach).value;
+    float most  = best(reach, n_fixed).value;
     for (int w = 1; w <= (int) level.size(); w *= 2) {
         std::vector<float> all = reach, front(level.begin(), level.begin() + w);
         for (int m = 1; m <= AHEAD && (int) all.size() < MAX_ROWS - 1; ++m) {
             std::vector<float> next;
             for (const float p : front) {
                 for (int k = 0; k < std::min(n_children, N_RANK); ++k) {
-                    next.push_back(p * mean_accept(depth + m, k));
+                    next.push_back(p * mean_accept(depth + m, k, trust));
                 }
             }
             all.insert(all.end(), next.begin(), next.end());
@@ -141,7 +148,7 @@ int planner::grow_width(const std::vector<float> & reach, int depth, const std::
             std::sort(next.begin(), next.end(), std::greater<float>());
             next.resize(std::min((int) next.size(), w));
             front = std::move(next);
-            const float v = best(all).value - rate() * costs_.head[w] * drift_ * m;
+            const float v = best(all, n_fixed).value - rate() * costs_.head[w] * at().drift * m;
             if (v > most) {
                 most  = v;
                 width = w;
@@ -152,37 +159,50 @@ int planner::grow_width(const std::vector<float> & reach, int depth, const std::
 }
 
 bool planner::wants_draft() {
-    if (asleep_ > 0) {
-        --asleep_;
+    if (at().asleep > 0) {
+        --at().asleep;
         return false;
     }
     return true;
 }
 
-void planner::saw_round(const round & r) {
-    context_ = (float) r.n_past;
-    const int   n        = r.n_drafted + 1;
-    const float expected = layers(n) + (r.whole ? costs_.output[n] * drift_ : 0.0f);
-    const float ratio    = std::clamp(r.layers_s / std::max(expected, 1e-9f), 0.5f, 2.0f);
-    drift_       *= 1.0f + 0.05f * (ratio - 1.0f);
-    drift_of_[n] *= 1.0f + 0.05f * (ratio - 1.0f);
+// Several slots leave little to gain, less than what the estimates are off by: there, what rounds took and brought decides too.
+bool planner::loses() const {
+    const mode & m = at();
+    if (n_slots_ == 1) {
+        return false;
+    }
+    const float plain = m.seen[0].seconds > 0.0f ? m.seen[0].tokens / m.seen[0].seconds : (float) n_slots_ / plain_seconds();
+    return m.seen[1].tokens < LEAST_GAIN * plain * m.seen[1].seconds;
+}
 
-    tokens_  = tokens_  * KEEP_RATE + (float) r.n_tokens;
-    seconds_ = seconds_ * KEEP_RATE + r.total_s;
+void planner::saw_round(const round & r) {
+    mode & m = at();
+    const float expected = layers(r.n_rows) + (r.whole ? costs_.output[r.n_rows] * m.drift : 0.0f);
+    const float ratio    = std::clamp(r.layers_s / std::max(expected, 1e-9f), 0.5f, 2.0f);
+    m.drift             *= 1.0f + 0.05f * (ratio - 1.0f);
+    drift_of_[r.n_rows] *= 1.0f + 0.05f * (ratio - 1.0f);
+
+    m.tokens  = m.tokens  * KEEP_RATE + (float) r.n_tokens;
+    m.seconds = m.seconds * KEEP_RATE + r.total_s;
+
+    auto & seen = m.seen[r.tried];
+    seen.tokens  = seen.tokens  * KEEP_RATE + (float) r.n_tokens;
+    seen.seconds = seen.seconds * KEEP_RATE + r.total_s;
 
     if (!r.tried) {
         return;
     }
     // against a round without a draft, at today's rate
-    const float gain = (r.value - rate() * (r.draft_s + costs_.other)) - (1.0f - rate() * plain_seconds());
-    gain_ = gain_ * KEEP_GAIN + gain * (1.0f - KEEP_GAIN);
-    if (++n_drafts_ >= MIN_DRAFTS && gain_ < 0.0f) {
-        nap_      = nap_ ? std::min(2 * nap_, NAP_MOST) : NAP_FIRST;
-        asleep_   = nap_;
-        gain_     = 0.0f;
-        n_drafts_ = MIN_DRAFTS - PROBES;
-    } else if (gain_ > 0.0f) {
-        nap_ = 0;
+    const float gain = (r.value - rate() * (r.draft_s + costs_.other)) - ((float) n_slots_ - rate() * plain_seconds());
+    m.gain = m.gain * KEEP_GAIN + gain * (1.0f - KEEP_GAIN);
+    if (++m.n_drafts >= MIN_DRAFTS && (m.gain < 0.0f || loses())) {
+        m.nap      = m.nap ? std::min(2 * m.nap, NAP_MOST) : NAP_FIRST;
+        m.asleep   = m.nap;
+        m.gain     = 0.0f;
+        m.n_drafts = MIN_DRAFTS - PROBES;
+    } else if (m.gain > 0.0f) {
+        m.nap = 0;
     }
 }
 

@@ -26,33 +26,38 @@ struct costs {
 //
 // reach[i] is the probability that verification gets to node i, rate the long run's tokens per second. What raises the
 // value raises the rate, and a rate that no draft can raise is the highest there is (renewal reward).
+//
+// A round may hold several slots: their roots are rows that are there anyway, their nodes compete for the rest. What a
+// round takes and brings is remembered for each number of slots.
 class planner {
   public:
     void set(const costs & c);
     bool ready() const { return costs_.layers[1] > 0.0f; }
 
+    // The rounds that follow hold this many slots, with this many positions before each on average.
+    void begin(int n_slots, float n_past);
+
     // Whether the next round should draft. Counts a round.
     bool wants_draft();
 
     // Probability that a child the head gives q is the token the target samples, if verification gets to its parent.
-    // depth counts from 1. Learnt from drafts that verification reached; older ones count less.
-    float accept(int depth, float q) const;
-    // rank counts siblings from 0, the likeliest first.
-    void  learn(int depth, int rank, float q, bool accepted);
+    // depth counts from 1. Learnt from drafts that verification reached; older ones count less. trust: the slot's.
+    float accept(int depth, float q, float trust) const;
+    // rank counts siblings from 0, the likeliest first. trust follows the slot's last few tokens.
+    void  learn(int depth, int rank, float q, bool accepted, float & trust);
 
-    // Of nodes sorted by reach, how many to draft, and what that is worth.
+    // Of nodes sorted by reach, how many to draft, and what that is worth. n_fixed: other nodes that are drafted anyway.
     struct choice {
         int   n;
         float value;
     };
-    choice best(const std::vector<float> & reach) const;
-    int    grow_width(const std::vector<float> & reach, int depth, const std::vector<float> & level, int n_children) const;
-    // How many rows of the output matrix to compute at once, from row i on of those whose reach is given (row 0 is 1).
+    choice best(const std::vector<float> & reach, int n_fixed = 0) const;
+    int    grow_width(const std::vector<float> & reach, int depth, const std::vector<float> & level, int n_children, float trust, int n_fixed = 0) const;
+    // How many rows of the output matrix to compute at once, from row i on of those whose reach is given.
     int   piece(const std::vector<float> & reach, int i) const;
 
     struct round {
-        int   n_past    = 0;
-        int   n_drafted = 0;
+        int   n_rows    = 0;
         bool  tried     = false;  // the head ran
         bool  whole     = false;  // the decode computed the output matrix too
         float layers_s = 0.0f, draft_s = 0.0f, total_s = 0.0f;
@@ -61,10 +66,10 @@ class planner {
     };
     void  saw_round(const round & r);
 
-    float rate() const;           // tokens per second
-    float plain_seconds() const;  // of a token without drafts
-    float trust() const { return trust_; }
-    int   asleep() const { return asleep_; }
+    float rate() const;           // tokens per second, of all slots
+    float plain_seconds() const;  // of a round without drafts
+    int   n_slots() const { return n_slots_; }
+    int   asleep() const { return at().asleep; }
 
   private:
     static constexpr int N_DEPTH = 5, N_BIN = 13, N_RANK = 3;
@@ -75,18 +80,27 @@ class planner {
 
     float layers(int n) const;
     float row_seconds(int i, float reach) const;
-    float mean_accept(int depth, int rank) const;
+    float mean_accept(int depth, int rank, float trust) const;
+    bool  loses() const;
+
+    // of rounds with so many slots
+    struct mode {
+        float drift  = 1.0f;                   // time taken against time measured, shared by all sizes
+        float tokens = 0.0f, seconds = 0.0f;   // decaying
+        float gain   = 0.0f;                   // of drafting over not drafting, tokens a round, decaying
+        struct { float tokens = 0.0f, seconds = 0.0f; } seen[2];  // of rounds that did not draft, and that did, as measured
+        int   n_drafts = 0, asleep = 0, nap = 0;
+    };
+    mode &       at() { return modes_[n_slots_]; }
+    const mode & at() const { return modes_[n_slots_]; }
 
     costs costs_;
-    float context_ = 0.0f;  // of the slot at hand
-    float drift_   = 1.0f;  // time taken against time measured, shared by all sizes
-    std::array<float, MAX_ROWS + 1> drift_of_{};  // and of each
+    float context_ = 0.0f;  // positions before the rows at hand
+    int   n_slots_ = 1;
+    std::array<mode, MAX_ROWS + 1> modes_{};
+    std::array<float, MAX_ROWS + 1> drift_of_{};  // of each size, beyond the mode's
     std::array<std::array<tally, N_BIN>, N_DEPTH> bins_{};
     std::array<std::array<tally, N_RANK>, N_DEPTH> ranks_{};
-    float trust_ = 1.0f;    // in the tallies, after the last few tokens
-    float tokens_ = 0.0f, seconds_ = 0.0f;  // decaying
-    float gain_ = 0.0f;                     // of drafting over not drafting, tokens a round, decaying
-    int   n_drafts_ = 0, asleep_ = 0, nap_ = 0;
 };
 
 } // namespace eagle3

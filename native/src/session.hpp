@@ -35,22 +35,28 @@ struct slot_state {
     std::vector<int32_t> round_tokens;   // token, then drafts
     std::vector<int32_t> round_parents;  // row that each row follows, -1 for the first
     std::vector<int32_t> round_path;     // rows that verification went through; before it, the first only
-    uint64_t             round_done = 0; // rows whose logits are there, a bit each
+    std::vector<int32_t> round_at;       // where each row is in the batch, which other slots' rows may be in too
 
-    // of the last draft_tree or draft_planned, for each node
+    // of the last draft, for each node
     std::vector<float> draft_probs;  // the head's, its parent given
     std::vector<float> draft_reach;  // of the whole way to it
-    bool    planned       = false;   // by the planner, which hears how the round went
-    int     draft_steps   = 0;
-    float   draft_value   = 0.0f;
-    float   draft_seconds = 0.0f, layers_seconds = 0.0f;
-    int64_t round_start   = 0;       // ggml_time_us()
+    float              trust = 1.0f; // in the planner's tallies, after the last few tokens
 
     void clear_pending(int pos) {
         pending_pos = pos;
         pending_tokens.clear();
         pending_features.clear();
     }
+};
+
+// What a slot wants of a round: token was sampled and is not decoded yet.
+struct ask {
+    enum kind { PLAIN, CHAIN, TREE, PLANNED };
+    int     slot  = 0;
+    int32_t token = 0;
+    int     kind  = PLAIN;
+    int     n_max = 0, depth = 1, width = 1;  // nodes, levels, nodes of a level that are gone on from (PLANNED: siblings)
+    float   p_min = 0.0f;
 };
 
 class session {
@@ -69,9 +75,19 @@ class session {
     int  draft_planned(int slot, int32_t token, int n_max, int width, int32_t * tokens, int32_t * parents, float * probs);
     void decode(int slot, int32_t token, const int32_t * draft, const int32_t * parents, int n);
     int  verify(int slot, llama_sampler * sampler, int32_t * out);
+    int  sample(llama_sampler * sampler, int row) { return llama_sampler_sample(sampler, ctx_, row); }
     int  verified_row(int slot, int i) const;
     bool can_tree();
     void commit(int slot, int n_keep);
+
+    // The four steps for several slots at once, each slot at most once. drafts are kept for decode_many; a count below 0 is
+    // the code of a slot whose sampler failed, the others' tokens are good. keep: of each slot of the round, in its order.
+    int  draft_many(const std::vector<ask> & asks);
+    void decode_many();
+    void verify_many(llama_sampler * const * samplers, int32_t * out, int32_t * counts);
+    void commit_many(const int32_t * keep);
+    const std::vector<int> & round_slots() const { return round_.slots; }
+    const slot_state & slot(int i) const { return at(i); }
 
     planner & plan() { return planner_; }
 
@@ -91,21 +107,39 @@ class session {
     const slot_state & at(int slot) const;
     int  n_pending(const slot_state & s) const;
     pass head_pass(int slot, const int32_t * tokens, const float * features, int n);
-    void run_batch(int slot, const int32_t * tokens, const int32_t * depth, int n, bool all_logits);
+    void run_batch(int slot, const int32_t * tokens, int n, bool all_logits);
+    void run_rows(int n, const std::vector<int> & slots);
+    void abandon_round();
     void take_features(slot_state & s, int pos, int n);
-    void take_features(slot_state & s, int pos, const int32_t * rows, int n, int n_rows);
-    void feed_token(int slot, int32_t token, int k);
+    void take_features(slot_state & s, int pos, const std::vector<int32_t> & rows);
     void begin_pending(slot_state & s, int pos);
-    void feed(int slot, int n, int k);
-    int  begin_draft(int slot, int32_t token, int n_max, int k);
-    void    need_logits(slot_state & s, int row);
-    void    tell_planner(slot_state & s, int n_tokens);
+    void feed(int slot, int n);
+    std::vector<pass_row> feed_rows(slot_state & s, int slot, int n, std::vector<float> & x);
+    void fed(slot_state & s, int n);
+
+    void begin_round(int slot, int32_t token, const int32_t * draft, const int32_t * parents, int n);
+    void lay_out_rows(const std::vector<int> & slots);
+    void decode_rounds(const std::vector<int> & slots);
+    void need_logits(int row);
+    int  sample_row(slot_state & s, llama_sampler * sampler, int32_t & token);
+    void reach_now();
+    std::vector<int32_t> kept_path(const slot_state & s, int n) const;
+    void keep_rows(int slot, int n_keep);
+    void learn(slot_state & s);
+    void tell_planner(int n_tokens);
 
     struct growth;
-    void grow_root(growth & g, int slot, bool calibrated);
-    void grow_level(growth & g, int slot, std::vector<int> level, int width, bool calibrated);
-    void add_children(growth & g, const int32_t * ids, const float * probs, int row, int parent, uint64_t path, int width, bool calibrated);
-    int  take_nodes(growth & g, int slot, int n, int32_t * tokens, int32_t * parents, float * probs);
+    void begin_growth(growth & g, const std::vector<ask> & asks);
+    void grow_level(growth & g, std::vector<int> level);
+    void add_children(growth & g, int ask, const int32_t * ids, const float * probs, int row, int parent, uint64_t path);
+    std::vector<int> fixed_front(const growth & g) const;
+    std::vector<int> planned_front(const growth & g) const;
+    int  take_nodes(growth & g, int ask, std::vector<int> order, int32_t * tokens, int32_t * parents, float * probs);
+    void grow(growth & g);
+    bool planner_drafts(const std::vector<ask> & asks);
+    std::vector<std::vector<int>> choose(const growth & g);
+    template <typename F> void draft_asks(std::vector<ask> asks, F && f);
+    int  draft_one(const ask & a, int32_t * tokens, int32_t * parents, float * probs);
 
     llama_context * ctx_;
     llama_memory_t  memory_;
@@ -113,12 +147,29 @@ class session {
     std::unique_ptr<runner> runner_;  // null without a head
     bool            capture_ = false;
     int             n_batch_, n_ctx_, n_vocab_;
+    int             most_rows_;  // of a round: a micro-batch, and as many as are computed alike
     std::vector<slot_state> slots_;
     llama_batch             batch_;
-    std::vector<float>      state_, features_, trace_;  // state_: of the head's last row
-    std::vector<int32_t>    ids_;                 // the head's guesses after that row, most probable first,
-    std::vector<float>      probs_;               // and their probabilities
+    std::vector<float>      features_, trace_;  // features_: of the last batch's rows, taken when they are first asked for
     planner                 planner_;
+
+    // the round under way, or the last one
+    struct {
+        std::vector<int>     slots;
+        std::vector<int32_t> slot_of, row_of;  // of each row of the batch, its slot and its number there
+        std::vector<float>   reach;            // probability that verification gets to it
+        uint64_t done = 0;                     // rows whose logits are there, a bit each
+        bool     open = false, tree = false;
+        float    layers_seconds = 0.0f;
+    } round_;
+
+    // what the planner chose last, until it hears how the round went
+    struct {
+        bool    planned = false;
+        int     steps   = 0;
+        float   value = 0.0f, seconds = 0.0f;
+        int64_t start = 0;                     // ggml_time_us()
+    } draft_;
 };
 
 } // namespace eagle3

@@ -109,9 +109,9 @@ class trial {
             r.tried = true;
             do {
                 q.push_back(word(s));
-                reach.push_back((reach.empty() ? 1.0f : reach.back()) * plan_.accept((int) q.size(), q.back()));
+                reach.push_back((reach.empty() ? 1.0f : reach.back()) * plan_.accept((int) q.size(), q.back(), trust_));
                 r.draft_s += c_.head[1];
-            } while ((int) q.size() < 16 && plan_.grow_width(reach, (int) q.size(), {reach.back()}, 1) > 0);
+            } while ((int) q.size() < 16 && plan_.grow_width(reach, (int) q.size(), {reach.back()}, 1, trust_) > 0);
             r.draft_s += c_.first;
         }
         const planner::choice choice = plan_.best(reach);
@@ -119,15 +119,16 @@ class trial {
         reach.resize(choice.n);
         const int got = accepted(s, q);
         float output = choice.n == 0 ? c_.output[1] : 0.0f;
+        reach.insert(reach.begin(), 1.0f);
         for (int row = 0; choice.n > 0 && row <= got;) {
             const int n = plan_.piece(reach, row);
             output += c_.output[n];
             row    += n;
         }
         for (int i = 0; i < std::min(got + 1, choice.n); ++i) {
-            plan_.learn(i + 1, 0, q[i], i < got);
+            plan_.learn(i + 1, 0, q[i], i < got, trust_);
         }
-        r.n_drafted = choice.n;
+        r.n_rows    = choice.n + 1;
         r.whole     = choice.n == 0;
         r.layers_s  = c_.layers[choice.n + 1] * (0.9f + 0.2f * uniform_(rng_)) + (r.whole ? output : 0.0f);
         r.total_s   = r.layers_s + (r.whole ? 0.0f : output) + r.draft_s;
@@ -140,6 +141,7 @@ class trial {
 
     const costs c_;
     planner     plan_;
+    float       trust_ = 1.0f;
     std::mt19937 rng_;
     std::uniform_real_distribution<float> uniform_{0.0f, 1.0f};
 };

@@ -256,6 +256,96 @@ static void rounds(llama_model * model, llama_context * ctx, eagle3_session * s,
     llama_sampler_free(greedy);
 }
 
+static void wrong_rounds(eagle3_session * s) {
+    int32_t n[4] = {}, out[64] = {};
+    eagle3_ask asks[2] = {{0, 5, EAGLE3_PLAIN, 0, 1, 1, 0.0f}, {0, 5, EAGLE3_PLAIN, 0, 1, 1, 0.0f}};
+    CHECK(eagle3_round_draft(s, asks, 2, n) == EAGLE3_E_ARGUMENT);  // a slot twice
+    CHECK(eagle3_round_draft(s, asks, 0, n) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_round_draft(s, nullptr, 1, n) == EAGLE3_E_ARGUMENT);
+    asks[0].kind = 9;
+    CHECK(eagle3_round_draft(s, asks, 1, n) == EAGLE3_E_ARGUMENT);
+    asks[0] = {99, 5, EAGLE3_PLAIN, 0, 1, 1, 0.0f};
+    CHECK(eagle3_round_draft(s, asks, 1, n) == EAGLE3_E_ARGUMENT);
+    asks[0] = {0, -5, EAGLE3_CHAIN, 3, 1, 1, 0.0f};
+    CHECK(eagle3_round_draft(s, asks, 1, n) == EAGLE3_E_ARGUMENT);
+    asks[0] = {0, 5, EAGLE3_CHAIN, 3, 1, 99, 0.0f};
+    CHECK(eagle3_round_draft(s, asks, 1, n) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_round_decode(s) == EAGLE3_E_ARGUMENT);
+    void * samplers[1] = {nullptr};
+    CHECK(eagle3_round_verify(s, samplers, out, n) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_round_drafted(s, 7, out, n) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_round_commit(s, n) == EAGLE3_OK);  // none under way
+}
+
+// Several slots in one round, each with a draft of its kind: a slot's logits are those of a fresh decode of its text alone.
+static void joint_rounds(llama_model * model, llama_context * ctx, eagle3_session * s, int n_slots, int n_rounds) {
+    const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
+    std::vector<std::vector<int32_t>> text(n_slots);
+    std::vector<llama_sampler *> greedy;
+    for (int slot = 0; slot < n_slots; ++slot) {
+        greedy.push_back(llama_sampler_init_greedy());
+        CHECK(eagle3_rewind(s, slot, 0) == EAGLE3_OK);
+    }
+    for (int r = 0; r < n_rounds; ++r) {
+        std::vector<eagle3_ask> asks;
+        std::vector<void *> samplers;
+        for (int slot = 0; slot < n_slots; ++slot) {
+            std::vector<int32_t> & t = text[slot];
+            if (t.empty() || t.size() > 200) {
+                CHECK(eagle3_rewind(s, slot, 0) == EAGLE3_OK);
+                t.assign(pick(1, 60), 0);
+                for (int32_t & id : t) {
+                    id = pick(3, n_vocab - 1);
+                }
+                CHECK(eagle3_prefill(s, slot, t.data(), (int) t.size(), 0) == EAGLE3_OK);
+            }
+            if (pick(0, 3) > 0) {
+                const bool wide = trees && pick(0, 1);
+                asks.push_back({slot, pick(3, n_vocab - 1), pick(EAGLE3_PLAIN, EAGLE3_PLANNED), pick(0, 12), pick(1, 4), wide ? pick(1, 4) : 1, 0.0f});
+                samplers.push_back(greedy[slot]);
+            }
+        }
+        if (asks.empty()) {
+            continue;
+        }
+        std::shuffle(asks.begin(), asks.end(), rng);  // samplers are all alike
+        const int n = (int) asks.size();
+        std::vector<int32_t> drafted(n), counts(n), keep(n), out(n * 64);
+        const int total = eagle3_round_draft(s, asks.data(), n, drafted.data());
+        CHECK(total >= 0 && total + n <= 64);
+        CHECK(eagle3_round_decode(s) == EAGLE3_OK);
+        CHECK(eagle3_round_draft(s, asks.data(), n, drafted.data()) == EAGLE3_E_ARGUMENT);  // a round is under way
+        CHECK(eagle3_prefill(s, 0, out.data(), 1, 0) == EAGLE3_E_ARGUMENT);
+        CHECK(n == 1 || eagle3_commit(s, asks[0].slot, 0) == EAGLE3_E_ARGUMENT);
+        CHECK(eagle3_round_verify(s, samplers.data(), out.data(), counts.data()) == EAGLE3_OK);
+        for (int i = 0; i < n; ++i) {
+            CHECK(counts[i] >= 1 && counts[i] <= drafted[i] + 1);
+            keep[i] = pick(0, counts[i]);
+            std::vector<int32_t> & t = text[asks[i].slot];
+            for (int k = 0; k < keep[i]; ++k) {
+                t.push_back(k == 0 ? asks[i].token : out[i * 64 + k - 1]);
+            }
+            if (keep[i] > 0 && pick(0, 3) == 0) {
+                check_rows(model, ctx, eagle3_verified_row(s, asks[i].slot, keep[i] - 1), t);
+            }
+        }
+        if (pick(0, 9) == 0) {  // a slot that goes back ends the round for all
+            CHECK(eagle3_rewind(s, asks[0].slot, 0) == EAGLE3_OK);
+            for (int i = 0; i < n; ++i) {
+                text[asks[i].slot].resize(eagle3_n_past(s, asks[i].slot));
+            }
+            continue;
+        }
+        CHECK(eagle3_round_commit(s, keep.data()) == EAGLE3_OK);
+        for (int i = 0; i < n; ++i) {
+            CHECK(eagle3_n_past(s, asks[i].slot) == (int) text[asks[i].slot].size());
+        }
+    }
+    for (llama_sampler * g : greedy) {
+        llama_sampler_free(g);
+    }
+}
+
 // Truncated and flipped heads: an error or a head that works, never a crash.
 static void damaged_heads(const char * path, llama_model * model) {
     std::ifstream in(path, std::ios::binary);
@@ -305,8 +395,10 @@ int main(int argc, char ** argv) {
         CHECK(eagle3_session_open(ctx, head, n_slots, &s) == EAGLE3_OK);
         CHECK(eagle3_can_tree(s) == trees);
         wrong_calls(s);
+        wrong_rounds(s);
         plan(s);
         rounds(model, ctx, s, n_slots, atoi(argv[4]));
+        joint_rounds(model, ctx, s, n_slots, atoi(argv[4]) / 2);
         eagle3_session_close(s);
         CHECK(eagle3_session_open(ctx, nullptr, n_slots, &s) == EAGLE3_OK);  // plain
         for (int slot = 0; slot < n_slots; ++slot) {
