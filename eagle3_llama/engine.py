@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any, Callable, Iterator, Sequence
 
@@ -19,6 +20,16 @@ _KINDS = {
 
 
 PLANNED_NODES, PLANNED_WIDTH = 24, 4  # what the planner may grow; more has never paid
+
+
+@dataclasses.dataclass(frozen=True)
+class Ask:
+    """What a slot wants of a round of several: token was sampled and is not decoded yet. most: drafted tokens that are of use."""
+
+    slot: int
+    token: int
+    params: EagleParams
+    most: int = MAX_DRAFT
 
 
 class Round(list):
@@ -120,6 +131,63 @@ class Engine:
             yield out
             t0 = now()
 
+    def round(self, asks: Sequence[Ask], samplers: Sequence[int], on_draft: Callable[[], None]) -> list[Round | EagleError]:
+        """One round of several slots: what rounds() yields for each, or the error of a slot whose sampler failed.
+
+        samplers are addresses of llama_sampler chains. An error of the round itself is raised, and the slots are as they were.
+        """
+        s, lib, n, stats, now = self._session, self.lib, len(asks), self.stats, time.perf_counter
+        drafted, counts, keep = (self.ffi.new("int32_t[]", n) for _ in range(3))
+        sampled = self.ffi.new("int32_t[]", n * (MAX_DRAFT + 1))
+        chains = self.ffi.new("void *[]", [self.ffi.cast("void *", x) for x in samplers])
+        t0 = now()
+        self._check(lib.eagle3_round_draft(s, self._native_asks(asks), n, drafted))
+        t1 = now()
+        self._check(lib.eagle3_round_decode(s))
+        t2 = now()
+        try:
+            on_draft()
+            self._check(lib.eagle3_round_verify(s, chains, sampled, counts))
+            keep[0:n] = [max(c, 0) for c in counts]
+            t3 = now()
+        finally:
+            self._check(lib.eagle3_round_commit(s, keep))  # whatever happened, nothing unverified stays
+        rounds: list[Round | EagleError] = []
+        for i, count in enumerate(counts):
+            if count < 0:
+                rounds.append(EagleError(_KINDS.get(count, ErrorKind.NATIVE), "sampling failed: the grammar or another sampler gave up"))
+                continue
+            out = Round(self.ffi.unpack(sampled + i * (MAX_DRAFT + 1), count))
+            out.drafted = drafted[i]
+            stats.count_round(out.drafted, count)
+            stats.tokens += count
+            rounds.append(out)
+        stats.draft += t1 - t0
+        stats.target += t2 - t1
+        stats.verify += t3 - t2
+        stats.other += now() - t3
+        return rounds
+
+    def round_drafts(self, i: int) -> list[int]:
+        """What the round under way drafted for its i-th slot."""
+        n = self._check(self.lib.eagle3_round_drafted(self._session, i, self._drafts, self._parents))
+        return self.ffi.unpack(self._drafts, n)
+
+    def _native_asks(self, asks: Sequence[Ask]) -> Any:
+        out = self.ffi.new("struct eagle3_ask[]", len(asks))
+        for a, q in zip(out, asks):
+            p, a.slot, a.token, a.depth, a.width = q.params, q.slot, q.token, 1, 1
+            if p.n_max == 0 or not self.has_head or (p.planned and self.costs is None):
+                a.kind = self.lib.EAGLE3_PLAIN
+            elif isinstance(p.tree, Tree):
+                a.kind, a.n_max, a.depth, a.width, a.p_min = self.lib.EAGLE3_TREE, p.tree.nodes, p.tree.depth, p.tree.width, p.p_min
+            elif p.planned:
+                a.kind, a.n_max, a.width = self.lib.EAGLE3_PLANNED, min(PLANNED_NODES * len(asks), MAX_DRAFT), PLANNED_WIDTH if self.trees(p) else 1
+            else:
+                a.kind, a.n_max, a.p_min = self.lib.EAGLE3_CHAIN, p.n_max, p.p_min
+            a.n_max = a.n_max if p.planned else min(a.n_max, q.most)
+        return out
+
     def _propose(self, slot: int, token: int, params: EagleParams) -> int:
         """The head's draft into self._drafts; returns its length. Tests put other drafters here."""
         s, lib, out, null = self._session, self.lib, self._drafts, self.ffi.NULL
@@ -207,6 +275,10 @@ class Engine:
         """Samples the rows of the last decode() until one disagrees with its draft."""
         n = self._check(self.lib.eagle3_verify(self._session, slot, self.ffi.cast("void *", sampler), self._sampled))
         return self.ffi.unpack(self._sampled, n)
+
+    def sample(self, sampler: int, row: int = -1) -> int:
+        """One token from a row of the last decode; a sampler that fails raises."""
+        return self._check(self.lib.eagle3_sample(self._session, self.ffi.cast("void *", sampler), row))
 
     def commit(self, n_keep: int, slot: int = 0) -> None:
         """Keeps the first n_keep rows of the last decode()."""

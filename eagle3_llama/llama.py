@@ -54,6 +54,8 @@ class EagleLlama(Llama):
     and hybrid targets, a pruned sliding-window cache) is decoded plainly, with one warning.
     """
 
+    _n_slots = 1
+
     def __init__(self, model_path: str, *, eagle_path: str | None = None, n_max: int | None = None, n_min: int = 0,
                  p_min: float = 0.0, tree: Any = None, extract_layers: Sequence[int] | None = None, logits_all: bool = False,
                  **kwargs: Any) -> None:
@@ -85,12 +87,12 @@ class EagleLlama(Llama):
                           "leave swa_full out", RuntimeWarning, stacklevel=3)
             eagle_path = None
         try:
-            return Engine(ctx, model, eagle_path, extract_layers=self._extract_layers)
+            return Engine(ctx, model, eagle_path, self._n_slots, self._extract_layers)
         except EagleError as e:
             if e.kind is not ErrorKind.UNSUPPORTED or eagle_path is None:
                 raise
             warnings.warn(f"EagleLlama decodes plainly: {e}", RuntimeWarning, stacklevel=3)
-            return Engine(ctx, model, None)
+            return Engine(ctx, model, None, self._n_slots)
 
     # -- settings and counters ----------------------------------------------------------------------------
 
@@ -205,7 +207,7 @@ class EagleLlama(Llama):
         return tokens[n:]
 
     def _sample_last(self) -> int:
-        token = self._sampler.sample(self._ctx, -1)
+        token = self._engine.sample(_address(self._sampler.sampler))
         self.token_source = 0
         self._raise_callback_error()
         return token

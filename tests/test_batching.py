@@ -1,0 +1,338 @@
+"""Many requests at once: each one's text is what it would be alone, whatever the others do."""
+
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+import tiny_models
+from tiny_models import PROMPT
+
+from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind  # before llama_cpp: it brings the library
+from eagle3_llama.batching import Batcher, BatchSettings, RequestCancelled
+from eagle3_llama.models import shipped_head, smollm2
+from llama_cpp import Llama, LlamaGrammar
+
+N_CTX, EOS = 512, 2
+DEAD_END = r"root ::= [a-z]{5} [^\x00-\U0010FFFF]"
+
+
+@pytest.fixture(scope="module", params=["F32", "Q8_0"])
+def tiny(request, tmp_path_factory):
+    at = tmp_path_factory.mktemp("tiny")
+    return str(tiny_models.target(at / "target.gguf", kind=request.param)), str(tiny_models.head(at / "head.gguf"))
+
+
+@pytest.fixture
+def batcher(tiny):
+    b = Batcher(BatchSettings(tiny[0], tiny[1], n_parallel=3, n_ctx=N_CTX, n_threads=1))
+    yield b
+    b.close()
+
+
+@pytest.fixture
+def plain(tiny):
+    llm = Llama(tiny[0], n_ctx=N_CTX, n_threads=1, flash_attn=True, verbose=False)
+    yield llm
+    llm.close()
+
+
+def take(llm, n, prompt, **sampling):
+    """At most n tokens, up to the end of generation; Llama's generate goes on beyond it."""
+    out = []
+    for token in llm.generate(prompt, **sampling):
+        out.append(token)
+        if len(out) == n or token == EOS:
+            break
+    return out
+
+
+def alone(plain, n, prompt, seed=None, **sampling):
+    plain.reset()
+    if seed is not None:
+        plain.set_seed(seed)
+    return take(plain, n, prompt, **sampling)
+
+
+def prompts(n, seed=0):
+    rng = random.Random(seed)
+    return [[1, *(rng.randrange(3, 250) for _ in range(rng.choice([3, 20, 70, 130, 300])))] for _ in range(n)]
+
+
+def in_threads(n_threads, work, jobs):
+    """work(job) for each job, on so many threads; results in order."""
+    results, todo, lock = [None] * len(jobs), list(range(len(jobs))), threading.Lock()
+
+    def run():
+        while True:
+            with lock:
+                if not todo:
+                    return
+                i = todo.pop(0)
+            try:
+                results[i] = work(jobs[i])
+            except Exception as e:  # noqa: BLE001 - looked at by the test
+                results[i] = e
+
+    threads = [threading.Thread(target=run) for _ in range(n_threads)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(120)
+        assert not t.is_alive()
+    return results
+
+
+SETTINGS = [EagleParams(), EagleParams(n_max=4), EagleParams(tree="12x3x3"), EagleParams(n_max=0), EagleParams(tree=False), EagleParams(n_max=6, p_min=0.01)]
+
+
+def test_texts_are_as_alone(batcher, plain):
+    """Greedy and seeded, in every way of drafting, three slots for eight threads; a quarter of the requests leave early."""
+    jobs = [(p, SETTINGS[i % len(SETTINGS)], {} if i % 3 else {"temp": 0.9, "top_k": 50}, i % 4 == 3) for i, p in enumerate(prompts(24))]
+
+    def work(job):
+        prompt, params, sampling, leaves = job
+        with batcher.request(params=params) as llm:
+            llm.set_seed(7)
+            return take(llm, 5 if leaves else 60, prompt, **(sampling or {"temp": 0.0}))
+
+    got = in_threads(8, work, jobs)
+    for (prompt, _, sampling, leaves), text in zip(jobs, got):
+        assert text == alone(plain, 5 if leaves else 60, prompt, seed=7, **(sampling or {"temp": 0.0}))
+    seen = batcher.snapshot()
+    assert seen["drafted"] > 0 and seen["failures"] == 0 and seen["slots_busy"] == 0 and seen["rows"] >= 1
+
+
+def test_prefix_is_taken_up(batcher, plain):
+    """The slot that shares most is chosen, and what it holds is not decoded again."""
+    a, b = prompts(2, seed=3)
+    a, b = [*a, *range(10, 90)], [*b, *range(90, 10, -1)]
+    for prompt in (a, b):
+        with batcher.request() as llm:
+            take(llm, 10, prompt, temp=0.0)
+    with batcher.request() as llm:
+        longer = [*b, 5, 6, 7]
+        assert take(llm, 40, longer, temp=0.0) == alone(plain, 40, longer, temp=0.0)
+        assert llm.usage()["prompt_tokens_details"]["cached_tokens"] == len(b)
+    assert batcher.snapshot()["reused_tokens"] >= len(b)
+
+
+def test_grammar_penalties_processors(batcher, plain):
+    """What samples row by row sees the right rows while others draft beside it."""
+    grammar = 'root ::= [a-z ]+'
+    seen = []
+
+    def favour(ids, scores):
+        seen.append(ids.tolist())
+        scores[ids[-1] % 200 + 3] += 4.0
+        return scores
+
+    def work(kind):
+        with batcher.request(params=EagleParams(n_max=3) if kind != "processor" else EagleParams()) as llm:
+            llm.set_seed(3)
+            return take(llm, 40, PROMPT, **sampling(kind))
+
+    def sampling(kind):
+        return {"grammar": dict(grammar=LlamaGrammar.from_string(grammar, verbose=False), temp=0.0),
+                "penalties": dict(repeat_penalty=1.3, frequency_penalty=0.4, temp=0.7), "mirostat": dict(mirostat_mode=2, temp=0.8),
+                "processor": dict(logits_processor=[favour], temp=0.0)}[kind]
+
+    kinds = ["grammar", "penalties", "mirostat", "processor"]
+    got = in_threads(4, work, kinds)
+    text = got[kinds.index("processor")]
+    for k in range(len(text)):  # shown to the processor at every row, in order
+        assert seen[k] == [*PROMPT, *text[:k]]
+    for kind, text in zip(kinds, got):
+        assert text == alone(plain, 40, PROMPT, seed=3, **sampling(kind)), kind
+
+
+def test_logits_are_kept_where_asked_for(batcher, plain):
+    """Logprobs of generated tokens and of the prompt, as a Llama with logits_all gives them."""
+    full = Llama(batcher.settings.model, n_ctx=N_CTX, n_threads=1, flash_attn=True, logits_all=True, verbose=False)
+    ask = dict(max_tokens=12, temperature=0.0, logprobs=3)
+    for prompt, echo in ((PROMPT, False), ("x5 g8", True)):
+        ask["prompt"] = prompt
+        expected = full.create_completion(**ask, echo=echo)["choices"][0]
+        with batcher.request() as llm:
+            got = llm.create_completion(**ask, echo=echo)
+        assert got["choices"][0]["text"] == expected["text"]
+        ours, theirs = (c["logprobs"]["token_logprobs"] for c in (got["choices"][0], expected))
+        np.testing.assert_allclose([x for x in ours if x is not None], [x for x in theirs if x is not None], rtol=1e-4, atol=1e-5)
+        assert got["usage"]["completion_tokens_details"].keys() == {"accepted_prediction_tokens", "rejected_prediction_tokens"}
+    full.close()
+
+
+def test_ends_at_the_limit_and_the_context(batcher):
+    with batcher.request(params=EagleParams(n_max=5)) as llm:
+        assert llm.create_completion(PROMPT, max_tokens=7, temperature=0.0)["usage"]["completion_tokens"] <= 7
+    with batcher.request(params=EagleParams(n_max=5)) as llm:
+        out = list(llm.generate([1] * (N_CTX - 20), temp=0.0))
+        assert 1 <= len(out) <= 20
+    with batcher.request() as llm, pytest.raises(EagleError, match="prompt has"):
+        next(llm.generate([1] * N_CTX))
+    assert batcher.snapshot()["slots_busy"] == 0
+
+
+def test_a_failure_is_one_request_s(batcher, plain):
+    def breaks(ids, scores):
+        if len(ids) > len(PROMPT) + 5:
+            raise RuntimeError("broken processor")
+        return scores
+
+    def work(kind):
+        with batcher.request(params=EagleParams(n_max=3)) as llm:
+            return take(llm, 50, PROMPT, temp=0.0, **({"logits_processor": [breaks]} if kind == "bad" else {}))
+
+    got = in_threads(3, work, ["good", "bad", "good"])
+    assert isinstance(got[1], RuntimeError)
+    assert got[0] == got[2] == alone(plain, 50, PROMPT, temp=0.0)
+    assert batcher.snapshot()["failures"] == 1
+
+
+def test_an_ambiguous_grammar_is_one_request_s(batcher, plain):
+    """Twice as many readings with each x: an error of that request, before it takes the machine's memory."""
+    grammar = 'root ::= s\ns ::= "x" s "b" | "x" s "c" | "d"'
+    x = next(t for t in range(batcher.base.n_vocab()) if batcher.base.detokenize([t]).startswith(b"x"))
+
+    def work(kind):
+        with batcher.request(params=EagleParams(n_max=3)) as llm:
+            if kind == "good":
+                return take(llm, 50, PROMPT, temp=0.0)
+            favour = lambda ids, scores: np.where(np.arange(len(scores)) == x, 100.0, scores)  # noqa: E731
+            return take(llm, 50, PROMPT, temp=0.0, logits_processor=[favour], grammar=LlamaGrammar.from_string(grammar, verbose=False))
+
+    got = in_threads(3, work, ["good", "bad", "good"])
+    assert got[0] == got[2] == alone(plain, 50, PROMPT, temp=0.0)
+    assert isinstance(got[1], EagleError), got[1]
+
+
+def test_cancel_and_deadline_free_the_slot(batcher, plain):
+    llms = [batcher.request() for _ in range(3)]
+    endless = lambda ids, scores: np.where(np.arange(len(scores)) == EOS, -np.inf, scores)  # noqa: E731
+    streams = [llm.generate(PROMPT, temp=0.0, logits_processor=[endless]) for llm in llms]  # nobody reads on: they wait, slots held
+    for s in streams:
+        next(s)
+    late = batcher.request(deadline=time.monotonic() + 0.2)
+    with pytest.raises(RequestCancelled) as e:
+        next(late.generate(PROMPT))
+    assert e.value.reason == "deadline" and all(s["busy"] for s in batcher.slots())
+    llms[0].cancel()
+    with pytest.raises(RequestCancelled):
+        list(streams[0])
+    streams[1].close()
+    llms[2].close()
+    wait_for(lambda: not any(s["busy"] for s in batcher.slots()))
+    with batcher.request() as llm:
+        assert take(llm, 30, PROMPT, temp=0.0) == alone(plain, 30, PROMPT, temp=0.0)
+
+
+def wait_for(condition, seconds=10):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_close_lets_requests_finish(tiny, plain):
+    b = Batcher(BatchSettings(tiny[0], tiny[1], n_parallel=2, n_ctx=N_CTX, n_threads=1))
+    llm = b.request()
+    stream = llm.generate(PROMPT, temp=0.0)
+    got = [next(stream)]
+    closing = threading.Thread(target=b.close, args=(30.0,))
+    llm2 = b.request()
+    closing.start()
+    wait_for(lambda: b._closing is not None)
+    with pytest.raises(RequestCancelled):
+        b.request()
+    with pytest.raises(RequestCancelled):
+        next(llm2.generate(PROMPT))
+    got += [next(stream) for _ in range(30)]
+    stream.close()
+    closing.join(30)
+    assert not closing.is_alive()
+    assert got == alone(plain, 31, PROMPT, temp=0.0)
+
+
+def test_slots_are_saved_and_restored(tiny, plain, batcher):
+    prompt = [*PROMPT, *range(20, 120)]
+    with batcher.request() as llm:
+        take(llm, 20, prompt, temp=0.0)
+    slot = max(batcher.slots(), key=lambda s: s["n_past"])["id"]
+    data = batcher.save_slot(slot)
+    other = Batcher(BatchSettings(tiny[0], tiny[1], n_parallel=3, n_ctx=N_CTX, n_threads=1))
+    n = other.load_slot(1, data)
+    assert n == other.slots()[1]["n_past"] >= len(prompt)
+    with other.request(params=EagleParams(n_max=3)) as llm:
+        assert take(llm, 40, prompt, temp=0.0) == alone(plain, 40, prompt, temp=0.0)
+        assert llm.usage()["prompt_tokens_details"]["cached_tokens"] == len(prompt) - 1
+        assert llm.stats.drafted > 0
+    rng = random.Random(1)
+    for _ in range(60):
+        bad = bytearray(data)
+        at = rng.randrange(len(bad))
+        bad = bytes(bad[:at]) if rng.random() < 0.4 else bytes([*bad[:at], bad[at] ^ (1 << rng.randrange(8)), *bad[at + 1 :]])
+        with pytest.raises(EagleError) as e:
+            other.load_slot(0, bad)
+        assert e.value.kind is ErrorKind.BAD_VALUE
+    for slot in (-1, 3, True, "0"):
+        with pytest.raises(EagleError, match="no slot"):
+            other.save_slot(slot)
+    with other.request() as llm:
+        assert take(llm, 10, prompt, temp=0.0) == alone(plain, 10, prompt, temp=0.0)
+    other.close()
+
+
+def test_a_state_that_lies_is_refused(batcher, tmp_path):
+    """A file whose checksum is right and whose contents are not: sizes, tokens, another model's identity."""
+    import hashlib
+    import json
+    import struct
+
+    from eagle3_llama import slot_file
+
+    with batcher.request() as llm:
+        take(llm, 5, PROMPT, temp=0.0)
+    slot = max(batcher.slots(), key=lambda s: s["n_past"])["id"]
+    data = batcher.save_slot(slot)
+    at = len(slot_file.MAGIC)
+    n = struct.unpack("<I", data[at : at + 4])[0]
+    header, body = json.loads(data[at + 4 : at + 4 + n]), data[at + 4 + n : -32]
+    for change in ({"tokens": header["tokens"][:-1]}, {"tokens": [10**9]}, {"tokens": "abc"}, {"of": {}}, {"target": 10**12}, {"head": -1},
+                   {"target": header["target"] - 8, "head": header["head"] + 8}):
+        changed = json.dumps({**header, **change}).encode()
+        lie = slot_file.MAGIC + struct.pack("<I", len(changed)) + changed + body
+        with pytest.raises(EagleError):
+            batcher.load_slot(slot, lie + hashlib.sha256(lie).digest())
+        assert batcher.slots()[slot]["n_past"] in (0, len(header["tokens"]))
+    assert batcher.load_slot(slot, data) == len(header["tokens"])
+
+
+def test_settings_are_checked(tiny):
+    for wrong in ({"n_parallel": 0}, {"n_parallel": 33}, {"n_ctx": 5}, {"n_batch": 1}):
+        with pytest.raises(EagleError, match=next(iter(wrong))):
+            BatchSettings(tiny[0], **wrong)
+    b = Batcher(BatchSettings(tiny[0], n_parallel=2, n_ctx=128, n_threads=1, flash_attn=False))  # no head, no trees
+    with b.request(params=EagleParams(tree="8x2x2")) as llm:
+        assert len(take(llm, 5, PROMPT, temp=0.0)) == 5
+    b.close()
+
+
+def test_real_model():
+    """SmolLM2 and its head: eight chat answers at once on four slots."""
+    target, head = str(smollm2("Q8_0")), str(shipped_head())
+    b = Batcher(BatchSettings(target, head, n_parallel=4, n_ctx=512))
+    ask = lambda i: dict(messages=[{"role": "user", "content": f"Write {i + 2} words about the sea."}], max_tokens=32, temperature=0.0)  # noqa: E731
+
+    def work(i):
+        with b.request() as llm:
+            return llm.create_chat_completion(**ask(i))["choices"][0]["message"]["content"]
+
+    got = in_threads(8, work, list(range(8)))
+    assert b.snapshot()["reused_tokens"] > 0
+    with b.request() as llm, pytest.raises(EagleError):  # a grammar that leads nowhere
+        llm.create_completion("hello", max_tokens=40, temperature=0.0, grammar=LlamaGrammar.from_string(DEAD_END, verbose=False))
+    b.close()
+    llm = EagleLlama(target, n_ctx=512, flash_attn=True, verbose=False)
+    assert got == [llm.create_chat_completion(**ask(i))["choices"][0]["message"]["content"] for i in range(8)]
+    llm.close()
