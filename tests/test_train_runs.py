@@ -80,6 +80,7 @@ def test_checkpoint_is_what_servers_read(corpus, head, tmp_path):
     assert config["architectures"] == ["LlamaForCausalLMEagle3"] and config["model_type"] == "llama" and config["num_hidden_layers"] == 1
     assert config["draft_vocab_size"] == 64 and config["vocab_size"] == s.n_vocab and config["torch_dtype"] == "float16"
     assert config["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "use_aux_hidden_state": True}
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
     assert (head_d2t(tmp_path) == head.d2t.numpy()).all()
 
 

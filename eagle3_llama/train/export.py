@@ -25,7 +25,8 @@ def config(head: Head, layers: Sequence[int], dtype: torch.dtype) -> dict[str, o
         "rms_norm_eps": s.rms_eps, "rope_theta": s.rope_theta, "hidden_act": "silu", "max_position_embeddings": s.n_ctx,
         "vocab_size": s.n_vocab, "draft_vocab_size": len(head.d2t), "tie_word_embeddings": False, "attention_bias": False,
         "torch_dtype": str(dtype).removeprefix("torch."),
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [k - 1 for k in layers], "use_aux_hidden_state": True},
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [k - 1 for k in layers], "use_aux_hidden_state": True},  # SGLang adds one
+        "eagle_aux_hidden_state_layer_ids": list(layers),  # vLLM takes these as they are; without them the others, one too low
     }
 
 
