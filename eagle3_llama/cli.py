@@ -1,4 +1,4 @@
-"""`eagle3-llama`: generate, chat, bench, info, compare, convert, train."""
+"""`eagle3-llama`: generate, chat, serve, bench, info, compare, convert, train."""
 
 from __future__ import annotations
 
@@ -166,10 +166,12 @@ def compare(head: Annotated[Path, typer.Argument(help="head, GGUF", show_default
 def main() -> None:
     """Entry point: errors a user can mend are one line and exit code 2."""
     from .convert.cli import convert
+    from .server.cli import CONTEXT, serve
     from .train.cli import train
 
     app.command(name="convert")(convert)
     app.command(name="train")(train)
+    app.command(name="serve", context_settings=CONTEXT)(serve)
     try:
         app()
     except EagleError as e:

@@ -19,8 +19,8 @@ def cli(*args, module="eagle3_llama.cli"):
     return subprocess.run([sys.executable, "-m", module, *map(str, args)], capture_output=True, text=True, cwd=ROOT)
 
 
-def test_readme_snippet():
-    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL), ids=["EagleLlama", "Batcher"])
+def test_readme_snippets(code):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "accepted_prediction_tokens" in done.stdout

@@ -1,0 +1,24 @@
+"""`python -m eagle3_llama.server`: the options of `eagle3-llama serve`, with - or _ between words."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from ..errors import EagleError
+from .cli import CONTEXT, serve
+
+
+def main() -> None:
+    """Entry point: errors a user can mend are one line and exit code 2."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(context_settings=CONTEXT)(serve)
+    try:
+        app(prog_name="python -m eagle3_llama.server")
+    except EagleError as e:
+        print(f"error: {e}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+main()

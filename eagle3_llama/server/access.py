@@ -1,0 +1,170 @@
+"""Around every request: who may come in, an id, one line of log, counters; and no exception leaves as a bare 500."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+import json
+import logging
+import re
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+
+from .errors import ApiError, internal
+from .generation import Job
+from .metrics import Metrics
+from .settings import ServerSettings, is_loopback
+from .shapes import dumps
+
+log = logging.getLogger("eagle3_llama.server")
+access_log = logging.getLogger("eagle3_llama.server.access")
+
+OPEN_ROUTES = ("/health",)
+_SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+LINGER, LINGER_BYTES = 1.0, 8_000_000  # how long, and for how much, an unread body is listened to after the answer
+
+
+@dataclass
+class Record:
+    """What is known of one request; routes add to it."""
+
+    request_id: str
+    started: float = field(default_factory=time.monotonic)
+    status: int = 0
+    job: Job | None = None
+    stream: bool = False
+    error: str | None = None
+    prompt: Any = None  # only with --log-prompts
+
+
+class Access:
+    """ASGI middleware; the record is scope["record"]."""
+
+    def __init__(self, app: Any, settings: ServerSettings, metrics: Metrics) -> None:
+        self.app, self.settings, self.metrics = app, settings, metrics
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        asked = headers.get("x-request-id", "")
+        record = scope["record"] = Record(asked if _SANE_ID.fullmatch(asked) else uuid.uuid4().hex)
+        talk = _Talk(record, receive, send, unread="content-length" in headers or "transfer-encoding" in headers)
+        try:
+            refused = self._refusal(scope, headers)
+            await (self.app if refused is None else error_response(refused))(scope, talk.receive, talk.send)
+        except Exception:  # noqa: BLE001 - the client gets one line, the log the rest
+            log.exception("request %s failed", record.request_id)
+            if record.status:
+                raise  # half an answer: the connection is closed
+            await error_response(internal())(scope, receive, talk.send)
+        finally:
+            self._note(scope, record)
+
+    def _refusal(self, scope: Any, headers: Headers) -> ApiError | None:
+        key = self.settings.api_key
+        if scope["path"] in OPEN_ROUTES:
+            return None
+        # a browser that opens the page asks for a password if it is told Basic alone; the page's own calls must not raise that dialog
+        challenge = 'Basic realm="eagle3-llama"' if scope["path"] == "/" else "Bearer"
+        if key is not None and not _same_key(headers.get("authorization", ""), key):
+            return ApiError(401, "a key is needed: Authorization: Bearer KEY", code="invalid_api_key",
+                            headers={"WWW-Authenticate": challenge})  # fmt: skip
+        if key is None and not self._own_origin(headers.get("origin")):
+            return ApiError(403, "another site's page asks; allow it with --cors-origin", code="origin")
+        return None
+
+    def _own_origin(self, origin: str | None) -> bool:
+        """Without a key any page in the user's browser could ask a server on loopback; browsers say whose page it is."""
+        if origin is None or origin in self.settings.cors_origin or "*" in self.settings.cors_origin:
+            return True
+        try:
+            host = urlsplit(origin).hostname or ""
+        except ValueError:
+            return False
+        return is_loopback(host) or host == self.settings.host
+
+    def _note(self, scope: Any, record: Record) -> None:
+        job, seconds = record.job, time.monotonic() - record.started
+        status = 499 if job is not None and job.gone else record.status or 499
+        route = getattr(scope.get("route"), "path", "other")
+        self.metrics.count(route, status, seconds, job)
+        line = {"request_id": record.request_id, "method": scope["method"], "route": route, "status": status, "seconds": round(seconds, 4)}
+        if job is not None:
+            line |= _about(job) | {"stream": record.stream}
+        if record.error is not None:
+            line["error"] = record.error
+        if self.settings.log_prompts and record.prompt is not None:
+            line["prompt"] = record.prompt
+        access_log.info(json.dumps(line))
+
+
+def _about(job: Job) -> dict[str, Any]:
+    usages, timings = job.spent(), job.timings.values()
+    detail = lambda name: sum(u.get("completion_tokens_details", {}).get(name, 0) for u in usages)  # noqa: E731
+    out = {"choices": len(job.choices), "prompt_tokens": max((u["prompt_tokens"] for u in usages), default=0),
+           "completion_tokens": sum(u["completion_tokens"] for u in usages), "accepted": detail("accepted_prediction_tokens"),
+           "rejected": detail("rejected_prediction_tokens")}
+    out |= {name: round(max((t[name] for t in timings), default=0.0), 4) for name in ("queued", "prompt", "generation")}
+    return out | ({"error": job.failed.code} if job.failed is not None else {})
+
+
+def _same_key(authorization: str, key: str) -> bool:
+    """Bearer KEY; or Basic with KEY as the password, so that a browser can open the page."""
+    scheme, _, given = authorization.partition(" ")
+    if scheme.lower() == "basic":
+        try:
+            given = base64.b64decode(given, validate=True).decode("latin-1").partition(":")[2]
+        except (binascii.Error, ValueError):
+            return False
+    elif scheme.lower() != "bearer":
+        return False
+    return hmac.compare_digest(given.strip().encode(), key.encode())
+
+
+def error_response(e: ApiError) -> Response:
+    return Response(dumps(e.body()), e.status, e.headers, media_type="application/json")
+
+
+class _Talk:
+    """receive and send of one request: notes the status, adds the id, and hears an unread body out.
+
+    A connection closed while its client still sends is reset, and the client may never see the answer. So the answer goes out
+    first, then what still comes is thrown away, for a while.
+    """
+
+    def __init__(self, record: Record, receive: Any, send: Any, unread: bool) -> None:
+        self.record, self._receive, self._send, self.unread = record, receive, send, unread
+
+    async def receive(self) -> Any:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            self.unread = False
+        return message
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.record.status = message["status"]
+            MutableHeaders(raw=message["headers"])["X-Request-Id"] = self.record.request_id
+        elif self.unread and not message.get("more_body", False):
+            await self._send({**message, "more_body": True})
+            try:
+                await asyncio.wait_for(self._drain(), LINGER)
+            except asyncio.TimeoutError:
+                pass
+            message = {"type": "http.response.body", "body": b"", "more_body": False}
+        await self._send(message)
+
+    async def _drain(self) -> None:
+        size = 0
+        while self.unread and size < LINGER_BYTES:
+            size += len((await self.receive()).get("body", b""))

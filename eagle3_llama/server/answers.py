@@ -1,0 +1,90 @@
+"""A job's events as an HTTP answer: whole, or streamed as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, AsyncIterator
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .errors import ApiError
+from .generation import Event, Job, total_timings, total_usage
+from .shapes import DONE, Shape, dumps, event
+
+STALLED = 30.0  # seconds past the deadline until a client that does not read is given up
+
+
+async def respond(request: Request, job: Job, shape: Shape, stream: bool, include_usage: bool, report: bool) -> Response:
+    """Waits for the whole answer, or for the first part of a streamed one: until then a failure is a status.
+
+    Raises ApiError. The job is cancelled as soon as the client leaves, and whenever this ends early.
+    """
+    watch = asyncio.create_task(job.watch(request.receive))
+    events = job.events()
+    try:
+        if stream:
+            first = await anext(events)
+            return EventStream(job, shape, _chain(first, events), watch, include_usage or report, report)
+        parts = [(e.choice.index, e.chunk) async for batch in events for e in batch if e.chunk is not None]
+        body = shape.whole(parts, total_usage(job)) | ({"timings": total_timings(job)} if report else {})
+        watch.cancel()
+        return Response(dumps(body), media_type="application/json")
+    except BaseException:
+        watch.cancel()
+        job.cancel()
+        raise
+
+
+async def _chain(first: list[Event], rest: AsyncIterator[list[Event]]) -> AsyncIterator[list[Event]]:
+    yield first
+    async for batch in rest:
+        yield batch
+
+
+class EventStream(Response):
+    """Sends what has gathered in one piece; a failure after the first part is an event with the error object."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, job: Job, shape: Shape, events: AsyncIterator[list[Event]], watch: asyncio.Task, include_usage: bool, report: bool) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self.job, self.shape, self.events, self.watch = job, shape, events, watch
+        self.include_usage, self.report = include_usage, report
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        stalled = loop.call_later(max(0.0, self.job.seconds_left()) + STALLED, task.cancel)
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for data in self._frames():
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            stalled.cancel()
+            self.watch.cancel()
+            self.job.cancel()
+
+    async def _frames(self) -> AsyncIterator[bytes]:
+        try:
+            async for batch in self.events:
+                data = b"".join(self._frame(e) for e in batch if e.chunk is not None)
+                if data:
+                    yield data
+        except ApiError as e:
+            self.job.failed = e
+            yield event(e.body())
+            return
+        yield (event(self._last()) if self.include_usage else b"") + DONE
+
+    def _frame(self, e: Event) -> bytes:
+        out = self.shape.chunk(e.choice.index, e.chunk)
+        if self.include_usage:
+            out["usage"] = None
+        if self.report:
+            out["eagle"] = {"sources": e.sources}
+        return event(out)
+
+    def _last(self) -> dict[str, Any]:
+        return {**self.shape.head, "choices": [], "usage": total_usage(self.job)} | ({"timings": total_timings(self.job)} if self.report else {})

@@ -1,0 +1,59 @@
+"""A request's body: read within its limit, then held against its model."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from .errors import ApiError, from_validation
+from .schema import field_names
+from .settings import MAX_BODY
+
+MAX_KEYS = 50_000
+BODY_SECONDS = 30.0  # a client may take this long to send its body
+
+T = TypeVar("T", bound=BaseModel)
+
+
+async def read(request: Request, model: type[T]) -> T:
+    """The body as `model`. Raises ApiError 400, 408, 413, 415 or 422; no more than MAX_BODY bytes are ever held."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # also keeps a web page of somebody else from sending one without asking first
+        raise ApiError(415, "send the body as JSON, with Content-Type: application/json", code="content_type")
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > MAX_BODY:
+        raise too_large()
+    try:
+        raw = await asyncio.wait_for(_gather(request), BODY_SECONDS)
+    except asyncio.TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} s", code="slow_body", headers={"Connection": "close"}) from None
+    except ClientDisconnect:
+        raise ApiError(499, "the client left", code="cancelled") from None
+    return parse(raw, model)
+
+
+async def _gather(request: Request) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY:
+            raise too_large()
+        parts.append(part)
+    return b"".join(parts)
+
+
+def too_large() -> ApiError:
+    return ApiError(413, f"the body is larger than {MAX_BODY} bytes", code="body_too_large", headers={"Connection": "close"})
+
+
+def parse(raw: bytes, model: type[T]) -> T:
+    """A body's bytes as `model`; ApiError names the field that is wrong."""
+    if raw.count(b'":') - raw.count(b'\\":') > MAX_KEYS:  # each that is not known would be an error of its own
+        raise ApiError(422, f"the body has more than {MAX_KEYS} keys", code="invalid_value")
+    try:
+        return model.model_validate_json(raw)
+    except ValidationError as e:
+        raise from_validation(e, field_names(model)) from None

@@ -1,0 +1,185 @@
+"""The OpenAPI document: bodies as they are checked, answers as they are sent."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Optional
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+ABOUT = "OpenAI's API for a llama.cpp model with an EAGLE head."
+_REF = "#/components/schemas/"
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: Optional[str]
+    code: Optional[str]
+
+
+class Error(BaseModel):
+    error: ErrorDetail
+
+
+class PredictionTokens(BaseModel):
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class CachedTokens(BaseModel):
+    cached_tokens: int
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    completion_tokens_details: PredictionTokens
+    prompt_tokens_details: CachedTokens
+
+
+class AnswerMessage(BaseModel):
+    role: Literal["assistant"]
+    content: Optional[str]
+    tool_calls: list[dict[str, Any]] = []
+    function_call: dict[str, Any] = {}
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: AnswerMessage
+    finish_reason: Literal["stop", "length", "tool_calls", "function_call"]
+    logprobs: Optional[dict[str, Any]]
+
+
+class TextChoice(BaseModel):
+    index: int
+    text: str
+    finish_reason: Literal["stop", "length"]
+    logprobs: Optional[dict[str, Any]]
+
+
+class ChatCompletion(BaseModel):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class Completion(BaseModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage
+
+
+class AboutEagle(BaseModel):
+    head: bool
+    n_ctx: int
+    n_parallel: int
+
+
+class Model(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    eagle: AboutEagle
+
+
+class ModelList(BaseModel):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Tokens(BaseModel):
+    tokens: list[int]
+
+
+class Content(BaseModel):
+    content: str
+
+
+class Health(BaseModel):
+    status: Literal["ok"]
+
+
+class Slot(BaseModel):
+    id: int
+    busy: bool
+    n_past: int
+    request_id: Optional[str]
+
+
+class SlotAction(BaseModel):
+    id_slot: int
+    filename: str
+    n_saved: int = 0
+    n_written: int = 0
+    n_restored: int = 0
+    n_read: int = 0
+    timings: dict[str, float]
+
+
+_ANSWERS: list[type[BaseModel]] = [Error, ChatCompletion, Completion, Model, ModelList, Tokens, Content, Health, Slot, SlotAction]
+_ABOUT = {400: "the request is wrong", 401: "the key is missing or wrong", 403: "another site's page asks", 404: "there is no such thing",
+          408: "the body did not arrive in time", 413: "the body is too large", 415: "the body is not JSON",
+          422: "a field is wrong; `param` names it", 503: "no room, or shutting down; Retry-After says when to come again",
+          504: "the deadline has passed", 507: "the file cannot be written"}  # fmt: skip
+_BODY = (400, 408, 413, 415, 422)
+
+
+def answer(name: str, *statuses: int, body: type[BaseModel] | None = None) -> dict[str, Any]:
+    """Arguments of a route that answers with the schema `name`, and with errors of these statuses beside 401 and 403."""
+    schema = {"type": "array", "items": {"$ref": f"{_REF}Slot"}} if name == "Slots" else {"$ref": _REF + name}
+    out = {"response_model": None, "responses": {200: {"description": "done", "content": {"application/json": {"schema": schema}}},
+                                                **_errors(statuses + (_BODY if body else ()))}}  # fmt: skip
+    return out | {"openapi_extra": _request(body) if body else {"security": []} if name == "Health" else {}}
+
+
+def streamed(body: type[BaseModel], name: str) -> dict[str, Any]:
+    """Arguments of a route that answers whole, or with `stream` in events."""
+    out = answer(name, 503, 504, body=body)
+    out["responses"][200]["content"]["text/event-stream"] = {"schema": {
+        "type": "string", "description": "chunks as `data: {...}`, then `data: [DONE]`; a failure is `data: {\"error\": {...}}`"}}
+    return out
+
+
+def text(about: str) -> dict[str, Any]:
+    content = {"text/plain": {"schema": {"type": "string"}}}
+    return {"response_model": None, "responses": {200: {"description": about, "content": content}, **_errors(())}}
+
+
+def _errors(statuses: tuple[int, ...]) -> dict[int, Any]:
+    content = {"application/json": {"schema": {"$ref": f"{_REF}Error"}}}
+    return {status: {"description": _ABOUT[status], "content": content} for status in sorted({401, 403, *statuses})}
+
+
+def _request(body: type[BaseModel]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": {"$ref": _REF + body.__name__}}}}}
+
+
+def install(app: FastAPI, bodies: list[type[BaseModel]], keyed: bool) -> None:
+    """Has app.openapi() carry the schemas that routes refer to by name. keyed: whether the server asks for a key."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = get_openapi(title=app.title, version=app.version, routes=app.routes, description=ABOUT)
+            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            for model in [*bodies, *_ANSWERS]:
+                schema = model.model_json_schema(ref_template=_REF + "{model}")
+                schemas.update(schema.pop("$defs", {}))
+                schemas[model.__name__] = schema
+            if keyed:
+                document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+                document["security"] = [{"key": []}]
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi

@@ -1,0 +1,46 @@
+"""Texts that are too much for the tokenizer or the context are refused before they are tokenised.
+
+llama.cpp's tokenizer takes seconds for a megabyte and, with n special tokens in a text, n * n steps: 40,000 of them take a minute.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .errors import ApiError, wrong
+
+MAX_SPECIAL = 10_000  # occurrences of special tokens in one text: 2,000 messages have 6,000
+
+
+class PromptSize:
+    """What the longest token of a model is, and which are special."""
+
+    def __init__(self, base: Any, n_ctx: int) -> None:
+        import llama_cpp
+
+        special = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+        vocab, ids = base._model.vocab, range(base.n_vocab())
+        marked = (i for i in ids if llama_cpp.llama_vocab_get_attr(vocab, i) & special)
+        names = [llama_cpp.llama_vocab_get_text(vocab, i).decode("utf-8", "replace") for i in marked]
+        self.n_ctx = n_ctx
+        self.most_bytes = n_ctx * max(len(base.detokenize([i], special=True)) for i in ids)
+        self.special = [name for name in names if len(name) > 1]
+        self._first = {name[0] for name in self.special}
+
+    def check_fits(self, text: str, param: str) -> None:
+        """Raises ApiError 400 for a text that cannot fit the context, whatever its tokens are, and what check_special() raises."""
+        size = len(text.encode())
+        if size > self.most_bytes:
+            said = f"the prompt has {size} bytes, the context {self.n_ctx} tokens, which hold {self.most_bytes} bytes at most"
+            raise ApiError(400, said, param, "context_length_exceeded")
+        self.check_special(text, param)
+
+    def check_special(self, text: str, param: str) -> None:
+        """Raises ApiError 422 for a text with too many special tokens."""
+        if sum(text.count(c) for c in self._first) <= MAX_SPECIAL:
+            return
+        found = 0
+        for name in self.special:
+            found += text.count(name)
+            if found > MAX_SPECIAL:
+                raise wrong(param, f"it has more than {MAX_SPECIAL} special tokens")

@@ -1,0 +1,230 @@
+"""The server as a Ray Serve deployment: replicas on one machine or on many.
+
+    python -m eagle3_llama.server.ray --model target.gguf --eagle head.gguf --threads 4 --replicas 2
+    serve run eagle3_llama.server.ray:build model=target.gguf eagle=head.gguf threads=4 min_replicas=1 max_replicas=4
+
+Each replica is the plain server's application over a batcher of its own. Ray's proxy takes the connections and hands a request
+to one replica; if that one dies, the request's client gets an error, for a stream that has begun the end of the connection.
+Needs the extra [ray]; docs/scaling.md says what differs from the plain server.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import os
+import signal
+import socket
+import sys
+import threading
+import typing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Callable, Optional
+
+import typer
+
+from ..errors import EagleError, ErrorKind
+from .cli import CONTEXT
+from .cli import serve as plain_serve
+from .replica import NAME, Replica, ray_serve
+from .settings import ServerSettings, read_key
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+SPARE = 16  # requests that a full replica still lets in: /health, /metrics, and those that it tells 503 and when to come again
+OVERTIME = 5.0  # seconds past a limit of the replica's own, before Ray steps in
+SESSIONS = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How many replicas there are, and what Ray reserves for each.
+
+    replicas: a fixed number; or min_replicas..max_replicas, as many as leave each about n_parallel requests. num_cpus: cores of
+    a replica; None for --threads, and where that is open too for a node to itself. num_gpus: None for one if layers go to GPUs.
+    session_affinity: requests with the same X-Session-Id go to the same replica, whose slots hold the conversation.
+    """
+
+    replicas: int | None = None
+    min_replicas: int | None = None
+    max_replicas: int | None = None
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    session_affinity: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("replicas", 1), ("min_replicas", 0), ("max_replicas", 1), ("num_cpus", 0), ("num_gpus", 0)):
+            value = getattr(self, name)
+            _check(value is None or least <= value <= 4096, f"--{name.replace('_', '-')} is {value!r}, expected {least}..4096")
+        _check(self.replicas is None or not self.scales, "give --replicas, or --min-replicas and --max-replicas, not both")
+        _check(not self.scales or self.least <= self.most, f"--min-replicas {self.least} is more than --max-replicas {self.most}")
+
+    @property
+    def scales(self) -> bool:
+        return self.min_replicas is not None or self.max_replicas is not None
+
+    @property
+    def least(self) -> int:
+        return 1 if self.min_replicas is None else self.min_replicas
+
+    @property
+    def most(self) -> int:
+        return max(self.least, 1) if self.max_replicas is None else self.max_replicas
+
+
+def build(args: dict[str, Any]) -> "Application":
+    """For `serve run` and `serve deploy`: settings of the server and of Scale by name, as words or as values.
+
+    The key comes from api_key_file or EAGLE3_API_KEY; the address is Ray Serve's own setting.
+    """
+    args = {name.replace("-", "_"): value for name, value in args.items()}
+    _check(not {"host", "port"} & args.keys(), "host and port belong to Ray Serve: `serve start --http-host HOST --http-port PORT`, or http_options")
+    if not {"api_key", "api_key_file"} & args.keys() and os.environ.get("EAGLE3_API_KEY"):
+        args["api_key"] = os.environ["EAGLE3_API_KEY"]
+    return application(*_settings(args))
+
+
+def application(settings: ServerSettings, scale: Scale) -> "Application":
+    """The deployment, bound and not yet running."""
+    _check(settings.slot_save_path is None, "--slot-save-path: no request can name the replica whose slot it means", ErrorKind.UNSUPPORTED)
+    serve = ray_serve()
+    from ray.serve.config import RequestRouterConfig
+
+    options: dict[str, Any] = {"num_replicas": scale.replicas or 1}
+    if scale.scales:
+        options = {"autoscaling_config": {"min_replicas": scale.least, "max_replicas": scale.most, "target_ongoing_requests": settings.n_parallel}}
+    if scale.session_affinity:
+        options["request_router_config"] = RequestRouterConfig(request_router_class=SESSIONS)
+    cpus = scale.num_cpus if scale.num_cpus is not None else settings.threads
+    if cpus is None:
+        options["max_replicas_per_node"] = 1  # it takes all cores, whatever their number is there
+    gpus = scale.num_gpus if scale.num_gpus is not None else float(settings.n_gpu_layers != 0)
+    deployment = serve.deployment(
+        serve.ingress()(Replica), name=NAME, ray_actor_options={"num_cpus": 1 if cpus is None else cpus, "num_gpus": gpus},
+        max_ongoing_requests=settings.capacity + SPARE, max_queued_requests=settings.capacity, backpressure_config={"retry_after_s": 5},
+        graceful_shutdown_timeout_s=settings.grace + OVERTIME, graceful_shutdown_wait_loop_s=0.2,
+        health_check_period_s=2.0, health_check_timeout_s=60.0, max_constructor_retry_count=2, logging_config={"enable_access_log": False},
+        **options)  # fmt: skip
+    return deployment.bind(settings)
+
+
+def _check(ok: bool, message: str, kind: ErrorKind = ErrorKind.BAD_ARGUMENT) -> None:
+    if not ok:
+        raise EagleError(kind, message)
+
+
+# -- settings of words ------------------------------------------------------------------------------------
+
+
+def _settings(given: dict[str, Any]) -> tuple[ServerSettings, Scale]:
+    """Both of what was given by name; EagleError for a name that is not known or a value of another type."""
+    given = dict(given)
+    if (file := given.pop("api_key_file", None)) is not None:
+        given["api_key"] = read_key(file)
+    if isinstance(given.get("cors_origin"), str):
+        given["cors_origin"] = given["cors_origin"].split(",")
+    hints = typing.get_type_hints(ServerSettings) | typing.get_type_hints(Scale)
+    for name in given:
+        near = difflib.get_close_matches(name, hints, n=1)
+        _check(name in hints, f"unknown setting {name!r}" + (f", did you mean {near[0]}?" if near else ""))
+    _check("model" in given, "model is missing: model=target.gguf")
+    values = {name: _typed(name, hints[name], value) for name, value in given.items()}
+    values |= {name: os.path.abspath(values[name]) for name in ("model", "eagle") if values.get(name)}  # replicas start in folders of Ray's
+    names = {f.name for f in dataclasses.fields(Scale)}
+    scale = Scale(**{name: value for name, value in values.items() if name in names})
+    return ServerSettings(**{name: value for name, value in values.items() if name not in names}), scale
+
+
+def _typed(name: str, hint: Any, value: Any) -> Any:
+    """"4" as 4 where a number is wanted."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(hint).validate_python(str(value) if isinstance(value, Path) else value)
+    except ValidationError as e:
+        raise EagleError(ErrorKind.BAD_ARGUMENT, f"{name} is {value!r}: {e.errors()[0]['msg']}") from None
+
+
+# -- the command ------------------------------------------------------------------------------------------
+
+
+def _with_server_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose **given are the options of `eagle3-llama serve`."""
+    theirs = inspect.signature(plain_serve, eval_str=True).parameters.values()
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*theirs, *own)]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
+
+
+def serve_replicas(replicas: Annotated[Optional[int], typer.Option(help="a fixed number; default: 1")] = None,
+                   min_replicas: Annotated[Optional[int], typer.Option(help="let their number follow the load")] = None,
+                   max_replicas: Annotated[Optional[int], typer.Option()] = None,
+                   num_cpus: Annotated[Optional[float], typer.Option(help="cores reserved for a replica; default: --threads")] = None,
+                   num_gpus: Annotated[Optional[float], typer.Option(help="GPUs of a replica; default: 1 with --n-gpu-layers")] = None,
+                   session_affinity: Annotated[bool, typer.Option(help="requests with one X-Session-Id go to one replica")] = False,
+                   address: Annotated[Optional[str], typer.Option(help="a Ray cluster's, or auto; default: Ray is started here")] = None,
+                   **given: Any) -> None:
+    """Serve a model with OpenAI's API, by replicas that Ray starts."""
+    given |= {"replicas": replicas, "min_replicas": min_replicas, "max_replicas": max_replicas, "num_cpus": num_cpus, "num_gpus": num_gpus,
+              "session_affinity": session_affinity}  # fmt: skip
+    settings, scale = _settings({name: value for name, value in given.items() if value is not None})
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report to its makers
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # or lines of the log that look alike are left out
+    app, alone = application(settings, scale), address is None
+    port = _port(settings) if alone or not settings.port else settings.port
+    import ray
+
+    ray.init(address="local", include_dashboard=False) if alone else ray.init(address=address)
+    try:
+        _run(app, settings, port, alone)
+    finally:
+        ray.shutdown()
+
+
+def _run(app: "Application", settings: ServerSettings, port: int, alone: bool) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. A second signal ends this process, and with it a Ray that runs `alone` for it."""
+    serve, told = ray_serve(), threading.Event()
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(sig, lambda sig, _: os._exit(128 + sig) if told.is_set() else told.set())
+    serve.start(http_options={"host": settings.host, "port": port, "request_timeout_s": 2 * settings.timeout + OVERTIME})
+    try:
+        serve.run(app, name=NAME, route_prefix="/")
+    except RuntimeError as e:
+        raise EagleError(ErrorKind.BAD_ARGUMENT, "no replica could be started; what Ray printed above says why") from e
+    shown = f"[{settings.host}]" if ":" in settings.host else settings.host
+    print(f"serving {os.path.basename(settings.model)} at http://{shown}:{port}", flush=True)
+    told.wait()
+    try:
+        serve.get_app_handle(NAME).broadcast("drain").results(timeout_s=settings.grace + OVERTIME, return_exceptions=True)
+    finally:
+        serve.shutdown() if alone else serve.delete(NAME)
+
+
+def _port(settings: ServerSettings) -> int:
+    """The port, or any that is free; said before Ray and models are loaded if it cannot be had."""
+    try:
+        with socket.create_server((settings.host, settings.port), family=socket.AF_INET6 if ":" in settings.host else socket.AF_INET) as s:
+            return s.getsockname()[1]
+    except OSError as e:
+        raise EagleError(ErrorKind.BAD_ARGUMENT, f"cannot listen on {settings.host}:{settings.port}: {e.strerror or e}") from e
+
+
+def main() -> None:
+    """Entry point: errors a user can mend are one line and exit code 2."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(context_settings=CONTEXT)(_with_server_options(serve_replicas))
+    try:
+        app(prog_name="python -m eagle3_llama.server.ray")
+    except EagleError as e:
+        print(f"error: {e}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    from eagle3_llama.server.ray import main as run  # classes that replicas import by name must not be __main__'s
+
+    run()

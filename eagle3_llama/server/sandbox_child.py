@@ -1,0 +1,172 @@
+"""The child of sandbox.py: renders chat templates, turns JSON schemas into grammars, tries grammars out."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+from typing import Any, Callable
+
+from .. import _library
+from .gbnf import EVERY, Ranges, meets, merge, terminals
+from .sandbox import receive, send
+
+MAX_PROMPT = 8_000_000  # characters a template may make
+MAX_GBNF = 200_000  # characters of a grammar made from a schema
+MEMORY = 1 << 30  # bytes beyond what the child starts with
+STEPS = 8  # of a walk through a grammar
+
+
+def main() -> None:
+    """Answers requests from stdin until it ends. The first one says what to load."""
+    pipe_in, pipe_out = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever prints, prints to nowhere
+    setup = receive(pipe_in)
+    _library.load()
+    handlers = Templates(setup["templates"]).handlers() if "templates" in setup else Grammars(setup["model"]).handlers()
+    _limit()
+    send(pipe_out, {"result": "ready"})
+    while True:
+        try:
+            request = receive(pipe_in)
+        except EOFError:
+            return
+        signal.alarm(int(setup["seconds"]) + 2)  # should the parent be gone, nothing is left to spin
+        send(pipe_out, _answer(handlers, request))
+        signal.alarm(0)
+
+
+def _answer(handlers: dict[str, Callable[..., Any]], request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"result": handlers[request.pop("do")](**request)}
+    except Exception as e:  # noqa: BLE001 - all that goes wrong here is the request's doing
+        return {"error": f"{type(e).__name__ if not str(e) else str(e)!s:.300}"}
+
+
+def _limit() -> None:
+    with open("/proc/self/statm" if os.path.exists("/proc/self/statm") else os.devnull) as f:
+        pages = f.read().split()
+    if pages:
+        most = int(pages[0]) * resource.getpagesize() + MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+
+class Templates:
+    """Chat templates by name, in llama-cpp-python's own formatter."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+        self.formatter = Jinja2ChatFormatter(setup["template"], eos_token=setup["eos"], bos_token=setup["bos"])
+
+    def handlers(self) -> dict[str, Callable[..., Any]]:
+        return {"render": self.render}
+
+    def render(self, **arguments: Any) -> str:
+        prompt = self.formatter(**arguments).prompt
+        if len(prompt) > MAX_PROMPT:
+            raise ValueError(f"the chat template made a prompt of {len(prompt)} characters")
+        prompt.encode()  # a lone surrogate is an error here
+        return prompt
+
+
+class Grammars:
+    """Grammars against a model's vocabulary."""
+
+    def __init__(self, model: str) -> None:
+        import llama_cpp
+
+        self.llama = llama_cpp
+        params = llama_cpp.llama_model_default_params()
+        params.vocab_only = True
+        self.model = llama_cpp.llama_model_load_from_file(model.encode(), params)
+        self.vocab = llama_cpp.llama_model_get_vocab(self.model)
+        self.n_vocab = llama_cpp.llama_vocab_n_tokens(self.vocab)
+        self.within_reach = self._characters()
+
+    def handlers(self) -> dict[str, Callable[..., Any]]:
+        return {"check": self.check, "convert": self.convert}
+
+    def convert(self, text: str) -> str:
+        """The grammar of a JSON schema, tried out."""
+        from llama_cpp.llama_grammar import LlamaGrammar
+
+        try:
+            grammar = LlamaGrammar.from_json_schema(text, verbose=False)._grammar
+        except Exception as e:
+            raise ValueError(f"the schema cannot be made a grammar: {type(e).__name__}: {e!s:.200}") from e
+        if len(grammar) > MAX_GBNF:
+            raise ValueError(f"the schema makes a grammar of {len(grammar)} characters, more than {MAX_GBNF}")
+        self.check(grammar)
+        return grammar
+
+    def check(self, text: str) -> None:
+        """Parses a grammar, looks for characters that this model cannot say, and walks some tokens into it at random.
+
+        Raises ValueError for one that is wrong or leads nowhere; a grammar that llama.cpp cannot bear kills or stops this process.
+        """
+        sampler, said = self._parse(text)
+        if not sampler:
+            raise ValueError(f"the grammar is wrong: {said}")
+        for written, characters in {w: c for w, c in terminals(text)}.items():
+            if not (self._is_said(written) if characters is None else meets(characters, self.within_reach)):
+                raise ValueError(f"this model has no token for {written!r:.80}")
+        rng = random.Random(0)
+        for _ in range(STEPS):
+            allowed = self._allowed(sampler)
+            token = rng.choice(allowed) if allowed else None
+            if token is None or self.llama.llama_vocab_is_eog(self.vocab, token):
+                break
+            self.llama.llama_sampler_accept(sampler, token)
+        self.llama.llama_sampler_free(sampler)
+        if token is None:
+            raise ValueError("the grammar leads to a place where no token of this model may follow")
+
+    def _is_said(self, token: str) -> bool:
+        """Whether a grammar of this token alone, <...> or !<...>, lets any follow."""
+        sampler, _ = self._parse(f"root ::= {token}")
+        allowed = self._allowed(sampler)
+        self.llama.llama_sampler_free(sampler)
+        return bool(allowed)
+
+    def _characters(self) -> Ranges:
+        """Those that can be said whatever was said before: all if each byte is a token, else those that are."""
+        piece, pieces = ctypes.create_string_buffer(256), set()
+        for token in range(self.n_vocab):
+            n = self.llama.llama_token_to_piece(self.vocab, token, piece, 256, 0, True)
+            if 0 < n <= 4 and not self.llama.llama_vocab_is_eog(self.vocab, token):
+                pieces.add(piece.raw[:n])
+        if all(bytes([b]) in pieces for b in [*range(1, 0xC0), *range(0xC2, 0xF5)]):
+            return EVERY
+        texts = (p.decode("utf-8", "ignore") for p in pieces)
+        return merge([(ord(t), ord(t)) for t in texts if len(t) == 1 and t != "\0"])
+
+    def _allowed(self, sampler: Any) -> list[int]:
+        import numpy as np
+
+        data = (self.llama.llama_token_data * self.n_vocab)()
+        array = self.llama.llama_token_data_array(data=data, size=self.n_vocab, selected=-1, sorted=False)
+        view = np.frombuffer(data, dtype=np.dtype([("id", "i4"), ("logit", "f4"), ("p", "f4")]))
+        view["id"], view["logit"] = np.arange(self.n_vocab), 0
+        self.llama.llama_sampler_apply(sampler, ctypes.byref(array))
+        return np.flatnonzero(np.isfinite(view["logit"])).tolist()
+
+    def _parse(self, grammar: str) -> tuple[Any, str]:
+        """(sampler or None, what llama.cpp said)."""
+        with tempfile.TemporaryFile() as f:
+            saved = os.dup(2)
+            os.dup2(f.fileno(), 2)
+            try:
+                sampler = self.llama.llama_sampler_init_grammar(self.vocab, grammar.encode(), b"root")
+            finally:
+                os.dup2(saved, 2)
+                os.close(saved)
+            f.seek(0)
+            said = f.read(2000).decode("utf-8", "replace").partition("\n")[0]
+        return sampler, said.rpartition("error parsing grammar: ")[2][:200] or "left recursion, or no rule called root"

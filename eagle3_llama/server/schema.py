@@ -1,0 +1,256 @@
+"""Bodies of requests: OpenAI's fields and llama-cpp-python's, each with its range."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Annotated, Any, Literal, Optional, Union
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
+
+from .settings import ServerSettings
+
+MAX_STOP, MAX_STOP_LENGTH = 16, 256
+MAX_BIAS = 1024
+MAX_MESSAGES, MAX_PARTS = 4096, 256
+MAX_TOOLS = 128
+MAX_GRAMMAR = 65_536  # characters
+MAX_NESTING, MAX_VALUES = 24, 10_000  # of a JSON schema
+MAX_PROMPTS = 64
+MAX_IDS = 1_000_000
+
+
+def _plain_json(value: Any) -> Any:
+    """A free-form value, held to what JSON can say again: finite numbers, some depth, some size."""
+    left, level = MAX_VALUES, [value]
+    for _ in range(MAX_NESTING):
+        below: list[Any] = []
+        for v in level:
+            if isinstance(v, float) and not math.isfinite(v) or isinstance(v, int) and abs(v) > 1 << 63:
+                raise ValueError("a number is too large or not finite")
+            below += v.values() if isinstance(v, dict) else v if isinstance(v, list) else ()
+        left -= len(below)
+        if left < 0:
+            raise ValueError(f"more than {MAX_VALUES} values")
+        if not below:
+            return value
+        level = below
+    raise ValueError(f"nested deeper than {MAX_NESTING}")
+
+
+def _many(item: Any, most: int, least: int = 0) -> Any:
+    """A list that stops at its first error: a body of a million wrong items is not worth a million messages."""
+    return Annotated[list[item], Field(min_length=least or None, max_length=most, fail_fast=True)]
+
+
+Object = Annotated[dict[str, Any], AfterValidator(_plain_json)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+Word = Annotated[str, Field(max_length=512)]
+Tag = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+Text = Annotated[str, Field(min_length=1)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+TokenIds = _many(TokenId, MAX_IDS, 1)
+Stops = Union[Tag, _many(Tag, MAX_STOP)]
+
+
+class Body(BaseModel):
+    """Strict: no true for 1, no "1" for 1, no NaN, nothing that is not known."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(Body):
+    include_usage: Optional[bool] = None
+    include_obfuscation: Optional[bool] = None
+
+
+class Speculative(Body):
+    """How this request is drafted for. As it stands the planner chooses by measured cost."""
+
+    enabled: bool = Field(True, description="false decodes plainly; the text is the same")
+    n_max: Optional[int] = Field(None, ge=0, le=63, description="tokens drafted a round, as a chain")
+    p_min: float = Field(0.0, ge=0, le=1, description="a draft ends below this probability; needs n_max or tree")
+    tree: Union[Annotated[str, Field(pattern=r"^[1-9][0-9]?x[1-9][0-9]?x[1-9][0-9]?$")], Literal[False], None] = Field(
+        None, description="NODESxDEPTHxWIDTH, e.g. 60x6x10; false keeps the planner to chains")
+    report: bool = Field(False, description="streamed chunks say where each token came from, the last one carries timings")
+
+
+class Sampling(Body):
+    """What both kinds of completion have in common; what is left out or null is llama-cpp-python's default."""
+
+    model: Optional[Word] = Field(None, description="any name: the server has one model")
+    max_tokens: Optional[int] = Field(None, ge=1)
+    n: Optional[int] = Field(None, ge=1, description="choices; choice i is generated with seed + i")
+    stop: Optional[Stops] = None
+    seed: Optional[int] = Field(None, ge=-(1 << 63), lt=1 << 63)
+    stream: Optional[bool] = None
+    stream_options: Optional[StreamOptions] = None
+    temperature: Optional[float] = Field(None, ge=0, le=10, description="below 0.001: greedy")
+    top_p: Optional[float] = Field(None, ge=0, le=1)
+    top_k: Optional[int] = Field(None, ge=-1, le=1 << 30)
+    min_p: Optional[float] = Field(None, ge=0, le=1)
+    typical_p: Optional[float] = Field(None, ge=0, le=1)
+    repeat_penalty: Optional[float] = Field(None, ge=0.01, le=10)
+    presence_penalty: Optional[float] = Field(None, ge=-2, le=2)
+    frequency_penalty: Optional[float] = Field(None, ge=-2, le=2)
+    mirostat_mode: Optional[int] = Field(None, ge=0, le=2)
+    mirostat_tau: Optional[float] = Field(None, ge=0, le=10)
+    mirostat_eta: Optional[float] = Field(None, ge=0.001, le=1)
+    logit_bias: Optional[Annotated[dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+                                   Field(max_length=MAX_BIAS)]] = None
+    grammar: Optional[Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)]] = Field(None, description="GBNF")
+    speculative: Optional[Speculative] = None
+    # accepted for OpenAI's clients; they change nothing here
+    user: Optional[Word] = None
+    store: Optional[bool] = None
+    metadata: Optional[Annotated[dict[str, Word], Field(max_length=16)]] = None
+    service_tier: Optional[Word] = None
+    safety_identifier: Optional[Word] = None
+    prompt_cache_key: Optional[Word] = None
+    prompt_cache_retention: Optional[Word] = None
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Body):
+    name: Name
+    arguments: str
+
+
+class ToolCall(Body):
+    id: Word
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Union[str, _many(TextPart, MAX_PARTS, 1), None] = None
+    name: Optional[Name] = None
+    tool_calls: Optional[_many(ToolCall, MAX_TOOLS)] = None
+    tool_call_id: Optional[Word] = None
+    function_call: Optional[FunctionCall] = None
+    reasoning_content: Optional[str] = None
+    # what a client sends back of an answer; not shown to the model
+    refusal: Optional[str] = None
+    annotations: Optional[_many(Object, MAX_PARTS)] = None
+    audio: None = None
+
+
+class Function(Body):
+    name: Name
+    description: Optional[str] = None
+    parameters: Optional[Object] = None
+    strict: Optional[bool] = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class Named(Body):
+    name: Name
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: Named
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class JsonObject(Body):
+    type: Literal["json_object"]
+    schema_: Optional[Object] = Field(None, alias="schema")
+
+
+class JsonSchema(Body):
+    name: Name
+    schema_: Optional[Object] = Field(None, alias="schema")
+    description: Optional[str] = None
+    strict: Optional[bool] = None
+
+
+class JsonSchemaFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class Prediction(Body):
+    type: Literal["content"]
+    content: Union[str, _many(TextPart, MAX_PARTS)]
+
+
+Format = Annotated[Union[TextFormat, JsonObject, JsonSchemaFormat], Field(discriminator="type")]
+
+
+class ChatBody(Sampling):
+    """POST /v1/chat/completions."""
+
+    messages: _many(Message, MAX_MESSAGES, 1)
+    max_completion_tokens: Optional[int] = Field(None, ge=1, description="OpenAI's newer name of max_tokens")
+    tools: Optional[_many(Tool, MAX_TOOLS)] = None
+    tool_choice: Union[Literal["none", "auto", "required"], NamedTool, None] = Field(None, description="required needs exactly one tool")
+    functions: Optional[_many(Function, MAX_TOOLS)] = None
+    function_call: Union[Literal["none", "auto"], Named, None] = None
+    response_format: Optional[Format] = None
+    logprobs: Optional[bool] = None
+    top_logprobs: Optional[int] = Field(None, ge=0, le=20, description="needs logprobs")
+    parallel_tool_calls: Optional[bool] = None
+    prediction: Optional[Prediction] = None
+    reasoning_effort: Optional[Word] = None
+    verbosity: Optional[Word] = None
+    modalities: Optional[_many(Literal["text"], 1)] = None
+
+
+class CompletionBody(Sampling):
+    """POST /v1/completions."""
+
+    prompt: Union[Text, TokenIds, _many(Text, MAX_PROMPTS, 1), _many(TokenIds, MAX_PROMPTS, 1)]
+    suffix: Optional[str] = None
+    echo: Optional[bool] = Field(None, description="needs a prompt of text")
+    logprobs: Union[Annotated[int, Field(ge=0, le=20)], Literal[False], None] = None
+    best_of: Optional[Literal[1]] = None
+
+
+class TokenizeBody(Body):
+    """POST /tokenize, as llama.cpp's server has it."""
+
+    content: str
+    add_special: bool = Field(False, description="begin with the model's first token, where it has one")
+    parse_special: bool = Field(True, description="special tokens' names are those tokens")
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    tokens: _many(TokenId, MAX_IDS)
+
+
+class SlotFile(Body):
+    """POST /slots/{id}."""
+
+    filename: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$", description="a name in --slot-save-path, without any folder")]
+
+
+def bounded(model: type[BaseModel], settings: ServerSettings) -> type[BaseModel]:
+    """The same body with this server's own limits in it, so that the OpenAPI document tells them."""
+    most, fields = settings.most_tokens, {}
+    for name in ("max_tokens", "max_completion_tokens"):
+        if name in model.model_fields:
+            fields[name] = (Optional[int], Field(None, ge=1, le=most))
+    fields["n"] = (Optional[int], Field(None, ge=1, le=settings.max_n, description=model.model_fields["n"].description))
+    return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
+
+
+@functools.lru_cache(maxsize=64)
+def field_names(model: type[BaseModel]) -> dict[str, None]:
+    """Names of a body's fields and of those inside it, outer ones first."""
+    schema = model.model_json_schema()
+    return {name: None for part in (schema, *schema.get("$defs", {}).values()) for name in part.get("properties", {})}

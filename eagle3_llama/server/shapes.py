@@ -1,0 +1,80 @@
+"""llama-cpp-python's answers as OpenAI's clients read them."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+
+class Shape:
+    """What the parts of one answer have in common. legacy: the request had `functions`, so answers have function_call."""
+
+    def __init__(self, chat: bool, answer_id: str, created: int, model: str, stream: bool, top_logprobs: int = 0, legacy: bool = False) -> None:
+        self.chat, self.top_logprobs, self.legacy = chat, top_logprobs, legacy
+        kind = ("chat.completion.chunk" if stream else "chat.completion") if chat else "text_completion"
+        self.head = {"id": answer_id, "object": kind, "created": created, "model": model}
+        self._called: set[int] = set()
+
+    def chunk(self, index: int, chunk: dict[str, Any]) -> dict[str, Any]:
+        """One chunk of choice `index`."""
+        return {**self.head, "choices": [self._choice(index, chunk["choices"][0], "delta")]}
+
+    def whole(self, parts: list[tuple[int, dict[str, Any]]], usage: dict[str, Any]) -> dict[str, Any]:
+        """An answer that is not streamed, of completions by index."""
+        choices = [self._choice(i, part["choices"][0], "message") for i, part in sorted(parts, key=lambda p: p[0])]
+        return {**self.head, "choices": choices, "usage": usage}
+
+    def _choice(self, index: int, choice: dict[str, Any], name: str) -> dict[str, Any]:
+        out = {"index": index, "finish_reason": choice["finish_reason"], "logprobs": self._logprobs(choice.get("logprobs"))}
+        if not self.chat:
+            return {"text": choice["text"], **out}
+        said = {k: v for k, v in choice[name].items() if v is not None}
+        if name == "message":
+            said.setdefault("content", None)
+        if "tool_calls" in said or "function_call" in said:
+            said = self._call(index, said, name)
+        if self.legacy and out["finish_reason"] == "tool_calls":
+            out["finish_reason"] = "function_call"
+        return {**out, name: said}
+
+    def _call(self, index: int, said: dict[str, Any], name: str) -> dict[str, Any]:
+        """A call in one of its two forms; in a stream, id and name come once: clients join what each chunk brings."""
+        said = dict(said)
+        said.pop("tool_calls" if self.legacy else "function_call", None)
+        if name == "message" or index not in self._called:
+            self._called.add(index)
+        elif self.legacy:
+            said["function_call"] = {"arguments": said["function_call"]["arguments"]}
+        else:
+            said["tool_calls"] = [{"index": c["index"], "function": {"arguments": c["function"]["arguments"]}} for c in said["tool_calls"]]
+        return said
+
+    def _logprobs(self, logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Python numbers, and of a chat's top_logprobs as many as were asked for: the token's own comes on top of them."""
+        if logprobs is None:
+            return None
+        if self.chat:
+            finite = lambda t: {**t, "logprob": _number(t["logprob"])}  # noqa: E731
+            content = [{**finite(t), "top_logprobs": [finite(top) for top in t["top_logprobs"][: self.top_logprobs]]} for t in logprobs["content"]]
+            return {"content": content, "refusal": None}
+        tops = [top and {token: _number(p) for token, p in top.items()} for top in logprobs["top_logprobs"]]
+        return {**logprobs, "token_logprobs": [p if p is None else _number(p) for p in logprobs["token_logprobs"]], "top_logprobs": tops}
+
+
+def _number(x: Any) -> float:
+    """JSON has no infinity; OpenAI writes -9999 for what cannot be."""
+    x = float(x)
+    return x if math.isfinite(x) else -9999.0
+
+
+def dumps(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def event(value: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + dumps(value) + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"

@@ -1,0 +1,99 @@
+"""Servers for the tests: in this process, where the batcher can be looked at, and as a process of its own."""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # several servers and a client on few cores: threads that spin slow each other tenfold
+
+import contextlib
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import httpx
+import uvicorn
+
+from eagle3_llama.models import shipped_head, smollm2
+from eagle3_llama.server.settings import ServerSettings
+
+CHAT = "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
+
+
+def settings(**more):
+    return ServerSettings(**{"model": str(smollm2("Q8_0")), "eagle": str(shipped_head()), "n_ctx": 1024, "n_parallel": 3, "threads": 2, **more})
+
+
+@contextlib.contextmanager
+def running(given, batcher=None):
+    """A server of these settings: url, client (httpx), app, batcher, settings."""
+    from eagle3_llama.batching import Batcher, BatchSettings
+    from eagle3_llama.server.app import create_app
+    from eagle3_llama.server.run import listen_at
+
+    own = batcher is None
+    batcher = batcher or Batcher(BatchSettings(**given.batch()))
+    app = create_app(given, batcher)
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
+    listener = listen_at(dataclasses.replace(given, port=0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    until(lambda: server.started)
+    headers = {"Authorization": f"Bearer {given.api_key}"} if given.api_key else {}
+    try:
+        with httpx.Client(base_url=url, timeout=60, headers=headers) as client:
+            yield SimpleNamespace(url=url, client=client, app=app, batcher=batcher, settings=given, gate=app.state.server.gate)
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        if own:
+            batcher.close()
+
+
+@contextlib.contextmanager
+def process(*args, env=None):
+    """`python -m eagle3_llama.server` on a free port: url, process, lines (of stderr so far)."""
+    command = [sys.executable, "-m", "eagle3_llama.server", "--model", smollm2("Q8_0"), "--port", 0, "--n_ctx", 512, "--n_parallel", 2, *args]
+    p = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})
+    lines = []
+    reader = threading.Thread(target=lambda: lines.extend(p.stderr), daemon=True)
+    reader.start()
+    try:
+        first = p.stdout.readline()
+        found = re.search(r"http://\S+", first)
+        yield SimpleNamespace(url=found and found[0], process=p, lines=lines, first=first)
+    finally:
+        if p.poll() is None:
+            p.kill()
+        p.wait(10)
+        reader.join(5)
+
+
+def until(true, seconds=10.0):
+    """Waits for true() and returns how long that took."""
+    start = time.monotonic()
+    while not true():
+        assert time.monotonic() - start < seconds, "it did not happen"
+        time.sleep(0.005)
+    return time.monotonic() - start
+
+
+def ask(client, text="Name three rivers.", path=CHAT, **more):
+    """A chat request, or with another path what `more` says."""
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 16, "temperature": 0, **more} if path == CHAT else more
+    return client.post(path, json=body)
+
+
+def events(response):
+    """The JSON of a stream's events; [DONE] as None."""
+    return [None if line == "data: [DONE]" else json.loads(line[6:]) for line in response.iter_lines() if line]
+
+
+def idle(server):
+    """No request inside, no slot held."""
+    return server.gate.inside == 0 and not any(s["busy"] for s in server.batcher.slots())

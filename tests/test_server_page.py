@@ -1,0 +1,496 @@
+"""The page in Chromium, against a real server: what is typed, shown, measured and said when something fails."""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="the page's test drives a browser: pip install playwright")
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium, or name one in CHROMIUM")
+
+from server_tools import process  # noqa: E402
+
+from eagle3_llama.models import shipped_head, smollm2  # noqa: E402
+
+PAGE = Path(__file__).parent.parent / "eagle3_llama" / "server" / "page" / "index.html"
+CALM = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+CHAT, MODELS = "**/v1/chat/completions", "**/v1/models"
+WAIT = 120_000  # ms; CI's machine may be busy
+HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'><b>bold</b> &lt;i&gt;"
+expect = sync_api.expect
+expect.set_options(timeout=30_000)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with process("--eagle", shipped_head(), "--n-ctx", 1024, "--threads", 2) as s:
+        assert s.url, s.first
+        yield s
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=CALM)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser, server):
+    """visit(**of the context) opens the page. Afterwards: no request went elsewhere, nothing failed but what the test says it breaks."""
+    contexts, foreign, errors, allowed = [], [], [], []
+
+    def open_page(url=server.url, allow=(), before=lambda page: None, **settings):
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 860}, **settings})
+        contexts.append(context)
+        allowed.extend(allow)
+        context.on("request", lambda r: foreign.append(r.url) if urlsplit(r.url).scheme != "data" and not r.url.startswith(url) else None)
+        page = context.new_page()
+        page.set_default_timeout(WAIT)
+        page.on("console", lambda m: errors.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda e: errors.append(str(e)))
+        before(page)
+        opened = page.goto(url)
+        assert opened.ok, f"the browser cannot open the page: {opened.status}"
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert foreign == []
+    assert [e for e in errors if not any(a in e for a in allowed)] == []
+
+
+def configure(page, **values):
+    page.click("#settings")
+    for name, value in values.items():
+        page.fill(f"[name={name}]", str(value))
+    page.keyboard.press("Escape")
+    expect(page.locator("#panel")).to_be_hidden()
+
+
+def ask(page, text, wait=True):
+    page.fill("#ask", text)
+    page.press("#ask", "Enter")
+    if wait:
+        done(page)
+
+
+def done(page):
+    expect(page.locator("#go")).to_have_text("Send", timeout=WAIT)
+
+
+def sources(page, where=".turn:last-child"):
+    return [int(k) for span in page.locator(f"{where} .tok").all() for k in (span.get_attribute("data-sources") or "").split()]
+
+
+def text_of(page, where=".turn:last-child"):
+    return page.locator(f"{where} .out").first.text_content()
+
+
+def stat(page, name):
+    return float(page.locator(f".turn:last-child [data-stat={name}]").first.text_content().rstrip("×"))
+
+
+def stream(*chunks, end="data: [DONE]\n\n"):
+    """What a server might answer: pairs of text and sources."""
+    def chunk(text, sources):
+        return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}], "eagle": {"sources": sources}}
+    return "".join(f"data: {json.dumps(chunk(*c))}\n\n" for c in chunks) + end
+
+
+def answers(page, **response):
+    """The next question is answered with this instead of by the server; later ones by the server."""
+    page.route(CHAT, lambda route: route.fulfill(**{"content_type": "text/event-stream", **response}), times=1)
+
+
+def luminance(colour):
+    channels = [int(c) / 255 for c in re.findall(r"\d+", colour)[:3]]
+    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+
+def contrast(one, other):
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_one_small_file_that_loads_nothing():
+    html = PAGE.read_text()
+    assert len(html.encode()) < 60_000
+    assert set(re.findall(r"https?://[^\s'\"]+", html)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|\son\w+=\"|@import|<link[^>]+stylesheet", html)
+
+
+def test_a_question_by_keyboard(visit):
+    page = visit()
+    expect(page.locator("#model")).to_contain_text("with a head")
+    configure(page, temperature=0, max_tokens=64)
+    page.focus("#ask")
+    page.keyboard.type("Why is the")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("sky blue?")
+    assert page.input_value("#ask") == "Why is the\nsky blue?"
+    page.keyboard.press("Enter")
+    assert page.input_value("#ask") == ""
+    expect(page.locator("#go")).to_have_text("Stop")
+    seen = set()
+    while page.locator("#go").text_content() == "Stop":
+        seen.add(page.locator(".tok").count())
+    assert len(seen) > 3  # they came one after another
+
+    ks = sources(page)
+    assert ks[0] == 0 and max(ks) >= 1 and len(ks) >= 32
+    for before, k in zip(ks, ks[1:]):
+        assert k == 0 or k == before + 1  # accepted tokens of a round follow each other
+    title = page.locator(".tok[data-k='1']").first.get_attribute("title")
+    assert title == "accepted draft at position 1"
+    assert page.locator(".tok[data-k='0']").first.get_attribute("title") == "the target’s own"
+    assert "Why is the\nsky blue?" in page.locator(".said").text_content()
+    assert len(text_of(page)) > 40
+    assert stat(page, "speed") > 0
+    lengths = [n + 1 for n in map(len, re.split("0", "".join(map(str, [min(k, 1) for k in ks[1:]])))[:-1])]
+    words = page.locator(".chart svg").get_attribute("aria-label")
+    counted = {int(n): int(c) for n, c in re.findall(r"(\d) (?:tokens?|or more tokens): (\d+)", words)}
+    assert all(counted.get(n, 0) == lengths.count(n) for n in range(1, 7))
+    expect(page.locator("#status")).to_contain_text("Answered: ")
+    assert page.evaluate("document.activeElement.id") == "ask"
+
+    page.click(".measure")
+    done(page)
+    assert stat(page, "plain") > 0 and stat(page, "speculation") > 0
+
+
+def test_without_speculation_every_token_is_the_targets_own(visit):
+    page = visit()
+    configure(page, max_tokens=32, seed=5)
+    page.locator("#speculate").press("Space")
+    ask(page, "Name three rivers.")
+    plain, ks = text_of(page), sources(page)
+    assert set(ks) == {0} and len(ks) >= 16 and stat(page, "speed") > 0
+    page.locator("#speculate").press("Space")
+    page.click(".again")
+    done(page)
+    assert text_of(page) == plain and max(sources(page)) >= 1
+    assert stat(page, "plain") > 0  # measured by the first answer
+    expect(page.locator(".turn")).to_have_count(1)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_side_by_side(visit, at_once):
+    page = visit()
+    configure(page, max_tokens=40, seed=7)
+    page.click("text=Side by side >> nth=0")
+    expect(page.locator("#turns")).to_contain_text("one after the other, as both at once would share the machine")
+    if at_once:
+        page.click("#settings")
+        page.check("[name=at_once]")
+        page.click("#close")
+        expect(page.locator("#turns")).to_contain_text("at once: they share the machine")
+    ask(page, "What is a queue?")
+    expect(page.locator("[data-stat=same]")).to_have_text("The two texts are identical.")
+    one, two = (page.locator(f"[data-run={name}]") for name in ("speculation", "plain"))
+    assert one.locator(".out").text_content() == two.locator(".out").text_content() != ""
+    assert max(sources(page, "[data-run=speculation]")) >= 1 and set(sources(page, "[data-run=plain]")) == {0}
+    speeds = [float(run.locator("h3 b").text_content().split()[0]) for run in (one, two)]
+    assert stat(page, "ratio") == pytest.approx(speeds[0] / speeds[1], abs=0.1)
+
+
+def test_texts_that_differ_are_called_so(visit):
+    page = visit()
+    answers(page, body=stream(("One", [0]), (" two", [1])))
+    page.click("text=Side by side >> nth=0")
+    page.route(CHAT, lambda route: route.fulfill(content_type="text/event-stream", body=stream(("One", [0]), (" too", [0]))), times=1)
+    ask(page, "Count.")
+    expect(page.locator("[data-stat=same].no")).to_contain_text("differ from character 6 on")
+
+
+@pytest.mark.parametrize("how", ["Escape", "button"])
+def test_stop_keeps_what_came(visit, server, how):
+    page = visit()
+    configure(page, max_tokens=900, temperature=1.5, min_p=0, top_p=1)
+    ask(page, "Write a very long story about the sea.", wait=False)
+    expect(page.locator(".tok").nth(5)).to_be_visible(timeout=WAIT)
+    page.keyboard.press("Escape") if how == "Escape" else page.click("#go")
+    done(page)
+    expect(page.locator(".run .why")).to_have_text("Stopped.")
+    assert 5 <= page.locator(".tok").count() < 900
+    busy = lambda: page.evaluate("fetch('/slots').then((r) => r.json()).then((slots) => slots.some((s) => s.busy))")  # noqa: E731
+    for _ in range(20):
+        if not busy():
+            break
+        page.wait_for_timeout(250)
+    assert not busy()
+    configure(page, max_tokens=8)
+    ask(page, "And now?")
+    expect(page.locator(".turn")).to_have_count(2)
+    assert len(sources(page)) >= 1
+
+
+def test_on_a_phone_nothing_is_cut_off(visit):
+    page = visit(viewport={"width": 320, "height": 568}, has_touch=True, is_mobile=True)
+    fits = lambda: page.evaluate("document.documentElement.scrollWidth <= 320 && visualViewport.scale === 1")  # noqa: E731
+    expect(page.locator("#model")).to_contain_text("with a head")
+    assert fits()
+    configure(page, max_tokens=24)
+    page.tap("text=Side by side >> nth=0")
+    ask(page, "W" * 90 + " what is that?")
+    assert fits()
+    page.click("#settings")
+    assert fits() and page.evaluate("document.getElementById('panel').scrollWidth <= 320")
+    page.click("#close")
+    small = page.evaluate("[...document.querySelectorAll('button, label.toggle')].filter((e) => e.offsetParent && e.getBoundingClientRect().height < 24).length")
+    assert small == 0  # WCAG 2.5.8
+    assert page.evaluate("document.getElementById('composer').offsetHeight") < 200
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_themes_can_be_read(visit, scheme):
+    page = visit(color_scheme=scheme, reduced_motion="reduce")
+    answers(page, body=stream(*((f" word{k}", [k]) for k in range(7))))
+    ask(page, "Colours?")
+    style = lambda selector, name: page.locator(selector).first.evaluate(f"(e) => getComputedStyle(e).{name}")  # noqa: E731
+    paper = style("body", "backgroundColor")
+    assert (luminance(paper) > 0.5) == (scheme == "light")
+    assert contrast(style(".out", "color"), paper) > 10
+    for soft in ("#model", ".note", "#hint", ".key"):
+        assert contrast(style(soft, "color"), paper) > 4.5
+    marks = [re.search(r"rgb\([^)]+\)", style(f".tok[data-k='{k}']", "backgroundImage"))[0] for k in range(1, 6)]
+    assert len(set(marks)) == 5 and all(contrast(m, paper) >= 3 for m in marks)
+    assert page.locator(".tok").last.get_attribute("data-k") == "5"
+    assert "rgba(0, 0, 0, 0)" in style(".tok[data-k='0']", "backgroundImage")
+    page.uncheck("#colours")
+    assert style(".tok[data-k='2']", "backgroundImage") == "none"
+    page.click("#theme")
+    assert (luminance(style("body", "backgroundColor")) > 0.5) == (scheme == "dark")
+    page.reload()
+    assert (luminance(style("body", "backgroundColor")) > 0.5) == (scheme == "dark")
+
+
+def test_a_wrong_key_is_asked_for_again(visit):
+    with process("--eagle", shipped_head(), "--threads", 2, env={"EAGLE3_API_KEY": "right-key"}) as keyed:
+        assert keyed.url, keyed.first
+        page = visit(keyed.url, allow=["401"], http_credentials={"username": "any", "password": "right-key"})
+        configure(page, max_tokens=8)
+        page.click("#settings")
+        page.fill("#apikey", "wrong-key")
+        page.press("#apikey", "Enter")
+        box = page.locator(".trouble[data-kind=key]")
+        expect(box).to_contain_text("does not accept this API key")
+        ask(page, "Hello?")
+        expect(box).to_be_visible()
+        assert page.evaluate("document.activeElement.id") == "askkey"
+        page.fill("#askkey", "right-key")
+        page.press("#askkey", "Enter")
+        expect(page.locator(".tok").first).to_be_visible(timeout=WAIT)
+        done(page)
+        expect(box).to_have_count(0)
+        expect(page.locator(".turn")).to_have_count(1)
+        expect(page.locator("#model")).to_contain_text("with a head")
+        stored = page.evaluate("[JSON.stringify(localStorage), JSON.stringify(sessionStorage), document.cookie, location.href]")
+        assert ["right-key" in s for s in stored] == [False, True, False, False]
+
+
+def test_a_server_that_asks_for_a_key_at_first(visit):
+    """Where the page itself is served to everyone."""
+    def refuse(route):
+        if route.request.headers.get("authorization") == "Bearer sesame":
+            route.continue_()
+        else:
+            route.fulfill(status=401, json={"error": {"message": "a key is needed"}})
+
+    page = visit(allow=["401"], before=lambda page: [page.route(p, refuse) for p in (CHAT, MODELS)])
+    expect(page.locator(".trouble")).to_contain_text("asks for an API key")
+    page.fill("#askkey", "sesame")
+    page.press("#askkey", "Enter")
+    expect(page.locator("#model")).to_contain_text("with a head")
+    expect(page.locator(".trouble")).to_have_count(0)
+    configure(page, max_tokens=8)
+    ask(page, "Hello?")
+    assert sources(page)
+
+
+def test_what_looks_like_a_script_is_text(visit):
+    page = visit(allow=["422"])
+    answers(page, body=stream((HOSTILE[:20], [0]), (HOSTILE[20:], [1])))
+    ask(page, HOSTILE)
+    assert text_of(page) == HOSTILE and HOSTILE in page.locator(".said").text_content()
+    assert page.locator("#talk").evaluate("(e) => e.querySelectorAll('script, img, b:not(h3 b), i').length") == 0
+    answers(page, status=422, json={"error": {"message": HOSTILE}})
+    ask(page, "Again?")
+    assert "<script>" in page.locator(".trouble").text_content()
+    page.unroute_all()
+    page.route(CHAT, lambda route: route.fulfill(content_type="text/event-stream", body=f"data: {json.dumps({'error': {'message': HOSTILE}})}\n\n"), times=1)
+    page.click(".retry")
+    expect(page.locator(".trouble h3")).to_have_text("The answer broke off")
+    assert page.evaluate("window.hacked") is None
+
+
+def test_a_busy_server_says_when(visit):
+    page = visit(allow=["503"])
+    configure(page, max_tokens=8)
+    ask(page, "One?")
+    answers(page, status=503, headers={"Retry-After": "7"}, json={"error": {"message": "the queue is full"}})
+    ask(page, "Two?")
+    box = page.locator(".trouble[data-kind=busy]")
+    expect(box).to_contain_text("The queue is full.")
+    assert re.search(r"Try again in [67] seconds\.", box.text_content())
+    expect(page.locator(".turn")).to_have_count(2)
+    page.click(".retry")
+    done(page)
+    expect(box).to_have_count(0)
+    assert sources(page) and text_of(page, ".turn:first-of-type")
+
+
+def test_a_lost_network_keeps_the_conversation(visit):
+    page = visit(allow=["ERR_FAILED", "Failed to load"])
+    configure(page, max_tokens=8)
+    ask(page, "One?")
+    first = text_of(page)
+    page.route(CHAT, lambda route: route.abort(), times=1)
+    ask(page, "Two?")
+    expect(page.locator(".trouble")).to_contain_text("cannot be reached")
+    answers(page, body=stream(("Half an", [0]), (" ans", [1]), end=""))  # ends without [DONE]
+    page.click(".retry")
+    done(page)
+    expect(page.locator(".trouble")).to_contain_text("what had come is kept")
+    assert text_of(page) == "Half an ans"
+    expect(page.locator(".turn:last-child .why")).to_have_text("Broken off.")
+    page.click(".retry")
+    done(page)
+    expect(page.locator(".trouble")).to_have_count(0)
+    assert sources(page) and text_of(page, "article:nth-of-type(1)") == first
+
+
+def test_without_a_head_the_page_says_so(visit):
+    def headless(route):
+        model = route.fetch().json()
+        model["data"][0]["eagle"]["head"] = False
+        route.fulfill(json=model)
+
+    page = visit(before=lambda page: page.route(MODELS, headless))
+    expect(page.locator("#model")).to_contain_text("without a head")
+    expect(page.locator("#nohead")).to_contain_text("The server has no head")
+    for control in ("#speculate", "#compare"):
+        expect(page.locator(control)).to_be_disabled()
+    configure(page, max_tokens=8)
+    ask(page, "Hello?")
+    assert set(sources(page)) == {0}
+
+
+def test_what_is_set_is_sent(visit):
+    page, bodies = visit(), []
+    page.route(CHAT, lambda route: (bodies.append(route.request.post_data_json), route.fulfill(content_type="text/event-stream", body=stream(("Yes", [0])))))
+    ask(page, "One")
+    page.click("#settings")
+    for name, value in {"temperature": "0.3", "top_p": "", "min_p": "0.1", "seed": "11", "max_tokens": "12", "n_max": "4", "p_min": "0.5", "system": "Be brief."}.items():
+        page.fill(f"[name={name}]", value)
+    page.click("#close")
+    ask(page, "Two")
+    page.click("#settings")
+    page.fill("[name=tree]", "8x3x2")
+    page.fill("[name=p_min]", "0")
+    page.click("#close")
+    ask(page, "Three")
+    first, second, third = bodies
+    assert first["messages"] == [{"role": "user", "content": "One"}] and first["stream"] and first["stream_options"] == {"include_usage": True}
+    assert first["speculative"] == {"enabled": True, "report": True} and first["max_tokens"] == 256 and isinstance(first["seed"], int)
+    assert {k: second.get(k) for k in ("temperature", "top_p", "min_p", "seed", "max_tokens")} == {
+        "temperature": 0.3, "top_p": None, "min_p": 0.1, "seed": 11, "max_tokens": 12}
+    assert second["speculative"] == {"enabled": True, "report": True, "n_max": 4, "p_min": 0.5}
+    assert [m["role"] for m in second["messages"]] == ["system", "user", "assistant", "user"]
+    assert third["speculative"] == {"enabled": True, "report": True, "tree": "8x3x2"}
+
+    configure(page, temperature=9)
+    page.fill("#ask", "Four")
+    page.press("#ask", "Enter")
+    expect(page.locator("#panel")).to_be_visible()  # where the field is marked
+    assert page.input_value("#ask") == "Four" and len(bodies) == 3
+    page.click("text=Back to the defaults")
+    page.keyboard.press("Escape")
+    assert page.input_value("[name=temperature]") == "0.7"
+
+
+def test_fixed_drafts_are_taken_by_the_server(visit):
+    page = visit()
+    configure(page, max_tokens=24, temperature=0, n_max=2)
+    ask(page, "Count to ten.")
+    assert 1 <= max(sources(page)) <= 2
+    configure(page, tree="8x4x2")
+    ask(page, "Count to ten again.")
+    assert 1 <= max(sources(page)) <= 4
+    page.click("#settings")
+    page.check("[value=chains]")
+    page.click("#close")
+    ask(page, "And once more.")
+    assert sources(page)
+
+
+def test_copy_clear_and_bring_back(visit):
+    page = visit(permissions=["clipboard-read", "clipboard-write"])
+    answers(page, body=stream(("Copied words", [0])))
+    ask(page, "One")
+    page.click(".copy")
+    expect(page.locator(".copy")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "Copied words"
+    page.click("#clear")
+    expect(page.locator(".turn")).to_have_count(0)
+    expect(page.locator("#empty")).to_be_visible()
+    page.click("#undo button")
+    assert text_of(page) == "Copied words"
+
+
+def test_bytes_of_one_character_are_shown_with_it(visit):
+    page = visit()
+    answers(page, body=stream((" ", [0]), ("", [1, 2]), ("😊", [3]), ("!", [0]), ("", [0])))
+    ask(page, "Smile")
+    spans = page.locator(".tok")
+    assert [s.text_content() for s in spans.all()] == [" ", "😊", "!"]
+    assert spans.nth(1).get_attribute("title").startswith("3 tokens: accepted draft at position 1, ")
+    assert spans.nth(1).get_attribute("data-k") == "3"
+    expect(page.locator(".chart svg")).to_have_attribute("aria-label", re.compile("1 token: 1, .*4 tokens: 1"))
+
+
+def test_every_control_has_a_name(visit):
+    page = visit()
+    page.click("#settings")
+    names = page.evaluate("""[...document.querySelectorAll('input, textarea, button, dialog, main, form')].filter((e) => !(
+        e.getAttribute('aria-label') || e.getAttribute('aria-labelledby') || e.labels?.length || e.textContent.trim())).map((e) => e.outerHTML)""")
+    assert names == []
+    page.keyboard.press("Escape")
+    order = []
+    page.evaluate("document.activeElement.blur()")
+    page.locator(".skip").focus()
+    for _ in range(12):
+        order.append(page.evaluate("document.activeElement.id || document.activeElement.className"))
+        page.keyboard.press("Tab")
+    assert [x for x in order if x in ("skip", "settings", "theme", "try", "ask", "go", "speculate", "compare")] == [
+        "skip", "settings", "theme", "try", "try", "try", "ask", "go", "speculate", "compare"]
+    assert page.evaluate("document.querySelectorAll('h1').length") == 1
+
+
+@pytest.mark.skipif("EAGLE3_PAGE_SHOTS" not in os.environ, reason="screenshots are taken with EAGLE3_PAGE_SHOTS=folder")
+def test_screenshots(visit):
+    folder = Path(os.environ["EAGLE3_PAGE_SHOTS"])
+    with process("--model", smollm2("BF16"), "--model-alias", "SmolLM2-135M-Instruct BF16", "--eagle", shipped_head(), "--n-ctx", 2048, "--threads", 2) as s:
+        page = visit(s.url)
+        configure(page, max_tokens=120, temperature=0, seed=1)
+        page.click("text=Side by side >> nth=0")
+        ask(page, "Explain what a queue is, with an example.")
+        page.evaluate("scrollTo(0, 0)")
+        page.screenshot(path=folder / "page.png")
+        phone = visit(s.url, viewport={"width": 360, "height": 740}, device_scale_factor=2, is_mobile=True, color_scheme="dark")
+        configure(phone, max_tokens=40, temperature=0, seed=1)
+        ask(phone, "Explain what a queue is, with an example.")
+        phone.click(".measure")
+        done(phone)
+        phone.mouse.move(0, 0)
+        phone.evaluate("scrollTo(0, 0)")
+        phone.screenshot(path=folder / "page_phone.png")
+    assert all((folder / name).stat().st_size < 200_000 for name in ("page.png", "page_phone.png"))

@@ -1,0 +1,443 @@
+"""The server under pressure: limits, keys, clients that leave, deadlines, shutdown; and what is kept in files and logs."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+from server_tools import CHAT, JSON, ask, events, idle, process, running, settings, until
+
+from eagle3_llama.errors import EagleError
+from eagle3_llama.models import shipped_head, smollm2
+from eagle3_llama.server import body
+from eagle3_llama.server.settings import ServerSettings, is_loopback
+
+ENDLESS = {"max_tokens": 900, "logit_bias": {"0": -100, "2": -100}}  # neither of SmolLM2's ends
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("slots")
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    with running(settings(n_parallel=2, max_queue=2, max_n=3, timeout=20, slot_save_path=str(folder))) as s:
+        yield s
+
+
+def other(server, **more):
+    """Another application for the same batcher."""
+    return running(settings(n_parallel=2, **more), server.batcher)
+
+
+def raw(server, data, seconds=5.0):
+    """What the server answers to these bytes."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=seconds) as s:
+        s.sendall(data)
+        return s.recv(65536)
+
+
+# -- who may come in --------------------------------------------------------------------------------------
+
+
+def test_the_key(server):
+    with other(server, api_key="s3cret") as s, httpx.Client(base_url=s.url) as stranger:
+        assert stranger.get("/health").json() == {"status": "ok"}
+        paths = [(r.path.replace("{slot}", "0").replace("{model_id:path}", "x"), m) for r in s.app.routes for m in r.methods - {"HEAD"}]
+        assert len(paths) >= 11
+        wrong = ["Bearer s3cre", "Bearer s3cret2", "s3cret", "Basic !", "Basic czNjcmU=", "Bearer \xff", "Bearer", ""]
+        for path, method, given in [*((p, m, None) for p, m in [*paths, ("/none", "GET")]), *(("/v1/models", "GET", w) for w in wrong)]:
+            r = stranger.request(method, path, headers={} if given is None else {"Authorization": given.encode("latin-1")})
+            assert path == "/health" or r.status_code == 401 and r.json()["error"]["code"] == "invalid_api_key", (path, given)
+        assert "Basic" in stranger.get("/").headers["www-authenticate"]
+        assert stranger.get("/", auth=("", "s3cret")).status_code == 200 == s.client.get("/v1/models").status_code
+
+
+def test_other_sites(server):
+    """CORS is off; without a key a page of another site is refused even where the browser would let it ask."""
+    page = {"Origin": "https://evil.example"}
+    r = server.client.get("/v1/models", headers=page)
+    assert r.status_code == 403 and "access-control-allow-origin" not in r.headers
+    assert server.client.get("/v1/models", headers={"Origin": server.url}).status_code == 200
+    assert server.client.options(CHAT, headers={**page, "Access-Control-Request-Method": "POST"}).status_code in (403, 405)
+    r = server.client.post(CHAT, content=json.dumps({"messages": []}), headers={"Content-Type": "text/plain"})
+    assert r.status_code == 415
+    with other(server, cors_origin=("https://good.example",)) as s:
+        good = {"Origin": "https://good.example"}
+        assert s.client.get("/v1/models", headers=good).headers["access-control-allow-origin"] == "https://good.example"
+        asked = {**good, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+        assert s.client.options(CHAT, headers=asked).status_code == 200
+        assert s.client.get("/v1/models", headers=page).status_code == 403
+
+
+@pytest.mark.parametrize("given, said", [
+    ({"host": "0.0.0.0"}, "--api-key"), ({"host": "example.org"}, "--api-key"), ({"host": "::"}, "--api-key"), ({"api_key": " x"}, "--api-key"),
+    ({"api_key": ""}, "--api-key"), ({"port": 70000}, "--port"), ({"n_parallel": 0}, "--n-parallel"), ({"n_parallel": True}, "--n-parallel"),
+    ({"timeout": float("nan")}, "--timeout"), ({"max_tokens_cap": 0}, "--max-tokens-cap"), ({"model": "/none.gguf"}, "/none.gguf"),
+    ({"slot_save_path": "/none"}, "--slot-save-path"), ({"cors_origin": ("example.org/x",)}, "--cors-origin"),
+])  # fmt: skip
+def test_settings_are_checked(given, said):
+    with pytest.raises(EagleError, match=said):
+        settings(**given)
+    assert is_loopback("127.0.0.9") and is_loopback("::1") and not is_loopback("10.0.0.1")
+
+
+def test_a_key_makes_a_public_address_fine():
+    s = settings(host="0.0.0.0", api_key="s3cret")
+    assert "s3cret" not in repr(s) and ServerSettings.__dataclass_params__.frozen
+
+
+# -- sizes and ranges -------------------------------------------------------------------------------------
+
+
+def test_bodies_that_are_too_large(server):
+    """Refused by their length before they are sent, by counting where there is none, and the client sees the answer."""
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2000001\r\n\r\n"
+    assert raw(server, head.encode()).startswith(b"HTTP/1.1 413")
+    for content in (b" " * 2_000_001, (b" " * 100_000 for _ in range(50)), b" " * 6_000_000):
+        r = server.client.post(CHAT, content=content, headers=JSON)
+        assert r.status_code == 413 and r.json()["error"]["code"] == "body_too_large"
+    assert server.client.post(CHAT, content=b" " * 1_999_999, headers=JSON).status_code == 400
+    assert raw(server, head.replace("2000001", "-5").encode()).startswith(b"HTTP/1.1 4")
+
+
+def test_a_body_that_does_not_come(server, monkeypatch):
+    monkeypatch.setattr(body, "BODY_SECONDS", 0.2)
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{{"
+    assert raw(server, head.encode()).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize("name, values", [
+    ("temperature", ["NaN", "1e999", -1, 11, "true", '"1"', "[]"]), ("top_p", [-0.1, 1.1]), ("max_tokens", [0, -1, 1025, "1" + "0" * 400, "true", 1.5]),
+    ("n", [0, 4, "2.0"]), ("stop", ['""', '["x", ""]', json.dumps(["x"] * 17), json.dumps("x" * 257), 5]), ("seed", [1 << 64, "1.5", '"x"']),
+    ("top_logprobs", [21, 3]), ("logprobs", ['"yes"', 1]), ("logit_bias", ['{"x": 1}', '{"5": 101}', '{"99999": 1}', '{"-1": 1}', "[]"]),
+    ("messages", ["[]", "{}", '"x"', "null", '[{"role": "user"}, 5]', '[{"role": "boss", "content": ""}]']), ("model", [5, json.dumps("x" * 600)]),
+    ("grammar", ['""', json.dumps("x" * 70000), 5]), ("response_format", ['{"type": "xml"}', '{"type": "json_schema"}', "5"]),
+    ("tools", ["5", '[{"type": "function"}]', json.dumps([{"type": "function", "function": {"name": "f"}}] * 129)]),
+    ("tool_choice", ['"required"', '{"type": "function", "function": {"name": "none"}}', '"maybe"']), ("stream_options", ["5", '{"include_usage": 1}']),
+    ("speculative", ['{"n_max": 64}', '{"tree": "axb"}', '{"tree": "99x99x99"}', '{"p_min": 0.5}', '{"n_max": 2, "tree": "8x3x3"}', "true"]),
+    ("mirostat_mode", [3]), ("repeat_penalty", [0]), ("top_k", [1 << 40]), ("min_p", [2]), ("user", [5]),
+])  # fmt: skip
+def test_every_parameter_has_a_range(server, name, values):
+    """422, with the field's name in the message and in param."""
+    for value in values:
+        rest = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+        rest.pop(name, None)
+        text = json.dumps(rest)[:-1] + f', "{name}": {value}}}'
+        r = server.client.post(CHAT, content=text, headers=JSON)
+        error = r.json()["error"]
+        assert r.status_code == 422 and error["param"].startswith(name) and name in error["message"], (value, r.text)
+
+
+def test_unknown_fields(server):
+    error = ask(server.client, temprature=1).json()["error"]
+    assert "temprature" in error["message"] and "did you mean temperature?" in error["message"] and error["param"] == "temprature"
+    assert "n_max" in ask(server.client, speculative={"nmax": 1}).json()["error"]["message"]
+
+
+@pytest.mark.parametrize("content", [b"", b"null", b"[]", b"{", b"\xff\xfe\x00", b'{"messages": "\\ud800"}', b"[" * 100_000, b'{"a":' * 100_000, b"1e5", b'"x"'])
+def test_bodies_that_are_no_json_object(server, content):
+    r = server.client.post(CHAT, content=content, headers=JSON)
+    assert r.status_code in (400, 422) and set(r.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_paths_and_methods(server):
+    assert server.client.get("/none").json()["error"]["code"] == "not_found"
+    r = server.client.get(CHAT)
+    assert r.status_code == 405 and r.json()["error"]["code"] == "method_not_allowed" and r.headers["allow"] == "POST"
+
+
+def test_answers_do_not_wait_for_acknowledgements(server):
+    """With Nagle's algorithm each would take 40 ms."""
+    seconds = []
+    for _ in range(10):
+        start = time.perf_counter()
+        server.client.get("/health")
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.03
+
+
+# -- many requests, and little time -----------------------------------------------------------------------
+
+
+class Streams:
+    """Endless answers in threads, each left open until the end of the block."""
+
+    def __init__(self, server, n, **more):
+        self.server, self.leave, self.texts = server, threading.Event(), [""] * n
+        self.threads = [threading.Thread(target=self._read, args=(i, more), daemon=True) for i in range(n)]
+
+    def _read(self, i, more):
+        content = {"messages": [{"role": "user", "content": f"Tell story {i}."}], "stream": True, **ENDLESS, **more}
+        with httpx.Client(base_url=self.server.url, timeout=30) as client, client.stream("POST", CHAT, json=content) as r:
+            for line in r.iter_lines():
+                self.texts[i] += line
+                if self.leave.is_set():
+                    return
+
+    def __enter__(self):
+        for t in self.threads:
+            t.start()
+        return self
+
+    def __exit__(self, *_):
+        self.leave.set()
+
+
+def test_a_full_queue(server):
+    """Two run, two wait; the next is told to come again, and is served once there is room."""
+    with Streams(server, 4):
+        until(lambda: server.gate.inside == 4)
+        r = ask(server.client)
+        assert r.status_code == 503 and r.json()["error"]["code"] == "queue_full" and 1 <= int(r.headers["retry-after"]) <= 60
+        until(lambda: server.batcher.waiting() == 2)
+        assert ask(server.client, n=2).status_code == 503
+        assert server.client.get("/health").status_code == 200
+    until(lambda: idle(server))
+    assert ask(server.client, max_tokens=2).status_code == 200
+
+
+def test_deadlines(server):
+    with other(server, timeout=0.5) as s:
+        started = time.monotonic()
+        r = ask(s.client, **ENDLESS)
+        assert r.status_code == 504 and r.json()["error"]["code"] == "deadline" and time.monotonic() - started < 2
+        with s.client.stream("POST", CHAT, json={"messages": [{"role": "user", "content": "x"}], "stream": True, **ENDLESS}) as r:
+            *chunks, last = events(r)
+        assert r.status_code == 200 and chunks and last["error"]["code"] == "deadline"
+        until(lambda: idle(s))
+        assert ask(s.client, max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_clients_that_leave(server, stream):
+    """Running, waiting or about to start: all is free within a second."""
+    content = json.dumps({"messages": [{"role": "user", "content": "Tell a story."}], "stream": stream, **ENDLESS}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    for wait in (0.0, 0.02, 0.3):
+        connections = [socket.create_connection((host, int(port))) for _ in range(4)]
+        for c in connections:
+            c.sendall(head + content)
+        until(lambda: server.gate.inside == 4)
+        time.sleep(wait)
+        for c in connections:
+            c.close()
+        assert until(lambda: idle(server)) < 1.0
+    assert ask(server.client, max_tokens=2).status_code == 200
+    assert not server.gate.jobs
+
+
+def test_a_client_that_does_not_read(server):
+    """It holds its slot no longer than its answer takes."""
+    content = json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": True, **ENDLESS, "max_tokens": 60, "n": 2}).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as s:
+        s.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
+        until(lambda: server.gate.inside == 2)
+        until(lambda: idle(server), 15)
+
+
+def test_one_requests_trouble_is_its_own(server):
+    """An answer beside requests that fail, leave and are cut short is the answer alone."""
+    alone = ask(server.client, max_tokens=40).json()["choices"][0]["message"]["content"]
+    got = []
+    reader = threading.Thread(target=lambda: got.append(ask(httpx.Client(base_url=server.url, timeout=60), max_tokens=40)))
+    reader.start()
+    for more in ({"grammar": "root ::= ["}, {"messages": [{"role": "user", "content": "word " * 2000}]}, {"response_format": {"type": "json_object", "schema": {"$ref": "x"}}}):
+        assert ask(server.client, **more).status_code in (400, 503)
+    with Streams(server, 1):
+        until(lambda: server.gate.inside == 2 or got)
+    reader.join()
+    assert got[0].json()["choices"][0]["message"]["content"] == alone
+    until(lambda: idle(server))
+
+
+# -- templates --------------------------------------------------------------------------------------------
+
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize("template, said", [
+    (LOOP, "longer than 0.3 s"), ("{{ messages[0].content * 2000000000 }}", ""), ("{{ ''.__class__.__mro__ }}", "unsafe"),
+    ("{{ raise_exception('no such role') }}", "no such role"), ("{% for i in range(1000000) %}{% endfor %}", "too big"),
+], ids=["loop", "memory", "escape", "refusal", "range"])  # fmt: skip
+def test_a_hostile_template(server, template, said):
+    """400 in time; other routes answer meanwhile, and a request that needs no template is served."""
+    before = server.batcher.base.metadata["tokenizer.chat_template"]
+    server.batcher.base.metadata["tokenizer.chat_template"] = template
+    try:
+        with other(server, template_timeout=0.3) as s:
+            s.app.state.server.caller._templates.start()
+            started = time.monotonic()
+            r = ask(s.client)
+            assert r.status_code == 400 and r.json()["error"]["param"] == "messages" and said in r.text and time.monotonic() - started < 2
+            assert s.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
+            assert ask(s.client).status_code == 400  # the next child is like the first
+    finally:
+        server.batcher.base.metadata["tokenizer.chat_template"] = before
+
+
+def test_texts_that_are_hard_to_tokenise(server):
+    """What cannot fit is refused before it is tokenised; so are masses of special tokens, each of which costs as much as there are."""
+    started = time.monotonic()
+    for path, content in ((CHAT, {"messages": [{"role": "user", "content": " " * 1_900_000}]}), ("/v1/completions", {"prompt": "a" * 1_900_000})):
+        assert server.client.post(path, json=content).json()["error"]["code"] == "context_length_exceeded"
+    r = server.client.post("/tokenize", json={"content": "<|im_end|>" * 150_000})
+    assert r.status_code == 422 and r.json()["error"]["param"] == "content" and time.monotonic() - started < 5
+    assert len(server.client.post("/tokenize", json={"content": "a < b " * 20_000}).json()["tokens"]) == 60_001
+
+
+# -- slots in files ---------------------------------------------------------------------------------------
+
+
+def slot(server, action, filename, i=0):
+    return server.client.post(f"/slots/{i}", params={"action": action}, json={"filename": filename})
+
+
+def test_slots_are_saved_and_restored(server, folder):
+    ask(server.client, max_tokens=8)
+    used = max(server.client.get("/slots").json(), key=lambda s: s["n_past"])
+    saved = slot(server, "save", "a.bin", used["id"]).json()
+    assert saved["n_saved"] == used["n_past"] > 0 and saved["n_written"] == (folder / "a.bin").stat().st_size
+    restored = slot(server, "restore", "a.bin", 1 - used["id"]).json()
+    assert restored["n_restored"] == saved["n_saved"] and restored["n_read"] == saved["n_written"]
+    assert [p.name for p in folder.iterdir()] == ["a.bin"]
+    assert ask(server.client, max_tokens=8).status_code == 200
+
+
+def test_slot_files_that_are_wrong(server, folder):
+    """400, and the next request works."""
+    expected = ask(server.client, max_tokens=8).json()["choices"][0]["message"]["content"]
+    used = max(server.client.get("/slots").json(), key=lambda s: s["n_past"])["id"]
+    assert slot(server, "save", "good.bin", used).status_code == 200
+    data = (folder / "good.bin").read_bytes()
+    middle = bytearray(data)
+    middle[len(data) // 2] ^= 0x55
+    for i, bad in enumerate((b"", data[:9], data[: len(data) // 2], data[:-1], data + b"x", b"GGUF" + data[4:], bytes(middle), os.urandom(5000))):
+        (folder / "bad.bin").write_bytes(bad)
+        r = slot(server, "restore", "bad.bin", used)
+        if i != 6:  # a flipped bit among the numbers may go unnoticed; the next answer may not
+            assert r.status_code == 400, (i, r.text)
+        else:
+            slot(server, "restore", "good.bin", used)
+        assert ask(server.client, max_tokens=8).json()["choices"][0]["message"]["content"] == expected
+
+
+def test_slot_names(server, folder):
+    for name in ("../x", "/etc/passwd", "a/b", "..", ".", "", ".hidden", "x\0", "x" * 200, "a\\b", "c:x", "x\n"):
+        assert slot(server, "save", name).status_code == 422, name
+    os.symlink("/etc/passwd", folder / "link")
+    os.mkfifo(folder / "pipe")
+    for name in ("link", "pipe"):
+        assert slot(server, "restore", name).status_code == 400
+    assert slot(server, "restore", "none").status_code == 404 == slot(server, "save", "a", 99).status_code
+    assert slot(server, "erase", "a").status_code == 422 == server.client.post("/slots/x?action=save", json={"filename": "a"}).status_code
+    assert server.client.post(f"/slots/{10**30}?action=save", json={"filename": "a"}).status_code in (404, 422)
+    with other(server) as s:
+        assert "--slot-save-path" in slot(s, "save", "a").json()["error"]["message"]
+
+
+def test_a_busy_slot_is_not_saved(server):
+    with Streams(server, 2):
+        until(lambda: all(s["busy"] for s in server.batcher.slots()))
+        assert slot(server, "save", "busy.bin").status_code == 400
+    until(lambda: idle(server))
+
+
+# -- logs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("log_prompts", [False, True])
+def test_one_line_of_log(server, caplog, log_prompts):
+    access = logging.getLogger("eagle3_llama.server.access")
+    with other(server, log_prompts=log_prompts) as s, caplog.at_level(logging.INFO, access.name):
+        r = s.client.post(CHAT, json={"messages": [{"role": "user", "content": "xyzzy"}], "max_tokens": 4}, headers={"X-Request-Id": "mine-1"})
+        assert r.headers["x-request-id"] == "mine-1" and r.json()["id"] == "chatcmpl-mine-1"
+        odd = s.client.post(CHAT, json={"messages": [{"role": "user", "content": "xyzzy"}], "nn": 1}, headers={"X-Request-Id": 'a"b c'})
+        assert odd.headers["x-request-id"] != 'a"b c'
+        until(lambda: len(caplog.records) >= 2)
+    first, second = (json.loads(record.message) for record in caplog.records[:2])
+    assert first["request_id"] == "mine-1" and first["route"] == CHAT and first["status"] == 200 and first["completion_tokens"] == 4 and first["seconds"] > 0
+    assert second["status"] == 422 and second["error"] == "unknown_field"
+    assert ("xyzzy" in caplog.text) == log_prompts
+
+
+# -- the process ------------------------------------------------------------------------------------------
+
+
+def story(url, **more):
+    content = {"messages": [{"role": "user", "content": "xyzzy plugh"}], "stream": True, "temperature": 0, **more}
+    return httpx.stream("POST", url + CHAT, json=content, timeout=30)
+
+
+def test_sigterm_drains():
+    """The running answer is finished, new ones are refused, and the process ends well."""
+    with process("--model", os.path.relpath(smollm2("Q8_0")), "--eagle", shipped_head(), "--grace", 20) as p:
+        assert p.url and p.first.startswith("serving")
+        assert ask(httpx.Client(base_url=p.url, timeout=30), grammar='root ::= "yes"').json()["choices"][0]["message"]["content"] == "yes"
+        with story(p.url, max_tokens=60, logit_bias=ENDLESS["logit_bias"]) as r, httpx.Client(base_url=p.url) as client:
+            lines = r.iter_lines()
+            next(lines)
+            p.process.send_signal(signal.SIGTERM)
+            until(lambda: client.get("/health").status_code == 503)
+            refused = ask(client)
+            assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down" and "retry-after" in refused.headers
+            *_, last = (line for line in lines if line)
+        assert last == "data: [DONE]" and p.process.wait(5) == 0
+    said = [json.loads(line) for line in p.lines]
+    assert {"health", "completions"} <= {line["route"].rsplit("/")[-1] for line in said} and "xyzzy" not in "".join(p.lines)
+
+
+def test_grace_is_kept():
+    """What is not finished by then gets an error, and the process ends."""
+    with process("--grace", 1, "--api-key-file", "/dev/stdin", env={"EAGLE3_API_KEY": "k"}) as p:
+        assert p.process.wait(10) == 2  # an empty file is no key
+    with process("--grace", 1, env={"EAGLE3_API_KEY": "k"}) as p:
+        with httpx.stream("POST", p.url + CHAT, json={"messages": [{"role": "user", "content": "x"}], "stream": True, **ENDLESS, "max_tokens": 450},
+                          headers={"Authorization": "Bearer k"}, timeout=30) as r:  # fmt: skip
+            lines = r.iter_lines()
+            next(lines)
+            started = time.monotonic()
+            p.process.send_signal(signal.SIGTERM)
+            *_, last = (line for line in lines if line)
+        assert json.loads(last[6:])["error"]["code"] == "shutting_down"
+        assert p.process.wait(5) == 0 and time.monotonic() - started < 3
+
+
+@pytest.mark.parametrize("args, said", [
+    (["--host", "0.0.0.0"], "--api-key"), (["--n_parallel", "0"], "--n-parallel"), (["--model", "none.gguf"], "none.gguf"),
+    (["--host", "203.0.113.7", "--api_key", "k"], "cannot listen"),
+])
+def test_refusals_at_start_are_one_line(args, said):
+    env = {k: v for k, v in os.environ.items() if k != "EAGLE3_API_KEY"}
+    module = ["eagle3_llama.cli", "serve"] if "--model" in args else ["eagle3_llama.server"]
+    done = subprocess.run([sys.executable, "-m", *module, "--model", str(smollm2("Q8_0")), *args], capture_output=True, text=True, env=env)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_mailboxes_lose_nothing():
+    """Items of many threads, taken in batches, each in its thread's order."""
+    from eagle3_llama.server.generation import Mailbox
+
+    async def collect():
+        box, got = Mailbox(), []
+        threads = [threading.Thread(target=lambda t=t: [box.put((t, i)) for i in range(2000)]) for t in range(4)]
+        for t in threads:
+            t.start()
+        while len(got) < 8000:
+            got += await asyncio.wait_for(box.take(), 10)
+        return got
+
+    got = asyncio.run(collect())
+    assert all([i for u, i in got if u == t] == list(range(2000)) for t in range(4))
