@@ -1,0 +1,291 @@
+#!/usr/bin/env python3
+"""Load on a server of this project: `bench` measures what speculation brings under it, `soak` looks for what only time shows.
+
+    scripts/server_load.py bench --clients 1,4,8 --rounds 3      # SmolLM2 BF16; throughput with speculation over without
+    scripts/server_load.py equality --requests 200                # 8 clients, a quarter leaves: texts against plain decoding
+    scripts/server_load.py soak --minutes 30                     # the same for half an hour on a small cache
+
+Each starts `python -m eagle3_llama.server` on a free port. Run it alone on the machine.
+"""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Annotated, Any, Iterator, Optional
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from eagle3_llama import EagleLlama, EagleParams  # before llama_cpp: it brings the library
+from eagle3_llama.bench import read_prompts
+from eagle3_llama.bench_run import spaced
+from eagle3_llama.chat import chat_tokens, generate
+from eagle3_llama.models import shipped_head, smollm2
+
+PROMPTS = Path(__file__).resolve().parent.parent / "tests" / "data" / "eval_prompts.jsonl"
+NEAR_TIE = 0.05  # of logits, between the two texts' tokens where they part: float targets' prompts are summed in another order in pieces
+app = typer.Typer(add_completion=False, help=__doc__)
+console = Console(highlight=False)
+Format = Annotated[str, typer.Option(help="of SmolLM2")]
+
+
+class Server:
+    """A server process on a free port."""
+
+    def __init__(self, fmt: str, n_parallel: int, n_ctx: int, head: bool = True) -> None:
+        command = [sys.executable, "-m", "eagle3_llama.server", "--model", smollm2(fmt), "--port", 0, "--n-parallel", n_parallel, "--n-ctx", n_ctx,
+                   *(["--eagle", shipped_head()] if head else [])]
+        self.process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        found = re.search(r"http://127.0.0.1:(\d+)", self.process.stdout.readline())
+        if not found:
+            raise SystemExit("the server did not start")
+        self.port = int(found[1])
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        self.process.wait(60)
+
+    def get(self, path: str) -> str:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection.request("GET", path)
+        return connection.getresponse().read().decode()
+
+    def ask(self, text: str, max_tokens: int, speculative: dict[str, Any], leave_after: int | None = None) -> tuple[str, dict[str, Any]]:
+        """A streamed greedy answer and its last chunk; leave_after: chunks after which the client goes away."""
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, "temperature": 0, "stream": True,
+                "stream_options": {"include_usage": True}, "speculative": {"report": True, **speculative}}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
+        try:
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            if response.status != 200:
+                raise RuntimeError(f"{response.status}: {response.read()[:300]!r}")
+            answer, last = "", {}
+            for n, chunk in enumerate(_events(response)):
+                if "error" in chunk:
+                    raise RuntimeError(str(chunk["error"]))
+                last = chunk
+                for choice in chunk["choices"]:
+                    answer += choice["delta"].get("content") or ""
+                if leave_after is not None and n >= leave_after:
+                    break
+            return answer, last
+        finally:
+            connection.close()
+
+    def rss(self) -> int:
+        """Resident bytes."""
+        with open(f"/proc/{self.process.pid}/statm", encoding="ascii") as f:
+            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _events(response: Any) -> Iterator[dict[str, Any]]:
+    for line in response:
+        if line.startswith(b"data: {"):
+            yield json.loads(line[6:])
+
+
+def _all(n_clients: int, work: Any, jobs: list[Any]) -> list[Any]:
+    """work(job) of all jobs by so many clients; an exception stands in the place of its result."""
+    results, todo, lock = [None] * len(jobs), iter(range(len(jobs))), threading.Lock()
+
+    def client() -> None:
+        while True:
+            with lock:
+                i = next(todo, None)
+            if i is None:
+                return
+            try:
+                results[i] = work(jobs[i])
+            except Exception as e:  # noqa: BLE001 - counted
+                results[i] = e
+
+    threads = [threading.Thread(target=client) for _ in range(n_clients)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    return results
+
+
+@app.command()
+def bench(fmt: Format = "BF16", clients: Annotated[str, typer.Option(help="numbers of clients")] = "1,4,8", rounds: int = 3, n_predict: int = 96,
+          prompts: Annotated[int, typer.Option(help="a round's prompts, the same for all")] = 16,
+          json_file: Annotated[Optional[Path], typer.Option("--json")] = None) -> None:
+    """Tokens a second of the whole server with speculation over without, prompts included, alternating; and one client's speed,
+    prompts not included, against EagleLlama's in this process."""
+    counts = [int(c) for c in clients.split(",")]
+    texts = [text for _, text in spaced(read_prompts(PROMPTS), prompts)]
+    ratios: dict[int, list[float]] = {c: [] for c in counts}
+    speed: dict[tuple[int, bool], list[float]] = {}
+    rows: dict[int, list[float]] = {c: [] for c in counts}
+    with Server(fmt, max(counts), 2048) as server:
+        _all(max(counts), lambda t: server.ask(t, 8, {}), texts)  # prompts are in the cache where they fit, costs known
+        for r, c in itertools.product(range(rounds), counts):
+            measured = {}
+            for on in (True, False) if r % 2 == 0 else (False, True):
+                before, start = _metrics(server), time.perf_counter()
+                answers = _all(c, lambda t: server.ask(t, n_predict, {} if on else {"enabled": False}), texts)  # noqa: B023
+                seconds = time.perf_counter() - start
+                if bad := [a for a in answers if isinstance(a, Exception)]:
+                    raise SystemExit(f"a request failed: {bad[0]}")
+                n = sum(a[1]["usage"]["completion_tokens"] for a in answers)
+                measured[on] = n / seconds
+                speed.setdefault((c, on), []).append(n / seconds)
+                if on:
+                    rows[c].append(1 + (_metrics(server)[1] - before[1]) / max(_metrics(server)[0] - before[0], 1))
+            ratios[c].append(measured[True] / measured[False])
+        single = _single(server, fmt, texts[: min(len(texts), 8)], rounds, n_predict) if 1 in counts else []
+    table = Table("clients", "tokens/s", "without", "ratio", "drafted a round", title=f"SmolLM2 {fmt}, {rounds} rounds")
+    for c in counts:
+        table.add_row(str(c), *(f"{statistics.median(x):.2f}" for x in (speed[c, True], speed[c, False], ratios[c], [x - 1 for x in rows[c]])))
+    console.print(table)
+    if single:
+        console.print(f"one client against EagleLlama in a process of its own: {statistics.median(single):.3f} (median of {len(single)})")
+    if json_file is not None:
+        json_file.write_text(json.dumps({"format": fmt, "ratios": ratios, "one_client": single}) + "\n", encoding="utf-8")
+
+
+def _metrics(server: Server) -> tuple[float, float]:
+    """Rounds and drafted tokens so far."""
+    text = server.get("/metrics")
+    total = lambda pattern: sum(float(x) for x in re.findall(rf"^{pattern}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))  # noqa: E731
+    return total(r"eagle3_rounds_total"), total(r"eagle3_drafted_total")
+
+
+def _single(server: Server, fmt: str, texts: list[str], rounds: int, n_predict: int) -> list[float]:
+    """Speed of a lone client's generation over EagleLlama's, a ratio for each prompt and round."""
+    llm = EagleLlama(str(smollm2(fmt)), eagle_path=str(shipped_head()), n_ctx=2048, n_threads=os.cpu_count(), n_threads_batch=os.cpu_count(),
+                     flash_attn=True, verbose=False)
+    prompts = [chat_tokens(llm, t) for t in texts]
+
+    def here(i: int) -> float:
+        start, n = 0.0, 0
+        for _ in generate(llm, prompts[i], n_predict, temp=0.0):
+            start, n = start or time.perf_counter(), n + 1
+        return (n - 1) / (time.perf_counter() - start)
+
+    def there(i: int) -> float:
+        timings = server.ask(texts[i], n_predict, {})[1]["timings"]
+        return (timings["tokens"] - 1) / timings["generation"]
+
+    for i in range(len(texts)):
+        here(i)
+    out = []
+    for r, i in itertools.product(range(rounds), range(len(texts))):
+        a, b = (here(i), there(i)) if (r + i) % 2 else (there(i), here(i))[::-1]
+        out.append(b / a)
+    llm.close()
+    return out
+
+
+# -- texts ------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def equality(fmt: Format = "Q8_0", requests: int = 200, n_parallel: int = 8, seed: int = 1) -> None:
+    """Greedy texts of mixed lengths, 8 clients, a random quarter leaving, against plain decoding's one at a time."""
+    with Server(fmt, n_parallel, 2048) as server:
+        jobs = _jobs(random.Random(seed), requests)
+        answers = _all(8, lambda j: server.ask(*j[:2], {}, j[2]), jobs)
+    different, ties = _compare(fmt, list(zip(jobs, answers)), 2048)
+    console.print(f"{requests} requests, {sum(j[2] is not None for j in jobs)} left early: {different} different, {ties} of them at near ties (gap under {NEAR_TIE})")
+    raise typer.Exit(1 if different > ties else 0)
+
+
+def _jobs(rng: random.Random, n: int) -> list[tuple[str, int, int | None]]:
+    """(prompt, max_tokens, chunks after which the client leaves) of n requests."""
+    texts = [text for _, text in read_prompts(PROMPTS)]
+    return [(rng.choice(texts), rng.choice([4, 16, 32, 64]), rng.randrange(1, 12) if rng.random() < 0.25 else None) for _ in range(n)]
+
+
+def _compare(fmt: str, pairs: list[tuple[Any, Any]], n_ctx: int) -> tuple[int, int]:
+    """How many texts differ from plain decoding's, and how many of these part where two tokens are nearly as likely.
+    n_ctx: the server's, where some texts end."""
+    llm = EagleLlama(str(smollm2(fmt)), n_ctx=n_ctx, n_threads=os.cpu_count(), n_threads_batch=os.cpu_count(), flash_attn=True, verbose=False)
+    llm.eagle_params = EagleParams(0)
+    plain: dict[tuple[str, int], str] = {}
+    different = ties = 0
+    for (text, n, leaves), answer in pairs:
+        if isinstance(answer, Exception):
+            raise SystemExit(f"a request failed: {answer}")
+        if (text, n) not in plain:
+            llm.reset()  # nothing is taken up from the prompt before
+            plain[text, n] = _alone(llm, text, n)
+        expected, got = plain[text, n], answer[0]
+        if got != (expected[: len(got)] if leaves is not None else expected):
+            different += 1
+            gap = _gap(llm, text, expected, got)
+            ties += gap < NEAR_TIE
+            console.print(f"differs after {len(os.path.commonprefix([expected, got]))} of {len(expected)} characters, logits {gap:.4f} apart")
+    llm.close()
+    return different, ties
+
+
+def _alone(llm: Any, text: str, n: int) -> str:
+    return llm.create_chat_completion(messages=[{"role": "user", "content": text}], max_tokens=n, temperature=0.0)["choices"][0]["message"]["content"]
+
+
+def _gap(llm: Any, text: str, expected: str, got: str) -> float:
+    """The difference of the two likeliest logits where the texts part."""
+    import llama_cpp
+    import numpy as np
+
+    a, b = (llm.tokenize(x.encode(), add_bos=False) for x in (expected, got))
+    n = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+    llm.reset()
+    llm.eval([*chat_tokens(llm, text), *a[:n]])
+    top = np.sort(np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llm.ctx, -1), shape=(llm.n_vocab(),)))[-2:]
+    return float(top[1] - top[0])
+
+
+@app.command()
+def soak(fmt: Format = "Q8_0", minutes: float = 30.0, n_parallel: int = 4, n_ctx: int = 512, seed: int = 1) -> None:
+    """8 clients, a quarter leaving, on a small cache: no hang, no leak, no other request's text."""
+    rng, results, rss = random.Random(seed), [], []
+    with Server(fmt, n_parallel, n_ctx) as server:
+        end = time.monotonic() + 60 * minutes
+        while time.monotonic() < end:
+            jobs = _jobs(rng, 40)
+            start = time.monotonic()
+            results += list(zip(jobs, _all(8, lambda j: _or_too_long(server, j), jobs)))
+            rss.append(server.rss())
+            console.print(f"{len(results)} requests, {40 / (time.monotonic() - start):.1f} a second, {rss[-1] / 1e6:.1f} MB")
+        slots = json.loads(server.get("/slots"))
+    if any(s["busy"] for s in (slots["slots"] if isinstance(slots, dict) else slots)):
+        raise SystemExit("a slot is still held")
+    settled = rss[len(rss) // 4 :]
+    growth = (statistics.median(settled[-3:]) - statistics.median(settled[:3])) / statistics.median(settled[:3])
+    different, ties = _compare(fmt, [r for r in results if r[1] is not None], n_ctx)
+    console.print(f"{len(results)} requests in {minutes:g} minutes: memory {growth:+.2%} over the last three quarters, {different} texts "
+                  f"different, {ties} of them at near ties")
+    raise typer.Exit(1 if growth > 0.01 or different > ties else 0)
+
+
+def _or_too_long(server: Server, job: tuple[str, int, int | None]) -> tuple[str, dict[str, Any]] | None:
+    """None for a prompt that a slot has no room for: 400, as it should be."""
+    try:
+        return server.ask(job[0], job[1], {}, job[2])
+    except RuntimeError as e:
+        if str(e).startswith("400"):
+            return None
+        raise
+
+
+if __name__ == "__main__":
+    app()
