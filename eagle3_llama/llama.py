@@ -107,7 +107,8 @@ class EagleLlama(Llama):
             if self._engine.has_head and params.fixed_tree and not self._engine.can_tree:
                 raise EagleError(ErrorKind.UNSUPPORTED, "this context cannot check a tree: load the model with flash_attn=True")
             if self._engine.has_head and params.n_max != 0 and self._engine.costs is None:
-                self._engine.plan(costs.cached(self._engine, self._cost_key(), self.n_ctx(), min(self.n_batch, 256)))
+                room = llama_cpp.llama_n_ctx_seq(self._ctx.ctx)  # of one sequence, which may be a part of n_ctx()
+                self._engine.plan(costs.cached(self._engine, [*self._cost_key(), min(room, 264)], room, min(self.n_batch, 256)))
             self._engine.set_capture(params.n_max != 0)
         self._params = params
 

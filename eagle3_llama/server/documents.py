@@ -146,8 +146,9 @@ def answer(name: str, *statuses: int, body: type[BaseModel] | None = None) -> di
 def streamed(body: type[BaseModel], name: str) -> dict[str, Any]:
     """Arguments of a route that answers whole, or with `stream` in events."""
     out = answer(name, 503, 504, body=body)
-    out["responses"][200]["content"]["text/event-stream"] = {"schema": {
-        "type": "string", "description": "chunks as `data: {...}`, then `data: [DONE]`; a failure is `data: {\"error\": {...}}`"}}
+    data = {"type": "string", "description": "a chunk as JSON, or at the end `[DONE]`; a failure is `{\"error\": {...}}`"}
+    # of each event, for OpenAPI has no other place for it before 3.2
+    out["responses"][200]["content"]["text/event-stream"] = {"schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
     return out
 
 
