@@ -171,6 +171,8 @@ class EagleLlama(Llama):
         a = bound.arguments
         self._mirostat_mu = ctypes.c_float(2.0 * a["mirostat_tau"])
         sampler = {name: a[name] for name in _SAMPLER_ARGS}
+        if self._sampler is not None:
+            self._sampler.close()  # it holds itself, and would wait for the collector of cycles
         self._sampler = self._init_sampler(**sampler, logits_processor=self._guarded(a["logits_processor"]))
 
         # a logits processor is shown the text before its row, which only a chain lays out in order

@@ -203,7 +203,10 @@ class RequestLlama(EagleLlama):
         first, n_read = True, 0
         while (piece := self._next_piece(job, n_read)) is not None:
             if isinstance(piece, Exception):
-                raise piece
+                try:
+                    raise piece
+                finally:
+                    del piece  # its traceback holds this frame, which would hold it
             n_read += len(piece.tokens)
             self._stats.count_round(piece.drafted, len(piece.tokens))
             for row in piece.before:

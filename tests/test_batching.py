@@ -13,6 +13,7 @@ from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind  # befor
 from eagle3_llama.batching import Batcher, BatchSettings, RequestCancelled
 from eagle3_llama.models import shipped_head, smollm2
 from llama_cpp import Llama, LlamaGrammar
+from llama_cpp._internals import LlamaSampler
 
 N_CTX, EOS = 512, 2
 DEAD_END = r"root ::= [a-z]{5} [^\x00-\U0010FFFF]"
@@ -346,3 +347,25 @@ def test_real_model():
     llm = EagleLlama(target, n_ctx=512, flash_attn=True, verbose=False)
     assert got == [llm.create_chat_completion(**ask(i))["choices"][0]["message"]["content"] for i in range(8)]
     llm.close()
+
+
+def test_samplers_are_freed_with_their_requests(batcher, monkeypatch):
+    """Each has an array of the vocabulary's size; the collector of cycles may not come for long."""
+    import gc
+
+    freed = []
+    close = LlamaSampler.close
+    monkeypatch.setattr(LlamaSampler, "close", lambda self: (freed.append(self.sampler is not None), close(self)))
+    gc.disable()
+    try:
+        with batcher.request() as llm:
+            take(llm, 20, PROMPT, temp=0.0)
+        with batcher.request() as llm:
+            for _ in llm.generate(PROMPT, temp=0.0):
+                break
+            llm.cancel()
+            with pytest.raises(RequestCancelled):
+                take(llm, 20, PROMPT, temp=0.0)
+        wait_for(lambda: freed.count(True) == 2)
+    finally:
+        gc.enable()
