@@ -29,6 +29,13 @@ class Answer:
     def tokens(self, mode: str) -> list[int]:
         return self.runs[mode][0].tokens
 
+    def relative(self, mode: str) -> float:
+        """Seconds a token in units of plain decoding's in the same round, the median over rounds: what the machine loses to others
+        for minutes, both have lost."""
+        pairs = [(r, p) for r, p in zip(self.runs[mode], self.runs["plain"]) if min(len(r.tokens), len(p.tokens)) > 1]
+        each = lambda r: r.seconds / len(r.tokens)  # noqa: E731
+        return statistics.median(each(r) / each(p) for r, p in pairs) if pairs else 1.0
+
 
 def read_prompts(path: str | Path, category: str | None = None) -> list[tuple[str, str]]:
     """(category, prompt) of a .jsonl file: strings, or objects with `prompt` and perhaps `category`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 from typing import Any, Sequence
 
+import numpy as np
 from rich.table import Table
 
 from .bench import Answer, loop_flags
@@ -35,11 +36,13 @@ def _result(target: Target, answers: Sequence[Answer], mode: Mode, category: str
     name = mode.name
     tokens = sum(len(a.tokens(name)) for a in answers)
     seconds = sum(a.seconds(name) for a in answers)
-    plain = sum(a.seconds("plain") for a in answers) / max(sum(len(a.tokens("plain")) for a in answers), 1)
+    plain = [a.seconds("plain") for a in answers]
+    relative = [a.relative(name) for a in answers]
     out = {
         "target": target.path, "format": target.format, "mode": name, "kind": mode.kind, "category": category, "tokens": tokens,
         "tok_per_s": round(tokens / seconds, 2) if seconds else 0.0,
-        "ratio": round(plain * tokens / seconds, 4) if seconds else 0.0,
+        "ratio": round(sum(plain) / sum(p * r for p, r in zip(plain, relative)), 4) if seconds else 0.0,
+        "spread": [round(1 / r, 3) for r in np.quantile(relative, (0.75, 0.25))] if seconds else None,  # quartiles over prompts
         "identical": all(a.tokens(name) == a.tokens("plain") for a in answers),
         "first_divergence_gaps": [a.gaps[name] for a in answers if name in a.gaps],
         "loop_share": _loop_share(answers, name),

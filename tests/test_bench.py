@@ -1,0 +1,38 @@
+"""What a benchmark makes of its runs."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from eagle3_llama.bench import Answer
+from eagle3_llama.bench_modes import Mode, Run
+from eagle3_llama.bench_report import results
+
+PLAIN, EAGLE = Mode("plain", "plain"), Mode("eagle", "eagle", "head.gguf")
+
+
+def answer(plain, eagle, n=10):
+    run = lambda seconds: Run(list(range(n)), seconds, [], {})  # noqa: E731
+    return Answer("all", 5, {"plain": [run(s) for s in plain], "eagle": [run(s) for s in eagle]})
+
+
+def ratios(*answers):
+    target = SimpleNamespace(modes=[PLAIN, EAGLE], path="t.gguf", format="Q8_0")
+    return {r["mode"]: r for r in results(target, answers, None)}
+
+
+def test_what_the_machine_loses_to_others_cancels_out():
+    """The second round ran at half the speed; each round says that eagle is 1.25 times as fast."""
+    assert ratios(answer([1.0, 2.0, 1.0], [0.8, 1.6, 0.8]))["eagle"]["ratio"] == 1.25
+    assert ratios(answer([1.0, 2.0], [0.8, 1.6]))["eagle"]["spread"] == [1.25, 1.25]
+
+
+def test_long_answers_count_more():
+    """3 s in 1.5 s and 1 s in 1 s: 4 s in 2.5 s."""
+    assert ratios(answer([3.0], [1.5], 30), answer([1.0], [1.0]))["eagle"]["ratio"] == pytest.approx(1.6)
+    assert ratios(answer([3.0], [1.5]))["plain"]["ratio"] == 1.0
+
+
+def test_answers_of_one_token_say_nothing():
+    assert ratios(answer([0.0], [0.0], 1), answer([1.0], [0.5]))["eagle"]["ratio"] == 2.0
+    assert ratios(answer([0.0], [0.0], 1))["eagle"]["ratio"] == 0.0
