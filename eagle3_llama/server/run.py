@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ from ..errors import EagleError, ErrorKind
 from .app import create_app
 from .settings import ServerSettings
 
+M_MMAP_THRESHOLD, LARGE = -3, 1 << 20  # malloc.h; above a sampler's array of 50,000 tokens, which comes and goes with each request
 OVERTIME = 5.0  # past --grace, for a native call that does not come back
 
 
@@ -24,6 +26,7 @@ def serve(settings: ServerSettings) -> None:
     """Loads the model and serves until SIGTERM or SIGINT. Raises EagleError for what stands in the way."""
     listener = listen_at(settings)
     log_to_stderr()
+    keep_memory_flat()
     from ..batching import Batcher, BatchSettings  # loads libllama; a port that is taken is said sooner
 
     try:
@@ -39,6 +42,14 @@ def serve(settings: ServerSettings) -> None:
         if server.gate.inside:  # threads that did not come back within --grace still use the model
             os._exit(128 + signal.SIGTERM)
         batcher.close(0.0)
+
+
+def keep_memory_flat() -> None:
+    """Has glibc go on giving large blocks back when they are freed. Left alone, it takes ever larger ones from the heap once one has
+    been freed; a graph's scheduler has megabytes, most of them never written to until they lie where something else was."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGE)
 
 
 def listen_at(settings: ServerSettings) -> socket.socket:
