@@ -23,8 +23,9 @@ class Replica:
 
     def __init__(self, settings: ServerSettings) -> None:
         from ..batching import Batcher, BatchSettings
-        from .run import log_to_stderr
+        from .run import keep_memory_flat, log_to_stderr
 
+        keep_memory_flat()
         self.settings = settings
         self.batcher = Batcher(BatchSettings(**settings.batch()))
         self.id = ray_serve().get_replica_context().replica_id.unique_id

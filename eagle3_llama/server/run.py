@@ -18,7 +18,7 @@ from ..errors import EagleError, ErrorKind
 from .app import create_app
 from .settings import ServerSettings
 
-M_MMAP_THRESHOLD, LARGE = -3, 1 << 20  # malloc.h; above a sampler's array of 50,000 tokens, which comes and goes with each request
+M_MMAP_THRESHOLD, LARGE = -3, 1 << 17  # malloc.h; glibc's own value to begin with
 OVERTIME = 5.0  # past --grace, for a native call that does not come back
 
 
@@ -46,7 +46,7 @@ def serve(settings: ServerSettings) -> None:
 
 def keep_memory_flat() -> None:
     """Has glibc go on giving large blocks back when they are freed. Left alone, it takes ever larger ones from the heap once one has
-    been freed; a graph's scheduler has megabytes, most of them never written to until they lie where something else was."""
+    been freed, where a graph's buffers and a sampler's array leave holes of all sizes."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGE)
