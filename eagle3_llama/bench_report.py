@@ -43,6 +43,7 @@ def _result(target: Target, answers: Sequence[Answer], mode: Mode, category: str
         "tok_per_s": round(tokens / seconds, 2) if seconds else 0.0,
         "ratio": round(sum(plain) / sum(p * r for p, r in zip(plain, relative)), 4) if seconds else 0.0,
         "spread": [round(1 / r, 3) for r in np.quantile(relative, (0.75, 0.25))] if seconds else None,  # quartiles over prompts
+        "runs": sum(len(a.runs[name]) for a in answers),
         "identical": all(a.tokens(name) == a.tokens("plain") for a in answers),
         "first_divergence_gaps": [a.gaps[name] for a in answers if name in a.gaps],
         "loop_share": _loop_share(answers, name),

@@ -125,6 +125,27 @@ def gate_results():
     return out
 
 
+def gates(tmp_path, *files):
+    paths = [tmp_path / f"bench{i}.json" for i in range(len(files))]
+    for path, results in zip(paths, files):
+        path.write_text(json.dumps({"results": results}))
+    return subprocess.run([sys.executable, ROOT / "scripts" / "perf_gates.py", *paths], capture_output=True, text=True)
+
+
+def test_perf_gates_of_several_files(tmp_path):
+    """A figure comes from the file with most runs; trees are held against the chains of their own prompts."""
+    of = lambda *names: [r for r in gate_results() if any(n in r["mode"] for n in names)]  # noqa: E731
+    speed, trees = ([{**r, "runs": n} for r in of(*names)] for n, names in ((36, ("plain", "eagle", "upstream")), (4, ("n_max", "tree"))))
+    for r in trees:
+        r.update({"ratio": 3.0} if "n_max" in r["mode"] else {"mean_accepted_length": 2.5})
+    speed = [r for r in speed if "tree" not in r["mode"]]
+    assert gates(tmp_path, speed, trees).stdout.strip() == "all figures are reached"
+    for r in trees:
+        r["mean_accepted_length"] = 2.5
+    assert gates(tmp_path, speed, trees).stdout.count("asked for 1.2 times as many") == 7
+    assert gates(tmp_path, speed).stdout.count("no trees were run") == 7
+
+
 @pytest.mark.parametrize("change, said", [
     ({}, "all figures are reached"),
     ({"mode": "eagle", "ratio": 0.97}, "Q8_0, all: 0.970 of plain decoding, asked for 0.98"),
@@ -142,7 +163,5 @@ def test_perf_gates(tmp_path, change, said):
     for r in results:
         if r["format"] == where["format"] and r["mode"] == where.get("mode"):
             r.update(where)
-    path = tmp_path / "bench.json"
-    path.write_text(json.dumps({"results": results}))
-    done = subprocess.run([sys.executable, ROOT / "scripts" / "perf_gates.py", path], capture_output=True, text=True)
+    done = gates(tmp_path, results)
     assert said in done.stdout and done.returncode == (said != "all figures are reached"), done.stdout + done.stderr
