@@ -131,6 +131,7 @@ int run(int argc, char ** argv) {
     params.speculative.draft.ctx_tgt = ctx_tgt;
     params.speculative.draft.ctx_dft = ctx_dft;
     common_speculative_ptr spec(common_speculative_init(params.speculative, 1));
+    int spec_n_max = params.speculative.draft.n_max;
     common_sampler_ptr smpl(common_sampler_init(target->model(), params.sampling));
     if (!spec || !ctx_dft) {
         fprintf(stderr, "the drafter could not be started\n");
@@ -147,6 +148,12 @@ int run(int argc, char ** argv) {
         in >> n_max >> n_predict;
         for (llama_token t; in >> t;) {
             prompt.push_back(t);
+        }
+        if (n_max > 0 && n_max != spec_n_max) {
+            // the drafters of heads draft as many as they were made for, whatever a round asks for, and cut the rest off
+            params.speculative.draft.n_max = spec_n_max = n_max;
+            spec.reset();
+            spec.reset(common_speculative_init(params.speculative, 1));
         }
         const answer a = generate(ctx_tgt, ctx_dft, spec.get(), smpl.get(), prompt, n_max, n_predict);
         printf("%.6f %d", a.us * 1e-6, (int) a.rounds.size());
