@@ -10,8 +10,6 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
-import functools
-import os
 import threading
 import time
 from pathlib import Path
@@ -20,61 +18,18 @@ from typing import Any, Callable
 import numpy as np
 
 from . import slot_file
-from .chat import is_end
+from .batch_model import BatchModel, BatchSettings
 from .engine import MAX_DRAFT, Ask, Engine, Round
 from .errors import EagleError, ErrorKind
 from .llama import EagleLlama, _address
-from .params import EagleParams, _check_int
+from .params import EagleParams
 from .request import Job, Piece, RequestCancelled, RequestLlama
 
 __all__ = ["BatchSettings", "Batcher", "RequestCancelled", "RequestLlama"]
 
-MAX_SLOTS = 32
 INVARIANT_ROWS = 64  # native: up to here a row's bits do not depend on the number of rows, above it another order of summation is taken
 DEADLINE_STEP = 0.05  # seconds between looks at the clock while requests wait
 STALL = 0.25  # seconds that a piece of a prompt should take, while others wait for their next token
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchSettings:
-    """What a Batcher is made of. n_ctx: tokens of one slot; the cache holds n_parallel times as many."""
-
-    model: str
-    eagle: str | None = None
-    n_parallel: int = 4
-    n_ctx: int = 4096
-    n_threads: int | None = None
-    n_gpu_layers: int = 0
-    flash_attn: bool = True
-    chat_format: str | None = None
-    extract_layers: tuple[int, ...] | None = None
-    n_batch: int = 512
-
-    def __post_init__(self) -> None:
-        _check_int("n_parallel", self.n_parallel, 1, MAX_SLOTS)
-        _check_int("n_ctx", self.n_ctx, 64, 1 << 22)
-        _check_int("n_batch", self.n_batch, 64, 1 << 14)
-        if self.n_threads is not None:
-            _check_int("n_threads", self.n_threads, 1, 1024)
-
-
-class _Base(EagleLlama):
-    """A model with a context of several sequences, each in a stream of its own cache. Tokenises; never generates."""
-
-    def __init__(self, s: BatchSettings) -> None:
-        self._n_slots = s.n_parallel
-        n = s.n_threads or os.cpu_count() or 1
-        super().__init__(s.model, eagle_path=s.eagle, extract_layers=s.extract_layers, n_ctx=s.n_ctx * s.n_parallel, n_batch=s.n_batch,
-                         n_threads=n, n_threads_batch=n, n_gpu_layers=s.n_gpu_layers, flash_attn=s.flash_attn, chat_format=s.chat_format, verbose=False)
-
-    @property
-    def context_params(self) -> Any:
-        return self._context_params
-
-    @context_params.setter
-    def context_params(self, params: Any) -> None:
-        params.n_seq_max = self._n_slots  # Llama has no argument for it
-        self._context_params = params
 
 
 @dataclasses.dataclass(eq=False)
@@ -95,7 +50,7 @@ class Batcher:
 
     def __init__(self, settings: BatchSettings) -> None:
         self.settings = settings
-        self.base = _Base(settings)
+        self.base = BatchModel(settings)
         self._engine: Engine = self.base._engine
         self.n_parallel = settings.n_parallel
         self.n_ctx = settings.n_ctx
@@ -183,22 +138,6 @@ class Batcher:
                 "accepted_at": list(st.accepted_at), "drafted_at": self._drafted_at[: len(st.accepted_at)],
                 "slots_busy": sum(s.job is not None for s in self._slots), "waiting": self.waiting(), "planner": self._plan,
                 "kv_used": sum(len(s.tokens) for s in self._slots), "kv_size": self.n_ctx * self.n_parallel}
-
-    def is_end(self, token: int) -> bool:
-        """Whether a token ends generation."""
-        return bool(is_end(self.base, token))
-
-    def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
-        """As Llama.detokenize, which completions ask for the whole text at every token: pieces are kept."""
-        if type(self.base.tokenizer_).__name__ != "LlamaTokenizer":
-            return self.base.detokenize(tokens, prev_tokens, special)
-        out = b"".join([self._piece(token, special) for token in tokens])
-        return out[1:] if tokens and tokens[0] == self.base.token_bos() and out[:1] == b" " else out
-
-    @functools.cached_property
-    def _piece(self) -> Callable[[int, bool], bytes]:
-        model = self.base._model
-        return functools.lru_cache(maxsize=1 << 16)(lambda token, special: model.detokenize([token], special=special))
 
     # -- slot files ---------------------------------------------------------------------------------------
 
@@ -398,9 +337,9 @@ class Batcher:
     def _deliver(self, slot: Slot, piece: Piece) -> None:
         """Hands over what a round brought, as far as the request wants it, and ends it there."""
         job = slot.job
-        end = next((i + 1 for i, t in enumerate(piece.tokens) if self.is_end(t)), len(piece.tokens))
+        end = next((i + 1 for i, t in enumerate(piece.tokens) if self.base.is_end(t)), len(piece.tokens))
         n = min(end, job.limit - job.n_tokens)
-        over = n < len(piece.tokens) or job.n_tokens + n >= job.limit or (n == end and self.is_end(piece.tokens[end - 1]))
+        over = n < len(piece.tokens) or job.n_tokens + n >= job.limit or (n == end and self.base.is_end(piece.tokens[end - 1]))
         job.n_tokens += n
         job.pieces.put(dataclasses.replace(piece, tokens=piece.tokens[:n], sources=piece.sources[:n]))
         if over:

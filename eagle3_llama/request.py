@@ -151,7 +151,7 @@ class RequestLlama(EagleLlama):
         return self._n_ctx
 
     def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
-        return self._batcher.detokenize(tokens, prev_tokens, special)
+        return self._batcher.base.detokenize_pieces(tokens, prev_tokens, special)
 
     def _unsupported(self, *_: object, **__: object) -> Any:
         raise EagleError(ErrorKind.UNSUPPORTED, "a batcher's request only generates; use EagleLlama for this")
@@ -221,7 +221,7 @@ class RequestLlama(EagleLlama):
                 self.token_source = source
                 self._accepted_out += source > 0
                 self._stats.tokens += 1
-                if not self._batcher.is_end(token):
+                if not self._batcher.base.is_end(token):
                     self._usage["completion"] += 1
                     self._sources.append(source)
                 yield token
