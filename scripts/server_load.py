@@ -269,10 +269,10 @@ def soak(fmt: Format = "Q8_0", minutes: float = 30.0, n_parallel: int = 4, n_ctx
         slots = json.loads(server.get("/slots"))
     if any(s["busy"] for s in (slots["slots"] if isinstance(slots, dict) else slots)):
         raise SystemExit("a slot is still held")
-    settled = rss[len(rss) // 4 :]
-    growth = (statistics.median(settled[-3:]) - statistics.median(settled[:3])) / statistics.median(settled[:3])
+    quarter = len(rss) // 4
+    growth = statistics.median(rss[-max(quarter, 1) :]) / statistics.median(rss[quarter : 2 * quarter] or rss[:1]) - 1
     different, ties = _compare(fmt, [r for r in results if r[1] is not None], n_ctx)
-    console.print(f"{len(results)} requests in {minutes:g} minutes: memory {growth:+.2%} over the last three quarters, {different} texts "
+    console.print(f"{len(results)} requests in {minutes:g} minutes: memory {growth:+.2%} from the second quarter to the last, {different} texts "
                   f"different, {ties} of them at near ties")
     raise typer.Exit(1 if growth > 0.01 or different > ties else 0)
 
