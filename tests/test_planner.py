@@ -2,12 +2,13 @@
 
 import dataclasses
 import itertools
+import json
 
 import pytest
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams
-from eagle3_llama.costs import MAX_ROWS, Costs, cached, measure
+from eagle3_llama.costs import MAX_ROWS, TIMES, Costs, cached, measure
 from llama_cpp import Llama
 
 COMMON = {"n_ctx": 512, "n_batch": 64, "verbose": False}
@@ -69,15 +70,32 @@ def test_right_drafts_grow(files, eagle):
     plain.close()
 
 
+def newest(cache):
+    return max((cache / "costs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
 def test_costs_are_measured_and_kept(eagle, tmp_path):
     costs = measure(eagle._engine, 512, 64, budget=0.1)
     assert len(costs.layers) == len(costs.output) == len(costs.head) == MAX_ROWS + 1
     assert costs.layers[1] > 0 and costs.head[8] > 0 and eagle._engine.n_past() == 0
-    first = cached(eagle._engine, ["key"], 512, 64)
-    assert cached(eagle._engine, ["key"], 512, 64) == first
-    for path in (tmp_path / "costs").iterdir():
-        path.write_text("{}")
-    assert cached(eagle._engine, ["key"], 512, 64) != first
+    for _ in range(TIMES):
+        last = cached(eagle._engine, ["key"], 512, 64)
+    assert cached(eagle._engine, ["key"], 512, 64) == last
+    path = newest(tmp_path)
+    for damaged in ("{}", "[]", '{"times": 9}', path.read_text().replace('"times": 4', '"times": "4"')):
+        path.write_text(damaged)
+        assert cached(eagle._engine, ["key"], 512, 64) != last
+
+
+def test_a_disturbed_measurement_is_not_believed_for_ever(eagle, tmp_path, monkeypatch):
+    """One row measured at ten times its cost makes all others look free; the next load finds it out."""
+    true = cached(eagle._engine, ["key"], 512, 64)
+    path = newest(tmp_path)
+    disturbed = dataclasses.asdict(true) | {"layers": [0.0, *(10 * true.layers[8] for _ in range(MAX_ROWS))], "times": 1}
+    path.write_text(json.dumps(disturbed))
+    again = cached(eagle._engine, ["key"], 512, 64)
+    assert again.layers[1] < again.layers[12] < 10 * true.layers[8] and again.cell == true.cell
+    assert json.loads(path.read_text())["times"] == 2
 
 
 @pytest.mark.parametrize("n_ctx, n_batch", [(256, 64), (24, 24), (16, 8), (512, 1)])
