@@ -96,7 +96,8 @@ def _curve(points: dict[int, float]) -> list[float]:
 def cached(engine: Any, key: Sequence[object], n_ctx: int, n_batch: int) -> Costs:
     """Costs under this key (model, format, backend, threads, library), kept from load to load. The first TIMES loads measure, the
     later ones less, and the least of all counts: what else ran at the time of one would be believed for ever."""
-    path = cache_dir() / "costs" / (hashlib.sha256(json.dumps([str(k) for k in key]).encode()).hexdigest()[:24] + ".json")
+    room = min(n_ctx, CONTEXTS[1] + 8)  # what measure() uses of it
+    path = cache_dir() / "costs" / (hashlib.sha256(json.dumps([str(k) for k in (*key, room)]).encode()).hexdigest()[:24] + ".json")
     known, times = _read(path)
     if known is not None and times >= TIMES:
         return known

@@ -108,7 +108,7 @@ class EagleLlama(Llama):
                 raise EagleError(ErrorKind.UNSUPPORTED, "this context cannot check a tree: load the model with flash_attn=True")
             if self._engine.has_head and params.n_max != 0 and self._engine.costs is None:
                 room = llama_cpp.llama_n_ctx_seq(self._ctx.ctx)  # of one sequence, which may be a part of n_ctx()
-                self._engine.plan(costs.cached(self._engine, [*self._cost_key(), min(room, 264)], room, min(self.n_batch, 256)))
+                self._engine.plan(costs.cached(self._engine, self._cost_key(), room, min(self.n_batch, 256)))
             self._engine.set_capture(params.n_max != 0)
         self._params = params
 
@@ -171,9 +171,9 @@ class EagleLlama(Llama):
         a = bound.arguments
         self._mirostat_mu = ctypes.c_float(2.0 * a["mirostat_tau"])
         sampler = {name: a[name] for name in _SAMPLER_ARGS}
-        if self._sampler is not None:
-            self._sampler.close()  # it holds itself, and would wait for the collector of cycles
-        self._sampler = self._init_sampler(**sampler, logits_processor=self._guarded(a["logits_processor"]))
+        last, self._sampler = self._sampler, self._init_sampler(**sampler, logits_processor=self._guarded(a["logits_processor"]))
+        if last is not None:
+            last.close()  # it holds itself, and would wait for the collector of cycles
 
         # a logits processor is shown the text before its row, which only a chain lays out in order
         self._round_params = self._params.chain() if a["logits_processor"] and self._engine.trees(self._params) else self._params
