@@ -11,6 +11,7 @@ from typing import Any, Callable, Iterable, Sequence
 
 from .bench_modes import Run, Target
 from .chat import chat_tokens
+from .costs import Costs, Times, fill_context, measure_in_use
 from .errors import EagleError, ErrorKind
 
 
@@ -22,6 +23,7 @@ class Answer:
     n_prompt: int  # its tokens
     runs: dict[str, list[Run]]
     gaps: dict[str, float] = dataclasses.field(default_factory=dict)  # top-2 logit gap where a mode first differs from plain
+    costs: Costs | None = None  # between its runs; None if nothing drafts
 
     def seconds(self, mode: str) -> float:
         return statistics.median(r.seconds for r in self.runs[mode])
@@ -62,14 +64,17 @@ def read_prompts(path: str | Path, category: str | None = None) -> list[tuple[st
 
 def bench_target(target: Target, prompts: Iterable[tuple[str, str]], n_predict: int, rounds: int,
                  sampling: dict[str, Any], step: Callable[[], None]) -> list[Answer]:
-    """Runs every prompt in every mode, modes alternating, `rounds` times; prompt i has seed i + 1."""
+    """Runs every prompt in every mode, modes alternating, `rounds` times; prompt i has seed i + 1. After each time costs are measured."""
     answers = []
+    drafting = [target.llm(m) for m in target.drafting()]
     for i, (category, prompt) in enumerate(_tokenized(target.plain, prompts, n_predict)):
-        answer = Answer(category, len(prompt), {m.name: [] for m in target.modes})
+        answer, times = Answer(category, len(prompt), {m.name: [] for m in target.modes}), Times()
         for r in range(rounds):
             for mode in target.modes if (i + r) % 2 == 0 else reversed(target.modes):
                 target.seed(i + 1)
                 answer.runs[mode.name].append(target.run(mode, prompt, n_predict, sampling))
+            if drafting:
+                answer.costs = measure_in_use(drafting[0]._engine, drafting[0].n_ctx(), times)
         for mode in target.modes:
             if answer.tokens(mode.name) != answer.tokens("plain"):
                 answer.gaps[mode.name] = target.gap(prompt, answer.tokens("plain"), answer.tokens(mode.name))
@@ -91,7 +96,6 @@ def _tokenized(llm: Any, prompts: Iterable[tuple[str, str]], n_predict: int) -> 
 
 def capture_cost(llm: Any, blocks: int = 30, rows: int = 8) -> float:
     """How much longer a one-row decode takes with capture on, as a share: the median over blocks, on and off alternating."""
-    from .costs import fill_context
 
     def block(on: bool) -> float:
         llm._engine.set_capture(on)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import statistics
 from typing import Any, Sequence
 
 import numpy as np
@@ -15,13 +16,13 @@ from .costs import Costs
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 
 
-def results(target: Target, answers: Sequence[Answer], costs: Costs | None) -> list[dict[str, Any]]:
+def results(target: Target, answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """One entry for each mode and category, and one for `all`."""
     out = []
     categories = sorted({a.category for a in answers})
     for category in [*(categories if len(categories) > 1 else []), "all"]:
         chosen = [a for a in answers if category in ("all", a.category)]
-        out += [_result(target, chosen, mode, category, costs) for mode in target.modes]
+        out += [_result(target, chosen, mode, category) for mode in target.modes]
     return out
 
 
@@ -32,7 +33,7 @@ def cost_curve(costs: Costs) -> dict[str, dict[str, float]]:
                      "output": round(costs.output[n] / one, 3), "head": round(costs.head[n] / one, 3)} for n in ROWS}
 
 
-def _result(target: Target, answers: Sequence[Answer], mode: Mode, category: str, costs: Costs | None) -> dict[str, Any]:
+def _result(target: Target, answers: Sequence[Answer], mode: Mode, category: str) -> dict[str, Any]:
     name = mode.name
     tokens = sum(len(a.tokens(name)) for a in answers)
     seconds = sum(a.seconds(name) for a in answers)
@@ -52,8 +53,9 @@ def _result(target: Target, answers: Sequence[Answer], mode: Mode, category: str
     out["time_share"] = _time_share(answers, name)
     if mode.kind in ("upstream", "draft_model"):
         out["n_max"] = target.llm(mode).n_max
-    if costs is not None and mode.kind != "plain":
-        out["limit"] = _limit(answers, name, costs)
+    measured = [a for a in answers if a.costs is not None]
+    if measured and mode.kind != "plain":
+        out["limit"] = _limit(measured, name)
         out["share_of_limit"] = round(out["ratio"] / out["limit"], 4) if out["limit"] else None
     return out
 
@@ -88,16 +90,15 @@ def _time_share(answers: Sequence[Answer], mode: str) -> dict[str, float] | None
     return {name: round(sum(s[name] for s in shares) / total, 4) for name in shares[0]} if total else None
 
 
-def _limit(answers: Sequence[Answer], mode: str, costs: Costs) -> float | None:
+def _limit(answers: Sequence[Answer], mode: str) -> float | None:
     """What these very drafts would give if the head cost nothing and nothing else took time: the cost of their tokens one by one
-    over that of the rounds' layers and of the rows of the output matrix that verification got to."""
-    layers = lambda n, context: costs.layers[n] + costs.cell[n] * max(context - costs.context, 0)  # noqa: E731
+    over that of the rounds' layers and of the rows of the output matrix that verification got to, as measured between the runs."""
     plain = seconds = 0.0
     for a in answers:
-        for start, length, drafted in a.runs[mode][0].rounds[:-1]:
-            context = a.n_prompt + start
-            plain += length * (layers(1, context) + costs.output[1])
-            seconds += layers(drafted + 1, context) + min(costs.output[min(length, drafted + 1)], length * costs.output[1])
+        layers, output = a.costs.layers, a.costs.output
+        for _, length, drafted in a.runs[mode][0].rounds[:-1]:
+            plain += length * (layers[1] + output[1])
+            seconds += layers[drafted + 1] + min(output[min(length, drafted + 1)], length * output[1])
     return round(plain / seconds, 4) if seconds else None
 
 
@@ -120,13 +121,19 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     return t
 
 
-def explanation(fmt: str, curve: dict[str, dict[str, float]], row: dict[str, Any], predicted: float) -> Table:
+def curve_in_use(answers: Sequence[Answer]) -> dict[str, float]:
+    """A whole decode of each number of rows as measured between the runs, in units of one row's: the median over prompts."""
+    curves = [cost_curve(a.costs) for a in answers if a.costs is not None]
+    return {str(n): round(statistics.median(c[str(n)]["decode"] for c in curves), 3) for n in ROWS} if curves else {}
+
+
+def explanation(fmt: str, curve: dict[str, dict[str, float]], in_use: dict[str, float], row: dict[str, Any], predicted: float) -> Table:
     """Why the planner drafted what it drafted: costs, how often each size was chosen, what it expected and what came."""
     t = Table(title=f"{fmt}, {row['mode']}: predicted {predicted:.2f}x, measured {row['ratio']:.2f}x plain decoding; costs in units of one row")
-    for name in ("rows", "decode", "layers", "output matrix", "head", "rounds of this size"):
+    for name in ("rows", "decode", "layers", "output matrix", "head", "decode between the runs", "rounds of this size"):
         t.add_column(name, justify="right")
     rounds = row["rounds_by_drafted"]
     total = sum(rounds.values()) or 1
     for n, c in curve.items():
-        t.add_row(n, *(f"{c[k]:.2f}" for k in ("decode", "layers", "output", "head")), f"{rounds.get(str(int(n) - 1), 0) / total:.0%}")
+        t.add_row(n, *(f"{c[k]:.2f}" for k in ("decode", "layers", "output", "head")), f"{in_use.get(n, 0.0):.2f}", f"{rounds.get(str(int(n) - 1), 0) / total:.0%}")
     return t

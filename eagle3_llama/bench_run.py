@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from .bench import bench_target, capture_cost, read_prompts
 from .bench_modes import Mode, Target
-from .bench_report import cost_curve, explanation, results, table
+from .bench_report import cost_curve, curve_in_use, explanation, results, table
 from .chat import chat_tokens
 from .errors import EagleError, ErrorKind
 
@@ -51,18 +51,19 @@ def spaced(items: Sequence[Any], n: int | None) -> list[Any]:
 def run_bench(s: BenchSettings) -> dict[str, Any]:
     """The report that bench --json writes."""
     chosen = spaced(read_prompts(s.prompts, s.category), s.limit)
-    report: dict[str, Any] = {"results": [], "cost_curve": {}, "capture_cost": {}, "n_threads": s.n_threads, "sampling": s.sampling}
+    report: dict[str, Any] = {"results": [], "cost_curve": {}, "cost_in_use": {}, "capture_cost": {}, "n_threads": s.n_threads, "sampling": s.sampling}
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     tables = []
     with Progress(*columns, console=Console(stderr=True)) as progress:
         for path in s.targets:
             task = progress.add_task(Path(path).name, total=len(chosen))
             target = Target(path, s.modes, s.n_threads, s.n_ctx, s.flash_attn)
-            costs = _measure(target, report)
+            _measure(target, report)
             _settle(target, chosen)
             answers = bench_target(target, chosen, s.n_predict, s.rounds, s.sampling, lambda: progress.advance(task))
-            rows = results(target, answers, costs)
+            rows = results(target, answers)
             report["results"] += rows
+            report["cost_in_use"][target.format] = curve_in_use(answers)
             if s.explain:
                 tables += _explain(target, rows, report)
             target.close()
@@ -73,16 +74,13 @@ def run_bench(s: BenchSettings) -> dict[str, Any]:
     return report
 
 
-def _measure(target: Target, report: dict[str, Any]) -> Any:
-    """The costs that the planner goes by, into the report too; None if nothing drafts."""
+def _measure(target: Target, report: dict[str, Any]) -> None:
+    """The costs that the planner goes by, and that of capture, into the report."""
     drafting = target.drafting()
-    if not drafting:
-        return None
-    llm = target.llm(drafting[0])
-    costs = llm._engine.costs
-    report["cost_curve"][target.format] = cost_curve(costs)
-    report["capture_cost"][target.format] = round(capture_cost(llm), 4)
-    return costs
+    if drafting:
+        llm = target.llm(drafting[0])
+        report["cost_curve"][target.format] = cost_curve(llm._engine.costs)
+        report["capture_cost"][target.format] = round(capture_cost(llm), 4)
 
 
 def _settle(target: Target, prompts: Sequence[tuple[str, str]]) -> None:
@@ -100,5 +98,5 @@ def _explain(target: Target, rows: Sequence[dict[str, Any]], report: dict[str, A
             row = next(r for r in rows if r["mode"] == mode.name and r["category"] == "all")
             info = target.llm(mode)._engine.plan_info()
             row["predicted"] = round(info["rate"] / info["plain_rate"], 4)
-            out.append(explanation(target.format, report["cost_curve"][target.format], row, row["predicted"]))
+            out.append(explanation(target.format, report["cost_curve"][target.format], report["cost_in_use"][target.format], row, row["predicted"]))
     return out

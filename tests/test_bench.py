@@ -18,7 +18,7 @@ def answer(plain, eagle, n=10):
 
 def ratios(*answers):
     target = SimpleNamespace(modes=[PLAIN, EAGLE], path="t.gguf", format="Q8_0")
-    return {r["mode"]: r for r in results(target, answers, None)}
+    return {r["mode"]: r for r in results(target, answers)}
 
 
 def test_what_the_machine_loses_to_others_cancels_out():
