@@ -9,7 +9,7 @@ import math
 import statistics
 import time
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -17,12 +17,13 @@ from .convert.files import replacing
 from .errors import EagleError
 from .models import cache_dir
 
-SIZES = (1, 4, 2, 8, 3, 6, 5, 12)  # rows that are measured, most telling first; between them costs are interpolated
+SIZES = (1, 4, 2, 1, 8, 3, 1, 6, 5, 1, 12)  # rows that are measured, most telling first; between them costs are interpolated
 CONTEXTS = (8, 256)  # tokens before the rows
 SLOW = 0.08  # seconds of one row from which on there is time for each size once
 MOST = 2.5  # seconds after which no further size is begun
 MAX_ROWS = 64
-TIMES = 4  # loads that measure: one of them may have had the machine to itself
+LOADS = 4  # that measure: one of them may have had the machine to itself
+DISTURBED = 1.25  # of the quickest load's time for one row: above that something else ran
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +39,6 @@ class Costs:
     context: float
 
 
-def _contexts(n_ctx: int) -> tuple[int, int]:
-    """Tokens before the rows that are measured near the start, and far from it."""
-    return min(CONTEXTS[0], n_ctx // 4), min(CONTEXTS[1], n_ctx - 8)
-
-
 def fill_context(engine: Any, n: int, n_batch: int = 32, slot: int = 0) -> None:
     """The slot holds n tokens afterwards; any text costs the same, and every vocabulary has the first ids."""
     engine.rewind(0, slot)
@@ -51,71 +47,74 @@ def fill_context(engine: Any, n: int, n_batch: int = 32, slot: int = 0) -> None:
 
 
 class Times:
-    """Seconds that the parts of a round took, by rows, each time they were measured."""
+    """Seconds that the parts of a round took. All of a round are seen against the single rows between them: the machine's speed
+    changes from minute to minute, for all alike."""
 
     def __init__(self) -> None:
-        self.layers: dict[int, list[float]] = {}
-        self.output: dict[int, list[float]] = {}
-        self.head: dict[int, list[float]] = {}
+        self._rounds: list[dict[tuple[str, int], float]] = []  # of each part and number of rows
 
     def add(self, engine: Any, sizes: Sequence[int], slot: int = 0, most: float = math.inf) -> None:
-        """Each size once, in the slot as it stands; after `most` seconds none is begun, but for the first two."""
+        """Each size once, in the slot as it stands, each part after what it follows in a round; after `most` seconds no size is
+        begun, but for the first two."""
         start = time.perf_counter()
+        took: dict[tuple[str, int], list[float]] = {}
         for i, n in enumerate(sizes):
             if i > 1 and time.perf_counter() - start > most:
                 break
-            self.layers.setdefault(n, []).append(engine.measure_target(n, slot))
-            for m in (m for m in sizes if (n == 8 and m <= 8) or m == n == 12):
-                self.output.setdefault(m, []).append(engine.measure_output(m))
-        for n in (n for n in (1, 2, 4, 8) if engine.has_head and n in sizes):
-            self.head.setdefault(n, []).append(engine.measure_head(n, slot))
+            took.setdefault(("layers", n), []).append(engine.measure_target(n, slot))
+            for m in {1: (), 2: (1, 2)}.get(n, (n,)):
+                took["output", m] = [engine.measure_output(m)]
+            if engine.has_head and n == min(2, max(sizes)):
+                took["first", 1] = [engine.measure_head(1, slot)]
+                took.update({("head", m): [engine.measure_head(m, slot)] for m in (1, 2, 4, 8) if m in sizes})
+        self._rounds.append({part: statistics.median(t) for part, t in took.items()})
 
-    def costs(self, of: Callable[[list[float]], float], cell: list[float], context: float) -> Costs:
-        """The curves of one figure for each size: `of` its times. More rows never cost less, or fewer were disturbed."""
-        out, head = _curve(_figures(self.output, of) or {1: 0.0}), _curve(_figures(self.head, of) or {1: 1.0})
-        layers = {**self.layers, 1: [max(t - out[1], 1e-6) for t in self.layers[1]]}  # one row is decoded whole
-        return Costs(_curve(_figures(layers, of)), out, head, cell, 0.5 * head[1], 0.0, context)
+    def costs(self, context: float) -> Costs:
+        """The medians over rounds. More rows never cost less, or they were less disturbed."""
+        one = statistics.median(r["layers", 1] for r in self._rounds)
+
+        def figures(part: str) -> dict[int, float]:
+            sizes = sorted({n for r in self._rounds for p, n in r if p == part})
+            each = {n: one * statistics.median(r[part, n] / r["layers", 1] for r in self._rounds if (part, n) in r) for n in sizes}
+            return {n: min(t for m, t in each.items() if m >= n) for n in sizes}
+
+        out, head, first = _curve(figures("output") or {1: 0.0}), _curve(figures("head") or {1: 1.0}), figures("first").get(1, 0.0)
+        layers = figures("layers")
+        layers[1] = min(max(one - out[1], 1e-6), *layers.values())  # one row is decoded whole
+        return Costs(_curve(layers), out, head, _curve({1: 0.0}), max(first - head[1], 0.0), 0.0, context)
 
 
 def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = 1.0, slot: int = 0) -> Costs:
-    """Measures for about `budget` seconds, a slow model once for each size for which there is time; the slot is empty afterwards.
-    The least time of each size counts: whatever disturbs only adds."""
+    """Measures for about `budget` seconds, a slow model once for each size for which there is time; the slot is empty afterwards."""
     start = time.perf_counter()
-    near_at, far_at = _contexts(n_ctx)
+    near_at, far_at = min(CONTEXTS[0], n_ctx // 4), min(CONTEXTS[1], n_ctx - 8)
     sizes = [n for n in SIZES if n <= min(n_ctx - near_at, n_batch)]
     near, far = Times(), {}
     fill_context(engine, near_at, n_batch, slot)
     slow = min(engine.measure_target(1, slot) for _ in range(2)) > SLOW
     if not slow and far_at > near_at and 8 in sizes:
         fill_context(engine, far_at, n_batch, slot)
-        for n in (1, 8, 1, 8, 1, 8, 1, 1):  # two sizes far apart say what a row adds
+        for n in 4 * (1, 8):  # two sizes far apart say what a row adds
             far.setdefault(n, []).append(engine.measure_target(n, slot))
         engine.rewind(near_at, slot)
     rounds = 0
     while rounds < 1 or (not slow and (rounds < 2 or (rounds < 9 and time.perf_counter() - start < budget))):
-        near.add(engine, sizes, slot, MOST - (time.perf_counter() - start) if slow else math.inf)
+        near.add(engine, list(dict.fromkeys(sizes)) if slow else sizes, slot, MOST - (time.perf_counter() - start) if slow else math.inf)
         rounds += 1
     engine.rewind(0, slot)
-    costs = near.costs(min, [], near_at)
-    far[1] = [t - costs.output[1] for t in far.get(1, [])]
-    more = {n: max(t - costs.layers[n], 0.0) / (far_at - near_at) for n, t in _figures(far, min).items()} or {1: 0.0}
-    return dataclasses.replace(costs, cell=_curve(more))
+    costs = near.costs(near_at)
+    more = {n: max(statistics.median(t) - costs.layers[n] - (costs.output[1] if n == 1 else 0.0), 0.0) / (far_at - near_at) for n, t in far.items()}
+    return dataclasses.replace(costs, cell=_curve(more or {1: 0.0}))
 
 
 def measure_in_use(engine: Any, n_ctx: int, times: Times, rounds: int = 3) -> Costs | None:
-    """Measures behind an answer, the cache as it left it, and adds to `times`: the median of each size so far; None if the cache is full."""
+    """Measures behind an answer, the cache as it left it, and adds to `times`: the costs by all so far; None if the cache is full."""
     sizes = [n for n in SIZES if n <= n_ctx - engine.n_past()]
     if 8 not in sizes:
         return None
     for _ in range(rounds):
         times.add(engine, sizes)
-    return times.costs(statistics.median, [0.0] * (MAX_ROWS + 1), engine.n_past())
-
-
-def _figures(times: dict[int, list[float]], of: Callable[[list[float]], float]) -> dict[int, float]:
-    """One time for each size, none above that of more rows."""
-    one = {n: of(t) for n, t in times.items() if t}
-    return {n: min(t for m, t in one.items() if m >= n) for n in one}
+    return times.costs(engine.n_past())
 
 
 def _curve(points: dict[int, float]) -> list[float]:
@@ -127,44 +126,42 @@ def _curve(points: dict[int, float]) -> list[float]:
 
 
 def cached(engine: Any, key: Sequence[object], n_ctx: int, n_batch: int) -> Costs:
-    """Costs under this key (model, format, backend, threads, library), kept from load to load. The first TIMES loads measure, the
-    later ones less, and the least of all counts: what else ran at the time of one would be believed for ever."""
+    """Costs under this key (model, format, backend, threads, library), kept from load to load. The first LOADS measure, the later
+    ones less: what else ran at the time of one would be believed for ever."""
     room = min(n_ctx, max(CONTEXTS) + 8)  # what measure() uses of it
     path = cache_dir() / "costs" / (hashlib.sha256(json.dumps([str(k) for k in (*key, room)]).encode()).hexdigest()[:24] + ".json")
-    known, times = _read(path)
-    if known is not None and times >= TIMES:
-        return known
-    if known is None:
-        costs, times = measure(engine, n_ctx, n_batch), 0
-    else:
-        near_at, far_at = _contexts(n_ctx)
-        costs = _least_of(known, measure(engine, n_ctx, n_batch, budget=0.25), far_at - near_at)
+    loads = _read(path)
+    if len(loads) < LOADS:
+        loads.append(measure(engine, n_ctx, n_batch, budget=0.25 if loads else 1.0))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as part:
+                part.write_text(json.dumps([dataclasses.asdict(c) for c in loads]) + "\n", encoding="utf-8")
+        except (EagleError, OSError):
+            pass  # measured again next time
+    return merged(loads)
+
+
+def merged(loads: Sequence[Costs]) -> Costs:
+    """Of each cost, in units of one row, the median of the loads that had the machine to themselves: one row took them not much
+    longer than it took the quickest."""
+    one = lambda c: c.layers[1] + c.output[1]  # noqa: E731
+    least = min(map(one, loads))
+    fair = [c for c in loads if one(c) <= DISTURBED * least]
+    middle = lambda values: (np.median(np.array(values, np.float64) / np.array([[one(c)] for c in fair]), axis=0) * least).tolist()  # noqa: E731
+    curves = {name: middle([getattr(c, name) for c in fair]) for name in ("layers", "output", "head", "cell")}
+    return Costs(**curves, first=middle([[c.first] for c in fair])[0], other=0.0, context=fair[0].context)
+
+
+def _read(path: Path) -> list[Costs]:
+    """What earlier loads measured; none for a file that is not there or not what cached() writes."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as part:
-            part.write_text(json.dumps({**dataclasses.asdict(costs), "times": times + 1}) + "\n", encoding="utf-8")
-    except (EagleError, OSError):
-        pass  # measured again next time
-    return costs
-
-
-def _least_of(known: Costs, new: Costs, distance: int) -> Costs:
-    """Of each size the shorter time, near the start and so many positions from there."""
-    least = {name: [min(a, b) for a, b in zip(getattr(known, name), getattr(new, name))] for name in ("layers", "output", "head")}
-    far = [min(c.layers[n] + distance * c.cell[n] for c in (known, new)) for n in range(MAX_ROWS + 1)]
-    cell = [max(f - near, 0.0) / max(distance, 1) for f, near in zip(far, least["layers"])]
-    return dataclasses.replace(known, cell=cell, first=min(known.first, new.first), **least)
-
-
-def _read(path: Path) -> tuple[Costs | None, int]:
-    """None for a file that is not there or not what cached() writes; and how many loads have measured."""
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        times = kept.pop("times")
-        costs = Costs(**kept)
-        rows = [*costs.layers, *costs.output, *costs.head, *costs.cell]
-        numbers = [*rows, costs.first, costs.other, costs.context, times]
-        fine = len(rows) == 4 * (MAX_ROWS + 1) and all(isinstance(x, (int, float)) and 0 <= x < 1e6 for x in numbers)
-        return (costs, int(times)) if fine else (None, 0)
+        loads = [Costs(**c) for c in json.loads(path.read_text(encoding="utf-8"))]
+        for c in loads:
+            rows = [*c.layers, *c.output, *c.head, *c.cell]
+            numbers = [*rows, c.first, c.other, c.context]
+            if len(rows) != 4 * (MAX_ROWS + 1) or not all(isinstance(x, (int, float)) and 0 <= x < 1e6 for x in numbers) or not c.layers[1]:
+                return []
+        return loads
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None, 0
+        return []

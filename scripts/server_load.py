@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Annotated, Any, Iterator, Optional
+from typing import Annotated, Any, Iterator, NamedTuple, Optional
 
 import typer
 from rich.console import Console
@@ -124,41 +124,61 @@ def _all(n_clients: int, work: Any, jobs: list[Any]) -> list[Any]:
 
 
 @app.command()
-def bench(fmt: Format = "BF16", clients: Annotated[str, typer.Option(help="numbers of clients")] = "1,4,8", rounds: int = 3, n_predict: int = 96,
+def bench(fmt: Format = "BF16", clients: Annotated[str, typer.Option(help="numbers of clients")] = "1,4,8",
+          rounds: Annotated[int, typer.Option(help="an even number: who comes second finds the prompts in the cache")] = 4, n_predict: int = 96,
           prompts: Annotated[int, typer.Option(help="a round's prompts, the same for all")] = 16,
           json_file: Annotated[Optional[Path], typer.Option("--json")] = None) -> None:
-    """Tokens a second of the whole server with speculation over without, prompts included, alternating; and one client's speed,
-    prompts not included, against EagleLlama's in this process."""
+    """Tokens a second of the whole server with speculation over without, prompts included; and one client's speed, prompts not
+    included, against EagleLlama's in this process. With and without alternate every few prompts; of each few the median over rounds."""
     counts = [int(c) for c in clients.split(",")]
     texts = [text for _, text in spaced(read_prompts(PROMPTS), prompts)]
-    ratios: dict[int, list[float]] = {c: [] for c in counts}
-    speed: dict[tuple[int, bool], list[float]] = {}
-    rows: dict[int, list[float]] = {c: [] for c in counts}
+    few = {c: [texts[i : i + max(2 * c, 4)] for i in range(0, len(texts), max(2 * c, 4))] for c in counts}
+    runs: dict[int, list[list[tuple[_Load, _Load]]]] = {c: [[] for _ in few[c]] for c in counts}  # (with, without) of each few
     with Server(fmt, max(counts), 2048) as server:
         _all(max(counts), lambda t: server.ask(t, 8, {}), texts)  # prompts are in the cache where they fit, costs known
         for r, c in itertools.product(range(rounds), counts):
-            measured = {}
-            for on in (True, False) if r % 2 == 0 else (False, True):
-                before, start = _metrics(server), time.perf_counter()
-                answers = _all(c, lambda t: server.ask(t, n_predict, {} if on else {"enabled": False}), texts)  # noqa: B023
-                seconds = time.perf_counter() - start
-                if bad := [a for a in answers if isinstance(a, Exception)]:
-                    raise SystemExit(f"a request failed: {bad[0]}")
-                n = sum(a[1]["usage"]["completion_tokens"] for a in answers)
-                measured[on] = n / seconds
-                speed.setdefault((c, on), []).append(n / seconds)
-                if on:
-                    rows[c].append(1 + (_metrics(server)[1] - before[1]) / max(_metrics(server)[0] - before[0], 1))
-            ratios[c].append(measured[True] / measured[False])
+            for i, chosen in enumerate(few[c]):
+                order = (True, False) if (r + i) % 2 == 0 else (False, True)
+                done = {on: _load(server, c, chosen, n_predict, on) for on in order}
+                runs[c][i].append((done[True], done[False]))
         single = _single(server, fmt, texts[: min(len(texts), 8)], rounds, n_predict) if 1 in counts else []
-    table = Table("clients", "tokens/s", "without", "ratio", "drafted a round", title=f"SmolLM2 {fmt}, {rounds} rounds")
+    table = Table("clients", "tokens/s", "without", "ratio", "quartiles", "drafted a round", title=f"SmolLM2 {fmt}, {rounds} rounds")
+    ratios = {c: _over(runs[c]) for c in counts}
     for c in counts:
-        table.add_row(str(c), *(f"{statistics.median(x):.2f}" for x in (speed[c, True], speed[c, False], ratios[c], [x - 1 for x in rows[c]])))
+        on, off = ([pair[k] for of_few in runs[c] for pair in of_few] for k in (0, 1))
+        quartiles = statistics.quantiles([b.seconds / a.seconds for a, b in zip(on, off)], n=4) if len(on) > 1 else []
+        table.add_row(str(c), *(f"{sum(x.tokens for x in side) / sum(x.seconds for x in side):.1f}" for side in (on, off)), f"{ratios[c]:.3f}",
+                      " ".join(f"{q:.2f}" for q in quartiles[::2]), f"{sum(x.drafted for x in on) / max(sum(x.rounds for x in on), 1):.2f}")
     console.print(table)
     if single:
         console.print(f"one client against EagleLlama in a process of its own: {statistics.median(single):.3f} (median of {len(single)})")
     if json_file is not None:
-        json_file.write_text(json.dumps({"format": fmt, "ratios": ratios, "one_client": single}) + "\n", encoding="utf-8")
+        pairs = {c: [[b.seconds / a.seconds for a, b in of_few] for of_few in runs[c]] for c in counts}
+        json_file.write_text(json.dumps({"format": fmt, "ratios": ratios, "pairs": pairs, "one_client": single}) + "\n", encoding="utf-8")
+
+
+class _Load(NamedTuple):
+    """Some prompts answered by some clients: seconds of all, tokens, rounds, drafted tokens."""
+
+    seconds: float
+    tokens: int
+    rounds: float
+    drafted: float
+
+
+def _load(server: Server, n_clients: int, texts: list[str], n_predict: int, on: bool) -> _Load:
+    before, start = _metrics(server), time.perf_counter()
+    answers = _all(n_clients, lambda t: server.ask(t, n_predict, {} if on else {"enabled": False}), texts)
+    seconds, after = time.perf_counter() - start, _metrics(server)
+    if bad := [a for a in answers if isinstance(a, Exception)]:
+        raise SystemExit(f"a request failed: {bad[0]}")
+    return _Load(seconds, sum(a[1]["usage"]["completion_tokens"] for a in answers), after[0] - before[0], after[1] - before[1])
+
+
+def _over(runs: list[list[tuple[_Load, _Load]]]) -> float:
+    """Throughput with over without: of each few prompts the median over rounds, those that take longer counting more."""
+    without = [statistics.median(b.seconds for _, b in pairs) for pairs in runs]
+    return sum(without) / sum(w * statistics.median(a.seconds / b.seconds for a, b in pairs) for w, pairs in zip(without, runs))
 
 
 def _metrics(server: Server) -> tuple[float, float]:
