@@ -8,7 +8,8 @@ a tree of 60 nodes, and for BF16 and Q4_0 mode upstream:
 
     eagle3-llama bench --target ... --head ... --prompts ... --flash-attn --modes plain,eagle,upstream --fixed 1,2,3,4,60x6x10 --json FILE.json
 
-What several files have measured is taken from the one that ran it most often: trees, which take long, may have a file of few prompts.
+Each figure is one file's, for there the prompts are the same: that of most runs. Trees and upstream's drafter, which take long, may have
+files of fewer prompts.
 """
 
 import json
@@ -24,34 +25,34 @@ TREE_OVER_CHAIN = 1.20  # tokens a round of the largest tree against the best ch
 
 def misses(files):
     """One line for each figure that is not reached. files: the results of each."""
-    results = [r for rows in files for r in rows]
-    by_format = {f: most_often([r for r in results if r["format"] == f]) for f in FORMATS}
-    for r in results:
+    for r in (r for rows in files for r in rows):
         if r["kind"] == "eagle" and not r["identical"]:
             yield f"{r['format']}, {r['mode']}, {r['category']}: the text differs from plain decoding's"
-    for fmt, rows in by_format.items():
-        everything = [r for r in rows if r["category"] == "all"]
-        eagle = next((r for r in everything if r["mode"] == "eagle"), None)
+    for fmt in FORMATS:
+        rows = most_runs(fmt, files)
+        eagle = as_it_stands(rows)
         if eagle is None:
             yield f"{fmt}: mode eagle was not run"
             continue
         for r in rows:
             if r["mode"] == "eagle" and r["ratio"] < NEVER_BELOW:
                 yield f"{fmt}, {r['category']}: {r['ratio']:.3f} of plain decoding, asked for {NEVER_BELOW}"
-        yield from _fixed(fmt, eagle, [r for r in everything if r["mode"].startswith("eagle ")])
+        yield from _fixed(fmt, eagle, [r for r in rows if r["category"] == "all" and r["mode"].startswith("eagle ")])
         yield from _trees(fmt, files)
         if fmt in UPSTREAM_FORMATS:
-            yield from _upstream(fmt, eagle, [r for r in everything if r["kind"] == "upstream"])
+            yield from _upstream(fmt, most_runs(fmt, [rows for rows in files if any(r["kind"] == "upstream" for r in rows)]))
         if fmt in LIMIT_FORMATS and (eagle.get("share_of_limit") or 0) < OF_LIMIT:
             yield f"{fmt}: {eagle.get('share_of_limit')} of the limit, asked for {OF_LIMIT}"
 
 
-def most_often(rows):
-    """One row for each mode and category, the one of most runs."""
-    best = {}
-    for r in sorted(rows, key=lambda r: r.get("runs", 1)):
-        best[r["mode"], r["category"]] = r
-    return list(best.values())
+def as_it_stands(rows):
+    return next((r for r in rows if r["mode"] == "eagle" and r["category"] == "all"), None)
+
+
+def most_runs(fmt, files):
+    """A format's rows from the file that ran mode eagle most often."""
+    of = [[r for r in rows if r["format"] == fmt] for rows in files]
+    return max((rows for rows in of if as_it_stands(rows)), key=lambda rows: as_it_stands(rows).get("runs", 1), default=[])
 
 
 def _fixed(fmt, eagle, fixed):
@@ -80,13 +81,12 @@ def _trees(fmt, files):
         yield f"{fmt}: no trees were run"
 
 
-def _upstream(fmt, eagle, upstream):
+def _upstream(fmt, rows):
+    upstream = [r["ratio"] for r in rows if r["kind"] == "upstream" and r["category"] == "all"]
     if not upstream:
         yield f"{fmt}: mode upstream was not run"
-        return
-    best = max(r["ratio"] for r in upstream)
-    if eagle["ratio"] < OVER_UPSTREAM * best:
-        yield f"{fmt}: {eagle['ratio'] / best:.3f} of upstream's speed, asked for {OVER_UPSTREAM}"
+    elif (share := as_it_stands(rows)["ratio"] / max(upstream)) < OVER_UPSTREAM:
+        yield f"{fmt}: {share:.3f} of upstream's speed, asked for {OVER_UPSTREAM}"
 
 
 def main():

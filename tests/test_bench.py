@@ -7,6 +7,7 @@ import pytest
 from eagle3_llama.bench import Answer
 from eagle3_llama.bench_modes import Mode, Run
 from eagle3_llama.bench_report import results
+from eagle3_llama.costs import Costs
 
 PLAIN, EAGLE = Mode("plain", "plain"), Mode("eagle", "eagle", "head.gguf")
 
@@ -31,6 +32,17 @@ def test_long_answers_count_more():
     """3 s in 1.5 s and 1 s in 1 s: 4 s in 2.5 s."""
     assert ratios(answer([3.0], [1.5], 30), answer([1.0], [1.0]))["eagle"]["ratio"] == pytest.approx(1.6)
     assert ratios(answer([3.0], [1.5]))["plain"]["ratio"] == 1.0
+
+
+def test_the_limit_is_the_rounds_cost():
+    """Two tokens from two rows, their output rows together, over two single rows; the last round, perhaps cut short, does not count."""
+    a = answer([3.0], [2.0])
+    a.runs["eagle"][0].rounds = [(1, 2, 1), (3, 1, 1)]
+    a.costs = Costs([0.0, 0.8, 1.1], [0.0, 0.2, 0.3], [0.0] * 3, [0.0] * 3, 0.0, 0.0, 8)
+    row = ratios(a)["eagle"]
+    assert row["limit"] == pytest.approx(2.0 / 1.4, abs=1e-4) and row["share_of_limit"] == pytest.approx(1.5 / (2.0 / 1.4), abs=1e-3)
+    a.costs = None
+    assert "limit" not in ratios(a)["eagle"]
 
 
 def test_answers_of_one_token_say_nothing():
