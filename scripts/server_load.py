@@ -125,21 +125,21 @@ def _all(n_clients: int, work: Any, jobs: list[Any]) -> list[Any]:
 
 @app.command()
 def bench(fmt: Format = "BF16", clients: Annotated[str, typer.Option(help="numbers of clients")] = "1,4,8",
-          rounds: Annotated[int, typer.Option(help="an even number: who comes second finds the prompts in the cache")] = 4, n_predict: int = 96,
+          rounds: int = 3, n_predict: int = 96,
           prompts: Annotated[int, typer.Option(help="a round's prompts, the same for all")] = 16,
           json_file: Annotated[Optional[Path], typer.Option("--json")] = None) -> None:
-    """Tokens a second of the whole server with speculation over without, prompts included; and one client's speed, prompts not
-    included, against EagleLlama's in this process. With and without alternate every few prompts; of each few the median over rounds."""
+    """Tokens a second of the whole server with speculation over without, prompts in the cache; and one client's speed against
+    EagleLlama's in this process. With and without alternate after each client's answer; of each few prompts the median over rounds."""
     counts = [int(c) for c in clients.split(",")]
     texts = [text for _, text in spaced(read_prompts(PROMPTS), prompts)]
-    few = {c: [texts[i : i + max(2 * c, 4)] for i in range(0, len(texts), max(2 * c, 4))] for c in counts}
+    few = {c: [texts[i : i + c] for i in range(0, len(texts) - c + 1, c)] for c in counts}  # one for each client
     runs: dict[int, list[list[tuple[_Load, _Load]]]] = {c: [[] for _ in few[c]] for c in counts}  # (with, without) of each few
     with Server(fmt, max(counts), 2048) as server:
-        _all(max(counts), lambda t: server.ask(t, 8, {}), texts)  # prompts are in the cache where they fit, costs known
         for r, c in itertools.product(range(rounds), counts):
             for i, chosen in enumerate(few[c]):
+                _load(server, chosen, 1, True)  # the slots hold the prompts
                 order = (True, False) if (r + i) % 2 == 0 else (False, True)
-                done = {on: _load(server, c, chosen, n_predict, on) for on in order}
+                done = {on: _load(server, chosen, n_predict, on) for on in order}
                 runs[c][i].append((done[True], done[False]))
         single = _single(server, fmt, texts[: min(len(texts), 8)], rounds, n_predict) if 1 in counts else []
     table = Table("clients", "tokens/s", "without", "ratio", "quartiles", "drafted a round", title=f"SmolLM2 {fmt}, {rounds} rounds")
@@ -158,7 +158,7 @@ def bench(fmt: Format = "BF16", clients: Annotated[str, typer.Option(help="numbe
 
 
 class _Load(NamedTuple):
-    """Some prompts answered by some clients: seconds of all, tokens, rounds, drafted tokens."""
+    """Some prompts answered at once: seconds until the last, tokens, rounds, drafted tokens."""
 
     seconds: float
     tokens: int
@@ -166,9 +166,9 @@ class _Load(NamedTuple):
     drafted: float
 
 
-def _load(server: Server, n_clients: int, texts: list[str], n_predict: int, on: bool) -> _Load:
+def _load(server: Server, texts: list[str], n_predict: int, on: bool) -> _Load:
     before, start = _metrics(server), time.perf_counter()
-    answers = _all(n_clients, lambda t: server.ask(t, n_predict, {} if on else {"enabled": False}), texts)
+    answers = _all(len(texts), lambda t: server.ask(t, n_predict, {} if on else {"enabled": False}), texts)
     seconds, after = time.perf_counter() - start, _metrics(server)
     if bad := [a for a in answers if isinstance(a, Exception)]:
         raise SystemExit(f"a request failed: {bad[0]}")
