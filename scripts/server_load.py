@@ -204,8 +204,8 @@ def _single(server: Server, fmt: str, texts: list[str], rounds: int, n_predict: 
         timings = server.ask(texts[i], n_predict, {})[1]["timings"]
         return (timings["tokens"] - 1) / timings["generation"]
 
-    for i in range(len(texts)):
-        here(i)
+    for i in range(len(texts)):  # both planners have seen them
+        here(i), there(i)
     out = []
     for r, i in itertools.product(range(rounds), range(len(texts))):
         a, b = (here(i), there(i)) if (r + i) % 2 else (there(i), here(i))[::-1]
