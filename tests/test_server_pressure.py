@@ -368,7 +368,8 @@ def test_one_line_of_log(server, caplog, log_prompts):
         assert odd.headers["x-request-id"] != 'a"b c'
         until(lambda: len(caplog.records) >= 2)
     first, second = (json.loads(record.message) for record in caplog.records[:2])
-    assert first["request_id"] == "mine-1" and first["route"] == CHAT and first["status"] == 200 and first["completion_tokens"] == 4 and first["seconds"] > 0
+    assert first["request_id"] == "mine-1" and first["route"] == CHAT and first["status"] == 200 and first["seconds"] > 0
+    assert first["completion_tokens"] == r.json()["usage"]["completion_tokens"] >= 4  # more where the fourth ends within a character
     assert second["status"] == 422 and second["error"] == "unknown_field"
     assert ("xyzzy" in caplog.text) == log_prompts
 
