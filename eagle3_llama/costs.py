@@ -98,7 +98,7 @@ def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = 1.0, slot: in
             far.setdefault(n, []).append(engine.measure_target(n, slot))
         engine.rewind(near_at, slot)
     rounds = 0
-    while rounds < 1 or (not slow and rounds < 9 and time.perf_counter() - start < budget):
+    while rounds < 1 or (not slow and (rounds < 2 or (rounds < 9 and time.perf_counter() - start < budget))):
         near.add(engine, list(dict.fromkeys(sizes)) if slow else sizes, slot, MOST - (time.perf_counter() - start) if slow else math.inf)
         rounds += 1
     engine.rewind(0, slot)
