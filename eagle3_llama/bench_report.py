@@ -28,7 +28,7 @@ def results(target: Target, answers: Sequence[Answer]) -> list[dict[str, Any]]:
 
 def cost_curve(costs: Costs) -> dict[str, dict[str, float]]:
     """Of each number of rows: a whole decode, its layers, its output matrix, a pass of the head; in units of a whole decode of one row."""
-    one = costs.layers[1] + costs.output[1]
+    one = costs.one_row
     return {str(n): {"decode": round((costs.layers[n] + costs.output[n]) / one, 3), "layers": round(costs.layers[n] / one, 3),
                      "output": round(costs.output[n] / one, 3), "head": round(costs.head[n] / one, 3)} for n in ROWS}
 
@@ -97,7 +97,7 @@ def _limit(answers: Sequence[Answer], mode: str) -> float | None:
     for a in answers:
         layers, output = a.costs.layers, a.costs.output
         for _, length, drafted in a.runs[mode][0].rounds[:-1]:
-            plain += length * (layers[1] + output[1])
+            plain += length * a.costs.one_row
             seconds += layers[drafted + 1] + min(output[min(length, drafted + 1)], length * output[1])
     return round(plain / seconds, 4) if seconds else None
 

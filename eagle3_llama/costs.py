@@ -38,6 +38,11 @@ class Costs:
     other: float
     context: float
 
+    @property
+    def one_row(self) -> float:
+        """A whole decode of one row."""
+        return self.layers[1] + self.output[1]
+
 
 def fill_context(engine: Any, n: int, n_batch: int = 32, slot: int = 0) -> None:
     """The slot holds n tokens afterwards; any text costs the same, and every vocabulary has the first ids."""
@@ -145,10 +150,9 @@ def cached(engine: Any, key: Sequence[object], n_ctx: int, n_batch: int) -> Cost
 def merged(loads: Sequence[Costs]) -> Costs:
     """Of each cost, in units of one row, the median of the loads that had the machine to themselves: one row took them not much
     longer than it took the quickest."""
-    one = lambda c: c.layers[1] + c.output[1]  # noqa: E731
-    least = min(map(one, loads))
-    fair = [c for c in loads if one(c) <= DISTURBED * least]
-    middle = lambda values: (np.median(np.array(values, np.float64) / np.array([[one(c)] for c in fair]), axis=0) * least).tolist()  # noqa: E731
+    least = min(c.one_row for c in loads)
+    fair = [c for c in loads if c.one_row <= DISTURBED * least]
+    middle = lambda values: (np.median(np.array(values, np.float64) / np.array([[c.one_row] for c in fair]), axis=0) * least).tolist()  # noqa: E731
     curves = {name: middle([getattr(c, name) for c in fair]) for name in ("layers", "output", "head", "cell")}
     return Costs(**curves, first=middle([[c.first] for c in fair])[0], other=0.0, context=fair[0].context)
 

@@ -29,7 +29,8 @@ def misses(files):
         if r["kind"] == "eagle" and not r["identical"]:
             yield f"{r['format']}, {r['mode']}, {r['category']}: the text differs from plain decoding's"
     for fmt in FORMATS:
-        rows = most_runs(fmt, files)
+        parts = [[r for r in rows if r["format"] == fmt] for rows in files]
+        rows = most_runs(parts)
         eagle = as_it_stands(rows)
         if eagle is None:
             yield f"{fmt}: mode eagle was not run"
@@ -38,9 +39,9 @@ def misses(files):
             if r["mode"] == "eagle" and r["ratio"] < NEVER_BELOW:
                 yield f"{fmt}, {r['category']}: {r['ratio']:.3f} of plain decoding, asked for {NEVER_BELOW}"
         yield from _fixed(fmt, eagle, [r for r in rows if r["category"] == "all" and r["mode"].startswith("eagle ")])
-        yield from _trees(fmt, files)
+        yield from _trees(fmt, parts)
         if fmt in UPSTREAM_FORMATS:
-            yield from _upstream(fmt, most_runs(fmt, [rows for rows in files if any(r["kind"] == "upstream" for r in rows)]))
+            yield from _upstream(fmt, most_runs([rows for rows in parts if any(r["kind"] == "upstream" for r in rows)]))
         if fmt in LIMIT_FORMATS and (eagle.get("share_of_limit") or 0) < OF_LIMIT:
             yield f"{fmt}: {eagle.get('share_of_limit')} of the limit, asked for {OF_LIMIT}"
 
@@ -49,10 +50,9 @@ def as_it_stands(rows):
     return next((r for r in rows if r["mode"] == "eagle" and r["category"] == "all"), None)
 
 
-def most_runs(fmt, files):
-    """A format's rows from the file that ran mode eagle most often."""
-    of = [[r for r in rows if r["format"] == fmt] for rows in files]
-    return max((rows for rows in of if as_it_stands(rows)), key=lambda rows: as_it_stands(rows).get("runs", 1), default=[])
+def most_runs(parts):
+    """The rows of the file that ran mode eagle most often. parts: a format's rows of each."""
+    return max((rows for rows in parts if as_it_stands(rows)), key=lambda rows: as_it_stands(rows).get("runs", 1), default=[])
 
 
 def _fixed(fmt, eagle, fixed):
@@ -64,11 +64,11 @@ def _fixed(fmt, eagle, fixed):
         yield f"{fmt}: {eagle['ratio'] / best['ratio']:.3f} of {best['mode']}, asked for {OF_BEST_FIXED}"
 
 
-def _trees(fmt, files):
+def _trees(fmt, parts):
     """Trees against the chains of the same file, which had the same prompts."""
     ran = False
-    for rows in files:
-        fixed = [r for r in rows if r["format"] == fmt and r["category"] == "all" and r["mode"].startswith("eagle ")]
+    for rows in parts:
+        fixed = [r for r in rows if r["category"] == "all" and r["mode"].startswith("eagle ")]
         trees, chains = ([r for r in fixed if what in r["mode"]] for what in ("tree=", "n_max="))
         if not trees or not chains:
             continue

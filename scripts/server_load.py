@@ -124,14 +124,15 @@ def _all(n_clients: int, work: Any, jobs: list[Any]) -> list[Any]:
 
 
 @app.command()
-def bench(fmt: Format = "BF16", clients: Annotated[str, typer.Option(help="numbers of clients")] = "1,4,8",
-          rounds: int = 3, n_predict: int = 96,
+def bench(fmt: Format = "BF16", clients: Annotated[str, typer.Option(help="numbers of clients")] = "1,4,8", rounds: int = 3, n_predict: int = 96,
           prompts: Annotated[int, typer.Option(help="a round's prompts, the same for all")] = 16,
           json_file: Annotated[Optional[Path], typer.Option("--json")] = None) -> None:
     """Tokens a second of the whole server with speculation over without, prompts in the cache; and one client's speed against
     EagleLlama's in this process. With and without alternate after each client's answer; of each few prompts the median over rounds."""
     counts = [int(c) for c in clients.split(",")]
     texts = [text for _, text in spaced(read_prompts(PROMPTS), prompts)]
+    if len(texts) < max(counts):
+        raise typer.BadParameter(f"{max(counts)} clients need as many prompts, --prompts gives {len(texts)}")
     few = {c: [texts[i : i + c] for i in range(0, len(texts) - c + 1, c)] for c in counts}  # one for each client
     runs: dict[int, list[list[tuple[_Load, _Load]]]] = {c: [[] for _ in few[c]] for c in counts}  # (with, without) of each few
     with Server(fmt, max(counts), 2048) as server:
@@ -144,16 +145,17 @@ def bench(fmt: Format = "BF16", clients: Annotated[str, typer.Option(help="numbe
         single = _single(server, fmt, texts[: min(len(texts), 8)], rounds, n_predict) if 1 in counts else []
     table = Table("clients", "tokens/s", "without", "ratio", "quartiles", "drafted a round", title=f"SmolLM2 {fmt}, {rounds} rounds")
     ratios = {c: _over(runs[c]) for c in counts}
+    pairs = {c: [[b.seconds / a.seconds for a, b in of_few] for of_few in runs[c]] for c in counts}
     for c in counts:
         on, off = ([pair[k] for of_few in runs[c] for pair in of_few] for k in (0, 1))
-        quartiles = statistics.quantiles([b.seconds / a.seconds for a, b in zip(on, off)], n=4) if len(on) > 1 else []
+        each = [ratio for of_few in pairs[c] for ratio in of_few]
+        quartiles = statistics.quantiles(each, n=4) if len(each) > 1 else []
         table.add_row(str(c), *(f"{sum(x.tokens for x in side) / sum(x.seconds for x in side):.1f}" for side in (on, off)), f"{ratios[c]:.3f}",
                       " ".join(f"{q:.2f}" for q in quartiles[::2]), f"{sum(x.drafted for x in on) / max(sum(x.rounds for x in on), 1):.2f}")
     console.print(table)
     if single:
         console.print(f"one client against EagleLlama in a process of its own: {statistics.median(single):.3f} (median of {len(single)})")
     if json_file is not None:
-        pairs = {c: [[b.seconds / a.seconds for a, b in of_few] for of_few in runs[c]] for c in counts}
         json_file.write_text(json.dumps({"format": fmt, "ratios": ratios, "pairs": pairs, "one_client": single}) + "\n", encoding="utf-8")
 
 
