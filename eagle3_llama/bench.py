@@ -20,7 +20,6 @@ class Answer:
     """All runs of one prompt, by mode's name."""
 
     category: str
-    n_prompt: int  # its tokens
     runs: dict[str, list[Run]]
     gaps: dict[str, float] = dataclasses.field(default_factory=dict)  # top-2 logit gap where a mode first differs from plain
     costs: Costs | None = None  # between its runs; None if nothing drafts
@@ -68,7 +67,7 @@ def bench_target(target: Target, prompts: Iterable[tuple[str, str]], n_predict: 
     answers = []
     drafting = [target.llm(m) for m in target.drafting()]
     for i, (category, prompt) in enumerate(_tokenized(target.plain, prompts, n_predict)):
-        answer, times = Answer(category, len(prompt), {m.name: [] for m in target.modes}), Times()
+        answer, times = Answer(category, {m.name: [] for m in target.modes}), Times()
         for r in range(rounds):
             for mode in target.modes if (i + r) % 2 == 0 else reversed(target.modes):
                 target.seed(i + 1)
