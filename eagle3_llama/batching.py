@@ -164,6 +164,8 @@ class Batcher:
             with self._wake:
                 while not self._has_work():
                     idle = not self._waiting and all(s.job is None for s in self._slots)
+                    if idle:
+                        self._engine.release_threads()
                     self._wake.wait(None if idle else DEADLINE_STEP)
                 calls = list(self._calls)
                 self._calls.clear()

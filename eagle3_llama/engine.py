@@ -94,6 +94,10 @@ class Engine:
 
     # -- the hot loop -------------------------------------------------------------------------------------
 
+    def release_threads(self) -> None:
+        """To be called by a thread that will not compute for a while: another one's decodes would be several times as slow."""
+        self.lib.eagle3_release_threads()
+
     def rounds(self, slot: int, token: int, params: EagleParams, sampler: int,
                on_draft: Callable[[int, list[int]], None]) -> Iterator[Round]:
         """Rounds of speculative decoding after `token`, which is sampled but not decoded yet.

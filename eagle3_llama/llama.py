@@ -109,6 +109,7 @@ class EagleLlama(Llama):
             if self._engine.has_head and params.n_max != 0 and self._engine.costs is None:
                 room = llama_cpp.llama_n_ctx_seq(self._ctx.ctx)  # of one sequence, which may be a part of n_ctx()
                 self._engine.plan(costs.cached(self._engine, self._cost_key(), room, min(self.n_batch, 256)))
+                self._engine.release_threads()
             self._engine.set_capture(params.n_max != 0)
         self._params = params
 
@@ -191,6 +192,7 @@ class EagleLlama(Llama):
         finally:
             self._verify_base = None
             self._settle()
+            self._engine.release_threads()  # the next call may come from another thread
 
     def _reuse_prefix(self, tokens: list[int]) -> list[int]:
         """Keeps what the cache shares with the prompt and returns the rest, at least one token."""

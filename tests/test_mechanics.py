@@ -4,7 +4,9 @@ Tiny random models; the text is compared with llama_cpp.Llama on the same file.
 """
 
 import itertools
+import os
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -205,6 +207,21 @@ def test_calls_out_of_order(eagle):
     with pytest.raises(EagleError, match="cannot rewind"):
         engine.rewind(100)
     assert engine.n_past() == len(PROMPT) + 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="GNU's OpenMP counts every thread that ever computed, idle or not")
+def test_no_threads_are_left_behind(files):
+    """Or a decode from the next thread that asks waits at its barriers by sleeping, and takes three times as long."""
+    threads = lambda: len(os.listdir("/proc/self/task"))  # noqa: E731
+    llm = EagleLlama(files[0], eagle_path=files[1], n_ctx=N_CTX, n_threads=4, n_threads_batch=4, verbose=False)
+    before = threads()
+    generator = llm.generate(PROMPT, temp=0.0)
+    next(generator)
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        assert threads() == before + 3 or "libgomp" not in maps.read()
+    generator.close()
+    assert threads() == before
+    llm.close()
 
 
 def test_drafting_switched_off_and_on(plain, eagle):

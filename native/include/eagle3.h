@@ -20,7 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define EAGLE3_ABI_VERSION 4
+#define EAGLE3_ABI_VERSION 5
 
 #ifdef __cplusplus
 extern "C" {
@@ -59,6 +59,11 @@ int32_t eagle3_abi_version(void);
 
 // The message of this thread's last failed call, never NULL. Valid until the thread's next call.
 const char * eagle3_last_error(void);
+
+// Ends the threads that the calling thread's computations have gathered; the next one gathers new ones (0.1 ms). For whoever will
+// not compute for a while: GNU's OpenMP counts those of every thread that ever computed, and once they outnumber the
+// processors it sleeps at each barrier instead of spinning, which makes every decode of the process several times as slow.
+void eagle3_release_threads(void);
 
 // -- capture ----------------------------------------------------------------------------------------------
 

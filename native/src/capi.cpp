@@ -5,6 +5,13 @@
 #include <cstring>
 #include <new>
 
+#if defined(EAGLE3_LIBGOMP) && __GNUC__ < 9
+#undef EAGLE3_LIBGOMP  // has no omp_pause_resource_all
+#endif
+#ifdef EAGLE3_LIBGOMP
+#include <omp.h>
+#endif
+
 using namespace eagle3;
 
 struct eagle3_head {
@@ -64,6 +71,12 @@ int32_t eagle3_abi_version(void) {
 
 const char * eagle3_last_error(void) {
     return last_error.c_str();
+}
+
+void eagle3_release_threads(void) {
+#ifdef EAGLE3_LIBGOMP
+    omp_pause_resource_all(omp_pause_soft);  // of the calling thread alone, and nothing within a parallel region
+#endif
 }
 
 int32_t eagle3_capture_set(void * ctx, const int32_t * layers, int32_t n) {
