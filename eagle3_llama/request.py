@@ -8,7 +8,7 @@ import dataclasses
 import queue
 import secrets
 import time
-from typing import Any, Generator, Sequence
+from typing import Any, Callable, Generator, Sequence
 
 import numpy as np
 
@@ -116,6 +116,7 @@ class RequestLlama(EagleLlama):
         self._stats = EagleStats()
         self._sources: list[int] = []
         self._cancelled: str | None = None
+        self.on_wait: Callable[[], None] = lambda: None  # called in the request's thread before it waits for the next round
         self._usage = dict.fromkeys(("prompt", "completion", "reused"), 0)
 
     def __enter__(self) -> "RequestLlama":
@@ -181,7 +182,8 @@ class RequestLlama(EagleLlama):
         sampler = self._init_sampler(**{name: a[name] for name in _SAMPLER_ARGS}, logits_processor=[processors] if processors else None)
         stopping = a["stopping_criteria"]
         record = self._record if self._record != "none" else "all" if stopping is not None else "none"
-        self._rows = ScoreRows(self._n_vocab, len(prompt) - 1 if record != "prompt" else 0, True) if record != "none" else None
+        row0, keep_all = len(prompt) - 1 if record != "prompt" else 0, self._record != "none"  # a criterion looks at one at a time
+        self._rows = ScoreRows(self._n_vocab, row0, keep_all) if record != "none" else None
         room = self._n_ctx - len(prompt)
         job = Job(prompt, sampler, self._params.chain() if processors and self._engine.trees(self._params) else self._params,
                   1, room, self._deadline, record, self._request_id, processors)
@@ -235,6 +237,7 @@ class RequestLlama(EagleLlama):
         most = usual if n_read < usual else n_read + 1
         if n_read + AHEAD // 2 >= job.wanted < most:
             self._batcher._want(job, min(n_read + AHEAD, most))
+        self.on_wait()
         return job.pieces.get()
 
     # -- what the request did -----------------------------------------------------------------------------

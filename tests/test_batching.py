@@ -1,6 +1,8 @@
 """Many requests at once: each one's text is what it would be alone, whatever the others do."""
 
+import os
 import random
+import sys
 import threading
 import time
 
@@ -172,6 +174,43 @@ def test_logits_are_kept_where_asked_for(batcher, plain):
         np.testing.assert_allclose([x for x in ours if x is not None], [x for x in theirs if x is not None], rtol=1e-4, atol=1e-5)
         assert got["usage"]["completion_tokens_details"].keys() == {"accepted_prediction_tokens", "rejected_prediction_tokens"}
     full.close()
+
+
+def test_a_criterion_sees_each_row(batcher, plain):
+    """One at a time: only logprobs need all of them kept."""
+    seen = []
+
+    def criterion(ids, row):
+        seen.append(int(row.argmax()))
+        return len(seen) == 40
+
+    with batcher.request(params=EagleParams(n_max=4)) as llm:
+        got = take(llm, 99, PROMPT, temp=0.0, stopping_criteria=criterion)
+        assert got == alone(plain, 39, PROMPT, temp=0.0) == seen[:-1]
+        assert llm._rows.array().shape == (1, plain.n_vocab())
+
+
+def test_the_reader_hears_of_rounds(batcher):
+    """on_wait() comes once for each round's tokens and once for the end, whatever a round brings."""
+    with batcher.request(params=EagleParams(n_max=4)) as llm:
+        tokens, waits = [], []
+        llm.on_wait = lambda: waits.append(len(tokens))
+        for token in llm.generate(PROMPT, temp=0.0):
+            tokens.append(token)
+            if len(tokens) >= 40:
+                break
+        assert waits[:2] == [0, 1] and waits == sorted(set(waits)) and len(waits) == llm.stats.rounds
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="GNU's OpenMP counts every thread that ever computed, idle or not")
+def test_an_idle_batcher_leaves_no_threads_behind(tiny):
+    threads = lambda: len(os.listdir("/proc/self/task"))  # noqa: E731
+    b = Batcher(BatchSettings(tiny[0], tiny[1], n_parallel=2, n_ctx=N_CTX, n_threads=4))
+    before = threads()
+    with b.request() as llm:
+        take(llm, 20, PROMPT, temp=0.0)
+    wait_for(lambda: threads() == before)
+    b.close()
 
 
 def test_ends_at_the_limit_and_the_context(batcher):

@@ -1,5 +1,6 @@
 """The server through the official openai client: what it says is what EagleLlama says."""
 
+import asyncio
 import json
 import math
 from typing import Literal
@@ -11,6 +12,7 @@ from server_tools import CHAT, ask, events, running, settings
 
 from eagle3_llama import EagleLlama
 from eagle3_llama.models import shipped_head, smollm2
+from eagle3_llama.server.generation import Mailbox
 
 RIVERS = [{"role": "user", "content": "Name three rivers."}]
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "The weather of a place", "parameters": {
@@ -63,6 +65,22 @@ def test_the_text_is_eagle_llamas(client, alone, more):
     if more.get("extra_body", {}).get("speculative") == {"enabled": False}:
         assert details.accepted_prediction_tokens == details.rejected_prediction_tokens == 0
     assert got.usage.total_tokens == got.usage.prompt_tokens + got.usage.completion_tokens and got.usage.completion_tokens <= 24
+
+
+def test_a_round_s_events_go_out_together():
+    """Whoever reads a choice's events is woken once for all that a round brought."""
+
+    async def run():
+        mail, taken = Mailbox(), []
+        reader = asyncio.create_task(mail.take())
+        for event in "abc":
+            mail.put_quietly(event)
+            await asyncio.sleep(0)
+            taken.append(reader.done())
+        mail.wake()
+        return taken, await asyncio.wait_for(reader, 5)
+
+    assert asyncio.run(run()) == ([False] * 3, ["a", "b", "c"])
 
 
 def test_streams_say_what_answers_say(client):

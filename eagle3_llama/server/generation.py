@@ -92,7 +92,14 @@ class Mailbox:
 
     def put(self, item: Any) -> None:
         self._items.append(item)
-        if not self._told:  # one wake-up for however many follow before the coroutine runs
+        self.wake()
+
+    def put_quietly(self, item: Any) -> None:
+        """To be taken with what follows: somebody will wake() the coroutine."""
+        self._items.append(item)
+
+    def wake(self) -> None:
+        if self._items and not self._told:  # one wake-up for however many follow before the coroutine runs
             self._told = True
             try:
                 self._loop.call_soon_threadsafe(self._filled.set)
@@ -186,8 +193,10 @@ class Job:
         try:
             with self.batcher.request(params=self.params, deadline=self.deadline, request_id=self.request_id) as llm:
                 self._enlist(choice, llm)
+                llm.on_wait = self._mail.wake  # a round's tokens go out together
                 for event in self._events(choice, llm):
-                    self._mail.put(event)
+                    self._mail.put_quietly(event)
+                self._mail.wake()
         except BaseException as e:  # noqa: BLE001 - whatever it is, it belongs to this request alone
             self._mail.put(Event(choice, error=self._explain(e, llm)))
         finally:
