@@ -18,9 +18,11 @@ from .errors import EagleError
 from .models import cache_dir
 
 SIZES = (1, 4, 2, 1, 8, 3, 1, 6, 5, 1, 12)  # rows that are measured, most telling first; between them costs are interpolated
-CONTEXTS = (8, 256)  # tokens before the rows
+CONTEXTS = (8, 256)  # tokens before the rows, the second as far as FILL goes
+FILL = 0.25  # seconds
 SLOW = 0.08  # seconds of one row from which on there is time for each size once
-MOST = 2.5  # seconds after which no further size is begun
+ENOUGH = 1.3  # seconds after which a second round begins no further size
+MOST = 2.5  # of a slow model, the first round does not
 MAX_ROWS = 64
 LOADS = 4  # that measure: one of them may have had the machine to itself
 DISTURBED = 1.25  # of the quickest load's time for one row: above that something else ran
@@ -44,11 +46,16 @@ class Costs:
         return self.layers[1] + self.output[1]
 
 
-def fill_context(engine: Any, n: int, n_batch: int = 32, slot: int = 0) -> None:
-    """The slot holds n tokens afterwards; any text costs the same, and every vocabulary has the first ids."""
+def fill_context(engine: Any, n: int, n_batch: int = 32, slot: int = 0, most: float = math.inf) -> int:
+    """The slot holds n tokens afterwards, or those of `most` seconds, and at least one batch; returns their number. Any text costs the
+    same, and every vocabulary has the first ids."""
     engine.rewind(0, slot)
+    start = time.perf_counter()
     for at in range(0, n, n_batch):
+        if at > 0 and time.perf_counter() - start > most:
+            return at
         engine.prefill([1 + i % 60 for i in range(at, min(at + n_batch, n))], slot)
+    return n
 
 
 class Times:
@@ -98,17 +105,20 @@ def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = 1.0, slot: in
     fill_context(engine, near_at, n_batch, slot)
     slow = min(engine.measure_target(1, slot) for _ in range(2)) > SLOW
     if not slow and far_at > near_at and 8 in sizes:
-        fill_context(engine, far_at, n_batch, slot)
-        for n in 4 * (1, 8):  # two sizes far apart say what a row adds
+        far_at = fill_context(engine, far_at, min(64, n_batch), slot, FILL)
+        for n in 3 * (1, 8):  # two sizes far apart say what a row adds
             far.setdefault(n, []).append(engine.measure_target(n, slot))
         engine.rewind(near_at, slot)
-    rounds = 0
-    while rounds < 1 or (not slow and (rounds < 2 or (rounds < 9 and time.perf_counter() - start < budget))):
-        near.add(engine, list(dict.fromkeys(sizes)) if slow else sizes, slot, MOST - (time.perf_counter() - start) if slow else math.inf)
+    rounds, elapsed = 0, lambda: time.perf_counter() - start
+    while rounds < 1 or (not slow and (rounds < 2 or (rounds < 9 and elapsed() < budget))):
+        most = MOST if slow else ENOUGH if rounds else math.inf
+        near.add(engine, list(dict.fromkeys(sizes)) if slow else sizes, slot, most - elapsed())
         rounds += 1
     engine.rewind(0, slot)
     costs = near.costs(near_at)
     more = {n: max(statistics.median(t) - costs.layers[n] - (costs.output[1] if n == 1 else 0.0), 0.0) / (far_at - near_at) for n, t in far.items()}
+    if more:  # a few samples each: a row adds no less than an eighth of eight rows, and no more than they do
+        more[1], more[8] = max(more[1], more[8] / 8), max(more[1], more[8])
     return dataclasses.replace(costs, cell=_curve(more or {1: 0.0}))
 
 
