@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Annotated, Any, Iterator, NamedTuple, Optional
+from typing import Annotated, Any, NamedTuple, Optional
 
 import typer
 from rich.console import Console
@@ -75,16 +75,15 @@ class Server:
             response = connection.getresponse()
             if response.status != 200:
                 raise RuntimeError(f"{response.status}: {response.read()[:300]!r}")
-            answer, last = "", {}
-            for n, chunk in enumerate(_events(response)):
-                if "error" in chunk:
-                    raise RuntimeError(str(chunk["error"]))
-                last = chunk
-                for choice in chunk["choices"]:
-                    answer += choice["delta"].get("content") or ""
-                if leave_after is not None and n >= leave_after:
+            data = bytearray()
+            while part := response.read1(1 << 16):  # read as it comes, looked at afterwards: the server needs the cores
+                data += part
+                if leave_after is not None and data.count(b"\n\n") > leave_after:
                     break
-            return answer, last
+            chunks = [json.loads(line[6:]) for line in data[: data.rfind(b"\n\n")].splitlines() if line.startswith(b"data: {")]
+            if wrong := [c["error"] for c in chunks if "error" in c]:
+                raise RuntimeError(str(wrong[0]))
+            return "".join(choice["delta"].get("content") or "" for c in chunks for choice in c["choices"]), chunks[-1]
         finally:
             connection.close()
 
@@ -92,12 +91,6 @@ class Server:
         """Resident bytes."""
         with open(f"/proc/{self.process.pid}/statm", encoding="ascii") as f:
             return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _events(response: Any) -> Iterator[dict[str, Any]]:
-    for line in response:
-        if line.startswith(b"data: {"):
-            yield json.loads(line[6:])
 
 
 def _all(n_clients: int, work: Any, jobs: list[Any]) -> list[Any]:

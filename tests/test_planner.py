@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import time
 
 import pytest
 from tiny_models import PROMPT
@@ -109,6 +110,56 @@ def test_costs_of_several_loads():
         one = m.layers[1] + m.output[1]
         assert one == pytest.approx(a.layers[1] + a.output[1])
         assert m.layers[5] / one == pytest.approx(c.layers[5] / (c.layers[1] + c.output[1]))
+
+
+class Machine:
+    """An engine whose work takes what it says, by a clock of its own."""
+
+    has_head = True
+
+    def __init__(self, row, more, cell, output, prompt):
+        self.row, self.more, self.cell, self.output, self.prompt = row, more, cell, output, prompt
+        self.now, self.n = 0.0, 0
+
+    def took(self, seconds):
+        self.now += seconds
+        return seconds
+
+    def rewind(self, n, slot=0):
+        self.n = n
+
+    def prefill(self, tokens, slot=0):
+        self.n += len(tokens)
+        self.took(self.prompt * len(tokens))
+
+    def layers(self, n):
+        return self.row * (1 + self.more * (n - 1)) + self.cell * (1 + 0.5 * (n - 1)) * self.n
+
+    def measure_target(self, n, slot=0):
+        return self.took(self.layers(n) + (self.output if n == 1 else 0.0))
+
+    def measure_output(self, n):
+        return self.took(self.output * (1 + self.more * (n - 1)))
+
+    def measure_head(self, n, slot=0):
+        return self.took(0.1 * self.row)
+
+
+@pytest.mark.parametrize("machine, most", [
+    (Machine(0.020, 0.08, 6e-6, 0.006, 1 / 500), 1.5),  # SmolLM2 in F32 on two cores
+    (Machine(0.006, 0.25, 6e-6, 0.001, 1 / 700), 1.1),  # in Q4_0
+    (Machine(0.400, 0.10, 1e-5, 0.020, 1 / 20), 3.0),  # 8B
+], ids=["F32", "Q4_0", "8B"])  # fmt: skip
+def test_measuring_ends_in_time(machine, most, monkeypatch):
+    """And finds what there is, by what it had time for."""
+    monkeypatch.setattr(time, "perf_counter", lambda: machine.now)
+    costs = measure(machine, 4096, 256)
+    assert machine.now < most
+    machine.n = int(costs.context)
+    assert costs.one_row == pytest.approx(machine.layers(1) + machine.output, rel=0.01)
+    for n in (1, 4, 8):
+        assert costs.layers[n] == pytest.approx(machine.layers(n), rel=0.02)
+        assert costs.cell[n] == pytest.approx(machine.cell * (1 + 0.5 * (n - 1)) if machine.row < 0.1 else 0.0, rel=0.02)
 
 
 @pytest.mark.parametrize("n_ctx, n_batch", [(256, 64), (24, 24), (16, 8), (512, 1)])
