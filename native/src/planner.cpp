@@ -166,12 +166,9 @@ bool planner::wants_draft() {
     return true;
 }
 
-// Several slots leave little to gain, less than what the estimates are off by: there, what rounds took and brought decides too.
+// Where little is to be gained, less than what the estimates are off by, what rounds took and brought decides too.
 bool planner::loses() const {
     const mode & m = at();
-    if (n_slots_ == 1) {
-        return false;
-    }
     const float plain = m.seen[0].seconds > 0.0f ? m.seen[0].tokens / m.seen[0].seconds : (float) n_slots_ / plain_seconds();
     return m.seen[1].tokens < LEAST_GAIN * plain * m.seen[1].seconds;
 }
