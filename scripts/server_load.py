@@ -67,8 +67,18 @@ class Server:
 
     def ask(self, text: str, max_tokens: int, speculative: dict[str, Any], leave_after: int | None = None) -> tuple[str, dict[str, Any]]:
         """A streamed greedy answer and its last chunk; leave_after: chunks after which the client goes away."""
-        body = {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, "temperature": 0, "stream": True,
-                "stream_options": {"include_usage": True}, "speculative": {"report": True, **speculative}}
+        data = self._post(text, max_tokens, speculative, {"stream": True, "stream_options": {"include_usage": True}}, leave_after)
+        chunks = [json.loads(line[6:]) for line in data[: data.rfind(b"\n\n")].splitlines() if line.startswith(b"data: {")]
+        if wrong := [c["error"] for c in chunks if "error" in c]:
+            raise RuntimeError(str(wrong[0]))
+        return "".join(choice["delta"].get("content") or "" for c in chunks for choice in c["choices"]), chunks[-1]
+
+    def ask_whole(self, text: str, max_tokens: int) -> dict[str, Any]:
+        """The same answer in one piece."""
+        return json.loads(self._post(text, max_tokens, {}, {}))
+
+    def _post(self, text: str, max_tokens: int, speculative: dict[str, Any], more: dict[str, Any], leave_after: int | None = None) -> bytearray:
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, "temperature": 0, "speculative": {"report": True, **speculative}, **more}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         try:
             connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
@@ -80,10 +90,7 @@ class Server:
                 data += part
                 if leave_after is not None and data.count(b"\n\n") > leave_after:
                     break
-            chunks = [json.loads(line[6:]) for line in data[: data.rfind(b"\n\n")].splitlines() if line.startswith(b"data: {")]
-            if wrong := [c["error"] for c in chunks if "error" in c]:
-                raise RuntimeError(str(wrong[0]))
-            return "".join(choice["delta"].get("content") or "" for c in chunks for choice in c["choices"]), chunks[-1]
+            return data
         finally:
             connection.close()
 
@@ -135,7 +142,7 @@ def bench(fmt: Format = "BF16", clients: Annotated[str, typer.Option(help="numbe
                 order = (True, False) if (r + i) % 2 == 0 else (False, True)
                 done = {on: _load(server, chosen, n_predict, on) for on in order}
                 runs[c][i].append((done[True], done[False]))
-        single = _single(server, fmt, texts[: min(len(texts), 8)], rounds, n_predict) if 1 in counts else []
+        single = _single(server, fmt, texts[: min(len(texts), 8)], rounds, n_predict) if 1 in counts else {}
     table = Table("clients", "tokens/s", "without", "ratio", "quartiles", "drafted a round", title=f"SmolLM2 {fmt}, {rounds} rounds")
     ratios = {c: _over(runs[c]) for c in counts}
     pairs = {c: [[b.seconds / a.seconds for a, b in of_few] for of_few in runs[c]] for c in counts}
@@ -146,8 +153,8 @@ def bench(fmt: Format = "BF16", clients: Annotated[str, typer.Option(help="numbe
         table.add_row(str(c), *(f"{sum(x.tokens for x in side) / sum(x.seconds for x in side):.1f}" for side in (on, off)), f"{ratios[c]:.3f}",
                       " ".join(f"{q:.2f}" for q in quartiles[::2]), f"{sum(x.drafted for x in on) / max(sum(x.rounds for x in on), 1):.2f}")
     console.print(table)
-    if single:
-        console.print(f"one client against EagleLlama in a process of its own: {statistics.median(single):.3f} (median of {len(single)})")
+    for name, of in single.items():
+        console.print(f"one client, {name}, against EagleLlama in a process of its own: {statistics.median(of):.3f} (median of {len(of)})")
     if json_file is not None:
         json_file.write_text(json.dumps({"format": fmt, "ratios": ratios, "pairs": pairs, "one_client": single}) + "\n", encoding="utf-8")
 
@@ -183,8 +190,8 @@ def _metrics(server: Server) -> tuple[float, float]:
     return total(r"eagle3_rounds_total"), total(r"eagle3_drafted_total")
 
 
-def _single(server: Server, fmt: str, texts: list[str], rounds: int, n_predict: int) -> list[float]:
-    """Speed of a lone client's generation over EagleLlama's, a ratio for each prompt and round."""
+def _single(server: Server, fmt: str, texts: list[str], rounds: int, n_predict: int) -> dict[str, list[float]]:
+    """Speed of a lone client's generation over EagleLlama's, a ratio for each prompt and round, of streamed answers and of whole ones."""
     llm = EagleLlama(str(smollm2(fmt)), eagle_path=str(shipped_head()), n_ctx=2048, n_threads=os.cpu_count(), n_threads_batch=os.cpu_count(),
                      flash_attn=True, verbose=False)
     prompts = [chat_tokens(llm, t) for t in texts]
@@ -195,18 +202,22 @@ def _single(server: Server, fmt: str, texts: list[str], rounds: int, n_predict: 
             start, n = start or time.perf_counter(), n + 1
         return (n - 1) / (time.perf_counter() - start)
 
-    def there(i: int) -> float:
-        timings = server.ask(texts[i], n_predict, {})[1]["timings"]
-        return (timings["tokens"] - 1) / timings["generation"]
-
+    there = {"streamed": lambda i: _speed(server.ask(texts[i], n_predict, {})[1]), "whole": lambda i: _speed(server.ask_whole(texts[i], n_predict))}
+    sides = [("here", here), *there.items()]
     for i in range(len(texts)):  # both planners have seen them
-        here(i), there(i)
-    out = []
+        here(i), there["streamed"](i)
+    out: dict[str, list[float]] = {name: [] for name in there}
     for r, i in itertools.product(range(rounds), range(len(texts))):
-        a, b = (here(i), there(i)) if (r + i) % 2 else (there(i), here(i))[::-1]
-        out.append(b / a)
+        first = (r + i) % 3
+        speed = {name: side(i) for name, side in sides[first:] + sides[:first]}
+        for name in there:
+            out[name].append(speed[name] / speed["here"])
     llm.close()
     return out
+
+
+def _speed(answer: dict[str, Any]) -> float:
+    return (answer["timings"]["tokens"] - 1) / answer["timings"]["generation"]
 
 
 # -- texts ------------------------------------------------------------------------------------------------
