@@ -7,6 +7,7 @@ from pathlib import Path
 import heads
 import pytest
 from architectures import check_all, compile_tool
+from cores import THREADS
 from test_variants import converted
 from tiny_models import take
 
@@ -54,12 +55,12 @@ def test_text_with_every_head(tool, tmp_path, shape):
     about = read_target(target)
     size = {"n_embd": about.n_embd, "n_layer": about.n_layer, "n_vocab": about.n_vocab}
     prompt = [5, 17, 29, 41, 53]
-    plain = take(EagleLlama(str(target), n_ctx=128, n_threads=2, verbose=False), 24, prompt)
+    plain = take(EagleLlama(str(target), n_ctx=128, n_threads=THREADS, verbose=False), 24, prompt)
     for name, recipe in heads.RECIPES.items():
         folder = tmp_path / name.replace(" ", "-")
         folder.mkdir()
         _, path = converted(folder, name, target, "q8_0", **size)
-        llm = EagleLlama(str(target), eagle_path=str(path), n_max=3, n_ctx=128, n_threads=2, verbose=False)
+        llm = EagleLlama(str(target), eagle_path=str(path), n_max=3, n_ctx=128, n_threads=THREADS, verbose=False)
         assert take(llm, 24, prompt) == plain, name
         assert llm.stats.drafted > 20, name
         llm.close()

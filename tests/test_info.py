@@ -5,6 +5,7 @@ from pathlib import Path
 import heads
 import pytest
 import tiny_models
+from cores import THREADS
 from test_variants import converted
 from typer.testing import CliRunner
 
@@ -61,7 +62,7 @@ def test_self_test(tmp_path):
     layers = convert(DATA / "reference-head", smollm2("Q4_0"), right, "q8_0").layers
     convert(DATA / "reference-head", smollm2("Q4_0"), wrong, "q8_0", extract_layers=[i - 1 for i in layers])
     for head, fine in ((right, True), (wrong, False)):
-        trials = self_test(head, smollm2("Q4_0"), n_threads=2)
+        trials = self_test(head, smollm2("Q4_0"), n_threads=THREADS)
         assert len(trials) == 3 and all(len(t.accepted) == 4 for t in trials)
         assert verdict(trials)[0] == fine, trials
     assert "--extract-layers " + ",".join(map(str, layers)) in verdict(trials)[1]

@@ -1,11 +1,11 @@
 """The native head against an independent PyTorch implementation, on the real model."""
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cores import THREADS
 from safetensors.numpy import load_file
 
 from eagle3_llama import EagleLlama
@@ -80,7 +80,7 @@ def test_live_features_match_reference(target):
 def test_acceptance_matches_reference(target, heads):
     """Greedy chains of four over the reference prompts: within 3 points at each of the first three positions."""
     expected = json.loads((DATA / "expected.json").read_text())
-    llm = EagleLlama(target, eagle_path=heads["f32"], n_max=expected["chain"], n_ctx=1024, n_threads=os.cpu_count(), verbose=False)
+    llm = EagleLlama(target, eagle_path=heads["f32"], n_max=expected["chain"], n_ctx=1024, n_threads=THREADS, verbose=False)
     for text in expected["texts"]:
         answer = text["greedy_tokens"]
         ours = []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny_models
 from checkpoints import write_head
+from cores import THREADS
 from heads import N_LAYER
 from tiny_models import N_EMBD, N_VOCAB, take
 
@@ -55,7 +56,7 @@ def test_native_graph(tmp_path, target, name):
         n, features = 24, rng.standard_normal((24, len(head.layers) * N_EMBD)).astype(np.float32)
         tokens = rng.integers(3, N_VOCAB, n)
         expected = head.truth.forward(tokens, head.truth.fuse(features))
-        llm = EagleLlama(str(target), eagle_path=str(path), n_max=4, n_ctx=256, n_threads=2, verbose=False)
+        llm = EagleLlama(str(target), eagle_path=str(path), n_max=4, n_ctx=256, n_threads=THREADS, verbose=False)
         g, state, logits = llm._engine.head_forward(tokens, features)
         assert cosine(logits, expected["logits"]) > least
         if outtype == "f32":
@@ -70,11 +71,11 @@ def test_native_graph(tmp_path, target, name):
 def test_drafts_and_text(tmp_path, target, name):
     """Drafts are the reference's, token by token, after features that the target itself gave; text is plain decoding's."""
     head, path = converted(tmp_path, name, target)
-    plain = take(EagleLlama(str(target), n_ctx=256, n_threads=2, verbose=False), 40)
-    llm = EagleLlama(str(target), eagle_path=str(path), n_max=4, n_ctx=256, n_threads=2, flash_attn=True, verbose=False)
-    assert take(llm, 40) == take(EagleLlama(str(target), n_ctx=256, n_threads=2, flash_attn=True, verbose=False), 40)
+    plain = take(EagleLlama(str(target), n_ctx=256, n_threads=THREADS, verbose=False), 40)
+    llm = EagleLlama(str(target), eagle_path=str(path), n_max=4, n_ctx=256, n_threads=THREADS, flash_attn=True, verbose=False)
+    assert take(llm, 40) == take(EagleLlama(str(target), n_ctx=256, n_threads=THREADS, flash_attn=True, verbose=False), 40)
     llm.close()
-    llm = EagleLlama(str(target), eagle_path=str(path), n_max=4, n_ctx=256, n_threads=2, verbose=False)
+    llm = EagleLlama(str(target), eagle_path=str(path), n_max=4, n_ctx=256, n_threads=THREADS, verbose=False)
     drafts = []
     inner = llm._engine._propose
     llm._engine._propose = lambda slot, token, params: spy(llm._engine, inner, drafts, slot, token, params)
@@ -121,7 +122,7 @@ def test_gguf_of_the_older_branch(tmp_path, target):
     """eagle3.extract_layers and blk.0.hidden_norm load as they are, and convert to today's names."""
     head, path = converted(tmp_path, "SafeAILab", target)
     old = older(path, tmp_path / "old.gguf")
-    llm = EagleLlama(str(target), eagle_path=str(old), n_ctx=128, n_threads=2, verbose=False)
+    llm = EagleLlama(str(target), eagle_path=str(old), n_ctx=128, n_threads=THREADS, verbose=False)
     assert llm._engine.head_info()["layers"] == head.layers
     llm.close()
     report = convert(old, target, tmp_path / "new.gguf")
@@ -169,7 +170,7 @@ def test_compare(tmp_path, target):
 def test_state_of_two_layers(tmp_path, target):
     """A saved state has the keys and values of every decoder layer."""
     _, path = converted(tmp_path, "speculators, qwen3", target)
-    llm = EagleLlama(str(target), eagle_path=str(path), n_max=4, n_ctx=256, n_threads=2, verbose=False)
+    llm = EagleLlama(str(target), eagle_path=str(path), n_max=4, n_ctx=256, n_threads=THREADS, verbose=False)
     first = take(llm, 12)
     state = llm.save_state()
     after = take(llm, 24, [*tiny_models.PROMPT, *first])
@@ -183,9 +184,9 @@ def test_state_of_two_layers(tmp_path, target):
 
 def test_other_layers_than_the_file_names(tmp_path, target):
     _, path = converted(tmp_path, "SafeAILab", target)
-    llm = EagleLlama(str(target), eagle_path=str(path), extract_layers=[0, 1, N_LAYER], n_ctx=128, n_threads=2, verbose=False)
+    llm = EagleLlama(str(target), eagle_path=str(path), extract_layers=[0, 1, N_LAYER], n_ctx=128, n_threads=THREADS, verbose=False)
     assert llm._engine.head_info()["layers"] == [0, 1, N_LAYER]
     llm.close()
     for wrong in ([1, 2], [2, 1, 3], [1, 2, 13]):
         with pytest.raises(EagleError, match="layer"):
-            EagleLlama(str(target), eagle_path=str(path), extract_layers=wrong, n_ctx=128, n_threads=2, verbose=False)
+            EagleLlama(str(target), eagle_path=str(path), extract_layers=wrong, n_ctx=128, n_threads=THREADS, verbose=False)
