@@ -137,12 +137,13 @@ def test_a_question_by_keyboard(visit):
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("sky blue?")
     assert page.input_value("#ask") == "Why is the\nsky blue?"
+    page.evaluate("() => { window.seen = new Set(); new MutationObserver(() => seen.add(document.querySelectorAll('.tok').length))"
+                  ".observe(document.body, {childList: true, subtree: true}); }")
     page.keyboard.press("Enter")
     assert page.input_value("#ask") == ""
     expect(page.locator("#go")).to_have_text("Stop")
-    seen = set()
-    while page.locator("#go").text_content() == "Stop":
-        seen.add(page.locator(".tok").count())
+    expect(page.locator("#go")).not_to_have_text("Stop", timeout=60000)
+    seen = page.evaluate("[...seen]")
     assert len(seen) > 3  # they came one after another
 
     ks = sources(page)
