@@ -7,10 +7,9 @@ import functools
 import os
 from typing import Any, Callable
 
+from .chat import is_end
 from .llama import EagleLlama
 from .params import _check_int
-
-import llama_cpp  # after .llama: it brings the library
 
 MAX_SLOTS = 32
 
@@ -56,11 +55,9 @@ class BatchModel(EagleLlama):
         params.n_seq_max = self._n_slots  # Llama has no argument for it
         self._context_params = params
 
-    @functools.cached_property
-    def is_end(self) -> Callable[[int], bool]:
+    def is_end(self, token: int) -> bool:
         """Whether a token ends generation."""
-        vocab = self._model.vocab
-        return functools.lru_cache(maxsize=1 << 16)(lambda token: bool(llama_cpp.llama_vocab_is_eog(vocab, token)))
+        return bool(is_end(self, token))
 
     def detokenize_pieces(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
         """As Llama.detokenize, which completions ask for the whole text at every token: pieces are kept."""

@@ -92,11 +92,11 @@ class Engine:
             self.lib.eagle3_head_close(self._head)
             self._head = self.ffi.NULL
 
-    # -- the hot loop -------------------------------------------------------------------------------------
-
     def release_threads(self) -> None:
         """To be called by a thread that will not compute for a while: another one's decodes would be several times as slow."""
         self.lib.eagle3_release_threads()
+
+    # -- the hot loop -------------------------------------------------------------------------------------
 
     def rounds(self, slot: int, token: int, params: EagleParams, sampler: int,
                on_draft: Callable[[int, list[int]], None]) -> Iterator[Round]:

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 
 import httpx
 import uvicorn
-from cores import THREADS
 
 from eagle3_llama.models import shipped_head, smollm2
 from eagle3_llama.server.settings import ServerSettings
@@ -26,7 +25,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def settings(**more):
-    return ServerSettings(**{"model": str(smollm2("Q8_0")), "eagle": str(shipped_head()), "n_ctx": 1024, "n_parallel": 3, "threads": THREADS, **more})
+    return ServerSettings(**{"model": str(smollm2("Q8_0")), "eagle": str(shipped_head()), "n_ctx": 1024, "n_parallel": 3, "threads": 2, **more})
 
 
 @contextlib.contextmanager

@@ -5,14 +5,13 @@ import re
 
 import numpy as np
 import pytest
-from cores import THREADS
 
 from eagle3_llama import EagleLlama, EagleParams  # before llama_cpp: it brings the library
 from eagle3_llama.models import shipped_head, smollm2
 from llama_cpp import Llama, LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 
 TEXT = "Once upon a time there was a"
-COMMON = {"n_ctx": 1024, "n_threads": THREADS, "n_threads_batch": THREADS, "verbose": False}
+COMMON = {"n_ctx": 1024, "n_threads": 2, "n_threads_batch": 2, "verbose": False}
 
 
 @pytest.fixture(scope="module")

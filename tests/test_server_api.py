@@ -8,7 +8,6 @@ from typing import Literal
 import openai
 import pydantic
 import pytest
-from cores import THREADS
 from server_tools import CHAT, ask, events, running, settings
 
 from eagle3_llama import EagleLlama
@@ -34,7 +33,7 @@ def client(server):
 @pytest.fixture(scope="module")
 def alone():
     """EagleLlama by itself, decoding plainly."""
-    llm = EagleLlama(str(smollm2("Q8_0")), n_ctx=1024, n_threads=THREADS, n_threads_batch=THREADS, flash_attn=True, verbose=False)
+    llm = EagleLlama(str(smollm2("Q8_0")), n_ctx=1024, n_threads=2, n_threads_batch=2, flash_attn=True, verbose=False)
     yield llm
     llm.close()
 
