@@ -13,9 +13,14 @@ constexpr float KEEP_RATE  = 0.98f;   // of tokens and seconds at each further r
 constexpr float KEEP_GAIN  = 0.9f;
 constexpr float PRIOR      = 8.0f;    // observations that the prior counts for
 constexpr float TRUST_STEP = 0.05f, TRUST_LEAST = 0.1f, TRUST_MOST = 3.0f;
-constexpr float LEAST_GAIN = 1.03f;   // of drafting's measured rate over plain decoding's, where both are measured
+constexpr float KEEP_AWAKE = 0.25f;   // of what drafts brought, over a rest: texts turn
+constexpr float LEAST_GAIN = 1.04f;   // of drafting's measured rate over plain decoding's
 constexpr int   MIN_DRAFTS = 12;      // rounds before drafting may be given up
 constexpr int   NAP_FIRST = 8, NAP_MOST = 64, PROBES = 4;
+constexpr int   LOOK_CLOSE = 16, LOOK = 128, FIRST_LOOKS = 4;  // rounds from one plain round to the next where drafting gains little, and much
+constexpr float CLOSE_GAIN = 1.15f;
+constexpr float KEEP_DRIFT = 0.95f, KEEP_PLAIN = 0.9f;  // at each further round of a size, at each further plain round
+constexpr float LEAST_RATIO = 0.8f, MOST_RATIO = 1.25f;  // a round that took less or more of what was expected was disturbed
 constexpr int   AHEAD = 4;            // further nodes that growing looks at
 
 const float EDGES[] = {0.02f, 0.05f, 0.1f, 0.2f, 0.3f, 0.4f, 0.5f, 0.6f, 0.7f, 0.8f, 0.9f, 0.97f};
@@ -50,7 +55,7 @@ float planner::layers(int n) const {
 }
 
 float planner::plain_seconds() const {
-    return layers(n_slots_) + costs_.output[n_slots_] * at().drift;
+    return layers(n_slots_) + costs_.output[n_slots_] * at().drift + at().plain_rest;
 }
 
 float planner::rate() const {
@@ -158,46 +163,54 @@ int planner::grow_width(const std::vector<float> & reach, int depth, const std::
     return width;
 }
 
+// Between drafts a plain round is looked at now and then: what it takes is else only what the load's measurement said.
 bool planner::wants_draft() {
-    if (at().asleep > 0) {
-        --at().asleep;
+    mode & m = at();
+    if (m.asleep > 0) {
+        --m.asleep;
         return false;
     }
-    return true;
+    return m.n_drafted < (m.n_plain >= FIRST_LOOKS && gains(CLOSE_GAIN) ? LOOK : LOOK_CLOSE);
 }
 
-// Where little is to be gained, less than what the estimates are off by, what rounds took and brought decides too.
-bool planner::loses() const {
-    const mode & m = at();
-    const float plain = m.seen[0].seconds > 0.0f ? m.seen[0].tokens / m.seen[0].seconds : (float) n_slots_ / plain_seconds();
-    return m.seen[1].tokens < LEAST_GAIN * plain * m.seen[1].seconds;
+// Whether rounds that drafted brought this many times the tokens of plain ones in the same time. It decides too: where
+// little is to be gained, less than what the estimates are off by.
+bool planner::gains(float least) const {
+    return at().seen_tokens >= least * at().seen_plain;
 }
 
 void planner::saw_round(const round & r) {
     mode & m = at();
+    const bool  plain    = r.n_rows == n_slots_;
     const float expected = layers(r.n_rows) + (r.whole ? costs_.output[r.n_rows] * m.drift : 0.0f);
-    const float ratio    = std::clamp(r.layers_s / std::max(expected, 1e-9f), 0.5f, 2.0f);
-    m.drift             *= 1.0f + 0.05f * (ratio - 1.0f);
-    drift_of_[r.n_rows] *= 1.0f + 0.05f * (ratio - 1.0f);
+    const float ratio    = std::clamp(r.layers_s / std::max(expected, 1e-9f), LEAST_RATIO, MOST_RATIO);
+    // the machine's drift is that of plain rounds: of other sizes, it may be what measuring them got wrong
+    (plain ? m.drift : drift_of_[r.n_rows]) *= 1.0f + (1.0f - (plain ? KEEP_PLAIN : KEEP_DRIFT)) * (ratio - 1.0f);
+    // what else ran on the machine for a moment is no matter of the draft
+    const float seconds  = r.total_s - r.layers_s + ratio * expected;
+    if (plain) {
+        m.plain_rest = m.plain_rest * KEEP_PLAIN + std::max(r.total_s - r.layers_s - r.draft_s, 0.0f) * (1.0f - KEEP_PLAIN);
+    }
+    m.n_plain   = std::min(m.n_plain + plain, FIRST_LOOKS);
+    m.n_drafted = plain ? 0 : m.n_drafted + 1;
 
     m.tokens  = m.tokens  * KEEP_RATE + (float) r.n_tokens;
-    m.seconds = m.seconds * KEEP_RATE + r.total_s;
-
-    auto & seen = m.seen[r.tried];
-    seen.tokens  = seen.tokens  * KEEP_RATE + (float) r.n_tokens;
-    seen.seconds = seen.seconds * KEEP_RATE + r.total_s;
-
+    m.seconds = m.seconds * KEEP_RATE + seconds;
     if (!r.tried) {
         return;
     }
+    m.seen_tokens = m.seen_tokens * KEEP_RATE + (float) r.n_tokens;
+    m.seen_plain  = m.seen_plain  * KEEP_RATE + (float) n_slots_ * seconds / std::max(plain_seconds(), 1e-9f);
     // against a round without a draft, at today's rate
     const float gain = (r.value - rate() * (r.draft_s + costs_.other)) - ((float) n_slots_ - rate() * plain_seconds());
     m.gain = m.gain * KEEP_GAIN + gain * (1.0f - KEEP_GAIN);
-    if (++m.n_drafts >= MIN_DRAFTS && (m.gain < 0.0f || loses())) {
+    if (++m.n_drafts >= MIN_DRAFTS && (m.gain < 0.0f || !gains(LEAST_GAIN))) {
         m.nap      = m.nap ? std::min(2 * m.nap, NAP_MOST) : NAP_FIRST;
         m.asleep   = m.nap;
         m.gain     = 0.0f;
         m.n_drafts = MIN_DRAFTS - PROBES;
+        m.seen_tokens *= KEEP_AWAKE;
+        m.seen_plain  *= KEEP_AWAKE;
     } else if (m.gain > 0.0f) {
         m.nap = 0;
     }

@@ -81,14 +81,16 @@ class planner {
     float layers(int n) const;
     float row_seconds(int i, float reach) const;
     float mean_accept(int depth, int rank, float trust) const;
-    bool  loses() const;
+    bool  gains(float least) const;
 
     // of rounds with so many slots
     struct mode {
-        float drift  = 1.0f;                   // time taken against time measured, shared by all sizes
+        float drift  = 1.0f;                   // time taken against time measured, of plain rounds; shared by all sizes
         float tokens = 0.0f, seconds = 0.0f;   // decaying
         float gain   = 0.0f;                   // of drafting over not drafting, tokens a round, decaying
-        struct { float tokens = 0.0f, seconds = 0.0f; } seen[2];  // of rounds that did not draft, and that did, as measured
+        float seen_tokens = 0.0f, seen_plain = 0.0f;  // of rounds that drafted, and of plain ones in their time, decaying
+        float plain_rest = 0.0f;               // what a plain round takes beside its decode, seconds, decaying
+        int   n_plain = 0, n_drafted = 0;      // plain rounds, the first few; rounds with drafts since the last one
         int   n_drafts = 0, asleep = 0, nap = 0;
     };
     mode &       at() { return modes_[n_slots_]; }

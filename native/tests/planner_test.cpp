@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <utility>
 
 using namespace eagle3;
 
@@ -46,6 +47,7 @@ costs costs_of(const machine & m, bool deferred) {
         c.layers[n] = m.seconds * (whole - output);
         c.output[n] = m.seconds * output;
         c.head[n]   = 1e-3f * (1.0f + 0.15f * (n - 1));
+        c.cell[n]   = 5e-6f * (1.0f + 0.5f * (n - 1));
     }
     c.first = 4e-4f;
     return c;
@@ -55,26 +57,35 @@ costs costs_of(const machine & m, bool deferred) {
 struct source {
     float a;
     float truth;
+    float context = 0.0f;  // positions before its tokens
 };
 
 struct outcome {
     double rate;    // tokens a second
     double length;  // tokens a round
+    double last;    // tokens a second, of the sources like the last one
 };
 
 class trial {
   public:
-    trial(const costs & c, unsigned seed) : c_(c), rng_(seed) { plan_.set(c); }
+    trial(const costs & c, unsigned seed) : trial(c, c, seed) {}
+    // told: what the planner is told the costs are
+    trial(const costs & c, const costs & told, unsigned seed) : c_(c), rng_(seed) { plan_.set(told); }
 
     // fixed: chain length, 0 for plain decoding, -1 for the planner; at_once: the output matrix of all rows, or row by row
     outcome run(const std::vector<source> & sources, int fixed, int n_tokens, bool at_once = true) {
-        double seconds = 0, tokens = 0, rounds = 0;
+        double seconds = 0, tokens = 0, rounds = 0, last_seconds = 0, last_tokens = 0;
         for (const source & s : sources) {
+            const double seconds_before = seconds, tokens_before = tokens;
             for (const double end = tokens + n_tokens; tokens < end; ++rounds) {
                 tokens += fixed < 0 ? planned(s, seconds) : of_length(s, fixed, at_once, seconds);
             }
+            if (s.context == sources.back().context) {
+                last_seconds += seconds - seconds_before;
+                last_tokens  += tokens - tokens_before;
+            }
         }
-        return {tokens / seconds, tokens / rounds};
+        return {tokens / seconds, tokens / rounds, last_tokens / last_seconds};
     }
 
   private:
@@ -83,6 +94,8 @@ class trial {
         const float a = x(rng_), b = y(rng_);
         return std::clamp(a / (a + b), 1e-4f, 1.0f);
     }
+
+    float layers(int n, const source & s) const { return c_.layers[n] + c_.cell[n] * s.context; }
 
     int accepted(const source & s, const std::vector<float> & q) {
         int n = 0;
@@ -98,13 +111,14 @@ class trial {
             q.push_back(word(s));
         }
         const int got = accepted(s, q);
-        seconds += c_.layers[n + 1] + (at_once ? c_.output[n + 1] : (got + 1) * c_.output[1]) + n * c_.head[1] + (n ? c_.first : 0.0f);
+        seconds += layers(n + 1, s) + (at_once ? c_.output[n + 1] : (got + 1) * c_.output[1]) + n * c_.head[1] + (n ? c_.first : 0.0f);
         return got + 1;
     }
 
     int planned(const source & s, double & seconds) {
         planner::round r;
         std::vector<float> q, reach;
+        plan_.begin(1, s.context);
         if (plan_.wants_draft()) {
             r.tried = true;
             do {
@@ -130,7 +144,7 @@ class trial {
         }
         r.n_rows    = choice.n + 1;
         r.whole     = choice.n == 0;
-        r.layers_s  = c_.layers[choice.n + 1] * (0.9f + 0.2f * uniform_(rng_)) + (r.whole ? output : 0.0f);
+        r.layers_s  = layers(choice.n + 1, s) * (0.9f + 0.2f * uniform_(rng_)) + (r.whole ? output : 0.0f);
         r.total_s   = r.layers_s + (r.whole ? 0.0f : output) + r.draft_s;
         r.n_tokens  = got + 1;
         r.value     = choice.value;
@@ -145,6 +159,15 @@ class trial {
     std::mt19937 rng_;
     std::uniform_real_distribution<float> uniform_{0.0f, 1.0f};
 };
+
+// As a load measures them that was disturbed at the wrong moments: `plain` times the cost of one row, `further` times what
+// further rows add.
+costs disturbed(costs c, float plain, float further) {
+    for (int n = MAX_ROWS; n >= 1; --n) {
+        c.layers[n] = plain * c.layers[1] + further * (c.layers[n] - c.layers[1]);
+    }
+    return c;
+}
 
 int failures = 0;
 
@@ -173,6 +196,31 @@ int main(int argc, char ** argv) {
                 const outcome o = trial(c, seed).run(head, -1, 5000);
                 check(o.rate >= 0.97 * best, "less than the best fixed length", m, deferred, o, best);
                 check(o.rate >= 0.98 * plain, "slower than plain decoding", m, deferred, o, plain);
+            }
+            for (const float a : {0.3f, 1.2f}) {
+                for (const auto & [one, further] : {std::pair(1.0f, 0.2f), {1.4f, 1.0f}, {1.4f, 0.2f}, {0.8f, 1.3f}}) {
+                    const outcome o = trial(c, disturbed(c, one, further), seed).run({{a, 0.9f}}, -1, 5000);
+                    char what[99];
+                    snprintf(what, sizeof(what), "a=%.1f, told %.1f of one row, %.1f of further ones: slower than plain decoding", a, one, further);
+                    check(o.rate >= 0.96 * plain, what, m, deferred, o, plain);
+                }
+            }
+            // questions and long papers by turns, a position's cost as noisy as few samples make it
+            std::vector<source> papers;
+            for (int i = 0; i < 4; ++i) {
+                papers.insert(papers.end(), {{1.2f, 0.9f, 50.0f}, {0.3f, 0.6f, 700.0f}});
+            }
+            const double read = trial(c, seed).run(papers, 0, 300).last;
+            for (const auto & [one, eight] : {std::pair(1.0f, 1.0f), {2.0f, 1.2f}, {0.0f, 0.2f}, {3.0f, 0.7f}}) {
+                costs told = c;
+                for (int n = 1; n <= MAX_ROWS; ++n) {
+                    told.cell[n] = one * c.cell[1] + (eight * c.cell[8] - one * c.cell[1]) * (float) (n - 1) / 7.0f;
+                    told.cell[n] = std::max(told.cell[n], 0.0f);
+                }
+                const outcome o = trial(c, told, seed).run(papers, -1, 300);
+                char what[99];
+                snprintf(what, sizeof(what), "papers, told %.1f of a position's cost, %.1f for eight rows: slower than plain decoding", one, eight);
+                check(o.last >= 0.96 * read, what, m, deferred, o, read);
             }
             const outcome liar = trial(c, seed).run({{3.0f, 0.02f}}, -1, 5000);
             check(liar.rate >= 0.97 * plain, "a head that is sure and wrong: slower than plain decoding", m, deferred, liar, plain);
