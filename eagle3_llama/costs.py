@@ -19,6 +19,7 @@ from .models import cache_dir
 
 SIZES = (1, 4, 2, 1, 8, 3, 1, 6, 5, 1, 12)  # rows that are measured, most telling first; between them costs are interpolated
 CONTEXTS = (8, 256)  # tokens before the rows
+PIECE, FILL = 32, 0.5  # tokens at once and seconds for the second of them: formats differ by four times in this
 SLOW = 0.08  # seconds of one row from which on there is time for each size once
 ENOUGH = 1.3  # seconds after which a second round begins no further size
 MOST = 2.5  # of a slow model, the first round does not
@@ -45,11 +46,16 @@ class Costs:
         return self.layers[1] + self.output[1]
 
 
-def fill_context(engine: Any, n: int, n_batch: int = 32, slot: int = 0) -> None:
-    """The slot holds n tokens afterwards; any text costs the same, and every vocabulary has the first ids."""
+def fill_context(engine: Any, n: int, n_batch: int = 32, slot: int = 0, most: float = math.inf) -> int:
+    """The slot holds n tokens afterwards, or those that `most` seconds sufficed for, and their number is returned. Any text costs
+    the same, and every vocabulary has the first ids."""
     engine.rewind(0, slot)
-    for at in range(0, n, n_batch):
-        engine.prefill([1 + i % 60 for i in range(at, min(at + n_batch, n))], slot)
+    start, at = time.perf_counter(), 0
+    while at < n and time.perf_counter() - start < most:
+        end = min(at + n_batch, n)
+        engine.prefill([1 + i % 60 for i in range(at, end)], slot)
+        at = end
+    return at
 
 
 class Times:
@@ -99,7 +105,7 @@ def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = 1.0, slot: in
     fill_context(engine, near_at, n_batch, slot)
     slow = min(engine.measure_target(1, slot) for _ in range(2)) > SLOW
     if not slow and far_at > near_at and 8 in sizes:
-        fill_context(engine, far_at, n_batch, slot)
+        far_at = fill_context(engine, far_at, min(n_batch, PIECE), slot, FILL)
         for n in 3 * (1, 8):  # two sizes far apart say what a row adds
             far.setdefault(n, []).append(engine.measure_target(n, slot))
         engine.rewind(near_at, slot)
