@@ -8,15 +8,18 @@ import os
 from typing import Any, Callable
 
 from .chat import is_end
+from .errors import EagleError, ErrorKind
 from .llama import EagleLlama
 from .params import _check_int
 
 MAX_SLOTS = 32
+MAX_INTERVAL = 10.0  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchSettings:
-    """What a Batcher is made of. n_ctx: tokens of one slot; the cache holds n_parallel times as many."""
+    """What a Batcher is made of. n_ctx: tokens of one slot; the cache holds n_parallel times as many. interval: seconds that a
+    request lets tokens gather for before it goes on reading; 0 takes those of each round at once."""
 
     model: str
     eagle: str | None = None
@@ -28,11 +31,14 @@ class BatchSettings:
     chat_format: str | None = None
     extract_layers: tuple[int, ...] | None = None
     n_batch: int = 512
+    interval: float = 0.0
 
     def __post_init__(self) -> None:
         _check_int("n_parallel", self.n_parallel, 1, MAX_SLOTS)
         _check_int("n_ctx", self.n_ctx, 64, 1 << 22)
         _check_int("n_batch", self.n_batch, 64, 1 << 14)
+        if not 0.0 <= self.interval <= MAX_INTERVAL:
+            raise EagleError(ErrorKind.BAD_ARGUMENT, f"interval is {self.interval!r}, expected seconds 0..{MAX_INTERVAL:g}")
         if self.n_threads is not None:
             _check_int("n_threads", self.n_threads, 1, 1024)
 

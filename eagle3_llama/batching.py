@@ -88,6 +88,7 @@ class Batcher:
 
     def _want(self, job: Job, n: int) -> None:
         with self._wake:
+            job.due.clear()
             job.wanted = n
             self._wake.notify()
 
@@ -344,6 +345,8 @@ class Batcher:
         over = n < len(piece.tokens) or job.n_tokens + n >= job.limit or (n == end and self.base.is_end(piece.tokens[end - 1]))
         job.n_tokens += n
         job.pieces.put(dataclasses.replace(piece, tokens=piece.tokens[:n], sources=piece.sources[:n]))
+        if not job.wants_more():
+            job.due.set()
         if over:
             self._free(slot, None)
 
@@ -369,6 +372,7 @@ class Batcher:
             job.sampler.close()  # here, where no round uses it; it holds itself, and would wait with its 600 KB for the collector of cycles
         job.sampler = job.processors = None
         job.pieces.put(error)
+        job.due.set()
 
 
 def _over(job: Job, now: float) -> str | None:

@@ -21,6 +21,7 @@ SIZES = (1, 4, 2, 1, 8, 3, 1, 6, 5, 1, 12)  # rows that are measured, most telli
 CONTEXTS = (8, 256)  # tokens before the rows
 PIECE, FILL = 32, 0.5  # tokens at once and seconds for the second of them: formats differ by four times in this
 SLOW = 0.08  # seconds of one row from which on there is time for each size once
+BUDGET = 1.0  # seconds of measuring after which no further round begins
 ENOUGH = 1.3  # seconds after which a second round begins no further size
 MOST = 2.5  # of a slow model, the first round does not
 MAX_ROWS = 64
@@ -96,7 +97,7 @@ class Times:
         return Costs(_curve(layers), out, head, _curve({1: 0.0}), max(first - head[1], 0.0), 0.0, context)
 
 
-def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = 1.0, slot: int = 0) -> Costs:
+def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot: int = 0) -> Costs:
     """Measures for about `budget` seconds, a slow model once for each size for which there is time; the slot is empty afterwards."""
     start = time.perf_counter()
     near_at, far_at = min(CONTEXTS[0], n_ctx // 4), min(CONTEXTS[1], n_ctx - 8)
@@ -141,13 +142,13 @@ def _curve(points: dict[int, float]) -> list[float]:
 
 
 def cached(engine: Any, key: Sequence[object], n_ctx: int, n_batch: int) -> Costs:
-    """Costs under this key (model, format, backend, threads, library), kept from load to load. The first LOADS measure, the later
-    ones less: what else ran at the time of one would be believed for ever."""
+    """Costs under this key (model, format, backend, threads, library), kept from load to load. The first LOADS measure: what else
+    ran at the time of one would be believed for ever."""
     room = min(n_ctx, max(CONTEXTS) + 8)  # what measure() uses of it
     path = cache_dir() / "costs" / (hashlib.sha256(json.dumps([str(k) for k in (*key, room)]).encode()).hexdigest()[:24] + ".json")
     loads = _read(path)
     if len(loads) < LOADS:
-        loads.append(measure(engine, n_ctx, n_batch, budget=0.25 if loads else 1.0))
+        loads.append(measure(engine, n_ctx, n_batch))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as part:
@@ -158,13 +159,15 @@ def cached(engine: Any, key: Sequence[object], n_ctx: int, n_batch: int) -> Cost
 
 
 def merged(loads: Sequence[Costs]) -> Costs:
-    """Of each cost, in units of one row, the median of the loads that had the machine to themselves: one row took them not much
-    longer than it took the quickest."""
+    """Of each cost, in units of one row, the mean of the lower half of the loads that had the machine to themselves: one row took them
+    not much longer than it took the quickest. What else ran only adds; and the planner finds out where a draft costs more than it was told,
+    never where it costs less. Of a position's cost, a difference that noise moves both ways, the median."""
     least = min(c.one_row for c in loads)
     fair = [c for c in loads if c.one_row <= DISTURBED * least]
-    middle = lambda values: (np.median(np.array(values, np.float64) / np.array([[c.one_row] for c in fair]), axis=0) * least).tolist()  # noqa: E731
-    curves = {name: middle([getattr(c, name) for c in fair]) for name in ("layers", "output", "head", "cell")}
-    return Costs(**curves, first=middle([[c.first] for c in fair])[0], other=0.0, context=fair[0].context)
+    in_rows = lambda name: np.sort([np.atleast_1d(getattr(c, name)) / c.one_row for c in fair], axis=0)  # noqa: E731
+    lower = {name: in_rows(name)[: (len(fair) + 1) // 2].mean(axis=0) * least for name in ("layers", "output", "head", "first")}
+    curves = {name: lower[name].tolist() for name in ("layers", "output", "head")}
+    return Costs(**curves, cell=(np.median(in_rows("cell"), axis=0) * least).tolist(), first=float(lower["first"][0]), other=0.0, context=fair[0].context)
 
 
 def _read(path: Path) -> list[Costs]:

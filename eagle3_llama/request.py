@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import queue
 import secrets
+import threading
 import time
 from typing import Any, Callable, Generator, Sequence
 
@@ -56,6 +57,7 @@ class Job:
     request_id: str = ""
     processors: "Processors | None" = None
     pieces: "queue.SimpleQueue[Piece | Exception | None]" = dataclasses.field(default_factory=queue.SimpleQueue)
+    due: threading.Event = dataclasses.field(default_factory=threading.Event)  # no further pieces come until the reader has come closer
     cancelled: str | None = None  # a reason
     prompt_at: int = 0  # prompt tokens that the slot holds
     reused: int = 0
@@ -108,7 +110,7 @@ class RequestLlama(EagleLlama):
         self._batcher, self._deadline, self._request_id = batcher, deadline, request_id
         params = params if params is not None else EagleParams()
         self._params = params.chain() if isinstance(params.tree, StaticTree) else params
-        self._n_ctx = batcher.n_ctx
+        self._n_ctx, self._interval = batcher.n_ctx, batcher.settings.interval
         self.input_ids = np.zeros(batcher.n_ctx, np.intc)
         self.n_tokens = self.token_source = self._accepted_out = 0
         self._seed = secrets.randbits(31)  # requests that name no seed differ
@@ -116,7 +118,7 @@ class RequestLlama(EagleLlama):
         self._stats = EagleStats()
         self._sources: list[int] = []
         self._cancelled: str | None = None
-        self.on_wait: Callable[[], None] = lambda: None  # called in the request's thread before it waits for the next round
+        self.on_wait: Callable[[], None] = lambda: None  # called in the request's thread before it waits for more tokens
         self._usage = dict.fromkeys(("prompt", "completion", "reused"), 0)
 
     def __enter__(self) -> "RequestLlama":
@@ -232,12 +234,15 @@ class RequestLlama(EagleLlama):
 
     def _next_piece(self, job: Job, n_read: int) -> Piece | Exception | None:
         """Lets the batcher run AHEAD tokens before the reader, and to max_tokens: where a completion usually ends, not
-        always, for one that stops within a character reads on."""
+        always, for one that stops within a character reads on. Pieces gather for a while: who wakes at each of them takes the
+        cores that compute the next."""
         usual = self._limit if self._limit and self._limit > 0 else job.limit
         most = usual if n_read < usual else n_read + 1
         if n_read + AHEAD // 2 >= job.wanted < most:
             self._batcher._want(job, min(n_read + AHEAD, most))
-        self.on_wait()
+        if job.pieces.empty():
+            self.on_wait()
+            job.due.wait(self._interval)
         return job.pieces.get()
 
     # -- what the request did -----------------------------------------------------------------------------

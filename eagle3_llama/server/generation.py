@@ -193,7 +193,7 @@ class Job:
         try:
             with self.batcher.request(params=self.params, deadline=self.deadline, request_id=self.request_id) as llm:
                 self._enlist(choice, llm)
-                llm.on_wait = self._mail.wake  # a round's tokens go out together
+                llm.on_wait = self._mail.wake  # what has gathered goes out together
                 for event in self._events(choice, llm):
                     self._mail.put_quietly(event)
                 self._mail.wake()

@@ -22,7 +22,8 @@ class ServerSettings:
     wait for a slot, the next is told 503. max_tokens_cap: most tokens a request may ask for, None for n_ctx. max_n: most
     choices of one request. max_draft: most tokens that a request's `speculative` may have drafted a round.
     timeout: seconds from a request's arrival to its last token. grace: seconds that running requests have after SIGTERM.
-    template_timeout: seconds that a chat template, a grammar or a JSON schema may take.
+    template_timeout: seconds that a chat template, a grammar or a JSON schema may take. stream_interval: seconds that tokens
+    gather for after the first, until they are sent together; 0 sends those of each round at once.
     api_key: asked on every route but /health; only a loopback address may be served without one.
     """
 
@@ -46,6 +47,7 @@ class ServerSettings:
     timeout: float = 600.0
     grace: float = 30.0
     template_timeout: float = 2.0
+    stream_interval: float = 0.04
     slot_save_path: str | None = None
     cors_origin: tuple[str, ...] = ()
     log_prompts: bool = False
@@ -61,7 +63,7 @@ class ServerSettings:
             value = getattr(self, name)
             fine = value is None and name in ("threads", "max_tokens_cap") or type(value) is int and least <= value <= most
             self._check(fine, f"{_option(name)} is {value!r}, expected an integer {least}..{most}")
-        for name, least, most in (("timeout", 0.1, 1e6), ("grace", 0, 1e6), ("template_timeout", 0.05, 600)):
+        for name, least, most in (("timeout", 0.1, 1e6), ("grace", 0, 1e6), ("template_timeout", 0.05, 600), ("stream_interval", 0, 10)):
             value = getattr(self, name)
             self._check(math.isfinite(value) and least <= value <= most, f"{_option(name)} is {value!r}, expected seconds {least}..{most}")
         self._check_key()
@@ -101,7 +103,7 @@ class ServerSettings:
     def batch(self) -> dict[str, Any]:
         """Arguments of batching.BatchSettings."""
         names = ("model", "eagle", "n_parallel", "n_ctx", "n_gpu_layers", "flash_attn", "chat_format", "n_batch")
-        return {**{name: getattr(self, name) for name in names}, "n_threads": self.threads or os.cpu_count()}
+        return {**{name: getattr(self, name) for name in names}, "n_threads": self.threads or os.cpu_count(), "interval": self.stream_interval}
 
 
 def is_loopback(host: str) -> bool:

@@ -170,7 +170,11 @@ bool planner::wants_draft() {
         --m.asleep;
         return false;
     }
-    return m.n_drafted < (m.n_plain >= FIRST_LOOKS && gains(CLOSE_GAIN) ? LOOK : LOOK_CLOSE);
+    if (m.n_drafted >= (m.n_plain >= FIRST_LOOKS && gains(CLOSE_GAIN) ? LOOK : LOOK_CLOSE)) {
+        m.n_drafted = 0;  // another slot's draft may leave no round plain
+        return false;
+    }
+    return true;
 }
 
 // Whether rounds that drafted brought this many times the tokens of plain ones in the same time. It decides too: where
@@ -192,7 +196,7 @@ void planner::saw_round(const round & r) {
         m.plain_rest = m.plain_rest * KEEP_PLAIN + std::max(r.total_s - r.layers_s - r.draft_s, 0.0f) * (1.0f - KEEP_PLAIN);
     }
     m.n_plain   = std::min(m.n_plain + plain, FIRST_LOOKS);
-    m.n_drafted = plain ? 0 : m.n_drafted + 1;
+    m.n_drafted = plain ? 0 : std::min(m.n_drafted + 1, LOOK);
 
     m.tokens  = m.tokens  * KEEP_RATE + (float) r.n_tokens;
     m.seconds = m.seconds * KEEP_RATE + seconds;
@@ -211,7 +215,7 @@ void planner::saw_round(const round & r) {
         m.n_drafts = MIN_DRAFTS - PROBES;
         m.seen_tokens *= KEEP_AWAKE;
         m.seen_plain  *= KEEP_AWAKE;
-    } else if (m.gain > 0.0f) {
+    } else if (m.gain > 0.0f && m.n_drafts >= MIN_DRAFTS) {  // the few after a rest are not enough to say so
         m.nap = 0;
     }
 }
