@@ -31,9 +31,9 @@ class Answer:
         return self.runs[mode][0].tokens
 
     def relative(self, mode: str) -> float:
-        """Seconds a token in units of plain decoding's in the same round, the median over rounds: what the machine loses to others
-        for minutes, both have lost."""
-        pairs = [(r, p) for r, p in zip(self.runs[mode], self.runs["plain"]) if min(len(r.tokens), len(p.tokens)) > 1]
+        """Seconds a token in units of plain decoding's by turns with it, or in the same round, the median over rounds: what the
+        machine loses to others, both have lost."""
+        pairs = [(r, r.plain or p) for r, p in zip(self.runs[mode], self.runs["plain"]) if min(len(r.tokens), len(p.tokens)) > 1]
         each = lambda r: r.seconds / len(r.tokens)  # noqa: E731
         return statistics.median(each(r) / each(p) for r, p in pairs) if pairs else 1.0
 

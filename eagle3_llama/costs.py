@@ -19,7 +19,7 @@ from .models import cache_dir
 
 SIZES = (1, 4, 2, 1, 8, 3, 1, 6, 5, 1, 12)  # rows that are measured, most telling first; between them costs are interpolated
 CONTEXTS = (8, 256)  # tokens before the rows
-PIECE, FILL = 32, 0.5  # tokens at once and seconds for the second of them: formats differ by four times in this
+PIECE, FILL, LEAST_FILL = 32, 0.55, 0.1  # tokens at once, and seconds until the second of them is filled: formats differ by four times in this
 SLOW = 0.08  # seconds of one row from which on there is time for each size once
 BUDGET = 1.0  # seconds of measuring after which no further round begins
 ENOUGH = 1.3  # seconds after which a second round begins no further size
@@ -99,18 +99,18 @@ class Times:
 
 def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot: int = 0) -> Costs:
     """Measures for about `budget` seconds, a slow model once for each size for which there is time; the slot is empty afterwards."""
-    start = time.perf_counter()
+    start, elapsed = time.perf_counter(), lambda: time.perf_counter() - start
     near_at, far_at = min(CONTEXTS[0], n_ctx // 4), min(CONTEXTS[1], n_ctx - 8)
     sizes = [n for n in SIZES if n <= min(n_ctx - near_at, n_batch)]
     near, far = Times(), {}
     fill_context(engine, near_at, n_batch, slot)
     slow = min(engine.measure_target(1, slot) for _ in range(2)) > SLOW
     if not slow and far_at > near_at and 8 in sizes:
-        far_at = fill_context(engine, far_at, min(n_batch, PIECE), slot, FILL)
-        for n in 3 * (1, 8):  # two sizes far apart say what a row adds
+        far_at = fill_context(engine, far_at, min(n_batch, PIECE), slot, max(FILL - elapsed(), LEAST_FILL))  # a cold file is read until here
+        for n in 3 * (1, 8) if far_at > near_at else ():  # two sizes far apart say what a row adds
             far.setdefault(n, []).append(engine.measure_target(n, slot))
         engine.rewind(near_at, slot)
-    rounds, elapsed = 0, lambda: time.perf_counter() - start
+    rounds = 0
     while rounds < 1 or (not slow and (rounds < 2 or (rounds < 9 and elapsed() < budget))):
         most = MOST if slow else ENOUGH if rounds else math.inf
         near.add(engine, list(dict.fromkeys(sizes)) if slow else sizes, slot, most - elapsed())
