@@ -16,7 +16,6 @@ constexpr float TRUST_STEP = 0.05f, TRUST_LEAST = 0.1f, TRUST_MOST = 3.0f;
 constexpr float KEEP_AWAKE = 0.25f;   // of what drafts brought, over a rest: texts turn
 constexpr float LEAST_GAIN = 1.04f;   // of drafting's measured rate over plain decoding's
 constexpr int   MIN_DRAFTS = 12;      // rounds before drafting may be given up
-constexpr int   MIN_AWAKE  = 24;      // before the next rest is a short one again: a few may be lucky
 constexpr int   NAP_FIRST = 8, NAP_MOST = 64, PROBES = 4;
 constexpr int   LOOK_CLOSE = 16, LOOK = 128, FIRST_LOOKS = 4;  // rounds from one plain round to the next where drafting gains little, and much
 constexpr float CLOSE_GAIN = 1.15f;
@@ -216,7 +215,7 @@ void planner::saw_round(const round & r) {
         m.n_drafts = MIN_DRAFTS - PROBES;
         m.seen_tokens *= KEEP_AWAKE;
         m.seen_plain  *= KEEP_AWAKE;
-    } else if (m.gain > 0.0f && m.n_drafts >= MIN_AWAKE) {
+    } else if (m.gain > 0.0f) {
         m.nap = 0;
     }
 }
