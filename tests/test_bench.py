@@ -3,9 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+from tiny_models import PROMPT
 
+from eagle3_llama import EagleParams
 from eagle3_llama.bench import Answer
-from eagle3_llama.bench_modes import Mode, Run
+from eagle3_llama.bench_modes import Mode, Run, Target
 from eagle3_llama.bench_report import results
 from eagle3_llama.costs import Costs
 
@@ -26,6 +28,25 @@ def test_what_the_machine_loses_to_others_cancels_out():
     """The second round ran at half the speed; each round says that eagle is 1.25 times as fast."""
     assert ratios(answer([1.0, 2.0, 1.0], [0.8, 1.6, 0.8]))["eagle"]["ratio"] == 1.25
     assert ratios(answer([1.0, 2.0], [0.8, 1.6]))["eagle"]["spread"] == [1.25, 1.25]
+
+
+def test_plain_decoding_by_turns_is_what_counts():
+    """What ran beside it took 1 s; the plain answer of the round, at another time, 2 s."""
+    a = answer([2.0], [0.8])
+    a.runs["eagle"][0].plain = Run(list(range(10)), 1.0, [], {})
+    assert ratios(a)["eagle"]["ratio"] == 1.25
+
+
+@pytest.mark.parametrize("n", [1, 16, 40])
+def test_turns(files, n):
+    """Both answers are whole and the same, however the turns cut them; only plain decoding runs alone."""
+    eagle = Mode("eagle", "eagle", files[1], EagleParams(n_max=2))
+    target = Target(files[0], [PLAIN, eagle], 1, 256)
+    alone = target.run(PLAIN, PROMPT, n, {"temp": 0.0})
+    run = target.run(eagle, PROMPT, n, {"temp": 0.0})
+    assert alone.plain is None and len(alone.tokens) == n and alone.tokens == run.tokens == run.plain.tokens
+    assert sum(length for _, length, _ in run.rounds) == n - 1 and all(r.seconds > 0 for r in (alone, run, run.plain))
+    target.close()
 
 
 def test_long_answers_count_more():
