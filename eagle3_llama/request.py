@@ -118,7 +118,8 @@ class RequestLlama(EagleLlama):
         self._stats = EagleStats()
         self._sources: list[int] = []
         self._cancelled: str | None = None
-        self.on_wait: Callable[[], None] = lambda: None  # called in the request's thread before it waits for more tokens
+        self._told = 0.0  # time.monotonic() of the last on_wait()
+        self.on_wait: Callable[[], None] = lambda: None  # called in the request's thread before it waits, and once an interval
         self._usage = dict.fromkeys(("prompt", "completion", "reused"), 0)
 
     def __enter__(self) -> "RequestLlama":
@@ -240,9 +241,12 @@ class RequestLlama(EagleLlama):
         most = usual if n_read < usual else n_read + 1
         if n_read + AHEAD // 2 >= job.wanted < most:
             self._batcher._want(job, min(n_read + AHEAD, most))
-        if job.pieces.empty():
+        empty = job.pieces.empty()
+        if empty or time.monotonic() - self._told >= self._interval:  # however fast they come
             self.on_wait()
-            job.due.wait(self._interval)
+            if empty:
+                job.due.wait(self._interval)
+            self._told = time.monotonic()
         return job.pieces.get()
 
     # -- what the request did -----------------------------------------------------------------------------
