@@ -190,8 +190,8 @@ def test_a_criterion_sees_each_row(batcher, plain):
         assert llm._rows.array().shape == (1, plain.n_vocab())
 
 
-def test_the_reader_hears_of_waits(batcher):
-    """on_wait() comes at most once for each round's tokens, whatever a round brings."""
+def test_the_reader_hears_of_rounds(batcher):
+    """on_wait() comes once for each round's tokens and once for the end, whatever a round brings."""
     with batcher.request(params=EagleParams(n_max=4)) as llm:
         tokens, waits = [], []
         llm.on_wait = lambda: waits.append(len(tokens))
@@ -199,7 +199,7 @@ def test_the_reader_hears_of_waits(batcher):
             tokens.append(token)
             if len(tokens) >= 40:
                 break
-        assert waits[:2] == [0, 1] and waits == sorted(set(waits)) and len(waits) <= llm.stats.rounds
+        assert waits[:2] == [0, 1] and waits == sorted(set(waits)) and len(waits) == llm.stats.rounds
 
 
 def test_tokens_gather(tiny, plain):
