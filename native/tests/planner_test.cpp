@@ -215,7 +215,6 @@ int main(int argc, char ** argv) {
                 costs told = c;
                 for (int n = 1; n <= MAX_ROWS; ++n) {
                     told.cell[n] = one * c.cell[1] + (eight * c.cell[8] - one * c.cell[1]) * (float) (n - 1) / 7.0f;
-                    told.cell[n] = std::max(told.cell[n], 0.0f);
                 }
                 const outcome o = trial(c, told, seed).run(papers, -1, 300);
                 char what[99];
