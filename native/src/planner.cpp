@@ -10,11 +10,11 @@ namespace {
 
 constexpr float KEEP_TALLY = 0.995f;  // of a bin's counts at each further one: about the last 200
 constexpr float KEEP_RATE  = 0.98f;   // of tokens and seconds at each further round: about the last 50
-constexpr float KEEP_GAIN  = 0.9f;
+constexpr float KEEP_GAIN  = 0.95f;
 constexpr float PRIOR      = 8.0f;    // observations that the prior counts for
 constexpr float TRUST_STEP = 0.05f, TRUST_LEAST = 0.1f, TRUST_MOST = 3.0f;
 constexpr float KEEP_AWAKE = 0.25f;   // of what drafts brought, over a rest: texts turn
-constexpr float LEAST_GAIN = 1.04f;   // of drafting's measured rate over plain decoding's
+constexpr float LEAST_GAIN = 1.0f;   // of drafting's measured rate over plain decoding's
 constexpr int   MIN_DRAFTS = 12;      // rounds before drafting may be given up
 constexpr int   NAP_FIRST = 8, NAP_MOST = 64, PROBES = 4;
 constexpr int   LOOK_CLOSE = 16, LOOK = 128, FIRST_LOOKS = 4;  // rounds from one plain round to the next where drafting gains little, and much
@@ -45,6 +45,13 @@ void planner::begin(int n_slots, float n_past) {
     if (at().seconds == 0.0f) {
         at().tokens  = (float) n_slots;
         at().seconds = plain_seconds();
+    }
+}
+
+void planner::new_text() {
+    for (int n = 1; n <= MAX_ROWS; ++n) {  // one of n
+        modes_[n].asleep -= (modes_[n].asleep + n - 1) / n;
+        modes_[n].nap    -= (modes_[n].nap + n - 1) / n;
     }
 }
 
@@ -177,8 +184,8 @@ bool planner::wants_draft() {
     return true;
 }
 
-// Whether rounds that drafted brought this many times the tokens of plain ones in the same time. It decides too: where
-// little is to be gained, less than what the estimates are off by.
+// Whether rounds that drafted brought this many times the tokens of plain ones in the same time. It decides too, for
+// what is expected may be wrong; tokens come by chance, so it asks for less.
 bool planner::gains(float least) const {
     return at().seen_tokens >= least * at().seen_plain;
 }

@@ -64,6 +64,8 @@ void session::prefill(int slot, const int32_t * tokens, int n, bool all_logits) 
     if (capture_) {
         feed(slot, n_pending(s) - 1);
     }
+    s.trust = 1.0f;
+    planner_.new_text();
 }
 
 // -- decode -----------------------------------------------------------------------------------------------

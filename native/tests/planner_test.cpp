@@ -77,6 +77,10 @@ class trial {
         double seconds = 0, tokens = 0, rounds = 0, last_seconds = 0, last_tokens = 0;
         for (const source & s : sources) {
             const double seconds_before = seconds, tokens_before = tokens;
+            if (s.context > 0.0f) {
+                plan_.new_text();  // else the same text turns
+                trust_ = 1.0f;
+            }
             for (const double end = tokens + n_tokens; tokens < end; ++rounds) {
                 tokens += fixed < 0 ? planned(s, seconds) : of_length(s, fixed, at_once, seconds);
             }
@@ -179,10 +183,37 @@ void check(bool ok, const char * what, const machine & m, bool deferred, const o
     }
 }
 
+// Drafts that bring nothing lead to long rests; one of n texts being new, an nth of the rest is off.
+void check_rests(const costs & c) {
+    planner p;
+    p.set(c);
+    for (const int n_slots : {1, 4}) {
+        p.begin(n_slots, 0.0f);
+        for (int i = 0; i < 5000 && p.asleep() < 32; ++i) {
+            planner::round r;
+            r.tried    = p.wants_draft();
+            r.n_rows   = n_slots;
+            r.whole    = true;
+            r.n_tokens = n_slots;
+            r.layers_s = c.layers[n_slots] + c.output[n_slots];
+            r.draft_s  = r.tried ? c.head[1] + c.first : 0.0f;
+            r.total_s  = r.layers_s + r.draft_s;
+            p.saw_round(r);
+        }
+        const int rest = p.asleep();
+        p.new_text();
+        if (rest < 32 || p.asleep() != rest - rest / n_slots) {
+            fprintf(stderr, "a new text in one of %d slots: %d of %d rounds of rest are left\n", n_slots, p.asleep(), rest);
+            ++failures;
+        }
+    }
+}
+
 } // namespace
 
 int main(int argc, char ** argv) {
     const unsigned seed = argc > 1 ? (unsigned) atoi(argv[1]) : 1;
+    check_rests(costs_of(MACHINES[0], false));
     for (const machine & m : MACHINES) {
         for (const bool deferred : {false, true}) {
             const costs c = costs_of(m, deferred);
