@@ -130,7 +130,7 @@ float planner::row_seconds(int i, float reach) const {
 planner::choice planner::best(const std::vector<float> & reach, int n_fixed) const {
     choice c = {0, (float) n_slots_ - rate() * plain_seconds()};
     const int base = n_slots_ + n_fixed;
-    float v = c.value;
+    float v = c.value - (n_fixed ? 0.0f : rate() * std::max(at().draft_rest, 0.0f));
     for (int i = 0; i < (int) reach.size() && base + i < MAX_ROWS; ++i) {
         v += reach[i] - rate() * row_seconds(base + i, reach[i]);
         if (v > c.value) {
@@ -199,8 +199,12 @@ void planner::saw_round(const round & r) {
     (plain ? m.drift : drift_of_[r.n_rows]) *= 1.0f + (1.0f - (plain ? KEEP_PLAIN : KEEP_DRIFT)) * (ratio - 1.0f);
     // what else ran on the machine for a moment is no matter of the draft
     const float seconds  = r.total_s - r.layers_s + ratio * expected;
+    const float rest     = r.total_s - r.layers_s - r.draft_s;
     if (plain) {
-        m.plain_rest = m.plain_rest * KEEP_PLAIN + std::max(r.total_s - r.layers_s - r.draft_s, 0.0f) * (1.0f - KEEP_PLAIN);
+        m.plain_rest = m.plain_rest * KEEP_PLAIN + std::max(rest, 0.0f) * (1.0f - KEEP_PLAIN);
+    } else if (r.tried && !r.whole) {
+        const float most = (MOST_RATIO - 1.0f) * plain_seconds();
+        m.draft_rest = m.draft_rest * KEEP_PLAIN + std::clamp(rest - r.output_s - m.plain_rest, -most, most) * (1.0f - KEEP_PLAIN);
     }
     m.n_plain   = std::min(m.n_plain + plain, FIRST_LOOKS);
     m.n_drafted = plain ? 0 : std::min(m.n_drafted + 1, LOOK);

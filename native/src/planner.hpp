@@ -58,6 +58,7 @@ class planner {
     int    grow_width(const std::vector<float> & reach, int depth, const std::vector<float> & level, int n_children, float trust, int n_fixed = 0) const;
     // How many rows of the output matrix to compute at once, from row i on of those whose reach is given.
     int   piece(const std::vector<float> & reach, int i) const;
+    float piece_seconds(int n) const { return costs_.output[n] * at().drift; }
 
     struct round {
         int   n_rows    = 0;
@@ -66,6 +67,7 @@ class planner {
         float layers_s = 0.0f, draft_s = 0.0f, total_s = 0.0f;
         int   n_tokens = 0;       // that it brought
         float value    = 0.0f;    // of its draft, from best()
+        float output_s = 0.0f;    // expected of the pieces that the output matrix was computed in, unless whole
     };
     void  saw_round(const round & r);
 
@@ -93,6 +95,7 @@ class planner {
         float gain   = 0.0f;                   // of drafting over not drafting, tokens a round, decaying
         float seen_tokens = 0.0f, seen_plain = 0.0f;  // of rounds that drafted, and of plain ones in their time, decaying
         float plain_rest = 0.0f;               // what a plain round takes beside its decode, seconds, decaying
+        float draft_rest = 0.0f;               // the same of one with a draft, above plain_rest and what is expected of the output matrix
         int   n_plain = 0, n_drafted = 0;      // plain rounds, the first few; rounds with drafts since the last one
         int   n_drafts = 0, asleep = 0, nap = 0;
     };

@@ -162,6 +162,7 @@ void session::decode_rounds(const std::vector<int> & slots) {
     llama_set_logits_deferred(ctx_, false);
     round_.layers_seconds = 1e-6f * (ggml_time_us() - start);
     round_.done = deferred ? 0 : ~uint64_t(0);
+    round_.output_seconds = 0.0f;
     round_.open = true;
     for (const int slot : slots) {
         at(slot).in_round = true;
@@ -205,6 +206,7 @@ void session::need_logits(int row) {
     reach_now();
     const int n = planner_.piece(round_.reach, row);
     require(llama_logits_compute(ctx_, row, n) == 0, EAGLE3_E_DECODE, "the output matrix could not be computed");
+    round_.output_seconds += planner_.piece_seconds(n);
     for (int i = row; i < row + n; ++i) {
         round_.done |= uint64_t(1) << i;
     }
@@ -397,6 +399,7 @@ void session::tell_planner(int n_tokens) {
     r.total_s  = 1e-6f * (ggml_time_us() - draft_.start);
     r.n_tokens = n_tokens;
     r.value    = draft_.value;
+    r.output_s = round_.output_seconds;
     planner_.saw_round(r);
 }
 

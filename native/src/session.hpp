@@ -161,6 +161,7 @@ class session {
         uint64_t done = 0;                     // rows whose logits are there, a bit each
         bool     open = false, tree = false;
         float    layers_seconds = 0.0f;
+        float    output_seconds = 0.0f;        // expected, of the pieces computed so far
     } round_;
 
     // what the planner chose last, until it hears how the round went

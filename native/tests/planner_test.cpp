@@ -140,8 +140,9 @@ class trial {
         reach.insert(reach.begin(), 1.0f);
         for (int row = 0; choice.n > 0 && row <= got;) {
             const int n = plan_.piece(reach, row);
-            output += c_.output[n];
-            row    += n;
+            output     += c_.output[n];
+            r.output_s += plan_.piece_seconds(n);
+            row        += n;
         }
         for (int i = 0; i < std::min(got + 1, choice.n); ++i) {
             plan_.learn(i + 1, 0, q[i], i < got, trust_);
