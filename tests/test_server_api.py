@@ -12,7 +12,8 @@ from server_tools import CHAT, ask, events, running, settings
 
 from eagle3_llama import EagleLlama
 from eagle3_llama.models import shipped_head, smollm2
-from eagle3_llama.server.generation import Mailbox
+from eagle3_llama.server.answers import joined
+from eagle3_llama.server.generation import Choice, Event, Mailbox
 
 RIVERS = [{"role": "user", "content": "Name three rivers."}]
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "The weather of a place", "parameters": {
@@ -104,6 +105,25 @@ def test_sources_and_timings(server):
     assert sum(s > 0 for s in sources) == last["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0 and max(sources) <= 4
     assert all(c["eagle"]["sources"] == [] for c in chunks if not c["choices"][0]["delta"].get("content"))
     assert last["timings"]["generation"] > 0 <= last["timings"]["queued"]
+
+
+def test_gathered_text_is_one_event():
+    """Neighbouring texts of one choice are joined; roles, ends, logprobs and other choices' texts stay what they are."""
+    one, two = Choice(0, 0, chat), Choice(1, 0, chat)
+
+    def event(choice, delta=None, finish=None, logprobs=None, **said):
+        said = said or {"delta": delta if isinstance(delta, dict) else {"content": delta}}
+        return Event(choice, {"choices": [{"index": 0, "finish_reason": finish, "logprobs": logprobs, **said}]}, [1])
+
+    events = [event(one, {"role": "assistant"}), event(one, "Rhi"), event(one, "ne, "), event(two, "no"), event(one, "Po"),
+              event(one, "", logprobs={}), event(one, "a"), event(one, "b"), event(one, "c"), event(one, {}, "stop")]
+    out = joined(events)
+    said = [(e.choice.index, e.chunk["choices"][0]["delta"], e.sources) for e in out]
+    assert said == [(0, {"role": "assistant"}, [1]), (0, {"content": "Rhine, "}, [1, 1]), (1, {"content": "no"}, [1]), (0, {"content": "Po"}, [1]),
+                    (0, {"content": ""}, [1]), (0, {"content": "abc"}, [1, 1, 1]), (0, {}, [1])]  # fmt: skip
+    completion = joined([event(one, text="Rhi"), event(one, text="ne"), event(one, text=", Po", finish="length")])
+    assert [(e.chunk["choices"][0]["text"], e.chunk["choices"][0]["finish_reason"]) for e in completion] == [("Rhine", None), (", Po", "length")]
+    assert [len(e.sources) for e in completion] == [2, 1] and joined([]) == []
 
 
 def test_choices_are_seeded_in_order(client, alone):

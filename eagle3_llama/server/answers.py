@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any, AsyncIterator
 
 from starlette.requests import Request
@@ -34,6 +35,28 @@ async def respond(request: Request, job: Job, shape: Shape, stream: bool, includ
         watch.cancel()
         job.cancel()
         raise
+
+
+def joined(events: list[Event]) -> list[Event]:
+    """Events with chunks; of those that only bring text, neighbours of one choice are one event."""
+    out: list[Event] = []
+    for e in events:
+        if out and e.choice is out[-1].choice and (text := _text(e)) is not None and (before := _text(out[-1])) is not None:
+            choice, text = e.chunk["choices"][0], before + text
+            said = {"delta": {"content": text}} if "delta" in choice else {"text": text}
+            out[-1] = dataclasses.replace(e, chunk={"choices": [{**choice, **said}]}, sources=out[-1].sources + e.sources)
+        else:
+            out.append(e)
+    return out
+
+
+def _text(e: Event) -> str | None:
+    """What a chunk that brings nothing but text says."""
+    choice = e.chunk["choices"][0]
+    if choice["finish_reason"] is not None or choice.get("logprobs") is not None:
+        return None
+    said = choice.get("delta", {"content": choice.get("text")})
+    return said["content"] if said.keys() == {"content"} else None
 
 
 async def _chain(first: list[Event], rest: AsyncIterator[list[Event]]) -> AsyncIterator[list[Event]]:
@@ -69,7 +92,8 @@ class EventStream(Response):
     async def _frames(self) -> AsyncIterator[bytes]:
         try:
             async for batch in self.events:
-                data = b"".join(self._frame(e) for e in batch if e.chunk is not None)
+                said = [e for e in batch if e.chunk is not None]
+                data = b"".join(self._frame(e) for e in (said if self.report else joined(said)))
                 if data:
                     yield data
         except ApiError as e:

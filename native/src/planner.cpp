@@ -20,7 +20,8 @@ constexpr int   NAP_FIRST = 8, NAP_MOST = 64, PROBES = 4;
 constexpr int   LOOK_CLOSE = 16, LOOK = 128, FIRST_LOOKS = 4;  // rounds from one plain round to the next where drafting gains little, and much
 constexpr float CLOSE_GAIN = 1.15f;
 constexpr float KEEP_DRIFT = 0.95f, KEEP_PLAIN = 0.9f;  // at each further round of a size, at each further plain round
-constexpr float LEAST_RATIO = 0.8f, MOST_RATIO = 1.25f;  // a round that took less or more of what was expected was disturbed
+constexpr float LEAST_RATIO = 0.5f, MOST_RATIO = 2.0f;  // of the time expected, that is believed
+constexpr float MOST_REST = 0.25f;    // of a plain round, more than what was expected
 constexpr int   AHEAD = 4;            // further nodes that growing looks at
 
 const float EDGES[] = {0.02f, 0.05f, 0.1f, 0.2f, 0.3f, 0.4f, 0.5f, 0.6f, 0.7f, 0.8f, 0.9f, 0.97f};
@@ -35,6 +36,7 @@ void planner::set(const costs & c) {
     costs_   = c;
     n_slots_ = 1;
     drift_of_.fill(1.0f);
+    ratios_.fill({1.0f, 1.0f});
     modes_.fill(mode());
     begin(1, c.context);
 }
@@ -190,11 +192,19 @@ bool planner::gains(float least) const {
     return at().seen_tokens >= least * at().seen_plain;
 }
 
+// A single round that took long was disturbed; several that did, and the machine has changed, for this size at least.
+float planner::steady(int n_rows, float ratio) {
+    std::array<float, 2> & last = ratios_[n_rows];
+    const float middle = std::max(std::min(last[0], last[1]), std::min(std::max(last[0], last[1]), ratio));
+    last = {last[1], ratio};
+    return std::clamp(middle, LEAST_RATIO, MOST_RATIO);
+}
+
 void planner::saw_round(const round & r) {
     mode & m = at();
     const bool  plain    = r.n_rows == n_slots_;
     const float expected = layers(r.n_rows) + (r.whole ? costs_.output[r.n_rows] * m.drift : 0.0f);
-    const float ratio    = std::clamp(r.layers_s / std::max(expected, 1e-9f), LEAST_RATIO, MOST_RATIO);
+    const float ratio    = steady(r.n_rows, r.layers_s / std::max(expected, 1e-9f));
     // the machine's drift is that of plain rounds: of other sizes, it may be what measuring them got wrong
     (plain ? m.drift : drift_of_[r.n_rows]) *= 1.0f + (1.0f - (plain ? KEEP_PLAIN : KEEP_DRIFT)) * (ratio - 1.0f);
     // what else ran on the machine for a moment is no matter of the draft
@@ -203,7 +213,7 @@ void planner::saw_round(const round & r) {
     if (plain) {
         m.plain_rest = m.plain_rest * KEEP_PLAIN + std::max(rest, 0.0f) * (1.0f - KEEP_PLAIN);
     } else if (r.tried && !r.whole) {
-        const float most = (MOST_RATIO - 1.0f) * plain_seconds();
+        const float most = MOST_REST * plain_seconds();
         m.draft_rest = m.draft_rest * KEEP_PLAIN + std::clamp(rest - r.output_s - m.plain_rest, -most, most) * (1.0f - KEEP_PLAIN);
     }
     m.n_plain   = std::min(m.n_plain + plain, FIRST_LOOKS);

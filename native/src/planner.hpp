@@ -87,6 +87,7 @@ class planner {
     float row_seconds(int i, float reach) const;
     float mean_accept(int depth, int rank, float trust) const;
     bool  gains(float least) const;
+    float steady(int n_rows, float ratio);
 
     // of rounds with so many slots
     struct mode {
@@ -107,6 +108,7 @@ class planner {
     int   n_slots_ = 1;
     std::array<mode, MAX_ROWS + 1> modes_{};
     std::array<float, MAX_ROWS + 1> drift_of_{};  // of each size, beyond the mode's
+    std::array<std::array<float, 2>, MAX_ROWS + 1> ratios_{};  // of each size's last two rounds, time taken against expected
     std::array<std::array<tally, N_BIN>, N_DEPTH> bins_{};
     std::array<std::array<tally, N_RANK>, N_DEPTH> ranks_{};
 };
