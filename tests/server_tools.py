@@ -22,6 +22,7 @@ from eagle3_llama.server.settings import ServerSettings
 
 CHAT = "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}
+ENDLESS = {"max_tokens": 900, "logit_bias": {"0": -100, "2": -100}}  # neither of SmolLM2's ends
 
 
 def settings(**more):
@@ -53,6 +54,11 @@ def running(given, batcher=None):
         thread.join(10)
         if own:
             batcher.close()
+
+
+def other(server, **more):
+    """Another application for the same batcher."""
+    return running(settings(n_parallel=2, **more), server.batcher)
 
 
 @contextlib.contextmanager
@@ -97,3 +103,27 @@ def events(response):
 def idle(server):
     """No request inside, no slot held."""
     return server.gate.inside == 0 and not any(s["busy"] for s in server.batcher.slots())
+
+
+class Streams:
+    """Endless answers in threads, each left open until the end of the block."""
+
+    def __init__(self, server, n, **more):
+        self.server, self.leave, self.texts = server, threading.Event(), [""] * n
+        self.threads = [threading.Thread(target=self._read, args=(i, more), daemon=True) for i in range(n)]
+
+    def _read(self, i, more):
+        content = {"messages": [{"role": "user", "content": f"Tell story {i}."}], "stream": True, **ENDLESS, **more}
+        with httpx.Client(base_url=self.server.url, timeout=30) as client, client.stream("POST", CHAT, json=content) as r:
+            for line in r.iter_lines():
+                self.texts[i] += line
+                if self.leave.is_set():
+                    return
+
+    def __enter__(self):
+        for t in self.threads:
+            t.start()
+        return self
+
+    def __exit__(self, *_):
+        self.leave.set()

@@ -1,8 +1,7 @@
-"""The server under pressure: limits, keys, clients that leave, deadlines, shutdown; and what is kept in files and logs."""
+"""The server under pressure: limits, keys, clients that leave, deadlines, shutdown."""
 
 import asyncio
 import json
-import logging
 import os
 import signal
 import socket
@@ -13,30 +12,18 @@ import time
 
 import httpx
 import pytest
-from server_tools import CHAT, JSON, ask, events, idle, process, running, settings, until
+from server_tools import CHAT, ENDLESS, JSON, Streams, ask, events, idle, other, process, running, settings, until
 
 from eagle3_llama.errors import EagleError
 from eagle3_llama.models import shipped_head, smollm2
 from eagle3_llama.server import body
 from eagle3_llama.server.settings import ServerSettings, is_loopback
 
-ENDLESS = {"max_tokens": 900, "logit_bias": {"0": -100, "2": -100}}  # neither of SmolLM2's ends
-
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("slots")
-
-
-@pytest.fixture(scope="module")
-def server(folder):
-    with running(settings(n_parallel=2, max_queue=2, max_n=3, timeout=20, slot_save_path=str(folder))) as s:
+def server():
+    with running(settings(n_parallel=2, max_queue=2, max_n=3, timeout=20)) as s:
         yield s
-
-
-def other(server, **more):
-    """Another application for the same batcher."""
-    return running(settings(n_parallel=2, **more), server.batcher)
 
 
 def raw(server, data, seconds=5.0):
@@ -170,30 +157,6 @@ def test_answers_do_not_wait_for_acknowledgements(server):
 # -- many requests, and little time -----------------------------------------------------------------------
 
 
-class Streams:
-    """Endless answers in threads, each left open until the end of the block."""
-
-    def __init__(self, server, n, **more):
-        self.server, self.leave, self.texts = server, threading.Event(), [""] * n
-        self.threads = [threading.Thread(target=self._read, args=(i, more), daemon=True) for i in range(n)]
-
-    def _read(self, i, more):
-        content = {"messages": [{"role": "user", "content": f"Tell story {i}."}], "stream": True, **ENDLESS, **more}
-        with httpx.Client(base_url=self.server.url, timeout=30) as client, client.stream("POST", CHAT, json=content) as r:
-            for line in r.iter_lines():
-                self.texts[i] += line
-                if self.leave.is_set():
-                    return
-
-    def __enter__(self):
-        for t in self.threads:
-            t.start()
-        return self
-
-    def __exit__(self, *_):
-        self.leave.set()
-
-
 def test_a_full_queue(server):
     """Two run, two wait; the next is told to come again, and is served once there is room."""
     with Streams(server, 4):
@@ -208,10 +171,10 @@ def test_a_full_queue(server):
 
 
 def test_deadlines(server):
-    with other(server, timeout=0.5) as s:
+    with other(server, timeout=1.0) as s:
         started = time.monotonic()
         r = ask(s.client, **ENDLESS)
-        assert r.status_code == 504 and r.json()["error"]["code"] == "deadline" and time.monotonic() - started < 2
+        assert r.status_code == 504 and r.json()["error"]["code"] == "deadline" and time.monotonic() - started < 3
         with s.client.stream("POST", CHAT, json={"messages": [{"role": "user", "content": "x"}], "stream": True, **ENDLESS}) as r:
             *chunks, last = events(r)
         assert r.status_code == 200 and chunks and last["error"]["code"] == "deadline"
@@ -296,82 +259,6 @@ def test_texts_that_are_hard_to_tokenise(server):
     r = server.client.post("/tokenize", json={"content": "<|im_end|>" * 150_000})
     assert r.status_code == 422 and r.json()["error"]["param"] == "content" and time.monotonic() - started < 5
     assert len(server.client.post("/tokenize", json={"content": "a < b " * 20_000}).json()["tokens"]) == 60_001
-
-
-# -- slots in files ---------------------------------------------------------------------------------------
-
-
-def slot(server, action, filename, i=0):
-    return server.client.post(f"/slots/{i}", params={"action": action}, json={"filename": filename})
-
-
-def test_slots_are_saved_and_restored(server, folder):
-    ask(server.client, max_tokens=8)
-    used = max(server.client.get("/slots").json(), key=lambda s: s["n_past"])
-    saved = slot(server, "save", "a.bin", used["id"]).json()
-    assert saved["n_saved"] == used["n_past"] > 0 and saved["n_written"] == (folder / "a.bin").stat().st_size
-    restored = slot(server, "restore", "a.bin", 1 - used["id"]).json()
-    assert restored["n_restored"] == saved["n_saved"] and restored["n_read"] == saved["n_written"]
-    assert [p.name for p in folder.iterdir()] == ["a.bin"]
-    assert ask(server.client, max_tokens=8).status_code == 200
-
-
-def test_slot_files_that_are_wrong(server, folder):
-    """400, and the next request works."""
-    expected = ask(server.client, max_tokens=8).json()["choices"][0]["message"]["content"]
-    used = max(server.client.get("/slots").json(), key=lambda s: s["n_past"])["id"]
-    assert slot(server, "save", "good.bin", used).status_code == 200
-    data = (folder / "good.bin").read_bytes()
-    middle = bytearray(data)
-    middle[len(data) // 2] ^= 0x55
-    for i, bad in enumerate((b"", data[:9], data[: len(data) // 2], data[:-1], data + b"x", b"GGUF" + data[4:], bytes(middle), os.urandom(5000))):
-        (folder / "bad.bin").write_bytes(bad)
-        r = slot(server, "restore", "bad.bin", used)
-        if i != 6:  # a flipped bit among the numbers may go unnoticed; the next answer may not
-            assert r.status_code == 400, (i, r.text)
-        else:
-            slot(server, "restore", "good.bin", used)
-        assert ask(server.client, max_tokens=8).json()["choices"][0]["message"]["content"] == expected
-
-
-def test_slot_names(server, folder):
-    for name in ("../x", "/etc/passwd", "a/b", "..", ".", "", ".hidden", "x\0", "x" * 200, "a\\b", "c:x", "x\n"):
-        assert slot(server, "save", name).status_code == 422, name
-    os.symlink("/etc/passwd", folder / "link")
-    os.mkfifo(folder / "pipe")
-    for name in ("link", "pipe"):
-        assert slot(server, "restore", name).status_code == 400
-    assert slot(server, "restore", "none").status_code == 404 == slot(server, "save", "a", 99).status_code
-    assert slot(server, "erase", "a").status_code == 422 == server.client.post("/slots/x?action=save", json={"filename": "a"}).status_code
-    assert server.client.post(f"/slots/{10**30}?action=save", json={"filename": "a"}).status_code in (404, 422)
-    with other(server) as s:
-        assert "--slot-save-path" in slot(s, "save", "a").json()["error"]["message"]
-
-
-def test_a_busy_slot_is_not_saved(server):
-    with Streams(server, 2):
-        until(lambda: all(s["busy"] for s in server.batcher.slots()))
-        assert slot(server, "save", "busy.bin").status_code == 400
-    until(lambda: idle(server))
-
-
-# -- logs -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("log_prompts", [False, True])
-def test_one_line_of_log(server, caplog, log_prompts):
-    access = logging.getLogger("eagle3_llama.server.access")
-    with other(server, log_prompts=log_prompts) as s, caplog.at_level(logging.INFO, access.name):
-        r = s.client.post(CHAT, json={"messages": [{"role": "user", "content": "xyzzy"}], "max_tokens": 4}, headers={"X-Request-Id": "mine-1"})
-        assert r.headers["x-request-id"] == "mine-1" and r.json()["id"] == "chatcmpl-mine-1"
-        odd = s.client.post(CHAT, json={"messages": [{"role": "user", "content": "xyzzy"}], "nn": 1}, headers={"X-Request-Id": 'a"b c'})
-        assert odd.headers["x-request-id"] != 'a"b c'
-        until(lambda: len(caplog.records) >= 2)
-    first, second = (json.loads(record.message) for record in caplog.records[:2])
-    assert first["request_id"] == "mine-1" and first["route"] == CHAT and first["status"] == 200 and first["seconds"] > 0
-    assert first["completion_tokens"] == r.json()["usage"]["completion_tokens"] >= 4  # more where the fourth ends within a character
-    assert second["status"] == 422 and second["error"] == "unknown_field"
-    assert ("xyzzy" in caplog.text) == log_prompts
 
 
 # -- the process ------------------------------------------------------------------------------------------
