@@ -32,7 +32,7 @@ def serve(model: Annotated[Path, typer.Option("--model", "-m", help="target, GGU
           timeout: Annotated[float, typer.Option(help="seconds for one request")] = 600.0,
           grace: Annotated[float, typer.Option(help="seconds that running requests have after SIGTERM")] = 30.0,
           template_timeout: Annotated[float, typer.Option(help="seconds for a chat template, grammar or schema")] = 2.0,
-          stream_interval: Annotated[float, typer.Option(help="seconds that tokens gather for until they are sent; 0: at once")] = 0.04,
+          stream_interval: Annotated[float, typer.Option(help="seconds that tokens gather for until they are sent; 0: at once")] = 0.08,
           slot_save_path: Annotated[Optional[Path], typer.Option(help="folder that slots may be saved to")] = None,
           cors_origin: Annotated[Optional[list[str]], typer.Option(help="site whose pages may ask; may be repeated")] = None,
           log_prompts: Annotated[bool, typer.Option(help="prompts in the log")] = False) -> None:

@@ -47,7 +47,7 @@ class ServerSettings:
     timeout: float = 600.0
     grace: float = 30.0
     template_timeout: float = 2.0
-    stream_interval: float = 0.04
+    stream_interval: float = 0.08
     slot_save_path: str | None = None
     cors_origin: tuple[str, ...] = ()
     log_prompts: bool = False
