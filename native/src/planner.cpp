@@ -14,7 +14,7 @@ constexpr float KEEP_GAIN  = 0.95f;
 constexpr float PRIOR      = 8.0f;    // observations that the prior counts for
 constexpr float TRUST_STEP = 0.05f, TRUST_LEAST = 0.1f, TRUST_MOST = 3.0f;
 constexpr float KEEP_AWAKE = 0.25f;   // of what drafts brought, over a rest: texts turn
-constexpr float LEAST_GAIN = 1.0f;   // of drafting's measured rate over plain decoding's
+constexpr float LEAST_GAIN = 1.0f, LEAST_OF_MANY = 1.04f;  // of drafting's measured rate over plain decoding's: of one slot, of several
 constexpr int   MIN_DRAFTS = 12;      // rounds before drafting may be given up
 constexpr int   NAP_FIRST = 8, NAP_MOST = 64, PROBES = 4;
 constexpr int   LOOK_CLOSE = 16, LOOK = 128, FIRST_LOOKS = 4;  // rounds from one plain round to the next where drafting gains little, and much
@@ -50,11 +50,9 @@ void planner::begin(int n_slots, float n_past) {
     }
 }
 
+// Several slots' texts are a mixture that one more hardly changes.
 void planner::new_text() {
-    for (int n = 1; n <= MAX_ROWS; ++n) {  // one of n
-        modes_[n].asleep -= (modes_[n].asleep + n - 1) / n;
-        modes_[n].nap    -= (modes_[n].nap + n - 1) / n;
-    }
+    modes_[1].asleep = modes_[1].nap = 0;
 }
 
 // -- what is known ----------------------------------------------------------------------------------------
@@ -229,7 +227,7 @@ void planner::saw_round(const round & r) {
     // against a round without a draft, at today's rate
     const float gain = (r.value - rate() * (r.draft_s + costs_.other)) - ((float) n_slots_ - rate() * plain_seconds());
     m.gain = m.gain * KEEP_GAIN + gain * (1.0f - KEEP_GAIN);
-    if (++m.n_drafts >= MIN_DRAFTS && (m.gain < 0.0f || !gains(LEAST_GAIN))) {
+    if (++m.n_drafts >= MIN_DRAFTS && (m.gain < 0.0f || !gains(n_slots_ == 1 ? LEAST_GAIN : LEAST_OF_MANY))) {
         m.nap      = m.nap ? std::min(2 * m.nap, NAP_MOST) : NAP_FIRST;
         m.asleep   = m.nap;
         m.gain     = 0.0f;
