@@ -52,7 +52,10 @@ void planner::begin(int n_slots, float n_past) {
 
 // Several slots' texts are a mixture that one more hardly changes.
 void planner::new_text() {
-    modes_[1].asleep = modes_[1].nap = 0;
+    mode & m = modes_[1];
+    m.asleep = m.nap = 0;
+    m.gain = std::min(m.gain, 0.0f);
+    m.n_drafts = std::min(m.n_drafts, MIN_DRAFTS - PROBES);
 }
 
 // -- what is known ----------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class planner {
     // The rounds that follow hold this many slots, with this many positions before each on average.
     void begin(int n_slots, float n_past);
 
-    // A slot begins another text: what the last one gave a lone slot cause to rest for does not apply to it.
+    // A slot begins another text: what the last one gave a lone slot cause to rest, or to draft, for does not apply to it.
     void new_text();
 
     // Whether the next round should draft. Counts a round.
