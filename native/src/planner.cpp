@@ -188,7 +188,7 @@ bool planner::wants_draft() {
 }
 
 // Whether rounds that drafted brought this many times the tokens of plain ones in the same time. It decides too, for
-// what is expected may be wrong; tokens come by chance, so it asks for less.
+// what is expected may be wrong.
 bool planner::gains(float least) const {
     return at().seen_tokens >= least * at().seen_plain;
 }
