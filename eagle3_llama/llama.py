@@ -114,10 +114,11 @@ class EagleLlama(Llama):
         self._params = params
 
     def _cost_key(self) -> list[object]:
-        """What decides the costs of rows and drafts: files, backend, threads, library."""
-        p, files = self.context_params, [self.model_path, self._eagle_path]
+        """What decides the costs of rows and drafts: files, the libraries' too, backend, threads."""
+        p, lib_dir = self.context_params, _library.find_lib_dir()
+        files = [self.model_path, self._eagle_path, *(sorted(lib_dir.iterdir()) if lib_dir else [])]
         about = [(str(f), os.path.getsize(f), os.path.getmtime(f)) for f in files if f]
-        return [about, _library.find_lib_dir(), platform.processor(), os.cpu_count(), p.n_threads, p.n_threads_batch, p.n_ubatch, p.flash_attn_type,
+        return [about, platform.processor(), os.cpu_count(), p.n_threads, p.n_threads_batch, p.n_ubatch, p.flash_attn_type,
                 p.type_k, p.type_v, p.offload_kqv, self.model_params.n_gpu_layers]
 
     @property

@@ -68,7 +68,7 @@ def check(decoder, starts, sizes=SIZES):
 
 
 @pytest.mark.parametrize("flash", [False, True], ids=["attention", "flash"])
-@pytest.mark.parametrize("fmt", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K_M", "Q6_K"])
+@pytest.mark.parametrize("fmt", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K"])
 def test_rows_are_alike(fmt, flash):
     decoder = Decoder(smollm2(fmt), flash)
     check(decoder, [250], (1, 2, 3, 4, 8, 16))

@@ -8,7 +8,7 @@ import time
 import pytest
 from tiny_models import PROMPT
 
-from eagle3_llama import EagleError, EagleLlama, EagleParams
+from eagle3_llama import EagleError, EagleLlama, EagleParams, _library
 from eagle3_llama.costs import LOADS, MAX_ROWS, Costs, cached, measure, merged
 from llama_cpp import Llama
 
@@ -87,6 +87,17 @@ def test_costs_are_measured_and_kept(eagle, tmp_path):
     for damaged in ("{}", "[{}]", "7", "[", kept.replace("[0.0", '["0"', 1), kept.replace('"cell": [', '"cell": [1e9, ')):
         path.write_text(damaged)
         assert cached(eagle._engine, ["key"], 512, 64) != last and len(json.loads(path.read_text())) == 1
+
+
+def test_costs_are_those_of_the_libraries(eagle, tmp_path, monkeypatch):
+    """An upgrade puts others in the same place."""
+    (tmp_path / "lib").mkdir()
+    monkeypatch.setattr(_library, "find_lib_dir", lambda: tmp_path / "lib")
+    keys = [eagle._cost_key()]
+    for content in (b"one", b"another"):
+        (tmp_path / "lib" / "libggml-cpu.so").write_bytes(content)
+        keys.append(eagle._cost_key())
+    assert keys[0] != keys[1] != keys[2]
 
 
 def test_a_disturbed_load_is_not_believed_for_ever(eagle, tmp_path):
