@@ -15,8 +15,9 @@ constexpr float PRIOR      = 8.0f;    // observations that the prior counts for
 constexpr float TRUST_STEP = 0.05f, TRUST_LEAST = 0.1f, TRUST_MOST = 3.0f;
 constexpr float KEEP_AWAKE = 0.25f;   // of what drafts brought, over a rest: texts turn
 constexpr float LEAST_GAIN = 1.0f, LEAST_OF_MANY = 1.04f;  // of drafting's measured rate over plain decoding's: of one slot, of several
+constexpr float MOST_LOSS  = 0.02f;   // expected of drafting, tokens a round, that is no cause to rest: a draft not made teaches nothing
 constexpr int   MIN_DRAFTS = 12;      // rounds before drafting may be given up
-constexpr int   NAP_FIRST = 8, NAP_MOST = 64, PROBES = 4;
+constexpr int   NAP_FIRST = 8, NAP_MOST = 64, PROBES = 6;
 constexpr int   LOOK_CLOSE = 16, LOOK = 128, FIRST_LOOKS = 4;  // rounds from one plain round to the next where drafting gains little, and much
 constexpr float CLOSE_GAIN = 1.15f;
 constexpr float KEEP_DRIFT = 0.95f, KEEP_PLAIN = 0.9f;  // at each further round of a size, at each further plain round
@@ -230,7 +231,7 @@ void planner::saw_round(const round & r) {
     // against a round without a draft, at today's rate
     const float gain = (r.value - rate() * (r.draft_s + costs_.other)) - ((float) n_slots_ - rate() * plain_seconds());
     m.gain = m.gain * KEEP_GAIN + gain * (1.0f - KEEP_GAIN);
-    if (++m.n_drafts >= MIN_DRAFTS && (m.gain < 0.0f || !gains(n_slots_ == 1 ? LEAST_GAIN : LEAST_OF_MANY))) {
+    if (++m.n_drafts >= MIN_DRAFTS && (m.gain < -MOST_LOSS || !gains(n_slots_ == 1 ? LEAST_GAIN : LEAST_OF_MANY))) {
         m.nap      = m.nap ? std::min(2 * m.nap, NAP_MOST) : NAP_FIRST;
         m.asleep   = m.nap;
         m.gain     = 0.0f;
