@@ -39,6 +39,13 @@ def rounds(programs, target, head, seed, n):
 
 
 @pytest.mark.parametrize("seed", range(1, 4))
+def test_rows_together_and_alone(programs, seed):
+    """Products of quantised matrices and attention, bit for bit."""
+    done = subprocess.run([programs / "products_test", str(seed)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and done.stdout.strip() == "ok", done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
 def test_planner_in_counted_time(programs, seed):
     """At least 0.97 of the best fixed length and of plain decoding, on measured cost curves and made-up heads; with costs told wrong 0.96 of plain."""
     done = subprocess.run([programs / "planner_test", str(seed)], capture_output=True, text=True, timeout=600)
