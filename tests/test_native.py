@@ -21,18 +21,18 @@ def programs():
 def test_rounds_under_sanitizers(programs, tmp_path, seed):
     target = tiny_models.target(tmp_path / "target.gguf", kind=["F32", "Q8_0", "F16", "F32"][seed])
     head = tiny_models.head(tmp_path / "head.gguf", kind=["F32", "Q8_0", "F32", "F16"][seed], layers=[(1, 2, 3), (0, 2), (1, 2, 3, 4), (3,)][seed])
-    rounds(programs, target, head, seed, 400)
+    passes(programs, "rounds_test", target, head, seed, 400)
 
 
 @pytest.mark.parametrize("name", ["speculators, qwen3", "EAGLE-1", "two projections, two layers"])
 def test_rounds_of_variants_under_sanitizers(programs, tmp_path, name):
     target = tiny_models.target(tmp_path / "target.gguf", n_layer=12)
     _, head = converted(tmp_path, name, target, "q8_0" if "two" in name else "f32")
-    rounds(programs, target, head, 5, 20)
+    passes(programs, "rounds_test", target, head, 5, 20)
 
 
-def rounds(programs, target, head, seed, n):
-    done = subprocess.run([programs / "rounds_test", target, head, str(seed), str(n)], capture_output=True, text=True, timeout=600,
+def passes(programs, name, *args):
+    done = subprocess.run([programs / name, *map(str, args)], capture_output=True, text=True, timeout=600,
                           env={"UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=1"})
     assert done.returncode == 0 and done.stdout.strip() == "ok", done.stderr[-3000:]
     assert "runtime error" not in done.stderr and "Sanitizer" not in done.stderr, done.stderr[-3000:]
@@ -41,12 +41,10 @@ def rounds(programs, target, head, seed, n):
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_rows_together_and_alone(programs, seed):
     """Products of quantised matrices and attention, bit for bit."""
-    done = subprocess.run([programs / "products_test", str(seed)], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0 and done.stdout.strip() == "ok", done.stderr[-3000:]
+    passes(programs, "products_test", seed)
 
 
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_planner_in_counted_time(programs, seed):
     """At least 0.97 of the best fixed length and of plain decoding, on measured cost curves and made-up heads; with costs told wrong 0.96 of plain."""
-    done = subprocess.run([programs / "planner_test", str(seed)], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0 and done.stdout.strip() == "ok", done.stderr[-3000:]
+    passes(programs, "planner_test", seed)
