@@ -19,11 +19,13 @@ from .models import cache_dir
 
 SIZES = (1, 4, 2, 1, 8, 3, 1, 6, 5, 1, 12)  # rows that are measured, most telling first; between them costs are interpolated
 CONTEXTS = (8, 256)  # tokens before the rows
-PIECE, FILL, LEAST_FILL = 32, 0.55, 0.1  # tokens at once, and seconds until the second of them is filled: formats differ by four times in this
+PIECE, FILL, LEAST_FILL = 32, 0.45, 0.1  # tokens at once, and seconds until the second of them is filled: formats differ by four times in this
 SLOW = 0.08  # seconds of one row from which on there is time for each size once
 BUDGET = 1.0  # seconds of measuring after which no further round begins
-ENOUGH = 1.3  # seconds after which a second round begins no further size
-MOST = 2.5  # of a slow model, the first round does not
+WARM = 0.2  # seconds of decodes that do not count
+ENOUGH = 1.25  # seconds after which a second round begins no further size
+MOST = 1.4  # the first round does not
+MOST_SLOW = 2.5  # of a slow model
 MAX_ROWS = 64
 LOADS = 4  # that measure: one of them may have had the machine to itself
 DISTURBED = 1.25  # of the quickest load's time for one row: above that something else ran
@@ -110,9 +112,14 @@ def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot:
         for n in 3 * (1, 8) if far_at > near_at else ():  # two sizes far apart say what a row adds
             far.setdefault(n, []).append(engine.measure_target(n, slot))
         engine.rewind(near_at, slot)
+    warm = elapsed() + WARM
+    for n in dict.fromkeys(sizes):  # the first of each size takes up to a third longer
+        if slow or elapsed() > warm:
+            break
+        engine.measure_target(n, slot)
     rounds = 0
     while rounds < 1 or (not slow and (rounds < 2 or (rounds < 9 and elapsed() < budget))):
-        most = MOST if slow else ENOUGH if rounds else math.inf
+        most = MOST_SLOW if slow else ENOUGH if rounds else MOST
         near.add(engine, list(dict.fromkeys(sizes)) if slow else sizes, slot, most - elapsed())
         rounds += 1
     engine.rewind(0, slot)
