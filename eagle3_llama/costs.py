@@ -166,15 +166,13 @@ def cached(engine: Any, key: Sequence[object], n_ctx: int, n_batch: int) -> Cost
 
 
 def merged(loads: Sequence[Costs]) -> Costs:
-    """Of each cost, in units of one row, the mean of the lower half of the loads that had the machine to themselves: one row took them
-    not much longer than it took the quickest. What else ran only adds; and the planner finds out where a draft costs more than it was told,
-    never where it costs less. Of a position's cost, a difference that noise moves both ways, the median."""
+    """Of each cost, in units of one row, the median of the loads that had the machine to themselves: one row took them not much longer
+    than it took the quickest."""
     least = min(c.one_row for c in loads)
     fair = [c for c in loads if c.one_row <= DISTURBED * least]
-    in_rows = lambda name: np.sort([np.atleast_1d(getattr(c, name)) / c.one_row for c in fair], axis=0)  # noqa: E731
-    lower = {name: in_rows(name)[: (len(fair) + 1) // 2].mean(axis=0) * least for name in ("layers", "output", "head", "first")}
-    curves = {name: lower[name].tolist() for name in ("layers", "output", "head")}
-    return Costs(**curves, cell=(np.median(in_rows("cell"), axis=0) * least).tolist(), first=float(lower["first"][0]), other=0.0, context=fair[0].context)
+    middle = lambda name: np.median([np.atleast_1d(getattr(c, name)) / c.one_row for c in fair], axis=0) * least  # noqa: E731
+    curves = {name: middle(name).tolist() for name in ("layers", "output", "head", "cell")}
+    return Costs(**curves, first=float(middle("first")[0]), other=0.0, context=fair[0].context)
 
 
 def _read(path: Path) -> list[Costs]:
