@@ -216,7 +216,7 @@ void session::need_logits(int row) {
 int session::sample_row(slot_state & s, llama_sampler * sampler, int32_t & token) {
     const int row = s.round_path.back(), n_rows = (int) s.round_tokens.size();
     need_logits(s.round_at[row]);
-    token = llama_sampler_sample(sampler, ctx_, s.round_at[row]);
+    token = sample(sampler, s.round_at[row]);
     int next = row + 1;
     while (next < n_rows && !(s.round_parents[next] == row && s.round_tokens[next] == token)) {
         ++next;

@@ -75,7 +75,7 @@ class session {
     int  draft_planned(int slot, int32_t token, int n_max, int width, int32_t * tokens, int32_t * parents, float * probs);
     void decode(int slot, int32_t token, const int32_t * draft, const int32_t * parents, int n);
     int  verify(int slot, llama_sampler * sampler, int32_t * out);
-    int  sample(llama_sampler * sampler, int row) { return llama_sampler_sample(sampler, ctx_, row); }
+    int  sample(llama_sampler * sampler, int row);
     int  verified_row(int slot, int i) const;
     bool can_tree();
     void commit(int slot, int n_keep);

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -256,6 +257,59 @@ static void rounds(llama_model * model, llama_context * ctx, eagle3_session * s,
     llama_sampler_free(greedy);
 }
 
+// Greedy decoding goes without a list of candidates: the same token, among equals, infinities and NaN too, whatever stands
+// before it in the chain.
+static void greedy_rows(llama_context * ctx, eagle3_session * s) {
+    const llama_vocab * vocab = llama_model_get_vocab(llama_get_model(ctx));
+    const int n_vocab = llama_vocab_n_tokens(vocab);
+    const int32_t token = 5;
+    CHECK(eagle3_prefill(s, 0, &token, 1, 1) == EAGLE3_OK);
+    float * logits = llama_get_logits_ith(ctx, -1);
+    const auto chain = [&](std::vector<llama_sampler *> parts) {
+        llama_sampler * c = llama_sampler_chain_init(llama_sampler_chain_default_params());
+        for (llama_sampler * part : parts) {
+            llama_sampler_chain_add(c, part);
+        }
+        return c;
+    };
+    const llama_logit_bias bias = {7, 100.0f};
+    const auto off     = [&]() { return llama_sampler_init_penalties(n_vocab, 64, 1.0f, 0.0f, 0.0f); };
+    const auto penalty = [&]() { return llama_sampler_init_penalties(n_vocab, 64, 1.5f, 0.5f, 0.5f); };
+    const auto greedy  = llama_sampler_init_greedy;
+    const std::vector<std::function<llama_sampler *()>> kinds = {
+        greedy,
+        [&]() { return chain({greedy()}); },
+        [&]() { return chain({off(), greedy()}); },
+        [&]() { return chain({penalty(), greedy()}); },
+        [&]() { return chain({off(), llama_sampler_init_logit_bias(n_vocab, 1, &bias), greedy()}); },
+        [&]() { return chain({llama_sampler_init_top_k(3), greedy()}); },
+        [&]() { return chain({greedy(), off()}); },
+        [&]() { return chain({chain({greedy()})}); },
+        [&]() { return chain({off(), llama_sampler_init_dist(3)}); },
+    };
+    for (size_t k = 0; k < kinds.size(); ++k) {
+        llama_sampler * ours = kinds[k](), * theirs = kinds[k]();
+        for (int r = 0; r < 40; ++r) {
+            for (int i = 0; i < n_vocab; ++i) {
+                logits[i] = (float) pick(-9, r % 4 ? 90 : 3);  // the least and the largest often more than once
+            }
+            if (k < 3 && r % 4 == 1) {
+                for (int n = pick(1, n_vocab); n > 0; --n) {
+                    logits[pick(0, n_vocab - 1)] = pick(0, 1) ? -INFINITY : NAN;
+                }
+            }
+            if (r == 39) {
+                std::fill_n(logits, n_vocab, -INFINITY);
+                logits[n_vocab - 1] = 0.0f;
+            }
+            CHECK(eagle3_sample(s, ours, -1) == llama_sampler_sample(theirs, ctx, -1));
+        }
+        llama_sampler_free(ours);
+        llama_sampler_free(theirs);
+    }
+    CHECK(eagle3_rewind(s, 0, 0) == EAGLE3_OK);
+}
+
 static void wrong_rounds(eagle3_session * s) {
     int32_t n[4] = {}, out[64] = {};
     eagle3_ask asks[2] = {{0, 5, EAGLE3_PLAIN, 0, 1, 1, 0.0f}, {0, 5, EAGLE3_PLAIN, 0, 1, 1, 0.0f}};
@@ -396,6 +450,7 @@ int main(int argc, char ** argv) {
         CHECK(eagle3_can_tree(s) == trees);
         wrong_calls(s);
         wrong_rounds(s);
+        greedy_rows(ctx, s);
         plan(s);
         rounds(model, ctx, s, n_slots, atoi(argv[4]));
         joint_rounds(model, ctx, s, n_slots, atoi(argv[4]) / 2);

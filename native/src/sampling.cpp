@@ -1,0 +1,66 @@
+// Samples a row as llama_sampler_sample does, greedy decoding without its list of candidates.
+#include "session.hpp"
+
+namespace eagle3 {
+
+namespace {
+
+// What tells a sampler's kind: the functions it has.
+struct kinds {
+    const llama_sampler_i * greedy;
+    const llama_sampler_i * empty;  // penalties that are all off
+
+    static const llama_sampler_i * of(llama_sampler * s) {
+        const llama_sampler_i * iface = s->iface;
+        llama_sampler_free(s);
+        return iface;
+    }
+    kinds() : greedy(of(llama_sampler_init_greedy())), empty(of(llama_sampler_init_penalties(1, 0, 1.0f, 0.0f, 0.0f))) {}
+};
+
+// Whether a sampler takes the likeliest token of the logits as they are.
+bool takes_likeliest(llama_sampler * sampler) {
+    static const kinds known;
+    if (llama_sampler_chain_get(sampler, -1) == nullptr) {
+        return sampler->iface == known.greedy;
+    }
+    const int n = llama_sampler_chain_n(sampler);
+    int i = 0;
+    while (i < n && llama_sampler_chain_get(sampler, i)->iface == known.empty) {
+        ++i;
+    }
+    return i + 1 == n && llama_sampler_chain_get(sampler, i)->iface == known.greedy;
+}
+
+// The first of the largest; NaN is compared as the greedy sampler compares it.
+int likeliest(const float * x, int n) {
+    constexpr int BLOCK = 64;
+    int best = 0, i = 1;
+    for (; i + BLOCK <= n; i += BLOCK) {
+        int larger = 0;
+        for (int k = 0; k < BLOCK; ++k) {
+            larger |= x[i + k] > x[best];
+        }
+        for (int k = 0; larger && k < BLOCK; ++k) {
+            best = x[i + k] > x[best] ? i + k : best;
+        }
+    }
+    for (; i < n; ++i) {
+        best = x[i] > x[best] ? i : best;
+    }
+    return best;
+}
+
+} // namespace
+
+int session::sample(llama_sampler * sampler, int row) {
+    const float * logits = takes_likeliest(sampler) ? llama_get_logits_ith(ctx_, row) : nullptr;
+    if (logits == nullptr) {
+        return llama_sampler_sample(sampler, ctx_, row);
+    }
+    const int token = likeliest(logits, n_vocab_);
+    llama_sampler_accept(sampler, token);
+    return token;
+}
+
+} // namespace eagle3
