@@ -20,11 +20,12 @@ from .models import cache_dir
 SIZES = (1, 4, 2, 1, 8, 3, 1, 6, 5, 1, 12)  # rows that are measured, most telling first; between them costs are interpolated
 CONTEXTS = (8, 256)  # tokens before the rows
 PIECE, FILL, LEAST_FILL = 32, 0.45, 0.1  # tokens at once, and seconds until the second of them is filled: formats differ by four times in this
+FAR = 0.22  # seconds of rows behind them, after which each size has been there once
 SLOW = 0.08  # seconds of one row from which on there is time for each size once
 BUDGET = 1.0  # seconds of measuring after which no further round begins
 WARM = 0.2  # seconds of decodes that do not count
 ENOUGH = 1.25  # seconds after which a second round begins no further size
-MOST = 1.4  # the first round does not
+MOST = 1.35  # the first round does not
 MOST_SLOW = 2.5  # of a slow model
 MAX_ROWS = 64
 LOADS = 4  # that measure: one of them may have had the machine to itself
@@ -68,18 +69,19 @@ class Times:
     def __init__(self) -> None:
         self._rounds: list[dict[tuple[str, int], float]] = []  # of each part and number of rows
 
-    def add(self, engine: Any, sizes: Sequence[int], slot: int = 0, most: float = math.inf) -> None:
+    def add(self, engine: Any, sizes: Sequence[int], slot: int = 0, most: float = math.inf, one: float | None = None) -> None:
         """Each size once, in the slot as it stands, each part after what it follows in a round; after `most` seconds no size is
-        begun, but for the first two."""
+        begun, but for the first two, and the head, which is quick, is measured behind the first. one: what the last decode, of a
+        single row, took, where another would take too long."""
         start = time.perf_counter()
         took: dict[tuple[str, int], list[float]] = {}
         for i, n in enumerate(sizes):
             if i > 1 and time.perf_counter() - start > most:
                 break
-            took.setdefault(("layers", n), []).append(engine.measure_target(n, slot))
+            took.setdefault(("layers", n), []).append(one if one and n == 1 else engine.measure_target(n, slot))
             for m in {1: (), 2: (1,)}.get(n, (n,)):  # one of each size, or the second finds the matrix in the cache
                 took["output", m] = [engine.measure_output(m)]
-            if engine.has_head and n == min(2, max(sizes)):
+            if engine.has_head and i == 0:
                 took["first", 1] = [engine.measure_head(1, slot)]
                 took.update({("head", m): [engine.measure_head(m, slot)] for m in (1, 2, 4, 8) if m in sizes})
         self._rounds.append({part: statistics.median(t) for part, t in took.items()})
@@ -105,11 +107,14 @@ def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot:
     near_at, far_at = min(CONTEXTS[0], n_ctx // 4), min(CONTEXTS[1], n_ctx - 8)
     sizes = [n for n in SIZES if n <= min(n_ctx - near_at, n_batch)]
     near, far = Times(), {}
-    fill_context(engine, near_at, n_batch, slot)
-    slow = min(engine.measure_target(1, slot) for _ in range(2)) > SLOW
+    one = min(engine.measure_target(1, slot) for _ in range(2))
+    slow = one > SLOW
+    near_at = 0 if slow else fill_context(engine, near_at, n_batch, slot)
     if not slow and far_at > near_at and 8 in sizes:
         far_at = fill_context(engine, far_at, min(n_batch, PIECE), slot, max(FILL - elapsed(), LEAST_FILL))  # a cold file is read until here
         for n in 3 * (1, 8) if far_at > near_at else ():  # two sizes far apart say what a row adds
+            if len(far) == 2 and elapsed() > FILL + FAR:
+                break
             far.setdefault(n, []).append(engine.measure_target(n, slot))
         engine.rewind(near_at, slot)
     warm = elapsed() + WARM
@@ -120,7 +125,7 @@ def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot:
     rounds = 0
     while rounds < 1 or (not slow and (rounds < 2 or (rounds < 9 and elapsed() < budget))):
         most = MOST_SLOW if slow else ENOUGH if rounds else MOST
-        near.add(engine, list(dict.fromkeys(sizes)) if slow else sizes, slot, most - elapsed())
+        near.add(engine, list(dict.fromkeys(sizes)) if slow else sizes, slot, most - elapsed(), one if slow else None)
         rounds += 1
     engine.rewind(0, slot)
     costs = near.costs(near_at)

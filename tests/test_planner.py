@@ -159,8 +159,11 @@ class Machine:
 @pytest.mark.parametrize("machine, most", [
     (Machine(0.020, 0.08, 6e-6, 0.006, 1 / 500), 1.5),  # SmolLM2 in F32 on two cores
     (Machine(0.006, 0.25, 6e-6, 0.001, 1 / 700), 1.1),  # in Q4_0
+    (Machine(0.033, 0.08, 6e-6, 0.009, 1 / 300), 1.6),  # F32 on two busy cores
+    (Machine(0.070, 0.15, 6e-6, 0.008, 1 / 100), 1.7),  # 1B
     (Machine(0.400, 0.10, 1e-5, 0.020, 1 / 20), 3.0),  # 8B
-], ids=["F32", "Q4_0", "8B"])  # fmt: skip
+    (Machine(1.000, 0.10, 1e-5, 0.050, 1 / 8), 4.0),  # 20B
+], ids=["F32", "Q4_0", "F32, busy", "1B", "8B", "20B"])  # fmt: skip
 def test_measuring_ends_in_time(machine, most, monkeypatch):
     """And finds what there is, by what it had time for."""
     monkeypatch.setattr(time, "perf_counter", lambda: machine.now)
@@ -168,6 +171,7 @@ def test_measuring_ends_in_time(machine, most, monkeypatch):
     assert machine.now < most
     machine.n = int(costs.context)
     assert costs.one_row == pytest.approx(machine.layers(1) + machine.output, rel=0.01)
+    assert costs.head[1] == pytest.approx(0.1 * machine.row)
     for n in (1, 4, 8):
         assert costs.layers[n] == pytest.approx(machine.layers(n), rel=0.02)
         assert costs.cell[n] == pytest.approx(machine.cell * (1 + 0.5 * (n - 1)) if machine.row < 0.1 else 0.0, rel=0.02)
