@@ -20,7 +20,7 @@ from .models import cache_dir
 SIZES = (1, 4, 2, 1, 8, 3, 1, 6, 5, 1, 12)  # rows that are measured, most telling first; between them costs are interpolated
 CONTEXTS = (8, 256)  # tokens before the rows
 PIECE, FILL, LEAST_FILL = 32, 0.45, 0.1  # tokens at once, and seconds until the second of them is filled: formats differ by four times in this
-FAR = 0.22  # seconds of rows behind them, after which each size has been there once
+FAR, FAR_TIMES = 0.1, 3  # seconds after which decodes that tell what a context costs are not repeated; how often at most
 SLOW = 0.08  # seconds of one row from which on there is time for each size once
 BUDGET = 1.0  # seconds of measuring after which no further round begins
 WARM = 0.2  # seconds of decodes that do not count
@@ -101,38 +101,49 @@ class Times:
         return Costs(_curve(layers), out, head, _curve({1: 0.0}), max(first - head[1], 0.0), 0.0, context)
 
 
+def _cells(engine: Any, near_at: int, far_at: int, slot: int) -> dict[int, float]:
+    """Seconds that a token before the rows adds to a decode of one row and of eight, by decodes behind all far_at tokens of the slot
+    and, right after, behind the first near_at, which it keeps: the quickest of a few, for what disturbs takes longer."""
+    least = []
+    for at in (far_at, near_at):
+        engine.rewind(at, slot)
+        start, took = time.perf_counter(), {1: math.inf, 8: math.inf}
+        for _ in range(FAR_TIMES):
+            took = {n: min(t, engine.measure_target(n, slot)) for n, t in took.items()}
+            if time.perf_counter() - start > FAR:
+                break
+        least.append(took)
+    cells = {n: max(least[0][n] - least[1][n], 0.0) / (far_at - near_at) for n in (1, 8)}
+    # one row adds no less than an eighth of what eight do, and no more than they do
+    return {1: max(cells[1], cells[8] / 8), 8: max(cells[1], cells[8])}
+
+
 def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot: int = 0) -> Costs:
     """Measures for about `budget` seconds, a slow model once for each size for which there is time; the slot is empty afterwards."""
     start, elapsed = time.perf_counter(), lambda: time.perf_counter() - start
     near_at, far_at = min(CONTEXTS[0], n_ctx // 4), min(CONTEXTS[1], n_ctx - 8)
     sizes = [n for n in SIZES if n <= min(n_ctx - near_at, n_batch)]
-    near, far = Times(), {}
     one = min(engine.measure_target(1, slot) for _ in range(2))
-    slow = one > SLOW
+    slow, cells, warmed = one > SLOW, {1: 0.0}, {1}
     near_at = 0 if slow else fill_context(engine, near_at, n_batch, slot)
     if not slow and far_at > near_at and 8 in sizes:
         far_at = fill_context(engine, far_at, min(n_batch, PIECE), slot, max(FILL - elapsed(), LEAST_FILL))  # a cold file is read until here
-        for n in 3 * (1, 8) if far_at > near_at else ():  # two sizes far apart say what a row adds
-            if len(far) == 2 and elapsed() > FILL + FAR:
-                break
-            far.setdefault(n, []).append(engine.measure_target(n, slot))
-        engine.rewind(near_at, slot)
-    warm = elapsed() + WARM
+        if far_at > near_at:
+            cells, warmed = _cells(engine, near_at, far_at, slot), {1, 8}
+    end = elapsed() + WARM
     for n in dict.fromkeys(sizes):  # the first of each size takes up to a third longer
-        if slow or elapsed() > warm:
+        if slow or elapsed() > end:
             break
-        engine.measure_target(n, slot)
+        if n not in warmed:
+            engine.measure_target(n, slot)
+    times = Times()
     rounds = 0
     while rounds < 1 or (not slow and (rounds < 2 or (rounds < 9 and elapsed() < budget))):
         most = MOST_SLOW if slow else ENOUGH if rounds else MOST
-        near.add(engine, list(dict.fromkeys(sizes)) if slow else sizes, slot, most - elapsed(), one if slow else None)
+        times.add(engine, list(dict.fromkeys(sizes)) if slow else sizes, slot, most - elapsed(), one if slow else None)
         rounds += 1
     engine.rewind(0, slot)
-    costs = near.costs(near_at)
-    more = {n: max(statistics.median(t) - costs.layers[n] - (costs.output[1] if n == 1 else 0.0), 0.0) / (far_at - near_at) for n, t in far.items()}
-    if more:  # a few samples each: a row adds no less than an eighth of eight rows, and no more than they do
-        more[1], more[8] = max(more[1], more[8] / 8), max(more[1], more[8])
-    return dataclasses.replace(costs, cell=_curve(more or {1: 0.0}))
+    return dataclasses.replace(times.costs(near_at), cell=_curve(cells))
 
 
 def measure_in_use(engine: Any, n_ctx: int, times: Times, rounds: int = 3) -> Costs | None:
