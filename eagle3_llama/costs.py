@@ -131,8 +131,8 @@ def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot:
         if far_at > near_at:
             cells, warmed = _cells(engine, near_at, far_at, slot), {1, 8}
     end = elapsed() + WARM
-    for n in dict.fromkeys(sizes):  # the first of each size takes up to a third longer
-        if slow or elapsed() > end:
+    for n in dict.fromkeys(sizes):  # the first of each size takes some milliseconds longer
+        if one > SLOW / 2 or elapsed() > end:
             break
         if n not in warmed:
             engine.measure_target(n, slot)
