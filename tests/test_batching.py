@@ -221,7 +221,7 @@ def test_an_idle_batcher_leaves_no_threads_behind(tiny):
     before = threads()
     with b.request() as llm:
         take(llm, 20, PROMPT, temp=0.0)
-    wait_for(lambda: threads() == before)
+    wait_for(lambda: threads() <= before)  # an earlier test's may still have been ending
     b.close()
 
 
