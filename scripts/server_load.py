@@ -94,10 +94,10 @@ class Server:
         finally:
             connection.close()
 
-    def rss(self) -> int:
-        """Resident bytes."""
-        with open(f"/proc/{self.process.pid}/statm", encoding="ascii") as f:
-            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    def memory(self) -> int:
+        """Resident bytes of its own, without those of files: the system takes those pages and gives them back as it likes."""
+        with open(f"/proc/{self.process.pid}/status", encoding="ascii") as f:
+            return next(int(line.split()[1]) * 1024 for line in f if line.startswith("RssAnon:"))
 
 
 def _all(n_clients: int, work: Any, jobs: list[Any]) -> list[Any]:
@@ -283,20 +283,20 @@ def _gap(llm: Any, text: str, expected: str, got: str) -> float:
 @app.command()
 def soak(fmt: Format = "Q8_0", minutes: float = 30.0, n_parallel: int = 4, n_ctx: int = 512, seed: int = 1) -> None:
     """8 clients, a quarter leaving, on a small cache: no hang, no leak, no other request's text."""
-    rng, results, rss = random.Random(seed), [], []
+    rng, results, memory = random.Random(seed), [], []
     with Server(fmt, n_parallel, n_ctx) as server:
         end = time.monotonic() + 60 * minutes
         while time.monotonic() < end:
             jobs = _jobs(rng, 40)
             start = time.monotonic()
             results += list(zip(jobs, _all(8, lambda j: _or_too_long(server, j), jobs)))
-            rss.append(server.rss())
-            console.print(f"{len(results)} requests, {40 / (time.monotonic() - start):.1f} a second, {rss[-1] / 1e6:.1f} MB")
+            memory.append(server.memory())
+            console.print(f"{len(results)} requests, {40 / (time.monotonic() - start):.1f} a second, {memory[-1] / 1e6:.1f} MB")
         slots = json.loads(server.get("/slots"))
     if any(s["busy"] for s in (slots["slots"] if isinstance(slots, dict) else slots)):
         raise SystemExit("a slot is still held")
-    quarter = len(rss) // 4
-    growth = statistics.median(rss[-max(quarter, 1) :]) / statistics.median(rss[quarter : 2 * quarter] or rss[:1]) - 1
+    quarter = len(memory) // 4
+    growth = statistics.median(memory[-max(quarter, 1) :]) / statistics.median(memory[quarter : 2 * quarter] or memory[:1]) - 1
     different, ties = _compare(fmt, [r for r in results if r[1] is not None], n_ctx)
     console.print(f"{len(results)} requests in {minutes:g} minutes: memory {growth:+.2%} from the second quarter to the last, {different} texts "
                   f"different, {ties} of them at near ties")
