@@ -1,113 +1,18 @@
-"""The page in Chromium, against a real server: what is typed, shown, measured and said when something fails."""
+"""The page in Chromium, against a real server: what is typed, shown, measured and said."""
 
-import json
 import os
 import re
-import shutil
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
+from page_tools import (  # noqa: F401 - fixtures and the mark among them
+    CHAT, MODELS, WAIT, answers, ask, browser, configure, done, expect, pytestmark, server, sources, stat, stream, text_of, visit,
+)
+from server_tools import process
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="the page's test drives a browser: pip install playwright")
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium, or name one in CHROMIUM")
-
-from server_tools import process  # noqa: E402
-
-from eagle3_llama.models import shipped_head, smollm2  # noqa: E402
+from eagle3_llama.models import shipped_head, smollm2
 
 PAGE = Path(__file__).parent.parent / "eagle3_llama" / "server" / "page" / "index.html"
-CALM = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-CHAT, MODELS = "**/v1/chat/completions", "**/v1/models"
-WAIT = 120_000  # ms; CI's machine may be busy
-HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'><b>bold</b> &lt;i&gt;"
-expect = sync_api.expect
-expect.set_options(timeout=30_000)
-
-
-@pytest.fixture(scope="module")
-def server():
-    with process("--eagle", shipped_head(), "--n-ctx", 1024, "--threads", 2) as s:
-        assert s.url, s.first
-        yield s
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=CALM)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def visit(browser, server):
-    """visit(**of the context) opens the page. Afterwards: no request went elsewhere, nothing failed but what the test says it breaks."""
-    contexts, foreign, errors, allowed = [], [], [], []
-
-    def open_page(url=server.url, allow=(), before=lambda page: None, **settings):
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 860}, **settings})
-        contexts.append(context)
-        allowed.extend(allow)
-        context.on("request", lambda r: foreign.append(r.url) if urlsplit(r.url).scheme != "data" and not r.url.startswith(url) else None)
-        page = context.new_page()
-        page.set_default_timeout(WAIT)
-        page.on("console", lambda m: errors.append(m.text) if m.type in ("error", "warning") else None)
-        page.on("pageerror", lambda e: errors.append(str(e)))
-        before(page)
-        opened = page.goto(url)
-        assert opened.ok, f"the browser cannot open the page: {opened.status}"
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert foreign == []
-    assert [e for e in errors if not any(a in e for a in allowed)] == []
-
-
-def configure(page, **values):
-    page.click("#settings")
-    for name, value in values.items():
-        page.fill(f"[name={name}]", str(value))
-    page.keyboard.press("Escape")
-    expect(page.locator("#panel")).to_be_hidden()
-
-
-def ask(page, text, wait=True):
-    page.fill("#ask", text)
-    page.press("#ask", "Enter")
-    if wait:
-        done(page)
-
-
-def done(page):
-    expect(page.locator("#go")).to_have_text("Send", timeout=WAIT)
-
-
-def sources(page, where=".turn:last-child"):
-    return [int(k) for span in page.locator(f"{where} .tok").all() for k in (span.get_attribute("data-sources") or "").split()]
-
-
-def text_of(page, where=".turn:last-child"):
-    return page.locator(f"{where} .out").first.text_content()
-
-
-def stat(page, name):
-    return float(page.locator(f".turn:last-child [data-stat={name}]").first.text_content().rstrip("×"))
-
-
-def stream(*chunks, end="data: [DONE]\n\n"):
-    """What a server might answer: pairs of text and sources."""
-    def chunk(text, sources):
-        return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}], "eagle": {"sources": sources}}
-    return "".join(f"data: {json.dumps(chunk(*c))}\n\n" for c in chunks) + end
-
-
-def answers(page, **response):
-    """The next question is answered with this instead of by the server; later ones by the server."""
-    page.route(CHAT, lambda route: route.fulfill(**{"content_type": "text/event-stream", **response}), times=1)
 
 
 def luminance(colour):
@@ -272,101 +177,6 @@ def test_themes_can_be_read(visit, scheme):
     assert (luminance(style("body", "backgroundColor")) > 0.5) == (scheme == "dark")
     page.reload()
     assert (luminance(style("body", "backgroundColor")) > 0.5) == (scheme == "dark")
-
-
-def test_a_wrong_key_is_asked_for_again(visit):
-    with process("--eagle", shipped_head(), "--threads", 2, env={"EAGLE3_API_KEY": "right-key"}) as keyed:
-        assert keyed.url, keyed.first
-        page = visit(keyed.url, allow=["401"], http_credentials={"username": "any", "password": "right-key"})
-        configure(page, max_tokens=8)
-        page.click("#settings")
-        page.fill("#apikey", "wrong-key")
-        page.press("#apikey", "Enter")
-        box = page.locator(".trouble[data-kind=key]")
-        expect(box).to_contain_text("does not accept this API key")
-        ask(page, "Hello?")
-        expect(box).to_be_visible()
-        assert page.evaluate("document.activeElement.id") == "askkey"
-        page.fill("#askkey", "right-key")
-        page.press("#askkey", "Enter")
-        expect(page.locator(".tok").first).to_be_visible(timeout=WAIT)
-        done(page)
-        expect(box).to_have_count(0)
-        expect(page.locator(".turn")).to_have_count(1)
-        expect(page.locator("#model")).to_contain_text("with a head")
-        stored = page.evaluate("[JSON.stringify(localStorage), JSON.stringify(sessionStorage), document.cookie, location.href]")
-        assert ["right-key" in s for s in stored] == [False, True, False, False]
-
-
-def test_a_server_that_asks_for_a_key_at_first(visit):
-    """Where the page itself is served to everyone."""
-    def refuse(route):
-        if route.request.headers.get("authorization") == "Bearer sesame":
-            route.continue_()
-        else:
-            route.fulfill(status=401, json={"error": {"message": "a key is needed"}})
-
-    page = visit(allow=["401"], before=lambda page: [page.route(p, refuse) for p in (CHAT, MODELS)])
-    expect(page.locator(".trouble")).to_contain_text("asks for an API key")
-    page.fill("#askkey", "sesame")
-    page.press("#askkey", "Enter")
-    expect(page.locator("#model")).to_contain_text("with a head")
-    expect(page.locator(".trouble")).to_have_count(0)
-    configure(page, max_tokens=8)
-    ask(page, "Hello?")
-    assert sources(page)
-
-
-def test_what_looks_like_a_script_is_text(visit):
-    page = visit(allow=["422"])
-    answers(page, body=stream((HOSTILE[:20], [0]), (HOSTILE[20:], [1])))
-    ask(page, HOSTILE)
-    assert text_of(page) == HOSTILE and HOSTILE in page.locator(".said").text_content()
-    assert page.locator("#talk").evaluate("(e) => e.querySelectorAll('script, img, b:not(h3 b), i').length") == 0
-    answers(page, status=422, json={"error": {"message": HOSTILE}})
-    ask(page, "Again?")
-    assert "<script>" in page.locator(".trouble").text_content()
-    page.unroute_all()
-    page.route(CHAT, lambda route: route.fulfill(content_type="text/event-stream", body=f"data: {json.dumps({'error': {'message': HOSTILE}})}\n\n"), times=1)
-    page.click(".retry")
-    expect(page.locator(".trouble h3")).to_have_text("The answer broke off")
-    assert page.evaluate("window.hacked") is None
-
-
-def test_a_busy_server_says_when(visit):
-    page = visit(allow=["503"])
-    configure(page, max_tokens=8)
-    ask(page, "One?")
-    answers(page, status=503, headers={"Retry-After": "7"}, json={"error": {"message": "the queue is full"}})
-    ask(page, "Two?")
-    box = page.locator(".trouble[data-kind=busy]")
-    expect(box).to_contain_text("The queue is full.")
-    assert re.search(r"Try again in [67] seconds\.", box.text_content())
-    expect(page.locator(".turn")).to_have_count(2)
-    page.click(".retry")
-    done(page)
-    expect(box).to_have_count(0)
-    assert sources(page) and text_of(page, ".turn:first-of-type")
-
-
-def test_a_lost_network_keeps_the_conversation(visit):
-    page = visit(allow=["ERR_FAILED", "Failed to load"])
-    configure(page, max_tokens=8)
-    ask(page, "One?")
-    first = text_of(page)
-    page.route(CHAT, lambda route: route.abort(), times=1)
-    ask(page, "Two?")
-    expect(page.locator(".trouble")).to_contain_text("cannot be reached")
-    answers(page, body=stream(("Half an", [0]), (" ans", [1]), end=""))  # ends without [DONE]
-    page.click(".retry")
-    done(page)
-    expect(page.locator(".trouble")).to_contain_text("what had come is kept")
-    assert text_of(page) == "Half an ans"
-    expect(page.locator(".turn:last-child .why")).to_have_text("Broken off.")
-    page.click(".retry")
-    done(page)
-    expect(page.locator(".trouble")).to_have_count(0)
-    assert sources(page) and text_of(page, "article:nth-of-type(1)") == first
 
 
 def test_without_a_head_the_page_says_so(visit):
