@@ -36,8 +36,6 @@ int bin_of(float q) {
 void planner::set(const costs & c) {
     costs_   = c;
     n_slots_ = 1;
-    drift_of_.fill(1.0f);
-    ratios_.fill({1.0f, 1.0f});
     modes_.fill(mode());
     begin(1, c.context);
 }
@@ -62,7 +60,7 @@ void planner::new_text() {
 // -- what is known ----------------------------------------------------------------------------------------
 
 float planner::layers(int n) const {
-    return (costs_.layers[n] + costs_.cell[n] * (context_ - costs_.context)) * at().drift * drift_of_[n];
+    return (costs_.layers[n] + costs_.cell[n] * (context_ - costs_.context)) * at().drift * at().drift_of[n];
 }
 
 float planner::plain_seconds() const {
@@ -196,7 +194,7 @@ bool planner::gains(float least) const {
 
 // A single round that took long was disturbed; several that did, and the machine has changed, for this size at least.
 float planner::steady(int n_rows, float ratio) {
-    std::array<float, 2> & last = ratios_[n_rows];
+    std::array<float, 2> & last = at().ratios[n_rows];
     const float middle = std::max(std::min(last[0], last[1]), std::min(std::max(last[0], last[1]), ratio));
     last = {last[1], ratio};
     return std::clamp(middle, LEAST_RATIO, MOST_RATIO);
@@ -208,7 +206,7 @@ void planner::saw_round(const round & r) {
     const float expected = layers(r.n_rows) + (r.whole ? costs_.output[r.n_rows] * m.drift : 0.0f);
     const float ratio    = steady(r.n_rows, r.layers_s / std::max(expected, 1e-9f));
     // the machine's drift is that of plain rounds: of other sizes, it may be what measuring them got wrong
-    (plain ? m.drift : drift_of_[r.n_rows]) *= 1.0f + (1.0f - (plain ? KEEP_PLAIN : KEEP_DRIFT)) * (ratio - 1.0f);
+    (plain ? m.drift : m.drift_of[r.n_rows]) *= 1.0f + (1.0f - (plain ? KEEP_PLAIN : KEEP_DRIFT)) * (ratio - 1.0f);
     // what else ran on the machine for a moment is no matter of the draft
     const float seconds  = r.total_s - r.layers_s + ratio * expected;
     const float rest     = r.total_s - r.layers_s - r.draft_s;

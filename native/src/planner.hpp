@@ -99,6 +99,13 @@ class planner {
         float draft_rest = 0.0f;               // the same of one with a draft, above plain_rest and what is expected of the output matrix
         int   n_plain = 0, n_drafted = 0;      // plain rounds, the first few; rounds with drafts since the last one
         int   n_drafts = 0, asleep = 0, nap = 0;
+        std::array<float, MAX_ROWS + 1> drift_of;                // of each size, beyond drift, which is that of plain rounds: another size's in another mode
+        std::array<std::array<float, 2>, MAX_ROWS + 1> ratios;  // of each size's last two rounds, time taken against expected
+
+        mode() {
+            drift_of.fill(1.0f);
+            ratios.fill({1.0f, 1.0f});
+        }
     };
     mode &       at() { return modes_[n_slots_]; }
     const mode & at() const { return modes_[n_slots_]; }
@@ -107,8 +114,6 @@ class planner {
     float context_ = 0.0f;  // positions before the rows at hand
     int   n_slots_ = 1;
     std::array<mode, MAX_ROWS + 1> modes_{};
-    std::array<float, MAX_ROWS + 1> drift_of_{};  // of each size, beyond the mode's
-    std::array<std::array<float, 2>, MAX_ROWS + 1> ratios_{};  // of each size's last two rounds, time taken against expected
     std::array<std::array<tally, N_BIN>, N_DEPTH> bins_{};
     std::array<std::array<tally, N_RANK>, N_DEPTH> ranks_{};
 };
