@@ -91,7 +91,7 @@ class planner {
 
     // of rounds with so many slots
     struct mode {
-        float drift  = 1.0f;                   // time taken against time measured, of plain rounds; shared by all sizes
+        float drift  = 1.0f;                   // time taken against time measured, of plain rounds, whose size is another in each mode
         float tokens = 0.0f, seconds = 0.0f;   // decaying
         float gain   = 0.0f;                   // of drafting over not drafting, tokens a round, decaying
         float seen_tokens = 0.0f, seen_plain = 0.0f;  // of rounds that drafted, and of plain ones in their time, decaying
@@ -99,7 +99,7 @@ class planner {
         float draft_rest = 0.0f;               // the same of one with a draft, above plain_rest and what is expected of the output matrix
         int   n_plain = 0, n_drafted = 0;      // plain rounds, the first few; rounds with drafts since the last one
         int   n_drafts = 0, asleep = 0, nap = 0;
-        std::array<float, MAX_ROWS + 1> drift_of;                // of each size, beyond drift, which is that of plain rounds: another size's in another mode
+        std::array<float, MAX_ROWS + 1> drift_of;               // of each size, beyond drift
         std::array<std::array<float, 2>, MAX_ROWS + 1> ratios;  // of each size's last two rounds, time taken against expected
 
         mode() {

@@ -4,6 +4,7 @@
 #include "planner.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -210,11 +211,40 @@ void check_rests(const costs & c) {
     }
 }
 
+// What a further row is worth to eight slots when eight rows take twice what was told, and a lone slot has drafted seven before.
+float worth_to_eight(const costs & c, bool alone_before) {
+    planner p;
+    p.set(c);
+    for (const int n_slots : {1, 8}) {
+        p.begin(n_slots, 0.0f);
+        for (int i = 0; i < (n_slots == 8 || alone_before ? 100 : 0); ++i) {
+            planner::round r;
+            r.tried    = n_slots == 1;
+            r.n_rows   = 8;
+            r.whole    = true;
+            r.n_tokens = 8;
+            r.layers_s = 2.0f * (c.layers[8] + c.output[8]);
+            r.total_s  = r.layers_s;
+            p.saw_round(r);
+        }
+    }
+    return p.best({0.9f}).value;
+}
+
+void check_sizes(const costs & c) {
+    const float apart = std::fabs(worth_to_eight(c, true) - worth_to_eight(c, false));
+    if (!(apart < 1e-3f)) {
+        fprintf(stderr, "what a lone slot's rounds took is held against those of eight: a row's worth changes by %.3f tokens\n", apart);
+        ++failures;
+    }
+}
+
 } // namespace
 
 int main(int argc, char ** argv) {
     const unsigned seed = argc > 1 ? (unsigned) atoi(argv[1]) : 1;
     check_rests(costs_of(MACHINES[0], false));
+    check_sizes(costs_of(MACHINES[0], false));
     for (const machine & m : MACHINES) {
         for (const bool deferred : {false, true}) {
             const costs c = costs_of(m, deferred);
