@@ -17,7 +17,7 @@ constexpr float KEEP_AWAKE = 0.25f;   // of what drafts brought, over a rest: te
 constexpr float LEAST_GAIN = 1.0f, LEAST_OF_MANY = 1.04f;  // of drafting's measured rate over plain decoding's: of one slot, of several
 constexpr float MOST_LOSS  = 0.02f;   // expected of drafting, tokens a round, that is no cause to rest: a draft not made teaches nothing
 constexpr int   MIN_DRAFTS = 12;      // rounds before drafting may be given up
-constexpr int   NAP_FIRST = 8, NAP_MOST = 64, PROBES = 6;
+constexpr int   NAP_FIRST = 8, NAP_MOST = 64, NAP_OF_MANY = 256, PROBES = 6;  // rounds; NAP_OF_MANY: of several slots, whose texts are a mixture that turns slowly
 constexpr int   LOOK_CLOSE = 16, LOOK = 128, FIRST_LOOKS = 4;  // rounds from one plain round to the next where drafting gains little, and much
 constexpr float CLOSE_GAIN = 1.15f;
 constexpr float KEEP_DRIFT = 0.95f, KEEP_PLAIN = 0.9f;  // at each further round of a size, at each further plain round
@@ -230,7 +230,7 @@ void planner::saw_round(const round & r) {
     const float gain = (r.value - rate() * (r.draft_s + costs_.other)) - ((float) n_slots_ - rate() * plain_seconds());
     m.gain = m.gain * KEEP_GAIN + gain * (1.0f - KEEP_GAIN);
     if (++m.n_drafts >= MIN_DRAFTS && (m.gain < -MOST_LOSS || !gains(n_slots_ == 1 ? LEAST_GAIN : LEAST_OF_MANY))) {
-        m.nap      = m.nap ? std::min(2 * m.nap, NAP_MOST) : NAP_FIRST;
+        m.nap      = m.nap ? std::min(2 * m.nap, n_slots_ == 1 ? NAP_MOST : NAP_OF_MANY) : NAP_FIRST;
         m.asleep   = m.nap;
         m.gain     = 0.0f;
         m.n_drafts = MIN_DRAFTS - PROBES;

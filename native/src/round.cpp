@@ -62,7 +62,7 @@ void session::prefill(int slot, const int32_t * tokens, int n, bool all_logits) 
     }
     s.n_past += n;
     if (capture_) {
-        feed(slot, n_pending(s) - 1);
+        feed({slot});
     }
     s.trust = 1.0f;
     planner_.new_text();
@@ -366,7 +366,7 @@ void session::keep_rows(int slot, int n_keep) {
     }
     s.n_past += n_keep;
     if (n_pending(s) > MAX_PENDING) {
-        feed(slot, n_pending(s) - 1);
+        feed({slot});
     }
 }
 

@@ -131,19 +131,25 @@ void session::fed(slot_state & s, int n) {
     s.head_n = s.pending_pos;
 }
 
-// Runs the first n pending pairs through the head and drops them.
-void session::feed(int slot, int n) {
-    slot_state & s = slots_[slot];
-    if (n <= 0) {
-        return;
-    }
+// Runs these slots' pending pairs through the head in one pass, but for the last of each, whose token is still to come.
+void session::feed(const std::vector<int> & slots) {
     std::vector<float> x;
     pass p;
-    p.rows     = feed_rows(s, slot, n, x);
+    for (const int slot : slots) {
+        if (const int n = n_pending(at(slot)) - 1; n > 0) {
+            const std::vector<pass_row> rows = feed_rows(at(slot), slot, n, x);
+            p.rows.insert(p.rows.end(), rows.begin(), rows.end());
+        }
+    }
+    if (p.rows.empty()) {
+        return;
+    }
     p.x        = x.data();
     p.features = true;
     runner_->run(p);
-    fed(s, n);
+    for (const int slot : slots) {
+        fed(at(slot), std::max(n_pending(at(slot)) - 1, 0));
+    }
 }
 
 pass session::head_pass(int slot, const int32_t * tokens, const float * features, int n) {

@@ -113,7 +113,7 @@ class session {
     void take_features(slot_state & s, int pos, int n);
     void take_features(slot_state & s, int pos, const std::vector<int32_t> & rows);
     void begin_pending(slot_state & s, int pos);
-    void feed(int slot, int n);
+    void feed(const std::vector<int> & slots);
     std::vector<pass_row> feed_rows(slot_state & s, int slot, int n, std::vector<float> & x);
     void fed(slot_state & s, int n);
 
@@ -137,6 +137,7 @@ class session {
     int  take_nodes(growth & g, int ask, std::vector<int> order, int32_t * tokens, int32_t * parents, float * probs);
     void grow(growth & g);
     bool planner_drafts(const std::vector<ask> & asks);
+    void catch_up(const std::vector<ask> & asks);
     std::vector<std::vector<int>> choose(const growth & g);
     template <typename F> void draft_asks(std::vector<ask> asks, F && f);
     int  draft_one(const ask & a, int32_t * tokens, int32_t * parents, float * probs);

@@ -11,6 +11,7 @@ namespace eagle3 {
 namespace {
 
 constexpr int MAX_WIDTH = 16;
+constexpr int OVERDUE   = 16;  // pending features of a slot, more than rounds with drafts leave
 
 } // namespace
 
@@ -276,6 +277,18 @@ bool session::planner_drafts(const std::vector<ask> & asks) {
     return any && planner_.wants_draft();
 }
 
+// Feeds what gathered while the planner rested. The time is the rest's: the draft that follows it would seem dear.
+void session::catch_up(const std::vector<ask> & asks) {
+    std::vector<int> slots;
+    for (const ask & a : asks) {
+        if (a.kind != ask::PLAIN && n_pending(at(a.slot)) > OVERDUE) {
+            slots.push_back(a.slot);
+        }
+    }
+    feed(slots);
+    draft_.start = ggml_time_us();
+}
+
 // Of each ask's nodes, those to draft: as many as were asked for; of the planner's, all slots' together, as many as pay.
 std::vector<std::vector<int>> session::choose(const growth & g) {
     std::vector<std::vector<int>> chosen(g.asks.size());
@@ -311,7 +324,9 @@ template <typename F> void session::draft_asks(std::vector<ask> asks, F && f) {
     draft_ = {};
     draft_.start   = ggml_time_us();
     draft_.planned = std::any_of(asks.begin(), asks.end(), [](const ask & a) { return a.kind == ask::PLANNED; });
-    if (draft_.planned && !planner_drafts(asks)) {
+    if (draft_.planned && planner_drafts(asks)) {
+        catch_up(asks);
+    } else if (draft_.planned) {
         for (ask & a : asks) {
             a.kind = a.kind == ask::PLANNED ? (int) ask::PLAIN : a.kind;
         }
