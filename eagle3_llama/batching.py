@@ -1,8 +1,8 @@
 """Many requests at once: continuous batching with speculation for every slot.
 
 A thread of its own owns the target's context. Each turn it frees slots whose requests have gone, gives free slots to those that
-wait, decodes a piece of one prompt, and runs one round: one pass of the head a level, one batch of the target with every
-slot's row and drafts. A slot's text is what it would be alone: its rows do not depend on who else is there.
+wait, decodes a piece of one prompt or several short ones, and runs one round: one pass of the head a level, one batch of the
+target with every slot's row and drafts. A slot's text is what it would be alone: its rows do not depend on who else is there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["BatchSettings", "Batcher", "RequestCancelled", "RequestLlama"]
 
 INVARIANT_ROWS = 64  # native: up to here a row's bits do not depend on the number of rows, above it another order of summation is taken
 DEADLINE_STEP = 0.05  # seconds between looks at the clock while requests wait
-STALL = 0.25  # seconds that a piece of a prompt should take, while others wait for their next token
+STALL = 0.25  # seconds that a turn's prompts should take, while others wait for their next token
 
 
 @dataclasses.dataclass(eq=False)
@@ -208,10 +208,8 @@ class Batcher:
         self._drop()
         self._admit()
         slots = [s for s in self._slots if s.job is not None]
-        prompts = [s for s in slots if s.job.prompt_at < len(s.job.prompt)]
-        if prompts:
-            self._turn += 1
-            self._prompt_piece(prompts[self._turn % len(prompts)])
+        if prompts := [s for s in slots if s.job.prompt_at < len(s.job.prompt)]:
+            self._prompt_pieces(prompts)
         if active := [s for s in slots if s.job is not None and s.job.prompt_at == len(s.job.prompt) and s.job.wants_more()]:
             self._round(active)
 
@@ -250,9 +248,19 @@ class Batcher:
         self._engine.rewind(n, slot.id)
         del slot.tokens[n:]
 
-    def _prompt_piece(self, slot: Slot) -> None:
+    def _prompt_pieces(self, slots: list[Slot]) -> None:
+        """A piece of the next slot's prompt, and one of each other's that fits into the time beside it: those that come together start together."""
+        self._turn += 1
+        first = self._turn % len(slots)
+        end, room = time.monotonic() + STALL, self._least_piece()
+        for i, slot in enumerate(slots[first:] + slots[:first]):
+            n = self._piece_size(slot.job)
+            if i == 0 or (n <= room and time.monotonic() < end):
+                room -= n
+                self._prompt_piece(slot, n)
+
+    def _prompt_piece(self, slot: Slot, n: int) -> None:
         job = slot.job
-        n = self._piece_size(job)
         piece, keep = job.prompt[job.prompt_at : job.prompt_at + n], job.record == "prompt"
         start = time.perf_counter()
         before: list[np.ndarray] = []
@@ -286,8 +294,11 @@ class Batcher:
         rest = len(job.prompt) - job.prompt_at
         done = (job.prompt_at - job.reused) % self.settings.n_batch
         block = min(self.settings.n_batch - done, rest)
-        least = min(max(int(self._prompt_rate * STALL), INVARIANT_ROWS + 1), self.settings.n_batch)
-        return block // max(block // least, 1)
+        return block // max(block // self._least_piece(), 1)
+
+    def _least_piece(self) -> int:
+        """Tokens of a prompt that take STALL; a piece may have up to twice as many."""
+        return min(max(int(self._prompt_rate * STALL), INVARIANT_ROWS + 1), self.settings.n_batch)
 
     def _capture(self, jobs: list[Job]) -> None:
         """Hidden states are kept while anybody drafts."""

@@ -131,6 +131,21 @@ def test_prefix_is_taken_up(batcher, plain):
     assert batcher.snapshot()["reused_tokens"] >= len(b)
 
 
+def test_short_prompts_start_together(batcher, monkeypatch):
+    rounds, go_on, work = [], threading.Event(), Batcher._round
+    monkeypatch.setattr(batcher, "_round", lambda slots: (rounds.append(len(slots)), work(batcher, slots)))
+    threading.Thread(target=batcher._on_thread, args=(go_on.wait,)).start()  # nothing is decoded before all have come
+    asked = [threading.Thread(target=take, args=(batcher.request(), 9, prompt), kwargs={"temp": 0.0}) for prompt in ([1, 5], [1, 6, 7], [1, 8, 9])]
+    for t in asked:
+        t.start()
+    while batcher.waiting() < 3:
+        time.sleep(0.001)
+    go_on.set()
+    for t in asked:
+        t.join()
+    assert rounds[0] == 3
+
+
 def test_grammar_penalties_processors(batcher, plain):
     """What samples row by row sees the right rows while others draft beside it."""
     grammar = 'root ::= [a-z ]+'
