@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Load on a server of this project: `bench` measures what speculation brings under it, `soak` looks for what only time shows.
 
-    scripts/server_load.py bench --clients 1,4,8 --rounds 3      # SmolLM2 BF16; throughput with speculation over without
+    scripts/server_load.py bench --clients 1,4,8                  # SmolLM2 BF16; throughput with speculation over without
     scripts/server_load.py equality --requests 200                # 8 clients, a quarter leaves: texts against plain decoding
     scripts/server_load.py soak --minutes 30                     # the same for half an hour on a small cache
 
@@ -10,6 +10,8 @@ Each starts `python -m eagle3_llama.server` on a free port. Run it alone on the 
 
 from __future__ import annotations
 
+import bisect
+import concurrent.futures
 import http.client
 import itertools
 import json
@@ -22,10 +24,11 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Optional
+from typing import Annotated, Any, Callable, NamedTuple, Optional
 
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from eagle3_llama import EagleLlama, EagleParams  # before llama_cpp: it brings the library
@@ -67,17 +70,18 @@ class Server:
 
     def ask(self, text: str, max_tokens: int, speculative: dict[str, Any], leave_after: int | None = None) -> tuple[str, dict[str, Any]]:
         """A streamed greedy answer and its last chunk; leave_after: chunks after which the client goes away."""
-        data = self._post(text, max_tokens, speculative, {"stream": True, "stream_options": {"include_usage": True}}, leave_after)
-        chunks = [json.loads(line[6:]) for line in data[: data.rfind(b"\n\n")].splitlines() if line.startswith(b"data: {")]
-        if wrong := [c["error"] for c in chunks if "error" in c]:
-            raise RuntimeError(str(wrong[0]))
+        chunks = [c for _, c in _chunks(self.stream(text, max_tokens, speculative, lambda data: leave_after is not None and data.count(b"\n\n") > leave_after))]
         return "".join(choice["delta"].get("content") or "" for c in chunks for choice in c["choices"]), chunks[-1]
+
+    def stream(self, text: str, max_tokens: int, speculative: dict[str, Any], leaves: Callable[[bytearray], bool]) -> bytearray:
+        """A streamed greedy answer's bytes. leaves(bytes so far), asked as they come: whether the client goes away."""
+        return self._post(text, max_tokens, speculative, {"stream": True, "stream_options": {"include_usage": True}}, leaves)
 
     def ask_whole(self, text: str, max_tokens: int) -> dict[str, Any]:
         """The same answer in one piece."""
-        return json.loads(self._post(text, max_tokens, {}, {}))
+        return json.loads(self._post(text, max_tokens, {}, {}, lambda data: False))
 
-    def _post(self, text: str, max_tokens: int, speculative: dict[str, Any], more: dict[str, Any], leave_after: int | None = None) -> bytearray:
+    def _post(self, text: str, max_tokens: int, speculative: dict[str, Any], more: dict[str, Any], leaves: Callable[[bytearray], bool]) -> bytearray:
         body = {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, "temperature": 0, "speculative": {"report": True, **speculative}, **more}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         try:
@@ -88,7 +92,7 @@ class Server:
             data = bytearray()
             while part := response.read1(1 << 16):  # read as it comes, looked at afterwards: the server needs the cores
                 data += part
-                if leave_after is not None and data.count(b"\n\n") > leave_after:
+                if leaves(data):
                     break
             return data
         finally:
@@ -98,6 +102,14 @@ class Server:
         """Resident bytes of its own, without those of files: the system takes those pages and gives them back as it likes."""
         with open(f"/proc/{self.process.pid}/status", encoding="ascii") as f:
             return next(int(line.split()[1]) * 1024 for line in f if line.startswith("RssAnon:"))
+
+
+def _chunks(data: bytearray) -> list[tuple[int, dict[str, Any]]]:
+    """The chunks of a stream that came whole, each with the number of bytes up to its end."""
+    found = [(m.end(), json.loads(m[1])) for m in re.finditer(rb"data: (\{.*\})\r?\n\r?\n", data)]
+    if wrong := [c["error"] for _, c in found if "error" in c]:
+        raise RuntimeError(str(wrong[0]))
+    return found
 
 
 def _all(n_clients: int, work: Any, jobs: list[Any]) -> list[Any]:
@@ -124,28 +136,29 @@ def _all(n_clients: int, work: Any, jobs: list[Any]) -> list[Any]:
 
 
 @app.command()
-def bench(fmt: Format = "BF16", clients: Annotated[str, typer.Option(help="numbers of clients")] = "1,4,8", rounds: int = 3, n_predict: int = 96,
-          prompts: Annotated[int, typer.Option(help="a round's prompts, the same for all")] = 16,
+def bench(fmt: Format = "BF16", clients: Annotated[str, typer.Option(help="numbers of clients")] = "1,4,8", rounds: int = 2, n_predict: int = 96,
+          seconds: Annotated[float, typer.Option(help="of each measurement")] = 4.0,
+          prompts: Annotated[int, typer.Option(help="the same for all numbers of clients; at most eight lots of them are asked")] = 32,
           json_file: Annotated[Optional[Path], typer.Option("--json")] = None) -> None:
-    """Tokens a second of the whole server with speculation over without, prompts in the cache; and one client's speed against
-    EagleLlama's in this process. With and without alternate after each client's answer; of each few prompts the median over rounds."""
+    """Tokens a second that clients receive with speculation over without, while all of them are busy: each asks its prompt again and
+    again, prompts in the cache. And one client's speed against EagleLlama's in a process of its own. With and without alternate; of
+    each lot of prompts the median over rounds."""
     counts = [int(c) for c in clients.split(",")]
     texts = [text for _, text in spaced(read_prompts(PROMPTS), prompts)]
     if len(texts) < max(counts):
         raise typer.BadParameter(f"{max(counts)} clients need as many prompts, --prompts gives {len(texts)}")
-    few = {c: [texts[i : i + c] for i in range(0, len(texts) - c + 1, c)] for c in counts}  # one for each client
+    few = {c: [texts[i::len(texts) // c][:c] for i in range(min(len(texts) // c, 8))] for c in counts}  # one for each client
     runs: dict[int, list[list[tuple[_Load, _Load]]]] = {c: [[] for _ in few[c]] for c in counts}  # (with, without) of each few
     with Server(fmt, max(counts), 2048) as server:
-        for r, c in itertools.product(range(rounds), counts):
-            for i, chosen in enumerate(few[c]):
-                _load(server, chosen, 1, True)  # the slots hold the prompts
-                order = (True, False) if (r + i) % 2 == 0 else (False, True)
-                done = {on: _load(server, chosen, n_predict, on) for on in order}
-                runs[c][i].append((done[True], done[False]))
-        single = _single(server, fmt, texts[: min(len(texts), 8)], rounds, n_predict) if 1 in counts else {}
+        todo = [(r, c, i) for r in range(rounds) for c in counts for i in range(len(few[c]))]
+        for r, c, i in track(todo, description="measuring", console=console, transient=True):
+            order = (True, False) if (r + i) % 2 == 0 else (False, True)
+            done = {on: _load(server, few[c][i], n_predict, on, seconds) for on in order}
+            runs[c][i].append((done[True], done[False]))
+        single = _single(server, fmt, texts[:8], rounds, n_predict) if 1 in counts else {}
     table = Table("clients", "tokens/s", "without", "ratio", "quartiles", "drafted a round", title=f"SmolLM2 {fmt}, {rounds} rounds")
     ratios = {c: _over(runs[c]) for c in counts}
-    pairs = {c: [[b.seconds / a.seconds for a, b in of_few] for of_few in runs[c]] for c in counts}
+    pairs = {c: [[b.each() / a.each() for a, b in of_few] for of_few in runs[c]] for c in counts}
     for c in counts:
         on, off = ([pair[k] for of_few in runs[c] for pair in of_few] for k in (0, 1))
         each = [ratio for of_few in pairs[c] for ratio in of_few]
@@ -160,27 +173,60 @@ def bench(fmt: Format = "BF16", clients: Annotated[str, typer.Option(help="numbe
 
 
 class _Load(NamedTuple):
-    """Some prompts answered at once: seconds until the last, tokens, rounds, drafted tokens."""
+    """What clients received in a while, and the rounds and drafted tokens that it took."""
 
     seconds: float
     tokens: int
     rounds: float
     drafted: float
 
+    def each(self) -> float:
+        """Seconds a token."""
+        return self.seconds / self.tokens
 
-def _load(server: Server, texts: list[str], n_predict: int, on: bool) -> _Load:
-    before, start = _metrics(server), time.perf_counter()
-    answers = _all(len(texts), lambda t: server.ask(t, n_predict, {} if on else {"enabled": False}), texts)
-    seconds, after = time.perf_counter() - start, _metrics(server)
-    if bad := [a for a in answers if isinstance(a, Exception)]:
-        raise SystemExit(f"a request failed: {bad[0]}")
-    return _Load(seconds, sum(a[1]["usage"]["completion_tokens"] for a in answers), after[0] - before[0], after[1] - before[1])
+
+def _load(server: Server, texts: list[str], n_predict: int, on: bool, seconds: float) -> _Load:
+    """A client for each prompt asks it again and again; what comes before all have begun, and as they leave, is not counted."""
+    over, began = threading.Event(), [threading.Event() for _ in texts]
+    heard: list[tuple[list[tuple[int, float]], bytearray]] = []  # of each answer, bytes so far and when; and its bytes
+
+    def client(text: str, has_begun: threading.Event) -> None:
+        while not over.is_set():
+            marks: list[tuple[int, float]] = []
+
+            def leaves(data: bytearray) -> bool:
+                marks.append((len(data), time.perf_counter()))
+                has_begun.set()
+                return over.is_set()
+
+            try:
+                heard.append((marks, server.stream(text, n_predict, {} if on else {"enabled": False}, leaves)))
+            finally:
+                has_begun.set()
+
+    with concurrent.futures.ThreadPoolExecutor(len(texts)) as pool:
+        asking = [pool.submit(client, *x) for x in zip(texts, began)]
+        for event in began:
+            event.wait()
+        before, start = _metrics(server), time.perf_counter()
+        concurrent.futures.wait(asking, seconds, concurrent.futures.FIRST_EXCEPTION)
+        end, after = time.perf_counter(), _metrics(server)
+        over.set()
+        for a in asking:
+            a.result()
+    return _Load(end - start, sum(_received(*h, start, end) for h in heard), after[0] - before[0], after[1] - before[1])
+
+
+def _received(marks: list[tuple[int, float]], data: bytearray, start: float, end: float) -> int:
+    """Tokens of an answer that came in this time."""
+    came = lambda n_bytes: marks[bisect.bisect_left(marks, (n_bytes, 0.0))][1]  # noqa: E731
+    return sum(len(c.get("eagle", {}).get("sources", ())) for n_bytes, c in _chunks(data) if start < came(n_bytes) <= end)
 
 
 def _over(runs: list[list[tuple[_Load, _Load]]]) -> float:
-    """Throughput with over without: of each few prompts the median over rounds, those that take longer counting more."""
-    without = [statistics.median(b.seconds for _, b in pairs) for pairs in runs]
-    return sum(without) / sum(w * statistics.median(a.seconds / b.seconds for a, b in pairs) for w, pairs in zip(without, runs))
+    """Throughput with over without: of each lot of prompts the median over rounds, those that take longer counting more."""
+    without = [statistics.median(b.each() for _, b in pairs) for pairs in runs]
+    return sum(without) / sum(w * statistics.median(a.each() / b.each() for a, b in pairs) for w, pairs in zip(without, runs))
 
 
 def _metrics(server: Server) -> tuple[float, float]:
