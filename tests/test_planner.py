@@ -71,6 +71,20 @@ def test_right_drafts_grow(files, eagle):
     plain.close()
 
 
+def test_a_head_that_rested_has_caught_up(files, eagle):
+    """It has in its cache what one that was fed at every round has."""
+    eagle._engine.plan(made_up(row=0.5, head=0.1))
+    rests = []
+    text = [rests.append(eagle._engine.plan_info()["asleep"]) or token for token in itertools.islice(eagle.generate(PROMPT, temp=0.0), 150)]
+    other = EagleLlama(files[0], eagle_path=files[1], **COMMON)
+    other.eagle_params = EagleParams(n_max=1)
+    assert answer(other, 150) == text
+    assert 0 in itertools.dropwhile(lambda rest: rest < 30, rests)
+    (ids, probs), (ids_fed, probs_fed) = (llm._engine.draft(text[-1], EagleParams(n_max=5)) for llm in (eagle, other))
+    assert ids == ids_fed and probs == pytest.approx(probs_fed, rel=1e-5)
+    other.close()
+
+
 def newest(cache):
     return max((cache / "costs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
 
