@@ -1,8 +1,8 @@
 """Find and load the native libraries: our libllama for llama_cpp, and libeagle3 beside it.
 
-llama_cpp opens whatever libllama LLAMA_CPP_LIB_PATH names, once, when it is first imported. So importing
-eagle3_llama points it at ours, and load() checks that it came to that before libeagle3 is opened, for two
-copies of libllama in one process would each believe they own the other's handles.
+llama_cpp opens a libllama once, when it is first imported. So importing eagle3_llama sees to it that it is ours (_hook.py),
+and load() checks that it came to that before libeagle3 is opened, for two copies of libllama in one process would each
+believe they own the other's handles.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import functools
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
+from . import _hook
 from .errors import EagleError, ErrorKind
 
-_SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
-_NAME = f"libeagle3{_SUFFIX}"
+_NAME = f"libeagle3{_hook.SUFFIX}"
 
 
 def find_lib_dir() -> Path | None:
@@ -41,8 +40,7 @@ def find_lib_dir() -> Path | None:
 
 def prefer_our_libllama() -> None:
     """Make a later `import llama_cpp` open our libllama. Loads nothing."""
-    if (lib_dir := find_lib_dir()) is not None:
-        os.environ["LLAMA_CPP_LIB_PATH"] = str(lib_dir)
+    _hook.install(find_lib_dir)
 
 
 @functools.lru_cache(maxsize=1)
@@ -64,7 +62,6 @@ def load() -> tuple[Any, Any]:
 
 
 def _import_llama_cpp(lib_dir: Path) -> None:
-    os.environ["LLAMA_CPP_LIB_PATH"] = str(lib_dir)
     try:
         import llama_cpp.llama_cpp as binding
     except (ImportError, OSError, RuntimeError, FileNotFoundError) as error:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import os
 from typing import Any, Callable
 
 from .chat import is_end
 from .errors import EagleError, ErrorKind
+from .keywords import strict
 from .llama import EagleLlama
 from .params import _check_int
 
@@ -16,10 +18,12 @@ MAX_SLOTS = 32
 MAX_INTERVAL = 10.0  # seconds
 
 
+@strict
 @dataclasses.dataclass(frozen=True)
 class BatchSettings:
     """What a Batcher is made of. n_ctx: tokens of one slot; the cache holds n_parallel times as many. interval: seconds that a
-    request lets tokens gather for before it goes on reading; 0 takes those of each round at once."""
+    request lets tokens gather for before it goes on reading; 0 takes those of each round at once. flash_attn: None turns it on where
+    the backend has it. Unknown names are refused with the nearest right one (EagleError BAD_ARGUMENT)."""
 
     model: str
     eagle: str | None = None
@@ -27,7 +31,7 @@ class BatchSettings:
     n_ctx: int = 4096
     n_threads: int | None = None
     n_gpu_layers: int = 0
-    flash_attn: bool = True
+    flash_attn: bool | None = None
     chat_format: str | None = None
     extract_layers: tuple[int, ...] | None = None
     n_batch: int = 512
@@ -41,6 +45,7 @@ class BatchSettings:
             raise EagleError(ErrorKind.BAD_ARGUMENT, f"interval is {self.interval!r}, expected seconds 0..{MAX_INTERVAL:g}")
         if self.n_threads is not None:
             _check_int("n_threads", self.n_threads, 1, 1024)
+        _check_chat_format(self.chat_format, None)  # before a large model is loaded
 
 
 class BatchModel(EagleLlama):
@@ -49,14 +54,15 @@ class BatchModel(EagleLlama):
     def __init__(self, s: BatchSettings) -> None:
         self._n_slots = s.n_parallel
         n = s.n_threads or os.cpu_count() or 1
-        super().__init__(s.model, eagle_path=s.eagle, extract_layers=s.extract_layers, n_ctx=s.n_ctx * s.n_parallel, n_batch=s.n_batch,
+        super().__init__(s.model, eagle=s.eagle, extract_layers=s.extract_layers, n_ctx=s.n_ctx * s.n_parallel, n_batch=s.n_batch,
                          n_threads=n, n_threads_batch=n, n_gpu_layers=s.n_gpu_layers, flash_attn=s.flash_attn, chat_format=s.chat_format, verbose=False)
+        try:
+            _check_chat_format(s.chat_format, self._chat_handlers)
+        except EagleError:
+            self.close()
+            raise
 
-    @property
-    def context_params(self) -> Any:
-        return self._context_params
-
-    @context_params.setter
+    @EagleLlama.context_params.setter
     def context_params(self, params: Any) -> None:
         params.n_seq_max = self._n_slots  # Llama has no argument for it
         self._context_params = params
@@ -76,3 +82,15 @@ class BatchModel(EagleLlama):
     def _piece(self) -> Callable[[int, bool], bytes]:
         model = self._model
         return functools.lru_cache(maxsize=1 << 16)(lambda token, special: model.detokenize([token], special=special))
+
+
+def _check_chat_format(name: str | None, of_model: dict[str, Any] | None) -> None:
+    """Raises EagleError BAD_ARGUMENT for a format that every chat would fail of. of_model: those of the file, once they are known."""
+    from llama_cpp.llama_chat_format import LlamaChatCompletionHandlerRegistry
+
+    known = [*LlamaChatCompletionHandlerRegistry()._chat_handlers, *(of_model or ())]
+    later = of_model is None and (name or "").startswith("chat_template.")
+    if name is not None and name not in known and not later:
+        near = difflib.get_close_matches(name, known, n=1)
+        said = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+        raise EagleError(ErrorKind.BAD_ARGUMENT, f"there is no chat format {name!r:.80}: {said}")

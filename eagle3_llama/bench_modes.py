@@ -51,7 +51,7 @@ def parse_modes(names: Sequence[str], heads: Sequence[str], draft_model: str | N
         if name not in KINDS:
             raise EagleError(ErrorKind.BAD_ARGUMENT, f"unknown mode {name!r}; known are {', '.join(KINDS)}")
         if name in ("eagle", "upstream") and not heads:
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"mode {name} needs --head")
+            raise EagleError(ErrorKind.BAD_ARGUMENT, f"mode {name} needs --eagle")
         if name == "draft_model" and draft_model is None:
             raise EagleError(ErrorKind.BAD_ARGUMENT, "mode draft_model needs --draft-model")
         if name in ("eagle", "upstream"):
@@ -82,29 +82,29 @@ def _label(text: str) -> str:
 class Target:
     """One model file, loaded once for each kind of mode; weights are shared through mmap where the format allows."""
 
-    def __init__(self, path: str, modes: Sequence[Mode], n_threads: int, n_ctx: int, flash_attn: bool = False) -> None:
+    def __init__(self, path: str, modes: Sequence[Mode], n_threads: int, n_ctx: int, flash_attn: bool | None = None) -> None:
+        from .flash import FlashLlama
         from .llama import EagleLlama
-        from llama_cpp import Llama
 
         self.path, self.modes = str(path), list(modes)
         if all(m.kind != "plain" for m in modes):
             self.modes.insert(0, Mode("plain", "plain"))
         self._common = {"n_ctx": n_ctx, "n_threads": n_threads, "n_threads_batch": n_threads, "flash_attn": flash_attn, "verbose": False}
-        self.plain = Llama(self.path, **self._common)
+        self.plain = FlashLlama(self.path, **self._common)
         self._llms: dict[tuple[str, str | None], Any] = {("plain", None): self.plain}
         for mode in self.modes:
             key = (mode.kind, mode.head)
             if key not in self._llms:
-                self._llms[key] = EagleLlama(self.path, eagle_path=mode.head, **self._common) if mode.kind == "eagle" else self._other(mode)
+                self._llms[key] = EagleLlama(self.path, eagle=mode.head, **self._common) if mode.kind == "eagle" else self._other(mode)
         self.format = file_format(self.plain)
 
     def _other(self, mode: Mode) -> Any:
-        from llama_cpp import Llama
+        from .flash import FlashLlama
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
         if mode.kind == "prompt_lookup":
             # logits_all: without it llama-cpp-python keeps too few rows for a prompt of several batches
-            return Llama(self.path, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=2), logits_all=True, **self._common)
+            return FlashLlama(self.path, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=2), logits_all=True, **self._common)
         from .upstream import Drafter
 
         c = self._common

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .bench import bench_target, capture_cost, read_prompts
 from .bench_modes import Mode, Target
 from .bench_report import cost_curve, curve_in_use, explanation, results, table
 from .chat import chat_tokens
 from .errors import EagleError, ErrorKind
+from .progress import progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +30,8 @@ class BenchSettings:
     rounds: int = 1
     sampling: dict[str, Any] = dataclasses.field(default_factory=lambda: {"temp": 0.0})
     n_threads: int = 1
-    n_ctx: int = 2048
-    flash_attn: bool = False
+    n_ctx: int = 4096
+    flash_attn: bool | None = None
     explain: bool = False
 
     def __post_init__(self) -> None:
@@ -54,13 +55,13 @@ def run_bench(s: BenchSettings) -> dict[str, Any]:
     report: dict[str, Any] = {"results": [], "cost_curve": {}, "cost_in_use": {}, "capture_cost": {}, "n_threads": s.n_threads, "sampling": s.sampling}
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     tables = []
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with progress(Console(stderr=True), *columns) as bar:
         for path in s.targets:
-            task = progress.add_task(Path(path).name, total=len(chosen))
+            task = bar.add_task(Path(path).name, total=len(chosen))
             target = Target(path, s.modes, s.n_threads, s.n_ctx, s.flash_attn)
             _measure(target, report)
             _settle(target, chosen)
-            answers = bench_target(target, chosen, s.n_predict, s.rounds, s.sampling, lambda: progress.advance(task))
+            answers = bench_target(target, chosen, s.n_predict, s.rounds, s.sampling, lambda: bar.advance(task))
             rows = results(target, answers)
             report["results"] += rows
             report["cost_in_use"][target.format] = curve_in_use(answers)

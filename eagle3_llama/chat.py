@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import time
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 from rich.console import Console
 from rich.text import Text
@@ -46,12 +47,13 @@ def is_end(llm: Any, token: int) -> bool:
 
 def generate(llm: Any, prompt: list[int], n_predict: int, **sampling: Any) -> Iterator[int]:
     """At most n_predict tokens of an answer, the end of generation not among them."""
-    for n, token in enumerate(llm.generate(prompt, **sampling), 1):
-        if is_end(llm, token):
-            return
-        yield token
-        if n >= n_predict:
-            return
+    with contextlib.closing(llm.generate(prompt, **sampling)) as tokens:
+        for n, token in enumerate(tokens, 1):
+            if is_end(llm, token):
+                return
+            yield token
+            if n >= n_predict:
+                return
 
 
 class Printer:
@@ -70,12 +72,16 @@ class Printer:
         return text
 
 
-def stream(llm: Any, prompt: list[int], n_predict: int, console: Console, **sampling: Any) -> tuple[list[int], float]:
-    """Generates and prints; returns the tokens and the seconds from the first token to the last."""
+def stream(llm: Any, prompt: list[int], n_predict: int, console: Console, stop: Callable[[], bool] = lambda: False,
+           **sampling: Any) -> tuple[list[int], float]:  # fmt: skip
+    """Generates and prints until stop(); returns the tokens and the seconds from the first token to the last."""
     printer, tokens, start = Printer(console, llm), [], 0.0
-    for token in generate(llm, prompt, n_predict, **sampling):
-        start = start or time.perf_counter()
-        tokens.append(token)
-        printer.write(token, getattr(llm, "token_source", 0))
+    with contextlib.closing(generate(llm, prompt, n_predict, **sampling)) as answer:
+        for token in answer:
+            start = start or time.perf_counter()
+            tokens.append(token)
+            printer.write(token, getattr(llm, "token_source", 0))
+            if stop():
+                break
     console.print()
     return tokens, time.perf_counter() - start

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 import statistics
 import time
 from pathlib import Path
@@ -13,8 +14,8 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from .convert.files import replacing
 from .errors import EagleError
+from .files import replacing
 from .models import cache_dir
 
 SIZES = (1, 4, 2, 1, 8, 3, 1, 6, 5, 1, 12)  # rows that are measured, most telling first; between them costs are interpolated
@@ -164,11 +165,16 @@ def _curve(points: dict[int, float]) -> list[float]:
     return [0.0, *np.interp(range(1, last + 1), sorted(points), [points[n] for n in sorted(points)]).tolist(), *beyond]
 
 
+def costs_dir() -> Path:
+    """EAGLE3_LLAMA_COSTS, or costs/ of the cache."""
+    return Path(os.environ.get("EAGLE3_LLAMA_COSTS") or cache_dir() / "costs").expanduser()
+
+
 def cached(engine: Any, key: Sequence[object], n_ctx: int, n_batch: int) -> Costs:
     """Costs under this key (model, format, backend, threads, library), kept from load to load. The first LOADS measure: what else
     ran at the time of one would be believed for ever."""
     room = min(n_ctx, max(CONTEXTS) + 8)  # what measure() uses of it
-    path = cache_dir() / "costs" / (hashlib.sha256(json.dumps([str(k) for k in (*key, room)]).encode()).hexdigest()[:24] + ".json")
+    path = costs_dir() / (hashlib.sha256(json.dumps([str(k) for k in (*key, room)]).encode()).hexdigest()[:24] + ".json")
     loads = _read(path)
     if len(loads) < LOADS:
         loads.append(measure(engine, n_ctx, n_batch))

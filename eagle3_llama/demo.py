@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from .chat import COLOURS, chat_tokens, generate, stream
-from .convert.files import replacing
 from .errors import EagleError
+from .files import replacing
 
 PROMPT = "Thomas is very healthy, but he has to go to the hospital every day. What could be the reasons?"
 ROUNDS = 5

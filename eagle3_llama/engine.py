@@ -67,17 +67,20 @@ class Engine:
                 layers = self.ffi.new("int32_t[]", list(extract_layers))
                 self._check(self.lib.eagle3_head_set_layers(self._head, layers, len(layers)))
             self._check(self.lib.eagle3_session_open(self.ffi.cast("void *", ctx), self._head, n_slots, out))
-        except EagleError:
+            self._session = out[0]
+            self.can_tree = bool(self._check(self.lib.eagle3_can_tree(self._session)))
+        except BaseException:
             self.close()
             raise
-        self._session = out[0]
-        self.can_tree = bool(self._check(self.lib.eagle3_can_tree(self._session)))
 
     def _check(self, code: int) -> int:
         if code >= 0:
             return code
+        raise self._error(code)
+
+    def _error(self, code: int) -> EagleError:
         message = self.ffi.string(self.lib.eagle3_last_error()).decode("utf-8", "replace")
-        raise EagleError(_KINDS.get(code, ErrorKind.NATIVE), message)
+        return EagleError(_KINDS.get(code, ErrorKind.NATIVE), message)
 
     @property
     def has_head(self) -> bool:
@@ -114,7 +117,7 @@ class Engine:
             t1 = now()
             n = self._propose(slot, token, params)
             t2 = now()
-            self._decode(slot, token, n, params)  # rows [token, drafts]
+            n = self._decode_what_fits(slot, token, n, params)  # rows [token, drafts]
             t3 = now()
             keep = 0
             try:
@@ -136,14 +139,16 @@ class Engine:
             t0 = now()
 
     def round(self, asks: Sequence[Ask], samplers: Sequence[int], on_draft: Callable[[], None]) -> list[Round | EagleError]:
-        """One round of several slots: what rounds() yields for each, or the error of a slot whose sampler failed.
+        """One round of several slots: what rounds() yields for each, or the error of a slot whose sampler or commit failed.
 
-        samplers are addresses of llama_sampler chains. An error of the round itself is raised, and the slots are as they were.
+        samplers are addresses of llama_sampler chains. An error of the round itself is raised, and the slots are as they were. stats.tokens
+        is left to the caller, who knows which of the tokens are of use.
         """
         s, lib, n, stats, now = self._session, self.lib, len(asks), self.stats, time.perf_counter
         drafted, counts, keep = (self.ffi.new("int32_t[]", n) for _ in range(3))
         sampled = self.ffi.new("int32_t[]", n * (MAX_DRAFT + 1))
         chains = self.ffi.new("void *[]", [self.ffi.cast("void *", x) for x in samplers])
+        held = [self.n_past(a.slot) for a in asks]
         t0 = now()
         self._check(lib.eagle3_round_draft(s, self._native_asks(asks), n, drafted))
         t1 = now()
@@ -155,16 +160,19 @@ class Engine:
             keep[0:n] = [max(c, 0) for c in counts]
             t3 = now()
         finally:
-            self._check(lib.eagle3_round_commit(s, keep))  # whatever happened, nothing unverified stays
+            code = lib.eagle3_round_commit(s, keep)  # whatever happened, nothing unverified stays
+            failure = self._error(code) if code < 0 else None  # of the slots that do not hold what they should
         rounds: list[Round | EagleError] = []
         for i, count in enumerate(counts):
+            if failure is not None and self.n_past(asks[i].slot) != held[i] + keep[i]:
+                rounds.append(failure)
+                continue
             if count < 0:
                 rounds.append(EagleError(_KINDS.get(count, ErrorKind.NATIVE), "sampling failed: the grammar or another sampler gave up"))
                 continue
             out = Round(self.ffi.unpack(sampled + i * (MAX_DRAFT + 1), count))
             out.drafted = drafted[i]
             stats.count_round(out.drafted, count)
-            stats.tokens += count
             rounds.append(out)
         stats.draft += t1 - t0
         stats.target += t2 - t1
@@ -213,6 +221,17 @@ class Engine:
             self._check(self.lib.eagle3_decode_tree(self._session, slot, token, self._drafts, self._parents, n))
         else:
             self._check(self.lib.eagle3_decode(self._session, slot, token, self._drafts, n))
+
+    def _decode_what_fits(self, slot: int, token: int, n: int, params: EagleParams) -> int:
+        """The number of drafts decoded: all, or none where the cache has no room for them."""
+        try:
+            self._decode(slot, token, n, params)
+            return n
+        except EagleError as e:  # an image may fill more cells than positions (M-RoPE), by which the head's drafts are cut
+            if n == 0 or e.kind is not ErrorKind.DECODE:
+                raise
+        self._decode(slot, token, 0, params)
+        return 0
 
     def trees(self, params: EagleParams) -> bool:
         """Whether drafts made with params are trees."""

@@ -12,6 +12,8 @@ class ErrorKind(str, enum.Enum):
     BAD_CONFIG = "bad_config"  # a key of a configuration that is missing or nonsense
     BAD_FILE = "bad_file"  # cannot be opened or read
     BAD_VALUE = "bad_value"  # a value in a file that cannot be right
+    BUSY = "busy"  # the context is in the middle of a step, another thread's or that of a callback
+    CONTEXT_TAKEN = "context_taken"  # another generation, or a call, uses the context since
     DECODE = "decode"  # the target's decode failed
     HEAD_MISMATCH = "head_mismatch"  # the head belongs to another target
     LIBRARY = "library"  # the native library is missing, foreign or of another version
@@ -31,3 +33,7 @@ class EagleError(Exception):
     def __init__(self, kind: ErrorKind, message: str) -> None:
         super().__init__(message)
         self.kind = kind
+
+
+class NotLoaded(EagleError, AttributeError):
+    """eagle3_llama has no EagleLlama in this process, for its libraries cannot be loaded. Of kind LIBRARY."""

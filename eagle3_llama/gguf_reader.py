@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 import gguf
 from gguf import GGUFValueType as T
 
-from .convert.files import reading
 from .errors import EagleError, ErrorKind
+from .files import reading
 
 _SCALARS = {T.UINT8: "<B", T.INT8: "<b", T.UINT16: "<H", T.INT16: "<h", T.UINT32: "<I", T.INT32: "<i", T.FLOAT32: "<f",
             T.UINT64: "<Q", T.INT64: "<q", T.FLOAT64: "<d", T.BOOL: "<?"}  # fmt: skip

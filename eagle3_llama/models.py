@@ -25,7 +25,7 @@ BITS = {"F32": 32, "BF16": 16, "F16": 16, "Q8_0": 8.6, "Q6_K": 8.3, "Q5_1": 6.7,
 
 def cache_dir() -> Path:
     """Where models and downloads live: EAGLE3_LLAMA_CACHE or ~/.cache/eagle3-llama."""
-    return Path(os.environ.get("EAGLE3_LLAMA_CACHE") or Path.home() / ".cache" / "eagle3-llama")
+    return Path(os.environ.get("EAGLE3_LLAMA_CACHE") or Path.home() / ".cache" / "eagle3-llama").expanduser()
 
 
 def shipped_head() -> Path:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import math
 from typing import Sequence
 
 from .errors import EagleError, ErrorKind
+from .keywords import strict
 
 MAX_DRAFT = 63  # native/src/planner.hpp: with the token itself, the rows that are computed alike
 MAX_WIDTH = 16  # native/src/tree.cpp
@@ -64,6 +64,7 @@ class StaticTree:
         return [choice[-1] for choice in self.choices]
 
 
+@strict
 @dataclasses.dataclass(frozen=True)
 class EagleParams:
     """How drafts are made, named as in llama.cpp. As they stand, the planner chooses each by measured cost.
@@ -72,7 +73,7 @@ class EagleParams:
     n_min: chains shorter than this are dropped. p_min: a chain ends before the first token whose probability (over the draft
     vocabulary) is below this, a tree does not grow from nodes less probable. Both are for a fixed n_max or tree.
     tree: a Tree, or choices for a StaticTree, instead of a chain; None lets the planner grow trees where the target can
-    check them, False keeps it to chains. Trees need the target's flash_attn=True.
+    check them, False keeps it to chains. Trees need the target's flash attention.
     """
 
     n_max: int | None = None
@@ -119,12 +120,6 @@ class EagleParams:
     @classmethod
     def of(cls, **settings: object) -> "EagleParams":
         """From keyword arguments; an unknown name is refused with the nearest right one."""
-        names = [f.name for f in dataclasses.fields(cls)]
-        for name in settings:
-            if name not in names:
-                near = difflib.get_close_matches(name, names, n=1)
-                hint = f", did you mean {near[0]}?" if near else f"; known are {', '.join(names)}"
-                raise EagleError(ErrorKind.BAD_ARGUMENT, f"unknown setting {name!r}{hint}")
         return cls(**settings)  # type: ignore[arg-type]
 
 

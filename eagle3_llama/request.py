@@ -15,11 +15,15 @@ import numpy as np
 
 from .errors import EagleError, ErrorKind
 from .llama import _GENERATE, _SAMPLER_ARGS, EagleLlama
-from .params import EagleParams, StaticTree
+from .logprobs import Logprobs, TopRow
+from .ownership import Claim, Ownership
+from .params import EagleParams
+from .samplers import with_bias
 from .scores import ScoreRows
 from .stats import EagleStats
 
 AHEAD = 64  # tokens
+ROWS_AHEAD = 8  # tokens, where a row of logits comes with each
 
 
 class RequestCancelled(EagleError):
@@ -33,14 +37,28 @@ class RequestCancelled(EagleError):
 
 @dataclasses.dataclass
 class Piece:
-    """What one round brought a request: tokens, where each came from (0 the target, k an accepted draft's position k), and the
-    logits they were sampled from, float32 [n_vocab] each, if the request keeps them. before: rows of the prompt."""
+    """What one round brought a request: tokens, and where each came from (0 the target, k an accepted draft's position k). rows:
+    the logits they were sampled from, float32 [n_vocab] each, for a request that looks at them. tops: these rows' likeliest tokens,
+    before: those of the prompt's rows, for one that asks for logprobs."""
 
     tokens: list[int]
     sources: list[int]
     drafted: int = 0
     rows: list[np.ndarray] = dataclasses.field(default_factory=list)
-    before: list[np.ndarray] = dataclasses.field(default_factory=list)
+    tops: list[TopRow] = dataclasses.field(default_factory=list)
+    before: list[TopRow] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(eq=False)
+class Asked:
+    """What a completion asks of its generation, beside a generation's own arguments. before, writer: what it brings for logprobs."""
+
+    limit: int | None = None  # max_tokens
+    bias: dict[int, float] = dataclasses.field(default_factory=dict)
+    top: int | None = None
+    echo: bool = False
+    writer: Logprobs | None = None
+    before: list[TopRow] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(eq=False)
@@ -53,9 +71,12 @@ class Job:
     wanted: int  # tokens to generate until the reader has come closer
     limit: int  # tokens that there is room for
     deadline: float | None  # of time.monotonic()
-    record: str = "none"  # logits to keep: none, all (of generated tokens), prompt (and of the prompt)
+    rows: bool = False  # whether the reader looks at the logits
+    top: int | None = None  # likeliest tokens of each row to keep, for logprobs
+    echo: bool = False  # of the prompt's rows, too
     request_id: str = ""
     processors: "Processors | None" = None
+    usual: int = 0  # tokens at which a completion usually ends
     pieces: "queue.SimpleQueue[Piece | Exception | None]" = dataclasses.field(default_factory=queue.SimpleQueue)
     due: threading.Event = dataclasses.field(default_factory=threading.Event)  # no further pieces come until the reader has come closer
     cancelled: str | None = None  # a reason
@@ -106,15 +127,15 @@ class RequestLlama(EagleLlama):
 
     def __init__(self, batcher: Any, params: EagleParams | None, deadline: float | None, request_id: str) -> None:
         self.__dict__.update(batcher.base.__dict__)  # model, context, templates: shared, owned by the base
-        self._stack = contextlib.ExitStack()  # nothing of the base's is ours to free
+        self._stack, self._owner = contextlib.ExitStack(), Ownership()  # nothing of the base's is ours to free
         self._batcher, self._deadline, self._request_id = batcher, deadline, request_id
-        params = params if params is not None else EagleParams()
-        self._params = params.chain() if isinstance(params.tree, StaticTree) else params
+        self._params = params if params is not None else EagleParams()
         self._n_ctx, self._interval = batcher.n_ctx, batcher.settings.interval
         self.input_ids = np.zeros(batcher.n_ctx, np.intc)
-        self.n_tokens = self.token_source = self._accepted_out = 0
+        self.n_tokens = self.token_source = self._drafted_out = self._accepted_out = 0
         self._seed = secrets.randbits(31)  # requests that name no seed differ
-        self._rows = self._job = self._limit = self._sampler = None
+        self._rows = self._job = self._sampler = None
+        self._asked = Asked()  # of a completion whose generation begins with its next step
         self._stats = EagleStats()
         self._sources: list[int] = []
         self._cancelled: str | None = None
@@ -129,9 +150,9 @@ class RequestLlama(EagleLlama):
         self.close()
 
     def close(self) -> None:
-        """Ends what is under way and frees the slot; may be called twice."""
+        """Ends what is under way and frees the slot; may be called twice, and from any thread."""
         self.cancel()
-        super().close()
+        self._stack.close()
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Ends generation within a round, from any thread."""
@@ -154,6 +175,10 @@ class RequestLlama(EagleLlama):
         """Tokens that one request may hold."""
         return self._n_ctx
 
+    def reset(self) -> None:
+        """Forgets the text; what the slots hold is the batcher's."""
+        self.n_tokens = 0
+
     def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
         return self._batcher.base.detokenize_pieces(tokens, prev_tokens, special)
 
@@ -164,15 +189,35 @@ class RequestLlama(EagleLlama):
 
     # -- generation ---------------------------------------------------------------------------------------
 
-    def _create_completion(self, *args: Any, **kwargs: Any) -> Any:
-        self._limit = kwargs.get("max_tokens")
+    def _create_completion(self, prompt: Any, logprobs: int | None = None, logit_bias: Any = None, **kwargs: Any) -> Any:
+        """Llama's but for logprobs and logit_bias, for which it would go through the vocabulary in Python at each row."""
+        echo, stream = bool(kwargs.get("echo")), bool(kwargs.get("stream"))
+        writer = Logprobs(self.detokenize, self.token_bos(), 0 if echo else len(prompt)) if logprobs is not None else None
+        asked = Asked(kwargs.get("max_tokens"), logit_bias or {}, logprobs, logprobs is not None and echo and not stream, writer)
+        self._asked = asked
         try:
-            yield from super()._create_completion(*args, **kwargs)
+            for item in super()._create_completion(prompt=prompt, **kwargs):
+                if writer is not None:
+                    self._add_logprobs(item["choices"][0], asked, stream)
+                yield item
         finally:
-            self._limit = None
+            if self._asked is asked:  # its generation did not begin
+                self._asked = Asked()
 
-    def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Generator[int, None, None]:
-        """As Llama.generate, and the same tokens for the same seed. Waits for a slot."""
+    @staticmethod
+    def _add_logprobs(choice: dict[str, Any], asked: Asked, stream: bool) -> None:
+        if stream:
+            choice["logprobs"] = asked.writer.chunk(choice["text"]) if choice["finish_reason"] is None else None
+            return
+        choice["logprobs"] = out = asked.writer.whole(asked.before)
+        if asked.echo and out["tokens"]:  # nothing comes before the first, and OpenAI says null even behind a beginning-of-text
+            out["token_logprobs"][0] = out["top_logprobs"][0] = None
+
+    def _generate(self, claim: Claim, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Generator[int, None, None]:
+        """What generate() does with its claim. Waits for a slot."""
+        asked, self._asked = self._asked, Asked()
+        if self._job is not None:
+            self._batcher._cancel(self._job, "cancelled")  # one that was left half way cannot go on, and may have the only slot
         bound = _GENERATE.bind(self, tokens, *args, **kwargs)
         bound.apply_defaults()
         a, prompt = bound.arguments, list(tokens)
@@ -184,12 +229,15 @@ class RequestLlama(EagleLlama):
         processors = Processors(a["logits_processor"], prompt) if a["logits_processor"] else None
         sampler = self._init_sampler(**{name: a[name] for name in _SAMPLER_ARGS}, logits_processor=[processors] if processors else None)
         stopping = a["stopping_criteria"]
-        record = self._record if self._record != "none" else "all" if stopping is not None else "none"
-        row0, keep_all = len(prompt) - 1 if record != "prompt" else 0, self._record != "none"  # a criterion looks at one at a time
-        self._rows = ScoreRows(self._n_vocab, row0, keep_all) if record != "none" else None
+        if asked.bias:
+            sampler = with_bias(sampler, asked.bias, self._n_vocab)
+        self._rows = ScoreRows(self._n_vocab, len(prompt) - 1, False) if stopping is not None else None  # it looks at one at a time
+        if asked.echo and prompt[0] != self.token_bos():
+            asked.before.append(TopRow(prompt[0], 0.0, np.empty(0, np.int32), np.empty(0, np.float32)))
         room = self._n_ctx - len(prompt)
-        job = Job(prompt, sampler, self._params.chain() if processors and self._engine.trees(self._params) else self._params,
-                  1, room, self._deadline, record, self._request_id, processors)
+        job = Job(prompt, sampler, self._params.chain() if processors and self._engine.trees(self._params) else self._params, 1, room,
+                  self._deadline, stopping is not None, asked.top, asked.echo, self._request_id, processors,
+                  usual=asked.limit if asked.limit and asked.limit > 0 else room)
         self.input_ids[: len(prompt)] = prompt
         self.n_tokens = len(prompt)
         self._usage["prompt"] += len(prompt)
@@ -198,12 +246,12 @@ class RequestLlama(EagleLlama):
             raise RequestCancelled(self._cancelled)
         self._batcher._submit(job)
         try:
-            yield from self._take(job, stopping)
+            yield from self._take(job, asked, stopping)
         finally:
             self._batcher._cancel(job, "cancelled")
             self._usage["reused"] += job.reused
 
-    def _take(self, job: Job, stopping: Any) -> Generator[int, None, None]:
+    def _take(self, job: Job, asked: Asked, stopping: Any) -> Generator[int, None, None]:
         """Tokens of the pieces as they come; n_tokens always counts what precedes the token yielded."""
         first, n_read = True, 0
         while (piece := self._next_piece(job, n_read)) is not None:
@@ -214,8 +262,8 @@ class RequestLlama(EagleLlama):
                     del piece  # its traceback holds this frame, which would hold it
             n_read += len(piece.tokens)
             self._stats.count_round(piece.drafted, len(piece.tokens))
-            for row in piece.before:
-                self._rows.add(row)
+            self._drafted_out += piece.drafted
+            asked.before += piece.before
             for i, (token, source) in enumerate(zip(piece.tokens, piece.sources)):
                 if not first:
                     self.n_tokens += 1
@@ -229,18 +277,20 @@ class RequestLlama(EagleLlama):
                 if not self._batcher.base.is_end(token):
                     self._usage["completion"] += 1
                     self._sources.append(source)
+                    if piece.tops and asked.writer is not None:
+                        asked.writer.rows.append(piece.tops[i])
                 yield token
                 if self.n_tokens < self._n_ctx:
                     self.input_ids[self.n_tokens] = token
 
     def _next_piece(self, job: Job, n_read: int) -> Piece | Exception | None:
-        """Lets the batcher run AHEAD tokens before the reader, and to max_tokens: where a completion usually ends, not
+        """Lets the batcher run ahead of the reader by so many tokens, and to max_tokens: where a completion usually ends, not
         always, for one that stops within a character reads on. Pieces gather for a while: who wakes at each of them takes the
         cores that compute the next."""
-        usual = self._limit if self._limit and self._limit > 0 else job.limit
-        most = usual if n_read < usual else n_read + 1
-        if n_read + AHEAD // 2 >= job.wanted < most:
-            self._batcher._want(job, min(n_read + AHEAD, most))
+        most = job.usual if n_read < job.usual else n_read + 1
+        ahead = ROWS_AHEAD if job.rows else AHEAD
+        if n_read + ahead // 2 >= job.wanted < most:
+            self._batcher._want(job, min(n_read + ahead, most))
         empty = job.pieces.empty()
         if empty or time.monotonic() - self._told >= self._interval:  # however fast they come
             self.on_wait()
@@ -264,6 +314,14 @@ class RequestLlama(EagleLlama):
             "completion_tokens_details": {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": self._stats.drafted - accepted},
             "prompt_tokens_details": {"cached_tokens": self._usage["reused"]},
         }
+
+    def waits(self) -> dict[str, float] | None:
+        """Seconds of the last generation, whether or not it came to its end: queued until it had a slot, first until its first
+        token; where these never came, until it ended. None before it began."""
+        if self._job is None:
+            return None
+        t = self.timings()
+        return {"queued": t["queued"], "first": t["queued"] + t["prompt"]}
 
     def timings(self) -> dict[str, float]:
         """Seconds of the last generation: queued, prompt (from slot to first token), generation; and its tokens."""

@@ -1,6 +1,9 @@
-"""Logit rows of a request, without llama-cpp-python's n_ctx x n_vocab array."""
+"""Logit rows of a request, without llama-cpp-python's n_ctx x n_vocab array; or that array, page by page."""
 
 from __future__ import annotations
+
+import mmap
+import sys
 
 import numpy as np
 
@@ -30,24 +33,42 @@ class OffsetRows(np.ndarray):
 
 
 class ScoreRows:
-    """Collects rows of logits, float32 [n_vocab] each; keep_all=False remembers the last one only."""
+    """Collects rows of logits, float32 [n_vocab] each, from position row0 on.
+
+    keep_all=False remembers the last one only.
+    """
 
     def __init__(self, n_vocab: int, row0: int, keep_all: bool) -> None:
         self.row0, self.keep_all, self.n = row0, keep_all, 0
         self._rows = np.empty((64 if keep_all else 1, n_vocab), np.float32)
 
     def add(self, row: np.ndarray) -> np.ndarray:
-        """Copies row in and returns the copy."""
+        """put() at the position after the last."""
+        return self.put(self.row0 + self.n, row)
+
+    def put(self, position: int, row: np.ndarray) -> np.ndarray:
+        """Copies row in and returns the copy. Later positions are forgotten; those left out are nan."""
         if not self.keep_all:
-            self.row0, self.n = self.row0 + self.n, 0
-        if self.n == len(self._rows):
+            self.row0 = position
+        i = position - self.row0
+        while i >= len(self._rows):
             self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
-        self._rows[self.n] = row
-        self.n += 1
-        return self._rows[self.n - 1]
+        self._rows[self.n : i] = np.nan
+        self._rows[i] = row
+        self.n = i + 1
+        return self._rows[i]
 
     def array(self) -> OffsetRows:
         """What llama-cpp-python may index as `_scores`."""
         out = self._rows[: self.n].view(OffsetRows)
         out.row0 = self.row0
         return out
+
+
+def reserved_rows(n: int, n_vocab: int) -> np.ndarray:
+    """float32 [n, n_vocab] that takes memory only for the rows that were written; the others mean nothing."""
+    if sys.platform != "linux":  # elsewhere this is how large arrays behave anyway
+        return np.empty((n, n_vocab), np.float32)
+    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000)  # or more than the free memory is refused
+    pages = mmap.mmap(-1, n * n_vocab * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
+    return np.frombuffer(pages, np.float32).reshape(n, n_vocab)

@@ -9,6 +9,7 @@ accidents: whoever may write into the folder of slots is trusted with what is in
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import hashlib
 import json
 import os
@@ -32,35 +33,48 @@ def identity(batcher: Any) -> dict[str, Any]:
             "types": [base.context_params.type_k, base.context_params.type_v], "flash_attn": s.flash_attn, "n_parallel": s.n_parallel}
 
 
-def save(batcher: Any, slot: Any) -> bytes:
-    """The slot's bytes. Runs in the batcher's thread."""
+@dataclasses.dataclass
+class Contents:
+    """What a slot's file holds. target: the state of its keys and values, as llama.cpp wants it."""
+
+    tokens: list[int]
+    target: Any  # ctypes array of uint8
+    head: bytes
+
+
+def take(batcher: Any, slot: Any) -> Contents:
+    """The slot's contents. Runs in the batcher's thread, so it copies them and no more."""
     ctx = batcher.base._ctx.ctx
-    size = llama_cpp.llama_state_seq_get_size(ctx, slot.id)
-    target = (ctypes.c_uint8 * max(size, 1))()
-    n = llama_cpp.llama_state_seq_get_data(ctx, target, size, slot.id)
-    if slot.tokens and not 0 < n <= size:
+    size = llama_cpp.llama_state_seq_get_size(ctx, slot.id) if slot.tokens else 0
+    target = (ctypes.c_uint8 * size)()
+    if slot.tokens and llama_cpp.llama_state_seq_get_data(ctx, target, size, slot.id) != size:
         raise EagleError(ErrorKind.NATIVE, "the target's state cannot be saved")
-    head = batcher._engine.state(slot.id) if batcher._engine.has_head else b""
-    target_bytes = bytes(memoryview(target)[:n]) if slot.tokens else b""
-    header = json.dumps({"of": identity(batcher), "tokens": slot.tokens, "target": len(target_bytes), "head": len(head)}).encode()
-    data = b"".join((MAGIC, struct.pack("<I", len(header)), header, target_bytes, head))
-    return data + hashlib.sha256(data).digest()
+    return Contents(list(slot.tokens), target, batcher._engine.state(slot.id) if batcher._engine.has_head else b"")
 
 
-def load(batcher: Any, slot: Any, data: bytes) -> int:
-    """Puts the bytes back; returns the number of tokens. Runs in the batcher's thread."""
-    tokens, target, head = _parse(batcher, data)
+def pack(of: dict[str, Any], contents: Contents) -> bytes:
+    """The bytes of a slot's file. of: identity()."""
+    sizes = {"target": len(contents.target), "head": len(contents.head)}
+    header = json.dumps({"of": of, "tokens": contents.tokens, **sizes}).encode()
+    parts = [MAGIC, struct.pack("<I", len(header)), header, memoryview(contents.target).cast("B"), contents.head]
+    check = hashlib.sha256()
+    for part in parts:
+        check.update(part)
+    return b"".join([*parts, check.digest()])
+
+
+def put(batcher: Any, slot: Any, contents: Contents) -> int:
+    """Fills the slot; returns its number of tokens. Runs in the batcher's thread. Raises EagleError BAD_VALUE, and the slot is empty."""
     _clear(batcher, slot)
-    ctx = batcher.base._ctx.ctx
+    ctx, tokens, target = batcher.base._ctx.ctx, contents.tokens, contents.target
     try:
         if tokens:
-            buffer = (ctypes.c_uint8 * len(target)).from_buffer_copy(target)
             memory = llama_cpp.llama_get_memory(ctx)
-            if (llama_cpp.llama_state_seq_set_data(ctx, buffer, len(target), slot.id) != len(target)
+            if (llama_cpp.llama_state_seq_set_data(ctx, target, len(target), slot.id) != len(target)
                     or llama_cpp.llama_memory_seq_pos_max(memory, slot.id) != len(tokens) - 1):
                 raise EagleError(ErrorKind.BAD_VALUE, "the saved slot does not fit this model's cache")
         if batcher._engine.has_head:
-            batcher._engine.set_state(head, slot.id)
+            batcher._engine.set_state(contents.head, slot.id)
             if batcher._engine.n_past(slot.id) != len(tokens):
                 raise EagleError(ErrorKind.BAD_VALUE, "target and head of the saved slot do not belong together")
         else:
@@ -68,7 +82,7 @@ def load(batcher: Any, slot: Any, data: bytes) -> int:
     except EagleError:
         _clear(batcher, slot)
         raise
-    slot.tokens = tokens
+    slot.tokens = list(tokens)
     return len(tokens)
 
 
@@ -78,14 +92,16 @@ def _clear(batcher: Any, slot: Any) -> None:
     slot.tokens = []
 
 
-def _parse(batcher: Any, data: bytes) -> tuple[list[int], bytes, bytes]:
+def unpack(batcher: Any, data: bytes) -> Contents:
+    """What pack() made bytes of. Raises EagleError BAD_VALUE for damaged or foreign ones."""
     def bad(why: str) -> EagleError:
         return EagleError(ErrorKind.BAD_VALUE, f"not a slot that can be restored: {why}")
 
     at = len(MAGIC) + 4
     if data[: len(MAGIC)] != MAGIC or len(data) < at + 32:
         raise bad("another format, or cut off")
-    if hashlib.sha256(data[:-32]).digest() != data[-32:]:
+    view = memoryview(data)
+    if hashlib.sha256(view[:-32]).digest() != data[-32:]:
         raise bad("damaged or cut off")
     n = struct.unpack("<I", data[len(MAGIC) : at])[0]
     if n > min(MAX_HEADER, len(data) - at - 32):
@@ -104,4 +120,5 @@ def _parse(batcher: Any, data: bytes) -> tuple[list[int], bytes, bytes]:
         raise bad(f"it has {len(tokens)} tokens, a slot here {batcher.n_ctx}")
     if not all(type(x) is int and x >= 0 for x in sizes) or at + n + sum(sizes) + 32 != len(data):
         raise bad("damaged")
-    return tokens, data[at + n : at + n + sizes[0]], data[at + n + sizes[0] : -32]
+    target = (ctypes.c_uint8 * sizes[0]).from_buffer_copy(view[at + n : at + n + sizes[0]])
+    return Contents(tokens, target, data[at + n + sizes[0] : -32])

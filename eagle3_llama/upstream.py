@@ -17,9 +17,9 @@ _TYPES = {"upstream": "draft-eagle3", "draft_model": "draft-simple"}
 class Drafter:
     """One target with one head or draft model. n_max and backend_sampling are what run() drafts with; settle() finds the best."""
 
-    def __init__(self, target: str, head: str, kind: str, n_threads: int, n_ctx: int, flash_attn: bool) -> None:
+    def __init__(self, target: str, head: str, kind: str, n_threads: int, n_ctx: int, flash_attn: bool | None) -> None:
         self.n_max, self.backend_sampling = 3, True  # upstream's defaults
-        self._args = [target, head, _TYPES[kind], n_threads, n_ctx, N_MAX, int(flash_attn)]
+        self._args = [target, head, _TYPES[kind], n_threads, n_ctx, N_MAX, -1 if flash_attn is None else int(flash_attn)]
         self._programs: dict[bool, _Program] = {}
         self._program()
 

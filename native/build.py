@@ -1,4 +1,4 @@
-"""Build libeagle3, libllama and ggml, or find them built: a cache around CMake and ninja.
+"""Build libeagle3, libllama, libmtmd and ggml, or find them built: a cache around CMake and ninja.
 
     python native/build.py [--sanitize] [--tests] [--bench] [--print-dir] [-DNAME=VALUE ...]
 
@@ -9,7 +9,8 @@ Under fetch.cache_dir():
         cmake-<version>/      CMake's build directory; another CMake writes other commands, which compile all anew
         out/<hash>/           finished sets of libraries, by content of patches and sources; never changed
 An interrupted build leaves nothing in out/ and goes on where it stopped. CMAKE_ARGS is honoured
-(CMAKE_ARGS=-DGGML_CUDA=on), so are CC, CXX, CFLAGS, CXXFLAGS and LDFLAGS.
+(CMAKE_ARGS=-DGGML_CUDA=on), so are CC, CXX, CFLAGS, CXXFLAGS and LDFLAGS. CMAKE_ARGS=-DLLAMA_BUILD_MTMD=OFF leaves
+libmtmd (images and audio) out; the sanitized build leaves it out unless asked.
 """
 
 from __future__ import annotations
@@ -34,30 +35,31 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from fetch import BuildError, _prune, cache_dir, hash_files, patched_tree, say  # noqa: E402
 
 NATIVE = Path(__file__).resolve().parent
-_TREE_PARTS = ("CMakeLists.txt", "LICENSE", "cmake", "common", "ggml", "include", "licenses", "src", "vendor")
+_TREE_PARTS = ("CMakeLists.txt", "LICENSE", "cmake", "common", "ggml", "include", "licenses", "src", "tools/mtmd", "vendor")
 
 # What concerns only the packaging around, or llama-cpp-python's own build: no reason to build anew.
 _NOT_OURS = re.compile(r"^(CMAKE_INSTALL_.*|CMAKE_MAKE_PROGRAM|CMAKE_MODULE_PATH|CMAKE_PREFIX_PATH|SKBUILD.*"
                        r"|Python3?_.*|PYTHON_.*|LLAMA_BUILD|LLAVA_BUILD)$")  # fmt: skip
 
 # Quick to compile and still readable in a report; without asserts, as a release is: ggml has some on values (no NaN in a norm),
-# which files decide. GPU flags of CMAKE_ARGS do not apply.
+# which files decide. Of CMAKE_ARGS only what chooses the processor's instructions applies, and LLAMA_BUILD_MTMD.
 _SANITIZE = {"EAGLE3_SANITIZE": "ON", "CMAKE_BUILD_TYPE": "Debug",
              "CMAKE_C_FLAGS_DEBUG": "-O1 -g1 -DNDEBUG", "CMAKE_CXX_FLAGS_DEBUG": "-O1 -g1 -DNDEBUG"}  # fmt: skip
+_OF_SANITIZED = re.compile(r"^(LLAMA_BUILD_MTMD|GGML_(NATIVE|SSE42|AVX\w*|FMA|F16C|BMI2|AMX_\w+|CPU_ARM_ARCH))$")
 
 
 def build(sanitize: bool = False, tests: bool = False, defines: dict[str, str] | None = None,
           cmake: str | None = None, ninja: str | None = None, bench: bool = False) -> Path:  # fmt: skip
-    """The folder with libeagle3, libllama, ggml, eagle3.h and, if asked for, the executables of native/tests.
+    """The folder with libeagle3, libllama, libmtmd, ggml, eagle3.h and, if asked for, the executables of native/tests.
 
     bench: instead, the executables of native/bench and the llama.cpp that they measure, as upstream has it.
     """
-    options = dict(_SANITIZE) if sanitize else {"CMAKE_BUILD_TYPE": "Release", **_cmake_args(), **(defines or {})}
-    options = {name: value for name, value in options.items() if not _NOT_OURS.match(name)}
+    options = _options(sanitize, {**_cmake_args(), **(defines or {})})
     source = options.pop("EAGLE3_LLAMA_CPP_DIR", None) or os.environ.get("EAGLE3_LLAMA_CPP_DIR")
     if options.get("EAGLE3_BUILD_TESTS", "").upper() in ("ON", "1", "TRUE", "YES"):
         tests = True
-    for name in ("EAGLE3_BUILD_TESTS", "EAGLE3_BUILD_BENCH"):
+    mtmd = options.pop("LLAMA_BUILD_MTMD", "OFF" if sanitize or bench else "ON").upper() in ("ON", "1", "TRUE", "YES")
+    for name in ("EAGLE3_BUILD_TESTS", "EAGLE3_BUILD_BENCH", "EAGLE3_BUILD_MTMD"):
         options.pop(name, None)
 
     place = cache_dir() / "build" / ("bench-" * bench + _key(options))
@@ -66,15 +68,16 @@ def build(sanitize: bool = False, tests: bool = False, defines: dict[str, str] |
     with _locked(place / "lock"):
         tree, tree_key = patched_tree(source, patched=not bench)
         sources = _native_sources(["tests"] * tests + ["bench"] * bench)
-        out = place / "out" / hashlib.sha256(f"{tree_key} {tests} {bench} {hash_files(NATIVE, sources)}".encode()).hexdigest()[:16]
+        out = place / "out" / hashlib.sha256(f"{tree_key} {tests} {bench} {mtmd} {hash_files(NATIVE, sources)}".encode()).hexdigest()[:16]
         if not out.is_dir():
             _sync(tree, place / "llama.cpp", [p for part in _TREE_PARTS for p in _files(tree / part)])
             _sync(NATIVE, place / "native", sources)
             options["EAGLE3_BUILD_TESTS"] = "ON" if tests else "OFF"
             options["EAGLE3_BUILD_BENCH"] = "ON" if bench else "OFF"
+            options["EAGLE3_BUILD_MTMD"] = "ON" if mtmd else "OFF"
             build_dir = _configure(place, options, _tool(cmake, "cmake"), _tool(ninja, "ninja"))
             _compile(place, build_dir, _tool(ninja, "ninja"))
-            _collect(place, build_dir, out, sources)
+            _collect(place, build_dir, out, sources, mtmd)
         os.utime(out)
     return out
 
@@ -82,6 +85,13 @@ def build(sanitize: bool = False, tests: bool = False, defines: dict[str, str] |
 def native_tests_dir() -> Path:
     """The folder of the sanitized test executables, one for each native/tests/*.cpp, built if need be."""
     return build(sanitize=True, tests=True)
+
+
+def _options(sanitize: bool, given: dict[str, str]) -> dict[str, str]:
+    """What CMake is told, of what the user gave."""
+    if sanitize:
+        return {**_SANITIZE, **{name: value for name, value in given.items() if _OF_SANITIZED.match(name)}}
+    return {"CMAKE_BUILD_TYPE": "Release", **{name: value for name, value in given.items() if not _NOT_OURS.match(name)}}
 
 
 def _cmake_args() -> dict[str, str]:
@@ -239,15 +249,15 @@ class _Progress:
             say(f"{self.what} took {seconds:.0f} s")
 
 
-def _collect(place: Path, build_dir: Path, out: Path, sources: list[Path]) -> None:
-    """Copy what was built to out, all or nothing."""
+def _collect(place: Path, build_dir: Path, out: Path, sources: list[Path], mtmd: bool) -> None:
+    """Copy what was built to out, all or nothing; not a libmtmd that an earlier build left there."""
     programs = {path.stem for path in sources if path.parent.name in ("tests", "bench") and path.suffix == ".cpp"}
     out.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".new-") as tmp:
         fresh = Path(tmp) / "lib"
         fresh.mkdir()
         for path in (build_dir / "bin").iterdir():
-            if path.suffix in (".so", ".dylib") or path.name in programs:
+            if (path.suffix in (".so", ".dylib") and (mtmd or path.stem != "libmtmd")) or path.name in programs:
                 shutil.copy2(path, fresh)
         shutil.copyfile(place / "native" / "include" / "eagle3.h", fresh / "eagle3.h")
         os.rename(fresh, out)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Convert an EAGLE-3 head to GGUF: convert_eagle.py HEAD_DIR --target TARGET.gguf --out HEAD.gguf. Needs no native library."""
+"""Convert an EAGLE-3 head to GGUF: convert_eagle.py HEAD_DIR --model TARGET.gguf --out HEAD.gguf. Needs no native library."""
 
 import sys
 from pathlib import Path

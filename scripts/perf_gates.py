@@ -6,7 +6,7 @@
 The files together must hold, for every format below, the modes plain and eagle (as it stands: the planner), `--fixed` lengths and
 a tree of 60 nodes, and for BF16 and Q4_0 mode upstream:
 
-    eagle3-llama bench --target ... --head ... --prompts ... --flash-attn --modes plain,eagle,upstream --fixed 1,2,3,4,60x6x10 --json FILE.json
+    eagle3-llama bench --model ... --eagle ... --prompts ... --modes plain,eagle,upstream --fixed 1,2,3,4,60x6x10 --json FILE.json
 
 Each figure is one file's, for there the prompts are the same: that of most runs. Trees and upstream's drafter, which take long, may have
 files of fewer prompts.

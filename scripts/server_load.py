@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Load on a server of this project: `bench` measures what speculation brings under it, `soak` looks for what only time shows.
+"""Load on a server of this project: `bench` measures what speculation brings under it, `soak` looks for what only time shows,
+`hostile` asks for what costs most.
 
     scripts/server_load.py bench --clients 1,4,8                  # SmolLM2 BF16; throughput with speculation over without
     scripts/server_load.py equality --requests 200                # 8 clients, a quarter leaves: texts against plain decoding
     scripts/server_load.py soak --minutes 30                     # the same for half an hour on a small cache
+    scripts/server_load.py hostile                               # logprobs of 2,000 tokens beside megabytes to tokenise: memory and /health
 
 Each starts `python -m eagle3_llama.server` on a free port. Run it alone on the machine.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import bisect
 import concurrent.futures
+import functools
 import http.client
 import itertools
 import json
@@ -38,6 +41,7 @@ from eagle3_llama.chat import chat_tokens, generate
 from eagle3_llama.models import shipped_head, smollm2
 
 PROMPTS = Path(__file__).resolve().parent.parent / "tests" / "data" / "eval_prompts.jsonl"
+TEXT = "megabytes of words, " * 50_000  # a megabyte to tokenise
 NEAR_TIE = 0.05  # of logits, between the two texts' tokens where they part: float targets' prompts are summed in another order in pieces
 app = typer.Typer(add_completion=False, help=__doc__)
 console = Console(highlight=False)
@@ -357,6 +361,129 @@ def _or_too_long(server: Server, job: tuple[str, int, int | None]) -> tuple[str,
         if str(e).startswith("400"):
             return None
         raise
+
+
+# -- what costs most --------------------------------------------------------------------------------------
+
+
+class Hostile(NamedTuple):
+    """What became of it: requests by kind that were answered, and what the others were told; the worst that was seen meanwhile."""
+
+    answered: dict[str, int]
+    refused: list[str]
+    rows: list[int]  # of each answer with logprobs, tokens that had them
+    slowest_health: float  # seconds
+    most_memory: int  # bytes above those before
+
+    def wrong(self, clients: int, tokens: int) -> list[str]:
+        """What a server should not do."""
+        found = [f"refused: {said}" for said in self.refused]
+        found += [f"{n} of {tokens} tokens have logprobs" for n in self.rows if n < tokens]
+        found += [f"{len(self.rows)} of {clients} answers with logprobs came"] if len(self.rows) < clients else []
+        return found
+
+
+@app.command()
+def hostile(fmt: Format = "Q8_0", clients: Annotated[int, typer.Option(help="that ask for logprobs, each once")] = 8, tokens: int = 2000,
+            texts: Annotated[int, typer.Option(help="of a megabyte, to tokenise, at most")] = 200, n_parallel: int = 4,
+            minutes: Annotated[float, typer.Option(help="after which it stops, done or not")] = 9.0) -> None:
+    """Clients that ask for logprobs with the 20 likeliest tokens of long answers, half of them streamed and one of these not read for
+    a minute; beside them megabytes to tokenise, short chats, and /health. Fails if memory grows by 300 MB, a request is refused or left
+    out, or /health takes a second."""
+    with Server(fmt, n_parallel, 4096) as server:
+        server.ask("Name three rivers.", 8, {})
+        _tokenize(server.port)  # what the first of them allocates is the server's own
+        seen = hostile_load(server.port, server.memory, clients, tokens, texts, 60 * minutes, lag=60.0)
+    wrong = seen.wrong(clients, tokens) + ([f"memory grew by {seen.most_memory / 1e6:.0f} MB"] if seen.most_memory >= 300e6 else [])
+    wrong += [f"/health took {seen.slowest_health:.2f} s"] if seen.slowest_health >= 1 else []
+    console.print(f"answered: {seen.answered}; rows of logprobs {seen.rows}; memory {seen.most_memory / 1e6:+.1f} MB at most; "
+                  f"/health {1000 * seen.slowest_health:.0f} ms at most")
+    console.print("\n".join(wrong) or "nothing wrong")
+    raise typer.Exit(1 if wrong else 0)
+
+
+def hostile_load(port: int, memory: Callable[[], int], clients: int, tokens: int, texts: int, seconds: float, lag: float) -> Hostile:
+    """The load of hostile() on loopback's `port`. It ends when the clients have their answers, or after so many seconds. memory():
+    the server's, in bytes; lag: seconds for which one client does not read its stream."""
+    end, over, before = time.monotonic() + seconds, threading.Event(), memory()
+    answered: dict[str, int] = {}
+    refused: list[str] = []
+    rows: list[int] = []
+    seen, lock = {"health": 0.0, "memory": before}, threading.Lock()
+
+    def repeat(kind: str, work: Callable[[], Any], most: int, pause: float = 0.0) -> None:
+        for _ in range(most):
+            if over.is_set() or time.monotonic() > end:
+                return
+            try:
+                result = work()
+            except Exception as e:  # noqa: BLE001 - reported
+                with lock:
+                    refused.append(f"{kind}: {e!s:.200}")
+                continue
+            with lock:
+                answered[kind] = answered.get(kind, 0) + 1
+                if kind == "logprobs":
+                    rows.append(result)
+            over.wait(pause)
+
+    def look() -> None:
+        start = time.perf_counter()
+        _send(port, "GET", "/health", None)
+        seen["health"] = max(seen["health"], time.perf_counter() - start)
+        seen["memory"] = max(seen["memory"], memory())
+
+    left = lambda: max(end - time.monotonic(), 0.1)  # noqa: E731
+    asking = [threading.Thread(target=repeat, args=("logprobs", functools.partial(_logprobs, port, i, tokens, left, lag if i == 1 else 0.0), 1)) for i in range(clients)]
+    beside = [threading.Thread(target=repeat, args=x) for x in (("tokenize", lambda: _tokenize(port), texts, 0.05), ("tokenize", lambda: _tokenize(port), texts, 0.05),
+                                                               ("chat", lambda: _chat(port), 10_000, 0.2), ("health", look, 1_000_000, 0.1))]  # fmt: skip
+    for t in asking + beside:
+        t.start()
+    for t in asking:
+        t.join()
+    over.set()
+    for t in beside:
+        t.join()
+    look()
+    return Hostile(answered, refused, rows, seen["health"], seen["memory"] - before)
+
+
+def _logprobs(port: int, i: int, tokens: int, left: Callable[[], float], lag: float) -> int:
+    """How many tokens of an answer have logprobs. Every other client streams."""
+    stream = i % 2 == 1
+    body = {"messages": [{"role": "user", "content": f"Tell story {i}."}], "max_tokens": tokens, "logprobs": True, "top_logprobs": 20, "stream": stream,
+            "logit_bias": {"0": -100, "1": -100, "2": -100}}  # fmt: skip
+    data = _send(port, "POST", "/v1/chat/completions", body, left(), lag)
+    if not stream:
+        found = json.loads(data)["choices"][0]["logprobs"]["content"]
+    else:
+        found = [t for _, c in _chunks(bytearray(data)) for t in (c["choices"][0]["logprobs"] or {"content": []})["content"]]
+    if not all(0 < len(t["top_logprobs"]) <= 20 for t in found):  # fewer where several are parts of characters, and look alike
+        raise RuntimeError("a token has not its likeliest ones")
+    return len(found)
+
+
+def _tokenize(port: int) -> None:
+    _send(port, "POST", "/tokenize", {"content": TEXT})
+
+
+def _chat(port: int) -> None:
+    _send(port, "POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 8})
+
+
+def _send(port: int, method: str, path: str, body: dict[str, Any] | None, seconds: float = 300.0, lag: float = 0.0) -> bytes:
+    """The answer's bytes, read after `lag` seconds. Raises RuntimeError for a status other than 200, and when it takes too long."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
+    try:
+        connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        time.sleep(lag)
+        data = response.read()
+        if response.status != 200:
+            raise RuntimeError(f"{response.status}: {data[:200]!r}")
+        return data
+    finally:
+        connection.close()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,28 @@
-"""Fixtures of several test files: a tiny target and its head; and for training, data made with it, a head before any training."""
+"""Fixtures of several test files: a tiny target and its head; and for training, data made with it, a head before any training.
+
+And of the whole run: measured costs of its own, and the end of its summary (skipped.py).
+"""
+
+import os
+import shutil
+import tempfile
 
 import numpy as np
 import pytest
 import tiny_models
+from skipped import pytest_collectreport, pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown  # noqa: F401
 from training import lines, make_shards
+
+
+def pytest_configure(config):
+    """What earlier runs measured decides nothing, and nothing is left for later ones; the workers share what the first of them makes."""
+    if not hasattr(config, "workerinput"):
+        config.costs = os.environ["EAGLE3_LLAMA_COSTS"] = tempfile.mkdtemp(prefix="eagle3-costs-")
+
+
+def pytest_unconfigure(config):
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(config.costs, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

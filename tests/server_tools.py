@@ -34,12 +34,13 @@ def running(given, batcher=None):
     """A server of these settings: url, client (httpx), app, batcher, settings."""
     from eagle3_llama.batching import Batcher, BatchSettings
     from eagle3_llama.server.app import create_app
+    from eagle3_llama.server.header_timeout import PatientProtocol
     from eagle3_llama.server.run import listen_at
 
     own = batcher is None
     batcher = batcher or Batcher(BatchSettings(**given.batch()))
     app = create_app(given, batcher)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
+    server = uvicorn.Server(uvicorn.Config(app, http=PatientProtocol, log_config=None, timeout_graceful_shutdown=1))
     listener = listen_at(dataclasses.replace(given, port=0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -48,7 +49,7 @@ def running(given, batcher=None):
     headers = {"Authorization": f"Bearer {given.api_key}"} if given.api_key else {}
     try:
         with httpx.Client(base_url=url, timeout=60, headers=headers) as client:
-            yield SimpleNamespace(url=url, client=client, app=app, batcher=batcher, settings=given, gate=app.state.server.gate)
+            yield SimpleNamespace(url=url, client=client, app=app, batcher=batcher, settings=given, gate=app.state.server.gate, uvicorn=server)
     finally:
         server.should_exit = True
         thread.join(10)
@@ -80,13 +81,12 @@ def process(*args, env=None):
         reader.join(5)
 
 
-def until(true, seconds=10.0):
-    """Waits for true() and returns how long that took."""
+def until(true, seconds=60.0):
+    """Waits for true(); the seconds are for a test that hangs."""
     start = time.monotonic()
     while not true():
         assert time.monotonic() - start < seconds, "it did not happen"
         time.sleep(0.005)
-    return time.monotonic() - start
 
 
 def ask(client, text="Name three rivers.", path=CHAT, **more):
@@ -98,6 +98,14 @@ def ask(client, text="Name three rivers.", path=CHAT, **more):
 def events(response):
     """The JSON of a stream's events; [DONE] as None."""
     return [None if line == "data: [DONE]" else json.loads(line[6:]) for line in response.iter_lines() if line]
+
+
+def metric(server, name, *labels):
+    """The value of the one sample of /metrics with these labels, written as name="value"."""
+    lines = (line.rsplit(" ", 1) for line in server.client.get("/metrics").text.splitlines() if line[0] != "#")
+    found = [value for said, value in lines if said.split("{")[0] == name and all(label in said for label in labels)]
+    assert len(found) == 1, (name, labels, found)
+    return float(found[0])
 
 
 def idle(server):

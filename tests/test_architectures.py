@@ -11,8 +11,10 @@ from cores import THREADS
 from test_variants import converted
 from tiny_models import take
 
-from eagle3_llama import EagleLlama
+from eagle3_llama import EagleError, EagleLlama
 from eagle3_llama.convert.target import read_target
+from eagle3_llama.errors import ErrorKind
+from eagle3_llama.self_test import self_test
 
 ROOT = Path(__file__).parent.parent
 SHAPES = ["llama", "qwen3", "gemma3", "phi3", "gpt-oss", "mistral3"]
@@ -64,3 +66,15 @@ def test_text_with_every_head(tool, tmp_path, shape):
         assert take(llm, 24, prompt) == plain, name
         assert llm.stats.drafted > 20, name
         llm.close()
+
+
+@pytest.mark.parametrize("arch", ["mamba", "jamba"])
+def test_self_test_of_targets_without_a_way_back(tool, tmp_path, arch):
+    """Recurrent and hybrid targets cannot be drafted for: the self-test says so."""
+    subprocess.run([tool, "save", arch, tmp_path], check=True, capture_output=True)
+    target = next(tmp_path.glob("*.gguf"))
+    about = read_target(target)
+    _, head = converted(tmp_path, "SpecForge", target, "q8_0", n_embd=about.n_embd, n_layer=about.n_layer, n_vocab=about.n_vocab)
+    with pytest.raises(EagleError, match="recurrent or hybrid") as e:
+        self_test(head, target, THREADS)
+    assert e.value.kind is ErrorKind.UNSUPPORTED

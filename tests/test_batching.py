@@ -89,12 +89,12 @@ def in_threads(n_threads, work, jobs):
 
 @pytest.mark.parametrize("n_ctx", [64, 256])
 def test_costs_are_measured_in_the_room_of_a_slot(tiny, tmp_path, monkeypatch, n_ctx):
-    monkeypatch.setenv("EAGLE3_LLAMA_CACHE", str(tmp_path))
+    monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
     b = Batcher(BatchSettings(tiny[0], tiny[1], n_parallel=2, n_ctx=n_ctx, n_threads=1))
     with b.request() as llm:
         assert len(take(llm, 9, PROMPT, temp=0.0)) > 0
     b.close()
-    assert len(list((tmp_path / "costs").iterdir())) == 1
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 SETTINGS = [EagleParams(), EagleParams(n_max=4), EagleParams(tree="12x3x3"), EagleParams(n_max=0), EagleParams(tree=False), EagleParams(n_max=6, p_min=0.01)]

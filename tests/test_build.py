@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "native"))
 
+import build as native_build  # noqa: E402
 import fetch  # noqa: E402
 
 
@@ -30,6 +31,19 @@ def test_one_clear_line(tmp_path, env, said):
     code, last = build(tmp_path, "--print-dir", **env)
     assert code == 1 and last.startswith("error: ") and said in last
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock"]
+
+
+def test_other_instructions_reach_every_build(monkeypatch):
+    """CMAKE_ARGS chooses them for the sanitized build too, which is another place in the cache then; a GPU is not for that one."""
+    places = []
+    for given in ("", "-DGGML_NATIVE=OFF", "-DGGML_NATIVE=OFF -DGGML_AVX512=ON -DGGML_CUDA=ON"):
+        monkeypatch.setenv("CMAKE_ARGS", given)
+        told = [native_build._options(sanitize, native_build._cmake_args()) for sanitize in (False, True)]
+        for name in ("GGML_NATIVE", "GGML_AVX512"):
+            assert all((name in options) == (name in given) for options in told)
+        assert ("GGML_CUDA" in told[0]) == ("GGML_CUDA" in given) and "GGML_CUDA" not in told[1] and told[1]["EAGLE3_SANITIZE"] == "ON"
+        places += map(native_build._key, told)
+    assert len(set(places)) == 6
 
 
 def test_another_file_by_that_name(tmp_path, monkeypatch):
@@ -55,3 +69,15 @@ def test_damaged_download_is_fetched_again(tmp_path, monkeypatch):
     with pytest.raises(fetch.BuildError, match="cannot download"):
         fetch.sdist()
     assert asked
+
+
+@pytest.mark.parametrize("mtmd", [True, False])
+def test_libmtmd_is_shipped_unless_switched_off(tmp_path, mtmd):
+    """Also where an earlier build of the same folder left one: it would be another llama.cpp's."""
+    (tmp_path / "cmake" / "bin").mkdir(parents=True)
+    (tmp_path / "native" / "include").mkdir(parents=True)
+    for path in ("cmake/bin/libllama.so", "cmake/bin/libmtmd.so", "cmake/bin/CMakeFiles.txt", "native/include/eagle3.h"):
+        (tmp_path / path).write_text("")
+    native_build._collect(tmp_path, tmp_path / "cmake", tmp_path / "out" / "key", [], mtmd)
+    shipped = {path.name for path in (tmp_path / "out" / "key").iterdir()}
+    assert shipped == {"libllama.so", "eagle3.h", *(["libmtmd.so"] if mtmd else [])}

@@ -47,6 +47,16 @@ def drafts(llm, propose):
     engine._propose = _propose
 
 
+def endless(llm, n):
+    """(prompt, the n tokens after it), none of which ends the text: a round ends there. Which prompts do is the processor's to say."""
+    for start in range(60, 120):
+        prompt = [1, start, *PROMPT[2:]]
+        answer = take(llm, n, prompt)
+        if EOS not in answer:
+            return prompt, answer
+    raise AssertionError("every prompt's answer ends")
+
+
 def truth(answer, prompt=PROMPT):
     """The perfect drafter's knowledge: what follows the sequence in `answer`."""
     full = [*prompt, *answer]
@@ -55,17 +65,16 @@ def truth(answer, prompt=PROMPT):
 
 @pytest.mark.parametrize("wrong_at", [0, 1, 2, 3, 4])
 def test_fails_at_each_position(plain, eagle, wrong_at):
-    answer = take(plain, 120)
-    assert EOS not in answer  # a round ends there
+    prompt, answer = endless(plain, 120)
     eagle.eagle_params = EagleParams(n_max=4)
-    right = truth(answer)
+    right = truth(answer, prompt)
 
     def propose(seq, n):
         tokens = right(seq, n)
         return [*tokens[:wrong_at], *((t + 1) % tiny_models.N_VOCAB for t in tokens[wrong_at:])]
 
     drafts(eagle, propose)
-    assert take(eagle, 100) == answer[:100]
+    assert take(eagle, 100, prompt) == answer[:100]
     s = eagle.stats
     assert s.rounds == -(-99 // (wrong_at + 1))  # the first token comes from the prompt
     assert s.accept_per_position == [1.0] * wrong_at + [0.0] * (4 - wrong_at)
@@ -74,11 +83,10 @@ def test_fails_at_each_position(plain, eagle, wrong_at):
 
 @pytest.mark.parametrize("n_max", [1, 7, 31, 63])
 def test_perfect_drafter(plain, eagle, n_max):
-    answer = take(plain, 300)
-    assert EOS not in answer
+    prompt, answer = endless(plain, 300)
     eagle.eagle_params = EagleParams(n_max=n_max)
-    drafts(eagle, truth(answer))
-    assert take(eagle, 200) == answer[:200]
+    drafts(eagle, truth(answer, prompt))
+    assert take(eagle, 200, prompt) == answer[:200]
     assert eagle.stats.rounds == -(-199 // (n_max + 1))
 
 

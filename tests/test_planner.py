@@ -17,7 +17,7 @@ COMMON = {"n_ctx": 512, "n_batch": 64, "verbose": False}
 
 @pytest.fixture
 def eagle(files, tmp_path, monkeypatch):
-    monkeypatch.setenv("EAGLE3_LLAMA_CACHE", str(tmp_path))
+    monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
     llm = EagleLlama(files[0], eagle_path=files[1], **COMMON)
     yield llm
     llm.close()
@@ -85,8 +85,8 @@ def test_a_head_that_rested_has_caught_up(files, eagle):
     other.close()
 
 
-def newest(cache):
-    return max((cache / "costs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+def newest(costs):
+    return max(costs.iterdir(), key=lambda path: path.stat().st_mtime_ns)
 
 
 def test_costs_are_measured_and_kept(eagle, tmp_path):
@@ -184,7 +184,7 @@ def test_a_disturbed_load_is_not_believed_for_ever(tmp_path, monkeypatch):
     """Another program on the same cores: a row at ten times its cost, and further rows free."""
     machine = Machine(0.006, 0.25, 6e-6, 0.001, 1 / 700)
     monkeypatch.setattr(time, "perf_counter", lambda: machine.now)
-    monkeypatch.setenv("EAGLE3_LLAMA_CACHE", str(tmp_path))
+    monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
     true = cached(machine, ["key"], 512, 64)
     disturbed = [0.0, *(10 * true.layers[8] for _ in range(MAX_ROWS))]
     path = newest(tmp_path)
@@ -196,7 +196,7 @@ def test_a_disturbed_load_is_not_believed_for_ever(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("n_ctx, n_batch", [(256, 64), (24, 24), (16, 8), (512, 1)])
 def test_costs_in_little_room(files, tmp_path, monkeypatch, n_ctx, n_batch):
-    monkeypatch.setenv("EAGLE3_LLAMA_CACHE", str(tmp_path))
+    monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
     llm = EagleLlama(files[0], eagle_path=files[1], n_ctx=n_ctx, n_batch=n_batch, verbose=False)
     assert llm._engine.costs.layers[1] > 0 and len(answer(llm, 9)) == 9
     llm.close()

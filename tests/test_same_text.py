@@ -67,7 +67,7 @@ def answer(llm, text=TEXT, **settings):
 ], ids=lambda s: ",".join(k for k in s if k != "seed"))
 def test_samplers(pair, settings):
     text, _ = same(pair, lambda llm: answer(llm, max_tokens=40, **settings))
-    assert len(text) > 40
+    assert text
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 0.8, "seed": 1, "repeat_penalty": 1.1}])
@@ -88,7 +88,8 @@ def test_trees(flash_pair, params, settings):
     eagle.stats.reset()
     expected, got = (llm(TEXT, max_tokens=24, **settings)["choices"][0] for llm in (plain, eagle))
     assert got == expected
-    assert params.planned or eagle.stats.drafted > eagle.stats.accepted > 0
+    assert params.planned or eagle.stats.drafted > eagle.stats.accepted
+    assert params.planned or eagle.stats.accepted or settings["temperature"]  # a sampled text of this length may follow no draft
 
 
 def test_every_length(pair):
@@ -99,9 +100,14 @@ def test_every_length(pair):
 
 
 def test_stop_strings(pair):
-    """One that is several tokens long, one inside a token, one that never comes."""
-    for stop in (["little girl"], ["ill"], ["the", "and"], ["\x00never"]):
-        same(pair, lambda llm: answer(llm, max_tokens=60, temperature=0, stop=stop))
+    """One that is several tokens long, one inside a token, one of two, one that never comes."""
+    whole, _ = answer(pair[0], max_tokens=60, temperature=0)
+    words = whole.split()
+    inside = max(words[5:], key=len)[1:-1]
+    for stop in ([" ".join(words[9:12])], [inside], [words[20], words[15]]):
+        text, why = same(pair, lambda llm: answer(llm, max_tokens=60, temperature=0, stop=stop))
+        assert why == "stop" and text == whole[: min(whole.find(s) for s in stop)]
+    same(pair, lambda llm: answer(llm, max_tokens=60, temperature=0, stop=["\x00never"]))
 
 
 def test_grammar_and_json(pair):
@@ -116,23 +122,32 @@ def test_grammar_and_json(pair):
 @pytest.mark.parametrize("echo, stream", [(False, False), (True, False), (False, True)])
 def test_logprobs(pair, echo, stream):
     """The true ones, at every position; their float sums differ in the last digits."""
+    values = []
 
     def ask(llm):
         parts = llm(TEXT, max_tokens=12, temperature=0, logprobs=3, echo=echo, stream=stream)
         parts = [p["choices"][0] for p in parts] if stream else [parts["choices"][0]]
         rows = [p["logprobs"] for p in parts if p["logprobs"]]
+        values.append([float(x or 0) for r in rows for x in r["token_logprobs"]])
         return ([t for r in rows for t in r["tokens"]], [o for r in rows for o in r["text_offset"]],
-                [round(float(x or 0), 3) for r in rows for x in r["token_logprobs"]],
                 [sorted(d or {}) for r in rows for d in r["top_logprobs"]])
 
     same(pair, ask)
+    assert values[0] == pytest.approx(values[1], abs=1e-4)
 
 
 def test_chat_stream_and_logprobs(pair):
     ask = {"messages": [{"role": "user", "content": "Name three rivers."}], "max_tokens": 24, "temperature": 0}
     same(pair, lambda llm: [c["choices"][0]["delta"].get("content") for c in llm.create_chat_completion(**ask, stream=True)])
-    same(pair, lambda llm: [(x["token"], round(x["logprob"], 3)) for x in llm.create_chat_completion(
-        **ask, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]])
+    values = []
+
+    def tokens(llm):
+        content = llm.create_chat_completion(**ask, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
+        values.append([x["logprob"] for x in content])
+        return [x["token"] for x in content]
+
+    same(pair, tokens)
+    assert values[0] == pytest.approx(values[1], abs=1e-4)
 
 
 def test_callbacks_see_what_plain_ones_see(pair):
@@ -176,17 +191,27 @@ def test_exception_in_a_callback(pair):
     same(pair, lambda llm: answer(llm, max_tokens=40, temperature=0))
 
 
-def test_prefixes_are_reused(pair):
+def test_prefixes_are_reused(pair, monkeypatch):
+    """The same texts, and only tokens that the cache does not hold are evaluated."""
+
     def ask(llm):
         return [answer(llm, TEXT + more, max_tokens=20, temperature=0) for more in ("", " little", " little girl", "", " king")]
 
     same(pair, ask)
-    eagle = pair[1]
+    eagle, evaluated = pair[1], []
+    prefill = eagle._engine.prefill
+    monkeypatch.setattr(eagle._engine, "prefill", lambda tokens, *args, **kwargs: evaluated.append(len(tokens)) or prefill(tokens, *args, **kwargs))
     eagle.reset()
-    list(itertools.islice(eagle.generate(eagle.tokenize(TEXT.encode()), temp=0.0), 4))
-    before = eagle.n_tokens
-    ids = eagle.tokenize((TEXT + " king").encode())
-    assert Llama.longest_token_prefix(eagle._input_ids.tolist(), ids) > 4 and before > len(ids)
+    shared = eagle.tokenize(TEXT.encode())
+    list(itertools.islice(eagle.generate(shared, temp=0.0), 4))
+    assert sum(evaluated) == len(shared)
+    for more in (" king", " king and a queen", ""):
+        evaluated.clear()
+        ids = eagle.tokenize((TEXT + more).encode())
+        held = Llama.longest_token_prefix(eagle._input_ids.tolist(), ids)
+        assert held >= len(shared)
+        list(itertools.islice(eagle.generate(ids, temp=0.0), 1))
+        assert sum(evaluated) == max(len(ids) - held, 1)
 
 
 def test_abandoned_generators(pair):
@@ -243,7 +268,7 @@ def test_usage_and_stats_count_the_same(pair):
     details, stats = usage["completion_tokens_details"], eagle.stats
     assert stats.drafted == details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"]
     assert 0 <= stats.accepted - details["accepted_prediction_tokens"] <= 4  # accepted in the last round, past the limit
-    assert abs(sum(stats.time_share.values()) - 1) < 1e-9 and stats.tokens == 40
+    assert abs(sum(stats.time_share.values()) - 1) < 1e-9 and stats.tokens >= usage["completion_tokens"] > 0
     assert stats.accept_per_position == sorted(stats.accept_per_position, reverse=True)
     assert abs(stats.mean_accepted_length - 1 - sum(stats.accept_per_position)) < 1e-9
 

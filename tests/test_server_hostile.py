@@ -52,9 +52,9 @@ def test_the_document_describes_every_route(server):
     document = server.client.get("/openapi.json").json()
     assert {(m.upper(), path) for path, methods in document["paths"].items() for m in methods} == set(operations())
     chat = document["paths"][CHAT]["post"]
-    assert {"200", "400", "401", "413", "422", "503", "504"} <= set(chat["responses"])
+    assert {"200", "400", "401", "413", "503", "504"} <= set(chat["responses"])
     body = document["components"]["schemas"]["ChatBody"]
-    assert body["additionalProperties"] is False and body["properties"]["max_tokens"]["anyOf"][0]["maximum"] == 4
+    assert body["additionalProperties"] is False and body["properties"]["n"]["anyOf"][0]["maximum"] == 2
 
 
 # -- bodies made to hurt ----------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_hostile_bodies(server):
                 assert error["message"] and len(r.content) < 3000, (seed, r.text[:300])
             if seed % 25 == 0:
                 assert ask(client, max_tokens=2).status_code == 200, seed
-    assert seen[200] > N // 20 and seen[422] > N // 10 and seen[400] > N // 50, seen
+    assert seen[200] > N // 20 and seen[400] > N // 10 and 422 not in seen, seen
     until(lambda: idle(server))
     assert ask(server.client, max_tokens=2).status_code == 200
 
@@ -176,4 +176,4 @@ def test_odd_paths(server, method, path):
 def test_odd_headers(server, headers):
     raw = {k: v.encode("latin-1") for k, v in {**JSON, **headers}.items()}
     r = server.client.post(CHAT, content=b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}', headers=raw)
-    assert r.status_code in (200, 400, 401, 403, 415, 422)
+    assert r.status_code in (200, 400, 401, 403, 415)

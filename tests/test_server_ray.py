@@ -175,10 +175,10 @@ def test_both_answer(server, texts):
         assert len(answers) == 2 and all(u["completion_tokens_details"]["accepted_prediction_tokens"] > 0 for u in answers.values())
         assert "," not in r.headers["x-request-id"] and r.json()["id"].endswith(r.headers["x-request-id"])
         metrics = client.get("/metrics").text
-        assert {m[1] for m in re.finditer(r'eagle3_tokens_total\{replica="(\w+)"\} [1-9]', metrics)} == set(answers)
+        assert {m[1] for m in re.finditer(r'eagle3_tokens_total\{[^}]*replica="(\w+)"\} [1-9]', metrics)} == set(answers)
         assert client.post(CHAT, content=b"x" * 3_000_000, headers={"Content-Type": "application/json"}).status_code == 413
         assert ask(client, nn=1).json()["error"]["code"] == "unknown_field"
-        assert ask(client, max_tokens=513).status_code == 422
+        assert ask(client, max_tokens=0).status_code == 400
     assert httpx.get(server.url + "/v1/models").status_code == 401 and httpx.get(server.url + "/health").status_code == 200
 
 

@@ -163,7 +163,9 @@ def test_acceptance_is_the_engines(tiny, corpus, head, tmp_path):
     own = Corpus(make_shards(settings, tmp_path))
     d2t = np.arange(tiny_models.N_VOCAB)
     full = build(TargetWeights(tiny.targets[0]), 3, d2t, 0)
+    least_squares_start(full, own, own.items, 0)  # or nothing is accepted, by either
     simulated = measure(full, own, own.items, 3)
+    assert simulated.accept_per_position[0] > 0.1
     write(full, own.layers, tmp_path, torch.float32)
     convert(tmp_path, tiny.targets[0], tmp_path / "head.gguf", "f32")
     llm = EagleLlama(tiny.targets[0], eagle_path=str(tmp_path / "head.gguf"), n_max=3, n_ctx=256, verbose=False)

@@ -31,7 +31,7 @@ def plain(files):
     llm.close()
 
 
-def random_tree(rng, right, n):
+def random_tree(rng, right, n, n_vocab=N_VOCAB):
     """tokens and parents of at most n nodes, level by level; right is what the target will say, and some way down is made of it.
 
     Also how far that way goes.
@@ -45,7 +45,7 @@ def random_tree(rng, right, n):
         children = sorted(rng.choices(level, k=min(rng.randint(1, 6), n - len(tokens))))
         followed = way in children and on_path < len(right) and rng.random() < 0.8
         chosen = children.index(way) if followed else None
-        wrong = [t for t in range(N_VOCAB) if on_path >= len(right) or t != right[on_path]]
+        wrong = [t for t in range(n_vocab) if on_path >= len(right) or t != right[on_path]]
         first = len(tokens)
         tokens += [right[on_path] if k == chosen else t for k, t in enumerate(rng.sample(wrong, len(children)))]
         parents += children

@@ -10,21 +10,25 @@ EOS = 2
 PROMPT = [1, 60, 70, 80, 90, 100]
 
 
-def _tokenizer(w):
-    """SentencePiece style: specials, 256 byte tokens, and some letters."""
+def _vocabulary():
+    """Specials, 256 byte tokens, and some letters; and the types of all."""
     tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(256)]
     tokens += [f"▁{chr(97 + i % 26)}{i}" for i in range(N_VOCAB - len(tokens))]
-    types = [2, 3, 3] + [6] * 256 + [1] * (N_VOCAB - 259)
+    return tokens, [2, 3, 3] + [6] * 256 + [1] * (N_VOCAB - 259)
+
+
+def _tokenizer(w, tokens, types):
+    """SentencePiece style; <s> is 1, </s> 2."""
     w.add_tokenizer_model("llama")
     w.add_token_list(tokens)
-    w.add_token_scores([-float(i) for i in range(N_VOCAB)])
+    w.add_token_scores([-float(i) for i in range(len(tokens))])
     w.add_token_types(types)
     w.add_bos_token_id(1)
     w.add_eos_token_id(EOS)
-    w.add_unk_token_id(0)
+    w.add_unk_token_id(types.index(2))
 
 
-def _common(w, n_layer, n_embd=N_EMBD):
+def _common(w, n_layer, n_embd=N_EMBD, vocabulary=None):
     w.add_block_count(n_layer)
     w.add_context_length(1024)
     w.add_embedding_length(n_embd)
@@ -33,7 +37,7 @@ def _common(w, n_layer, n_embd=N_EMBD):
     w.add_head_count_kv(N_KV)
     w.add_layer_norm_rms_eps(1e-5)
     w.add_rope_dimension_count(n_embd // N_HEAD)
-    _tokenizer(w)
+    _tokenizer(w, *(vocabulary or _vocabulary()))
 
 
 def _finish(w):
@@ -43,28 +47,37 @@ def _finish(w):
     w.close()
 
 
-def _layer(w, i, rng, n_in, kind, n_embd=N_EMBD):
+def _layer(w, i, rng, n_in, kind, n_embd=N_EMBD, adds=0.3):
+    """adds: the size of what it adds to the stream."""
     d, n_ff = n_embd // N_HEAD, 2 * n_embd
     shapes = {"attn_q": (n_embd, n_in), "attn_k": (N_KV * d, n_in), "attn_v": (N_KV * d, n_in), "attn_output": (n_embd, n_embd),
               "ffn_gate": (n_ff, n_embd), "ffn_up": (n_ff, n_embd), "ffn_down": (n_embd, n_ff)}
     for name, shape in shapes.items():
-        _matrix(w, f"blk.{i}.{name}.weight", rng, shape, kind)
+        _matrix(w, f"blk.{i}.{name}.weight", rng, shape, kind, adds if name in ("attn_output", "ffn_down") else 0.3)
     for name in ("attn_norm", "ffn_norm"):
         w.add_tensor(f"blk.{i}.{name}.weight", np.ones(n_embd, np.float32))
 
 
-def _matrix(w, name, rng, shape, kind):
-    x = (rng.standard_normal(shape) * 0.3).astype(np.float32)
+def _matrix(w, name, rng, shape, kind, size=0.3):
+    x = (rng.standard_normal(shape) * size).astype(np.float32)
     w.add_tensor(name, gguf.quants.quantize(x, kind), raw_dtype=kind)
 
 
-def target(path, seed=0, kind="F32", n_embd=N_EMBD, n_layer=N_LAYER):
-    """A llama; kind is a GGML type's name."""
+def target(path, seed=0, kind="F32", n_embd=N_EMBD, n_layer=N_LAYER, arch="llama", chat_template=None, ends=True, pooling=None, tied=False):
+    """A llama, or a qwen2vl (M-RoPE); kind is a GGML type's name. ends=False: hardly ever says its end token. pooling: of
+    embeddings. tied: the token embeddings are its output matrix too."""
     rng, kind = np.random.default_rng(seed), gguf.GGMLQuantizationType[kind]
-    w = gguf.GGUFWriter(path, "llama")
+    w = gguf.GGUFWriter(path, arch)
     _common(w, n_layer, n_embd)
+    if arch == "qwen2vl":
+        w.add_rope_dimension_sections([2, 3, 3, 0])
+    if chat_template is not None:
+        w.add_chat_template(chat_template)
+    if pooling is not None:
+        w.add_pooling_type(pooling)
     _matrix(w, "token_embd.weight", rng, (N_VOCAB, n_embd), kind)
-    _matrix(w, "output.weight", rng, (N_VOCAB, n_embd), kind)
+    if not tied:
+        _matrix(w, "output.weight", rng, (N_VOCAB, n_embd), kind, 0.3 if ends else 0.3 * (np.arange(N_VOCAB)[:, None] != EOS))
     w.add_tensor("output_norm.weight", np.ones(n_embd, np.float32))
     for i in range(n_layer):
         _layer(w, i, rng, n_embd, kind, n_embd)
@@ -72,20 +85,22 @@ def target(path, seed=0, kind="F32", n_embd=N_EMBD, n_layer=N_LAYER):
     return path
 
 
-def head(path, seed=1, kind="F32", layers=(1, 2, 3), **keys):
-    """A head for target(); keys override integers such as target_hidden_size."""
+def head(path, seed=1, kind="F32", layers=(1, 2, 3), own_output=True, **keys):
+    """A head for target(); keys override integers such as target_hidden_size. own_output=False: the target's output matrix is its own."""
     rng, kind = np.random.default_rng(seed), gguf.GGMLQuantizationType[kind]
     w = gguf.GGUFWriter(path, "eagle3")
     _common(w, 1)
     w.add_array("eagle3.target_layers", list(layers))
     w.add_uint32("eagle3.target_hidden_size", keys.get("target_hidden_size", N_EMBD))
     _matrix(w, "fc.weight", rng, (N_EMBD, len(layers) * N_EMBD), kind)
-    _matrix(w, "output.weight", rng, (N_DRAFT, N_EMBD), kind)
+    if own_output:
+        _matrix(w, "output.weight", rng, (N_DRAFT, N_EMBD), kind)
     w.add_tensor("output_norm.weight", np.ones(N_EMBD, np.float32))
     w.add_tensor("blk.0.attn_norm_2.weight", np.ones(N_EMBD, np.float32))
     _layer(w, 0, rng, 2 * N_EMBD, kind)
-    ids = np.sort(rng.choice(N_VOCAB, N_DRAFT, replace=False)).astype(np.int64)
-    w.add_tensor("d2t", keys.get("d2t", ids))
+    if own_output:
+        ids = np.sort(rng.choice(N_VOCAB, N_DRAFT, replace=False)).astype(np.int64)
+        w.add_tensor("d2t", keys.get("d2t", ids))
     _finish(w)
     return path
 
@@ -97,3 +112,27 @@ def take(llm, n, prompt=PROMPT, **sampling):
     out = list(itertools.islice(generator, n))
     generator.close()
     return out
+
+
+def draft_from(llm, texts, rng):
+    """Puts a drafter in the head's place that knows how the texts go on, and is wrong at times."""
+    engine, own = llm._engine, llm._engine._propose
+
+    def propose(slot, token, params):
+        if own(slot, token, params) == 0 and not params.planned:
+            return 0
+        if params.n_max == 0:
+            return 0
+        seq = [*llm._input_ids.tolist(), token]
+        right = next((t[len(seq):] for t in texts if t[: len(seq)] == seq), [])[: rng.randint(0, 3)]
+        drafts, parents, tree = [], [], engine.trees(params)
+        for depth, t in enumerate(right):
+            wrong = (t + 1) % N_VOCAB
+            level = [wrong, t] if tree else [t if rng.random() < 0.8 else wrong]
+            drafts += level
+            parents += [2 * depth - 1 if depth else -1] * len(level)
+        engine._drafts[0 : len(drafts)] = drafts
+        engine._parents[0 : len(drafts)] = parents
+        return len(drafts)
+
+    engine._propose = propose

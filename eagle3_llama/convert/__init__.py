@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import EagleError, ErrorKind
-from .files import reading
+from ..files import reading
 from .geometry import Geometry, measure
 from .layers import infer_layers
 from .layouts import Layout, detect, rename

@@ -10,26 +10,27 @@ from typing import Annotated, Optional
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, TextColumn
 
 from ..errors import EagleError, ErrorKind
+from ..options import CONTEXT
 
 
 def convert(head: Annotated[Path, typer.Argument(help="folder with config.json and model.safetensors, or a head's GGUF", show_default=False)],
-            target: Annotated[Path, typer.Option(help="the model that the head was trained for, GGUF", show_default=False)],
+            model: Annotated[Path, typer.Option("--model", "-m", "--target", help="target that the head was trained for, GGUF", show_default=False)],
             out: Annotated[Path, typer.Option(help="the GGUF to write", show_default=False)],
             outtype: Annotated[Optional[str], typer.Option(
                 help="type of the matrices: f32, f16, bf16, q8_0 or q4_0; f16 if left out, or what the GGUF has")] = None,
             extract_layers: Annotated[Optional[str], typer.Option(
                 metavar="A,B,C", help="target layers whose inputs the head reads, if config.json is wrong")] = None,
-            self_test: Annotated[bool, typer.Option("--self-test", help="then draft with it, and with the layers beside its own")] = False,
+            self_test: Annotated[bool, typer.Option("--self-test", help="then try it on stored texts, also with the layers beside its own")] = False,
             ) -> None:  # fmt: skip
     """Convert a head (SafeAILab, SpecForge, AngelSlim, vLLM speculators, NVIDIA ModelOpt, EAGLE-1, GGUF) to GGUF."""
     from . import convert as run
 
     try:
-        with _bar() as progress:
-            report = run(head, target, out, outtype, _layers(extract_layers), progress)
+        with _bar("converting", DownloadColumn()) as progress:
+            report = run(head, model, out, outtype, _layers(extract_layers), progress)
     except (EagleError, MemoryError) as e:
         message = str(e) if isinstance(e, EagleError) else f"not enough memory to convert {head}: close other programs"
         print(f"error: {one_line(message)}", file=sys.stderr)
@@ -39,29 +40,33 @@ def convert(head: Annotated[Path, typer.Argument(help="folder with config.json a
     print(f"wrote {report.out}: {report.n_tensors} tensors, {report.n_bytes / 1e6:.1f} MB")
     if self_test:
         try:
-            _self_test(report.out, target)
+            _self_test(report.out, model)
         except EagleError as e:
             print(f"error: {one_line(str(e))}", file=sys.stderr)
             raise typer.Exit(2) from None
 
 
 def _self_test(head: Path, target: Path) -> None:
-    from ..self_test import Trial, self_test, verdict
+    from ..self_test import Verdict, self_test, verdict
 
-    def show(trial: Trial) -> None:
-        shares = " ".join(f"{share:.2f}" for share in trial.accepted)
-        print(f"self-test, layers {trial.layers}: accepted at positions 1.. {shares}, {trial.length:.2f} tokens a round")
-
-    fine, line = verdict(self_test(head, target, on_trial=show))
-    if fine:
-        print(f"self-test: {line}")
-    else:
+    with _bar("self-test", TextColumn("{task.completed} of {task.total} texts")) as progress:
+        found = self_test(head, target, on_passage=progress)
+    own, *others = found.trials
+    print(f"self-test, layers {own.layers}: {own.accepted:.1%} of first guesses accepted at {found.positions} positions")
+    for t in others:
+        print(f"self-test, layers {t.layers}: {t.accepted:.1%}, which is {t.acceptance}; log-likelihood {t.likelihood}")
+    kind, line = verdict(found)
+    if kind is Verdict.WRONG:
         Console(stderr=True).print(f"WARNING: {line}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+    else:
+        print(f"self-test: {line}")
 
 
 def main() -> None:
     """Entry point of the script: what is wrong with the input is one line on stderr, exit code 2, and no output file."""
-    typer.run(convert)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(context_settings=CONTEXT)(convert)
+    app()
 
 
 def one_line(message: str, longest: int = 600) -> str:
@@ -80,10 +85,10 @@ def _layers(text: str | None) -> list[int] | None:
 
 
 @contextlib.contextmanager
-def _bar() -> Iterator:
+def _bar(what: str, done_of_total: ProgressColumn) -> Iterator:
     """A progress callback; a bar only where someone sees it."""
     console = Console(stderr=True)
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), done_of_total
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("converting", total=None)
+        task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

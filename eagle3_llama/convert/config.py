@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EagleError, ErrorKind
-from .files import parse_object, reading
+from ..files import parse_object, reading
 
 REQUIRED = object()
 

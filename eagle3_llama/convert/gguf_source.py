@@ -8,9 +8,9 @@ import gguf
 import numpy as np
 
 from ..errors import EagleError, ErrorKind
+from ..files import reading
 from ..gguf_reader import Gguf, TensorInfo, read_gguf
 from .config import Config
-from .files import reading
 from .layouts import EAGLE1_GGUF, EAGLE3_GGUF
 from .layouts.base import Layout
 from .rope import Rope

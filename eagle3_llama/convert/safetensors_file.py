@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import EagleError, ErrorKind
-from .files import parse_object, reading
+from ..files import parse_object, reading
 
 _MAX_HEADER = 100 << 20  # the format's own limit
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2",

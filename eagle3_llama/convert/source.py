@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import EagleError, ErrorKind
+from ..files import parse_object, reading
 from .config import Config, read_config
-from .files import parse_object, reading
 from .gguf_source import read_gguf_head
 from .layouts.base import Layout
 from .pickle_file import read_pickle

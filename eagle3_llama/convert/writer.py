@@ -12,8 +12,8 @@ import numpy as np
 from gguf import GGMLQuantizationType as Q
 
 from ..errors import EagleError, ErrorKind
+from ..files import replacing
 from ..gguf_reader import Value
-from .files import replacing
 from .safetensors_file import HeadTensor
 
 QTYPES = {"f32": Q.F32, "f16": Q.F16, "bf16": Q.BF16, "q8_0": Q.Q8_0, "q4_0": Q.Q4_0}

@@ -7,7 +7,8 @@ import sys
 import typer
 
 from ..errors import EagleError
-from .cli import CONTEXT, serve
+from ..options import CONTEXT
+from .cli import serve
 
 
 def main() -> None:

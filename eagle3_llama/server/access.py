@@ -68,6 +68,8 @@ class Access:
                 raise  # half an answer: the connection is closed
             await error_response(internal())(scope, receive, talk.send)
         finally:
+            if record.job is not None:
+                record.job.release()  # its answer has been sent
             self._note(scope, record)
 
     def _refusal(self, scope: Any, headers: Headers) -> ApiError | None:
@@ -81,17 +83,25 @@ class Access:
                             headers={"WWW-Authenticate": challenge})  # fmt: skip
         if key is None and not self._own_origin(headers.get("origin")):
             return ApiError(403, "another site's page asks; allow it with --cors-origin", code="origin")
+        if key is None and not self._own_host(headers.get("host")):
+            return ApiError(403, "this server was asked under another site's name; allow it with --cors-origin, or set a key", code="host")
         return None
+
+    def _own_host(self, host: str | None) -> bool:
+        """A site may give its own name the address of this machine; its pages then ask as if the server were theirs, and a browser
+        sends no Origin with a GET. The name they ask for tells."""
+        return host is None or self._own_name(f"//{host}") or any(f"{scheme}://{host}" in self.settings.cors_origin for scheme in ("http", "https"))
 
     def _own_origin(self, origin: str | None) -> bool:
         """Without a key any page in the user's browser could ask a server on loopback; browsers say whose page it is."""
-        if origin is None or origin in self.settings.cors_origin or "*" in self.settings.cors_origin:
-            return True
+        return origin is None or origin in self.settings.cors_origin or self._own_name(origin)
+
+    def _own_name(self, url: str) -> bool:
         try:
-            host = urlsplit(origin).hostname or ""
+            host = urlsplit(url).hostname or ""
         except ValueError:
             return False
-        return is_loopback(host) or host == self.settings.host
+        return "*" in self.settings.cors_origin or is_loopback(host) or host == self.settings.host
 
     def _note(self, scope: Any, record: Record) -> None:
         job, seconds = record.job, time.monotonic() - record.started

@@ -11,13 +11,15 @@ from starlette.responses import Response
 
 from .errors import ApiError
 from .generation import Event, Job, total_timings, total_usage
-from .shapes import DONE, Shape, dumps, event
+from .shapes import DONE, KEEP_ALIVE_COMMENT, Shape, dumps, event
 
+KEEP_ALIVE = 10.0  # seconds of silence after which a stream has a comment: proxies close connections that say nothing for a minute
 STALLED = 30.0  # seconds past the deadline until a client that does not read is given up
+_OVER: Any = object()
 
 
 async def respond(request: Request, job: Job, shape: Shape, stream: bool, include_usage: bool, report: bool) -> Response:
-    """Waits for the whole answer, or for the first part of a streamed one: until then a failure is a status.
+    """Waits for the whole answer, or for the first part of a streamed one, KEEP_ALIVE seconds at most: until then a failure is a status.
 
     Raises ApiError. The job is cancelled as soon as the client leaves, and whenever this ends early.
     """
@@ -25,12 +27,14 @@ async def respond(request: Request, job: Job, shape: Shape, stream: bool, includ
     events = job.events()
     try:
         if stream:
-            first = await anext(events)
-            return EventStream(job, shape, _chain(first, events), watch, include_usage or report, report)
+            parts = with_silences(events)
+            first = await anext(parts)
+            return EventStream(job, shape, _chain(first, parts), watch, include_usage or report, report)
         parts = [(e.choice.index, e.chunk) async for batch in events for e in batch if e.chunk is not None]
-        body = shape.whole(parts, total_usage(job)) | ({"timings": total_timings(job)} if report else {})
+        more = {"timings": total_timings(job)} if report else {}
+        body = await asyncio.to_thread(lambda: dumps(shape.whole(parts, total_usage(job)) | more))  # logprobs may be megabytes
         watch.cancel()
-        return Response(dumps(body), media_type="application/json")
+        return Response(body, media_type="application/json")
     except BaseException:
         watch.cancel()
         job.cancel()
@@ -59,7 +63,23 @@ def _text(e: Event) -> str | None:
     return said["content"] if said.keys() == {"content"} else None
 
 
-async def _chain(first: list[Event], rest: AsyncIterator[list[Event]]) -> AsyncIterator[list[Event]]:
+async def with_silences(events: AsyncIterator[list[Event]]) -> AsyncIterator[list[Event] | None]:
+    """events, and None whenever none has come for KEEP_ALIVE seconds."""
+    while True:
+        task = asyncio.ensure_future(anext(events, _OVER))
+        try:
+            while not (await asyncio.wait({task}, timeout=KEEP_ALIVE))[0]:
+                yield None
+        finally:
+            if not task.done():
+                task.cancel()
+        batch = task.result()
+        if batch is _OVER:
+            return
+        yield batch
+
+
+async def _chain(first: list[Event] | None, rest: AsyncIterator[list[Event] | None]) -> AsyncIterator[list[Event] | None]:
     yield first
     async for batch in rest:
         yield batch
@@ -70,7 +90,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, job: Job, shape: Shape, events: AsyncIterator[list[Event]], watch: asyncio.Task, include_usage: bool, report: bool) -> None:
+    def __init__(self, job: Job, shape: Shape, events: AsyncIterator[list[Event] | None], watch: asyncio.Task, include_usage: bool, report: bool) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self.job, self.shape, self.events, self.watch = job, shape, events, watch
@@ -92,6 +112,9 @@ class EventStream(Response):
     async def _frames(self) -> AsyncIterator[bytes]:
         try:
             async for batch in self.events:
+                if batch is None:
+                    yield KEEP_ALIVE_COMMENT
+                    continue
                 said = [e for e in batch if e.chunk is not None]
                 data = b"".join(self._frame(e) for e in (said if self.report else joined(said)))
                 if data:

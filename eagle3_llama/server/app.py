@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import hashlib
 import importlib.resources
 import re
@@ -22,14 +23,15 @@ from ..errors import EagleError
 from . import documents, slots
 from .access import Access, Record, error_response
 from .answers import respond
-from .body import read
+from .body import Bodies
 from .calls import Caller
-from .errors import ApiError, from_exception
+from .errors import ApiError, from_exception, wrong
 from .generation import Gate, Job
 from .metrics import CONTENT_TYPE, Metrics
 from .schema import ChatBody, CompletionBody, DetokenizeBody, SlotFile, TokenizeBody, bounded
 from .settings import ServerSettings
 from .shapes import Shape, dumps
+from .work import Work
 
 PAGE_POLICY = ("default-src 'none'; script-src {}; style-src 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; "
                "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")  # fmt: skip
@@ -43,7 +45,11 @@ class Server:
         self.name = settings.model_alias or batcher.model_name
         self.created = int(time.time())
         self.gate = Gate(settings.capacity, settings.n_parallel)
-        self.metrics = Metrics(batcher)
+        self.metrics = Metrics(batcher, self.name)
+        self.bodies = Bodies()
+        self.preparing = Work(2, 2 * settings.capacity, "are being prepared")
+        self.tokenizing = Work(1, 8, "tokenise texts")
+        self.files = Work(1, 8, "save or restore slots")
         self.caller = Caller(settings, batcher.base, self.name)
         self.chat_body, self.completion_body = bounded(ChatBody, settings), bounded(CompletionBody, settings)
 
@@ -53,7 +59,7 @@ class Server:
         record.stream = bool(body.stream)
         if self.settings.log_prompts:
             record.prompt = body.model_dump(include={"messages", "prompt"})
-        choices = self.caller.chat(body) if chat else self.caller.completion(body)
+        choices = await self.preparing.run(self.caller.chat if chat else self.caller.completion, body)  # texts may be long
         params, asked = self.caller.params(body.speculative), "messages" if chat else "prompt"
         record.job = job = Job(self.batcher, self.gate, choices, params, self.settings.timeout, record.request_id, asked)
         shape = Shape(chat, f"{'chatcmpl' if chat else 'cmpl'}-{record.request_id}", int(time.time()), self.name, record.stream,
@@ -66,12 +72,22 @@ class Server:
         about = {"head": self.settings.eagle is not None, "n_ctx": self.batcher.n_ctx, "n_parallel": self.batcher.n_parallel}
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "eagle3-llama", "eagle": about}
 
-    async def ask(self, function: Any, *args: Any) -> Any:
-        """A blocking call in a thread; its EagleErrors are the client's."""
+    async def ask(self, work: Work, function: Any, *args: Any) -> Response:
+        """The JSON of what a blocking call returns; its EagleErrors are the client's."""
         try:
-            return await asyncio.to_thread(function, *args)
+            return Response(await work.run(lambda: dumps(function(*args))), media_type="application/json")
         except EagleError as e:
             raise from_exception(e, self.batcher.n_ctx, True) from e
+
+    def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
+        if body.parse_special:
+            self.caller.size.check_special(body.content, "content")
+        return {"tokens": self.batcher.base.tokenize(body.content.encode(), body.add_special, body.parse_special)}
+
+    def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
+        if max(body.tokens, default=0) >= self.caller.n_vocab:
+            raise wrong("tokens", f"the model's are 0..{self.caller.n_vocab - 1}")
+        return {"content": (self.batcher.base.detokenize(body.tokens) if body.tokens else b"").decode("utf-8", "replace")}
 
 
 def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
@@ -95,7 +111,7 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
     app.add_middleware(Access, settings=settings, metrics=server.metrics)
     if settings.cors_origin:
         app.add_middleware(CORSMiddleware, allow_origins=list(settings.cors_origin), allow_methods=["GET", "POST"],
-                           allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+                           allow_headers=["*"],  # OpenAI's client has a dozen of its own
                            expose_headers=["X-Request-Id", "Retry-After"])  # fmt: skip
     documents.install(app, [server.chat_body, server.completion_body, TokenizeBody, DetokenizeBody, SlotFile], settings.api_key is not None)
     return app
@@ -105,12 +121,12 @@ def _add_completions(app: FastAPI, server: Server) -> None:
     @app.post("/v1/chat/completions", **documents.streamed(server.chat_body, "ChatCompletion"))
     async def chat_completions(request: Request) -> Response:
         """An answer to a conversation."""
-        return await server.generate(request, await read(request, server.chat_body), True)
+        return await server.generate(request, await server.bodies.read(request, server.chat_body), True)
 
     @app.post("/v1/completions", **documents.streamed(server.completion_body, "Completion"))
     async def completions(request: Request) -> Response:
         """A text gone on with."""
-        return await server.generate(request, await read(request, server.completion_body), False)
+        return await server.generate(request, await server.bodies.read(request, server.completion_body), False)
 
 
 def _add_models(app: FastAPI, server: Server) -> None:
@@ -129,25 +145,20 @@ def _add_models(app: FastAPI, server: Server) -> None:
     @app.post("/tokenize", **documents.answer("Tokens", body=TokenizeBody))
     async def tokenize(request: Request) -> Response:
         """Token ids of a text."""
-        body = await read(request, TokenizeBody)
-        if body.parse_special:
-            server.caller.size.check_special(body.content, "content")
-        return _json({"tokens": await server.ask(server.batcher.base.tokenize, body.content.encode(), body.add_special, body.parse_special)})
+        return await server.ask(server.tokenizing, server.tokenize, await server.bodies.read(request, TokenizeBody))
 
     @app.post("/detokenize", **documents.answer("Content", body=DetokenizeBody))
     async def detokenize(request: Request) -> Response:
         """The text of token ids; bytes that are no text become U+FFFD."""
-        body = await read(request, DetokenizeBody)
-        if max(body.tokens, default=0) >= server.caller.n_vocab:
-            raise ApiError(422, f"tokens: the model's are 0..{server.caller.n_vocab - 1}", "tokens", "invalid_value")
-        text = await server.ask(server.batcher.base.detokenize, body.tokens) if body.tokens else b""
-        return _json({"content": text.decode("utf-8", "replace")})
+        return await server.ask(server.tokenizing, server.detokenize, await server.bodies.read(request, DetokenizeBody))
 
 
 def _add_state(app: FastAPI, server: Server) -> None:
     @app.get("/health", **documents.answer("Health", 503))
     async def health() -> Response:
-        """Whether new requests are taken; needs no key."""
+        """Whether new requests are taken and can be served; needs no key."""
+        if not server.gate.draining and not server.batcher.alive():
+            raise ApiError(503, "no request can be served any more: start the server again; its log says why", code="engine_ended")
         if server.gate.draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
         return _json({"status": "ok"})
@@ -160,20 +171,20 @@ def _add_state(app: FastAPI, server: Server) -> None:
     @app.get("/slots", **documents.answer("Slots"))
     async def list_slots() -> Response:
         """Slots: id, busy, n_past, request_id."""
-        return _json(await server.ask(server.batcher.slots))
+        return _json(server.batcher.slots())
 
     @app.post("/slots/{slot}", **documents.answer("SlotAction", 404, 507, body=SlotFile))
     async def slot_action(request: Request, slot: int, action: str) -> Response:
         """Saves a slot's state to a file of --slot-save-path (action=save), or restores it (action=restore)."""
-        doing = {"save": slots.save, "restore": slots.restore}.get(action)
+        doing = {"save": functools.partial(slots.save, server.settings.slot_save_limit), "restore": slots.restore}.get(action)
         if doing is None:
-            raise ApiError(422, f"action is {action[:40]!r}, expected save or restore", "action", "invalid_value")
+            raise wrong("action", f"it is {action[:40]!r}, expected save or restore")
         if server.settings.slot_save_path is None:
             raise ApiError(400, "this server keeps no files: start it with --slot-save-path", code="no_slot_save_path")
-        body = await read(request, SlotFile)
+        body = await server.bodies.read(request, SlotFile)
         if not 0 <= slot < server.batcher.n_parallel:
             raise ApiError(404, f"there is no slot {slot!s:.20}, only 0..{server.batcher.n_parallel - 1}", "slot", "no_such_slot")
-        return _json(await server.ask(doing, server.batcher, server.settings.slot_save_path, slot, body.filename))
+        return await server.ask(server.files, doing, server.batcher, server.settings.slot_save_path, slot, body.filename)
 
 
 def _add_page(app: FastAPI) -> None:
@@ -206,7 +217,7 @@ def _add_errors(app: FastAPI) -> None:
     async def parameter_error(request: Request, e: RequestValidationError) -> Response:
         first = e.errors()[0]
         name = str(first["loc"][-1])
-        return answer(request, ApiError(422, f"{name}: {first['msg']}", name, "invalid_value"))
+        return answer(request, wrong(name, first["msg"]))
 
     app.add_exception_handler(ApiError, api_error)
     app.add_exception_handler(HTTPException, http_error)

@@ -1,4 +1,4 @@
-"""A request's body: read within its limit, then held against its model."""
+"""A request's body: read within its limit, and within that of all, then held against its model."""
 
 from __future__ import annotations
 
@@ -11,15 +11,36 @@ from starlette.requests import ClientDisconnect, Request
 from .errors import ApiError, from_validation
 from .schema import field_names
 from .settings import MAX_BODY
+from .work import Room, Work
 
 MAX_KEYS = 50_000
 BODY_SECONDS = 30.0  # a client may take this long to send its body
+LARGE_BODY = 1 << 14  # bytes; checking a smaller one takes less than a millisecond
+MAX_BODIES = 1 << 26  # bytes of bodies that are being read and checked
 
 T = TypeVar("T", bound=BaseModel)
 
 
-async def read(request: Request, model: type[T]) -> T:
-    """The body as `model`. Raises ApiError 400, 408, 413, 415 or 422; no more than MAX_BODY bytes are ever held."""
+class Bodies:
+    """Reads and checks the bodies of all requests."""
+
+    def __init__(self) -> None:
+        self.room = Room(MAX_BODIES, "send their bodies")
+        self.checking = Work(1, 1 << 16, "have large bodies")  # those have room
+
+    async def read(self, request: Request, model: type[T]) -> T:
+        """The body as `model`. Raises ApiError 400, 408, 413, 415 or 503; no more than MAX_BODY bytes of it are ever held."""
+        parts: list[bytes] = []
+        try:
+            await _receive(request, parts, self.room)
+            raw = b"".join(parts)
+            return parse(raw, model) if len(raw) < LARGE_BODY else await self.checking.run(parse, raw, model)
+        finally:
+            self.room.give_back(sum(map(len, parts)))
+
+
+async def _receive(request: Request, parts: list[bytes], room: Room) -> None:
+    """Appends the body to parts; their sizes are taken of the room."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # also keeps a web page of somebody else from sending one without asking first
         raise ApiError(415, "send the body as JSON, with Content-Type: application/json", code="content_type")
@@ -27,22 +48,21 @@ async def read(request: Request, model: type[T]) -> T:
     if not length.isdecimal() or int(length) > MAX_BODY:
         raise too_large()
     try:
-        raw = await asyncio.wait_for(_gather(request), BODY_SECONDS)
+        await asyncio.wait_for(_gather(request, parts, room), BODY_SECONDS)
     except asyncio.TimeoutError:
         raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} s", code="slow_body", headers={"Connection": "close"}) from None
     except ClientDisconnect:
         raise ApiError(499, "the client left", code="cancelled") from None
-    return parse(raw, model)
 
 
-async def _gather(request: Request) -> bytes:
-    parts, size = [], 0
+async def _gather(request: Request, parts: list[bytes], room: Room) -> None:
+    size = 0
     async for part in request.stream():
         size += len(part)
         if size > MAX_BODY:
             raise too_large()
+        room.take(len(part))
         parts.append(part)
-    return b"".join(parts)
 
 
 def too_large() -> ApiError:
@@ -52,7 +72,7 @@ def too_large() -> ApiError:
 def parse(raw: bytes, model: type[T]) -> T:
     """A body's bytes as `model`; ApiError names the field that is wrong."""
     if raw.count(b'":') - raw.count(b'\\":') > MAX_KEYS:  # each that is not known would be an error of its own
-        raise ApiError(422, f"the body has more than {MAX_KEYS} keys", code="invalid_value")
+        raise ApiError(400, f"the body has more than {MAX_KEYS} keys", code="invalid_value")
     try:
         return model.model_validate_json(raw)
     except ValidationError as e:

@@ -11,15 +11,18 @@ from typing import Any
 
 from ..errors import EagleError
 from ..params import EagleParams, Tree
-from .chat_format import ask, plain_messages, sandboxed_handler, template_setup
+from .chat_format import ask, call_tool, handler_of, plain_messages, sandboxed_handler, template_setup
 from .errors import wrong
-from .generation import Choice
+from .generation import MAX_LOGPROBS, Choice
 from .prompt_size import PromptSize
 from .sandbox import Sandbox
 from .schema import ChatBody, CompletionBody, Named, Sampling, Speculative
 from .settings import ServerSettings
+from .sized_cache import SizedCache
+from .work import Once
 
-LOGPROB_BYTES = 1 << 28  # of logits that one choice may keep until its end; llama-cpp-python reads whole rows of them
+ENTRY_BYTES = 384  # of one likely token in an answer: twice as an object of Python, and as JSON
+GRAMMAR_CACHE = 1 << 24  # characters of grammars and schemas that were found harmless
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty",
              "mirostat_mode", "mirostat_tau", "mirostat_eta")  # fmt: skip
 
@@ -34,8 +37,8 @@ class Caller:
         self._templates = Sandbox(settings.template_timeout, templates=setup) if setup else None
         self._grammars = Sandbox(settings.template_timeout, model=os.path.abspath(base.model_path))
         self.size = PromptSize(base, settings.n_ctx)
-        self._handler = sandboxed_handler(self._templates, setup["eos"], self.size) if setup else None
-        self._checked = functools.lru_cache(maxsize=256)(self._ask_grammars)
+        self._eos = setup["eos"] if setup else ""
+        self._checked = SizedCache(GRAMMAR_CACHE)
 
     def start(self) -> None:
         """Starts the template's process in the background; grammars' starts when it is first needed."""
@@ -50,36 +53,44 @@ class Caller:
     # -- chat ---------------------------------------------------------------------------------------------
 
     def chat(self, body: ChatBody) -> list[Choice]:
-        """Raises ApiError 400 or 422 for what is wrong whatever the model says."""
-        arguments = self._sampling(body, body.max_completion_tokens, None)
+        """Raises ApiError 400 for what is wrong whatever the model says."""
+        arguments, n = self._sampling(body, body.max_completion_tokens, None), body.n or 1
         if body.max_completion_tokens is not None and body.max_tokens not in (None, body.max_completion_tokens):
             raise wrong("max_completion_tokens", "it differs from max_tokens; give one")
         if body.top_logprobs is not None and not body.logprobs:
             raise wrong("top_logprobs", "it needs logprobs: true")
+        size = 0
         if body.logprobs:
             arguments |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-            arguments["max_tokens"] = self._kept_rows(arguments["max_tokens"], body)
+            explicit = body.max_tokens is not None or body.max_completion_tokens is not None
+            size = self._logprobs_size(arguments, body.top_logprobs or 0, n, explicit)
         tools, forced = _tools(body)
         schema, any_json = _json_wanted(body)
         if body.grammar is not None and (schema is not None or any_json):
             raise wrong("grammar", "response_format says what the answer looks like, too; give one")
         messages = plain_messages(body.messages)
-        if self._handler is None:  # else the whole prompt is looked at
+        if self._templates is None:  # else the whole prompt is looked at
             self.size.check_fits("\n".join(m["content"] for m in messages), "messages")
         arguments |= tools | {"messages": messages, "stream": bool(body.stream)}
         if any_json:
             arguments["response_format"] = {"type": "json_object"}
 
-        def call(llm: Any, seed: int) -> Any:
-            grammar = self._grammar(body.grammar, schema, "response_format")
-            if forced is not None:
-                self._grammar(None, forced, "tools")  # the handler makes it again, once it is known to be harmless
-            if self._handler is not None:
-                llm.chat_handler = self._handler
-            return llm.create_chat_completion(**arguments, **grammar, seed=seed)
+        grammar = Once(lambda: self._grammar(body.grammar, schema, "response_format"))  # of all choices
+        of_tool = Once(lambda: self._grammar(None, forced, "tools"))
+        shown = {name: arguments.get(name) for name in ("messages", "functions", "function_call", "tools", "tool_choice")}
+        handler = sandboxed_handler(self._templates, self._eos, self.size, shown) if self._templates is not None else None
 
-        seed, n = self._seed(body), body.n or 1
-        return [Choice(i, 0, functools.partial(call, seed=seed + i)) for i in range(n)]
+        def call(llm: Any, seed: int) -> Any:
+            from llama_cpp import LlamaGrammar
+
+            text = grammar()
+            llm.chat_handler = handler or handler_of(llm)
+            if forced is not None:
+                llm.chat_handler = call_tool(llm.chat_handler, of_tool())
+            return llm.create_chat_completion(**arguments, grammar=text and LlamaGrammar.from_string(text, verbose=False), seed=seed)
+
+        seed = self._seed(body)
+        return [Choice(i, 0, functools.partial(call, seed=seed + i), size) for i in range(n)]
 
     # -- completions --------------------------------------------------------------------------------------
 
@@ -95,17 +106,23 @@ class Caller:
             raise wrong("echo", "it needs a prompt of text")
         self._check_prompts(prompts)
         self.size.check_fits(body.suffix or "", "suffix")
+        sizes = [0] * len(prompts)
         if logprobs is not None:
-            arguments["max_tokens"] = self._kept_rows(arguments["max_tokens"], body)
+            echoed = [min(len(p.encode()), self.settings.n_ctx) if body.echo else 0 for p in prompts]  # a token has a byte at least
+            sizes = [self._logprobs_size(arguments, logprobs, n * len(prompts), body.max_tokens is not None, e) for e in echoed]
         arguments |= {"echo": bool(body.echo), "suffix": body.suffix, "logprobs": logprobs, "stream": bool(body.stream)}
 
+        grammar = Once(lambda: self._grammar(body.grammar, None, "grammar"))
+
         def call(llm: Any, prompt: Any, seed: int) -> Any:
-            if logprobs is not None and body.echo:
-                self._kept_rows(arguments["max_tokens"] + len(llm.tokenize(prompt.encode())), body, "prompt")
-            return llm.create_completion(prompt, **arguments, **self._grammar(body.grammar, None, "grammar"), seed=seed)
+            from llama_cpp import LlamaGrammar
+
+            text = grammar()
+            return llm.create_completion(prompt, **arguments, grammar=text and LlamaGrammar.from_string(text, verbose=False), seed=seed)
 
         seed = self._seed(body)
-        return [Choice(p * n + i, p, functools.partial(call, prompt=prompt, seed=seed + i)) for p, prompt in enumerate(prompts) for i in range(n)]
+        return [Choice(p * n + i, p, functools.partial(call, prompt=prompt, seed=seed + i), sizes[p])
+                for p, prompt in enumerate(prompts) for i in range(n)]  # fmt: skip
 
     def _check_prompts(self, prompts: list[Any]) -> None:
         for prompt in prompts:
@@ -121,7 +138,7 @@ class Caller:
         if out.get("temperature", 1) < 1e-3:
             out["temperature"] = 0.0  # logits divided by less overflow
         most = self.settings.most_tokens
-        out["max_tokens"] = max_tokens or body.max_tokens or min(default or most, most)
+        out["max_tokens"] = min(max_tokens or body.max_tokens or default or most, most)  # what more is asked for ends with `length`
         out["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop or []
         out["model"] = self.model_name
         if body.logit_bias:
@@ -130,27 +147,29 @@ class Caller:
                 raise wrong("logit_bias", f"it has token {max(bias)}, the model's are 0..{self.n_vocab - 1}")
         return out
 
-    def _kept_rows(self, tokens: int, body: Sampling, param: str = "max_tokens") -> int:
-        """tokens, or as many as logprobs may be kept of where the request left that open."""
-        most = max(1, LOGPROB_BYTES // (4 * self.n_vocab))
-        explicit = body.max_tokens is not None or getattr(body, "max_completion_tokens", None) is not None
-        if tokens > most and (explicit or param != "max_tokens"):
-            raise wrong(param, f"logprobs of {tokens} tokens are asked for, this server keeps those of {most}")
-        return min(tokens, most)
+    def _logprobs_size(self, arguments: dict[str, Any], n_top: int, n: int, explicit: bool, echoed: int = 0) -> int:
+        """Bytes that the logprobs of one choice of n may have; where the request left max_tokens open it becomes what there is room for.
+        echoed: most tokens of the prompt that have some, too."""
+        each = ENTRY_BYTES * (n_top + 1)
+        most = max(1, MAX_LOGPROBS // (n * each) - echoed)
+        if arguments["max_tokens"] > most and explicit:
+            raise wrong("max_tokens", f"logprobs of {arguments['max_tokens']} tokens are asked for, this server keeps those of {most}")
+        arguments["max_tokens"] = min(arguments["max_tokens"], most)
+        return each * (arguments["max_tokens"] + echoed)
 
-    def _grammar(self, text: str | None, schema: dict[str, Any] | None, param: str) -> dict[str, Any]:
-        """{"grammar": LlamaGrammar} of a grammar or a schema that the sandbox found harmless, or {}."""
-        from llama_cpp import LlamaGrammar
-
+    def _grammar(self, text: str | None, schema: dict[str, Any] | None, param: str) -> str | None:
+        """The GBNF of a grammar or a schema that the sandbox found harmless, if there is one."""
         if text is not None:
             if "\0" in text:
                 raise wrong("grammar", "it has a null character")
-            self._checked("check", text)
-        elif schema is not None:
-            text = self._checked("convert", json.dumps(schema), param)
-        return {} if text is None else {"grammar": LlamaGrammar.from_string(text, verbose=False)}
+            self._checked.get(("check", text), lambda: self._ask_grammars("check", text, "grammar"))
+            return text
+        if schema is None:
+            return None
+        said = json.dumps(schema)
+        return self._checked.get(("convert", said), lambda: self._ask_grammars("convert", said, param))
 
-    def _ask_grammars(self, do: str, text: str, param: str = "grammar") -> Any:
+    def _ask_grammars(self, do: str, text: str, param: str) -> Any:
         return ask(self._grammars, param, "the schema was refused" if do == "convert" else "the grammar was refused", do=do, text=text)
 
     @staticmethod

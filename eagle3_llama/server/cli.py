@@ -8,25 +8,23 @@ from typing import Annotated, Optional
 import typer
 
 from ..errors import EagleError, ErrorKind
+from ..options import N_CTX, Eagle, FlashAttn, GpuLayers, Model, Threads
 from .settings import ServerSettings, read_key
 
 
-def serve(model: Annotated[Path, typer.Option("--model", "-m", help="target, GGUF", show_default=False)],
-          eagle: Annotated[Optional[Path], typer.Option(help="its EAGLE-3 head, GGUF; without it plain decoding")] = None,
+def serve(model: Model, eagle: Eagle = None,
           host: Annotated[str, typer.Option(help="address to listen on; any but loopback needs a key")] = "127.0.0.1",
           port: Annotated[int, typer.Option(help="0: any that is free")] = 8000,
           api_key: Annotated[Optional[str], typer.Option(envvar="EAGLE3_API_KEY", show_envvar=True, help="asked of every client")] = None,
           api_key_file: Annotated[Optional[Path], typer.Option(help="file with the key: command lines can be seen by others")] = None,
           n_parallel: Annotated[int, typer.Option(help="requests decoded at once")] = 4,
-          n_ctx: Annotated[int, typer.Option("--n-ctx", "-c", help="tokens of one request, prompt and answer")] = 4096,
+          n_ctx: Annotated[int, typer.Option("--n-ctx", "-c", help="tokens of one request, prompt and answer")] = N_CTX,
           n_batch: Annotated[int, typer.Option(help="most prompt tokens evaluated between two rounds")] = 512,
-          threads: Annotated[Optional[int], typer.Option("--threads", "-t", "--n-threads", help="default: all cores")] = None,
-          n_gpu_layers: Annotated[int, typer.Option("--n-gpu-layers", "-ngl")] = 0,
-          flash_attn: Annotated[bool, typer.Option(help="with it the planner may draft trees")] = True,
+          threads: Threads = None, n_gpu_layers: GpuLayers = 0, flash_attn: FlashAttn = None,
           chat_format: Annotated[Optional[str], typer.Option(help="one of llama-cpp-python's; default: the model's template")] = None,
           model_alias: Annotated[Optional[str], typer.Option(help="name to clients; default: the model's")] = None,
           max_queue: Annotated[int, typer.Option(help="requests that may wait; the next is told 503")] = 64,
-          max_tokens_cap: Annotated[Optional[int], typer.Option(help="most tokens a request may ask for; default: --n-ctx")] = None,
+          max_tokens_cap: Annotated[Optional[int], typer.Option(help="most tokens of an answer; default: --n-ctx")] = None,
           max_n: Annotated[int, typer.Option(help="most choices of one request")] = 8,
           max_draft: Annotated[int, typer.Option(help="most tokens a request may have drafted a round")] = 63,
           timeout: Annotated[float, typer.Option(help="seconds for one request")] = 600.0,
@@ -34,6 +32,7 @@ def serve(model: Annotated[Path, typer.Option("--model", "-m", help="target, GGU
           template_timeout: Annotated[float, typer.Option(help="seconds for a chat template, grammar or schema")] = 2.0,
           stream_interval: Annotated[float, typer.Option(help="seconds that tokens gather for until they are sent; 0: at once")] = 0.08,
           slot_save_path: Annotated[Optional[Path], typer.Option(help="folder that slots may be saved to")] = None,
+          slot_save_limit: Annotated[int, typer.Option(help="bytes that those files may have together")] = 8 << 30,
           cors_origin: Annotated[Optional[list[str]], typer.Option(help="site whose pages may ask; may be repeated")] = None,
           log_prompts: Annotated[bool, typer.Option(help="prompts in the log")] = False) -> None:
     """Serve a model with OpenAI's API: many requests at once, each drafted for."""
@@ -47,7 +46,3 @@ def serve(model: Annotated[Path, typer.Option("--model", "-m", help="target, GGU
     except ModuleNotFoundError as e:
         raise EagleError(ErrorKind.LIBRARY, f"the server needs {e.name}: pip install 'eagle3-llama[server]'") from e
     run(settings)
-
-
-# llama_cpp.server's users write --n_ctx
-CONTEXT = {"token_normalize_func": lambda name: name.replace("_", "-")}

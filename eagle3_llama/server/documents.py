@@ -128,11 +128,11 @@ class SlotAction(BaseModel):
 
 
 _ANSWERS: list[type[BaseModel]] = [Error, ChatCompletion, Completion, Model, ModelList, Tokens, Content, Health, Slot, SlotAction]
-_ABOUT = {400: "the request is wrong", 401: "the key is missing or wrong", 403: "another site's page asks", 404: "there is no such thing",
+_ABOUT = {400: "the request is wrong; `param` names the field", 401: "the key is missing or wrong", 403: "another site's page asks", 404: "there is no such thing",
           408: "the body did not arrive in time", 413: "the body is too large", 415: "the body is not JSON",
-          422: "a field is wrong; `param` names it", 503: "no room, or shutting down; Retry-After says when to come again",
+          503: "no room, or shutting down; Retry-After says when to come again",
           504: "the deadline has passed", 507: "the file cannot be written"}  # fmt: skip
-_BODY = (400, 408, 413, 415, 422)
+_BODY = (400, 408, 413, 415, 503)
 
 
 def answer(name: str, *statuses: int, body: type[BaseModel] | None = None) -> dict[str, Any]:
@@ -166,6 +166,15 @@ def _request(body: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": {"$ref": _REF + body.__name__}}}}}
 
 
+def _without_422(document: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """FastAPI describes answers of its own to wrong parameters; here they are 400, as OpenAI's are."""
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+
+
 def install(app: FastAPI, bodies: list[type[BaseModel]], keyed: bool) -> None:
     """Has app.openapi() carry the schemas that routes refer to by name. keyed: whether the server asks for a key."""
 
@@ -173,6 +182,7 @@ def install(app: FastAPI, bodies: list[type[BaseModel]], keyed: bool) -> None:
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, routes=app.routes, description=ABOUT)
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            _without_422(document, schemas)
             for model in [*bodies, *_ANSWERS]:
                 schema = model.model_json_schema(ref_template=_REF + "{model}")
                 schemas.update(schema.pop("$defs", {}))

@@ -30,7 +30,7 @@ class ApiError(Exception):
 
 def wrong(field: str, said: str) -> ApiError:
     """A field whose value is well formed and still not possible."""
-    return ApiError(422, f"{field}: {said}", field, "invalid_value")
+    return ApiError(400, f"{field}: {said}", field, "invalid_value")
 
 
 def internal() -> ApiError:
@@ -73,9 +73,9 @@ def from_validation(e: ValidationError, names: dict[str, None]) -> ApiError:
     if error["type"] == "extra_forbidden":
         where = ".".join(filter(None, [_place(outer), str(last)]))[:200]
         near = difflib.get_close_matches(str(last), list(names), n=1)
-        return ApiError(422, f"unknown field {where!r}" + (f", did you mean {near[0]}?" if near else ""), where, "unknown_field")
+        return ApiError(400, f"unknown field {where!r}" + (f", did you mean {near[0]}?" if near else ""), where, "unknown_field")
     said, where = error["msg"].removeprefix("Value error, "), _place(error["loc"])
-    return ApiError(422, f"{where}: {said}" if where else said, where or None, "invalid_value")
+    return ApiError(400, f"{where}: {said}" if where else said, where or None, "invalid_value")
 
 
 def _telling(errors: list[Any]) -> Any:

@@ -13,10 +13,12 @@ from typing import Any, Callable, Iterator
 
 from ..params import EagleParams
 from .errors import ApiError, from_exception
+from .work import Room
 
 log = logging.getLogger("eagle3_llama.server")
 
 FLUSH = 0.5  # seconds of a grace kept for telling clients that their requests were cut short
+MAX_LOGPROBS = 1 << 28  # bytes of logprobs that all answers may have until they are sent
 LATE = 2.0  # seconds past its deadline that a generation may take to notice it
 
 
@@ -26,6 +28,7 @@ class Gate:
     def __init__(self, capacity: int, n_parallel: int) -> None:
         self.capacity, self.n_parallel = capacity, n_parallel
         self.draining = False
+        self.logprobs = Room(MAX_LOGPROBS, "ask for logprobs")
         self.jobs: set[Job] = set()
         self._inside, self._seconds = 0, 1.0
         self._lock = threading.Lock()
@@ -64,11 +67,12 @@ class Gate:
 
 @dataclass(frozen=True)
 class Choice:
-    """One run of llama-cpp-python. prompt: which of several prompts it answers."""
+    """One run of llama-cpp-python. prompt: which of several prompts it answers. size: bytes that its logprobs may have."""
 
     index: int
     prompt: int
     call: Callable[[Any], Any]  # RequestLlama -> a completion, or an iterator of its chunks
+    size: int = 0
 
 
 @dataclass
@@ -122,11 +126,18 @@ class Job:
     def __init__(self, batcher: Any, gate: Gate, choices: list[Choice], params: EagleParams | None, timeout: float, request_id: str,
                  asked: str) -> None:
         """asked: the field that holds the prompt. Raises ApiError 503 when there is no room."""
-        gate.enter(len(choices))
+        self._size = sum(c.size for c in choices)
+        gate.logprobs.take(self._size)
+        try:
+            gate.enter(len(choices))
+        except ApiError:
+            gate.logprobs.give_back(self._size)
+            raise
         self.batcher, self.gate, self.choices, self.params, self.request_id, self.asked = batcher, gate, choices, params, request_id, asked
         self.deadline = time.monotonic() + timeout
         self.usage: dict[int, dict[str, Any]] = {}
         self.timings: dict[int, dict[str, float]] = {}
+        self.reasons: dict[int, str] = {}  # why each choice ended
         self.gone = False  # the client left
         self.failed: ApiError | None = None  # after its answer had begun
         self._mail, self._llms, self._lock, self._cancelled = Mailbox(), {}, threading.Lock(), False
@@ -153,6 +164,8 @@ class Job:
             events = await self._mail.take()
             failed = next((i for i, e in enumerate(events) if e.error is not None), len(events))
             for e in events[:failed]:
+                if e.chunk is not None and (reason := e.chunk["choices"][0]["finish_reason"]) is not None:
+                    self.reasons[e.choice.index] = reason
                 if e.usage is not None:
                     left -= 1
                     self.usage[e.choice.index], self.timings[e.choice.index] = e.usage, e.timings
@@ -171,6 +184,16 @@ class Job:
 
     def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
+
+    def release(self) -> None:
+        """Its answer has been sent, or never will be; harmless once more."""
+        size, self._size = self._size, 0
+        self.gate.logprobs.give_back(size)
+
+    def waits(self) -> list[dict[str, float]]:
+        """RequestLlama.waits() of the choices so far, of those cut short too."""
+        with self._lock:
+            return [waits for llm in self._llms.values() if (waits := llm.waits()) is not None]
 
     def spent(self) -> list[dict[str, Any]]:
         """Usage of the choices so far, of those cut short too."""

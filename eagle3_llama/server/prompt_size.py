@@ -36,7 +36,7 @@ class PromptSize:
         self.check_special(text, param)
 
     def check_special(self, text: str, param: str) -> None:
-        """Raises ApiError 422 for a text with too many special tokens."""
+        """Raises ApiError 400 for a text with too many special tokens."""
         if sum(text.count(c) for c in self._first) <= MAX_SPECIAL:
             return
         found = 0

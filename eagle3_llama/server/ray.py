@@ -11,7 +11,6 @@ Needs the extra [ray]; docs/scaling.md says what differs from the plain server.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import os
 import signal
@@ -25,7 +24,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Callable, Optional
 import typer
 
 from ..errors import EagleError, ErrorKind
-from .cli import CONTEXT
+from ..keywords import unknown
+from ..options import CONTEXT
 from .cli import serve as plain_serve
 from .replica import NAME, Replica, ray_serve
 from .settings import ServerSettings, read_key
@@ -127,8 +127,8 @@ def _settings(given: dict[str, Any]) -> tuple[ServerSettings, Scale]:
         given["cors_origin"] = given["cors_origin"].split(",")
     hints = typing.get_type_hints(ServerSettings) | typing.get_type_hints(Scale)
     for name in given:
-        near = difflib.get_close_matches(name, hints, n=1)
-        _check(name in hints, f"unknown setting {name!r}" + (f", did you mean {near[0]}?" if near else ""))
+        if name not in hints:
+            raise unknown(name, hints)
     _check("model" in given, "model is missing: model=target.gguf")
     values = {name: _typed(name, hints[name], value) for name, value in given.items()}
     values |= {name: os.path.abspath(values[name]) for name in ("model", "eagle") if values.get(name)}  # replicas start in folders of Ray's
@@ -162,7 +162,7 @@ def _with_server_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def serve_replicas(replicas: Annotated[Optional[int], typer.Option(help="a fixed number; default: 1")] = None,
                    min_replicas: Annotated[Optional[int], typer.Option(help="let their number follow the load")] = None,
-                   max_replicas: Annotated[Optional[int], typer.Option()] = None,
+                   max_replicas: Annotated[Optional[int], typer.Option(help="most of them; with --min-replicas")] = None,
                    num_cpus: Annotated[Optional[float], typer.Option(help="cores reserved for a replica; default: --threads")] = None,
                    num_gpus: Annotated[Optional[float], typer.Option(help="GPUs of a replica; default: 1 with --n-gpu-layers")] = None,
                    session_affinity: Annotated[bool, typer.Option(help="requests with one X-Session-Id go to one replica")] = False,

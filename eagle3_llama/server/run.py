@@ -16,6 +16,7 @@ import uvicorn
 
 from ..errors import EagleError, ErrorKind
 from .app import create_app
+from .header_timeout import PatientProtocol
 from .settings import ServerSettings
 
 M_MMAP_THRESHOLD, LARGE = -3, 1 << 17  # malloc.h; glibc's own value to begin with
@@ -34,7 +35,8 @@ def serve(settings: ServerSettings) -> None:
     except ValueError as e:
         raise EagleError(ErrorKind.BAD_FILE, f"{settings.model} cannot be loaded: {e}") from e
     app = create_app(settings, batcher)
-    config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1, lifespan="on")
+    config = uvicorn.Config(app, http=PatientProtocol, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1,
+                            lifespan="on")  # fmt: skip
     server = DrainingServer(config, settings, app.state.server.gate)
     try:
         server.run(sockets=[listener])

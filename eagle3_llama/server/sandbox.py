@@ -4,7 +4,7 @@ A chat template is a program from a model file: Jinja's sandbox keeps it from fi
 than 100,000 steps, but two such loops inside each other run for hours. Grammars and JSON schemas are programs from requests:
 llama.cpp's parser recurses as deep as parentheses nest, and a grammar that no token satisfies aborts the process. A Python
 thread cannot be stopped, and a thread left to spin would hold the interpreter's lock every other moment; a process can be
-killed, whatever it is at. So both run in children (sandbox_child.py), each call within `seconds`.
+killed, whatever it is at. So both run in children (sandbox_child.py), a few of each kind, each call within `seconds`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,49 +37,115 @@ class SandboxBusy(Exception):
 
 
 class Sandbox:
-    """One child and one call at a time, from any thread; a child that was killed is replaced."""
+    """A few children, each with one call at a time, from any thread. One that was killed is replaced in the background: the others
+    serve meanwhile, so that who brings a child down waits for nobody but himself."""
+
+    CHILDREN = 2
 
     def __init__(self, seconds: float, **setup: Any) -> None:
         self.seconds, self._setup = seconds, setup
-        self._lock = threading.Lock()
-        self._child: subprocess.Popen | None = None
+        self._changed = threading.Condition()
+        self._children: set[subprocess.Popen] = set()  # that have started
+        self._free: list[subprocess.Popen] = []  # of these; the last has its caches warm
+        self._starting: set[subprocess.Popen] = set()
+        self._missing = self.CHILDREN  # neither started nor starting
+        self._failures: list[Exception] = []  # why starts did not end well
         self._closed = False
 
     def start(self) -> None:
-        """Starts the child ahead of the first call, and waits for it; what fails here fails again, and is said, in a call."""
-        with self._lock, contextlib.suppress(SandboxError, SandboxBusy):
-            self._running()
+        """Starts the children ahead of the first call, and waits for one; what fails here fails again, and is said, in a call."""
+        with contextlib.suppress(SandboxError, SandboxBusy):
+            self._put(self._take())
 
     def call(self, **request: Any) -> Any:
-        """The child's answer to one request. Raises SandboxError with a line for the client, or SandboxBusy."""
-        if not self._lock.acquire(timeout=10 * self.seconds):
-            raise SandboxBusy
+        """A child's answer to one request. Raises SandboxError with a line for the client, or SandboxBusy."""
+        child = self._take()
         try:
-            answer = self._exchange(self._running(), request, self.seconds)
-        finally:
-            self._lock.release()
+            answer = self._exchange(child, request, self.seconds)
+        except BaseException:
+            with self._changed:
+                self._fill()
+            raise
+        self._put(child)
         if "error" in answer:
             raise SandboxError(answer["error"])
         return answer["result"]
 
     def close(self) -> None:
-        """Kills the child; no call starts another."""
-        self._closed = True
-        child = self._child
-        if child is not None:
+        """Kills the children; no call starts another."""
+        with self._changed:
+            self._closed = True
+            children = [*self._children, *self._starting]
+            self._changed.notify_all()
+        for child in children:
             child.kill()
             child.wait()
 
-    def _running(self) -> subprocess.Popen:
-        if self._closed:
-            raise SandboxBusy
-        if self._child is None or self._child.poll() is not None:
-            env = {k: v for k, v in os.environ.items() if k != "EAGLE3_API_KEY"}
-            env["PYTHONPATH"] = os.pathsep.join(filter(None, [_PACKAGES, env.get("PYTHONPATH")]))
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-            self._child = subprocess.Popen([sys.executable, "-c", _CHILD], env=env, **pipes)
-            self._exchange(self._child, {**self._setup, "seconds": self.seconds}, START_SECONDS)
-        return self._child
+    def _take(self) -> subprocess.Popen:
+        """A child that is free: one of those that serve is, before ten calls have had their time; a first one, when it has started."""
+        began = time.monotonic()
+        with self._changed:
+            n_failures = len(self._failures)
+            while not self._closed:
+                while self._free:
+                    if (child := self._free.pop()).poll() is None:
+                        return child
+                    self._drop(child)
+                if len(self._failures) > n_failures and not self._children and not self._starting:
+                    raise SandboxError(str(self._failures[-1]))
+                if len(self._failures) == n_failures:
+                    self._fill()
+                left = began + (10 * self.seconds if self._children else START_SECONDS) - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    break
+        raise SandboxBusy
+
+    def _put(self, child: subprocess.Popen) -> None:
+        with self._changed:
+            self._free.append(child)
+            self._changed.notify()
+
+    def _fill(self) -> None:
+        """Starts what is missing, in threads. The lock is held."""
+        for _ in range(0 if self._closed else self._missing):
+            self._missing -= 1
+            child = self._spawn()
+            self._starting.add(child)
+            threading.Thread(target=self._wait_for, args=(child,), daemon=True).start()
+
+    def _wait_for(self, child: subprocess.Popen) -> None:
+        try:
+            self._exchange(child, {**self._setup, "seconds": self.seconds}, START_SECONDS)
+            ready = True
+        except (SandboxError, SandboxBusy) as e:
+            self._failures.append(e)
+            ready = False
+        with self._changed:
+            self._starting.discard(child)
+            if ready:
+                self._children.add(child)
+                self._free.append(child)
+            self._changed.notify_all()
+
+    @staticmethod
+    def _spawn() -> subprocess.Popen:
+        env = {k: v for k, v in os.environ.items() if k != "EAGLE3_API_KEY"}
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [_PACKAGES, env.get("PYTHONPATH")]))
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen([sys.executable, "-c", _CHILD], env=env, **pipes)
+
+    def _drop(self, child: subprocess.Popen) -> int:
+        """Ends a child; its exit status."""
+        child.kill()
+        status = child.wait()
+        for pipe in (child.stdin, child.stdout):
+            with contextlib.suppress(OSError):  # what was not sent yet
+                pipe.close()
+        with self._changed:
+            self._children.discard(child)
+            self._missing += 1
+            self._changed.notify_all()
+        return status
 
     def _exchange(self, child: subprocess.Popen, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         timer = threading.Timer(seconds, child.kill)
@@ -88,10 +155,7 @@ class Sandbox:
             send(child.stdin, request)
             return receive(child.stdout)
         except (OSError, EOFError, ValueError):
-            child.kill()
-            killed = child.wait()
-            child.stdin.close()
-            child.stdout.close()
+            killed = self._drop(child)
             if self._closed:
                 raise SandboxBusy from None
             slow = killed in (-signal.SIGKILL, -signal.SIGALRM)

@@ -241,10 +241,9 @@ class SlotFile(Body):
 
 def bounded(model: type[BaseModel], settings: ServerSettings) -> type[BaseModel]:
     """The same body with this server's own limits in it, so that the OpenAPI document tells them."""
-    most, fields = settings.most_tokens, {}
-    for name in ("max_tokens", "max_completion_tokens"):
-        if name in model.model_fields:
-            fields[name] = (Optional[int], Field(None, ge=1, le=most))
+    about = f"answers have {settings.most_tokens} tokens at most, whatever is asked for"
+    fields: dict[str, Any] = {name: (Optional[int], Field(None, ge=1, description=about))
+                              for name in ("max_tokens", "max_completion_tokens") if name in model.model_fields}  # fmt: skip
     fields["n"] = (Optional[int], Field(None, ge=1, le=settings.max_n, description=model.model_fields["n"].description))
     return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
 

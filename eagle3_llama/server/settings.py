@@ -10,20 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EagleError, ErrorKind
+from ..keywords import strict
 
 MAX_BODY = 2_000_000  # bytes of a request
 
 
+@strict
 @dataclasses.dataclass(frozen=True)
 class ServerSettings:
     """Everything that decides how the server behaves; EagleError BAD_ARGUMENT or BAD_FILE names what is wrong.
 
     n_ctx: tokens of one slot, prompt and answer together; n_parallel slots are decoded at once. max_queue: requests that may
-    wait for a slot, the next is told 503. max_tokens_cap: most tokens a request may ask for, None for n_ctx. max_n: most
+    wait for a slot, the next is told 503. max_tokens_cap: most tokens of an answer, None for n_ctx. max_n: most
     choices of one request. max_draft: most tokens that a request's `speculative` may have drafted a round.
     timeout: seconds from a request's arrival to its last token. grace: seconds that running requests have after SIGTERM.
     template_timeout: seconds that a chat template, a grammar or a JSON schema may take. stream_interval: seconds that tokens
-    gather for after the first, until they are sent together; 0 sends those of each round at once.
+    gather for after the first, until they are sent together; 0 sends those of each round at once. slot_save_limit: bytes that the
+    files in slot_save_path may have together. flash_attn: None turns it on where the backend has it.
     api_key: asked on every route but /health; only a loopback address may be served without one.
     """
 
@@ -37,7 +40,7 @@ class ServerSettings:
     n_batch: int = 512
     threads: int | None = None
     n_gpu_layers: int = 0
-    flash_attn: bool = True
+    flash_attn: bool | None = None
     chat_format: str | None = None
     model_alias: str | None = None
     max_queue: int = 64
@@ -49,6 +52,7 @@ class ServerSettings:
     template_timeout: float = 2.0
     stream_interval: float = 0.08
     slot_save_path: str | None = None
+    slot_save_limit: int = 8 << 30
     cors_origin: tuple[str, ...] = ()
     log_prompts: bool = False
 
@@ -59,7 +63,7 @@ class ServerSettings:
             self._check(path is None or Path(path).is_file(), f"no such file: {path}", ErrorKind.BAD_FILE)
         for name, least, most in (("port", 0, 65535), ("n_parallel", 1, 32), ("n_ctx", 64, 1 << 22), ("n_batch", 64, 1 << 14), ("threads", 1, 4096),
                                   ("n_gpu_layers", -1, 1 << 16), ("max_queue", 0, 1 << 16), ("max_tokens_cap", 1, 1 << 24), ("max_n", 1, 256),
-                                  ("max_draft", 0, 63)):  # fmt: skip
+                                  ("max_draft", 0, 63), ("slot_save_limit", 1, 1 << 50)):  # fmt: skip
             value = getattr(self, name)
             fine = value is None and name in ("threads", "max_tokens_cap") or type(value) is int and least <= value <= most
             self._check(fine, f"{_option(name)} is {value!r}, expected an integer {least}..{most}")
@@ -92,7 +96,7 @@ class ServerSettings:
 
     @property
     def most_tokens(self) -> int:
-        """The largest max_tokens that a request may ask for."""
+        """Most tokens of an answer, whatever its request asks for."""
         return min(self.max_tokens_cap or self.n_ctx, self.n_ctx)
 
     @property

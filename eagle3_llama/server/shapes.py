@@ -51,13 +51,16 @@ class Shape:
         return said
 
     def _logprobs(self, logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Python numbers, and of a chat's top_logprobs as many as were asked for: the token's own comes on top of them."""
+        """Numbers that JSON has, and of a chat's top_logprobs as many as were asked for: the token's own comes on top of them. What is
+        given is changed, not copied: 2,000 tokens with 20 others each are 10 MB."""
         if logprobs is None:
             return None
         if self.chat:
-            finite = lambda t: {**t, "logprob": _number(t["logprob"])}  # noqa: E731
-            content = [{**finite(t), "top_logprobs": [finite(top) for top in t["top_logprobs"][: self.top_logprobs]]} for t in logprobs["content"]]
-            return {"content": content, "refusal": None}
+            for t in logprobs["content"]:
+                del t["top_logprobs"][self.top_logprobs :]
+                for entry in (t, *t["top_logprobs"]):
+                    entry["logprob"] = _number(entry["logprob"])
+            return {"content": logprobs["content"], "refusal": None}
         tops = [top and {token: _number(p) for token, p in top.items()} for top in logprobs["top_logprobs"]]
         return {**logprobs, "token_logprobs": [p if p is None else _number(p) for p in logprobs["token_logprobs"]], "top_logprobs": tops}
 
@@ -78,3 +81,4 @@ def event(value: Any) -> bytes:
 
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE_COMMENT = b": keep-alive\n\n"  # to be ignored, says the standard of server-sent events

@@ -9,25 +9,36 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..convert.files import replacing
 from ..errors import EagleError, ErrorKind
+from ..files import replacing
 from .errors import ApiError
+
+MAX_FILES = 10_000  # in the folder, however small
 
 _writing = threading.Lock()  # two files of one name share their temporary one
 
 
-def save(batcher: Any, folder: str, slot: int, filename: str) -> dict[str, Any]:
-    """Writes a slot's state; the file appears whole or not at all."""
+def save(limit: int, batcher: Any, folder: str, slot: int, filename: str) -> dict[str, Any]:
+    """Writes a slot's state; the file appears whole or not at all. Raises ApiError 507 if the folder would hold more than `limit` bytes."""
     started = time.perf_counter()
     n_saved = next((s["n_past"] for s in batcher.slots() if s["id"] == slot), 0)
     data = batcher.save_slot(slot)
     try:
-        with _writing, replacing(Path(folder) / filename) as part:
-            part.write_bytes(data)
+        with _writing:
+            _check_room(Path(folder), limit, filename, len(data))
+            with replacing(Path(folder) / filename) as part:
+                part.write_bytes(data)
     except EagleError as e:  # its line names the server's folder
         full = ": the disk is full" if e.kind is ErrorKind.NO_SPACE else ""
         raise ApiError(507, f"{filename} cannot be written here{full}", code=e.kind.value) from e
     return {"id_slot": slot, "filename": filename, "n_saved": n_saved, "n_written": len(data), "timings": {"save_ms": _ms(started)}}
+
+
+def _check_room(folder: Path, limit: int, filename: str, size: int) -> None:
+    sizes = [entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder) if entry.name != filename]
+    if sum(sizes) + size > limit or len(sizes) >= MAX_FILES:
+        said = f"{filename} would have {size} bytes; the {len(sizes)} other files have {sum(sizes)} of the {limit} bytes, or {MAX_FILES} files, allowed"
+        raise ApiError(507, said, "filename", "slot_files_full")
 
 
 def restore(batcher: Any, folder: str, slot: int, filename: str) -> dict[str, Any]:

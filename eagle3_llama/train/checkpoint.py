@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..convert.files import replacing
 from ..errors import EagleError, ErrorKind
+from ..files import replacing
 from .settings import TrainSettings
 
 

@@ -8,20 +8,21 @@ from typing import Annotated, Any, Optional
 import typer
 
 from ..errors import EagleError, ErrorKind
+from ..options import Threads
 from .settings import TrainSettings
 
 LISTS = {"weights": float, "layers": int, "capture_layers": int}  # options with commas
 
 
-def train(target: Annotated[list[Path], typer.Option(help="the model to be served, GGUF; several formats of it make one head for all")],
-          out: Annotated[Path, typer.Option(help="folder for data, log and head")],
+def train(model: Annotated[list[Path], typer.Option("--model", "-m", help="target, GGUF; several formats of it make one head for all", show_default=False)],
+          out: Annotated[Path, typer.Option(help="folder for data, log and head", show_default=False)],
           data: Annotated[Optional[Path], typer.Option(help="folder of the data, to share between runs; default: OUT/data")] = None,
           prompts: Annotated[Optional[list[Path]], typer.Option(help=".jsonl to answer: strings, {prompt} or {messages}; your own traffic is best")] = None,
           conversations: Annotated[Optional[list[Path]], typer.Option(help=".jsonl of finished conversations: {messages} or {toks, prompt}")] = None,
           weights: Annotated[str, typer.Option(help="shares of self-synthesis, prompts, conversations")] = "1,1,1",
           max_tokens: Annotated[int, typer.Option(help="of data")] = 1_000_000,
           max_gb: Annotated[float, typer.Option(help="of data on disk")] = 20.0,
-          n_predict: Annotated[int, typer.Option(help="longest answer to write")] = 256,
+          n_predict: Annotated[int, typer.Option("--n-predict", "-n", help="most tokens of an answer to write")] = 256,
           drop_truncated: Annotated[bool, typer.Option(help="leave out answers that did not end by then")] = False,
           slots: Annotated[int, typer.Option(help="sequences at once")] = 32,
           capture: Annotated[str, typer.Option(help="llama: features from llama.cpp; torch: on --device, from the dequantised weights")] = "llama",
@@ -42,13 +43,13 @@ def train(target: Annotated[list[Path], typer.Option(help="the model to be serve
           patience: Annotated[int, typer.Option(help="measurements without a better one; 0: no early stop")] = 0,
           heldout: Annotated[int, typer.Option(help="answers to measure with")] = 32,
           seed: Annotated[int, typer.Option(help="of all that is drawn")] = 1,
-          threads: Annotated[int, typer.Option(help="0: all cores")] = 0,
+          threads: Threads = None,
           device: Annotated[str, typer.Option(help="cpu or cuda, of the training")] = "cpu") -> None:  # fmt: skip
     """Train an EAGLE-3 head from nothing but the model's GGUF; may be stopped and run again at any moment."""
-    given = locals()  # but for `target`, options are called what the settings are
+    given = locals()  # but for `model`, options are called what the settings are
     from .run import train as run
 
-    report = run(TrainSettings(targets=tuple(map(str, target)), **{k: _setting(k, v) for k, v in given.items() if k != "target"}))
+    report = run(TrainSettings(targets=tuple(map(str, model)), **{k: _setting(k, v) for k, v in given.items() if k != "model"}))
     accepted = " ".join(f"{x:.3f}" for x in report.accept_per_position)
     print(f"held-out greedy chains: {report.mean_accepted_length:.2f} tokens a round, accepted at {accepted}")
     print(f"wrote {report.head_dir} (config.json, model.safetensors) and {report.gguf}")
@@ -59,6 +60,8 @@ def _setting(name: str, value: Any) -> Any:
         return numbers(value, LISTS[name], "--" + name.replace("_", "-"))
     if name in ("prompts", "conversations"):
         return tuple(map(str, value or ()))
+    if name == "threads":
+        return value or 0
     return str(value) if isinstance(value, Path) else value
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from ..convert.files import replacing
 from ..convert.source import read_source
 from ..errors import EagleError, ErrorKind
+from ..files import replacing
 from .model import Head
 
 

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from ..convert import convert
 from ..errors import EagleError, ErrorKind
+from ..progress import Lines, progress
 from .settings import TrainSettings
 from .shards import Shards
 from .target import Target
@@ -96,8 +97,8 @@ def _train(trainer, console: Console) -> None:
         trainer.train(progress, lambda done, of: bar.update(task, total=of, completed=done, note="least-squares start"))
 
 
-def _bar(console: Console, note: str) -> Progress:
-    return Progress(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn(note), console=console)
+def _bar(console: Console, note: str) -> Progress | Lines:
+    return progress(console, TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn(note))
 
 
 def _plot(rows: list[dict], out: Path, console: Console) -> None:

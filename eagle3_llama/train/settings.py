@@ -7,8 +7,10 @@ import math
 from pathlib import Path
 
 from ..errors import EagleError, ErrorKind
+from ..keywords import strict
 
 
+@strict
 @dataclasses.dataclass(frozen=True)
 class TrainSettings:
     """All that decides the result. Two runs with equal settings and files give the same head on one machine.
@@ -60,7 +62,7 @@ class TrainSettings:
     capture: str = "llama"
 
     def __post_init__(self) -> None:
-        self._check(bool(self.targets), "targets", "name at least one GGUF with --target")
+        self._check(bool(self.targets), "targets", "name at least one GGUF with --model")
         for path in (*self.targets, *self.prompts, *self.conversations):
             self._check(Path(path).is_file(), "files", f"no such file: {path}", ErrorKind.BAD_FILE)
         for name, least in (("max_tokens", 256), ("n_predict", 8), ("draft_vocab", 32), ("steps", 1), ("stride", 1), ("batch_tokens", 64), ("epochs", 1),

@@ -10,8 +10,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from ..convert.files import replacing
 from ..errors import EagleError, ErrorKind
+from ..files import replacing
 from .generate import Conversation, converse
 from .settings import TrainSettings
 from .sources import Task, Tasks

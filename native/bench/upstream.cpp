@@ -109,7 +109,7 @@ int run(int argc, char ** argv) {
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = atoi(argv[4]);
     params.n_ctx       = atoi(argv[5]);
     params.n_parallel  = 1;
-    params.flash_attn_type = atoi(argv[7]) ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    params.flash_attn_type = (llama_flash_attn_type) atoi(argv[7]); // -1: llama.cpp's choice
     params.sampling.temp = 0.0f;
     params.warmup      = false;
     params.fit_params  = false;

@@ -15,6 +15,10 @@
 //
 // Calls that can fail return one of the codes below (0 or a count on success, negative on failure) and leave
 // a message for eagle3_last_error(). No C++ exception leaves the library and nothing aborts the process.
+//
+// After a failure a slot's target and head hold eagle3_n_past positions. That is what they held before the call, but for two cases:
+// a recurrent target that has decoded rows and cannot take them back leaves the slot empty (0 positions); and where the
+// target did its part and the head failed (E_MEMORY, say), the rows stay and the head starts over behind them.
 #pragma once
 
 #include <stddef.h>
@@ -38,8 +42,8 @@ enum eagle3_status {
     EAGLE3_E_FORMAT      = -3,  // not a head this library understands; the message names key or tensor
     EAGLE3_E_MISMATCH    = -4,  // the head belongs to another target
     EAGLE3_E_MEMORY      = -5,  // out of memory, on the host or the device
-    EAGLE3_E_DECODE      = -6,  // llama_decode failed; the slot is as it was before the call
-    EAGLE3_E_UNSUPPORTED = -7,  // the target cannot be drafted for (it cannot drop part of a sequence)
+    EAGLE3_E_DECODE      = -6,  // llama_decode failed; the slots are as before the call (see below)
+    EAGLE3_E_UNSUPPORTED = -7,  // the target cannot be drafted for (it cannot drop part of a sequence, or is split by tensors)
     EAGLE3_E_INTERNAL    = -8
 };
 
@@ -68,9 +72,10 @@ void eagle3_release_threads(void);
 // -- capture ----------------------------------------------------------------------------------------------
 
 // Keeps the inputs of the given target layers (0..n_layer, ascending, no duplicates; n_layer means after the
-// last layer) from each following llama_decode on ctx, a `struct llama_context *`. n = 0 turns capture off:
-// then it costs neither time nor memory. With n_layer in the list every token of a batch must ask for logits.
-// E_ARGUMENT for ids out of range.
+// last layer) from each following llama_decode on ctx, a `struct llama_context *`. layers is read during the call only.
+// n = 0 (layers may be NULL) turns capture off: then it costs no time; the context keeps the compute buffers that it has
+// grown. Turning it on and off between batches costs a graph to build, nothing more. With n_layer in the list every
+// token of a batch must ask for logits. E_ARGUMENT for ids out of range.
 int32_t eagle3_capture_set(void * ctx, const int32_t * layers, int32_t n);
 
 // Copies what the last llama_decode on ctx kept: out[n_tokens][n_layers][n_embd], float32, in the order of
@@ -81,8 +86,8 @@ int32_t eagle3_capture_get(void * ctx, const int32_t * layers, int32_t n, int32_
 // -- head -------------------------------------------------------------------------------------------------
 
 // Reads a head (GGUF, architecture eagle3, or eagle for EAGLE-1) for model, a `struct llama_model *` that must outlive it: weights
-// that the head shares with its target are the model's own. On success *out is owned by the caller.
-// E_FILE, E_FORMAT, E_MISMATCH, E_MEMORY.
+// that the head shares with its target are the model's own, the tensors that its graphs use. On success *out is owned by the
+// caller. E_FILE, E_FORMAT, E_MISMATCH, E_MEMORY; E_UNSUPPORTED for a model loaded with LLAMA_SPLIT_MODE_TENSOR.
 int32_t eagle3_head_open(const char * path, void * model, eagle3_head ** out);
 void    eagle3_head_close(eagle3_head * head);  // NULL is allowed; close its sessions first
 
@@ -97,10 +102,12 @@ int32_t eagle3_head_get_info(const eagle3_head * head, struct eagle3_head_info *
 // on in ctx. n_slots <= the context's n_seq_max. With head = NULL the same calls decode plainly: drafts are
 // empty. E_UNSUPPORTED if the target cannot be drafted for. On success *out is owned by the caller.
 int32_t eagle3_session_open(void * ctx, eagle3_head * head, int32_t n_slots, eagle3_session ** out);
-void    eagle3_session_close(eagle3_session * s);  // turns capture off again; NULL is allowed
+// Leaves ctx as a caller of llama_decode expects it: a round under way is dropped, capture is off. Call it before the context and
+// the head are freed. NULL is allowed.
+void    eagle3_session_close(eagle3_session * s);
 
-// Pauses (0) or resumes (1) capture for all slots: paused, decoding costs what it costs without a head, and
-// drafting returns no tokens until the slot has seen new text.
+// Pauses (0) or resumes (1) capture for all slots, as often as one likes: paused, decoding costs what it costs without a head, and a
+// slot that decodes drafts no tokens until it has seen new text. Slots that decode nothing meanwhile lose nothing.
 int32_t eagle3_session_set_capture(eagle3_session * s, int32_t on);
 
 // Tokens decoded and kept in the slot, i.e. the position of the next one; negative on error.
@@ -110,7 +117,8 @@ int32_t eagle3_n_past(const eagle3_session * s, int32_t slot);
 int32_t eagle3_rewind(eagle3_session * s, int32_t slot, int32_t n_past);
 
 // Decodes n tokens of a prompt (1 <= n <= n_batch) after what the slot holds, with logits for the last one
-// (row n - 1 of the batch) or, if all_logits is not 0, for every one, and lets the head see them.
+// (row n - 1 of the batch) or, if all_logits is not 0, for every one, and lets the head see them, 64 at a time. E_ARGUMENT,
+// E_DECODE, E_UNSUPPORTED (the layers cannot be captured), E_MEMORY.
 int32_t eagle3_prefill(eagle3_session * s, int32_t slot, const int32_t * tokens, int32_t n, int32_t all_logits);
 
 // The head drafts what may follow `token`, which itself was sampled and is not decoded yet: a greedy chain
@@ -137,7 +145,7 @@ int32_t eagle3_draft_tree(eagle3_session * s, int32_t slot, int32_t token, int32
 int32_t eagle3_draft_choices(eagle3_session * s, int32_t slot, int32_t token, int32_t n, const int32_t * parents,
                              const int32_t * ranks, int32_t * tokens, float * probs);
 
-// Whether the target's memory can hold a tree: 1 or 0.
+// Whether the target's memory can hold a tree: 1 or 0. E_ARGUMENT while a round is under way.
 int32_t eagle3_can_tree(eagle3_session * s);
 
 // One target batch of token and a tree of n drafts, level by level; rows see only the drafts that they follow. eagle3_verify then walks
@@ -192,8 +200,9 @@ int32_t eagle3_draft_planned(eagle3_session * s, int32_t slot, int32_t token, in
 // returns how many; the last of them is not decoded yet (the bonus).
 int32_t eagle3_verify(eagle3_session * s, int32_t slot, void * sampler, int32_t * out);
 
-// Samples row `row` of the last decode (-1: its last row with logits) with sampler, which also accepts the token; returns the
-// token. As llama_sampler_sample, but a sampler's exception (a grammar that is stuck) becomes E_INTERNAL.
+// Samples row `row` of the last decode (-1: its last row with logits) with sampler, a `struct llama_sampler *` that also accepts the
+// token; returns the token. As llama_sampler_sample, but a sampler's exception (a grammar that is stuck) becomes E_INTERNAL,
+// and a row that is not there or has no logits E_ARGUMENT.
 int32_t eagle3_sample(eagle3_session * s, void * sampler, int32_t row);
 
 // The row of the last eagle3_decode that the i-th token of eagle3_verify was sampled from: i itself for a chain.
@@ -202,7 +211,8 @@ int32_t eagle3_verified_row(const eagle3_session * s, int32_t slot, int32_t i);
 
 // Ends a round: keeps the first n_keep rows of the last eagle3_decode (token, then accepted drafts), drops
 // the others from the target's memory, and keeps their features for the next draft. 0 <= n_keep <= n + 1.
-// Without a round under way it does nothing.
+// Without a round under way it does nothing. After E_ARGUMENT (n_keep) the round is still under way; after any other error it is
+// over (see above): E_UNSUPPORTED if rows cannot be dropped, and the slot is empty.
 int32_t eagle3_commit(eagle3_session * s, int32_t slot, int32_t n_keep);
 
 // -- several slots in one round ---------------------------------------------------------------------------
@@ -242,14 +252,18 @@ int32_t eagle3_round_decode(eagle3_session * s);
 // one not decoded yet. A count below 0 is the error of a slot whose sampler failed; the others' tokens are good.
 int32_t eagle3_round_verify(eagle3_session * s, void * const * samplers, int32_t * out, int32_t * counts);
 
-// Ends the round: keep[n] rows of each slot, 0 for none. Without a round under way it does nothing.
+// Ends the round: keep[n] rows of each slot, 0 for none. Without a round under way it does nothing. A slot that fails takes no other
+// with it: all but it keep their rows, and the first failure is the call's code. eagle3_n_past tells which: a slot whose
+// rows could not be dropped is empty (E_UNSUPPORTED). After E_ARGUMENT (keep) the round is still under way.
 int32_t eagle3_round_commit(eagle3_session * s, const int32_t * keep);
 
 // -- state ------------------------------------------------------------------------------------------------
 
 // A slot's head state as bytes, to be kept beside llama_state_*: size, copy out (returns the bytes written or
-// E_ARGUMENT if cap is too small), copy in. Foreign or damaged bytes are refused with E_FORMAT and change
-// nothing. eagle3_state_reset tells the slot that its sequence now holds n_past tokens the head never saw.
+// E_ARGUMENT if cap is too small), copy in. The bytes are the caller's, and copied. Foreign or damaged bytes are refused with
+// E_FORMAT and change nothing; damage that leaves every field in its bounds costs wrong drafts and nothing else. None of
+// them while the slot's round is under way (E_ARGUMENT), nor without a head. eagle3_state_reset tells the slot that
+// its sequence now holds n_past tokens the head never saw; E_ARGUMENT if the target holds none of them.
 int64_t eagle3_state_size (const eagle3_session * s, int32_t slot);
 int64_t eagle3_state_get  (const eagle3_session * s, int32_t slot, uint8_t * out, int64_t cap);
 int32_t eagle3_state_set  (eagle3_session * s, int32_t slot, const uint8_t * data, int64_t size);

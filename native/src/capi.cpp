@@ -82,6 +82,7 @@ void eagle3_release_threads(void) {
 int32_t eagle3_capture_set(void * ctx, const int32_t * layers, int32_t n) {
     return guard([&]() -> int32_t {
         not_null(ctx, "ctx");
+        require(layers != nullptr || n == 0, EAGLE3_E_ARGUMENT, "layers is NULL");
         capture_set((llama_context *) ctx, layers, n);
         return EAGLE3_OK;
     });
@@ -91,6 +92,7 @@ int32_t eagle3_capture_get(void * ctx, const int32_t * layers, int32_t n, int32_
     return guard([&]() -> int32_t {
         not_null(ctx, "ctx");
         not_null(out, "out");
+        require(layers != nullptr || n == 0, EAGLE3_E_ARGUMENT, "layers is NULL");
         require(n_tokens >= 0 && n_tokens <= (int32_t) llama_n_batch((llama_context *) ctx), EAGLE3_E_ARGUMENT, "n_tokens exceeds n_batch");
         capture_get((llama_context *) ctx, layers, n, n_tokens, out);
         return EAGLE3_OK;

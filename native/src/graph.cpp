@@ -407,6 +407,12 @@ void runner::run(const pass & p) {
     shape.out_last = std::none_of(p.rows.begin(), p.rows.end() - out.size(), [](const pass_row & r) { return r.out; });
     shape.n_layer  = (int) h_.blocks.size();
     shape.n_kv     = !out.empty() || shape.n_layer > 1 ? pad(n_cells, KV_PAD) : 0;
+    if (shape.n_kv == 0) {  // nothing attends: one graph for every slot
+        shape.slot    = 0;
+        shape.n_slots = 1;
+        shape.rows    = {n, n};
+        shape.out     = {};
+    }
     shape.k        = out.empty() ? 0 : p.k;
     shape.features = p.features;
     shape.traced   = p.stage != nullptr;
@@ -439,6 +445,16 @@ void runner::run(const pass & p) {
             sort_best(p.ids + r * p.k, p.probs + r * p.k, p.k);
         }
     }
+}
+
+size_t runner::n_bytes() const {
+    size_t n = 0;
+    for (const auto & b : built_) {
+        for (const auto & backend : backends_) {
+            n += ggml_backend_sched_get_buffer_size(b->sched.get(), backend.get());
+        }
+    }
+    return n;
 }
 
 size_t runner::cells_size(int from, int to) const {

@@ -74,7 +74,9 @@ class runner {
 
     void run(const pass & p);
 
-    int n_ctx() const { return n_ctx_; }
+    int    n_ctx() const { return n_ctx_; }
+    size_t n_graphs() const { return built_.size(); }  // kept, each with buffers of its own
+    size_t n_bytes() const;                            // of these buffers
 
     // the rows [from, to) of a slot's keys, then values, layer by layer
     size_t cells_size(int from, int to) const;

@@ -106,6 +106,11 @@ struct loader {
     }
 
     void check_target() {
+        // such a device asks the target how to split every tensor, by its name, and the head's are named like the target's
+        for (int i = 0; i < llama_model_n_devices(h.target); ++i) {
+            require(ggml_backend_dev_type(llama_model_get_device(h.target, i)) != GGML_BACKEND_DEVICE_TYPE_META, EAGLE3_E_UNSUPPORTED,
+                    "the target's tensors are split over devices, and a head's cannot be: load it with another split_mode");
+        }
         const int n_layer = llama_model_n_layer(h.target);
         const int n_embd  = llama_model_n_embd(h.target);
         require(h.n_embd_target == n_embd, EAGLE3_E_MISMATCH, format("this head is for a target of hidden size %d, "

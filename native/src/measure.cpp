@@ -1,7 +1,7 @@
 // What the planner goes by: times of the parts of a round, measured on this machine.
 #include "session.hpp"
 
-#include "llama-ext.h"
+#include "deferral.hpp"
 
 namespace eagle3 {
 
@@ -13,12 +13,11 @@ float session::measure_target(int slot, int n) {
     for (int i = 0; i < n; ++i) {
         tokens.push_back((100 + 37 * i) % n_vocab_);  // any text costs the same
     }
-    llama_set_logits_deferred(ctx_, true);
+    const deferral deferred(ctx_, true);
     const int64_t start = ggml_time_us();
     run_batch(slot, tokens.data(), n, true);
     llama_synchronize(ctx_);
     const float seconds = 1e-6f * (ggml_time_us() - start);
-    llama_set_logits_deferred(ctx_, false);
     require(llama_memory_seq_rm(memory_, slot, s.n_past, -1), EAGLE3_E_UNSUPPORTED, "the target cannot drop part of a sequence");
     return seconds;
 }

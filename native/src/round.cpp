@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "llama-ext.h"
+#include "deferral.hpp"
 
 namespace eagle3 {
 
@@ -18,20 +18,42 @@ bool captures_after_last_layer(const head & h) {
 
 } // namespace
 
-// Decodes batch_'s first n rows; if that fails, the slots hold what they held.
+// Decodes batch_'s first n rows; if that fails, the slots hold what they held, or nothing where their memory cannot go back.
 void session::run_rows(int n, const std::vector<int> & slots) {
     batch_.n_tokens = n;
     features_.clear();
-    const int rc = llama_decode(ctx_, batch_);
+    int rc = 0;
+    try {
+        rc = llama_decode(ctx_, batch_);  // which may throw: a graph that cannot be built, an evaluation callback
+    } catch (...) {
+        drop_rows(slots);
+        throw;
+    }
     if (rc == 0) {
         return;
     }
-    llama_memory_tree_set(memory_, nullptr, 0);
-    for (const int slot : slots) {
-        llama_memory_seq_rm(memory_, slot, at(slot).n_past, -1);
-    }
+    drop_rows(slots);
     require(rc != -4, EAGLE3_E_UNSUPPORTED, "this target does not let the layers be captured that the head reads");
     throw error(EAGLE3_E_DECODE, rc == 1 ? "the context's memory is full" : format("llama_decode returned %d", rc));
+}
+
+// Of each slot, what the target's memory holds beyond n_past.
+void session::drop_rows(const std::vector<int> & slots) {
+    llama_memory_tree_set(memory_, nullptr, 0);
+    for (const int slot : slots) {
+        drop_from(slot, at(slot).n_past);
+    }
+}
+
+// Drops what the target's memory holds of a slot from n_past on. A memory that cannot drop a part drops all of it, so that
+// n_past, then 0, is what it holds: false.
+bool session::drop_from(int slot, int n_past) {
+    if (llama_memory_seq_rm(memory_, slot, n_past, -1)) {
+        return true;
+    }
+    llama_memory_seq_rm(memory_, slot, -1, -1);
+    at(slot) = slot_state();
+    return false;
 }
 
 void session::run_batch(int slot, const int32_t * tokens, int n, bool all_logits) {
@@ -53,19 +75,22 @@ void session::run_batch(int slot, const int32_t * tokens, int n, bool all_logits
 void session::prefill(int slot, const int32_t * tokens, int n, bool all_logits) {
     slot_state & s = at(slot);
     run_batch(slot, tokens, n, all_logits || (capture_ && captures_after_last_layer(*head_)));
-    if (capture_) {
+    const int pos = s.n_past;
+    s.n_past += n;
+    s.trust = 1.0f;
+    planner_.new_text();
+    if (!capture_) {
+        s.clear_pending(s.n_past);  // what waited is not followed by what comes next
+        return;
+    }
+    head_part(s, [&] {
         if (n_pending(s) > 0 && (int) s.pending_tokens.size() == n_pending(s) - 1) {
             s.pending_tokens.push_back(tokens[0]);
         }
-        take_features(s, s.n_past, n);
+        take_features(s, pos, n);
         s.pending_tokens.insert(s.pending_tokens.end(), tokens + 1, tokens + n);
-    }
-    s.n_past += n;
-    if (capture_) {
-        feed({slot});
-    }
-    s.trust = 1.0f;
-    planner_.new_text();
+        feed(slot);
+    });
 }
 
 // -- decode -----------------------------------------------------------------------------------------------
@@ -149,19 +174,13 @@ void session::decode_rounds(const std::vector<int> & slots) {
             format("a tree of %d rows does not fit a micro-batch of %u", n, llama_n_ubatch(ctx_)));
     require(llama_memory_tree_set(memory_, parents.data(), round_.tree ? n : 0), EAGLE3_E_UNSUPPORTED,
             "the target's memory cannot hold a tree: it needs flash attention");
-    const bool deferred = planner_.ready() && known && drafted;
+    const bool defers = planner_.ready() && known && drafted;
+    const deferral deferred(ctx_, defers);
     const int64_t start = ggml_time_us();
-    llama_set_logits_deferred(ctx_, deferred);
-    try {
-        run_rows(n, slots);
-    } catch (...) {
-        llama_set_logits_deferred(ctx_, false);
-        throw;
-    }
+    run_rows(n, slots);
     llama_synchronize(ctx_);
-    llama_set_logits_deferred(ctx_, false);
     round_.layers_seconds = 1e-6f * (ggml_time_us() - start);
-    round_.done = deferred ? 0 : ~uint64_t(0);
+    round_.done = defers ? 0 : ~uint64_t(0);
     round_.output_seconds = 0.0f;
     round_.open = true;
     for (const int slot : slots) {
@@ -278,6 +297,7 @@ int session::verified_row(int slot, int i) const {
 }
 
 bool session::can_tree() {
+    require(!round_.open, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");  // its tree would be lost
     const int32_t root = -1;
     const bool ok = llama_memory_tree_set(memory_, &root, 1);
     llama_memory_tree_set(memory_, nullptr, 0);
@@ -312,61 +332,93 @@ std::vector<int32_t> session::kept_path(const slot_state & s, int n) const {
     return path;
 }
 
-void session::commit_many(const int32_t * keep) {
-    if (!round_.open) {
-        return;
-    }
-    const size_t n = round_.slots.size();
+// Rows of the batch that stay, ascending.
+std::vector<uint32_t> session::kept_rows(const int32_t * keep) const {
     std::vector<uint32_t> rows;
-    for (size_t i = 0; i < n; ++i) {
+    for (size_t i = 0; i < round_.slots.size(); ++i) {
         const slot_state & s = at(round_.slots[i]);
         for (const int32_t row : kept_path(s, keep[i])) {
             rows.push_back(s.round_at[row]);
         }
     }
+    std::sort(rows.begin(), rows.end());
+    return rows;
+}
+
+// Every slot's round ends here, whatever becomes of its rows: one that fails takes no other with it. The first failure is thrown.
+void session::commit_many(const int32_t * keep) {
+    if (!round_.open) {
+        return;
+    }
+    const std::vector<uint32_t> rows = kept_rows(keep);
     round_.open = false;
-    if (round_.tree) {
-        std::sort(rows.begin(), rows.end());
-        require(llama_memory_tree_keep(memory_, rows.data(), (uint32_t) rows.size()), EAGLE3_E_INTERNAL, "the target's memory has lost its tree");
+    for (const int slot : round_.slots) {
+        at(slot).in_round = false;
+    }
+    if (round_.tree && !llama_memory_tree_keep(memory_, rows.data(), (uint32_t) rows.size())) {
+        draft_.planned = false;
+        drop_rows(round_.slots);
+        throw error(EAGLE3_E_INTERNAL, "the target's memory has lost its tree");
     }
     int n_tokens = 0;
-    for (size_t i = 0; i < n; ++i) {
-        keep_rows(round_.slots[i], keep[i]);
-        n_tokens += keep[i];
+    std::exception_ptr failure;
+    for (size_t i = 0; i < round_.slots.size(); ++i) {
+        try {
+            keep_rows(round_.slots[i], keep[i]);
+            n_tokens += keep[i];
+        } catch (...) {
+            failure = failure ? failure : std::current_exception();
+        }
     }
     if (planner_.ready() && n_tokens > 0) {
         tell_planner(n_tokens);
     }
     draft_.planned = false;
+    if (failure) {
+        std::rethrow_exception(failure);
+    }
 }
 
+// The target's part of a slot's commit, then the head's: if that fails, the rows stay, and the head starts over behind them.
 void session::keep_rows(int slot, int n_keep) {
     slot_state & s = at(slot);
-    s.in_round = false;
     if (!round_.tree && n_keep < (int) s.round_tokens.size()) {
-        require(llama_memory_seq_rm(memory_, slot, s.n_past + n_keep, -1), EAGLE3_E_UNSUPPORTED,
-                "the target cannot drop part of a sequence");
+        require(drop_from(slot, s.n_past + n_keep), EAGLE3_E_UNSUPPORTED,
+                format("the target cannot drop part of a sequence: slot %d is empty now", slot));
     }
-    if (planner_.ready() && n_keep > 0) {
-        learn(s);
-    }
-    if (n_keep > 0 && capture_) {
-        if (n_pending(s) > 0 && (int) s.pending_tokens.size() == n_pending(s) - 1) {
-            s.pending_tokens.push_back(s.round_tokens[0]);
-        }
-        const std::vector<int32_t> path = kept_path(s, n_keep);
-        std::vector<int32_t> rows;
-        for (const int32_t row : path) {
-            rows.push_back(s.round_at[row]);
-        }
-        take_features(s, s.n_past, rows);
-        for (int k = 1; k < n_keep; ++k) {
-            s.pending_tokens.push_back(s.round_tokens[path[k]]);
-        }
-    }
+    const int pos = s.n_past;
     s.n_past += n_keep;
-    if (n_pending(s) > MAX_PENDING) {
-        feed({slot});
+    head_part(s, [&] {
+        if (planner_.ready() && n_keep > 0) {
+            learn(s);
+        }
+        keep_features(s, pos, n_keep);
+        if (n_pending(s) > MAX_PENDING) {
+            feed(slot);
+        }
+    });
+}
+
+// Of the rows that stay, which begin at pos.
+void session::keep_features(slot_state & s, int pos, int n_keep) {
+    if (n_keep == 0) {
+        return;
+    }
+    if (!capture_) {
+        s.clear_pending(s.n_past);
+        return;
+    }
+    if (n_pending(s) > 0 && (int) s.pending_tokens.size() == n_pending(s) - 1) {
+        s.pending_tokens.push_back(s.round_tokens[0]);
+    }
+    const std::vector<int32_t> path = kept_path(s, n_keep);
+    std::vector<int32_t> rows;
+    for (const int32_t row : path) {
+        rows.push_back(s.round_at[row]);
+    }
+    take_features(s, pos, rows);
+    for (int k = 1; k < n_keep; ++k) {
+        s.pending_tokens.push_back(s.round_tokens[path[k]]);
     }
 }
 

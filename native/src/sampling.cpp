@@ -54,8 +54,9 @@ int likeliest(const float * x, int n) {
 } // namespace
 
 int session::sample(llama_sampler * sampler, int row) {
-    const float * logits = takes_likeliest(sampler) ? llama_get_logits_ith(ctx_, row) : nullptr;
-    if (logits == nullptr) {
+    const float * logits = llama_get_logits_ith(ctx_, row);
+    require(logits != nullptr, EAGLE3_E_ARGUMENT, format("the last decode has no logits in row %d", row));
+    if (!takes_likeliest(sampler)) {
         return llama_sampler_sample(sampler, ctx_, row);
     }
     const int token = likeliest(logits, n_vocab_);

@@ -1,5 +1,7 @@
 #include "session.hpp"
 
+#include "llama-ext.h"
+
 #include <algorithm>
 #include <cmath>
 
@@ -22,9 +24,18 @@ session::session(llama_context * ctx, head * h, int n_slots) :
     batch_ = llama_batch_init(n_batch_, 0, 1);
 }
 
+// The context is as it was before the session: a round under way is dropped, a tree too, capture is off.
 session::~session() {
+    try {
+        abandon_round();
+    } catch (const std::exception &) {  // a slot that cannot go back is empty
+    }
+    llama_memory_tree_set(memory_, nullptr, 0);
+    try {
+        set_capture(false);
+    } catch (const std::exception &) {
+    }
     llama_batch_free(batch_);
-    set_capture(false);
 }
 
 int session::n_pending(const slot_state & s) const {
@@ -73,6 +84,8 @@ void session::rewind(int slot, int n_past) {
 void session::reset(int slot, int n_past) {
     slot_state & s = at(slot);
     require(n_past >= 0 && n_past <= n_ctx_, EAGLE3_E_ARGUMENT, format("position %d is outside the context", n_past));
+    require(n_past == 0 || llama_memory_seq_pos_max(memory_, slot) >= 0, EAGLE3_E_ARGUMENT,
+            format("slot %d cannot be at position %d: the target holds nothing of its sequence", slot, n_past));
     if (s.in_round) {
         abandon_round();
     }
@@ -131,24 +144,35 @@ void session::fed(slot_state & s, int n) {
     s.head_n = s.pending_pos;
 }
 
-// Runs these slots' pending pairs through the head in one pass, but for the last of each, whose token is still to come.
-void session::feed(const std::vector<int> & slots) {
-    std::vector<float> x;
-    pass p;
-    for (const int slot : slots) {
-        if (const int n = n_pending(at(slot)) - 1; n > 0) {
-            const std::vector<pass_row> rows = feed_rows(at(slot), slot, n, x);
-            p.rows.insert(p.rows.end(), rows.begin(), rows.end());
+// Runs the slot's pending pairs through the head, but for the last, whose token is still to come. In pieces of MAX_ROWS, the rest
+// in powers of two: each size is a graph with buffers of its own, and prompts have every length. So few rows are computed alike
+// however many there are, so that the way a prompt was cut leaves no trace.
+void session::feed(int slot) {
+    slot_state & s = at(slot);
+    const int n = n_pending(s) - 1;
+    for (int done = 0, piece = MAX_ROWS; done < n; done += piece) {
+        while (piece > n - done) {
+            piece /= 2;
         }
+        pass p;
+        p.rows     = pass::chain(slot, s.pending_tokens.data() + done, s.pending_pos + done, s.head_from, piece, 0);
+        p.x        = s.pending_features.data() + (size_t) done * head_->n_features();
+        p.features = true;
+        runner_->run(p);
     }
-    if (p.rows.empty()) {
-        return;
+    if (n > 0) {
+        fed(s, n);
     }
-    p.x        = x.data();
-    p.features = true;
-    runner_->run(p);
-    for (const int slot : slots) {
-        fed(at(slot), std::max(n_pending(at(slot)) - 1, 0));
+}
+
+// The head's part of a call that the target has done its part of: if it fails, the slot's text stays, and the head starts over
+// behind it.
+void session::head_part(slot_state & s, const std::function<void()> & f) {
+    try {
+        f();
+    } catch (...) {
+        s.clear_pending(s.n_past);
+        throw;
     }
 }
 

@@ -5,6 +5,7 @@
 #include "head.hpp"
 #include "planner.hpp"
 
+#include <functional>
 #include <vector>
 
 namespace eagle3 {
@@ -90,6 +91,7 @@ class session {
     const slot_state & slot(int i) const { return at(i); }
 
     planner & plan() { return planner_; }
+    const runner * head_runner() const { return runner_.get(); }  // null without a head
 
     float measure_target(int slot, int n);
     float measure_output(int n);
@@ -109,11 +111,14 @@ class session {
     pass head_pass(int slot, const int32_t * tokens, const float * features, int n);
     void run_batch(int slot, const int32_t * tokens, int n, bool all_logits);
     void run_rows(int n, const std::vector<int> & slots);
+    void drop_rows(const std::vector<int> & slots);
+    bool drop_from(int slot, int n_past);
     void abandon_round();
     void take_features(slot_state & s, int pos, int n);
     void take_features(slot_state & s, int pos, const std::vector<int32_t> & rows);
     void begin_pending(slot_state & s, int pos);
-    void feed(const std::vector<int> & slots);
+    void feed(int slot);
+    void head_part(slot_state & s, const std::function<void()> & f);
     std::vector<pass_row> feed_rows(slot_state & s, int slot, int n, std::vector<float> & x);
     void fed(slot_state & s, int n);
 
@@ -124,9 +129,14 @@ class session {
     int  sample_row(slot_state & s, llama_sampler * sampler, int32_t & token);
     void reach_now();
     std::vector<int32_t> kept_path(const slot_state & s, int n) const;
+    std::vector<uint32_t> kept_rows(const int32_t * keep) const;
     void keep_rows(int slot, int n_keep);
+    void keep_features(slot_state & s, int pos, int n_keep);
     void learn(slot_state & s);
     void tell_planner(int n_tokens);
+
+    struct state_header;
+    void check_state(const state_header & h, int64_t size) const;
 
     struct growth;
     void begin_growth(growth & g, const std::vector<ask> & asks);

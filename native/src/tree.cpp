@@ -11,7 +11,7 @@ namespace eagle3 {
 namespace {
 
 constexpr int MAX_WIDTH = 16;
-constexpr int OVERDUE   = 16;  // pending features of a slot, more than rounds with drafts leave
+constexpr int OVERDUE   = 16;  // pending features of a slot, more than most rounds with drafts leave
 
 } // namespace
 
@@ -68,6 +68,7 @@ struct session::growth {
 // Feeds what the target decoded since, one pass for all slots, and makes the roots' children. Asks that find no room or
 // nothing new to go by draft nothing.
 void session::begin_growth(growth & g, const std::vector<ask> & asks) {
+    catch_up(asks);
     g.n_asks = (int) asks.size();
     std::vector<float> x;
     pass p;
@@ -277,15 +278,15 @@ bool session::planner_drafts(const std::vector<ask> & asks) {
     return any && planner_.wants_draft();
 }
 
-// Feeds what gathered while the planner rested. The time is the rest's: the draft that follows it would seem dear.
+// Feeds what gathered while there were no drafts, so that the first pass of all slots has few rows: as many as are computed
+// alike. The time is not the draft's, which would seem dear.
 void session::catch_up(const std::vector<ask> & asks) {
-    std::vector<int> slots;
+    const int most = std::min(OVERDUE, MAX_ROWS / std::max((int) asks.size(), 1));
     for (const ask & a : asks) {
-        if (a.kind != ask::PLAIN && n_pending(at(a.slot)) > OVERDUE) {
-            slots.push_back(a.slot);
+        if (a.kind != ask::PLAIN && n_pending(at(a.slot)) > most) {
+            feed(a.slot);
         }
     }
-    feed(slots);
     draft_.start = ggml_time_us();
 }
 
@@ -324,9 +325,7 @@ template <typename F> void session::draft_asks(std::vector<ask> asks, F && f) {
     draft_ = {};
     draft_.start   = ggml_time_us();
     draft_.planned = std::any_of(asks.begin(), asks.end(), [](const ask & a) { return a.kind == ask::PLANNED; });
-    if (draft_.planned && planner_drafts(asks)) {
-        catch_up(asks);
-    } else if (draft_.planned) {
+    if (draft_.planned && !planner_drafts(asks)) {
         for (ask & a : asks) {
             a.kind = a.kind == ask::PLANNED ? (int) ask::PLAIN : a.kind;
         }

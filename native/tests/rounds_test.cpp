@@ -1,5 +1,5 @@
 // Random rounds against fresh decodes, damaged input and calls out of order; run under the sanitizers.
-//     rounds_test TARGET.gguf HEAD.gguf SEED ROUNDS
+//     rounds_test TARGET.gguf HEAD.gguf SEED ROUNDS [chains]    chains: the target's memory holds no trees
 #include "eagle3.h"
 #include "llama.h"
 
@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <random>
@@ -22,7 +23,8 @@
     } while (0)
 
 static std::mt19937 rng;
-static bool trees = false;  // flash attention, and drafts that are trees among others
+static bool flash = false;  // attention
+static bool trees = false;  // drafts that are trees among others: with flash attention, where the memory holds them
 
 static int pick(int lo, int hi) {
     return std::uniform_int_distribution<int>(lo, hi)(rng);
@@ -36,7 +38,7 @@ static llama_context * new_context(llama_model * model, int n_seq) {
     p.n_seq_max       = n_seq;
     p.n_threads       = 1;  // two would wait for each other longer than they work
     p.n_threads_batch = 1;
-    p.flash_attn_type = trees ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    p.flash_attn_type = flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     return llama_init_from_model(model, p);
 }
 
@@ -102,23 +104,119 @@ static void wrong_calls(eagle3_session * s) {
     CHECK(eagle3_measure_target(s, 0, 65, &seconds) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_measure_target(s, 0, 4, nullptr) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_n_past(nullptr, 0) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_state_reset(s, 0, 5) == EAGLE3_E_ARGUMENT);  // the target holds nothing
+    for (llama_sampler * sampler : {llama_sampler_init_greedy(), llama_sampler_init_dist(3)}) {
+        const int32_t token = 5;
+        CHECK(eagle3_prefill(s, 0, &token, 1, 0) == EAGLE3_OK);
+        for (const int row : {1, 7, 1 << 30, -2, -(1 << 30)}) {  // there is one row
+            CHECK(eagle3_sample(s, sampler, row) == EAGLE3_E_ARGUMENT);
+        }
+        CHECK(eagle3_sample(s, sampler, 0) >= 0 && eagle3_rewind(s, 0, 0) == EAGLE3_OK);
+        llama_sampler_free(sampler);
+    }
     eagle3_session_close(nullptr);
     eagle3_head_close(nullptr);
 }
 
-static void damaged_states(eagle3_session * s, int slot) {
+// Drafts of every kind, and a prompt and a round after them, whatever the state says: any code will do, but no wild access.
+static void use_state(eagle3_session * s, int slot) {
+    int32_t tokens[64], parents[64];
+    static const int32_t shape[3] = {-1, 0, 0}, ranks[3] = {0, 0, 1};
+    const int32_t text[3] = {5, 6, 7};
+    switch (pick(0, 3)) {
+        case 0: eagle3_draft(s, slot, 9, 8, 0, 0.0f, tokens, nullptr); break;
+        case 1: eagle3_draft_tree(s, slot, 9, 12, 3, 3, 0.0f, tokens, parents, nullptr); break;
+        case 2: eagle3_draft_choices(s, slot, 9, 3, shape, ranks, tokens, nullptr); break;
+        case 3: eagle3_draft_planned(s, slot, 9, 12, 1, tokens, parents, nullptr); break;
+    }
+    if (eagle3_decode(s, slot, 9, text, pick(0, 3)) == EAGLE3_OK) {
+        CHECK(eagle3_commit(s, slot, 1) == EAGLE3_OK);
+    }
+    eagle3_prefill(s, slot, text, 3, 0);
+    eagle3_draft(s, slot, 9, 8, 0, 0.0f, tokens, nullptr);
+}
+
+// A state as its writer would make it, but for what it says: fields from anywhere in reach, and as many bytes as follow from them.
+static std::vector<uint8_t> crafted_state(const std::vector<uint8_t> & state, size_t row) {
+    int32_t f[10];  // version, n_embd_kv, n_features, n_past, head_from, head_n, pending_pos, n_pending, n_pending_tokens, n_blocks
+    memcpy(f, state.data() + 8, sizeof(f));
+    const auto some = [](int32_t & x) { x = pick(0, 1) ? pick(-3, 260) : x + pick(-3, 3); };
+    for (int n = pick(1, 4); n > 0; --n) {
+        some(f[pick(3, 8)]);
+    }
+    if (pick(0, 1)) {  // in order at least, as far as each by itself can be told
+        f[3] = pick(0, 256);
+        f[5] = pick(0, f[3]);
+        f[4] = pick(0, f[5]);
+        f[6] = pick(0, f[3]);
+        f[7] = std::min(pick(0, 40), f[3] - f[6]);
+        f[8] = std::max(0, f[7] - pick(0, 1));
+    }
+    const int64_t size = 48 + 4 * (int64_t) f[8] + 4 * (int64_t) f[7] * f[2] + (int64_t) row * (f[5] - f[4]);
+    std::vector<uint8_t> out(std::clamp<int64_t>(size, 48, 1 << 22), 0);
+    memcpy(out.data(), state.data(), 8);
+    memcpy(out.data() + 8, f, sizeof(f));
+    for (size_t i = 48 + 4 * (size_t) std::clamp(f[8], 0, 1000); i < out.size(); ++i) {
+        out[i] = state[std::min(i, state.size() - 1)];
+    }
+    return out;
+}
+
+static std::vector<uint8_t> flipped_state(std::vector<uint8_t> state) {
+    const int last = pick(0, 1) ? 47 : (int) state.size() - 1;  // the header, or all of it
+    for (int n = pick(1, 4); n > 0; --n) {
+        state[pick(0, last)] ^= (uint8_t) pick(1, 255);
+    }
+    return state;
+}
+
+// Of a slot with features that wait. It holds what it held afterwards.
+static void damaged_states(llama_context * ctx, eagle3_session * s, int slot, int n_states) {
     std::vector<uint8_t> state(eagle3_state_size(s, slot));
     CHECK(eagle3_state_get(s, slot, state.data(), (int64_t) state.size() - 1) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_state_get(s, slot, state.data(), (int64_t) state.size()) == (int64_t) state.size());
     CHECK(eagle3_state_set(s, slot, state.data(), (int64_t) state.size() - 1) == EAGLE3_E_FORMAT);
-    for (int i = 0; i < 40; ++i) {
-        std::vector<uint8_t> bad = state;
-        bad[pick(0, 47)] ^= (uint8_t) pick(1, 255);  // the header
-        if (eagle3_state_set(s, slot, bad.data(), (int64_t) bad.size()) == EAGLE3_OK) {
-            CHECK(eagle3_n_past(s, slot) <= 256);  // a reserved byte, or positions that hang together too
+    CHECK(eagle3_state_set(s, slot, state.data(), 20) == EAGLE3_E_FORMAT);
+    int32_t f[10];
+    memcpy(f, state.data() + 8, sizeof(f));
+    const size_t cells = (size_t) (f[5] - f[4]);
+    const size_t row = cells ? (state.size() - 48 - 4 * (size_t) f[8] - 4 * (size_t) f[7] * f[2]) / cells : 4 * (size_t) f[1] * f[9];
+    const int n_past = eagle3_n_past(s, slot);
+    std::vector<uint8_t> target(llama_state_seq_get_size(ctx, slot));
+    CHECK(llama_state_seq_get_data(ctx, target.data(), target.size(), slot) == target.size());
+    int n_accepted = 0;
+    for (int i = 0; i < n_states; ++i) {
+        const std::vector<uint8_t> bad = pick(0, 1) ? crafted_state(state, row) : flipped_state(state);
+        const int code = eagle3_state_set(s, slot, bad.data(), (int64_t) bad.size());
+        CHECK(code == EAGLE3_OK || code == EAGLE3_E_FORMAT);
+        CHECK(eagle3_n_past(s, slot) >= 0 && eagle3_n_past(s, slot) <= 256);
+        if (code == EAGLE3_OK) {
+            ++n_accepted;
+            use_state(s, slot);
+            llama_memory_seq_rm(llama_get_memory(ctx), slot, -1, -1);
+            CHECK(llama_state_seq_set_data(ctx, target.data(), target.size(), slot) == target.size());
+            CHECK(eagle3_state_set(s, slot, state.data(), (int64_t) state.size()) == EAGLE3_OK);
         }
+        CHECK(eagle3_n_past(s, slot) == n_past);
     }
-    CHECK(eagle3_state_set(s, slot, state.data(), (int64_t) state.size()) == EAGLE3_OK);
+    CHECK(n_states < 100 || n_accepted > 0);
+}
+
+// Thousands of them, on a slot with a few features that wait, behind a text of which the head saw all, or the end only.
+static void many_damaged_states(llama_context * ctx, eagle3_session * s, int n_states) {
+    std::vector<int32_t> text(30, 7);
+    CHECK(eagle3_rewind(s, 0, 0) == EAGLE3_OK);
+    for (const int part : {0, 1}) {
+        CHECK(eagle3_session_set_capture(s, part == 0) == EAGLE3_OK);
+        CHECK(eagle3_prefill(s, 0, text.data(), (int) text.size(), 0) == EAGLE3_OK);
+        CHECK(eagle3_session_set_capture(s, 1) == EAGLE3_OK);
+        for (int i = 0; i < 3; ++i) {
+            CHECK(eagle3_decode(s, 0, 11 + i, text.data(), 1) == EAGLE3_OK);
+            CHECK(eagle3_commit(s, 0, 2) == EAGLE3_OK);
+        }
+        damaged_states(ctx, s, 0, n_states / 2);
+    }
+    CHECK(eagle3_rewind(s, 0, 0) == EAGLE3_OK);
 }
 
 // Costs as measured, so that measuring is run too, with the head nearly for nothing: the planner drafts.
@@ -251,7 +349,7 @@ static void rounds(llama_model * model, llama_context * ctx, eagle3_session * s,
         CHECK(eagle3_commit(s, slot, keep) == EAGLE3_OK);
         t = upto;
         if (pick(0, 20) == 0) {
-            damaged_states(s, slot);
+            damaged_states(ctx, s, slot, 40);
         }
     }
     llama_sampler_free(greedy);
@@ -429,8 +527,9 @@ static void damaged_heads(const char * path, llama_model * model) {
 }
 
 int main(int argc, char ** argv) {
-    if (argc != 5) {
-        fprintf(stderr, "usage: %s TARGET.gguf HEAD.gguf SEED ROUNDS\n", argv[0]);
+    const bool chains = argc == 6 && strcmp(argv[5], "chains") == 0;
+    if (argc != 5 && !chains) {
+        fprintf(stderr, "usage: %s TARGET.gguf HEAD.gguf SEED ROUNDS [chains]\n", argv[0]);
         return 2;
     }
     rng.seed((unsigned) atoi(argv[3]));
@@ -452,6 +551,7 @@ int main(int argc, char ** argv) {
         wrong_rounds(s);
         greedy_rows(ctx, s);
         plan(s);
+        many_damaged_states(ctx, s, 3 * atoi(argv[4]));
         rounds(model, ctx, s, n_slots, atoi(argv[4]));
         joint_rounds(model, ctx, s, n_slots, atoi(argv[4]) / 2);
         eagle3_session_close(s);
@@ -464,7 +564,8 @@ int main(int argc, char ** argv) {
         eagle3_session_close(s);
         eagle3_head_close(head);
         llama_free(ctx);
-        trees = trees || n_slots == 3;  // from the third on
+        flash = flash || n_slots == 3;  // from the third on
+        trees = flash && !chains;
     }
     llama_model_free(model);
     puts("ok");

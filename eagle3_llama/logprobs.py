@@ -1,0 +1,80 @@
+"""Log probabilities without rows of logits: each row is reduced to a few numbers as soon as it is there.
+
+llama-cpp-python keeps a row of n_vocab logits for each token and sorts the vocabulary of each in Python when the
+text has ended: 2,000 tokens of a vocabulary of 49,152 are 400 MB, and minutes. Here a row is the likeliest tokens and
+the one that followed, and OpenAI's object is written from that.
+"""
+
+from __future__ import annotations
+
+import codecs
+from typing import Any, Callable, NamedTuple, Sequence
+
+import numpy as np
+
+from llama_cpp import Llama
+
+
+class TopRow(NamedTuple):
+    """What is left of a row. ids, values: the likeliest tokens and their log probabilities, likeliest first."""
+
+    token: int  # that followed
+    value: float  # its log probability
+    ids: np.ndarray  # int32 [n]
+    values: np.ndarray  # float32 [n]
+
+
+def top_row(logits: np.ndarray, token: int, n: int) -> TopRow:
+    """Reduces logits, float32 [n_vocab], to the n likeliest tokens; of equals the larger id comes first."""
+    values = Llama.logits_to_logprobs(logits)
+    n = min(n, len(values))
+    ids = np.empty(0, np.intp)
+    if n > 0:
+        ids = np.flatnonzero(values >= np.partition(values, -n)[-n])
+        ids = ids[np.lexsort((ids, values[ids]))[::-1][:n]]
+    return TopRow(token, float(values[token]), ids.astype(np.int32), values[ids])
+
+
+class Logprobs:
+    """Writes the `logprobs` of one completion, whole or chunk by chunk. detokenize: of token ids, bytes.
+
+    rows: those of the tokens that are not written yet; whoever generates appends to it. bos is left out, as by
+    llama-cpp-python.
+    """
+
+    def __init__(self, detokenize: Callable[[list[int]], bytes], bos: int, offset: int) -> None:
+        self._detokenize, self._bos, self._offset = detokenize, bos, offset
+        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")  # a character may have several tokens
+        self._texts: dict[int, str] = {}
+        self.rows: list[TopRow] = []
+
+    def whole(self, first: Sequence[TopRow] = ()) -> dict[str, Any]:
+        """Of all rows, after those of `first`, an echoed prompt's."""
+        rows, self.rows = [*first, *self.rows], []
+        return self._write(rows)
+
+    def chunk(self, text: str) -> dict[str, Any] | None:
+        """Of the tokens that make up a chunk's text: one at least, where there is one."""
+        size, n = len(text.encode()), 0
+        while n < len(self.rows) and (n == 0 or size > 0):
+            size -= len(self._detokenize([self.rows[n].token]))
+            n += 1
+        rows, self.rows = self.rows[:n], self.rows[n:]
+        return self._write(rows) if rows else None
+
+    def _text(self, token: int) -> str:
+        if token not in self._texts:
+            self._texts[token] = self._detokenize([token]).decode("utf-8", "ignore")
+        return self._texts[token]
+
+    def _write(self, rows: Sequence[TopRow]) -> dict[str, Any]:
+        out: dict[str, Any] = {"tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": []}
+        for row in rows:
+            text = self._text(row.token)
+            if row.token != self._bos:
+                top = dict(zip(map(self._text, row.ids.tolist()), row.values.tolist()))
+                top[text] = row.value
+                for name, value in zip(out, (text, self._offset, row.value, top)):
+                    out[name].append(value)
+            self._offset += len(self._decoder.decode(self._detokenize([row.token])))
+        return out

@@ -1,0 +1,53 @@
+"""Progress of long work: a bar on a terminal, elsewhere (a file, a pipe, a log) a line now and then."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, ProgressColumn
+
+EVERY = 10.0  # seconds between lines
+
+
+def progress(console: Console, *columns: ProgressColumn | str) -> "Progress | Lines":
+    """A context manager with add_task(), update() and advance() as rich.progress.Progress has them."""
+    return Progress(*columns, console=console) if console.is_terminal else Lines(console)
+
+
+class Lines:
+    """Each task's begin and end is a line, and what comes between every EVERY seconds."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._tasks = console, list[dict[str, Any]]()
+
+    def __enter__(self) -> "Lines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def add_task(self, description: str, total: float | None = None, **fields: Any) -> int:
+        now = time.monotonic()
+        self._tasks.append(
+            {"description": description, "total": total, "completed": 0, "start": now, "said": now, **fields}
+        )
+        self._say(f"{description}: begins")
+        return len(self._tasks) - 1
+
+    def advance(self, task: int, advance: float = 1) -> None:
+        self.update(task, completed=self._tasks[task]["completed"] + advance)
+
+    def update(self, task: int, **fields: Any) -> None:
+        t, now = self._tasks[task], time.monotonic()
+        goes_on = any(fields.get(name, t[name]) != t[name] for name in ("completed", "total"))
+        t.update(fields)
+        if now - t["said"] >= EVERY or (goes_on and t["completed"] == t["total"]):
+            t["said"] = now
+            of = f" of {t['total']:,.0f}" if t["total"] is not None else ""
+            note = f", {t['note']}" if t.get("note") else ""
+            self._say(f"{t['description']}: {t['completed']:,.0f}{of}, {now - t['start']:.0f} s{note}")
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)

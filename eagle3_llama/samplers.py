@@ -1,0 +1,24 @@
+"""Chains of llama.cpp's samplers, put together other than llama-cpp-python does."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+import llama_cpp
+from llama_cpp._internals import LlamaSampler
+
+
+def with_bias(chain: Any, bias: Mapping[int, float], n_vocab: int) -> Any:
+    """The samplers of a LlamaSampler with llama.cpp's own logit bias behind its logits processors; `chain` is closed.
+
+    llama-cpp-python adds a bias in Python instead, which copies the vocabulary for each row.
+    """
+    out = LlamaSampler()
+    n_processors = len(chain.custom_samplers)  # llama-cpp-python puts them first
+    for i in range(llama_cpp.llama_sampler_chain_n(chain.sampler)):
+        if i == n_processors:
+            out.add_logit_bias(n_vocab, {int(token): float(value) for token, value in bias.items()})
+        llama_cpp.llama_sampler_chain_add(out.sampler, llama_cpp.llama_sampler_chain_remove(chain.sampler, 0))
+    out.custom_samplers, chain.custom_samplers = chain.custom_samplers, []  # at the same places
+    chain.close()
+    return out

@@ -1,0 +1,432 @@
+// Calls that fail half way, and what the slots, the context and other slots are afterwards; run under the sanitizers.
+//     failures_test CASE TARGET.gguf [HEAD.gguf]    CASE: see main
+#include "eagle3.h"
+#include "llama.h"
+
+#include "llama-ext.h"
+#include "llama-model.h"
+#include "session.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#define CHECK(x)                                                                          \
+    do {                                                                                  \
+        if (!(x)) {                                                                       \
+            fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #x, eagle3_last_error()); \
+            exit(1);                                                                      \
+        }                                                                                 \
+    } while (0)
+
+namespace {
+
+constexpr int N_SLOTS = 3;
+constexpr int ROOM    = 64;  // of eagle3_round_verify's tokens, for each slot
+
+int  n_reserves = 0;    // of llama.cpp's scheduler, by its log
+bool throws     = false;  // the next tensor evaluated
+
+void count_reserves(ggml_log_level, const char * text, void *) {
+    n_reserves += strstr(text, "sched_reserve: reserving ...") != nullptr;
+}
+
+bool evaluated(ggml_tensor *, bool, void *) {
+    if (throws) {
+        throw std::runtime_error("the callback's");
+    }
+    return false;  // the tensor itself is not wanted
+}
+
+struct fixture {
+    llama_model *    model = nullptr;
+    llama_context *  ctx   = nullptr;
+    eagle3_head *    head  = nullptr;
+    eagle3_session * s     = nullptr;
+
+    fixture(const char * target, const char * head_path, bool callback = false) {
+        model = llama_model_load_from_file(target, llama_model_default_params());
+        CHECK(model != nullptr);
+        llama_context_params p = llama_context_default_params();
+        p.n_ctx     = 512 * N_SLOTS;
+        p.n_batch   = 512;
+        p.n_ubatch  = 64;
+        p.n_seq_max = N_SLOTS;
+        p.n_threads = p.n_threads_batch = 1;
+        p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+        p.cb_eval   = callback ? evaluated : nullptr;
+        ctx = llama_init_from_model(model, p);
+        CHECK(ctx != nullptr);
+        if (head_path) {
+            CHECK(eagle3_head_open(head_path, model, &head) == EAGLE3_OK);
+        }
+        CHECK(eagle3_session_open(ctx, head, N_SLOTS, &s) == EAGLE3_OK);
+    }
+
+    ~fixture() {
+        eagle3_session_close(s);
+        eagle3_head_close(head);
+        llama_free(ctx);
+        llama_model_free(model);
+    }
+
+    void prefill(int slot, int n) {
+        std::vector<int32_t> text(n);
+        for (int i = 0; i < n; ++i) {
+            text[i] = 3 + (7 * slot + 5 * i) % 100;
+        }
+        CHECK(eagle3_prefill(s, slot, text.data(), n, 0) == EAGLE3_OK);
+    }
+
+    // the greedy continuation of a slot
+    std::vector<int32_t> text(int slot, int n, int kind) {
+        llama_sampler * greedy = llama_sampler_init_greedy();
+        std::vector<int32_t> out = {eagle3_sample(s, greedy, -1)};
+        while ((int) out.size() < n) {
+            const eagle3_ask ask = {slot, out.back(), kind, 6, 3, kind == EAGLE3_TREE ? 3 : 1, 0.0f};
+            int32_t drafted = 0, tokens[ROOM], count = 0;
+            void * sampler = greedy;
+            CHECK(eagle3_round_draft(s, &ask, 1, &drafted) >= 0 && eagle3_round_decode(s) == EAGLE3_OK);
+            CHECK(eagle3_round_verify(s, &sampler, tokens, &count) == EAGLE3_OK && count > 0);
+            CHECK(eagle3_round_commit(s, &count) == EAGLE3_OK);
+            out.insert(out.end(), tokens, tokens + count);
+        }
+        llama_sampler_free(greedy);
+        out.resize(n);
+        return out;
+    }
+};
+
+// A round of all slots up to verification.
+void begin_round(fixture & f, int kind) {
+    std::vector<eagle3_ask> asks;
+    std::vector<void *> samplers;
+    for (int slot = 0; slot < N_SLOTS; ++slot) {
+        asks.push_back({slot, 9 + slot, kind, 6, 3, kind == EAGLE3_TREE ? 3 : 1, 0.0f});
+        samplers.push_back(llama_sampler_init_greedy());
+    }
+    int32_t drafted[N_SLOTS], counts[N_SLOTS], out[N_SLOTS * ROOM];
+    CHECK(eagle3_round_draft(f.s, asks.data(), N_SLOTS, drafted) >= 0);
+    CHECK(eagle3_round_decode(f.s) == EAGLE3_OK);
+    CHECK(eagle3_round_verify(f.s, samplers.data(), out, counts) == EAGLE3_OK);
+    for (void * sampler : samplers) {
+        llama_sampler_free((llama_sampler *) sampler);
+    }
+}
+
+// No slot waits for a round that is over: prompts, rounds and states work in each.
+void check_usable(fixture & f) {
+    for (int slot = 0; slot < N_SLOTS; ++slot) {
+        f.prefill(slot, 5);
+        int32_t tokens[ROOM];
+        if (f.head) {
+            CHECK(eagle3_draft(f.s, slot, 9, 4, 0, 0.0f, tokens, nullptr) == 4);
+            std::vector<uint8_t> state(eagle3_state_size(f.s, slot));
+            CHECK(eagle3_state_get(f.s, slot, state.data(), (int64_t) state.size()) == (int64_t) state.size());
+        }
+        CHECK(eagle3_decode(f.s, slot, 9, tokens, 0) == EAGLE3_OK && eagle3_commit(f.s, slot, 1) == EAGLE3_OK);
+    }
+}
+
+// A recurrent target cannot take back a row: the slot whose token is not kept is empty, the others go on.
+void failed_commits(const char * target) {
+    for (const int failing : {0, 1, 2}) {
+        fixture f(target, nullptr);
+        for (int slot = 0; slot < N_SLOTS; ++slot) {
+            f.prefill(slot, 10 + slot);
+        }
+        begin_round(f, EAGLE3_PLAIN);
+        int32_t keep[N_SLOTS] = {1, 1, 1};
+        keep[failing] = 0;
+        CHECK(eagle3_round_commit(f.s, keep) == EAGLE3_E_UNSUPPORTED);
+        for (int slot = 0; slot < N_SLOTS; ++slot) {
+            CHECK(eagle3_n_past(f.s, slot) == (slot == failing ? 0 : 11 + slot));
+            CHECK(llama_memory_seq_pos_max(llama_get_memory(f.ctx), slot) == eagle3_n_past(f.s, slot) - 1);
+        }
+        CHECK(eagle3_round_commit(f.s, keep) == EAGLE3_OK);  // none is under way
+        check_usable(f);
+    }
+}
+
+// The features are gone at commit, as another llama_decode in between takes them: the rows stay, the head starts over, in every slot.
+void lost_features(const char * target, const char * head, int kind) {
+    fixture f(target, head);
+    for (int slot = 0; slot < N_SLOTS; ++slot) {
+        f.prefill(slot, 10 + slot);
+    }
+    begin_round(f, kind);
+    CHECK(llama_decode(f.ctx, llama_batch{}) != 0);
+    const int32_t too_many[N_SLOTS] = {1, 99, 1}, keep[N_SLOTS] = {1, 0, 1};
+    CHECK(eagle3_round_commit(f.s, too_many) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_decode(f.s, 0, 9, nullptr, 0) == EAGLE3_E_ARGUMENT);  // still under way
+    CHECK(eagle3_round_commit(f.s, keep) == EAGLE3_E_ARGUMENT);
+    for (int slot = 0; slot < N_SLOTS; ++slot) {
+        CHECK(eagle3_n_past(f.s, slot) == 10 + slot + keep[slot]);
+    }
+    check_usable(f);
+}
+
+// llama_decode throws: the slots are as before, and the text goes on as if nothing had been.
+void thrown_decodes(const char * target, const char * head, int kind) {
+    fixture f(target, head, true), good(target, head, true);
+    for (fixture * x : {&f, &good}) {
+        for (int slot = 0; slot < N_SLOTS; ++slot) {
+            x->prefill(slot, 10 + slot);
+        }
+    }
+    std::vector<eagle3_ask> asks;
+    for (int slot = 0; slot < N_SLOTS; ++slot) {
+        asks.push_back({slot, 9, kind, 6, 3, kind == EAGLE3_TREE ? 3 : 1, 0.0f});
+    }
+    int32_t drafted[N_SLOTS];
+    float seconds = 0.0f;
+    const int32_t token = 5;
+    CHECK(eagle3_round_draft(f.s, asks.data(), N_SLOTS, drafted) > 0);
+    throws = true;
+    CHECK(eagle3_round_decode(f.s) == EAGLE3_E_INTERNAL);
+    CHECK(eagle3_prefill(f.s, 1, &token, 1, 0) == EAGLE3_E_INTERNAL);
+    CHECK(eagle3_measure_target(f.s, 1, 4, &seconds) == EAGLE3_E_INTERNAL);
+    throws = false;
+    for (int slot = 0; slot < N_SLOTS; ++slot) {
+        CHECK(eagle3_n_past(f.s, slot) == 10 + slot);
+        CHECK(llama_memory_seq_pos_max(llama_get_memory(f.ctx), slot) == 9 + slot);
+    }
+    for (int slot = 0; slot < N_SLOTS; ++slot) {
+        f.prefill(slot, 3);
+        good.prefill(slot, 3);
+        CHECK(f.text(slot, 20, kind) == good.text(slot, 20, EAGLE3_PLAIN));
+    }
+}
+
+// Rows decoded by the context's owner, past the session: all their logits are there, and they see what rows of a text see.
+void check_context(llama_model * model, llama_context * ctx) {
+    const int n = 4, n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
+    std::vector<float> rows[2];
+    llama_memory_seq_rm(llama_get_memory(ctx), 0, -1, -1);
+    for (const int step : {n, 1}) {
+        std::vector<float> & out = rows[step == 1];
+        for (int at = 0; at < n; at += step) {
+            llama_batch batch = llama_batch_init(step, 0, 1);
+            batch.n_tokens = step;
+            for (int i = 0; i < step; ++i) {
+                batch.token[i]     = 20 + at + i;
+                batch.pos[i]       = at + i;
+                batch.n_seq_id[i]  = 1;
+                batch.seq_id[i][0] = 0;
+                batch.logits[i]    = true;
+            }
+            CHECK(llama_decode(ctx, batch) == 0);
+            for (int i = 0; i < step; ++i) {
+                const float * l = llama_get_logits_ith(ctx, i);
+                out.insert(out.end(), l, l + n_vocab);
+            }
+            llama_batch_free(batch);
+        }
+        llama_memory_seq_rm(llama_get_memory(ctx), 0, -1, -1);
+    }
+    CHECK(rows[0] == rows[1]);
+}
+
+// A measure that fails leaves a context that computes all logits.
+void failed_measures(const char * target, const char * head) {
+    fixture f(target, head);
+    float seconds = 0.0f;
+    f.prefill(0, 510);
+    CHECK(eagle3_measure_target(f.s, 0, 4, &seconds) == EAGLE3_E_ARGUMENT);  // no room
+    check_context(f.model, f.ctx);
+}
+
+// A session that is closed in the middle of a tree leaves a context whose batches are texts.
+void closed_sessions(const char * target, const char * head) {
+    fixture f(target, head);
+    const int32_t draft[3] = {5, 6, 7}, parents[3] = {-1, -1, 0};
+    f.prefill(0, 7);
+    CHECK(eagle3_decode_tree(f.s, 0, 9, draft, parents, 3) == EAGLE3_OK);
+    CHECK(eagle3_can_tree(f.s) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_state_set(f.s, 0, (const uint8_t *) "", 0) == EAGLE3_E_ARGUMENT);
+    eagle3_session_close(f.s);
+    f.s = nullptr;
+    CHECK(llama_memory_seq_pos_max(llama_get_memory(f.ctx), 0) == 6);
+    check_context(f.model, f.ctx);
+    CHECK(eagle3_session_open(f.ctx, f.head, N_SLOTS, &f.s) == EAGLE3_OK);
+    check_usable(f);
+}
+
+// Prompts that do not draft take turns with rounds that do: the scheduler is reserved no more for it, the drafts are the same.
+void flipped_capture(const char * target, const char * head) {
+    llama_log_set(count_reserves, nullptr);
+    std::vector<std::vector<int32_t>> drafts[2];
+    for (const bool flips : {false, true}) {
+        fixture f(target, head);
+        f.prefill(0, 20);
+        CHECK(n_reserves > 0);
+        const int before = n_reserves;
+        for (int turn = 0; turn < 12; ++turn) {
+            std::vector<int32_t> tokens(5);
+            CHECK(eagle3_session_set_capture(f.s, 1) == EAGLE3_OK);
+            CHECK(eagle3_draft(f.s, 0, 9, 5, 0, 0.0f, tokens.data(), nullptr) == 5);
+            CHECK(eagle3_decode(f.s, 0, 9, tokens.data(), 5) == EAGLE3_OK && eagle3_commit(f.s, 0, 1 + turn % 6) == EAGLE3_OK);
+            drafts[flips].push_back(tokens);
+            CHECK(eagle3_session_set_capture(f.s, !flips) == EAGLE3_OK);
+            f.prefill(1, turn % 2 ? 3 : 70);
+        }
+        CHECK(n_reserves == before);
+    }
+    CHECK(drafts[0] == drafts[1]);
+}
+
+// Drafts of several lengths for all slots at once, with logits on demand: the text of each is what it is alone and undrafted.
+void joint_text(const char * target, const char * head) {
+    constexpr int N = 24;
+    fixture f(target, head), plain(target, nullptr);
+    eagle3_costs costs = {};
+    for (int n = 1; n <= 64; ++n) {
+        costs.layers[n] = 1e-3f * (1.0f + 0.01f * n);
+        costs.output[n] = 1e-4f * n;
+        costs.head[n]   = 1e-6f;
+    }
+    CHECK(eagle3_plan_set(f.s, &costs) == EAGLE3_OK);  // from then on rows wait for verification
+    std::vector<std::vector<int32_t>> expected, text;
+    std::vector<void *> samplers;
+    int total = 0;
+    for (int slot = 0; slot < N_SLOTS; ++slot) {
+        plain.prefill(slot, 10 + slot);
+        expected.push_back(plain.text(slot, N, EAGLE3_PLAIN));
+        f.prefill(slot, 10 + slot);
+        samplers.push_back(llama_sampler_init_greedy());
+        text.push_back({eagle3_sample(f.s, (llama_sampler *) samplers.back(), -1)});
+    }
+    while ((int) std::min({text[0].size(), text[1].size(), text[2].size()}) < N) {
+        std::vector<eagle3_ask> asks;
+        for (int slot = 0; slot < N_SLOTS; ++slot) {
+            asks.push_back({slot, text[slot].back(), EAGLE3_CHAIN, 1 + 2 * slot, 1, 1, 0.0f});
+        }
+        int32_t drafted[N_SLOTS], counts[N_SLOTS], out[N_SLOTS * ROOM];
+        total += eagle3_round_draft(f.s, asks.data(), N_SLOTS, drafted);
+        CHECK(eagle3_round_decode(f.s) == EAGLE3_OK);
+        CHECK(eagle3_round_verify(f.s, samplers.data(), out, counts) == EAGLE3_OK);
+        for (int slot = 0; slot < N_SLOTS; ++slot) {
+            text[slot].insert(text[slot].end(), out + slot * ROOM, out + slot * ROOM + counts[slot]);
+        }
+        CHECK(eagle3_round_commit(f.s, counts) == EAGLE3_OK);
+    }
+    for (int slot = 0; slot < N_SLOTS; ++slot) {
+        text[slot].resize(N);
+        CHECK(text[slot] == expected[slot]);
+        llama_sampler_free((llama_sampler *) samplers[slot]);
+    }
+    CHECK(total > N);
+}
+
+struct own_session {
+    std::unique_ptr<eagle3::head> head;
+    eagle3::session s;
+
+    own_session(const fixture & f, const char * path) : head(eagle3::load_head(path, f.model)), s(f.ctx, head.get(), N_SLOTS) {}
+};
+
+// Prompts of every length, in every slot: few graphs over the head, and no more memory for them.
+void few_shapes(const char * target, const char * head) {
+    fixture f(target, nullptr);
+    own_session own(f, head);
+    size_t n_bytes = 0;
+    for (int n = 1; n <= 160; ++n) {
+        const int slot = n % N_SLOTS;
+        const std::vector<int32_t> text(n, 7);
+        own.s.rewind(slot, 0);
+        own.s.prefill(slot, text.data(), n, false);
+        n_bytes = n == 127 ? own.s.head_runner()->n_bytes() : n_bytes;
+    }
+    CHECK(own.s.head_runner()->n_graphs() <= 7);  // 1, 2, 4, ... 64 rows
+    CHECK(own.s.head_runner()->n_bytes() == n_bytes);
+}
+
+// A prompt in one piece and in any: the head's probabilities are the same, bit for bit.
+void cut_prompts(const char * target, const char * head) {
+    fixture f(target, nullptr);
+    own_session own(f, head);
+    std::vector<int32_t> text(400), tokens(6);
+    std::vector<float> probs[3];
+    for (size_t i = 0; i < text.size(); ++i) {
+        text[i] = 3 + (int32_t) (i * i % 97);
+    }
+    const int steps[3] = {400, 64, 23};
+    for (int k = 0; k < 3; ++k) {
+        own.s.rewind(k, 0);
+        for (int at = 0; at < 400; at += steps[k]) {
+            own.s.prefill(k, text.data() + at, std::min(steps[k], 400 - at), false);
+        }
+        probs[k].resize(6);
+        CHECK(own.s.draft(k, 9, 6, 0, 0.0f, tokens.data(), probs[k].data()) == 6);
+    }
+    CHECK(probs[0] == probs[1] && probs[0] == probs[2]);
+}
+
+// One matrix for embeddings and output, of which the model keeps two copies: the head takes each as the model does, and drafts.
+void shared_weights(const char * target, const char * head) {
+    fixture f(target, head);
+    CHECK(llama_model_get_tensor(f.model, "token_embd.weight") == f.model->tok_embd);
+    CHECK(llama_model_get_tensor(f.model, "output.weight") == f.model->output);
+    CHECK(llama_model_get_tensor(f.model, "output_norm.weight") == f.model->output_norm);
+    CHECK(llama_model_get_tensor(f.model, "no such weight") == nullptr);
+    check_usable(f);
+}
+
+// The target's tensors split over devices, which this process's CPU plays: plain decoding works, a head is refused.
+void split_tensors(const char * target, const char * head_path) {
+    ggml_backend_dev_t devices[2] = {ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), nullptr};
+    llama_model_params p = llama_model_default_params();
+    p.split_mode   = LLAMA_SPLIT_MODE_TENSOR;
+    p.n_gpu_layers = 99;
+    p.devices      = devices;
+    llama_model * model = llama_model_load_from_file(target, p);
+    CHECK(model != nullptr);
+    eagle3_head * head = nullptr;
+    CHECK(eagle3_head_open(head_path, model, &head) == EAGLE3_E_UNSUPPORTED && head == nullptr);
+    CHECK(strstr(eagle3_last_error(), "split_mode") != nullptr && strchr(eagle3_last_error(), '\n') == nullptr);
+    llama_model_free(model);
+}
+
+} // namespace
+
+int main(int argc, char ** argv) {
+    const std::string what = argc > 2 ? argv[1] : "";
+    const char * head = argc > 3 ? argv[3] : nullptr;
+    llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
+    if (what == "commit") {
+        failed_commits(argv[2]);
+    } else if (what == "features" && head) {
+        for (const int kind : {EAGLE3_PLAIN, EAGLE3_CHAIN, EAGLE3_TREE}) {
+            lost_features(argv[2], head, kind);
+        }
+    } else if (what == "throws" && head) {
+        thrown_decodes(argv[2], head, EAGLE3_CHAIN);
+        thrown_decodes(argv[2], head, EAGLE3_TREE);
+    } else if (what == "measure" && head) {
+        failed_measures(argv[2], head);
+    } else if (what == "close" && head) {
+        closed_sessions(argv[2], head);
+    } else if (what == "capture" && head) {
+        flipped_capture(argv[2], head);
+    } else if (what == "joint" && head) {
+        joint_text(argv[2], head);
+    } else if (what == "shapes" && head) {
+        few_shapes(argv[2], head);
+    } else if (what == "cuts" && head) {
+        cut_prompts(argv[2], head);
+    } else if (what == "shared" && head) {
+        shared_weights(argv[2], head);
+    } else if (what == "split" && head) {
+        split_tensors(argv[2], head);
+    } else {
+        fprintf(stderr, "usage: failures_test commit|features|throws|measure|close|capture|joint|shapes|cuts|shared|split TARGET.gguf [HEAD.gguf]\n");
+        return 2;
+    }
+    puts("ok");
+    return 0;
+}

@@ -1,0 +1,98 @@
+"""Targets whose memory is no plain KV cache, made by llama.cpp's own generator: MLA (no V), sparse attention, recurrent."""
+
+import random
+import subprocess
+
+import pytest
+from architectures import compile_tool
+from cores import THREADS
+from test_native import passes, programs  # noqa: F401 - a fixture
+from test_trees import drafts, random_tree
+from test_variants import converted
+from tiny_models import take
+
+from eagle3_llama import EagleLlama, EagleParams
+from eagle3_llama.batch_model import BatchModel, BatchSettings
+from eagle3_llama.convert.target import read_target
+from eagle3_llama.engine import Ask
+from eagle3_llama.llama import _address
+from eagle3_llama.params import Tree
+
+MLA = ["deepseek2", "mistral4"]
+SPARSE = ["deepseek32", "glm-dsa", "dots3note", "minimax-m3"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """made(architecture): a tiny random target of it; with_head: and a head."""
+    at = tmp_path_factory.mktemp("memories")
+    tool = compile_tool(at)
+
+    def make(architecture, with_head=True):
+        folder = at / architecture
+        if not folder.is_dir():
+            folder.mkdir()
+            subprocess.run([tool, "save", architecture, folder], check=True, capture_output=True)
+            target = next(folder.glob("*.gguf"))
+            if with_head:
+                about = read_target(target)
+                converted(folder, "SafeAILab", target, "q8_0", n_embd=about.n_embd, n_layer=about.n_layer, n_vocab=about.n_vocab)
+        return sorted(folder.glob(f"{architecture}-*.gguf"))[0], folder / "q8_0.gguf"
+
+    return make
+
+
+@pytest.mark.parametrize("architecture", MLA)
+def test_trees_without_values(made, architecture):
+    """The rows of a tree that stay move in a cache that has keys only, and the text is plain decoding's."""
+    target, head = map(str, made(architecture))
+    common = {"n_ctx": 256, "n_threads": THREADS, "flash_attn": True, "verbose": False}
+    prompt, rng = [5, 17, 29, 41, 53], random.Random(1)
+    plain = EagleLlama(target, **common)
+    answer = take(plain, 100, prompt)
+    eagle = EagleLlama(target, eagle_path=head, tree=Tree(12, 4, 4), **common)
+    expected = drafts(eagle, lambda seq, n: random_tree(rng, [*prompt, *answer][len(seq) :], n, plain.n_vocab()))
+    assert take(eagle, 100, prompt) == answer
+    assert eagle.stats.accepted == pytest.approx(sum(expected), abs=12) and eagle.stats.accepted > 20
+    eagle.eagle_params = EagleParams(3)
+    assert take(eagle, 100, prompt) == answer
+    plain.close(), eagle.close()
+
+
+def test_rounds_without_values(made, programs):  # noqa: F811
+    passes(programs, "rounds_test", *made("deepseek2"), 1, 20)
+
+
+@pytest.mark.parametrize("architecture", SPARSE + MLA)
+def test_slots_together(made, programs, architecture):  # noqa: F811
+    """Several slots, whose rows such a memory takes in several micro-batches: logits on demand leave them as they are."""
+    passes(programs, "failures_test", "joint", *made(architecture))
+
+
+def test_commits_that_fail(made, programs):  # noqa: F811
+    """A recurrent target cannot take back a row: the slot it belongs to fails, and no other."""
+    passes(programs, "failures_test", "commit", made("mamba", with_head=False)[0])
+
+
+def test_a_callback_that_raises(made):
+    """In a round of a recurrent target: the callback's own error arrives, the slots are empty, and the next round is as ever."""
+    model = BatchModel(BatchSettings(str(made("mamba", with_head=False)[0]), n_parallel=3, n_ctx=64, n_threads=1))
+    engine, samplers = model._engine, [model._init_sampler(temp=0.0) for _ in range(3)]
+    asks, chains = [Ask(slot, 9, EagleParams(0)) for slot in range(3)], [_address(s.sampler) for s in samplers]
+
+    def turn(on_draft):
+        for slot in range(3):
+            engine.prefill([5, 6, 7 + slot], slot)
+        return engine.round(asks, chains, on_draft)
+
+    def fail():
+        raise ValueError("the callback's")
+
+    expected = turn(lambda: None)
+    for slot in range(3):
+        engine.rewind(0, slot)
+    with pytest.raises(ValueError, match="the callback's"):
+        turn(fail)
+    assert [engine.n_past(slot) for slot in range(3)] == [0, 0, 0]
+    assert turn(lambda: None) == expected and [len(r) for r in expected] == [1, 1, 1]
+    model.close()

@@ -1,0 +1,169 @@
+"""Every command and option: help for each, the same names and defaults everywhere."""
+
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from eagle3_llama import __version__
+from eagle3_llama.batching import BatchSettings
+from eagle3_llama.bench_run import BenchSettings
+from eagle3_llama.cli import app
+from eagle3_llama.options import CONTEXT
+from eagle3_llama.server.settings import ServerSettings
+
+COMMANDS = typer.main.get_command(app).commands
+
+
+def options(command):
+    return [p for p in command.params if p.param_type_name == "option"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_for_everything(name):
+    command = COMMANDS[name]
+    assert command.help
+    for p in command.params:
+        assert p.help, f"{name} {p.opts} has no help"
+
+
+def test_help_of_the_programs_beside():
+    for module, call in (("eagle3_llama.server.ray", "serve_replicas"), ("eagle3_llama.demo", "main")):
+        made = typer.Typer()
+        made.command(context_settings={})(_plain(getattr(importlib.import_module(module), call)))
+        for p in options(typer.main.get_command(made)):
+            assert p.help, f"{module} {p.opts} has no help"
+
+
+def _plain(command):
+    from eagle3_llama.server.ray import _with_server_options
+
+    return _with_server_options(command) if "given" in inspect.signature(command).parameters else command
+
+
+@pytest.mark.parametrize("name", [n for n in COMMANDS if n != "info"])
+def test_target_and_head_have_one_name(name):
+    """--model and --eagle, and what they were called: the same option."""
+    command = COMMANDS[name]
+    by_name = {o: p for p in options(command) for o in p.opts}
+    assert by_name["--model"] is by_name["-m"]
+    for args in (["--target", "x"], ["--model", "x"], ["-m", "x"]):
+        parsed, _, _ = command.make_parser(context(command)).parse_args(args)
+        assert parsed["model"] in ("x", ["x"])
+    if "eagle" in {p.name for p in command.params}:
+        for args in (["--head", "x"], ["--eagle", "x"], ["--eagle-path", "x"]):
+            parsed, _, _ = command.make_parser(context(command)).parse_args(args)
+            assert parsed["eagle"] in ("x", ["x"])
+
+
+def context(command):
+    return typer.Context(command, **CONTEXT)
+
+
+def test_completion_of_an_option(tmp_path):
+    env = {
+        **os.environ,
+        "COMP_WORDS": "eagle3-llama generate --no-fl",
+        "COMP_CWORD": "2",
+        "_EAGLE3_LLAMA_COMPLETE": "complete_bash",
+    }
+    code = "import sys; sys.argv = ['eagle3-llama']; from eagle3_llama.cli import main; main()"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env).stdout.strip()
+        == "--no-flash-attn"
+    )
+
+
+def test_the_same_defaults_everywhere():
+    for name in (
+        "n_ctx",
+        "flash_attn",
+        "n_gpu_layers",
+        "threads",
+        "n_max",
+        "n_min",
+        "p_min",
+        "tree",
+        "top_p",
+        "seed",
+    ):
+        values = {
+            (c, p.default)
+            for c, command in COMMANDS.items()
+            for p in command.params
+            if p.name == name and c != "train"
+        }
+        assert len({v for _, v in values}) == 1 and values, (name, values)
+    serve = {p.name: p.default for p in COMMANDS["serve"].params}
+    generate = {p.name: p.default for p in COMMANDS["generate"].params}
+    for settings, names in (
+        (ServerSettings, ("n_ctx", "flash_attn", "n_gpu_layers", "threads")),
+        (BatchSettings, ("n_ctx", "flash_attn", "n_gpu_layers")),
+        (BenchSettings, ("n_ctx", "flash_attn")),
+    ):
+        fields = inspect.signature(settings).parameters
+        assert {n: fields[n].default for n in names} == {n: generate[n] for n in names}
+    assert {
+        n: p.default
+        for n, p in inspect.signature(ServerSettings).parameters.items()
+        if n in serve and p.default is not p.empty
+    } == {n: () if n == "cors_origin" else v for n, v in serve.items() if n not in ("model", "api_key_file")}
+
+
+def test_version_and_completion():
+    run = lambda *args: subprocess.run(
+        [sys.executable, "-m", "eagle3_llama.cli", *args], capture_output=True, text=True
+    )  # noqa: E731
+    assert run("--version").stdout.strip() == f"eagle3-llama {__version__}"
+    assert {"--install-completion", "--show-completion"} <= {
+        o for p in typer.main.get_command(app).params for o in p.opts
+    }
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["generate", "--target", "none.gguf", "--prompt", "x"],
+        ["bench", "--model", "none.gguf", "--head", "none.gguf", "--prompts", "none.jsonl"],
+        ["compare", "none-head.gguf", "-m", "none.gguf"],
+        ["serve", "--target", "none.gguf", "--n_parallel", "2", "--n_threads", "2"],
+        ["train", "--model", "none.gguf", "--out", "none"],
+    ],
+)
+def test_names_as_they_are_typed(args, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "eagle3_llama.cli", *args], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert (
+        done.returncode == 2
+        and done.stderr.startswith("error: ")
+        and "none" in done.stderr
+        and done.stderr.count("\n") == 1
+    )
+
+
+def test_a_tree_without_flash_attention(files):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "eagle3_llama.cli",
+            "generate",
+            "-m",
+            files[0],
+            "--eagle",
+            files[1],
+            "-p",
+            "x",
+            "--tree",
+            "8x3x3",
+            "--no-flash-attn",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and "flash_attn" in done.stderr

@@ -1,0 +1,124 @@
+"""Children that may be killed: who brings one down waits for nobody but himself, and nobody for him."""
+
+import threading
+
+import pytest
+
+from eagle3_llama.server.chat_format import call_tool
+from eagle3_llama.server.sandbox import Sandbox, SandboxBusy, SandboxError
+from eagle3_llama.server.sized_cache import SizedCache
+from eagle3_llama.server.work import Once
+
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+TEMPLATE = "{% if messages[0].content == 'hang' %}" + LOOP + "{% endif %}{{ messages[0].content }}"
+
+
+@pytest.fixture
+def sandbox():
+    s = Sandbox(3600.0, templates={"template": TEMPLATE, "eos": "", "bos": ""})
+    yield s
+    s.close()
+
+
+def render(sandbox, text):
+    return sandbox.call(do="render", messages=[{"role": "user", "content": text}])
+
+
+def hang(sandbox, ended):
+    """A call that would take an hour, in a thread; its error goes into `ended`."""
+
+    def run():
+        try:
+            render(sandbox, "hang")
+        except (SandboxError, SandboxBusy) as e:
+            ended.append(e)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def busy_child(sandbox):
+    while True:
+        with sandbox._changed:
+            if busy := sandbox._children - set(sandbox._free):
+                return next(iter(busy))
+            sandbox._changed.wait(0.01)
+
+
+def test_others_are_served_beside_one_that_hangs(sandbox):
+    ended = []
+    thread = hang(sandbox, ended)
+    assert render(sandbox, "a") == "a" and render(sandbox, "b") == "b"
+    assert thread.is_alive() and not ended
+    sandbox.close()
+    thread.join(60)
+    assert isinstance(ended[0], SandboxBusy)
+
+
+def test_nobody_waits_for_the_next_child_to_start(sandbox, monkeypatch):
+    """One is killed, and another cannot be had: the one that is left serves."""
+    assert render(sandbox, "a") == "a"
+    with sandbox._changed:
+        while len(sandbox._children) < sandbox.CHILDREN:
+            sandbox._changed.wait(1)
+    ended = []
+    thread = hang(sandbox, ended)
+    child = busy_child(sandbox)
+    held, go = threading.Event(), threading.Event()
+    wait_for = Sandbox._wait_for
+    monkeypatch.setattr(sandbox, "_wait_for", lambda c: (held.set(), go.wait(60), wait_for(sandbox, c)))
+    child.kill()
+    thread.join(60)
+    assert "longer than" in str(ended[0]) and held.wait(60)
+    assert [render(sandbox, t) for t in "bcd"] == ["b", "c", "d"] and not go.is_set()
+    go.set()
+
+
+def test_a_child_that_cannot_start_is_said():
+    s = Sandbox(5.0, model="/none.gguf")
+    for _ in range(2):
+        with pytest.raises(SandboxError):
+            s.call(do="check", text="root ::= \"x\"")
+    s.close()
+    with pytest.raises(SandboxBusy):
+        s.call(do="check", text="root ::= \"x\"")
+
+
+def test_the_cache_counts_sizes():
+    cache, made = SizedCache(100), []
+
+    def get(key, size):
+        return cache.get((key,), lambda: (made.append(key), "x" * size)[1])
+
+    for key, size in (("a", 40), ("b", 40), ("a", 40), ("c", 40), ("a", 40), ("b", 40), ("d", 1000), ("b", 40)):
+        assert len(get(key, size)) == size and cache.size <= 100
+    assert made == ["a", "b", "c", "b", "d"] and len(cache) == 2  # what was asked for last is kept; what is larger than all is not
+    with pytest.raises(ZeroDivisionError):
+        cache.get(("e",), lambda: 1 / 0)
+    assert cache.get(("e",), lambda: None) is None
+
+
+def test_once_is_once():
+    """Of many threads one makes it; a failure is everyone's."""
+    made, got, gate = [], [], threading.Event()
+    once = Once(lambda: (gate.wait(60), made.append(1), "x")[2])
+    threads = [threading.Thread(target=lambda: got.append(once())) for _ in range(4)]
+    for t in threads:
+        t.start()
+    gate.set()
+    for t in threads:
+        t.join(60)
+    assert got == ["x"] * 4 and made == [1]
+    broken = Once(lambda: made.append(2) or 1 / 0)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            broken()
+    assert made == [1, 2]
+
+
+def test_other_handlers_are_left_alone():
+    def functionary(**_):
+        """A handler with a way of its own."""
+
+    assert call_tool(functionary, "root ::= x") is functionary

@@ -1,0 +1,190 @@
+"""What browsers, proxies and clients' libraries expect of HTTP. On a tiny model."""
+
+import json
+import socket
+import threading
+
+import pytest
+from server_tools import CHAT, JSON, ask, idle, running, settings, until
+from tiny_models import EOS, PROMPT
+
+from eagle3_llama import EagleError
+from eagle3_llama.batching import Batcher, BatchSettings
+from eagle3_llama.server import answers, header_timeout
+
+COMPLETIONS = "/v1/completions"
+ENDLESS = {"prompt": PROMPT, "logit_bias": {str(EOS): -100}}
+# as openai-node 6 sends them
+OPENAI_JS = ("authorization,content-type,x-stainless-arch,x-stainless-lang,x-stainless-os,x-stainless-package-version,x-stainless-retry-count,"
+             "x-stainless-runtime,x-stainless-runtime-version,x-stainless-timeout")  # fmt: skip
+
+
+def tiny(files, **more):
+    return settings(**{"model": files[0], "eagle": files[1], "n_ctx": 256, "n_parallel": 2, "threads": 1, **more})
+
+
+@pytest.fixture(scope="module")
+def server(files):
+    with running(tiny(files)) as s:
+        yield s
+
+
+def connect(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def all_of(s):
+    data = b""
+    while part := s.recv(65536):
+        data += part
+    return data
+
+
+class Blocked:
+    """The batcher does nothing until the end of the block, or go()."""
+
+    def __init__(self, server):
+        self._go = threading.Event()
+        self._thread = threading.Thread(target=server.batcher._on_thread, args=(lambda: self._go.wait(60),))
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def go(self):
+        self._go.set()
+        self._thread.join(60)
+
+    def __exit__(self, *_):
+        self.go()
+
+
+# -- browsers ---------------------------------------------------------------------------------------------
+
+
+def test_openais_client_in_a_browser(files):
+    with running(tiny(files, cors_origin=("https://good.example",))) as s:
+        asked = {"Origin": "https://good.example", "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": OPENAI_JS}
+        r = s.client.options(CHAT, headers=asked)
+        assert r.status_code == 200 and r.headers["access-control-allow-origin"] == "https://good.example"
+        assert set(OPENAI_JS.split(",")) <= {h.strip().lower() for h in r.headers["access-control-allow-headers"].split(",")}
+        assert s.client.options(CHAT, headers={**asked, "Origin": "https://evil.example"}).status_code == 400
+        assert s.client.get("/slots", headers={"Host": "good.example"}).status_code == 200  # behind a proxy that hands its name on
+
+
+@pytest.mark.parametrize("host, fine", [("evil.example", False), ("evil.example:8000", False), ("127.0.0.1.evil.example", False), ("[::1", False),
+                                        ("127.0.0.1", True), ("localhost:99", True), ("[::1]:80", True)])  # fmt: skip
+def test_another_sites_name(server, host, fine):
+    """A site that gives its name this machine's address cannot read what needs no key."""
+    for path in ("/slots", "/metrics", "/v1/models", "/"):
+        r = server.client.get(path, headers={"Host": host})
+        assert r.status_code == (200 if fine else 403), path
+        assert fine or r.json()["error"]["code"] == "host"
+    assert server.client.get("/health", headers={"Host": host}).status_code == 200
+
+
+def test_with_a_key_any_name_is_fine(files):
+    with running(tiny(files, api_key="k")) as s:
+        assert s.client.get("/slots", headers={"Host": "models.example"}).status_code == 200
+
+
+# -- slow ones --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: "])
+def test_headers_that_do_not_come(server, monkeypatch, sent):
+    monkeypatch.setattr(header_timeout, "SECONDS", 0.1)
+    with connect(server) as s:
+        s.sendall(sent)
+        assert all_of(s).startswith(b"HTTP/1.1 408")
+
+
+def test_further_requests_of_a_connection(server, monkeypatch):
+    """Their headers have as long; an answer may take longer."""
+    monkeypatch.setattr(header_timeout, "SECONDS", 0.1)
+    body = json.dumps({**ENDLESS, "max_tokens": 3}).encode()
+    request = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    with connect(server) as patient, connect(server) as slow, Blocked(server) as blocked:
+        patient.sendall(request)
+        until(lambda: server.batcher.waiting() == 1)
+        slow.sendall(b"GET /heal")
+        assert all_of(slow).startswith(b"HTTP/1.1 408")  # so long has the other waited
+        blocked.go()
+        assert patient.recv(65536).startswith(b"HTTP/1.1 200")
+        patient.sendall(b"GET /heal")
+        assert b"HTTP/1.1 408" in all_of(patient)
+
+
+def test_streams_are_kept_alive(server, monkeypatch):
+    """Comments while nothing comes, then what comes; and a failure is an event then."""
+    monkeypatch.setattr(answers, "KEEP_ALIVE", 0.01)
+    with Blocked(server) as blocked, server.client.stream("POST", COMPLETIONS, json={**ENDLESS, "max_tokens": 5, "stream": True}) as r:
+        lines = r.iter_lines()
+        assert r.status_code == 200 and [next(lines) for _ in range(4)] == [": keep-alive", "", ": keep-alive", ""]
+        blocked.go()
+        said = [line for line in lines if line.startswith("data: ")]
+    assert said[-1] == "data: [DONE]" and len(said) > 1
+    with Blocked(server), server.client.stream("POST", CHAT, json={"messages": [{"role": "user", "content": "x"}], "stream": True, "grammar": "root ::= ("}) as r:
+        *comments, last = [line for line in r.iter_lines() if line]
+    if comments:
+        assert set(comments) == {": keep-alive"} and json.loads(last[6:])["error"]["code"] == "refused"
+    until(lambda: idle(server))
+
+
+def test_failures_before_a_silence_have_a_status(server):
+    r = ask(server.client, stream=True, grammar="root ::= (")
+    assert r.status_code == 400 and r.json()["error"]["code"] == "refused"
+
+
+# -- what is asked for ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_more_tokens_than_there_is_room_for(files, name):
+    """As many as there is room for, and `length`."""
+    with running(tiny(files, max_tokens_cap=7)) as s:
+        for n in (8, 10**6, 10**30):
+            r = ask(s.client, **{"max_tokens": None, name: n}, logit_bias=ENDLESS["logit_bias"])
+            assert r.status_code == 200 and r.json()["choices"][0]["finish_reason"] == "length", r.text
+            assert 7 <= r.json()["usage"]["completion_tokens"] <= 10  # more where the last ends within a character
+    with running(tiny(files)) as s:
+        r = ask(s.client, path=COMPLETIONS, **ENDLESS, max_tokens=10**6)
+        assert r.status_code == 200 and r.json()["choices"][0]["finish_reason"] == "length" and r.json()["usage"]["total_tokens"] <= 257
+
+
+def test_wrong_parameters_are_400_in_openais_form(server):
+    for content in ({"messages": [], "max_tokens": 1}, {"messages": [{"role": "user", "content": "x"}], "temperature": -1}, {"mesages": []}):
+        r = server.client.post(CHAT, json=content, headers=JSON)
+        assert r.status_code == 400 and set(r.json()["error"]) == {"message", "type", "param", "code"}
+        assert r.json()["error"]["type"] == "invalid_request_error"
+    assert "422" not in {s for methods in server.client.get("/openapi.json").json()["paths"].values() for m in methods.values() for s in m["responses"]}
+
+
+# -- the engine -------------------------------------------------------------------------------------------
+
+
+def test_health_of_a_batcher_that_has_died(files, monkeypatch):
+    with running(tiny(files)) as s:
+        assert s.client.get("/health").status_code == 200
+        monkeypatch.setattr(answers, "KEEP_ALIVE", 0.01)
+        with Blocked(s) as blocked, s.client.stream("POST", COMPLETIONS, json={**ENDLESS, "max_tokens": 200, "stream": True}) as r:
+            monkeypatch.setattr(s.batcher, "_has_work", lambda: 1 / 0)
+            blocked.go()
+            *_, last = (line for line in r.iter_lines() if line)
+        s.batcher._thread.join(60)
+        assert "error" in json.loads(last[6:])
+        r = s.client.get("/health")
+        assert r.status_code == 503 and r.json()["error"]["code"] == "engine_ended"
+        assert ask(s.client, path=COMPLETIONS, prompt=PROMPT).status_code == 500 and s.client.get("/metrics").status_code == 200
+        until(lambda: s.gate.inside == 0)
+
+
+@pytest.mark.parametrize("name, said", [("chatmll", "did you mean chatml"), ("chat_template.tools", "no chat format"), ("zzz", "known are")])
+def test_a_chat_format_that_there_is_not(files, name, said):
+    with pytest.raises(EagleError, match=said):
+        Batcher(BatchSettings(files[0], chat_format=name, n_ctx=64, n_parallel=1))
+    with Batcher(BatchSettings(files[0], chat_format="chatml", n_ctx=64, n_parallel=1)) as b:
+        assert b.alive()
+
+

@@ -1,0 +1,137 @@
+"""What outlives a call: completion caches, saved states, pickles; and what must not: a model whose head was
+refused."""
+
+import copy
+import gc
+import pickle
+import sys
+
+import numpy as np
+import pytest
+import tiny_models
+from tiny_models import PROMPT, take
+
+from eagle3_llama import EagleError, EagleLlama, EagleParams  # before llama_cpp: it brings the library
+from eagle3_llama.batching import Batcher, BatchSettings
+from llama_cpp import Llama, LlamaDiskCache, LlamaRAMCache, _internals
+
+CTX = {"n_ctx": 256, "n_batch": 32, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True,
+       "verbose": False}
+
+
+@pytest.fixture
+def eagle(files):
+    llm = EagleLlama(files[0], eagle_path=files[1], n_max=4, **CTX)
+    yield llm
+    llm.close()
+
+
+@pytest.fixture(params=["ram", "disk"])
+def cache(request, tmp_path):
+    return LlamaRAMCache() if request.param == "ram" else LlamaDiskCache(str(tmp_path))
+
+
+def logprobs(llm, text, echo):
+    rows = llm(text, max_tokens=6, temperature=0.0, logprobs=2, echo=echo, seed=1)["choices"][0]["logprobs"]
+    return rows["tokens"], [x or 0.0 for x in rows["token_logprobs"]]
+
+
+@pytest.mark.parametrize("echo", [True, False])
+@pytest.mark.parametrize("logits_all", [True, False])
+def test_logprobs_from_a_cache(files, cache, echo, logits_all):
+    """The true ones, whatever the cache brings back: the same prompt, a longer one, one with the same beginning."""
+    plain = Llama(files[0], logits_all=True, **CTX)
+    eagle = EagleLlama(files[0], eagle_path=files[1], n_max=4, logits_all=logits_all, **CTX)
+    eagle.set_cache(cache)
+    for text in ("a5 b7 c8", "a5 b7 c8", "a5 b7 c8 d10 e11", "a5 b7 z9", "a5 b7 c8"):
+        plain.reset()
+        (tokens, values), expected = logprobs(eagle, text, echo), logprobs(plain, text, echo)
+        assert tokens == expected[0] and values == pytest.approx(expected[1], abs=1e-3)
+        eagle.reset()  # so that the cache has the longer prefix
+    assert cache.cache_size > 0 and tuple(eagle.tokenize(b"a5 b7 c8")) in cache
+    eagle.close()
+    plain.close()
+
+
+def test_caches_count_the_head(eagle):
+    """And evict by it: the states kept are never more than the capacity."""
+    eagle.eval([1, *range(5, 105)])
+    state = eagle.save_state()
+    everything = len(state.llama_state) + len(state.eagle_state) + state.input_ids.nbytes
+    assert len(state.eagle_state) > 10_000
+    cache = LlamaRAMCache(capacity_bytes=everything)
+    cache[[1, 2]] = state
+    assert cache.cache_size == everything and len(cache.cache_state) == 1
+    cache[[1, 3]] = state
+    assert len(cache.cache_state) == 1
+    again = pickle.loads(pickle.dumps(state))
+    assert again.llama_state_size == everything and again.eagle_state == state.eagle_state
+    expected = take(eagle, 9, [1, *range(5, 105), 7])
+    eagle.reset()
+    eagle.load_state(again)
+    assert take(eagle, 9, [1, *range(5, 105), 7]) == expected
+
+
+@pytest.mark.parametrize("settings", [
+    {"n_max": 5, "n_min": 2, "p_min": 0.25}, {"tree": "12x3x4", "p_min": 0.1}, {"tree": [(0,), (1,), (0, 0)]},
+    {"tree": False}, {"n_max": 0}, {"extract_layers": (0, 1, 2)}, {"logits_all": True}], ids=lambda s: ",".join(s))
+def test_pickling(files, settings):
+    """Every argument of ours, as it is now: eagle_params may have been set since."""
+    llm = EagleLlama(files[0], eagle_path=files[1], **CTX, **settings)
+    expected = take(llm, 12)
+    for again in (pickle.loads(pickle.dumps(llm)), copy.deepcopy(llm)):
+        assert again.eagle_params == llm.eagle_params
+        assert again._engine.head_info() == llm._engine.head_info()
+        assert again._engine.has_head and bool(again._logits_all) == settings.get("logits_all", False)
+        assert take(again, 12) == expected
+        if settings.get("logits_all"):
+            np.testing.assert_array_equal(again._scores, llm._scores)
+        again.close()
+    llm.eagle_params = EagleParams(n_max=7, p_min=0.5)
+    again = pickle.loads(pickle.dumps(llm))
+    assert again.eagle_params == EagleParams(n_max=7, p_min=0.5)
+    again.close()
+    llm.close()
+
+
+def refused(make):
+    """The error, whose traceback is alive, and what was freed by then."""
+    freed = []
+    names = ("llama_model_free", "llama_free")
+    own = {name: getattr(_internals.llama_cpp, name) for name in names}
+    try:
+        for name in names:
+            setattr(_internals.llama_cpp, name, lambda p, name=name: (freed.append(name), own[name](p))[1])
+        with pytest.raises(Exception) as e:
+            make()
+        return e, sorted(freed)
+    finally:
+        for name in names:
+            setattr(_internals.llama_cpp, name, own[name])
+
+
+def test_a_refused_head_frees_the_model(files, tmp_path):
+    """At once, though the traceback of a notebook holds every frame."""
+    other = str(tiny_models.head(tmp_path / "other.gguf", target_hidden_size=128))
+    for make in (lambda: EagleLlama(files[0], eagle_path=other, **CTX),
+                 lambda: EagleLlama(files[0], eagle_path=files[1], extract_layers=(1, 2, 77), **CTX),
+                 lambda: EagleLlama(files[0], eagle_path=files[1], tree="12x3x4", **{**CTX, "flash_attn": False}),
+                 lambda: Batcher(BatchSettings(files[0], other, n_parallel=2, n_ctx=128, n_threads=1))):
+        error, freed = refused(make)
+        assert freed == ["llama_free", "llama_model_free"], error.value
+        assert error.tb is not None
+    no_context = {**CTX, "flash_attn": False, "type_v": 8}  # Llama's own refusal
+    error, freed = refused(lambda: EagleLlama(files[0], **no_context))
+    assert freed == ["llama_model_free"] and "context" in str(error.value)
+
+
+def test_wrong_arguments_leave_no_noise(files, monkeypatch):
+    """An object that was never finished is collected in silence."""
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    for make in (lambda: EagleLlama(), lambda: EagleLlama(files[0], n_max=-1),
+                 lambda: EagleLlama("no such file", verbose=False)):
+        with pytest.raises((TypeError, EagleError, ValueError)):
+            make()
+        gc.collect()
+    assert not unraisable
