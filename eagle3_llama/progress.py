@@ -11,9 +11,10 @@ from rich.progress import Progress, ProgressColumn
 EVERY = 10.0  # seconds between lines
 
 
-def progress(console: Console, *columns: ProgressColumn | str) -> "Progress | Lines":
-    """A context manager with add_task(), update() and advance() as rich.progress.Progress has them."""
-    return Progress(*columns, console=console) if console.is_terminal else Lines(console)
+def progress(console: Console, *columns: ProgressColumn | str, transient: bool = False) -> "Progress | Lines":
+    """A context manager with add_task(), update() and advance() as rich.progress.Progress has them. A task's
+    field unit says what is counted, note is said behind it. transient: the bar is gone afterwards."""
+    return Progress(*columns, console=console, transient=transient) if console.is_terminal else Lines(console)
 
 
 class Lines:
@@ -46,8 +47,9 @@ class Lines:
         if now - t["said"] >= EVERY or (goes_on and t["completed"] == t["total"]):
             t["said"] = now
             of = f" of {t['total']:,.0f}" if t["total"] is not None else ""
+            unit = f" {t['unit']}" if t.get("unit") else ""
             note = f", {t['note']}" if t.get("note") else ""
-            self._say(f"{t['description']}: {t['completed']:,.0f}{of}, {now - t['start']:.0f} s{note}")
+            self._say(f"{t['description']}: {t['completed']:,.0f}{of}{unit}, {now - t['start']:.0f} s{note}")
 
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

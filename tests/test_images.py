@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tiny_models
 import tiny_vision
-from tiny_vision import asks, picture
+from tiny_vision import asks, needs_mtmd, picture
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams  # before llama_cpp: it brings the library
 from eagle3_llama import _library
@@ -21,10 +21,6 @@ from eagle3_llama.llama import _address
 import llama_cpp
 from llama_cpp import Llama, LlamaRAMCache
 
-LIB_DIR = _library.find_lib_dir()
-needs_mtmd = pytest.mark.skipif(
-    not list(LIB_DIR.glob("libmtmd.*")), reason="libmtmd is not built (LLAMA_BUILD_MTMD=OFF)"
-)
 KINDS = {
     "llava": ("llama", "mlp", "Llava15ChatHandler", (1, 2, 3)),
     "any": ("llama", "mlp", "MTMDChatHandler", (1, 2, 4)),
@@ -112,13 +108,14 @@ def test_our_library_is_the_one_opened():
         "print(mtmd_cpp._libmtmd._name, llama_cpp._lib._name); "
         "print(mtmd_cpp.mtmd_default_marker().decode())"
     )
-    if not list(LIB_DIR.glob("libmtmd.*")):
+    lib_dir = _library.find_lib_dir()
+    if not list(lib_dir.glob("libmtmd.*")):
         pytest.skip("libmtmd is not built (LLAMA_BUILD_MTMD=OFF)")
     env = {k: v for k, v in os.environ.items() if k not in ("MTMD_CPP_LIB", "LLAMA_CPP_LIB_PATH")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     mtmd, libllama, marker = done.stdout.split()
-    assert os.path.dirname(mtmd) == os.path.dirname(libllama) == str(LIB_DIR) and marker
+    assert os.path.dirname(mtmd) == os.path.dirname(libllama) == str(lib_dir) and marker
 
 
 @needs_mtmd

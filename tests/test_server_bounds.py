@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from server_tools import CHAT, ask, events, idle, metric, running, settings, until
-from tiny_models import EOS, PROMPT
+from tiny_models import BOS, EOS, PROMPT
 
 from eagle3_llama.server import body, calls
 
 COMPLETIONS = "/v1/completions"
-LONG = {"path": COMPLETIONS, "prompt": PROMPT, "max_tokens": 200, "logit_bias": {str(EOS): -100}}
+LONG = {"path": COMPLETIONS, "prompt": PROMPT, "max_tokens": 200, "logit_bias": {str(EOS): -100, str(BOS): -100}}  # logprobs leave out <s>
 TOOL = {"type": "function", "function": {"name": "go", "parameters": {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}}}
 
 

@@ -75,7 +75,7 @@ def test_a_question_by_keyboard(visit):
 
 def test_without_speculation_every_token_is_the_targets_own(visit):
     page = visit()
-    configure(page, max_tokens=32, seed=5)
+    configure(page, max_tokens=32, seed=5, n_max=3)  # the planner may find that drafts do not pay here
     page.locator("#speculate").press("Space")
     ask(page, "Name three rivers.")
     plain, ks = text_of(page), sources(page)

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 
 N_EMBD, N_HEAD, N_KV, N_LAYER, N_VOCAB, N_DRAFT = 64, 4, 2, 4, 320, 96
-EOS = 2
+BOS, EOS = 1, 2
 PROMPT = [1, 60, 70, 80, 90, 100]
 
 
@@ -23,7 +23,7 @@ def _tokenizer(w, tokens, types):
     w.add_token_list(tokens)
     w.add_token_scores([-float(i) for i in range(len(tokens))])
     w.add_token_types(types)
-    w.add_bos_token_id(1)
+    w.add_bos_token_id(BOS)
     w.add_eos_token_id(EOS)
     w.add_unk_token_id(types.index(2))
 

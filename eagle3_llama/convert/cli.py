@@ -10,10 +10,11 @@ from typing import Annotated, Optional
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, TextColumn
+from rich.progress import BarColumn, DownloadColumn, ProgressColumn, TextColumn
 
 from ..errors import EagleError, ErrorKind
 from ..options import CONTEXT
+from ..progress import progress
 
 
 def convert(head: Annotated[Path, typer.Argument(help="folder with config.json and model.safetensors, or a head's GGUF", show_default=False)],
@@ -29,8 +30,8 @@ def convert(head: Annotated[Path, typer.Argument(help="folder with config.json a
     from . import convert as run
 
     try:
-        with _bar("converting", DownloadColumn()) as progress:
-            report = run(head, model, out, outtype, _layers(extract_layers), progress)
+        with _bar("converting", "bytes", DownloadColumn()) as done:
+            report = run(head, model, out, outtype, _layers(extract_layers), done)
     except (EagleError, MemoryError) as e:
         message = str(e) if isinstance(e, EagleError) else f"not enough memory to convert {head}: close other programs"
         print(f"error: {one_line(message)}", file=sys.stderr)
@@ -49,8 +50,8 @@ def convert(head: Annotated[Path, typer.Argument(help="folder with config.json a
 def _self_test(head: Path, target: Path) -> None:
     from ..self_test import Verdict, self_test, verdict
 
-    with _bar("self-test", TextColumn("{task.completed} of {task.total} texts")) as progress:
-        found = self_test(head, target, on_passage=progress)
+    with _bar("self-test", "texts", TextColumn("{task.completed} of {task.total} texts")) as done:
+        found = self_test(head, target, on_passage=done)
     own, *others = found.trials
     print(f"self-test, layers {own.layers}: {own.accepted:.1%} of first guesses accepted at {found.positions} positions")
     for t in others:
@@ -85,10 +86,15 @@ def _layers(text: str | None) -> list[int] | None:
 
 
 @contextlib.contextmanager
-def _bar(what: str, done_of_total: ProgressColumn) -> Iterator:
-    """A progress callback; a bar only where someone sees it."""
-    console = Console(stderr=True)
+def _bar(what: str, unit: str, done_of_total: ProgressColumn) -> Iterator:
+    """A progress callback."""
     columns = TextColumn("{task.description}", markup=False), BarColumn(), done_of_total
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with progress(Console(stderr=True), *columns, transient=True) as bar:
+        tasks: list[int] = []
+
+        def done(completed: float, total: float) -> None:
+            if not tasks:  # what fails before is said in one line
+                tasks.append(bar.add_task(what, total=total, unit=unit))
+            bar.update(tasks[0], completed=completed, total=total)
+
+        yield done

@@ -155,9 +155,14 @@ def _with_server_options(command: Callable[..., None]) -> Callable[..., None]:
     theirs = inspect.signature(plain_serve, eval_str=True).parameters.values()
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
     parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*theirs, *own)]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    return command
+
+    def run(**given: Any) -> None:
+        command(**given)
+
+    run.__doc__ = command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
 
 
 def serve_replicas(replicas: Annotated[Optional[int], typer.Option(help="a fixed number; default: 1")] = None,
