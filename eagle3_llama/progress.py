@@ -11,17 +11,18 @@ from rich.progress import Progress, ProgressColumn
 EVERY = 10.0  # seconds between lines
 
 
-def progress(console: Console, *columns: ProgressColumn | str, transient: bool = False) -> "Progress | Lines":
+def progress(console: Console, *columns: ProgressColumn | str, transient: bool = False, begins: bool = True) -> "Progress | Lines":
     """A context manager with add_task(), update() and advance() as rich.progress.Progress has them. A task's
-    field unit says what is counted, note is said behind it. transient: the bar is gone afterwards."""
-    return Progress(*columns, console=console, transient=transient) if console.is_terminal else Lines(console)
+    field unit says what is counted, note is said behind it. transient: the bar is gone afterwards. begins: without a
+    terminal, a task's begin is a line too."""
+    return Progress(*columns, console=console, transient=transient) if console.is_terminal else Lines(console, begins)
 
 
 class Lines:
     """Each task's begin and end is a line, and what comes between every EVERY seconds."""
 
-    def __init__(self, console: Console) -> None:
-        self._console, self._tasks = console, list[dict[str, Any]]()
+    def __init__(self, console: Console, begins: bool = True) -> None:
+        self._console, self._begins, self._tasks = console, begins, list[dict[str, Any]]()
 
     def __enter__(self) -> "Lines":
         return self
@@ -34,7 +35,8 @@ class Lines:
         self._tasks.append(
             {"description": description, "total": total, "completed": 0, "start": now, "said": now, **fields}
         )
-        self._say(f"{description}: begins")
+        if self._begins:
+            self._say(f"{description}: begins")
         return len(self._tasks) - 1
 
     def advance(self, task: int, advance: float = 1) -> None:

@@ -242,15 +242,14 @@ def test_bad_options(tmp_path, target):
 
 
 def test_no_space_left(tmp_path, target):
-    """The script itself under a limit on the size of files: one line behind those of the progress, exit code 2, nothing left."""
+    """The script itself under a limit on the size of files: one line, exit code 2, nothing left."""
     head = write_head(tmp_path / "head", *checkpoint())
     out = tmp_path / "out"
     out.mkdir()
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # noqa: E731
     done = subprocess.run([sys.executable, ROOT / "scripts" / "convert_eagle.py", head, "--target", target, "--out", out / "h.gguf"],
                           capture_output=True, text=True, preexec_fn=limit)
-    *progress, error = done.stderr.splitlines()
-    assert done.returncode == 2 and error.startswith("error: ") and "h.gguf" in error and all(line.startswith("converting: ") for line in progress)
+    assert done.returncode == 2 and "h.gguf" in done.stderr and len(done.stderr.strip().splitlines()) == 1
     assert os.listdir(out) == []
 
 

@@ -89,12 +89,6 @@ def _layers(text: str | None) -> list[int] | None:
 def _bar(what: str, unit: str, done_of_total: ProgressColumn) -> Iterator:
     """A progress callback."""
     columns = TextColumn("{task.description}", markup=False), BarColumn(), done_of_total
-    with progress(Console(stderr=True), *columns, transient=True) as bar:
-        tasks: list[int] = []
-
-        def done(completed: float, total: float) -> None:
-            if not tasks:  # what fails before is said in one line
-                tasks.append(bar.add_task(what, total=total, unit=unit))
-            bar.update(tasks[0], completed=completed, total=total)
-
-        yield done
+    with progress(Console(stderr=True), *columns, transient=True, begins=False) as bar:  # what fails at once is said in one line
+        task = bar.add_task(what, total=None, unit=unit)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
