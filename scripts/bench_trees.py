@@ -12,7 +12,7 @@ import statistics
 import time
 
 from eagle3_llama import EagleLlama  # before llama_cpp: it brings the library
-from eagle3_llama.costs import fill_context
+from eagle3_llama.runtime.costs import fill_context
 import llama_cpp
 
 

@@ -35,9 +35,9 @@ from rich.progress import track
 from rich.table import Table
 
 from eagle3_llama import EagleLlama, EagleParams  # before llama_cpp: it brings the library
-from eagle3_llama.bench import read_prompts
-from eagle3_llama.bench_run import spaced
-from eagle3_llama.chat import chat_tokens, generate
+from eagle3_llama.bench.prompts import read_prompts
+from eagle3_llama.bench.run import spaced
+from eagle3_llama.llama.chat import chat_tokens, generate
 from eagle3_llama.models import shipped_head, smollm2
 
 PROMPTS = Path(__file__).resolve().parent.parent / "tests" / "data" / "eval_prompts.jsonl"

@@ -19,7 +19,7 @@ def compile_tool(folder):
     sys.path.insert(0, str(HERE.parent / "native"))
     from fetch import patched_tree
 
-    from eagle3_llama._library import find_lib_dir
+    from eagle3_llama.runtime.library import find_lib_dir
 
     tree, lib, tool = Path(patched_tree()[0]), find_lib_dir(), folder / "architectures"
     includes = [f"-I{p}" for p in (HERE / "shim", HERE.parent / "native" / "include", *(tree / d for d in ("tests", "include", "ggml/include", "src")))]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from tiny_models import N_EMBD, N_HEAD, N_KV, N_VOCAB
 
-from eagle3_llama.compare.reference import ReferenceHead, ReferenceRope
+from eagle3_llama.heads.compare.reference import ReferenceHead, ReferenceRope
 
 N_LAYER, DRAFT, FF, D = 12, 96, 128, 16  # layers of the target: EAGLE's rule takes 2, 6, 9
 EPS, BASE = 1e-6, 20000.0

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from eagle3_llama.convert import convert
+from eagle3_llama.heads.convert import convert
 from eagle3_llama.models import shipped_head, smollm2
-from eagle3_llama.self_test import Verdict, neighbours, report, verdict
-from eagle3_llama.self_test_guesses import Reader
+from eagle3_llama.heads.self_test import Verdict, neighbours, report, verdict
+from eagle3_llama.heads.self_test_guesses import Reader
 
 CENTRE = [2, 15, 27]  # what both heads were trained on
 SHIFTS = [(0, 0, 0), (-1, -1, -1), (1, 1, 1), *(s for s in itertools.product((-1, 0, 1), repeat=3) if sum(map(abs, s)) == 1)]

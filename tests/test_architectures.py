@@ -12,9 +12,9 @@ from test_variants import converted
 from tiny_models import take
 
 from eagle3_llama import EagleError, EagleLlama
-from eagle3_llama.convert.target import read_target
+from eagle3_llama.heads.convert.target import read_target
 from eagle3_llama.errors import ErrorKind
-from eagle3_llama.self_test import self_test
+from eagle3_llama.heads.self_test import self_test
 
 ROOT = Path(__file__).parent.parent
 SHAPES = ["llama", "qwen3", "gemma3", "phi3", "gpt-oss", "mistral3"]

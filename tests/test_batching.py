@@ -375,7 +375,7 @@ def test_a_state_that_lies_is_refused(batcher, tmp_path):
     import json
     import struct
 
-    from eagle3_llama import slot_file
+    from eagle3_llama.batching import slot_file
 
     with batcher.request() as llm:
         take(llm, 5, PROMPT, temp=0.0)

@@ -5,7 +5,8 @@ import threading
 import pytest
 from tiny_models import PROMPT
 
-from eagle3_llama import EagleError, EagleParams, ErrorKind, slot_file
+from eagle3_llama import EagleError, EagleParams, ErrorKind
+from eagle3_llama.batching import slot_file
 from eagle3_llama.batching import Batcher, BatchSettings
 
 

@@ -6,9 +6,9 @@ import tiny_models
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleParams  # before llama_cpp: it brings the library
-from eagle3_llama import request
+from eagle3_llama.batching import request
 from eagle3_llama.batching import Batcher, BatchSettings
-from eagle3_llama.logprobs import Logprobs, TopRow, top_row
+from eagle3_llama.batching.logprobs import Logprobs, TopRow, top_row
 from llama_cpp import Llama
 
 N_CTX = 512

@@ -6,10 +6,10 @@ import pytest
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleParams
-from eagle3_llama.bench import Answer
-from eagle3_llama.bench_modes import Mode, Run, Target
-from eagle3_llama.bench_report import results
-from eagle3_llama.costs import Costs
+from eagle3_llama.bench.prompts import Answer
+from eagle3_llama.bench.modes import Mode, Run, Target
+from eagle3_llama.bench.report import results
+from eagle3_llama.runtime.costs import Costs
 
 PLAIN, EAGLE = Mode("plain", "plain"), Mode("eagle", "eagle", "head.gguf")
 

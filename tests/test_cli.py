@@ -11,7 +11,7 @@ import tiny_models
 import tiny_vision
 from tiny_vision import needs_mtmd
 
-from eagle3_llama.bench import loop_flags, read_prompts
+from eagle3_llama.bench.prompts import loop_flags, read_prompts
 from eagle3_llama.errors import EagleError
 from eagle3_llama.models import shipped_head, smollm2
 
@@ -117,7 +117,7 @@ def test_bench_of_two_heads(tmp_path):
 
 def test_demo_json(tmp_path):
     out = tmp_path / "out.json"
-    done = cli("--format", "Q4_0", "--n-predict", 12, "--json", out, module="eagle3_llama.demo")
+    done = cli("--format", "Q4_0", "--n-predict", 12, "--json", out, module="eagle3_llama.cli.demo")
     assert done.returncode == 0, done.stderr
     assert json.loads(out.read_text())["identical"] is True
 

@@ -14,8 +14,8 @@ from checkpoints import (DRAFT, HEADS, HIDDEN, KV_HEADS, VOCAB, bfloat16, checkp
                          write_target)
 from typer.testing import CliRunner
 
-from eagle3_llama.convert import convert
-from eagle3_llama.convert.cli import convert as command
+from eagle3_llama.heads.convert import convert
+from eagle3_llama.heads.convert.cli import convert as command
 from eagle3_llama.errors import EagleError, ErrorKind
 
 ROOT = Path(__file__).parent.parent

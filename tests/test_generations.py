@@ -335,7 +335,7 @@ def test_position_set_under_way(eagle, alone):
 
 def test_costs_measured_after_a_text(files, alone, monkeypatch):
     """Measuring fills the context with rows of its own; the text before is not taken for what is there."""
-    from eagle3_llama import costs
+    from eagle3_llama.runtime import costs
 
     monkeypatch.setattr(costs, "cached", lambda engine, key, *sizes: costs.measure(engine, *sizes, budget=0.1))
     llm = EagleLlama(files[0], eagle_path=files[1], n_max=0, **SETTINGS)

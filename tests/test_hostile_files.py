@@ -21,8 +21,8 @@ from test_native import programs  # noqa: F401 - a fixture
 from test_variants import shared
 
 from eagle3_llama import EagleError
-from eagle3_llama.convert import convert
-from eagle3_llama.info import describe
+from eagle3_llama.heads.convert import convert
+from eagle3_llama.heads.info import describe
 
 N = int(os.environ.get("EAGLE3_FUZZ", "600"))
 MOST_MEMORY = 2 << 30

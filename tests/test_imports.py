@@ -99,8 +99,37 @@ def chain(wanted, by):
 def test_no_cycles():
     """A cycle works from one end only, and which one that is changes with every new import."""
     graph = {name: set(imports_of(name)) for name in FILES}
-    assert graph["eagle3_llama.info"] >= {"eagle3_llama.gguf_reader", "eagle3_llama.errors"}
+    assert graph["eagle3_llama.heads.info"] >= {"eagle3_llama.common.gguf_reader", "eagle3_llama.errors"}
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as cycle:
         pytest.fail(" <- ".join(cycle.args[1]))
+
+
+LAYERS = ("errors", "common", "runtime", "models", "llama", "batching", "heads", "bench", "train", "server", "cli")  # each may import those before it
+
+
+def imports_anywhere(name):
+    """Modules of ours that `name` imports, within functions too."""
+    package = name if FILES[name].name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(FILES[name].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            source = resolve_name("." * node.level + (node.module or ""), package) if node.level else node.module
+            yield from (f"{source}.{alias.name}" for alias in node.names)
+
+
+def layer(module):
+    parts = module.split(".")
+    return LAYERS.index(parts[1]) if parts[0] == "eagle3_llama" and len(parts) > 1 and parts[1] in LAYERS else -1
+
+
+def test_every_module_is_in_a_layer():
+    assert {name for name in FILES if layer(name) < 0} == {"eagle3_llama"}
+
+
+def test_no_import_runs_upwards():
+    upwards = [f"{name} imports {wanted}" for name in FILES for wanted in imports_anywhere(name)
+               if name != "eagle3_llama" and layer(wanted) > layer(name)]
+    assert not upwards, "\n".join(upwards)

@@ -6,8 +6,9 @@ import tiny_models
 from test_variants import converted
 from typer.testing import CliRunner
 
-from eagle3_llama import EagleError, cli
-from eagle3_llama.info import describe
+from eagle3_llama import EagleError
+from eagle3_llama.cli import main as cli
+from eagle3_llama.heads.info import describe
 from eagle3_llama.models import shipped_head
 
 

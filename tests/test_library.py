@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle3_llama._hook import SUFFIX
-from eagle3_llama._library import find_lib_dir, parse_header
+from eagle3_llama.runtime.hook import SUFFIX
+from eagle3_llama.runtime.library import find_lib_dir, parse_header
 from eagle3_llama.errors import EagleError, ErrorKind
 
 LIB = find_lib_dir()
@@ -116,7 +116,7 @@ def test_not_installed(tmp_path):
 
 
 def test_converter_needs_no_library(tmp_path):
-    code, out = run("import eagle3_llama.convert, sys; print('llama_cpp' in sys.modules)", EAGLE3_LLAMA_LIB_DIR=str(tmp_path))
+    code, out = run("import eagle3_llama.heads.convert, sys; print('llama_cpp' in sys.modules)", EAGLE3_LLAMA_LIB_DIR=str(tmp_path))
     assert code == 0 and out.strip() == "False"
 
 

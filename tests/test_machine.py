@@ -2,8 +2,9 @@
 
 import pytest
 
-from eagle3_llama import EagleLlama, machine
-from eagle3_llama._library import find_lib_dir
+from eagle3_llama import EagleLlama
+from eagle3_llama.runtime import machine
+from eagle3_llama.runtime.library import find_lib_dir
 
 COMMON = {"n_ctx": 128, "n_batch": 64, "n_threads": 1, "verbose": False}
 X86 = "processor\t: {}\nvendor_id\t: AuthenticAMD\nmodel name\t: {}\ncpu MHz\t\t: {}\nflags\t\t: fpu avx2\n\n"

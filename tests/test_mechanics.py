@@ -14,7 +14,7 @@ import tiny_models
 from tiny_models import PROMPT, take
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind  # before llama_cpp: it brings the library
-from eagle3_llama.llama import _address
+from eagle3_llama.llama.eagle_llama import _address
 from llama_cpp import Llama
 
 N_CTX, EOS = 512, 2

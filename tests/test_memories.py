@@ -12,11 +12,11 @@ from test_variants import converted
 from tiny_models import take
 
 from eagle3_llama import EagleLlama, EagleParams
-from eagle3_llama.batch_model import BatchModel, BatchSettings
-from eagle3_llama.convert.target import read_target
-from eagle3_llama.engine import Ask
-from eagle3_llama.llama import _address
-from eagle3_llama.params import Tree
+from eagle3_llama.batching.model import BatchModel, BatchSettings
+from eagle3_llama.heads.convert.target import read_target
+from eagle3_llama.runtime.engine import Ask
+from eagle3_llama.llama.eagle_llama import _address
+from eagle3_llama.runtime.params import Tree
 
 MLA = ["deepseek2", "mistral4"]
 SPARSE = ["deepseek32", "glm-dsa", "dots3note", "minimax-m3"]

@@ -11,9 +11,9 @@ import typer
 
 from eagle3_llama import __version__
 from eagle3_llama.batching import BatchSettings
-from eagle3_llama.bench_run import BenchSettings
-from eagle3_llama.cli import app
-from eagle3_llama.options import CONTEXT
+from eagle3_llama.bench.run import BenchSettings
+from eagle3_llama.cli.main import app
+from eagle3_llama.common.options import CONTEXT
 from eagle3_llama.server.settings import ServerSettings
 
 COMMANDS = typer.main.get_command(app).commands
@@ -32,7 +32,7 @@ def test_help_for_everything(name):
 
 
 def test_help_of_the_programs_beside():
-    for module, call in (("eagle3_llama.server.ray", "serve_replicas"), ("eagle3_llama.demo", "main")):
+    for module, call in (("eagle3_llama.server.ray", "serve_replicas"), ("eagle3_llama.cli.demo", "main")):
         made = typer.Typer()
         made.command(context_settings={})(_plain(getattr(importlib.import_module(module), call)))
         for p in options(typer.main.get_command(made)):
@@ -71,7 +71,7 @@ def test_completion_of_an_option(tmp_path):
         "COMP_CWORD": "2",
         "_EAGLE3_LLAMA_COMPLETE": "complete_bash",
     }
-    code = "import sys; sys.argv = ['eagle3-llama']; from eagle3_llama.cli import main; main()"
+    code = "import sys; sys.argv = ['eagle3-llama']; from eagle3_llama.cli.main import main; main()"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env).stdout.strip()
         == "--no-flash-attn"

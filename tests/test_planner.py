@@ -8,8 +8,9 @@ import time
 import pytest
 from tiny_models import PROMPT
 
-from eagle3_llama import EagleError, EagleLlama, EagleParams, _library
-from eagle3_llama.costs import LOADS, MAX_ROWS, Costs, cached, measure, merged
+from eagle3_llama import EagleError, EagleLlama, EagleParams
+from eagle3_llama.runtime import library as _library
+from eagle3_llama.runtime.costs import LOADS, MAX_ROWS, Costs, cached, measure, merged
 from llama_cpp import Llama
 
 COMMON = {"n_ctx": 512, "n_batch": 64, "verbose": False}

@@ -7,8 +7,8 @@ import sys
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from eagle3_llama import progress
-from eagle3_llama.progress import Lines
+from eagle3_llama.common import progress
+from eagle3_llama.common.progress import Lines
 
 
 def lines_of(every, monkeypatch):

@@ -9,7 +9,7 @@ from cores import THREADS
 from safetensors.numpy import load_file
 
 from eagle3_llama import EagleLlama, EagleParams
-from eagle3_llama.convert import convert
+from eagle3_llama.heads.convert import convert
 from eagle3_llama.models import shipped_head, smollm2
 
 DATA = Path(__file__).parent / "data"
@@ -63,8 +63,8 @@ def test_upstream_reads_converted_heads(target, tmp_path, outtype):
 
 def test_live_features_match_reference(target):
     """Captured from the F32 target over several micro-batches; the file's features are float16."""
-    from eagle3_llama.capture import Capture
-    from eagle3_llama.llama import _address
+    from eagle3_llama.runtime.capture import Capture
+    from eagle3_llama.llama.eagle_llama import _address
     from llama_cpp import Llama
 
     r = load_file(DATA / "reference.safetensors")

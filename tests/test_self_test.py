@@ -16,13 +16,13 @@ from test_convert import run_command
 from test_variants import converted, shared
 
 from eagle3_llama import EagleError, EagleLlama
-from eagle3_llama.compare.graph import GraphLayers
-from eagle3_llama.compare.read import read_reference
-from eagle3_llama.convert import convert
+from eagle3_llama.heads.compare.graph import GraphLayers
+from eagle3_llama.heads.compare.read import read_reference
+from eagle3_llama.heads.convert import convert
 from eagle3_llama.errors import ErrorKind
 from eagle3_llama.models import shipped_head, smollm2
-from eagle3_llama.self_test import BLOCK, FEWEST, Gain, Report, Trial, Verdict, neighbours, paired, report, self_test, verdict
-from eagle3_llama.self_test_guesses import Passage, Reader, stored_texts
+from eagle3_llama.heads.self_test import BLOCK, FEWEST, Gain, Report, Trial, Verdict, neighbours, paired, report, self_test, verdict
+from eagle3_llama.heads.self_test_guesses import Passage, Reader, stored_texts
 
 DATA = Path(__file__).parent / "data"
 

@@ -9,7 +9,7 @@ import tiny_models
 from training import lines, make_shards
 
 from eagle3_llama import EagleLlama, EagleParams
-from eagle3_llama.convert import convert
+from eagle3_llama.heads.convert import convert
 
 torch = pytest.importorskip("torch")
 

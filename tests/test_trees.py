@@ -9,8 +9,8 @@ import tiny_models
 from tiny_models import PROMPT, take
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind  # before llama_cpp: it brings the library
-from eagle3_llama.llama import _address
-from eagle3_llama.params import StaticTree, Tree
+from eagle3_llama.llama.eagle_llama import _address
+from eagle3_llama.runtime.params import StaticTree, Tree
 from llama_cpp import Llama
 
 N_CTX, N_VOCAB = 512, tiny_models.N_VOCAB

@@ -11,9 +11,9 @@ from heads import N_LAYER
 from tiny_models import N_EMBD, N_VOCAB, take
 
 from eagle3_llama import EagleError, EagleLlama
-from eagle3_llama.compare import compare, stage_names
-from eagle3_llama.compare.read import read_reference
-from eagle3_llama.convert import convert
+from eagle3_llama.heads.compare import compare, stage_names
+from eagle3_llama.heads.compare.read import read_reference
+from eagle3_llama.heads.convert import convert
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def spy(engine, inner, drafts, slot, token, params):
 
 
 def graph_features(target, tokens, layers):
-    from eagle3_llama.compare.graph import GraphLayers
+    from eagle3_llama.heads.compare.graph import GraphLayers
 
     graph = GraphLayers(target)
     assert graph.decode(tokens, range(len(tokens))) == 0

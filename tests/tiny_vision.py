@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny_models
 
-from eagle3_llama import _library
+from eagle3_llama.runtime import library as _library
 
 needs_mtmd = pytest.mark.skipif(not list(_library.find_lib_dir().glob("libmtmd.*")), reason="libmtmd is not built (LLAMA_BUILD_MTMD=OFF)")
 N_EMBD, N_HEAD, N_LAYER, PATCH, SIDE = 32, 2, 2, 14, 56

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from ..errors import EagleError
-from ..options import CONTEXT
+from ..common.options import CONTEXT
 from .cli import serve
 
 

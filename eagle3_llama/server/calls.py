@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 from ..errors import EagleError
-from ..params import EagleParams, Tree
+from ..runtime.params import EagleParams, Tree
 from .chat_format import ask, call_tool, handler_of, plain_messages, sandboxed_handler, template_setup
 from .errors import wrong
 from .generation import MAX_LOGPROBS, Choice

@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from ..errors import EagleError, ErrorKind
-from ..options import N_CTX, Eagle, FlashAttn, GpuLayers, Model, Threads
+from ..common.options import N_CTX, Eagle, FlashAttn, GpuLayers, Model, Threads
 from .settings import ServerSettings, read_key
 
 

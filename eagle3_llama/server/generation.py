@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator
 
-from ..params import EagleParams
+from ..runtime.params import EagleParams
 from .errors import ApiError, from_exception
 from .work import Room
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Callable, Optional
 import typer
 
 from ..errors import EagleError, ErrorKind
-from ..keywords import unknown
-from ..options import CONTEXT
+from ..common.keywords import unknown
+from ..common.options import CONTEXT
 from .cli import serve as plain_serve
 from .replica import NAME, Replica, ray_serve
 from .settings import ServerSettings, read_key

@@ -22,7 +22,7 @@ class Replica:
     """One model with its slots, in a process of Ray's. Public methods are called by Ray, or by broadcast()."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        from ..batching import Batcher, BatchSettings
+        from ..batching.batcher import Batcher, BatchSettings
         from .run import keep_memory_flat, log_to_stderr
 
         keep_memory_flat()

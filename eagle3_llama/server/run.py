@@ -28,7 +28,7 @@ def serve(settings: ServerSettings) -> None:
     listener = listen_at(settings)
     log_to_stderr()
     keep_memory_flat()
-    from ..batching import Batcher, BatchSettings  # loads libllama; a port that is taken is said sooner
+    from ..batching.batcher import Batcher, BatchSettings  # loads libllama; a port that is taken is said sooner
 
     try:
         batcher = Batcher(BatchSettings(**settings.batch()))

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from typing import Any, Callable
 
-from .. import _library
+from ..runtime import library as _library
 from .gbnf import EVERY, Ranges, meets, merge, terminals
 from .sandbox import receive, send
 

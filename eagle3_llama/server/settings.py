@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EagleError, ErrorKind
-from ..keywords import strict
+from ..common.keywords import strict
 
 MAX_BODY = 2_000_000  # bytes of a request
 

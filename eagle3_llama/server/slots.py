@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EagleError, ErrorKind
-from ..files import replacing
+from ..common.files import replacing
 from .errors import ApiError
 
 MAX_FILES = 10_000  # in the folder, however small

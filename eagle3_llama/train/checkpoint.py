@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import EagleError, ErrorKind
-from ..files import replacing
+from ..common.files import replacing
 from .settings import TrainSettings
 
 

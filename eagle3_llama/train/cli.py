@@ -8,7 +8,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from ..errors import EagleError, ErrorKind
-from ..options import Threads
+from ..common.options import Threads
 from .settings import TrainSettings
 
 LISTS = {"weights": float, "layers": int, "capture_layers": int}  # options with commas

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from ..convert.source import read_source
+from ..heads.convert.source import read_source
 from ..errors import EagleError, ErrorKind
-from ..files import replacing
+from ..common.files import replacing
 from .model import Head
 
 

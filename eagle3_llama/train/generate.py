@@ -7,8 +7,8 @@ from typing import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from ..bench import loop_flags
-from ..chat import has_template
+from ..bench.prompts import loop_flags
+from ..llama.chat import has_template
 from ..errors import EagleError, ErrorKind
 from .sources import Task
 from .target import Target

@@ -12,7 +12,7 @@ from typing import Any, Callable
 import numpy as np
 import torch
 
-from ..files import replacing
+from ..common.files import replacing
 from . import checkpoint
 from .acceptance import Acceptance, measure
 from .data import Corpus, batches, draft_vocabulary, split

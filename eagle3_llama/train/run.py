@@ -10,9 +10,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from ..convert import convert
+from ..heads.convert import convert
 from ..errors import EagleError, ErrorKind
-from ..progress import Lines, progress
+from ..common.progress import Lines, progress
 from .settings import TrainSettings
 from .shards import Shards
 from .target import Target

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from ..errors import EagleError, ErrorKind
-from ..keywords import strict
+from ..common.keywords import strict
 
 
 @strict

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ..errors import EagleError, ErrorKind
-from ..files import replacing
+from ..common.files import replacing
 from .generate import Conversation, converse
 from .settings import TrainSettings
 from .sources import Task, Tasks

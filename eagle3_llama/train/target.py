@@ -6,10 +6,10 @@ from typing import Protocol, Sequence
 
 import numpy as np
 
-from ..capture import Capture
-from ..chat import chat_tokens, is_end
+from ..runtime.capture import Capture
+from ..llama.chat import chat_tokens, is_end
 from ..errors import EagleError, ErrorKind
-from ..llama import EagleLlama, _address
+from ..llama.eagle_llama import EagleLlama, _address
 
 import llama_cpp  # after ..llama: it brings the library
 

@@ -1,0 +1,96 @@
+"""The model that a Batcher's requests share."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import os
+from typing import Any, Callable
+
+from ..llama.chat import is_end
+from ..errors import EagleError, ErrorKind
+from ..common.keywords import strict
+from ..llama.eagle_llama import EagleLlama
+from ..runtime.params import _check_int
+
+MAX_SLOTS = 32
+MAX_INTERVAL = 10.0  # seconds
+
+
+@strict
+@dataclasses.dataclass(frozen=True)
+class BatchSettings:
+    """What a Batcher is made of. n_ctx: tokens of one slot; the cache holds n_parallel times as many. interval: seconds that a
+    request lets tokens gather for before it goes on reading; 0 takes those of each round at once. flash_attn: None turns it on where
+    the backend has it. Unknown names are refused with the nearest right one (EagleError BAD_ARGUMENT)."""
+
+    model: str
+    eagle: str | None = None
+    n_parallel: int = 4
+    n_ctx: int = 4096
+    n_threads: int | None = None
+    n_gpu_layers: int = 0
+    flash_attn: bool | None = None
+    chat_format: str | None = None
+    extract_layers: tuple[int, ...] | None = None
+    n_batch: int = 512
+    interval: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_int("n_parallel", self.n_parallel, 1, MAX_SLOTS)
+        _check_int("n_ctx", self.n_ctx, 64, 1 << 22)
+        _check_int("n_batch", self.n_batch, 64, 1 << 14)
+        if not 0.0 <= self.interval <= MAX_INTERVAL:
+            raise EagleError(ErrorKind.BAD_ARGUMENT, f"interval is {self.interval!r}, expected seconds 0..{MAX_INTERVAL:g}")
+        if self.n_threads is not None:
+            _check_int("n_threads", self.n_threads, 1, 1024)
+        _check_chat_format(self.chat_format, None)  # before a large model is loaded
+
+
+class BatchModel(EagleLlama):
+    """A model with a context of several sequences, each in a stream of its own cache. Tokenises; never generates."""
+
+    def __init__(self, s: BatchSettings) -> None:
+        self._n_slots = s.n_parallel
+        n = s.n_threads or os.cpu_count() or 1
+        super().__init__(s.model, eagle=s.eagle, extract_layers=s.extract_layers, n_ctx=s.n_ctx * s.n_parallel, n_batch=s.n_batch,
+                         n_threads=n, n_threads_batch=n, n_gpu_layers=s.n_gpu_layers, flash_attn=s.flash_attn, chat_format=s.chat_format, verbose=False)
+        try:
+            _check_chat_format(s.chat_format, self._chat_handlers)
+        except EagleError:
+            self.close()
+            raise
+
+    @EagleLlama.context_params.setter
+    def context_params(self, params: Any) -> None:
+        params.n_seq_max = self._n_slots  # Llama has no argument for it
+        self._context_params = params
+
+    def is_end(self, token: int) -> bool:
+        """Whether a token ends generation."""
+        return bool(is_end(self, token))
+
+    def detokenize_pieces(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
+        """As Llama.detokenize, which completions ask for the whole text at every token: pieces are kept."""
+        if type(self.tokenizer_).__name__ != "LlamaTokenizer":
+            return self.detokenize(tokens, prev_tokens, special)
+        out = b"".join([self._piece(token, special) for token in tokens])
+        return out[1:] if tokens and tokens[0] == self.token_bos() and out[:1] == b" " else out
+
+    @functools.cached_property
+    def _piece(self) -> Callable[[int, bool], bytes]:
+        model = self._model
+        return functools.lru_cache(maxsize=1 << 16)(lambda token, special: model.detokenize([token], special=special))
+
+
+def _check_chat_format(name: str | None, of_model: dict[str, Any] | None) -> None:
+    """Raises EagleError BAD_ARGUMENT for a format that every chat would fail of. of_model: those of the file, once they are known."""
+    from llama_cpp.llama_chat_format import LlamaChatCompletionHandlerRegistry
+
+    known = [*LlamaChatCompletionHandlerRegistry()._chat_handlers, *(of_model or ())]
+    later = of_model is None and (name or "").startswith("chat_template.")
+    if name is not None and name not in known and not later:
+        near = difflib.get_close_matches(name, known, n=1)
+        said = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+        raise EagleError(ErrorKind.BAD_ARGUMENT, f"there is no chat format {name!r:.80}: {said}")

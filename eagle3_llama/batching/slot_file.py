@@ -1,0 +1,124 @@
+"""A slot as bytes: its text, the target's keys and values, the head's state.
+
+    magic "eagle3slot1\\n" | uint32 length of header | header, JSON | target's state | head's state | sha256 of all before
+
+The header names the model and the head; another one's state is refused, as are bytes that were damaged. The check is against
+accidents: whoever may write into the folder of slots is trusted with what is in them, as with the models.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import hashlib
+import json
+import os
+import struct
+from typing import Any
+
+import llama_cpp
+
+from ..errors import EagleError, ErrorKind
+
+MAGIC = b"eagle3slot1\n"
+MAX_HEADER = 1 << 26  # a token of text is at most 8 characters of it
+
+
+def identity(batcher: Any) -> dict[str, Any]:
+    """What a state belongs to: sizes and shapes of target and head, and how the cache holds them."""
+    base, s = batcher.base, batcher.settings
+    head = batcher._engine.head_info() if batcher._engine.has_head else None
+    return {"model": batcher.model_name, "size": os.path.getsize(s.model), "n_vocab": base.n_vocab(), "n_embd": base.n_embd(),
+            "head": head, "head_size": os.path.getsize(s.eagle) if s.eagle else None,
+            "types": [base.context_params.type_k, base.context_params.type_v], "flash_attn": s.flash_attn, "n_parallel": s.n_parallel}
+
+
+@dataclasses.dataclass
+class Contents:
+    """What a slot's file holds. target: the state of its keys and values, as llama.cpp wants it."""
+
+    tokens: list[int]
+    target: Any  # ctypes array of uint8
+    head: bytes
+
+
+def take(batcher: Any, slot: Any) -> Contents:
+    """The slot's contents. Runs in the batcher's thread, so it copies them and no more."""
+    ctx = batcher.base._ctx.ctx
+    size = llama_cpp.llama_state_seq_get_size(ctx, slot.id) if slot.tokens else 0
+    target = (ctypes.c_uint8 * size)()
+    if slot.tokens and llama_cpp.llama_state_seq_get_data(ctx, target, size, slot.id) != size:
+        raise EagleError(ErrorKind.NATIVE, "the target's state cannot be saved")
+    return Contents(list(slot.tokens), target, batcher._engine.state(slot.id) if batcher._engine.has_head else b"")
+
+
+def pack(of: dict[str, Any], contents: Contents) -> bytes:
+    """The bytes of a slot's file. of: identity()."""
+    sizes = {"target": len(contents.target), "head": len(contents.head)}
+    header = json.dumps({"of": of, "tokens": contents.tokens, **sizes}).encode()
+    parts = [MAGIC, struct.pack("<I", len(header)), header, memoryview(contents.target).cast("B"), contents.head]
+    check = hashlib.sha256()
+    for part in parts:
+        check.update(part)
+    return b"".join([*parts, check.digest()])
+
+
+def put(batcher: Any, slot: Any, contents: Contents) -> int:
+    """Fills the slot; returns its number of tokens. Runs in the batcher's thread. Raises EagleError BAD_VALUE, and the slot is empty."""
+    _clear(batcher, slot)
+    ctx, tokens, target = batcher.base._ctx.ctx, contents.tokens, contents.target
+    try:
+        if tokens:
+            memory = llama_cpp.llama_get_memory(ctx)
+            if (llama_cpp.llama_state_seq_set_data(ctx, target, len(target), slot.id) != len(target)
+                    or llama_cpp.llama_memory_seq_pos_max(memory, slot.id) != len(tokens) - 1):
+                raise EagleError(ErrorKind.BAD_VALUE, "the saved slot does not fit this model's cache")
+        if batcher._engine.has_head:
+            batcher._engine.set_state(contents.head, slot.id)
+            if batcher._engine.n_past(slot.id) != len(tokens):
+                raise EagleError(ErrorKind.BAD_VALUE, "target and head of the saved slot do not belong together")
+        else:
+            batcher._engine.state_reset(len(tokens), slot.id)
+    except EagleError:
+        _clear(batcher, slot)
+        raise
+    slot.tokens = list(tokens)
+    return len(tokens)
+
+
+def _clear(batcher: Any, slot: Any) -> None:
+    llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(batcher.base._ctx.ctx), slot.id, -1, -1)
+    batcher._engine.state_reset(0, slot.id)
+    slot.tokens = []
+
+
+def unpack(batcher: Any, data: bytes) -> Contents:
+    """What pack() made bytes of. Raises EagleError BAD_VALUE for damaged or foreign ones."""
+    def bad(why: str) -> EagleError:
+        return EagleError(ErrorKind.BAD_VALUE, f"not a slot that can be restored: {why}")
+
+    at = len(MAGIC) + 4
+    if data[: len(MAGIC)] != MAGIC or len(data) < at + 32:
+        raise bad("another format, or cut off")
+    view = memoryview(data)
+    if hashlib.sha256(view[:-32]).digest() != data[-32:]:
+        raise bad("damaged or cut off")
+    n = struct.unpack("<I", data[len(MAGIC) : at])[0]
+    if n > min(MAX_HEADER, len(data) - at - 32):
+        raise bad("damaged")
+    try:
+        header = json.loads(data[at : at + n])
+        of, tokens, sizes = header["of"], header["tokens"], (header["target"], header["head"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise bad("damaged") from None
+    if of != json.loads(json.dumps(identity(batcher))):
+        raise bad("it belongs to another model, head or cache (n_parallel counts)")
+    n_vocab = batcher.base.n_vocab()
+    if not isinstance(tokens, list) or not all(type(t) is int and 0 <= t < n_vocab for t in tokens):
+        raise bad("damaged")
+    if len(tokens) >= batcher.n_ctx:
+        raise bad(f"it has {len(tokens)} tokens, a slot here {batcher.n_ctx}")
+    if not all(type(x) is int and x >= 0 for x in sizes) or at + n + sum(sizes) + 32 != len(data):
+        raise bad("damaged")
+    target = (ctypes.c_uint8 * sizes[0]).from_buffer_copy(view[at + n : at + n + sizes[0]])
+    return Contents(tokens, target, data[at + n + sizes[0] : -32])

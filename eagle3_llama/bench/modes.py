@@ -1,0 +1,228 @@
+"""Ways to decode that a benchmark compares, each behind the same call."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from pathlib import Path
+from typing import Any, Sequence
+
+import numpy as np
+
+from ..llama.chat import generate
+from ..errors import EagleError, ErrorKind
+from ..runtime.params import EagleParams, Tree
+
+TURN = 16  # tokens
+KINDS = ("plain", "eagle", "prompt_lookup", "upstream", "draft_model")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mode:
+    """One way: its name in the report, what it is, its draft model or head, its settings (eagle only)."""
+
+    name: str
+    kind: str
+    head: str | None = None
+    params: EagleParams | None = None
+
+
+@dataclasses.dataclass
+class Run:
+    """One answer in one mode: tokens, seconds from the first token to the last, and its rounds.
+
+    rounds holds (index of the round's first token, tokens sampled, tokens drafted); the first token of an
+    answer comes from the prompt and belongs to none. shares are seconds by part, eagle only. plain: plain decoding of the
+    same prompt in turns with it; None for plain itself and for what cannot be stopped between tokens.
+    """
+
+    tokens: list[int]
+    seconds: float
+    rounds: list[tuple[int, int, int]]
+    shares: dict[str, float]
+    plain: "Run | None" = None
+
+
+def parse_modes(names: Sequence[str], heads: Sequence[str], draft_model: str | None, params: EagleParams, fixed: Sequence[str]) -> list[Mode]:
+    """Modes by name. Of several heads each is a mode of its own; fixed are settings tried beside params: 3, 60x6x10."""
+    modes = []
+    for name in names:
+        if name not in KINDS:
+            raise EagleError(ErrorKind.BAD_ARGUMENT, f"unknown mode {name!r}; known are {', '.join(KINDS)}")
+        if name in ("eagle", "upstream") and not heads:
+            raise EagleError(ErrorKind.BAD_ARGUMENT, f"mode {name} needs --eagle")
+        if name == "draft_model" and draft_model is None:
+            raise EagleError(ErrorKind.BAD_ARGUMENT, "mode draft_model needs --draft-model")
+        if name in ("eagle", "upstream"):
+            for head in heads:
+                full = name if len(heads) == 1 else f"{name}:{_stem(head, heads)}"
+                modes.append(Mode(full, name, head, params))
+                if name == "eagle":
+                    modes += [Mode(f"{full} {_label(f)}", name, head, _fixed(f)) for f in fixed]
+        else:
+            modes.append(Mode(name, name, draft_model if name == "draft_model" else None))
+    return modes
+
+
+def _stem(head: str, heads: Sequence[str]) -> str:
+    """What tells a head's file from the others: its stem, or all of its path."""
+    stem = Path(head).stem
+    return stem if [Path(h).stem for h in heads].count(stem) == 1 else head
+
+
+def _fixed(text: str) -> EagleParams:
+    return EagleParams(n_max=int(text)) if text.isdecimal() else EagleParams(tree=Tree.parse(text))
+
+
+def _label(text: str) -> str:
+    return f"n_max={text}" if text.isdecimal() else f"tree={text}"
+
+
+class Target:
+    """One model file, loaded once for each kind of mode; weights are shared through mmap where the format allows."""
+
+    def __init__(self, path: str, modes: Sequence[Mode], n_threads: int, n_ctx: int, flash_attn: bool | None = None) -> None:
+        from ..llama.flash import FlashLlama
+        from ..llama.eagle_llama import EagleLlama
+
+        self.path, self.modes = str(path), list(modes)
+        if all(m.kind != "plain" for m in modes):
+            self.modes.insert(0, Mode("plain", "plain"))
+        self._common = {"n_ctx": n_ctx, "n_threads": n_threads, "n_threads_batch": n_threads, "flash_attn": flash_attn, "verbose": False}
+        self.plain = FlashLlama(self.path, **self._common)
+        self._llms: dict[tuple[str, str | None], Any] = {("plain", None): self.plain}
+        for mode in self.modes:
+            key = (mode.kind, mode.head)
+            if key not in self._llms:
+                self._llms[key] = EagleLlama(self.path, eagle=mode.head, **self._common) if mode.kind == "eagle" else self._other(mode)
+        self.format = file_format(self.plain)
+
+    def _other(self, mode: Mode) -> Any:
+        from ..llama.flash import FlashLlama
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+        if mode.kind == "prompt_lookup":
+            # logits_all: without it llama-cpp-python keeps too few rows for a prompt of several batches
+            return FlashLlama(self.path, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=2), logits_all=True, **self._common)
+        from .upstream import Drafter
+
+        c = self._common
+        return Drafter(self.path, mode.head, mode.kind, c["n_threads"], c["n_ctx"], c["flash_attn"])
+
+    def llm(self, mode: Mode) -> Any:
+        """The EagleLlama, Llama or upstream.Drafter behind a mode."""
+        return self._llms[mode.kind, mode.head]
+
+    def drafting(self) -> list[Mode]:
+        """Modes of kind eagle."""
+        return [m for m in self.modes if m.kind == "eagle"]
+
+    def seed(self, seed: int) -> None:
+        for llm in self._llms.values():
+            llm.set_seed(seed)
+
+    def run(self, mode: Mode, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
+        """One answer, by turns with plain decoding's: within a tenth of a second the machine is as fast for both."""
+        llm = self.llm(mode)
+        if mode.kind in ("upstream", "draft_model"):
+            return Run(*llm.run(prompt, n_predict), {})
+        if mode.params is not None:
+            llm.eagle_params = mode.params
+        answers = [_Answering(x, prompt, n_predict, sampling) for x in ((llm,) if mode.kind == "plain" else (llm, self.plain))]
+        turns = itertools.cycle((answers, answers[::-1]))
+        while any([a.go_on(TURN) for a in next(turns)]):  # a list: each has its turn
+            pass
+        run, *plain = (a.run() for a in answers)
+        return dataclasses.replace(run, plain=plain[0] if plain else None)
+
+    def gap(self, prompt: list[int], tokens: list[int], other: list[int]) -> float:
+        """Difference of the two best logits where two answers first differ."""
+        at = next((i for i, (a, b) in enumerate(zip(tokens, other)) if a != b), min(len(tokens), len(other)))
+        llm = self.plain
+        llm.reset()
+        llm.eval(prompt)
+        for token in tokens[:at]:
+            llm.eval([token])
+        row = np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), shape=(llm.n_vocab(),))
+        top = np.partition(row, -2)[-2:]
+        return float(top[1] - top[0])
+
+    def close(self) -> None:
+        for llm in self._llms.values():
+            llm.close()
+
+
+class _Answering:
+    """An answer that is generated piece by piece. Its first token is there from the beginning, and not timed."""
+
+    def __init__(self, llm: Any, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> None:
+        llm.reset()
+        self._watch = _Watch(llm)
+        self._generator = generate(llm, prompt, n_predict, **sampling)
+        self._tokens: list[int] = []
+        self._seconds = 0.0
+        self.go_on(1)
+        self._seconds = 0.0
+
+    def go_on(self, n: int) -> bool:
+        """n tokens more; whether there may be further ones."""
+        start, end = time.perf_counter(), len(self._tokens) + n
+        for token in itertools.islice(self._generator, n):
+            self._watch.saw(len(self._tokens))
+            self._tokens.append(token)
+        self._seconds += time.perf_counter() - start
+        return len(self._tokens) == end
+
+    def run(self) -> Run:
+        return Run(self._tokens, self._seconds, self._watch.rounds(len(self._tokens)), self._watch.shares())
+
+
+class _Watch:
+    """Sees where rounds begin while an answer is generated."""
+
+    def __init__(self, llm: Any) -> None:
+        self.stats = getattr(llm, "stats", None)
+        self.draft_model = getattr(llm, "draft_model", None)
+        self.starts: list[tuple[int, int]] = []  # (token index, drafted before)
+        if self.stats is not None:
+            self.stats.reset()
+        if self.draft_model is not None:
+            self.calls, inner = 0, type(self.draft_model).__call__
+            outer = self
+
+            class Counting(type(self.draft_model)):  # type: ignore[misc, name-defined]
+                def __call__(self, ids: Any, **kwargs: Any) -> Any:
+                    outer.calls += 1
+                    return inner(self, ids, **kwargs)
+
+            if not hasattr(llm, "_plain_draft_model"):
+                llm._plain_draft_model = self.draft_model
+            llm.draft_model = Counting(llm._plain_draft_model.max_ngram_size, llm._plain_draft_model.num_pred_tokens)
+
+    def saw(self, index: int) -> None:
+        n = self.stats.rounds if self.stats is not None else getattr(self, "calls", 0)
+        if n > len(self.starts):
+            self.starts.append((index, self.stats.drafted if self.stats is not None else 0))
+
+    def rounds(self, n_tokens: int) -> list[tuple[int, int, int]]:
+        ends = [s for s, _ in self.starts[1:]] + [n_tokens]
+        drafted = [d for _, d in self.starts]
+        before = [0, *drafted[:-1]]
+        return [(s, e - s, d - b) for (s, _), e, d, b in zip(self.starts, ends, drafted, before)]
+
+    def shares(self) -> dict[str, float]:
+        if self.stats is None:
+            return {}
+        return {name: getattr(self.stats, name) for name in ("target", "draft", "verify", "other")}
+
+
+def file_format(llm: Any) -> str:
+    """The weights' format as llama.cpp names it, e.g. BF16 or Q4_K_M."""
+    import llama_cpp
+
+    ftype = int(llm.metadata.get("general.file_type", -1))
+    for name in dir(llama_cpp):
+        if name.startswith("LLAMA_FTYPE_") and getattr(llama_cpp, name) == ftype:
+            return name.removeprefix("LLAMA_FTYPE_").removeprefix("MOSTLY_").removeprefix("ALL_")
+    return "?"

@@ -1,0 +1,103 @@
+"""Runs a benchmark with progress and prints its tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from .prompts import bench_target, capture_cost, read_prompts
+from .modes import Mode, Target
+from .report import cost_curve, curve_in_use, explanation, results, table
+from ..llama.chat import chat_tokens
+from ..errors import EagleError, ErrorKind
+from ..common.progress import progress
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchSettings:
+    """What is run: prompts of a category, evenly spaced if there is a limit, each in every mode `rounds` times."""
+
+    targets: tuple[str, ...]
+    modes: tuple[Mode, ...]
+    prompts: str
+    category: str | None = None
+    limit: int | None = None
+    n_predict: int = 128
+    rounds: int = 1
+    sampling: dict[str, Any] = dataclasses.field(default_factory=lambda: {"temp": 0.0})
+    n_threads: int = 1
+    n_ctx: int = 4096
+    flash_attn: bool | None = None
+    explain: bool = False
+
+    def __post_init__(self) -> None:
+        for path in [*self.targets, *(m.head for m in self.modes if m.head), self.prompts]:
+            if not Path(path).is_file():
+                raise EagleError(ErrorKind.BAD_FILE, f"no such file: {path}")
+        if self.sampling.get("temp") and any(m.kind in ("upstream", "draft_model") for m in self.modes):
+            raise EagleError(ErrorKind.BAD_ARGUMENT, "llama.cpp's own drafters are run greedily here: leave --temp out")
+
+
+def spaced(items: Sequence[Any], n: int | None) -> list[Any]:
+    """n of the items, evenly spaced; all of them if n is None."""
+    if n is None or n >= len(items):
+        return list(items)
+    return [items[i * len(items) // n] for i in range(n)]
+
+
+def run_bench(s: BenchSettings) -> dict[str, Any]:
+    """The report that bench --json writes."""
+    chosen = spaced(read_prompts(s.prompts, s.category), s.limit)
+    report: dict[str, Any] = {"results": [], "cost_curve": {}, "cost_in_use": {}, "capture_cost": {}, "n_threads": s.n_threads, "sampling": s.sampling}
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    tables = []
+    with progress(Console(stderr=True), *columns) as bar:
+        for path in s.targets:
+            task = bar.add_task(Path(path).name, total=len(chosen))
+            target = Target(path, s.modes, s.n_threads, s.n_ctx, s.flash_attn)
+            _measure(target, report)
+            _settle(target, chosen)
+            answers = bench_target(target, chosen, s.n_predict, s.rounds, s.sampling, lambda: bar.advance(task))
+            rows = results(target, answers)
+            report["results"] += rows
+            report["cost_in_use"][target.format] = curve_in_use(answers)
+            if s.explain:
+                tables += _explain(target, rows, report)
+            target.close()
+    console = Console(width=220)
+    console.print(table(report["results"]))
+    for t in tables:
+        console.print(t)
+    return report
+
+
+def _measure(target: Target, report: dict[str, Any]) -> None:
+    """The costs that the planner goes by, and that of capture, into the report."""
+    drafting = target.drafting()
+    if drafting:
+        llm = target.llm(drafting[0])
+        report["cost_curve"][target.format] = cost_curve(llm._engine.costs)
+        report["capture_cost"][target.format] = round(capture_cost(llm), 4)
+
+
+def _settle(target: Target, prompts: Sequence[tuple[str, str]]) -> None:
+    """llama.cpp's own drafters at their best length."""
+    few = [chat_tokens(target.plain, text) for _, text in spaced(prompts, 6)]
+    for mode in target.modes:
+        if mode.kind in ("upstream", "draft_model"):
+            target.llm(mode).settle(few)
+
+
+def _explain(target: Target, rows: Sequence[dict[str, Any]], report: dict[str, Any]) -> list[Any]:
+    out = []
+    for mode in target.drafting():
+        if mode.params is not None and mode.params.planned:
+            row = next(r for r in rows if r["mode"] == mode.name and r["category"] == "all")
+            info = target.llm(mode)._engine.plan_info()
+            row["predicted"] = round(info["rate"] / info["plain_rate"], 4)
+            out.append(explanation(target.format, report["cost_curve"][target.format], report["cost_in_use"][target.format], row, row["predicted"]))
+    return out

@@ -1,0 +1,1 @@
+"""The command line: eagle3-llama, the chat on a terminal, the demonstration."""

@@ -1,0 +1,6 @@
+"""`python -m eagle3_llama.cli` is `eagle3-llama`."""
+
+from .main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What every package may use: files, the GGUF reader, names of settings, options of commands, progress."""

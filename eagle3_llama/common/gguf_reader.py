@@ -1,0 +1,169 @@
+"""The metadata of a GGUF, untrusted: keys, and where its tensors lie. No weight is read.
+
+gguf.GGUFReader trusts lengths it finds and takes seconds for a vocabulary.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import gguf
+from gguf import GGUFValueType as T
+
+from ..errors import EagleError, ErrorKind
+from .files import reading
+
+_SCALARS = {T.UINT8: "<B", T.INT8: "<b", T.UINT16: "<H", T.INT16: "<h", T.UINT32: "<I", T.INT32: "<i", T.FLOAT32: "<f",
+            T.UINT64: "<Q", T.INT64: "<q", T.FLOAT64: "<d", T.BOOL: "<?"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Value:
+    """One key's value as it is to be written again; strings are bytes, arrays lists."""
+
+    value: Any
+    type: T
+    item_type: T | None = None
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """shape has rows first; qtype is None for a type newer than the gguf package; offset counts bytes of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    qtype: gguf.GGMLQuantizationType | None
+    offset: int
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class Gguf:
+    """Keys and tensors of a file. Its readers of keys raise EagleError BAD_VALUE naming the key."""
+
+    path: Path
+    keys: dict[str, Value]
+    tensors: dict[str, TensorInfo]
+    size: int
+
+    def string(self, key: str, default: str | None = None) -> str:
+        value = self.keys.get(key)
+        if value is None and default is not None:
+            return default
+        if value is None or value.type is not T.STRING:
+            raise EagleError(ErrorKind.BAD_VALUE, f"key {key} of {self.path} is missing or no string")
+        return value.value.decode("utf-8", "replace")
+
+    def size_of(self, key: str, default: int | None = None) -> int:
+        """A size above 0, or the default; 0 passes where there is a default."""
+        if key not in self.keys and default is not None:
+            return default
+        value = self.keys[key].value if key in self.keys else None
+        if type(value) is not int or not (default is not None and value == 0) and not 1 <= value < 1 << 30:
+            raise EagleError(ErrorKind.BAD_VALUE, f"key {key} of {self.path} is missing or not a size")
+        return value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value as it stands: strings are bytes, arrays lists."""
+        return self.keys[key].value if key in self.keys else default
+
+
+def read_gguf(path: Path) -> Gguf:
+    """Raises EagleError: BAD_FILE (no GGUF, or damaged), TRUNCATED, BAD_VALUE."""
+    with reading(path), path.open("rb") as f:
+        return _Walk(f, path).read()
+
+
+class _Walk:
+    """Through the metadata; no read goes, and no count is believed, beyond the size of the file."""
+
+    def __init__(self, f: BinaryIO, path: Path) -> None:
+        self.f, self.path, self.pos = f, path, 0
+        self.size = path.stat().st_size
+
+    def read(self) -> Gguf:
+        if self.f.read(4) != b"GGUF":
+            raise EagleError(ErrorKind.BAD_FILE, f"{self.path} is not a GGUF file")
+        self.pos = 4
+        if (version := self.scalar(T.UINT32)) not in (2, 3):
+            raise EagleError(ErrorKind.BAD_FILE, f"{self.path} is GGUF version {version}, expected 2 or 3, little-endian")
+        n_tensors, n_keys = self.scalar(T.UINT64), self.scalar(T.UINT64)
+        keys: dict[str, Value] = {}
+        for _ in range(n_keys):
+            name = self.string().decode("utf-8", "replace")
+            keys[name] = self.value(self.type())
+        return Gguf(self.path, keys, self.tensors(n_tensors, keys), self.size)
+
+    def value(self, type_: T) -> Value:
+        if type_ is not T.ARRAY:
+            return Value(self.string() if type_ is T.STRING else self.scalar(type_), type_)
+        item, n = self.type(), self.scalar(T.UINT64)
+        if item is T.STRING:
+            return Value([self.string() for _ in range(n)], type_, item)
+        if item is T.ARRAY:
+            raise EagleError(ErrorKind.BAD_FILE, f"{self.path} has nested arrays in its metadata, which GGUF "
+                             "files of models do not")  # fmt: skip
+        fmt = _SCALARS[item]
+        data = self.take(n * struct.calcsize(fmt))
+        return Value([v for (v,) in struct.iter_unpack(fmt, data)], type_, item)
+
+    def tensors(self, n_tensors: int, keys: dict[str, Value]) -> dict[str, TensorInfo]:
+        infos = [self.tensor() for _ in range(n_tensors)]
+        alignment = keys["general.alignment"].value if "general.alignment" in keys else gguf.GGUF_DEFAULT_ALIGNMENT
+        if type(alignment) is not int or not 1 <= alignment <= 1 << 20:
+            raise EagleError(ErrorKind.BAD_VALUE, f"key general.alignment of {self.path} is {alignment!r:.40}, no alignment")
+        start = -(-self.pos // alignment) * alignment
+        out: dict[str, TensorInfo] = {}
+        for name, shape, qtype, offset, n_bytes in infos:
+            if start + offset + n_bytes > self.size:
+                raise EagleError(ErrorKind.TRUNCATED, f"{self.path} is truncated: tensor {name} ends at byte "
+                                 f"{start + offset + n_bytes}, the file has {self.size}")  # fmt: skip
+            if name in out:
+                raise EagleError(ErrorKind.BAD_FILE, f"{self.path} is damaged: it has two tensors {name}")
+            out[name] = TensorInfo(name, shape, qtype, start + offset, n_bytes)
+        return out
+
+    def tensor(self) -> tuple[str, tuple[int, ...], gguf.GGMLQuantizationType | None, int, int]:
+        name = self.string().decode("utf-8", "replace")
+        if (n_dims := self.scalar(T.UINT32)) > 4:
+            raise EagleError(ErrorKind.BAD_FILE, f"{self.path} is damaged: tensor {name} has {n_dims} dimensions")
+        shape = tuple(v for (v,) in struct.iter_unpack("<Q", self.take(8 * n_dims)))[::-1]
+        type_id, offset = self.scalar(T.UINT32), self.scalar(T.UINT64)
+        try:
+            qtype = gguf.GGMLQuantizationType(type_id)
+            block, n_bytes = gguf.GGML_QUANT_SIZES[qtype]
+        except (ValueError, KeyError):
+            return name, shape, None, offset, 0  # newer than the gguf package; its size is not known
+        if shape and shape[-1] % block:
+            raise EagleError(ErrorKind.BAD_FILE, f"{self.path} is damaged: rows of tensor {name} are no multiple of {block}")
+        return name, shape, qtype, offset, math.prod(shape) // block * n_bytes
+
+    def type(self) -> T:
+        type_id = self.scalar(T.UINT32)
+        try:
+            return T(type_id)
+        except ValueError:
+            raise EagleError(ErrorKind.BAD_FILE, f"{self.path} is damaged: unknown metadata type "
+                             f"{type_id} at byte {self.pos}") from None  # fmt: skip
+
+    def scalar(self, type_: T) -> Any:
+        fmt = _SCALARS[type_]
+        return struct.unpack(fmt, self.take(struct.calcsize(fmt)))[0]
+
+    def string(self) -> bytes:
+        return self.take(self.scalar(T.UINT64))
+
+    def take(self, n: int) -> bytes:
+        if n > self.size - self.pos:
+            raise EagleError(ErrorKind.TRUNCATED, f"{self.path} is truncated or damaged: its metadata goes on "
+                             f"after its end, {self.size} bytes")  # fmt: skip
+        self.pos += n
+        data = self.f.read(n)
+        if len(data) != n:
+            raise EagleError(ErrorKind.TRUNCATED, f"{self.path} was cut short while it was read")
+        return data

@@ -1,0 +1,73 @@
+"""The native head against its reference in NumPy, stage by stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import EagleError, ErrorKind
+
+__all__ = ["Stage", "compare", "stage_names"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Largest absolute error, largest value of the reference, and cosine of the two, over all rows."""
+
+    name: str
+    error: float
+    largest: float
+    cosine: float
+
+
+def stage_names(n_layer: int) -> list[str]:
+    """Of a head with n_layer decoder layers, in the order they are computed."""
+    layers = [f"{stage}-{i}" for i in range(n_layer) for stage in ("attn_in", "attn_out", "ffn_out")]
+    return ["g", *layers, "prenorm", "logits"]
+
+
+def compare(head: str | Path, target: str | Path, prompt: str, n_threads: int = 2) -> list[Stage]:
+    """Features of the prompt as captured against the target's graph, then each stage of the head on them.
+
+    Raises EagleError as loading does, BAD_ARGUMENT for a prompt of fewer than two tokens.
+    """
+    from ...runtime.capture import Capture
+    from ...runtime.engine import Engine
+    from .graph import GraphLayers, llama_cpp
+    from .read import read_reference
+
+    reference = read_reference(Path(head), Path(target))
+    vocab = llama_cpp.Llama(str(target), vocab_only=True, verbose=False)
+    tokens = vocab.tokenize(prompt.encode())
+    vocab.close()
+    if len(tokens) < 2:
+        raise EagleError(ErrorKind.BAD_ARGUMENT, f"--prompt {prompt[:40]!r} has {len(tokens)} tokens: give a longer one")
+    n = len(tokens)
+    graph = GraphLayers(target, n_ctx=n + 8, n_batch=n, n_ubatch=n, n_threads=n_threads)
+    engine = None
+    try:
+        engine = Engine(graph.ctx, graph.model, str(head))
+        layers = engine.head_info()["layers"]
+        with Capture(graph.ctx, layers, graph.n_embd) as capture:
+            if graph.decode(tokens, range(n)) != 0:
+                raise EagleError(ErrorKind.DECODE, "the target could not decode the prompt")
+            features = capture.read(n)
+        stages = [_stage("features", features, np.stack([graph.truth(k) for k in layers], axis=1))]
+        ids, x = np.array(tokens[1:]), features[:-1].reshape(n - 1, -1)
+        expected = reference.forward(ids, reference.fuse(x))
+        _, _, logits = engine.head_forward(ids, x)
+        for name in stage_names(reference.n_layer)[:-1]:
+            stages.append(_stage(name, engine.head_trace(ids, x, name), expected[name]))
+        return [*stages, _stage("logits", logits, expected["logits"])]
+    finally:
+        if engine is not None:
+            engine.close()
+        graph.close()
+
+
+def _stage(name: str, ours: np.ndarray, theirs: np.ndarray) -> Stage:
+    a, b = (np.asarray(x, np.float64).ravel() for x in (ours, theirs))
+    norms = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return Stage(name, float(np.abs(a - b).max()), float(np.abs(b).max()), float(a @ b) / norms if norms else float(norms == 0))

@@ -1,0 +1,74 @@
+"""A GGUF head and what it shares with its target, as weights of the NumPy reference."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from ...errors import EagleError, ErrorKind
+from ...common.gguf_reader import Gguf, read_gguf
+from .reference import ReferenceHead, ReferenceRope
+
+_SHARED = {"token_embd.weight": ("token_embd.weight",), "output.weight": ("output.weight", "token_embd.weight")}
+
+
+def read_reference(head: Path, target: Path) -> ReferenceHead:
+    """Raises EagleError for a file that is no head, or a tensor that neither file has."""
+    file, lender = read_gguf(head), read_gguf(target)
+    arch = file.string("general.architecture")
+    if arch not in ("eagle3", "eagle"):
+        raise EagleError(ErrorKind.HEAD_MISMATCH, f"{head} is no head: its general.architecture is {arch!r:.40}")
+    n_head = file.size_of(f"{arch}.attention.head_count")
+    n_head_kv = file.size_of(f"{arch}.attention.head_count_kv", n_head)
+    w = {name: _values(file, name) for name in file.tensors if name not in ("d2t", "rope_freqs.weight")}
+    w.update({name: _values(lender, next((n for n in theirs if n in lender.tensors), name))
+              for name, theirs in _SHARED.items() if name not in w})  # fmt: skip
+    if "blk.0.hidden_norm.weight" in w:
+        w["blk.0.attn_norm_2.weight"] = w.pop("blk.0.hidden_norm.weight")
+    for name in w:
+        if ".attn_q" in name or ".attn_k" in name:
+            heads = 1 if "_norm" in name else n_head if ".attn_q." in name else n_head_kv
+            w[name] = _half_split(w[name], heads)
+    feature_norm = None
+    if arch == "eagle":
+        w.update({f"fc2.{kind}": w.pop(f"fc.{kind}") for kind in ("weight", "bias") if f"fc.{kind}" in w})
+        eps = file.get("eagle.feature_norm_epsilon", 0.0)
+        feature_norm = (_values(lender, "output_norm.weight"), eps) if eps else None
+    if not file.get(f"{arch}.norm_before_fc", False):
+        w.pop("enc.output_norm.weight", None)
+    head_dim = file.size_of(f"{arch}.attention.key_length", file.size_of(f"{arch}.embedding_length") // n_head)
+    return ReferenceHead(w, n_head, n_head_kv, head_dim, file.get(f"{arch}.attention.layer_norm_rms_epsilon", 1e-5), _rope(file, arch),
+                         bool(file.get(f"{arch}.norm_before_residual", False)), bool(file.get(f"{arch}.norm_output", False)), feature_norm)
+
+
+def _rope(file: Gguf, arch: str) -> ReferenceRope:
+    get = lambda key, default: file.get(f"{arch}.rope.{key}", default)  # noqa: E731
+    base, factor = get("freq_base", 10000.0), get("scaling.factor", 1.0)
+    if "rope_freqs.weight" in file.tensors:
+        return ReferenceRope(base, "llama3", divisors=_values(file, "rope_freqs.weight"))
+    kind = file.string(f"{arch}.rope.scaling.type", "none")
+    context = get("scaling.original_context_length", file.get(f"{arch}.context_length", 4096))
+    attention = get("scaling.attn_factor", 1.0) * (1 + 0.1 * math.log(factor) if factor > 1 else 1.0)
+    return ReferenceRope(base, kind if kind in ("linear", "yarn") else None, factor, context, get("scaling.yarn_beta_fast", 32.0),
+                         get("scaling.yarn_beta_slow", 1.0), attention)
+
+
+def _values(file: Gguf, name: str) -> np.ndarray:
+    info = file.tensors.get(name)
+    if info is None or info.qtype is None:
+        raise EagleError(ErrorKind.MISSING_TENSOR, f"{file.path} has no tensor {name} that can be read")
+    data = np.memmap(file.path, np.uint8, "r", info.offset, (info.n_bytes,))
+    try:
+        rows = data.reshape(-1, info.n_bytes // max(math.prod(info.shape[:-1]), 1))
+        return gguf.quants.dequantize(rows, info.qtype).astype(np.float32).reshape(info.shape)
+    except NotImplementedError as e:
+        raise EagleError(ErrorKind.UNSUPPORTED, f"tensor {name} of {file.path} is {info.qtype.name}, which NumPy cannot read") from e
+
+
+def _half_split(w: np.ndarray, n_head: int) -> np.ndarray:
+    """Rows of q or k, [n_head * d, ...]: from llama.cpp's pairs (2i, 2i + 1) to Hugging Face's (i, i + d / 2)."""
+    pairs = w.reshape(n_head, w.shape[0] // n_head // 2, 2, -1)
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(w.shape)

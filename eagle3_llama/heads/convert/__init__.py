@@ -1,0 +1,121 @@
+"""EAGLE heads from their checkpoints to GGUF, as upstream llama.cpp's `eagle3` architecture reads them where it can.
+
+    from eagle3_llama.heads.convert import convert
+    report = convert("head/", "target.gguf", "head.gguf", outtype="q8_0")
+
+source -> layout (names) -> variant (norms), geometry (sizes) -> layers, vocabulary, rope -> metadata -> writer. Loads no native code.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import EagleError, ErrorKind
+from ...common.files import reading
+from .geometry import Geometry, measure
+from .layers import infer_layers
+from .layouts import Layout, detect, rename
+from .metadata import build_metadata
+from .rope import read_rope
+from .safetensors_file import HeadTensor
+from .source import read_source
+from .target import read_target
+from .variant import read_variant
+from .vocabulary import absolute_ids
+from .writer import QTYPES, OutTensor, Progress, constant, weight, write_gguf
+
+__all__ = ["ConvertReport", "convert"]
+
+
+@dataclass(frozen=True)
+class ConvertReport:
+    out: Path
+    n_bytes: int
+    n_tensors: int
+    layout: str  # the project whose format it was
+    layers: list[int]  # captured inputs of target layers
+    draft_vocab: int
+    notes: list[str]  # what was inferred and why, one line each
+
+
+def convert(head: str | os.PathLike[str], target: str | os.PathLike[str], out: str | os.PathLike[str], outtype: str | None = None,
+            extract_layers: Sequence[int] | None = None, progress: Progress | None = None) -> ConvertReport:  # fmt: skip
+    """Convert the checkpoint in the folder `head`, or a head's GGUF, for the GGUF `target`, whose tokenizer and sizes it
+    takes; write `out`.
+
+    `outtype`: f32, f16, bf16, q8_0 or q4_0, of the matrices; left out, f16, or what the GGUF has. `extract_layers`: inputs
+    of target layers, ascending, where config.json is wrong. `progress(bytes_done, bytes_total)` is called as the file grows.
+    Raises EagleError naming tensor or key; `out` is then as it was before.
+    """
+    head, target, out = Path(head), Path(target), Path(out)
+    if outtype is not None and outtype not in QTYPES:
+        raise EagleError(ErrorKind.BAD_ARGUMENT, f"--outtype is {outtype!r:.40}, expected one of {', '.join(QTYPES)}")
+    _check_out(head, target, out)
+    source, model = read_source(head), read_target(target)
+    outtype = outtype or source.outtype
+    layout = source.layout or detect(source.config, source.tensors)
+    config, tensors = layout.flatten(source.config), rename(layout, source.tensors)
+    variant = read_variant(config, layout, tensors)
+    if not variant.final_norm:
+        tensors.pop("output_norm.weight", None)
+    g = measure(config, layout, tensors, model, variant.final_norm)
+    layers, note = infer_layers(config, layout, g.n_features, model.n_layer, extract_layers)
+    rope = source.rope or read_rope(config, g.head_dim)
+    outs = [constant("rope_freqs.weight", rope.factors)] if rope.factors is not None else []
+    outs += _tensors(tensors, g, layout, outtype)
+    metadata = build_metadata(head.resolve().stem, outtype, config, variant, g, layers, rope, model)
+    n_bytes = write_gguf(out, g.arch, metadata, outs, progress)
+    notes = (note, *variant.notes, *_notes(layout.name, g, tensors, outs, outtype))
+    return ConvertReport(out, n_bytes, len(outs), layout.name, layers, g.draft_vocab, list(notes))
+
+
+def _tensors(tensors: dict[str, HeadTensor], g: Geometry, layout: Layout, outtype: str) -> list[OutTensor]:
+    outs = []
+    for name in g.shapes():
+        if name in tensors and name not in ("d2t", "t2d") and not name.startswith("fc_norm."):
+            outs.append(weight(name, tensors[name], outtype, 0 if layout.interleaved else _rotated_heads(name, g)))
+    if "fc_norm.weight" in tensors:
+        outs.append(constant("fc_norm.weight", tensors["fc_norm.weight"].read_all()))
+    elif "fc_norm.0.weight" in tensors:
+        outs.append(constant("fc_norm.weight", np.stack([tensors[f"fc_norm.{i}.weight"].read_all() for i in range(g.n_features)])))
+    if "d2t" in tensors:
+        outs.append(constant("d2t", absolute_ids(tensors["d2t"], tensors.get("t2d"), g.target_vocab, layout.interleaved)))
+    return outs
+
+
+def _rotated_heads(name: str, g: Geometry) -> int:
+    """Heads whose rows rotary positions pair up, 0 for a tensor that they do not touch."""
+    found = re.fullmatch(r"blk\.\d+\.attn_([qk])(_norm)?\.(weight|bias)", name)
+    if found is None:
+        return 0
+    return 1 if found[2] else g.n_head if found[1] == "q" else g.n_head_kv
+
+
+def _notes(layout: str, g: Geometry, tensors: dict[str, HeadTensor], outs: list[OutTensor], outtype: str) -> list[str]:
+    own = {name: "its own" if name in tensors else "the target's" for name in ("token_embd.weight", "output.weight")}
+    n = len(g.reads_token)
+    notes = [f"layout {layout}: {n} decoder layer{'s' * (n > 1)}, hidden size {g.hidden}, {g.n_head}/{g.n_head_kv} heads of {g.head_dim}, "
+             f"draft vocabulary {g.draft_vocab} of {g.target_vocab}",
+             f"embeddings are {own['token_embd.weight']}, output matrix is {own['output.weight']}"]  # fmt: skip
+    short = [t.name for t in outs if len(t.shape) == 2 and t.name != "fc_norm.weight" and t.qtype is not QTYPES[outtype]]
+    if short:
+        notes.append(f"f16 instead of {outtype}, for their rows are no multiple of 32: {', '.join(short)}")
+    return notes
+
+
+def _check_out(head: Path, target: Path, out: Path) -> None:
+    """That writing can succeed, and destroys nothing that is read."""
+    with reading(out):
+        if out.exists() and not out.is_file():
+            raise EagleError(ErrorKind.BAD_ARGUMENT, f"{out} is no regular file: name the GGUF to write")
+        if not out.parent.is_dir():
+            raise EagleError(ErrorKind.BAD_ARGUMENT, f"folder {out.parent} of the output does not exist: create it")
+        inputs = [target, head] if head.is_file() else [target, *(p for end in ("json", "safetensors", "bin") for p in head.glob(f"*.{end}"))]
+        if out.exists() and any(path.exists() and path.samefile(out) for path in inputs):
+            raise EagleError(ErrorKind.BAD_ARGUMENT, f"{out} is what is to be converted: name another file to write")

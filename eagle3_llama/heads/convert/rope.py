@@ -1,0 +1,80 @@
+"""Rotary positions: the draft's own, as GGUF keys and, for Llama 3, one factor a frequency."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...errors import EagleError, ErrorKind
+from .config import Config
+
+_PLAIN = (None, "default", "none", "mrope")  # for text, sections of mrope all count the same position
+
+
+@dataclass(frozen=True)
+class Rope:
+    freq_base: float
+    scaling: dict[str, str | float | int] = field(default_factory=dict)  # below eagle3.rope.scaling.
+    factors: np.ndarray | None = None  # [head_dim / 2] float32, divisors of the frequencies: rope_freqs.weight
+
+
+def read_rope(config: Config, head_dim: int) -> Rope:
+    """Raises EagleError: BAD_CONFIG (a rope_type that llama.cpp's graph has no equal of, too), or UNSUPPORTED."""
+    where = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
+    base = config.number("rope_theta", None) or config.number(f"{where}.rope_theta", 10000.0)
+    if config.number("partial_rotary_factor", 1.0) != 1.0:
+        raise EagleError(ErrorKind.UNSUPPORTED, "key partial_rotary_factor of config.json is not 1: "
+                         "partly rotated heads are not supported")  # fmt: skip
+    kind = config.string(f"{where}.rope_type", None) or config.string(f"{where}.type", None)
+    if kind in _PLAIN:
+        return Rope(base)
+    if kind == "linear":
+        return Rope(base, {"type": "linear", "factor": config.number(f"{where}.factor")})
+    if kind == "yarn":
+        return Rope(base, _yarn(config, where))
+    if kind == "llama3":
+        return Rope(base, factors=_llama3_factors(config, where, base, head_dim))
+    raise EagleError(ErrorKind.BAD_CONFIG, f"key {where}.rope_type of config.json is {kind!r:.40}: supported are "
+                     "linear, llama3 and yarn")  # fmt: skip
+
+
+def _yarn(config: Config, where: str) -> dict[str, str | float | int]:
+    factor = config.number(f"{where}.factor")
+    original = config.integer(f"{where}.original_max_position_embeddings", None) or config.integer("max_position_embeddings")
+    out: dict[str, str | float | int] = {"type": "yarn", "factor": factor, "original_context_length": original}
+    for key in ("beta_fast", "beta_slow"):
+        value = config.number(f"{where}.{key}", None)
+        if value is not None:
+            out[f"yarn_{key}"] = value
+    # ggml multiplies by 1 + 0.1 ln(factor) of its own, which is transformers' default
+    attention = _attention_factor(config, where, factor) / _mscale(factor, 1.0)
+    if not math.isclose(attention, 1.0):
+        out["attn_factor"] = attention
+    return out
+
+
+def _attention_factor(config: Config, where: str, factor: float) -> float:
+    given = config.number(f"{where}.attention_factor", None)
+    scale, all_dim = (config.number(f"{where}.{key}", None, zero=True) for key in ("mscale", "mscale_all_dim"))
+    if given is not None:
+        return given
+    return _mscale(factor, scale) / _mscale(factor, all_dim) if scale and all_dim else _mscale(factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 + 0.1 * weight * math.log(factor) if factor > 1.0 else 1.0
+
+
+def _llama3_factors(config: Config, where: str, base: float, head_dim: int) -> np.ndarray:
+    """[head_dim / 2]: 1 for short wavelengths, `factor` for long ones, blended between (transformers' llama3)."""
+    factor = config.number(f"{where}.factor")
+    low, high = config.number(f"{where}.low_freq_factor"), config.number(f"{where}.high_freq_factor")
+    original = config.integer(f"{where}.original_max_position_embeddings")
+    if not low < high:
+        raise EagleError(ErrorKind.BAD_CONFIG, f"key {where}.high_freq_factor of config.json is {high}, expected "
+                         f"more than low_freq_factor {low}")  # fmt: skip
+    wavelength = 2 * math.pi * base ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    smooth = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)  # 0 long, 1 short
+    return (1.0 / ((1.0 - smooth) / factor + smooth)).astype(np.float32)

@@ -1,0 +1,92 @@
+"""Read a safetensors file without trusting it, and without torch (which the package needs for bfloat16).
+
+Format: https://github.com/huggingface/safetensors#format: 8 bytes length N, N bytes JSON header, data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import EagleError, ErrorKind
+from ...common.files import parse_object, reading
+
+_MAX_HEADER = 100 << 20  # the format's own limit
+_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2",
+           "I8": "i1", "U8": "u1", "BOOL": "u1"}  # fmt: skip
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class HeadTensor:
+    """A tensor of a checkpoint, on disk until read.
+
+    `read(lo, hi)` gives rows lo..hi (entries, of a vector): float32 for floating dtypes, else int64.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[int, int], np.ndarray]
+
+    def read_all(self) -> np.ndarray:
+        return self.read(0, self.shape[0])
+
+
+def read_safetensors(path: Path) -> dict[str, HeadTensor]:
+    """The tensors of one file. Raises EagleError BAD_FILE, TRUNCATED or BAD_VALUE naming file and tensor."""
+    with reading(path), path.open("rb") as f:
+        size = path.stat().st_size
+        n = int.from_bytes(f.read(8), "little")
+        if size < 8 or 8 + n > size:
+            # a length that is absurd is no truncation
+            kind, what = (ErrorKind.TRUNCATED, "truncated") if n <= _MAX_HEADER else (ErrorKind.BAD_VALUE, "not a safetensors file")
+            raise EagleError(kind, f"{path} is {what}: its header should have {n} bytes, the file has {size}")
+        if n > _MAX_HEADER:
+            raise EagleError(ErrorKind.BAD_VALUE, f"{path} is not a safetensors file: its header would have {n} bytes")
+        header = parse_object(f.read(n), f"the header of {path}", ErrorKind.BAD_VALUE)
+    header.pop("__metadata__", None)
+    return {name: _tensor(path, name, info, 8 + n, size) for name, info in header.items()}
+
+
+def _tensor(path: Path, name: str, info: Any, start: int, size: int) -> HeadTensor:
+    dtype, shape, offsets = (info.get(k) for k in ("dtype", "shape", "data_offsets")) if isinstance(info, dict) else (None,) * 3
+    if not (isinstance(dtype, str) and _naturals(shape) and _naturals(offsets) and len(offsets) == 2):
+        raise EagleError(ErrorKind.BAD_VALUE, f"tensor {name}: malformed entry in the header of {path}")
+    if dtype not in _DTYPES:
+        raise EagleError(ErrorKind.UNSUPPORTED, f"tensor {name} has dtype {dtype}: take the F32, F16 or BF16 checkpoint")
+    begin, end = offsets
+    if end - begin != math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize:
+        raise EagleError(ErrorKind.BAD_VALUE, f"tensor {name} has {end - begin} bytes, which is not shape {shape} of {dtype}")
+    if start + end > size:
+        raise EagleError(ErrorKind.TRUNCATED, f"tensor {name} ends at byte {start + end} of {path}, which has "
+                         f"{size}: download it again")  # fmt: skip
+
+    def read(lo: int, hi: int) -> np.ndarray:
+        row = math.prod(shape[1:])
+        raw = np.dtype(_DTYPES[dtype])
+        with reading(path), path.open("rb") as f:
+            f.seek(start + begin + lo * row * raw.itemsize)
+            data = f.read((hi - lo) * row * raw.itemsize)
+        if len(data) != (hi - lo) * row * raw.itemsize:
+            raise EagleError(ErrorKind.TRUNCATED, f"tensor {name} is cut short in {path}: download it again")
+        return widen(np.frombuffer(data, raw), dtype).reshape(hi - lo, *shape[1:])
+
+    return HeadTensor(name, tuple(shape), dtype, read)
+
+
+def widen(data: np.ndarray, dtype: str) -> np.ndarray:
+    """Raw entries (BF16 as uint16) -> float32 or int64."""
+    if dtype == "BF16":
+        return (data.astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, and is refused as such
+        return data.astype(np.float32 if dtype in FLOATS else np.int64)
+
+
+def _naturals(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= 8 and all(type(v) is int and 0 <= v < 1 << 62 for v in value)

@@ -1,0 +1,42 @@
+"""What a head takes from its target's GGUF: sizes and tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gguf import GGUFValueType as T
+
+from ...errors import EagleError, ErrorKind
+from ...common.gguf_reader import Value, read_gguf
+
+_TOKENS = "tokenizer.ggml.tokens"
+
+
+@dataclass(frozen=True)
+class Target:
+    architecture: str
+    n_layer: int  # layers that a token passes; those of multi-token prediction are not counted
+    n_embd: int
+    n_vocab: int
+    n_ctx: int | None
+    norm_eps: float | None  # of its RMSNorms
+    tokenizer: dict[str, Value]
+
+
+def read_target(path: Path) -> Target:
+    """Raises EagleError: BAD_FILE (no GGUF), TRUNCATED, BAD_VALUE (naming the key), HEAD_MISMATCH (a head, no model)."""
+    file = read_gguf(path)
+    arch = file.string("general.architecture")
+    if arch.startswith("eagle"):
+        raise EagleError(ErrorKind.HEAD_MISMATCH, f"{path} is a head itself (general.architecture is {arch}): "
+                         "give the target model")  # fmt: skip
+    tokens = file.keys.get(_TOKENS)
+    if tokens is None or tokens.item_type is not T.STRING or not tokens.value:
+        raise EagleError(ErrorKind.BAD_VALUE, f"key {_TOKENS} of {path} is missing: give the target with its tokenizer")
+    n_layer = file.size_of(f"{arch}.block_count") - file.size_of(f"{arch}.nextn_predict_layers", 0)
+    tokenizer = {k: v for k, v in file.keys.items() if k.startswith("tokenizer.ggml.") and not (v.type is T.ARRAY and not v.value)}
+    n_ctx = file.size_of(f"{arch}.context_length", 0)
+    eps = file.get(f"{arch}.attention.layer_norm_rms_epsilon")
+    return Target(arch, n_layer, file.size_of(f"{arch}.embedding_length"), len(tokens.value), n_ctx or None,
+                  eps if type(eps) is float and 0 < eps < 1 else None, tokenizer)  # fmt: skip

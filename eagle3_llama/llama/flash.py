@@ -1,0 +1,33 @@
+"""llama_cpp.Llama with llama.cpp's own choice of flash attention beside on and off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..runtime import library as _library
+
+_library.load()  # our libllama, before llama_cpp looks for one
+
+import llama_cpp  # noqa: E402
+from llama_cpp import Llama  # noqa: E402
+
+
+class FlashLlama(Llama):
+    """flash_attn=None is llama.cpp's `auto`: on where the backend has it. False, as in Llama, if left out."""
+
+    def __init__(self, model_path: str, *, flash_attn: bool | None = False, **kwargs: Any) -> None:
+        self._flash_attn = flash_attn
+        super().__init__(model_path, flash_attn=bool(flash_attn), **kwargs)
+
+    @property
+    def context_params(self) -> Any:
+        if self._flash_attn is None:  # Llama sets on or off before it reads this to make the context
+            self._context_params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO
+        return self._context_params
+
+    @context_params.setter
+    def context_params(self, params: Any) -> None:
+        self._context_params = params
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "flash_attn": self._flash_attn}
