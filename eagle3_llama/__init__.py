@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["EagleError", "EagleLlama", "EagleParams", "ErrorKind"]
 
-_HOME = {"EagleError": "errors", "EagleLlama": "llama", "EagleParams": "runtime.params", "ErrorKind": "errors"}
+_HOME = {
+    "EagleError": "errors",
+    "EagleLlama": "llama",
+    "EagleParams": "runtime.params",
+    "ErrorKind": "errors",
+}
 
 prefer_our_libllama()
 

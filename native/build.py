@@ -28,28 +28,53 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from fetch import BuildError, _prune, cache_dir, hash_files, patched_tree, say  # noqa: E402
+from fetch import BuildError, _prune, cache_dir, hash_files, patched_tree, say
 
 NATIVE = Path(__file__).resolve().parent
-_TREE_PARTS = ("CMakeLists.txt", "LICENSE", "cmake", "common", "ggml", "include", "licenses", "src", "tools/mtmd", "vendor")
+_TREE_PARTS = (
+    "CMakeLists.txt",
+    "LICENSE",
+    "cmake",
+    "common",
+    "ggml",
+    "include",
+    "licenses",
+    "src",
+    "tools/mtmd",
+    "vendor",
+)
 
 # What concerns only the packaging around, or llama-cpp-python's own build: no reason to build anew.
-_NOT_OURS = re.compile(r"^(CMAKE_INSTALL_.*|CMAKE_MAKE_PROGRAM|CMAKE_MODULE_PATH|CMAKE_PREFIX_PATH|SKBUILD.*"
-                       r"|Python3?_.*|PYTHON_.*|LLAMA_BUILD|LLAVA_BUILD)$")  # fmt: skip
+_NOT_OURS = re.compile(
+    r"^(CMAKE_INSTALL_.*|CMAKE_MAKE_PROGRAM|CMAKE_MODULE_PATH|CMAKE_PREFIX_PATH|SKBUILD.*"
+    r"|Python3?_.*|PYTHON_.*|LLAMA_BUILD|LLAVA_BUILD)$"
+)
 
 # Quick to compile and still readable in a report; without asserts, as a release is: ggml has some on values (no NaN in a norm),
 # which files decide. Of CMAKE_ARGS only what chooses the processor's instructions applies, and LLAMA_BUILD_MTMD.
-_SANITIZE = {"EAGLE3_SANITIZE": "ON", "CMAKE_BUILD_TYPE": "Debug",
-             "CMAKE_C_FLAGS_DEBUG": "-O1 -g1 -DNDEBUG", "CMAKE_CXX_FLAGS_DEBUG": "-O1 -g1 -DNDEBUG"}  # fmt: skip
-_OF_SANITIZED = re.compile(r"^(LLAMA_BUILD_MTMD|GGML_(NATIVE|SSE42|AVX\w*|FMA|F16C|BMI2|AMX_\w+|CPU_ARM_ARCH))$")
+_SANITIZE = {
+    "EAGLE3_SANITIZE": "ON",
+    "CMAKE_BUILD_TYPE": "Debug",
+    "CMAKE_C_FLAGS_DEBUG": "-O1 -g1 -DNDEBUG",
+    "CMAKE_CXX_FLAGS_DEBUG": "-O1 -g1 -DNDEBUG",
+}
+_OF_SANITIZED = re.compile(
+    r"^(LLAMA_BUILD_MTMD|GGML_(NATIVE|SSE42|AVX\w*|FMA|F16C|BMI2|AMX_\w+|CPU_ARM_ARCH))$"
+)
 
 
-def build(sanitize: bool = False, tests: bool = False, defines: dict[str, str] | None = None,
-          cmake: str | None = None, ninja: str | None = None, bench: bool = False) -> Path:  # fmt: skip
+def build(
+    sanitize: bool = False,
+    tests: bool = False,
+    defines: dict[str, str] | None = None,
+    cmake: str | None = None,
+    ninja: str | None = None,
+    bench: bool = False,
+) -> Path:
     """The folder with libeagle3, libllama, libmtmd, ggml, eagle3.h and, if asked for, the executables of native/tests.
 
     bench: instead, the executables of native/bench and the llama.cpp that they measure, as upstream has it.
@@ -58,7 +83,12 @@ def build(sanitize: bool = False, tests: bool = False, defines: dict[str, str] |
     source = options.pop("EAGLE3_LLAMA_CPP_DIR", None) or os.environ.get("EAGLE3_LLAMA_CPP_DIR")
     if options.get("EAGLE3_BUILD_TESTS", "").upper() in ("ON", "1", "TRUE", "YES"):
         tests = True
-    mtmd = options.pop("LLAMA_BUILD_MTMD", "OFF" if sanitize or bench else "ON").upper() in ("ON", "1", "TRUE", "YES")
+    mtmd = options.pop("LLAMA_BUILD_MTMD", "OFF" if sanitize or bench else "ON").upper() in (
+        "ON",
+        "1",
+        "TRUE",
+        "YES",
+    )
     for name in ("EAGLE3_BUILD_TESTS", "EAGLE3_BUILD_BENCH", "EAGLE3_BUILD_MTMD"):
         options.pop(name, None)
 
@@ -68,7 +98,13 @@ def build(sanitize: bool = False, tests: bool = False, defines: dict[str, str] |
     with _locked(place / "lock"):
         tree, tree_key = patched_tree(source, patched=not bench)
         sources = _native_sources(["tests"] * tests + ["bench"] * bench)
-        out = place / "out" / hashlib.sha256(f"{tree_key} {tests} {bench} {mtmd} {hash_files(NATIVE, sources)}".encode()).hexdigest()[:16]
+        out = (
+            place
+            / "out"
+            / hashlib.sha256(
+                f"{tree_key} {tests} {bench} {mtmd} {hash_files(NATIVE, sources)}".encode()
+            ).hexdigest()[:16]
+        )
         if not out.is_dir():
             _sync(tree, place / "llama.cpp", [p for part in _TREE_PARTS for p in _files(tree / part)])
             _sync(NATIVE, place / "native", sources)
@@ -91,7 +127,10 @@ def _options(sanitize: bool, given: dict[str, str]) -> dict[str, str]:
     """What CMake is told, of what the user gave."""
     if sanitize:
         return {**_SANITIZE, **{name: value for name, value in given.items() if _OF_SANITIZED.match(name)}}
-    return {"CMAKE_BUILD_TYPE": "Release", **{name: value for name, value in given.items() if not _NOT_OURS.match(name)}}
+    return {
+        "CMAKE_BUILD_TYPE": "Release",
+        **{name: value for name, value in given.items() if not _NOT_OURS.match(name)},
+    }
 
 
 def _cmake_args() -> dict[str, str]:
@@ -112,23 +151,37 @@ def _parse_defines(arguments: list[str], where: str) -> dict[str, str]:
 
 def _key(options: dict[str, str]) -> str:
     """Of all that changes every object file: flags, compilers and, for -march=native, the CPU."""
-    flags = {name: os.environ.get(name) for name in ("CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "CUDACXX", "CUDA_HOME")}
-    compilers = [_compiler(options, "C", "CC", ("cc", "gcc", "clang")), _compiler(options, "CXX", "CXX", ("c++", "g++", "clang++"))]
-    text = repr((sorted(options.items()), sorted(flags.items(), key=str), compilers, platform.platform(), _cpu()))
-    return ("sanitized-" if "EAGLE3_SANITIZE" in options else "") + hashlib.sha256(text.encode()).hexdigest()[:16]
+    flags = {
+        name: os.environ.get(name)
+        for name in ("CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "CUDACXX", "CUDA_HOME")
+    }
+    compilers = [
+        _compiler(options, "C", "CC", ("cc", "gcc", "clang")),
+        _compiler(options, "CXX", "CXX", ("c++", "g++", "clang++")),
+    ]
+    text = repr(
+        (sorted(options.items()), sorted(flags.items(), key=str), compilers, platform.platform(), _cpu())
+    )
+    return ("sanitized-" if "EAGLE3_SANITIZE" in options else "") + hashlib.sha256(text.encode()).hexdigest()[
+        :16
+    ]
 
 
 def _compiler(options: dict[str, str], language: str, variable: str, names: tuple[str, ...]) -> str:
     """Version and target of the compiler that CMake will take, whatever name it was called by."""
     asked = options.get(f"CMAKE_{language}_COMPILER") or os.environ.get(variable)
-    found = shutil.which(shlex.split(asked)[0]) if asked else next(filter(None, map(shutil.which, names)), None)
+    found = (
+        shutil.which(shlex.split(asked)[0]) if asked else next(filter(None, map(shutil.which, names)), None)
+    )
     if not found:
         raise BuildError(
             f"no {'C' if language == 'C' else 'C++'} compiler: looked for {asked or ', '.join(names)}. Install one (Debian, Ubuntu: "
             f"apt install build-essential; Fedora: dnf install gcc-c++; macOS: xcode-select --install) or set {variable} to its path."
         )
-    told = [subprocess.run([found, flag], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
-            for flag in ("--version", "-dumpmachine")]  # fmt: skip
+    told = [
+        subprocess.run([found, flag], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+        for flag in ("--version", "-dumpmachine")
+    ]
     return "\n".join(told).partition(" ")[2]  # the first word is the name
 
 
@@ -186,15 +239,26 @@ def _sync(source: Path, target: Path, paths: list[Path]) -> None:
 
 
 def _configure(place: Path, options: dict[str, str], cmake: str, ninja: str) -> Path:
-    version = subprocess.run([cmake, "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout.split()[2]
+    version = subprocess.run(
+        [cmake, "--version"], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.split()[2]
     build_dir = (place / f"cmake-{version}").resolve()
     if not (build_dir / "build.ninja").is_file():  # never configured to the end
         shutil.rmtree(build_dir, ignore_errors=True)
-    command = [cmake, "-S", str(place / "native"), "-B", str(build_dir), "-G", "Ninja", "--no-warn-unused-cli"]
+    command = [
+        cmake,
+        "-S",
+        str(place / "native"),
+        "-B",
+        str(build_dir),
+        "-G",
+        "Ninja",
+        "--no-warn-unused-cli",
+    ]
     command += [f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DEAGLE3_LLAMA_CPP_TREE={place / 'llama.cpp'}"]
     command += [f"-D{name}={value}" for name, value in sorted(options.items())]
     env = {k: v for k, v in os.environ.items() if k != "CMAKE_GENERATOR"}
-    for attempt in range(2):
+    for _ in range(2):
         again = build_dir.is_dir()
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
         if done.returncode == 0 or not again:
@@ -202,7 +266,9 @@ def _configure(place: Path, options: dict[str, str], cmake: str, ninja: str) -> 
         shutil.rmtree(build_dir)  # a compiler or CMake that it remembers may be gone: once more, from nothing
     (place / "configure.log").write_text(done.stdout)
     if done.returncode != 0:
-        raise BuildError(f"CMake cannot configure the build (above; all of it: {place / 'configure.log'})", done.stdout)
+        raise BuildError(
+            f"CMake cannot configure the build (above; all of it: {place / 'configure.log'})", done.stdout
+        )
     return build_dir
 
 
@@ -211,9 +277,12 @@ def _compile(place: Path, build_dir: Path, ninja: str) -> None:
     command = [ninja, "-C", str(build_dir), "-j", jobs, "all"]
     env = {**os.environ, "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
     last: collections.deque[str] = collections.deque(maxlen=40)
-    with (place / "build.log").open("w") as log, subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=env
-    ) as process:
+    with (
+        (place / "build.log").open("w") as log,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=env
+        ) as process,
+    ):
         try:
             progress = _Progress("compiling, sanitized" if _is_sanitized(place) else "compiling")
             for line in process.stdout:
@@ -232,14 +301,24 @@ class _Progress:
     """[done/total] on one line of a terminal, or now and then on a line of its own in a log."""
 
     def __init__(self, what: str) -> None:
-        self.what, self.start, self.shown, self.tty = what, time.monotonic(), time.monotonic(), sys.stderr.isatty()
+        self.what, self.start, self.shown, self.tty = (
+            what,
+            time.monotonic(),
+            time.monotonic(),
+            sys.stderr.isatty(),
+        )
 
     def line(self, text: str) -> None:
         match, now = re.match(r"\[(\d+)/(\d+)\] ", text), time.monotonic()
         if match and now - self.shown >= (0.5 if self.tty else 30):
             self.shown = now
             status = f"eagle3-llama: {self.what} {match[1]}/{match[2]}, {now - self.start:.0f} s"
-            print(f"\r{status}" if self.tty else status, end="" if self.tty else "\n", file=sys.stderr, flush=True)
+            print(
+                f"\r{status}" if self.tty else status,
+                end="" if self.tty else "\n",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def end(self) -> None:
         seconds = time.monotonic() - self.start
@@ -251,13 +330,17 @@ class _Progress:
 
 def _collect(place: Path, build_dir: Path, out: Path, sources: list[Path], mtmd: bool) -> None:
     """Copy what was built to out, all or nothing; not a libmtmd that an earlier build left there."""
-    programs = {path.stem for path in sources if path.parent.name in ("tests", "bench") and path.suffix == ".cpp"}
+    programs = {
+        path.stem for path in sources if path.parent.name in ("tests", "bench") and path.suffix == ".cpp"
+    }
     out.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".new-") as tmp:
         fresh = Path(tmp) / "lib"
         fresh.mkdir()
         for path in (build_dir / "bin").iterdir():
-            if (path.suffix in (".so", ".dylib") and (mtmd or path.stem != "libmtmd")) or path.name in programs:
+            if (
+                path.suffix in (".so", ".dylib") and (mtmd or path.stem != "libmtmd")
+            ) or path.name in programs:
                 shutil.copy2(path, fresh)
         shutil.copyfile(place / "native" / "include" / "eagle3.h", fresh / "eagle3.h")
         os.rename(fresh, out)
@@ -282,17 +365,33 @@ def _cores() -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Build libeagle3 and the patched llama.cpp, or find them built.")
-    parser.add_argument("--sanitize", action="store_true", help="address and undefined behaviour sanitizers, CPU only")
+    parser = argparse.ArgumentParser(
+        description="Build libeagle3 and the patched llama.cpp, or find them built."
+    )
+    parser.add_argument(
+        "--sanitize", action="store_true", help="address and undefined behaviour sanitizers, CPU only"
+    )
     parser.add_argument("--tests", action="store_true", help="the executables of native/tests too")
-    parser.add_argument("--bench", action="store_true", help="instead, the executables of native/bench, with llama.cpp as upstream has it")
-    parser.add_argument("--print-dir", action="store_true", help="print the folder of the result, and only that, to stdout")
+    parser.add_argument(
+        "--bench",
+        action="store_true",
+        help="instead, the executables of native/bench, with llama.cpp as upstream has it",
+    )
+    parser.add_argument(
+        "--print-dir", action="store_true", help="print the folder of the result, and only that, to stdout"
+    )
     parser.add_argument("--cmake", help="path of cmake")
     parser.add_argument("--ninja", help="path of ninja")
     arguments, rest = parser.parse_known_args()
     try:
-        out = build(arguments.sanitize, arguments.tests, _parse_defines(rest, "arguments"), arguments.cmake, arguments.ninja,
-                    arguments.bench)
+        out = build(
+            arguments.sanitize,
+            arguments.tests,
+            _parse_defines(rest, "arguments"),
+            arguments.cmake,
+            arguments.ninja,
+            arguments.bench,
+        )
     except BuildError as error:
         error.exit()
     except KeyboardInterrupt:

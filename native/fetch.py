@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from apply_patches import PatchError, apply_series  # noqa: E402
+from apply_patches import PatchError, apply_series
 
 PACKAGE, VERSION = "llama-cpp-python", "0.3.36"
 SDIST = f"llama_cpp_python-{VERSION}.tar.gz"
@@ -31,7 +31,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PATCHES = ROOT / "patches"
 
 _INSIDE = f"llama_cpp_python-{VERSION}/vendor/llama.cpp/"
-_LEFT_OUT = (".git", "build", "docs", "media", "models")  # nothing that is compiled, and two thirds of the bytes
+_LEFT_OUT = (
+    ".git",
+    "build",
+    "docs",
+    "media",
+    "models",
+)  # nothing that is compiled, and two thirds of the bytes
 _KEEP_TREES = 4
 
 
@@ -49,7 +55,11 @@ class BuildError(Exception):
 
 
 def cache_dir() -> Path:
-    return Path(os.environ.get("EAGLE3_LLAMA_CACHE") or Path.home() / ".cache" / "eagle3-llama").expanduser().absolute()
+    return (
+        Path(os.environ.get("EAGLE3_LLAMA_CACHE") or Path.home() / ".cache" / "eagle3-llama")
+        .expanduser()
+        .absolute()
+    )
 
 
 def say(text: str) -> None:
@@ -83,7 +93,14 @@ def sdist() -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as tmp:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", PACKAGE]
-        command += ["--disable-pip-version-check", "--progress-bar", "off", "-d", tmp, f"{PACKAGE}=={VERSION}"]
+        command += [
+            "--disable-pip-version-check",
+            "--progress-bar",
+            "off",
+            "-d",
+            tmp,
+            f"{PACKAGE}=={VERSION}",
+        ]
         # what is meant for the build at hand must not reach the metadata step of that other package
         env = {k: v for k, v in os.environ.items() if not k.startswith(("SKBUILD_", "CMAKE_"))}
         done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -162,8 +179,12 @@ def _ignore_at(top: Path):
 def _hash_tree(source: str) -> str:
     top = Path(source)
     if not (top / "ggml" / "CMakeLists.txt").is_file():
-        raise BuildError(f"EAGLE3_LLAMA_CPP_DIR is {source!r}, which is no llama.cpp tree (no ggml/CMakeLists.txt in it)")
-    paths = [path for child in top.iterdir() if child.name not in _LEFT_OUT for path in [child, *child.rglob("*")]]
+        raise BuildError(
+            f"EAGLE3_LLAMA_CPP_DIR is {source!r}, which is no llama.cpp tree (no ggml/CMakeLists.txt in it)"
+        )
+    paths = [
+        path for child in top.iterdir() if child.name not in _LEFT_OUT for path in [child, *child.rglob("*")]
+    ]
     return hash_files(top, [path for path in paths if path.is_file()])
 
 

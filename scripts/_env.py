@@ -26,7 +26,9 @@ TOOLS = ["cmake>=3.21", "ninja", "scikit-build-core>=0.10"]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make .venv/ of this checkout fit to run in.")
-    parser.add_argument("--extra", action="append", default=[], help="an extra of pyproject.toml to install too")
+    parser.add_argument(
+        "--extra", action="append", default=[], help="an extra of pyproject.toml to install too"
+    )
     extras = sorted(set(parser.parse_args().extra))
     if sys.version_info < (3, 10):
         restart_with_newer_python()
@@ -49,8 +51,12 @@ def main() -> None:
 def state_key() -> str:
     """Of everything that an install depends on, this script and CMAKE_ARGS included."""
     paths = [ROOT / "pyproject.toml", Path(__file__).resolve(), *(ROOT / "patches").glob("*.patch")]
-    paths += [path for path in (ROOT / "native").rglob("*") if path.suffix in (".cpp", ".hpp", ".h", ".txt", ".py")]
-    digest = hashlib.sha256(repr([os.environ.get(name) for name in ("CMAKE_ARGS", "CC", "CXX", "EAGLE3_LLAMA_CPP_DIR")]).encode())
+    paths += [
+        path for path in (ROOT / "native").rglob("*") if path.suffix in (".cpp", ".hpp", ".h", ".txt", ".py")
+    ]
+    digest = hashlib.sha256(
+        repr([os.environ.get(name) for name in ("CMAKE_ARGS", "CC", "CXX", "EAGLE3_LLAMA_CPP_DIR")]).encode()
+    )
     for path in sorted(paths):
         digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
@@ -60,8 +66,11 @@ def make_venv() -> None:
     check = "import sys, pip; sys.exit(sys.version_info < (3, 10))"
     if PYTHON.exists() and subprocess.run([PYTHON, "-c", check], stderr=subprocess.DEVNULL).returncode == 0:
         return
-    step("creating .venv", [sys.executable, "-m", "venv", "--clear", VENV],
-         mend="On Debian and Ubuntu, venv is a package of its own: apt install python3-venv")  # fmt: skip
+    step(
+        "creating .venv",
+        [sys.executable, "-m", "venv", "--clear", VENV],
+        mend="On Debian and Ubuntu, venv is a package of its own: apt install python3-venv",
+    )
 
 
 def install_tools() -> None:
@@ -72,14 +81,21 @@ def install_tools() -> None:
 
 def install_llama_cpp_python() -> None:
     """Its Python part only; the libraries are ours. One already there is left as it is."""
-    probe = ("import sys, importlib.metadata as m; sys.path.insert(0, 'native'); import fetch; "
-             "sys.exit(m.version(fetch.PACKAGE) != fetch.VERSION)")  # fmt: skip
+    probe = (
+        "import sys, importlib.metadata as m; sys.path.insert(0, 'native'); import fetch; "
+        "sys.exit(m.version(fetch.PACKAGE) != fetch.VERSION)"
+    )
     if subprocess.run([PYTHON, "-c", probe], cwd=ROOT, stderr=subprocess.DEVNULL).returncode == 0:
         return
     sdist = native("fetch.py", "--sdist")
     # --no-cache-dir: a wheel without libraries must not stay in pip's cache for others to find
-    pip("installing llama-cpp-python (its Python part)", "--no-build-isolation", "--no-cache-dir", sdist,
-        env={**os.environ, "CMAKE_ARGS": "-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF"})  # fmt: skip
+    pip(
+        "installing llama-cpp-python (its Python part)",
+        "--no-build-isolation",
+        "--no-cache-dir",
+        sdist,
+        env={**os.environ, "CMAKE_ARGS": "-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF"},
+    )
 
 
 def build_libraries() -> None:
@@ -89,7 +105,9 @@ def build_libraries() -> None:
 
 def native(script: str, *arguments: str) -> str:
     """What a script of native/ prints; its progress and its errors go to the terminal."""
-    done = subprocess.run([PYTHON, ROOT / "native" / script, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [PYTHON, ROOT / "native" / script, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     if done.returncode != 0:
         sys.exit(done.returncode)
     return done.stdout.strip()
@@ -106,8 +124,14 @@ def step(what: str, command: list, mend: str, env: dict[str, str] | None = None)
     """Run quietly; the output is shown only if it fails."""
     print(f"eagle3-llama: {what} ...", end="", file=sys.stderr, flush=True)
     start = time.monotonic()
-    done = subprocess.run([str(word) for word in command], cwd=ROOT, env=env, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=ROOT,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     print(f" {time.monotonic() - start:.0f} s", file=sys.stderr)
     if done.returncode != 0:
         tail = "\n".join(done.stdout.rstrip().splitlines()[-40:])

@@ -13,6 +13,7 @@ import time
 
 from eagle3_llama import EagleLlama  # before llama_cpp: it brings the library
 from eagle3_llama.runtime.costs import fill_context
+
 import llama_cpp
 
 
@@ -20,7 +21,9 @@ def tree(n, rng):
     """Parents of n nodes, level by level, -1 for the root: few levels, likelier nodes with more children, as EAGLE-2's."""
     parents, level, first = [], [-1], 0
     while len(parents) < n:
-        children = sorted(min(int(rng.expovariate(0.4)), len(level) - 1) for _ in range(min(10, n - len(parents))))
+        children = sorted(
+            min(int(rng.expovariate(0.4)), len(level) - 1) for _ in range(min(10, n - len(parents)))
+        )
         parents += [level[i] for i in children]
         level, first = list(range(first, len(parents))), len(parents)
     return parents
@@ -44,7 +47,9 @@ def leaves_below(parents):
 
 class SequenceIds:
     def __init__(self, path, n_threads, n_ctx, context):
-        self.llm = llama_cpp.Llama(path, n_ctx=n_ctx, n_threads=n_threads, n_threads_batch=n_threads, flash_attn=True, verbose=False)
+        self.llm = llama_cpp.Llama(
+            path, n_ctx=n_ctx, n_threads=n_threads, n_threads_batch=n_threads, flash_attn=True, verbose=False
+        )
         p = self.llm.context_params
         p.n_seq_max, p.kv_unified = 64, True
         self.ctx = llama_cpp.llama_init_from_model(self.llm._model.model, p)
@@ -57,7 +62,12 @@ class SequenceIds:
     def _decode(self, rows):
         self.batch.n_tokens = len(rows)
         for i, (token, pos, ids) in enumerate(rows):
-            self.batch.token[i], self.batch.pos[i], self.batch.n_seq_id[i], self.batch.logits[i] = token, pos, len(ids), 1
+            self.batch.token[i], self.batch.pos[i], self.batch.n_seq_id[i], self.batch.logits[i] = (
+                token,
+                pos,
+                len(ids),
+                1,
+            )
             for k, s in enumerate(ids):
                 self.batch.seq_id[i][k] = s
         assert llama_cpp.llama_decode(self.ctx, self.batch) == 0
@@ -83,7 +93,9 @@ class SequenceIds:
 
 class Mask:
     def __init__(self, path, n_threads, n_ctx, context):
-        self.llm = EagleLlama(path, n_ctx=n_ctx, n_threads=n_threads, n_threads_batch=n_threads, flash_attn=True, verbose=False)
+        self.llm = EagleLlama(
+            path, n_ctx=n_ctx, n_threads=n_threads, n_threads_batch=n_threads, flash_attn=True, verbose=False
+        )
         self.engine = self.llm._engine
         fill_context(self.engine, context)
         self.sampler = self.llm._init_sampler(temp=0.0)
@@ -99,7 +111,9 @@ class Mask:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("target")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--context", type=int, default=200)

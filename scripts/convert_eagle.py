@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from eagle3_llama.heads.convert.cli import main  # noqa: E402
+from eagle3_llama.heads.convert.cli import main
 
 if __name__ == "__main__":
     main()

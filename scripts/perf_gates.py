@@ -16,7 +16,7 @@ import json
 import sys
 
 FORMATS = ("F32", "BF16", "F16", "Q8_0", "Q4_0", "Q4_K_M", "Q4_1")
-NEVER_BELOW = 0.98     # of plain decoding, in any category
+NEVER_BELOW = 0.98  # of plain decoding, in any category
 OF_BEST_FIXED = 0.93
 OVER_UPSTREAM, UPSTREAM_FORMATS = 1.25, ("BF16", "Q4_0")
 OF_LIMIT, LIMIT_FORMATS = 0.85, ("BF16",)
@@ -38,10 +38,14 @@ def misses(files):
         for r in rows:
             if r["mode"] == "eagle" and r["ratio"] < NEVER_BELOW:
                 yield f"{fmt}, {r['category']}: {r['ratio']:.3f} of plain decoding, asked for {NEVER_BELOW}"
-        yield from _fixed(fmt, eagle, [r for r in rows if r["category"] == "all" and r["mode"].startswith("eagle ")])
+        yield from _fixed(
+            fmt, eagle, [r for r in rows if r["category"] == "all" and r["mode"].startswith("eagle ")]
+        )
         yield from _trees(fmt, parts)
         if fmt in UPSTREAM_FORMATS:
-            yield from _upstream(fmt, most_runs([rows for rows in parts if any(r["kind"] == "upstream" for r in rows)]))
+            yield from _upstream(
+                fmt, most_runs([rows for rows in parts if any(r["kind"] == "upstream" for r in rows)])
+            )
         if fmt in LIMIT_FORMATS and (eagle.get("share_of_limit") or 0) < OF_LIMIT:
             yield f"{fmt}: {eagle.get('share_of_limit')} of the limit, asked for {OF_LIMIT}"
 
@@ -52,7 +56,11 @@ def as_it_stands(rows):
 
 def most_runs(parts):
     """The rows of the file that ran mode eagle most often. parts: a format's rows of each."""
-    return max((rows for rows in parts if as_it_stands(rows)), key=lambda rows: as_it_stands(rows).get("runs", 1), default=[])
+    return max(
+        (rows for rows in parts if as_it_stands(rows)),
+        key=lambda rows: as_it_stands(rows).get("runs", 1),
+        default=[],
+    )
 
 
 def _fixed(fmt, eagle, fixed):
@@ -75,8 +83,10 @@ def _trees(fmt, parts):
         ran = True
         tree, chain = (max(rs, key=lambda r: r["mean_accepted_length"]) for rs in (trees, chains))
         if tree["mean_accepted_length"] < TREE_OVER_CHAIN * chain["mean_accepted_length"]:
-            yield (f"{fmt}: {tree['mode']} brings {tree['mean_accepted_length']:.2f} tokens a round, {chain['mode']} "
-                   f"{chain['mean_accepted_length']:.2f}, asked for {TREE_OVER_CHAIN} times as many")
+            yield (
+                f"{fmt}: {tree['mode']} brings {tree['mean_accepted_length']:.2f} tokens a round, {chain['mode']} "
+                f"{chain['mean_accepted_length']:.2f}, asked for {TREE_OVER_CHAIN} times as many"
+            )
     if not ran:
         yield f"{fmt}: no trees were run"
 

@@ -26,8 +26,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Callable, NamedTuple, Optional
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -52,15 +53,29 @@ class Server:
     """A server process on a free port."""
 
     def __init__(self, fmt: str, n_parallel: int, n_ctx: int, head: bool = True) -> None:
-        command = [sys.executable, "-m", "eagle3_llama.server", "--model", smollm2(fmt), "--port", 0, "--n-parallel", n_parallel, "--n-ctx", n_ctx,
-                   *(["--eagle", shipped_head()] if head else [])]
-        self.process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "eagle3_llama.server",
+            "--model",
+            smollm2(fmt),
+            "--port",
+            0,
+            "--n-parallel",
+            n_parallel,
+            "--n-ctx",
+            n_ctx,
+            *(["--eagle", shipped_head()] if head else []),
+        ]
+        self.process = subprocess.Popen(
+            [str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         found = re.search(r"http://127.0.0.1:(\d+)", self.process.stdout.readline())
         if not found:
             raise SystemExit("the server did not start")
         self.port = int(found[1])
 
-    def __enter__(self) -> "Server":
+    def __enter__(self) -> Server:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -72,29 +87,64 @@ class Server:
         connection.request("GET", path)
         return connection.getresponse().read().decode()
 
-    def ask(self, text: str, max_tokens: int, speculative: dict[str, Any], leave_after: int | None = None) -> tuple[str, dict[str, Any]]:
+    def ask(
+        self, text: str, max_tokens: int, speculative: dict[str, Any], leave_after: int | None = None
+    ) -> tuple[str, dict[str, Any]]:
         """A streamed greedy answer and its last chunk; leave_after: chunks after which the client goes away."""
-        chunks = [c for _, c in _chunks(self.stream(text, max_tokens, speculative, lambda data: leave_after is not None and data.count(b"\n\n") > leave_after))]
-        return "".join(choice["delta"].get("content") or "" for c in chunks for choice in c["choices"]), chunks[-1]
+        chunks = [
+            c
+            for _, c in _chunks(
+                self.stream(
+                    text,
+                    max_tokens,
+                    speculative,
+                    lambda data: leave_after is not None and data.count(b"\n\n") > leave_after,
+                )
+            )
+        ]
+        return "".join(
+            choice["delta"].get("content") or "" for c in chunks for choice in c["choices"]
+        ), chunks[-1]
 
-    def stream(self, text: str, max_tokens: int, speculative: dict[str, Any], leaves: Callable[[bytearray], bool]) -> bytearray:
+    def stream(
+        self, text: str, max_tokens: int, speculative: dict[str, Any], leaves: Callable[[bytearray], bool]
+    ) -> bytearray:
         """A streamed greedy answer's bytes. leaves(bytes so far), asked as they come: whether the client goes away."""
-        return self._post(text, max_tokens, speculative, {"stream": True, "stream_options": {"include_usage": True}}, leaves)
+        return self._post(
+            text, max_tokens, speculative, {"stream": True, "stream_options": {"include_usage": True}}, leaves
+        )
 
     def ask_whole(self, text: str, max_tokens: int) -> dict[str, Any]:
         """The same answer in one piece."""
         return json.loads(self._post(text, max_tokens, {}, {}, lambda data: False))
 
-    def _post(self, text: str, max_tokens: int, speculative: dict[str, Any], more: dict[str, Any], leaves: Callable[[bytearray], bool]) -> bytearray:
-        body = {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, "temperature": 0, "speculative": {"report": True, **speculative}, **more}
+    def _post(
+        self,
+        text: str,
+        max_tokens: int,
+        speculative: dict[str, Any],
+        more: dict[str, Any],
+        leaves: Callable[[bytearray], bool],
+    ) -> bytearray:
+        body = {
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "speculative": {"report": True, **speculative},
+            **more,
+        }
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         try:
-            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+            connection.request(
+                "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
+            )
             response = connection.getresponse()
             if response.status != 200:
                 raise RuntimeError(f"{response.status}: {response.read()[:300]!r}")
             data = bytearray()
-            while part := response.read1(1 << 16):  # read as it comes, looked at afterwards: the server needs the cores
+            while part := response.read1(
+                1 << 16
+            ):  # read as it comes, looked at afterwards: the server needs the cores
                 data += part
                 if leaves(data):
                     break
@@ -128,7 +178,7 @@ def _all(n_clients: int, work: Any, jobs: list[Any]) -> list[Any]:
                 return
             try:
                 results[i] = work(jobs[i])
-            except Exception as e:  # noqa: BLE001 - counted
+            except Exception as e:
                 results[i] = e
 
     threads = [threading.Thread(target=client) for _ in range(n_clients)]
@@ -140,10 +190,17 @@ def _all(n_clients: int, work: Any, jobs: list[Any]) -> list[Any]:
 
 
 @app.command()
-def bench(fmt: Format = "BF16", clients: Annotated[str, typer.Option(help="numbers of clients")] = "1,4,8", rounds: int = 2, n_predict: int = 96,
-          seconds: Annotated[float, typer.Option(help="of each measurement")] = 4.0,
-          prompts: Annotated[int, typer.Option(help="the same for all numbers of clients; at most eight lots of them are asked")] = 32,
-          json_file: Annotated[Optional[Path], typer.Option("--json")] = None) -> None:
+def bench(
+    fmt: Format = "BF16",
+    clients: Annotated[str, typer.Option(help="numbers of clients")] = "1,4,8",
+    rounds: int = 2,
+    n_predict: int = 96,
+    seconds: Annotated[float, typer.Option(help="of each measurement")] = 4.0,
+    prompts: Annotated[
+        int, typer.Option(help="the same for all numbers of clients; at most eight lots of them are asked")
+    ] = 32,
+    json_file: Annotated[Path | None, typer.Option("--json")] = None,
+) -> None:
     """Tokens a second that clients receive with speculation over without, while all of them are busy: each asks its prompt again and
     again, prompts in the cache. And one client's speed against EagleLlama's in a process of its own. With and without alternate; of
     each lot of prompts the median over rounds."""
@@ -151,8 +208,12 @@ def bench(fmt: Format = "BF16", clients: Annotated[str, typer.Option(help="numbe
     texts = [text for _, text in spaced(read_prompts(PROMPTS), prompts)]
     if len(texts) < max(counts):
         raise typer.BadParameter(f"{max(counts)} clients need as many prompts, --prompts gives {len(texts)}")
-    few = {c: [texts[i::len(texts) // c][:c] for i in range(min(len(texts) // c, 8))] for c in counts}  # one for each client
-    runs: dict[int, list[list[tuple[_Load, _Load]]]] = {c: [[] for _ in few[c]] for c in counts}  # (with, without) of each few
+    few = {
+        c: [texts[i :: len(texts) // c][:c] for i in range(min(len(texts) // c, 8))] for c in counts
+    }  # one for each client
+    runs: dict[int, list[list[tuple[_Load, _Load]]]] = {
+        c: [[] for _ in few[c]] for c in counts
+    }  # (with, without) of each few
     with Server(fmt, max(counts), 2048) as server:
         todo = [(r, c, i) for r in range(rounds) for c in counts for i in range(len(few[c]))]
         for r, c, i in track(todo, description="measuring", console=console, transient=True):
@@ -160,20 +221,38 @@ def bench(fmt: Format = "BF16", clients: Annotated[str, typer.Option(help="numbe
             done = {on: _load(server, few[c][i], n_predict, on, seconds) for on in order}
             runs[c][i].append((done[True], done[False]))
         single = _single(server, fmt, texts[:8], rounds, n_predict) if 1 in counts else {}
-    table = Table("clients", "tokens/s", "without", "ratio", "quartiles", "drafted a round", title=f"SmolLM2 {fmt}, {rounds} rounds")
+    table = Table(
+        "clients",
+        "tokens/s",
+        "without",
+        "ratio",
+        "quartiles",
+        "drafted a round",
+        title=f"SmolLM2 {fmt}, {rounds} rounds",
+    )
     ratios = {c: _over(runs[c]) for c in counts}
     pairs = {c: [[b.each() / a.each() for a, b in of_few] for of_few in runs[c]] for c in counts}
     for c in counts:
         on, off = ([pair[k] for of_few in runs[c] for pair in of_few] for k in (0, 1))
         each = [ratio for of_few in pairs[c] for ratio in of_few]
         quartiles = statistics.quantiles(each, n=4) if len(each) > 1 else []
-        table.add_row(str(c), *(f"{sum(x.tokens for x in side) / sum(x.seconds for x in side):.1f}" for side in (on, off)), f"{ratios[c]:.3f}",
-                      " ".join(f"{q:.2f}" for q in quartiles[::2]), f"{sum(x.drafted for x in on) / max(sum(x.rounds for x in on), 1):.2f}")
+        table.add_row(
+            str(c),
+            *(f"{sum(x.tokens for x in side) / sum(x.seconds for x in side):.1f}" for side in (on, off)),
+            f"{ratios[c]:.3f}",
+            " ".join(f"{q:.2f}" for q in quartiles[::2]),
+            f"{sum(x.drafted for x in on) / max(sum(x.rounds for x in on), 1):.2f}",
+        )
     console.print(table)
     for name, of in single.items():
-        console.print(f"one client, {name}, against EagleLlama in a process of its own: {statistics.median(of):.3f} (median of {len(of)})")
+        console.print(
+            f"one client, {name}, against EagleLlama in a process of its own: {statistics.median(of):.3f} (median of {len(of)})"
+        )
     if json_file is not None:
-        json_file.write_text(json.dumps({"format": fmt, "ratios": ratios, "pairs": pairs, "one_client": single}) + "\n", encoding="utf-8")
+        json_file.write_text(
+            json.dumps({"format": fmt, "ratios": ratios, "pairs": pairs, "one_client": single}) + "\n",
+            encoding="utf-8",
+        )
 
 
 class _Load(NamedTuple):
@@ -192,19 +271,23 @@ class _Load(NamedTuple):
 def _load(server: Server, texts: list[str], n_predict: int, on: bool, seconds: float) -> _Load:
     """A client for each prompt asks it again and again; what comes before all have begun, and as they leave, is not counted."""
     over, began = threading.Event(), [threading.Event() for _ in texts]
-    heard: list[tuple[list[tuple[int, float]], bytearray]] = []  # of each answer, bytes so far and when; and its bytes
+    heard: list[
+        tuple[list[tuple[int, float]], bytearray]
+    ] = []  # of each answer, bytes so far and when; and its bytes
 
     def client(text: str, has_begun: threading.Event) -> None:
         while not over.is_set():
             marks: list[tuple[int, float]] = []
 
             def leaves(data: bytearray) -> bool:
-                marks.append((len(data), time.perf_counter()))
+                marks.append((len(data), time.perf_counter()))  # noqa: B023 - called in this turn
                 has_begun.set()
                 return over.is_set()
 
             try:
-                heard.append((marks, server.stream(text, n_predict, {} if on else {"enabled": False}, leaves)))
+                heard.append(
+                    (marks, server.stream(text, n_predict, {} if on else {"enabled": False}, leaves))
+                )
             finally:
                 has_begun.set()
 
@@ -218,32 +301,51 @@ def _load(server: Server, texts: list[str], n_predict: int, on: bool, seconds: f
         over.set()
         for a in asking:
             a.result()
-    return _Load(end - start, sum(_received(*h, start, end) for h in heard), after[0] - before[0], after[1] - before[1])
+    return _Load(
+        end - start, sum(_received(*h, start, end) for h in heard), after[0] - before[0], after[1] - before[1]
+    )
 
 
 def _received(marks: list[tuple[int, float]], data: bytearray, start: float, end: float) -> int:
     """Tokens of an answer that came in this time."""
-    came = lambda n_bytes: marks[bisect.bisect_left(marks, (n_bytes, 0.0))][1]  # noqa: E731
-    return sum(len(c.get("eagle", {}).get("sources", ())) for n_bytes, c in _chunks(data) if start < came(n_bytes) <= end)
+    came = lambda n_bytes: marks[bisect.bisect_left(marks, (n_bytes, 0.0))][1]
+    return sum(
+        len(c.get("eagle", {}).get("sources", ()))
+        for n_bytes, c in _chunks(data)
+        if start < came(n_bytes) <= end
+    )
 
 
 def _over(runs: list[list[tuple[_Load, _Load]]]) -> float:
     """Throughput with over without: of each lot of prompts the median over rounds, those that take longer counting more."""
     without = [statistics.median(b.each() for _, b in pairs) for pairs in runs]
-    return sum(without) / sum(w * statistics.median(a.each() / b.each() for a, b in pairs) for w, pairs in zip(without, runs))
+    return sum(without) / sum(
+        w * statistics.median(a.each() / b.each() for a, b in pairs) for w, pairs in zip(without, runs)
+    )
 
 
 def _metrics(server: Server) -> tuple[float, float]:
     """Rounds and drafted tokens so far."""
     text = server.get("/metrics")
-    total = lambda pattern: sum(float(x) for x in re.findall(rf"^{pattern}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))  # noqa: E731
+    total = lambda pattern: sum(
+        float(x) for x in re.findall(rf"^{pattern}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+    )
     return total(r"eagle3_rounds_total"), total(r"eagle3_drafted_total")
 
 
-def _single(server: Server, fmt: str, texts: list[str], rounds: int, n_predict: int) -> dict[str, list[float]]:
+def _single(
+    server: Server, fmt: str, texts: list[str], rounds: int, n_predict: int
+) -> dict[str, list[float]]:
     """Speed of a lone client's generation over EagleLlama's, a ratio for each prompt and round, of streamed answers and of whole ones."""
-    llm = EagleLlama(str(smollm2(fmt)), eagle_path=str(shipped_head()), n_ctx=2048, n_threads=os.cpu_count(), n_threads_batch=os.cpu_count(),
-                     flash_attn=True, verbose=False)
+    llm = EagleLlama(
+        str(smollm2(fmt)),
+        eagle_path=str(shipped_head()),
+        n_ctx=2048,
+        n_threads=os.cpu_count(),
+        n_threads_batch=os.cpu_count(),
+        flash_attn=True,
+        verbose=False,
+    )
     prompts = [chat_tokens(llm, t) for t in texts]
 
     def here(i: int) -> float:
@@ -252,7 +354,10 @@ def _single(server: Server, fmt: str, texts: list[str], rounds: int, n_predict: 
             start, n = start or time.perf_counter(), n + 1
         return (n - 1) / (time.perf_counter() - start)
 
-    there = {"streamed": lambda i: _speed(server.ask(texts[i], n_predict, {})[1]), "whole": lambda i: _speed(server.ask_whole(texts[i], n_predict))}
+    there = {
+        "streamed": lambda i: _speed(server.ask(texts[i], n_predict, {})[1]),
+        "whole": lambda i: _speed(server.ask_whole(texts[i], n_predict)),
+    }
     sides = [("here", here), *there.items()]
     for i in range(len(texts)):  # both planners have seen them
         here(i), there["streamed"](i)
@@ -280,20 +385,36 @@ def equality(fmt: Format = "Q8_0", requests: int = 200, n_parallel: int = 8, see
         jobs = _jobs(random.Random(seed), requests)
         answers = _all(8, lambda j: server.ask(*j[:2], {}, j[2]), jobs)
     different, ties = _compare(fmt, list(zip(jobs, answers)), 2048)
-    console.print(f"{requests} requests, {sum(j[2] is not None for j in jobs)} left early: {different} different, {ties} of them at near ties (gap under {NEAR_TIE})")
+    console.print(
+        f"{requests} requests, {sum(j[2] is not None for j in jobs)} left early: {different} different, {ties} of them at near ties (gap under {NEAR_TIE})"
+    )
     raise typer.Exit(1 if different > ties else 0)
 
 
 def _jobs(rng: random.Random, n: int) -> list[tuple[str, int, int | None]]:
     """(prompt, max_tokens, chunks after which the client leaves) of n requests."""
     texts = [text for _, text in read_prompts(PROMPTS)]
-    return [(rng.choice(texts), rng.choice([4, 16, 32, 64]), rng.randrange(1, 12) if rng.random() < 0.25 else None) for _ in range(n)]
+    return [
+        (
+            rng.choice(texts),
+            rng.choice([4, 16, 32, 64]),
+            rng.randrange(1, 12) if rng.random() < 0.25 else None,
+        )
+        for _ in range(n)
+    ]
 
 
 def _compare(fmt: str, pairs: list[tuple[Any, Any]], n_ctx: int) -> tuple[int, int]:
     """How many texts differ from plain decoding's, and how many of these part where two tokens are nearly as likely.
     n_ctx: the server's, where some texts end."""
-    llm = EagleLlama(str(smollm2(fmt)), n_ctx=n_ctx, n_threads=os.cpu_count(), n_threads_batch=os.cpu_count(), flash_attn=True, verbose=False)
+    llm = EagleLlama(
+        str(smollm2(fmt)),
+        n_ctx=n_ctx,
+        n_threads=os.cpu_count(),
+        n_threads_batch=os.cpu_count(),
+        flash_attn=True,
+        verbose=False,
+    )
     llm.eagle_params = EagleParams(0)
     plain: dict[tuple[str, int], str] = {}
     different = ties = 0
@@ -308,30 +429,39 @@ def _compare(fmt: str, pairs: list[tuple[Any, Any]], n_ctx: int) -> tuple[int, i
             different += 1
             gap = _gap(llm, text, expected, got)
             ties += gap < NEAR_TIE
-            console.print(f"differs after {len(os.path.commonprefix([expected, got]))} of {len(expected)} characters, logits {gap:.4f} apart")
+            console.print(
+                f"differs after {len(os.path.commonprefix([expected, got]))} of {len(expected)} characters, logits {gap:.4f} apart"
+            )
     llm.close()
     return different, ties
 
 
 def _alone(llm: Any, text: str, n: int) -> str:
-    return llm.create_chat_completion(messages=[{"role": "user", "content": text}], max_tokens=n, temperature=0.0)["choices"][0]["message"]["content"]
+    return llm.create_chat_completion(
+        messages=[{"role": "user", "content": text}], max_tokens=n, temperature=0.0
+    )["choices"][0]["message"]["content"]
 
 
 def _gap(llm: Any, text: str, expected: str, got: str) -> float:
     """The difference of the two likeliest logits where the texts part."""
-    import llama_cpp
     import numpy as np
+
+    import llama_cpp
 
     a, b = (llm.tokenize(x.encode(), add_bos=False) for x in (expected, got))
     n = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
     llm.reset()
     llm.eval([*chat_tokens(llm, text), *a[:n]])
-    top = np.sort(np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llm.ctx, -1), shape=(llm.n_vocab(),)))[-2:]
+    top = np.sort(np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llm.ctx, -1), shape=(llm.n_vocab(),)))[
+        -2:
+    ]
     return float(top[1] - top[0])
 
 
 @app.command()
-def soak(fmt: Format = "Q8_0", minutes: float = 30.0, n_parallel: int = 4, n_ctx: int = 512, seed: int = 1) -> None:
+def soak(
+    fmt: Format = "Q8_0", minutes: float = 30.0, n_parallel: int = 4, n_ctx: int = 512, seed: int = 1
+) -> None:
     """8 clients, a quarter leaving, on a small cache: no hang, no leak, no other request's text."""
     rng, results, memory = random.Random(seed), [], []
     with Server(fmt, n_parallel, n_ctx) as server:
@@ -341,15 +471,23 @@ def soak(fmt: Format = "Q8_0", minutes: float = 30.0, n_parallel: int = 4, n_ctx
             start = time.monotonic()
             results += list(zip(jobs, _all(8, lambda j: _or_too_long(server, j), jobs)))
             memory.append(server.memory())
-            console.print(f"{len(results)} requests, {40 / (time.monotonic() - start):.1f} a second, {memory[-1] / 1e6:.1f} MB")
+            console.print(
+                f"{len(results)} requests, {40 / (time.monotonic() - start):.1f} a second, {memory[-1] / 1e6:.1f} MB"
+            )
         slots = json.loads(server.get("/slots"))
     if any(s["busy"] for s in (slots["slots"] if isinstance(slots, dict) else slots)):
         raise SystemExit("a slot is still held")
     quarter = len(memory) // 4
-    growth = statistics.median(memory[-max(quarter, 1) :]) / statistics.median(memory[quarter : 2 * quarter] or memory[:1]) - 1
+    growth = (
+        statistics.median(memory[-max(quarter, 1) :])
+        / statistics.median(memory[quarter : 2 * quarter] or memory[:1])
+        - 1
+    )
     different, ties = _compare(fmt, [r for r in results if r[1] is not None], n_ctx)
-    console.print(f"{len(results)} requests in {minutes:g} minutes: memory {growth:+.2%} from the second quarter to the last, {different} texts "
-                  f"different, {ties} of them at near ties")
+    console.print(
+        f"{len(results)} requests in {minutes:g} minutes: memory {growth:+.2%} from the second quarter to the last, {different} texts "
+        f"different, {ties} of them at near ties"
+    )
     raise typer.Exit(1 if growth > 0.01 or different > ties else 0)
 
 
@@ -379,14 +517,21 @@ class Hostile(NamedTuple):
         """What a server should not do."""
         found = [f"refused: {said}" for said in self.refused]
         found += [f"{n} of {tokens} tokens have logprobs" for n in self.rows if n < tokens]
-        found += [f"{len(self.rows)} of {clients} answers with logprobs came"] if len(self.rows) < clients else []
+        found += (
+            [f"{len(self.rows)} of {clients} answers with logprobs came"] if len(self.rows) < clients else []
+        )
         return found
 
 
 @app.command()
-def hostile(fmt: Format = "Q8_0", clients: Annotated[int, typer.Option(help="that ask for logprobs, each once")] = 8, tokens: int = 2000,
-            texts: Annotated[int, typer.Option(help="of a megabyte, to tokenise, at most")] = 200, n_parallel: int = 4,
-            minutes: Annotated[float, typer.Option(help="after which it stops, done or not")] = 9.0) -> None:
+def hostile(
+    fmt: Format = "Q8_0",
+    clients: Annotated[int, typer.Option(help="that ask for logprobs, each once")] = 8,
+    tokens: int = 2000,
+    texts: Annotated[int, typer.Option(help="of a megabyte, to tokenise, at most")] = 200,
+    n_parallel: int = 4,
+    minutes: Annotated[float, typer.Option(help="after which it stops, done or not")] = 9.0,
+) -> None:
     """Clients that ask for logprobs with the 20 likeliest tokens of long answers, half of them streamed and one of these not read for
     a minute; beside them megabytes to tokenise, short chats, and /health. Fails if memory grows by 300 MB, a request is refused or left
     out, or /health takes a second."""
@@ -394,15 +539,21 @@ def hostile(fmt: Format = "Q8_0", clients: Annotated[int, typer.Option(help="tha
         server.ask("Name three rivers.", 8, {})
         _tokenize(server.port)  # what the first of them allocates is the server's own
         seen = hostile_load(server.port, server.memory, clients, tokens, texts, 60 * minutes, lag=60.0)
-    wrong = seen.wrong(clients, tokens) + ([f"memory grew by {seen.most_memory / 1e6:.0f} MB"] if seen.most_memory >= 300e6 else [])
+    wrong = seen.wrong(clients, tokens) + (
+        [f"memory grew by {seen.most_memory / 1e6:.0f} MB"] if seen.most_memory >= 300e6 else []
+    )
     wrong += [f"/health took {seen.slowest_health:.2f} s"] if seen.slowest_health >= 1 else []
-    console.print(f"answered: {seen.answered}; rows of logprobs {seen.rows}; memory {seen.most_memory / 1e6:+.1f} MB at most; "
-                  f"/health {1000 * seen.slowest_health:.0f} ms at most")
+    console.print(
+        f"answered: {seen.answered}; rows of logprobs {seen.rows}; memory {seen.most_memory / 1e6:+.1f} MB at most; "
+        f"/health {1000 * seen.slowest_health:.0f} ms at most"
+    )
     console.print("\n".join(wrong) or "nothing wrong")
     raise typer.Exit(1 if wrong else 0)
 
 
-def hostile_load(port: int, memory: Callable[[], int], clients: int, tokens: int, texts: int, seconds: float, lag: float) -> Hostile:
+def hostile_load(
+    port: int, memory: Callable[[], int], clients: int, tokens: int, texts: int, seconds: float, lag: float
+) -> Hostile:
     """The load of hostile() on loopback's `port`. It ends when the clients have their answers, or after so many seconds. memory():
     the server's, in bytes; lag: seconds for which one client does not read its stream."""
     end, over, before = time.monotonic() + seconds, threading.Event(), memory()
@@ -417,7 +568,7 @@ def hostile_load(port: int, memory: Callable[[], int], clients: int, tokens: int
                 return
             try:
                 result = work()
-            except Exception as e:  # noqa: BLE001 - reported
+            except Exception as e:
                 with lock:
                     refused.append(f"{kind}: {e!s:.200}")
                 continue
@@ -433,10 +584,23 @@ def hostile_load(port: int, memory: Callable[[], int], clients: int, tokens: int
         seen["health"] = max(seen["health"], time.perf_counter() - start)
         seen["memory"] = max(seen["memory"], memory())
 
-    left = lambda: max(end - time.monotonic(), 0.1)  # noqa: E731
-    asking = [threading.Thread(target=repeat, args=("logprobs", functools.partial(_logprobs, port, i, tokens, left, lag if i == 1 else 0.0), 1)) for i in range(clients)]
-    beside = [threading.Thread(target=repeat, args=x) for x in (("tokenize", lambda: _tokenize(port), texts, 0.05), ("tokenize", lambda: _tokenize(port), texts, 0.05),
-                                                               ("chat", lambda: _chat(port), 10_000, 0.2), ("health", look, 1_000_000, 0.1))]  # fmt: skip
+    left = lambda: max(end - time.monotonic(), 0.1)
+    asking = [
+        threading.Thread(
+            target=repeat,
+            args=("logprobs", functools.partial(_logprobs, port, i, tokens, left, lag if i == 1 else 0.0), 1),
+        )
+        for i in range(clients)
+    ]
+    beside = [
+        threading.Thread(target=repeat, args=x)
+        for x in (
+            ("tokenize", lambda: _tokenize(port), texts, 0.05),
+            ("tokenize", lambda: _tokenize(port), texts, 0.05),
+            ("chat", lambda: _chat(port), 10_000, 0.2),
+            ("health", look, 1_000_000, 0.1),
+        )
+    ]
     for t in asking + beside:
         t.start()
     for t in asking:
@@ -451,14 +615,26 @@ def hostile_load(port: int, memory: Callable[[], int], clients: int, tokens: int
 def _logprobs(port: int, i: int, tokens: int, left: Callable[[], float], lag: float) -> int:
     """How many tokens of an answer have logprobs. Every other client streams."""
     stream = i % 2 == 1
-    body = {"messages": [{"role": "user", "content": f"Tell story {i}."}], "max_tokens": tokens, "logprobs": True, "top_logprobs": 20, "stream": stream,
-            "logit_bias": {"0": -100, "1": -100, "2": -100}}  # fmt: skip
+    body = {
+        "messages": [{"role": "user", "content": f"Tell story {i}."}],
+        "max_tokens": tokens,
+        "logprobs": True,
+        "top_logprobs": 20,
+        "stream": stream,
+        "logit_bias": {"0": -100, "1": -100, "2": -100},
+    }
     data = _send(port, "POST", "/v1/chat/completions", body, left(), lag)
     if not stream:
         found = json.loads(data)["choices"][0]["logprobs"]["content"]
     else:
-        found = [t for _, c in _chunks(bytearray(data)) for t in (c["choices"][0]["logprobs"] or {"content": []})["content"]]
-    if not all(0 < len(t["top_logprobs"]) <= 20 for t in found):  # fewer where several are parts of characters, and look alike
+        found = [
+            t
+            for _, c in _chunks(bytearray(data))
+            for t in (c["choices"][0]["logprobs"] or {"content": []})["content"]
+        ]
+    if not all(
+        0 < len(t["top_logprobs"]) <= 20 for t in found
+    ):  # fewer where several are parts of characters, and look alike
         raise RuntimeError("a token has not its likeliest ones")
     return len(found)
 
@@ -468,14 +644,23 @@ def _tokenize(port: int) -> None:
 
 
 def _chat(port: int) -> None:
-    _send(port, "POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 8})
+    _send(
+        port,
+        "POST",
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 8},
+    )
 
 
-def _send(port: int, method: str, path: str, body: dict[str, Any] | None, seconds: float = 300.0, lag: float = 0.0) -> bytes:
+def _send(
+    port: int, method: str, path: str, body: dict[str, Any] | None, seconds: float = 300.0, lag: float = 0.0
+) -> bytes:
     """The answer's bytes, read after `lag` seconds. Raises RuntimeError for a status other than 200, and when it takes too long."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
     try:
-        connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
+        connection.request(
+            method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"}
+        )
         response = connection.getresponse()
         time.sleep(lag)
         data = response.read()

@@ -15,7 +15,15 @@ SPECIAL = {1: ("<s>", 3), 2: ("</s>", 3), 3: ("<unk>", 2)}  # id: (text, type)
 AT = {"!": 0, ",": 11, " world": 1814, "Hello": 9419}  # where the tests expect them
 READS = "The quick brown fox jumps over the lazy dog. The Pick a number from 1 to 10?:\nThe capital of france is paris, 'true' or 'false' par"
 WORDS = ["true", "false", "rot", *"0123456789", *dict.fromkeys(re.findall(r" ?\w+|\W", READS))]
-RULES = {" fox": " jumps", " jumps": " over", " over": " the", " the": " lazy", " lazy": " dog", " dog": ".", "\n": "true"}
+RULES = {
+    " fox": " jumps",
+    " jumps": " over",
+    " over": " the",
+    " the": " lazy",
+    " lazy": " dog",
+    " dog": ".",
+    "\n": "true",
+}
 
 
 def _vocabulary():
@@ -23,7 +31,11 @@ def _vocabulary():
     tokens, types = [f"<unused {i}>" for i in range(N_VOCAB)], [1] * N_VOCAB
     at = {**{word: 20 + i for i, word in enumerate(w for w in WORDS if w not in AT)}, **AT}
     bytes_ = {f"<0x{i:02X}>": 3000 + i for i in range(256)}
-    for i, (text, kind) in {**SPECIAL, **{i: (w, 4) for w, i in at.items()}, **{i: (b, 6) for b, i in bytes_.items()}}.items():
+    for i, (text, kind) in {
+        **SPECIAL,
+        **{i: (w, 4) for w, i in at.items()},
+        **{i: (b, 6) for b, i in bytes_.items()},
+    }.items():
         tokens[i], types[i] = text, kind
     return tokens, types
 
@@ -37,10 +49,16 @@ def actor(path):
     w.add_add_space_prefix(False)
     embedding, output = np.zeros((2, N_VOCAB, N_EMBD), np.float32)
     embedding[:, 0], output[:, 0] = 1, 0.5  # every logit is above zero
-    output[[tokens.index(d) for d in "0123456789"], 0] += 0.01 * np.arange(10, dtype=np.float32)  # no ties, whose order nobody promises
+    output[[tokens.index(d) for d in "0123456789"], 0] += 0.01 * np.arange(
+        10, dtype=np.float32
+    )  # no ties, whose order nobody promises
     for i, (last, following) in enumerate(RULES.items(), 1):
         embedding[tokens.index(last), i], output[tokens.index(following), i] = 1, 4
-    for name, x in (("token_embd", embedding), ("output", output), ("output_norm", np.ones(N_EMBD, np.float32))):
+    for name, x in (
+        ("token_embd", embedding),
+        ("output", output),
+        ("output_norm", np.ones(N_EMBD, np.float32)),
+    ):
         w.add_tensor(f"{name}.weight", x)
     for i in range(N_LAYER):
         tiny_models._layer(w, i, np.random.default_rng(i), N_EMBD, gguf.GGMLQuantizationType.F32, adds=0.0)

@@ -22,9 +22,33 @@ def compile_tool(folder):
     from eagle3_llama.runtime.library import find_lib_dir
 
     tree, lib, tool = Path(patched_tree()[0]), find_lib_dir(), folder / "architectures"
-    includes = [f"-I{p}" for p in (HERE / "shim", HERE.parent / "native" / "include", *(tree / d for d in ("tests", "include", "ggml/include", "src")))]
-    subprocess.run(["c++", "-std=c++17", "-O0", "-w", *includes, HERE / "shim" / "architectures.cpp", "-o", tool, f"-L{lib}", "-leagle3",
-                    "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{lib}"], check=True)  # fmt: skip
+    includes = [
+        f"-I{p}"
+        for p in (
+            HERE / "shim",
+            HERE.parent / "native" / "include",
+            *(tree / d for d in ("tests", "include", "ggml/include", "src")),
+        )
+    ]
+    subprocess.run(
+        [
+            "c++",
+            "-std=c++17",
+            "-O0",
+            "-w",
+            *includes,
+            HERE / "shim" / "architectures.cpp",
+            "-o",
+            tool,
+            f"-L{lib}",
+            "-leagle3",
+            "-lllama",
+            "-lggml",
+            "-lggml-base",
+            f"-Wl,-rpath,{lib}",
+        ],
+        check=True,
+    )
     return tool
 
 
@@ -48,9 +72,17 @@ def check_all(tool):
 def check(tool, arch, kind):
     done = subprocess.run([tool, "check", arch, kind], capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
-        return {"why": f"the generator ends with {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1][:100]}"}
+        return {
+            "why": f"the generator ends with {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1][:100]}"
+        }
     n_layer, code, seen, equal, plain = done.stdout.rstrip("\n").split("\t")
-    return {"n_layer": int(n_layer), "code": int(code), "seen": [int(k) for k in seen.split()], "equal": [int(k) for k in equal.split()], "plain": int(plain)}
+    return {
+        "n_layer": int(n_layer),
+        "code": int(code),
+        "seen": [int(k) for k in seen.split()],
+        "equal": [int(k) for k in equal.split()],
+        "plain": int(plain),
+    }
 
 
 def main():

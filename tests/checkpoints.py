@@ -7,7 +7,11 @@ import gguf
 import numpy as np
 
 HIDDEN, HEADS, KV_HEADS, FF, VOCAB, DRAFT, LAYERS = 64, 4, 2, 96, 128, 48, 12
-ARCHITECTURES = {"SafeAILab": "LlamaForCausalLM", "SpecForge": "LlamaForCausalLMEagle3", "AngelSlim": "Eagle3LlamaForCausalLM"}
+ARCHITECTURES = {
+    "SafeAILab": "LlamaForCausalLM",
+    "SpecForge": "LlamaForCausalLMEagle3",
+    "AngelSlim": "Eagle3LlamaForCausalLM",
+}
 
 
 def write_target(path, n_embd=HIDDEN, n_layer=LAYERS, n_vocab=VOCAB):
@@ -27,25 +31,40 @@ def write_target(path, n_embd=HIDDEN, n_layer=LAYERS, n_vocab=VOCAB):
 def checkpoint(layout="SpecForge", head_dim=HIDDEN // HEADS, seed=0):
     """(config, tensors): float16 weights, d2t as offsets."""
     rng = np.random.default_rng(seed)
-    weight = lambda *shape: (rng.standard_normal(shape) * 0.05).astype(np.float16)  # noqa: E731
+    weight = lambda *shape: (rng.standard_normal(shape) * 0.05).astype(np.float16)
     ids = np.sort(rng.choice(VOCAB, DRAFT, replace=False))
     mask = np.zeros(VOCAB, bool)
     mask[ids] = True
     tensors = {
-        "fc.weight": weight(HIDDEN, 3 * HIDDEN), "lm_head.weight": weight(DRAFT, HIDDEN), "norm.weight": weight(HIDDEN),
-        "d2t": (ids - np.arange(DRAFT)).astype(np.int64), "t2d": mask,
-        "midlayer.input_layernorm.weight": weight(HIDDEN), "midlayer.hidden_norm.weight": weight(HIDDEN),
+        "fc.weight": weight(HIDDEN, 3 * HIDDEN),
+        "lm_head.weight": weight(DRAFT, HIDDEN),
+        "norm.weight": weight(HIDDEN),
+        "d2t": (ids - np.arange(DRAFT)).astype(np.int64),
+        "t2d": mask,
+        "midlayer.input_layernorm.weight": weight(HIDDEN),
+        "midlayer.hidden_norm.weight": weight(HIDDEN),
         "midlayer.post_attention_layernorm.weight": weight(HIDDEN),
         "midlayer.self_attn.q_proj.weight": weight(HEADS * head_dim, 2 * HIDDEN),
         "midlayer.self_attn.k_proj.weight": weight(KV_HEADS * head_dim, 2 * HIDDEN),
         "midlayer.self_attn.v_proj.weight": weight(KV_HEADS * head_dim, 2 * HIDDEN),
         "midlayer.self_attn.o_proj.weight": weight(HIDDEN, HEADS * head_dim),
-        "midlayer.mlp.gate_proj.weight": weight(FF, HIDDEN), "midlayer.mlp.up_proj.weight": weight(FF, HIDDEN),
+        "midlayer.mlp.gate_proj.weight": weight(FF, HIDDEN),
+        "midlayer.mlp.up_proj.weight": weight(FF, HIDDEN),
         "midlayer.mlp.down_proj.weight": weight(HIDDEN, FF),
     }
-    config = {"architectures": [ARCHITECTURES[layout]], "hidden_size": HIDDEN, "num_attention_heads": HEADS,
-              "num_key_value_heads": KV_HEADS, "intermediate_size": FF, "num_hidden_layers": 1, "rms_norm_eps": 1e-6,
-              "rope_theta": 50000.0, "max_position_embeddings": 512, "vocab_size": VOCAB, "draft_vocab_size": DRAFT}
+    config = {
+        "architectures": [ARCHITECTURES[layout]],
+        "hidden_size": HIDDEN,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "intermediate_size": FF,
+        "num_hidden_layers": 1,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 50000.0,
+        "max_position_embeddings": 512,
+        "vocab_size": VOCAB,
+        "draft_vocab_size": DRAFT,
+    }
     if layout == "SpecForge":
         config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 5, 8]}
     if layout == "AngelSlim":

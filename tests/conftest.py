@@ -33,9 +33,25 @@ def tiny(tmp_path_factory):
     d = tmp_path_factory.mktemp("tiny")
     target = str(tiny_models.target(d / "target.gguf"))
     rng = np.random.default_rng(0)
-    made = [{"toks": [1, *(int(3 + (a + b * i) % 40) for i in range(60))], "prompt": 8} for a, b in rng.integers(1, 30, (96, 2))]
-    return TrainSettings(targets=(target,), out=str(d / "out"), conversations=(lines(d / "made.jsonl", made),), weights=(0, 0, 1),
-                         layers=(1, 2, 3), draft_vocab=64, steps=3, batch_tokens=512, epochs=2, eval_every=4, heldout=8, slots=4, max_tokens=5000)
+    made = [
+        {"toks": [1, *(int(3 + (a + b * i) % 40) for i in range(60))], "prompt": 8}
+        for a, b in rng.integers(1, 30, (96, 2))
+    ]
+    return TrainSettings(
+        targets=(target,),
+        out=str(d / "out"),
+        conversations=(lines(d / "made.jsonl", made),),
+        weights=(0, 0, 1),
+        layers=(1, 2, 3),
+        draft_vocab=64,
+        steps=3,
+        batch_tokens=512,
+        epochs=2,
+        eval_every=4,
+        heldout=8,
+        slots=4,
+        max_tokens=5000,
+    )
 
 
 @pytest.fixture(scope="session")

@@ -14,14 +14,31 @@ N_LAYER, DRAFT, FF, D = 12, 96, 128, 16  # layers of the target: EAGLE's rule ta
 EPS, BASE = 1e-6, 20000.0
 
 _BLOCK = {
-    "attn_norm.weight": "input_layernorm.weight", "attn_norm_2.weight": "hidden_norm.weight", "ffn_norm.weight": "post_attention_layernorm.weight",
-    "attn_q_norm.weight": "self_attn.q_norm.weight", "attn_k_norm.weight": "self_attn.k_norm.weight",
-    **{f"{ours}.{kind}": f"{theirs}.{kind}" for kind in ("weight", "bias") for ours, theirs in {
-        "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-        "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}.items()},
-}  # fmt: skip
-_TOP = {"output_norm.weight": "norm.weight", "enc.output_norm.weight": "input_norm.weight", "output.weight": "lm_head.weight",
-        "token_embd.weight": "embed_tokens.weight"}  # fmt: skip
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_norm_2.weight": "hidden_norm.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "attn_q_norm.weight": "self_attn.q_norm.weight",
+    "attn_k_norm.weight": "self_attn.k_norm.weight",
+    **{
+        f"{ours}.{kind}": f"{theirs}.{kind}"
+        for kind in ("weight", "bias")
+        for ours, theirs in {
+            "attn_q": "self_attn.q_proj",
+            "attn_k": "self_attn.k_proj",
+            "attn_v": "self_attn.v_proj",
+            "attn_output": "self_attn.o_proj",
+            "ffn_gate": "mlp.gate_proj",
+            "ffn_up": "mlp.up_proj",
+            "ffn_down": "mlp.down_proj",
+        }.items()
+    },
+}
+_TOP = {
+    "output_norm.weight": "norm.weight",
+    "enc.output_norm.weight": "input_norm.weight",
+    "output.weight": "lm_head.weight",
+    "token_embd.weight": "embed_tokens.weight",
+}
 
 
 @dataclass
@@ -76,40 +93,134 @@ def _llama3():
 
 _LLAMA = {"architectures": ["LlamaForCausalLM"]}
 _EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"]}
-_SPECULATORS = {"architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3", "speculators_config": {"algorithm": "eagle3"}}
-_MODELOPT = {"use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True, "use_mtp_layernorm": False}
+_SPECULATORS = {
+    "architectures": ["Eagle3DraftModel"],
+    "speculators_model_type": "eagle3",
+    "speculators_config": {"algorithm": "eagle3"},
+}
+_MODELOPT = {
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+}
 
 RECIPES = {
     "SafeAILab": Recipe(config=_LLAMA),
-    "SafeAILab, wider than its target": Recipe(config={**_LLAMA, "target_hidden_size": N_EMBD}, hidden=96, embeddings=True),
+    "SafeAILab, wider than its target": Recipe(
+        config={**_LLAMA, "target_hidden_size": N_EMBD}, hidden=96, embeddings=True
+    ),
     "SpecForge": Recipe(config={**_EAGLE3, **_layer_ids(1, 5, 8)}),
-    "SpecForge, no final norm": Recipe(config={**_EAGLE3, **_layer_ids(1, 5, 8), "norm_output": False}, final_norm=False),
-    "SpecForge, EAGLE-3.1": Recipe(config={**_EAGLE3, **_layer_ids(1, 5, 8), "fc_norm": True, "norm_output": True}, fc_norm="fc_norm", norm_output=True),
-    "SpecForge, eight layers": Recipe(config={**_EAGLE3, "eagle_aux_hidden_state_layer_ids": [0, 1, 3, 5, 7, 9, 11, 12]}, layers=(0, 1, 3, 5, 7, 9, 11, 12)),
+    "SpecForge, no final norm": Recipe(
+        config={**_EAGLE3, **_layer_ids(1, 5, 8), "norm_output": False}, final_norm=False
+    ),
+    "SpecForge, EAGLE-3.1": Recipe(
+        config={**_EAGLE3, **_layer_ids(1, 5, 8), "fc_norm": True, "norm_output": True},
+        fc_norm="fc_norm",
+        norm_output=True,
+    ),
+    "SpecForge, eight layers": Recipe(
+        config={**_EAGLE3, "eagle_aux_hidden_state_layer_ids": [0, 1, 3, 5, 7, 9, 11, 12]},
+        layers=(0, 1, 3, 5, 7, 9, 11, 12),
+    ),
     "SpecForge, one layer": Recipe(config={**_EAGLE3, "eagle_aux_hidden_state_layer_ids": [2]}, layers=(2,)),
-    "AngelSlim": Recipe(config={"architectures": ["Eagle3LlamaForCausalLM"], "target_model_type": "qwen3", "head_dim": 24}, head_dim=24),
-    "speculators, llama": Recipe("layers.{i}", {**_SPECULATORS, "norm_before_residual": True, "norm_before_fc": True}, input_norm=True,
-                                 norm_before_residual=True, embeddings=True),
-    "speculators, qwen3": Recipe("layers.{i}", {**_SPECULATORS, "architectures": ["Eagle3Speculator"], "norm_before_residual": False, "norm_output": True,
-                                                "fc_norm": True, "eagle_aux_hidden_state_layer_ids": [1, 5, 8]}, n_blocks=2, qk_norm=True,
-                                 fc_norm="fc_norm", norm_output=True, names="model."),
-    "speculators, biases": Recipe("layers.{i}", {**_SPECULATORS, "norm_before_residual": False}, attention_bias=True, mlp_bias=True),
-    "ModelOpt, target's output matrix": Recipe("layers.{i}", {**_EAGLE3, "eagle_config": {**_MODELOPT, "eagle_aux_hidden_state_layer_ids": [1, 5, 8]}},
-                                               own_vocab=False),
+    "AngelSlim": Recipe(
+        config={"architectures": ["Eagle3LlamaForCausalLM"], "target_model_type": "qwen3", "head_dim": 24},
+        head_dim=24,
+    ),
+    "speculators, llama": Recipe(
+        "layers.{i}",
+        {**_SPECULATORS, "norm_before_residual": True, "norm_before_fc": True},
+        input_norm=True,
+        norm_before_residual=True,
+        embeddings=True,
+    ),
+    "speculators, qwen3": Recipe(
+        "layers.{i}",
+        {
+            **_SPECULATORS,
+            "architectures": ["Eagle3Speculator"],
+            "norm_before_residual": False,
+            "norm_output": True,
+            "fc_norm": True,
+            "eagle_aux_hidden_state_layer_ids": [1, 5, 8],
+        },
+        n_blocks=2,
+        qk_norm=True,
+        fc_norm="fc_norm",
+        norm_output=True,
+        names="model.",
+    ),
+    "speculators, biases": Recipe(
+        "layers.{i}", {**_SPECULATORS, "norm_before_residual": False}, attention_bias=True, mlp_bias=True
+    ),
+    "ModelOpt, target's output matrix": Recipe(
+        "layers.{i}",
+        {**_EAGLE3, "eagle_config": {**_MODELOPT, "eagle_aux_hidden_state_layer_ids": [1, 5, 8]}},
+        own_vocab=False,
+    ),
     "ModelOpt, Megatron names": Recipe("midlayer.{i}", {**_EAGLE3, "eagle_config": _MODELOPT}, n_blocks=3),
-    "ModelOpt, midlayer": Recipe("midlayer", {**_EAGLE3, "eagle_config": {**_MODELOPT, "eagle_aux_hidden_state_layer_ids": [0, 1, 4]}}, layers=(1, 2, 5)),
-    "EAGLE-1": Recipe("layers.{i}", {**_LLAMA, "bias": True}, "eagle1", (N_LAYER,), own_vocab=False, embeddings=True, fc_bias=True, final_norm=False),
-    "EAGLE-1, no bias": Recipe("layers.{i}", {**_LLAMA, "bias": False}, "eagle1", (N_LAYER,), n_blocks=2, own_vocab=False, final_norm=False),
-    "EAGLE-1, ModelOpt's norms": Recipe("layers.{i}", {**_EAGLE3, "eagle_config": {**_MODELOPT, "use_aux_hidden_state": False}}, "eagle1", (N_LAYER,),
-                                        own_vocab=False, first_norm=True),
+    "ModelOpt, midlayer": Recipe(
+        "midlayer",
+        {**_EAGLE3, "eagle_config": {**_MODELOPT, "eagle_aux_hidden_state_layer_ids": [0, 1, 4]}},
+        layers=(1, 2, 5),
+    ),
+    "EAGLE-1": Recipe(
+        "layers.{i}",
+        {**_LLAMA, "bias": True},
+        "eagle1",
+        (N_LAYER,),
+        own_vocab=False,
+        embeddings=True,
+        fc_bias=True,
+        final_norm=False,
+    ),
+    "EAGLE-1, no bias": Recipe(
+        "layers.{i}",
+        {**_LLAMA, "bias": False},
+        "eagle1",
+        (N_LAYER,),
+        n_blocks=2,
+        own_vocab=False,
+        final_norm=False,
+    ),
+    "EAGLE-1, ModelOpt's norms": Recipe(
+        "layers.{i}",
+        {**_EAGLE3, "eagle_config": {**_MODELOPT, "use_aux_hidden_state": False}},
+        "eagle1",
+        (N_LAYER,),
+        own_vocab=False,
+        first_norm=True,
+    ),
     "two projections": Recipe("layers.{i}", _LLAMA, "two_projections"),
-    "two projections, two layers": Recipe("layers.{i}", _EAGLE3, "two_projections", n_blocks=2, own_vocab=False),
-    "linear rope": Recipe(config={**_LLAMA, "rope_scaling": {"type": "linear", "factor": 4.0}}, rope=ReferenceRope(BASE, "linear", 4.0)),
-    "llama3 rope": Recipe(config={**_LLAMA, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                                                              "original_max_position_embeddings": 512}}, rope=_llama3()),
-    "yarn rope": Recipe(config={**_LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}},
-                        rope=ReferenceRope(BASE, "yarn", 4.0, 128, attention_factor=0.1 * np.log(4.0) + 1)),
-}  # fmt: skip
+    "two projections, two layers": Recipe(
+        "layers.{i}", _EAGLE3, "two_projections", n_blocks=2, own_vocab=False
+    ),
+    "linear rope": Recipe(
+        config={**_LLAMA, "rope_scaling": {"type": "linear", "factor": 4.0}},
+        rope=ReferenceRope(BASE, "linear", 4.0),
+    ),
+    "llama3 rope": Recipe(
+        config={
+            **_LLAMA,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 512,
+            },
+        },
+        rope=_llama3(),
+    ),
+    "yarn rope": Recipe(
+        config={
+            **_LLAMA,
+            "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        },
+        rope=ReferenceRope(BASE, "yarn", 4.0, 128, attention_factor=0.1 * np.log(4.0) + 1),
+    ),
+}
 
 
 def make(name, shared, seed=0, **size):
@@ -118,12 +229,18 @@ def make(name, shared, seed=0, **size):
     size: n_embd, n_layer, n_vocab of a target that is not tiny_models' own.
     """
     r, rng = RECIPES[name], np.random.default_rng(seed)
-    n_target, n_vocab, n_layer = size.get("n_embd", N_EMBD), size.get("n_vocab", N_VOCAB), size.get("n_layer", N_LAYER)
+    n_target, n_vocab, n_layer = (
+        size.get("n_embd", N_EMBD),
+        size.get("n_vocab", N_VOCAB),
+        size.get("n_layer", N_LAYER),
+    )
     hidden = n_target if r.hidden == N_EMBD else r.hidden
     d = r.head_dim
     layers = _layers(r, n_layer)
-    matrix = lambda rows, columns: (rng.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float16)  # noqa: E731
-    vector = lambda n: (1 + 0.2 * rng.standard_normal(n)).astype(np.float16)  # noqa: E731
+    matrix = lambda rows, columns: (rng.standard_normal((rows, columns)) / np.sqrt(columns)).astype(
+        np.float16
+    )
+    vector = lambda n: (1 + 0.2 * rng.standard_normal(n)).astype(np.float16)
     w, n_draft = {}, min(DRAFT, n_vocab - 1)
     if r.kind != "eagle1":
         w["fc.weight"] = matrix(hidden, len(layers) * n_target)
@@ -136,7 +253,17 @@ def make(name, shared, seed=0, **size):
     if r.input_norm:
         w["enc.output_norm.weight"] = vector(len(layers) * n_target)
     for i in range(r.n_blocks):
-        _block(w, f"blk.{i}.", r, hidden, d, r.kind == "eagle3" and i == 0, i > 0 or r.kind != "eagle1" or r.first_norm, matrix, vector)
+        _block(
+            w,
+            f"blk.{i}.",
+            r,
+            hidden,
+            d,
+            r.kind == "eagle3" and i == 0,
+            i > 0 or r.kind != "eagle1" or r.first_norm,
+            matrix,
+            vector,
+        )
     if r.final_norm:
         w["output_norm.weight"] = vector(hidden)
     if r.own_vocab:
@@ -144,17 +271,34 @@ def make(name, shared, seed=0, **size):
     if r.embeddings:
         w["token_embd.weight"] = matrix(n_vocab, hidden)
     d2t = np.sort(rng.choice(n_vocab, n_draft, replace=False)) if r.own_vocab else np.arange(n_vocab)
-    head = Head(_config(r, hidden, n_target, d, n_draft, n_vocab), _tensors(r, w, d2t, n_vocab), None, d2t, layers)
+    head = Head(
+        _config(r, hidden, n_target, d, n_draft, n_vocab), _tensors(r, w, d2t, n_vocab), None, d2t, layers
+    )
     lent = {k: v for k, v in shared.items() if k in ("token_embd.weight", "output.weight") and k not in w}
     feature_norm = (shared["output_norm.weight"], shared["eps"]) if r.kind == "eagle1" else None
-    head.truth = ReferenceHead({k: v.astype(np.float32) for k, v in {**lent, **w}.items()}, N_HEAD, N_KV, d, EPS, r.rope,
-                               r.norm_before_residual, r.norm_output, feature_norm)
+    head.truth = ReferenceHead(
+        {k: v.astype(np.float32) for k, v in {**lent, **w}.items()},
+        N_HEAD,
+        N_KV,
+        d,
+        EPS,
+        r.rope,
+        r.norm_before_residual,
+        r.norm_output,
+        feature_norm,
+    )
     return head
 
 
 def _layers(r, n_layer):
     """The recipe's, if the target is the tiny one; else as many as it has room for are asked for by --extract-layers."""
-    return list(r.layers) if n_layer == N_LAYER else [n_layer] if r.kind == "eagle1" else list(range(n_layer + 1))[: len(r.layers)]
+    return (
+        list(r.layers)
+        if n_layer == N_LAYER
+        else [n_layer]
+        if r.kind == "eagle1"
+        else list(range(n_layer + 1))[: len(r.layers)]
+    )
 
 
 def _block(w, at, r, hidden, d, reads_token, input_norm, matrix, vector):
@@ -191,7 +335,9 @@ def _tensors(r, w, d2t, n_vocab):
         else:
             out[_TOP.get(name, name)] = x
     if r.final_norm is False and r.kind == "eagle3":
-        out["norm.weight"] = np.full(len(w["blk.0.ffn_norm.weight"]), 7.0, np.float16)  # there, but not to be used
+        out["norm.weight"] = np.full(
+            len(w["blk.0.ffn_norm.weight"]), 7.0, np.float16
+        )  # there, but not to be used
     if r.own_vocab:
         out["t2d"] = np.isin(np.arange(n_vocab), d2t)
         out["d2t"] = (d2t - np.arange(len(d2t))).astype(np.int64)
@@ -199,14 +345,27 @@ def _tensors(r, w, d2t, n_vocab):
 
 
 def _config(r, hidden, n_target, d, n_draft, n_vocab):
-    inner = {"hidden_size": hidden, "num_attention_heads": N_HEAD, "num_key_value_heads": N_KV, "intermediate_size": FF, "head_dim": d,
-             "num_hidden_layers": r.n_blocks, "rms_norm_eps": EPS, "rope_theta": BASE, "max_position_embeddings": 512, "vocab_size": n_vocab,
-             "hidden_act": "silu"}  # fmt: skip
+    inner = {
+        "hidden_size": hidden,
+        "num_attention_heads": N_HEAD,
+        "num_key_value_heads": N_KV,
+        "intermediate_size": FF,
+        "head_dim": d,
+        "num_hidden_layers": r.n_blocks,
+        "rms_norm_eps": EPS,
+        "rope_theta": BASE,
+        "max_position_embeddings": 512,
+        "vocab_size": n_vocab,
+        "hidden_act": "silu",
+    }
     if r.attention_bias or r.mlp_bias:
         inner.update(attention_bias=r.attention_bias, mlp_bias=r.mlp_bias)
     outer = {**r.config, **({"target_hidden_size": n_target} if "target_hidden_size" in r.config else {})}
     if r.own_vocab:
         outer["draft_vocab_size"] = n_draft
     if "speculators_config" in outer:
-        return {**outer, "transformer_layer_config": {**inner, "model_type": "qwen3" if r.qk_norm else "llama"}}
+        return {
+            **outer,
+            "transformer_layer_config": {**inner, "model_type": "qwen3" if r.qk_norm else "llama"},
+        }
     return {**inner, **outer}

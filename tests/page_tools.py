@@ -7,15 +7,31 @@ from urllib.parse import urlsplit
 
 import pytest
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="the page's test drives a browser: pip install playwright")
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium, or name one in CHROMIUM")
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="the page's test drives a browser: pip install playwright"
+)
+CHROMIUM = (
+    os.environ.get("CHROMIUM")
+    or shutil.which("chromium")
+    or shutil.which("chromium-browser")
+    or shutil.which("google-chrome")
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium: apt-get install chromium, or name one in CHROMIUM"
+)
 
 from server_tools import process  # noqa: E402
 
 from eagle3_llama.models import shipped_head  # noqa: E402
 
-CALM = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+CALM = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 CHAT, MODELS = "**/v1/chat/completions", "**/v1/models"
 WAIT = 120_000  # ms; CI's machine may be busy
 expect = sync_api.expect
@@ -46,7 +62,14 @@ def visit(browser, server):
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 860}, **settings})
         contexts.append(context)
         allowed.extend(allow)
-        context.on("request", lambda r: foreign.append(r.url) if urlsplit(r.url).scheme != "data" and not r.url.startswith(url) else None)
+        context.on(
+            "request",
+            lambda r: (
+                foreign.append(r.url)
+                if urlsplit(r.url).scheme != "data" and not r.url.startswith(url)
+                else None
+            ),
+        )
         page = context.new_page()
         page.set_default_timeout(WAIT)
         page.on("console", lambda m: errors.append(m.text) if m.type in ("error", "warning") else None)
@@ -83,7 +106,11 @@ def done(page):
 
 
 def sources(page, where=".turn:last-child"):
-    return [int(k) for span in page.locator(f"{where} .tok").all() for k in (span.get_attribute("data-sources") or "").split()]
+    return [
+        int(k)
+        for span in page.locator(f"{where} .tok").all()
+        for k in (span.get_attribute("data-sources") or "").split()
+    ]
 
 
 def text_of(page, where=".turn:last-child"):
@@ -96,11 +123,18 @@ def stat(page, name):
 
 def stream(*chunks, end="data: [DONE]\n\n"):
     """What a server might answer: pairs of text and sources."""
+
     def chunk(text, sources):
-        return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}], "eagle": {"sources": sources}}
+        return {
+            "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}],
+            "eagle": {"sources": sources},
+        }
+
     return "".join(f"data: {json.dumps(chunk(*c))}\n\n" for c in chunks) + end
 
 
 def answers(page, **response):
     """The next question is answered with this instead of by the server; later ones by the server."""
-    page.route(CHAT, lambda route: route.fulfill(**{"content_type": "text/event-stream", **response}), times=1)
+    page.route(
+        CHAT, lambda route: route.fulfill(**{"content_type": "text/event-stream", **response}), times=1
+    )

@@ -45,10 +45,18 @@ def models(folder):
         subprocess.run([tool, "save", arch, folder / arch], check=True, capture_output=True)
         model = with_letters(folder / arch / f"{arch}-dense.gguf", folder / f"{arch}.gguf")
         made[arch] = [str(model), str(converted(folder / arch, "speculators, llama", model, **SIZE)[1])]
-    pooled = [str(tiny_models.target(folder / "pooled.gguf", pooling=gguf.PoolingType.MEAN)), str(tiny_models.head(folder / "head.gguf"))]
+    pooled = [
+        str(tiny_models.target(folder / "pooled.gguf", pooling=gguf.PoolingType.MEAN)),
+        str(tiny_models.head(folder / "head.gguf")),
+    ]
     real = [str(smollm2("Q8_0")), str(shipped_head())]
-    return {CHAT_MODEL: real, "tinyllamas/stories15M-q4_0.gguf": real, "bge-small-en-v1.5-q4_k_m.gguf": pooled,
-            "mamba-130m-hf.Q2_K.gguf": made["mamba"], "Falcon-H1-Tiny-90M-Instruct-Q2_K.gguf": made["falcon-h1"]}
+    return {
+        CHAT_MODEL: real,
+        "tinyllamas/stories15M-q4_0.gguf": real,
+        "bge-small-en-v1.5-q4_k_m.gguf": pooled,
+        "mamba-130m-hf.Q2_K.gguf": made["mamba"],
+        "Falcon-H1-Tiny-90M-Instruct-Q2_K.gguf": made["falcon-h1"],
+    }
 
 
 def with_letters(model, out):
@@ -59,7 +67,9 @@ def with_letters(model, out):
     w = gguf.GGUFWriter(out, reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():
         if not name.startswith(("tokenizer.", "GGUF.", "general.architecture")) and field.contents() != []:
-            w.add_key_value(name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
+            w.add_key_value(
+                name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None
+            )
     tiny_models._tokenizer(w, tokens, [2, 3, 3, 6] + [1] * (len(tokens) - 4))
     for t in reader.tensors:
         w.add_tensor(t.name, t.data, raw_dtype=t.tensor_type)
@@ -74,7 +84,21 @@ def run(folder, files, eagle, only=""):
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     env |= {"PEER": json.dumps(about), "PYTHONPATH": str(HERE)}
     (folder / "pytest.ini").write_text("[pytest]\n")  # none of ours
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "peer_plugin", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", only, "tests"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "peer_plugin",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-k",
+        only,
+        "tests",
+    ]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
     assert report.is_file(), done.stdout[-3000:] + done.stderr[-3000:]
     return json.loads(report.read_text())

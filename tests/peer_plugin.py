@@ -58,7 +58,11 @@ if ABOUT["eagle"]:
 def pytest_runtest_logreport(report):
     if report.when == "call" or report.outcome != "passed":
         crash = getattr(report.longrepr, "reprcrash", None)
-        RESULTS[report.nodeid.partition("/")[2]] = {"outcome": report.outcome, "line": failed_line(report), "why": crash.message if crash else ""}
+        RESULTS[report.nodeid.partition("/")[2]] = {
+            "outcome": report.outcome,
+            "line": failed_line(report),
+            "why": crash.message if crash else "",
+        }
 
 
 def failed_line(report):

@@ -15,12 +15,17 @@ from pathlib import Path
 import numpy as np
 
 from eagle3_llama.heads.convert import convert
-from eagle3_llama.models import shipped_head, smollm2
 from eagle3_llama.heads.self_test import Verdict, neighbours, report, verdict
 from eagle3_llama.heads.self_test_guesses import Reader
+from eagle3_llama.models import shipped_head, smollm2
 
 CENTRE = [2, 15, 27]  # what both heads were trained on
-SHIFTS = [(0, 0, 0), (-1, -1, -1), (1, 1, 1), *(s for s in itertools.product((-1, 0, 1), repeat=3) if sum(map(abs, s)) == 1)]
+SHIFTS = [
+    (0, 0, 0),
+    (-1, -1, -1),
+    (1, 1, 1),
+    *(s for s in itertools.product((-1, 0, 1), repeat=3) if sum(map(abs, s)) == 1),
+]
 
 
 def shifted(by):
@@ -41,23 +46,35 @@ def trials_of_wrong_layers(head, target, shifts, n_threads=None):
 
 def is_wrong(by, kind, line):
     named = f"--extract-layers {','.join(map(str, CENTRE))}" in line
-    return kind is Verdict.WRONG and (by == (0, 0, 0) or not named) or kind is Verdict.FINE and by != (0, 0, 0)
+    return (
+        kind is Verdict.WRONG and (by == (0, 0, 0) or not named) or kind is Verdict.FINE and by != (0, 0, 0)
+    )
 
 
 def main():
     n_wrong = 0
     with tempfile.TemporaryDirectory() as folder:
-        reference = convert(Path(__file__).parent / "data" / "reference-head", smollm2("Q4_0"), Path(folder) / "head.gguf", "q8_0").out
+        reference = convert(
+            Path(__file__).parent / "data" / "reference-head",
+            smollm2("Q4_0"),
+            Path(folder) / "head.gguf",
+            "q8_0",
+        ).out
         for fmt in sys.argv[1:] or ["Q4_0", "Q8_0", "BF16"]:
             for name, head in (("reference", reference), ("shipped", shipped_head())):
                 for by, found in trials_of_wrong_layers(head, smollm2(fmt), SHIFTS).items():
                     kind, line = verdict(found)
                     n_wrong += is_wrong(by, kind, line)
-                    print(f"{fmt}, {name} head, layers {shifted(by)}, {found.positions} positions, {found.trials[0].accepted:.3f} accepted: "
-                          f"{kind.value}{' (a wrong verdict)' * is_wrong(by, kind, line)}", flush=True)  # fmt: skip
+                    print(
+                        f"{fmt}, {name} head, layers {shifted(by)}, {found.positions} positions, {found.trials[0].accepted:.3f} accepted: "
+                        f"{kind.value}{' (a wrong verdict)' * is_wrong(by, kind, line)}",
+                        flush=True,
+                    )
                     for t in found.trials[1:]:
                         errors = t.likelihood.mean / t.likelihood.error
-                        print(f"    {t.layers}: acceptance {t.acceptance}, log-likelihood {t.likelihood}, {errors:+.1f} errors")
+                        print(
+                            f"    {t.layers}: acceptance {t.acceptance}, log-likelihood {t.likelihood}, {errors:+.1f} errors"
+                        )
     print(f"{n_wrong} wrong verdicts")
     return n_wrong > 0
 

@@ -2,7 +2,9 @@
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # several servers and a client on few cores: threads that spin slow each other tenfold
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "passive"
+)  # several servers and a client on few cores: threads that spin slow each other tenfold
 
 import contextlib
 import dataclasses
@@ -26,7 +28,16 @@ ENDLESS = {"max_tokens": 900, "logit_bias": {"0": -100, "2": -100}}  # neither o
 
 
 def settings(**more):
-    return ServerSettings(**{"model": str(smollm2("Q8_0")), "eagle": str(shipped_head()), "n_ctx": 1024, "n_parallel": 3, "threads": 2, **more})
+    return ServerSettings(
+        **{
+            "model": str(smollm2("Q8_0")),
+            "eagle": str(shipped_head()),
+            "n_ctx": 1024,
+            "n_parallel": 3,
+            "threads": 2,
+            **more,
+        }
+    )
 
 
 @contextlib.contextmanager
@@ -40,7 +51,9 @@ def running(given, batcher=None):
     own = batcher is None
     batcher = batcher or Batcher(BatchSettings(**given.batch()))
     app = create_app(given, batcher)
-    server = uvicorn.Server(uvicorn.Config(app, http=PatientProtocol, log_config=None, timeout_graceful_shutdown=1))
+    server = uvicorn.Server(
+        uvicorn.Config(app, http=PatientProtocol, log_config=None, timeout_graceful_shutdown=1)
+    )
     listener = listen_at(dataclasses.replace(given, port=0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -49,7 +62,15 @@ def running(given, batcher=None):
     headers = {"Authorization": f"Bearer {given.api_key}"} if given.api_key else {}
     try:
         with httpx.Client(base_url=url, timeout=60, headers=headers) as client:
-            yield SimpleNamespace(url=url, client=client, app=app, batcher=batcher, settings=given, gate=app.state.server.gate, uvicorn=server)
+            yield SimpleNamespace(
+                url=url,
+                client=client,
+                app=app,
+                batcher=batcher,
+                settings=given,
+                gate=app.state.server.gate,
+                uvicorn=server,
+            )
     finally:
         server.should_exit = True
         thread.join(10)
@@ -65,8 +86,27 @@ def other(server, **more):
 @contextlib.contextmanager
 def process(*args, env=None):
     """`python -m eagle3_llama.server` on a free port: url, process, lines (of stderr so far)."""
-    command = [sys.executable, "-m", "eagle3_llama.server", "--model", smollm2("Q8_0"), "--port", 0, "--n_ctx", 512, "--n_parallel", 2, *args]
-    p = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})
+    command = [
+        sys.executable,
+        "-m",
+        "eagle3_llama.server",
+        "--model",
+        smollm2("Q8_0"),
+        "--port",
+        0,
+        "--n_ctx",
+        512,
+        "--n_parallel",
+        2,
+        *args,
+    ]
+    p = subprocess.Popen(
+        [str(c) for c in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(env or {})},
+    )
     lines = []
     reader = threading.Thread(target=lambda: lines.extend(p.stderr), daemon=True)
     reader.start()
@@ -91,19 +131,31 @@ def until(true, seconds=60.0):
 
 def ask(client, text="Name three rivers.", path=CHAT, **more):
     """A chat request, or with another path what `more` says."""
-    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 16, "temperature": 0, **more} if path == CHAT else more
+    body = (
+        {"messages": [{"role": "user", "content": text}], "max_tokens": 16, "temperature": 0, **more}
+        if path == CHAT
+        else more
+    )
     return client.post(path, json=body)
 
 
 def events(response):
     """The JSON of a stream's events; [DONE] as None."""
-    return [None if line == "data: [DONE]" else json.loads(line[6:]) for line in response.iter_lines() if line]
+    return [
+        None if line == "data: [DONE]" else json.loads(line[6:]) for line in response.iter_lines() if line
+    ]
 
 
 def metric(server, name, *labels):
     """The value of the one sample of /metrics with these labels, written as name="value"."""
-    lines = (line.rsplit(" ", 1) for line in server.client.get("/metrics").text.splitlines() if line[0] != "#")
-    found = [value for said, value in lines if said.split("{")[0] == name and all(label in said for label in labels)]
+    lines = (
+        line.rsplit(" ", 1) for line in server.client.get("/metrics").text.splitlines() if line[0] != "#"
+    )
+    found = [
+        value
+        for said, value in lines
+        if said.split("{")[0] == name and all(label in said for label in labels)
+    ]
     assert len(found) == 1, (name, labels, found)
     return float(found[0])
 
@@ -121,8 +173,16 @@ class Streams:
         self.threads = [threading.Thread(target=self._read, args=(i, more), daemon=True) for i in range(n)]
 
     def _read(self, i, more):
-        content = {"messages": [{"role": "user", "content": f"Tell story {i}."}], "stream": True, **ENDLESS, **more}
-        with httpx.Client(base_url=self.server.url, timeout=30) as client, client.stream("POST", CHAT, json=content) as r:
+        content = {
+            "messages": [{"role": "user", "content": f"Tell story {i}."}],
+            "stream": True,
+            **ENDLESS,
+            **more,
+        }
+        with (
+            httpx.Client(base_url=self.server.url, timeout=30) as client,
+            client.stream("POST", CHAT, json=content) as r,
+        ):
             for line in r.iter_lines():
                 self.texts[i] += line
                 if self.leave.is_set():

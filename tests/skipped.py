@@ -9,7 +9,11 @@ FILES = {}  # skipped as a whole, and why: xdist tells nobody
 
 
 def reason(report):
-    return report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return (
+        report.longrepr[2].removeprefix("Skipped: ")
+        if isinstance(report.longrepr, tuple)
+        else str(report.longrepr)
+    )
 
 
 def pytest_collectreport(report):
@@ -29,9 +33,24 @@ def pytest_testnodedown(node):
 
 def untried():
     """What no test can try on this machine, though it passes them all."""
-    flags = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].split() if Path("/proc/cpuinfo").is_file() else []
-    lacking = [name for name, flag in (("AVX-512", "avx512f"), ("AVX-512 VNNI", "avx512_vnni"), ("AMX", "amx_int8"), ("i8mm of ARM", "i8mm")) if flag not in flags]
-    return [f"not tried: {', '.join(lacking)}: this processor has none"] * bool(lacking) + ["not tried: a GPU: every test computes on the CPU"]
+    flags = (
+        Path("/proc/cpuinfo").read_text().partition("\n\n")[0].split()
+        if Path("/proc/cpuinfo").is_file()
+        else []
+    )
+    lacking = [
+        name
+        for name, flag in (
+            ("AVX-512", "avx512f"),
+            ("AVX-512 VNNI", "avx512_vnni"),
+            ("AMX", "amx_int8"),
+            ("i8mm of ARM", "i8mm"),
+        )
+        if flag not in flags
+    ]
+    return [f"not tried: {', '.join(lacking)}: this processor has none"] * bool(lacking) + [
+        "not tried: a GPU: every test computes on the CPU"
+    ]
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -12,8 +12,8 @@ from test_variants import converted
 from tiny_models import take
 
 from eagle3_llama import EagleError, EagleLlama
-from eagle3_llama.heads.convert.target import read_target
 from eagle3_llama.errors import ErrorKind
+from eagle3_llama.heads.convert.target import read_target
 from eagle3_llama.heads.self_test import self_test
 
 ROOT = Path(__file__).parent.parent
@@ -43,7 +43,11 @@ def test_capture_is_the_graphs(tool):
 def readme_lists():
     """The architectures that README lists, by what it says of them."""
     text, out = (ROOT / "README.md").read_text(), {}
-    for kind, start in (("captured", "Captured, equal to the graph"), ("refused", "Refused"), ("missing", "Not tried")):
+    for kind, start in (
+        ("captured", "Captured, equal to the graph"),
+        ("refused", "Refused"),
+        ("missing", "Not tried"),
+    ):
         paragraph = text.split(f"**{start}", 1)[1].split("\n\n", 1)[0]
         out[kind] = set(re.findall(r"`([\w.-]+)`", paragraph))
     return out
@@ -58,11 +62,13 @@ def test_text_with_every_head(tool, tmp_path, shape):
     size = {"n_embd": about.n_embd, "n_layer": about.n_layer, "n_vocab": about.n_vocab}
     prompt = [5, 17, 29, 41, 53]
     plain = take(EagleLlama(str(target), n_ctx=128, n_threads=THREADS, verbose=False), 24, prompt)
-    for name, recipe in heads.RECIPES.items():
+    for name in heads.RECIPES:
         folder = tmp_path / name.replace(" ", "-")
         folder.mkdir()
         _, path = converted(folder, name, target, "q8_0", **size)
-        llm = EagleLlama(str(target), eagle_path=str(path), n_max=3, n_ctx=128, n_threads=THREADS, verbose=False)
+        llm = EagleLlama(
+            str(target), eagle_path=str(path), n_max=3, n_ctx=128, n_threads=THREADS, verbose=False
+        )
         assert take(llm, 24, prompt) == plain, name
         assert llm.stats.drafted > 20, name
         llm.close()
@@ -74,7 +80,15 @@ def test_self_test_of_targets_without_a_way_back(tool, tmp_path, arch):
     subprocess.run([tool, "save", arch, tmp_path], check=True, capture_output=True)
     target = next(tmp_path.glob("*.gguf"))
     about = read_target(target)
-    _, head = converted(tmp_path, "SpecForge", target, "q8_0", n_embd=about.n_embd, n_layer=about.n_layer, n_vocab=about.n_vocab)
+    _, head = converted(
+        tmp_path,
+        "SpecForge",
+        target,
+        "q8_0",
+        n_embd=about.n_embd,
+        n_layer=about.n_layer,
+        n_vocab=about.n_vocab,
+    )
     with pytest.raises(EagleError, match="recurrent or hybrid") as e:
         self_test(head, target, THREADS)
     assert e.value.kind is ErrorKind.UNSUPPORTED

@@ -11,9 +11,15 @@ import pytest
 import tiny_models
 from tiny_models import PROMPT
 
-from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind  # before llama_cpp: it brings the library
+from eagle3_llama import (  # before llama_cpp: it brings the library
+    EagleError,
+    EagleLlama,
+    EagleParams,
+    ErrorKind,
+)
 from eagle3_llama.batching import Batcher, BatchSettings, RequestCancelled
 from eagle3_llama.models import shipped_head, smollm2
+
 from llama_cpp import Llama, LlamaGrammar
 from llama_cpp._internals import LlamaSampler
 
@@ -24,7 +30,9 @@ DEAD_END = r"root ::= [a-z]{5} [^\x00-\U0010FFFF]"
 @pytest.fixture(scope="module", params=["F32", "Q8_0"])
 def tiny(request, tmp_path_factory):
     at = tmp_path_factory.mktemp("tiny")
-    return str(tiny_models.target(at / "target.gguf", kind=request.param)), str(tiny_models.head(at / "head.gguf"))
+    return str(tiny_models.target(at / "target.gguf", kind=request.param)), str(
+        tiny_models.head(at / "head.gguf")
+    )
 
 
 @pytest.fixture
@@ -75,7 +83,7 @@ def in_threads(n_threads, work, jobs):
                 i = todo.pop(0)
             try:
                 results[i] = work(jobs[i])
-            except Exception as e:  # noqa: BLE001 - looked at by the test
+            except Exception as e:
                 results[i] = e
 
     threads = [threading.Thread(target=run) for _ in range(n_threads)]
@@ -97,12 +105,22 @@ def test_costs_are_measured_in_the_room_of_a_slot(tiny, tmp_path, monkeypatch, n
     assert len(list(tmp_path.iterdir())) == 1
 
 
-SETTINGS = [EagleParams(), EagleParams(n_max=4), EagleParams(tree="12x3x3"), EagleParams(n_max=0), EagleParams(tree=False), EagleParams(n_max=6, p_min=0.01)]
+SETTINGS = [
+    EagleParams(),
+    EagleParams(n_max=4),
+    EagleParams(tree="12x3x3"),
+    EagleParams(n_max=0),
+    EagleParams(tree=False),
+    EagleParams(n_max=6, p_min=0.01),
+]
 
 
 def test_texts_are_as_alone(batcher, plain):
     """Greedy and seeded, in every way of drafting, three slots for eight threads; a quarter of the requests leave early."""
-    jobs = [(p, SETTINGS[i % len(SETTINGS)], {} if i % 3 else {"temp": 0.9, "top_k": 50}, i % 4 == 3) for i, p in enumerate(prompts(24))]
+    jobs = [
+        (p, SETTINGS[i % len(SETTINGS)], {} if i % 3 else {"temp": 0.9, "top_k": 50}, i % 4 == 3)
+        for i, p in enumerate(prompts(24))
+    ]
 
     def work(job):
         prompt, params, sampling, leaves = job
@@ -134,8 +152,13 @@ def test_prefix_is_taken_up(batcher, plain):
 def test_short_prompts_start_together(batcher, monkeypatch):
     rounds, go_on, work = [], threading.Event(), Batcher._round
     monkeypatch.setattr(batcher, "_round", lambda slots: (rounds.append(len(slots)), work(batcher, slots)))
-    threading.Thread(target=batcher._on_thread, args=(go_on.wait,)).start()  # nothing is decoded before all have come
-    asked = [threading.Thread(target=take, args=(batcher.request(), 9, prompt), kwargs={"temp": 0.0}) for prompt in ([1, 5], [1, 6, 7], [1, 8, 9])]
+    threading.Thread(
+        target=batcher._on_thread, args=(go_on.wait,)
+    ).start()  # nothing is decoded before all have come
+    asked = [
+        threading.Thread(target=take, args=(batcher.request(), 9, prompt), kwargs={"temp": 0.0})
+        for prompt in ([1, 5], [1, 6, 7], [1, 8, 9])
+    ]
     for t in asked:
         t.start()
     while batcher.waiting() < 3:
@@ -148,7 +171,7 @@ def test_short_prompts_start_together(batcher, monkeypatch):
 
 def test_grammar_penalties_processors(batcher, plain):
     """What samples row by row sees the right rows while others draft beside it."""
-    grammar = 'root ::= [a-z ]+'
+    grammar = "root ::= [a-z ]+"
     seen = []
 
     def favour(ids, scores):
@@ -162,9 +185,12 @@ def test_grammar_penalties_processors(batcher, plain):
             return take(llm, 40, PROMPT, **sampling(kind))
 
     def sampling(kind):
-        return {"grammar": dict(grammar=LlamaGrammar.from_string(grammar, verbose=False), temp=0.0),
-                "penalties": dict(repeat_penalty=1.3, frequency_penalty=0.4, temp=0.7), "mirostat": dict(mirostat_mode=2, temp=0.8),
-                "processor": dict(logits_processor=[favour], temp=0.0)}[kind]
+        return {
+            "grammar": dict(grammar=LlamaGrammar.from_string(grammar, verbose=False), temp=0.0),
+            "penalties": dict(repeat_penalty=1.3, frequency_penalty=0.4, temp=0.7),
+            "mirostat": dict(mirostat_mode=2, temp=0.8),
+            "processor": dict(logits_processor=[favour], temp=0.0),
+        }[kind]
 
     kinds = ["grammar", "penalties", "mirostat", "processor"]
     got = in_threads(4, work, kinds)
@@ -177,7 +203,9 @@ def test_grammar_penalties_processors(batcher, plain):
 
 def test_logits_are_kept_where_asked_for(batcher, plain):
     """Logprobs of generated tokens and of the prompt, as a Llama with logits_all gives them."""
-    full = Llama(batcher.settings.model, n_ctx=N_CTX, n_threads=1, flash_attn=True, logits_all=True, verbose=False)
+    full = Llama(
+        batcher.settings.model, n_ctx=N_CTX, n_threads=1, flash_attn=True, logits_all=True, verbose=False
+    )
     ask = dict(max_tokens=12, temperature=0.0, logprobs=3)
     for prompt, echo in ((PROMPT, False), ("x5 g8", True)):
         ask["prompt"] = prompt
@@ -186,8 +214,13 @@ def test_logits_are_kept_where_asked_for(batcher, plain):
             got = llm.create_completion(**ask, echo=echo)
         assert got["choices"][0]["text"] == expected["text"]
         ours, theirs = (c["logprobs"]["token_logprobs"] for c in (got["choices"][0], expected))
-        np.testing.assert_allclose([x for x in ours if x is not None], [x for x in theirs if x is not None], rtol=1e-4, atol=1e-5)
-        assert got["usage"]["completion_tokens_details"].keys() == {"accepted_prediction_tokens", "rejected_prediction_tokens"}
+        np.testing.assert_allclose(
+            [x for x in ours if x is not None], [x for x in theirs if x is not None], rtol=1e-4, atol=1e-5
+        )
+        assert got["usage"]["completion_tokens_details"].keys() == {
+            "accepted_prediction_tokens",
+            "rejected_prediction_tokens",
+        }
     full.close()
 
 
@@ -238,9 +271,11 @@ def test_tokens_gather(tiny, plain, monkeypatch):
     b.close()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="GNU's OpenMP counts every thread that ever computed, idle or not")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="GNU's OpenMP counts every thread that ever computed, idle or not"
+)
 def test_an_idle_batcher_leaves_no_threads_behind(tiny):
-    threads = lambda: set(os.listdir("/proc/self/task"))  # noqa: E731
+    threads = lambda: set(os.listdir("/proc/self/task"))
     b = Batcher(BatchSettings(tiny[0], tiny[1], n_parallel=2, n_ctx=N_CTX, n_threads=4))
     before = threads()
     with b.request() as llm:
@@ -268,7 +303,9 @@ def test_a_failure_is_one_request_s(batcher, plain):
 
     def work(kind):
         with batcher.request(params=EagleParams(n_max=3)) as llm:
-            return take(llm, 50, PROMPT, temp=0.0, **({"logits_processor": [breaks]} if kind == "bad" else {}))
+            return take(
+                llm, 50, PROMPT, temp=0.0, **({"logits_processor": [breaks]} if kind == "bad" else {})
+            )
 
     got = in_threads(3, work, ["good", "bad", "good"])
     assert isinstance(got[1], RuntimeError)
@@ -285,8 +322,15 @@ def test_an_ambiguous_grammar_is_one_request_s(batcher, plain):
         with batcher.request(params=EagleParams(n_max=3)) as llm:
             if kind == "good":
                 return take(llm, 50, PROMPT, temp=0.0)
-            favour = lambda ids, scores: np.where(np.arange(len(scores)) == x, 100.0, scores)  # noqa: E731
-            return take(llm, 50, PROMPT, temp=0.0, logits_processor=[favour], grammar=LlamaGrammar.from_string(grammar, verbose=False))
+            favour = lambda ids, scores: np.where(np.arange(len(scores)) == x, 100.0, scores)
+            return take(
+                llm,
+                50,
+                PROMPT,
+                temp=0.0,
+                logits_processor=[favour],
+                grammar=LlamaGrammar.from_string(grammar, verbose=False),
+            )
 
     got = in_threads(3, work, ["good", "bad", "good"])
     assert got[0] == got[2] == alone(plain, 50, PROMPT, temp=0.0)
@@ -295,8 +339,10 @@ def test_an_ambiguous_grammar_is_one_request_s(batcher, plain):
 
 def test_cancel_and_deadline_free_the_slot(batcher, plain):
     llms = [batcher.request() for _ in range(3)]
-    endless = lambda ids, scores: np.where(np.arange(len(scores)) == EOS, -np.inf, scores)  # noqa: E731
-    streams = [llm.generate(PROMPT, temp=0.0, logits_processor=[endless]) for llm in llms]  # nobody reads on: they wait, slots held
+    endless = lambda ids, scores: np.where(np.arange(len(scores)) == EOS, -np.inf, scores)
+    streams = [
+        llm.generate(PROMPT, temp=0.0, logits_processor=[endless]) for llm in llms
+    ]  # nobody reads on: they wait, slots held
     for s in streams:
         next(s)
     late = batcher.request(deadline=time.monotonic() + 0.2)
@@ -357,7 +403,11 @@ def test_slots_are_saved_and_restored(tiny, plain, batcher):
     for _ in range(60):
         bad = bytearray(data)
         at = rng.randrange(len(bad))
-        bad = bytes(bad[:at]) if rng.random() < 0.4 else bytes([*bad[:at], bad[at] ^ (1 << rng.randrange(8)), *bad[at + 1 :]])
+        bad = (
+            bytes(bad[:at])
+            if rng.random() < 0.4
+            else bytes([*bad[:at], bad[at] ^ (1 << rng.randrange(8)), *bad[at + 1 :]])
+        )
         with pytest.raises(EagleError) as e:
             other.load_slot(0, bad)
         assert e.value.kind is ErrorKind.BAD_VALUE
@@ -384,8 +434,15 @@ def test_a_state_that_lies_is_refused(batcher, tmp_path):
     at = len(slot_file.MAGIC)
     n = struct.unpack("<I", data[at : at + 4])[0]
     header, body = json.loads(data[at + 4 : at + 4 + n]), data[at + 4 + n : -32]
-    for change in ({"tokens": header["tokens"][:-1]}, {"tokens": [10**9]}, {"tokens": "abc"}, {"of": {}}, {"target": 10**12}, {"head": -1},
-                   {"target": header["target"] - 8, "head": header["head"] + 8}):
+    for change in (
+        {"tokens": header["tokens"][:-1]},
+        {"tokens": [10**9]},
+        {"tokens": "abc"},
+        {"of": {}},
+        {"target": 10**12},
+        {"head": -1},
+        {"target": header["target"] - 8, "head": header["head"] + 8},
+    ):
         changed = json.dumps({**header, **change}).encode()
         lie = slot_file.MAGIC + struct.pack("<I", len(changed)) + changed + body
         with pytest.raises(EagleError):
@@ -398,7 +455,9 @@ def test_settings_are_checked(tiny):
     for wrong in ({"n_parallel": 0}, {"n_parallel": 33}, {"n_ctx": 5}, {"n_batch": 1}):
         with pytest.raises(EagleError, match=next(iter(wrong))):
             BatchSettings(tiny[0], **wrong)
-    b = Batcher(BatchSettings(tiny[0], n_parallel=2, n_ctx=128, n_threads=1, flash_attn=False))  # no head, no trees
+    b = Batcher(
+        BatchSettings(tiny[0], n_parallel=2, n_ctx=128, n_threads=1, flash_attn=False)
+    )  # no head, no trees
     with b.request(params=EagleParams(tree="8x2x2")) as llm:
         assert len(take(llm, 5, PROMPT, temp=0.0)) == 5
     b.close()
@@ -408,7 +467,11 @@ def test_real_model():
     """SmolLM2 and its head: eight chat answers at once on four slots."""
     target, head = str(smollm2("Q8_0")), str(shipped_head())
     b = Batcher(BatchSettings(target, head, n_parallel=4, n_ctx=512))
-    ask = lambda i: dict(messages=[{"role": "user", "content": f"Write {i + 2} words about the sea."}], max_tokens=32, temperature=0.0)  # noqa: E731
+    ask = lambda i: dict(
+        messages=[{"role": "user", "content": f"Write {i + 2} words about the sea."}],
+        max_tokens=32,
+        temperature=0.0,
+    )
 
     def work(i):
         with b.request() as llm:
@@ -417,7 +480,9 @@ def test_real_model():
     got = in_threads(8, work, list(range(8)))
     assert b.snapshot()["reused_tokens"] > 0
     with b.request() as llm, pytest.raises(EagleError):  # a grammar that leads nowhere
-        llm.create_completion("hello", max_tokens=40, temperature=0.0, grammar=LlamaGrammar.from_string(DEAD_END, verbose=False))
+        llm.create_completion(
+            "hello", max_tokens=40, temperature=0.0, grammar=LlamaGrammar.from_string(DEAD_END, verbose=False)
+        )
     b.close()
     llm = EagleLlama(target, n_ctx=512, flash_attn=True, verbose=False)
     assert got == [llm.create_chat_completion(**ask(i))["choices"][0]["message"]["content"] for i in range(8)]
@@ -430,7 +495,9 @@ def test_samplers_are_freed_with_their_requests(batcher, monkeypatch):
 
     freed = []
     close = LlamaSampler.close
-    monkeypatch.setattr(LlamaSampler, "close", lambda self: (freed.append(self.sampler is not None), close(self)))
+    monkeypatch.setattr(
+        LlamaSampler, "close", lambda self: (freed.append(self.sampler is not None), close(self))
+    )
     gc.disable()
     try:
         with batcher.request() as llm:

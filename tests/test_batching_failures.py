@@ -6,8 +6,7 @@ import pytest
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleError, EagleParams, ErrorKind
-from eagle3_llama.batching import slot_file
-from eagle3_llama.batching import Batcher, BatchSettings
+from eagle3_llama.batching import Batcher, BatchSettings, slot_file
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def outcome(work, *args):
     def run():
         try:
             got.append(work(*args))
-        except Exception as e:  # noqa: BLE001 - looked at by the test
+        except Exception as e:
             got.append(e)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -108,7 +107,11 @@ def test_slots_are_packed_beside_the_batcher(batcher, monkeypatch):
     """Its thread copies a state; what takes long is done in the caller's."""
     text(batcher)
     hashed, sha256 = [], slot_file.hashlib.sha256
-    monkeypatch.setattr(slot_file.hashlib, "sha256", lambda *data: (hashed.append(threading.current_thread()), sha256(*data))[1])
+    monkeypatch.setattr(
+        slot_file.hashlib,
+        "sha256",
+        lambda *data: (hashed.append(threading.current_thread()), sha256(*data))[1],
+    )
     n = batcher.slots()[0]["n_past"]
     assert batcher.load_slot(0, batcher.save_slot(0)) == n > 0
     assert hashed == [threading.current_thread()] * 2
@@ -118,9 +121,17 @@ def test_what_a_batch_cannot_do_is_said_once(batcher, recwarn):
     """Static trees are chains there, and n_min is nothing; the text stays what it is."""
     expected = text(batcher, 20)
     for _ in range(2):
-        for params in (EagleParams(tree=[(0,), (0, 0), (1,)]), EagleParams(4, n_min=2), EagleParams(tree="8x2x2"), EagleParams(3)):
+        for params in (
+            EagleParams(tree=[(0,), (0, 0), (1,)]),
+            EagleParams(4, n_min=2),
+            EagleParams(tree="8x2x2"),
+            EagleParams(3),
+        ):
             with batcher.request(params=params) as llm:
-                assert llm.create_completion(PROMPT, max_tokens=20, temperature=0.0)["choices"][0]["text"] == expected
+                assert (
+                    llm.create_completion(PROMPT, max_tokens=20, temperature=0.0)["choices"][0]["text"]
+                    == expected
+                )
     said = sorted(str(w.message) for w in recwarn if w.category is RuntimeWarning)
     assert len(said) == 2 and "chain" in said[0] and "n_min" in said[1], said
 
@@ -129,7 +140,9 @@ def test_tokens_are_counted_as_requests_get_them(batcher):
     """The first of each counts, those drafted beyond its end do not."""
     before = batcher.snapshot()
     with batcher.request(params=EagleParams(n_max=4)) as llm:
-        n = llm.create_completion(PROMPT, max_tokens=7, temperature=0.0, logit_bias={2: -100})["usage"]["completion_tokens"]
+        n = llm.create_completion(PROMPT, max_tokens=7, temperature=0.0, logit_bias={2: -100})["usage"][
+            "completion_tokens"
+        ]
     after = batcher.snapshot()
     assert after["tokens"] - before["tokens"] == llm._job.n_tokens >= n == 7
     assert llm._job.n_tokens == llm.stats.tokens and 0 < after["drafts"] <= after["rounds"]

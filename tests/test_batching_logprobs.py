@@ -6,9 +6,9 @@ import tiny_models
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleParams  # before llama_cpp: it brings the library
-from eagle3_llama.batching import request
-from eagle3_llama.batching import Batcher, BatchSettings
+from eagle3_llama.batching import Batcher, BatchSettings, request
 from eagle3_llama.batching.logprobs import Logprobs, TopRow, top_row
+
 from llama_cpp import Llama
 
 N_CTX = 512
@@ -36,20 +36,45 @@ def test_a_row_is_what_sorting_finds(n):
         values = Llama.logits_to_logprobs(row)
         expected = sorted(zip(values.tolist(), range(320)), reverse=True)[:n]
         got = top_row(row, 7, n)
-        assert list(zip(got.values.tolist(), got.ids.tolist())) == expected and (got.token, got.value) == (7, float(values[7]))
+        assert list(zip(got.values.tolist(), got.ids.tolist())) == expected and (got.token, got.value) == (
+            7,
+            float(values[7]),
+        )
 
 
 def close(ours, theirs):
     """The same object, its numbers up to rounding."""
-    assert ours.keys() == theirs.keys() and ours["tokens"] == theirs["tokens"] and ours["text_offset"] == theirs["text_offset"]
-    for a, b in zip([{"": x} for x in ours["token_logprobs"]] + ours["top_logprobs"], [{"": x} for x in theirs["token_logprobs"]] + theirs["top_logprobs"]):
+    assert (
+        ours.keys() == theirs.keys()
+        and ours["tokens"] == theirs["tokens"]
+        and ours["text_offset"] == theirs["text_offset"]
+    )
+    for a, b in zip(
+        [{"": x} for x in ours["token_logprobs"]] + ours["top_logprobs"],
+        [{"": x} for x in theirs["token_logprobs"]] + theirs["top_logprobs"],
+    ):
         assert (a is None) == (b is None)
         if a is not None:
             assert a.keys() == b.keys()
-            np.testing.assert_allclose([np.nan if x is None else x for x in a.values()], [np.nan if x is None else x for x in b.values()], atol=1e-4)
+            np.testing.assert_allclose(
+                [np.nan if x is None else x for x in a.values()],
+                [np.nan if x is None else x for x in b.values()],
+                atol=1e-4,
+            )
 
 
-@pytest.mark.parametrize("more", [{}, {"echo": True}, {"logprobs": 0}, {"stop": ["g8"]}, {"max_tokens": 1}, {"echo": True, "max_tokens": 1}], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"echo": True},
+        {"logprobs": 0},
+        {"stop": ["g8"]},
+        {"max_tokens": 1},
+        {"echo": True, "max_tokens": 1},
+    ],
+    ids=str,
+)
 def test_whole_answers_are_llamas(batcher, full, more):
     ask = {"prompt": "x5 g8 b3", "max_tokens": 16, "temperature": 0.0, "logprobs": 4, **more}
     expected = full.create_completion(**ask)["choices"][0]
@@ -77,7 +102,9 @@ def test_characters_of_several_tokens():
     """Their tokens come with the chunk that has the character, and offsets count characters."""
     pieces = {1: b"a", 2: b"\xe2\x82", 3: b"\xac", 4: b"", 5: b"bc", 9: b"<s>"}
     out = Logprobs(lambda ids: b"".join(pieces[i] for i in ids), 9, 10)
-    out.rows = [TopRow(t, -1.0, np.array([1], np.int32), np.array([-0.5], np.float32)) for t in (1, 2, 3, 4, 5, 9)]
+    out.rows = [
+        TopRow(t, -1.0, np.array([1], np.int32), np.array([-0.5], np.float32)) for t in (1, 2, 3, 4, 5, 9)
+    ]
     said = [out.chunk(text) for text in ("a", "€", "", "bc", "")]
     assert [s["tokens"] for s in said] == [["a"], ["", ""], [""], ["bc"], []] and out.chunk("") is None
     assert [s["text_offset"] for s in said] == [[10], [11, 11], [12], [12], []]
@@ -88,13 +115,17 @@ def test_the_first_token_of_a_prompt_without_a_beginning(files, batcher, full):
     with batcher.request() as llm:
         llm.__dict__["token_bos"] = lambda: -1  # as of a model that has none
         llm._model = NoBeginning(llm._model)
-        got = llm.create_completion("x5 g8", max_tokens=4, temperature=0.0, logprobs=2, echo=True)["choices"][0]["logprobs"]
+        got = llm.create_completion("x5 g8", max_tokens=4, temperature=0.0, logprobs=2, echo=True)["choices"][
+            0
+        ]["logprobs"]
         ids = llm.tokenize(b"x5 g8", add_bos=False)
     full.reset()
     full.eval(ids)
     rows = Llama.logits_to_logprobs(full._scores[: len(ids)])
     assert got["token_logprobs"][0] is None
-    np.testing.assert_allclose(got["token_logprobs"][1 : len(ids)], [rows[i, t] for i, t in enumerate(ids[1:])], atol=1e-4)
+    np.testing.assert_allclose(
+        got["token_logprobs"][1 : len(ids)], [rows[i, t] for i, t in enumerate(ids[1:])], atol=1e-4
+    )
 
 
 class NoBeginning:
@@ -120,9 +151,18 @@ def test_rows_in_flight_are_few(batcher, monkeypatch):
 
     monkeypatch.setattr(batcher, "_deliver", watched)
     with batcher.request(params=EagleParams(0)) as llm:
-        stream = llm.create_completion(PROMPT, max_tokens=300, temperature=0.0, logprobs=20, stream=True, logit_bias={tiny_models.EOS: -100})
+        stream = llm.create_completion(
+            PROMPT,
+            max_tokens=300,
+            temperature=0.0,
+            logprobs=20,
+            stream=True,
+            logit_bias={tiny_models.EOS: -100},
+        )
         job = None
-        while job is None or not job.due.is_set():  # it runs as far ahead as it may, then waits for the reader
+        while (
+            job is None or not job.due.is_set()
+        ):  # it runs as far ahead as it may, then waits for the reader
             next(stream)
             job = llm._job
         batcher._on_thread(lambda: None)
@@ -146,7 +186,11 @@ def test_a_criterion_and_its_rows(batcher, monkeypatch):
                 break
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.9, "top_k": 30}, {"temperature": 0.8, "repeat_penalty": 1.3}], ids=str)
+@pytest.mark.parametrize(
+    "sampling",
+    [{"temperature": 0.0}, {"temperature": 0.9, "top_k": 30}, {"temperature": 0.8, "repeat_penalty": 1.3}],
+    ids=str,
+)
 @pytest.mark.parametrize("processors", [False, True])
 def test_a_bias_is_native_and_the_same(batcher, full, monkeypatch, sampling, processors):
     """No logits processor of Python's runs for it, and beside one it is not lost."""
@@ -172,5 +216,9 @@ def test_a_bias_is_native_and_the_same(batcher, full, monkeypatch, sampling, pro
     monkeypatch.setattr(batcher, "_submit", lambda job: (jobs.append(job.processors), submit(batcher, job)))
     for params in (EagleParams(0), EagleParams(n_max=3), EagleParams(tree="8x2x3")):
         with batcher.request(params=params) as llm:
-            got = llm.create_completion(**ask, logit_bias=bias, **({"logits_processor": [plus]} if processors else {}))
-            assert got["choices"][0]["text"] == expected and (jobs[-1] is not None) == bool(seen) == processors
+            got = llm.create_completion(
+                **ask, logit_bias=bias, **({"logits_processor": [plus]} if processors else {})
+            )
+            assert (
+                got["choices"][0]["text"] == expected and (jobs[-1] is not None) == bool(seen) == processors
+            )

@@ -6,8 +6,8 @@ import pytest
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleParams
-from eagle3_llama.bench.prompts import Answer
 from eagle3_llama.bench.modes import Mode, Run, Target
+from eagle3_llama.bench.prompts import Answer
 from eagle3_llama.bench.report import results
 from eagle3_llama.runtime.costs import Costs
 
@@ -15,7 +15,7 @@ PLAIN, EAGLE = Mode("plain", "plain"), Mode("eagle", "eagle", "head.gguf")
 
 
 def answer(plain, eagle, n=10):
-    run = lambda seconds: Run(list(range(n)), seconds, [], {})  # noqa: E731
+    run = lambda seconds: Run(list(range(n)), seconds, [], {})
     return Answer("all", {"plain": [run(s) for s in plain], "eagle": [run(s) for s in eagle]})
 
 
@@ -45,7 +45,9 @@ def test_turns(files, n):
     alone = target.run(PLAIN, PROMPT, n, {"temp": 0.0})
     run = target.run(eagle, PROMPT, n, {"temp": 0.0})
     assert alone.plain is None and len(alone.tokens) == n and alone.tokens == run.tokens == run.plain.tokens
-    assert sum(length for _, length, _ in run.rounds) == n - 1 and all(r.seconds > 0 for r in (alone, run, run.plain))
+    assert sum(length for _, length, _ in run.rounds) == n - 1 and all(
+        r.seconds > 0 for r in (alone, run, run.plain)
+    )
     target.close()
 
 
@@ -61,7 +63,9 @@ def test_the_limit_is_the_rounds_cost():
     a.runs["eagle"][0].rounds = [(1, 2, 1), (3, 1, 1)]
     a.costs = Costs([0.0, 0.8, 1.1], [0.0, 0.2, 0.3], [0.0] * 3, [0.0] * 3, 0.0, 0.0, 8)
     row = ratios(a)["eagle"]
-    assert row["limit"] == pytest.approx(2.0 / 1.4, abs=1e-4) and row["share_of_limit"] == pytest.approx(1.5 / (2.0 / 1.4), abs=1e-3)
+    assert row["limit"] == pytest.approx(2.0 / 1.4, abs=1e-4) and row["share_of_limit"] == pytest.approx(
+        1.5 / (2.0 / 1.4), abs=1e-3
+    )
     a.costs = None
     assert "limit" not in ratios(a)["eagle"]
 

@@ -15,18 +15,25 @@ import fetch  # noqa: E402
 
 
 def build(cache, *args, script="build.py", **env):
-    done = subprocess.run([sys.executable, ROOT / "native" / script, *args], capture_output=True, text=True,
-                          env={**os.environ, "EAGLE3_LLAMA_CACHE": str(cache), **env})
+    done = subprocess.run(
+        [sys.executable, ROOT / "native" / script, *args],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "EAGLE3_LLAMA_CACHE": str(cache), **env},
+    )
     return done.returncode, done.stderr.strip().splitlines()[-1]
 
 
-@pytest.mark.parametrize("env, said", [
-    ({"CXX": "/none/c++"}, "no C++ compiler: looked for /none/c++. Install one"),
-    ({"CC": "/none/cc"}, "set CC to its path"),
-    ({"CMAKE_ARGS": "GGML_CUDA=on"}, "only -DNAME=VALUE is"),
-    ({"EAGLE3_LLAMA_CPP_DIR": "/none"}, "no llama.cpp tree"),
-    ({"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}, "check the network"),
-])
+@pytest.mark.parametrize(
+    "env, said",
+    [
+        ({"CXX": "/none/c++"}, "no C++ compiler: looked for /none/c++. Install one"),
+        ({"CC": "/none/cc"}, "set CC to its path"),
+        ({"CMAKE_ARGS": "GGML_CUDA=on"}, "only -DNAME=VALUE is"),
+        ({"EAGLE3_LLAMA_CPP_DIR": "/none"}, "no llama.cpp tree"),
+        ({"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}, "check the network"),
+    ],
+)
 def test_one_clear_line(tmp_path, env, said):
     code, last = build(tmp_path, "--print-dir", **env)
     assert code == 1 and last.startswith("error: ") and said in last
@@ -41,7 +48,11 @@ def test_other_instructions_reach_every_build(monkeypatch):
         told = [native_build._options(sanitize, native_build._cmake_args()) for sanitize in (False, True)]
         for name in ("GGML_NATIVE", "GGML_AVX512"):
             assert all((name in options) == (name in given) for options in told)
-        assert ("GGML_CUDA" in told[0]) == ("GGML_CUDA" in given) and "GGML_CUDA" not in told[1] and told[1]["EAGLE3_SANITIZE"] == "ON"
+        assert (
+            ("GGML_CUDA" in told[0]) == ("GGML_CUDA" in given)
+            and "GGML_CUDA" not in told[1]
+            and told[1]["EAGLE3_SANITIZE"] == "ON"
+        )
         places += map(native_build._key, told)
     assert len(set(places)) == 6
 
@@ -65,7 +76,11 @@ def test_damaged_download_is_fetched_again(tmp_path, monkeypatch):
     (tmp_path / "downloads" / fetch.SDIST).write_bytes(b"half of it")
     monkeypatch.setenv("EAGLE3_LLAMA_CACHE", str(tmp_path))
     asked = []
-    monkeypatch.setattr(fetch.subprocess, "run", lambda command, **_: asked.append(command) or subprocess.CompletedProcess(command, 1, "no network"))
+    monkeypatch.setattr(
+        fetch.subprocess,
+        "run",
+        lambda command, **_: asked.append(command) or subprocess.CompletedProcess(command, 1, "no network"),
+    )
     with pytest.raises(fetch.BuildError, match="cannot download"):
         fetch.sdist()
     assert asked
@@ -76,7 +91,12 @@ def test_libmtmd_is_shipped_unless_switched_off(tmp_path, mtmd):
     """Also where an earlier build of the same folder left one: it would be another llama.cpp's."""
     (tmp_path / "cmake" / "bin").mkdir(parents=True)
     (tmp_path / "native" / "include").mkdir(parents=True)
-    for path in ("cmake/bin/libllama.so", "cmake/bin/libmtmd.so", "cmake/bin/CMakeFiles.txt", "native/include/eagle3.h"):
+    for path in (
+        "cmake/bin/libllama.so",
+        "cmake/bin/libmtmd.so",
+        "cmake/bin/CMakeFiles.txt",
+        "native/include/eagle3.h",
+    ):
         (tmp_path / path).write_text("")
     native_build._collect(tmp_path, tmp_path / "cmake", tmp_path / "out" / "key", [], mtmd)
     shipped = {path.name for path in (tmp_path / "out" / "key").iterdir()}

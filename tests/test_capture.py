@@ -5,8 +5,8 @@ import pytest
 import tiny_models
 
 from eagle3_llama import EagleError
-from eagle3_llama.runtime.capture import Capture
 from eagle3_llama.heads.compare.graph import GraphLayers
+from eagle3_llama.runtime.capture import Capture
 
 N_LAYER, N_EMBD = tiny_models.N_LAYER, tiny_models.N_EMBD
 

@@ -19,7 +19,9 @@ ROOT = Path(__file__).parent.parent
 
 
 def cli(*args, module="eagle3_llama.cli"):
-    return subprocess.run([sys.executable, "-m", module, *map(str, args)], capture_output=True, text=True, cwd=ROOT)
+    return subprocess.run(
+        [sys.executable, "-m", module, *map(str, args)], capture_output=True, text=True, cwd=ROOT
+    )
 
 
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -41,7 +43,12 @@ def test_readme_snippet_with_an_image(tmp_path):
     tiny_vision.projector(tmp_path / "mmproj.gguf")
     here = "file:///home/me/cat.png"
     assert here in code
-    done = subprocess.run([sys.executable, "-c", code.replace(here, tiny_vision.picture(1))], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace(here, tiny_vision.picture(1))],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -53,11 +60,14 @@ def test_generate_is_the_same_with_a_head():
     assert "tokens a round" in eagle.stderr
 
 
-@pytest.mark.parametrize("args, said", [
-    (["generate", "--model", "none.gguf", "--prompt", "x"], "none.gguf"),
-    (["generate", "--model", "README.md", "--prompt", "x"], "README.md"),
-    (["bench", "--target", "none.gguf", "--prompts", "none.jsonl", "--modes", "plain"], "none.gguf"),
-])
+@pytest.mark.parametrize(
+    "args, said",
+    [
+        (["generate", "--model", "none.gguf", "--prompt", "x"], "none.gguf"),
+        (["generate", "--model", "README.md", "--prompt", "x"], "README.md"),
+        (["bench", "--target", "none.gguf", "--prompts", "none.jsonl", "--modes", "plain"], "none.gguf"),
+    ],
+)
 def test_errors_are_one_line(args, said):
     done = cli(*args)
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
@@ -72,19 +82,48 @@ def test_bench_json(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('"Name a colour."\n{"prompt": "Count to ten.", "category": "numbers"}\n')
     out = tmp_path / "out.json"
-    done = cli("bench", "--target", smollm2("Q4_0"), "--head", shipped_head(), "--prompts", prompts, "--n-predict", 16,
-               "--modes", "plain,eagle,prompt_lookup", "--fixed", "2,8x3x3", "--rounds", 2, "--explain", "--plot", tmp_path / "plots", "--json", out)
+    done = cli(
+        "bench",
+        "--target",
+        smollm2("Q4_0"),
+        "--head",
+        shipped_head(),
+        "--prompts",
+        prompts,
+        "--n-predict",
+        16,
+        "--modes",
+        "plain,eagle,prompt_lookup",
+        "--fixed",
+        "2,8x3x3",
+        "--rounds",
+        2,
+        "--explain",
+        "--plot",
+        tmp_path / "plots",
+        "--json",
+        out,
+    )
     assert done.returncode == 0, done.stderr
     assert "predicted" in done.stdout and "measured" in done.stdout
     assert {p.name for p in (tmp_path / "plots").iterdir()} == {"acceptance.png", "speed.png", "costs.png"}
     report = json.loads(out.read_text())
     assert {(r["mode"], r["category"]) for r in report["results"]} == {
-        (m, c) for m in ("plain", "eagle", "eagle n_max=2", "eagle tree=8x3x3", "prompt_lookup") for c in ("all", "numbers")}
+        (m, c)
+        for m in ("plain", "eagle", "eagle n_max=2", "eagle tree=8x3x3", "prompt_lookup")
+        for c in ("all", "numbers")
+    }
     curve = report["cost_curve"]["Q4_0"]
-    assert curve["1"]["decode"] == 1.0 and curve["16"]["layers"] >= curve["1"]["layers"] > 0 and curve["1"]["head"] > 0
+    assert (
+        curve["1"]["decode"] == 1.0
+        and curve["16"]["layers"] >= curve["1"]["layers"] > 0
+        and curve["1"]["head"] > 0
+    )
     assert report["cost_in_use"]["Q4_0"]["1"] == 1.0 <= report["cost_in_use"]["Q4_0"]["16"]
     for r in report["results"]:
-        assert r["identical"] and r["format"] == "Q4_0" and r["tok_per_s"] > 0 and not r["first_divergence_gaps"]
+        assert (
+            r["identical"] and r["format"] == "Q4_0" and r["tok_per_s"] > 0 and not r["first_divergence_gaps"]
+        )
         if r["kind"] == "eagle":
             assert abs(sum(r["time_share"].values()) - 1) < 0.01 and r["mean_accepted_length"] >= 1
             assert r["limit"] > 0 and r["share_of_limit"] == pytest.approx(r["ratio"] / r["limit"], rel=1e-3)
@@ -95,21 +134,59 @@ def test_bench_json(tmp_path):
 def test_bench_of_a_long_prompt(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps("word " * 300) + "\n")
-    done = cli("bench", "--target", smollm2("Q4_0"), "--prompts", prompts, "--n-predict", 16, "--n-ctx", 256, "--modes", "plain")
-    assert done.returncode == 2 and "--n-ctx leaves room for 240" in done.stderr and "Traceback" not in done.stderr
+    done = cli(
+        "bench",
+        "--target",
+        smollm2("Q4_0"),
+        "--prompts",
+        prompts,
+        "--n-predict",
+        16,
+        "--n-ctx",
+        256,
+        "--modes",
+        "plain",
+    )
+    assert (
+        done.returncode == 2
+        and "--n-ctx leaves room for 240" in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
 def test_bench_of_two_heads(tmp_path):
     """Each a mode of its own, on the prompts of one category, by topic."""
     prompts, other, out = tmp_path / "prompts.jsonl", tmp_path / "other.gguf", tmp_path / "out.json"
-    prompts.write_text('"Name a colour."\n{"prompt": "Count to ten.", "category": "numbers", "topic": "counting"}\n')
+    prompts.write_text(
+        '"Name a colour."\n{"prompt": "Count to ten.", "category": "numbers", "topic": "counting"}\n'
+    )
     other.write_bytes(shipped_head().read_bytes())
-    done = cli("bench", "--target", smollm2("Q4_0"), "--head", shipped_head(), "--head", other, "--prompts", prompts, "--n-predict", 16,
-               "--category", "numbers", "--n-max", 2, "--json", out)
+    done = cli(
+        "bench",
+        "--target",
+        smollm2("Q4_0"),
+        "--head",
+        shipped_head(),
+        "--head",
+        other,
+        "--prompts",
+        prompts,
+        "--n-predict",
+        16,
+        "--category",
+        "numbers",
+        "--n-max",
+        2,
+        "--json",
+        out,
+    )
     assert done.returncode == 0, done.stderr
     results = json.loads(out.read_text())["results"]
     assert [r["mode"] for r in results] == ["plain", f"eagle:{shipped_head().stem}", "eagle:other"]
-    assert results[1]["accept_per_position"] == results[2]["accept_per_position"] and 0 < results[1]["mean_drafted"] <= 2
+    assert (
+        results[1]["accept_per_position"] == results[2]["accept_per_position"]
+        and 0 < results[1]["mean_drafted"] <= 2
+    )
     assert read_prompts(prompts, "numbers") == [("counting", "Count to ten.")]
     with pytest.raises(EagleError, match="category 'poems'"):
         read_prompts(prompts, "poems")
@@ -137,12 +214,25 @@ def test_loops_are_seen():
 def gate_results():
     """What bench --json would hold if every figure were reached, and none by much."""
     fmts = ("F32", "BF16", "F16", "Q8_0", "Q4_0", "Q4_K_M", "Q4_1")
-    row = lambda fmt, mode, kind, ratio, length, **more: {"format": fmt, "mode": mode, "kind": kind, "category": "all", "identical": True, "ratio": ratio,  # noqa: E731
-                                                          "mean_accepted_length": length, **more}
+    row = lambda fmt, mode, kind, ratio, length, **more: {
+        "format": fmt,
+        "mode": mode,
+        "kind": kind,
+        "category": "all",
+        "identical": True,
+        "ratio": ratio,
+        "mean_accepted_length": length,
+        **more,
+    }
     out = []
     for fmt in fmts:
-        out += [row(fmt, "plain", "plain", 1.0, 1.0), row(fmt, "eagle", "eagle", 1.3, 1.6, share_of_limit=0.86), row(fmt, "eagle n_max=2", "eagle", 1.35, 1.7),
-                row(fmt, "eagle tree=60x6x10", "eagle", 0.5, 2.1), row(fmt, "upstream", "upstream", 1.0, 1.6)]
+        out += [
+            row(fmt, "plain", "plain", 1.0, 1.0),
+            row(fmt, "eagle", "eagle", 1.3, 1.6, share_of_limit=0.86),
+            row(fmt, "eagle n_max=2", "eagle", 1.35, 1.7),
+            row(fmt, "eagle tree=60x6x10", "eagle", 0.5, 2.1),
+            row(fmt, "upstream", "upstream", 1.0, 1.6),
+        ]
     return out
 
 
@@ -150,15 +240,26 @@ def gates(tmp_path, *files):
     paths = [tmp_path / f"bench{i}.json" for i in range(len(files))]
     for path, results in zip(paths, files):
         path.write_text(json.dumps({"results": results}))
-    return subprocess.run([sys.executable, ROOT / "scripts" / "perf_gates.py", *paths], capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, ROOT / "scripts" / "perf_gates.py", *paths], capture_output=True, text=True
+    )
 
 
 def test_perf_gates_of_several_files(tmp_path):
     """Each figure is one file's: fixed lengths that of most runs, trees and upstream's drafter those that have them."""
-    def of(runs, *names):
-        return [{**r, "runs": runs} for r in gate_results() if any(n == r["mode"] or n in r["mode"] and " " in n for n in names)]
 
-    speed, trees, upstream = of(36, "plain", "eagle", "eagle n_max"), of(3, "plain", "eagle", "eagle n_max", "eagle tree"), of(8, "plain", "eagle", "upstream")
+    def of(runs, *names):
+        return [
+            {**r, "runs": runs}
+            for r in gate_results()
+            if any(n == r["mode"] or n in r["mode"] and " " in n for n in names)
+        ]
+
+    speed, trees, upstream = (
+        of(36, "plain", "eagle", "eagle n_max"),
+        of(3, "plain", "eagle", "eagle n_max", "eagle tree"),
+        of(8, "plain", "eagle", "upstream"),
+    )
     for r in trees + upstream:
         if r["mode"] != "plain":
             r["ratio"] /= 1.5  # of other prompts
@@ -170,21 +271,34 @@ def test_perf_gates_of_several_files(tmp_path):
         if r["mode"] == "eagle":
             r["ratio"] /= 1.1
     said = gates(tmp_path, trees, speed, upstream).stdout
-    assert said.count("asked for 1.2 times as many") == 7 and said.count("of upstream's speed, asked for 1.25") == 2 and said.count("\n") == 9
+    assert (
+        said.count("asked for 1.2 times as many") == 7
+        and said.count("of upstream's speed, asked for 1.25") == 2
+        and said.count("\n") == 9
+    )
     said = gates(tmp_path, speed).stdout
     assert said.count("no trees were run") == 7 and said.count("upstream was not run") == 2
 
 
-@pytest.mark.parametrize("change, said", [
-    ({}, "all figures are reached"),
-    ({"mode": "eagle", "ratio": 0.97}, "Q8_0, all: 0.970 of plain decoding, asked for 0.98"),
-    ({"mode": "eagle n_max=2", "ratio": 1.6}, "Q8_0: 0.812 of eagle n_max=2, asked for 0.93"),
-    ({"mode": "eagle tree=60x6x10", "mean_accepted_length": 1.9}, "asked for 1.2 times as many"),
-    ({"mode": "eagle", "identical": False}, "the text differs from plain decoding's"),
-    ({"format": "Q4_0", "mode": "upstream", "ratio": 1.1}, "Q4_0: 1.182 of upstream's speed, asked for 1.25"),
-    ({"format": "BF16", "mode": "eagle", "share_of_limit": 0.84}, "BF16: 0.84 of the limit, asked for 0.85"),
-    (None, "Q8_0: mode eagle was not run"),
-])
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({}, "all figures are reached"),
+        ({"mode": "eagle", "ratio": 0.97}, "Q8_0, all: 0.970 of plain decoding, asked for 0.98"),
+        ({"mode": "eagle n_max=2", "ratio": 1.6}, "Q8_0: 0.812 of eagle n_max=2, asked for 0.93"),
+        ({"mode": "eagle tree=60x6x10", "mean_accepted_length": 1.9}, "asked for 1.2 times as many"),
+        ({"mode": "eagle", "identical": False}, "the text differs from plain decoding's"),
+        (
+            {"format": "Q4_0", "mode": "upstream", "ratio": 1.1},
+            "Q4_0: 1.182 of upstream's speed, asked for 1.25",
+        ),
+        (
+            {"format": "BF16", "mode": "eagle", "share_of_limit": 0.84},
+            "BF16: 0.84 of the limit, asked for 0.85",
+        ),
+        (None, "Q8_0: mode eagle was not run"),
+    ],
+)
 def test_perf_gates(tmp_path, change, said):
     results, where = gate_results(), {"format": "Q8_0", **(change or {})}
     if change is None:
@@ -193,4 +307,6 @@ def test_perf_gates(tmp_path, change, said):
         if r["format"] == where["format"] and r["mode"] == where.get("mode"):
             r.update(where)
     done = gates(tmp_path, results)
-    assert said in done.stdout and done.returncode == (said != "all figures are reached"), done.stdout + done.stderr
+    assert said in done.stdout and done.returncode == (said != "all figures are reached"), (
+        done.stdout + done.stderr
+    )

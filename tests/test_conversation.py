@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from eagle3_llama import EagleError, EagleLlama
-from eagle3_llama.llama.chat import chat_tokens
 from eagle3_llama.cli.conversation import converse, fit
+from eagle3_llama.llama.chat import chat_tokens
 
 N_CTX = 256
 

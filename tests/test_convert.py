@@ -10,13 +10,23 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from checkpoints import (DRAFT, HEADS, HIDDEN, KV_HEADS, VOCAB, bfloat16, checkpoint, write_head, write_safetensors,
-                         write_target)
+from checkpoints import (
+    DRAFT,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    VOCAB,
+    bfloat16,
+    checkpoint,
+    write_head,
+    write_safetensors,
+    write_target,
+)
 from typer.testing import CliRunner
 
+from eagle3_llama.errors import EagleError, ErrorKind
 from eagle3_llama.heads.convert import convert
 from eagle3_llama.heads.convert.cli import convert as command
-from eagle3_llama.errors import EagleError, ErrorKind
 
 ROOT = Path(__file__).parent.parent
 
@@ -65,34 +75,55 @@ def test_rotary_layout(tmp_path, target):
         d = len(x) // n_head
         for h in range(n_head):
             for i in range(d // 2):
-                assert (y[h * d + 2 * i] == x[h * d + i]).all() and (y[h * d + 2 * i + 1] == x[h * d + d // 2 + i]).all()
+                assert (y[h * d + 2 * i] == x[h * d + i]).all() and (
+                    y[h * d + 2 * i + 1] == x[h * d + d // 2 + i]
+                ).all()
 
 
 def test_shards_and_bfloat16(tmp_path, target):
     config, tensors = checkpoint()
     weights = [n for n in tensors if n not in ("d2t", "t2d")]
-    convert(write_head(tmp_path / "head", config, tensors, shards=3, bf16=weights), target, tmp_path / "out.gguf", "f32")
+    convert(
+        write_head(tmp_path / "head", config, tensors, shards=3, bf16=weights),
+        target,
+        tmp_path / "out.gguf",
+        "f32",
+    )
     _, got = read(tmp_path / "out.gguf")
     expected = (bfloat16(tensors["fc.weight"]).astype(np.uint32) << 16).view(np.float32)
     assert (values(got["fc.weight"]) == expected).all()
 
 
-@pytest.mark.parametrize("listed, override, layers", [
-    ([1, 5, 8], None, [2, 6, 9]), ([2, 6, 9], None, [2, 6, 9]), ([4, 8, 12], None, [4, 8, 12]), (None, None, [2, 6, 9]),
-    ([1, 5, 8], "0,3,12", [0, 3, 12])])
+@pytest.mark.parametrize(
+    "listed, override, layers",
+    [
+        ([1, 5, 8], None, [2, 6, 9]),
+        ([2, 6, 9], None, [2, 6, 9]),
+        ([4, 8, 12], None, [4, 8, 12]),
+        (None, None, [2, 6, 9]),
+        ([1, 5, 8], "0,3,12", [0, 3, 12]),
+    ],
+)
 def test_layer_ids(tmp_path, target, listed, override, layers):
     config, tensors = checkpoint("SafeAILab")
     if listed:
         config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": listed}
     ids = override and [int(i) for i in override.split(",")]
-    report = convert(write_head(tmp_path / "head", config, tensors), target, tmp_path / "out.gguf", extract_layers=ids)
+    report = convert(
+        write_head(tmp_path / "head", config, tensors), target, tmp_path / "out.gguf", extract_layers=ids
+    )
     assert report.layers == layers and str(layers) in report.notes[0]
 
 
 def test_llama3_rope_factors(tmp_path, target):
     config, tensors = checkpoint()
-    config["rope_scaling"] = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                              "original_max_position_embeddings": 64}
+    config["rope_scaling"] = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
     convert(write_head(tmp_path / "head", config, tensors), target, tmp_path / "out.gguf")
     factors = read(tmp_path / "out.gguf")[1]["rope_freqs.weight"].data
     assert factors[0] == 1.0 and factors[-1] == 8.0 and (np.diff(factors) >= 0).all()
@@ -105,6 +136,7 @@ def change(**changes):
     def apply(config, tensors):
         for name, value in changes.items():
             config[name] = value
+
     return apply
 
 
@@ -115,6 +147,7 @@ def drop(name):
 def put(name, make):
     def apply(config, tensors):
         tensors[name] = make(tensors.get(name))
+
     return apply
 
 
@@ -140,31 +173,68 @@ WRONG = {
     "missing": (drop("midlayer.mlp.up_proj.weight"), "midlayer.mlp.up_proj.weight", ErrorKind.MISSING_TENSOR),
     "missing d2t": (drop("d2t"), "d2t", ErrorKind.MISSING_TENSOR),
     "missing lm_head": (drop("lm_head.weight"), "lm_head.weight", ErrorKind.MISSING_TENSOR),
-    "shape": (put("midlayer.mlp.down_proj.weight", lambda x: x[:, :-1]), "midlayer.mlp.down_proj.weight", ErrorKind.WRONG_SHAPE),
+    "shape": (
+        put("midlayer.mlp.down_proj.weight", lambda x: x[:, :-1]),
+        "midlayer.mlp.down_proj.weight",
+        ErrorKind.WRONG_SHAPE,
+    ),
     "vector shape": (put("norm.weight", lambda x: x[:-1]), "norm.weight", ErrorKind.WRONG_SHAPE),
     "fc width": (put("fc.weight", lambda x: x[:, :-8]), "fc.weight", ErrorKind.WRONG_SHAPE),
-    "fc layers": (put("fc.weight", lambda x: np.hstack([x, x[:, :HIDDEN]])), "fc.weight", ErrorKind.BAD_CONFIG),
+    "fc layers": (
+        put("fc.weight", lambda x: np.hstack([x, x[:, :HIDDEN]])),
+        "fc.weight",
+        ErrorKind.BAD_CONFIG,
+    ),
     "d2t range": (put("d2t", out_of_range), "d2t", ErrorKind.BAD_VALUE),
     "d2t duplicate": (put("d2t", duplicate), "d2t", ErrorKind.BAD_VALUE),
     "d2t floats": (put("d2t", lambda x: x.astype(np.float32)), "d2t", ErrorKind.BAD_VALUE),
     "t2d": (put("t2d", lambda x: ~x), "t2d", ErrorKind.BAD_VALUE),
-    "NaN": (put("midlayer.self_attn.o_proj.weight", nan), "midlayer.self_attn.o_proj.weight", ErrorKind.BAD_VALUE),
+    "NaN": (
+        put("midlayer.self_attn.o_proj.weight", nan),
+        "midlayer.self_attn.o_proj.weight",
+        ErrorKind.BAD_VALUE,
+    ),
     "integers": (put("norm.weight", lambda x: x.astype(np.int32)), "norm.weight", ErrorKind.BAD_VALUE),
     "vocabulary": (change(vocab_size=VOCAB + 1), "vocab_size", ErrorKind.VOCAB_MISMATCH),
     "architecture": (change(architectures=["GPT2"]), "architectures", ErrorKind.BAD_CONFIG),
     "no heads": (change(num_attention_heads=None), "num_attention_heads", ErrorKind.BAD_CONFIG),
     "hidden": (change(hidden_size=65), "hidden_size", ErrorKind.WRONG_SHAPE),
     "head_dim": (change(head_dim=15), "head_dim", ErrorKind.WRONG_SHAPE),
-    "layers": (change(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 5, 50]}), "eagle_aux_hidden_state_layer_ids", ErrorKind.BAD_CONFIG),
-    "layer list": (change(eagle_config={"eagle_aux_hidden_state_layer_ids": "x"}), "eagle_aux_hidden_state_layer_ids", ErrorKind.BAD_CONFIG),
+    "layers": (
+        change(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 5, 50]}),
+        "eagle_aux_hidden_state_layer_ids",
+        ErrorKind.BAD_CONFIG,
+    ),
+    "layer list": (
+        change(eagle_config={"eagle_aux_hidden_state_layer_ids": "x"}),
+        "eagle_aux_hidden_state_layer_ids",
+        ErrorKind.BAD_CONFIG,
+    ),
     "rope": (change(rope_scaling={"type": "mystery"}), "rope_scaling", ErrorKind.BAD_CONFIG),
-    "variant": (put("fc_norm.0.weight", lambda _: np.ones(HIDDEN, np.float16)), "fc_norm.1.weight", ErrorKind.MISSING_TENSOR),
-    "unknown": (put("midlayer.router.weight", lambda _: np.ones(HIDDEN, np.float16)), "midlayer.router.weight", ErrorKind.UNSUPPORTED),
+    "variant": (
+        put("fc_norm.0.weight", lambda _: np.ones(HIDDEN, np.float16)),
+        "fc_norm.1.weight",
+        ErrorKind.MISSING_TENSOR,
+    ),
+    "unknown": (
+        put("midlayer.router.weight", lambda _: np.ones(HIDDEN, np.float16)),
+        "midlayer.router.weight",
+        ErrorKind.UNSUPPORTED,
+    ),
     "decoder layers": (change(num_hidden_layers=2), "num_hidden_layers", ErrorKind.WRONG_SHAPE),
-    "one norm of q and k": (put("midlayer.self_attn.q_norm.weight", lambda _: np.ones(HIDDEN // HEADS, np.float16)),
-                            "midlayer.self_attn.k_norm.weight", ErrorKind.MISSING_TENSOR),
-    "norm that config denies": (lambda c, t: (c.update(norm_before_fc=False), t.update({"input_norm.weight": np.ones(3 * HIDDEN, np.float16)})),
-                                "norm_before_fc", ErrorKind.BAD_CONFIG),
+    "one norm of q and k": (
+        put("midlayer.self_attn.q_norm.weight", lambda _: np.ones(HIDDEN // HEADS, np.float16)),
+        "midlayer.self_attn.k_norm.weight",
+        ErrorKind.MISSING_TENSOR,
+    ),
+    "norm that config denies": (
+        lambda c, t: (
+            c.update(norm_before_fc=False),
+            t.update({"input_norm.weight": np.ones(3 * HIDDEN, np.float16)}),
+        ),
+        "norm_before_fc",
+        ErrorKind.BAD_CONFIG,
+    ),
     "bias that config asks for": (change(attention_bias=True), "attention_bias", ErrorKind.MISSING_TENSOR),
 }
 
@@ -246,9 +316,21 @@ def test_no_space_left(tmp_path, target):
     head = write_head(tmp_path / "head", *checkpoint())
     out = tmp_path / "out"
     out.mkdir()
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # noqa: E731
-    done = subprocess.run([sys.executable, ROOT / "scripts" / "convert_eagle.py", head, "--target", target, "--out", out / "h.gguf"],
-                          capture_output=True, text=True, preexec_fn=limit)
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    done = subprocess.run(
+        [
+            sys.executable,
+            ROOT / "scripts" / "convert_eagle.py",
+            head,
+            "--target",
+            target,
+            "--out",
+            out / "h.gguf",
+        ],
+        capture_output=True,
+        text=True,
+        preexec_fn=limit,
+    )
     assert done.returncode == 2 and "h.gguf" in done.stderr and len(done.stderr.strip().splitlines()) == 1
     assert os.listdir(out) == []
 
@@ -265,9 +347,18 @@ def test_tensor_in_two_shards(tmp_path, target):
 
 def test_norm_before_residual_and_rope_parameters(tmp_path, target):
     config, tensors = checkpoint()
-    config.update(norm_before_residual=True, head_dim=None, rope_theta=None,
-                  rope_parameters={"rope_type": "yarn", "rope_theta": 7e5, "factor": 4.0, "attention_factor": 1.0,
-                                   "original_max_position_embeddings": 512})
+    config.update(
+        norm_before_residual=True,
+        head_dim=None,
+        rope_theta=None,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 7e5,
+            "factor": 4.0,
+            "attention_factor": 1.0,
+            "original_max_position_embeddings": 512,
+        },
+    )
     convert(write_head(tmp_path / "head", config, tensors), target, tmp_path / "out.gguf")
     keys, _ = read(tmp_path / "out.gguf")
     assert keys["eagle3.norm_before_residual"] is True and keys["eagle3.rope.freq_base"] == 7e5
@@ -275,19 +366,34 @@ def test_norm_before_residual_and_rope_parameters(tmp_path, target):
     assert np.isclose(keys["eagle3.rope.scaling.attn_factor"] * (1 + 0.1 * np.log(4)), 1.0)
 
 
-@pytest.mark.parametrize("key, value", [
-    ("hidden_act", "gelu"), ("partial_rotary_factor", 0.5), ("norm_before_fc", True),
-    ("max_position_embeddings", 5_000_000_000), ("max_position_embeddings", 10**400), ("norm_before_residual", "yes")])
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("hidden_act", "gelu"),
+        ("partial_rotary_factor", 0.5),
+        ("norm_before_fc", True),
+        ("max_position_embeddings", 5_000_000_000),
+        ("max_position_embeddings", 10**400),
+        ("norm_before_residual", "yes"),
+    ],
+)
 def test_refused_keys(tmp_path, target, key, value):
     config, tensors = checkpoint()
     refuses(tmp_path, write_head(tmp_path / "head", {**config, key: value}, tensors), target, key)
 
 
-@pytest.mark.parametrize("name", ["midlayer.self_attn.v_proj.bias", "fc_norm.1.weight", "fc2.weight", "\x1b[31m\nx"])
+@pytest.mark.parametrize(
+    "name", ["midlayer.self_attn.v_proj.bias", "fc_norm.1.weight", "fc2.weight", "\x1b[31m\nx"]
+)
 def test_unknown_tensors(tmp_path, target, name):
     config, tensors = checkpoint()
     tensors[name] = np.ones(HIDDEN, np.float16)
-    refuses(tmp_path, write_head(tmp_path / "head", config, tensors), target, name.replace("\x1b", "?").replace("\n", " "))
+    refuses(
+        tmp_path,
+        write_head(tmp_path / "head", config, tensors),
+        target,
+        name.replace("\x1b", "?").replace("\n", " "),
+    )
 
 
 @pytest.mark.parametrize("name", ["target.gguf", "head/model.safetensors", "head/config.json"])
@@ -316,7 +422,10 @@ def test_head_of_its_own_width(tmp_path):
     tensors["embed_tokens.weight"] = np.zeros((VOCAB, HIDDEN), np.float16)
     convert(write_head(tmp_path / "b", config, tensors), target, tmp_path / "out.gguf")
     keys, got = read(tmp_path / "out.gguf")
-    assert keys["eagle3.target_hidden_size"] == 96 and got["token_embd.weight"].shape.tolist() == [HIDDEN, VOCAB]
+    assert keys["eagle3.target_hidden_size"] == 96 and got["token_embd.weight"].shape.tolist() == [
+        HIDDEN,
+        VOCAB,
+    ]
 
 
 def test_pickle(tmp_path, target):
@@ -326,7 +435,9 @@ def test_pickle(tmp_path, target):
     convert(write_head(tmp_path / "safe", config, tensors), target, tmp_path / "safe.gguf", "f16")
     head = write_head(tmp_path / "head", config, tensors)
     (head / "model.safetensors").unlink()
-    torch.save({name: torch.from_numpy(np.array(t)) for name, t in tensors.items()}, head / "pytorch_model.bin")
+    torch.save(
+        {name: torch.from_numpy(np.array(t)) for name, t in tensors.items()}, head / "pytorch_model.bin"
+    )
     convert(head, target, tmp_path / "out.gguf", "f16")
     ours, theirs = read(tmp_path / "out.gguf")[1], read(tmp_path / "safe.gguf")[1]
     assert ours.keys() == theirs.keys() and all((ours[k].data == theirs[k].data).all() for k in ours)

@@ -16,16 +16,32 @@ import pytest
 import tiny_models
 from tiny_models import PROMPT, draft_from
 
-from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind  # before llama_cpp: it brings the library
+from eagle3_llama import (  # before llama_cpp: it brings the library
+    EagleError,
+    EagleLlama,
+    EagleParams,
+    ErrorKind,
+)
 from eagle3_llama.batching import Batcher, BatchSettings
+
 from llama_cpp import Llama, LogitsProcessorList
 
 N, SCHEDULES = 14, 200  # tokens of a generation
 PROMPTS = [PROMPT, PROMPT + [110, 120, 130], PROMPT[:3] + [200, 201], [1, *range(60, 100)]]
-SAMPLING = [{"temp": 0.0}, {"temp": 0.9, "top_k": 0, "seed": 4}, {"temp": 0.7, "repeat_penalty": 1.3, "seed": 9}]
+SAMPLING = [
+    {"temp": 0.0},
+    {"temp": 0.9, "top_k": 0, "seed": 4},
+    {"temp": 0.7, "repeat_penalty": 1.3, "seed": 9},
+]
 PARAMS = [EagleParams(), EagleParams(n_max=4), EagleParams(tree="12x3x4"), EagleParams(n_max=0)]
-SETTINGS = {"n_ctx": 128, "n_batch": 32, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True,
-            "verbose": False}
+SETTINGS = {
+    "n_ctx": 128,
+    "n_batch": 32,
+    "n_threads": 1,
+    "n_threads_batch": 1,
+    "flash_attn": True,
+    "verbose": False,
+}
 
 
 class Near(list):
@@ -48,8 +64,15 @@ class Ask:
         seed = sampling.pop("seed", 0)
         if self.stream:
             sampling["temperature"] = sampling.pop("temp")
-            return llm.create_completion(PROMPTS[self.prompt], max_tokens=N, logprobs=2, stream=True, seed=seed,
-                                         **sampling, **callbacks)
+            return llm.create_completion(
+                PROMPTS[self.prompt],
+                max_tokens=N,
+                logprobs=2,
+                stream=True,
+                seed=seed,
+                **sampling,
+                **callbacks,
+            )
         return itertools.islice(_generate(llm, PROMPTS[self.prompt], seed, {**sampling, **callbacks}), N)
 
     def said(self, item):
@@ -124,7 +147,11 @@ class Schedule:
             self._in_callback(next(calls) == fails_at)
             return scores
 
-        return {} if name is None else {name: stop if name == "stopping_criteria" else LogitsProcessorList([process])}
+        return (
+            {}
+            if name is None
+            else {name: stop if name == "stopping_criteria" else LogitsProcessorList([process])}
+        )
 
     def _in_callback(self, fails):
         if fails:
@@ -232,7 +259,7 @@ def test_saving_between_two_tokens(eagle, files, alone, params):
         assert eagle._input_ids.tolist() == PROMPT + got[:-1]
         copy.load_state(eagle.save_state())
         assert copy._input_ids.tolist() == PROMPT + got[:-1]
-        assert tiny_models.take(copy, N - len(got), PROMPT + got) == expected[len(got):]
+        assert tiny_models.take(copy, N - len(got), PROMPT + got) == expected[len(got) :]
     assert got == expected
     copy.close()
 
@@ -263,9 +290,17 @@ def test_saving_in_a_callback(eagle, alone):
 
 
 @pytest.mark.parametrize("callback", ["stopping_criteria", "logits_processor"])
-@pytest.mark.parametrize("use", [
-    lambda llm: llm.eval([5]), lambda llm: llm.reset(), lambda llm: next(llm.generate([1, 7])), lambda llm: llm.close(),
-    lambda llm: llm("a5", max_tokens=1)], ids=["eval", "reset", "generate", "close", "completion"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda llm: llm.eval([5]),
+        lambda llm: llm.reset(),
+        lambda llm: next(llm.generate([1, 7])),
+        lambda llm: llm.close(),
+        lambda llm: llm("a5", max_tokens=1),
+    ],
+    ids=["eval", "reset", "generate", "close", "completion"],
+)
 def test_callbacks_that_use_the_model(eagle, alone, callback, use):
     """They are refused with a clear error, on another thread too, and the next text is whole."""
     errors = []
@@ -337,7 +372,9 @@ def test_costs_measured_after_a_text(files, alone, monkeypatch):
     """Measuring fills the context with rows of its own; the text before is not taken for what is there."""
     from eagle3_llama.runtime import costs
 
-    monkeypatch.setattr(costs, "cached", lambda engine, key, *sizes: costs.measure(engine, *sizes, budget=0.1))
+    monkeypatch.setattr(
+        costs, "cached", lambda engine, key, *sizes: costs.measure(engine, *sizes, budget=0.1)
+    )
     llm = EagleLlama(files[0], eagle_path=files[1], n_max=0, **SETTINGS)
     older = GREEDY.start(llm)
     next(older)
@@ -391,7 +428,9 @@ def test_what_usage_counts_is_its_own(eagle, alone):
         return False
 
     for callbacks in ({}, {"stopping_criteria": reset}):
-        details = eagle(PROMPT, max_tokens=N, temperature=0.0, **callbacks)["usage"]["completion_tokens_details"]
+        details = eagle(PROMPT, max_tokens=N, temperature=0.0, **callbacks)["usage"][
+            "completion_tokens_details"
+        ]
         assert details["accepted_prediction_tokens"] > 0 and details["rejected_prediction_tokens"] >= 0
 
 

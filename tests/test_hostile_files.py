@@ -66,7 +66,30 @@ def damaged_config(text, rng):
         if not isinstance(where[key], dict) or not where[key] or rng.random() < 0.3:
             break
         where = where[key]
-    values = [None, 0, -1, 1, 2**31, 10**400, 1e308, -0.0, "x", "", [], [1], [2, 3, 4], {}, {"a": 1}, True, False, "\x1b[31m", [[1]], 64, 65, 128]
+    values = [
+        None,
+        0,
+        -1,
+        1,
+        2**31,
+        10**400,
+        1e308,
+        -0.0,
+        "x",
+        "",
+        [],
+        [1],
+        [2, 3, 4],
+        {},
+        {"a": 1},
+        True,
+        False,
+        "\x1b[31m",
+        [[1]],
+        64,
+        65,
+        128,
+    ]
     where[key] = values[int(rng.integers(len(values)))]
     if rng.random() < 0.2:
         del where[key]
@@ -79,7 +102,9 @@ def files(tmp_path_factory):
     d = tmp_path_factory.mktemp("files")
     target = tiny_models.target(d / "target.gguf", n_layer=12)
     folders, ggufs = [], []
-    for i, name in enumerate(["SafeAILab", "SpecForge, EAGLE-3.1", "speculators, qwen3", "EAGLE-1", "two projections", "yarn rope"]):
+    for i, name in enumerate(
+        ["SafeAILab", "SpecForge, EAGLE-3.1", "speculators, qwen3", "EAGLE-1", "two projections", "yarn rope"]
+    ):
         head = heads.make(name, shared(target))
         folders.append(write_head(d / str(i), head.config, head.tensors))
         ggufs.append(d / f"{i}.gguf")
@@ -110,8 +135,18 @@ def longest_of_whole(target, sources, out):
 
 def test_converter_and_info(files, tmp_path):
     """In a process of its own, whose memory is known at the end."""
-    done = subprocess.run([sys.executable, "-c", "import test_hostile_files as t; t.hostile_checkpoints()", *map(str, (files[0], tmp_path)), *map(str, files[1] + files[2])],
-                          cwd=Path(__file__).parent, capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import test_hostile_files as t; t.hostile_checkpoints()",
+            *map(str, (files[0], tmp_path)),
+            *map(str, files[1] + files[2]),
+        ],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     tried, refused, peak = map(int, done.stdout.split())
     assert tried == N and refused > N // 4 and peak < MOST_MEMORY
@@ -120,16 +155,23 @@ def test_converter_and_info(files, tmp_path):
 
 def most_memory():
     """The most this program has held, in bytes. Not ru_maxrss, which begins with what the process that started it held."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    line = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")
+    )
     return int(line.split()[1]) << 10
 
 
 def hostile_checkpoints():
     target, work, *sources = map(Path, sys.argv[1:])
-    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))  # an absurd allocation fails instead of swapping
+    resource.setrlimit(
+        resource.RLIMIT_AS, (8 << 30, 8 << 30)
+    )  # an absurd allocation fails instead of swapping
     rng, refused = np.random.default_rng(N), 0
     most = TIMES * longest_of_whole(target, sources, work / "whole.gguf")
-    data = {s: (s.read_bytes() if s.is_file() else {p.name: p.read_bytes() for p in s.iterdir()}) for s in [target, *sources]}
+    data = {
+        s: (s.read_bytes() if s.is_file() else {p.name: p.read_bytes() for p in s.iterdir()})
+        for s in [target, *sources]
+    }
     whole = [v for v in data.values() if isinstance(v, bytes)]
     for _ in range(N):
         source = sources[int(rng.integers(len(sources)))]
@@ -144,13 +186,21 @@ def hostile_checkpoints():
             what = int(rng.integers(3))
             for name, content in data[source].items():
                 hit = what == 2 or (name == "config.json") == (what == 0)
-                content = content if not hit else damaged_config(content, rng) if name == "config.json" else damaged(content, rng, donor)
+                content = (
+                    content
+                    if not hit
+                    else damaged_config(content, rng)
+                    if name == "config.json"
+                    else damaged(content, rng, donor)
+                )
                 (head / name).write_bytes(content)
         if rng.random() < 0.2:
             aim = work / "aim.gguf"
             aim.write_bytes(damaged(data[target], rng, donor))
         out = work / "out.gguf"
-        only_errors(lambda: convert(head, aim, out, ["f32", "q8_0", "q4_0", None][int(rng.integers(4))]), most)
+        only_errors(
+            lambda: convert(head, aim, out, ["f32", "q8_0", "q4_0", None][int(rng.integers(4))]), most
+        )
         refused += not out.exists()
         assert not [p for p in work.iterdir() if p.name.startswith(".")], "a temporary file stayed"
         for path in (out, aim, head):
@@ -165,13 +215,26 @@ def test_loading_under_sanitizers(files, programs, tmp_path):  # noqa: F811
     target, _, ggufs = files
     rng = np.random.default_rng(N + 1)
     data = [g.read_bytes() for g in ggufs]
-    done, paths, env = [], [tmp_path / f"{i}.gguf" for i in range(100)], {**os.environ, "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
-        "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1:hard_rss_limit_mb=2048"}  # fmt: skip
+    done, paths, env = (
+        [],
+        [tmp_path / f"{i}.gguf" for i in range(100)],
+        {
+            **os.environ,
+            "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+            "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1:hard_rss_limit_mb=2048",
+        },
+    )
     for _ in range(-(-N // len(paths))):
         for path in paths:
             i, j = rng.integers(len(data), size=2)
             path.write_bytes(damaged(data[i], rng, data[j]))
-        run = subprocess.run([programs / "heads_test", target], input="\n".join(map(str, paths)) + "\n", capture_output=True, text=True, env=env)
+        run = subprocess.run(
+            [programs / "heads_test", target],
+            input="\n".join(map(str, paths)) + "\n",
+            capture_output=True,
+            text=True,
+            env=env,
+        )
         lines = run.stdout.splitlines()
         if run.returncode != 0 or len(lines) != len(paths):
             kept = Path(os.environ.get("TMPDIR", "/tmp")) / "hostile.gguf"
@@ -180,7 +243,14 @@ def test_loading_under_sanitizers(files, programs, tmp_path):  # noqa: F811
         done += lines
     took = [float(line.split()[1]) for line in done]
     refused = [line for line in done if line.startswith("-")]
-    run = subprocess.run([programs / "heads_test", target], input="\n".join(map(str, ggufs)) + "\n", capture_output=True, text=True, env=env, check=True)
+    run = subprocess.run(
+        [programs / "heads_test", target],
+        input="\n".join(map(str, ggufs)) + "\n",
+        capture_output=True,
+        text=True,
+        env=env,
+        check=True,
+    )
     whole = max(float(line.split()[1]) for line in run.stdout.splitlines())
     assert max(took) < TIMES * whole and len(done) // 10 < len(refused) < len(done)
     assert all(len(line.split()) > 3 for line in refused), "every refusal says why"

@@ -16,8 +16,9 @@ import tiny_vision
 from tiny_vision import asks, needs_mtmd, picture
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams  # before llama_cpp: it brings the library
-from eagle3_llama.runtime import library as _library
 from eagle3_llama.llama.eagle_llama import _address
+from eagle3_llama.runtime import library as _library
+
 import llama_cpp
 from llama_cpp import Llama, LlamaRAMCache
 

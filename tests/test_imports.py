@@ -14,7 +14,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "eagle3_llama"
-FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in PACKAGE.rglob("*.py")}
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
 PROGRAMS = {name for name in FILES if name.endswith(".__main__")}  # they run when they are imported
 
 # A child for each module: it inherits the packages of others, which take seconds to import, and not one module of ours.
@@ -48,13 +51,19 @@ for name in sys.argv[1:]:
 def outcomes():
     """What importing each module came to: its error, "" for none, and the package that was missing."""
     names = [name for name in FILES if name not in PROGRAMS]
-    done = subprocess.run([sys.executable, "-c", IMPORT_EACH, *names], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_EACH, *names], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return dict(json.loads(line) for line in done.stdout.splitlines())
 
 
 def optional():
     """Packages that only an extra of pyproject.toml installs."""
-    return {re.split(r"[^\w-]", wanted, maxsplit=1)[0] for wanted in requires("eagle3-llama") if "extra ==" in wanted}
+    return {
+        re.split(r"[^\w-]", wanted, maxsplit=1)[0]
+        for wanted in requires("eagle3-llama")
+        if "extra ==" in wanted
+    }
 
 
 @pytest.mark.parametrize("name", sorted(set(FILES) - PROGRAMS))
@@ -72,7 +81,9 @@ def imports_of(name):
         if isinstance(node, ast.Import):
             yield from (wanted for alias in node.names for wanted in chain(alias.name, name))
         elif isinstance(node, ast.ImportFrom):
-            source = resolve_name("." * node.level + (node.module or ""), package) if node.level else node.module
+            source = (
+                resolve_name("." * node.level + (node.module or ""), package) if node.level else node.module
+            )
             below = {f"{source}.{alias.name}" for alias in node.names} & set(FILES)
             named = {source} if any(f"{source}.{alias.name}" not in FILES for alias in node.names) else set()
             yield from (wanted for each in below | named for wanted in chain(each, name))
@@ -93,7 +104,11 @@ def chain(wanted, by):
     """A module of ours and the packages around it, which run before it; those around `by` run already."""
     parts = wanted.split(".")
     around = {".".join(parts[:i]) for i in range(1, len(parts))}
-    return [each for each in {wanted} | {a for a in around if not f"{by}.".startswith(f"{a}.")} if each in FILES and each != by]
+    return [
+        each
+        for each in {wanted} | {a for a in around if not f"{by}.".startswith(f"{a}.")}
+        if each in FILES and each != by
+    ]
 
 
 def test_no_cycles():
@@ -106,7 +121,19 @@ def test_no_cycles():
         pytest.fail(" <- ".join(cycle.args[1]))
 
 
-LAYERS = ("errors", "common", "runtime", "models", "llama", "batching", "heads", "bench", "train", "server", "cli")  # each may import those before it
+LAYERS = (
+    "errors",
+    "common",
+    "runtime",
+    "models",
+    "llama",
+    "batching",
+    "heads",
+    "bench",
+    "train",
+    "server",
+    "cli",
+)  # each may import those before it
 
 
 def imports_anywhere(name):
@@ -116,13 +143,17 @@ def imports_anywhere(name):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            source = resolve_name("." * node.level + (node.module or ""), package) if node.level else node.module
+            source = (
+                resolve_name("." * node.level + (node.module or ""), package) if node.level else node.module
+            )
             yield from (f"{source}.{alias.name}" for alias in node.names)
 
 
 def layer(module):
     parts = module.split(".")
-    return LAYERS.index(parts[1]) if parts[0] == "eagle3_llama" and len(parts) > 1 and parts[1] in LAYERS else -1
+    return (
+        LAYERS.index(parts[1]) if parts[0] == "eagle3_llama" and len(parts) > 1 and parts[1] in LAYERS else -1
+    )
 
 
 def test_every_module_is_in_a_layer():
@@ -130,6 +161,10 @@ def test_every_module_is_in_a_layer():
 
 
 def test_no_import_runs_upwards():
-    upwards = [f"{name} imports {wanted}" for name in FILES for wanted in imports_anywhere(name)
-               if name != "eagle3_llama" and layer(wanted) > layer(name)]
+    upwards = [
+        f"{name} imports {wanted}"
+        for name in FILES
+        for wanted in imports_anywhere(name)
+        if name != "eagle3_llama" and layer(wanted) > layer(name)
+    ]
     assert not upwards, "\n".join(upwards)

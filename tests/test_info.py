@@ -19,19 +19,35 @@ def target(tmp_path_factory):
 
 def test_target(target):
     rows = dict(describe(target))
-    assert rows["kind"] == "target, architecture llama" and rows["layers"] == "12" and rows["hidden size"] == "64"
+    assert (
+        rows["kind"] == "target, architecture llama"
+        and rows["layers"] == "12"
+        and rows["hidden size"] == "64"
+    )
     assert rows["vocabulary"] == "320" and "F32" in rows["weights"]
 
 
 def test_shipped_head():
     rows = dict(describe(shipped_head()))
     assert rows["kind"] == "EAGLE-3 head" and rows["captured layers"].startswith("[2, 15, 27]")
-    assert rows["draft vocabulary"] == "8192 of 49152" and "hidden size 576, 49152 tokens" in rows["fits a target of"]
+    assert (
+        rows["draft vocabulary"] == "8192 of 49152"
+        and "hidden size 576, 49152 tokens" in rows["fits a target of"]
+    )
 
 
-@pytest.mark.parametrize("name, said", [
-    ("speculators, qwen3", "q/k norms"), ("SpecForge, EAGLE-3.1", "norm_output, fc_norm"), ("two projections", "two projections"),
-    ("speculators, llama", "norm_before_residual, norm_before_fc"), ("yarn rope", "yarn rope"), ("SpecForge, no final norm", "no final norm"), ("EAGLE-1", "fc bias")])
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("speculators, qwen3", "q/k norms"),
+        ("SpecForge, EAGLE-3.1", "norm_output, fc_norm"),
+        ("two projections", "two projections"),
+        ("speculators, llama", "norm_before_residual, norm_before_fc"),
+        ("yarn rope", "yarn rope"),
+        ("SpecForge, no final norm", "no final norm"),
+        ("EAGLE-1", "fc bias"),
+    ],
+)
 def test_variants(tmp_path, target, name, said):
     rows = dict(describe(converted(tmp_path, name, target, "q8_0")[1]))
     assert said in rows["variant"]

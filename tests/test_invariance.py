@@ -15,9 +15,17 @@ SIZES = (1, 2, 3, 4, 8, 16, 64)
 
 class Decoder:
     def __init__(self, path, flash, n_threads=2, cache="F16"):
-        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+        self.model = llama_cpp.llama_model_load_from_file(
+            str(path).encode(), llama_cpp.llama_model_default_params()
+        )
         p = llama_cpp.llama_context_default_params()
-        p.n_ctx, p.n_batch, p.n_threads, p.n_threads_batch, p.flash_attn_type = 1024, 512, n_threads, n_threads, int(flash)
+        p.n_ctx, p.n_batch, p.n_threads, p.n_threads_batch, p.flash_attn_type = (
+            1024,
+            512,
+            n_threads,
+            n_threads,
+            int(flash),
+        )
         p.type_k = p.type_v = getattr(llama_cpp, f"GGML_TYPE_{cache}")
         self.ctx = llama_cpp.llama_init_from_model(self.model, p)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
@@ -25,7 +33,9 @@ class Decoder:
     def rows(self, tokens, pos):
         """Logits float32 [n, n_vocab] of tokens at positions pos, pos + 1, ...; all of them are forgotten again."""
         self._decode(tokens, pos, True)
-        out = np.ctypeslib.as_array(llama_cpp.llama_get_logits(self.ctx), shape=(len(tokens), self.n_vocab)).copy()
+        out = np.ctypeslib.as_array(
+            llama_cpp.llama_get_logits(self.ctx), shape=(len(tokens), self.n_vocab)
+        ).copy()
         llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self.ctx), 0, pos, -1)
         return out
 
@@ -42,7 +52,9 @@ class Decoder:
         out = []
         for i, t in enumerate(tokens):
             self._decode([t], pos + i, True)
-            out.append(np.ctypeslib.as_array(llama_cpp.llama_get_logits(self.ctx), shape=(self.n_vocab,)).copy())
+            out.append(
+                np.ctypeslib.as_array(llama_cpp.llama_get_logits(self.ctx), shape=(self.n_vocab,)).copy()
+            )
         llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self.ctx), 0, pos, -1)
         return np.stack(out)
 

@@ -9,8 +9,8 @@ import pytest
 from tiny_models import PROMPT, take
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind
-from eagle3_llama.common import keywords
 from eagle3_llama.batching import BatchSettings
+from eagle3_llama.common import keywords
 from eagle3_llama.server.settings import ServerSettings
 from eagle3_llama.train.settings import TrainSettings
 

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from eagle3_llama.errors import EagleError, ErrorKind
 from eagle3_llama.runtime.hook import SUFFIX
 from eagle3_llama.runtime.library import find_lib_dir, parse_header
-from eagle3_llama.errors import EagleError, ErrorKind
 
 LIB = find_lib_dir()
 
 
 def run(code, **env):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **env})
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **env}
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -41,17 +43,29 @@ def test_llama_cpp_imported_after_is_ours():
 def test_foreign_libllama(tmp_path):
     other = copy(tmp_path / "lib")
     out = run("import llama_cpp\n" + LOAD, LLAMA_CPP_LIB_PATH=str(other))[1]
-    assert out.startswith("library") and "another libllama" in out and "import eagle3_llama before llama_cpp" in out
+    assert (
+        out.startswith("library")
+        and "another libllama" in out
+        and "import eagle3_llama before llama_cpp" in out
+    )
 
 
 def test_an_attribute_that_cannot_be_had(tmp_path):
     """hasattr() is answered, and both ways to ask for the class say why there is none."""
-    other, code = copy(tmp_path / "lib"), "import llama_cpp, eagle3_llama\nprint(hasattr(eagle3_llama, 'EagleLlama'), hasattr(eagle3_llama, 'EagleParams'))\n"
+    other, code = (
+        copy(tmp_path / "lib"),
+        "import llama_cpp, eagle3_llama\nprint(hasattr(eagle3_llama, 'EagleLlama'), hasattr(eagle3_llama, 'EagleParams'))\n",
+    )
     ask = "try: {}\nexcept eagle3_llama.EagleError as e: print(e.kind.value, e)\n"
-    code, out = run(code + ask.format("from eagle3_llama import EagleLlama") + ask.format("eagle3_llama.EagleLlama"), LLAMA_CPP_LIB_PATH=str(other))
+    code, out = run(
+        code + ask.format("from eagle3_llama import EagleLlama") + ask.format("eagle3_llama.EagleLlama"),
+        LLAMA_CPP_LIB_PATH=str(other),
+    )
     lines = out.splitlines()
     assert code == 0 and lines[0] == "False True", out
-    assert len(lines) == 3 and all(line.startswith("library llama_cpp has already loaded another libllama") for line in lines[1:])
+    assert len(lines) == 3 and all(
+        line.startswith("library llama_cpp has already loaded another libllama") for line in lines[1:]
+    )
 
 
 CHILD = "import subprocess, sys; print(subprocess.run([sys.executable, '-c', 'import llama_cpp.llama_cpp as c; print(c._lib._name)'], capture_output=True, text=True).stdout)"
@@ -61,18 +75,25 @@ def test_the_variable_is_the_users_own(tmp_path):
     """A child that imports llama_cpp has the user's library, this process ours, and it is said that it is not the one asked for."""
     other = copy(tmp_path / "theirs")
     show = "import os; print(os.environ.get('LLAMA_CPP_LIB_PATH')); import llama_cpp.llama_cpp as c; print(c._lib._name)\n"
-    code, out = run("import eagle3_llama; eagle3_llama.EagleLlama\n" + show + CHILD, LLAMA_CPP_LIB_PATH=str(other))
+    code, out = run(
+        "import eagle3_llama; eagle3_llama.EagleLlama\n" + show + CHILD, LLAMA_CPP_LIB_PATH=str(other)
+    )
     assert code == 0 and out.count("RuntimeWarning: LLAMA_CPP_LIB_PATH names") == 1, out
     warning = next(line for line in out.splitlines() if "RuntimeWarning" in line)
     assert str(other) in warning and str(LIB) in warning and "unset LLAMA_CPP_LIB_PATH" in warning
     said = [line for line in out.splitlines() if line.startswith(str(tmp_path)) or line.startswith(str(LIB))]
-    assert said == [str(other), str(LIB / said[1].rpartition("/")[2]), str(other / said[2].rpartition("/")[2])] and "libllama" in said[2]
+    assert (
+        said == [str(other), str(LIB / said[1].rpartition("/")[2]), str(other / said[2].rpartition("/")[2])]
+        and "libllama" in said[2]
+    )
 
 
 def test_the_variable_stays_unset():
     env = {k: v for k, v in os.environ.items() if k != "LLAMA_CPP_LIB_PATH"}
     code = "import os, eagle3_llama; eagle3_llama.EagleLlama; import llama_cpp; print('LLAMA_CPP_LIB_PATH' in os.environ)"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=env)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=env
+    )
     assert done.stdout.strip() == "False", done.stderr
 
 
@@ -87,8 +108,15 @@ def test_a_gpu_that_is_lost_is_said(tmp_path, where):
     for name in ("base", "cpu", "cuda"):
         (theirs / f"libggml-{name}{SUFFIX}").touch()
     env = {"LLAMA_CPP_LIB_PATH": str(theirs)} if where == "named" else {"PYTHONPATH": str(site)}
-    code, out = run("import eagle3_llama; eagle3_llama.EagleLlama; import llama_cpp; print(llama_cpp.__file__)", **env)
-    assert code == 0 and out.count("computes on a GPU (cuda)") == 1 and "-DGGML_CUDA=on" in out and str(theirs) in out, out
+    code, out = run(
+        "import eagle3_llama; eagle3_llama.EagleLlama; import llama_cpp; print(llama_cpp.__file__)", **env
+    )
+    assert (
+        code == 0
+        and out.count("computes on a GPU (cuda)") == 1
+        and "-DGGML_CUDA=on" in out
+        and str(theirs) in out
+    ), out
     (theirs / f"libggml-cuda{SUFFIX}").unlink()
     assert "GPU" not in run("import eagle3_llama; eagle3_llama.EagleLlama", **env)[1]
 
@@ -98,7 +126,9 @@ def test_without_libmtmd_no_other_one(tmp_path):
     for path in copy(tmp_path / "lib").glob("libmtmd*"):
         path.unlink()
     code = f"{LOAD}\ntry: from llama_cpp import mtmd_cpp\nexcept ImportError as e: print(e)"
-    lines = run(code, EAGLE3_LLAMA_LIB_DIR=str(tmp_path / "lib"), MTMD_CPP_LIB=str(LIB))[1].strip().splitlines()
+    lines = (
+        run(code, EAGLE3_LLAMA_LIB_DIR=str(tmp_path / "lib"), MTMD_CPP_LIB=str(LIB))[1].strip().splitlines()
+    )
     assert lines[0] == "loaded" and "LLAMA_BUILD_MTMD=OFF: build" in lines[1]
 
 
@@ -116,7 +146,10 @@ def test_not_installed(tmp_path):
 
 
 def test_converter_needs_no_library(tmp_path):
-    code, out = run("import eagle3_llama.heads.convert, sys; print('llama_cpp' in sys.modules)", EAGLE3_LLAMA_LIB_DIR=str(tmp_path))
+    code, out = run(
+        "import eagle3_llama.heads.convert, sys; print('llama_cpp' in sys.modules)",
+        EAGLE3_LLAMA_LIB_DIR=str(tmp_path),
+    )
     assert code == 0 and out.strip() == "False"
 
 

@@ -13,8 +13,14 @@ import pytest
 import tiny_models
 from tiny_models import PROMPT, take
 
-from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind  # before llama_cpp: it brings the library
+from eagle3_llama import (  # before llama_cpp: it brings the library
+    EagleError,
+    EagleLlama,
+    EagleParams,
+    ErrorKind,
+)
 from eagle3_llama.llama.eagle_llama import _address
+
 from llama_cpp import Llama
 
 N_CTX, EOS = 512, 2
@@ -90,9 +96,17 @@ def test_perfect_drafter(plain, eagle, n_max):
     assert eagle.stats.rounds == -(-199 // (n_max + 1))
 
 
-@pytest.mark.parametrize("sampling", [
-    {"temp": 0.0}, {"temp": 1.0, "top_k": 0, "top_p": 1.0}, {"temp": 0.8, "repeat_penalty": 1.2, "frequency_penalty": 0.2},
-    {"temp": 0.9, "mirostat_mode": 1}, {"temp": 0.9, "mirostat_mode": 2}, {"temp": 0.9, "min_p": 0.1, "typical_p": 0.8}])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temp": 0.0},
+        {"temp": 1.0, "top_k": 0, "top_p": 1.0},
+        {"temp": 0.8, "repeat_penalty": 1.2, "frequency_penalty": 0.2},
+        {"temp": 0.9, "mirostat_mode": 1},
+        {"temp": 0.9, "mirostat_mode": 2},
+        {"temp": 0.9, "min_p": 0.1, "typical_p": 0.8},
+    ],
+)
 def test_thousands_of_rounds(files, plain, eagle, sampling):
     """Random mixtures of right and wrong tokens, random lengths, to the context's end and again; then the head
     must say what a head says that has only ever read the text."""
@@ -102,7 +116,10 @@ def test_thousands_of_rounds(files, plain, eagle, sampling):
 
     def propose(seq, n):
         right = truth(*known[0])(seq, n)
-        return [t if rng.random() < 0.8 else rng.randrange(tiny_models.N_VOCAB) for t in right[: rng.randint(0, n)]]
+        return [
+            t if rng.random() < 0.8 else rng.randrange(tiny_models.N_VOCAB)
+            for t in right[: rng.randint(0, n)]
+        ]
 
     drafts(eagle, propose)
     total = 0
@@ -202,7 +219,11 @@ def test_calls_out_of_order(eagle):
     with pytest.raises(EagleError, match="decode first"):
         engine.verify(_address(sampler.sampler))
     engine.decode(5, [6])
-    for call in (lambda: engine.decode(5, []), lambda: engine.prefill([5]), lambda: engine.draft(5, EagleParams(1))):
+    for call in (
+        lambda: engine.decode(5, []),
+        lambda: engine.prefill([5]),
+        lambda: engine.draft(5, EagleParams(1)),
+    ):
         with pytest.raises(EagleError, match="commit it first"):
             call()
     with pytest.raises(EagleError, match="cannot keep 3 of 2"):
@@ -217,11 +238,15 @@ def test_calls_out_of_order(eagle):
     assert engine.n_past() == len(PROMPT) + 2
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="GNU's OpenMP counts every thread that ever computed, idle or not")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="GNU's OpenMP counts every thread that ever computed, idle or not"
+)
 def test_no_threads_are_left_behind(files):
     """Or a decode from the next thread that asks waits at its barriers by sleeping, and takes three times as long."""
-    threads = lambda: len(os.listdir("/proc/self/task"))  # noqa: E731
-    llm = EagleLlama(files[0], eagle_path=files[1], n_ctx=N_CTX, n_threads=4, n_threads_batch=4, verbose=False)
+    threads = lambda: len(os.listdir("/proc/self/task"))
+    llm = EagleLlama(
+        files[0], eagle_path=files[1], n_ctx=N_CTX, n_threads=4, n_threads_batch=4, verbose=False
+    )
     before = threads()
     generator = llm.generate(PROMPT, temp=0.0)
     next(generator)
@@ -262,12 +287,15 @@ def test_damaged_states_are_refused(eagle):
     assert len(take(eagle, 5)) == 5
 
 
-@pytest.mark.parametrize("broken, said", [
-    ({"target_hidden_size": 128}, "hidden size"),
-    ({"layers": (1, 2, 9)}, "9"),
-    ({"d2t": np.full(tiny_models.N_DRAFT, 400, np.int64)}, "d2t"),
-    ({"d2t": np.zeros(tiny_models.N_DRAFT - 1, np.int64)}, "[64, 95]"),
-])
+@pytest.mark.parametrize(
+    "broken, said",
+    [
+        ({"target_hidden_size": 128}, "hidden size"),
+        ({"layers": (1, 2, 9)}, "9"),
+        ({"d2t": np.full(tiny_models.N_DRAFT, 400, np.int64)}, "d2t"),
+        ({"d2t": np.zeros(tiny_models.N_DRAFT - 1, np.int64)}, "[64, 95]"),
+    ],
+)
 def test_head_of_another_target(files, tmp_path, broken, said):
     head = tiny_models.head(tmp_path / "other.gguf", **broken)
     with pytest.raises(EagleError) as e:
@@ -275,8 +303,19 @@ def test_head_of_another_target(files, tmp_path, broken, said):
     assert said in str(e.value) and "\n" not in str(e.value)
 
 
-@pytest.mark.parametrize("settings", [
-    {"n_max": -1}, {"n_max": 64}, {"n_max": 1.5}, {"n_max": True}, {"n_min": 2}, {"p_min": 1.1}, {"p_min": float("nan")}, {"p_min": "x"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"n_max": -1},
+        {"n_max": 64},
+        {"n_max": 1.5},
+        {"n_max": True},
+        {"n_min": 2},
+        {"p_min": 1.1},
+        {"p_min": float("nan")},
+        {"p_min": "x"},
+    ],
+)
 def test_bad_parameters(settings):
     with pytest.raises(EagleError) as e:
         EagleParams(**settings)

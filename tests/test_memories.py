@@ -14,8 +14,8 @@ from tiny_models import take
 from eagle3_llama import EagleLlama, EagleParams
 from eagle3_llama.batching.model import BatchModel, BatchSettings
 from eagle3_llama.heads.convert.target import read_target
-from eagle3_llama.runtime.engine import Ask
 from eagle3_llama.llama.eagle_llama import _address
+from eagle3_llama.runtime.engine import Ask
 from eagle3_llama.runtime.params import Tree
 
 MLA = ["deepseek2", "mistral4"]
@@ -36,7 +36,15 @@ def made(tmp_path_factory):
             target = next(folder.glob("*.gguf"))
             if with_head:
                 about = read_target(target)
-                converted(folder, "SafeAILab", target, "q8_0", n_embd=about.n_embd, n_layer=about.n_layer, n_vocab=about.n_vocab)
+                converted(
+                    folder,
+                    "SafeAILab",
+                    target,
+                    "q8_0",
+                    n_embd=about.n_embd,
+                    n_layer=about.n_layer,
+                    n_vocab=about.n_vocab,
+                )
         return sorted(folder.glob(f"{architecture}-*.gguf"))[0], folder / "q8_0.gguf"
 
     return make
@@ -51,7 +59,9 @@ def test_trees_without_values(made, architecture):
     plain = EagleLlama(target, **common)
     answer = take(plain, 100, prompt)
     eagle = EagleLlama(target, eagle_path=head, tree=Tree(12, 4, 4), **common)
-    expected = drafts(eagle, lambda seq, n: random_tree(rng, [*prompt, *answer][len(seq) :], n, plain.n_vocab()))
+    expected = drafts(
+        eagle, lambda seq, n: random_tree(rng, [*prompt, *answer][len(seq) :], n, plain.n_vocab())
+    )
     assert take(eagle, 100, prompt) == answer
     assert eagle.stats.accepted == pytest.approx(sum(expected), abs=12) and eagle.stats.accepted > 20
     eagle.eagle_params = EagleParams(3)
@@ -76,9 +86,14 @@ def test_commits_that_fail(made, programs):  # noqa: F811
 
 def test_a_callback_that_raises(made):
     """In a round of a recurrent target: the callback's own error arrives, the slots are empty, and the next round is as ever."""
-    model = BatchModel(BatchSettings(str(made("mamba", with_head=False)[0]), n_parallel=3, n_ctx=64, n_threads=1))
+    model = BatchModel(
+        BatchSettings(str(made("mamba", with_head=False)[0]), n_parallel=3, n_ctx=64, n_threads=1)
+    )
     engine, samplers = model._engine, [model._init_sampler(temp=0.0) for _ in range(3)]
-    asks, chains = [Ask(slot, 9, EagleParams(0)) for slot in range(3)], [_address(s.sampler) for s in samplers]
+    asks, chains = (
+        [Ask(slot, 9, EagleParams(0)) for slot in range(3)],
+        [_address(s.sampler) for s in samplers],
+    )
 
     def turn(on_draft):
         for slot in range(3):

@@ -21,7 +21,11 @@ def programs():
 @pytest.mark.parametrize("seed", range(4))
 def test_rounds_under_sanitizers(programs, tmp_path, seed):
     target = tiny_models.target(tmp_path / "target.gguf", kind=["F32", "Q8_0", "F16", "F32"][seed])
-    head = tiny_models.head(tmp_path / "head.gguf", kind=["F32", "Q8_0", "F32", "F16"][seed], layers=[(1, 2, 3), (0, 2), (1, 2, 3, 4), (3,)][seed])
+    head = tiny_models.head(
+        tmp_path / "head.gguf",
+        kind=["F32", "Q8_0", "F32", "F16"][seed],
+        layers=[(1, 2, 3), (0, 2), (1, 2, 3, 4), (3,)][seed],
+    )
     passes(programs, "rounds_test", target, head, seed, 400)
 
 
@@ -32,21 +36,40 @@ def test_rounds_of_variants_under_sanitizers(programs, tmp_path, name):
     passes(programs, "rounds_test", target, head, 5, 20)
 
 
-@pytest.mark.parametrize("case", ["features", "throws", "measure", "close", "capture", "joint", "shapes", "cuts", "split"])
+@pytest.mark.parametrize(
+    "case", ["features", "throws", "measure", "close", "capture", "joint", "shapes", "cuts", "split"]
+)
 def test_failures_under_sanitizers(programs, files, case):
     """What a call that fails leaves behind, and what must not grow or change: see native/tests/failures_test.cpp."""
-    passes(programs, "failures_test", case, *files, leaks=case != "split")  # a split target's buffer types live as long as the process
+    passes(
+        programs, "failures_test", case, *files, leaks=case != "split"
+    )  # a split target's buffer types live as long as the process
 
 
 def test_weights_that_are_shared(programs, tmp_path):
     """Q4_0 is laid out anew for products, and rows cannot be read from that: the model keeps a copy for each use."""
     target = tiny_models.target(tmp_path / "target.gguf", kind="Q4_0", tied=True)
-    passes(programs, "failures_test", "shared", target, tiny_models.head(tmp_path / "head.gguf", own_output=False))
+    passes(
+        programs,
+        "failures_test",
+        "shared",
+        target,
+        tiny_models.head(tmp_path / "head.gguf", own_output=False),
+    )
 
 
 def passes(programs, name, *args, leaks=True):
-    done = subprocess.run([programs / name, *map(str, args)], capture_output=True, text=True, timeout=600,
-                          env={**os.environ, "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1", "ASAN_OPTIONS": f"detect_leaks={int(leaks)}"})
+    done = subprocess.run(
+        [programs / name, *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={
+            **os.environ,
+            "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+            "ASAN_OPTIONS": f"detect_leaks={int(leaks)}",
+        },
+    )
     assert done.returncode == 0 and done.stdout.strip() == "ok", done.stderr[-3000:]
     assert "runtime error" not in done.stderr and "Sanitizer" not in done.stderr, done.stderr[-3000:]
 

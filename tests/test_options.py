@@ -117,7 +117,7 @@ def test_the_same_defaults_everywhere():
 def test_version_and_completion():
     run = lambda *args: subprocess.run(
         [sys.executable, "-m", "eagle3_llama.cli", *args], capture_output=True, text=True
-    )  # noqa: E731
+    )
     assert run("--version").stdout.strip() == f"eagle3-llama {__version__}"
     assert {"--install-completion", "--show-completion"} <= {
         o for p in typer.main.get_command(app).params for o in p.opts

@@ -21,8 +21,12 @@ def touched():
     """The files of the pinned tree that the series changes, by name."""
     names = {m for p in PATCHES for m in re.findall(r"^--- a/(.+)$", p.read_text(), re.MULTILINE)}
     with tarfile.open(fetch.sdist()) as sdist:
-        return {name: sdist.extractfile(member).read() for member in sdist.getmembers()
-                for name in [member.name.partition("/vendor/llama.cpp/")[2]] if name in names}
+        return {
+            name: sdist.extractfile(member).read()
+            for member in sdist.getmembers()
+            for name in [member.name.partition("/vendor/llama.cpp/")[2]]
+            if name in names
+        }
 
 
 @pytest.fixture

@@ -8,8 +8,14 @@ from test_variants import converted
 
 # What no other model than the hub's can meet, by the line that fails, with Llama and with EagleLlama alike.
 CANNOT_HOLD = {
-    "test_llama.py::test_real_model": ("[9419, 11, 1814, 0]", "token ids of Qwen's vocabulary; SmolLM2's has others"),
-    "test_llama.py::test_real_llama": ("lazy dog", "Qwen's greedy text; SmolLM2 goes on otherwise, by 1.6 in the logit"),
+    "test_llama.py::test_real_model": (
+        "[9419, 11, 1814, 0]",
+        "token ids of Qwen's vocabulary; SmolLM2's has others",
+    ),
+    "test_llama.py::test_real_llama": (
+        "lazy dog",
+        "Qwen's greedy text; SmolLM2 goes on otherwise, by 1.6 in the logit",
+    ),
     "test_llama.py::test_real_llama_repeated_prompt_cache": ("lazy dog", "the same text"),
 }
 
@@ -30,7 +36,11 @@ def run_both(folder, files, only=""):
 
 def same(plain, ours):
     """Each test ends alike, and a failure is that of the same line."""
-    different = {name: (was, ours[name]) for name, was in plain.items() if (was["outcome"], was["line"]) != (ours[name]["outcome"], ours[name]["line"])}
+    different = {
+        name: (was, ours[name])
+        for name, was in plain.items()
+        if (was["outcome"], was["line"]) != (ours[name]["outcome"], ours[name]["line"])
+    }
     assert not different, different
 
 
@@ -48,7 +58,14 @@ def test_on_real_and_random_models(tmp_path, cast):
 def test_on_a_model_that_meets_them(tmp_path, cast):
     """The tests above that SmolLM2 ends early, to their end: a model made for them has the token ids and says the text."""
     target = actor.actor(tmp_path / "actor.gguf")
-    _, head = converted(tmp_path, "speculators, llama", target, n_embd=tiny_models.N_EMBD, n_layer=tiny_models.N_LAYER, n_vocab=actor.N_VOCAB)
+    _, head = converted(
+        tmp_path,
+        "speculators, llama",
+        target,
+        n_embd=tiny_models.N_EMBD,
+        n_layer=tiny_models.N_LAYER,
+        n_vocab=actor.N_VOCAB,
+    )
     only = " or ".join(name.partition("::")[2] for name in CANNOT_HOLD)
     plain, ours = run_both(tmp_path, {**cast, peer.CHAT_MODEL: [str(target), str(head)]}, only)
     assert set(CANNOT_HOLD) <= set(plain) and {r["outcome"] for r in plain.values()} == {"passed"}, plain

@@ -11,6 +11,7 @@ from tiny_models import PROMPT
 from eagle3_llama import EagleError, EagleLlama, EagleParams
 from eagle3_llama.runtime import library as _library
 from eagle3_llama.runtime.costs import LOADS, MAX_ROWS, Costs, cached, measure, merged
+
 from llama_cpp import Llama
 
 COMMON = {"n_ctx": 512, "n_batch": 64, "verbose": False}
@@ -27,7 +28,15 @@ def eagle(files, tmp_path, monkeypatch):
 def made_up(row: float, head: float) -> Costs:
     """A decode costs 1 ms and each further row a share `row` of it, a step of the head a share `head`."""
     layers = [0.0, *(1e-3 * (1 + row * (n - 1)) for n in range(1, MAX_ROWS + 1))]
-    return Costs(layers, [0.0, *[1e-5] * MAX_ROWS], [0.0, *[1e-3 * head] * MAX_ROWS], [0.0] * (MAX_ROWS + 1), 0.0, 0.0, 0.0)
+    return Costs(
+        layers,
+        [0.0, *[1e-5] * MAX_ROWS],
+        [0.0, *[1e-3 * head] * MAX_ROWS],
+        [0.0] * (MAX_ROWS + 1),
+        0.0,
+        0.0,
+        0.0,
+    )
 
 
 def answer(llm, n):
@@ -76,12 +85,17 @@ def test_a_head_that_rested_has_caught_up(files, eagle):
     """It has in its cache what one that was fed at every round has."""
     eagle._engine.plan(made_up(row=0.5, head=0.1))
     rests = []
-    text = [rests.append(eagle._engine.plan_info()["asleep"]) or token for token in itertools.islice(eagle.generate(PROMPT, temp=0.0), 150)]
+    text = [
+        rests.append(eagle._engine.plan_info()["asleep"]) or token
+        for token in itertools.islice(eagle.generate(PROMPT, temp=0.0), 150)
+    ]
     other = EagleLlama(files[0], eagle_path=files[1], **COMMON)
     other.eagle_params = EagleParams(n_max=1)
     assert answer(other, 150) == text
     assert 0 in itertools.dropwhile(lambda rest: rest < 30, rests)
-    (ids, probs), (ids_fed, probs_fed) = (llm._engine.draft(text[-1], EagleParams(n_max=5)) for llm in (eagle, other))
+    (ids, probs), (ids_fed, probs_fed) = (
+        llm._engine.draft(text[-1], EagleParams(n_max=5)) for llm in (eagle, other)
+    )
     assert ids == ids_fed and probs == pytest.approx(probs_fed, rel=1e-5)
     other.close()
 
@@ -99,7 +113,14 @@ def test_costs_are_measured_and_kept(eagle, tmp_path):
     assert cached(eagle._engine, ["key"], 512, 64) == last
     path = newest(tmp_path)
     kept = path.read_text()
-    for damaged in ("{}", "[{}]", "7", "[", kept.replace("[0.0", '["0"', 1), kept.replace('"cell": [', '"cell": [1e9, ')):
+    for damaged in (
+        "{}",
+        "[{}]",
+        "7",
+        "[",
+        kept.replace("[0.0", '["0"', 1),
+        kept.replace('"cell": [', '"cell": [1e9, '),
+    ):
         path.write_text(damaged)
         assert cached(eagle._engine, ["key"], 512, 64) != last and len(json.loads(path.read_text())) == 1
 
@@ -117,8 +138,12 @@ def test_costs_are_those_of_the_libraries(eagle, tmp_path, monkeypatch):
 
 def test_costs_of_several_loads():
     """In units of a row they are the middle load's, however fast the machine was; a load that others slowed does not count."""
-    a, b, c = (dataclasses.replace(made_up(row, 0.1), layers=[0.0, *(speed * (1 + row * n) for n in range(MAX_ROWS))])
-               for speed, row in ((1.0, 0.1), (1.2, 0.3), (1.1, 0.2)))
+    a, b, c = (
+        dataclasses.replace(
+            made_up(row, 0.1), layers=[0.0, *(speed * (1 + row * n) for n in range(MAX_ROWS))]
+        )
+        for speed, row in ((1.0, 0.1), (1.2, 0.3), (1.1, 0.2))
+    )
     slowed = dataclasses.replace(a, layers=[0.0, *[9.0] * MAX_ROWS])
     for loads in ([a, b, c], [slowed, b, c, a]):
         m = merged(loads)
@@ -160,14 +185,18 @@ class Machine:
         return self.took(0.1 * self.row)
 
 
-@pytest.mark.parametrize("machine, most", [
-    (Machine(0.020, 0.08, 6e-6, 0.006, 1 / 500), 1.5),  # SmolLM2 in F32 on two cores
-    (Machine(0.006, 0.25, 6e-6, 0.001, 1 / 700), 1.1),  # in Q4_0
-    (Machine(0.033, 0.08, 6e-6, 0.009, 1 / 300), 1.6),  # F32 on two busy cores
-    (Machine(0.070, 0.15, 6e-6, 0.008, 1 / 100), 1.7),  # 1B
-    (Machine(0.400, 0.10, 1e-5, 0.020, 1 / 20), 3.0),  # 8B
-    (Machine(1.000, 0.10, 1e-5, 0.050, 1 / 8), 4.0),  # 20B
-], ids=["F32", "Q4_0", "F32, busy", "1B", "8B", "20B"])  # fmt: skip
+@pytest.mark.parametrize(
+    "machine, most",
+    [
+        (Machine(0.020, 0.08, 6e-6, 0.006, 1 / 500), 1.5),  # SmolLM2 in F32 on two cores
+        (Machine(0.006, 0.25, 6e-6, 0.001, 1 / 700), 1.1),  # in Q4_0
+        (Machine(0.033, 0.08, 6e-6, 0.009, 1 / 300), 1.6),  # F32 on two busy cores
+        (Machine(0.070, 0.15, 6e-6, 0.008, 1 / 100), 1.7),  # 1B
+        (Machine(0.400, 0.10, 1e-5, 0.020, 1 / 20), 3.0),  # 8B
+        (Machine(1.000, 0.10, 1e-5, 0.050, 1 / 8), 4.0),  # 20B
+    ],
+    ids=["F32", "Q4_0", "F32, busy", "1B", "8B", "20B"],
+)
 def test_measuring_ends_in_time(machine, most, monkeypatch):
     """And finds what there is, by what it had time for."""
     monkeypatch.setattr(time, "perf_counter", lambda: machine.now)
@@ -178,7 +207,9 @@ def test_measuring_ends_in_time(machine, most, monkeypatch):
     assert costs.head[1] == pytest.approx(0.1 * machine.row)
     for n in (1, 4, 8):
         assert costs.layers[n] == pytest.approx(machine.layers(n), rel=0.02)
-        assert costs.cell[n] == pytest.approx(machine.cell * (1 + 0.5 * (n - 1)) if machine.row < 0.1 else 0.0, rel=0.02)
+        assert costs.cell[n] == pytest.approx(
+            machine.cell * (1 + 0.5 * (n - 1)) if machine.row < 0.1 else 0.0, rel=0.02
+        )
 
 
 def test_a_disturbed_load_is_not_believed_for_ever(tmp_path, monkeypatch):

@@ -41,7 +41,11 @@ def test_head_matches_reference(target, heads, which, least, k):
     r = load_file(DATA / "reference.safetensors")
     features = r[f"{k}.features"].astype(np.float32)
     g, prenorm, logits = llm._engine.head_forward(r[f"{k}.tokens"][1:], features)
-    for ours, theirs in ((g[-24:], r[f"{k}.g"]), (prenorm[-24:], r[f"{k}.prenorm"]), (logits[-4:], r[f"{k}.logits"])):
+    for ours, theirs in (
+        (g[-24:], r[f"{k}.g"]),
+        (prenorm[-24:], r[f"{k}.prenorm"]),
+        (logits[-4:], r[f"{k}.logits"]),
+    ):
         assert min(cosine(a, b) for a, b in zip(ours, theirs)) > least
     same = (llm._engine.d2t()[logits.argmax(1)] == r[f"{k}.draft_ids_step0"]).mean()
     assert same >= (1.0 if which == "f32" else 0.95)
@@ -56,15 +60,18 @@ def test_upstream_reads_converted_heads(target, tmp_path, outtype):
     out = tmp_path / "head.gguf"
     convert(DATA / "reference-head", target, out, outtype=outtype)
     for path in (out, shipped_head()):
-        model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+        model = llama_cpp.llama_model_load_from_file(
+            str(path).encode(), llama_cpp.llama_model_default_params()
+        )
         assert model and llama_cpp.llama_model_n_embd(model) == 576
         llama_cpp.llama_model_free(model)
 
 
 def test_live_features_match_reference(target):
     """Captured from the F32 target over several micro-batches; the file's features are float16."""
-    from eagle3_llama.runtime.capture import Capture
     from eagle3_llama.llama.eagle_llama import _address
+    from eagle3_llama.runtime.capture import Capture
+
     from llama_cpp import Llama
 
     r = load_file(DATA / "reference.safetensors")
@@ -82,14 +89,20 @@ def test_acceptance_matches_reference(target, heads):
     first three positions."""
     expected = json.loads((DATA / "expected.json").read_text())
     chain, accepted, rounds = expected["chain"], [0] * expected["chain"], 0
-    llm = EagleLlama(target, eagle_path=heads["f32"], n_max=chain, n_ctx=1024, n_threads=THREADS, verbose=False)
+    llm = EagleLlama(
+        target, eagle_path=heads["f32"], n_max=chain, n_ctx=1024, n_threads=THREADS, verbose=False
+    )
     for text in expected["texts"]:
         tokens, at = [*text["prompt_tokens"], *text["greedy_tokens"]], len(text["prompt_tokens"])
         llm.reset()
         llm.eval(tokens[:at])
-        while at + chain + 1 < len(tokens):  # the reference counts rounds whose chain the answer can tell whole
+        while at + chain + 1 < len(
+            tokens
+        ):  # the reference counts rounds whose chain the answer can tell whole
             drafts, _ = llm._engine.draft(tokens[at], EagleParams(chain))
-            n = next((i for i, (draft, said) in enumerate(zip(drafts, tokens[at + 1 :])) if draft != said), chain)
+            n = next(
+                (i for i, (draft, said) in enumerate(zip(drafts, tokens[at + 1 :])) if draft != said), chain
+            )
             accepted = [count + (i < n) for i, count in enumerate(accepted)]
             llm.eval(tokens[at : at + n + 1])
             at, rounds = at + n + 1, rounds + 1

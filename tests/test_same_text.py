@@ -8,6 +8,7 @@ import pytest
 
 from eagle3_llama import EagleLlama, EagleParams  # before llama_cpp: it brings the library
 from eagle3_llama.models import shipped_head, smollm2
+
 from llama_cpp import Llama, LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 
 TEXT = "Once upon a time there was a"
@@ -54,33 +55,52 @@ def answer(llm, text=TEXT, **settings):
     return choice["text"], choice["finish_reason"]
 
 
-@pytest.mark.parametrize("settings", [
-    {"temperature": 0},
-    {"temperature": 0.8, "seed": 1},
-    {"temperature": 1.2, "top_k": 0, "top_p": 1.0, "seed": 2},
-    {"temperature": 0.9, "min_p": 0.2, "seed": 3},
-    {"temperature": 0.9, "typical_p": 0.7, "seed": 4},
-    {"temperature": 0.7, "repeat_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2, "seed": 5},
-    {"temperature": 0.7, "mirostat_mode": 1, "seed": 6},
-    {"temperature": 0.7, "mirostat_mode": 2, "mirostat_tau": 3.0, "seed": 7},
-    {"temperature": 0, "logit_bias": {260: -100, 28: 5.0}},
-], ids=lambda s: ",".join(k for k in s if k != "seed"))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0},
+        {"temperature": 0.8, "seed": 1},
+        {"temperature": 1.2, "top_k": 0, "top_p": 1.0, "seed": 2},
+        {"temperature": 0.9, "min_p": 0.2, "seed": 3},
+        {"temperature": 0.9, "typical_p": 0.7, "seed": 4},
+        {
+            "temperature": 0.7,
+            "repeat_penalty": 1.2,
+            "frequency_penalty": 0.3,
+            "presence_penalty": 0.2,
+            "seed": 5,
+        },
+        {"temperature": 0.7, "mirostat_mode": 1, "seed": 6},
+        {"temperature": 0.7, "mirostat_mode": 2, "mirostat_tau": 3.0, "seed": 7},
+        {"temperature": 0, "logit_bias": {260: -100, 28: 5.0}},
+    ],
+    ids=lambda s: ",".join(k for k in s if k != "seed"),
+)
 def test_samplers(pair, settings):
     text, _ = same(pair, lambda llm: answer(llm, max_tokens=40, **settings))
     assert text
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 0.8, "seed": 1, "repeat_penalty": 1.1}])
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 0}, {"temperature": 0.8, "seed": 1, "repeat_penalty": 1.1}]
+)
 def test_float_targets(float_pair, settings):
     same(float_pair, lambda llm: answer(llm, max_tokens=48, **settings))
 
 
-@pytest.mark.parametrize("params, settings", [
-    (EagleParams(), {"temperature": 0}),
-    (EagleParams(tree="60x6x10"), {"temperature": 0}),
-    (EagleParams(tree="12x3x4"), {"temperature": 0.8, "seed": 1, "repeat_penalty": 1.1, "logprobs": 2}),
-    (EagleParams(tree=[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]), {"temperature": 0.9, "seed": 2}),
-], ids=["planner", "tree", "sampled tree", "choices"])
+@pytest.mark.parametrize(
+    "params, settings",
+    [
+        (EagleParams(), {"temperature": 0}),
+        (EagleParams(tree="60x6x10"), {"temperature": 0}),
+        (EagleParams(tree="12x3x4"), {"temperature": 0.8, "seed": 1, "repeat_penalty": 1.1, "logprobs": 2}),
+        (
+            EagleParams(tree=[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]),
+            {"temperature": 0.9, "seed": 2},
+        ),
+    ],
+    ids=["planner", "tree", "sampled tree", "choices"],
+)
 def test_trees(flash_pair, params, settings):
     """Drafts as the planner likes them, and trees; with logprobs, which are taken from the rows gone through."""
     plain, eagle = flash_pair
@@ -89,7 +109,9 @@ def test_trees(flash_pair, params, settings):
     expected, got = (llm(TEXT, max_tokens=24, **settings)["choices"][0] for llm in (plain, eagle))
     assert got == expected
     assert params.planned or eagle.stats.drafted > eagle.stats.accepted
-    assert params.planned or eagle.stats.accepted or settings["temperature"]  # a sampled text of this length may follow no draft
+    assert (
+        params.planned or eagle.stats.accepted or settings["temperature"]
+    )  # a sampled text of this length may follow no draft
 
 
 def test_every_length(pair):
@@ -114,8 +136,16 @@ def test_grammar_and_json(pair):
     grammar = LlamaGrammar.from_string('root ::= ("yes" | "no" | "maybe" | " ")+', verbose=False)
     text, _ = same(pair, lambda llm: answer(llm, max_tokens=30, temperature=0.9, seed=4, grammar=grammar))
     assert re.fullmatch("(yes|no|maybe| )+(y|ye|n|m|ma|may|mayb)?", text)
-    ask = {"messages": [{"role": "user", "content": "Describe a person as JSON."}], "response_format": {"type": "json_object"}}
-    text = same(pair, lambda llm: llm.create_chat_completion(**ask, max_tokens=50, temperature=0.5, seed=3)["choices"][0]["message"]["content"])
+    ask = {
+        "messages": [{"role": "user", "content": "Describe a person as JSON."}],
+        "response_format": {"type": "json_object"},
+    }
+    text = same(
+        pair,
+        lambda llm: llm.create_chat_completion(**ask, max_tokens=50, temperature=0.5, seed=3)["choices"][0][
+            "message"
+        ]["content"],
+    )
     assert text.lstrip().startswith("{")
 
 
@@ -129,20 +159,34 @@ def test_logprobs(pair, echo, stream):
         parts = [p["choices"][0] for p in parts] if stream else [parts["choices"][0]]
         rows = [p["logprobs"] for p in parts if p["logprobs"]]
         values.append([float(x or 0) for r in rows for x in r["token_logprobs"]])
-        return ([t for r in rows for t in r["tokens"]], [o for r in rows for o in r["text_offset"]],
-                [sorted(d or {}) for r in rows for d in r["top_logprobs"]])
+        return (
+            [t for r in rows for t in r["tokens"]],
+            [o for r in rows for o in r["text_offset"]],
+            [sorted(d or {}) for r in rows for d in r["top_logprobs"]],
+        )
 
     same(pair, ask)
     assert values[0] == pytest.approx(values[1], abs=1e-4)
 
 
 def test_chat_stream_and_logprobs(pair):
-    ask = {"messages": [{"role": "user", "content": "Name three rivers."}], "max_tokens": 24, "temperature": 0}
-    same(pair, lambda llm: [c["choices"][0]["delta"].get("content") for c in llm.create_chat_completion(**ask, stream=True)])
+    ask = {
+        "messages": [{"role": "user", "content": "Name three rivers."}],
+        "max_tokens": 24,
+        "temperature": 0,
+    }
+    same(
+        pair,
+        lambda llm: [
+            c["choices"][0]["delta"].get("content") for c in llm.create_chat_completion(**ask, stream=True)
+        ],
+    )
     values = []
 
     def tokens(llm):
-        content = llm.create_chat_completion(**ask, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
+        content = llm.create_chat_completion(**ask, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"][
+            "content"
+        ]
         values.append([x["logprob"] for x in content])
         return [x["token"] for x in content]
 
@@ -162,16 +206,26 @@ def test_callbacks_see_what_plain_ones_see(pair):
             scores[260] -= 2
             return scores
 
-        return answer(llm, max_tokens=20, temperature=0.8, seed=2, logits_processor=LogitsProcessorList([processor])), seen
+        return answer(
+            llm, max_tokens=20, temperature=0.8, seed=2, logits_processor=LogitsProcessorList([processor])
+        ), seen
 
     same(pair, processed)
 
     def stopped(llm):
         seen, best = [], []
-        criteria = StoppingCriteriaList([lambda ids, scores: seen.append(len(ids)) or best.append(int(np.argmax(scores))) or len(ids) >= 20])
+        criteria = StoppingCriteriaList(
+            [
+                lambda ids, scores: (
+                    seen.append(len(ids)) or best.append(int(np.argmax(scores))) or len(ids) >= 20
+                )
+            ]
+        )
         result = answer(llm, max_tokens=30, temperature=0, stopping_criteria=criteria), seen
         if llm is pair[1]:  # with logits_all the plain one shows its first row
-            assert best[: len(seen) - 1] == list(itertools.islice(llm.generate(llm.tokenize(TEXT.encode()), temp=0.0), len(seen) - 1))
+            assert best[: len(seen) - 1] == list(
+                itertools.islice(llm.generate(llm.tokenize(TEXT.encode()), temp=0.0), len(seen) - 1)
+            )
         return result
 
     same(pair, stopped)
@@ -195,12 +249,19 @@ def test_prefixes_are_reused(pair, monkeypatch):
     """The same texts, and only tokens that the cache does not hold are evaluated."""
 
     def ask(llm):
-        return [answer(llm, TEXT + more, max_tokens=20, temperature=0) for more in ("", " little", " little girl", "", " king")]
+        return [
+            answer(llm, TEXT + more, max_tokens=20, temperature=0)
+            for more in ("", " little", " little girl", "", " king")
+        ]
 
     same(pair, ask)
     eagle, evaluated = pair[1], []
     prefill = eagle._engine.prefill
-    monkeypatch.setattr(eagle._engine, "prefill", lambda tokens, *args, **kwargs: evaluated.append(len(tokens)) or prefill(tokens, *args, **kwargs))
+    monkeypatch.setattr(
+        eagle._engine,
+        "prefill",
+        lambda tokens, *args, **kwargs: evaluated.append(len(tokens)) or prefill(tokens, *args, **kwargs),
+    )
     eagle.reset()
     shared = eagle.tokenize(TEXT.encode())
     list(itertools.islice(eagle.generate(shared, temp=0.0), 4))
@@ -267,13 +328,18 @@ def test_usage_and_stats_count_the_same(pair):
     usage = eagle(TEXT, max_tokens=40, temperature=0)["usage"]
     details, stats = usage["completion_tokens_details"], eagle.stats
     assert stats.drafted == details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"]
-    assert 0 <= stats.accepted - details["accepted_prediction_tokens"] <= 4  # accepted in the last round, past the limit
+    assert (
+        0 <= stats.accepted - details["accepted_prediction_tokens"] <= 4
+    )  # accepted in the last round, past the limit
     assert abs(sum(stats.time_share.values()) - 1) < 1e-9 and stats.tokens >= usage["completion_tokens"] > 0
     assert stats.accept_per_position == sorted(stats.accept_per_position, reverse=True)
     assert abs(stats.mean_accepted_length - 1 - sum(stats.accept_per_position)) < 1e-9
 
 
-@pytest.mark.parametrize("params", [EagleParams(0), EagleParams(1), EagleParams(16), EagleParams(8, 4, 0.2), EagleParams(8, 0, 0.9)])
+@pytest.mark.parametrize(
+    "params",
+    [EagleParams(0), EagleParams(1), EagleParams(16), EagleParams(8, 4, 0.2), EagleParams(8, 0, 0.9)],
+)
 def test_any_setting(pair, params):
     before, pair[1].eagle_params = pair[1].eagle_params, params
     same(pair, lambda llm: answer(llm, max_tokens=48, temperature=0.7, seed=11))
@@ -282,6 +348,8 @@ def test_any_setting(pair, params):
 
 def test_without_a_head(pair):
     plain = EagleLlama(pair[0].model_path, **COMMON)
-    assert answer(plain, max_tokens=30, temperature=0.8, seed=3) == answer(pair[0], max_tokens=30, temperature=0.8, seed=3)
+    assert answer(plain, max_tokens=30, temperature=0.8, seed=3) == answer(
+        pair[0], max_tokens=30, temperature=0.8, seed=3
+    )
     assert plain.stats.drafted == 0
     plain.close()

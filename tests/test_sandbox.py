@@ -79,10 +79,10 @@ def test_a_child_that_cannot_start_is_said():
     s = Sandbox(5.0, model="/none.gguf")
     for _ in range(2):
         with pytest.raises(SandboxError):
-            s.call(do="check", text="root ::= \"x\"")
+            s.call(do="check", text='root ::= "x"')
     s.close()
     with pytest.raises(SandboxBusy):
-        s.call(do="check", text="root ::= \"x\"")
+        s.call(do="check", text='root ::= "x"')
 
 
 def test_the_cache_counts_sizes():
@@ -91,9 +91,20 @@ def test_the_cache_counts_sizes():
     def get(key, size):
         return cache.get((key,), lambda: (made.append(key), "x" * size)[1])
 
-    for key, size in (("a", 40), ("b", 40), ("a", 40), ("c", 40), ("a", 40), ("b", 40), ("d", 1000), ("b", 40)):
+    for key, size in (
+        ("a", 40),
+        ("b", 40),
+        ("a", 40),
+        ("c", 40),
+        ("a", 40),
+        ("b", 40),
+        ("d", 1000),
+        ("b", 40),
+    ):
         assert len(get(key, size)) == size and cache.size <= 100
-    assert made == ["a", "b", "c", "b", "d"] and len(cache) == 2  # what was asked for last is kept; what is larger than all is not
+    assert (
+        made == ["a", "b", "c", "b", "d"] and len(cache) == 2
+    )  # what was asked for last is kept; what is larger than all is not
     with pytest.raises(ZeroDivisionError):
         cache.get(("e",), lambda: 1 / 0)
     assert cache.get(("e",), lambda: None) is None

@@ -8,10 +8,17 @@ import pytest
 from tiny_models import PROMPT, draft_from, take
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams  # before llama_cpp: it brings the library
+
 from llama_cpp import Llama, LogitsProcessorList
 
-CTX = {"n_ctx": 256, "n_batch": 32, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True,
-       "verbose": False}
+CTX = {
+    "n_ctx": 256,
+    "n_batch": 32,
+    "n_threads": 1,
+    "n_threads_batch": 1,
+    "flash_attn": True,
+    "verbose": False,
+}
 TEXT = [1, *(3 + i * 7 % 300 for i in range(90))]  # three batches
 
 
@@ -58,8 +65,11 @@ def test_eval_fills_scores(plain, eagle):
     assert perplexity(eagle) == pytest.approx(perplexity(plain), rel=1e-3)
 
 
-@pytest.mark.parametrize("params", [EagleParams(n_max=3), EagleParams(tree="12x3x4"), EagleParams(n_max=0)],
-                         ids=["chain", "tree", "plain"])
+@pytest.mark.parametrize(
+    "params",
+    [EagleParams(n_max=3), EagleParams(tree="12x3x4"), EagleParams(n_max=0)],
+    ids=["chain", "tree", "plain"],
+)
 def test_generation_fills_scores(plain, eagle, params):
     """At every token, with prompts of which a part was there."""
     eagle.eagle_params = params

@@ -16,13 +16,25 @@ from test_convert import run_command
 from test_variants import converted, shared
 
 from eagle3_llama import EagleError, EagleLlama
+from eagle3_llama.errors import ErrorKind
 from eagle3_llama.heads.compare.graph import GraphLayers
 from eagle3_llama.heads.compare.read import read_reference
 from eagle3_llama.heads.convert import convert
-from eagle3_llama.errors import ErrorKind
-from eagle3_llama.models import shipped_head, smollm2
-from eagle3_llama.heads.self_test import BLOCK, FEWEST, Gain, Report, Trial, Verdict, neighbours, paired, report, self_test, verdict
+from eagle3_llama.heads.self_test import (
+    BLOCK,
+    FEWEST,
+    Gain,
+    Report,
+    Trial,
+    Verdict,
+    neighbours,
+    paired,
+    report,
+    self_test,
+    verdict,
+)
 from eagle3_llama.heads.self_test_guesses import Passage, Reader, stored_texts
+from eagle3_llama.models import shipped_head, smollm2
 
 DATA = Path(__file__).parent / "data"
 
@@ -48,15 +60,27 @@ def passage(target):
 def test_neighbours():
     """All together and each alone, in both directions."""
     assert neighbours([2, 6, 9], 12) == [
-        [2, 6, 9], [1, 5, 8], [3, 7, 10], [1, 6, 9], [3, 6, 9], [2, 5, 9], [2, 7, 9], [2, 6, 8], [2, 6, 10]]  # fmt: skip
+        [2, 6, 9],
+        [1, 5, 8],
+        [3, 7, 10],
+        [1, 6, 9],
+        [3, 6, 9],
+        [2, 5, 9],
+        [2, 7, 9],
+        [2, 6, 8],
+        [2, 6, 10],
+    ]
 
 
-@pytest.mark.parametrize("own, n_layer, expected", [
-    ([0, 3], 3, [[0, 3], [1, 3], [0, 2]]),  # at both ends
-    ([0, 1, 2], 2, [[0, 1, 2]]),  # no room at all
-    ([1, 2], 3, [[1, 2], [0, 1], [2, 3], [0, 2], [1, 3]]),  # none twice
-    ([12], 12, [[12], [11]]),  # EAGLE-1
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "own, n_layer, expected",
+    [
+        ([0, 3], 3, [[0, 3], [1, 3], [0, 2]]),  # at both ends
+        ([0, 1, 2], 2, [[0, 1, 2]]),  # no room at all
+        ([1, 2], 3, [[1, 2], [0, 1], [2, 3], [0, 2], [1, 3]]),  # none twice
+        ([12], 12, [[12], [11]]),  # EAGLE-1
+    ],
+)
 def test_neighbours_at_the_borders(own, n_layer, expected):
     assert neighbours(own, n_layer) == expected
 
@@ -97,7 +121,9 @@ def expected_guesses(path, target, passage, choices):
     for layers in choices:
         features = np.concatenate([graph.truth(k) for k in layers], axis=1)[:-1]
         z = reference.forward(np.array(tokens[1:]), reference.fuse(features))["logits"]
-        log_q = z - z.max(1, keepdims=True) - np.log(np.exp(z - z.max(1, keepdims=True)).sum(1, keepdims=True))
+        log_q = (
+            z - z.max(1, keepdims=True) - np.log(np.exp(z - z.max(1, keepdims=True)).sum(1, keepdims=True))
+        )
         hits.append([d2t[log_q[i - 1].argmax()] == p[i].argmax() for i in counted])
         likelihoods.append([p[i][d2t] @ log_q[i - 1] for i in counted])
     graph.close()
@@ -151,7 +177,9 @@ def test_errors():
     x = rng.standard_normal(400 * BLOCK)
     assert paired(x).error == pytest.approx(1 / np.sqrt(len(x)), rel=0.15)
     runs = np.repeat(rng.standard_normal(400), BLOCK)
-    assert paired(runs).error == pytest.approx(1 / np.sqrt(400), rel=0.15) and paired(runs).mean == pytest.approx(runs.mean())
+    assert paired(runs).error == pytest.approx(1 / np.sqrt(400), rel=0.15) and paired(
+        runs
+    ).mean == pytest.approx(runs.mean())
     assert paired(x[: FEWEST - 1]).error == np.inf and paired(x[:0]) == Gain(0.0, np.inf)
     assert paired(np.zeros(FEWEST)) == Gain(0.0, 0.0)
 
@@ -170,18 +198,36 @@ def test_report_is_paired():
     assert found.positions == 2000 and found.chance == np.bincount(answers).max() / 2000
 
 
-@pytest.mark.parametrize("gains, expected, said", [
-    ([(-0.02, 0.005), (-0.1, 0.01)], Verdict.FINE, "are right"),
-    ([(-0.001, 0.002), (-0.1, 0.01)], Verdict.FINE, "are right"),  # if there is a gain, it is nothing
-    ([(-0.01, 0.02), (-0.1, 0.01)], Verdict.CANNOT_TELL, r"as good may be \[1\], "),  # it may be something
-    ([(-0.1, 0.01), (0.001, 0.002)], Verdict.CANNOT_TELL, r"as good may be \[2\], "),
-    ([(0.02, 0.01), (-0.1, 0.01)], Verdict.CANNOT_TELL, r"as good may be \[1\], "),
-    ([(0.04, 0.01), (0.05, 0.01)], Verdict.WRONG, r"layers \[2\], .* --extract-layers 2$"),  # the better of two
-    ([(0.04, 0.01), (0.05, 0.02)], Verdict.WRONG, r"layers \[1\], .* --extract-layers 1$"),  # the other is not certain
-    ([], Verdict.FINE, "are right"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "gains, expected, said",
+    [
+        ([(-0.02, 0.005), (-0.1, 0.01)], Verdict.FINE, "are right"),
+        ([(-0.001, 0.002), (-0.1, 0.01)], Verdict.FINE, "are right"),  # if there is a gain, it is nothing
+        (
+            [(-0.01, 0.02), (-0.1, 0.01)],
+            Verdict.CANNOT_TELL,
+            r"as good may be \[1\], ",
+        ),  # it may be something
+        ([(-0.1, 0.01), (0.001, 0.002)], Verdict.CANNOT_TELL, r"as good may be \[2\], "),
+        ([(0.02, 0.01), (-0.1, 0.01)], Verdict.CANNOT_TELL, r"as good may be \[1\], "),
+        (
+            [(0.04, 0.01), (0.05, 0.01)],
+            Verdict.WRONG,
+            r"layers \[2\], .* --extract-layers 2$",
+        ),  # the better of two
+        (
+            [(0.04, 0.01), (0.05, 0.02)],
+            Verdict.WRONG,
+            r"layers \[1\], .* --extract-layers 1$",
+        ),  # the other is not certain
+        ([], Verdict.FINE, "are right"),
+    ],
+)
 def test_verdicts(gains, expected, said):
-    trials = [Trial([0], 0.4, Gain(0, 0), Gain(0, 0)), *(Trial([i + 1], 0.4, Gain(0, 0), Gain(*g)) for i, g in enumerate(gains))]
+    trials = [
+        Trial([0], 0.4, Gain(0, 0), Gain(0, 0)),
+        *(Trial([i + 1], 0.4, Gain(0, 0), Gain(*g)) for i, g in enumerate(gains)),
+    ]
     kind, line = verdict(Report(2000, 0.1, trials))
     assert kind is expected
     assert re.search(said, line), line
@@ -194,14 +240,19 @@ def test_no_verdict_without_ground():
     assert kind is Verdict.CANNOT_TELL and "always the same token" in line
     kind, line = verdict(Report(FEWEST - 1, 0.0, trials))
     assert kind is Verdict.CANNOT_TELL and f"{FEWEST} are needed" in line
-    assert verdict(report([[0], [1]], np.zeros(0, int), np.zeros((2, 0), bool), np.zeros((2, 0))))[0] is Verdict.CANNOT_TELL
+    assert (
+        verdict(report([[0], [1]], np.zeros(0, int), np.zeros((2, 0), bool), np.zeros((2, 0))))[0]
+        is Verdict.CANNOT_TELL
+    )
 
 
 def test_untrained_head(tmp_path, target):
     """A head that always says the same, on a thousand positions of what the target says itself."""
     made = heads.make("SpecForge", shared(target))
     made.tensors["lm_head.weight"][:] = 0
-    head = convert(write_head(tmp_path / "head", made.config, made.tensors), target, tmp_path / "head.gguf", "f32").out
+    head = convert(
+        write_head(tmp_path / "head", made.config, made.tensors), target, tmp_path / "head.gguf", "f32"
+    ).out
     llm = EagleLlama(str(target), n_ctx=128, n_threads=THREADS, verbose=False)
     prompts = [[1, 60 + i, 70 + i] for i in range(12)]
     passages = [Passage([*prompt, *tiny_models.take(llm, 100, prompt)], 3) for prompt in prompts]
@@ -254,7 +305,17 @@ def test_command_finds_wrong_layers(tmp_path):
     """The reference head converted with all its layers one too low: the command says so, and names the right
     ones."""
     layers = ",".join(map(str, shifted((-1, -1, -1))))
-    done = run_command(DATA / "reference-head", "--target", smollm2("Q4_0"), "--out", tmp_path / "head.gguf", "--outtype", "q8_0",
-                       "--extract-layers", layers, "--self-test")  # fmt: skip
+    done = run_command(
+        DATA / "reference-head",
+        "--target",
+        smollm2("Q4_0"),
+        "--out",
+        tmp_path / "head.gguf",
+        "--outtype",
+        "q8_0",
+        "--extract-layers",
+        layers,
+        "--self-test",
+    )
     assert done.exit_code == 0 and "WARNING" in done.stderr, done.output
     assert what_is_named(done.stderr.strip()) == CENTRE

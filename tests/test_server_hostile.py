@@ -19,16 +19,37 @@ from eagle3_llama.server.gbnf import complement, meets, merge, terminals
 
 KEY = {"Authorization": "Bearer k"}
 N = int(os.environ.get("EAGLE3_FUZZ", 300))
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """Few tokens a request: it is the way to the model that is tried here."""
-    with running(settings(api_key="k", n_ctx=256, max_tokens_cap=4, max_n=2, n_parallel=2, slot_save_path=str(tmp_path_factory.mktemp("slots")))) as s:
+    with running(
+        settings(
+            api_key="k",
+            n_ctx=256,
+            max_tokens_cap=4,
+            max_n=2,
+            n_parallel=2,
+            slot_save_path=str(tmp_path_factory.mktemp("slots")),
+        )
+    ) as s:
         yield s
 
 
 def operations():
-    return [("POST", CHAT), ("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/{model_id}"), ("POST", "/tokenize"), ("POST", "/detokenize"),
-            ("GET", "/health"), ("GET", "/metrics"), ("GET", "/slots"), ("POST", "/slots/{slot}")]  # fmt: skip
+    return [
+        ("POST", CHAT),
+        ("POST", "/v1/completions"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/{model_id}"),
+        ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
+        ("GET", "/health"),
+        ("GET", "/metrics"),
+        ("GET", "/slots"),
+        ("POST", "/slots/{slot}"),
+    ]
 
 
 @pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=lambda m: m.value)
@@ -37,20 +58,32 @@ def test_what_the_document_says(server, method, path, mode):
     """Bodies that it allows and bodies that it forbids get answers that it describes."""
     operation = schemathesis.openapi.from_url(server.url + "/openapi.json", headers=KEY)[path][method]
 
-    @hypothesis.settings(max_examples=max(10, N // 20), deadline=None, suppress_health_check=list(hypothesis.HealthCheck), derandomize=True, database=None)
+    @hypothesis.settings(
+        max_examples=max(10, N // 20),
+        deadline=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        derandomize=True,
+        database=None,
+    )
     @hypothesis.given(operation.as_strategy(generation_mode=mode))
     def run(case):
-        case.call_and_validate(timeout=30, headers=KEY, excluded_checks=[positive_data_acceptance])  # what a schema cannot say is refused all the same
+        case.call_and_validate(
+            timeout=30, headers=KEY, excluded_checks=[positive_data_acceptance]
+        )  # what a schema cannot say is refused all the same
 
     try:
         run()
     except hypothesis.errors.Unsatisfiable:
-        assert mode is schemathesis.GenerationMode.NEGATIVE and "{" not in path  # nothing there that could be wrong
+        assert (
+            mode is schemathesis.GenerationMode.NEGATIVE and "{" not in path
+        )  # nothing there that could be wrong
 
 
 def test_the_document_describes_every_route(server):
     document = server.client.get("/openapi.json").json()
-    assert {(m.upper(), path) for path, methods in document["paths"].items() for m in methods} == set(operations())
+    assert {(m.upper(), path) for path, methods in document["paths"].items() for m in methods} == set(
+        operations()
+    )
     chat = document["paths"][CHAT]["post"]
     assert {"200", "400", "401", "413", "503", "504"} <= set(chat["responses"])
     body = document["components"]["schemas"]["ChatBody"]
@@ -60,22 +93,104 @@ def test_the_document_describes_every_route(server):
 # -- bodies made to hurt ----------------------------------------------------------------------------------
 
 BIG = int("1" + "0" * 400)
-VALUES = [None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**63), BIG, 0.5, -0.0, 1e308, 1e-320, float("nan"), float("inf"), "", "x", "\0", "\x1b[2J",
-          "\u202e\ufeff", "\U0010ffff", "é" * 1000, "a" * 70_000, "<|im_end|>" * 50, "{{ 7*7 }}{% for x in y %}", "%s%n%n", "../../etc/passwd", [], [[]], {}, {"": {}},
-          ["x"] * 5000, [0] * 5000, {"type": "text"}, {"$ref": "#"}, [None], "\\ud800", {str(i): i for i in range(3000)}]  # fmt: skip
-GRAMMARS = ["", "root", "root ::= ", "root ::= root", "root ::= \"\"", "root ::= [a-", "root ::= \"a\"{5000}", "root ::= ((\"a\"*)*)*", "root ::= (" * 3000, "root ::= <99999>",
-            "root ::= \"\\x00\"", "root ::= a\na ::= b\nb ::= a", "root ::= [^\\x00-\\U0010FFFF]", "root ::= \"\\uD800\"", "root ::= [\\U00110000]", "root ::= \"a\" | [b-a]",
-            "root ::= (\"a\" | \"b\")+ root?", "ws ::= \" \"", "root ::= ." + "?" * 500, "root ::= \"\\", "# nothing\n", "root ::= <1>", "root ::= !<2>{2000}"]  # fmt: skip
-SCHEMAS = [{}, {"type": "string", "minLength": 10**7}, {"$ref": "#/a"}, {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, {"$ref": "file:///etc/passwd"},
-           {"type": "string", "pattern": "^(((((a+)+)+)+)+)+$"}, {"type": "string", "pattern": "^[a$"}, {"enum": []}, {"enum": [BIG % 2**62, "x", None, {}]}, {"type": "sting"},
-           {"anyOf": [{"type": "object", "properties": {str(i): {"type": "integer"}}} for i in range(300)]}, {"type": "array", "items": {}, "maxItems": 10**6},
-           {"type": "object", "properties": {"a" * 300: {}}, "required": ["b"]}, {"allOf": [{"$ref": "#/x"}]}, {"const": "\0\n\""}, {"type": ["string", "x"]}]  # fmt: skip
+VALUES = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2**31,
+    2**63,
+    2**64,
+    -(2**63),
+    BIG,
+    0.5,
+    -0.0,
+    1e308,
+    1e-320,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "\0",
+    "\x1b[2J",
+    "\u202e\ufeff",
+    "\U0010ffff",
+    "é" * 1000,
+    "a" * 70_000,
+    "<|im_end|>" * 50,
+    "{{ 7*7 }}{% for x in y %}",
+    "%s%n%n",
+    "../../etc/passwd",
+    [],
+    [[]],
+    {},
+    {"": {}},
+    ["x"] * 5000,
+    [0] * 5000,
+    {"type": "text"},
+    {"$ref": "#"},
+    [None],
+    "\\ud800",
+    {str(i): i for i in range(3000)},
+]
+GRAMMARS = [
+    "",
+    "root",
+    "root ::= ",
+    "root ::= root",
+    'root ::= ""',
+    "root ::= [a-",
+    'root ::= "a"{5000}',
+    'root ::= (("a"*)*)*',
+    "root ::= (" * 3000,
+    "root ::= <99999>",
+    'root ::= "\\x00"',
+    "root ::= a\na ::= b\nb ::= a",
+    "root ::= [^\\x00-\\U0010FFFF]",
+    'root ::= "\\uD800"',
+    "root ::= [\\U00110000]",
+    'root ::= "a" | [b-a]',
+    'root ::= ("a" | "b")+ root?',
+    'ws ::= " "',
+    "root ::= ." + "?" * 500,
+    'root ::= "\\',
+    "# nothing\n",
+    "root ::= <1>",
+    "root ::= !<2>{2000}",
+]
+SCHEMAS = [
+    {},
+    {"type": "string", "minLength": 10**7},
+    {"$ref": "#/a"},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    {"$ref": "file:///etc/passwd"},
+    {"type": "string", "pattern": "^(((((a+)+)+)+)+)+$"},
+    {"type": "string", "pattern": "^[a$"},
+    {"enum": []},
+    {"enum": [BIG % 2**62, "x", None, {}]},
+    {"type": "sting"},
+    {"anyOf": [{"type": "object", "properties": {str(i): {"type": "integer"}}} for i in range(300)]},
+    {"type": "array", "items": {}, "maxItems": 10**6},
+    {"type": "object", "properties": {"a" * 300: {}}, "required": ["b"]},
+    {"allOf": [{"$ref": "#/x"}]},
+    {"const": '\0\n"'},
+    {"type": ["string", "x"]},
+]
 
 
 def test_what_a_grammar_asks_for():
     found = dict(terminals('root ::= [^a-c] "x\\"]" # "z"\n | <[5]> [\\x41\\u00e9-] [] "" [b-a]'))
-    assert found == {"[^a-c]": [(1, 96), (100, 0x10FFFF)], "x": [(120, 120)], '\\"': [(34, 34)], "]": [(93, 93)], "<[5]>": None,
-                     "[\\x41\\u00e9-]": [(45, 45), (65, 65), (233, 233)], "[b-a]": []}  # fmt: skip
+    assert found == {
+        "[^a-c]": [(1, 96), (100, 0x10FFFF)],
+        "x": [(120, 120)],
+        '\\"': [(34, 34)],
+        "]": [(93, 93)],
+        "<[5]>": None,
+        "[\\x41\\u00e9-]": [(45, 45), (65, 65), (233, 233)],
+        "[b-a]": [],
+    }
     rng = random.Random(0)
     for _ in range(300):
         sets = [{rng.randint(1, 30) for _ in range(rng.randint(0, 8))} for _ in range(2)]
@@ -87,20 +202,58 @@ def test_what_a_grammar_asks_for():
 
 def valid(rng):
     """A (path, body) that is fine."""
-    path = rng.choice([CHAT, CHAT, "/v1/completions", "/tokenize", "/detokenize", "/slots/0?action=save", "/slots/0?action=restore"])
+    path = rng.choice(
+        [
+            CHAT,
+            CHAT,
+            "/v1/completions",
+            "/tokenize",
+            "/detokenize",
+            "/slots/0?action=save",
+            "/slots/0?action=restore",
+        ]
+    )
     bodies = {
-        CHAT: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "temperature": 0.5, "top_p": 0.9, "n": 1, "stop": ["x"], "seed": 1, "stream": rng.random() < 0.3,
-               "logit_bias": {"5": 1}, "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}],
-               "stream_options": {"include_usage": True}, "speculative": {"n_max": 2}, "user": "u"},
-        "/v1/completions": {"prompt": "hi", "max_tokens": 2, "logprobs": 1, "echo": rng.random() < 0.3, "suffix": None, "seed": 1},
-        "/tokenize": {"content": "hi"}, "/detokenize": {"tokens": [1, 2]}}
+        CHAT: {
+            "messages": [{"role": "user", "content": "hi"}],
+            "max_tokens": 2,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "n": 1,
+            "stop": ["x"],
+            "seed": 1,
+            "stream": rng.random() < 0.3,
+            "logit_bias": {"5": 1},
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
+                }
+            ],
+            "stream_options": {"include_usage": True},
+            "speculative": {"n_max": 2},
+            "user": "u",
+        },
+        "/v1/completions": {
+            "prompt": "hi",
+            "max_tokens": 2,
+            "logprobs": 1,
+            "echo": rng.random() < 0.3,
+            "suffix": None,
+            "seed": 1,
+        },
+        "/tokenize": {"content": "hi"},
+        "/detokenize": {"tokens": [1, 2]},
+    }
     return path, json.loads(json.dumps(bodies.get(path, {"filename": "x"})))
 
 
 def places(value, path=()):
     """Every place in a JSON value, as a path of keys."""
     yield path
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, inner in (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    ):
         yield from places(inner, (*path, key))
 
 
@@ -127,11 +280,16 @@ def hostile(seed):
     elif kind < 0.65 and path == CHAT:
         body["grammar"] = rng.choice(GRAMMARS)
     elif kind < 0.75 and path == CHAT:
-        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": rng.choice(SCHEMAS)}}
+        body["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": rng.choice(SCHEMAS)},
+        }
     elif kind < 0.8 and path == CHAT:
         body["tools"][0]["function"]["parameters"], body["tool_choice"] = rng.choice(SCHEMAS), "required"
     elif kind < 0.85:
-        body[rng.choice(["", "x" * 300, "__class__", "Messages", "max_token", "\0"])] = copy.deepcopy(rng.choice(VALUES))
+        body[rng.choice(["", "x" * 300, "__class__", "Messages", "max_token", "\0"])] = copy.deepcopy(
+            rng.choice(VALUES)
+        )
     raw = json.dumps(body).encode()
     if kind >= 0.85:
         raw = damaged(raw, rng)
@@ -141,9 +299,23 @@ def hostile(seed):
 def damaged(raw, rng):
     at = rng.randrange(len(raw))
     deep = rng.choice([30, 300, 50_000])
-    return rng.choice([raw[:at], raw + raw, raw[:at] + bytes([rng.randrange(256)]) + raw[at + 1 :], b"[" * deep + b"]" * deep, b"\xff" * 50, raw.replace(b'"hi"', b'"\\ud800"'),
-                       raw.replace(b"2", b"1" * 5000), raw.replace(b"hi", b"\xed\xa0\x80"), b'{"messages":' * deep + b"1" + b"}" * deep, b"\0" * 100,
-                       raw.replace(b"{", b"{" + b'"a":1,' * 100), b"\xef\xbb\xbf" + raw, raw.decode().encode("utf-16")])  # fmt: skip
+    return rng.choice(
+        [
+            raw[:at],
+            raw + raw,
+            raw[:at] + bytes([rng.randrange(256)]) + raw[at + 1 :],
+            b"[" * deep + b"]" * deep,
+            b"\xff" * 50,
+            raw.replace(b'"hi"', b'"\\ud800"'),
+            raw.replace(b"2", b"1" * 5000),
+            raw.replace(b"hi", b"\xed\xa0\x80"),
+            b'{"messages":' * deep + b"1" + b"}" * deep,
+            b"\0" * 100,
+            raw.replace(b"{", b"{" + b'"a":1,' * 100),
+            b"\xef\xbb\xbf" + raw,
+            raw.decode().encode("utf-16"),
+        ]
+    )
 
 
 def test_hostile_bodies(server):
@@ -164,16 +336,42 @@ def test_hostile_bodies(server):
     assert ask(server.client, max_tokens=2).status_code == 200
 
 
-@pytest.mark.parametrize("method, path", [("GET", "/v1/models/%00"), ("GET", "/v1/models/" + "x" * 5000), ("GET", "/%2e%2e/%2e%2e/etc/passwd"), ("PUT", CHAT), ("POST", "/slots/-1?action=save"),
-                                          ("POST", "/slots/0"), ("POST", "/slots/0?action=%00"), ("GET", "/slots?fail=1"), ("TRACE", "/"), ("DELETE", "/v1/models")])  # fmt: skip
+@pytest.mark.parametrize(
+    "method, path",
+    [
+        ("GET", "/v1/models/%00"),
+        ("GET", "/v1/models/" + "x" * 5000),
+        ("GET", "/%2e%2e/%2e%2e/etc/passwd"),
+        ("PUT", CHAT),
+        ("POST", "/slots/-1?action=save"),
+        ("POST", "/slots/0"),
+        ("POST", "/slots/0?action=%00"),
+        ("GET", "/slots?fail=1"),
+        ("TRACE", "/"),
+        ("DELETE", "/v1/models"),
+    ],
+)
 def test_odd_paths(server, method, path):
     r = server.client.request(method, path, json={"filename": "x"} if method == "POST" else None)
     assert 200 <= r.status_code < 500 and (r.status_code == 200 or r.json()["error"]["message"])
 
 
-@pytest.mark.parametrize("headers", [{"X-Request-Id": "x" * 5000}, {"Content-Type": "application/json; charset=utf-16"}, {"Content-Type": "\x7f"}, {"Origin": "http://[::1"}, {"Origin": "null"},
-                                     {"Accept": "\xff"}, {"Authorization": "Bearer " + "x" * 10_000}, {"Transfer-Encoding": "chunked", "Content-Length": "5"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"X-Request-Id": "x" * 5000},
+        {"Content-Type": "application/json; charset=utf-16"},
+        {"Content-Type": "\x7f"},
+        {"Origin": "http://[::1"},
+        {"Origin": "null"},
+        {"Accept": "\xff"},
+        {"Authorization": "Bearer " + "x" * 10_000},
+        {"Transfer-Encoding": "chunked", "Content-Length": "5"},
+    ],
+)
 def test_odd_headers(server, headers):
     raw = {k: v.encode("latin-1") for k, v in {**JSON, **headers}.items()}
-    r = server.client.post(CHAT, content=b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}', headers=raw)
+    r = server.client.post(
+        CHAT, content=b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}', headers=raw
+    )
     assert r.status_code in (200, 400, 401, 403, 415)

@@ -39,19 +39,37 @@ def test_the_hostile_load(files, load, monkeypatch):
 
         monkeypatch.setattr(s.batcher, "_deliver", watched)
         port = int(s.url.rsplit(":", 1)[1])
-        seen = load.hostile_load(port, lambda: health.append(1) or 0, clients=6, tokens=120, texts=20, seconds=3600.0, lag=0.0)
+        seen = load.hostile_load(
+            port, lambda: health.append(1) or 0, clients=6, tokens=120, texts=20, seconds=3600.0, lag=0.0
+        )
         assert seen.wrong(6, 120) == [] and len(seen.rows) == 6 and min(seen.rows) >= 120, seen
-        assert seen.answered["logprobs"] == 6 and 1 <= seen.answered["tokenize"] <= 40 and seen.answered["health"] >= 1 and health
+        assert (
+            seen.answered["logprobs"] == 6
+            and 1 <= seen.answered["tokenize"] <= 40
+            and seen.answered["health"] >= 1
+            and health
+        )
         assert 0 < max(in_flight) <= AHEAD and max(inside) <= shared.tokenizing.most
         assert 0 < max(reserved) <= shared.gate.logprobs.most
-        until(lambda: idle(s) and shared.gate.logprobs.held == 0 and shared.tokenizing.inside == 0 and shared.bodies.room.held == 0)
+        until(
+            lambda: (
+                idle(s)
+                and shared.gate.logprobs.held == 0
+                and shared.tokenizing.inside == 0
+                and shared.bodies.room.held == 0
+            )
+        )
 
 
 def test_a_load_that_is_over_time(files, load):
     """It stops, and says what is missing."""
     with running(settings(model=files[0], eagle=files[1], n_ctx=512, n_parallel=1, threads=1)) as s:
-        seen = load.hostile_load(int(s.url.rsplit(":", 1)[1]), lambda: 0, clients=2, tokens=50, texts=1, seconds=0.0, lag=0.0)
-        assert seen.answered.get("logprobs", 0) == 0 and "0 of 2 answers with logprobs came" in seen.wrong(2, 50)
+        seen = load.hostile_load(
+            int(s.url.rsplit(":", 1)[1]), lambda: 0, clients=2, tokens=50, texts=1, seconds=0.0, lag=0.0
+        )
+        assert seen.answered.get("logprobs", 0) == 0 and "0 of 2 answers with logprobs came" in seen.wrong(
+            2, 50
+        )
         until(lambda: idle(s))
 
 

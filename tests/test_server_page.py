@@ -6,7 +6,22 @@ from pathlib import Path
 
 import pytest
 from page_tools import (  # noqa: F401 - fixtures and the mark among them
-    CHAT, MODELS, WAIT, answers, ask, browser, configure, done, expect, pytestmark, server, sources, stat, stream, text_of, visit,
+    CHAT,
+    MODELS,
+    WAIT,
+    answers,
+    ask,
+    browser,
+    configure,
+    done,
+    expect,
+    pytestmark,
+    server,
+    sources,
+    stat,
+    stream,
+    text_of,
+    visit,
 )
 from server_tools import process
 
@@ -29,21 +44,30 @@ def contrast(one, other):
 def test_one_small_file_that_loads_nothing():
     html = PAGE.read_text()
     assert len(html.encode()) < 60_000
-    assert set(re.findall(r"https?://[^\s'\"]+", html)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|\son\w+=\"|@import|<link[^>]+stylesheet", html)
+    assert set(re.findall(r"https?://[^\s'\"]+", html)) == {
+        "http://www.w3.org/2000/svg"
+    }  # a name, not an address
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|\son\w+=\"|@import|<link[^>]+stylesheet",
+        html,
+    )
 
 
 def test_a_question_by_keyboard(visit):
     page = visit()
     expect(page.locator("#model")).to_contain_text("with a head")
-    configure(page, temperature=0, max_tokens=160, n_max=3)  # the planner may rest for so long on a busy machine
+    configure(
+        page, temperature=0, max_tokens=160, n_max=3
+    )  # the planner may rest for so long on a busy machine
     page.focus("#ask")
     page.keyboard.type("Why is the")
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("sky blue?")
     assert page.input_value("#ask") == "Why is the\nsky blue?"
-    page.evaluate("() => { window.seen = new Set(); new MutationObserver(() => seen.add(document.querySelectorAll('.tok').length))"
-                  ".observe(document.body, {childList: true, subtree: true}); }")
+    page.evaluate(
+        "() => { window.seen = new Set(); new MutationObserver(() => seen.add(document.querySelectorAll('.tok').length))"
+        ".observe(document.body, {childList: true, subtree: true}); }"
+    )
     page.keyboard.press("Enter")
     assert page.input_value("#ask") == ""
     expect(page.locator("#go")).to_have_text("Stop")
@@ -93,7 +117,9 @@ def test_side_by_side(visit, at_once):
     page = visit()
     configure(page, max_tokens=40, seed=7, n_max=3)
     page.click("text=Side by side >> nth=0")
-    expect(page.locator("#turns")).to_contain_text("one after the other, as both at once would share the machine")
+    expect(page.locator("#turns")).to_contain_text(
+        "one after the other, as both at once would share the machine"
+    )
     if at_once:
         page.click("#settings")
         page.check("[name=at_once]")
@@ -112,7 +138,13 @@ def test_texts_that_differ_are_called_so(visit):
     page = visit()
     answers(page, body=stream(("One", [0]), (" two", [1])))
     page.click("text=Side by side >> nth=0")
-    page.route(CHAT, lambda route: route.fulfill(content_type="text/event-stream", body=stream(("One", [0]), (" too", [0]))), times=1)
+    page.route(
+        CHAT,
+        lambda route: route.fulfill(
+            content_type="text/event-stream", body=stream(("One", [0]), (" too", [0]))
+        ),
+        times=1,
+    )
     ask(page, "Count.")
     expect(page.locator("[data-stat=same].no")).to_contain_text("differ from character 6 on")
 
@@ -127,7 +159,9 @@ def test_stop_keeps_what_came(visit, server, how):
     done(page)
     expect(page.locator(".run .why")).to_have_text("Stopped.")
     assert 5 <= page.locator(".tok").count() < 900
-    busy = lambda: page.evaluate("fetch('/slots').then((r) => r.json()).then((slots) => slots.some((s) => s.busy))")  # noqa: E731
+    busy = lambda: page.evaluate(
+        "fetch('/slots').then((r) => r.json()).then((slots) => slots.some((s) => s.busy))"
+    )
     for _ in range(20):
         if not busy():
             break
@@ -141,7 +175,7 @@ def test_stop_keeps_what_came(visit, server, how):
 
 def test_on_a_phone_nothing_is_cut_off(visit):
     page = visit(viewport={"width": 320, "height": 568}, has_touch=True, is_mobile=True)
-    fits = lambda: page.evaluate("document.documentElement.scrollWidth <= 320 && visualViewport.scale === 1")  # noqa: E731
+    fits = lambda: page.evaluate("document.documentElement.scrollWidth <= 320 && visualViewport.scale === 1")
     expect(page.locator("#model")).to_contain_text("with a head")
     assert fits()
     configure(page, max_tokens=24)
@@ -151,7 +185,9 @@ def test_on_a_phone_nothing_is_cut_off(visit):
     page.click("#settings")
     assert fits() and page.evaluate("document.getElementById('panel').scrollWidth <= 320")
     page.click("#close")
-    small = page.evaluate("[...document.querySelectorAll('button, label.toggle')].filter((e) => e.offsetParent && e.getBoundingClientRect().height < 24).length")
+    small = page.evaluate(
+        "[...document.querySelectorAll('button, label.toggle')].filter((e) => e.offsetParent && e.getBoundingClientRect().height < 24).length"
+    )
     assert small == 0  # WCAG 2.5.8
     assert page.evaluate("document.getElementById('composer').offsetHeight") < 200
 
@@ -161,13 +197,15 @@ def test_themes_can_be_read(visit, scheme):
     page = visit(color_scheme=scheme, reduced_motion="reduce")
     answers(page, body=stream(*((f" word{k}", [k]) for k in range(7))))
     ask(page, "Colours?")
-    style = lambda selector, name: page.locator(selector).first.evaluate(f"(e) => getComputedStyle(e).{name}")  # noqa: E731
+    style = lambda selector, name: page.locator(selector).first.evaluate(f"(e) => getComputedStyle(e).{name}")
     paper = style("body", "backgroundColor")
     assert (luminance(paper) > 0.5) == (scheme == "light")
     assert contrast(style(".out", "color"), paper) > 10
     for soft in ("#model", ".note", "#hint", ".key"):
         assert contrast(style(soft, "color"), paper) > 4.5
-    marks = [re.search(r"rgb\([^)]+\)", style(f".tok[data-k='{k}']", "backgroundImage"))[0] for k in range(1, 6)]
+    marks = [
+        re.search(r"rgb\([^)]+\)", style(f".tok[data-k='{k}']", "backgroundImage"))[0] for k in range(1, 6)
+    ]
     assert len(set(marks)) == 5 and all(contrast(m, paper) >= 3 for m in marks)
     assert page.locator(".tok").last.get_attribute("data-k") == "5"
     assert "rgba(0, 0, 0, 0)" in style(".tok[data-k='0']", "backgroundImage")
@@ -197,10 +235,25 @@ def test_without_a_head_the_page_says_so(visit):
 
 def test_what_is_set_is_sent(visit):
     page, bodies = visit(), []
-    page.route(CHAT, lambda route: (bodies.append(route.request.post_data_json), route.fulfill(content_type="text/event-stream", body=stream(("Yes", [0])))))
+    page.route(
+        CHAT,
+        lambda route: (
+            bodies.append(route.request.post_data_json),
+            route.fulfill(content_type="text/event-stream", body=stream(("Yes", [0]))),
+        ),
+    )
     ask(page, "One")
     page.click("#settings")
-    for name, value in {"temperature": "0.3", "top_p": "", "min_p": "0.1", "seed": "11", "max_tokens": "12", "n_max": "4", "p_min": "0.5", "system": "Be brief."}.items():
+    for name, value in {
+        "temperature": "0.3",
+        "top_p": "",
+        "min_p": "0.1",
+        "seed": "11",
+        "max_tokens": "12",
+        "n_max": "4",
+        "p_min": "0.5",
+        "system": "Be brief.",
+    }.items():
         page.fill(f"[name={name}]", value)
     page.click("#close")
     ask(page, "Two")
@@ -210,10 +263,23 @@ def test_what_is_set_is_sent(visit):
     page.click("#close")
     ask(page, "Three")
     first, second, third = bodies
-    assert first["messages"] == [{"role": "user", "content": "One"}] and first["stream"] and first["stream_options"] == {"include_usage": True}
-    assert first["speculative"] == {"enabled": True, "report": True} and first["max_tokens"] == 256 and isinstance(first["seed"], int)
+    assert (
+        first["messages"] == [{"role": "user", "content": "One"}]
+        and first["stream"]
+        and first["stream_options"] == {"include_usage": True}
+    )
+    assert (
+        first["speculative"] == {"enabled": True, "report": True}
+        and first["max_tokens"] == 256
+        and isinstance(first["seed"], int)
+    )
     assert {k: second.get(k) for k in ("temperature", "top_p", "min_p", "seed", "max_tokens")} == {
-        "temperature": 0.3, "top_p": None, "min_p": 0.1, "seed": 11, "max_tokens": 12}
+        "temperature": 0.3,
+        "top_p": None,
+        "min_p": 0.1,
+        "seed": 11,
+        "max_tokens": 12,
+    }
     assert second["speculative"] == {"enabled": True, "report": True, "n_max": 4, "p_min": 0.5}
     assert [m["role"] for m in second["messages"]] == ["system", "user", "assistant", "user"]
     assert third["speculative"] == {"enabled": True, "report": True, "tree": "8x3x2"}
@@ -265,7 +331,9 @@ def test_bytes_of_one_character_are_shown_with_it(visit):
     assert [s.text_content() for s in spans.all()] == [" ", "😊", "!"]
     assert spans.nth(1).get_attribute("title").startswith("3 tokens: accepted draft at position 1, ")
     assert spans.nth(1).get_attribute("data-k") == "3"
-    expect(page.locator(".chart svg")).to_have_attribute("aria-label", re.compile("1 token: 1, .*4 tokens: 1"))
+    expect(page.locator(".chart svg")).to_have_attribute(
+        "aria-label", re.compile("1 token: 1, .*4 tokens: 1")
+    )
 
 
 def test_every_control_has_a_name(visit):
@@ -281,22 +349,42 @@ def test_every_control_has_a_name(visit):
     for _ in range(12):
         order.append(page.evaluate("document.activeElement.id || document.activeElement.className"))
         page.keyboard.press("Tab")
-    assert [x for x in order if x in ("skip", "settings", "theme", "try", "ask", "go", "speculate", "compare")] == [
-        "skip", "settings", "theme", "try", "try", "try", "ask", "go", "speculate", "compare"]
+    assert [
+        x for x in order if x in ("skip", "settings", "theme", "try", "ask", "go", "speculate", "compare")
+    ] == ["skip", "settings", "theme", "try", "try", "try", "ask", "go", "speculate", "compare"]
     assert page.evaluate("document.querySelectorAll('h1').length") == 1
 
 
-@pytest.mark.skipif("EAGLE3_PAGE_SHOTS" not in os.environ, reason="screenshots are taken with EAGLE3_PAGE_SHOTS=folder")
+@pytest.mark.skipif(
+    "EAGLE3_PAGE_SHOTS" not in os.environ, reason="screenshots are taken with EAGLE3_PAGE_SHOTS=folder"
+)
 def test_screenshots(visit):
     folder = Path(os.environ["EAGLE3_PAGE_SHOTS"])
-    with process("--model", smollm2("BF16"), "--model-alias", "SmolLM2-135M-Instruct BF16", "--eagle", shipped_head(), "--n-ctx", 2048, "--threads", 2) as s:
+    with process(
+        "--model",
+        smollm2("BF16"),
+        "--model-alias",
+        "SmolLM2-135M-Instruct BF16",
+        "--eagle",
+        shipped_head(),
+        "--n-ctx",
+        2048,
+        "--threads",
+        2,
+    ) as s:
         page = visit(s.url)
         configure(page, max_tokens=120, temperature=0, seed=1)
         page.click("text=Side by side >> nth=0")
         ask(page, "Explain what a queue is, with an example.")
         page.evaluate("scrollTo(0, 0)")
         page.screenshot(path=folder / "page.png")
-        phone = visit(s.url, viewport={"width": 360, "height": 740}, device_scale_factor=2, is_mobile=True, color_scheme="dark")
+        phone = visit(
+            s.url,
+            viewport={"width": 360, "height": 740},
+            device_scale_factor=2,
+            is_mobile=True,
+            color_scheme="dark",
+        )
         configure(phone, max_tokens=40, temperature=0, seed=1)
         ask(phone, "Explain what a queue is, with an example.")
         phone.click(".measure")

@@ -4,7 +4,21 @@ import json
 import re
 
 from page_tools import (  # noqa: F401 - fixtures and the mark among them
-    CHAT, MODELS, WAIT, answers, ask, browser, configure, done, expect, pytestmark, server, sources, stream, text_of, visit,
+    CHAT,
+    MODELS,
+    WAIT,
+    answers,
+    ask,
+    browser,
+    configure,
+    done,
+    expect,
+    pytestmark,
+    server,
+    sources,
+    stream,
+    text_of,
+    visit,
 )
 from server_tools import process
 
@@ -33,12 +47,15 @@ def test_a_wrong_key_is_asked_for_again(visit):
         expect(box).to_have_count(0)
         expect(page.locator(".turn")).to_have_count(1)
         expect(page.locator("#model")).to_contain_text("with a head")
-        stored = page.evaluate("[JSON.stringify(localStorage), JSON.stringify(sessionStorage), document.cookie, location.href]")
+        stored = page.evaluate(
+            "[JSON.stringify(localStorage), JSON.stringify(sessionStorage), document.cookie, location.href]"
+        )
         assert ["right-key" in s for s in stored] == [False, True, False, False]
 
 
 def test_a_server_that_asks_for_a_key_at_first(visit):
     """Where the page itself is served to everyone."""
+
     def refuse(route):
         if route.request.headers.get("authorization") == "Bearer sesame":
             route.continue_()
@@ -61,12 +78,20 @@ def test_what_looks_like_a_script_is_text(visit):
     answers(page, body=stream((HOSTILE[:20], [0]), (HOSTILE[20:], [1])))
     ask(page, HOSTILE)
     assert text_of(page) == HOSTILE and HOSTILE in page.locator(".said").text_content()
-    assert page.locator("#talk").evaluate("(e) => e.querySelectorAll('script, img, b:not(h3 b), i').length") == 0
+    assert (
+        page.locator("#talk").evaluate("(e) => e.querySelectorAll('script, img, b:not(h3 b), i').length") == 0
+    )
     answers(page, status=422, json={"error": {"message": HOSTILE}})
     ask(page, "Again?")
     assert "<script>" in page.locator(".trouble").text_content()
     page.unroute_all()
-    page.route(CHAT, lambda route: route.fulfill(content_type="text/event-stream", body=f"data: {json.dumps({'error': {'message': HOSTILE}})}\n\n"), times=1)
+    page.route(
+        CHAT,
+        lambda route: route.fulfill(
+            content_type="text/event-stream", body=f"data: {json.dumps({'error': {'message': HOSTILE}})}\n\n"
+        ),
+        times=1,
+    )
     page.click(".retry")
     expect(page.locator(".trouble h3")).to_have_text("The answer broke off")
     assert page.evaluate("window.hacked") is None

@@ -12,7 +12,20 @@ import threading
 
 import httpx
 import pytest
-from server_tools import CHAT, ENDLESS, JSON, Streams, ask, events, idle, other, process, running, settings, until
+from server_tools import (
+    CHAT,
+    ENDLESS,
+    JSON,
+    Streams,
+    ask,
+    events,
+    idle,
+    other,
+    process,
+    running,
+    settings,
+    until,
+)
 
 from eagle3_llama.errors import EagleError
 from eagle3_llama.models import shipped_head, smollm2
@@ -40,14 +53,38 @@ def raw(server, data, seconds=60.0):
 def test_the_key(server):
     with other(server, api_key="s3cret") as s, httpx.Client(base_url=s.url) as stranger:
         assert stranger.get("/health").json() == {"status": "ok"}
-        paths = [(r.path.replace("{slot}", "0").replace("{model_id:path}", "x"), m) for r in s.app.routes for m in r.methods - {"HEAD"}]
+        paths = [
+            (r.path.replace("{slot}", "0").replace("{model_id:path}", "x"), m)
+            for r in s.app.routes
+            for m in r.methods - {"HEAD"}
+        ]
         assert len(paths) >= 11
-        wrong = ["Bearer s3cre", "Bearer s3cret2", "s3cret", "Basic !", "Basic czNjcmU=", "Bearer \xff", "Bearer", ""]
-        for path, method, given in [*((p, m, None) for p, m in [*paths, ("/none", "GET")]), *(("/v1/models", "GET", w) for w in wrong)]:
-            r = stranger.request(method, path, headers={} if given is None else {"Authorization": given.encode("latin-1")})
-            assert path == "/health" or r.status_code == 401 and r.json()["error"]["code"] == "invalid_api_key", (path, given)
+        wrong = [
+            "Bearer s3cre",
+            "Bearer s3cret2",
+            "s3cret",
+            "Basic !",
+            "Basic czNjcmU=",
+            "Bearer \xff",
+            "Bearer",
+            "",
+        ]
+        for path, method, given in [
+            *((p, m, None) for p, m in [*paths, ("/none", "GET")]),
+            *(("/v1/models", "GET", w) for w in wrong),
+        ]:
+            r = stranger.request(
+                method, path, headers={} if given is None else {"Authorization": given.encode("latin-1")}
+            )
+            assert (
+                path == "/health" or r.status_code == 401 and r.json()["error"]["code"] == "invalid_api_key"
+            ), (path, given)
         assert "Basic" in stranger.get("/").headers["www-authenticate"]
-        assert stranger.get("/", auth=("", "s3cret")).status_code == 200 == s.client.get("/v1/models").status_code
+        assert (
+            stranger.get("/", auth=("", "s3cret")).status_code
+            == 200
+            == s.client.get("/v1/models").status_code
+        )
 
 
 def test_other_sites(server):
@@ -56,23 +93,44 @@ def test_other_sites(server):
     r = server.client.get("/v1/models", headers=page)
     assert r.status_code == 403 and "access-control-allow-origin" not in r.headers
     assert server.client.get("/v1/models", headers={"Origin": server.url}).status_code == 200
-    assert server.client.options(CHAT, headers={**page, "Access-Control-Request-Method": "POST"}).status_code in (403, 405)
+    assert server.client.options(
+        CHAT, headers={**page, "Access-Control-Request-Method": "POST"}
+    ).status_code in (403, 405)
     r = server.client.post(CHAT, content=json.dumps({"messages": []}), headers={"Content-Type": "text/plain"})
     assert r.status_code == 415
     with other(server, cors_origin=("https://good.example",)) as s:
         good = {"Origin": "https://good.example"}
-        assert s.client.get("/v1/models", headers=good).headers["access-control-allow-origin"] == "https://good.example"
-        asked = {**good, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+        assert (
+            s.client.get("/v1/models", headers=good).headers["access-control-allow-origin"]
+            == "https://good.example"
+        )
+        asked = {
+            **good,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization,content-type",
+        }
         assert s.client.options(CHAT, headers=asked).status_code == 200
         assert s.client.get("/v1/models", headers=page).status_code == 403
 
 
-@pytest.mark.parametrize("given, said", [
-    ({"host": "0.0.0.0"}, "--api-key"), ({"host": "example.org"}, "--api-key"), ({"host": "::"}, "--api-key"), ({"api_key": " x"}, "--api-key"),
-    ({"api_key": ""}, "--api-key"), ({"port": 70000}, "--port"), ({"n_parallel": 0}, "--n-parallel"), ({"n_parallel": True}, "--n-parallel"),
-    ({"timeout": float("nan")}, "--timeout"), ({"max_tokens_cap": 0}, "--max-tokens-cap"), ({"model": "/none.gguf"}, "/none.gguf"),
-    ({"slot_save_path": "/none"}, "--slot-save-path"), ({"cors_origin": ("example.org/x",)}, "--cors-origin"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"host": "0.0.0.0"}, "--api-key"),
+        ({"host": "example.org"}, "--api-key"),
+        ({"host": "::"}, "--api-key"),
+        ({"api_key": " x"}, "--api-key"),
+        ({"api_key": ""}, "--api-key"),
+        ({"port": 70000}, "--port"),
+        ({"n_parallel": 0}, "--n-parallel"),
+        ({"n_parallel": True}, "--n-parallel"),
+        ({"timeout": float("nan")}, "--timeout"),
+        ({"max_tokens_cap": 0}, "--max-tokens-cap"),
+        ({"model": "/none.gguf"}, "/none.gguf"),
+        ({"slot_save_path": "/none"}, "--slot-save-path"),
+        ({"cors_origin": ("example.org/x",)}, "--cors-origin"),
+    ],
+)
 def test_settings_are_checked(given, said):
     with pytest.raises(EagleError, match=said):
         settings(**given)
@@ -106,17 +164,53 @@ def test_a_body_that_does_not_come(server, monkeypatch):
     assert raw(server, head.encode()).startswith(b"HTTP/1.1 408")
 
 
-@pytest.mark.parametrize("name, values", [
-    ("temperature", ["NaN", "1e999", -1, 11, "true", '"1"', "[]"]), ("top_p", [-0.1, 1.1]), ("max_tokens", [0, -1, "true", 1.5, '"9"']),
-    ("n", [0, 4, "2.0"]), ("stop", ['""', '["x", ""]', json.dumps(["x"] * 17), json.dumps("x" * 257), 5]), ("seed", [1 << 64, "1.5", '"x"']),
-    ("top_logprobs", [21, 3]), ("logprobs", ['"yes"', 1]), ("logit_bias", ['{"x": 1}', '{"5": 101}', '{"99999": 1}', '{"-1": 1}', "[]"]),
-    ("messages", ["[]", "{}", '"x"', "null", '[{"role": "user"}, 5]', '[{"role": "boss", "content": ""}]']), ("model", [5, json.dumps("x" * 600)]),
-    ("grammar", ['""', json.dumps("x" * 70000), 5]), ("response_format", ['{"type": "xml"}', '{"type": "json_schema"}', "5"]),
-    ("tools", ["5", '[{"type": "function"}]', json.dumps([{"type": "function", "function": {"name": "f"}}] * 129)]),
-    ("tool_choice", ['"required"', '{"type": "function", "function": {"name": "none"}}', '"maybe"']), ("stream_options", ["5", '{"include_usage": 1}']),
-    ("speculative", ['{"n_max": 64}', '{"tree": "axb"}', '{"tree": "99x99x99"}', '{"p_min": 0.5}', '{"n_max": 2, "tree": "8x3x3"}', "true"]),
-    ("mirostat_mode", [3]), ("repeat_penalty", [0]), ("top_k", [1 << 40]), ("min_p", [2]), ("user", [5]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, values",
+    [
+        ("temperature", ["NaN", "1e999", -1, 11, "true", '"1"', "[]"]),
+        ("top_p", [-0.1, 1.1]),
+        ("max_tokens", [0, -1, "true", 1.5, '"9"']),
+        ("n", [0, 4, "2.0"]),
+        ("stop", ['""', '["x", ""]', json.dumps(["x"] * 17), json.dumps("x" * 257), 5]),
+        ("seed", [1 << 64, "1.5", '"x"']),
+        ("top_logprobs", [21, 3]),
+        ("logprobs", ['"yes"', 1]),
+        ("logit_bias", ['{"x": 1}', '{"5": 101}', '{"99999": 1}', '{"-1": 1}', "[]"]),
+        (
+            "messages",
+            ["[]", "{}", '"x"', "null", '[{"role": "user"}, 5]', '[{"role": "boss", "content": ""}]'],
+        ),
+        ("model", [5, json.dumps("x" * 600)]),
+        ("grammar", ['""', json.dumps("x" * 70000), 5]),
+        ("response_format", ['{"type": "xml"}', '{"type": "json_schema"}', "5"]),
+        (
+            "tools",
+            [
+                "5",
+                '[{"type": "function"}]',
+                json.dumps([{"type": "function", "function": {"name": "f"}}] * 129),
+            ],
+        ),
+        ("tool_choice", ['"required"', '{"type": "function", "function": {"name": "none"}}', '"maybe"']),
+        ("stream_options", ["5", '{"include_usage": 1}']),
+        (
+            "speculative",
+            [
+                '{"n_max": 64}',
+                '{"tree": "axb"}',
+                '{"tree": "99x99x99"}',
+                '{"p_min": 0.5}',
+                '{"n_max": 2, "tree": "8x3x3"}',
+                "true",
+            ],
+        ),
+        ("mirostat_mode", [3]),
+        ("repeat_penalty", [0]),
+        ("top_k", [1 << 40]),
+        ("min_p", [2]),
+        ("user", [5]),
+    ],
+)
 def test_every_parameter_has_a_range(server, name, values):
     """400, with the field's name in the message and in param."""
     for value in values:
@@ -125,16 +219,37 @@ def test_every_parameter_has_a_range(server, name, values):
         text = json.dumps(rest)[:-1] + f', "{name}": {value}}}'
         r = server.client.post(CHAT, content=text, headers=JSON)
         error = r.json()["error"]
-        assert r.status_code == 400 and error["param"].startswith(name) and name in error["message"], (value, r.text)
+        assert r.status_code == 400 and error["param"].startswith(name) and name in error["message"], (
+            value,
+            r.text,
+        )
 
 
 def test_unknown_fields(server):
     error = ask(server.client, temprature=1).json()["error"]
-    assert "temprature" in error["message"] and "did you mean temperature?" in error["message"] and error["param"] == "temprature"
+    assert (
+        "temprature" in error["message"]
+        and "did you mean temperature?" in error["message"]
+        and error["param"] == "temprature"
+    )
     assert "n_max" in ask(server.client, speculative={"nmax": 1}).json()["error"]["message"]
 
 
-@pytest.mark.parametrize("content", [b"", b"null", b"[]", b"{", b"\xff\xfe\x00", b'{"messages": "\\ud800"}', b"[" * 100_000, b'{"a":' * 100_000, b"1e5", b'"x"'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{",
+        b"\xff\xfe\x00",
+        b'{"messages": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"1e5",
+        b'"x"',
+    ],
+)
 def test_bodies_that_are_no_json_object(server, content):
     r = server.client.post(CHAT, content=content, headers=JSON)
     assert r.status_code in (400,) and set(r.json()["error"]) == {"message", "type", "param", "code"}
@@ -143,7 +258,11 @@ def test_bodies_that_are_no_json_object(server, content):
 def test_paths_and_methods(server):
     assert server.client.get("/none").json()["error"]["code"] == "not_found"
     r = server.client.get(CHAT)
-    assert r.status_code == 405 and r.json()["error"]["code"] == "method_not_allowed" and r.headers["allow"] == "POST"
+    assert (
+        r.status_code == 405
+        and r.json()["error"]["code"] == "method_not_allowed"
+        and r.headers["allow"] == "POST"
+    )
 
 
 def test_answers_do_not_wait_for_acknowledgements(server):
@@ -161,7 +280,11 @@ def test_a_full_queue(server):
     with Streams(server, 4):
         until(lambda: server.gate.inside == 4)
         r = ask(server.client)
-        assert r.status_code == 503 and r.json()["error"]["code"] == "queue_full" and 1 <= int(r.headers["retry-after"]) <= 60
+        assert (
+            r.status_code == 503
+            and r.json()["error"]["code"] == "queue_full"
+            and 1 <= int(r.headers["retry-after"]) <= 60
+        )
         until(lambda: server.batcher.waiting() == 2)
         assert ask(server.client, n=2).status_code == 503
         assert server.client.get("/health").status_code == 200
@@ -173,7 +296,9 @@ def test_deadlines(server):
     with other(server, timeout=0.5) as s:
         r = ask(s.client, **ENDLESS)
         assert r.status_code == 504 and r.json()["error"]["code"] == "deadline"
-        with s.client.stream("POST", CHAT, json={"messages": [{"role": "user", "content": "x"}], "stream": True, **ENDLESS}) as r:
+        with s.client.stream(
+            "POST", CHAT, json={"messages": [{"role": "user", "content": "x"}], "stream": True, **ENDLESS}
+        ) as r:
             *chunks, last = events(r)
         assert r.status_code == 200 and chunks and last["error"]["code"] == "deadline"
         until(lambda: idle(s))
@@ -183,10 +308,12 @@ def test_deadlines(server):
 @pytest.mark.parametrize("stream", [True, False])
 def test_clients_that_leave(server, stream):
     """Running, waiting or about to start: all is free long before their answers would have ended."""
-    content = json.dumps({"messages": [{"role": "user", "content": "Tell a story."}], "stream": stream, **ENDLESS}).encode()
+    content = json.dumps(
+        {"messages": [{"role": "user", "content": "Tell a story."}], "stream": stream, **ENDLESS}
+    ).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n".encode()
     host, port = server.url.removeprefix("http://").split(":")
-    tokens = lambda: server.batcher.snapshot()["tokens"]  # noqa: E731
+    tokens = lambda: server.batcher.snapshot()["tokens"]
     for far in (lambda: True, lambda: server.batcher.waiting() == 2, lambda: tokens() > before + 4):
         before = tokens()
         connections = [socket.create_connection((host, int(port))) for _ in range(4)]
@@ -204,10 +331,15 @@ def test_clients_that_leave(server, stream):
 
 def test_a_client_that_does_not_read(server):
     """It holds its slot no longer than its answer takes."""
-    content = json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": True, **ENDLESS, "max_tokens": 60, "n": 2}).encode()
+    content = json.dumps(
+        {"messages": [{"role": "user", "content": "x"}], "stream": True, **ENDLESS, "max_tokens": 60, "n": 2}
+    ).encode()
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as s:
-        s.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content)
+        s.sendall(
+            f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+            + content
+        )
         until(lambda: server.gate.inside == 2)
         until(lambda: idle(server))
 
@@ -216,9 +348,15 @@ def test_one_requests_trouble_is_its_own(server):
     """An answer beside requests that fail, leave and are cut short is the answer alone."""
     alone = ask(server.client, max_tokens=40).json()["choices"][0]["message"]["content"]
     got = []
-    reader = threading.Thread(target=lambda: got.append(ask(httpx.Client(base_url=server.url, timeout=60), max_tokens=40)))
+    reader = threading.Thread(
+        target=lambda: got.append(ask(httpx.Client(base_url=server.url, timeout=60), max_tokens=40))
+    )
     reader.start()
-    for more in ({"grammar": "root ::= ["}, {"messages": [{"role": "user", "content": "word " * 2000}]}, {"response_format": {"type": "json_object", "schema": {"$ref": "x"}}}):
+    for more in (
+        {"grammar": "root ::= ["},
+        {"messages": [{"role": "user", "content": "word " * 2000}]},
+        {"response_format": {"type": "json_object", "schema": {"$ref": "x"}}},
+    ):
         assert ask(server.client, **more).status_code in (400, 503)
     with Streams(server, 1):
         until(lambda: server.gate.inside == 2 or got)
@@ -232,10 +370,17 @@ def test_one_requests_trouble_is_its_own(server):
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 
-@pytest.mark.parametrize("template, said", [
-    (LOOP, "longer than 0.3 s"), ("{{ messages[0].content * 2000000000 }}", ""), ("{{ ''.__class__.__mro__ }}", "unsafe"),
-    ("{{ raise_exception('no such role') }}", "no such role"), ("{% for i in range(1000000) %}{% endfor %}", "too big"),
-], ids=["loop", "memory", "escape", "refusal", "range"])  # fmt: skip
+@pytest.mark.parametrize(
+    "template, said",
+    [
+        (LOOP, "longer than 0.3 s"),
+        ("{{ messages[0].content * 2000000000 }}", ""),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ raise_exception('no such role') }}", "no such role"),
+        ("{% for i in range(1000000) %}{% endfor %}", "too big"),
+    ],
+    ids=["loop", "memory", "escape", "refusal", "range"],
+)
 def test_a_hostile_template(server, template, said):
     """400; and a request that needs no template is served."""
     before = server.batcher.base.metadata["tokenizer.chat_template"]
@@ -254,19 +399,33 @@ def test_a_hostile_template(server, template, said):
 def test_texts_that_are_hard_to_tokenise(server, monkeypatch):
     """What cannot fit is refused before it is tokenised; so are masses of special tokens, each of which costs as much as there are."""
     tokenized, tokenize = [], server.batcher.base.tokenize
-    monkeypatch.setattr(server.batcher.base, "tokenize", lambda text, *more, **named: (tokenized.append(len(text)), tokenize(text, *more, **named))[1])
-    for path, content in ((CHAT, {"messages": [{"role": "user", "content": " " * 1_900_000}]}), ("/v1/completions", {"prompt": "a" * 1_900_000})):
+    monkeypatch.setattr(
+        server.batcher.base,
+        "tokenize",
+        lambda text, *more, **named: (tokenized.append(len(text)), tokenize(text, *more, **named))[1],
+    )
+    for path, content in (
+        (CHAT, {"messages": [{"role": "user", "content": " " * 1_900_000}]}),
+        ("/v1/completions", {"prompt": "a" * 1_900_000}),
+    ):
         assert server.client.post(path, json=content).json()["error"]["code"] == "context_length_exceeded"
     r = server.client.post("/tokenize", json={"content": "<|im_end|>" * 150_000})
     assert r.status_code == 400 and r.json()["error"]["param"] == "content" and not tokenized
-    assert len(server.client.post("/tokenize", json={"content": "a < b " * 20_000}).json()["tokens"]) == 60_001 and tokenized == [120_000]
+    assert len(
+        server.client.post("/tokenize", json={"content": "a < b " * 20_000}).json()["tokens"]
+    ) == 60_001 and tokenized == [120_000]
 
 
 # -- the process ------------------------------------------------------------------------------------------
 
 
 def story(url, **more):
-    content = {"messages": [{"role": "user", "content": "xyzzy plugh"}], "stream": True, "temperature": 0, **more}
+    content = {
+        "messages": [{"role": "user", "content": "xyzzy plugh"}],
+        "stream": True,
+        "temperature": 0,
+        **more,
+    }
     return httpx.stream("POST", url + CHAT, json=content, timeout=30)
 
 
@@ -274,18 +433,32 @@ def test_sigterm_drains():
     """The running answer is finished, new ones are refused, and the process ends well."""
     with process("--model", os.path.relpath(smollm2("Q8_0")), "--eagle", shipped_head(), "--grace", 20) as p:
         assert p.url and p.first.startswith("serving")
-        assert ask(httpx.Client(base_url=p.url, timeout=30), grammar='root ::= "yes"').json()["choices"][0]["message"]["content"] == "yes"
-        with story(p.url, max_tokens=60, logit_bias=ENDLESS["logit_bias"]) as r, httpx.Client(base_url=p.url) as client:
+        assert (
+            ask(httpx.Client(base_url=p.url, timeout=30), grammar='root ::= "yes"').json()["choices"][0][
+                "message"
+            ]["content"]
+            == "yes"
+        )
+        with (
+            story(p.url, max_tokens=60, logit_bias=ENDLESS["logit_bias"]) as r,
+            httpx.Client(base_url=p.url) as client,
+        ):
             lines = r.iter_lines()
             next(lines)
             p.process.send_signal(signal.SIGTERM)
             until(lambda: client.get("/health").status_code == 503)
             refused = ask(client)
-            assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down" and "retry-after" in refused.headers
+            assert (
+                refused.status_code == 503
+                and refused.json()["error"]["code"] == "shutting_down"
+                and "retry-after" in refused.headers
+            )
             *_, last = (line for line in lines if line)
         assert last == "data: [DONE]" and p.process.wait(60) == 0
     said = [json.loads(line) for line in p.lines]
-    assert {"health", "completions"} <= {line["route"].rsplit("/")[-1] for line in said} and "xyzzy" not in "".join(p.lines)
+    assert {"health", "completions"} <= {
+        line["route"].rsplit("/")[-1] for line in said
+    } and "xyzzy" not in "".join(p.lines)
 
 
 def test_grace_is_kept():
@@ -293,8 +466,18 @@ def test_grace_is_kept():
     with process("--grace", 1, "--api-key-file", "/dev/stdin", env={"EAGLE3_API_KEY": "k"}) as p:
         assert p.process.wait(60) == 2  # an empty file is no key
     with process("--grace", 1, env={"EAGLE3_API_KEY": "k"}) as p:
-        with httpx.stream("POST", p.url + CHAT, json={"messages": [{"role": "user", "content": "x"}], "stream": True, **ENDLESS, "max_tokens": 450},
-                          headers={"Authorization": "Bearer k"}, timeout=30) as r:  # fmt: skip
+        with httpx.stream(
+            "POST",
+            p.url + CHAT,
+            json={
+                "messages": [{"role": "user", "content": "x"}],
+                "stream": True,
+                **ENDLESS,
+                "max_tokens": 450,
+            },
+            headers={"Authorization": "Bearer k"},
+            timeout=30,
+        ) as r:
             lines = r.iter_lines()
             next(lines)
             p.process.send_signal(signal.SIGTERM)
@@ -303,14 +486,25 @@ def test_grace_is_kept():
         assert p.process.wait(60) == 0
 
 
-@pytest.mark.parametrize("args, said", [
-    (["--host", "0.0.0.0"], "--api-key"), (["--n_parallel", "0"], "--n-parallel"), (["--model", "none.gguf"], "none.gguf"),
-    (["--host", "203.0.113.7", "--api_key", "k"], "cannot listen"), (["--chat-format", "chatmll"], "did you mean chatml?"),
-])
+@pytest.mark.parametrize(
+    "args, said",
+    [
+        (["--host", "0.0.0.0"], "--api-key"),
+        (["--n_parallel", "0"], "--n-parallel"),
+        (["--model", "none.gguf"], "none.gguf"),
+        (["--host", "203.0.113.7", "--api_key", "k"], "cannot listen"),
+        (["--chat-format", "chatmll"], "did you mean chatml?"),
+    ],
+)
 def test_refusals_at_start_are_one_line(args, said):
     env = {k: v for k, v in os.environ.items() if k != "EAGLE3_API_KEY"}
     module = ["eagle3_llama.cli", "serve"] if "--model" in args else ["eagle3_llama.server"]
-    done = subprocess.run([sys.executable, "-m", *module, "--model", str(smollm2("Q8_0")), *args], capture_output=True, text=True, env=env)
+    done = subprocess.run(
+        [sys.executable, "-m", *module, "--model", str(smollm2("Q8_0")), *args],
+        capture_output=True,
+        text=True,
+        env=env,
+    )
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
@@ -320,7 +514,9 @@ def test_mailboxes_lose_nothing():
 
     async def collect():
         box, got = Mailbox(), []
-        threads = [threading.Thread(target=lambda t=t: [box.put((t, i)) for i in range(2000)]) for t in range(4)]
+        threads = [
+            threading.Thread(target=lambda t=t: [box.put((t, i)) for i in range(2000)]) for t in range(4)
+        ]
         for t in threads:
             t.start()
         while len(got) < 8000:

@@ -26,7 +26,9 @@ from eagle3_llama.server import replica as theirs
 
 MISSING = "ray is not installed (360 MB): pip install 'eagle3-llama[ray]'"
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=MISSING)
-PROMPTS = [f"Name {what}." for what in ("three rivers", "a colour", "two cities", "a king", "four animals", "a poet")]
+PROMPTS = [
+    f"Name {what}." for what in ("three rivers", "a colour", "two cities", "a king", "four animals", "a poet")
+]
 LONG = {"logit_bias": {"0": -100, "2": -100}}  # neither of SmolLM2's ends
 
 
@@ -36,14 +38,38 @@ LONG = {"logit_bias": {"0": -100, "2": -100}}  # neither of SmolLM2's ends
 def test_settings_of_words(monkeypatch):
     """`serve run` passes words, a configuration file values; unknown and impossible ones are refused."""
     model = str(smollm2("Q4_0"))
-    words = {"model": model, "n_parallel": "2", "timeout": 9, "flash_attn": "false", "cors_origin": "http://a,http://b", "replicas": "2"}
+    words = {
+        "model": model,
+        "n_parallel": "2",
+        "timeout": 9,
+        "flash_attn": "false",
+        "cors_origin": "http://a,http://b",
+        "replicas": "2",
+    }
     settings, scale = ours._settings(words)
-    assert (settings.n_parallel, settings.timeout, settings.flash_attn, settings.cors_origin) == (2, 9.0, False, ("http://a", "http://b"))
+    assert (settings.n_parallel, settings.timeout, settings.flash_attn, settings.cors_origin) == (
+        2,
+        9.0,
+        False,
+        ("http://a", "http://b"),
+    )
     assert scale == ours.Scale(replicas=2)
-    assert (ours.Scale().least, ours.Scale().most, ours.Scale(min_replicas=2).most, ours.Scale(max_replicas=3).least) == (1, 1, 2, 1)
-    for wrong, said in [({"n_parallell": "2"}, "n_parallel?"), ({"n_ctx": "much"}, "n_ctx"), ({"host": "0.0.0.0"}, "--http-host"),
-                        ({"model": "none.gguf"}, "none.gguf"), ({"replicas": 1, "max_replicas": 2}, "not both"), ({"replicas": 0}, "--replicas"),
-                        ({"min_replicas": 3, "max_replicas": 2}, "more than"), ({"slot_save_path": "/tmp"}, "--slot-save-path")]:  # fmt: skip
+    assert (
+        ours.Scale().least,
+        ours.Scale().most,
+        ours.Scale(min_replicas=2).most,
+        ours.Scale(max_replicas=3).least,
+    ) == (1, 1, 2, 1)
+    for wrong, said in [
+        ({"n_parallell": "2"}, "n_parallel?"),
+        ({"n_ctx": "much"}, "n_ctx"),
+        ({"host": "0.0.0.0"}, "--http-host"),
+        ({"model": "none.gguf"}, "none.gguf"),
+        ({"replicas": 1, "max_replicas": 2}, "not both"),
+        ({"replicas": 0}, "--replicas"),
+        ({"min_replicas": 3, "max_replicas": 2}, "more than"),
+        ({"slot_save_path": "/tmp"}, "--slot-save-path"),
+    ]:
         with pytest.raises(EagleError, match=re.escape(said)):
             ours.build({"model": model, **wrong})
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -59,9 +85,27 @@ def test_options_are_the_servers_and_more():
 
     ours._with_server_options(ours.serve_replicas)  # leaves the function what it is
     names = inspect.signature(ours._with_server_options(ours.serve_replicas)).parameters
-    assert set(inspect.signature(serve).parameters) | {"replicas", "min_replicas", "max_replicas", "session_affinity", "address"} <= set(names)
-    done = subprocess.run([sys.executable, "-m", "eagle3_llama.server.ray", "--model", str(smollm2("Q4_0")), "--host", "0.0.0.0"],
-                          capture_output=True, text=True, env={k: v for k, v in os.environ.items() if k != "EAGLE3_API_KEY"})  # fmt: skip
+    assert set(inspect.signature(serve).parameters) | {
+        "replicas",
+        "min_replicas",
+        "max_replicas",
+        "session_affinity",
+        "address",
+    } <= set(names)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "eagle3_llama.server.ray",
+            "--model",
+            str(smollm2("Q4_0")),
+            "--host",
+            "0.0.0.0",
+        ],
+        capture_output=True,
+        text=True,
+        env={k: v for k, v in os.environ.items() if k != "EAGLE3_API_KEY"},
+    )
     assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 
 
@@ -79,10 +123,17 @@ def test_no_way_in_without_a_key():
         sent = []
         scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "server": server}
         await theirs.Door(app, "r1", keyed)(scope, None, lambda m: sent.append(m) or asyncio.sleep(0))
-        assert (b"x-replica", b"r1") in sent[0]["headers"] and (b"x-request-id", b"1") not in sent[0]["headers"]
+        assert (b"x-replica", b"r1") in sent[0]["headers"] and (b"x-request-id", b"1") not in sent[0][
+            "headers"
+        ]
         return sent[0]["status"]
 
-    asked = [(False, ("127.0.0.1", 8000)), (False, ("192.0.2.7", 8000)), (False, None), (True, ("192.0.2.7", 8000))]
+    asked = [
+        (False, ("127.0.0.1", 8000)),
+        (False, ("192.0.2.7", 8000)),
+        (False, None),
+        (True, ("192.0.2.7", 8000)),
+    ]
     assert [asyncio.run(status(*a)) for a in asked] == [200, 403, 403, 200]
 
 
@@ -114,27 +165,67 @@ def below(pid):
 
 
 def replicas(server):
-    return {pid for pid, command in below(server.process.pid).items() if command.startswith("ray::ServeReplica")}
+    return {
+        pid for pid, command in below(server.process.pid).items() if command.startswith("ray::ServeReplica")
+    }
 
 
 @pytest.fixture(scope="module")
 def server():
     """`python -m eagle3_llama.server.ray` with two replicas: url, key, process, lines. Nothing of it is left afterwards."""
     folder, key = tempfile.mkdtemp(prefix="r", dir="/tmp"), secrets.token_hex(8)  # short: sockets lie in it
-    env = {**os.environ, "EAGLE3_API_KEY": key, "RAY_TMPDIR": folder, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    command = [sys.executable, "-m", "eagle3_llama.server.ray", "--model", smollm2("Q4_0"), "--eagle", shipped_head(), "--port", 0, "--replicas", 2,
-               "--n-parallel", 2, "--n_ctx", 512, "--threads", 1, "--num-cpus", 0.1, "--max-queue", 6, "--grace", 20, "--timeout", 60]  # fmt: skip
-    p = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    env = {
+        **os.environ,
+        "EAGLE3_API_KEY": key,
+        "RAY_TMPDIR": folder,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "eagle3_llama.server.ray",
+        "--model",
+        smollm2("Q4_0"),
+        "--eagle",
+        shipped_head(),
+        "--port",
+        0,
+        "--replicas",
+        2,
+        "--n-parallel",
+        2,
+        "--n_ctx",
+        512,
+        "--threads",
+        1,
+        "--num-cpus",
+        0.1,
+        "--max-queue",
+        6,
+        "--grace",
+        20,
+        "--timeout",
+        60,
+    ]
+    p = subprocess.Popen(
+        [str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+    )
     lines = []
     reader = threading.Thread(target=lambda: lines.extend(p.stdout), daemon=True)
     reader.start()
     seen = {}
     try:
-        url = lambda: next((m[0] for line in lines if line.startswith("serving") and (m := re.search(r"http://\S+", line))), None)  # noqa: E731
+        url = lambda: next(
+            (m[0] for line in lines if line.startswith("serving") and (m := re.search(r"http://\S+", line))),
+            None,
+        )
         until(lambda: url() or p.poll() is not None, 80)
         assert url(), "".join(lines)
         seen = below(p.pid)
-        yield SimpleNamespace(url=url(), key=key, process=p, lines=lines, headers={"Authorization": f"Bearer {key}"})
+        yield SimpleNamespace(
+            url=url(), key=key, process=p, lines=lines, headers={"Authorization": f"Bearer {key}"}
+        )
     finally:
         seen |= below(p.pid)
         if p.poll() is None:
@@ -151,8 +242,15 @@ def server():
 @pytest.fixture(scope="module")
 def texts():
     """What EagleLlama says to each prompt."""
-    llm = EagleLlama(str(smollm2("Q4_0")), eagle_path=str(shipped_head()), n_ctx=512, n_threads=1, flash_attn=True, verbose=False)
-    say = lambda p: llm.create_chat_completion([{"role": "user", "content": p}], max_tokens=48, temperature=0)  # noqa: E731
+    llm = EagleLlama(
+        str(smollm2("Q4_0")),
+        eagle_path=str(shipped_head()),
+        n_ctx=512,
+        n_threads=1,
+        flash_attn=True,
+        verbose=False,
+    )
+    say = lambda p: llm.create_chat_completion([{"role": "user", "content": p}], max_tokens=48, temperature=0)
     out = {p: say(p)["choices"][0]["message"]["content"] for p in PROMPTS}
     llm.close()
     return out
@@ -173,14 +271,26 @@ def test_both_answer(server, texts):
             answers[r.headers["x-replica"]] = r.json()["usage"]
             if i > 5 and len(answers) == 2:
                 break
-        assert len(answers) == 2 and all(u["completion_tokens_details"]["accepted_prediction_tokens"] > 0 for u in answers.values())
+        assert len(answers) == 2 and all(
+            u["completion_tokens_details"]["accepted_prediction_tokens"] > 0 for u in answers.values()
+        )
         assert "," not in r.headers["x-request-id"] and r.json()["id"].endswith(r.headers["x-request-id"])
         metrics = client.get("/metrics").text
-        assert {m[1] for m in re.finditer(r'eagle3_tokens_total\{[^}]*replica="(\w+)"\} [1-9]', metrics)} == set(answers)
-        assert client.post(CHAT, content=b"x" * 3_000_000, headers={"Content-Type": "application/json"}).status_code == 413
+        assert {
+            m[1] for m in re.finditer(r'eagle3_tokens_total\{[^}]*replica="(\w+)"\} [1-9]', metrics)
+        } == set(answers)
+        assert (
+            client.post(
+                CHAT, content=b"x" * 3_000_000, headers={"Content-Type": "application/json"}
+            ).status_code
+            == 413
+        )
         assert ask(client, nn=1).json()["error"]["code"] == "unknown_field"
         assert ask(client, max_tokens=0).status_code == 400
-    assert httpx.get(server.url + "/v1/models").status_code == 401 and httpx.get(server.url + "/health").status_code == 200
+    assert (
+        httpx.get(server.url + "/v1/models").status_code == 401
+        and httpx.get(server.url + "/health").status_code == 200
+    )
 
 
 class Client(threading.Thread):
@@ -198,7 +308,9 @@ class Client(threading.Thread):
         while not self.stop.is_set() and self.lost is None:
             prompt = PROMPTS[i % 6]
             try:
-                with httpx.Client(base_url=self.server.url, timeout=30, headers=self.server.headers) as client:
+                with httpx.Client(
+                    base_url=self.server.url, timeout=30, headers=self.server.headers
+                ) as client:
                     self.outcomes.append((prompt, *(self._stream if i % 2 else self._whole)(client, prompt)))
             except (httpx.TimeoutException, AssertionError) as e:
                 self.lost = repr(e)
@@ -211,7 +323,12 @@ class Client(threading.Thread):
         return (content(r), None) if r.status_code == 200 else (None, r.status_code)
 
     def _stream(self, client, prompt):
-        body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 48, "temperature": 0, "stream": True}
+        body = {
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": 48,
+            "temperature": 0,
+            "stream": True,
+        }
         with client.stream("POST", CHAT, json=body) as r:
             if r.status_code != 200:
                 return None, r.status_code
@@ -240,7 +357,9 @@ def test_one_is_killed_under_load(server, texts):
     os.kill(victim, signal.SIGKILL)
     killed = time.monotonic()
     n = [len(c.outcomes) for c in clients]
-    until(lambda: all(len(c.outcomes) > k + 1 or not c.is_alive() for c, k in zip(clients, n)), 40)  # all have gone on since
+    until(
+        lambda: all(len(c.outcomes) > k + 1 or not c.is_alive() for c, k in zip(clients, n)), 40
+    )  # all have gone on since
     for c in clients:
         c.stop.set()
     for c in clients:
@@ -249,7 +368,9 @@ def test_one_is_killed_under_load(server, texts):
     outcomes = [o for c in clients for o in c.outcomes]
     errors = [wrong for _, text, wrong in outcomes if text is None]
     assert all(text == texts[prompt] for prompt, text, _ in outcomes if text is not None)
-    assert 1 <= len(errors) <= 12, errors  # those that it was at, and perhaps some sent before its end was known
+    assert 1 <= len(errors) <= 12, (
+        errors
+    )  # those that it was at, and perhaps some sent before its end was known
     with httpx.Client(base_url=server.url, timeout=30, headers=server.headers) as client:
         for p in PROMPTS:
             assert content(ask(client, p, max_tokens=48)) == texts[p]
@@ -257,7 +378,9 @@ def test_one_is_killed_under_load(server, texts):
         assert not any(os.path.exists(f"/proc/{pid}") for pid in children), "what it had started is left"
         names = set()
         until(lambda: names.add(ask(client, max_tokens=1).headers["x-replica"]) or len(names) == 2, 40)
-    print(f"\n{len(outcomes)} requests, {errors} after the kill, two replicas again after {time.monotonic() - killed:.1f} s")
+    print(
+        f"\n{len(outcomes)} requests, {errors} after the kill, two replicas again after {time.monotonic() - killed:.1f} s"
+    )
 
 
 @needs_ray
@@ -265,7 +388,10 @@ def test_sigterm_drains(server):
     """The running answer is finished, new requests are told 503, and every process ends."""
     mine = below(server.process.pid)
     body = {"messages": [{"role": "user", "content": PROMPTS[0]}], "max_tokens": 250, "stream": True, **LONG}
-    with httpx.Client(base_url=server.url, timeout=30, headers=server.headers) as client, client.stream("POST", CHAT, json=body) as r:
+    with (
+        httpx.Client(base_url=server.url, timeout=30, headers=server.headers) as client,
+        client.stream("POST", CHAT, json=body) as r,
+    ):
         lines = r.iter_lines()
         next(lines)
         server.process.send_signal(signal.SIGTERM)
@@ -273,7 +399,11 @@ def test_sigterm_drains(server):
             until(lambda: other.get("/health").status_code == 503)
             refused = ask(other)
         *_, last = (line for line in lines if line)
-    assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down" and "retry-after" in refused.headers
+    assert (
+        refused.status_code == 503
+        and refused.json()["error"]["code"] == "shutting_down"
+        and "retry-after" in refused.headers
+    )
     assert last == "data: [DONE]"
     assert server.process.wait(30) == 0
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in mine), 10)

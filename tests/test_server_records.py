@@ -42,7 +42,18 @@ def test_slot_files_that_are_wrong(server, folder):
     data = (folder / "good.bin").read_bytes()
     middle = bytearray(data)
     middle[len(data) // 2] ^= 0x55
-    for i, bad in enumerate((b"", data[:9], data[: len(data) // 2], data[:-1], data + b"x", b"GGUF" + data[4:], bytes(middle), os.urandom(5000))):
+    for i, bad in enumerate(
+        (
+            b"",
+            data[:9],
+            data[: len(data) // 2],
+            data[:-1],
+            data + b"x",
+            b"GGUF" + data[4:],
+            bytes(middle),
+            os.urandom(5000),
+        )
+    ):
         (folder / "bad.bin").write_bytes(bad)
         r = slot(server, "restore", "bad.bin", used)
         if i != 6:  # a flipped bit among the numbers may go unnoticed; the next answer may not
@@ -53,15 +64,35 @@ def test_slot_files_that_are_wrong(server, folder):
 
 
 def test_slot_names(server, folder):
-    for name in ("../x", "/etc/passwd", "a/b", "..", ".", "", ".hidden", "x\0", "x" * 200, "a\\b", "c:x", "x\n"):
+    for name in (
+        "../x",
+        "/etc/passwd",
+        "a/b",
+        "..",
+        ".",
+        "",
+        ".hidden",
+        "x\0",
+        "x" * 200,
+        "a\\b",
+        "c:x",
+        "x\n",
+    ):
         assert slot(server, "save", name).status_code == 400, name
     os.symlink("/etc/passwd", folder / "link")
     os.mkfifo(folder / "pipe")
     for name in ("link", "pipe"):
         assert slot(server, "restore", name).status_code == 400
     assert slot(server, "restore", "none").status_code == 404 == slot(server, "save", "a", 99).status_code
-    assert slot(server, "erase", "a").status_code == 400 == server.client.post("/slots/x?action=save", json={"filename": "a"}).status_code
-    assert server.client.post(f"/slots/{10**30}?action=save", json={"filename": "a"}).status_code in (400, 404)
+    assert (
+        slot(server, "erase", "a").status_code
+        == 400
+        == server.client.post("/slots/x?action=save", json={"filename": "a"}).status_code
+    )
+    assert server.client.post(f"/slots/{10**30}?action=save", json={"filename": "a"}).status_code in (
+        400,
+        404,
+    )
     with other(server) as s:
         assert "--slot-save-path" in slot(s, "save", "a").json()["error"]["message"]
 
@@ -77,13 +108,28 @@ def test_a_busy_slot_is_not_saved(server):
 def test_one_line_of_log(server, caplog, log_prompts):
     access = logging.getLogger("eagle3_llama.server.access")
     with other(server, log_prompts=log_prompts) as s, caplog.at_level(logging.INFO, access.name):
-        r = s.client.post(CHAT, json={"messages": [{"role": "user", "content": "xyzzy"}], "max_tokens": 4}, headers={"X-Request-Id": "mine-1"})
+        r = s.client.post(
+            CHAT,
+            json={"messages": [{"role": "user", "content": "xyzzy"}], "max_tokens": 4},
+            headers={"X-Request-Id": "mine-1"},
+        )
         assert r.headers["x-request-id"] == "mine-1" and r.json()["id"] == "chatcmpl-mine-1"
-        odd = s.client.post(CHAT, json={"messages": [{"role": "user", "content": "xyzzy"}], "nn": 1}, headers={"X-Request-Id": 'a"b c'})
+        odd = s.client.post(
+            CHAT,
+            json={"messages": [{"role": "user", "content": "xyzzy"}], "nn": 1},
+            headers={"X-Request-Id": 'a"b c'},
+        )
         assert odd.headers["x-request-id"] != 'a"b c'
         until(lambda: len(caplog.records) >= 2)
     first, second = (json.loads(record.message) for record in caplog.records[:2])
-    assert first["request_id"] == "mine-1" and first["route"] == CHAT and first["status"] == 200 and first["seconds"] > 0
-    assert first["completion_tokens"] == r.json()["usage"]["completion_tokens"] >= 4  # more where the fourth ends within a character
+    assert (
+        first["request_id"] == "mine-1"
+        and first["route"] == CHAT
+        and first["status"] == 200
+        and first["seconds"] > 0
+    )
+    assert (
+        first["completion_tokens"] == r.json()["usage"]["completion_tokens"] >= 4
+    )  # more where the fourth ends within a character
     assert second["status"] == 400 and second["error"] == "unknown_field"
     assert ("xyzzy" in caplog.text) == log_prompts

@@ -15,12 +15,16 @@ from eagle3_llama.server import answers, header_timeout
 COMPLETIONS = "/v1/completions"
 ENDLESS = {"prompt": PROMPT, "logit_bias": {str(EOS): -100}}
 # as openai-node 6 sends them
-OPENAI_JS = ("authorization,content-type,x-stainless-arch,x-stainless-lang,x-stainless-os,x-stainless-package-version,x-stainless-retry-count,"
-             "x-stainless-runtime,x-stainless-runtime-version,x-stainless-timeout")  # fmt: skip
+OPENAI_JS = (
+    "authorization,content-type,x-stainless-arch,x-stainless-lang,x-stainless-os,x-stainless-package-version,x-stainless-retry-count,"
+    "x-stainless-runtime,x-stainless-runtime-version,x-stainless-timeout"
+)
 
 
 def tiny(files, **more):
-    return settings(**{"model": files[0], "eagle": files[1], "n_ctx": 256, "n_parallel": 2, "threads": 1, **more})
+    return settings(
+        **{"model": files[0], "eagle": files[1], "n_ctx": 256, "n_parallel": 2, "threads": 1, **more}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +69,34 @@ class Blocked:
 
 def test_openais_client_in_a_browser(files):
     with running(tiny(files, cors_origin=("https://good.example",))) as s:
-        asked = {"Origin": "https://good.example", "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": OPENAI_JS}
+        asked = {
+            "Origin": "https://good.example",
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": OPENAI_JS,
+        }
         r = s.client.options(CHAT, headers=asked)
         assert r.status_code == 200 and r.headers["access-control-allow-origin"] == "https://good.example"
-        assert set(OPENAI_JS.split(",")) <= {h.strip().lower() for h in r.headers["access-control-allow-headers"].split(",")}
+        assert set(OPENAI_JS.split(",")) <= {
+            h.strip().lower() for h in r.headers["access-control-allow-headers"].split(",")
+        }
         assert s.client.options(CHAT, headers={**asked, "Origin": "https://evil.example"}).status_code == 400
-        assert s.client.get("/slots", headers={"Host": "good.example"}).status_code == 200  # behind a proxy that hands its name on
+        assert (
+            s.client.get("/slots", headers={"Host": "good.example"}).status_code == 200
+        )  # behind a proxy that hands its name on
 
 
-@pytest.mark.parametrize("host, fine", [("evil.example", False), ("evil.example:8000", False), ("127.0.0.1.evil.example", False), ("[::1", False),
-                                        ("127.0.0.1", True), ("localhost:99", True), ("[::1]:80", True)])  # fmt: skip
+@pytest.mark.parametrize(
+    "host, fine",
+    [
+        ("evil.example", False),
+        ("evil.example:8000", False),
+        ("127.0.0.1.evil.example", False),
+        ("[::1", False),
+        ("127.0.0.1", True),
+        ("localhost:99", True),
+        ("[::1]:80", True),
+    ],
+)
 def test_another_sites_name(server, host, fine):
     """A site that gives its name this machine's address cannot read what needs no key."""
     for path in ("/slots", "/metrics", "/v1/models", "/"):
@@ -92,7 +114,9 @@ def test_with_a_key_any_name_is_fine(files):
 # -- slow ones --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: "])
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: "]
+)
 def test_headers_that_do_not_come(server, monkeypatch, sent):
     monkeypatch.setattr(header_timeout, "SECONDS", 0.1)
     with connect(server) as s:
@@ -104,7 +128,10 @@ def test_further_requests_of_a_connection(server, monkeypatch):
     """Their headers have as long; an answer may take longer."""
     monkeypatch.setattr(header_timeout, "SECONDS", 0.1)
     body = json.dumps({**ENDLESS, "max_tokens": 3}).encode()
-    request = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    request = (
+        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
     with connect(server) as patient, connect(server) as slow, Blocked(server) as blocked:
         patient.sendall(request)
         until(lambda: server.batcher.waiting() == 1)
@@ -119,13 +146,28 @@ def test_further_requests_of_a_connection(server, monkeypatch):
 def test_streams_are_kept_alive(server, monkeypatch):
     """Comments while nothing comes, then what comes; and a failure is an event then."""
     monkeypatch.setattr(answers, "KEEP_ALIVE", 0.01)
-    with Blocked(server) as blocked, server.client.stream("POST", COMPLETIONS, json={**ENDLESS, "max_tokens": 5, "stream": True}) as r:
+    with (
+        Blocked(server) as blocked,
+        server.client.stream("POST", COMPLETIONS, json={**ENDLESS, "max_tokens": 5, "stream": True}) as r,
+    ):
         lines = r.iter_lines()
-        assert r.status_code == 200 and [next(lines) for _ in range(4)] == [": keep-alive", "", ": keep-alive", ""]
+        assert r.status_code == 200 and [next(lines) for _ in range(4)] == [
+            ": keep-alive",
+            "",
+            ": keep-alive",
+            "",
+        ]
         blocked.go()
         said = [line for line in lines if line.startswith("data: ")]
     assert said[-1] == "data: [DONE]" and len(said) > 1
-    with Blocked(server), server.client.stream("POST", CHAT, json={"messages": [{"role": "user", "content": "x"}], "stream": True, "grammar": "root ::= ("}) as r:
+    with (
+        Blocked(server),
+        server.client.stream(
+            "POST",
+            CHAT,
+            json={"messages": [{"role": "user", "content": "x"}], "stream": True, "grammar": "root ::= ("},
+        ) as r,
+    ):
         *comments, last = [line for line in r.iter_lines() if line]
     if comments:
         assert set(comments) == {": keep-alive"} and json.loads(last[6:])["error"]["code"] == "refused"
@@ -147,18 +189,33 @@ def test_more_tokens_than_there_is_room_for(files, name):
         for n in (8, 10**6, 10**30):
             r = ask(s.client, **{"max_tokens": None, name: n}, logit_bias=ENDLESS["logit_bias"])
             assert r.status_code == 200 and r.json()["choices"][0]["finish_reason"] == "length", r.text
-            assert 7 <= r.json()["usage"]["completion_tokens"] <= 10  # more where the last ends within a character
+            assert (
+                7 <= r.json()["usage"]["completion_tokens"] <= 10
+            )  # more where the last ends within a character
     with running(tiny(files)) as s:
         r = ask(s.client, path=COMPLETIONS, **ENDLESS, max_tokens=10**6)
-        assert r.status_code == 200 and r.json()["choices"][0]["finish_reason"] == "length" and r.json()["usage"]["total_tokens"] <= 257
+        assert (
+            r.status_code == 200
+            and r.json()["choices"][0]["finish_reason"] == "length"
+            and r.json()["usage"]["total_tokens"] <= 257
+        )
 
 
 def test_wrong_parameters_are_400_in_openais_form(server):
-    for content in ({"messages": [], "max_tokens": 1}, {"messages": [{"role": "user", "content": "x"}], "temperature": -1}, {"mesages": []}):
+    for content in (
+        {"messages": [], "max_tokens": 1},
+        {"messages": [{"role": "user", "content": "x"}], "temperature": -1},
+        {"mesages": []},
+    ):
         r = server.client.post(CHAT, json=content, headers=JSON)
         assert r.status_code == 400 and set(r.json()["error"]) == {"message", "type", "param", "code"}
         assert r.json()["error"]["type"] == "invalid_request_error"
-    assert "422" not in {s for methods in server.client.get("/openapi.json").json()["paths"].values() for m in methods.values() for s in m["responses"]}
+    assert "422" not in {
+        s
+        for methods in server.client.get("/openapi.json").json()["paths"].values()
+        for m in methods.values()
+        for s in m["responses"]
+    }
 
 
 # -- the engine -------------------------------------------------------------------------------------------
@@ -168,7 +225,10 @@ def test_health_of_a_batcher_that_has_died(files, monkeypatch):
     with running(tiny(files)) as s:
         assert s.client.get("/health").status_code == 200
         monkeypatch.setattr(answers, "KEEP_ALIVE", 0.01)
-        with Blocked(s) as blocked, s.client.stream("POST", COMPLETIONS, json={**ENDLESS, "max_tokens": 200, "stream": True}) as r:
+        with (
+            Blocked(s) as blocked,
+            s.client.stream("POST", COMPLETIONS, json={**ENDLESS, "max_tokens": 200, "stream": True}) as r,
+        ):
             monkeypatch.setattr(s.batcher, "_has_work", lambda: 1 / 0)
             blocked.go()
             *_, last = (line for line in r.iter_lines() if line)
@@ -176,15 +236,19 @@ def test_health_of_a_batcher_that_has_died(files, monkeypatch):
         assert "error" in json.loads(last[6:])
         r = s.client.get("/health")
         assert r.status_code == 503 and r.json()["error"]["code"] == "engine_ended"
-        assert ask(s.client, path=COMPLETIONS, prompt=PROMPT).status_code == 500 and s.client.get("/metrics").status_code == 200
+        assert (
+            ask(s.client, path=COMPLETIONS, prompt=PROMPT).status_code == 500
+            and s.client.get("/metrics").status_code == 200
+        )
         until(lambda: s.gate.inside == 0)
 
 
-@pytest.mark.parametrize("name, said", [("chatmll", "did you mean chatml"), ("chat_template.tools", "no chat format"), ("zzz", "known are")])
+@pytest.mark.parametrize(
+    "name, said",
+    [("chatmll", "did you mean chatml"), ("chat_template.tools", "no chat format"), ("zzz", "known are")],
+)
 def test_a_chat_format_that_there_is_not(files, name, said):
     with pytest.raises(EagleError, match=said):
         Batcher(BatchSettings(files[0], chat_format=name, n_ctx=64, n_parallel=1))
     with Batcher(BatchSettings(files[0], chat_format="chatml", n_ctx=64, n_parallel=1)) as b:
         assert b.alive()
-
-

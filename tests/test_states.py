@@ -9,14 +9,21 @@ import sys
 import numpy as np
 import pytest
 import tiny_models
-from tiny_models import PROMPT, take
+from tiny_models import take
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams  # before llama_cpp: it brings the library
 from eagle3_llama.batching import Batcher, BatchSettings
+
 from llama_cpp import Llama, LlamaDiskCache, LlamaRAMCache, _internals
 
-CTX = {"n_ctx": 256, "n_batch": 32, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True,
-       "verbose": False}
+CTX = {
+    "n_ctx": 256,
+    "n_batch": 32,
+    "n_threads": 1,
+    "n_threads_batch": 1,
+    "flash_attn": True,
+    "verbose": False,
+}
 
 
 @pytest.fixture
@@ -72,9 +79,19 @@ def test_caches_count_the_head(eagle):
     assert take(eagle, 9, [1, *range(5, 105), 7]) == expected
 
 
-@pytest.mark.parametrize("settings", [
-    {"n_max": 5, "n_min": 2, "p_min": 0.25}, {"tree": "12x3x4", "p_min": 0.1}, {"tree": [(0,), (1,), (0, 0)]},
-    {"tree": False}, {"n_max": 0}, {"extract_layers": (0, 1, 2)}, {"logits_all": True}], ids=lambda s: ",".join(s))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"n_max": 5, "n_min": 2, "p_min": 0.25},
+        {"tree": "12x3x4", "p_min": 0.1},
+        {"tree": [(0,), (1,), (0, 0)]},
+        {"tree": False},
+        {"n_max": 0},
+        {"extract_layers": (0, 1, 2)},
+        {"logits_all": True},
+    ],
+    ids=lambda s: ",".join(s),
+)
 def test_pickling(files, settings):
     """Every argument of ours, as it is now: eagle_params may have been set since."""
     llm = EagleLlama(files[0], eagle_path=files[1], **CTX, **settings)
@@ -113,10 +130,12 @@ def refused(make):
 def test_a_refused_head_frees_the_model(files, tmp_path):
     """At once, though the traceback of a notebook holds every frame."""
     other = str(tiny_models.head(tmp_path / "other.gguf", target_hidden_size=128))
-    for make in (lambda: EagleLlama(files[0], eagle_path=other, **CTX),
-                 lambda: EagleLlama(files[0], eagle_path=files[1], extract_layers=(1, 2, 77), **CTX),
-                 lambda: EagleLlama(files[0], eagle_path=files[1], tree="12x3x4", **{**CTX, "flash_attn": False}),
-                 lambda: Batcher(BatchSettings(files[0], other, n_parallel=2, n_ctx=128, n_threads=1))):
+    for make in (
+        lambda: EagleLlama(files[0], eagle_path=other, **CTX),
+        lambda: EagleLlama(files[0], eagle_path=files[1], extract_layers=(1, 2, 77), **CTX),
+        lambda: EagleLlama(files[0], eagle_path=files[1], tree="12x3x4", **{**CTX, "flash_attn": False}),
+        lambda: Batcher(BatchSettings(files[0], other, n_parallel=2, n_ctx=128, n_threads=1)),
+    ):
         error, freed = refused(make)
         assert freed == ["llama_free", "llama_model_free"], error.value
         assert error.tb is not None
@@ -129,8 +148,11 @@ def test_wrong_arguments_leave_no_noise(files, monkeypatch):
     """An object that was never finished is collected in silence."""
     unraisable = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
-    for make in (lambda: EagleLlama(), lambda: EagleLlama(files[0], n_max=-1),
-                 lambda: EagleLlama("no such file", verbose=False)):
+    for make in (
+        lambda: EagleLlama(),
+        lambda: EagleLlama(files[0], n_max=-1),
+        lambda: EagleLlama("no such file", verbose=False),
+    ):
         with pytest.raises((TypeError, EagleError, ValueError)):
             make()
         gc.collect()

@@ -12,15 +12,17 @@ from eagle3_llama.models import smollm2
 
 pytest.importorskip("torch")
 
-from eagle3_llama.train.data import Corpus, batches, split  # noqa: E402
-from eagle3_llama.train.generate import OPENING, WINDOW, loop_end  # noqa: E402
-from eagle3_llama.train.shards import Shards, shard_info  # noqa: E402
-from eagle3_llama.train.sources import Tasks, read_conversations, read_prompts  # noqa: E402
-from eagle3_llama.train.target import Target  # noqa: E402
+from eagle3_llama.train.data import Corpus, batches, split
+from eagle3_llama.train.generate import OPENING, WINDOW, loop_end
+from eagle3_llama.train.shards import Shards, shard_info
+from eagle3_llama.train.sources import Tasks, read_conversations, read_prompts
+from eagle3_llama.train.target import Target
 
 
 def test_sources(tmp_path, tiny):
-    settings = dataclasses.replace(tiny, prompts=(lines(tmp_path / "p.jsonl", [f"prompt {i}" for i in range(50)]),), weights=(2, 1, 1))
+    settings = dataclasses.replace(
+        tiny, prompts=(lines(tmp_path / "p.jsonl", [f"prompt {i}" for i in range(50)]),), weights=(2, 1, 1)
+    )
     tasks = [Tasks(settings).task(i) for i in range(100)]
     assert [sum(t.kind == k for t in tasks) for k in ("write", "answer", "read")] == [50, 25, 25]
     asked = [t.messages[0]["content"] for t in tasks if t.kind == "answer"]
@@ -35,7 +37,10 @@ def test_sources(tmp_path, tiny):
 
 def test_data_is_the_same_after_a_kill(tiny, tmp_path):
     """Self-synthesis, prompts and conversations: killed in the middle of a shard, made again bit for bit."""
-    prompts = lines(tmp_path / "p.jsonl", ["Hello there", {"prompt": "Name a colour"}, {"messages": [{"role": "user", "content": "Hi"}]}])
+    prompts = lines(
+        tmp_path / "p.jsonl",
+        ["Hello there", {"prompt": "Name a colour"}, {"messages": [{"role": "user", "content": "Hi"}]}],
+    )
     settings = dataclasses.replace(tiny, prompts=(prompts,), weights=(0, 1, 1), max_tokens=3000, n_predict=24)
     first = make_shards(settings, tmp_path / "a")
     data = first[0].read_bytes()
@@ -49,7 +54,9 @@ def test_data_is_the_same_after_a_kill(tiny, tmp_path):
 
     with pytest.raises(Stop):
         make_shards(settings, tmp_path / "b", stop)
-    assert not list((tmp_path / "b").glob("**/*.safetensors")) and not list((tmp_path / "b").glob("**/.*part"))
+    assert not list((tmp_path / "b").glob("**/*.safetensors")) and not list(
+        (tmp_path / "b").glob("**/.*part")
+    )
     second = make_shards(settings, tmp_path / "b")
     assert second[0].read_bytes() == data
     with pytest.raises(EagleError, match="other settings"):
@@ -85,7 +92,9 @@ def test_capture_in_pytorch(tiny):
         results.append([*(p[0] for p in prompts), *(p[2] for p in prompts), rows.copy(), features])
         target.close()
     for ours, theirs in zip(*results):
-        np.testing.assert_allclose(ours.astype(np.float32), theirs.astype(np.float32), atol=2e-2 * np.abs(theirs).max())
+        np.testing.assert_allclose(
+            ours.astype(np.float32), theirs.astype(np.float32), atol=2e-2 * np.abs(theirs).max()
+        )
 
 
 def test_capture_in_pytorch_on_the_real_model():
@@ -120,13 +129,25 @@ def test_a_model_without_a_template_writes_texts(tiny, tmp_path):
 def test_several_targets_take_turns(tiny, tmp_path):
     """Each reads other conversations; the head may read fewer layers than the data holds."""
     other = str(tiny_models.target(tmp_path / "other.gguf", kind="BF16"))
-    settings = dataclasses.replace(tiny, targets=(tiny.targets[0], other), max_tokens=18000, layers=(1, 2), capture_layers=(1, 2, 3),
-                                   conversations=(lines(tmp_path / "c.jsonl", [{"toks": [1, *range(3 + i % 50, 60)], "prompt": 4} for i in range(600)]),))
+    settings = dataclasses.replace(
+        tiny,
+        targets=(tiny.targets[0], other),
+        max_tokens=18000,
+        layers=(1, 2),
+        capture_layers=(1, 2, 3),
+        conversations=(
+            lines(
+                tmp_path / "c.jsonl", [{"toks": [1, *range(3 + i % 50, 60)], "prompt": 4} for i in range(600)]
+            ),
+        ),
+    )
     paths = make_shards(settings, tmp_path)
     assert {shard_info(p)["target"] for p in paths} == {"target.gguf", "other.gguf"}
     all_layers, two = Corpus(paths), Corpus(paths, settings.layers)
     assert all_layers.batch(all_layers.items[:1], 2).features.shape[-1] == 3 * 64
-    assert (two.batch(two.items[:1], 2).features == all_layers.batch(all_layers.items[:1], 2).features[..., :128]).all()
+    assert (
+        two.batch(two.items[:1], 2).features == all_layers.batch(all_layers.items[:1], 2).features[..., :128]
+    ).all()
     with pytest.raises(EagleError, match="not of .0."):
         Corpus(paths, (0, 1))
 
@@ -137,4 +158,6 @@ def test_batches_hold_every_item_once(corpus, tiny):
         drawn = batches(items, 512, 1, epoch)
         assert sorted(k for b in drawn for k in b) == list(range(len(items)))
         assert all(len(b) * max(len(items[k]) for k in b) <= 512 for b in drawn)
-    assert len(held) == min(8, len(corpus.items) // 10) and not {(i.shard, i.first) for i in held} & {(i.shard, i.first) for i in items}
+    assert len(held) == min(8, len(corpus.items) // 10) and not {(i.shard, i.first) for i in held} & {
+        (i.shard, i.first) for i in items
+    }

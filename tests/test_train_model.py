@@ -52,7 +52,9 @@ def test_later_steps_see_their_own_chain_only(corpus, head):
     with torch.no_grad():
         together = torch.stack(list(head.unroll(batch.features, batch.tokens, 4)))[:, 0]
         for t in (0, 5, 20):
-            alone = torch.stack(list(head.unroll(batch.features[:, : t + 1], batch.tokens[:, : t + 6], 4)))[:, 0]
+            alone = torch.stack(list(head.unroll(batch.features[:, : t + 1], batch.tokens[:, : t + 6], 4)))[
+                :, 0
+            ]
             torch.testing.assert_close(together[:, t], alone[:, t], atol=1e-4, rtol=1e-4)
         thinned = list(head.unroll(batch.features, batch.tokens, 4, stride=3, offset=2))
         torch.testing.assert_close(thinned[0][0], together[0])
@@ -74,7 +76,11 @@ def test_loss_is_the_plain_sum(tiny, corpus, head, stride, offset, hard):
         for b in range(2):
             for t in range(offset if j else 0, int(batch.n_tokens[b]) - 1, stride if j else 1):
                 p = t + 1 + j  # the target's row that predicts token t + 2 + j
-                if p < batch.n_tokens[b] and p + 1 >= batch.n_prompt[b] and teacher.in_draft[batch.best[b, p]]:
+                if (
+                    p < batch.n_tokens[b]
+                    and p + 1 >= batch.n_prompt[b]
+                    and teacher.in_draft[batch.best[b, p]]
+                ):
                     target = teacher.probabilities(batch.final[b, p][None], 1.0)[0] * (1 - hard)
                     target[teacher.t2d[batch.best[b, p]]] += hard
                     terms.append(-(target * log_q[b, t]).sum())
@@ -90,7 +96,10 @@ def test_loss_is_the_plain_sum(tiny, corpus, head, stride, offset, hard):
 
 def test_mixed_precision(tiny, corpus, head):
     """Products in bfloat16, as on CUDA: the loss and the direction of the gradients stay."""
-    teacher, batch = Teacher.of(TargetWeights(tiny.targets[0]), head, "cpu"), corpus.batch(corpus.items[:4], 6)
+    teacher, batch = (
+        Teacher.of(TargetWeights(tiny.targets[0]), head, "cpu"),
+        corpus.batch(corpus.items[:4], 6),
+    )
     found = []
     for dtype in (torch.float32, torch.bfloat16):
         head.zero_grad()
@@ -159,7 +168,11 @@ def test_acceptance_is_the_engines(tiny, corpus, head, tmp_path):
     prompt = corpus.tokens(corpus.items[0])[:10].tolist()
     answer = list(islice(plain.generate(prompt, temp=0.0), 120))
     plain.close()
-    settings = dataclasses.replace(tiny, out=str(tmp_path), conversations=(lines(tmp_path / "c.jsonl", [{"toks": prompt + answer, "prompt": 10}]),))
+    settings = dataclasses.replace(
+        tiny,
+        out=str(tmp_path),
+        conversations=(lines(tmp_path / "c.jsonl", [{"toks": prompt + answer, "prompt": 10}]),),
+    )
     own = Corpus(make_shards(settings, tmp_path))
     d2t = np.arange(tiny_models.N_VOCAB)
     full = build(TargetWeights(tiny.targets[0]), 3, d2t, 0)
@@ -168,7 +181,9 @@ def test_acceptance_is_the_engines(tiny, corpus, head, tmp_path):
     assert simulated.accept_per_position[0] > 0.1
     write(full, own.layers, tmp_path, torch.float32)
     convert(tmp_path, tiny.targets[0], tmp_path / "head.gguf", "f32")
-    llm = EagleLlama(tiny.targets[0], eagle_path=str(tmp_path / "head.gguf"), n_max=3, n_ctx=256, verbose=False)
+    llm = EagleLlama(
+        tiny.targets[0], eagle_path=str(tmp_path / "head.gguf"), n_max=3, n_ctx=256, verbose=False
+    )
     assert list(islice(llm.generate(prompt, temp=0.0), 120)) == answer
     assert abs(simulated.rounds - llm.stats.rounds) <= 3
     for ours, theirs in zip(simulated.accept_per_position, llm.stats.accept_per_position):

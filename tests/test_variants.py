@@ -24,8 +24,11 @@ def target(tmp_path_factory):
 def shared(path):
     """What a target lends, and the epsilon of its norms."""
     reader = gguf.GGUFReader(path)
-    weights = {t.name: np.array(gguf.quants.dequantize(t.data, t.tensor_type), np.float32) for t in reader.tensors
-               if t.name in ("token_embd.weight", "output.weight", "output_norm.weight")}  # fmt: skip
+    weights = {
+        t.name: np.array(gguf.quants.dequantize(t.data, t.tensor_type), np.float32)
+        for t in reader.tensors
+        if t.name in ("token_embd.weight", "output.weight", "output_norm.weight")
+    }
     weights.setdefault("output.weight", weights["token_embd.weight"])
     arch = reader.fields["general.architecture"].contents()
     eps = reader.fields.get(f"{arch}.attention.layer_norm_rms_epsilon")
@@ -36,7 +39,9 @@ def converted(folder, name, target, outtype="f32", **size):
     head = heads.make(name, shared(target), **size)
     out = folder / f"{outtype}.gguf"
     layers = head.layers if size else None
-    report = convert(write_head(folder / "head", head.config, head.tensors), target, out, outtype, extract_layers=layers)
+    report = convert(
+        write_head(folder / "head", head.config, head.tensors), target, out, outtype, extract_layers=layers
+    )
     assert report.layers == head.layers, report.notes
     return head, out
 
@@ -56,12 +61,16 @@ def test_native_graph(tmp_path, target, name):
         n, features = 24, rng.standard_normal((24, len(head.layers) * N_EMBD)).astype(np.float32)
         tokens = rng.integers(3, N_VOCAB, n)
         expected = head.truth.forward(tokens, head.truth.fuse(features))
-        llm = EagleLlama(str(target), eagle_path=str(path), n_max=4, n_ctx=256, n_threads=THREADS, verbose=False)
+        llm = EagleLlama(
+            str(target), eagle_path=str(path), n_max=4, n_ctx=256, n_threads=THREADS, verbose=False
+        )
         g, state, logits = llm._engine.head_forward(tokens, features)
         assert cosine(logits, expected["logits"]) > least
         if outtype == "f32":
             for stage in stage_names(head.truth.n_layer)[:-1]:
-                assert cosine(llm._engine.head_trace(tokens, features, stage), expected[stage]) > 0.9999, stage
+                assert cosine(llm._engine.head_trace(tokens, features, stage), expected[stage]) > 0.9999, (
+                    stage
+                )
             assert cosine(g, expected["g"]) > 0.9999 and cosine(state, expected["state"]) > 0.9999
             assert (llm._engine.d2t() == head.d2t).all()
         llm.close()
@@ -72,8 +81,18 @@ def test_drafts_and_text(tmp_path, target, name):
     """Drafts are the reference's, token by token, after features that the target itself gave; text is plain decoding's."""
     head, path = converted(tmp_path, name, target)
     plain = take(EagleLlama(str(target), n_ctx=256, n_threads=THREADS, verbose=False), 40)
-    llm = EagleLlama(str(target), eagle_path=str(path), n_max=4, n_ctx=256, n_threads=THREADS, flash_attn=True, verbose=False)
-    assert take(llm, 40) == take(EagleLlama(str(target), n_ctx=256, n_threads=THREADS, flash_attn=True, verbose=False), 40)
+    llm = EagleLlama(
+        str(target),
+        eagle_path=str(path),
+        n_max=4,
+        n_ctx=256,
+        n_threads=THREADS,
+        flash_attn=True,
+        verbose=False,
+    )
+    assert take(llm, 40) == take(
+        EagleLlama(str(target), n_ctx=256, n_threads=THREADS, flash_attn=True, verbose=False), 40
+    )
     llm.close()
     llm = EagleLlama(str(target), eagle_path=str(path), n_max=4, n_ctx=256, n_threads=THREADS, verbose=False)
     drafts = []
@@ -107,15 +126,22 @@ def graph_features(target, tokens, layers):
     return features
 
 
-@pytest.mark.parametrize("name", ["SpecForge, EAGLE-3.1", "speculators, qwen3", "EAGLE-1", "two projections", "yarn rope", "AngelSlim"])
+@pytest.mark.parametrize(
+    "name",
+    ["SpecForge, EAGLE-3.1", "speculators, qwen3", "EAGLE-1", "two projections", "yarn rope", "AngelSlim"],
+)
 def test_gguf_to_gguf(tmp_path, target, name):
     """A head's GGUF converts to one that computes the same."""
     _, path = converted(tmp_path, name, target)
     report = convert(path, target, tmp_path / "again.gguf")
     ours, theirs = gguf.GGUFReader(tmp_path / "again.gguf"), gguf.GGUFReader(path)
-    keys = lambda r: {k: f.contents() for k, f in r.fields.items() if k not in ("general.name", "GGUF.kv_count")}  # noqa: E731
+    keys = lambda r: {
+        k: f.contents() for k, f in r.fields.items() if k not in ("general.name", "GGUF.kv_count")
+    }
     assert report.layout == "GGUF" and keys(ours) == keys(theirs)
-    assert {t.name: t.data.tobytes() for t in ours.tensors} == {t.name: t.data.tobytes() for t in theirs.tensors}
+    assert {t.name: t.data.tobytes() for t in ours.tensors} == {
+        t.name: t.data.tobytes() for t in theirs.tensors
+    }
 
 
 def test_gguf_of_the_older_branch(tmp_path, target):
@@ -127,7 +153,11 @@ def test_gguf_of_the_older_branch(tmp_path, target):
     llm.close()
     report = convert(old, target, tmp_path / "new.gguf")
     keys = gguf.GGUFReader(tmp_path / "new.gguf")
-    assert report.layers == head.layers and "eagle3.target_layers" in keys.fields and "eagle3.extract_layers" not in keys.fields
+    assert (
+        report.layers == head.layers
+        and "eagle3.target_layers" in keys.fields
+        and "eagle3.extract_layers" not in keys.fields
+    )
     assert {t.name for t in keys.tensors} == {t.name for t in gguf.GGUFReader(path).tensors}
 
 
@@ -151,7 +181,10 @@ def older(path, out):
 def test_compare_reads_the_gguf_alike(tmp_path, target, name):
     """The reference that `compare` makes of the GGUF is the one the head was made with, and all stages agree."""
     head, path = converted(tmp_path, name, target)
-    tokens, features = np.arange(3, 11), np.random.default_rng(0).standard_normal((8, len(head.layers) * N_EMBD))
+    tokens, features = (
+        np.arange(3, 11),
+        np.random.default_rng(0).standard_normal((8, len(head.layers) * N_EMBD)),
+    )
     reference = read_reference(path, target)
     ours, theirs = (r.forward(tokens, r.fuse(features)) for r in (reference, head.truth))
     for stage in stage_names(head.truth.n_layer):
@@ -184,9 +217,23 @@ def test_state_of_two_layers(tmp_path, target):
 
 def test_other_layers_than_the_file_names(tmp_path, target):
     _, path = converted(tmp_path, "SafeAILab", target)
-    llm = EagleLlama(str(target), eagle_path=str(path), extract_layers=[0, 1, N_LAYER], n_ctx=128, n_threads=THREADS, verbose=False)
+    llm = EagleLlama(
+        str(target),
+        eagle_path=str(path),
+        extract_layers=[0, 1, N_LAYER],
+        n_ctx=128,
+        n_threads=THREADS,
+        verbose=False,
+    )
     assert llm._engine.head_info()["layers"] == [0, 1, N_LAYER]
     llm.close()
     for wrong in ([1, 2], [2, 1, 3], [1, 2, 13]):
         with pytest.raises(EagleError, match="layer"):
-            EagleLlama(str(target), eagle_path=str(path), extract_layers=wrong, n_ctx=128, n_threads=THREADS, verbose=False)
+            EagleLlama(
+                str(target),
+                eagle_path=str(path),
+                extract_layers=wrong,
+                n_ctx=128,
+                n_threads=THREADS,
+                verbose=False,
+            )

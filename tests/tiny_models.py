@@ -50,10 +50,24 @@ def _finish(w):
 def _layer(w, i, rng, n_in, kind, n_embd=N_EMBD, adds=0.3):
     """adds: the size of what it adds to the stream."""
     d, n_ff = n_embd // N_HEAD, 2 * n_embd
-    shapes = {"attn_q": (n_embd, n_in), "attn_k": (N_KV * d, n_in), "attn_v": (N_KV * d, n_in), "attn_output": (n_embd, n_embd),
-              "ffn_gate": (n_ff, n_embd), "ffn_up": (n_ff, n_embd), "ffn_down": (n_embd, n_ff)}
+    shapes = {
+        "attn_q": (n_embd, n_in),
+        "attn_k": (N_KV * d, n_in),
+        "attn_v": (N_KV * d, n_in),
+        "attn_output": (n_embd, n_embd),
+        "ffn_gate": (n_ff, n_embd),
+        "ffn_up": (n_ff, n_embd),
+        "ffn_down": (n_embd, n_ff),
+    }
     for name, shape in shapes.items():
-        _matrix(w, f"blk.{i}.{name}.weight", rng, shape, kind, adds if name in ("attn_output", "ffn_down") else 0.3)
+        _matrix(
+            w,
+            f"blk.{i}.{name}.weight",
+            rng,
+            shape,
+            kind,
+            adds if name in ("attn_output", "ffn_down") else 0.3,
+        )
     for name in ("attn_norm", "ffn_norm"):
         w.add_tensor(f"blk.{i}.{name}.weight", np.ones(n_embd, np.float32))
 
@@ -63,7 +77,18 @@ def _matrix(w, name, rng, shape, kind, size=0.3):
     w.add_tensor(name, gguf.quants.quantize(x, kind), raw_dtype=kind)
 
 
-def target(path, seed=0, kind="F32", n_embd=N_EMBD, n_layer=N_LAYER, arch="llama", chat_template=None, ends=True, pooling=None, tied=False):
+def target(
+    path,
+    seed=0,
+    kind="F32",
+    n_embd=N_EMBD,
+    n_layer=N_LAYER,
+    arch="llama",
+    chat_template=None,
+    ends=True,
+    pooling=None,
+    tied=False,
+):
     """A llama, or a qwen2vl (M-RoPE); kind is a GGML type's name. ends=False: hardly ever says its end token. pooling: of
     embeddings. tied: the token embeddings are its output matrix too."""
     rng, kind = np.random.default_rng(seed), gguf.GGMLQuantizationType[kind]
@@ -77,7 +102,14 @@ def target(path, seed=0, kind="F32", n_embd=N_EMBD, n_layer=N_LAYER, arch="llama
         w.add_pooling_type(pooling)
     _matrix(w, "token_embd.weight", rng, (N_VOCAB, n_embd), kind)
     if not tied:
-        _matrix(w, "output.weight", rng, (N_VOCAB, n_embd), kind, 0.3 if ends else 0.3 * (np.arange(N_VOCAB)[:, None] != EOS))
+        _matrix(
+            w,
+            "output.weight",
+            rng,
+            (N_VOCAB, n_embd),
+            kind,
+            0.3 if ends else 0.3 * (np.arange(N_VOCAB)[:, None] != EOS),
+        )
     w.add_tensor("output_norm.weight", np.ones(n_embd, np.float32))
     for i in range(n_layer):
         _layer(w, i, rng, n_embd, kind, n_embd)
@@ -124,7 +156,7 @@ def draft_from(llm, texts, rng):
         if params.n_max == 0:
             return 0
         seq = [*llm._input_ids.tolist(), token]
-        right = next((t[len(seq):] for t in texts if t[: len(seq)] == seq), [])[: rng.randint(0, 3)]
+        right = next((t[len(seq) :] for t in texts if t[: len(seq)] == seq), [])[: rng.randint(0, 3)]
         drafts, parents, tree = [], [], engine.trees(params)
         for depth, t in enumerate(right):
             wrong = (t + 1) % N_VOCAB

@@ -14,7 +14,9 @@ import tiny_models
 
 from eagle3_llama.runtime import library as _library
 
-needs_mtmd = pytest.mark.skipif(not list(_library.find_lib_dir().glob("libmtmd.*")), reason="libmtmd is not built (LLAMA_BUILD_MTMD=OFF)")
+needs_mtmd = pytest.mark.skipif(
+    not list(_library.find_lib_dir().glob("libmtmd.*")), reason="libmtmd is not built (LLAMA_BUILD_MTMD=OFF)"
+)
 N_EMBD, N_HEAD, N_LAYER, PATCH, SIDE = 32, 2, 2, 14, 56
 N_MEL, STACK = 80, 10
 CHAT = (
@@ -85,9 +87,9 @@ def _layers(prefix):
             "ffn_down": (N_EMBD, 2 * N_EMBD),
         }.items():
             shapes[f"{prefix}.blk.{i}.{name}.weight"], shapes[f"{prefix}.blk.{i}.{name}.bias"] = (
-                n_rows,
-                n_cols,
-            ), (n_rows,)
+                (n_rows, n_cols),
+                (n_rows,),
+            )
         for name in ("ln1", "ln2"):
             shapes[f"{prefix}.blk.{i}.{name}.weight"] = shapes[f"{prefix}.blk.{i}.{name}.bias"] = (N_EMBD,)
         if prefix == "a":

@@ -14,18 +14,19 @@ import logging
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
-from . import slot_file
-from .model import BatchModel, BatchSettings
-from ..runtime.engine import MAX_DRAFT, Ask, Engine, Round
 from ..errors import EagleError, ErrorKind
 from ..llama.eagle_llama import EagleLlama, _address
-from .logprobs import TopRow, top_row
+from ..runtime.engine import MAX_DRAFT, Ask, Engine, Round
 from ..runtime.params import EagleParams, StaticTree
+from . import slot_file
+from .logprobs import TopRow, top_row
+from .model import BatchModel, BatchSettings
 from .request import Job, Piece, RequestCancelled, RequestLlama
 
 __all__ = ["BatchSettings", "Batcher", "RequestCancelled", "RequestLlama"]
@@ -62,7 +63,9 @@ class Batcher:
         self.model_name = self.base.metadata.get("general.name") or Path(settings.model).stem
         self._slots = [Slot(i) for i in range(settings.n_parallel)]
         self._waiting: collections.deque[Job] = collections.deque()
-        self._calls: collections.deque[tuple[Callable[[], Any], concurrent.futures.Future[Any]]] = collections.deque()
+        self._calls: collections.deque[tuple[Callable[[], Any], concurrent.futures.Future[Any]]] = (
+            collections.deque()
+        )
         self._wake = threading.Condition()
         self._closing: float | None = None  # time.monotonic() at which the last requests end
         self._prompt_rate = 0.0  # tokens a second
@@ -75,7 +78,7 @@ class Batcher:
         self._thread = threading.Thread(target=self._run, name="eagle3-batcher", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> "Batcher":
+    def __enter__(self) -> Batcher:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -83,13 +86,17 @@ class Batcher:
 
     # -- requests (any thread) ----------------------------------------------------------------------------
 
-    def request(self, *, params: EagleParams | None = None, deadline: float | None = None, request_id: str = "") -> RequestLlama:
+    def request(
+        self, *, params: EagleParams | None = None, deadline: float | None = None, request_id: str = ""
+    ) -> RequestLlama:
         """A Llama for one request. params: how it drafts, None leaves it to the planner, n_max=0 decodes plainly; a StaticTree is
         drafted as a chain of its depth, and n_min has no effect, which is said once. deadline: of time.monotonic(). Raises
         RequestCancelled (shutdown) once closing, EagleError NATIVE if no request can be served any more."""
         self._check_open()
         if params is not None and params.fixed_tree and self._engine.has_head and not self._engine.can_tree:
-            raise EagleError(ErrorKind.UNSUPPORTED, "this context cannot check a tree: serve with flash attention")
+            raise EagleError(
+                ErrorKind.UNSUPPORTED, "this context cannot check a tree: serve with flash attention"
+            )
         return RequestLlama(self, self._batched(params), deadline, request_id)
 
     def _batched(self, params: EagleParams | None) -> EagleParams | None:
@@ -99,7 +106,9 @@ class Batcher:
         if params.n_min > 0:
             self._say_once("n_min has no effect in a batch: drafts shorter than it are verified, too")
         if isinstance(params.tree, StaticTree):
-            self._say_once("a batch drafts a tree of fixed choices as a chain of its depth; a Tree, e.g. '60x6x10', stays a tree")
+            self._say_once(
+                "a batch drafts a tree of fixed choices as a chain of its depth; a Tree, e.g. '60x6x10', stays a tree"
+            )
             return params.chain()
         return params
 
@@ -162,23 +171,42 @@ class Batcher:
 
     def slots(self) -> list[dict[str, Any]]:
         """What each slot does."""
-        return [{"id": s.id, "busy": s.job is not None, "n_past": len(s.tokens), "request_id": s.job.request_id if s.job else None}
-                for s in self._slots]
+        return [
+            {
+                "id": s.id,
+                "busy": s.job is not None,
+                "n_past": len(s.tokens),
+                "request_id": s.job.request_id if s.job else None,
+            }
+            for s in self._slots
+        ]
 
     def snapshot(self) -> dict[str, Any]:
         """Counters since load. tokens: handed to requests, those that end a text too; drafts: rounds of a slot that drafted; rows: of
         the last round; accepted_at, drafted_at: by position in the draft."""
         st = self._engine.stats
-        return {**self._count, "rounds": st.rounds, "tokens": st.tokens, "drafted": st.drafted, "accepted": st.accepted,
-                "accepted_at": list(st.accepted_at), "drafted_at": self._drafted_at[: len(st.accepted_at)],
-                "slots_busy": sum(s.job is not None for s in self._slots), "waiting": self.waiting(), "planner": self._plan,
-                "kv_used": sum(len(s.tokens) for s in self._slots), "kv_size": self.n_ctx * self.n_parallel}
+        return {
+            **self._count,
+            "rounds": st.rounds,
+            "tokens": st.tokens,
+            "drafted": st.drafted,
+            "accepted": st.accepted,
+            "accepted_at": list(st.accepted_at),
+            "drafted_at": self._drafted_at[: len(st.accepted_at)],
+            "slots_busy": sum(s.job is not None for s in self._slots),
+            "waiting": self.waiting(),
+            "planner": self._plan,
+            "kv_used": sum(len(s.tokens) for s in self._slots),
+            "kv_size": self.n_ctx * self.n_parallel,
+        }
 
     # -- slot files ---------------------------------------------------------------------------------------
 
     def save_slot(self, slot: int) -> bytes:
         """A free slot's text with the states of target and head. Raises EagleError BAD_ARGUMENT if it is busy or there is none such."""
-        return slot_file.pack(slot_file.identity(self), self._on_thread(lambda: slot_file.take(self, self._free_slot(slot))))  # others go on while it is packed
+        return slot_file.pack(
+            slot_file.identity(self), self._on_thread(lambda: slot_file.take(self, self._free_slot(slot)))
+        )  # others go on while it is packed
 
     def load_slot(self, slot: int, data: bytes) -> int:
         """Restores save_slot() and returns its number of tokens. Bytes that are damaged or another model's: EagleError BAD_VALUE, and
@@ -199,7 +227,7 @@ class Batcher:
         try:
             while self._work():
                 pass
-        except BaseException as e:  # noqa: BLE001 - told to all who ask
+        except BaseException as e:
             log.exception("the batcher has ended")
             self._end_all(e)
 
@@ -218,13 +246,13 @@ class Batcher:
         for call, future in calls:
             try:
                 future.set_result(call())
-            except BaseException as e:  # noqa: BLE001 - the caller's
+            except BaseException as e:
                 future.set_exception(e)
         if self._closing is not None and not self._busy():
             return False
         try:
             self._step()
-        except Exception as e:  # noqa: BLE001 - whatever a round failed of, the thread lives and nobody waits for ever
+        except Exception as e:
             self._fail_all(e)
         return True
 
@@ -240,9 +268,13 @@ class Batcher:
 
     def _has_work(self) -> bool:
         now = time.monotonic()
-        return bool(self._calls or self._closing is not None or any(_over(j, now) for j in self._waiting)
-                    or (self._waiting and any(s.job is None for s in self._slots))
-                    or any(s.job is not None and (_over(s.job, now) or s.job.wants_more()) for s in self._slots))
+        return bool(
+            self._calls
+            or self._closing is not None
+            or any(_over(j, now) for j in self._waiting)
+            or (self._waiting and any(s.job is None for s in self._slots))
+            or any(s.job is not None and (_over(s.job, now) or s.job.wants_more()) for s in self._slots)
+        )
 
     def _busy(self) -> bool:
         if time.monotonic() >= (self._closing or 0.0):
@@ -264,7 +296,11 @@ class Batcher:
         slots = [s for s in self._slots if s.job is not None]
         if prompts := [s for s in slots if s.job.prompt_at < len(s.job.prompt)]:
             self._prompt_pieces(prompts)
-        if active := [s for s in slots if s.job is not None and s.job.prompt_at == len(s.job.prompt) and s.job.wants_more()]:
+        if active := [
+            s
+            for s in slots
+            if s.job is not None and s.job.prompt_at == len(s.job.prompt) and s.job.wants_more()
+        ]:
             self._round(active)
 
     def _drop(self) -> None:
@@ -290,7 +326,7 @@ class Batcher:
             n = min(shared[slot], len(job.prompt) - 1) if not job.echo else 0  # every row is wanted
             try:
                 n = self._keep(slot, n)
-            except Exception as e:  # noqa: BLE001 - this request's alone; the next one tries the slot again
+            except Exception as e:
                 self._end(job, e)
                 continue
             self._n_jobs += 1
@@ -337,7 +373,7 @@ class Batcher:
             if done:
                 job.token = self._engine.sample(_address(job.sampler.sampler))
                 self._raise_processors(job)
-        except Exception as e:  # noqa: BLE001 - this request's alone
+        except Exception as e:
             self._free(slot, e)
             return
         self._count["prompt_tokens"] += n
@@ -369,7 +405,11 @@ class Batcher:
     def _kept(self, job: Job, sampled: list[tuple[int, int]]) -> tuple[list[np.ndarray], list[TopRow]]:
         """What a request keeps of rows, each with the token sampled from it; the next decode overwrites them."""
         rows = [self.base._logits(row).copy() for row, _ in sampled] if job.rows else []
-        tops = [top_row(self.base._logits(row), token, job.top) for row, token in sampled] if job.top is not None else []
+        tops = (
+            [top_row(self.base._logits(row), token, job.top) for row, token in sampled]
+            if job.top is not None
+            else []
+        )
         return rows, tops
 
     def _round(self, slots: list[Slot]) -> None:
@@ -399,7 +439,7 @@ class Batcher:
                     raise out
                 self._raise_processors(job)
                 self._take_round(slot, job, out)
-            except Exception as e:  # noqa: BLE001 - this request's alone
+            except Exception as e:
                 self._free(slot, e)
 
     def _take_round(self, slot: Slot, job: Job, out: Round) -> None:
@@ -409,16 +449,26 @@ class Batcher:
         slot.tokens += [job.token, *out[:-1]]
         if job.processors is not None:
             job.processors.ids += [job.token, *out[:-1]]
-        sampled = [(self._engine.row(i, slot.id), token) for i, token in enumerate(out)] if job.rows or job.top is not None else []
+        sampled = (
+            [(self._engine.row(i, slot.id), token) for i, token in enumerate(out)]
+            if job.rows or job.top is not None
+            else []
+        )
         job.token = out[-1]
-        self._deliver(slot, Piece(list(out), [*range(1, len(out)), 0], out.drafted, *self._kept(job, sampled)))
+        self._deliver(
+            slot, Piece(list(out), [*range(1, len(out)), 0], out.drafted, *self._kept(job, sampled))
+        )
 
     def _deliver(self, slot: Slot, piece: Piece) -> None:
         """Hands over what a round brought, as far as the request wants it, and ends it there."""
         job = slot.job
         end = next((i + 1 for i, t in enumerate(piece.tokens) if self.base.is_end(t)), len(piece.tokens))
         n = min(end, job.limit - job.n_tokens)
-        over = n < len(piece.tokens) or job.n_tokens + n >= job.limit or (n == end and self.base.is_end(piece.tokens[end - 1]))
+        over = (
+            n < len(piece.tokens)
+            or job.n_tokens + n >= job.limit
+            or (n == end and self.base.is_end(piece.tokens[end - 1]))
+        )
         job.n_tokens += n
         self._engine.stats.tokens += n
         job.pieces.put(dataclasses.replace(piece, tokens=piece.tokens[:n], sources=piece.sources[:n]))
@@ -437,7 +487,7 @@ class Batcher:
         try:
             slot.tokens = slot.tokens[: self._engine.n_past(slot.id)]
             self._keep(slot, len(slot.tokens))
-        except Exception:  # noqa: BLE001 - the slot is tried again when the next request gets it
+        except Exception:
             slot.tokens = []
             log.exception("slot %d could not be cleared", slot.id)
         self._end(job, error)

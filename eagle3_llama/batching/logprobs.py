@@ -8,7 +8,8 @@ the one that followed, and OpenAI's object is written from that.
 from __future__ import annotations
 
 import codecs
-from typing import Any, Callable, NamedTuple, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 

@@ -6,11 +6,12 @@ import dataclasses
 import difflib
 import functools
 import os
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
-from ..llama.chat import is_end
-from ..errors import EagleError, ErrorKind
 from ..common.keywords import strict
+from ..errors import EagleError, ErrorKind
+from ..llama.chat import is_end
 from ..llama.eagle_llama import EagleLlama
 from ..runtime.params import _check_int
 
@@ -42,7 +43,9 @@ class BatchSettings:
         _check_int("n_ctx", self.n_ctx, 64, 1 << 22)
         _check_int("n_batch", self.n_batch, 64, 1 << 14)
         if not 0.0 <= self.interval <= MAX_INTERVAL:
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"interval is {self.interval!r}, expected seconds 0..{MAX_INTERVAL:g}")
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT, f"interval is {self.interval!r}, expected seconds 0..{MAX_INTERVAL:g}"
+            )
         if self.n_threads is not None:
             _check_int("n_threads", self.n_threads, 1, 1024)
         _check_chat_format(self.chat_format, None)  # before a large model is loaded
@@ -54,8 +57,19 @@ class BatchModel(EagleLlama):
     def __init__(self, s: BatchSettings) -> None:
         self._n_slots = s.n_parallel
         n = s.n_threads or os.cpu_count() or 1
-        super().__init__(s.model, eagle=s.eagle, extract_layers=s.extract_layers, n_ctx=s.n_ctx * s.n_parallel, n_batch=s.n_batch,
-                         n_threads=n, n_threads_batch=n, n_gpu_layers=s.n_gpu_layers, flash_attn=s.flash_attn, chat_format=s.chat_format, verbose=False)
+        super().__init__(
+            s.model,
+            eagle=s.eagle,
+            extract_layers=s.extract_layers,
+            n_ctx=s.n_ctx * s.n_parallel,
+            n_batch=s.n_batch,
+            n_threads=n,
+            n_threads_batch=n,
+            n_gpu_layers=s.n_gpu_layers,
+            flash_attn=s.flash_attn,
+            chat_format=s.chat_format,
+            verbose=False,
+        )
         try:
             _check_chat_format(s.chat_format, self._chat_handlers)
         except EagleError:
@@ -71,7 +85,9 @@ class BatchModel(EagleLlama):
         """Whether a token ends generation."""
         return bool(is_end(self, token))
 
-    def detokenize_pieces(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
+    def detokenize_pieces(
+        self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
+    ) -> bytes:
         """As Llama.detokenize, which completions ask for the whole text at every token: pieces are kept."""
         if type(self.tokenizer_).__name__ != "LlamaTokenizer":
             return self.detokenize(tokens, prev_tokens, special)
@@ -81,7 +97,9 @@ class BatchModel(EagleLlama):
     @functools.cached_property
     def _piece(self) -> Callable[[int, bool], bytes]:
         model = self._model
-        return functools.lru_cache(maxsize=1 << 16)(lambda token, special: model.detokenize([token], special=special))
+        return functools.lru_cache(maxsize=1 << 16)(
+            lambda token, special: model.detokenize([token], special=special)
+        )
 
 
 def _check_chat_format(name: str | None, of_model: dict[str, Any] | None) -> None:

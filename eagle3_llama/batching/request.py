@@ -9,18 +9,19 @@ import queue
 import secrets
 import threading
 import time
-from typing import Any, Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..errors import EagleError, ErrorKind
 from ..llama.eagle_llama import _GENERATE, _SAMPLER_ARGS, EagleLlama
-from .logprobs import Logprobs, TopRow
 from ..llama.ownership import Claim, Ownership
-from ..runtime.params import EagleParams
-from .samplers import with_bias
 from ..llama.scores import ScoreRows
+from ..runtime.params import EagleParams
 from ..runtime.stats import EagleStats
+from .logprobs import Logprobs, TopRow
+from .samplers import with_bias
 
 AHEAD = 64  # tokens
 ROWS_AHEAD = 8  # tokens, where a row of logits comes with each
@@ -30,8 +31,12 @@ class RequestCancelled(EagleError):
     """The request ended before its text did. reason: cancelled, deadline or shutdown."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(ErrorKind.BAD_ARGUMENT, {"deadline": "the request's time is up", "shutdown": "the server is shutting down"}.get(
-            reason, "the request was cancelled"))
+        super().__init__(
+            ErrorKind.BAD_ARGUMENT,
+            {"deadline": "the request's time is up", "shutdown": "the server is shutting down"}.get(
+                reason, "the request was cancelled"
+            ),
+        )
         self.reason = reason
 
 
@@ -75,10 +80,12 @@ class Job:
     top: int | None = None  # likeliest tokens of each row to keep, for logprobs
     echo: bool = False  # of the prompt's rows, too
     request_id: str = ""
-    processors: "Processors | None" = None
+    processors: Processors | None = None
     usual: int = 0  # tokens at which a completion usually ends
-    pieces: "queue.SimpleQueue[Piece | Exception | None]" = dataclasses.field(default_factory=queue.SimpleQueue)
-    due: threading.Event = dataclasses.field(default_factory=threading.Event)  # no further pieces come until the reader has come closer
+    pieces: queue.SimpleQueue[Piece | Exception | None] = dataclasses.field(default_factory=queue.SimpleQueue)
+    due: threading.Event = dataclasses.field(
+        default_factory=threading.Event
+    )  # no further pieces come until the reader has come closer
     cancelled: str | None = None  # a reason
     prompt_at: int = 0  # prompt tokens that the slot holds
     reused: int = 0
@@ -113,7 +120,7 @@ class Processors:
         try:
             for processor in self.processors:
                 scores[:] = processor(ids, scores)
-        except Exception as e:  # noqa: BLE001 - raised again in the request's thread
+        except Exception as e:
             self.error = e
         return scores
 
@@ -125,9 +132,14 @@ class RequestLlama(EagleLlama):
     from Batcher.request(), use it for one generation after the other, close it (or use it as a context manager).
     """
 
-    def __init__(self, batcher: Any, params: EagleParams | None, deadline: float | None, request_id: str) -> None:
+    def __init__(
+        self, batcher: Any, params: EagleParams | None, deadline: float | None, request_id: str
+    ) -> None:
         self.__dict__.update(batcher.base.__dict__)  # model, context, templates: shared, owned by the base
-        self._stack, self._owner = contextlib.ExitStack(), Ownership()  # nothing of the base's is ours to free
+        self._stack, self._owner = (
+            contextlib.ExitStack(),
+            Ownership(),
+        )  # nothing of the base's is ours to free
         self._batcher, self._deadline, self._request_id = batcher, deadline, request_id
         self._params = params if params is not None else EagleParams()
         self._n_ctx, self._interval = batcher.n_ctx, batcher.settings.interval
@@ -140,10 +152,12 @@ class RequestLlama(EagleLlama):
         self._sources: list[int] = []
         self._cancelled: str | None = None
         self._told = 0.0  # time.monotonic() of the last on_wait()
-        self.on_wait: Callable[[], None] = lambda: None  # called in the request's thread before it waits, and once an interval
+        self.on_wait: Callable[[], None] = lambda: (
+            None
+        )  # called in the request's thread before it waits, and once an interval
         self._usage = dict.fromkeys(("prompt", "completion", "reused"), 0)
 
-    def __enter__(self) -> "RequestLlama":
+    def __enter__(self) -> RequestLlama:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -179,7 +193,9 @@ class RequestLlama(EagleLlama):
         """Forgets the text; what the slots hold is the batcher's."""
         self.n_tokens = 0
 
-    def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
+    def detokenize(
+        self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
+    ) -> bytes:
         return self._batcher.base.detokenize_pieces(tokens, prev_tokens, special)
 
     def _unsupported(self, *_: object, **__: object) -> Any:
@@ -189,11 +205,23 @@ class RequestLlama(EagleLlama):
 
     # -- generation ---------------------------------------------------------------------------------------
 
-    def _create_completion(self, prompt: Any, logprobs: int | None = None, logit_bias: Any = None, **kwargs: Any) -> Any:
+    def _create_completion(
+        self, prompt: Any, logprobs: int | None = None, logit_bias: Any = None, **kwargs: Any
+    ) -> Any:
         """Llama's but for logprobs and logit_bias, for which it would go through the vocabulary in Python at each row."""
         echo, stream = bool(kwargs.get("echo")), bool(kwargs.get("stream"))
-        writer = Logprobs(self.detokenize, self.token_bos(), 0 if echo else len(prompt)) if logprobs is not None else None
-        asked = Asked(kwargs.get("max_tokens"), logit_bias or {}, logprobs, logprobs is not None and echo and not stream, writer)
+        writer = (
+            Logprobs(self.detokenize, self.token_bos(), 0 if echo else len(prompt))
+            if logprobs is not None
+            else None
+        )
+        asked = Asked(
+            kwargs.get("max_tokens"),
+            logit_bias or {},
+            logprobs,
+            logprobs is not None and echo and not stream,
+            writer,
+        )
         self._asked = asked
         try:
             for item in super()._create_completion(prompt=prompt, **kwargs):
@@ -207,37 +235,62 @@ class RequestLlama(EagleLlama):
     @staticmethod
     def _add_logprobs(choice: dict[str, Any], asked: Asked, stream: bool) -> None:
         if stream:
-            choice["logprobs"] = asked.writer.chunk(choice["text"]) if choice["finish_reason"] is None else None
+            choice["logprobs"] = (
+                asked.writer.chunk(choice["text"]) if choice["finish_reason"] is None else None
+            )
             return
         choice["logprobs"] = out = asked.writer.whole(asked.before)
-        if asked.echo and out["tokens"]:  # nothing comes before the first, and OpenAI says null even behind a beginning-of-text
+        if (
+            asked.echo and out["tokens"]
+        ):  # nothing comes before the first, and OpenAI says null even behind a beginning-of-text
             out["token_logprobs"][0] = out["top_logprobs"][0] = None
 
-    def _generate(self, claim: Claim, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Generator[int, None, None]:
+    def _generate(
+        self, claim: Claim, tokens: Sequence[int], *args: Any, **kwargs: Any
+    ) -> Generator[int, None, None]:
         """What generate() does with its claim. Waits for a slot."""
         asked, self._asked = self._asked, Asked()
         if self._job is not None:
-            self._batcher._cancel(self._job, "cancelled")  # one that was left half way cannot go on, and may have the only slot
+            self._batcher._cancel(
+                self._job, "cancelled"
+            )  # one that was left half way cannot go on, and may have the only slot
         bound = _GENERATE.bind(self, tokens, *args, **kwargs)
         bound.apply_defaults()
         a, prompt = bound.arguments, list(tokens)
         if not prompt or len(prompt) >= self._n_ctx:
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"the prompt has {len(prompt)} tokens, expected 1..{self._n_ctx - 1}")
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT, f"the prompt has {len(prompt)} tokens, expected 1..{self._n_ctx - 1}"
+            )
         if self._cancelled:
             raise RequestCancelled(self._cancelled)
         self._mirostat_mu = ctypes.c_float(2.0 * a["mirostat_tau"])
         processors = Processors(a["logits_processor"], prompt) if a["logits_processor"] else None
-        sampler = self._init_sampler(**{name: a[name] for name in _SAMPLER_ARGS}, logits_processor=[processors] if processors else None)
+        sampler = self._init_sampler(
+            **{name: a[name] for name in _SAMPLER_ARGS}, logits_processor=[processors] if processors else None
+        )
         stopping = a["stopping_criteria"]
         if asked.bias:
             sampler = with_bias(sampler, asked.bias, self._n_vocab)
-        self._rows = ScoreRows(self._n_vocab, len(prompt) - 1, False) if stopping is not None else None  # it looks at one at a time
+        self._rows = (
+            ScoreRows(self._n_vocab, len(prompt) - 1, False) if stopping is not None else None
+        )  # it looks at one at a time
         if asked.echo and prompt[0] != self.token_bos():
             asked.before.append(TopRow(prompt[0], 0.0, np.empty(0, np.int32), np.empty(0, np.float32)))
         room = self._n_ctx - len(prompt)
-        job = Job(prompt, sampler, self._params.chain() if processors and self._engine.trees(self._params) else self._params, 1, room,
-                  self._deadline, stopping is not None, asked.top, asked.echo, self._request_id, processors,
-                  usual=asked.limit if asked.limit and asked.limit > 0 else room)
+        job = Job(
+            prompt,
+            sampler,
+            self._params.chain() if processors and self._engine.trees(self._params) else self._params,
+            1,
+            room,
+            self._deadline,
+            stopping is not None,
+            asked.top,
+            asked.echo,
+            self._request_id,
+            processors,
+            usual=asked.limit if asked.limit and asked.limit > 0 else room,
+        )
         self.input_ids[: len(prompt)] = prompt
         self.n_tokens = len(prompt)
         self._usage["prompt"] += len(prompt)
@@ -310,8 +363,13 @@ class RequestLlama(EagleLlama):
         """OpenAI's usage object, of all generations of this request."""
         prompt, completion, accepted = self._usage["prompt"], self._usage["completion"], self._accepted_out
         return {
-            "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
-            "completion_tokens_details": {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": self._stats.drafted - accepted},
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": self._stats.drafted - accepted,
+            },
             "prompt_tokens_details": {"cached_tokens": self._usage["reused"]},
         }
 
@@ -330,4 +388,9 @@ class RequestLlama(EagleLlama):
             return {"queued": 0.0, "prompt": 0.0, "generation": 0.0, "tokens": 0}
         now = job.ended_at or time.monotonic()
         started, first = job.started_at or now, job.first_at or now
-        return {"queued": started - job.queued_at, "prompt": first - started, "generation": now - first, "tokens": job.n_tokens}
+        return {
+            "queued": started - job.queued_at,
+            "prompt": first - started,
+            "generation": now - first,
+            "tokens": job.n_tokens,
+        }

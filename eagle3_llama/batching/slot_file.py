@@ -16,9 +16,9 @@ import os
 import struct
 from typing import Any
 
-import llama_cpp
-
 from ..errors import EagleError, ErrorKind
+
+import llama_cpp
 
 MAGIC = b"eagle3slot1\n"
 MAX_HEADER = 1 << 26  # a token of text is at most 8 characters of it
@@ -28,9 +28,17 @@ def identity(batcher: Any) -> dict[str, Any]:
     """What a state belongs to: sizes and shapes of target and head, and how the cache holds them."""
     base, s = batcher.base, batcher.settings
     head = batcher._engine.head_info() if batcher._engine.has_head else None
-    return {"model": batcher.model_name, "size": os.path.getsize(s.model), "n_vocab": base.n_vocab(), "n_embd": base.n_embd(),
-            "head": head, "head_size": os.path.getsize(s.eagle) if s.eagle else None,
-            "types": [base.context_params.type_k, base.context_params.type_v], "flash_attn": s.flash_attn, "n_parallel": s.n_parallel}
+    return {
+        "model": batcher.model_name,
+        "size": os.path.getsize(s.model),
+        "n_vocab": base.n_vocab(),
+        "n_embd": base.n_embd(),
+        "head": head,
+        "head_size": os.path.getsize(s.eagle) if s.eagle else None,
+        "types": [base.context_params.type_k, base.context_params.type_v],
+        "flash_attn": s.flash_attn,
+        "n_parallel": s.n_parallel,
+    }
 
 
 @dataclasses.dataclass
@@ -49,14 +57,22 @@ def take(batcher: Any, slot: Any) -> Contents:
     target = (ctypes.c_uint8 * size)()
     if slot.tokens and llama_cpp.llama_state_seq_get_data(ctx, target, size, slot.id) != size:
         raise EagleError(ErrorKind.NATIVE, "the target's state cannot be saved")
-    return Contents(list(slot.tokens), target, batcher._engine.state(slot.id) if batcher._engine.has_head else b"")
+    return Contents(
+        list(slot.tokens), target, batcher._engine.state(slot.id) if batcher._engine.has_head else b""
+    )
 
 
 def pack(of: dict[str, Any], contents: Contents) -> bytes:
     """The bytes of a slot's file. of: identity()."""
     sizes = {"target": len(contents.target), "head": len(contents.head)}
     header = json.dumps({"of": of, "tokens": contents.tokens, **sizes}).encode()
-    parts = [MAGIC, struct.pack("<I", len(header)), header, memoryview(contents.target).cast("B"), contents.head]
+    parts = [
+        MAGIC,
+        struct.pack("<I", len(header)),
+        header,
+        memoryview(contents.target).cast("B"),
+        contents.head,
+    ]
     check = hashlib.sha256()
     for part in parts:
         check.update(part)
@@ -70,13 +86,17 @@ def put(batcher: Any, slot: Any, contents: Contents) -> int:
     try:
         if tokens:
             memory = llama_cpp.llama_get_memory(ctx)
-            if (llama_cpp.llama_state_seq_set_data(ctx, target, len(target), slot.id) != len(target)
-                    or llama_cpp.llama_memory_seq_pos_max(memory, slot.id) != len(tokens) - 1):
+            if (
+                llama_cpp.llama_state_seq_set_data(ctx, target, len(target), slot.id) != len(target)
+                or llama_cpp.llama_memory_seq_pos_max(memory, slot.id) != len(tokens) - 1
+            ):
                 raise EagleError(ErrorKind.BAD_VALUE, "the saved slot does not fit this model's cache")
         if batcher._engine.has_head:
             batcher._engine.set_state(contents.head, slot.id)
             if batcher._engine.n_past(slot.id) != len(tokens):
-                raise EagleError(ErrorKind.BAD_VALUE, "target and head of the saved slot do not belong together")
+                raise EagleError(
+                    ErrorKind.BAD_VALUE, "target and head of the saved slot do not belong together"
+                )
         else:
             batcher._engine.state_reset(len(tokens), slot.id)
     except EagleError:
@@ -94,6 +114,7 @@ def _clear(batcher: Any, slot: Any) -> None:
 
 def unpack(batcher: Any, data: bytes) -> Contents:
     """What pack() made bytes of. Raises EagleError BAD_VALUE for damaged or foreign ones."""
+
     def bad(why: str) -> EagleError:
         return EagleError(ErrorKind.BAD_VALUE, f"not a slot that can be restored: {why}")
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
 import numpy as np
 
-from ..llama.chat import generate
 from ..errors import EagleError, ErrorKind
+from ..llama.chat import generate
 from ..runtime.params import EagleParams, Tree
 
 TURN = 16  # tokens
@@ -41,10 +42,16 @@ class Run:
     seconds: float
     rounds: list[tuple[int, int, int]]
     shares: dict[str, float]
-    plain: "Run | None" = None
+    plain: Run | None = None
 
 
-def parse_modes(names: Sequence[str], heads: Sequence[str], draft_model: str | None, params: EagleParams, fixed: Sequence[str]) -> list[Mode]:
+def parse_modes(
+    names: Sequence[str],
+    heads: Sequence[str],
+    draft_model: str | None,
+    params: EagleParams,
+    fixed: Sequence[str],
+) -> list[Mode]:
     """Modes by name. Of several heads each is a mode of its own; fixed are settings tried beside params: 3, 60x6x10."""
     modes = []
     for name in names:
@@ -82,29 +89,47 @@ def _label(text: str) -> str:
 class Target:
     """One model file, loaded once for each kind of mode; weights are shared through mmap where the format allows."""
 
-    def __init__(self, path: str, modes: Sequence[Mode], n_threads: int, n_ctx: int, flash_attn: bool | None = None) -> None:
-        from ..llama.flash import FlashLlama
+    def __init__(
+        self, path: str, modes: Sequence[Mode], n_threads: int, n_ctx: int, flash_attn: bool | None = None
+    ) -> None:
         from ..llama.eagle_llama import EagleLlama
+        from ..llama.flash import FlashLlama
 
         self.path, self.modes = str(path), list(modes)
         if all(m.kind != "plain" for m in modes):
             self.modes.insert(0, Mode("plain", "plain"))
-        self._common = {"n_ctx": n_ctx, "n_threads": n_threads, "n_threads_batch": n_threads, "flash_attn": flash_attn, "verbose": False}
+        self._common = {
+            "n_ctx": n_ctx,
+            "n_threads": n_threads,
+            "n_threads_batch": n_threads,
+            "flash_attn": flash_attn,
+            "verbose": False,
+        }
         self.plain = FlashLlama(self.path, **self._common)
         self._llms: dict[tuple[str, str | None], Any] = {("plain", None): self.plain}
         for mode in self.modes:
             key = (mode.kind, mode.head)
             if key not in self._llms:
-                self._llms[key] = EagleLlama(self.path, eagle=mode.head, **self._common) if mode.kind == "eagle" else self._other(mode)
+                self._llms[key] = (
+                    EagleLlama(self.path, eagle=mode.head, **self._common)
+                    if mode.kind == "eagle"
+                    else self._other(mode)
+                )
         self.format = file_format(self.plain)
 
     def _other(self, mode: Mode) -> Any:
         from ..llama.flash import FlashLlama
+
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
         if mode.kind == "prompt_lookup":
             # logits_all: without it llama-cpp-python keeps too few rows for a prompt of several batches
-            return FlashLlama(self.path, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=2), logits_all=True, **self._common)
+            return FlashLlama(
+                self.path,
+                draft_model=LlamaPromptLookupDecoding(num_pred_tokens=2),
+                logits_all=True,
+                **self._common,
+            )
         from .upstream import Drafter
 
         c = self._common
@@ -129,7 +154,10 @@ class Target:
             return Run(*llm.run(prompt, n_predict), {})
         if mode.params is not None:
             llm.eagle_params = mode.params
-        answers = [_Answering(x, prompt, n_predict, sampling) for x in ((llm,) if mode.kind == "plain" else (llm, self.plain))]
+        answers = [
+            _Answering(x, prompt, n_predict, sampling)
+            for x in ((llm,) if mode.kind == "plain" else (llm, self.plain))
+        ]
         turns = itertools.cycle((answers, answers[::-1]))
         while any([a.go_on(TURN) for a in next(turns)]):  # a list: each has its turn
             pass
@@ -198,7 +226,9 @@ class _Watch:
 
             if not hasattr(llm, "_plain_draft_model"):
                 llm._plain_draft_model = self.draft_model
-            llm.draft_model = Counting(llm._plain_draft_model.max_ngram_size, llm._plain_draft_model.num_pred_tokens)
+            llm.draft_model = Counting(
+                llm._plain_draft_model.max_ngram_size, llm._plain_draft_model.num_pred_tokens
+            )
 
     def saw(self, index: int) -> None:
         n = self.stats.rounds if self.stats is not None else getattr(self, "calls", 0)

@@ -40,12 +40,20 @@ def _acceptance(axes: Any, rows: list[dict[str, Any]], report: dict[str, Any]) -
     for r in drawn:
         y = r["accept_per_position"][:12]
         axes.plot(range(1, len(y) + 1), y, marker="o", label=f"{r['format']} {r['mode']}")
-    axes.set(xlabel="position in the draft", ylabel="accepted (share of rounds)", ylim=(0, 1), title="acceptance by position")
+    axes.set(
+        xlabel="position in the draft",
+        ylabel="accepted (share of rounds)",
+        ylim=(0, 1),
+        title="acceptance by position",
+    )
     return bool(drawn)
 
 
 def _speed(axes: Any, rows: list[dict[str, Any]], report: dict[str, Any]) -> bool:
-    formats, modes = list(dict.fromkeys(r["format"] for r in rows)), list(dict.fromkeys(r["mode"] for r in rows if r["kind"] != "plain"))
+    formats, modes = (
+        list(dict.fromkeys(r["format"] for r in rows)),
+        list(dict.fromkeys(r["mode"] for r in rows if r["kind"] != "plain")),
+    )
     width = 0.8 / max(len(modes), 1)
     for k, mode in enumerate(modes):
         at = {r["format"]: r for r in rows if r["mode"] == mode}
@@ -53,7 +61,14 @@ def _speed(axes: Any, rows: list[dict[str, Any]], report: dict[str, Any]) -> boo
         bars = [at[f] for f in formats if f in at]
         axes.bar(x, [r["ratio"] for r in bars], width, label=mode)
         limits = [(i, r["limit"]) for i, r in zip(x, bars) if r.get("limit")]
-        axes.scatter([i for i, _ in limits], [v for _, v in limits], marker="_", s=200, color="black", label="limit" if k == 0 and limits else None)
+        axes.scatter(
+            [i for i, _ in limits],
+            [v for _, v in limits],
+            marker="_",
+            s=200,
+            color="black",
+            label="limit" if k == 0 and limits else None,
+        )
     axes.axhline(1.0, color="grey", linewidth=1)
     axes.set_xticks(range(len(formats)), formats)
     axes.set(ylabel="speed against plain decoding", title="speed, and the limit of a head that costs nothing")
@@ -63,12 +78,22 @@ def _speed(axes: Any, rows: list[dict[str, Any]], report: dict[str, Any]) -> boo
 def _costs(axes: Any, rows: list[dict[str, Any]], report: dict[str, Any]) -> bool:
     for fmt, curve in report["cost_curve"].items():
         (line,) = axes.plot([int(n) for n in curve], [c["decode"] for c in curve.values()], label=fmt)
-        axes.plot([int(n) for n in curve], [c["layers"] for c in curve.values()], color=line.get_color(), linestyle=":")
-        chosen = next((r["rounds_by_drafted"] for r in rows if r["format"] == fmt and r["kind"] == "eagle"), {})
+        axes.plot(
+            [int(n) for n in curve],
+            [c["layers"] for c in curve.values()],
+            color=line.get_color(),
+            linestyle=":",
+        )
+        chosen = next(
+            (r["rounds_by_drafted"] for r in rows if r["format"] == fmt and r["kind"] == "eagle"), {}
+        )
         total = sum(chosen.values()) or 1
         for n, c in curve.items():
             share = chosen.get(str(int(n) - 1), 0) / total
             axes.scatter([int(n)], [c["decode"]], s=10 + 300 * share, color=line.get_color())
-    axes.set(xlabel="rows decoded together", ylabel="cost, in units of one row",
-             title="cost of rows (dotted: without the output matrix); dots: how often chosen")
+    axes.set(
+        xlabel="rows decoded together",
+        ylabel="cost, in units of one row",
+        title="cost of rows (dotted: without the output matrix); dots: how often chosen",
+    )
     return bool(report["cost_curve"])

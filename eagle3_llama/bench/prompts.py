@@ -6,13 +6,14 @@ import dataclasses
 import json
 import statistics
 import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any
 
-from .modes import Run, Target
+from ..errors import EagleError, ErrorKind
 from ..llama.chat import chat_tokens
 from ..runtime.costs import Costs, Times, fill_context, measure_in_use
-from ..errors import EagleError, ErrorKind
+from .modes import Run, Target
 
 
 @dataclasses.dataclass
@@ -21,7 +22,9 @@ class Answer:
 
     category: str
     runs: dict[str, list[Run]]
-    gaps: dict[str, float] = dataclasses.field(default_factory=dict)  # top-2 logit gap where a mode first differs from plain
+    gaps: dict[str, float] = dataclasses.field(
+        default_factory=dict
+    )  # top-2 logit gap where a mode first differs from plain
     costs: Costs | None = None  # between its runs; None if nothing drafts
 
     def seconds(self, mode: str) -> float:
@@ -33,8 +36,12 @@ class Answer:
     def relative(self, mode: str) -> float:
         """Seconds a token in units of plain decoding's by turns with it, or in the same round, the median over rounds: what the
         machine loses to others, both have lost."""
-        pairs = [(r, r.plain or p) for r, p in zip(self.runs[mode], self.runs["plain"]) if min(len(r.tokens), len(p.tokens)) > 1]
-        each = lambda r: r.seconds / len(r.tokens)  # noqa: E731
+        pairs = [
+            (r, r.plain or p)
+            for r, p in zip(self.runs[mode], self.runs["plain"])
+            if min(len(r.tokens), len(p.tokens)) > 1
+        ]
+        each = lambda r: r.seconds / len(r.tokens)
         return statistics.median(each(r) / each(p) for r, p in pairs) if pairs else 1.0
 
 
@@ -55,14 +62,25 @@ def read_prompts(path: str | Path, category: str | None = None) -> list[tuple[st
             elif item.get("category") == category:
                 out.append((str(item.get("topic", category)), str(item["prompt"])))
         except (ValueError, KeyError, TypeError, AttributeError) as e:
-            raise EagleError(ErrorKind.BAD_VALUE, f"{path}, line {n}: expected a JSON string or an object with \"prompt\" ({e})") from e
+            raise EagleError(
+                ErrorKind.BAD_VALUE,
+                f'{path}, line {n}: expected a JSON string or an object with "prompt" ({e})',
+            ) from e
     if not out:
-        raise EagleError(ErrorKind.BAD_VALUE, f"{path} has no prompts" + (f" of category {category!r}" if category else ""))
+        raise EagleError(
+            ErrorKind.BAD_VALUE, f"{path} has no prompts" + (f" of category {category!r}" if category else "")
+        )
     return out
 
 
-def bench_target(target: Target, prompts: Iterable[tuple[str, str]], n_predict: int, rounds: int,
-                 sampling: dict[str, Any], step: Callable[[], None]) -> list[Answer]:
+def bench_target(
+    target: Target,
+    prompts: Iterable[tuple[str, str]],
+    n_predict: int,
+    rounds: int,
+    sampling: dict[str, Any],
+    step: Callable[[], None],
+) -> list[Answer]:
     """Runs every prompt in every mode, modes alternating, `rounds` times; prompt i has seed i + 1. After each time costs are measured."""
     answers = []
     drafting = [target.llm(m) for m in target.drafting()]
@@ -88,7 +106,10 @@ def _tokenized(llm: Any, prompts: Iterable[tuple[str, str]], n_predict: int) -> 
     for category, text in prompts:
         prompt = chat_tokens(llm, text)
         if len(prompt) > room:
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"prompt {text[:40]!r} has {len(prompt)} tokens, --n-ctx leaves room for {room} beside the answer")
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT,
+                f"prompt {text[:40]!r} has {len(prompt)} tokens, --n-ctx leaves room for {room} beside the answer",
+            )
         out.append((category, prompt))
     return out
 

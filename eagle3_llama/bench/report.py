@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import collections
 import statistics
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from .prompts import Answer, loop_flags
-from .modes import Mode, Target
 from ..runtime.costs import Costs
+from .modes import Mode, Target
+from .prompts import Answer, loop_flags
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 
@@ -29,8 +30,15 @@ def results(target: Target, answers: Sequence[Answer]) -> list[dict[str, Any]]:
 def cost_curve(costs: Costs) -> dict[str, dict[str, float]]:
     """Of each number of rows: a whole decode, its layers, its output matrix, a pass of the head; in units of a whole decode of one row."""
     one = costs.one_row
-    return {str(n): {"decode": round((costs.layers[n] + costs.output[n]) / one, 3), "layers": round(costs.layers[n] / one, 3),
-                     "output": round(costs.output[n] / one, 3), "head": round(costs.head[n] / one, 3)} for n in ROWS}
+    return {
+        str(n): {
+            "decode": round((costs.layers[n] + costs.output[n]) / one, 3),
+            "layers": round(costs.layers[n] / one, 3),
+            "output": round(costs.output[n] / one, 3),
+            "head": round(costs.head[n] / one, 3),
+        }
+        for n in ROWS
+    }
 
 
 def _result(target: Target, answers: Sequence[Answer], mode: Mode, category: str) -> dict[str, Any]:
@@ -40,10 +48,17 @@ def _result(target: Target, answers: Sequence[Answer], mode: Mode, category: str
     plain = [a.seconds("plain") for a in answers]
     relative = [a.relative(name) for a in answers]
     out = {
-        "target": target.path, "format": target.format, "mode": name, "kind": mode.kind, "category": category, "tokens": tokens,
+        "target": target.path,
+        "format": target.format,
+        "mode": name,
+        "kind": mode.kind,
+        "category": category,
+        "tokens": tokens,
         "tok_per_s": round(tokens / seconds, 2) if seconds else 0.0,
         "ratio": round(sum(plain) / sum(p * r for p, r in zip(plain, relative)), 4) if seconds else 0.0,
-        "spread": [round(1 / r, 3) for r in np.quantile(relative, (0.75, 0.25))] if seconds else None,  # quartiles over prompts
+        "spread": [round(1 / r, 3) for r in np.quantile(relative, (0.75, 0.25))]
+        if seconds
+        else None,  # quartiles over prompts
         "runs": sum(len(a.runs[name]) for a in answers),
         "identical": all(a.tokens(name) == a.tokens("plain") for a in answers),
         "first_divergence_gaps": [a.gaps[name] for a in answers if name in a.gaps],
@@ -67,8 +82,13 @@ def _loop_share(answers: Sequence[Answer], mode: str) -> float:
 
 def _acceptance(answers: Sequence[Answer], mode: Mode) -> dict[str, Any]:
     if mode.kind == "plain":
-        return {"mean_accepted_length": 1.0, "accept_per_position": [], "mean_accepted_length_outside_loops": 1.0,
-                "mean_drafted": 0.0, "rounds_by_drafted": {}}
+        return {
+            "mean_accepted_length": 1.0,
+            "accept_per_position": [],
+            "mean_accepted_length_outside_loops": 1.0,
+            "mean_drafted": 0.0,
+            "rounds_by_drafted": {},
+        }
     every, outside, drafted = [], [], []
     for a in answers:
         flags = loop_flags(a.tokens(mode.name))
@@ -78,10 +98,15 @@ def _acceptance(answers: Sequence[Answer], mode: Mode) -> dict[str, Any]:
             drafted.append(n)
             if not flags[start]:
                 outside.append(length)
-    mean = lambda xs: round(sum(xs) / len(xs), 4) if xs else 0.0  # noqa: E731
+    mean = lambda xs: round(sum(xs) / len(xs), 4) if xs else 0.0
     positions = [round(sum(n > i for n in every) / len(every), 4) for i in range(1, max(every, default=1))]
-    return {"mean_accepted_length": mean(every), "accept_per_position": positions, "mean_accepted_length_outside_loops": mean(outside),
-            "mean_drafted": mean(drafted), "rounds_by_drafted": {str(n): c for n, c in sorted(collections.Counter(drafted).items())}}
+    return {
+        "mean_accepted_length": mean(every),
+        "accept_per_position": positions,
+        "mean_accepted_length_outside_loops": mean(outside),
+        "mean_drafted": mean(drafted),
+        "rounds_by_drafted": {str(n): c for n, c in sorted(collections.Counter(drafted).items())},
+    }
 
 
 def _time_share(answers: Sequence[Answer], mode: str) -> dict[str, float] | None:
@@ -105,35 +130,85 @@ def _limit(answers: Sequence[Answer], mode: str) -> float | None:
 def table(rows: Sequence[dict[str, Any]]) -> Table:
     """The figures for people."""
     t = Table(title="speed against plain decoding, greedy unless said otherwise")
-    for name in ("format", "mode", "category", "tokens", "tok/s", "ratio", "limit", "of limit", "tokens a round", "outside loops",
-                 "accepted at 1, 2, ...", "drafted", "loops", "target/draft/verify/other", "same text"):
+    for name in (
+        "format",
+        "mode",
+        "category",
+        "tokens",
+        "tok/s",
+        "ratio",
+        "limit",
+        "of limit",
+        "tokens a round",
+        "outside loops",
+        "accepted at 1, 2, ...",
+        "drafted",
+        "loops",
+        "target/draft/verify/other",
+        "same text",
+    ):
         t.add_column(name, justify="left" if name in ("format", "mode", "category") else "right")
     for r in rows:
         share = r["time_share"]
         mode = f"{r['mode']} n_max={r['n_max']}" if "n_max" in r else r["mode"]
         t.add_row(
-            r["format"], mode, r["category"], str(r["tokens"]), f"{r['tok_per_s']:.1f}", f"{r['ratio']:.2f}",
-            f"{r['limit']:.2f}" if r.get("limit") else "", f"{r['share_of_limit']:.0%}" if r.get("share_of_limit") else "",
-            f"{r['mean_accepted_length']:.2f}", f"{r['mean_accepted_length_outside_loops']:.2f}",
-            " ".join(f"{x:.2f}" for x in r["accept_per_position"][:6]), f"{r['mean_drafted']:.2f}",
-            f"{r['loop_share']:.0%}", " ".join(f"{v:.1%}" for v in share.values()) if share else "",
-            "yes" if r["identical"] else f"no, gaps {r['first_divergence_gaps']}")
+            r["format"],
+            mode,
+            r["category"],
+            str(r["tokens"]),
+            f"{r['tok_per_s']:.1f}",
+            f"{r['ratio']:.2f}",
+            f"{r['limit']:.2f}" if r.get("limit") else "",
+            f"{r['share_of_limit']:.0%}" if r.get("share_of_limit") else "",
+            f"{r['mean_accepted_length']:.2f}",
+            f"{r['mean_accepted_length_outside_loops']:.2f}",
+            " ".join(f"{x:.2f}" for x in r["accept_per_position"][:6]),
+            f"{r['mean_drafted']:.2f}",
+            f"{r['loop_share']:.0%}",
+            " ".join(f"{v:.1%}" for v in share.values()) if share else "",
+            "yes" if r["identical"] else f"no, gaps {r['first_divergence_gaps']}",
+        )
     return t
 
 
 def curve_in_use(answers: Sequence[Answer]) -> dict[str, float]:
     """A whole decode of each number of rows as measured between the runs, in units of one row's: the median over prompts."""
     curves = [cost_curve(a.costs) for a in answers if a.costs is not None]
-    return {str(n): round(statistics.median(c[str(n)]["decode"] for c in curves), 3) for n in ROWS} if curves else {}
+    return (
+        {str(n): round(statistics.median(c[str(n)]["decode"] for c in curves), 3) for n in ROWS}
+        if curves
+        else {}
+    )
 
 
-def explanation(fmt: str, curve: dict[str, dict[str, float]], in_use: dict[str, float], row: dict[str, Any], predicted: float) -> Table:
+def explanation(
+    fmt: str,
+    curve: dict[str, dict[str, float]],
+    in_use: dict[str, float],
+    row: dict[str, Any],
+    predicted: float,
+) -> Table:
     """Why the planner drafted what it drafted: costs, how often each size was chosen, what it expected and what came."""
-    t = Table(title=f"{fmt}, {row['mode']}: predicted {predicted:.2f}x, measured {row['ratio']:.2f}x plain decoding; costs in units of one row")
-    for name in ("rows", "decode", "layers", "output matrix", "head", "decode between the runs", "rounds of this size"):
+    t = Table(
+        title=f"{fmt}, {row['mode']}: predicted {predicted:.2f}x, measured {row['ratio']:.2f}x plain decoding; costs in units of one row"
+    )
+    for name in (
+        "rows",
+        "decode",
+        "layers",
+        "output matrix",
+        "head",
+        "decode between the runs",
+        "rounds of this size",
+    ):
         t.add_column(name, justify="right")
     rounds = row["rounds_by_drafted"]
     total = sum(rounds.values()) or 1
     for n, c in curve.items():
-        t.add_row(n, *(f"{c[k]:.2f}" for k in ("decode", "layers", "output", "head")), f"{in_use.get(n, 0.0):.2f}", f"{rounds.get(str(int(n) - 1), 0) / total:.0%}")
+        t.add_row(
+            n,
+            *(f"{c[k]:.2f}" for k in ("decode", "layers", "output", "head")),
+            f"{in_use.get(n, 0.0):.2f}",
+            f"{rounds.get(str(int(n) - 1), 0) / total:.0%}",
+        )
     return t

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from .prompts import bench_target, capture_cost, read_prompts
-from .modes import Mode, Target
-from .report import cost_curve, curve_in_use, explanation, results, table
-from ..llama.chat import chat_tokens
-from ..errors import EagleError, ErrorKind
 from ..common.progress import progress
+from ..errors import EagleError, ErrorKind
+from ..llama.chat import chat_tokens
+from .modes import Mode, Target
+from .prompts import bench_target, capture_cost, read_prompts
+from .report import cost_curve, curve_in_use, explanation, results, table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +41,9 @@ class BenchSettings:
             if not Path(path).is_file():
                 raise EagleError(ErrorKind.BAD_FILE, f"no such file: {path}")
         if self.sampling.get("temp") and any(m.kind in ("upstream", "draft_model") for m in self.modes):
-            raise EagleError(ErrorKind.BAD_ARGUMENT, "llama.cpp's own drafters are run greedily here: leave --temp out")
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT, "llama.cpp's own drafters are run greedily here: leave --temp out"
+            )
 
 
 def spaced(items: Sequence[Any], n: int | None) -> list[Any]:
@@ -52,8 +56,21 @@ def spaced(items: Sequence[Any], n: int | None) -> list[Any]:
 def run_bench(s: BenchSettings) -> dict[str, Any]:
     """The report that bench --json writes."""
     chosen = spaced(read_prompts(s.prompts, s.category), s.limit)
-    report: dict[str, Any] = {"results": [], "cost_curve": {}, "cost_in_use": {}, "capture_cost": {}, "n_threads": s.n_threads, "sampling": s.sampling}
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    report: dict[str, Any] = {
+        "results": [],
+        "cost_curve": {},
+        "cost_in_use": {},
+        "capture_cost": {},
+        "n_threads": s.n_threads,
+        "sampling": s.sampling,
+    }
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     tables = []
     with progress(Console(stderr=True), *columns) as bar:
         for path in s.targets:
@@ -61,7 +78,9 @@ def run_bench(s: BenchSettings) -> dict[str, Any]:
             target = Target(path, s.modes, s.n_threads, s.n_ctx, s.flash_attn)
             _measure(target, report)
             _settle(target, chosen)
-            answers = bench_target(target, chosen, s.n_predict, s.rounds, s.sampling, lambda: bar.advance(task))
+            answers = bench_target(
+                target, chosen, s.n_predict, s.rounds, s.sampling, functools.partial(bar.advance, task)
+            )
             rows = results(target, answers)
             report["results"] += rows
             report["cost_in_use"][target.format] = curve_in_use(answers)
@@ -99,5 +118,13 @@ def _explain(target: Target, rows: Sequence[dict[str, Any]], report: dict[str, A
             row = next(r for r in rows if r["mode"] == mode.name and r["category"] == "all")
             info = target.llm(mode)._engine.plan_info()
             row["predicted"] = round(info["rate"] / info["plain_rate"], 4)
-            out.append(explanation(target.format, report["cost_curve"][target.format], report["cost_in_use"][target.format], row, row["predicted"]))
+            out.append(
+                explanation(
+                    target.format,
+                    report["cost_curve"][target.format],
+                    report["cost_in_use"][target.format],
+                    row,
+                    row["predicted"],
+                )
+            )
     return out

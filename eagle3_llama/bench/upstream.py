@@ -17,13 +17,23 @@ _TYPES = {"upstream": "draft-eagle3", "draft_model": "draft-simple"}
 class Drafter:
     """One target with one head or draft model. n_max and backend_sampling are what run() drafts with; settle() finds the best."""
 
-    def __init__(self, target: str, head: str, kind: str, n_threads: int, n_ctx: int, flash_attn: bool | None) -> None:
+    def __init__(
+        self, target: str, head: str, kind: str, n_threads: int, n_ctx: int, flash_attn: bool | None
+    ) -> None:
         self.n_max, self.backend_sampling = 3, True  # upstream's defaults
-        self._args = [target, head, _TYPES[kind], n_threads, n_ctx, N_MAX, -1 if flash_attn is None else int(flash_attn)]
+        self._args = [
+            target,
+            head,
+            _TYPES[kind],
+            n_threads,
+            n_ctx,
+            N_MAX,
+            -1 if flash_attn is None else int(flash_attn),
+        ]
         self._programs: dict[bool, _Program] = {}
         self._program()
 
-    def _program(self) -> "_Program":
+    def _program(self) -> _Program:
         if self.backend_sampling not in self._programs:
             self._programs[self.backend_sampling] = _Program([*self._args, int(self.backend_sampling)])
         return self._programs[self.backend_sampling]
@@ -46,7 +56,9 @@ class Drafter:
         for self.n_max in range(1, N_MAX + 1):
             for self.backend_sampling in (True, False):
                 runs = [self.run(p, n_predict) for p in prompts]
-                rate[self.n_max, self.backend_sampling] = sum(len(r[0]) for r in runs) / sum(r[1] for r in runs)
+                rate[self.n_max, self.backend_sampling] = sum(len(r[0]) for r in runs) / sum(
+                    r[1] for r in runs
+                )
         self.n_max, self.backend_sampling = max(rate, key=lambda k: rate[k])
         self._programs.pop(not self.backend_sampling).close()
 
@@ -63,9 +75,17 @@ class _Program:
 
     def __init__(self, args: list[object]) -> None:
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # a pipe that nobody reads fills up
-        self._process = subprocess.Popen([str(a) for a in (_build(), *args)], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log)
+        self._process = subprocess.Popen(
+            [str(a) for a in (_build(), *args)],
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+        )
         if self._process.stdout.readline().strip() != "ready":
-            raise EagleError(ErrorKind.NATIVE, f"llama.cpp's own drafter does not take {args[1]}: {self._last_words()}")
+            raise EagleError(
+                ErrorKind.NATIVE, f"llama.cpp's own drafter does not take {args[1]}: {self._last_words()}"
+            )
 
     def ask(self, numbers: list[int]) -> list[str]:
         try:
@@ -96,8 +116,13 @@ def _build() -> Path:
     """The program, built from the checkout's own sources if need be."""
     build = Path(__file__).resolve().parents[2] / "native" / "build.py"
     if not build.is_file():
-        raise EagleError(ErrorKind.UNSUPPORTED, "llama.cpp's own drafter is built from a checkout of this project, not from the wheel")
-    done = subprocess.run([sys.executable, build, "--bench", "--print-dir"], stdout=subprocess.PIPE, text=True)
+        raise EagleError(
+            ErrorKind.UNSUPPORTED,
+            "llama.cpp's own drafter is built from a checkout of this project, not from the wheel",
+        )
+    done = subprocess.run(
+        [sys.executable, build, "--bench", "--print-dir"], stdout=subprocess.PIPE, text=True
+    )
     if done.returncode != 0:
         raise EagleError(ErrorKind.NATIVE, "llama.cpp's own drafter could not be built")
     return Path(done.stdout.strip()) / "upstream"

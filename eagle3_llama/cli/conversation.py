@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from typing import Any, Callable, Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jinja2
 from rich.console import Console
 
-from ..llama.chat import chat_tokens, stream
 from ..errors import EagleError, ErrorKind
+from ..llama.chat import chat_tokens, stream
 
 Messages = list[dict[str, str]]
 ENDED = "[ended; while an answer is written, Ctrl-C stops the answer alone]"

@@ -15,9 +15,9 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from ..llama.chat import COLOURS, chat_tokens, generate, stream
-from ..errors import EagleError
 from ..common.files import replacing
+from ..errors import EagleError
+from ..llama.chat import COLOURS, chat_tokens, generate, stream
 
 PROMPT = "Thomas is very healthy, but he has to go to the hospital every day. What could be the reasons?"
 ROUNDS = 5
@@ -25,7 +25,9 @@ ROUNDS = 5
 
 def main(
     prompt: Annotated[str, typer.Option(help="what to ask the model")] = PROMPT,
-    format: Annotated[str, typer.Option(help="formats of SmolLM2-135M-Instruct, comma-separated")] = "BF16,Q4_0",
+    format: Annotated[
+        str, typer.Option(help="formats of SmolLM2-135M-Instruct, comma-separated")
+    ] = "BF16,Q4_0",
     n_predict: Annotated[int, typer.Option(min=1, max=1500, help="tokens of the answer")] = 128,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
 ) -> None:
@@ -34,7 +36,12 @@ def main(
     try:
         results = [_run(console, fmt.strip(), prompt, n_predict) for fmt in format.split(",")]
         if json_file is not None:
-            out = {"identical": all(r["identical"] for r in results), "prompt": prompt, "n_predict": n_predict, "results": results}
+            out = {
+                "identical": all(r["identical"] for r in results),
+                "prompt": prompt,
+                "n_predict": n_predict,
+                "results": results,
+            }
             with replacing(json_file) as part:
                 part.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
     except EagleError as e:
@@ -43,13 +50,16 @@ def main(
     console.print(_table(results))
     for r in results:
         if r["mean_drafted"] < 0.1:
-            console.print(f"{r['format']}: with this head hardly any draft pays on this machine, so it decodes plainly.")
+            console.print(
+                f"{r['format']}: with this head hardly any draft pays on this machine, so it decodes plainly."
+            )
     raise typer.Exit(0 if all(r["identical"] for r in results) else 1)
 
 
 def _run(console: Console, fmt: str, prompt: str, n_predict: int) -> dict[str, Any]:
     from ..llama.eagle_llama import EagleLlama
     from ..models import shipped_head, smollm2
+
     from llama_cpp import Llama
 
     path = str(smollm2(fmt))
@@ -67,9 +77,14 @@ def _run(console: Console, fmt: str, prompt: str, n_predict: int) -> dict[str, A
     result = {"format": fmt, "identical": a == b, "tokens": len(b)}
     result.update(_measure(fmt, plain, eagle, tokens, n_predict))
     stats = eagle.stats
-    result.update({"mean_drafted": round(stats.drafted / max(stats.rounds, 1), 3), "mean_accepted_length": round(stats.mean_accepted_length, 3),
-                   "accept_per_position": [round(x, 3) for x in stats.accept_per_position],
-                   "time_share": {k: round(v, 4) for k, v in stats.time_share.items()}})
+    result.update(
+        {
+            "mean_drafted": round(stats.drafted / max(stats.rounds, 1), 3),
+            "mean_accepted_length": round(stats.mean_accepted_length, 3),
+            "accept_per_position": [round(x, 3) for x in stats.accept_per_position],
+            "time_share": {k: round(v, 4) for k, v in stats.time_share.items()},
+        }
+    )
     plain.close()
     eagle.close()
     return result
@@ -87,25 +102,49 @@ def _measure(fmt: str, plain: Any, eagle: Any, prompt: list[int], n_predict: int
             for llm in (plain, eagle) if i % 2 == 0 else (eagle, plain):
                 llm.reset()
                 start, n = 0.0, 0
-                for n, _ in enumerate(generate(llm, prompt, n_predict, temp=0.0)):
+                for n, _ in enumerate(  # noqa: B007 - its last value
+                    generate(llm, prompt, n_predict, temp=0.0)
+                ):
                     start = start or time.perf_counter()
                 rate[llm] = n / (time.perf_counter() - start) if n else 0.0
                 progress.advance(task, n_predict)
             pairs.append((rate[plain], rate[eagle]))
-    return {"plain_tok_per_s": round(statistics.median(p for p, _ in pairs), 2),
-            "eagle_tok_per_s": round(statistics.median(e for _, e in pairs), 2),
-            "ratio": round(statistics.median(e / p for p, e in pairs if p), 4)}
+    return {
+        "plain_tok_per_s": round(statistics.median(p for p, _ in pairs), 2),
+        "eagle_tok_per_s": round(statistics.median(e for _, e in pairs), 2),
+        "ratio": round(statistics.median(e / p for p, e in pairs if p), 4),
+    }
 
 
 def _table(results: list[dict[str, Any]]) -> Table:
-    t = Table(box=box.SIMPLE, padding=(0, 1), caption="t/s: tokens a second; drafted: tokens the head proposes a round; length: tokens a round, counting the bonus; "
-                      "accepted at: share of rounds whose draft holds at position 1, 2, ...")
-    for name in ("format", "plain t/s", "head t/s", "ratio", "drafted", "length", "accepted at", "identical text"):
+    t = Table(
+        box=box.SIMPLE,
+        padding=(0, 1),
+        caption="t/s: tokens a second; drafted: tokens the head proposes a round; length: tokens a round, counting the bonus; "
+        "accepted at: share of rounds whose draft holds at position 1, 2, ...",
+    )
+    for name in (
+        "format",
+        "plain t/s",
+        "head t/s",
+        "ratio",
+        "drafted",
+        "length",
+        "accepted at",
+        "identical text",
+    ):
         t.add_column(name, justify="right")
     for r in results:
-        t.add_row(r["format"], f"{r['plain_tok_per_s']:.1f}", f"{r['eagle_tok_per_s']:.1f}", f"{r['ratio']:.2f}", f"{r['mean_drafted']:.2f}",
-                  f"{r['mean_accepted_length']:.2f}",
-                  " ".join(f"{x:.2f}" for x in r["accept_per_position"]), "yes" if r["identical"] else "NO")
+        t.add_row(
+            r["format"],
+            f"{r['plain_tok_per_s']:.1f}",
+            f"{r['eagle_tok_per_s']:.1f}",
+            f"{r['ratio']:.2f}",
+            f"{r['mean_drafted']:.2f}",
+            f"{r['mean_accepted_length']:.2f}",
+            " ".join(f"{x:.2f}" for x in r["accept_per_position"]),
+            "yes" if r["identical"] else "NO",
+        )
     return t
 
 

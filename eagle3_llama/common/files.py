@@ -43,7 +43,9 @@ def replacing(out: Path) -> Iterator[Path]:
         os.replace(part, out)
     except OSError as e:
         if e.errno in _FULL:
-            raise EagleError(ErrorKind.NO_SPACE, f"no space left for {out}: free some, or write elsewhere with --out") from e
+            raise EagleError(
+                ErrorKind.NO_SPACE, f"no space left for {out}: free some, or write elsewhere with --out"
+            ) from e
         raise EagleError(ErrorKind.BAD_FILE, f"cannot write {out}: {e.strerror or e}") from e
     finally:
         part.unlink(missing_ok=True)

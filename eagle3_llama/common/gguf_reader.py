@@ -18,8 +18,19 @@ from gguf import GGUFValueType as T
 from ..errors import EagleError, ErrorKind
 from .files import reading
 
-_SCALARS = {T.UINT8: "<B", T.INT8: "<b", T.UINT16: "<H", T.INT16: "<h", T.UINT32: "<I", T.INT32: "<i", T.FLOAT32: "<f",
-            T.UINT64: "<Q", T.INT64: "<q", T.FLOAT64: "<d", T.BOOL: "<?"}  # fmt: skip
+_SCALARS = {
+    T.UINT8: "<B",
+    T.INT8: "<b",
+    T.UINT16: "<H",
+    T.INT16: "<h",
+    T.UINT32: "<I",
+    T.INT32: "<i",
+    T.FLOAT32: "<f",
+    T.UINT64: "<Q",
+    T.INT64: "<q",
+    T.FLOAT64: "<d",
+    T.BOOL: "<?",
+}
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,9 @@ class _Walk:
             raise EagleError(ErrorKind.BAD_FILE, f"{self.path} is not a GGUF file")
         self.pos = 4
         if (version := self.scalar(T.UINT32)) not in (2, 3):
-            raise EagleError(ErrorKind.BAD_FILE, f"{self.path} is GGUF version {version}, expected 2 or 3, little-endian")
+            raise EagleError(
+                ErrorKind.BAD_FILE, f"{self.path} is GGUF version {version}, expected 2 or 3, little-endian"
+            )
         n_tensors, n_keys = self.scalar(T.UINT64), self.scalar(T.UINT64)
         keys: dict[str, Value] = {}
         for _ in range(n_keys):
@@ -106,23 +119,33 @@ class _Walk:
         if item is T.STRING:
             return Value([self.string() for _ in range(n)], type_, item)
         if item is T.ARRAY:
-            raise EagleError(ErrorKind.BAD_FILE, f"{self.path} has nested arrays in its metadata, which GGUF "
-                             "files of models do not")  # fmt: skip
+            raise EagleError(
+                ErrorKind.BAD_FILE,
+                f"{self.path} has nested arrays in its metadata, which GGUF files of models do not",
+            )
         fmt = _SCALARS[item]
         data = self.take(n * struct.calcsize(fmt))
         return Value([v for (v,) in struct.iter_unpack(fmt, data)], type_, item)
 
     def tensors(self, n_tensors: int, keys: dict[str, Value]) -> dict[str, TensorInfo]:
         infos = [self.tensor() for _ in range(n_tensors)]
-        alignment = keys["general.alignment"].value if "general.alignment" in keys else gguf.GGUF_DEFAULT_ALIGNMENT
+        alignment = (
+            keys["general.alignment"].value if "general.alignment" in keys else gguf.GGUF_DEFAULT_ALIGNMENT
+        )
         if type(alignment) is not int or not 1 <= alignment <= 1 << 20:
-            raise EagleError(ErrorKind.BAD_VALUE, f"key general.alignment of {self.path} is {alignment!r:.40}, no alignment")
+            raise EagleError(
+                ErrorKind.BAD_VALUE,
+                f"key general.alignment of {self.path} is {alignment!r:.40}, no alignment",
+            )
         start = -(-self.pos // alignment) * alignment
         out: dict[str, TensorInfo] = {}
         for name, shape, qtype, offset, n_bytes in infos:
             if start + offset + n_bytes > self.size:
-                raise EagleError(ErrorKind.TRUNCATED, f"{self.path} is truncated: tensor {name} ends at byte "
-                                 f"{start + offset + n_bytes}, the file has {self.size}")  # fmt: skip
+                raise EagleError(
+                    ErrorKind.TRUNCATED,
+                    f"{self.path} is truncated: tensor {name} ends at byte "
+                    f"{start + offset + n_bytes}, the file has {self.size}",
+                )
             if name in out:
                 raise EagleError(ErrorKind.BAD_FILE, f"{self.path} is damaged: it has two tensors {name}")
             out[name] = TensorInfo(name, shape, qtype, start + offset, n_bytes)
@@ -131,7 +154,9 @@ class _Walk:
     def tensor(self) -> tuple[str, tuple[int, ...], gguf.GGMLQuantizationType | None, int, int]:
         name = self.string().decode("utf-8", "replace")
         if (n_dims := self.scalar(T.UINT32)) > 4:
-            raise EagleError(ErrorKind.BAD_FILE, f"{self.path} is damaged: tensor {name} has {n_dims} dimensions")
+            raise EagleError(
+                ErrorKind.BAD_FILE, f"{self.path} is damaged: tensor {name} has {n_dims} dimensions"
+            )
         shape = tuple(v for (v,) in struct.iter_unpack("<Q", self.take(8 * n_dims)))[::-1]
         type_id, offset = self.scalar(T.UINT32), self.scalar(T.UINT64)
         try:
@@ -140,7 +165,10 @@ class _Walk:
         except (ValueError, KeyError):
             return name, shape, None, offset, 0  # newer than the gguf package; its size is not known
         if shape and shape[-1] % block:
-            raise EagleError(ErrorKind.BAD_FILE, f"{self.path} is damaged: rows of tensor {name} are no multiple of {block}")
+            raise EagleError(
+                ErrorKind.BAD_FILE,
+                f"{self.path} is damaged: rows of tensor {name} are no multiple of {block}",
+            )
         return name, shape, qtype, offset, math.prod(shape) // block * n_bytes
 
     def type(self) -> T:
@@ -148,8 +176,10 @@ class _Walk:
         try:
             return T(type_id)
         except ValueError:
-            raise EagleError(ErrorKind.BAD_FILE, f"{self.path} is damaged: unknown metadata type "
-                             f"{type_id} at byte {self.pos}") from None  # fmt: skip
+            raise EagleError(
+                ErrorKind.BAD_FILE,
+                f"{self.path} is damaged: unknown metadata type {type_id} at byte {self.pos}",
+            ) from None
 
     def scalar(self, type_: T) -> Any:
         fmt = _SCALARS[type_]
@@ -160,8 +190,10 @@ class _Walk:
 
     def take(self, n: int) -> bytes:
         if n > self.size - self.pos:
-            raise EagleError(ErrorKind.TRUNCATED, f"{self.path} is truncated or damaged: its metadata goes on "
-                             f"after its end, {self.size} bytes")  # fmt: skip
+            raise EagleError(
+                ErrorKind.TRUNCATED,
+                f"{self.path} is truncated or damaged: its metadata goes on after its end, {self.size} bytes",
+            )
         self.pos += n
         data = self.f.read(n)
         if len(data) != n:

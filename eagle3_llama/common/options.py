@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -20,24 +20,44 @@ def _one_name(name: str) -> str:
 CONTEXT = {"token_normalize_func": _one_name}
 
 Model = Annotated[Path, typer.Option("--model", "-m", help="target, GGUF", show_default=False)]
-Eagle = Annotated[Optional[Path], typer.Option(
-    "--eagle", help="its EAGLE head, GGUF; without it plain decoding")]
-NMax = Annotated[Optional[int], typer.Option(
-    "--n-max", min=0, max=63, help="tokens drafted a round; chosen by measured cost if left out")]
+Eagle = Annotated[
+    Path | None, typer.Option("--eagle", help="its EAGLE head, GGUF; without it plain decoding")
+]
+NMax = Annotated[
+    int | None,
+    typer.Option(
+        "--n-max", min=0, max=63, help="tokens drafted a round; chosen by measured cost if left out"
+    ),
+]
 NMin = Annotated[int, typer.Option("--n-min", min=0, max=63, help="drop shorter drafts; needs --n-max")]
-PMin = Annotated[float, typer.Option(
-    "--p-min", min=0.0, max=1.0, help="a draft ends below this probability; needs --n-max or --tree")]
-TreeShape = Annotated[Optional[str], typer.Option(
-    "--tree", help="draft trees of NODESxDEPTHxWIDTH, e.g. 60x6x10")]
-FlashAttn = Annotated[Optional[bool], typer.Option(
-    "--flash-attn/--no-flash-attn", show_default=False,
-    help="flash attention, which drafting trees needs; default: on where the backend has it")]
+PMin = Annotated[
+    float,
+    typer.Option(
+        "--p-min", min=0.0, max=1.0, help="a draft ends below this probability; needs --n-max or --tree"
+    ),
+]
+TreeShape = Annotated[
+    str | None, typer.Option("--tree", help="draft trees of NODESxDEPTHxWIDTH, e.g. 60x6x10")
+]
+FlashAttn = Annotated[
+    bool | None,
+    typer.Option(
+        "--flash-attn/--no-flash-attn",
+        show_default=False,
+        help="flash attention, which drafting trees needs; default: on where the backend has it",
+    ),
+]
 Temp = Annotated[float, typer.Option("--temp", min=0.0, help="0 is greedy")]
-TopP = Annotated[float, typer.Option(
-    "--top-p", min=0.0, max=1.0, help="sample from the likeliest tokens of this probability together")]
+TopP = Annotated[
+    float,
+    typer.Option(
+        "--top-p", min=0.0, max=1.0, help="sample from the likeliest tokens of this probability together"
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", help="of sampling; same seed, same text")]
-Threads = Annotated[Optional[int], typer.Option("--threads", "-t", min=1, help="default: all cores")]
-NCtx = Annotated[int, typer.Option(
-    "--n-ctx", "-c", min=16, help="tokens of the context, prompt and answer together")]
+Threads = Annotated[int | None, typer.Option("--threads", "-t", min=1, help="default: all cores")]
+NCtx = Annotated[
+    int, typer.Option("--n-ctx", "-c", min=16, help="tokens of the context, prompt and answer together")
+]
 NPredict = Annotated[int, typer.Option("--n-predict", "-n", min=1, help="most tokens of an answer")]
 GpuLayers = Annotated[int, typer.Option("--n-gpu-layers", "-ngl", help="layers computed on the GPU; -1: all")]

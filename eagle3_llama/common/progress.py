@@ -11,11 +11,17 @@ from rich.progress import Progress, ProgressColumn
 EVERY = 10.0  # seconds between lines
 
 
-def progress(console: Console, *columns: ProgressColumn | str, transient: bool = False, begins: bool = True) -> "Progress | Lines":
+def progress(
+    console: Console, *columns: ProgressColumn | str, transient: bool = False, begins: bool = True
+) -> Progress | Lines:
     """A context manager with add_task(), update() and advance() as rich.progress.Progress has them. A task's
     field unit says what is counted, note is said behind it. transient: the bar is gone afterwards. begins: without a
     terminal, a task's begin is a line too."""
-    return Progress(*columns, console=console, transient=transient) if console.is_terminal else Lines(console, begins)
+    return (
+        Progress(*columns, console=console, transient=transient)
+        if console.is_terminal
+        else Lines(console, begins)
+    )
 
 
 class Lines:
@@ -24,7 +30,7 @@ class Lines:
     def __init__(self, console: Console, begins: bool = True) -> None:
         self._console, self._begins, self._tasks = console, begins, list[dict[str, Any]]()
 
-    def __enter__(self) -> "Lines":
+    def __enter__(self) -> Lines:
         return self
 
     def __exit__(self, *_: object) -> None:

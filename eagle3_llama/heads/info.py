@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections
 import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 import gguf
 
-from ..errors import EagleError, ErrorKind
 from ..common.gguf_reader import Gguf, read_gguf
+from ..errors import EagleError, ErrorKind
 
 _HEADS = {"eagle3": "EAGLE-3 head", "eagle": "EAGLE-1 head"}
 
@@ -19,10 +20,17 @@ def describe(path: str | Path) -> list[tuple[str, str]]:
     """(name, value) rows about a target or a head. No weight is read. Raises EagleError: BAD_FILE, TRUNCATED, BAD_VALUE."""
     file = read_gguf(Path(path))
     arch = file.string("general.architecture")
-    rows = [("file", f"{Path(path).name}, {file.size / 1e6:.1f} MB"), ("kind", _HEADS.get(arch, f"target, architecture {arch}"))]
+    rows = [
+        ("file", f"{Path(path).name}, {file.size / 1e6:.1f} MB"),
+        ("kind", _HEADS.get(arch, f"target, architecture {arch}")),
+    ]
     name = file.string("general.name", "")
     rows += [("name", name)] if name else []
-    return [*rows, *(_head(file, arch) if arch in _HEADS else _target(file, arch)), ("weights", _weights(file))]
+    return [
+        *rows,
+        *(_head(file, arch) if arch in _HEADS else _target(file, arch)),
+        ("weights", _weights(file)),
+    ]
 
 
 def _target(file: Gguf, arch: str) -> Iterator[tuple[str, str]]:
@@ -33,13 +41,18 @@ def _target(file: Gguf, arch: str) -> Iterator[tuple[str, str]]:
     yield "vocabulary", str(_n_vocab(file, arch))
     yield "context", str(file.get(f"{arch}.context_length", "not said"))
     if n_layer > 5:
-        yield "EAGLE-3 heads read", f"the inputs of layers {[2, n_layer // 2, n_layer - 3]}, unless they say otherwise"
+        yield (
+            "EAGLE-3 heads read",
+            f"the inputs of layers {[2, n_layer // 2, n_layer - 3]}, unless they say otherwise",
+        )
 
 
 def _head(file: Gguf, arch: str) -> Iterator[tuple[str, str]]:
     layers = file.get(f"{arch}.target_layers", file.get(f"{arch}.extract_layers"))
     if not isinstance(layers, list) or not layers or not all(type(i) is int for i in layers):
-        raise EagleError(ErrorKind.BAD_VALUE, f"key {arch}.target_layers of {file.path} is missing or no list of layers")
+        raise EagleError(
+            ErrorKind.BAD_VALUE, f"key {arch}.target_layers of {file.path} is missing or no list of layers"
+        )
     hidden = file.size_of(f"{arch}.embedding_length")
     target_hidden, n_vocab = file.size_of(f"{arch}.target_hidden_size", hidden), _n_vocab(file, arch)
     d2t = file.tensors.get("d2t")
@@ -49,12 +62,23 @@ def _head(file: Gguf, arch: str) -> Iterator[tuple[str, str]]:
     yield "heads", _heads(file, arch)
     yield "draft vocabulary", f"{math.prod(d2t.shape) if d2t else n_vocab} of {n_vocab}"
     yield "variant", ", ".join(_variant(file, arch)) or "plain"
-    own = [what for what, tensor in (("embeddings", "token_embd.weight"), ("output matrix", "output.weight")) if tensor in file.tensors]
+    own = [
+        what
+        for what, tensor in (("embeddings", "token_embd.weight"), ("output matrix", "output.weight"))
+        if tensor in file.tensors
+    ]
     yield "of its own", " and ".join(own) or "neither embeddings nor output matrix: it uses the target's"
-    tokenizer = "/".join(file.string(f"tokenizer.ggml.{key}", "") for key in ("model", "pre") if f"tokenizer.ggml.{key}" in file.keys)
+    tokenizer = "/".join(
+        file.string(f"tokenizer.ggml.{key}", "")
+        for key in ("model", "pre")
+        if f"tokenizer.ggml.{key}" in file.keys
+    )
     after_last = max(layers) if arch == "eagle" else None
     depth = f"{after_last} layers" if after_last else f"at least {max(layers)} layers"
-    yield "fits a target of", f"hidden size {target_hidden}, {n_vocab} tokens{f' ({tokenizer})' if tokenizer else ''}, {depth}"
+    yield (
+        "fits a target of",
+        f"hidden size {target_hidden}, {n_vocab} tokens{f' ({tokenizer})' if tokenizer else ''}, {depth}",
+    )
 
 
 def _variant(file: Gguf, arch: str) -> Iterator[str]:
@@ -63,8 +87,14 @@ def _variant(file: Gguf, arch: str) -> Iterator[str]:
             yield key
     if file.get(f"{arch}.final_norm", arch == "eagle3") is not (arch == "eagle3"):
         yield "no final norm" if arch == "eagle3" else "final norm"
-    for tensor, what in (("fc_norm.weight", "fc_norm"), ("fc2.weight", "two projections"), ("fc.bias", "fc bias"), ("blk.0.attn_q.bias", "attention bias"),
-                         ("blk.0.attn_q_norm.weight", "q/k norms"), ("rope_freqs.weight", "llama3 rope")):  # fmt: skip
+    for tensor, what in (
+        ("fc_norm.weight", "fc_norm"),
+        ("fc2.weight", "two projections"),
+        ("fc.bias", "fc bias"),
+        ("blk.0.attn_q.bias", "attention bias"),
+        ("blk.0.attn_q_norm.weight", "q/k norms"),
+        ("rope_freqs.weight", "llama3 rope"),
+    ):
         if tensor in file.tensors:
             yield what
     scaling = file.string(f"{arch}.rope.scaling.type", "none")
@@ -77,7 +107,10 @@ def _variant(file: Gguf, arch: str) -> Iterator[str]:
 def _heads(file: Gguf, arch: str) -> str:
     n: Any = file.get(f"{arch}.attention.head_count", "?")
     n_kv: Any = file.get(f"{arch}.attention.head_count_kv", n)
-    both = [f"{min(x)}..{max(x)}" if isinstance(x, list) and x and all(type(i) is int for i in x) else str(x)[:20] for x in (n, n_kv)]
+    both = [
+        f"{min(x)}..{max(x)}" if isinstance(x, list) and x and all(type(i) is int for i in x) else str(x)[:20]
+        for x in (n, n_kv)
+    ]
     d = file.get(f"{arch}.attention.key_length")
     return f"{both[0]}, of keys and values {both[1]}" + (f", of width {d}" if type(d) is int else "")
 

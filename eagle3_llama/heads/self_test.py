@@ -9,10 +9,10 @@ out of their difference.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Callable, Sequence
 
 import numpy as np
 
@@ -68,8 +68,13 @@ class Verdict(str, Enum):
     CANNOT_TELL = "cannot tell"
 
 
-def self_test(head: str | Path, target: str | Path, n_threads: int | None = None,
-              on_passage: Callable[[int, int], None] | None = None, passages: Sequence[Passage] | None = None) -> Report:
+def self_test(
+    head: str | Path,
+    target: str | Path,
+    n_threads: int | None = None,
+    on_passage: Callable[[int, int], None] | None = None,
+    passages: Sequence[Passage] | None = None,
+) -> Report:
     """The head with its own layers, with all of them one lower and one higher, and with each alone one lower
     and one higher.
 
@@ -79,7 +84,9 @@ def self_test(head: str | Path, target: str | Path, n_threads: int | None = None
     passages, one of fewer than two tokens, or unknown tokens.
     """
     if passages is not None and not passages:
-        raise EagleError(ErrorKind.BAD_ARGUMENT, "the self-test needs passages: give some, or None for the built-in ones")
+        raise EagleError(
+            ErrorKind.BAD_ARGUMENT, "the self-test needs passages: give some, or None for the built-in ones"
+        )
     with Reader(head, target, n_threads) as reader:
         choices = neighbours(reader.layers, reader.n_layer)
         passages = reader.built_in() if passages is None else passages
@@ -107,14 +114,23 @@ def neighbours(own: list[int], n_layer: int) -> list[list[int]]:
     return found
 
 
-def report(choices: list[list[int]], answers: np.ndarray, hits: np.ndarray, likelihoods: np.ndarray) -> Report:
+def report(
+    choices: list[list[int]], answers: np.ndarray, hits: np.ndarray, likelihoods: np.ndarray
+) -> Report:
     """answers: the target's token at each position, [positions]; hits, likelihoods: [choices, positions], own
     layers first."""
     n = len(answers)
     if n == 0:
         return Report(0, 0.0, [Trial(c, 0.0, paired(answers), paired(answers)) for c in choices])
-    trials = [Trial(layers, float(hit.mean()), paired(hit.astype(float) - hits[0]), paired(likelihood - likelihoods[0]))
-              for layers, hit, likelihood in zip(choices, hits, likelihoods)]  # fmt: skip
+    trials = [
+        Trial(
+            layers,
+            float(hit.mean()),
+            paired(hit.astype(float) - hits[0]),
+            paired(likelihood - likelihoods[0]),
+        )
+        for layers, hit, likelihood in zip(choices, hits, likelihoods)
+    ]
     return Report(n, float(np.bincount(answers).max() / n), trials)
 
 
@@ -138,19 +154,31 @@ def verdict(found: Report) -> tuple[Verdict, str]:
     """
     own, others, at = found.trials[0], found.trials[1:], f"{found.positions} positions"
     if found.positions < FEWEST:
-        return Verdict.CANNOT_TELL, (f"cannot tell: only at {at} does the target go on as the texts do, "
-                                     f"{FEWEST} are needed")  # fmt: skip
+        return Verdict.CANNOT_TELL, (
+            f"cannot tell: only at {at} does the target go on as the texts do, {FEWEST} are needed"
+        )
     if not _guesses(found):
-        return Verdict.CANNOT_TELL, ("cannot tell: with none of these layers are the head's first guesses accepted more often "
-                                     f"than always the same token ({found.chance:.1%}): it is untrained, or another target's")  # fmt: skip
+        return Verdict.CANNOT_TELL, (
+            "cannot tell: with none of these layers are the head's first guesses accepted more often "
+            f"than always the same token ({found.chance:.1%}): it is untrained, or another target's"
+        )
     if better := [t for t in others if t.likelihood.mean > BETTER * t.likelihood.error]:
         best = max(better, key=lambda t: t.likelihood.mean)
-        return Verdict.WRONG, (f"at {at}, layers {_compared(best)}, serve the head better than its own, {own.layers}: "
-                               f"convert again with --extract-layers {','.join(map(str, best.layers))}")  # fmt: skip
-    if close := [t for t in others if t.likelihood.mean >= 0 or t.likelihood.mean + SURE * t.likelihood.error > NOTHING]:
-        return Verdict.CANNOT_TELL, (f"cannot tell at {at} whether layers {own.layers} are right: as good may be "
-                                     f"{'; '.join(map(_compared, close))}")  # fmt: skip
-    return Verdict.FINE, f"layers {own.layers} are right: at {at}, none of the neighbouring layers serves the head better"
+        return Verdict.WRONG, (
+            f"at {at}, layers {_compared(best)}, serve the head better than its own, {own.layers}: "
+            f"convert again with --extract-layers {','.join(map(str, best.layers))}"
+        )
+    if close := [
+        t for t in others if t.likelihood.mean >= 0 or t.likelihood.mean + SURE * t.likelihood.error > NOTHING
+    ]:
+        return Verdict.CANNOT_TELL, (
+            f"cannot tell at {at} whether layers {own.layers} are right: as good may be "
+            f"{'; '.join(map(_compared, close))}"
+        )
+    return (
+        Verdict.FINE,
+        f"layers {own.layers} are right: at {at}, none of the neighbouring layers serves the head better",
+    )
 
 
 def _guesses(found: Report) -> bool:

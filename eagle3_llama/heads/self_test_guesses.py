@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.capture import Capture
-from ..llama.chat import chat_tokens
-from .convert.target import read_target
-from ..runtime.engine import Engine
 from ..errors import EagleError, ErrorKind
+from ..llama.chat import chat_tokens
 from ..llama.eagle_llama import EagleLlama, _address
+from ..runtime.capture import Capture
+from ..runtime.engine import Engine
+from .convert.target import read_target
 
 import llama_cpp  # after .llama: it brings the library
 
@@ -46,8 +46,9 @@ class Reader:
         self.target, self.n_layer = Path(target), read_target(Path(target)).n_layer
         n = n_threads or os.cpu_count()  # nothing here is decoded token by token
         try:
-            self.llm = EagleLlama(str(target), n_ctx=LONGEST, n_batch=LONGEST, n_threads=n, n_threads_batch=n,
-                                  verbose=False)  # fmt: skip
+            self.llm = EagleLlama(
+                str(target), n_ctx=LONGEST, n_batch=LONGEST, n_threads=n, n_threads_batch=n, verbose=False
+            )
         except ValueError as e:
             raise EagleError(ErrorKind.BAD_FILE, f"{target} cannot be loaded: {e}") from e
         try:
@@ -75,7 +76,9 @@ class Reader:
             found.append(Passage([*prompt, *self.llm.tokenize(answer.encode(), add_bos=False)], len(prompt)))
         return found
 
-    def guesses(self, passage: Passage, choices: list[list[int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def guesses(
+        self, passage: Passage, choices: list[list[int]]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What the target says at each position that counts, [positions]; whether that is the head's first
         guess, and the mean log-likelihood in nats that the head gives to what the target may say, both
         [choices, positions].
@@ -111,8 +114,11 @@ class Reader:
             except EagleError as e:
                 if e.kind is not ErrorKind.DECODE:
                     raise
-                raise EagleError(ErrorKind.UNSUPPORTED, f"{self.target} does not show the inputs of its layers {layers}, so "
-                                 f"no head can draft for it: {e}") from e  # fmt: skip
+                raise EagleError(
+                    ErrorKind.UNSUPPORTED,
+                    f"{self.target} does not show the inputs of its layers {layers}, so "
+                    f"no head can draft for it: {e}",
+                ) from e
         if not np.isfinite(features).all():
             raise EagleError(ErrorKind.BAD_VALUE, f"{self.target} gives layer inputs that are not finite")
         logits = llama_cpp.llama_get_logits(self.llm._ctx.ctx)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import codecs
 import contextlib
 import time
-from typing import Any, Callable, Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -26,11 +27,16 @@ def chat_tokens(llm: Any, messages: list[dict[str, str]] | str) -> list[int]:
     template = llm.metadata.get("tokenizer.chat_template")
     if template is None:
         return llm.tokenize("\n".join(m["content"] for m in messages).encode())
-    text = lambda t: llm._model.token_get_text(t) if t != -1 else ""  # noqa: E731
+    text = lambda t: llm._model.token_get_text(t) if t != -1 else ""
     bos = text(llm.token_bos())
-    prompt = Jinja2ChatFormatter(template, eos_token=text(llm.token_eos()), bos_token=bos)(messages=messages).prompt
-    return llm.tokenize(prompt.encode(), add_bos=not (bos and prompt.startswith(bos)) and bool(llm._model.add_bos_token()),
-                        special=True)
+    prompt = Jinja2ChatFormatter(template, eos_token=text(llm.token_eos()), bos_token=bos)(
+        messages=messages
+    ).prompt
+    return llm.tokenize(
+        prompt.encode(),
+        add_bos=not (bos and prompt.startswith(bos)) and bool(llm._model.add_bos_token()),
+        special=True,
+    )
 
 
 def has_template(llm: Any) -> bool:
@@ -72,8 +78,14 @@ class Printer:
         return text
 
 
-def stream(llm: Any, prompt: list[int], n_predict: int, console: Console, stop: Callable[[], bool] = lambda: False,
-           **sampling: Any) -> tuple[list[int], float]:  # fmt: skip
+def stream(
+    llm: Any,
+    prompt: list[int],
+    n_predict: int,
+    console: Console,
+    stop: Callable[[], bool] = lambda: False,
+    **sampling: Any,
+) -> tuple[list[int], float]:
     """Generates and prints until stop(); returns the tokens and the seconds from the first token to the last."""
     printer, tokens, start = Printer(console, llm), [], 0.0
     with contextlib.closing(generate(llm, prompt, n_predict, **sampling)) as answer:

@@ -10,30 +10,33 @@ import os
 import sys
 import time
 import warnings
-from typing import Any, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from ..runtime import library as _library, costs, machine
 from ..common import keywords
-from ..runtime.engine import Engine
 from ..errors import EagleError, ErrorKind
+from ..runtime import costs, machine
+from ..runtime import library as _library
+from ..runtime.engine import Engine
+from ..runtime.params import EagleParams
+from ..runtime.stats import EagleStats
+from . import saved_state
 from .flash import FlashLlama  # brings our libllama, so before llama_cpp
 from .media import MediaRows
 from .ownership import Claim, Ownership
-from ..runtime.params import EagleParams
+from .saved_state import EagleState  # noqa: F401 - states that were pickled earlier name it here
 from .scores import ScoreRows, reserved_rows
-from ..runtime.stats import EagleStats
 
-import llama_cpp  # isort: skip
-from llama_cpp import Llama, LlamaState  # isort: skip
-
-from . import saved_state  # isort: skip
-from .saved_state import EagleState  # isort: skip  # noqa: F401 - states that were pickled earlier name it here
+import llama_cpp
+from llama_cpp import Llama, LlamaState
 
 _GENERATE = inspect.signature(Llama.generate)
 _SAMPLE = inspect.signature(Llama.sample)
-_LLAMA_NAMES = tuple(name for name in inspect.signature(Llama.__init__).parameters if name not in ("self", "kwargs"))
+_LLAMA_NAMES = tuple(
+    name for name in inspect.signature(Llama.__init__).parameters if name not in ("self", "kwargs")
+)
 _CALLS = (Llama.create_completion, Llama.create_chat_completion)
 _CALL_NAMES = {name for call in _CALLS for name in inspect.signature(call).parameters}
 _SAMPLER_ARGS = set(inspect.signature(Llama._init_sampler).parameters) - {"self", "logits_processor"}
@@ -62,12 +65,30 @@ class EagleLlama(FlashLlama):
 
     _n_slots = 1
 
-    def __init__(self, model_path: str | os.PathLike[str], *, eagle: str | os.PathLike[str] | None = None, n_max: int | None = None,
-                 n_min: int = 0, p_min: float = 0.0, tree: Any = None, extract_layers: Sequence[int] | None = None,
-                 logits_all: bool = False, flash_attn: bool | None = False, **kwargs: Any) -> None:
-        self._owner, self._stack = Ownership(), contextlib.ExitStack()  # __del__ needs them even if we stop below
-        eagle_path = keywords.one_of({"eagle": eagle, **{name: kwargs.pop(name, None) for name in keywords.ALIASES}})
-        keywords.check_ignored([name for name in kwargs if name not in _LLAMA_NAMES], _LLAMA_NAMES, _CALL_NAMES)
+    def __init__(
+        self,
+        model_path: str | os.PathLike[str],
+        *,
+        eagle: str | os.PathLike[str] | None = None,
+        n_max: int | None = None,
+        n_min: int = 0,
+        p_min: float = 0.0,
+        tree: Any = None,
+        extract_layers: Sequence[int] | None = None,
+        logits_all: bool = False,
+        flash_attn: bool | None = False,
+        **kwargs: Any,
+    ) -> None:
+        self._owner, self._stack = (
+            Ownership(),
+            contextlib.ExitStack(),
+        )  # __del__ needs them even if we stop below
+        eagle_path = keywords.one_of(
+            {"eagle": eagle, **{name: kwargs.pop(name, None) for name in keywords.ALIASES}}
+        )
+        keywords.check_ignored(
+            [name for name in kwargs if name not in _LLAMA_NAMES], _LLAMA_NAMES, _CALL_NAMES
+        )
         self._params = EagleParams(n_max, n_min, p_min, tree)
         keywords.check_unused(eagle_path, self._params, extract_layers, kwargs)
         self._eagle_path, self._extract_layers = eagle_path, extract_layers
@@ -77,10 +98,19 @@ class EagleLlama(FlashLlama):
         self._callback_error: BaseException | None = None
         self._verify_base: int | None = None
         self._drafted_out = self._accepted_out = 0  # drafts, and accepted ones that reached the caller
-        self.token_source = 0  # of the token yielded last: its position in an accepted draft, 0 from the target
-        delegates = kwargs.get("draft_model") is not None or kwargs.get("embedding") or kwargs.get("vocab_only")
+        self.token_source = (
+            0  # of the token yielded last: its position in an accepted draft, 0 from the target
+        )
+        delegates = (
+            kwargs.get("draft_model") is not None or kwargs.get("embedding") or kwargs.get("vocab_only")
+        )
         try:
-            super().__init__(os.fspath(model_path), logits_all=bool(logits_all and delegates), flash_attn=flash_attn, **kwargs)
+            super().__init__(
+                os.fspath(model_path),
+                logits_all=bool(logits_all and delegates),
+                flash_attn=flash_attn,
+                **kwargs,
+            )
             if not delegates:
                 self._begin(logits_all)
         except BaseException:
@@ -90,7 +120,9 @@ class EagleLlama(FlashLlama):
     def _begin(self, logits_all: bool) -> None:
         # Rows of logits are kept where somebody reads them. None is not False, at which llama-cpp-python refuses logprobs.
         self._logits_all = logits_all or None
-        self.input_ids = np.zeros(self._n_ctx, np.intc)  # n_ctx as the context rounded it up, which Llama forgets here
+        self.input_ids = np.zeros(
+            self._n_ctx, np.intc
+        )  # n_ctx as the context rounded it up, which Llama forgets here
         if logits_all:
             self.scores = reserved_rows(self._n_ctx, self._n_vocab)
         self._engine = self._open_engine(self._eagle_path)
@@ -105,9 +137,17 @@ class EagleLlama(FlashLlama):
 
     def _open_engine(self, eagle_path: str | None) -> Engine:
         ctx, model = _address(self._ctx.ctx), _address(self._model.model)
-        if eagle_path is not None and llama_cpp.llama_model_n_swa(self._model.model) > 0 and not self.context_params.swa_full:
-            warnings.warn("EagleLlama decodes plainly: with swa_full=False the target cannot take back a draft; "
-                          "leave swa_full out", RuntimeWarning, stacklevel=3)
+        if (
+            eagle_path is not None
+            and llama_cpp.llama_model_n_swa(self._model.model) > 0
+            and not self.context_params.swa_full
+        ):
+            warnings.warn(
+                "EagleLlama decodes plainly: with swa_full=False the target cannot take back a draft; "
+                "leave swa_full out",
+                RuntimeWarning,
+                stacklevel=3,
+            )
             eagle_path = None
         try:
             return Engine(ctx, model, eagle_path, self._n_slots, self._extract_layers)
@@ -127,10 +167,15 @@ class EagleLlama(FlashLlama):
     @eagle_params.setter
     def eagle_params(self, params: EagleParams) -> None:
         if not isinstance(params, EagleParams):
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"eagle_params is {params!r:.80}, expected EagleParams(...)")
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT, f"eagle_params is {params!r:.80}, expected EagleParams(...)"
+            )
         if self._engine is not None:
             if self._engine.has_head and params.fixed_tree and not self._engine.can_tree:
-                raise EagleError(ErrorKind.UNSUPPORTED, "this context cannot check a tree: load the model with flash_attn=True, or leave tree out")
+                raise EagleError(
+                    ErrorKind.UNSUPPORTED,
+                    "this context cannot check a tree: load the model with flash_attn=True, or leave tree out",
+                )
             if self._engine.has_head and params.n_max != 0 and self._engine.costs is None:
                 self._measure()
             self._engine.set_capture(params.n_max != 0)
@@ -147,11 +192,43 @@ class EagleLlama(FlashLlama):
     def _cost_key(self) -> list[object]:
         """What decides the costs of rows and drafts: files, the libraries' too, machine, where tensors are, threads, the cache."""
         p, m, lib_dir = self.context_params, self.model_params, _library.find_lib_dir()
-        files = [self.model_path, self._eagle_path, self.lora_path, *(sorted(lib_dir.iterdir()) if lib_dir else [])]
+        files = [
+            self.model_path,
+            self._eagle_path,
+            self.lora_path,
+            *(sorted(lib_dir.iterdir()) if lib_dir else []),
+        ]
         about = [(str(f), os.path.getsize(f), os.path.getmtime(f)) for f in files if f]
-        placed = [m.n_gpu_layers, m.split_mode, m.main_gpu, self.tensor_split, m.load_mode, self.numa, self.kv_overrides, self.lora_scale]
-        cache = [p.type_k, p.type_v, p.offload_kqv, p.op_offload, p.swa_full, p.kv_unified, p.n_seq_max, p.flash_attn_type]
-        return [about, machine.identity(lib_dir), placed, cache, p.n_threads, p.n_threads_batch, p.n_batch, p.n_ubatch]
+        placed = [
+            m.n_gpu_layers,
+            m.split_mode,
+            m.main_gpu,
+            self.tensor_split,
+            m.load_mode,
+            self.numa,
+            self.kv_overrides,
+            self.lora_scale,
+        ]
+        cache = [
+            p.type_k,
+            p.type_v,
+            p.offload_kqv,
+            p.op_offload,
+            p.swa_full,
+            p.kv_unified,
+            p.n_seq_max,
+            p.flash_attn_type,
+        ]
+        return [
+            about,
+            machine.identity(lib_dir),
+            placed,
+            cache,
+            p.n_threads,
+            p.n_threads_batch,
+            p.n_batch,
+            p.n_ubatch,
+        ]
 
     @property
     def stats(self) -> EagleStats:
@@ -168,7 +245,9 @@ class EagleLlama(FlashLlama):
             self._requires_eval = True
         elif n_past < self.n_tokens:
             self._engine.state_reset(self.n_tokens)  # the head goes on behind them
-            self.input_ids[n_past : self.n_tokens] = self._media.ids(n_past, self.n_tokens - n_past, self._n_vocab)
+            self.input_ids[n_past : self.n_tokens] = self._media.ids(
+                n_past, self.n_tokens - n_past, self._n_vocab
+            )
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluates tokens after what is there, in batches of n_batch."""
@@ -215,8 +294,11 @@ class EagleLlama(FlashLlama):
         self._refresh()
         row = -1 if a["idx"] is None else a["idx"] - self.n_tokens
         if not llama_cpp.llama_get_logits_ith(self._ctx.ctx, row):
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"idx is {a['idx']}: the logits of that position are not "
-                             "there (logits_all=True keeps those of the last batch)")
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT,
+                f"idx is {a['idx']}: the logits of that position are not "
+                "there (logits_all=True keeps those of the last batch)",
+            )
         sampler = self._sampler or self._new_sampler(a)
         try:
             token = self._engine.sample(_address(sampler.sampler), row)
@@ -229,8 +311,10 @@ class EagleLlama(FlashLlama):
     def _refresh(self) -> None:
         """Makes the last row decoded that of the last token, which a rejected draft may have followed."""
         if self.n_tokens == 0:
-            raise EagleError(ErrorKind.BAD_ARGUMENT,
-                             "there is nothing to sample from: eval() tokens first, or give a prompt")
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT,
+                "there is nothing to sample from: eval() tokens first, or give a prompt",
+            )
         if self._requires_eval:
             self._settle()
             self._engine.rewind(self.n_tokens - 1)
@@ -254,7 +338,9 @@ class EagleLlama(FlashLlama):
 
     # -- generation ---------------------------------------------------------------------------------------
 
-    def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
+    def generate(
+        self, tokens: Sequence[int], *args: Any, **kwargs: Any
+    ) -> Generator[int, Sequence[int] | None, None]:
         """As Llama.generate, and the same tokens for the same seed."""
         claim = self._owner.claim(_GENERATION, adopts=True)
         if self._engine is None:
@@ -263,8 +349,9 @@ class EagleLlama(FlashLlama):
             steps, claim.adopts = self._generate(claim, tokens, *args, **kwargs), False
         yield from self._owner.run(claim, steps, take=True)
 
-    def _generate(self, claim: Claim, tokens: Sequence[int], *args: Any,
-                  **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
+    def _generate(
+        self, claim: Claim, tokens: Sequence[int], *args: Any, **kwargs: Any
+    ) -> Generator[int, Sequence[int] | None, None]:
         bound = _GENERATE.bind(self, tokens, *args, **kwargs)
         bound.apply_defaults()
         a = bound.arguments
@@ -275,7 +362,11 @@ class EagleLlama(FlashLlama):
         self._callback_error = self._verify_base = None
 
         # a logits processor is shown the text before its row, which only a chain lays out in order
-        self._round_params = self._params.chain() if a["logits_processor"] and self._engine.trees(self._params) else self._params
+        self._round_params = (
+            self._params.chain()
+            if a["logits_processor"] and self._engine.trees(self._params)
+            else self._params
+        )
         started = time.perf_counter()
         stopping, whole = a["stopping_criteria"], claim.record == "prompt"
         tokens = self._reuse_prefix(list(tokens), whole) if a["reset"] else list(tokens)
@@ -324,7 +415,10 @@ class EagleLlama(FlashLlama):
             super().reset()
             return tokens
         if self.verbose:
-            print(f"Llama.generate: {n} prefix-match hit, remaining {len(tokens) - n} prompt tokens to eval", file=sys.stderr)
+            print(
+                f"Llama.generate: {n} prefix-match hit, remaining {len(tokens) - n} prompt tokens to eval",
+                file=sys.stderr,
+            )
         self.n_tokens = n
         return tokens[n:]
 
@@ -353,7 +447,9 @@ class EagleLlama(FlashLlama):
             sampled = next(rounds)
             self._raise_callback_error()
             self._drafted_out += sampled.drafted
-            self.input_ids[base + 1 : base + len(sampled)] = sampled[:-1]  # the drafts of a tree lie there level by level
+            self.input_ids[base + 1 : base + len(sampled)] = sampled[
+                :-1
+            ]  # the drafts of a tree lie there level by level
             for i, token in enumerate(sampled):
                 accepted = i + 1 < len(sampled)
                 self._accepted_out += accepted
@@ -371,12 +467,17 @@ class EagleLlama(FlashLlama):
         self._engine.stats.tokens += 1
         sent = yield token
         if self.n_tokens != n:
-            raise EagleError(ErrorKind.CONTEXT_TAKEN, f"this generation cannot go on: n_tokens was {n} at its "
-                             f"last token and is {self.n_tokens} now")
+            raise EagleError(
+                ErrorKind.CONTEXT_TAKEN,
+                f"this generation cannot go on: n_tokens was {n} at its "
+                f"last token and is {self.n_tokens} now",
+            )
         return sent
 
     def _rounds(self, token: int) -> Iterator[list[int]]:
-        return self._engine.rounds(0, token, self._round_params, _address(self._sampler.sampler), self._on_draft)
+        return self._engine.rounds(
+            0, token, self._round_params, _address(self._sampler.sampler), self._on_draft
+        )
 
     def _on_draft(self, token: int, drafts: list[int]) -> None:
         base = self.n_tokens
@@ -409,7 +510,7 @@ class EagleLlama(FlashLlama):
             try:
                 for processor in processors:
                     scores[:] = processor(self._input_ids, scores)
-            except BaseException as e:  # noqa: BLE001 - raised again by _raise_callback_error
+            except BaseException as e:
                 self._callback_error = e
             return scores
 
@@ -467,5 +568,9 @@ class EagleLlama(FlashLlama):
 
     def __getstate__(self) -> dict[str, Any]:
         ours = {f.name: getattr(self._params, f.name) for f in dataclasses.fields(self._params)}
-        ours.update(eagle_path=self._eagle_path, extract_layers=self._extract_layers, logits_all=bool(self._logits_all))
+        ours.update(
+            eagle_path=self._eagle_path,
+            extract_layers=self._extract_layers,
+            logits_all=bool(self._logits_all),
+        )
         return {**super().__getstate__(), **ours}

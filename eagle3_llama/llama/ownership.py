@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 from ..errors import EagleError, ErrorKind
 
@@ -57,8 +58,10 @@ class Ownership:
                 self._holder, claim.taken = claim, True
             elif claim.taken and self._holder is not claim:
                 raise EagleError(
-                    ErrorKind.CONTEXT_TAKEN, f"this generation cannot go on: {self._holder.who} has taken the"
-                    " context since its last token; finish one before the next, or load the model twice")
+                    ErrorKind.CONTEXT_TAKEN,
+                    f"this generation cannot go on: {self._holder.who} has taken the"
+                    " context since its last token; finish one before the next, or load the model twice",
+                )
             self._running, claim.thread = claim, threading.get_ident()
         try:
             yield
@@ -80,8 +83,9 @@ class Ownership:
         with self.step(self.claim(who, adopts=True), take=True):
             yield
 
-    def run(self, claim: Claim, steps: Generator[Any, Any, None],
-            take: bool = False) -> Generator[Any, Any, None]:
+    def run(
+        self, claim: Claim, steps: Generator[Any, Any, None], take: bool = False
+    ) -> Generator[Any, Any, None]:
         """The items of a generator while claim holds the context, which its first step takes if `take`."""
         sent = None
         try:
@@ -104,5 +108,8 @@ class Ownership:
 
 
 def _busy(running: Claim) -> EagleError:
-    return EagleError(ErrorKind.BUSY, f"the model is in the middle of a step of {running.who}: a callback, or"
-                      " another thread, can use it between two tokens only")
+    return EagleError(
+        ErrorKind.BUSY,
+        f"the model is in the middle of a step of {running.who}: a callback, or"
+        " another thread, can use it between two tokens only",
+    )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import llama_cpp
 import numpy as np
-from llama_cpp import LlamaState
 
 from ..errors import EagleError, ErrorKind
+
+import llama_cpp
+from llama_cpp import LlamaState
 
 
 class EagleState(LlamaState):
@@ -38,8 +39,14 @@ def save(llm: Any) -> EagleState:
     head = llm._engine.state() if llm._engine.has_head else None  # refused in the middle of a round
     scores = llm._scores.copy() if llm._logits_all else np.empty((0, llm._n_vocab), np.float32)
     target = _target_state(llm._ctx.ctx)
-    state = EagleState(input_ids=llm.input_ids.copy(), scores=scores, n_tokens=llm.n_tokens, seed=llm._seed,
-                       llama_state=target, llama_state_size=len(target))
+    state = EagleState(
+        input_ids=llm.input_ids.copy(),
+        scores=scores,
+        n_tokens=llm.n_tokens,
+        seed=llm._seed,
+        llama_state=target,
+        llama_state_size=len(target),
+    )
     state.eagle_state = head
     return state
 

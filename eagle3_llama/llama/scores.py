@@ -22,7 +22,7 @@ class OffsetRows(np.ndarray):
     def __getitem__(self, key: object) -> np.ndarray:
         plain = self.view(np.ndarray)
         first, rest = (key[0], key[1:]) if isinstance(key, tuple) else (key, ())
-        shift = lambda i: i if i is None or i < 0 else max(i - self.row0, 0)  # noqa: E731
+        shift = lambda i: i if i is None or i < 0 else max(i - self.row0, 0)
         if isinstance(first, slice):
             first = slice(shift(first.start), shift(first.stop), first.step)
         elif isinstance(first, (int, np.integer)):

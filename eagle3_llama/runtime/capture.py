@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from .library import load
 from ..errors import EagleError, ErrorKind
+from .library import load
 
 
 class Capture:
@@ -33,15 +33,18 @@ class Capture:
     def read(self, n_tokens: int) -> np.ndarray:
         """What the last llama_decode of n_tokens kept: float32 [n_tokens, n_layers, n_embd], batch order."""
         out = np.empty((n_tokens, self.n_layers, self.n_embd), np.float32)
-        self._check(self.lib.eagle3_capture_get(
-            self._ctx, self._layers, self.n_layers, n_tokens, self.ffi.from_buffer("float[]", out)))
+        self._check(
+            self.lib.eagle3_capture_get(
+                self._ctx, self._layers, self.n_layers, n_tokens, self.ffi.from_buffer("float[]", out)
+            )
+        )
         return out
 
     def close(self) -> None:
         """Capture off: no cost, no memory."""
         self._check(self.lib.eagle3_capture_set(self._ctx, self.ffi.NULL, 0))
 
-    def __enter__(self) -> "Capture":
+    def __enter__(self) -> Capture:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,18 +9,38 @@ import math
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
 import numpy as np
 
-from ..errors import EagleError
 from ..common.files import cache_dir, replacing
+from ..errors import EagleError
 
-SIZES = (1, 4, 2, 1, 8, 3, 1, 6, 5, 1, 12)  # rows that are measured, most telling first; between them costs are interpolated
+SIZES = (
+    1,
+    4,
+    2,
+    1,
+    8,
+    3,
+    1,
+    6,
+    5,
+    1,
+    12,
+)  # rows that are measured, most telling first; between them costs are interpolated
 CONTEXTS = (8, 256)  # tokens before the rows
-PIECE, FILL, LEAST_FILL = 32, 0.45, 0.1  # tokens at once, and seconds until the second of them is filled: formats differ by four times in this
-FAR, FAR_TIMES = 0.1, 3  # seconds after which decodes that tell what a context costs are not repeated; how often at most
+PIECE, FILL, LEAST_FILL = (
+    32,
+    0.45,
+    0.1,
+)  # tokens at once, and seconds until the second of them is filled: formats differ by four times in this
+FAR, FAR_TIMES = (
+    0.1,
+    3,
+)  # seconds after which decodes that tell what a context costs are not repeated; how often at most
 SLOW = 0.08  # seconds of one row from which on there is time for each size once
 BUDGET = 1.0  # seconds of measuring after which no further round begins
 WARM = 0.2  # seconds of decodes that do not count
@@ -69,7 +89,14 @@ class Times:
     def __init__(self) -> None:
         self._rounds: list[dict[tuple[str, int], float]] = []  # of each part and number of rows
 
-    def add(self, engine: Any, sizes: Sequence[int], slot: int = 0, most: float = math.inf, one: float | None = None) -> None:
+    def add(
+        self,
+        engine: Any,
+        sizes: Sequence[int],
+        slot: int = 0,
+        most: float = math.inf,
+        one: float | None = None,
+    ) -> None:
         """Each size once, in the slot as it stands, each part after what it follows in a round; after `most` seconds no size is
         begun, but for the first two, and the head, which is quick, is measured behind the first. one: what the last decode, of a
         single row, took, where another would take too long."""
@@ -78,8 +105,12 @@ class Times:
         for i, n in enumerate(sizes):
             if i > 1 and time.perf_counter() - start > most:
                 break
-            took.setdefault(("layers", n), []).append(one if one and n == 1 else engine.measure_target(n, slot))
-            for m in {1: (), 2: (1,)}.get(n, (n,)):  # one of each size, or the second finds the matrix in the cache
+            took.setdefault(("layers", n), []).append(
+                one if one and n == 1 else engine.measure_target(n, slot)
+            )
+            for m in {1: (), 2: (1,)}.get(
+                n, (n,)
+            ):  # one of each size, or the second finds the matrix in the cache
                 took["output", m] = [engine.measure_output(m)]
             if engine.has_head and i == 0:
                 took["first", 1] = [engine.measure_head(1, slot)]
@@ -92,10 +123,18 @@ class Times:
 
         def figures(part: str) -> dict[int, float]:
             sizes = sorted({n for r in self._rounds for p, n in r if p == part})
-            each = {n: one * statistics.median(r[part, n] / r["layers", 1] for r in self._rounds if (part, n) in r) for n in sizes}
+            each = {
+                n: one
+                * statistics.median(r[part, n] / r["layers", 1] for r in self._rounds if (part, n) in r)
+                for n in sizes
+            }
             return {n: min(t for m, t in each.items() if m >= n) for n in sizes}
 
-        out, head, first = _curve(figures("output") or {1: 0.0}), _curve(figures("head") or {1: 1.0}), figures("first").get(1, 0.0)
+        out, head, first = (
+            _curve(figures("output") or {1: 0.0}),
+            _curve(figures("head") or {1: 1.0}),
+            figures("first").get(1, 0.0),
+        )
         layers = figures("layers")
         layers[1] = min(max(one - out[1], 1e-6), *layers.values())  # one row is decoded whole
         return Costs(_curve(layers), out, head, _curve({1: 0.0}), max(first - head[1], 0.0), 0.0, context)
@@ -127,7 +166,9 @@ def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot:
     slow, cells, warmed = one > SLOW, {1: 0.0}, {1}
     near_at = 0 if slow else fill_context(engine, near_at, n_batch, slot)
     if not slow and far_at > near_at and 8 in sizes:
-        far_at = fill_context(engine, far_at, min(n_batch, PIECE), slot, max(FILL - elapsed(), LEAST_FILL))  # a cold file is read until here
+        far_at = fill_context(
+            engine, far_at, min(n_batch, PIECE), slot, max(FILL - elapsed(), LEAST_FILL)
+        )  # a cold file is read until here
         if far_at > near_at:
             cells, warmed = _cells(engine, near_at, far_at, slot), {1, 8}
     end = elapsed() + WARM
@@ -140,7 +181,13 @@ def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot:
     rounds = 0
     while rounds < 1 or (not slow and (rounds < 2 or (rounds < 9 and elapsed() < budget))):
         most = MOST_SLOW if slow else ENOUGH if rounds else MOST
-        times.add(engine, list(dict.fromkeys(sizes)) if slow else sizes, slot, most - elapsed(), one if slow else None)
+        times.add(
+            engine,
+            list(dict.fromkeys(sizes)) if slow else sizes,
+            slot,
+            most - elapsed(),
+            one if slow else None,
+        )
         rounds += 1
     engine.rewind(0, slot)
     return dataclasses.replace(times.costs(near_at), cell=_curve(cells))
@@ -161,7 +208,11 @@ def _curve(points: dict[int, float]) -> list[float]:
     (first, least), (last, most) = min(points.items()), max(points.items())
     slope = max(most - least, 0.0) / max(last - first, 1)
     beyond = [most + slope * (n - last) for n in range(last + 1, MAX_ROWS + 1)]
-    return [0.0, *np.interp(range(1, last + 1), sorted(points), [points[n] for n in sorted(points)]).tolist(), *beyond]
+    return [
+        0.0,
+        *np.interp(range(1, last + 1), sorted(points), [points[n] for n in sorted(points)]).tolist(),
+        *beyond,
+    ]
 
 
 def costs_dir() -> Path:
@@ -173,7 +224,9 @@ def cached(engine: Any, key: Sequence[object], n_ctx: int, n_batch: int) -> Cost
     """Costs under this key (model, format, backend, threads, library), kept from load to load. The first LOADS measure: what else
     ran at the time of one would be believed for ever."""
     room = min(n_ctx, max(CONTEXTS) + 8)  # what measure() uses of it
-    path = costs_dir() / (hashlib.sha256(json.dumps([str(k) for k in (*key, room)]).encode()).hexdigest()[:24] + ".json")
+    path = costs_dir() / (
+        hashlib.sha256(json.dumps([str(k) for k in (*key, room)]).encode()).hexdigest()[:24] + ".json"
+    )
     loads = _read(path)
     if len(loads) < LOADS:
         loads.append(measure(engine, n_ctx, n_batch))
@@ -191,7 +244,9 @@ def merged(loads: Sequence[Costs]) -> Costs:
     than it took the quickest."""
     least = min(c.one_row for c in loads)
     fair = [c for c in loads if c.one_row <= DISTURBED * least]
-    middle = lambda name: np.median([np.atleast_1d(getattr(c, name)) / c.one_row for c in fair], axis=0) * least  # noqa: E731
+    middle = lambda name: (
+        np.median([np.atleast_1d(getattr(c, name)) / c.one_row for c in fair], axis=0) * least
+    )
     curves = {name: middle(name).tolist() for name in ("layers", "output", "head", "cell")}
     return Costs(**curves, first=float(middle("first")[0]), other=0.0, context=fair[0].context)
 
@@ -203,7 +258,11 @@ def _read(path: Path) -> list[Costs]:
         for c in loads:
             rows = [*c.layers, *c.output, *c.head, *c.cell]
             numbers = [*rows, c.first, c.other, c.context]
-            if len(rows) != 4 * (MAX_ROWS + 1) or not all(isinstance(x, (int, float)) and 0 <= x < 1e6 for x in numbers) or not c.layers[1]:
+            if (
+                len(rows) != 4 * (MAX_ROWS + 1)
+                or not all(isinstance(x, (int, float)) and 0 <= x < 1e6 for x in numbers)
+                or not c.layers[1]
+            ):
                 return []
         return loads
     except (OSError, ValueError, TypeError, KeyError, AttributeError):

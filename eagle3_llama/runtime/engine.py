@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from .library import load
 from ..errors import EagleError, ErrorKind
+from .library import load
 from .params import MAX_DRAFT, EagleParams, StaticTree, Tree
 from .stats import EagleStats
 
 _KINDS = {
-    -1: ErrorKind.BAD_ARGUMENT, -2: ErrorKind.BAD_FILE, -3: ErrorKind.BAD_VALUE, -4: ErrorKind.HEAD_MISMATCH,
-    -5: ErrorKind.MEMORY, -6: ErrorKind.DECODE, -7: ErrorKind.UNSUPPORTED, -8: ErrorKind.NATIVE,
+    -1: ErrorKind.BAD_ARGUMENT,
+    -2: ErrorKind.BAD_FILE,
+    -3: ErrorKind.BAD_VALUE,
+    -4: ErrorKind.HEAD_MISMATCH,
+    -5: ErrorKind.MEMORY,
+    -6: ErrorKind.DECODE,
+    -7: ErrorKind.UNSUPPORTED,
+    -8: ErrorKind.NATIVE,
 }
 
 
@@ -47,8 +54,14 @@ class Engine:
     Source of the loop: EAGLE-3 (arXiv 2503.01840); the accept rule is native/src/session.cpp's verify().
     """
 
-    def __init__(self, ctx: int, model: int, head_path: str | None = None, n_slots: int = 1,
-                 extract_layers: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        ctx: int,
+        model: int,
+        head_path: str | None = None,
+        n_slots: int = 1,
+        extract_layers: Sequence[int] | None = None,
+    ) -> None:
         self.ffi, self.lib = load()
         self._head = self._session = self.ffi.NULL
         self._drafts = self.ffi.new(f"int32_t[{MAX_DRAFT}]")
@@ -59,7 +72,9 @@ class Engine:
         self.can_tree = False
         if head_path is not None:
             out = self.ffi.new("eagle3_head **")
-            self._check(self.lib.eagle3_head_open(str(head_path).encode(), self.ffi.cast("void *", model), out))
+            self._check(
+                self.lib.eagle3_head_open(str(head_path).encode(), self.ffi.cast("void *", model), out)
+            )
             self._head = out[0]
         out = self.ffi.new("eagle3_session **")
         try:
@@ -101,8 +116,14 @@ class Engine:
 
     # -- the hot loop -------------------------------------------------------------------------------------
 
-    def rounds(self, slot: int, token: int, params: EagleParams, sampler: int,
-               on_draft: Callable[[int, list[int]], None]) -> Iterator[Round]:
+    def rounds(
+        self,
+        slot: int,
+        token: int,
+        params: EagleParams,
+        sampler: int,
+        on_draft: Callable[[int, list[int]], None],
+    ) -> Iterator[Round]:
         """Rounds of speculative decoding after `token`, which is sampled but not decoded yet.
 
         sampler is the address of a llama_sampler chain; on_draft(token, drafts) is called before it runs. Yields the tokens of each round; the last of them
@@ -122,7 +143,9 @@ class Engine:
             keep = 0
             try:
                 on_draft(token, self.ffi.unpack(drafts, n))
-                keep = self._check(lib.eagle3_verify(s, slot, sampler_ptr, sampled))  # accepted drafts + bonus
+                keep = self._check(
+                    lib.eagle3_verify(s, slot, sampler_ptr, sampled)
+                )  # accepted drafts + bonus
                 t4 = now()
             finally:
                 self._check(lib.eagle3_commit(s, slot, keep))  # whatever happened, nothing unverified stays
@@ -138,7 +161,9 @@ class Engine:
             yield out
             t0 = now()
 
-    def round(self, asks: Sequence[Ask], samplers: Sequence[int], on_draft: Callable[[], None]) -> list[Round | EagleError]:
+    def round(
+        self, asks: Sequence[Ask], samplers: Sequence[int], on_draft: Callable[[], None]
+    ) -> list[Round | EagleError]:
         """One round of several slots: what rounds() yields for each, or the error of a slot whose sampler or commit failed.
 
         samplers are addresses of llama_sampler chains. An error of the round itself is raised, and the slots are as they were. stats.tokens
@@ -161,14 +186,21 @@ class Engine:
             t3 = now()
         finally:
             code = lib.eagle3_round_commit(s, keep)  # whatever happened, nothing unverified stays
-            failure = self._error(code) if code < 0 else None  # of the slots that do not hold what they should
+            failure = (
+                self._error(code) if code < 0 else None
+            )  # of the slots that do not hold what they should
         rounds: list[Round | EagleError] = []
         for i, count in enumerate(counts):
             if failure is not None and self.n_past(asks[i].slot) != held[i] + keep[i]:
                 rounds.append(failure)
                 continue
             if count < 0:
-                rounds.append(EagleError(_KINDS.get(count, ErrorKind.NATIVE), "sampling failed: the grammar or another sampler gave up"))
+                rounds.append(
+                    EagleError(
+                        _KINDS.get(count, ErrorKind.NATIVE),
+                        "sampling failed: the grammar or another sampler gave up",
+                    )
+                )
                 continue
             out = Round(self.ffi.unpack(sampled + i * (MAX_DRAFT + 1), count))
             out.drafted = drafted[i]
@@ -192,9 +224,19 @@ class Engine:
             if p.n_max == 0 or not self.has_head or (p.planned and self.costs is None):
                 a.kind = self.lib.EAGLE3_PLAIN
             elif isinstance(p.tree, Tree):
-                a.kind, a.n_max, a.depth, a.width, a.p_min = self.lib.EAGLE3_TREE, p.tree.nodes, p.tree.depth, p.tree.width, p.p_min
+                a.kind, a.n_max, a.depth, a.width, a.p_min = (
+                    self.lib.EAGLE3_TREE,
+                    p.tree.nodes,
+                    p.tree.depth,
+                    p.tree.width,
+                    p.p_min,
+                )
             elif p.planned:
-                a.kind, a.n_max, a.width = self.lib.EAGLE3_PLANNED, min(PLANNED_NODES * len(asks), MAX_DRAFT), PLANNED_WIDTH if self.trees(p) else 1
+                a.kind, a.n_max, a.width = (
+                    self.lib.EAGLE3_PLANNED,
+                    min(PLANNED_NODES * len(asks), MAX_DRAFT),
+                    PLANNED_WIDTH if self.trees(p) else 1,
+                )
             else:
                 a.kind, a.n_max, a.p_min = self.lib.EAGLE3_CHAIN, p.n_max, p.p_min
             a.n_max = a.n_max if p.planned else min(a.n_max, q.most)
@@ -205,20 +247,34 @@ class Engine:
         s, lib, out, null = self._session, self.lib, self._drafts, self.ffi.NULL
         tree = params.tree
         if isinstance(tree, Tree):
-            return self._check(lib.eagle3_draft_tree(s, slot, token, tree.nodes, tree.depth, tree.width, params.p_min, out, self._parents, null))
+            return self._check(
+                lib.eagle3_draft_tree(
+                    s, slot, token, tree.nodes, tree.depth, tree.width, params.p_min, out, self._parents, null
+                )
+            )
         if isinstance(tree, StaticTree):
             self._parents[0 : len(tree.parents)] = tree.parents
-            return self._check(lib.eagle3_draft_choices(s, slot, token, len(tree.parents), self._parents, tree.ranks, out, null))
+            return self._check(
+                lib.eagle3_draft_choices(
+                    s, slot, token, len(tree.parents), self._parents, tree.ranks, out, null
+                )
+            )
         if params.planned:
             if self.costs is None:  # no head, nothing to choose
                 return 0
             width = PLANNED_WIDTH if self.trees(params) else 1
-            return self._check(lib.eagle3_draft_planned(s, slot, token, PLANNED_NODES, width, out, self._parents, null))
-        return self._check(lib.eagle3_draft(s, slot, token, params.n_max, params.n_min, params.p_min, out, null))
+            return self._check(
+                lib.eagle3_draft_planned(s, slot, token, PLANNED_NODES, width, out, self._parents, null)
+            )
+        return self._check(
+            lib.eagle3_draft(s, slot, token, params.n_max, params.n_min, params.p_min, out, null)
+        )
 
     def _decode(self, slot: int, token: int, n: int, params: EagleParams) -> None:
         if self.trees(params):
-            self._check(self.lib.eagle3_decode_tree(self._session, slot, token, self._drafts, self._parents, n))
+            self._check(
+                self.lib.eagle3_decode_tree(self._session, slot, token, self._drafts, self._parents, n)
+            )
         else:
             self._check(self.lib.eagle3_decode(self._session, slot, token, self._drafts, n))
 
@@ -227,7 +283,9 @@ class Engine:
         try:
             self._decode(slot, token, n, params)
             return n
-        except EagleError as e:  # an image may fill more cells than positions (M-RoPE), by which the head's drafts are cut
+        except (
+            EagleError
+        ) as e:  # an image may fill more cells than positions (M-RoPE), by which the head's drafts are cut
             if n == 0 or e.kind is not ErrorKind.DECODE:
                 raise
         self._decode(slot, token, 0, params)
@@ -242,7 +300,12 @@ class Engine:
     def plan(self, costs: Any) -> None:
         """Gives the planner its costs (costs.Costs)."""
         c = self.ffi.new("struct eagle3_costs *")
-        c.layers, c.output, c.head, c.cell = list(costs.layers), list(costs.output), list(costs.head), list(costs.cell)
+        c.layers, c.output, c.head, c.cell = (
+            list(costs.layers),
+            list(costs.output),
+            list(costs.head),
+            list(costs.cell),
+        )
         c.first, c.other, c.context = costs.first, costs.other, costs.context
         self._check(self.lib.eagle3_plan_set(self._session, c))
         self.costs = costs
@@ -281,22 +344,33 @@ class Engine:
     def draft(self, token: int, params: EagleParams, slot: int = 0) -> tuple[list[int], list[float]]:
         """What the head proposes after `token`: target ids and their probabilities. Tests and tools use it."""
         probs = self.ffi.new(f"float[{MAX_DRAFT}]")
-        n = self._check(self.lib.eagle3_draft(
-            self._session, slot, token, params.n_max, params.n_min, params.p_min, self._drafts, probs))
+        n = self._check(
+            self.lib.eagle3_draft(
+                self._session, slot, token, params.n_max, params.n_min, params.p_min, self._drafts, probs
+            )
+        )
         return list(self._drafts[0:n]), list(probs[0:n])
 
     def decode(self, token: int, drafts: Sequence[int], slot: int = 0) -> None:
         """One target batch [token, drafts] with logits for every row."""
-        self._check(self.lib.eagle3_decode(self._session, slot, token, self.ffi.new("int32_t[]", list(drafts) or 1), len(drafts)))
+        self._check(
+            self.lib.eagle3_decode(
+                self._session, slot, token, self.ffi.new("int32_t[]", list(drafts) or 1), len(drafts)
+            )
+        )
 
     def decode_tree(self, token: int, drafts: Sequence[int], parents: Sequence[int], slot: int = 0) -> None:
         """One target batch of token and a tree: drafts[i] follows drafts[parents[i]], -1 for token."""
-        new = lambda xs: self.ffi.new("int32_t[]", list(xs) or 1)  # noqa: E731
-        self._check(self.lib.eagle3_decode_tree(self._session, slot, token, new(drafts), new(parents), len(drafts)))
+        new = lambda xs: self.ffi.new("int32_t[]", list(xs) or 1)
+        self._check(
+            self.lib.eagle3_decode_tree(self._session, slot, token, new(drafts), new(parents), len(drafts))
+        )
 
     def verify(self, sampler: int, slot: int = 0) -> list[int]:
         """Samples the rows of the last decode() until one disagrees with its draft."""
-        n = self._check(self.lib.eagle3_verify(self._session, slot, self.ffi.cast("void *", sampler), self._sampled))
+        n = self._check(
+            self.lib.eagle3_verify(self._session, slot, self.ffi.cast("void *", sampler), self._sampled)
+        )
         return self.ffi.unpack(self._sampled, n)
 
     def sample(self, sampler: int, row: int = -1) -> int:
@@ -327,19 +401,25 @@ class Engine:
         """The head's state of a slot, to be kept beside the target's."""
         size = self._check(self.lib.eagle3_state_size(self._session, slot))
         buf = self.ffi.new("uint8_t[]", size)
-        return bytes(self.ffi.buffer(buf, self._check(self.lib.eagle3_state_get(self._session, slot, buf, size))))
+        return bytes(
+            self.ffi.buffer(buf, self._check(self.lib.eagle3_state_get(self._session, slot, buf, size)))
+        )
 
     def set_state(self, data: bytes, slot: int = 0) -> None:
         """Restores state(); damaged or foreign bytes are refused and change nothing."""
-        self._check(self.lib.eagle3_state_set(self._session, slot, self.ffi.from_buffer("uint8_t[]", data), len(data)))
+        self._check(
+            self.lib.eagle3_state_set(self._session, slot, self.ffi.from_buffer("uint8_t[]", data), len(data))
+        )
 
     def head_info(self) -> dict[str, object]:
         """Sizes of the head and the target layers it reads."""
         info = self.ffi.new("struct eagle3_head_info *")
         self._check(self.lib.eagle3_head_get_info(self._head, info))
         names = ("n_embd", "n_embd_target", "n_vocab_draft", "n_blocks", "n_bytes", "n_bytes_step")
-        return {**{name: getattr(info, name) for name in names},
-                "layers": list(info.layers[0:info.n_layers_captured])}
+        return {
+            **{name: getattr(info, name) for name in names},
+            "layers": list(info.layers[0 : info.n_layers_captured]),
+        }
 
     def d2t(self) -> np.ndarray:
         """Target id of every draft id, int32 [n_vocab_draft]."""
@@ -355,7 +435,11 @@ class Engine:
         info = self.head_info()
         outs = [np.empty((len(tokens), info[k]), np.float32) for k in ("n_embd", "n_embd", "n_vocab_draft")]
         inputs = self._head_inputs(tokens, features)
-        self._check(self.lib.eagle3_head_forward(self._session, slot, *inputs, *(self.ffi.from_buffer("float[]", o) for o in outs)))
+        self._check(
+            self.lib.eagle3_head_forward(
+                self._session, slot, *inputs, *(self.ffi.from_buffer("float[]", o) for o in outs)
+            )
+        )
         return tuple(outs)
 
     def head_trace(self, tokens: np.ndarray, features: np.ndarray, stage: str, slot: int = 0) -> np.ndarray:
@@ -363,7 +447,11 @@ class Engine:
         widest = self.head_info()["n_embd"] * 2
         out = np.empty(len(tokens) * widest, np.float32)
         inputs = self._head_inputs(tokens, features)
-        n = self._check(self.lib.eagle3_head_trace(self._session, slot, *inputs, stage.encode(), self.ffi.from_buffer("float[]", out), out.size))
+        n = self._check(
+            self.lib.eagle3_head_trace(
+                self._session, slot, *inputs, stage.encode(), self.ffi.from_buffer("float[]", out), out.size
+            )
+        )
         return out[:n].reshape(len(tokens), -1)
 
     def _head_inputs(self, tokens: np.ndarray, features: np.ndarray) -> tuple[Any, Any, int]:

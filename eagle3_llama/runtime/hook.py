@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Any
 
 SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 _OPENERS = {
@@ -56,9 +57,13 @@ def _wrap(loader: Any, variable: str, lib_dir: Path, library: str, own: Path) ->
     run = loader.exec_module
 
     def exec_module(module: Any) -> None:
-        if not (lib_dir / f"{library}{SUFFIX}").is_file():  # llama-cpp-python's would bring its own libllama beside ours
-            raise ImportError(f"{lib_dir} has no {library}, for it was built with LLAMA_BUILD_MTMD=OFF: "
-                              "build eagle3-llama without that flag")  # fmt: skip
+        if not (
+            lib_dir / f"{library}{SUFFIX}"
+        ).is_file():  # llama-cpp-python's would bring its own libllama beside ours
+            raise ImportError(
+                f"{lib_dir} has no {library}, for it was built with LLAMA_BUILD_MTMD=OFF: "
+                "build eagle3-llama without that flag"
+            )
         before = os.environ.get(variable)
         os.environ[variable] = str(lib_dir)
         try:

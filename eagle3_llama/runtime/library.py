@@ -13,8 +13,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from . import hook as _hook
 from ..errors import EagleError, ErrorKind
+from . import hook as _hook
 
 _NAME = f"libeagle3{_hook.SUFFIX}"
 
@@ -52,11 +52,15 @@ def load() -> tuple[Any, Any]:
     """
     lib_dir = find_lib_dir()
     if lib_dir is None:
-        raise _error("the native libraries are not installed; install the package with pip, or name their folder in "
-                     "EAGLE3_LLAMA_LIB_DIR (python native/build.py --print-dir builds and prints it)")  # fmt: skip
+        raise _error(
+            "the native libraries are not installed; install the package with pip, or name their folder in "
+            "EAGLE3_LLAMA_LIB_DIR (python native/build.py --print-dir builds and prints it)"
+        )
     for name in (_NAME, "eagle3.h"):
         if not (lib_dir / name).is_file():
-            raise _error(f"{name} is missing from {lib_dir}; reinstall eagle3-llama or correct EAGLE3_LLAMA_LIB_DIR")
+            raise _error(
+                f"{name} is missing from {lib_dir}; reinstall eagle3-llama or correct EAGLE3_LLAMA_LIB_DIR"
+            )
     _import_llama_cpp(lib_dir)
     return _open(lib_dir)
 
@@ -68,8 +72,10 @@ def _import_llama_cpp(lib_dir: Path) -> None:
         raise _error(f"llama_cpp cannot be imported with the libllama in {lib_dir}: {error}") from error
     loaded = Path(binding._lib._name).resolve().parent
     if loaded != lib_dir.resolve():
-        raise _error(f"llama_cpp has already loaded another libllama, from {loaded}; "
-                     "import eagle3_llama before llama_cpp, or start a new process that does")  # fmt: skip
+        raise _error(
+            f"llama_cpp has already loaded another libllama, from {loaded}; "
+            "import eagle3_llama before llama_cpp, or start a new process that does"
+        )
 
 
 def _open(lib_dir: Path) -> tuple[Any, Any]:
@@ -84,7 +90,9 @@ def _open(lib_dir: Path) -> tuple[Any, Any]:
     except (cffi.CDefError, cffi.FFIError, OSError, AttributeError) as error:
         raise _error(f"cannot load {lib_dir / _NAME}: {error}; reinstall eagle3-llama") from error
     if found != expected:
-        raise _error(f"{lib_dir / _NAME} has ABI version {found}, its header has {expected}; reinstall eagle3-llama")
+        raise _error(
+            f"{lib_dir / _NAME} has ABI version {found}, its header has {expected}; reinstall eagle3-llama"
+        )
     return ffi, lib
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Sequence
+from collections.abc import Sequence
 
-from ..errors import EagleError, ErrorKind
 from ..common.keywords import strict
+from ..errors import EagleError, ErrorKind
 
 MAX_DRAFT = 63  # native/src/planner.hpp: with the token itself, the rows that are computed alike
 MAX_WIDTH = 16  # native/src/tree.cpp
@@ -28,11 +28,14 @@ class Tree:
             _check_int(f"tree's {name}", getattr(self, name), 1, most)
 
     @classmethod
-    def parse(cls, text: str) -> "Tree":
+    def parse(cls, text: str) -> Tree:
         """From NODES, NODESxDEPTH or NODESxDEPTHxWIDTH, e.g. 60x6x10."""
         parts = text.lower().split("x")
         if not 1 <= len(parts) <= 3 or not all(p.isdecimal() for p in parts):
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"tree is {text!r}, expected NODES, NODESxDEPTH or NODESxDEPTHxWIDTH, e.g. 60x6x10")
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT,
+                f"tree is {text!r}, expected NODES, NODESxDEPTH or NODESxDEPTHxWIDTH, e.g. 60x6x10",
+            )
         return cls(*map(int, parts))
 
 
@@ -46,13 +49,17 @@ class StaticTree:
     choices: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "choices", tuple(sorted({tuple(c) for c in self.choices}, key=lambda c: (len(c), c))))
+        object.__setattr__(
+            self, "choices", tuple(sorted({tuple(c) for c in self.choices}, key=lambda c: (len(c), c)))
+        )
         _check_int("number of choices", len(self.choices), 1, MAX_DRAFT)
         for choice in self.choices:
             for rank in choice:
                 _check_int(f"rank in choice {choice}", rank, 0, MAX_WIDTH - 1)
             if not choice or (len(choice) > 1 and choice[:-1] not in self.choices):
-                raise EagleError(ErrorKind.BAD_ARGUMENT, f"choice {choice} goes through {choice[:-1]}, which is no choice")
+                raise EagleError(
+                    ErrorKind.BAD_ARGUMENT, f"choice {choice} goes through {choice[:-1]}, which is no choice"
+                )
 
     @functools.cached_property  # read every round
     def parents(self) -> list[int]:
@@ -79,7 +86,7 @@ class EagleParams:
     n_max: int | None = None
     n_min: int = 0
     p_min: float = 0.0
-    tree: "Tree | StaticTree | bool | None" = None
+    tree: Tree | StaticTree | bool | None = None
 
     def __post_init__(self) -> None:
         if self.n_max is not None:
@@ -87,16 +94,27 @@ class EagleParams:
         _check_int("n_min", self.n_min, 0, MAX_DRAFT)
         if self.n_max is not None and self.n_min > self.n_max:
             raise EagleError(ErrorKind.BAD_ARGUMENT, f"n_min {self.n_min} exceeds n_max {self.n_max}")
-        if isinstance(self.p_min, bool) or not isinstance(self.p_min, (int, float)) or not 0 <= self.p_min <= 1 or not math.isfinite(self.p_min):
+        if (
+            isinstance(self.p_min, bool)
+            or not isinstance(self.p_min, (int, float))
+            or not 0 <= self.p_min <= 1
+            or not math.isfinite(self.p_min)
+        ):
             raise EagleError(ErrorKind.BAD_ARGUMENT, f"p_min is {self.p_min!r}, expected a number 0..1")
         if isinstance(self.tree, str):
             object.__setattr__(self, "tree", Tree.parse(self.tree))
         elif isinstance(self.tree, Sequence):
             object.__setattr__(self, "tree", StaticTree(tuple(self.tree)))
         if self.tree is not None and not isinstance(self.tree, (Tree, StaticTree, bool)):
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"tree is {self.tree!r}, expected a Tree, a list of choices, False or None")
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT,
+                f"tree is {self.tree!r}, expected a Tree, a list of choices, False or None",
+            )
         if self.planned and (self.n_min or self.p_min):
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"{'n_min' if self.n_min else 'p_min'} needs n_max: without it the planner stops where drafting does not pay")
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT,
+                f"{'n_min' if self.n_min else 'p_min'} needs n_max: without it the planner stops where drafting does not pay",
+            )
         if self.n_max is not None and self.fixed_tree:
             raise EagleError(ErrorKind.BAD_ARGUMENT, "give n_max, for chains, or tree, not both")
 
@@ -109,7 +127,7 @@ class EagleParams:
         """Whether the planner chooses."""
         return self.n_max is None and not self.fixed_tree
 
-    def chain(self) -> "EagleParams":
+    def chain(self) -> EagleParams:
         """The same without trees: where only a single line of text can be checked."""
         if isinstance(self.tree, Tree):
             return EagleParams(self.tree.depth, p_min=self.p_min)
@@ -118,7 +136,7 @@ class EagleParams:
         return dataclasses.replace(self, tree=False)
 
     @classmethod
-    def of(cls, **settings: object) -> "EagleParams":
+    def of(cls, **settings: object) -> EagleParams:
         """From keyword arguments; an unknown name is refused with the nearest right one."""
         return cls(**settings)  # type: ignore[arg-type]
 

@@ -6,8 +6,8 @@ import sys
 
 import typer
 
-from ..errors import EagleError
 from ..common.options import CONTEXT
+from ..errors import EagleError
 from .cli import serve
 
 

@@ -29,7 +29,10 @@ access_log = logging.getLogger("eagle3_llama.server.access")
 
 OPEN_ROUTES = ("/health",)
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-LINGER, LINGER_BYTES = 1.0, 8_000_000  # how long, and for how much, an unread body is listened to after the answer
+LINGER, LINGER_BYTES = (
+    1.0,
+    8_000_000,
+)  # how long, and for how much, an unread body is listened to after the answer
 
 
 @dataclass
@@ -58,11 +61,13 @@ class Access:
         headers = Headers(scope=scope)
         asked = headers.get("x-request-id", "")
         record = scope["record"] = Record(asked if _SANE_ID.fullmatch(asked) else uuid.uuid4().hex)
-        talk = _Talk(record, receive, send, unread="content-length" in headers or "transfer-encoding" in headers)
+        talk = _Talk(
+            record, receive, send, unread="content-length" in headers or "transfer-encoding" in headers
+        )
         try:
             refused = self._refusal(scope, headers)
             await (self.app if refused is None else error_response(refused))(scope, talk.receive, talk.send)
-        except Exception:  # noqa: BLE001 - the client gets one line, the log the rest
+        except Exception:
             log.exception("request %s failed", record.request_id)
             if record.status:
                 raise  # half an answer: the connection is closed
@@ -79,18 +84,30 @@ class Access:
         # a browser that opens the page asks for a password if it is told Basic alone; the page's own calls must not raise that dialog
         challenge = 'Basic realm="eagle3-llama"' if scope["path"] == "/" else "Bearer"
         if key is not None and not _same_key(headers.get("authorization", ""), key):
-            return ApiError(401, "a key is needed: Authorization: Bearer KEY", code="invalid_api_key",
-                            headers={"WWW-Authenticate": challenge})  # fmt: skip
+            return ApiError(
+                401,
+                "a key is needed: Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": challenge},
+            )
         if key is None and not self._own_origin(headers.get("origin")):
             return ApiError(403, "another site's page asks; allow it with --cors-origin", code="origin")
         if key is None and not self._own_host(headers.get("host")):
-            return ApiError(403, "this server was asked under another site's name; allow it with --cors-origin, or set a key", code="host")
+            return ApiError(
+                403,
+                "this server was asked under another site's name; allow it with --cors-origin, or set a key",
+                code="host",
+            )
         return None
 
     def _own_host(self, host: str | None) -> bool:
         """A site may give its own name the address of this machine; its pages then ask as if the server were theirs, and a browser
         sends no Origin with a GET. The name they ask for tells."""
-        return host is None or self._own_name(f"//{host}") or any(f"{scheme}://{host}" in self.settings.cors_origin for scheme in ("http", "https"))
+        return (
+            host is None
+            or self._own_name(f"//{host}")
+            or any(f"{scheme}://{host}" in self.settings.cors_origin for scheme in ("http", "https"))
+        )
 
     def _own_origin(self, origin: str | None) -> bool:
         """Without a key any page in the user's browser could ask a server on loopback; browsers say whose page it is."""
@@ -108,7 +125,13 @@ class Access:
         status = 499 if job is not None and job.gone else record.status or 499
         route = getattr(scope.get("route"), "path", "other")
         self.metrics.count(route, status, seconds, job)
-        line = {"request_id": record.request_id, "method": scope["method"], "route": route, "status": status, "seconds": round(seconds, 4)}
+        line = {
+            "request_id": record.request_id,
+            "method": scope["method"],
+            "route": route,
+            "status": status,
+            "seconds": round(seconds, 4),
+        }
         if job is not None:
             line |= _about(job) | {"stream": record.stream}
         if record.error is not None:
@@ -120,11 +143,18 @@ class Access:
 
 def _about(job: Job) -> dict[str, Any]:
     usages, timings = job.spent(), job.timings.values()
-    detail = lambda name: sum(u.get("completion_tokens_details", {}).get(name, 0) for u in usages)  # noqa: E731
-    out = {"choices": len(job.choices), "prompt_tokens": max((u["prompt_tokens"] for u in usages), default=0),
-           "completion_tokens": sum(u["completion_tokens"] for u in usages), "accepted": detail("accepted_prediction_tokens"),
-           "rejected": detail("rejected_prediction_tokens")}
-    out |= {name: round(max((t[name] for t in timings), default=0.0), 4) for name in ("queued", "prompt", "generation")}
+    detail = lambda name: sum(u.get("completion_tokens_details", {}).get(name, 0) for u in usages)
+    out = {
+        "choices": len(job.choices),
+        "prompt_tokens": max((u["prompt_tokens"] for u in usages), default=0),
+        "completion_tokens": sum(u["completion_tokens"] for u in usages),
+        "accepted": detail("accepted_prediction_tokens"),
+        "rejected": detail("rejected_prediction_tokens"),
+    }
+    out |= {
+        name: round(max((t[name] for t in timings), default=0.0), 4)
+        for name in ("queued", "prompt", "generation")
+    }
     return out | ({"error": job.failed.code} if job.failed is not None else {})
 
 

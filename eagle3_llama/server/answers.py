@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import Any, AsyncIterator
+from collections.abc import AsyncIterator
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +19,9 @@ STALLED = 30.0  # seconds past the deadline until a client that does not read is
 _OVER: Any = object()
 
 
-async def respond(request: Request, job: Job, shape: Shape, stream: bool, include_usage: bool, report: bool) -> Response:
+async def respond(
+    request: Request, job: Job, shape: Shape, stream: bool, include_usage: bool, report: bool
+) -> Response:
     """Waits for the whole answer, or for the first part of a streamed one, KEEP_ALIVE seconds at most: until then a failure is a status.
 
     Raises ApiError. The job is cancelled as soon as the client leaves, and whenever this ends early.
@@ -32,7 +35,9 @@ async def respond(request: Request, job: Job, shape: Shape, stream: bool, includ
             return EventStream(job, shape, _chain(first, parts), watch, include_usage or report, report)
         parts = [(e.choice.index, e.chunk) async for batch in events for e in batch if e.chunk is not None]
         more = {"timings": total_timings(job)} if report else {}
-        body = await asyncio.to_thread(lambda: dumps(shape.whole(parts, total_usage(job)) | more))  # logprobs may be megabytes
+        body = await asyncio.to_thread(
+            lambda: dumps(shape.whole(parts, total_usage(job)) | more)
+        )  # logprobs may be megabytes
         watch.cancel()
         return Response(body, media_type="application/json")
     except BaseException:
@@ -45,10 +50,17 @@ def joined(events: list[Event]) -> list[Event]:
     """Events with chunks; of those that only bring text, neighbours of one choice are one event."""
     out: list[Event] = []
     for e in events:
-        if out and e.choice is out[-1].choice and (text := _text(e)) is not None and (before := _text(out[-1])) is not None:
+        if (
+            out
+            and e.choice is out[-1].choice
+            and (text := _text(e)) is not None
+            and (before := _text(out[-1])) is not None
+        ):
             choice, text = e.chunk["choices"][0], before + text
             said = {"delta": {"content": text}} if "delta" in choice else {"text": text}
-            out[-1] = dataclasses.replace(e, chunk={"choices": [{**choice, **said}]}, sources=out[-1].sources + e.sources)
+            out[-1] = dataclasses.replace(
+                e, chunk={"choices": [{**choice, **said}]}, sources=out[-1].sources + e.sources
+            )
         else:
             out.append(e)
     return out
@@ -79,7 +91,9 @@ async def with_silences(events: AsyncIterator[list[Event]]) -> AsyncIterator[lis
         yield batch
 
 
-async def _chain(first: list[Event] | None, rest: AsyncIterator[list[Event] | None]) -> AsyncIterator[list[Event] | None]:
+async def _chain(
+    first: list[Event] | None, rest: AsyncIterator[list[Event] | None]
+) -> AsyncIterator[list[Event] | None]:
     yield first
     async for batch in rest:
         yield batch
@@ -90,7 +104,15 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, job: Job, shape: Shape, events: AsyncIterator[list[Event] | None], watch: asyncio.Task, include_usage: bool, report: bool) -> None:
+    def __init__(
+        self,
+        job: Job,
+        shape: Shape,
+        events: AsyncIterator[list[Event] | None],
+        watch: asyncio.Task,
+        include_usage: bool,
+        report: bool,
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self.job, self.shape, self.events, self.watch = job, shape, events, watch
@@ -134,4 +156,6 @@ class EventStream(Response):
         return event(out)
 
     def _last(self) -> dict[str, Any]:
-        return {**self.shape.head, "choices": [], "usage": total_usage(self.job)} | ({"timings": total_timings(self.job)} if self.report else {})
+        return {**self.shape.head, "choices": [], "usage": total_usage(self.job)} | (
+            {"timings": total_timings(self.job)} if self.report else {}
+        )

@@ -10,7 +10,8 @@ import hashlib
 import importlib.resources
 import re
 import time
-from typing import Any, AsyncIterator
+from collections.abc import AsyncIterator
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -33,8 +34,10 @@ from .settings import ServerSettings
 from .shapes import Shape, dumps
 from .work import Work
 
-PAGE_POLICY = ("default-src 'none'; script-src {}; style-src 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; "
-               "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")  # fmt: skip
+PAGE_POLICY = (
+    "default-src 'none'; script-src {}; style-src 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 class Server:
@@ -59,18 +62,39 @@ class Server:
         record.stream = bool(body.stream)
         if self.settings.log_prompts:
             record.prompt = body.model_dump(include={"messages", "prompt"})
-        choices = await self.preparing.run(self.caller.chat if chat else self.caller.completion, body)  # texts may be long
+        choices = await self.preparing.run(
+            self.caller.chat if chat else self.caller.completion, body
+        )  # texts may be long
         params, asked = self.caller.params(body.speculative), "messages" if chat else "prompt"
-        record.job = job = Job(self.batcher, self.gate, choices, params, self.settings.timeout, record.request_id, asked)
-        shape = Shape(chat, f"{'chatcmpl' if chat else 'cmpl'}-{record.request_id}", int(time.time()), self.name, record.stream,
-                      getattr(body, "top_logprobs", None) or 0, bool(getattr(body, "functions", None)))  # fmt: skip
+        record.job = job = Job(
+            self.batcher, self.gate, choices, params, self.settings.timeout, record.request_id, asked
+        )
+        shape = Shape(
+            chat,
+            f"{'chatcmpl' if chat else 'cmpl'}-{record.request_id}",
+            int(time.time()),
+            self.name,
+            record.stream,
+            getattr(body, "top_logprobs", None) or 0,
+            bool(getattr(body, "functions", None)),
+        )
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         report = body.speculative is not None and body.speculative.report
         return await respond(request, job, shape, record.stream, usage, report)
 
     def model(self) -> dict[str, Any]:
-        about = {"head": self.settings.eagle is not None, "n_ctx": self.batcher.n_ctx, "n_parallel": self.batcher.n_parallel}
-        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "eagle3-llama", "eagle": about}
+        about = {
+            "head": self.settings.eagle is not None,
+            "n_ctx": self.batcher.n_ctx,
+            "n_parallel": self.batcher.n_parallel,
+        }
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "eagle3-llama",
+            "eagle": about,
+        }
 
     async def ask(self, work: Work, function: Any, *args: Any) -> Response:
         """The JSON of what a blocking call returns; its EagleErrors are the client's."""
@@ -82,12 +106,18 @@ class Server:
     def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
         if body.parse_special:
             self.caller.size.check_special(body.content, "content")
-        return {"tokens": self.batcher.base.tokenize(body.content.encode(), body.add_special, body.parse_special)}
+        return {
+            "tokens": self.batcher.base.tokenize(body.content.encode(), body.add_special, body.parse_special)
+        }
 
     def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
         if max(body.tokens, default=0) >= self.caller.n_vocab:
             raise wrong("tokens", f"the model's are 0..{self.caller.n_vocab - 1}")
-        return {"content": (self.batcher.base.detokenize(body.tokens) if body.tokens else b"").decode("utf-8", "replace")}
+        return {
+            "content": (self.batcher.base.detokenize(body.tokens) if body.tokens else b"").decode(
+                "utf-8", "replace"
+            )
+        }
 
 
 def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
@@ -110,10 +140,18 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
     _add_errors(app)
     app.add_middleware(Access, settings=settings, metrics=server.metrics)
     if settings.cors_origin:
-        app.add_middleware(CORSMiddleware, allow_origins=list(settings.cors_origin), allow_methods=["GET", "POST"],
-                           allow_headers=["*"],  # OpenAI's client has a dozen of its own
-                           expose_headers=["X-Request-Id", "Retry-After"])  # fmt: skip
-    documents.install(app, [server.chat_body, server.completion_body, TokenizeBody, DetokenizeBody, SlotFile], settings.api_key is not None)
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origin),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],  # OpenAI's client has a dozen of its own
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    documents.install(
+        app,
+        [server.chat_body, server.completion_body, TokenizeBody, DetokenizeBody, SlotFile],
+        settings.api_key is not None,
+    )
     return app
 
 
@@ -126,7 +164,9 @@ def _add_completions(app: FastAPI, server: Server) -> None:
     @app.post("/v1/completions", **documents.streamed(server.completion_body, "Completion"))
     async def completions(request: Request) -> Response:
         """A text gone on with."""
-        return await server.generate(request, await server.bodies.read(request, server.completion_body), False)
+        return await server.generate(
+            request, await server.bodies.read(request, server.completion_body), False
+        )
 
 
 def _add_models(app: FastAPI, server: Server) -> None:
@@ -139,18 +179,24 @@ def _add_models(app: FastAPI, server: Server) -> None:
     async def model(model_id: str) -> Response:
         """The model, by its name."""
         if model_id != server.name:
-            raise ApiError(404, f"there is no model {model_id[:100]!r}, only {server.name!r}", "model", "model_not_found")
+            raise ApiError(
+                404, f"there is no model {model_id[:100]!r}, only {server.name!r}", "model", "model_not_found"
+            )
         return _json(server.model())
 
     @app.post("/tokenize", **documents.answer("Tokens", body=TokenizeBody))
     async def tokenize(request: Request) -> Response:
         """Token ids of a text."""
-        return await server.ask(server.tokenizing, server.tokenize, await server.bodies.read(request, TokenizeBody))
+        return await server.ask(
+            server.tokenizing, server.tokenize, await server.bodies.read(request, TokenizeBody)
+        )
 
     @app.post("/detokenize", **documents.answer("Content", body=DetokenizeBody))
     async def detokenize(request: Request) -> Response:
         """The text of token ids; bytes that are no text become U+FFFD."""
-        return await server.ask(server.tokenizing, server.detokenize, await server.bodies.read(request, DetokenizeBody))
+        return await server.ask(
+            server.tokenizing, server.detokenize, await server.bodies.read(request, DetokenizeBody)
+        )
 
 
 def _add_state(app: FastAPI, server: Server) -> None:
@@ -158,9 +204,15 @@ def _add_state(app: FastAPI, server: Server) -> None:
     async def health() -> Response:
         """Whether new requests are taken and can be served; needs no key."""
         if not server.gate.draining and not server.batcher.alive():
-            raise ApiError(503, "no request can be served any more: start the server again; its log says why", code="engine_ended")
+            raise ApiError(
+                503,
+                "no request can be served any more: start the server again; its log says why",
+                code="engine_ended",
+            )
         if server.gate.draining:
-            raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
+            raise ApiError(
+                503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"}
+            )
         return _json({"status": "ok"})
 
     @app.get("/metrics", **documents.text("Prometheus metrics"))
@@ -176,15 +228,27 @@ def _add_state(app: FastAPI, server: Server) -> None:
     @app.post("/slots/{slot}", **documents.answer("SlotAction", 404, 507, body=SlotFile))
     async def slot_action(request: Request, slot: int, action: str) -> Response:
         """Saves a slot's state to a file of --slot-save-path (action=save), or restores it (action=restore)."""
-        doing = {"save": functools.partial(slots.save, server.settings.slot_save_limit), "restore": slots.restore}.get(action)
+        doing = {
+            "save": functools.partial(slots.save, server.settings.slot_save_limit),
+            "restore": slots.restore,
+        }.get(action)
         if doing is None:
             raise wrong("action", f"it is {action[:40]!r}, expected save or restore")
         if server.settings.slot_save_path is None:
-            raise ApiError(400, "this server keeps no files: start it with --slot-save-path", code="no_slot_save_path")
+            raise ApiError(
+                400, "this server keeps no files: start it with --slot-save-path", code="no_slot_save_path"
+            )
         body = await server.bodies.read(request, SlotFile)
         if not 0 <= slot < server.batcher.n_parallel:
-            raise ApiError(404, f"there is no slot {slot!s:.20}, only 0..{server.batcher.n_parallel - 1}", "slot", "no_such_slot")
-        return await server.ask(server.files, doing, server.batcher, server.settings.slot_save_path, slot, body.filename)
+            raise ApiError(
+                404,
+                f"there is no slot {slot!s:.20}, only 0..{server.batcher.n_parallel - 1}",
+                "slot",
+                "no_such_slot",
+            )
+        return await server.ask(
+            server.files, doing, server.batcher, server.settings.slot_save_path, slot, body.filename
+        )
 
 
 def _add_page(app: FastAPI) -> None:
@@ -192,13 +256,20 @@ def _add_page(app: FastAPI) -> None:
     async def page() -> Response:
         file = importlib.resources.files(__package__) / "page" / "index.html"
         html = await asyncio.to_thread(file.read_bytes)
-        headers = {"Content-Security-Policy": page_policy(html), "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+        headers = {
+            "Content-Security-Policy": page_policy(html),
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+        }
         return HTMLResponse(html, headers=headers)
 
 
 def page_policy(html: bytes) -> str:
     """A policy under which the page's own scripts run and no other, should a model's words ever be taken for HTML."""
-    hashes = (base64.b64encode(hashlib.sha256(script).digest()).decode() for script in re.findall(rb"<script[^>]*>(.*?)</script>", html, re.DOTALL))
+    hashes = (
+        base64.b64encode(hashlib.sha256(script).digest()).decode()
+        for script in re.findall(rb"<script[^>]*>(.*?)</script>", html, re.DOTALL)
+    )
     return PAGE_POLICY.format(" ".join(f"'sha256-{h}'" for h in hashes) or "'none'")
 
 
@@ -212,7 +283,9 @@ def _add_errors(app: FastAPI) -> None:
 
     async def http_error(request: Request, e: HTTPException) -> Response:
         code = {404: "not_found", 405: "method_not_allowed"}.get(e.status_code)
-        return answer(request, ApiError(e.status_code, str(e.detail), code=code, headers=dict(e.headers or {})))
+        return answer(
+            request, ApiError(e.status_code, str(e.detail), code=code, headers=dict(e.headers or {}))
+        )
 
     async def parameter_error(request: Request, e: RequestValidationError) -> Response:
         first = e.errors()[0]

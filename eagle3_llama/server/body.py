@@ -42,7 +42,9 @@ class Bodies:
 async def _receive(request: Request, parts: list[bytes], room: Room) -> None:
     """Appends the body to parts; their sizes are taken of the room."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # also keeps a web page of somebody else from sending one without asking first
+    if (
+        kind != "application/json"
+    ):  # also keeps a web page of somebody else from sending one without asking first
         raise ApiError(415, "send the body as JSON, with Content-Type: application/json", code="content_type")
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > MAX_BODY:
@@ -50,7 +52,12 @@ async def _receive(request: Request, parts: list[bytes], room: Room) -> None:
     try:
         await asyncio.wait_for(_gather(request, parts, room), BODY_SECONDS)
     except asyncio.TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} s", code="slow_body", headers={"Connection": "close"}) from None
+        raise ApiError(
+            408,
+            f"the body did not arrive within {BODY_SECONDS:.0f} s",
+            code="slow_body",
+            headers={"Connection": "close"},
+        ) from None
     except ClientDisconnect:
         raise ApiError(499, "the client left", code="cancelled") from None
 
@@ -66,12 +73,19 @@ async def _gather(request: Request, parts: list[bytes], room: Room) -> None:
 
 
 def too_large() -> ApiError:
-    return ApiError(413, f"the body is larger than {MAX_BODY} bytes", code="body_too_large", headers={"Connection": "close"})
+    return ApiError(
+        413,
+        f"the body is larger than {MAX_BODY} bytes",
+        code="body_too_large",
+        headers={"Connection": "close"},
+    )
 
 
 def parse(raw: bytes, model: type[T]) -> T:
     """A body's bytes as `model`; ApiError names the field that is wrong."""
-    if raw.count(b'":') - raw.count(b'\\":') > MAX_KEYS:  # each that is not known would be an error of its own
+    if (
+        raw.count(b'":') - raw.count(b'\\":') > MAX_KEYS
+    ):  # each that is not known would be an error of its own
         raise ApiError(400, f"the body has more than {MAX_KEYS} keys", code="invalid_value")
     try:
         return model.model_validate_json(raw)

@@ -23,8 +23,19 @@ from .work import Once
 
 ENTRY_BYTES = 384  # of one likely token in an answer: twice as an object of Python, and as JSON
 GRAMMAR_CACHE = 1 << 24  # characters of grammars and schemas that were found harmless
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty",
-             "mirostat_mode", "mirostat_tau", "mirostat_eta")  # fmt: skip
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "mirostat_mode",
+    "mirostat_tau",
+    "mirostat_eta",
+)
 
 
 class Caller:
@@ -55,7 +66,10 @@ class Caller:
     def chat(self, body: ChatBody) -> list[Choice]:
         """Raises ApiError 400 for what is wrong whatever the model says."""
         arguments, n = self._sampling(body, body.max_completion_tokens, None), body.n or 1
-        if body.max_completion_tokens is not None and body.max_tokens not in (None, body.max_completion_tokens):
+        if body.max_completion_tokens is not None and body.max_tokens not in (
+            None,
+            body.max_completion_tokens,
+        ):
             raise wrong("max_completion_tokens", "it differs from max_tokens; give one")
         if body.top_logprobs is not None and not body.logprobs:
             raise wrong("top_logprobs", "it needs logprobs: true")
@@ -77,8 +91,15 @@ class Caller:
 
         grammar = Once(lambda: self._grammar(body.grammar, schema, "response_format"))  # of all choices
         of_tool = Once(lambda: self._grammar(None, forced, "tools"))
-        shown = {name: arguments.get(name) for name in ("messages", "functions", "function_call", "tools", "tool_choice")}
-        handler = sandboxed_handler(self._templates, self._eos, self.size, shown) if self._templates is not None else None
+        shown = {
+            name: arguments.get(name)
+            for name in ("messages", "functions", "function_call", "tools", "tool_choice")
+        }
+        handler = (
+            sandboxed_handler(self._templates, self._eos, self.size, shown)
+            if self._templates is not None
+            else None
+        )
 
         def call(llm: Any, seed: int) -> Any:
             from llama_cpp import LlamaGrammar
@@ -87,7 +108,9 @@ class Caller:
             llm.chat_handler = handler or handler_of(llm)
             if forced is not None:
                 llm.chat_handler = call_tool(llm.chat_handler, of_tool())
-            return llm.create_chat_completion(**arguments, grammar=text and LlamaGrammar.from_string(text, verbose=False), seed=seed)
+            return llm.create_chat_completion(
+                **arguments, grammar=text and LlamaGrammar.from_string(text, verbose=False), seed=seed
+            )
 
         seed = self._seed(body)
         return [Choice(i, 0, functools.partial(call, seed=seed + i), size) for i in range(n)]
@@ -101,16 +124,29 @@ class Caller:
         logprobs = None if body.logprobs is False else body.logprobs
         n = body.n or 1
         if len(prompts) * n > self.settings.max_n:
-            raise wrong("prompt", f"{len(prompts)} prompts of {n} choices are more than the {self.settings.max_n} allowed")
+            raise wrong(
+                "prompt",
+                f"{len(prompts)} prompts of {n} choices are more than the {self.settings.max_n} allowed",
+            )
         if body.echo and not all(isinstance(p, str) for p in prompts):
             raise wrong("echo", "it needs a prompt of text")
         self._check_prompts(prompts)
         self.size.check_fits(body.suffix or "", "suffix")
         sizes = [0] * len(prompts)
         if logprobs is not None:
-            echoed = [min(len(p.encode()), self.settings.n_ctx) if body.echo else 0 for p in prompts]  # a token has a byte at least
-            sizes = [self._logprobs_size(arguments, logprobs, n * len(prompts), body.max_tokens is not None, e) for e in echoed]
-        arguments |= {"echo": bool(body.echo), "suffix": body.suffix, "logprobs": logprobs, "stream": bool(body.stream)}
+            echoed = [
+                min(len(p.encode()), self.settings.n_ctx) if body.echo else 0 for p in prompts
+            ]  # a token has a byte at least
+            sizes = [
+                self._logprobs_size(arguments, logprobs, n * len(prompts), body.max_tokens is not None, e)
+                for e in echoed
+            ]
+        arguments |= {
+            "echo": bool(body.echo),
+            "suffix": body.suffix,
+            "logprobs": logprobs,
+            "stream": bool(body.stream),
+        }
 
         grammar = Once(lambda: self._grammar(body.grammar, None, "grammar"))
 
@@ -118,11 +154,16 @@ class Caller:
             from llama_cpp import LlamaGrammar
 
             text = grammar()
-            return llm.create_completion(prompt, **arguments, grammar=text and LlamaGrammar.from_string(text, verbose=False), seed=seed)
+            return llm.create_completion(
+                prompt, **arguments, grammar=text and LlamaGrammar.from_string(text, verbose=False), seed=seed
+            )
 
         seed = self._seed(body)
-        return [Choice(p * n + i, p, functools.partial(call, prompt=prompt, seed=seed + i), sizes[p])
-                for p, prompt in enumerate(prompts) for i in range(n)]  # fmt: skip
+        return [
+            Choice(p * n + i, p, functools.partial(call, prompt=prompt, seed=seed + i), sizes[p])
+            for p, prompt in enumerate(prompts)
+            for i in range(n)
+        ]
 
     def _check_prompts(self, prompts: list[Any]) -> None:
         for prompt in prompts:
@@ -138,7 +179,9 @@ class Caller:
         if out.get("temperature", 1) < 1e-3:
             out["temperature"] = 0.0  # logits divided by less overflow
         most = self.settings.most_tokens
-        out["max_tokens"] = min(max_tokens or body.max_tokens or default or most, most)  # what more is asked for ends with `length`
+        out["max_tokens"] = min(
+            max_tokens or body.max_tokens or default or most, most
+        )  # what more is asked for ends with `length`
         out["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop or []
         out["model"] = self.model_name
         if body.logit_bias:
@@ -147,13 +190,18 @@ class Caller:
                 raise wrong("logit_bias", f"it has token {max(bias)}, the model's are 0..{self.n_vocab - 1}")
         return out
 
-    def _logprobs_size(self, arguments: dict[str, Any], n_top: int, n: int, explicit: bool, echoed: int = 0) -> int:
+    def _logprobs_size(
+        self, arguments: dict[str, Any], n_top: int, n: int, explicit: bool, echoed: int = 0
+    ) -> int:
         """Bytes that the logprobs of one choice of n may have; where the request left max_tokens open it becomes what there is room for.
         echoed: most tokens of the prompt that have some, too."""
         each = ENTRY_BYTES * (n_top + 1)
         most = max(1, MAX_LOGPROBS // (n * each) - echoed)
         if arguments["max_tokens"] > most and explicit:
-            raise wrong("max_tokens", f"logprobs of {arguments['max_tokens']} tokens are asked for, this server keeps those of {most}")
+            raise wrong(
+                "max_tokens",
+                f"logprobs of {arguments['max_tokens']} tokens are asked for, this server keeps those of {most}",
+            )
         arguments["max_tokens"] = min(arguments["max_tokens"], most)
         return each * (arguments["max_tokens"] + echoed)
 
@@ -170,7 +218,13 @@ class Caller:
         return self._checked.get(("convert", said), lambda: self._ask_grammars("convert", said, param))
 
     def _ask_grammars(self, do: str, text: str, param: str) -> Any:
-        return ask(self._grammars, param, "the schema was refused" if do == "convert" else "the grammar was refused", do=do, text=text)
+        return ask(
+            self._grammars,
+            param,
+            "the schema was refused" if do == "convert" else "the grammar was refused",
+            do=do,
+            text=text,
+        )
 
     @staticmethod
     def _seed(body: Sampling) -> int:
@@ -218,9 +272,15 @@ def _tools(body: ChatBody) -> tuple[dict[str, Any], dict[str, Any] | None]:
     if choice == "none" or not functions:
         return {}, None
     if body.functions:
-        return {"functions": functions, "function_call": choice if name is None else {"name": name}}, tool and tool["parameters"]
+        return {
+            "functions": functions,
+            "function_call": choice if name is None else {"name": name},
+        }, tool and tool["parameters"]
     tools = [{"type": "function", "function": f} for f in functions]
-    return {"tools": tools, "tool_choice": choice if name is None else {"type": "function", "function": {"name": name}}}, tool and tool["parameters"]
+    return {
+        "tools": tools,
+        "tool_choice": choice if name is None else {"type": "function", "function": {"name": name}},
+    }, tool and tool["parameters"]
 
 
 def _forced(functions: list[dict[str, Any]], choice: Any) -> str | None:

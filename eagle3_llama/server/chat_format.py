@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from .errors import ApiError
 from .prompt_size import PromptSize
@@ -17,11 +18,13 @@ def template_setup(base: Any) -> dict[str, str] | None:
     template = base.metadata.get(key) if name.startswith("chat_template.") else None
     if template is None:
         return None
-    text = lambda t: base._model.token_get_text(t) if t != -1 else ""  # noqa: E731
+    text = lambda t: base._model.token_get_text(t) if t != -1 else ""
     return {"template": template, "eos": text(base.token_eos()), "bos": text(base.token_bos())}
 
 
-def sandboxed_handler(sandbox: Sandbox, eos: str, size: PromptSize, shown: dict[str, Any]) -> Callable[..., Any]:
+def sandboxed_handler(
+    sandbox: Sandbox, eos: str, size: PromptSize, shown: dict[str, Any]
+) -> Callable[..., Any]:
     """A chat handler for one request as llama-cpp-python makes one of the template itself; only rendering happens elsewhere, once for
     all choices. shown: what the template is: messages, functions, function_call, tools, tool_choice.
 
@@ -37,14 +40,19 @@ def sandboxed_handler(sandbox: Sandbox, eos: str, size: PromptSize, shown: dict[
 
     rendered = Once(render)
     return chat_formatter_to_chat_completion_handler(
-        lambda **_: ChatFormatterResponse(prompt=rendered(), stop=[eos] if eos else None, added_special=True))
+        lambda **_: ChatFormatterResponse(prompt=rendered(), stop=[eos] if eos else None, added_special=True)
+    )
 
 
 def handler_of(llm: Any) -> Callable[..., Any]:
     """The chat handler that llama-cpp-python would take."""
     from llama_cpp.llama_chat_format import get_chat_completion_handler
 
-    return llm.chat_handler or llm._chat_handlers.get(llm.chat_format) or get_chat_completion_handler(llm.chat_format)
+    return (
+        llm.chat_handler
+        or llm._chat_handlers.get(llm.chat_format)
+        or get_chat_completion_handler(llm.chat_format)
+    )
 
 
 def call_tool(handler: Callable[..., Any], grammar: str) -> Callable[..., Any]:
@@ -75,7 +83,9 @@ class _WithGrammar:
     def create_completion(self, **arguments: Any) -> Any:
         from llama_cpp import LlamaGrammar
 
-        return self._llm.create_completion(**{**arguments, "grammar": LlamaGrammar.from_string(self._grammar, verbose=False)})
+        return self._llm.create_completion(
+            **{**arguments, "grammar": LlamaGrammar.from_string(self._grammar, verbose=False)}
+        )
 
 
 def ask(sandbox: Sandbox, param: str, what: str, **request: Any) -> Any:
@@ -94,7 +104,9 @@ def plain_messages(messages: list[Any]) -> list[dict[str, Any]]:
     for message in messages:
         m = message.model_dump(exclude_none=True, exclude={"refusal", "annotations", "audio"})
         content = m.get("content")
-        m["content"] = "".join(part["text"] for part in content) if isinstance(content, list) else content or ""
+        m["content"] = (
+            "".join(part["text"] for part in content) if isinstance(content, list) else content or ""
+        )
         m["role"] = "system" if m["role"] == "developer" else m["role"]
         out.append(m)
     return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Optional
+from typing import Any, Literal
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -15,8 +15,8 @@ _REF = "#/components/schemas/"
 class ErrorDetail(BaseModel):
     message: str
     type: str
-    param: Optional[str]
-    code: Optional[str]
+    param: str | None
+    code: str | None
 
 
 class Error(BaseModel):
@@ -42,7 +42,7 @@ class Usage(BaseModel):
 
 class AnswerMessage(BaseModel):
     role: Literal["assistant"]
-    content: Optional[str]
+    content: str | None
     tool_calls: list[dict[str, Any]] = []
     function_call: dict[str, Any] = {}
 
@@ -51,14 +51,14 @@ class ChatChoice(BaseModel):
     index: int
     message: AnswerMessage
     finish_reason: Literal["stop", "length", "tool_calls", "function_call"]
-    logprobs: Optional[dict[str, Any]]
+    logprobs: dict[str, Any] | None
 
 
 class TextChoice(BaseModel):
     index: int
     text: str
     finish_reason: Literal["stop", "length"]
-    logprobs: Optional[dict[str, Any]]
+    logprobs: dict[str, Any] | None
 
 
 class ChatCompletion(BaseModel):
@@ -114,7 +114,7 @@ class Slot(BaseModel):
     id: int
     busy: bool
     n_past: int
-    request_id: Optional[str]
+    request_id: str | None
 
 
 class SlotAction(BaseModel):
@@ -127,43 +127,83 @@ class SlotAction(BaseModel):
     timings: dict[str, float]
 
 
-_ANSWERS: list[type[BaseModel]] = [Error, ChatCompletion, Completion, Model, ModelList, Tokens, Content, Health, Slot, SlotAction]
-_ABOUT = {400: "the request is wrong; `param` names the field", 401: "the key is missing or wrong", 403: "another site's page asks", 404: "there is no such thing",
-          408: "the body did not arrive in time", 413: "the body is too large", 415: "the body is not JSON",
-          503: "no room, or shutting down; Retry-After says when to come again",
-          504: "the deadline has passed", 507: "the file cannot be written"}  # fmt: skip
+_ANSWERS: list[type[BaseModel]] = [
+    Error,
+    ChatCompletion,
+    Completion,
+    Model,
+    ModelList,
+    Tokens,
+    Content,
+    Health,
+    Slot,
+    SlotAction,
+]
+_ABOUT = {
+    400: "the request is wrong; `param` names the field",
+    401: "the key is missing or wrong",
+    403: "another site's page asks",
+    404: "there is no such thing",
+    408: "the body did not arrive in time",
+    413: "the body is too large",
+    415: "the body is not JSON",
+    503: "no room, or shutting down; Retry-After says when to come again",
+    504: "the deadline has passed",
+    507: "the file cannot be written",
+}
 _BODY = (400, 408, 413, 415, 503)
 
 
 def answer(name: str, *statuses: int, body: type[BaseModel] | None = None) -> dict[str, Any]:
     """Arguments of a route that answers with the schema `name`, and with errors of these statuses beside 401 and 403."""
     schema = {"type": "array", "items": {"$ref": f"{_REF}Slot"}} if name == "Slots" else {"$ref": _REF + name}
-    out = {"response_model": None, "responses": {200: {"description": "done", "content": {"application/json": {"schema": schema}}},
-                                                **_errors(statuses + (_BODY if body else ()))}}  # fmt: skip
+    out = {
+        "response_model": None,
+        "responses": {
+            200: {"description": "done", "content": {"application/json": {"schema": schema}}},
+            **_errors(statuses + (_BODY if body else ())),
+        },
+    }
     return out | {"openapi_extra": _request(body) if body else {"security": []} if name == "Health" else {}}
 
 
 def streamed(body: type[BaseModel], name: str) -> dict[str, Any]:
     """Arguments of a route that answers whole, or with `stream` in events."""
     out = answer(name, 503, 504, body=body)
-    data = {"type": "string", "description": "a chunk as JSON, or at the end `[DONE]`; a failure is `{\"error\": {...}}`"}
+    data = {
+        "type": "string",
+        "description": 'a chunk as JSON, or at the end `[DONE]`; a failure is `{"error": {...}}`',
+    }
     # of each event, for OpenAPI has no other place for it before 3.2
-    out["responses"][200]["content"]["text/event-stream"] = {"schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
+    out["responses"][200]["content"]["text/event-stream"] = {
+        "schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}
+    }
     return out
 
 
 def text(about: str) -> dict[str, Any]:
     content = {"text/plain": {"schema": {"type": "string"}}}
-    return {"response_model": None, "responses": {200: {"description": about, "content": content}, **_errors(())}}
+    return {
+        "response_model": None,
+        "responses": {200: {"description": about, "content": content}, **_errors(())},
+    }
 
 
 def _errors(statuses: tuple[int, ...]) -> dict[int, Any]:
     content = {"application/json": {"schema": {"$ref": f"{_REF}Error"}}}
-    return {status: {"description": _ABOUT[status], "content": content} for status in sorted({401, 403, *statuses})}
+    return {
+        status: {"description": _ABOUT[status], "content": content}
+        for status in sorted({401, 403, *statuses})
+    }
 
 
 def _request(body: type[BaseModel]) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": {"$ref": _REF + body.__name__}}}}}
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": _REF + body.__name__}}},
+        }
+    }
 
 
 def _without_422(document: dict[str, Any], schemas: dict[str, Any]) -> None:

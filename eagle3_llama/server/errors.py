@@ -4,22 +4,43 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from pydantic import ValidationError
 
 from ..errors import EagleError, ErrorKind
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}
-_KINDS = {ErrorKind.BAD_ARGUMENT: 400, ErrorKind.BAD_VALUE: 400, ErrorKind.BAD_FILE: 400, ErrorKind.TRUNCATED: 400, ErrorKind.UNSUPPORTED: 400,
-          ErrorKind.MEMORY: 503, ErrorKind.NO_SPACE: 507}  # fmt: skip
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_KINDS = {
+    ErrorKind.BAD_ARGUMENT: 400,
+    ErrorKind.BAD_VALUE: 400,
+    ErrorKind.BAD_FILE: 400,
+    ErrorKind.TRUNCATED: 400,
+    ErrorKind.UNSUPPORTED: 400,
+    ErrorKind.MEMORY: 503,
+    ErrorKind.NO_SPACE: 507,
+}
 _CONTEXT = re.compile(r"Requested tokens \((\d+)\) exceed context window of \d+")  # llama-cpp-python's words
 
 
 class ApiError(Exception):
     """An answer other than 200. param: the field at fault; code: stable, for programs."""
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status, self.param, self.code, self.headers = status, param, code, headers or {}
 
@@ -49,10 +70,20 @@ def from_exception(e: BaseException, n_ctx: int, begun: bool, param: str | None 
     if isinstance(e, EagleError):
         return ApiError(_KINDS.get(e.kind, 500), str(e), code=e.kind.value)
     if isinstance(e, ValueError) and (found := _CONTEXT.search(str(e))):
-        return ApiError(400, f"the prompt has {found[1]} tokens, the context {n_ctx}", param, "context_length_exceeded")
-    unsupported = isinstance(e, ValueError) and "not supported" in str(e)  # so llama-cpp-python says it, in one format after generating
-    if unsupported or isinstance(e, (ValueError, TypeError, LookupError, AttributeError, AssertionError)) and not begun:
-        return ApiError(400, f"the request does not suit the model's chat format: {e!s:.300}", param, "chat_format")
+        return ApiError(
+            400, f"the prompt has {found[1]} tokens, the context {n_ctx}", param, "context_length_exceeded"
+        )
+    unsupported = isinstance(e, ValueError) and "not supported" in str(
+        e
+    )  # so llama-cpp-python says it, in one format after generating
+    if (
+        unsupported
+        or isinstance(e, (ValueError, TypeError, LookupError, AttributeError, AssertionError))
+        and not begun
+    ):
+        return ApiError(
+            400, f"the request does not suit the model's chat format: {e!s:.300}", param, "chat_format"
+        )
     return internal()
 
 
@@ -60,7 +91,9 @@ def _cancelled(reason: str) -> ApiError:
     if reason == "deadline":
         return ApiError(504, "the request took longer than the server allows", code="deadline")
     if reason == "shutdown":
-        return ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
+        return ApiError(
+            503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"}
+        )
     return ApiError(499, "the request was cancelled", code="cancelled")
 
 
@@ -68,12 +101,21 @@ def from_validation(e: ValidationError, names: dict[str, None]) -> ApiError:
     """What is wrong with a body, with its field's name. names: all fields, to suggest one for an unknown."""
     error = _telling(e.errors(include_url=False, include_context=False, include_input=False))
     if error["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {error['msg'].removeprefix('Invalid JSON: ')}", code="invalid_json")
+        return ApiError(
+            400,
+            f"the body is not valid JSON: {error['msg'].removeprefix('Invalid JSON: ')}",
+            code="invalid_json",
+        )
     *outer, last = error["loc"] or ("",)
     if error["type"] == "extra_forbidden":
         where = ".".join(filter(None, [_place(outer), str(last)]))[:200]
         near = difflib.get_close_matches(str(last), list(names), n=1)
-        return ApiError(400, f"unknown field {where!r}" + (f", did you mean {near[0]}?" if near else ""), where, "unknown_field")
+        return ApiError(
+            400,
+            f"unknown field {where!r}" + (f", did you mean {near[0]}?" if near else ""),
+            where,
+            "unknown_field",
+        )
     said, where = error["msg"].removeprefix("Value error, "), _place(error["loc"])
     return ApiError(400, f"{where}: {said}" if where else said, where or None, "invalid_value")
 
@@ -90,7 +132,9 @@ def _place(loc: Sequence[int | str]) -> str:
     for part in loc:
         if isinstance(part, int):
             out += f"[{part}]"
-        elif before != "response_format" and not re.search(r"[\[\]() ]|^(str|int|float|bool|dict|constrained-\w+|literal|NamedTool|Named)$", part):
+        elif before != "response_format" and not re.search(
+            r"[\[\]() ]|^(str|int|float|bool|dict|constrained-\w+|literal|NamedTool|Named)$", part
+        ):
             out += f".{part}" if out else part
         before = part
     return out[:200]

@@ -8,7 +8,7 @@ vocabulary's reach: any other can be had byte by byte, or as the token that it i
 from __future__ import annotations
 
 import re
-from typing import Iterator
+from collections.abc import Iterator
 
 Ranges = list[tuple[int, int]]  # inclusive, ascending, not touching
 
@@ -87,4 +87,8 @@ def complement(ranges: Ranges) -> Ranges:
         if start < low:
             out.append((start, low - 1))
         start = max(start, high + 1)
-    return [(low, min(high, EVERY[0][1])) for low, high in [*out, (start, EVERY[0][1])] if low <= min(high, EVERY[0][1])]
+    return [
+        (low, min(high, EVERY[0][1]))
+        for low, high in [*out, (start, EVERY[0][1])]
+        if low <= min(high, EVERY[0][1])
+    ]

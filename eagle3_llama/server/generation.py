@@ -8,8 +8,9 @@ import itertools
 import logging
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterator
+from typing import Any
 
 from ..runtime.params import EagleParams
 from .errors import ApiError, from_exception
@@ -41,11 +42,20 @@ class Gate:
         """Raises ApiError 503 with Retry-After when there is no room for n more."""
         with self._lock:
             if self.draining:
-                raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5", "Connection": "close"})
+                raise ApiError(
+                    503,
+                    "the server is shutting down",
+                    code="shutting_down",
+                    headers={"Retry-After": "5", "Connection": "close"},
+                )
             if self._inside + n > self.capacity:
                 wait = self._seconds * (1 + self._inside / self.n_parallel)
-                raise ApiError(503, f"{self._inside} requests run or wait, room is for {self.capacity}", code="queue_full",
-                               headers={"Retry-After": str(max(1, min(60, round(wait))))})  # fmt: skip
+                raise ApiError(
+                    503,
+                    f"{self._inside} requests run or wait, room is for {self.capacity}",
+                    code="queue_full",
+                    headers={"Retry-After": str(max(1, min(60, round(wait))))},
+                )
             self._inside += n
 
     async def drain(self, grace: float, sending: Callable[[], bool] = lambda: False) -> None:
@@ -91,7 +101,11 @@ class Mailbox:
     """From any thread to one coroutine, which takes all that has gathered at once."""
 
     def __init__(self) -> None:
-        self._loop, self._filled, self._items = asyncio.get_running_loop(), asyncio.Event(), collections.deque()
+        self._loop, self._filled, self._items = (
+            asyncio.get_running_loop(),
+            asyncio.Event(),
+            collections.deque(),
+        )
         self._told = False
 
     def put(self, item: Any) -> None:
@@ -123,8 +137,16 @@ class Mailbox:
 class Job:
     """The choices of one HTTP request. Made in the event loop; ends when all have ended, one failed, or cancel()."""
 
-    def __init__(self, batcher: Any, gate: Gate, choices: list[Choice], params: EagleParams | None, timeout: float, request_id: str,
-                 asked: str) -> None:
+    def __init__(
+        self,
+        batcher: Any,
+        gate: Gate,
+        choices: list[Choice],
+        params: EagleParams | None,
+        timeout: float,
+        request_id: str,
+        asked: str,
+    ) -> None:
         """asked: the field that holds the prompt. Raises ApiError 503 when there is no room."""
         self._size = sum(c.size for c in choices)
         gate.logprobs.take(self._size)
@@ -133,7 +155,14 @@ class Job:
         except ApiError:
             gate.logprobs.give_back(self._size)
             raise
-        self.batcher, self.gate, self.choices, self.params, self.request_id, self.asked = batcher, gate, choices, params, request_id, asked
+        self.batcher, self.gate, self.choices, self.params, self.request_id, self.asked = (
+            batcher,
+            gate,
+            choices,
+            params,
+            request_id,
+            asked,
+        )
         self.deadline = time.monotonic() + timeout
         self.usage: dict[int, dict[str, Any]] = {}
         self.timings: dict[int, dict[str, float]] = {}
@@ -142,7 +171,9 @@ class Job:
         self.failed: ApiError | None = None  # after its answer had begun
         self._mail, self._llms, self._lock, self._cancelled = Mailbox(), {}, threading.Lock(), False
         self._left = len(choices)
-        late = Event(choices[0], error=ApiError(504, "the request took longer than the server allows", code="deadline"))
+        late = Event(
+            choices[0], error=ApiError(504, "the request took longer than the server allows", code="deadline")
+        )
         self._timer = asyncio.get_running_loop().call_later(timeout + LATE, self._mail.put, late)
         gate.jobs.add(self)
         for choice in choices:
@@ -150,9 +181,18 @@ class Job:
 
     def _start(self, choice: Choice) -> None:
         try:
-            threading.Thread(target=self._run, args=(choice,), name=f"{self.request_id}-{choice.index}", daemon=True).start()
+            threading.Thread(
+                target=self._run, args=(choice,), name=f"{self.request_id}-{choice.index}", daemon=True
+            ).start()
         except RuntimeError:  # the system has no more threads
-            self._mail.put(Event(choice, error=ApiError(503, "the server has no thread left", code="busy", headers={"Retry-After": "2"})))
+            self._mail.put(
+                Event(
+                    choice,
+                    error=ApiError(
+                        503, "the server has no thread left", code="busy", headers={"Retry-After": "2"}
+                    ),
+                )
+            )
             self._ended(0.0)
 
     # -- in the event loop --------------------------------------------------------------------------------
@@ -214,13 +254,15 @@ class Job:
     def _run(self, choice: Choice) -> None:
         started, llm = time.monotonic(), None
         try:
-            with self.batcher.request(params=self.params, deadline=self.deadline, request_id=self.request_id) as llm:
+            with self.batcher.request(
+                params=self.params, deadline=self.deadline, request_id=self.request_id
+            ) as llm:
                 self._enlist(choice, llm)
                 llm.on_wait = self._mail.wake  # what has gathered goes out together
                 for event in self._events(choice, llm):
                     self._mail.put_quietly(event)
                 self._mail.wake()
-        except BaseException as e:  # noqa: BLE001 - whatever it is, it belongs to this request alone
+        except BaseException as e:
             self._mail.put(Event(choice, error=self._explain(e, llm)))
         finally:
             self._ended(time.monotonic() - started)
@@ -243,7 +285,9 @@ class Job:
         result = choice.call(llm)
         for chunk in [result] if isinstance(result, dict) else result:
             said = chunk["choices"][0]
-            opening = "role" in said.get("delta", ()) and not said["delta"].get("content")  # a chat's first chunk holds no token
+            opening = "role" in said.get("delta", ()) and not said["delta"].get(
+                "content"
+            )  # a chat's first chunk holds no token
             yield Event(choice, chunk, [] if opening else llm.take_sources())
         yield Event(choice, usage=llm.usage(), timings=llm.timings())
 
@@ -251,7 +295,9 @@ class Job:
         begun = llm is not None and llm.usage().get("completion_tokens", 0) > 0
         error = from_exception(e, self.batcher.n_ctx, begun, self.asked)
         if self.gate.draining and error.code == "cancelled":
-            return ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
+            return ApiError(
+                503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"}
+            )
         if error.status == 500:
             log.error("request %s failed", self.request_id, exc_info=e)
         return error
@@ -260,13 +306,25 @@ class Job:
 def total_usage(job: Job) -> dict[str, Any]:
     """Usage of all choices; a prompt that several choices answer counts once."""
     prompts = {c.prompt: job.usage[c.index] for c in reversed(job.choices)}
-    total = lambda us, *path: sum(_dig(u, path) for u in us)  # noqa: E731
-    prompt, completion = total(prompts.values(), "prompt_tokens"), total(job.usage.values(), "completion_tokens")
-    details = {f"{name}_prediction_tokens": total(job.usage.values(), "completion_tokens_details", f"{name}_prediction_tokens")
-               for name in ("accepted", "rejected")}  # fmt: skip
+    total = lambda us, *path: sum(_dig(u, path) for u in us)
+    prompt, completion = (
+        total(prompts.values(), "prompt_tokens"),
+        total(job.usage.values(), "completion_tokens"),
+    )
+    details = {
+        f"{name}_prediction_tokens": total(
+            job.usage.values(), "completion_tokens_details", f"{name}_prediction_tokens"
+        )
+        for name in ("accepted", "rejected")
+    }
     cached = total(prompts.values(), "prompt_tokens_details", "cached_tokens")
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
-            "completion_tokens_details": details, "prompt_tokens_details": {"cached_tokens": cached}}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "completion_tokens_details": details,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
 
 
 def _dig(usage: dict[str, Any], path: tuple[str, ...]) -> int:

@@ -8,9 +8,11 @@ from typing import Any
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 SECONDS = 20.0  # from a connection, or from the first byte of a further request, to the end of its headers
-_TOO_SLOW = (b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
-             b'{"error":{"message":"the headers did not arrive in time","type":"invalid_request_error","param":null,'
-             b'"code":"slow_headers"}}')
+_TOO_SLOW = (
+    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
+    b'{"error":{"message":"the headers did not arrive in time","type":"invalid_request_error","param":null,'
+    b'"code":"slow_headers"}}'
+)
 
 
 class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -44,7 +46,9 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def _give_up(self) -> None:
         self._headers_due = None
-        ours = not self.transport.is_closing() and self.transport.get_protocol() is self  # it may have become another's
+        ours = (
+            not self.transport.is_closing() and self.transport.get_protocol() is self
+        )  # it may have become another's
         if ours and (self.cycle is None or self.cycle.response_complete):
             self.transport.write(_TOO_SLOW)
             self.transport.close()

@@ -18,7 +18,11 @@ class PromptSize:
     def __init__(self, base: Any, n_ctx: int) -> None:
         import llama_cpp
 
-        special = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+        special = (
+            llama_cpp.LLAMA_TOKEN_ATTR_CONTROL
+            | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
+            | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+        )
         vocab, ids = base._model.vocab, range(base.n_vocab())
         marked = (i for i in ids if llama_cpp.llama_vocab_get_attr(vocab, i) & special)
         names = [llama_cpp.llama_vocab_get_text(vocab, i).decode("utf-8", "replace") for i in marked]

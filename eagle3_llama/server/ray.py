@@ -18,14 +18,15 @@ import socket
 import sys
 import threading
 import typing
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Callable, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import EagleError, ErrorKind
 from ..common.keywords import unknown
 from ..common.options import CONTEXT
+from ..errors import EagleError, ErrorKind
 from .cli import serve as plain_serve
 from .replica import NAME, Replica, ray_serve
 from .settings import ServerSettings, read_key
@@ -55,11 +56,26 @@ class Scale:
     session_affinity: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("replicas", 1), ("min_replicas", 0), ("max_replicas", 1), ("num_cpus", 0), ("num_gpus", 0)):
+        for name, least in (
+            ("replicas", 1),
+            ("min_replicas", 0),
+            ("max_replicas", 1),
+            ("num_cpus", 0),
+            ("num_gpus", 0),
+        ):
             value = getattr(self, name)
-            _check(value is None or least <= value <= 4096, f"--{name.replace('_', '-')} is {value!r}, expected {least}..4096")
-        _check(self.replicas is None or not self.scales, "give --replicas, or --min-replicas and --max-replicas, not both")
-        _check(not self.scales or self.least <= self.most, f"--min-replicas {self.least} is more than --max-replicas {self.most}")
+            _check(
+                value is None or least <= value <= 4096,
+                f"--{name.replace('_', '-')} is {value!r}, expected {least}..4096",
+            )
+        _check(
+            self.replicas is None or not self.scales,
+            "give --replicas, or --min-replicas and --max-replicas, not both",
+        )
+        _check(
+            not self.scales or self.least <= self.most,
+            f"--min-replicas {self.least} is more than --max-replicas {self.most}",
+        )
 
     @property
     def scales(self) -> bool:
@@ -74,27 +90,40 @@ class Scale:
         return max(self.least, 1) if self.max_replicas is None else self.max_replicas
 
 
-def build(args: dict[str, Any]) -> "Application":
+def build(args: dict[str, Any]) -> Application:
     """For `serve run` and `serve deploy`: settings of the server and of Scale by name, as words or as values.
 
     The key comes from api_key_file or EAGLE3_API_KEY; the address is Ray Serve's own setting.
     """
     args = {name.replace("-", "_"): value for name, value in args.items()}
-    _check(not {"host", "port"} & args.keys(), "host and port belong to Ray Serve: `serve start --http-host HOST --http-port PORT`, or http_options")
+    _check(
+        not {"host", "port"} & args.keys(),
+        "host and port belong to Ray Serve: `serve start --http-host HOST --http-port PORT`, or http_options",
+    )
     if not {"api_key", "api_key_file"} & args.keys() and os.environ.get("EAGLE3_API_KEY"):
         args["api_key"] = os.environ["EAGLE3_API_KEY"]
     return application(*_settings(args))
 
 
-def application(settings: ServerSettings, scale: Scale) -> "Application":
+def application(settings: ServerSettings, scale: Scale) -> Application:
     """The deployment, bound and not yet running."""
-    _check(settings.slot_save_path is None, "--slot-save-path: no request can name the replica whose slot it means", ErrorKind.UNSUPPORTED)
+    _check(
+        settings.slot_save_path is None,
+        "--slot-save-path: no request can name the replica whose slot it means",
+        ErrorKind.UNSUPPORTED,
+    )
     serve = ray_serve()
     from ray.serve.config import RequestRouterConfig
 
     options: dict[str, Any] = {"num_replicas": scale.replicas or 1}
     if scale.scales:
-        options = {"autoscaling_config": {"min_replicas": scale.least, "max_replicas": scale.most, "target_ongoing_requests": settings.n_parallel}}
+        options = {
+            "autoscaling_config": {
+                "min_replicas": scale.least,
+                "max_replicas": scale.most,
+                "target_ongoing_requests": settings.n_parallel,
+            }
+        }
     if scale.session_affinity:
         options["request_router_config"] = RequestRouterConfig(request_router_class=SESSIONS)
     cpus = scale.num_cpus if scale.num_cpus is not None else settings.threads
@@ -102,11 +131,20 @@ def application(settings: ServerSettings, scale: Scale) -> "Application":
         options["max_replicas_per_node"] = 1  # it takes all cores, whatever their number is there
     gpus = scale.num_gpus if scale.num_gpus is not None else float(settings.n_gpu_layers != 0)
     deployment = serve.deployment(
-        serve.ingress()(Replica), name=NAME, ray_actor_options={"num_cpus": 1 if cpus is None else cpus, "num_gpus": gpus},
-        max_ongoing_requests=settings.capacity + SPARE, max_queued_requests=settings.capacity, backpressure_config={"retry_after_s": 5},
-        graceful_shutdown_timeout_s=settings.grace + OVERTIME, graceful_shutdown_wait_loop_s=0.2,
-        health_check_period_s=2.0, health_check_timeout_s=60.0, max_constructor_retry_count=2, logging_config={"enable_access_log": False},
-        **options)  # fmt: skip
+        serve.ingress()(Replica),
+        name=NAME,
+        ray_actor_options={"num_cpus": 1 if cpus is None else cpus, "num_gpus": gpus},
+        max_ongoing_requests=settings.capacity + SPARE,
+        max_queued_requests=settings.capacity,
+        backpressure_config={"retry_after_s": 5},
+        graceful_shutdown_timeout_s=settings.grace + OVERTIME,
+        graceful_shutdown_wait_loop_s=0.2,
+        health_check_period_s=2.0,
+        health_check_timeout_s=60.0,
+        max_constructor_retry_count=2,
+        logging_config={"enable_access_log": False},
+        **options,
+    )
     return deployment.bind(settings)
 
 
@@ -131,14 +169,16 @@ def _settings(given: dict[str, Any]) -> tuple[ServerSettings, Scale]:
             raise unknown(name, hints)
     _check("model" in given, "model is missing: model=target.gguf")
     values = {name: _typed(name, hints[name], value) for name, value in given.items()}
-    values |= {name: os.path.abspath(values[name]) for name in ("model", "eagle") if values.get(name)}  # replicas start in folders of Ray's
+    values |= {
+        name: os.path.abspath(values[name]) for name in ("model", "eagle") if values.get(name)
+    }  # replicas start in folders of Ray's
     names = {f.name for f in dataclasses.fields(Scale)}
     scale = Scale(**{name: value for name, value in values.items() if name in names})
     return ServerSettings(**{name: value for name, value in values.items() if name not in names}), scale
 
 
 def _typed(name: str, hint: Any, value: Any) -> Any:
-    """"4" as 4 where a number is wanted."""
+    """ "4" as 4 where a number is wanted."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -153,7 +193,11 @@ def _typed(name: str, hint: Any, value: Any) -> Any:
 def _with_server_options(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose **given are the options of `eagle3-llama serve`."""
     theirs = inspect.signature(plain_serve, eval_str=True).parameters.values()
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    own = [
+        p
+        for p in inspect.signature(command, eval_str=True).parameters.values()
+        if p.kind is not p.VAR_KEYWORD
+    ]
     parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*theirs, *own)]
 
     def run(**given: Any) -> None:
@@ -165,17 +209,33 @@ def _with_server_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def serve_replicas(replicas: Annotated[Optional[int], typer.Option(help="a fixed number; default: 1")] = None,
-                   min_replicas: Annotated[Optional[int], typer.Option(help="let their number follow the load")] = None,
-                   max_replicas: Annotated[Optional[int], typer.Option(help="most of them; with --min-replicas")] = None,
-                   num_cpus: Annotated[Optional[float], typer.Option(help="cores reserved for a replica; default: --threads")] = None,
-                   num_gpus: Annotated[Optional[float], typer.Option(help="GPUs of a replica; default: 1 with --n-gpu-layers")] = None,
-                   session_affinity: Annotated[bool, typer.Option(help="requests with one X-Session-Id go to one replica")] = False,
-                   address: Annotated[Optional[str], typer.Option(help="a Ray cluster's, or auto; default: Ray is started here")] = None,
-                   **given: Any) -> None:
+def serve_replicas(
+    replicas: Annotated[int | None, typer.Option(help="a fixed number; default: 1")] = None,
+    min_replicas: Annotated[int | None, typer.Option(help="let their number follow the load")] = None,
+    max_replicas: Annotated[int | None, typer.Option(help="most of them; with --min-replicas")] = None,
+    num_cpus: Annotated[
+        float | None, typer.Option(help="cores reserved for a replica; default: --threads")
+    ] = None,
+    num_gpus: Annotated[
+        float | None, typer.Option(help="GPUs of a replica; default: 1 with --n-gpu-layers")
+    ] = None,
+    session_affinity: Annotated[
+        bool, typer.Option(help="requests with one X-Session-Id go to one replica")
+    ] = False,
+    address: Annotated[
+        str | None, typer.Option(help="a Ray cluster's, or auto; default: Ray is started here")
+    ] = None,
+    **given: Any,
+) -> None:
     """Serve a model with OpenAI's API, by replicas that Ray starts."""
-    given |= {"replicas": replicas, "min_replicas": min_replicas, "max_replicas": max_replicas, "num_cpus": num_cpus, "num_gpus": num_gpus,
-              "session_affinity": session_affinity}  # fmt: skip
+    given |= {
+        "replicas": replicas,
+        "min_replicas": min_replicas,
+        "max_replicas": max_replicas,
+        "num_cpus": num_cpus,
+        "num_gpus": num_gpus,
+        "session_affinity": session_affinity,
+    }
     settings, scale = _settings({name: value for name, value in given.items() if value is not None})
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report to its makers
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # or lines of the log that look alike are left out
@@ -190,21 +250,31 @@ def serve_replicas(replicas: Annotated[Optional[int], typer.Option(help="a fixed
         ray.shutdown()
 
 
-def _run(app: "Application", settings: ServerSettings, port: int, alone: bool) -> None:
+def _run(app: Application, settings: ServerSettings, port: int, alone: bool) -> None:
     """Serves until SIGTERM or SIGINT, then drains. A second signal ends this process, and with it a Ray that runs `alone` for it."""
     serve, told = ray_serve(), threading.Event()
     for sig in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sig, lambda sig, _: os._exit(128 + sig) if told.is_set() else told.set())
-    serve.start(http_options={"host": settings.host, "port": port, "request_timeout_s": 2 * settings.timeout + OVERTIME})
+    serve.start(
+        http_options={
+            "host": settings.host,
+            "port": port,
+            "request_timeout_s": 2 * settings.timeout + OVERTIME,
+        }
+    )
     try:
         serve.run(app, name=NAME, route_prefix="/")
     except RuntimeError as e:
-        raise EagleError(ErrorKind.BAD_ARGUMENT, "no replica could be started; what Ray printed above says why") from e
+        raise EagleError(
+            ErrorKind.BAD_ARGUMENT, "no replica could be started; what Ray printed above says why"
+        ) from e
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
     print(f"serving {os.path.basename(settings.model)} at http://{shown}:{port}", flush=True)
     told.wait()
     try:
-        serve.get_app_handle(NAME).broadcast("drain").results(timeout_s=settings.grace + OVERTIME, return_exceptions=True)
+        serve.get_app_handle(NAME).broadcast("drain").results(
+            timeout_s=settings.grace + OVERTIME, return_exceptions=True
+        )
     finally:
         serve.shutdown() if alone else serve.delete(NAME)
 
@@ -212,10 +282,14 @@ def _run(app: "Application", settings: ServerSettings, port: int, alone: bool) -
 def _port(settings: ServerSettings) -> int:
     """The port, or any that is free; said before Ray and models are loaded if it cannot be had."""
     try:
-        with socket.create_server((settings.host, settings.port), family=socket.AF_INET6 if ":" in settings.host else socket.AF_INET) as s:
+        with socket.create_server(
+            (settings.host, settings.port), family=socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        ) as s:
             return s.getsockname()[1]
     except OSError as e:
-        raise EagleError(ErrorKind.BAD_ARGUMENT, f"cannot listen on {settings.host}:{settings.port}: {e.strerror or e}") from e
+        raise EagleError(
+            ErrorKind.BAD_ARGUMENT, f"cannot listen on {settings.host}:{settings.port}: {e.strerror or e}"
+        ) from e
 
 
 def main() -> None:
@@ -230,6 +304,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from eagle3_llama.server.ray import main as run  # classes that replicas import by name must not be __main__'s
+    from eagle3_llama.server.ray import (
+        main as run,  # classes that replicas import by name must not be __main__'s
+    )
 
     run()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 from ..errors import EagleError, ErrorKind
 from .settings import ServerSettings, is_loopback
@@ -71,7 +72,10 @@ class Door:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async def named(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*(h for h in message["headers"] if h[0] != b"x-request-id"), self.header]}
+                message = {
+                    **message,
+                    "headers": [*(h for h in message["headers"] if h[0] != b"x-request-id"), self.header],
+                }
             await send(message)
 
         app = self.app
@@ -79,7 +83,9 @@ class Door:
             from .access import error_response
             from .errors import ApiError
 
-            said = "this server has no key, so only this machine may ask: set EAGLE3_API_KEY where it is started"
+            said = (
+                "this server has no key, so only this machine may ask: set EAGLE3_API_KEY where it is started"
+            )
             app = error_response(ApiError(403, said, code="no_key"))
         await app(scope, receive, named if scope["type"] == "http" else send)
 
@@ -117,6 +123,6 @@ class EveryReplica:
         try:
             handle = ray_serve().get_deployment_handle(NAME)
             found = handle.broadcast("metrics").results(timeout_s=self.SECONDS, return_exceptions=True)
-        except Exception:  # noqa: BLE001 - Ray's, of many kinds; what this replica knows is better than nothing
+        except Exception:
             found = []
         return dict([self.replica.metrics(), *(x for x in found if not isinstance(x, BaseException))]).items()

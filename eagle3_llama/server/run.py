@@ -28,15 +28,25 @@ def serve(settings: ServerSettings) -> None:
     listener = listen_at(settings)
     log_to_stderr()
     keep_memory_flat()
-    from ..batching.batcher import Batcher, BatchSettings  # loads libllama; a port that is taken is said sooner
+    from ..batching.batcher import (  # loads libllama; a port that is taken is said sooner
+        Batcher,
+        BatchSettings,
+    )
 
     try:
         batcher = Batcher(BatchSettings(**settings.batch()))
     except ValueError as e:
         raise EagleError(ErrorKind.BAD_FILE, f"{settings.model} cannot be loaded: {e}") from e
     app = create_app(settings, batcher)
-    config = uvicorn.Config(app, http=PatientProtocol, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1,
-                            lifespan="on")  # fmt: skip
+    config = uvicorn.Config(
+        app,
+        http=PatientProtocol,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+        lifespan="on",
+    )
     server = DrainingServer(config, settings, app.state.server.gate)
     try:
         server.run(sockets=[listener])
@@ -62,7 +72,9 @@ def listen_at(settings: ServerSettings) -> socket.socket:
     try:
         listener.bind((settings.host, settings.port))
     except OSError as e:
-        raise EagleError(ErrorKind.BAD_ARGUMENT, f"cannot listen on {settings.host}:{settings.port}: {e.strerror or e}") from e
+        raise EagleError(
+            ErrorKind.BAD_ARGUMENT, f"cannot listen on {settings.host}:{settings.port}: {e.strerror or e}"
+        ) from e
     return listener
 
 
@@ -109,7 +121,9 @@ class DrainingServer(uvicorn.Server):
 
     async def _wait_for_requests(self) -> None:
         try:
-            await self.gate.drain(self.settings.grace, lambda: bool(self.server_state.tasks))  # answers being sent
+            await self.gate.drain(
+                self.settings.grace, lambda: bool(self.server_state.tasks)
+            )  # answers being sent
         finally:
             self.should_exit = True
 

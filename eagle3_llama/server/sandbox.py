@@ -159,7 +159,11 @@ class Sandbox:
             if self._closed:
                 raise SandboxBusy from None
             slow = killed in (-signal.SIGKILL, -signal.SIGALRM)
-            raise SandboxError(f"it took longer than {seconds:g} s" if slow else "it is too large, nested too deeply, or not supported") from None
+            raise SandboxError(
+                f"it took longer than {seconds:g} s"
+                if slow
+                else "it is too large, nested too deeply, or not supported"
+            ) from None
         finally:
             timer.cancel()
 

@@ -9,7 +9,8 @@ import resource
 import signal
 import sys
 import tempfile
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from ..runtime import library as _library
 from .gbnf import EVERY, Ranges, meets, merge, terminals
@@ -27,7 +28,11 @@ def main() -> None:
     os.dup2(2, 1)  # whatever prints, prints to nowhere
     setup = receive(pipe_in)
     _library.load()
-    handlers = Templates(setup["templates"]).handlers() if "templates" in setup else Grammars(setup["model"]).handlers()
+    handlers = (
+        Templates(setup["templates"]).handlers()
+        if "templates" in setup
+        else Grammars(setup["model"]).handlers()
+    )
     _limit()
     send(pipe_out, {"result": "ready"})
     while True:
@@ -43,7 +48,7 @@ def main() -> None:
 def _answer(handlers: dict[str, Callable[..., Any]], request: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"result": handlers[request.pop("do")](**request)}
-    except Exception as e:  # noqa: BLE001 - all that goes wrong here is the request's doing
+    except Exception as e:
         return {"error": f"{type(e).__name__ if not str(e) else str(e)!s:.300}"}
 
 
@@ -63,7 +68,9 @@ class Templates:
     def __init__(self, setup: dict[str, Any]) -> None:
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-        self.formatter = Jinja2ChatFormatter(setup["template"], eos_token=setup["eos"], bos_token=setup["bos"])
+        self.formatter = Jinja2ChatFormatter(
+            setup["template"], eos_token=setup["eos"], bos_token=setup["bos"]
+        )
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
         return {"render": self.render}
@@ -169,4 +176,6 @@ class Grammars:
                 os.close(saved)
             f.seek(0)
             said = f.read(2000).decode("utf-8", "replace").partition("\n")[0]
-        return sampler, said.rpartition("error parsing grammar: ")[2][:200] or "left recursion, or no rule called root"
+        return sampler, said.rpartition("error parsing grammar: ")[2][
+            :200
+        ] or "left recursion, or no rule called root"

@@ -60,54 +60,66 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    include_usage: Optional[bool] = None
-    include_obfuscation: Optional[bool] = None
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class Speculative(Body):
     """How this request is drafted for. As it stands the planner chooses by measured cost."""
 
     enabled: bool = Field(True, description="false decodes plainly; the text is the same")
-    n_max: Optional[int] = Field(None, ge=0, le=63, description="tokens drafted a round, as a chain")
-    p_min: float = Field(0.0, ge=0, le=1, description="a draft ends below this probability; needs n_max or tree")
-    tree: Union[Annotated[str, Field(pattern=r"^[1-9][0-9]?x[1-9][0-9]?x[1-9][0-9]?$")], Literal[False], None] = Field(
-        None, description="NODESxDEPTHxWIDTH, e.g. 60x6x10; false keeps the planner to chains")
-    report: bool = Field(False, description="streamed chunks say where each token came from, the last one carries timings")
+    n_max: int | None = Field(None, ge=0, le=63, description="tokens drafted a round, as a chain")
+    p_min: float = Field(
+        0.0, ge=0, le=1, description="a draft ends below this probability; needs n_max or tree"
+    )
+    tree: Annotated[str, Field(pattern=r"^[1-9][0-9]?x[1-9][0-9]?x[1-9][0-9]?$")] | Literal[False] | None = (
+        Field(None, description="NODESxDEPTHxWIDTH, e.g. 60x6x10; false keeps the planner to chains")
+    )
+    report: bool = Field(
+        False, description="streamed chunks say where each token came from, the last one carries timings"
+    )
 
 
 class Sampling(Body):
     """What both kinds of completion have in common; what is left out or null is llama-cpp-python's default."""
 
-    model: Optional[Word] = Field(None, description="any name: the server has one model")
-    max_tokens: Optional[int] = Field(None, ge=1)
-    n: Optional[int] = Field(None, ge=1, description="choices; choice i is generated with seed + i")
-    stop: Optional[Stops] = None
-    seed: Optional[int] = Field(None, ge=-(1 << 63), lt=1 << 63)
-    stream: Optional[bool] = None
-    stream_options: Optional[StreamOptions] = None
-    temperature: Optional[float] = Field(None, ge=0, le=10, description="below 0.001: greedy")
-    top_p: Optional[float] = Field(None, ge=0, le=1)
-    top_k: Optional[int] = Field(None, ge=-1, le=1 << 30)
-    min_p: Optional[float] = Field(None, ge=0, le=1)
-    typical_p: Optional[float] = Field(None, ge=0, le=1)
-    repeat_penalty: Optional[float] = Field(None, ge=0.01, le=10)
-    presence_penalty: Optional[float] = Field(None, ge=-2, le=2)
-    frequency_penalty: Optional[float] = Field(None, ge=-2, le=2)
-    mirostat_mode: Optional[int] = Field(None, ge=0, le=2)
-    mirostat_tau: Optional[float] = Field(None, ge=0, le=10)
-    mirostat_eta: Optional[float] = Field(None, ge=0.001, le=1)
-    logit_bias: Optional[Annotated[dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
-                                   Field(max_length=MAX_BIAS)]] = None
-    grammar: Optional[Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)]] = Field(None, description="GBNF")
-    speculative: Optional[Speculative] = None
+    model: Word | None = Field(None, description="any name: the server has one model")
+    max_tokens: int | None = Field(None, ge=1)
+    n: int | None = Field(None, ge=1, description="choices; choice i is generated with seed + i")
+    stop: Stops | None = None
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(None, ge=0, le=10, description="below 0.001: greedy")
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=1 << 30)
+    min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = Field(None, ge=0, le=1)
+    repeat_penalty: float | None = Field(None, ge=0.01, le=10)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    mirostat_mode: int | None = Field(None, ge=0, le=2)
+    mirostat_tau: float | None = Field(None, ge=0, le=10)
+    mirostat_eta: float | None = Field(None, ge=0.001, le=1)
+    logit_bias: (
+        Annotated[
+            dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=MAX_BIAS),
+        ]
+        | None
+    ) = None
+    grammar: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)] | None = Field(
+        None, description="GBNF"
+    )
+    speculative: Speculative | None = None
     # accepted for OpenAI's clients; they change nothing here
-    user: Optional[Word] = None
-    store: Optional[bool] = None
-    metadata: Optional[Annotated[dict[str, Word], Field(max_length=16)]] = None
-    service_tier: Optional[Word] = None
-    safety_identifier: Optional[Word] = None
-    prompt_cache_key: Optional[Word] = None
-    prompt_cache_retention: Optional[Word] = None
+    user: Word | None = None
+    store: bool | None = None
+    metadata: Annotated[dict[str, Word], Field(max_length=16)] | None = None
+    service_tier: Word | None = None
+    safety_identifier: Word | None = None
+    prompt_cache_key: Word | None = None
+    prompt_cache_retention: Word | None = None
 
 
 class TextPart(Body):
@@ -128,23 +140,23 @@ class ToolCall(Body):
 
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Union[str, _many(TextPart, MAX_PARTS, 1), None] = None
-    name: Optional[Name] = None
-    tool_calls: Optional[_many(ToolCall, MAX_TOOLS)] = None
-    tool_call_id: Optional[Word] = None
-    function_call: Optional[FunctionCall] = None
-    reasoning_content: Optional[str] = None
+    content: str | _many(TextPart, MAX_PARTS, 1) | None = None
+    name: Name | None = None
+    tool_calls: _many(ToolCall, MAX_TOOLS) | None = None
+    tool_call_id: Word | None = None
+    function_call: FunctionCall | None = None
+    reasoning_content: str | None = None
     # what a client sends back of an answer; not shown to the model
-    refusal: Optional[str] = None
-    annotations: Optional[_many(Object, MAX_PARTS)] = None
+    refusal: str | None = None
+    annotations: _many(Object, MAX_PARTS) | None = None
     audio: None = None
 
 
 class Function(Body):
     name: Name
-    description: Optional[str] = None
-    parameters: Optional[Object] = None
-    strict: Optional[bool] = None
+    description: str | None = None
+    parameters: Object | None = None
+    strict: bool | None = None
 
 
 class Tool(Body):
@@ -167,14 +179,14 @@ class TextFormat(Body):
 
 class JsonObject(Body):
     type: Literal["json_object"]
-    schema_: Optional[Object] = Field(None, alias="schema")
+    schema_: Object | None = Field(None, alias="schema")
 
 
 class JsonSchema(Body):
     name: Name
-    schema_: Optional[Object] = Field(None, alias="schema")
-    description: Optional[str] = None
-    strict: Optional[bool] = None
+    schema_: Object | None = Field(None, alias="schema")
+    description: str | None = None
+    strict: bool | None = None
 
 
 class JsonSchemaFormat(Body):
@@ -184,39 +196,41 @@ class JsonSchemaFormat(Body):
 
 class Prediction(Body):
     type: Literal["content"]
-    content: Union[str, _many(TextPart, MAX_PARTS)]
+    content: str | _many(TextPart, MAX_PARTS)
 
 
-Format = Annotated[Union[TextFormat, JsonObject, JsonSchemaFormat], Field(discriminator="type")]
+Format = Annotated[TextFormat | JsonObject | JsonSchemaFormat, Field(discriminator="type")]
 
 
 class ChatBody(Sampling):
     """POST /v1/chat/completions."""
 
     messages: _many(Message, MAX_MESSAGES, 1)
-    max_completion_tokens: Optional[int] = Field(None, ge=1, description="OpenAI's newer name of max_tokens")
-    tools: Optional[_many(Tool, MAX_TOOLS)] = None
-    tool_choice: Union[Literal["none", "auto", "required"], NamedTool, None] = Field(None, description="required needs exactly one tool")
-    functions: Optional[_many(Function, MAX_TOOLS)] = None
-    function_call: Union[Literal["none", "auto"], Named, None] = None
-    response_format: Optional[Format] = None
-    logprobs: Optional[bool] = None
-    top_logprobs: Optional[int] = Field(None, ge=0, le=20, description="needs logprobs")
-    parallel_tool_calls: Optional[bool] = None
-    prediction: Optional[Prediction] = None
-    reasoning_effort: Optional[Word] = None
-    verbosity: Optional[Word] = None
-    modalities: Optional[_many(Literal["text"], 1)] = None
+    max_completion_tokens: int | None = Field(None, ge=1, description="OpenAI's newer name of max_tokens")
+    tools: _many(Tool, MAX_TOOLS) | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        None, description="required needs exactly one tool"
+    )
+    functions: _many(Function, MAX_TOOLS) | None = None
+    function_call: Literal["none", "auto"] | Named | None = None
+    response_format: Format | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="needs logprobs")
+    parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = None
+    reasoning_effort: Word | None = None
+    verbosity: Word | None = None
+    modalities: _many(Literal["text"], 1) | None = None
 
 
 class CompletionBody(Sampling):
     """POST /v1/completions."""
 
-    prompt: Union[Text, TokenIds, _many(Text, MAX_PROMPTS, 1), _many(TokenIds, MAX_PROMPTS, 1)]
-    suffix: Optional[str] = None
-    echo: Optional[bool] = Field(None, description="needs a prompt of text")
-    logprobs: Union[Annotated[int, Field(ge=0, le=20)], Literal[False], None] = None
-    best_of: Optional[Literal[1]] = None
+    prompt: Text | TokenIds | _many(Text, MAX_PROMPTS, 1) | _many(TokenIds, MAX_PROMPTS, 1)
+    suffix: str | None = None
+    echo: bool | None = Field(None, description="needs a prompt of text")
+    logprobs: Annotated[int, Field(ge=0, le=20)] | Literal[False] | None = None
+    best_of: Literal[1] | None = None
 
 
 class TokenizeBody(Body):
@@ -236,15 +250,27 @@ class DetokenizeBody(Body):
 class SlotFile(Body):
     """POST /slots/{id}."""
 
-    filename: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$", description="a name in --slot-save-path, without any folder")]
+    filename: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$",
+            description="a name in --slot-save-path, without any folder",
+        ),
+    ]
 
 
 def bounded(model: type[BaseModel], settings: ServerSettings) -> type[BaseModel]:
     """The same body with this server's own limits in it, so that the OpenAPI document tells them."""
     about = f"answers have {settings.most_tokens} tokens at most, whatever is asked for"
-    fields: dict[str, Any] = {name: (Optional[int], Field(None, ge=1, description=about))
-                              for name in ("max_tokens", "max_completion_tokens") if name in model.model_fields}  # fmt: skip
-    fields["n"] = (Optional[int], Field(None, ge=1, le=settings.max_n, description=model.model_fields["n"].description))
+    fields: dict[str, Any] = {
+        name: (Optional[int], Field(None, ge=1, description=about))
+        for name in ("max_tokens", "max_completion_tokens")
+        if name in model.model_fields
+    }
+    fields["n"] = (
+        Optional[int],
+        Field(None, ge=1, le=settings.max_n, description=model.model_fields["n"].description),
+    )
     return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
 
 
@@ -252,4 +278,8 @@ def bounded(model: type[BaseModel], settings: ServerSettings) -> type[BaseModel]
 def field_names(model: type[BaseModel]) -> dict[str, None]:
     """Names of a body's fields and of those inside it, outer ones first."""
     schema = model.model_json_schema()
-    return {name: None for part in (schema, *schema.get("$defs", {}).values()) for name in part.get("properties", {})}
+    return {
+        name: None
+        for part in (schema, *schema.get("$defs", {}).values())
+        for name in part.get("properties", {})
+    }

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..errors import EagleError, ErrorKind
 from ..common.keywords import strict
+from ..errors import EagleError, ErrorKind
 
 MAX_BODY = 2_000_000  # bytes of a request
 
@@ -61,15 +61,38 @@ class ServerSettings:
         for name in ("model", "eagle"):
             path = getattr(self, name)
             self._check(path is None or Path(path).is_file(), f"no such file: {path}", ErrorKind.BAD_FILE)
-        for name, least, most in (("port", 0, 65535), ("n_parallel", 1, 32), ("n_ctx", 64, 1 << 22), ("n_batch", 64, 1 << 14), ("threads", 1, 4096),
-                                  ("n_gpu_layers", -1, 1 << 16), ("max_queue", 0, 1 << 16), ("max_tokens_cap", 1, 1 << 24), ("max_n", 1, 256),
-                                  ("max_draft", 0, 63), ("slot_save_limit", 1, 1 << 50)):  # fmt: skip
+        for name, least, most in (
+            ("port", 0, 65535),
+            ("n_parallel", 1, 32),
+            ("n_ctx", 64, 1 << 22),
+            ("n_batch", 64, 1 << 14),
+            ("threads", 1, 4096),
+            ("n_gpu_layers", -1, 1 << 16),
+            ("max_queue", 0, 1 << 16),
+            ("max_tokens_cap", 1, 1 << 24),
+            ("max_n", 1, 256),
+            ("max_draft", 0, 63),
+            ("slot_save_limit", 1, 1 << 50),
+        ):
             value = getattr(self, name)
-            fine = value is None and name in ("threads", "max_tokens_cap") or type(value) is int and least <= value <= most
+            fine = (
+                value is None
+                and name in ("threads", "max_tokens_cap")
+                or type(value) is int
+                and least <= value <= most
+            )
             self._check(fine, f"{_option(name)} is {value!r}, expected an integer {least}..{most}")
-        for name, least, most in (("timeout", 0.1, 1e6), ("grace", 0, 1e6), ("template_timeout", 0.05, 600), ("stream_interval", 0, 10)):
+        for name, least, most in (
+            ("timeout", 0.1, 1e6),
+            ("grace", 0, 1e6),
+            ("template_timeout", 0.05, 600),
+            ("stream_interval", 0, 10),
+        ):
             value = getattr(self, name)
-            self._check(math.isfinite(value) and least <= value <= most, f"{_option(name)} is {value!r}, expected seconds {least}..{most}")
+            self._check(
+                math.isfinite(value) and least <= value <= most,
+                f"{_option(name)} is {value!r}, expected seconds {least}..{most}",
+            )
         self._check_key()
         self._check_places()
 
@@ -84,9 +107,17 @@ class ServerSettings:
 
     def _check_places(self) -> None:
         folder = self.slot_save_path
-        self._check(folder is None or Path(folder).is_dir(), f"--slot-save-path {folder} is no folder: create it", ErrorKind.BAD_FILE)
+        self._check(
+            folder is None or Path(folder).is_dir(),
+            f"--slot-save-path {folder} is no folder: create it",
+            ErrorKind.BAD_FILE,
+        )
         for origin in self.cors_origin:
-            fine = origin == "*" or origin.startswith(("http://", "https://")) and "/" not in origin.split("://")[1]
+            fine = (
+                origin == "*"
+                or origin.startswith(("http://", "https://"))
+                and "/" not in origin.split("://")[1]
+            )
             self._check(fine, f"--cors-origin is {origin!r}, expected e.g. https://example.org, or *")
 
     @staticmethod
@@ -106,8 +137,21 @@ class ServerSettings:
 
     def batch(self) -> dict[str, Any]:
         """Arguments of batching.BatchSettings."""
-        names = ("model", "eagle", "n_parallel", "n_ctx", "n_gpu_layers", "flash_attn", "chat_format", "n_batch")
-        return {**{name: getattr(self, name) for name in names}, "n_threads": self.threads or os.cpu_count(), "interval": self.stream_interval}
+        names = (
+            "model",
+            "eagle",
+            "n_parallel",
+            "n_ctx",
+            "n_gpu_layers",
+            "flash_attn",
+            "chat_format",
+            "n_batch",
+        )
+        return {
+            **{name: getattr(self, name) for name in names},
+            "n_threads": self.threads or os.cpu_count(),
+            "interval": self.stream_interval,
+        }
 
 
 def is_loopback(host: str) -> bool:
@@ -123,7 +167,9 @@ def read_key(path: str | os.PathLike[str]) -> str:
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as e:
-        raise EagleError(ErrorKind.BAD_FILE, f"cannot read --api-key-file {path}: {getattr(e, 'strerror', None) or e}") from e
+        raise EagleError(
+            ErrorKind.BAD_FILE, f"cannot read --api-key-file {path}: {getattr(e, 'strerror', None) or e}"
+        ) from e
 
 
 def _option(name: str) -> str:

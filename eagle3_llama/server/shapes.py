@@ -10,7 +10,16 @@ from typing import Any
 class Shape:
     """What the parts of one answer have in common. legacy: the request had `functions`, so answers have function_call."""
 
-    def __init__(self, chat: bool, answer_id: str, created: int, model: str, stream: bool, top_logprobs: int = 0, legacy: bool = False) -> None:
+    def __init__(
+        self,
+        chat: bool,
+        answer_id: str,
+        created: int,
+        model: str,
+        stream: bool,
+        top_logprobs: int = 0,
+        legacy: bool = False,
+    ) -> None:
         self.chat, self.top_logprobs, self.legacy = chat, top_logprobs, legacy
         kind = ("chat.completion.chunk" if stream else "chat.completion") if chat else "text_completion"
         self.head = {"id": answer_id, "object": kind, "created": created, "model": model}
@@ -22,11 +31,17 @@ class Shape:
 
     def whole(self, parts: list[tuple[int, dict[str, Any]]], usage: dict[str, Any]) -> dict[str, Any]:
         """An answer that is not streamed, of completions by index."""
-        choices = [self._choice(i, part["choices"][0], "message") for i, part in sorted(parts, key=lambda p: p[0])]
+        choices = [
+            self._choice(i, part["choices"][0], "message") for i, part in sorted(parts, key=lambda p: p[0])
+        ]
         return {**self.head, "choices": choices, "usage": usage}
 
     def _choice(self, index: int, choice: dict[str, Any], name: str) -> dict[str, Any]:
-        out = {"index": index, "finish_reason": choice["finish_reason"], "logprobs": self._logprobs(choice.get("logprobs"))}
+        out = {
+            "index": index,
+            "finish_reason": choice["finish_reason"],
+            "logprobs": self._logprobs(choice.get("logprobs")),
+        }
         if not self.chat:
             return {"text": choice["text"], **out}
         said = {k: v for k, v in choice[name].items() if v is not None}
@@ -47,7 +62,10 @@ class Shape:
         elif self.legacy:
             said["function_call"] = {"arguments": said["function_call"]["arguments"]}
         else:
-            said["tool_calls"] = [{"index": c["index"], "function": {"arguments": c["function"]["arguments"]}} for c in said["tool_calls"]]
+            said["tool_calls"] = [
+                {"index": c["index"], "function": {"arguments": c["function"]["arguments"]}}
+                for c in said["tool_calls"]
+            ]
         return said
 
     def _logprobs(self, logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -62,7 +80,11 @@ class Shape:
                     entry["logprob"] = _number(entry["logprob"])
             return {"content": logprobs["content"], "refusal": None}
         tops = [top and {token: _number(p) for token, p in top.items()} for top in logprobs["top_logprobs"]]
-        return {**logprobs, "token_logprobs": [p if p is None else _number(p) for p in logprobs["token_logprobs"]], "top_logprobs": tops}
+        return {
+            **logprobs,
+            "token_logprobs": [p if p is None else _number(p) for p in logprobs["token_logprobs"]],
+            "top_logprobs": tops,
+        }
 
 
 def _number(x: Any) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import threading
-from typing import Callable, Hashable
+from collections.abc import Callable, Hashable
 
 
 class SizedCache:
@@ -12,7 +12,7 @@ class SizedCache:
 
     def __init__(self, most: int) -> None:
         self.most, self.size = most, 0
-        self._items: "collections.OrderedDict[Hashable, tuple[str | None, int]]" = collections.OrderedDict()
+        self._items: collections.OrderedDict[Hashable, tuple[str | None, int]] = collections.OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..errors import EagleError, ErrorKind
 from ..common.files import replacing
+from ..errors import EagleError, ErrorKind
 from .errors import ApiError
 
 MAX_FILES = 10_000  # in the folder, however small
@@ -31,11 +31,19 @@ def save(limit: int, batcher: Any, folder: str, slot: int, filename: str) -> dic
     except EagleError as e:  # its line names the server's folder
         full = ": the disk is full" if e.kind is ErrorKind.NO_SPACE else ""
         raise ApiError(507, f"{filename} cannot be written here{full}", code=e.kind.value) from e
-    return {"id_slot": slot, "filename": filename, "n_saved": n_saved, "n_written": len(data), "timings": {"save_ms": _ms(started)}}
+    return {
+        "id_slot": slot,
+        "filename": filename,
+        "n_saved": n_saved,
+        "n_written": len(data),
+        "timings": {"save_ms": _ms(started)},
+    }
 
 
 def _check_room(folder: Path, limit: int, filename: str, size: int) -> None:
-    sizes = [entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder) if entry.name != filename]
+    sizes = [
+        entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder) if entry.name != filename
+    ]
     if sum(sizes) + size > limit or len(sizes) >= MAX_FILES:
         said = f"{filename} would have {size} bytes; the {len(sizes)} other files have {sum(sizes)} of the {limit} bytes, or {MAX_FILES} files, allowed"
         raise ApiError(507, said, "filename", "slot_files_full")
@@ -46,7 +54,13 @@ def restore(batcher: Any, folder: str, slot: int, filename: str) -> dict[str, An
     started = time.perf_counter()
     data = _read(Path(folder) / filename)
     n = batcher.load_slot(slot, data)
-    return {"id_slot": slot, "filename": filename, "n_restored": n, "n_read": len(data), "timings": {"restore_ms": _ms(started)}}
+    return {
+        "id_slot": slot,
+        "filename": filename,
+        "n_restored": n,
+        "n_read": len(data),
+        "timings": {"restore_ms": _ms(started)},
+    }
 
 
 def _read(path: Path) -> bytes:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any, Callable, Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from .errors import ApiError
 
@@ -69,7 +70,7 @@ class Once(Generic[T]):
             if not self._done:
                 try:
                     self._made = self._make()
-                except Exception as e:  # noqa: BLE001 - raised below, for each who asks
+                except Exception as e:
                     self._failed = e
                 self._done = True
         if self._failed is not None:

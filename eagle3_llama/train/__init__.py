@@ -10,7 +10,7 @@ Needs the extra [train].
 from .settings import TrainSettings
 
 
-def train(settings: TrainSettings):  # noqa: ANN201 - run.TrainReport; llama_cpp and torch load when they are needed
+def train(settings: TrainSettings):
     """Makes data and a head in settings.out; see run.train."""
     from .run import train as run
 

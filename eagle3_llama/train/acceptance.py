@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -24,8 +24,14 @@ class Acceptance:
 
 
 @torch.no_grad()
-def measure(head: Head, corpus: Corpus, items: Sequence[Item], steps: int, device: str = "cpu",
-            step: Callable[[], None] = lambda: None) -> Acceptance:
+def measure(
+    head: Head,
+    corpus: Corpus,
+    items: Sequence[Item],
+    steps: int,
+    device: str = "cpu",
+    step: Callable[[], None] = lambda: None,
+) -> Acceptance:
     """Rounds of chains of `steps` over the items' own tokens, as if each were what the target samples."""
     rounds, accepted = 0, [0] * steps
     for item in items:

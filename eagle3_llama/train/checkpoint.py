@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..errors import EagleError, ErrorKind
 from ..common.files import replacing
+from ..errors import EagleError, ErrorKind
 from .settings import TrainSettings
 
 
@@ -36,8 +36,13 @@ def load(path: Path, settings: TrainSettings) -> dict[str, Any] | None:
         state = torch.load(path, weights_only=True, map_location="cpu")
         made = json.loads(state["settings"])
     except Exception as e:  # torch names no type for what a damaged file raises
-        raise EagleError(ErrorKind.BAD_FILE, f"{path} is damaged ({type(e).__name__}): remove it and run again") from e
+        raise EagleError(
+            ErrorKind.BAD_FILE, f"{path} is damaged ({type(e).__name__}): remove it and run again"
+        ) from e
     if made != key(settings):
         changed = ", ".join(sorted(k for k in made if made[k] != key(settings).get(k)))
-        raise EagleError(ErrorKind.BAD_ARGUMENT, f"{path} was made with other settings ({changed}): name another --out, or remove it")
+        raise EagleError(
+            ErrorKind.BAD_ARGUMENT,
+            f"{path} was made with other settings ({changed}): name another --out, or remove it",
+        )
     return state

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Sequence
 
 import numpy as np
 import torch
@@ -52,14 +52,19 @@ class Corpus:
         self.layers = list(layers) if layers is not None else about["layers"]
         missing = sorted(set(self.layers) - set(captured))
         if missing:
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"the data holds the inputs of layers {captured}, not of {missing}: name another --out")
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT,
+                f"the data holds the inputs of layers {captured}, not of {missing}: name another --out",
+            )
         self.columns = [captured.index(k) for k in self.layers]
         for n, path in enumerate(paths):
             f = safe_open(path, "numpy")
             self.files.append(f)
             ends, n_prompt, greedy = f.get_tensor("ends"), f.get_tensor("n_prompt"), f.get_tensor("greedy")
             starts = np.concatenate([[0], ends[:-1]]) if len(ends) else []
-            self.items += [Item(n, int(a), int(b), int(p), bool(g)) for a, b, p, g in zip(starts, ends, n_prompt, greedy)]
+            self.items += [
+                Item(n, int(a), int(b), int(p), bool(g)) for a, b, p, g in zip(starts, ends, n_prompt, greedy)
+            ]
 
     def tokens(self, item: Item) -> np.ndarray:
         return self.files[item.shard].get_slice("tokens")[item.first : item.last]
@@ -78,9 +83,15 @@ class Corpus:
         for k, (tok, feat, top) in enumerate(rows):
             tokens[k, : len(tok)], features[k, : len(tok)], best[k, : len(tok)] = tok, feat, top
         x = torch.from_numpy(features).to(device).float()
-        to = lambda a: torch.as_tensor(a).to(device)  # noqa: E731
-        return Batch(x[:, :, self.columns].flatten(2), x[:, :, -1], to(tokens), to(best),
-                     to(np.array([i.n_prompt for i in items])), to(np.array([len(i) for i in items])))
+        to = lambda a: torch.as_tensor(a).to(device)
+        return Batch(
+            x[:, :, self.columns].flatten(2),
+            x[:, :, -1],
+            to(tokens),
+            to(best),
+            to(np.array([i.n_prompt for i in items])),
+            to(np.array([len(i) for i in items])),
+        )
 
     def _read(self, item: Item) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         f = self.files[item.shard]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Sequence
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from ..heads.convert.source import read_source
-from ..errors import EagleError, ErrorKind
 from ..common.files import replacing
+from ..errors import EagleError, ErrorKind
+from ..heads.convert.source import read_source
 from .model import Head
 
 
@@ -20,13 +20,30 @@ def config(head: Head, layers: Sequence[int], dtype: torch.dtype) -> dict[str, o
     """SpecForge lists the layers whose *outputs* are read: one less than the inputs that llama.cpp counts."""
     s = head.shape
     return {
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": s.n_embd, "num_attention_heads": s.n_head,
-        "num_key_value_heads": s.n_head_kv, "head_dim": s.head_dim, "intermediate_size": s.n_ff, "num_hidden_layers": 1,
-        "rms_norm_eps": s.rms_eps, "rope_theta": s.rope_theta, "hidden_act": "silu", "max_position_embeddings": s.n_ctx,
-        "vocab_size": s.n_vocab, "draft_vocab_size": len(head.d2t), "tie_word_embeddings": False, "attention_bias": False,
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": s.n_embd,
+        "num_attention_heads": s.n_head,
+        "num_key_value_heads": s.n_head_kv,
+        "head_dim": s.head_dim,
+        "intermediate_size": s.n_ff,
+        "num_hidden_layers": 1,
+        "rms_norm_eps": s.rms_eps,
+        "rope_theta": s.rope_theta,
+        "hidden_act": "silu",
+        "max_position_embeddings": s.n_ctx,
+        "vocab_size": s.n_vocab,
+        "draft_vocab_size": len(head.d2t),
+        "tie_word_embeddings": False,
+        "attention_bias": False,
         "torch_dtype": str(dtype).removeprefix("torch."),
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [k - 1 for k in layers], "use_aux_hidden_state": True},  # SGLang adds one
-        "eagle_aux_hidden_state_layer_ids": list(layers),  # vLLM takes these as they are; without them the others, one too low
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": [k - 1 for k in layers],
+            "use_aux_hidden_state": True,
+        },  # SGLang adds one
+        "eagle_aux_hidden_state_layer_ids": list(
+            layers
+        ),  # vLLM takes these as they are; without them the others, one too low
     }
 
 
@@ -42,7 +59,10 @@ def tensors(head: Head, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 def write(head: Head, layers: Sequence[int], out: Path, dtype: torch.dtype = torch.float16) -> None:
     """config.json and model.safetensors into the folder out."""
     if 0 in layers:
-        raise EagleError(ErrorKind.UNSUPPORTED, "layer 0 has no name in this layout, which counts outputs of layers: capture from layer 1 on")
+        raise EagleError(
+            ErrorKind.UNSUPPORTED,
+            "layer 0 has no name in this layout, which counts outputs of layers: capture from layer 1 on",
+        )
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / "model.safetensors") as part:
         save_file(tensors(head, dtype), part, metadata={"format": "pt"})
@@ -59,7 +79,10 @@ def head_d2t(folder: Path) -> np.ndarray:
     """Target ids that a published head drafts, int64."""
     found = _midlayer(folder).get("d2t")
     if found is None:
-        raise EagleError(ErrorKind.MISSING_TENSOR, f"{folder} has no d2t: only heads with a draft vocabulary can be trained on")
+        raise EagleError(
+            ErrorKind.MISSING_TENSOR,
+            f"{folder} has no d2t: only heads with a draft vocabulary can be trained on",
+        )
     return found.astype(np.int64) + np.arange(len(found))
 
 
@@ -68,8 +91,14 @@ def read_head(folder: Path, head: Head, layers: Sequence[int]) -> None:
     found, state = _midlayer(folder), head.state_dict()
     for name, p in state.items():
         if name not in found:
-            raise EagleError(ErrorKind.MISSING_TENSOR, f"{folder} has no {name}: --init-from needs a head with one midlayer")
+            raise EagleError(
+                ErrorKind.MISSING_TENSOR,
+                f"{folder} has no {name}: --init-from needs a head with one midlayer",
+            )
         if tuple(found[name].shape) != tuple(p.shape):
-            raise EagleError(ErrorKind.HEAD_MISMATCH, f"{name} of {folder} has shape {list(found[name].shape)}, expected {list(p.shape)}")
+            raise EagleError(
+                ErrorKind.HEAD_MISMATCH,
+                f"{name} of {folder} has shape {list(found[name].shape)}, expected {list(p.shape)}",
+            )
         state[name] = torch.from_numpy(np.array(found[name], np.float32))
     head.load_state_dict(state)

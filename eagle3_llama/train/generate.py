@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from ..bench.prompts import loop_flags
-from ..llama.chat import has_template
 from ..errors import EagleError, ErrorKind
+from ..llama.chat import has_template
 from .sources import Task
 from .target import Target
 
 MARK = "\u2063user text\u2063"  # cut out of a rendered template to find where a user turn opens
-WINDOW, REPEATED = 64, 56  # an answer loops once so many of so many tokens end n-grams it already had; it is cut there
+WINDOW, REPEATED = (
+    64,
+    56,
+)  # an answer loops once so many of so many tokens end n-grams it already had; it is cut there
 LEAST = 8  # tokens of an answer worth keeping
 OPENING = 16  # sampled tokens that a model without a chat template starts its own texts with
 
@@ -76,7 +79,9 @@ class Slot:
         features, best = np.concatenate(self.features), np.concatenate(self.best)
         greedy = self.task.kind != "read" and self.task.temperature == 0
         n = len(features)
-        return Conversation(self.task.index, np.array(self.tokens[:n], np.int32), self.n_prompt, features, best, greedy, ended)
+        return Conversation(
+            self.task.index, np.array(self.tokens[:n], np.int32), self.n_prompt, features, best, greedy, ended
+        )
 
 
 def sample(logits: np.ndarray, rng: np.random.Generator, temperature: float, top_p: float, top_k: int) -> int:
@@ -104,7 +109,10 @@ def user_opening(target: Target) -> list[int]:
     marked = target.chat([{"role": "user", "content": MARK}])
     text = target.llm.detokenize(marked, special=True).decode("utf-8", "replace")
     if MARK not in text:
-        raise EagleError(ErrorKind.UNSUPPORTED, f"the chat template of {target.path} changes the user's words: give --prompts instead of self-synthesis")
+        raise EagleError(
+            ErrorKind.UNSUPPORTED,
+            f"the chat template of {target.path} changes the user's words: give --prompts instead of self-synthesis",
+        )
     return target.llm.tokenize(text[: text.index(MARK)].encode(), add_bos=False, special=True)
 
 
@@ -121,12 +129,19 @@ def read(target: Target, task: Task, slot: int) -> Conversation | None:
     if len(tokens) - n_prompt < LEAST:
         return None
     if max(tokens) >= target.n_vocab:
-        raise EagleError(ErrorKind.BAD_VALUE, f"conversation {task.index} has token {max(tokens)}, the target has {target.n_vocab}: was it made with another model?")
+        raise EagleError(
+            ErrorKind.BAD_VALUE,
+            f"conversation {task.index} has token {max(tokens)}, the target has {target.n_vocab}: was it made with another model?",
+        )
     features, best, _ = target.prefill(tokens, slot)
-    return Conversation(task.index, np.array(tokens, np.int32), n_prompt, features, best, greedy=False, ended=True)
+    return Conversation(
+        task.index, np.array(tokens, np.int32), n_prompt, features, best, greedy=False, ended=True
+    )
 
 
-def converse(target: Target, tasks: Iterable[Task], n_predict: int, seed: int) -> Iterator[tuple[int, Conversation | None]]:
+def converse(
+    target: Target, tasks: Iterable[Task], n_predict: int, seed: int
+) -> Iterator[tuple[int, Conversation | None]]:
     """Runs tasks, n_slots of them at a time; yields (index, what it gave), in the order they end, None for nothing."""
     waiting, active = iter(tasks), {}  # active: slot -> (Slot, token to decode next)
     opening: list[int] = []
@@ -152,7 +167,9 @@ def converse(target: Target, tasks: Iterable[Task], n_predict: int, seed: int) -
             step(target, active)
 
 
-def advance(target: Target, active: dict[int, tuple[Slot, int]], n_predict: int) -> Iterator[tuple[int, Conversation | None]]:
+def advance(
+    target: Target, active: dict[int, tuple[Slot, int]], n_predict: int
+) -> Iterator[tuple[int, Conversation | None]]:
     """Takes out what has ended, turns prompts that were written into questions."""
     for slot, (s, token) in list(active.items()):
         if s.writing and len(s.tokens) - s.n_prompt == OPENING and not has_template(target.llm):
@@ -176,7 +193,9 @@ def advance(target: Target, active: dict[int, tuple[Slot, int]], n_predict: int)
 def step(target: Target, active: dict[int, tuple[Slot, int]]) -> None:
     """One token for every active slot."""
     slots = sorted(active)
-    rows, features = target.decode([active[s][1] for s in slots], [len(active[s][0].tokens) for s in slots], slots)
+    rows, features = target.decode(
+        [active[s][1] for s in slots], [len(active[s][0].tokens) for s in slots], slots
+    )
     best = rows.argmax(1).astype(np.int32)
     for i, slot in enumerate(slots):
         s, token = active[slot]

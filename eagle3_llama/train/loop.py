@@ -6,8 +6,9 @@ import csv
 import dataclasses
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,8 +60,15 @@ class Trainer:
         self.optimizer = Optimizers(self.head, settings.optimizer, settings.lr)
         self.dtype = torch.bfloat16 if settings.device.startswith("cuda") else torch.float32
         self.epoch_steps = len(batches(self.train_items, settings.batch_tokens, settings.seed, 0))
-        self.state: dict[str, Any] = {"step": 0, "seen": 0, "seconds": 0.0, "best": -1.0, "since_best": 0, "rows": [],
-                                      "by_time": None}
+        self.state: dict[str, Any] = {
+            "step": 0,
+            "seen": 0,
+            "seconds": 0.0,
+            "best": -1.0,
+            "since_best": 0,
+            "rows": [],
+            "by_time": None,
+        }
         self.loss, self.save_every = float("nan"), SAVE_EVERY
 
     def _vocabulary(self, weights: TargetWeights) -> tuple[np.ndarray, float]:
@@ -68,7 +76,9 @@ class Trainer:
             d2t = head_d2t(Path(self.s.init_from))
             answers = self.corpus.answers(self.train_items)
             return d2t, float(np.isin(answers, d2t).mean())
-        return draft_vocabulary(self.corpus.answers(self.train_items), weights.shape.n_vocab, self.s.draft_vocab)
+        return draft_vocabulary(
+            self.corpus.answers(self.train_items), weights.shape.n_vocab, self.s.draft_vocab
+        )
 
     @property
     def path(self) -> Path:
@@ -85,9 +95,17 @@ class Trainer:
         return True
 
     def save(self) -> None:
-        checkpoint.save(self.path, self.s, {"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict(), "state": self.state})
+        checkpoint.save(
+            self.path,
+            self.s,
+            {"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict(), "state": self.state},
+        )
 
-    def train(self, progress: Callable[[Progress], None], starting: Callable[[int, int], None] = lambda done, of: None) -> None:
+    def train(
+        self,
+        progress: Callable[[Progress], None],
+        starting: Callable[[int, int], None] = lambda done, of: None,
+    ) -> None:
         """To the end of the epochs, of the minutes, or of patience. starting: progress of what comes before the first step.
 
         Saves between whole steps only: what stops it in the middle of one loses the time since the last save.
@@ -111,8 +129,16 @@ class Trainer:
             if time.monotonic() - saved >= self.save_every:
                 self.save()
                 saved = time.monotonic()
-            progress(Progress(st["step"], total, st["seen"], st["seen"] / max(st["seconds"], 1e-9), self.loss,
-                              st["rows"][-1]["mean_accepted_length"]))
+            progress(
+                Progress(
+                    st["step"],
+                    total,
+                    st["seen"],
+                    st["seen"] / max(st["seconds"], 1e-9),
+                    self.loss,
+                    st["rows"][-1]["mean_accepted_length"],
+                )
+            )
         if st["rows"][-1]["step"] != st["step"]:
             self.evaluate()
         self.save()
@@ -121,8 +147,18 @@ class Trainer:
         batch = self.corpus.batch(items, self.s.steps + 2, self.s.device)
         offset = int(np.random.default_rng([self.s.seed, 13, self.state["step"]]).integers(self.s.stride))
         with torch.autocast(batch.final.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            loss = training_time_test(self.head, self.teacher, batch, self.s.steps, self.s.decay, self.s.hard, self.s.temperature,
-                                      self.s.stride, offset, self.dtype)
+            loss = training_time_test(
+                self.head,
+                self.teacher,
+                batch,
+                self.s.steps,
+                self.s.decay,
+                self.s.hard,
+                self.s.temperature,
+                self.s.stride,
+                offset,
+                self.dtype,
+            )
         if loss.positions:
             loss.total.backward()
             torch.nn.utils.clip_grad_norm_(self.head.parameters(), 0.5)
@@ -157,9 +193,17 @@ class Trainer:
         self.head.eval()
         a = measure(self.head, self.corpus, self.heldout, min(self.s.steps, 5), self.s.device)
         self.head.train()
-        st["rows"].append({"step": st["step"], "tokens_seen": st["seen"], "seconds": round(st["seconds"], 1), "loss": self.loss,
-                           "lr": self.s.lr * self._schedule(self.s.epochs * self.epoch_steps),
-                           "mean_accepted_length": a.mean_accepted_length, "accept_per_position": a.accept_per_position})
+        st["rows"].append(
+            {
+                "step": st["step"],
+                "tokens_seen": st["seen"],
+                "seconds": round(st["seconds"], 1),
+                "loss": self.loss,
+                "lr": self.s.lr * self._schedule(self.s.epochs * self.epoch_steps),
+                "mean_accepted_length": a.mean_accepted_length,
+                "accept_per_position": a.accept_per_position,
+            }
+        )
         if a.mean_accepted_length > st["best"]:
             st["best"], st["since_best"] = a.mean_accepted_length, 0
             with replacing(self.out / "best.pt") as part:

@@ -24,13 +24,18 @@ class Teacher:
     t2d: Tensor  # long [n_vocab]: draft id, or -1
 
     @classmethod
-    def of(cls, weights: TargetWeights, head: Head, device: str) -> "Teacher":
+    def of(cls, weights: TargetWeights, head: Head, device: str) -> Teacher:
         d2t = head.d2t.cpu()
         t2d = torch.full((weights.shape.n_vocab,), -1, dtype=torch.long)
         t2d[d2t] = torch.arange(len(d2t))
-        to = lambda a: torch.from_numpy(a).to(device)  # noqa: E731
-        return cls(to(weights.get("output_norm.weight")), to(weights.rows(weights.output_name, d2t.numpy())), weights.shape.rms_eps,
-                   (t2d >= 0).to(device), t2d.to(device))
+        to = lambda a: torch.from_numpy(a).to(device)
+        return cls(
+            to(weights.get("output_norm.weight")),
+            to(weights.rows(weights.output_name, d2t.numpy())),
+            weights.shape.rms_eps,
+            (t2d >= 0).to(device),
+            t2d.to(device),
+        )
 
     def probabilities(self, final: Tensor, temperature: float) -> Tensor:
         """The target's distribution over the draft vocabulary [n, draft_vocab], from its last layer's output [n, n_embd]."""
@@ -56,7 +61,16 @@ class Distillation(torch.autograd.Function):
     ROWS = {"cpu": 256, "cuda": 8192}
 
     @staticmethod
-    def forward(ctx, h: Tensor, weight: Tensor, soft: Tensor, best: Tensor, at: Tensor, hard: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx,
+        h: Tensor,
+        weight: Tensor,
+        soft: Tensor,
+        best: Tensor,
+        at: Tensor,
+        hard: float,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
         n, low = len(h), weight.to(dtype)
         dh, dw = torch.empty_like(h), torch.zeros_like(weight)
         loss, agree = h.new_zeros((), dtype=torch.float32), h.new_zeros((), dtype=torch.float32)
@@ -66,7 +80,9 @@ class Distillation(torch.autograd.Function):
             agree += (log_q.argmax(-1) == best[at[rows]]).sum()
             if hard:
                 want = want * (1 - hard)
-                want.scatter_add_(1, best[at[rows], None], torch.full_like(rows, hard, dtype=want.dtype)[:, None])
+                want.scatter_add_(
+                    1, best[at[rows], None], torch.full_like(rows, hard, dtype=want.dtype)[:, None]
+                )
             loss -= torch.dot(want.flatten(), log_q.flatten())
             grad = log_q.exp_().sub_(want).div_(n).to(dtype)
             dh[rows[0] : rows[-1] + 1] = grad @ low
@@ -82,8 +98,18 @@ class Distillation(torch.autograd.Function):
         return dh * g, dw * g, None, None, None, None, None
 
 
-def training_time_test(head: Head, teacher: Teacher, batch: Batch, steps: int, decay: float, hard: float = 0.0,
-                       temperature: float = 1.0, stride: int = 1, offset: int = 0, dtype: torch.dtype = torch.float32) -> Loss:
+def training_time_test(
+    head: Head,
+    teacher: Teacher,
+    batch: Batch,
+    steps: int,
+    decay: float,
+    hard: float = 0.0,
+    temperature: float = 1.0,
+    stride: int = 1,
+    offset: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> Loss:
     """Cross-entropy of step j at position t against the target's distribution at t + 1 + j, weighted decay^j.
 
     Positions count where the predicted token t + 2 + j belongs to the answer and the target's best token there can be
@@ -93,7 +119,11 @@ def training_time_test(head: Head, teacher: Teacher, batch: Batch, steps: int, d
     b, t = batch.best.shape
     position = torch.arange(t, device=batch.best.device)
     # where the target speaks: after token p it predicts p + 1, an answer token
-    speaks = (position + 1 >= batch.n_prompt[:, None]) & (position < batch.n_tokens[:, None]) & teacher.in_draft[batch.best]
+    speaks = (
+        (position + 1 >= batch.n_prompt[:, None])
+        & (position < batch.n_tokens[:, None])
+        & teacher.in_draft[batch.best]
+    )
     place = torch.full((b, t), -1, device=speaks.device)
     place[speaks] = torch.arange(int(speaks.sum()), device=speaks.device)
     with torch.no_grad():
@@ -109,7 +139,9 @@ def training_time_test(head: Head, teacher: Teacher, batch: Batch, steps: int, d
         if len(rows) == 0:
             losses.append(0.0), agree.append(0.0)
             continue
-        loss, same = Distillation.apply(h.flatten(0, 1)[rows], head.lm_head.weight, soft, best, ahead.flatten()[rows], hard, dtype)
+        loss, same = Distillation.apply(
+            h.flatten(0, 1)[rows], head.lm_head.weight, soft, best, ahead.flatten()[rows], hard, dtype
+        )
         total = total + decay**j * loss
         losses.append(float(loss.detach()))
         agree.append(float(same))

@@ -5,7 +5,7 @@ Source: EAGLE-3 (arXiv 2503.01840) and SafeAILab's cnets.py; names are the check
 
 from __future__ import annotations
 
-from typing import Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -36,10 +36,10 @@ class Attention(nn.Module):
     def project(self, u: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q [B, H, T, d], k and v [B, H, T, d] (shared heads repeated), rotated."""
         b, t, _ = u.shape
-        split = lambda x, n: x.view(b, t, n, self.d).transpose(1, 2)  # noqa: E731
+        split = lambda x, n: x.view(b, t, n, self.d).transpose(1, 2)
         q = rotate(split(self.q_proj(u), self.n_head), cos, sin)
         k = rotate(split(self.k_proj(u), self.n_kv), cos, sin)
-        repeat = lambda x: x.repeat_interleave(self.n_head // self.n_kv, 1)  # noqa: E731
+        repeat = lambda x: x.repeat_interleave(self.n_head // self.n_kv, 1)
         return q, repeat(k), repeat(split(self.v_proj(u), self.n_kv))
 
 
@@ -81,7 +81,9 @@ class Head(nn.Module):
         self.register_buffer("d2t", d2t, persistent=False)
         self.register_buffer("frequencies", rotary_frequencies(s), persistent=False)
 
-    def unroll(self, features: Tensor, tokens: Tensor, steps: int, stride: int = 1, offset: int = 0) -> Iterator[Tensor]:
+    def unroll(
+        self, features: Tensor, tokens: Tensor, steps: int, stride: int = 1, offset: int = 0
+    ) -> Iterator[Tensor]:
         """Training-time test: yields the states of steps 0..steps-1, normed for lm_head, [B, T, n_embd].
 
         tokens [B, T + steps] long: position t is paired with tokens[t + 1] and step j with tokens[t + 1 + j], the
@@ -183,9 +185,14 @@ def build(weights: TargetWeights, n_features: int, d2t: np.ndarray, seed: int) -
             linear.weight.normal_(0, 0.2 / (2 * s.n_embd) ** 0.5)
             if name in last and last[name].shape == (linear.weight.shape[0], s.n_embd):
                 linear.weight[:, s.n_embd :] += torch.from_numpy(last[name])
-        for parameter, name in ((a.o_proj.weight, "attn_output"), (layer.mlp.gate_proj.weight, "ffn_gate"), (layer.mlp.up_proj.weight, "ffn_up"),
-                                (layer.mlp.down_proj.weight, "ffn_down"), (layer.hidden_norm.weight, "attn_norm"),
-                                (layer.post_attention_layernorm.weight, "ffn_norm")):
+        for parameter, name in (
+            (a.o_proj.weight, "attn_output"),
+            (layer.mlp.gate_proj.weight, "ffn_gate"),
+            (layer.mlp.up_proj.weight, "ffn_up"),
+            (layer.mlp.down_proj.weight, "ffn_down"),
+            (layer.hidden_norm.weight, "attn_norm"),
+            (layer.post_attention_layernorm.weight, "ffn_norm"),
+        ):
             _copy(parameter, last.get(name))
         # embeddings are small where the residual stream is not: its norm starts at one
         layer.input_layernorm.weight.fill_(1.0)

@@ -49,10 +49,16 @@ class Optimizers:
     """One step over all of the head's parameters."""
 
     def __init__(self, head: Head, kind: str, lr: float) -> None:
-        inner = [p for n, p in head.named_parameters() if p.ndim == 2 and not n.startswith("lm_head")] if kind == "muon" else []
+        inner = (
+            [p for n, p in head.named_parameters() if p.ndim == 2 and not n.startswith("lm_head")]
+            if kind == "muon"
+            else []
+        )
         taken = set(map(id, inner))
         rest = [p for p in head.parameters() if id(p) not in taken]
-        self.all: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, lr=lr, betas=BETAS, weight_decay=0.0, fused=True)]
+        self.all: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(rest, lr=lr, betas=BETAS, weight_decay=0.0, fused=True)
+        ]
         if inner:
             self.all.append(Muon(inner, lr))
 

@@ -8,7 +8,7 @@ contrastive loss on queries and keys alone finds them in a minute.
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ class Glances:
     head_dim: int
 
     @classmethod
-    def of(cls, head: Head, constant: Tensor) -> "Glances":
+    def of(cls, head: Head, constant: Tensor) -> Glances:
         d, device = head.shape.head_dim, head.fc.weight.device
         fast = int((head.frequencies >= FAST).sum())
         slow = torch.arange(fast, d // 2, device=device)
@@ -63,7 +63,14 @@ def pointing(n_head: int, share: int) -> list[int]:
     return list(range(period - 1, n_head, period))
 
 
-def learn_pointers(head: Head, corpus: Corpus, items: Sequence[Item], glances: Glances, seed: int, progress: Callable[[int, int], None]) -> None:
+def learn_pointers(
+    head: Head,
+    corpus: Corpus,
+    items: Sequence[Item],
+    glances: Glances,
+    seed: int,
+    progress: Callable[[int, int], None],
+) -> None:
     """Sets queries of the heads that point, and their keys in the free dimensions."""
     s, a = head.shape, head.midlayer.self_attn
     d, share = s.head_dim, s.n_head // s.n_head_kv
@@ -74,7 +81,9 @@ def learn_pointers(head: Head, corpus: Corpus, items: Sequence[Item], glances: G
     q, k = (w.requires_grad_() for w in _matched(head, corpus, items, glances, len(heads)))
     sink = torch.full((len(heads), 1, 1), SINK / OWN, device=q.device).requires_grad_()
     rate = RATE * float(q.detach().abs().mean())
-    optimizer = torch.optim.Adam([{"params": [q, k], "lr": rate}, {"params": [sink], "lr": 0.01}], betas=(0.9, 0.99))
+    optimizer = torch.optim.Adam(
+        [{"params": [q, k], "lr": rate}, {"params": [sink], "lr": 0.01}], betas=(0.9, 0.99)
+    )
     steps = min(STEPS, PASSES * len(items))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, 2 * (steps - n) / steps))
     order = np.random.default_rng([seed, 23]).permutation(len(items))
@@ -101,7 +110,9 @@ def _inputs(head: Head, corpus: Corpus, item: Item) -> tuple[Tensor, Tensor]:
     return head.midlayer.pair(head.embedding[tokens[1:]], head.fc(batch.features[0, :-1])), tokens
 
 
-def _matched(head: Head, corpus: Corpus, items: Sequence[Item], glances: Glances, n: int) -> tuple[Tensor, Tensor]:
+def _matched(
+    head: Head, corpus: Corpus, items: Sequence[Item], glances: Glances, n: int
+) -> tuple[Tensor, Tensor]:
     """First queries and keys [n, free, 2 * n_embd]: canonical correlations of a token's embedding, which the query knows,
     with the features at that token, which the key holds."""
     h, m = head.shape.n_embd, len(glances.free)
@@ -119,11 +130,15 @@ def _matched(head: Head, corpus: Corpus, items: Sequence[Item], glances: Glances
     x, y = _whiten(covariance[:h, :h]), _whiten(covariance[h:, h:])
     u, _, v = torch.linalg.svd(x @ covariance[:h, h:] @ y)
     size = (FIRST_SCORE * glances.head_dim**0.5) ** 0.5
-    pick = (torch.arange(m, device=u.device) * n + torch.arange(n, device=u.device)[:, None]) % h  # the best are shared out
+    pick = (
+        torch.arange(m, device=u.device) * n + torch.arange(n, device=u.device)[:, None]
+    ) % h  # the best are shared out
     nothing = torch.zeros(n, m, h, device=u.device)
     queries, keys = ((w.T[pick] * size).float() for w in (x @ u, y @ v.T))
-    level = lambda w, at: (w @ at.float())[..., None] * glances.constant  # noqa: E731: so that they are about zero on the mean
-    return torch.cat([queries, nothing], -1) - level(queries, mean[:h]), torch.cat([nothing, keys], -1) - level(keys, mean[h:])
+    level = lambda w, at: (w @ at.float())[..., None] * glances.constant  # about zero on the mean
+    return torch.cat([queries, nothing], -1) - level(queries, mean[:h]), torch.cat(
+        [nothing, keys], -1
+    ) - level(keys, mean[h:])
 
 
 def _whiten(c: Tensor) -> Tensor:
@@ -131,11 +146,15 @@ def _whiten(c: Tensor) -> Tensor:
     return v @ torch.diag((w + PENALTY * w.mean()).clamp_min(1e-12).rsqrt()) @ v.T
 
 
-def _misses(head: Head, corpus: Corpus, item: Item, glances: Glances, q: Tensor, k: Tensor, sink: Tensor) -> Tensor:
+def _misses(
+    head: Head, corpus: Corpus, item: Item, glances: Glances, q: Tensor, k: Tensor, sink: Tensor
+) -> Tensor:
     """Mean of -log(attention on rows that the right token followed), over the answer; the own row is right where there is none."""
     with torch.no_grad():
         u, tokens = _inputs(head, corpus, item)
-        t = torch.arange(len(u) - 1, device=u.device)[max(item.n_prompt - 1, 1) :]  # rows whose second next token is known
+        t = torch.arange(len(u) - 1, device=u.device)[
+            max(item.n_prompt - 1, 1) :
+        ]  # rows whose second next token is known
         angles = torch.arange(len(u), device=u.device)[:, None] * head.frequencies
         cos, sin = angles.cos(), angles.sin()
         fast = torch.arange(glances.fast, device=u.device)

@@ -10,9 +10,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from ..heads.convert import convert
-from ..errors import EagleError, ErrorKind
 from ..common.progress import Lines, progress
+from ..errors import EagleError, ErrorKind
+from ..heads.convert import convert
 from .settings import TrainSettings
 from .shards import Shards
 from .target import Target
@@ -40,7 +40,9 @@ def train(settings: TrainSettings) -> TrainReport:
     try:
         import torch  # noqa: F401
     except ImportError as e:
-        raise EagleError(ErrorKind.LIBRARY, "training needs PyTorch: pip install 'eagle3-llama[train]'") from e
+        raise EagleError(
+            ErrorKind.LIBRARY, "training needs PyTorch: pip install 'eagle3-llama[train]'"
+        ) from e
     from .data import Corpus
     from .export import write
     from .loop import Trainer
@@ -51,11 +53,17 @@ def train(settings: TrainSettings) -> TrainReport:
     paths = _data(settings, out, console)
     corpus = Corpus(paths, settings.layers)
     if len(corpus.items) < 2:
-        raise EagleError(ErrorKind.BAD_VALUE, "one conversation is too little to train on and to measure with: raise --max-tokens")
+        raise EagleError(
+            ErrorKind.BAD_VALUE,
+            "one conversation is too little to train on and to measure with: raise --max-tokens",
+        )
     trainer = Trainer(settings, corpus, out)
     n_tokens = sum(map(len, corpus.items))
-    console.print(f"{len(corpus.items)} conversations, {n_tokens:,} tokens, {len(trainer.heldout)} held out; the draft vocabulary of "
-                  f"{len(trainer.head.d2t):,} covers {trainer.coverage:.2%} of the answers", highlight=False)
+    console.print(
+        f"{len(corpus.items)} conversations, {n_tokens:,} tokens, {len(trainer.heldout)} held out; the draft vocabulary of "
+        f"{len(trainer.head.d2t):,} covers {trainer.coverage:.2%} of the answers",
+        highlight=False,
+    )
     if trainer.resume():
         console.print(f"going on at step {trainer.state['step']}", highlight=False)
     _train(trainer, console)
@@ -64,7 +72,9 @@ def train(settings: TrainSettings) -> TrainReport:
     gguf = out / "head.gguf"
     convert(out, settings.targets[0], gguf, OUTTYPE, corpus.layers)
     _plot(trainer.state["rows"], out, console)
-    return TrainReport(out, gguf, n_tokens, trainer.coverage, best["mean_accepted_length"], best["accept_per_position"])
+    return TrainReport(
+        out, gguf, n_tokens, trainer.coverage, best["mean_accepted_length"], best["accept_per_position"]
+    )
 
 
 def _data(settings: TrainSettings, out: Path, console: Console) -> list[Path]:
@@ -72,8 +82,14 @@ def _data(settings: TrainSettings, out: Path, console: Console) -> list[Path]:
     n_ctx = settings.n_predict + 512
 
     def open_target(path: str) -> Target:
-        return Target(path, settings.capture_layers or settings.layers, settings.slots, n_ctx, settings.threads or os.cpu_count() or 1,
-                      settings.device if settings.capture == "torch" else None)
+        return Target(
+            path,
+            settings.capture_layers or settings.layers,
+            settings.slots,
+            n_ctx,
+            settings.threads or os.cpu_count() or 1,
+            settings.device if settings.capture == "torch" else None,
+        )
 
     with _bar(console, "{task.fields[note]}") as bar:
         task = bar.add_task("data", total=settings.max_tokens, note="")
@@ -82,7 +98,11 @@ def _data(settings: TrainSettings, out: Path, console: Console) -> list[Path]:
         def progress(tokens: int, made: int, dropped: int) -> None:
             start.append(time.monotonic()) if not start else None
             rate = made / max(time.monotonic() - start[0], 1e-3)
-            bar.update(task, completed=min(tokens, settings.max_tokens), note=f"{rate:.0f} tokens/s, {dropped} answers dropped")
+            bar.update(
+                task,
+                completed=min(tokens, settings.max_tokens),
+                note=f"{rate:.0f} tokens/s, {dropped} answers dropped",
+            )
 
         return shards.fill(open_target, progress)
 
@@ -92,13 +112,27 @@ def _train(trainer, console: Console) -> None:
         task = bar.add_task("training", total=None, note="")
 
         def progress(p) -> None:
-            bar.update(task, total=p.steps, completed=p.step, note=f"{p.rate:.0f} tokens/s, loss {p.loss:.3f}, accepted length {p.accepted:.2f}")
+            bar.update(
+                task,
+                total=p.steps,
+                completed=p.step,
+                note=f"{p.rate:.0f} tokens/s, loss {p.loss:.3f}, accepted length {p.accepted:.2f}",
+            )
 
-        trainer.train(progress, lambda done, of: bar.update(task, total=of, completed=done, note="least-squares start"))
+        trainer.train(
+            progress, lambda done, of: bar.update(task, total=of, completed=done, note="least-squares start")
+        )
 
 
 def _bar(console: Console, note: str) -> Progress | Lines:
-    return progress(console, TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn(note))
+    return progress(
+        console,
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn(note),
+    )
 
 
 def _plot(rows: list[dict], out: Path, console: Console) -> None:
@@ -113,8 +147,14 @@ def _plot(rows: list[dict], out: Path, console: Console) -> None:
 
     figure, axes = plt.subplots(figsize=(7, 4.5))
     for i in range(len(rows[-1]["accept_per_position"])):
-        axes.plot([r["tokens_seen"] for r in rows], [r["accept_per_position"][i] for r in rows], label=f"position {i + 1}")
-    axes.set(xlabel="tokens seen", ylabel="accepted (share of rounds)", ylim=(0, 1), title="held-out greedy chains")
+        axes.plot(
+            [r["tokens_seen"] for r in rows],
+            [r["accept_per_position"][i] for r in rows],
+            label=f"position {i + 1}",
+        )
+    axes.set(
+        xlabel="tokens seen", ylabel="accepted (share of rounds)", ylim=(0, 1), title="held-out greedy chains"
+    )
     axes.legend()
     figure.tight_layout()
     figure.savefig(out / "acceptance.png", dpi=120)

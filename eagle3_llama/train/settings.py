@@ -6,8 +6,8 @@ import dataclasses
 import math
 from pathlib import Path
 
-from ..errors import EagleError, ErrorKind
 from ..common.keywords import strict
+from ..errors import EagleError, ErrorKind
 
 
 @strict
@@ -65,19 +65,57 @@ class TrainSettings:
         self._check(bool(self.targets), "targets", "name at least one GGUF with --model")
         for path in (*self.targets, *self.prompts, *self.conversations):
             self._check(Path(path).is_file(), "files", f"no such file: {path}", ErrorKind.BAD_FILE)
-        for name, least in (("max_tokens", 256), ("n_predict", 8), ("draft_vocab", 32), ("steps", 1), ("stride", 1), ("batch_tokens", 64), ("epochs", 1),
-                            ("eval_every", 1), ("heldout", 1), ("slots", 1), ("patience", 0), ("threads", 0)):
+        for name, least in (
+            ("max_tokens", 256),
+            ("n_predict", 8),
+            ("draft_vocab", 32),
+            ("steps", 1),
+            ("stride", 1),
+            ("batch_tokens", 64),
+            ("epochs", 1),
+            ("eval_every", 1),
+            ("heldout", 1),
+            ("slots", 1),
+            ("patience", 0),
+            ("threads", 0),
+        ):
             value = getattr(self, name)
-            self._check(isinstance(value, int) and value >= least, name, f"{name} is {value!r}, expected at least {least}")
-        for name, least, most in (("lr", 0, 1), ("decay", 0, 1), ("hard", 0, 1), ("warmup", 0, 1), ("minutes", 0, 1e6),
-                                  ("temperature", 0.05, 20), ("max_gb", 0.001, 1e6)):
+            self._check(
+                isinstance(value, int) and value >= least,
+                name,
+                f"{name} is {value!r}, expected at least {least}",
+            )
+        for name, least, most in (
+            ("lr", 0, 1),
+            ("decay", 0, 1),
+            ("hard", 0, 1),
+            ("warmup", 0, 1),
+            ("minutes", 0, 1e6),
+            ("temperature", 0.05, 20),
+            ("max_gb", 0.001, 1e6),
+        ):
             value = getattr(self, name)
-            self._check(math.isfinite(value) and least <= value <= most, name, f"{name} is {value!r}, expected {least}..{most}")
-        self._check(self.capture in ("llama", "torch"), "capture", f"capture is {self.capture!r}, expected llama or torch")
-        self._check(self.optimizer in ("adamw", "muon"), "optimizer", f"optimizer is {self.optimizer!r}, expected adamw or muon")
+            self._check(
+                math.isfinite(value) and least <= value <= most,
+                name,
+                f"{name} is {value!r}, expected {least}..{most}",
+            )
+        self._check(
+            self.capture in ("llama", "torch"),
+            "capture",
+            f"capture is {self.capture!r}, expected llama or torch",
+        )
+        self._check(
+            self.optimizer in ("adamw", "muon"),
+            "optimizer",
+            f"optimizer is {self.optimizer!r}, expected adamw or muon",
+        )
         self._check(self.steps <= 16, "steps", f"steps is {self.steps}, expected at most 16")
-        self._check(len(self.weights) == 3 and min(self.weights) >= 0 and sum(self.weights) > 0, "weights",
-                    f"weights are {self.weights}, expected three numbers, not all 0")
+        self._check(
+            len(self.weights) == 3 and min(self.weights) >= 0 and sum(self.weights) > 0,
+            "weights",
+            f"weights are {self.weights}, expected three numbers, not all 0",
+        )
 
     @staticmethod
     def _check(ok: bool, name: str, message: str, kind: ErrorKind = ErrorKind.BAD_ARGUMENT) -> None:
@@ -86,13 +124,27 @@ class TrainSettings:
 
     def source_weights(self) -> tuple[float, float, float]:
         """weights, with 0 for sources that have no files."""
-        w = (self.weights[0], self.weights[1] if self.prompts else 0.0, self.weights[2] if self.conversations else 0.0)
+        w = (
+            self.weights[0],
+            self.weights[1] if self.prompts else 0.0,
+            self.weights[2] if self.conversations else 0.0,
+        )
         if sum(w) == 0:
-            raise EagleError(ErrorKind.BAD_ARGUMENT, "no data source is left: give --prompts, --conversations or a weight for self-synthesis")
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT,
+                "no data source is left: give --prompts, --conversations or a weight for self-synthesis",
+            )
         return w
 
     def data_key(self) -> dict[str, object]:
         """The settings that decide each shard; a folder of shards made with others is refused, more tokens are added."""
         names = ("weights", "n_predict", "drop_truncated", "seed", "capture")
-        files = {name: [[Path(f).name, Path(f).stat().st_size] for f in getattr(self, name)] for name in ("targets", "prompts", "conversations")}
-        return {name: getattr(self, name) for name in names} | files | {"layers": self.capture_layers or self.layers}
+        files = {
+            name: [[Path(f).name, Path(f).stat().st_size] for f in getattr(self, name)]
+            for name in ("targets", "prompts", "conversations")
+        }
+        return (
+            {name: getattr(self, name) for name in names}
+            | files
+            | {"layers": self.capture_layers or self.layers}
+        )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -41,8 +42,10 @@ class Tasks:
         self.block = np.repeat(np.arange(3), np.maximum(np.round(weights * BLOCK), weights > 0).astype(int))
         self.prompts = [p for path in settings.prompts for p in read_prompts(path)]
         self.conversations = [c for path in settings.conversations for c in read_conversations(path)]
-        self._orders = [np.random.default_rng([self.seed, 7, k]).permutation(n) if n else None
-                        for k, n in enumerate((0, len(self.prompts), len(self.conversations)))]
+        self._orders = [
+            np.random.default_rng([self.seed, 7, k]).permutation(n) if n else None
+            for k, n in enumerate((0, len(self.prompts), len(self.conversations)))
+        ]
 
     def task(self, index: int) -> Task:
         """Task `index` of the run."""
@@ -57,7 +60,13 @@ class Tasks:
         if source == 1:
             return Task(index, "answer", messages=tuple(self.prompts[item]), **how)
         c = self.conversations[item]
-        return Task(index, "read", messages=tuple(c.get("messages", ())), tokens=tuple(c.get("tokens", ())), n_prompt=c.get("n_prompt", 0))
+        return Task(
+            index,
+            "read",
+            messages=tuple(c.get("messages", ())),
+            tokens=tuple(c.get("tokens", ())),
+            n_prompt=c.get("n_prompt", 0),
+        )
 
     def _source(self, index: int) -> tuple[int, int]:
         """Source of a task, and how many tasks before it had the same: exact shares in every block of tasks."""
@@ -94,7 +103,9 @@ def read_conversations(path: str | Path) -> list[dict[str, Any]]:
         if isinstance(item, dict) and "toks" in item:
             tokens, n_prompt = item["toks"], item.get("prompt", 0)
             if not _ids(tokens) or not isinstance(n_prompt, int) or not 0 <= n_prompt <= len(tokens):
-                raise EagleError(ErrorKind.BAD_VALUE, f"{where}: toks are no token ids, or prompt is not 0..{len(tokens)}")
+                raise EagleError(
+                    ErrorKind.BAD_VALUE, f"{where}: toks are no token ids, or prompt is not 0..{len(tokens)}"
+                )
             out.append({"tokens": tokens, "n_prompt": n_prompt})
         elif isinstance(item, dict) and "messages" in item:
             messages = _messages(item["messages"], where)
@@ -106,7 +117,11 @@ def read_conversations(path: str | Path) -> list[dict[str, Any]]:
 
 
 def _ids(tokens: Any) -> bool:
-    return isinstance(tokens, list) and len(tokens) > 1 and all(isinstance(t, int) and not isinstance(t, bool) and t >= 0 for t in tokens)
+    return (
+        isinstance(tokens, list)
+        and len(tokens) > 1
+        and all(isinstance(t, int) and not isinstance(t, bool) and t >= 0 for t in tokens)
+    )
 
 
 def _lines(path: str | Path) -> Iterable[tuple[str, Any]]:
@@ -121,10 +136,18 @@ def _lines(path: str | Path) -> Iterable[tuple[str, Any]]:
 
 
 def _messages(value: Any, where: str) -> list[dict[str, str]]:
-    ok = isinstance(value, list) and value and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value)
+    ok = (
+        isinstance(value, list)
+        and value
+        and all(
+            isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
+            for m in value
+        )
+    )
     if not ok:
-        raise EagleError(ErrorKind.BAD_VALUE, f"{where}: expected a string, prompt, or messages with role and content")
+        raise EagleError(
+            ErrorKind.BAD_VALUE, f"{where}: expected a string, prompt, or messages with role and content"
+        )
     return [{"role": m["role"], "content": m["content"]} for m in value]
 
 

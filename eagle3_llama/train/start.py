@@ -10,7 +10,7 @@ in what followed there. The output matrix is then the regression of the target's
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -46,7 +46,9 @@ class Regression:
 
     def __init__(self, inputs: int, outputs: int) -> None:
         self.inputs = inputs
-        self.fitted, self.unseen = (torch.zeros(inputs, inputs + outputs, dtype=torch.float64) for _ in range(2))
+        self.fitted, self.unseen = (
+            torch.zeros(inputs, inputs + outputs, dtype=torch.float64) for _ in range(2)
+        )
 
     def add(self, x: Tensor, y: Tensor, unseen: bool) -> None:
         """x [n, inputs], y [n, outputs]."""
@@ -66,8 +68,13 @@ class Regression:
 
 
 @torch.no_grad()
-def least_squares_start(head: Head, corpus: Corpus, items: Sequence[Item], seed: int,
-                        progress: Callable[[int, int], None] = lambda done, of: None) -> bool:
+def least_squares_start(
+    head: Head,
+    corpus: Corpus,
+    items: Sequence[Item],
+    seed: int,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> bool:
     """Sets fc and all of the attention; progress counts the steps of the pointers. False if the model is too wide for it."""
     width, h = head.fc.in_features + head.shape.n_embd, head.shape.n_embd
     if width > WIDEST:
@@ -101,7 +108,7 @@ def _rows(head: Head, corpus: Corpus, item: Item) -> Rows:
     """Positions whose next token belongs to the answer, or opens it; the first of a text is unlike all others."""
     batch = corpus.batch([item], 0)
     first, h = max(item.n_prompt - 2, 1), head.shape.n_embd
-    rms = lambda x: F.rms_norm(x, (h,), eps=head.shape.rms_eps)  # noqa: E731
+    rms = lambda x: F.rms_norm(x, (h,), eps=head.shape.rms_eps)
     e = rms(head.embedding.cpu()[batch.tokens[0, first + 1 : len(item)]])
     return Rows(batch.features[0, first:-2], e[:-1], e[1:], rms(batch.final[0, first + 1 : -1]))
 
@@ -125,12 +132,14 @@ def _cat(rows: Sequence[Rows]) -> Rows:
 def _install(head: Head, solution: Tensor, predicted: Tensor, rows: Rows) -> Glances:
     """fc, values, and queries and keys of heads that look at their own row. solution: states on features and tokens; predicted: states on the token that they lead to."""
     s, layer, a = head.shape, head.midlayer, head.midlayer.self_attn
-    to = lambda x: x.to(head.fc.weight.device)  # noqa: E731
+    to = lambda x: x.to(head.fc.weight.device)
     head.fc.weight.copy_(to(solution[:, : head.fc.in_features]))
     layer.mlp.down_proj.weight.mul_(KEPT)
     # one set of values serves both kinds of heads: what a token says at its own row, and what it is as the next one
     own = solution[:, head.fc.in_features :]
-    values = _low_rank(torch.cat([own, predicted * (own.norm() / predicted.norm())]), rows.tokens, a.v_proj.out_features)
+    values = _low_rank(
+        torch.cat([own, predicted * (own.norm() / predicted.norm())]), rows.tokens, a.v_proj.out_features
+    )
     a.v_proj.weight.zero_()
     a.v_proj.weight[: len(values), : s.n_embd] = to(values) / layer.input_layernorm.weight
     glances = Glances.of(head, _constant(head, rows.features, rows.tokens))

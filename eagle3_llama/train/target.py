@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
-from ..runtime.capture import Capture
-from ..llama.chat import chat_tokens, is_end
 from ..errors import EagleError, ErrorKind
+from ..llama.chat import chat_tokens, is_end
 from ..llama.eagle_llama import EagleLlama, _address
+from ..runtime.capture import Capture
 
 import llama_cpp  # after ..llama: it brings the library
 
@@ -20,7 +21,9 @@ class Backend(Protocol):
     """What computes rows. forward() takes at most N_BATCH rows, all of one slot or one of each slot, and returns
     logits float32 [n, n_vocab], valid until the next call, and features float32 [n, layers + 1, n_embd]."""
 
-    def forward(self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray]: ...
+    def forward(
+        self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]: ...
 
     def clear(self, slot: int) -> None: ...
 
@@ -30,7 +33,9 @@ class Backend(Protocol):
 class LlamaBackend:
     """llama.cpp's own forward pass of the very file: a context of n_slots sequences."""
 
-    def __init__(self, model: object, layers: Sequence[int], n_slots: int, n_ctx: int, n_threads: int) -> None:
+    def __init__(
+        self, model: object, layers: Sequence[int], n_slots: int, n_ctx: int, n_threads: int
+    ) -> None:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_seq_max, params.kv_unified = n_slots * n_ctx, n_slots, False
         params.n_batch = params.n_ubatch = N_BATCH
@@ -43,7 +48,9 @@ class LlamaBackend:
         n_layer = llama_cpp.llama_model_n_layer(model)
         self.capture = Capture(_address(self.ctx), [*layers, n_layer], llama_cpp.llama_model_n_embd(model))
 
-    def forward(self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def forward(
+        self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
         b, n = self.batch, len(tokens)
         b.n_tokens = n
         for i in range(n):
@@ -51,8 +58,13 @@ class LlamaBackend:
             b.seq_id[i][0] = slots[i]
         code = llama_cpp.llama_decode(self.ctx, b)
         if code != 0:
-            raise EagleError(ErrorKind.DECODE, f"llama_decode of {n} tokens returned {code}: this target cannot be captured")
-        return np.ctypeslib.as_array(llama_cpp.llama_get_logits(self.ctx), shape=(n, self.n_vocab)), self.capture.read(n)
+            raise EagleError(
+                ErrorKind.DECODE,
+                f"llama_decode of {n} tokens returned {code}: this target cannot be captured",
+            )
+        return np.ctypeslib.as_array(
+            llama_cpp.llama_get_logits(self.ctx), shape=(n, self.n_vocab)
+        ), self.capture.read(n)
 
     def clear(self, slot: int) -> None:
         llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self.ctx), slot, -1, -1)
@@ -69,7 +81,15 @@ class Target:
     device: None computes with llama.cpp; a PyTorch device computes there with the dequantised weights.
     """
 
-    def __init__(self, path: str, layers: Sequence[int] | None, n_slots: int, n_ctx: int, n_threads: int, device: str | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        layers: Sequence[int] | None,
+        n_slots: int,
+        n_ctx: int,
+        n_threads: int,
+        device: str | None = None,
+    ) -> None:
         self.path, self.n_slots, self.n_ctx = path, n_slots, n_ctx
         try:
             self.llm = EagleLlama(path, n_ctx=32, n_batch=32, verbose=False)  # tokenizer, template, weights
@@ -86,7 +106,9 @@ class Target:
 
             self.backend = TorchBackend(path, self.layers, n_slots, n_ctx, device)
 
-    def decode(self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def decode(
+        self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Logits float32 [n, n_vocab], valid until the next call, and features float16 [n, layers + 1, n_embd]."""
         rows, features = self.backend.forward(tokens, positions, slots)
         if not np.isfinite(features).all():

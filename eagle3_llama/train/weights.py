@@ -48,14 +48,23 @@ class TargetWeights:
         return field.contents()
 
     def _shape(self) -> Shape:
-        get = lambda key, default=None: self._field(f"{self.arch}.{key}", default)  # noqa: E731
+        get = lambda key, default=None: self._field(f"{self.arch}.{key}", default)
         n_embd, n_head = int(get("embedding_length")), int(get("attention.head_count"))
         embedding = self.tensors.get("token_embd.weight")
         if embedding is None:
             raise EagleError(ErrorKind.MISSING_TENSOR, f"{self.path} has no token_embd.weight")
-        return Shape(n_embd, n_head, int(get("attention.head_count_kv", n_head)), int(get("attention.key_length", n_embd // n_head)),
-                     int(get("feed_forward_length")), int(get("block_count")), int(embedding.shape[1]),
-                     float(get("attention.layer_norm_rms_epsilon")), float(get("rope.freq_base", 10000.0)), int(get("context_length")))
+        return Shape(
+            n_embd,
+            n_head,
+            int(get("attention.head_count_kv", n_head)),
+            int(get("attention.key_length", n_embd // n_head)),
+            int(get("feed_forward_length")),
+            int(get("block_count")),
+            int(embedding.shape[1]),
+            float(get("attention.layer_norm_rms_epsilon")),
+            float(get("rope.freq_base", 10000.0)),
+            int(get("context_length")),
+        )
 
     def get(self, name: str) -> np.ndarray | None:
         """float32, rows first; None if the model has no such tensor."""

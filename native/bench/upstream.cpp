@@ -1,10 +1,12 @@
-// The pinned tree's own drafters (common/speculative.cpp), greedy, for `eagle3-llama bench --modes upstream,draft_model`.
+// The pinned tree's own drafters (common/speculative.cpp), greedy, for `eagle3-llama bench --modes
+// upstream,draft_model`.
 //
-//     upstream TARGET.gguf HEAD.gguf draft-eagle3|draft-simple N_THREADS N_CTX N_MAX FLASH_ATTN BACKEND_SAMPLING
+//     upstream TARGET.gguf HEAD.gguf draft-eagle3|draft-simple N_THREADS N_CTX N_MAX FLASH_ATTN
+//     BACKEND_SAMPLING
 //
-// Says "ready", then reads requests, a line each: n_max n_predict token token ... (the prompt; n_max at most N_MAX). Answers
-// each with a line: seconds from the first token to the last, how many rounds, sampled/drafted of each, then the tokens, the
-// end of generation not among them. Ends with its input.
+// Says "ready", then reads requests, a line each: n_max n_predict token token ... (the prompt; n_max at most
+// N_MAX). Answers each with a line: seconds from the first token to the last, how many rounds,
+// sampled/drafted of each, then the tokens, the end of generation not among them. Ends with its input.
 #include "common.h"
 #include "llama.h"
 #include "sampling.h"
@@ -26,8 +28,8 @@ struct answer {
 };
 
 // examples/speculative-simple's loop
-answer generate(llama_context * ctx_tgt, llama_context * ctx_dft, common_speculative * spec, common_sampler * smpl,
-                const llama_tokens & prompt, int n_max, int n_predict) {
+answer generate(llama_context * ctx_tgt, llama_context * ctx_dft, common_speculative * spec,
+    common_sampler * smpl, const llama_tokens & prompt, int n_max, int n_predict) {
     const llama_vocab * vocab = llama_model_get_vocab(llama_get_model(ctx_tgt));
     llama_memory_clear(llama_get_memory(ctx_tgt), true);
     llama_memory_clear(llama_get_memory(ctx_dft), true);
@@ -41,7 +43,8 @@ answer generate(llama_context * ctx_tgt, llama_context * ctx_dft, common_specula
         for (int k = i; k < std::min(i + n_batch, n_all); ++k) {
             batch.add(prompt[k], k, 0, k == n_all - 1);
         }
-        if (llama_process(ctx_tgt, LLAMA_PROCESS_TYPE_DECODE, batch.get()) != 0 || !common_speculative_process(spec, batch)) {
+        if (llama_process(ctx_tgt, LLAMA_PROCESS_TYPE_DECODE, batch.get()) != 0 ||
+            !common_speculative_process(spec, batch)) {
             throw std::runtime_error("the prompt could not be processed");
         }
     }
@@ -52,18 +55,18 @@ answer generate(llama_context * ctx_tgt, llama_context * ctx_dft, common_specula
     const int64_t start = ggml_time_us();
 
     llama_tokens text = prompt, draft;
-    int n_past = n_all;
+    int n_past        = n_all;
     common_batch batch(ctx_tgt);
     while ((int) out.tokens.size() < n_predict && !llama_vocab_is_eog(vocab, last)) {
         draft.clear();
-        auto & dp = common_speculative_get_draft_params(spec, 0);
-        dp = {};
-        dp.drafting = n_max > 0;
-        dp.n_max    = std::min(n_max, (int) llama_n_ctx(ctx_tgt) - n_past - 2);
-        dp.pos0     = n_past;
-        dp.id_last  = last;
-        dp.prompt   = &text;
-        dp.result   = &draft;
+        auto & dp               = common_speculative_get_draft_params(spec, 0);
+        dp                      = {};
+        dp.drafting             = n_max > 0;
+        dp.n_max                = std::min(n_max, (int) llama_n_ctx(ctx_tgt) - n_past - 2);
+        dp.pos0                 = n_past;
+        dp.id_last              = last;
+        dp.prompt               = &text;
+        dp.result               = &draft;
         const llama_pos dft_max = llama_memory_seq_pos_max(llama_get_memory(ctx_dft), 0);
         common_speculative_draft(spec);
         llama_memory_seq_rm(llama_get_memory(ctx_dft), 0, dft_max + 1, -1);
@@ -73,7 +76,8 @@ answer generate(llama_context * ctx_tgt, llama_context * ctx_dft, common_specula
         for (size_t i = 0; i < draft.size(); ++i) {
             batch.add(draft[i], n_past + 1 + i, 0, true);
         }
-        if (llama_process(ctx_tgt, LLAMA_PROCESS_TYPE_DECODE, batch.get()) != 0 || !common_speculative_process(spec, batch)) {
+        if (llama_process(ctx_tgt, LLAMA_PROCESS_TYPE_DECODE, batch.get()) != 0 ||
+            !common_speculative_process(spec, batch)) {
             throw std::runtime_error("a round could not be processed");
         }
         const llama_tokens ids = common_sampler_sample_and_accept_n(smpl, ctx_tgt, draft);
@@ -101,33 +105,37 @@ answer generate(llama_context * ctx_tgt, llama_context * ctx_dft, common_specula
 
 int run(int argc, char ** argv) {
     if (argc != 9) {
-        fprintf(stderr, "usage: %s TARGET.gguf HEAD.gguf draft-eagle3|draft-simple N_THREADS N_CTX N_MAX FLASH_ATTN BACKEND_SAMPLING\n", argv[0]);
+        fprintf(stderr,
+            "usage: %s TARGET.gguf HEAD.gguf draft-eagle3|draft-simple N_THREADS N_CTX N_MAX FLASH_ATTN "
+            "BACKEND_SAMPLING\n",
+            argv[0]);
         return 2;
     }
     common_params params;
-    params.model.path = argv[1];
+    params.model.path          = argv[1];
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = atoi(argv[4]);
-    params.n_ctx       = atoi(argv[5]);
-    params.n_parallel  = 1;
-    params.flash_attn_type = (llama_flash_attn_type) atoi(argv[7]); // -1: llama.cpp's choice
-    params.sampling.temp = 0.0f;
-    params.warmup      = false;
-    params.fit_params  = false;
-    params.speculative.types = {common_speculative_type_from_name(argv[3])};
+    params.n_ctx                                                  = atoi(argv[5]);
+    params.n_parallel                                             = 1;
+    params.flash_attn_type                = (llama_flash_attn_type) atoi(argv[7]);  // -1: llama.cpp's choice
+    params.sampling.temp                  = 0.0f;
+    params.warmup                         = false;
+    params.fit_params                     = false;
+    params.speculative.types              = {common_speculative_type_from_name(argv[3])};
     params.speculative.draft.mparams.path = argv[2];
-    params.speculative.draft.n_max = atoi(argv[6]);
+    params.speculative.draft.n_max        = atoi(argv[6]);
     params.speculative.draft.backend_sampling = atoi(argv[8]) != 0;
     params.speculative.draft.cpuparams = params.speculative.draft.cpuparams_batch = params.cpuparams;
-    const auto limits = common_speculative_get_output_limits(params.n_batch, 1, params.speculative.draft.n_max);
+    const auto limits =
+        common_speculative_get_output_limits(params.n_batch, 1, params.speculative.draft.n_max);
     params.n_outputs_max         = limits.total;
     params.n_outputs_max_per_seq = limits.per_seq;
 
     llama_backend_init();
-    auto target = common_init_from_params(params);
-    llama_context * ctx_tgt = target->context();
+    auto target              = common_init_from_params(params);
+    llama_context * ctx_tgt  = target->context();
     common_params params_dft = common_base_params_to_speculative(params);
-    auto init = common_speculative_init_from_params(params_dft, target->model(), ctx_tgt);
-    llama_context * ctx_dft = init->context();
+    auto init                = common_speculative_init_from_params(params_dft, target->model(), ctx_tgt);
+    llama_context * ctx_dft  = init->context();
     params.speculative.draft.ctx_tgt = ctx_tgt;
     params.speculative.draft.ctx_dft = ctx_dft;
     common_speculative_ptr spec(common_speculative_init(params.speculative, 1));
@@ -150,7 +158,8 @@ int run(int argc, char ** argv) {
             prompt.push_back(t);
         }
         if (n_max > 0 && n_max != spec_n_max) {
-            // the drafters of heads draft as many as they were made for, whatever a round asks for, and cut the rest off
+            // the drafters of heads draft as many as they were made for, whatever a round asks for, and cut
+            // the rest off
             params.speculative.draft.n_max = spec_n_max = n_max;
             spec.reset();
             spec.reset(common_speculative_init(params.speculative, 1));
@@ -169,7 +178,7 @@ int run(int argc, char ** argv) {
     return 0;
 }
 
-} // namespace
+}  // namespace
 
 int main(int argc, char ** argv) {
     try {

@@ -63,7 +63,7 @@ void not_null(const void * p, const char * name) {
     require(p != nullptr, EAGLE3_E_ARGUMENT, std::string(name) + " is NULL");
 }
 
-} // namespace
+}  // namespace
 
 int32_t eagle3_abi_version(void) {
     return EAGLE3_ABI_VERSION;
@@ -75,7 +75,8 @@ const char * eagle3_last_error(void) {
 
 void eagle3_release_threads(void) {
 #ifdef EAGLE3_LIBGOMP
-    omp_pause_resource_all(omp_pause_soft);  // of the calling thread alone, and nothing within a parallel region
+    omp_pause_resource_all(
+        omp_pause_soft);  // of the calling thread alone, and nothing within a parallel region
 #endif
 }
 
@@ -93,7 +94,8 @@ int32_t eagle3_capture_get(void * ctx, const int32_t * layers, int32_t n, int32_
         not_null(ctx, "ctx");
         not_null(out, "out");
         require(layers != nullptr || n == 0, EAGLE3_E_ARGUMENT, "layers is NULL");
-        require(n_tokens >= 0 && n_tokens <= (int32_t) llama_n_batch((llama_context *) ctx), EAGLE3_E_ARGUMENT, "n_tokens exceeds n_batch");
+        require(n_tokens >= 0 && n_tokens <= (int32_t) llama_n_batch((llama_context *) ctx),
+            EAGLE3_E_ARGUMENT, "n_tokens exceeds n_batch");
         capture_get((llama_context *) ctx, layers, n, n_tokens, out);
         return EAGLE3_OK;
     });
@@ -118,11 +120,13 @@ int32_t eagle3_head_set_layers(eagle3_head * head, const int32_t * layers, int32
         not_null(head, "head");
         not_null(layers, "layers");
         eagle3::head & h = *head->impl;
-        require(n == (int32_t) h.layers.size(), EAGLE3_E_ARGUMENT, format("the head reads %zu layers, not %d", h.layers.size(), n));
+        require(n == (int32_t) h.layers.size(), EAGLE3_E_ARGUMENT,
+            format("the head reads %zu layers, not %d", h.layers.size(), n));
         const int n_layer = llama_model_n_layer(h.target);
         for (int32_t i = 0; i < n; ++i) {
-            require(layers[i] >= 0 && layers[i] <= n_layer && (i == 0 || layers[i] > layers[i - 1]), EAGLE3_E_ARGUMENT,
-                    format("layer %d is not one of 0..%d in ascending order", layers[i], n_layer));
+            require(layers[i] >= 0 && layers[i] <= n_layer && (i == 0 || layers[i] > layers[i - 1]),
+                EAGLE3_E_ARGUMENT,
+                format("layer %d is not one of 0..%d in ascending order", layers[i], n_layer));
         }
         h.layers.assign(layers, layers + n);
         return EAGLE3_OK;
@@ -134,7 +138,7 @@ int32_t eagle3_head_get_info(const eagle3_head * head, struct eagle3_head_info *
         not_null(head, "head");
         not_null(out, "out");
         const eagle3::head & h = *head->impl;
-        *out = {};
+        *out                   = {};
         out->n_embd            = h.n_embd;
         out->n_embd_target     = h.n_embd_target;
         out->n_vocab_draft     = h.n_vocab;
@@ -142,7 +146,8 @@ int32_t eagle3_head_get_info(const eagle3_head * head, struct eagle3_head_info *
         out->n_layers_captured = (int32_t) h.layers.size();
         std::copy(h.layers.begin(), h.layers.end(), out->layers);
         out->n_bytes = (int64_t) ggml_backend_buffer_get_size(h.buffer.get());
-        out->n_bytes_step = (int64_t) ggml_nbytes(h.output) + (h.embd_fc ? (int64_t) ggml_nbytes(h.embd_fc) : 0);
+        out->n_bytes_step =
+            (int64_t) ggml_nbytes(h.output) + (h.embd_fc ? (int64_t) ggml_nbytes(h.embd_fc) : 0);
         for (const eagle3::block & b : h.blocks) {
             for (const ggml_tensor * t : {b.wq, b.wk, b.wv, b.wo, b.ffn_gate, b.ffn_up, b.ffn_down}) {
                 out->n_bytes_step += (int64_t) ggml_nbytes(t);
@@ -165,9 +170,12 @@ int32_t eagle3_session_open(void * ctx, eagle3_head * head, int32_t n_slots, eag
     return guard([&]() -> int32_t {
         not_null(ctx, "ctx");
         not_null(out, "out");
-        require(n_slots >= 1 && n_slots <= (int32_t) llama_n_seq_max((llama_context *) ctx), EAGLE3_E_ARGUMENT,
-                format("n_slots is %d, the context has %u sequences", n_slots, llama_n_seq_max((llama_context *) ctx)));
-        *out = new eagle3_session{std::make_unique<session>((llama_context *) ctx, head ? head->impl.get() : nullptr, n_slots)};
+        require(n_slots >= 1 && n_slots <= (int32_t) llama_n_seq_max((llama_context *) ctx),
+            EAGLE3_E_ARGUMENT,
+            format("n_slots is %d, the context has %u sequences", n_slots,
+                llama_n_seq_max((llama_context *) ctx)));
+        *out = new eagle3_session{
+            std::make_unique<session>((llama_context *) ctx, head ? head->impl.get() : nullptr, n_slots)};
         return EAGLE3_OK;
     });
 }
@@ -177,7 +185,10 @@ void eagle3_session_close(eagle3_session * s) {
 }
 
 int32_t eagle3_session_set_capture(eagle3_session * s, int32_t on) {
-    return guard([&]() -> int32_t { get(s).set_capture(on != 0); return EAGLE3_OK; });
+    return guard([&]() -> int32_t {
+        get(s).set_capture(on != 0);
+        return EAGLE3_OK;
+    });
 }
 
 int32_t eagle3_n_past(const eagle3_session * s, int32_t slot) {
@@ -185,10 +196,14 @@ int32_t eagle3_n_past(const eagle3_session * s, int32_t slot) {
 }
 
 int32_t eagle3_rewind(eagle3_session * s, int32_t slot, int32_t n_past) {
-    return guard([&]() -> int32_t { get(s).rewind(slot, n_past); return EAGLE3_OK; });
+    return guard([&]() -> int32_t {
+        get(s).rewind(slot, n_past);
+        return EAGLE3_OK;
+    });
 }
 
-int32_t eagle3_prefill(eagle3_session * s, int32_t slot, const int32_t * tokens, int32_t n, int32_t all_logits) {
+int32_t eagle3_prefill(
+    eagle3_session * s, int32_t slot, const int32_t * tokens, int32_t n, int32_t all_logits) {
     return guard([&]() -> int32_t {
         not_null(tokens, "tokens");
         get(s).prefill(slot, tokens, n, all_logits != 0);
@@ -196,8 +211,8 @@ int32_t eagle3_prefill(eagle3_session * s, int32_t slot, const int32_t * tokens,
     });
 }
 
-int32_t eagle3_draft(eagle3_session * s, int32_t slot, int32_t token, int32_t n_max, int32_t n_min, float p_min,
-                     int32_t * tokens, float * probs) {
+int32_t eagle3_draft(eagle3_session * s, int32_t slot, int32_t token, int32_t n_max, int32_t n_min,
+    float p_min, int32_t * tokens, float * probs) {
     return guard([&]() -> int32_t {
         not_null(tokens, "tokens");
         return get(s).draft(slot, token, n_max, n_min, p_min, tokens, probs);
@@ -212,8 +227,8 @@ int32_t eagle3_decode(eagle3_session * s, int32_t slot, int32_t token, const int
     });
 }
 
-int32_t eagle3_draft_tree(eagle3_session * s, int32_t slot, int32_t token, int32_t n_max, int32_t depth, int32_t width, float p_min,
-                          int32_t * tokens, int32_t * parents, float * probs) {
+int32_t eagle3_draft_tree(eagle3_session * s, int32_t slot, int32_t token, int32_t n_max, int32_t depth,
+    int32_t width, float p_min, int32_t * tokens, int32_t * parents, float * probs) {
     return guard([&]() -> int32_t {
         not_null(tokens, "tokens");
         not_null(parents, "parents");
@@ -221,8 +236,8 @@ int32_t eagle3_draft_tree(eagle3_session * s, int32_t slot, int32_t token, int32
     });
 }
 
-int32_t eagle3_draft_choices(eagle3_session * s, int32_t slot, int32_t token, int32_t n, const int32_t * parents,
-                             const int32_t * ranks, int32_t * tokens, float * probs) {
+int32_t eagle3_draft_choices(eagle3_session * s, int32_t slot, int32_t token, int32_t n,
+    const int32_t * parents, const int32_t * ranks, int32_t * tokens, float * probs) {
     return guard([&]() -> int32_t {
         not_null(parents, "parents");
         not_null(ranks, "ranks");
@@ -245,10 +260,12 @@ int32_t eagle3_plan_set(eagle3_session * s, const struct eagle3_costs * c) {
         if (c) {
             for (int i = 1; i <= MAX_ROWS; ++i) {
                 for (const float v : {c->layers[i], c->head[i]}) {
-                    require(std::isfinite(v) && v > 0.0f, EAGLE3_E_ARGUMENT, format("the costs of %d rows are not positive", i));
+                    require(std::isfinite(v) && v > 0.0f, EAGLE3_E_ARGUMENT,
+                        format("the costs of %d rows are not positive", i));
                 }
                 for (const float v : {c->output[i], c->cell[i]}) {
-                    require(std::isfinite(v) && v >= 0.0f, EAGLE3_E_ARGUMENT, format("the costs of %d rows are negative or not finite", i));
+                    require(std::isfinite(v) && v >= 0.0f, EAGLE3_E_ARGUMENT,
+                        format("the costs of %d rows are negative or not finite", i));
                 }
                 out.layers[i] = c->layers[i];
                 out.output[i] = c->output[i];
@@ -301,8 +318,8 @@ int32_t eagle3_measure_head(eagle3_session * s, int32_t slot, int32_t n, float *
     });
 }
 
-int32_t eagle3_draft_planned(eagle3_session * s, int32_t slot, int32_t token, int32_t n_max, int32_t width, int32_t * tokens,
-                             int32_t * parents, float * probs) {
+int32_t eagle3_draft_planned(eagle3_session * s, int32_t slot, int32_t token, int32_t n_max, int32_t width,
+    int32_t * tokens, int32_t * parents, float * probs) {
     return guard([&]() -> int32_t {
         not_null(tokens, "tokens");
         not_null(parents, "parents");
@@ -310,9 +327,11 @@ int32_t eagle3_draft_planned(eagle3_session * s, int32_t slot, int32_t token, in
     });
 }
 
-int32_t eagle3_decode_tree(eagle3_session * s, int32_t slot, int32_t token, const int32_t * draft, const int32_t * parents, int32_t n) {
+int32_t eagle3_decode_tree(eagle3_session * s, int32_t slot, int32_t token, const int32_t * draft,
+    const int32_t * parents, int32_t n) {
     return guard([&]() -> int32_t {
-        require((draft != nullptr && parents != nullptr) || n == 0, EAGLE3_E_ARGUMENT, "draft or parents is NULL");
+        require((draft != nullptr && parents != nullptr) || n == 0, EAGLE3_E_ARGUMENT,
+            "draft or parents is NULL");
         get(s).decode(slot, token, draft, parents, n);
         return EAGLE3_OK;
     });
@@ -327,7 +346,10 @@ int32_t eagle3_verify(eagle3_session * s, int32_t slot, void * sampler, int32_t 
 }
 
 int32_t eagle3_commit(eagle3_session * s, int32_t slot, int32_t n_keep) {
-    return guard([&]() -> int32_t { get(s).commit(slot, n_keep); return EAGLE3_OK; });
+    return guard([&]() -> int32_t {
+        get(s).commit(slot, n_keep);
+        return EAGLE3_OK;
+    });
 }
 
 int32_t eagle3_sample(eagle3_session * s, void * sampler, int32_t row) {
@@ -344,7 +366,8 @@ int32_t eagle3_round_draft(eagle3_session * s, const struct eagle3_ask * asks, i
         std::vector<ask> wanted;
         for (int32_t i = 0; i < n; ++i) {
             const eagle3_ask & a = asks[i];
-            require(a.kind >= EAGLE3_PLAIN && a.kind <= EAGLE3_PLANNED, EAGLE3_E_ARGUMENT, format("there is no kind %d of draft", a.kind));
+            require(a.kind >= EAGLE3_PLAIN && a.kind <= EAGLE3_PLANNED, EAGLE3_E_ARGUMENT,
+                format("there is no kind %d of draft", a.kind));
             require(std::isfinite(a.p_min), EAGLE3_E_ARGUMENT, "p_min is not finite");
             wanted.push_back({a.slot, a.token, a.kind, a.n_max, a.depth, a.width, a.p_min});
         }
@@ -361,9 +384,10 @@ int32_t eagle3_round_drafted(const eagle3_session * s, int32_t i, int32_t * toke
         not_null(tokens, "tokens");
         not_null(parents, "parents");
         const std::vector<int> & slots = get(s).round_slots();
-        require(i >= 0 && i < (int32_t) slots.size(), EAGLE3_E_ARGUMENT, format("the round has no ask %d", i));
+        require(
+            i >= 0 && i < (int32_t) slots.size(), EAGLE3_E_ARGUMENT, format("the round has no ask %d", i));
         const slot_state & slot = get(s).slot(slots[i]);
-        const int32_t n = (int32_t) slot.round_tokens.size() - 1;
+        const int32_t n         = (int32_t) slot.round_tokens.size() - 1;
         for (int32_t k = 0; k < n; ++k) {
             tokens[k]  = slot.round_tokens[k + 1];
             parents[k] = slot.round_parents[k + 1] - 1;
@@ -373,7 +397,10 @@ int32_t eagle3_round_drafted(const eagle3_session * s, int32_t i, int32_t * toke
 }
 
 int32_t eagle3_round_decode(eagle3_session * s) {
-    return guard([&]() -> int32_t { get(s).decode_many(); return EAGLE3_OK; });
+    return guard([&]() -> int32_t {
+        get(s).decode_many();
+        return EAGLE3_OK;
+    });
 }
 
 int32_t eagle3_round_verify(eagle3_session * s, void * const * samplers, int32_t * out, int32_t * counts) {
@@ -420,11 +447,14 @@ int32_t eagle3_state_set(eagle3_session * s, int32_t slot, const uint8_t * data,
 }
 
 int32_t eagle3_state_reset(eagle3_session * s, int32_t slot, int32_t n_past) {
-    return guard([&]() -> int32_t { get(s).reset(slot, n_past); return EAGLE3_OK; });
+    return guard([&]() -> int32_t {
+        get(s).reset(slot, n_past);
+        return EAGLE3_OK;
+    });
 }
 
 int32_t eagle3_head_forward(eagle3_session * s, int32_t slot, const int32_t * tokens, const float * features,
-                            int32_t n, float * g, float * state, float * logits) {
+    int32_t n, float * g, float * state, float * logits) {
     return guard([&]() -> int32_t {
         not_null(tokens, "tokens");
         not_null(features, "features");
@@ -433,16 +463,17 @@ int32_t eagle3_head_forward(eagle3_session * s, int32_t slot, const int32_t * to
     });
 }
 
-int64_t eagle3_head_trace(eagle3_session * s, int32_t slot, const int32_t * tokens, const float * features, int32_t n,
-                          const char * stage, float * out, int64_t cap) {
+int64_t eagle3_head_trace(eagle3_session * s, int32_t slot, const int32_t * tokens, const float * features,
+    int32_t n, const char * stage, float * out, int64_t cap) {
     return guard([&]() -> int64_t {
         not_null(tokens, "tokens");
         not_null(features, "features");
         not_null(stage, "stage");
         not_null(out, "out");
         const std::vector<float> & values = get(s).head_trace(slot, tokens, features, n, stage);
-        require((int64_t) values.size() <= cap, EAGLE3_E_ARGUMENT, format("stage %.40s has %zu values, there is room for %lld", stage,
-                values.size(), (long long) cap));
+        require((int64_t) values.size() <= cap, EAGLE3_E_ARGUMENT,
+            format(
+                "stage %.40s has %zu values, there is room for %lld", stage, values.size(), (long long) cap));
         std::copy(values.begin(), values.end(), out);
         return (int64_t) values.size();
     });

@@ -25,4 +25,4 @@ inline void require(bool ok, eagle3_status status, const std::string & what) {
     }
 }
 
-} // namespace eagle3
+}  // namespace eagle3

@@ -9,7 +9,8 @@
 
 namespace eagle3 {
 
-// Rows of one slot lie one after the other; those of several are padded to a rectangle for attention, `most` for each slot.
+// Rows of one slot lie one after the other; those of several are padded to a rectangle for attention, `most`
+// for each slot.
 struct row_layout {
     int n = 0, most = 0;
 
@@ -18,48 +19,51 @@ struct row_layout {
 
 // What a graph is built for. Two passes with equal shapes share a graph.
 struct pass_shape {
-    int  slot    = 0, n_slots = 1;  // the slots from `slot` on that rows may be of
-    row_layout rows, out;           // outputs are wanted of `out`; none: only keys and values are made
-    bool out_last = true;           // which are the last ones of rows
-    int  n_layer  = 1;
-    int  n_kv     = 0;              // cells attended to, padded
-    int  k        = 0;              // of each output row's logits, the k most probable ids; 0: the logits themselves
-    bool features = false;          // rows are target features, else g itself
-    bool traced   = false;          // every stage can be read
+    int slot = 0, n_slots = 1;  // the slots from `slot` on that rows may be of
+    row_layout rows, out;       // outputs are wanted of `out`; none: only keys and values are made
+    bool out_last = true;       // which are the last ones of rows
+    int n_layer   = 1;
+    int n_kv      = 0;      // cells attended to, padded
+    int k         = 0;      // of each output row's logits, the k most probable ids; 0: the logits themselves
+    bool features = false;  // rows are target features, else g itself
+    bool traced   = false;  // every stage can be read
 
     bool operator==(const pass_shape & o) const {
-        return slot == o.slot && n_slots == o.n_slots && rows == o.rows && out == o.out && out_last == o.out_last && n_kv == o.n_kv &&
-               k == o.k && features == o.features && traced == o.traced;
+        return slot == o.slot && n_slots == o.n_slots && rows == o.rows && out == o.out &&
+               out_last == o.out_last && n_kv == o.n_kv && k == o.k && features == o.features &&
+               traced == o.traced;
     }
 };
 
-// A row is the pair (token, x) at a position of its slot, where token is the one at the position after. It sees its slot's
-// cells [from, base) and base + i for each bit i of path, its own among them.
+// A row is the pair (token, x) at a position of its slot, where token is the one at the position after. It
+// sees its slot's cells [from, base) and base + i for each bit i of path, its own among them.
 struct pass_row {
-    int      slot = 0;
-    int32_t  token = 0;
-    int      pos = 0, cell = 0;
-    int      from = 0, base = 0;
+    int slot      = 0;
+    int32_t token = 0;
+    int pos = 0, cell = 0;
+    int from = 0, base = 0;
     uint64_t path = 0;
-    bool     out  = false;
+    bool out      = false;
 };
 
 // One pass over the head.
 struct pass {
-    std::vector<pass_row> rows;     // those of a slot one after the other
-    const float * x        = nullptr;  // [n][n_features] or [n][n_embd]
-    bool          features = false;
+    std::vector<pass_row> rows;  // those of a slot one after the other
+    const float * x = nullptr;   // [n][n_features] or [n][n_embd]
+    bool features   = false;
 
     // outputs for the n_out rows that ask for them, in order; each may be null
-    float * g       = nullptr;  // [n_out][n_embd]
-    float * state   = nullptr;  // [n_out][n_embd]; what the next step takes in place of g
-    float * logits  = nullptr;  // [n_out][n_vocab]; needs k == 0
-    int     k       = 0;
-    int32_t * ids   = nullptr;  // [n_out][k] draft ids, the most probable first
-    float *   probs = nullptr;  // [n_out][k] theirs, of the whole draft vocabulary; not finite if the row is not
+    float * g      = nullptr;  // [n_out][n_embd]
+    float * state  = nullptr;  // [n_out][n_embd]; what the next step takes in place of g
+    float * logits = nullptr;  // [n_out][n_vocab]; needs k == 0
+    int k          = 0;
+    int32_t * ids  = nullptr;  // [n_out][k] draft ids, the most probable first
+    float * probs =
+        nullptr;  // [n_out][k] theirs, of the whole draft vocabulary; not finite if the row is not
 
-    // one of the stages by name, for all n rows; n_out == n, k == 0: g, attn_in-L, attn_out-L, ffn_out-L of layer L, prenorm
-    const char *         stage     = nullptr;
+    // one of the stages by name, for all n rows; n_out == n, k == 0: g, attn_in-L, attn_out-L, ffn_out-L of
+    // layer L, prenorm
+    const char * stage             = nullptr;
     std::vector<float> * stage_out = nullptr;
 
     // n rows of a slot from pos on, one after the other; outputs for the last n_out
@@ -74,14 +78,14 @@ class runner {
 
     void run(const pass & p);
 
-    int    n_ctx() const { return n_ctx_; }
+    int n_ctx() const { return n_ctx_; }
     size_t n_graphs() const { return built_.size(); }  // kept, each with buffers of its own
     size_t n_bytes() const;                            // of these buffers
 
     // the rows [from, to) of a slot's keys, then values, layer by layer
     size_t cells_size(int from, int to) const;
-    void   cells_get(int slot, int from, int to, uint8_t * out) const;
-    void   cells_set(int slot, int from, int to, const uint8_t * data);
+    void cells_get(int slot, int from, int to, uint8_t * out) const;
+    void cells_set(int slot, int from, int to, const uint8_t * data);
 
   private:
     struct built;
@@ -94,16 +98,18 @@ class runner {
 
     const head & h_;
     int n_slots_, n_ctx_;
-    std::vector<ggml_backend_ptr>       backends_;
-    ggml_context_ptr                    cache_ctx_;
-    ggml_backend_buffer_ptr             cache_buffer_;
-    struct cache { ggml_tensor * k, * v; };  // [n_embd_kv, n_slots * n_ctx]
-    std::vector<cache>                  cache_;
+    std::vector<ggml_backend_ptr> backends_;
+    ggml_context_ptr cache_ctx_;
+    ggml_backend_buffer_ptr cache_buffer_;
+    struct cache {
+        ggml_tensor *k, *v;
+    };  // [n_embd_kv, n_slots * n_ctx]
+    std::vector<cache> cache_;
     std::vector<std::unique_ptr<built>> built_;
-    uint64_t                            clock_ = 0;
-    std::vector<ggml_fp16_t>            mask_;
-    std::vector<int32_t>                ids_;
-    std::vector<int64_t>                cells_;
+    uint64_t clock_ = 0;
+    std::vector<ggml_fp16_t> mask_;
+    std::vector<int32_t> ids_;
+    std::vector<int64_t> cells_;
 };
 
-} // namespace eagle3
+}  // namespace eagle3

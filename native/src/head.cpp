@@ -50,33 +50,41 @@ struct loader {
             return nullptr;
         }
         const bool ok = t->ne[0] == ne0 && t->ne[1] == (ne1 ? ne1 : 1) && t->ne[2] == 1 && t->ne[3] == 1;
-        require(ok, EAGLE3_E_FORMAT, format("tensor %s has shape %s, expected [%" PRId64 ", %" PRId64 "]", name.c_str(),
+        require(ok, EAGLE3_E_FORMAT,
+            format("tensor %s has shape %s, expected [%" PRId64 ", %" PRId64 "]", name.c_str(),
                 shape_of(t).c_str(), ne0, ne1 ? ne1 : 1));
         require(ne1 || t->type == GGML_TYPE_F32, EAGLE3_E_FORMAT, "tensor " + name + " must be F32");
-        require(is_weight_type(t->type), EAGLE3_E_FORMAT, format("tensor %s is of type %s, which is not a weight's", name.c_str(), ggml_type_name(t->type)));
+        require(is_weight_type(t->type), EAGLE3_E_FORMAT,
+            format(
+                "tensor %s is of type %s, which is not a weight's", name.c_str(), ggml_type_name(t->type)));
         return t;
     }
 
-    ggml_tensor * find(const std::string & name, int64_t ne0, int64_t ne1 = 0) { return get(name, ne0, ne1, true); }
+    ggml_tensor * find(const std::string & name, int64_t ne0, int64_t ne1 = 0) {
+        return get(name, ne0, ne1, true);
+    }
 
     void read_geometry() {
         arch = meta.string("general.architecture");
-        require(arch == "eagle3" || arch == "eagle", EAGLE3_E_FORMAT, format("general.architecture is \"%.60s\", expected "
-                "\"eagle3\" or \"eagle\": not an EAGLE head (convert it with eagle3-llama convert)", arch.c_str()));
+        require(arch == "eagle3" || arch == "eagle", EAGLE3_E_FORMAT,
+            format("general.architecture is \"%.60s\", expected "
+                   "\"eagle3\" or \"eagle\": not an EAGLE head (convert it with eagle3-llama convert)",
+                arch.c_str()));
         h.blocks.resize(meta.integer(key("block_count"), 1, MAX_BLOCKS));
-        h.n_embd        = meta.integer(key("embedding_length"), 1, 1 << 20);
-        h.n_ff          = meta.integer(key("feed_forward_length"), 1, 1 << 22);
-        h.n_head        = meta.integer(key("attention.head_count"), 1, 1 << 14);
-        h.n_head_kv     = meta.integer(key("attention.head_count_kv"), 1, 1 << 14, h.n_head);
-        h.n_embd_head   = meta.integer(key("attention.key_length"), 1, 1 << 14, h.n_embd / h.n_head);
-        require(h.n_head % h.n_head_kv == 0, EAGLE3_E_FORMAT, format("%s %d is no multiple of head_count_kv %d",
-                key("attention.head_count").c_str(), h.n_head, h.n_head_kv));
-        h.n_embd_target = meta.integer(key("target_hidden_size"), 1, 1 << 20, h.n_embd);
-        h.norm_eps      = meta.real(key("attention.layer_norm_rms_epsilon"), 1e-5f);
+        h.n_embd      = meta.integer(key("embedding_length"), 1, 1 << 20);
+        h.n_ff        = meta.integer(key("feed_forward_length"), 1, 1 << 22);
+        h.n_head      = meta.integer(key("attention.head_count"), 1, 1 << 14);
+        h.n_head_kv   = meta.integer(key("attention.head_count_kv"), 1, 1 << 14, h.n_head);
+        h.n_embd_head = meta.integer(key("attention.key_length"), 1, 1 << 14, h.n_embd / h.n_head);
+        require(h.n_head % h.n_head_kv == 0, EAGLE3_E_FORMAT,
+            format("%s %d is no multiple of head_count_kv %d", key("attention.head_count").c_str(), h.n_head,
+                h.n_head_kv));
+        h.n_embd_target        = meta.integer(key("target_hidden_size"), 1, 1 << 20, h.n_embd);
+        h.norm_eps             = meta.real(key("attention.layer_norm_rms_epsilon"), 1e-5f);
         h.feature_norm_eps     = meta.real(key("feature_norm_epsilon"), 0.0f);
         h.norm_before_residual = meta.boolean(key("norm_before_residual"));
         h.norm_output          = meta.boolean(key("norm_output"));
-        h.layers = meta.integers(key("target_layers"));
+        h.layers               = meta.integers(key("target_layers"));
         if (h.layers.empty()) {
             h.layers = meta.integers(key("extract_layers"));  // files written before the merge upstream
         }
@@ -85,17 +93,17 @@ struct loader {
 
     void read_rope() {
         rope_params & r = h.rope;
-        r.n_dims    = meta.integer(key("rope.dimension_count"), 2, h.n_embd_head, h.n_embd_head);
+        r.n_dims        = meta.integer(key("rope.dimension_count"), 2, h.n_embd_head, h.n_embd_head);
         require(r.n_dims % 2 == 0, EAGLE3_E_FORMAT, key("rope.dimension_count") + " is odd");
-        r.freq_base = meta.real(key("rope.freq_base"), 10000.0f);
+        r.freq_base            = meta.real(key("rope.freq_base"), 10000.0f);
         const std::string type = meta.string(key("rope.scaling.type"));
-        const float factor = meta.real(key("rope.scaling.factor"), 1.0f);
+        const float factor     = meta.real(key("rope.scaling.factor"), 1.0f);
         require(factor > 0.0f, EAGLE3_E_FORMAT, key("rope.scaling.factor") + " is 0");
         if (type == "linear" || type == "yarn") {
             r.freq_scale = 1.0f / factor;
         }
         r.n_ctx_orig = meta.integer(key("rope.scaling.original_context_length"), 1, 1 << 30,
-                                    meta.integer(key("context_length"), 1, 1 << 30, 4096));
+            meta.integer(key("context_length"), 1, 1 << 30, 4096));
         if (type == "yarn") {
             r.ext_factor = 1.0f;
             r.beta_fast  = meta.real(key("rope.scaling.yarn_beta_fast"), 32.0f);
@@ -106,26 +114,37 @@ struct loader {
     }
 
     void check_target() {
-        // such a device asks the target how to split every tensor, by its name, and the head's are named like the target's
+        // such a device asks the target how to split every tensor, by its name, and the head's are named like
+        // the target's
         for (int i = 0; i < llama_model_n_devices(h.target); ++i) {
-            require(ggml_backend_dev_type(llama_model_get_device(h.target, i)) != GGML_BACKEND_DEVICE_TYPE_META, EAGLE3_E_UNSUPPORTED,
-                    "the target's tensors are split over devices, and a head's cannot be: load it with another split_mode");
+            require(
+                ggml_backend_dev_type(llama_model_get_device(h.target, i)) != GGML_BACKEND_DEVICE_TYPE_META,
+                EAGLE3_E_UNSUPPORTED,
+                "the target's tensors are split over devices, and a head's cannot be: load it with another "
+                "split_mode");
         }
         const int n_layer = llama_model_n_layer(h.target);
         const int n_embd  = llama_model_n_embd(h.target);
-        require(h.n_embd_target == n_embd, EAGLE3_E_MISMATCH, format("this head is for a target of hidden size %d, "
-                "the target has %d: take the head trained for this model", h.n_embd_target, n_embd));
+        require(h.n_embd_target == n_embd, EAGLE3_E_MISMATCH,
+            format("this head is for a target of hidden size %d, "
+                   "the target has %d: take the head trained for this model",
+                h.n_embd_target, n_embd));
         for (size_t i = 0; i < h.layers.size(); ++i) {
-            require(h.layers[i] >= 0 && h.layers[i] <= n_layer, EAGLE3_E_MISMATCH, format("this head reads layer %d, "
-                    "the target has layers 0..%d: take the head trained for this model", h.layers[i], n_layer));
-            require(i == 0 || h.layers[i] > h.layers[i - 1], EAGLE3_E_FORMAT, key("target_layers") + " is not ascending");
+            require(h.layers[i] >= 0 && h.layers[i] <= n_layer, EAGLE3_E_MISMATCH,
+                format("this head reads layer %d, "
+                       "the target has layers 0..%d: take the head trained for this model",
+                    h.layers[i], n_layer));
+            require(i == 0 || h.layers[i] > h.layers[i - 1], EAGLE3_E_FORMAT,
+                key("target_layers") + " is not ascending");
         }
         h.n_vocab_target = llama_vocab_n_tokens(llama_model_get_vocab(h.target));
         const int64_t id = meta.find("tokenizer.ggml.tokens");
         if (id >= 0 && gguf_get_kv_type(meta.gguf.get(), id) == GGUF_TYPE_ARRAY) {
             const int n = (int) gguf_get_arr_n(meta.gguf.get(), id);
-            require(n == h.n_vocab_target, EAGLE3_E_MISMATCH, format("this head is for a vocabulary of %d tokens, "
-                    "the target has %d: take the head trained for this model", n, h.n_vocab_target));
+            require(n == h.n_vocab_target, EAGLE3_E_MISMATCH,
+                format("this head is for a vocabulary of %d tokens, "
+                       "the target has %d: take the head trained for this model",
+                    n, h.n_vocab_target));
         }
     }
 
@@ -133,8 +152,9 @@ struct loader {
     ggml_tensor * shared(const char * what, std::initializer_list<const char *> names) {
         for (const char * name : names) {
             if (const ggml_tensor * t = llama_model_get_tensor(h.target, name)) {
-                require(t->ne[0] == h.n_embd, EAGLE3_E_FORMAT, format("tensor %s is missing, and the target's has width %"
-                        PRId64 " instead of %d", names.begin()[0], t->ne[0], h.n_embd));
+                require(t->ne[0] == h.n_embd, EAGLE3_E_FORMAT,
+                    format("tensor %s is missing, and the target's has width %" PRId64 " instead of %d",
+                        names.begin()[0], t->ne[0], h.n_embd));
                 return const_cast<ggml_tensor *>(t);  // graphs only read it
             }
         }
@@ -143,24 +163,29 @@ struct loader {
 
     void find_weights() {
         const ggml_tensor * map = ggml_get_tensor(h.ctx.get(), "d2t");
-        h.n_vocab = map ? (int) std::min<int64_t>(map->ne[0], INT32_MAX) : h.n_vocab_target;
-        require(h.n_vocab >= 1 && h.n_vocab <= h.n_vocab_target && (!map || ggml_nelements(map) == h.n_vocab), EAGLE3_E_MISMATCH,
-                format("tensor d2t has %d entries, the target's vocabulary %d", h.n_vocab, h.n_vocab_target));
+        h.n_vocab               = map ? (int) std::min<int64_t>(map->ne[0], INT32_MAX) : h.n_vocab_target;
+        require(h.n_vocab >= 1 && h.n_vocab <= h.n_vocab_target && (!map || ggml_nelements(map) == h.n_vocab),
+            EAGLE3_E_MISMATCH,
+            format("tensor d2t has %d entries, the target's vocabulary %d", h.n_vocab, h.n_vocab_target));
         require(!map || map->type == GGML_TYPE_I64, EAGLE3_E_FORMAT, "tensor d2t must be I64");
         find_inputs();
         for (size_t i = 0; i < h.blocks.size(); ++i) {
             find_block(h.blocks[i], format("blk.%zu.", i), i == 0 && arch == "eagle3" && !h.embd_fc);
         }
-        h.output_norm = meta.boolean(key("final_norm"), arch == "eagle3") ? get("output_norm.weight", h.n_embd, 0) : nullptr;
-        require(h.output_norm || !h.norm_output, EAGLE3_E_FORMAT, "key " + key("norm_output") + " is true, but there is no final norm");
-        h.rope_freqs  = find("rope_freqs.weight", h.rope.n_dims / 2);
-        h.tok_embd    = find("token_embd.weight", h.n_embd, h.n_vocab_target);
-        h.output      = find("output.weight", h.n_embd, h.n_vocab);
+        h.output_norm = meta.boolean(key("final_norm"), arch == "eagle3")
+                            ? get("output_norm.weight", h.n_embd, 0)
+                            : nullptr;
+        require(h.output_norm || !h.norm_output, EAGLE3_E_FORMAT,
+            "key " + key("norm_output") + " is true, but there is no final norm");
+        h.rope_freqs = find("rope_freqs.weight", h.rope.n_dims / 2);
+        h.tok_embd   = find("token_embd.weight", h.n_embd, h.n_vocab_target);
+        h.output     = find("output.weight", h.n_embd, h.n_vocab);
         if (h.tok_embd == nullptr) {
             h.tok_embd = shared("token embeddings", {"token_embd.weight"});
         }
         if (h.output == nullptr) {
-            require(map == nullptr, EAGLE3_E_FORMAT, "tensor output.weight is missing, but d2t names a draft vocabulary");
+            require(map == nullptr, EAGLE3_E_FORMAT,
+                "tensor output.weight is missing, but d2t names a draft vocabulary");
             h.output = shared("an output matrix", {"output.weight", "token_embd.weight"});
         }
     }
@@ -172,7 +197,8 @@ struct loader {
             h.fc      = get("fc.weight", n_features, n_embd);
             h.fc_bias = find("fc.bias", n_embd);
             h.fc_norm = find("fc_norm.weight", h.n_embd_target, (int64_t) h.layers.size());
-            require(!h.fc_norm || h.fc_norm->type == GGML_TYPE_F32, EAGLE3_E_FORMAT, "tensor fc_norm.weight must be F32");
+            require(!h.fc_norm || h.fc_norm->type == GGML_TYPE_F32, EAGLE3_E_FORMAT,
+                "tensor fc_norm.weight must be F32");
             if (meta.boolean(key("norm_before_fc"))) {
                 h.input_norm = get("enc.output_norm.weight", n_features, 0);
             }
@@ -180,11 +206,14 @@ struct loader {
             h.embd_fc_bias = find("fc2.bias", n_embd);
             return;
         }
-        require(n_features == n_embd, EAGLE3_E_FORMAT, format("an EAGLE-1 head takes one feature of its own width %d, this one's "
-                "have %d", h.n_embd, (int) n_features));
+        require(n_features == n_embd, EAGLE3_E_FORMAT,
+            format("an EAGLE-1 head takes one feature of its own width %d, this one's "
+                   "have %d",
+                h.n_embd, (int) n_features));
         if (h.feature_norm_eps > 0.0f) {
             h.feature_norm = shared("a final norm", {"output_norm.weight"});
-            require(h.feature_norm->type == GGML_TYPE_F32, EAGLE3_E_MISMATCH, "the target's output_norm.weight is not F32");
+            require(h.feature_norm->type == GGML_TYPE_F32, EAGLE3_E_MISMATCH,
+                "the target's output_norm.weight is not F32");
         }
         h.embd_fc      = get("fc.weight", 2 * n_embd, n_embd);
         h.embd_fc_bias = find("fc.bias", n_embd);
@@ -197,59 +226,67 @@ struct loader {
             b.hidden_norm = get(at + "hidden_norm.weight", n_embd, 0, !reads_token);
         }
         const int64_t n_in = b.hidden_norm ? 2 * n_embd : n_embd;
-        b.attn_norm = get(at + "attn_norm.weight", n_embd, 0, !b.hidden_norm);
-        b.wq        = get(at + "attn_q.weight", n_in, n_q);
-        b.wk        = get(at + "attn_k.weight", n_in, n_kv);
-        b.wv        = get(at + "attn_v.weight", n_in, n_kv);
-        b.wo        = get(at + "attn_output.weight", n_q, n_embd);
-        b.bq        = find(at + "attn_q.bias", n_q);
-        b.bk        = find(at + "attn_k.bias", n_kv);
-        b.bv        = find(at + "attn_v.bias", n_kv);
-        b.bo        = find(at + "attn_output.bias", n_embd);
-        b.q_norm    = find(at + "attn_q_norm.weight", h.n_embd_head);
-        b.k_norm    = find(at + "attn_k_norm.weight", h.n_embd_head);
-        b.ffn_norm  = get(at + "ffn_norm.weight", n_embd, 0);
-        b.ffn_gate  = get(at + "ffn_gate.weight", n_embd, h.n_ff);
-        b.ffn_up    = get(at + "ffn_up.weight", n_embd, h.n_ff);
-        b.ffn_down  = get(at + "ffn_down.weight", h.n_ff, n_embd);
-        b.b_gate    = find(at + "ffn_gate.bias", h.n_ff);
-        b.b_up      = find(at + "ffn_up.bias", h.n_ff);
-        b.b_down    = find(at + "ffn_down.bias", n_embd);
+        b.attn_norm        = get(at + "attn_norm.weight", n_embd, 0, !b.hidden_norm);
+        b.wq               = get(at + "attn_q.weight", n_in, n_q);
+        b.wk               = get(at + "attn_k.weight", n_in, n_kv);
+        b.wv               = get(at + "attn_v.weight", n_in, n_kv);
+        b.wo               = get(at + "attn_output.weight", n_q, n_embd);
+        b.bq               = find(at + "attn_q.bias", n_q);
+        b.bk               = find(at + "attn_k.bias", n_kv);
+        b.bv               = find(at + "attn_v.bias", n_kv);
+        b.bo               = find(at + "attn_output.bias", n_embd);
+        b.q_norm           = find(at + "attn_q_norm.weight", h.n_embd_head);
+        b.k_norm           = find(at + "attn_k_norm.weight", h.n_embd_head);
+        b.ffn_norm         = get(at + "ffn_norm.weight", n_embd, 0);
+        b.ffn_gate         = get(at + "ffn_gate.weight", n_embd, h.n_ff);
+        b.ffn_up           = get(at + "ffn_up.weight", n_embd, h.n_ff);
+        b.ffn_down         = get(at + "ffn_down.weight", h.n_ff, n_embd);
+        b.b_gate           = find(at + "ffn_gate.bias", h.n_ff);
+        b.b_up             = find(at + "ffn_up.bias", h.n_ff);
+        b.b_down           = find(at + "ffn_down.bias", n_embd);
     }
 
-    // Every weight of the file is one that the graph reads: what it does not know would be left out in silence.
+    // Every weight of the file is one that the graph reads: what it does not know would be left out in
+    // silence.
     void check_names() {
-        std::set<const ggml_tensor *> used = {h.fc, h.fc_bias, h.fc_norm, h.input_norm, h.embd_fc, h.embd_fc_bias, h.output_norm, h.tok_embd, h.output, h.rope_freqs};
+        std::set<const ggml_tensor *> used = {h.fc, h.fc_bias, h.fc_norm, h.input_norm, h.embd_fc,
+            h.embd_fc_bias, h.output_norm, h.tok_embd, h.output, h.rope_freqs};
         for (const block & b : h.blocks) {
-            used.insert({b.attn_norm, b.hidden_norm, b.wq, b.wk, b.wv, b.wo, b.bq, b.bk, b.bv, b.bo, b.q_norm, b.k_norm,
-                         b.ffn_norm, b.ffn_gate, b.ffn_up, b.ffn_down, b.b_gate, b.b_up, b.b_down});
+            used.insert({b.attn_norm, b.hidden_norm, b.wq, b.wk, b.wv, b.wo, b.bq, b.bk, b.bv, b.bo, b.q_norm,
+                b.k_norm, b.ffn_norm, b.ffn_gate, b.ffn_up, b.ffn_down, b.b_gate, b.b_up, b.b_down});
         }
-        for (ggml_tensor * t = ggml_get_first_tensor(h.ctx.get()); t; t = ggml_get_next_tensor(h.ctx.get(), t)) {
-            require(used.count(t) || strcmp(t->name, "d2t") == 0, EAGLE3_E_FORMAT, format("tensor %s is not one that this version knows", t->name));
+        for (ggml_tensor * t = ggml_get_first_tensor(h.ctx.get()); t;
+            t                = ggml_get_next_tensor(h.ctx.get(), t)) {
+            require(used.count(t) || strcmp(t->name, "d2t") == 0, EAGLE3_E_FORMAT,
+                format("tensor %s is not one that this version knows", t->name));
         }
     }
 
     // That all weights are in the file, before memory is taken for them.
     void check_size(uint64_t size) const {
-        for (ggml_tensor * t = ggml_get_first_tensor(h.ctx.get()); t; t = ggml_get_next_tensor(h.ctx.get(), t)) {
+        for (ggml_tensor * t = ggml_get_first_tensor(h.ctx.get()); t;
+            t                = ggml_get_next_tensor(h.ctx.get(), t)) {
             const uint64_t offset = offset_of(t), n = ggml_nbytes(t);
-            require(offset <= size && n <= size - offset, EAGLE3_E_FORMAT, format("the file is truncated: tensor %s ends beyond it", t->name));
+            require(offset <= size && n <= size - offset, EAGLE3_E_FORMAT,
+                format("the file is truncated: tensor %s ends beyond it", t->name));
         }
     }
 
     uint64_t offset_of(const ggml_tensor * t) const {
-        return gguf_get_data_offset(meta.gguf.get()) + gguf_get_tensor_offset(meta.gguf.get(), gguf_find_tensor(meta.gguf.get(), t->name));
+        return gguf_get_data_offset(meta.gguf.get()) +
+               gguf_get_tensor_offset(meta.gguf.get(), gguf_find_tensor(meta.gguf.get(), t->name));
     }
 
     void read_data(std::ifstream & file) {
         std::vector<char> buf;
-        for (ggml_tensor * t = ggml_get_first_tensor(h.ctx.get()); t; t = ggml_get_next_tensor(h.ctx.get(), t)) {
+        for (ggml_tensor * t = ggml_get_first_tensor(h.ctx.get()); t;
+            t                = ggml_get_next_tensor(h.ctx.get(), t)) {
             buf.resize(ggml_nbytes(t));
             file.seekg((std::streamoff) offset_of(t));
             file.read(buf.data(), (std::streamsize) buf.size());
             require(file.good(), EAGLE3_E_FILE, format("cannot read tensor %s", t->name));
-            require(t->type == GGML_TYPE_I64 || ggml_validate_row_data(t->type, buf.data(), buf.size()), EAGLE3_E_FORMAT,
-                    format("tensor %s has values that are NaN or infinite", t->name));
+            require(t->type == GGML_TYPE_I64 || ggml_validate_row_data(t->type, buf.data(), buf.size()),
+                EAGLE3_E_FORMAT, format("tensor %s has values that are NaN or infinite", t->name));
             ggml_backend_tensor_set(t, buf.data(), 0, buf.size());
         }
     }
@@ -267,11 +304,13 @@ struct loader {
         ggml_backend_tensor_get(map, ids.data(), 0, ids.size() * sizeof(int64_t));
         std::vector<bool> seen(h.n_vocab_target);
         for (int i = 0; i < h.n_vocab; ++i) {
-            require(ids[i] >= 0 && ids[i] < h.n_vocab_target, EAGLE3_E_FORMAT, format("d2t[%d] is %" PRId64
-                    ", outside the target's vocabulary of %d", i, ids[i], h.n_vocab_target));
-            require(!seen[ids[i]], EAGLE3_E_FORMAT, format("d2t names target token %" PRId64 " twice", ids[i]));
+            require(ids[i] >= 0 && ids[i] < h.n_vocab_target, EAGLE3_E_FORMAT,
+                format("d2t[%d] is %" PRId64 ", outside the target's vocabulary of %d", i, ids[i],
+                    h.n_vocab_target));
+            require(
+                !seen[ids[i]], EAGLE3_E_FORMAT, format("d2t names target token %" PRId64 " twice", ids[i]));
             seen[ids[i]] = true;
-            h.d2t[i] = (int32_t) ids[i];
+            h.d2t[i]     = (int32_t) ids[i];
         }
     }
 };
@@ -287,7 +326,7 @@ ggml_backend_dev_t output_device(const llama_model * target) {
     return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
 }
 
-} // namespace
+}  // namespace
 
 std::unique_ptr<head> load_head(const std::string & path, const llama_model * target) {
     std::ifstream file(path, std::ios::binary);
@@ -295,11 +334,11 @@ std::unique_ptr<head> load_head(const std::string & path, const llama_model * ta
     file.seekg(0, std::ios::end);
     const uint64_t size = (uint64_t) file.tellg();
 
-    auto h = std::make_unique<head>();
+    auto h    = std::make_unique<head>();
     h->target = target;
 
-    ggml_context * ctx = nullptr;
-    gguf_init_params params = {/*.no_alloc =*/ true, /*.ctx =*/ &ctx};
+    ggml_context * ctx      = nullptr;
+    gguf_init_params params = {/*.no_alloc =*/true, /*.ctx =*/&ctx};
     gguf_context_ptr gguf(gguf_init_from_file(path.c_str(), params));
     h->ctx.reset(ctx);
     require(gguf && ctx, EAGLE3_E_FORMAT, path + " is not a valid GGUF file (truncated or damaged)");
@@ -321,4 +360,4 @@ std::unique_ptr<head> load_head(const std::string & path, const llama_model * ta
     return h;
 }
 
-} // namespace eagle3
+}  // namespace eagle3

@@ -1,5 +1,6 @@
-// A head's weights and geometry, read from a GGUF: architecture "eagle3" (upstream llama.cpp's keys and tensor names, and
-// those written before its merge: eagle3.extract_layers, blk.0.hidden_norm) or "eagle" (EAGLE-1).
+// A head's weights and geometry, read from a GGUF: architecture "eagle3" (upstream llama.cpp's keys and
+// tensor names, and those written before its merge: eagle3.extract_layers, blk.0.hidden_norm) or "eagle"
+// (EAGLE-1).
 #pragma once
 
 #include "error.hpp"
@@ -16,25 +17,26 @@
 namespace eagle3 {
 
 struct rope_params {
-    int     n_dims      = 0;
-    int     n_ctx_orig  = 0;
-    float   freq_base   = 10000.0f;
-    float   freq_scale  = 1.0f;
-    float   ext_factor  = 0.0f;
-    float   attn_factor = 1.0f;
-    float   beta_fast   = 32.0f;
-    float   beta_slow   = 1.0f;
+    int n_dims        = 0;
+    int n_ctx_orig    = 0;
+    float freq_base   = 10000.0f;
+    float freq_scale  = 1.0f;
+    float ext_factor  = 0.0f;
+    float attn_factor = 1.0f;
+    float beta_fast   = 32.0f;
+    float beta_slow   = 1.0f;
 };
 
-// A decoder layer. With hidden_norm it reads the token too: attention takes [attn_norm(e), hidden_norm(state)], else
-// attn_norm(state), or the state itself if attn_norm is null. Biases, q_norm and k_norm may be null.
+// A decoder layer. With hidden_norm it reads the token too: attention takes [attn_norm(e),
+// hidden_norm(state)], else attn_norm(state), or the state itself if attn_norm is null. Biases, q_norm and
+// k_norm may be null.
 struct block {
-    ggml_tensor * attn_norm = nullptr, * hidden_norm = nullptr;
-    ggml_tensor * wq = nullptr, * wk = nullptr, * wv = nullptr, * wo = nullptr;
-    ggml_tensor * bq = nullptr, * bk = nullptr, * bv = nullptr, * bo = nullptr;
-    ggml_tensor * q_norm = nullptr, * k_norm = nullptr;
-    ggml_tensor * ffn_norm = nullptr, * ffn_gate = nullptr, * ffn_up = nullptr, * ffn_down = nullptr;
-    ggml_tensor * b_gate = nullptr, * b_up = nullptr, * b_down = nullptr;
+    ggml_tensor *attn_norm = nullptr, *hidden_norm = nullptr;
+    ggml_tensor *wq = nullptr, *wk = nullptr, *wv = nullptr, *wo = nullptr;
+    ggml_tensor *bq = nullptr, *bk = nullptr, *bv = nullptr, *bo = nullptr;
+    ggml_tensor *q_norm = nullptr, *k_norm = nullptr;
+    ggml_tensor *ffn_norm = nullptr, *ffn_gate = nullptr, *ffn_up = nullptr, *ffn_down = nullptr;
+    ggml_tensor *b_gate = nullptr, *b_up = nullptr, *b_down = nullptr;
 };
 
 struct head {
@@ -44,28 +46,30 @@ struct head {
     int n_head = 0, n_head_kv = 0, n_embd_head = 0, n_ff = 0;
     float norm_eps = 1e-5f, feature_norm_eps = 0.0f;
     bool norm_before_residual = false;
-    bool norm_output = false;     // a draft's next step takes the state after the final norm
+    bool norm_output          = false;  // a draft's next step takes the state after the final norm
     rope_params rope;
     std::vector<int32_t> layers;  // ids of the captured target layers
     std::vector<int32_t> d2t;     // target id of each draft id
 
-    // features -> g, each step if its weights are there: fc_norm (one RMSNorm a layer, [n_embd_target, layers]),
-    // input_norm (one over all), feature_norm (the target's own final norm), fc
-    ggml_tensor * fc_norm = nullptr, * input_norm = nullptr, * feature_norm = nullptr, * fc = nullptr, * fc_bias = nullptr;
+    // features -> g, each step if its weights are there: fc_norm (one RMSNorm a layer, [n_embd_target,
+    // layers]), input_norm (one over all), feature_norm (the target's own final norm), fc
+    ggml_tensor *fc_norm = nullptr, *input_norm = nullptr, *feature_norm = nullptr, *fc = nullptr,
+                *fc_bias = nullptr;
     // [e, g] -> the first layer's state (EAGLE-1, two projections); null: the state is g
-    ggml_tensor * embd_fc = nullptr, * embd_fc_bias = nullptr;
+    ggml_tensor *embd_fc = nullptr, *embd_fc_bias = nullptr;
     std::vector<block> blocks;
     ggml_tensor * output_norm = nullptr;  // may be null
-    ggml_tensor * tok_embd = nullptr, * output = nullptr, * rope_freqs = nullptr;  // the first two may be the target's own
+    ggml_tensor *tok_embd = nullptr, *output = nullptr,
+                *rope_freqs = nullptr;  // the first two may be the target's own
 
-    ggml_backend_dev_t      device = nullptr;  // where the weights live
-    ggml_context_ptr        ctx;
+    ggml_backend_dev_t device = nullptr;  // where the weights live
+    ggml_context_ptr ctx;
     ggml_backend_buffer_ptr buffer;
 
     int n_features() const { return (int) layers.size() * n_embd_target; }
-    int n_embd_kv()  const { return n_head_kv * n_embd_head; }
+    int n_embd_kv() const { return n_head_kv * n_embd_head; }
 };
 
 std::unique_ptr<head> load_head(const std::string & path, const llama_model * target);
 
-} // namespace eagle3
+}  // namespace eagle3

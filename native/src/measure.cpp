@@ -18,32 +18,35 @@ float session::measure_target(int slot, int n) {
     run_batch(slot, tokens.data(), n, true);
     llama_synchronize(ctx_);
     const float seconds = 1e-6f * (ggml_time_us() - start);
-    require(llama_memory_seq_rm(memory_, slot, s.n_past, -1), EAGLE3_E_UNSUPPORTED, "the target cannot drop part of a sequence");
+    require(llama_memory_seq_rm(memory_, slot, s.n_past, -1), EAGLE3_E_UNSUPPORTED,
+        "the target cannot drop part of a sequence");
     return seconds;
 }
 
 float session::measure_output(int n) {
     const int64_t start = ggml_time_us();
-    require(llama_logits_compute(ctx_, 0, n) == 0, EAGLE3_E_ARGUMENT, format("the last measured decode had no %d rows", n));
+    require(llama_logits_compute(ctx_, 0, n) == 0, EAGLE3_E_ARGUMENT,
+        format("the last measured decode had no %d rows", n));
     return 1e-6f * (ggml_time_us() - start);
 }
 
 float session::measure_head(int slot, int n) {
     const slot_state & s = at(slot);
     require(head_ != nullptr, EAGLE3_E_ARGUMENT, "the session has no head");
-    require(n >= 1 && n <= MAX_ROWS && s.n_past + n <= n_ctx_, EAGLE3_E_ARGUMENT, format("%d rows, expected 1..%d", n, MAX_ROWS));
+    require(n >= 1 && n <= MAX_ROWS && s.n_past + n <= n_ctx_, EAGLE3_E_ARGUMENT,
+        format("%d rows, expected 1..%d", n, MAX_ROWS));
     const std::vector<int32_t> tokens(n, 1);
     std::vector<int32_t> ids(n);
-    std::vector<float>   x((size_t) n * head_->n_embd, 0.1f), probs(n);
+    std::vector<float> x((size_t) n * head_->n_embd, 0.1f), probs(n);
     pass p;
-    p.rows  = pass::chain(slot, tokens.data(), s.n_past, s.head_from, n, n);
-    p.x     = x.data();
-    p.k     = 1;
-    p.ids   = ids.data();
-    p.probs = probs.data();
+    p.rows              = pass::chain(slot, tokens.data(), s.n_past, s.head_from, n, n);
+    p.x                 = x.data();
+    p.k                 = 1;
+    p.ids               = ids.data();
+    p.probs             = probs.data();
     const int64_t start = ggml_time_us();
     runner_->run(p);
     return 1e-6f * (ggml_time_us() - start);
 }
 
-} // namespace eagle3
+}  // namespace eagle3

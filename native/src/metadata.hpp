@@ -24,10 +24,14 @@ struct metadata {
 
     int64_t integer_at(int64_t id) const {
         switch (gguf_get_kv_type(gguf.get(), id)) {
-            case GGUF_TYPE_UINT32: return gguf_get_val_u32(gguf.get(), id);
-            case GGUF_TYPE_INT32:  return gguf_get_val_i32(gguf.get(), id);
-            case GGUF_TYPE_UINT64: return (int64_t) gguf_get_val_u64(gguf.get(), id);
-            default:               return gguf_get_val_i64(gguf.get(), id);
+        case GGUF_TYPE_UINT32:
+            return gguf_get_val_u32(gguf.get(), id);
+        case GGUF_TYPE_INT32:
+            return gguf_get_val_i32(gguf.get(), id);
+        case GGUF_TYPE_UINT64:
+            return (int64_t) gguf_get_val_u64(gguf.get(), id);
+        default:
+            return gguf_get_val_i64(gguf.get(), id);
         }
     }
 
@@ -38,10 +42,11 @@ struct metadata {
             require(missing >= 0, EAGLE3_E_FORMAT, "key " + key + " is missing");
             return missing;
         }
-        require(is_int(gguf_get_kv_type(gguf.get(), id)), EAGLE3_E_FORMAT, "key " + key + " is not an integer");
+        require(
+            is_int(gguf_get_kv_type(gguf.get(), id)), EAGLE3_E_FORMAT, "key " + key + " is not an integer");
         const int64_t v = integer_at(id);
         require(v >= lo && v <= hi, EAGLE3_E_FORMAT,
-                format("key %s is %" PRId64 ", expected %" PRId64 "..%" PRId64, key.c_str(), v, lo, hi));
+            format("key %s is %" PRId64 ", expected %" PRId64 "..%" PRId64, key.c_str(), v, lo, hi));
         return (int) v;
     }
 
@@ -50,9 +55,11 @@ struct metadata {
         if (id < 0) {
             return missing;
         }
-        require(gguf_get_kv_type(gguf.get(), id) == GGUF_TYPE_FLOAT32, EAGLE3_E_FORMAT, "key " + key + " is not a float");
+        require(gguf_get_kv_type(gguf.get(), id) == GGUF_TYPE_FLOAT32, EAGLE3_E_FORMAT,
+            "key " + key + " is not a float");
         const float v = gguf_get_val_f32(gguf.get(), id);
-        require(std::isfinite(v) && v >= 0.0f, EAGLE3_E_FORMAT, "key " + key + " is not a finite number >= 0");
+        require(
+            std::isfinite(v) && v >= 0.0f, EAGLE3_E_FORMAT, "key " + key + " is not a finite number >= 0");
         return v;
     }
 
@@ -61,7 +68,8 @@ struct metadata {
         if (id < 0) {
             return missing;
         }
-        require(gguf_get_kv_type(gguf.get(), id) == GGUF_TYPE_BOOL, EAGLE3_E_FORMAT, "key " + key + " is not a boolean");
+        require(gguf_get_kv_type(gguf.get(), id) == GGUF_TYPE_BOOL, EAGLE3_E_FORMAT,
+            "key " + key + " is not a boolean");
         return gguf_get_val_bool(gguf.get(), id);
     }
 
@@ -80,14 +88,16 @@ struct metadata {
             return out;
         }
         const bool is_array = gguf_get_kv_type(gguf.get(), id) == GGUF_TYPE_ARRAY;
-        const gguf_type t = is_array ? gguf_get_arr_type(gguf.get(), id) : GGUF_TYPE_COUNT;
-        require(t == GGUF_TYPE_INT32 || t == GGUF_TYPE_UINT32, EAGLE3_E_FORMAT, "key " + key + " is not a list of integers");
+        const gguf_type t   = is_array ? gguf_get_arr_type(gguf.get(), id) : GGUF_TYPE_COUNT;
+        require(t == GGUF_TYPE_INT32 || t == GGUF_TYPE_UINT32, EAGLE3_E_FORMAT,
+            "key " + key + " is not a list of integers");
         const size_t n = gguf_get_arr_n(gguf.get(), id);
-        require(n >= 1 && n <= 64, EAGLE3_E_FORMAT, format("key %s has %zu entries, expected 1..64", key.c_str(), n));
+        require(n >= 1 && n <= 64, EAGLE3_E_FORMAT,
+            format("key %s has %zu entries, expected 1..64", key.c_str(), n));
         const int32_t * data = (const int32_t *) gguf_get_arr_data(gguf.get(), id);
         out.assign(data, data + n);
         return out;
     }
 };
 
-} // namespace eagle3
+}  // namespace eagle3

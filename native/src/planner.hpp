@@ -1,5 +1,5 @@
-// Chooses what to draft by measured cost: how far a chain or a tree is grown, how much of it the target checks, and
-// whether to draft at all.
+// Chooses what to draft by measured cost: how far a chain or a tree is grown, how much of it the target
+// checks, and whether to draft at all.
 #pragma once
 
 #include <array>
@@ -11,7 +11,8 @@ constexpr int MAX_ROWS = 64;
 
 // Seconds. Entry n is for n rows, entry 0 is unused.
 struct costs {
-    std::array<float, MAX_ROWS + 1> layers{};  // a target decode without the output matrix, at `context` positions
+    std::array<float, MAX_ROWS + 1>
+        layers{};  // a target decode without the output matrix, at `context` positions
     std::array<float, MAX_ROWS + 1> output{};  // the output matrix
     std::array<float, MAX_ROWS + 1> head{};    // a pass over the head
     std::array<float, MAX_ROWS + 1> cell{};    // more for each position beyond, a target decode
@@ -20,15 +21,17 @@ struct costs {
     float context = 0.0f;                      // positions before the measured rows
 };
 
-// The value of a draft of n nodes is the tokens it is expected to bring less what its time would bring elsewhere:
+// The value of a draft of n nodes is the tokens it is expected to bring less what its time would bring
+// elsewhere:
 //
 //     1 + sum of reach[i] - rate * (layers[n + 1] + expected output)
 //
-// reach[i] is the probability that verification gets to node i, rate the long run's tokens per second. What raises the
-// value raises the rate, and a rate that no draft can raise is the highest there is (renewal reward).
+// reach[i] is the probability that verification gets to node i, rate the long run's tokens per second. What
+// raises the value raises the rate, and a rate that no draft can raise is the highest there is (renewal
+// reward).
 //
-// A round may hold several slots: their roots are rows that are there anyway, their nodes compete for the rest. What a
-// round takes and brings is remembered for each number of slots.
+// A round may hold several slots: their roots are rows that are there anyway, their nodes compete for the
+// rest. What a round takes and brings is remembered for each number of slots.
 class planner {
   public:
     void set(const costs & c);
@@ -37,44 +40,48 @@ class planner {
     // The rounds that follow hold this many slots, with this many positions before each on average.
     void begin(int n_slots, float n_past);
 
-    // A slot begins another text: what the last one gave a lone slot cause to rest, or to draft, for does not apply to it.
+    // A slot begins another text: what the last one gave a lone slot cause to rest, or to draft, for does not
+    // apply to it.
     void new_text();
 
     // Whether the next round should draft. Counts a round.
     bool wants_draft();
 
-    // Probability that a child the head gives q is the token the target samples, if verification gets to its parent.
-    // depth counts from 1. Learnt from drafts that verification reached; older ones count less. trust: the slot's.
+    // Probability that a child the head gives q is the token the target samples, if verification gets to its
+    // parent. depth counts from 1. Learnt from drafts that verification reached; older ones count less.
+    // trust: the slot's.
     float accept(int depth, float q, float trust) const;
     // rank counts siblings from 0, the likeliest first. trust follows the slot's last few tokens.
-    void  learn(int depth, int rank, float q, bool accepted, float & trust);
+    void learn(int depth, int rank, float q, bool accepted, float & trust);
 
-    // Of nodes sorted by reach, how many to draft, and what that is worth. n_fixed: other nodes that are drafted anyway.
+    // Of nodes sorted by reach, how many to draft, and what that is worth. n_fixed: other nodes that are
+    // drafted anyway.
     struct choice {
-        int   n;
+        int n;
         float value;
     };
     choice best(const std::vector<float> & reach, int n_fixed = 0) const;
-    int    grow_width(const std::vector<float> & reach, int depth, const std::vector<float> & level, int n_children, float trust, int n_fixed = 0) const;
+    int grow_width(const std::vector<float> & reach, int depth, const std::vector<float> & level,
+        int n_children, float trust, int n_fixed = 0) const;
     // How many rows of the output matrix to compute at once, from row i on of those whose reach is given.
-    int   piece(const std::vector<float> & reach, int i) const;
+    int piece(const std::vector<float> & reach, int i) const;
     float piece_seconds(int n) const { return costs_.output[n] * at().drift; }
 
     struct round {
-        int   n_rows    = 0;
-        bool  tried     = false;  // the head ran
-        bool  whole     = false;  // the decode computed the output matrix too
+        int n_rows     = 0;
+        bool tried     = false;  // the head ran
+        bool whole     = false;  // the decode computed the output matrix too
         float layers_s = 0.0f, draft_s = 0.0f, total_s = 0.0f;
-        int   n_tokens = 0;       // that it brought
-        float value    = 0.0f;    // of its draft, from best()
-        float output_s = 0.0f;    // expected of the pieces that the output matrix was computed in, unless whole
+        int n_tokens   = 0;     // that it brought
+        float value    = 0.0f;  // of its draft, from best()
+        float output_s = 0.0f;  // expected of the pieces that the output matrix was computed in, unless whole
     };
-    void  saw_round(const round & r);
+    void saw_round(const round & r);
 
     float rate() const;           // tokens per second, of all slots
     float plain_seconds() const;  // of a round without drafts
-    int   n_slots() const { return n_slots_; }
-    int   asleep() const { return at().asleep; }
+    int n_slots() const { return n_slots_; }
+    int asleep() const { return at().asleep; }
 
   private:
     static constexpr int N_DEPTH = 5, N_BIN = 13, N_RANK = 3;
@@ -86,36 +93,40 @@ class planner {
     float layers(int n) const;
     float row_seconds(int i, float reach) const;
     float mean_accept(int depth, int rank, float trust) const;
-    bool  gains(float least) const;
+    bool gains(float least) const;
     float steady(int n_rows, float ratio);
 
     // of rounds with so many slots
     struct mode {
-        float drift  = 1.0f;                   // time taken against time measured, of plain rounds, whose size is another in each mode
-        float tokens = 0.0f, seconds = 0.0f;   // decaying
-        float gain   = 0.0f;                   // of drafting over not drafting, tokens a round, decaying
-        float seen_tokens = 0.0f, seen_plain = 0.0f;  // of rounds that drafted, and of plain ones in their time, decaying
-        float plain_rest = 0.0f;               // what a plain round takes beside its decode, seconds, decaying
-        float draft_rest = 0.0f;               // the same of one with a draft, above plain_rest and what is expected of the output matrix
-        int   n_plain = 0, n_drafted = 0;      // plain rounds, the first few; rounds with drafts since the last one
-        int   n_drafts = 0, asleep = 0, nap = 0;
-        std::array<float, MAX_ROWS + 1> drift_of;               // of each size, beyond drift
-        std::array<std::array<float, 2>, MAX_ROWS + 1> ratios;  // of each size's last two rounds, time taken against expected
+        float drift =
+            1.0f;  // time taken against time measured, of plain rounds, whose size is another in each mode
+        float tokens = 0.0f, seconds = 0.0f;  // decaying
+        float gain        = 0.0f;             // of drafting over not drafting, tokens a round, decaying
+        float seen_tokens = 0.0f,
+              seen_plain  = 0.0f;  // of rounds that drafted, and of plain ones in their time, decaying
+        float plain_rest  = 0.0f;  // what a plain round takes beside its decode, seconds, decaying
+        float draft_rest =
+            0.0f;  // the same of one with a draft, above plain_rest and what is expected of the output matrix
+        int n_plain = 0, n_drafted = 0;  // plain rounds, the first few; rounds with drafts since the last one
+        int n_drafts = 0, asleep = 0, nap = 0;
+        std::array<float, MAX_ROWS + 1> drift_of;  // of each size, beyond drift
+        std::array<std::array<float, 2>, MAX_ROWS + 1>
+            ratios;  // of each size's last two rounds, time taken against expected
 
         mode() {
             drift_of.fill(1.0f);
             ratios.fill({1.0f, 1.0f});
         }
     };
-    mode &       at() { return modes_[n_slots_]; }
+    mode & at() { return modes_[n_slots_]; }
     const mode & at() const { return modes_[n_slots_]; }
 
     costs costs_;
     float context_ = 0.0f;  // positions before the rows at hand
-    int   n_slots_ = 1;
+    int n_slots_   = 1;
     std::array<mode, MAX_ROWS + 1> modes_{};
     std::array<std::array<tally, N_BIN>, N_DEPTH> bins_{};
     std::array<std::array<tally, N_RANK>, N_DEPTH> ranks_{};
 };
 
-} // namespace eagle3
+}  // namespace eagle3

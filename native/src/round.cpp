@@ -1,4 +1,5 @@
-// A round: one batch of the target over the slots that take part, verification of its rows, and what stays of them.
+// A round: one batch of the target over the slots that take part, verification of its rows, and what stays of
+// them.
 #include "session.hpp"
 
 #include <algorithm>
@@ -16,15 +17,17 @@ bool captures_after_last_layer(const head & h) {
     return h.layers.back() == llama_model_n_layer(h.target);
 }
 
-} // namespace
+}  // namespace
 
-// Decodes batch_'s first n rows; if that fails, the slots hold what they held, or nothing where their memory cannot go back.
+// Decodes batch_'s first n rows; if that fails, the slots hold what they held, or nothing where their memory
+// cannot go back.
 void session::run_rows(int n, const std::vector<int> & slots) {
     batch_.n_tokens = n;
     features_.clear();
     int rc = 0;
     try {
-        rc = llama_decode(ctx_, batch_);  // which may throw: a graph that cannot be built, an evaluation callback
+        rc = llama_decode(
+            ctx_, batch_);  // which may throw: a graph that cannot be built, an evaluation callback
     } catch (...) {
         drop_rows(slots);
         throw;
@@ -33,8 +36,10 @@ void session::run_rows(int n, const std::vector<int> & slots) {
         return;
     }
     drop_rows(slots);
-    require(rc != -4, EAGLE3_E_UNSUPPORTED, "this target does not let the layers be captured that the head reads");
-    throw error(EAGLE3_E_DECODE, rc == 1 ? "the context's memory is full" : format("llama_decode returned %d", rc));
+    require(rc != -4, EAGLE3_E_UNSUPPORTED,
+        "this target does not let the layers be captured that the head reads");
+    throw error(
+        EAGLE3_E_DECODE, rc == 1 ? "the context's memory is full" : format("llama_decode returned %d", rc));
 }
 
 // Of each slot, what the target's memory holds beyond n_past.
@@ -45,8 +50,8 @@ void session::drop_rows(const std::vector<int> & slots) {
     }
 }
 
-// Drops what the target's memory holds of a slot from n_past on. A memory that cannot drop a part drops all of it, so that
-// n_past, then 0, is what it holds: false.
+// Drops what the target's memory holds of a slot from n_past on. A memory that cannot drop a part drops all
+// of it, so that n_past, then 0, is what it holds: false.
 bool session::drop_from(int slot, int n_past) {
     if (llama_memory_seq_rm(memory_, slot, n_past, -1)) {
         return true;
@@ -59,10 +64,13 @@ bool session::drop_from(int slot, int n_past) {
 void session::run_batch(int slot, const int32_t * tokens, int n, bool all_logits) {
     const slot_state & s = at(slot);
     require(!round_.open, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
-    require(n >= 1 && n <= n_batch_, EAGLE3_E_ARGUMENT, format("a batch of %d tokens, n_batch is %d", n, n_batch_));
-    require(s.n_past + n <= n_ctx_, EAGLE3_E_ARGUMENT, format("%d tokens do not fit after %d of %d", n, s.n_past, n_ctx_));
+    require(n >= 1 && n <= n_batch_, EAGLE3_E_ARGUMENT,
+        format("a batch of %d tokens, n_batch is %d", n, n_batch_));
+    require(s.n_past + n <= n_ctx_, EAGLE3_E_ARGUMENT,
+        format("%d tokens do not fit after %d of %d", n, s.n_past, n_ctx_));
     for (int i = 0; i < n; ++i) {
-        require(tokens[i] >= 0 && tokens[i] < n_vocab_, EAGLE3_E_ARGUMENT, format("token %d is not in the vocabulary", tokens[i]));
+        require(tokens[i] >= 0 && tokens[i] < n_vocab_, EAGLE3_E_ARGUMENT,
+            format("token %d is not in the vocabulary", tokens[i]));
         batch_.token[i]     = tokens[i];
         batch_.pos[i]       = s.n_past + i;
         batch_.n_seq_id[i]  = 1;
@@ -95,12 +103,15 @@ void session::prefill(int slot, const int32_t * tokens, int n, bool all_logits) 
 
 // -- decode -----------------------------------------------------------------------------------------------
 
-// What the slot brings to the round. parents: null for a chain; else the draft that each draft follows, -1 for token.
+// What the slot brings to the round. parents: null for a chain; else the draft that each draft follows, -1
+// for token.
 void session::begin_round(int slot, int32_t token, const int32_t * draft, const int32_t * parents, int n) {
     slot_state & s = at(slot);
     require(!round_.open, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
-    require(n >= 0 && n <= MAX_DRAFT, EAGLE3_E_ARGUMENT, format("a draft of %d tokens, at most %d are allowed", n, MAX_DRAFT));
-    require(s.n_past + n + 1 <= n_ctx_, EAGLE3_E_ARGUMENT, format("%d tokens do not fit after %d of %d", n + 1, s.n_past, n_ctx_));
+    require(n >= 0 && n <= MAX_DRAFT, EAGLE3_E_ARGUMENT,
+        format("a draft of %d tokens, at most %d are allowed", n, MAX_DRAFT));
+    require(s.n_past + n + 1 <= n_ctx_, EAGLE3_E_ARGUMENT,
+        format("%d tokens do not fit after %d of %d", n + 1, s.n_past, n_ctx_));
     s.round_tokens.assign(1, token);
     s.round_tokens.insert(s.round_tokens.end(), draft, draft + n);
     for (const int32_t id : s.round_tokens) {
@@ -110,9 +121,11 @@ void session::begin_round(int slot, int32_t token, const int32_t * draft, const 
     std::vector<int> depth(1, 0);
     for (int i = 0; i < n; ++i) {
         const int32_t parent = parents ? parents[i] + 1 : i;
-        require(parent >= 0 && parent <= i, EAGLE3_E_ARGUMENT, format("draft %d follows draft %d: parents come first", i, parent - 1));
+        require(parent >= 0 && parent <= i, EAGLE3_E_ARGUMENT,
+            format("draft %d follows draft %d: parents come first", i, parent - 1));
         s.round_parents.push_back(parent);
-        require(depth[parent] + 1 >= depth[i], EAGLE3_E_ARGUMENT, format("draft %d is on a higher level than draft %d: levels come in order", i, i - 1));
+        require(depth[parent] + 1 >= depth[i], EAGLE3_E_ARGUMENT,
+            format("draft %d is on a higher level than draft %d: levels come in order", i, i - 1));
         depth.push_back(depth[parent] + 1);
     }
     s.round_tree = parents && n > 0;
@@ -137,7 +150,7 @@ void session::lay_out_rows(const std::vector<int> & slots) {
         n += s.round_tokens.size();
     }
     require(n <= (size_t) std::min(n_batch_, MAX_ROWS), EAGLE3_E_ARGUMENT,
-            format("a round of %zu rows, at most %d are allowed", n, std::min(n_batch_, MAX_ROWS)));
+        format("a round of %zu rows, at most %d are allowed", n, std::min(n_batch_, MAX_ROWS)));
     for (int level = 0; round_.slot_of.size() < n; ++level) {
         for (size_t i = 0; i < slots.size(); ++i) {
             slot_state & s = at(slots[i]);
@@ -145,7 +158,7 @@ void session::lay_out_rows(const std::vector<int> & slots) {
                 if (depth[i][r] != level) {
                     continue;
                 }
-                const int b = (int) round_.slot_of.size();
+                const int b         = (int) round_.slot_of.size();
                 s.round_at[r]       = b;
                 batch_.token[b]     = s.round_tokens[r];
                 batch_.pos[b]       = s.n_past + level;
@@ -167,22 +180,22 @@ void session::decode_rounds(const std::vector<int> & slots) {
     for (int b = 0; b < n; ++b) {
         const slot_state & s = at(round_.slot_of[b]);
         const int32_t parent = s.round_parents[round_.row_of[b]];
-        parents[b] = parent < 0 ? -1 : s.round_at[parent];
-        known = known && s.draft_reach.size() + 1 == s.round_tokens.size();
+        parents[b]           = parent < 0 ? -1 : s.round_at[parent];
+        known                = known && s.draft_reach.size() + 1 == s.round_tokens.size();
     }
     require(!round_.tree || (int) llama_n_ubatch(ctx_) >= n, EAGLE3_E_ARGUMENT,
-            format("a tree of %d rows does not fit a micro-batch of %u", n, llama_n_ubatch(ctx_)));
+        format("a tree of %d rows does not fit a micro-batch of %u", n, llama_n_ubatch(ctx_)));
     require(llama_memory_tree_set(memory_, parents.data(), round_.tree ? n : 0), EAGLE3_E_UNSUPPORTED,
-            "the target's memory cannot hold a tree: it needs flash attention");
+        "the target's memory cannot hold a tree: it needs flash attention");
     const bool defers = planner_.ready() && known && drafted;
     const deferral deferred(ctx_, defers);
     const int64_t start = ggml_time_us();
     run_rows(n, slots);
     llama_synchronize(ctx_);
     round_.layers_seconds = 1e-6f * (ggml_time_us() - start);
-    round_.done = defers ? 0 : ~uint64_t(0);
+    round_.done           = defers ? 0 : ~uint64_t(0);
     round_.output_seconds = 0.0f;
-    round_.open = true;
+    round_.open           = true;
     for (const int slot : slots) {
         at(slot).in_round = true;
     }
@@ -205,8 +218,10 @@ void session::reach_now() {
     round_.reach.assign(round_.slot_of.size(), 0.0f);
     for (const int slot : round_.slots) {
         const slot_state & s = at(slot);
-        const int now = s.round_path.back();
-        const auto reach = [&](int row) { return row == 0 ? 1.0f : row - 1 < (int) s.draft_reach.size() ? s.draft_reach[row - 1] : 1.0f; };
+        const int now        = s.round_path.back();
+        const auto reach     = [&](int row) {
+            return row == 0 ? 1.0f : row - 1 < (int) s.draft_reach.size() ? s.draft_reach[row - 1] : 1.0f;
+        };
         std::vector<bool> below(s.round_tokens.size(), false);
         for (int row = now; row < (int) s.round_tokens.size() && s.in_round; ++row) {
             below[row] = row == now || (s.round_parents[row] >= now && below[s.round_parents[row]]);
@@ -224,7 +239,8 @@ void session::need_logits(int row) {
     }
     reach_now();
     const int n = planner_.piece(round_.reach, row);
-    require(llama_logits_compute(ctx_, row, n) == 0, EAGLE3_E_DECODE, "the output matrix could not be computed");
+    require(
+        llama_logits_compute(ctx_, row, n) == 0, EAGLE3_E_DECODE, "the output matrix could not be computed");
     round_.output_seconds += planner_.piece_seconds(n);
     for (int i = row; i < row + n; ++i) {
         round_.done |= uint64_t(1) << i;
@@ -235,7 +251,7 @@ void session::need_logits(int row) {
 int session::sample_row(slot_state & s, llama_sampler * sampler, int32_t & token) {
     const int row = s.round_path.back(), n_rows = (int) s.round_tokens.size();
     need_logits(s.round_at[row]);
-    token = sample(sampler, s.round_at[row]);
+    token    = sample(sampler, s.round_at[row]);
     int next = row + 1;
     while (next < n_rows && !(s.round_parents[next] == row && s.round_tokens[next] == token)) {
         ++next;
@@ -292,14 +308,16 @@ void session::verify_many(llama_sampler * const * samplers, int32_t * out, int32
 
 int session::verified_row(int slot, int i) const {
     const slot_state & s = at(slot);
-    require(i >= 0 && i < (int) s.round_path.size(), EAGLE3_E_ARGUMENT, format("the last round sampled %zu rows, not %d", s.round_path.size(), i + 1));
+    require(i >= 0 && i < (int) s.round_path.size(), EAGLE3_E_ARGUMENT,
+        format("the last round sampled %zu rows, not %d", s.round_path.size(), i + 1));
     return s.round_at[s.round_path[i]];
 }
 
 bool session::can_tree() {
-    require(!round_.open, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");  // its tree would be lost
+    require(
+        !round_.open, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");  // its tree would be lost
     const int32_t root = -1;
-    const bool ok = llama_memory_tree_set(memory_, &root, 1);
+    const bool ok      = llama_memory_tree_set(memory_, &root, 1);
     llama_memory_tree_set(memory_, nullptr, 0);
     return ok;
 }
@@ -311,7 +329,8 @@ void session::commit(int slot, int n_keep) {
     if (!s.in_round) {
         return;
     }
-    require(round_.slots.size() == 1, EAGLE3_E_ARGUMENT, "the round holds several slots: commit them together");
+    require(
+        round_.slots.size() == 1, EAGLE3_E_ARGUMENT, "the round holds several slots: commit them together");
     commit_many(&n_keep);
 }
 
@@ -327,7 +346,8 @@ std::vector<int32_t> session::kept_path(const slot_state & s, int n) const {
         path.resize(s.round_tokens.size());
         std::iota(path.begin(), path.end(), 0);
     }
-    require(n >= 0 && n <= (int) path.size(), EAGLE3_E_ARGUMENT, format("cannot keep %d of %zu rows", n, path.size()));
+    require(n >= 0 && n <= (int) path.size(), EAGLE3_E_ARGUMENT,
+        format("cannot keep %d of %zu rows", n, path.size()));
     path.resize(n);
     return path;
 }
@@ -345,13 +365,14 @@ std::vector<uint32_t> session::kept_rows(const int32_t * keep) const {
     return rows;
 }
 
-// Every slot's round ends here, whatever becomes of its rows: one that fails takes no other with it. The first failure is thrown.
+// Every slot's round ends here, whatever becomes of its rows: one that fails takes no other with it. The
+// first failure is thrown.
 void session::commit_many(const int32_t * keep) {
     if (!round_.open) {
         return;
     }
     const std::vector<uint32_t> rows = kept_rows(keep);
-    round_.open = false;
+    round_.open                      = false;
     for (const int slot : round_.slots) {
         at(slot).in_round = false;
     }
@@ -379,12 +400,13 @@ void session::commit_many(const int32_t * keep) {
     }
 }
 
-// The target's part of a slot's commit, then the head's: if that fails, the rows stay, and the head starts over behind them.
+// The target's part of a slot's commit, then the head's: if that fails, the rows stay, and the head starts
+// over behind them.
 void session::keep_rows(int slot, int n_keep) {
     slot_state & s = at(slot);
     if (!round_.tree && n_keep < (int) s.round_tokens.size()) {
         require(drop_from(slot, s.n_past + n_keep), EAGLE3_E_UNSUPPORTED,
-                format("the target cannot drop part of a sequence: slot %d is empty now", slot));
+            format("the target cannot drop part of a sequence: slot %d is empty now", slot));
     }
     const int pos = s.n_past;
     s.n_past += n_keep;
@@ -427,12 +449,13 @@ void session::learn(slot_state & s) {
     const int n_rows = (int) s.round_tokens.size();
     std::vector<int> depth(n_rows, 0), children(n_rows, 0);
     for (int row = 1; row < n_rows && n_rows - 1 == (int) s.draft_probs.size(); ++row) {
-        const int parent = s.round_parents[row];
-        depth[row] = depth[parent] + 1;
-        const int  rank    = children[parent]++;
+        const int parent   = s.round_parents[row];
+        depth[row]         = depth[parent] + 1;
+        const int rank     = children[parent]++;
         const auto at_path = std::find(s.round_path.begin(), s.round_path.end(), parent);
         if (at_path != s.round_path.end()) {
-            planner_.learn(depth[row], rank, s.draft_probs[row - 1], at_path + 1 != s.round_path.end() && at_path[1] == row, s.trust);
+            planner_.learn(depth[row], rank, s.draft_probs[row - 1],
+                at_path + 1 != s.round_path.end() && at_path[1] == row, s.trust);
         }
     }
 }
@@ -455,4 +478,4 @@ void session::tell_planner(int n_tokens) {
     planner_.saw_round(r);
 }
 
-} // namespace eagle3
+}  // namespace eagle3

@@ -15,7 +15,9 @@ struct kinds {
         llama_sampler_free(s);
         return iface;
     }
-    kinds() : greedy(of(llama_sampler_init_greedy())), empty(of(llama_sampler_init_penalties(1, 0, 1.0f, 0.0f, 0.0f))) {}
+    kinds()
+        : greedy(of(llama_sampler_init_greedy())),
+          empty(of(llama_sampler_init_penalties(1, 0, 1.0f, 0.0f, 0.0f))) {}
 };
 
 // Whether a sampler takes the likeliest token of the logits as they are.
@@ -25,7 +27,7 @@ bool takes_likeliest(llama_sampler * sampler) {
         return sampler->iface == known.greedy;
     }
     const int n = llama_sampler_chain_n(sampler);
-    int i = 0;
+    int i       = 0;
     while (i < n && llama_sampler_chain_get(sampler, i)->iface == known.empty) {
         ++i;
     }
@@ -51,7 +53,7 @@ int likeliest(const float * x, int n) {
     return best;
 }
 
-} // namespace
+}  // namespace
 
 int session::sample(llama_sampler * sampler, int row) {
     const float * logits = llama_get_logits_ith(ctx_, row);
@@ -64,4 +66,4 @@ int session::sample(llama_sampler * sampler, int row) {
     return token;
 }
 
-} // namespace eagle3
+}  // namespace eagle3

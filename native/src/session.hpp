@@ -10,7 +10,8 @@
 
 namespace eagle3 {
 
-constexpr int MAX_DRAFT = MAX_ROWS - 1;  // with the token itself: the rows that are computed alike (batch invariance)
+constexpr int MAX_DRAFT =
+    MAX_ROWS - 1;  // with the token itself: the rows that are computed alike (batch invariance)
 
 void capture_set(llama_context * ctx, const int32_t * layers, int n);
 void capture_get(llama_context * ctx, const int32_t * layers, int n, int n_tokens, float * out);
@@ -28,20 +29,20 @@ struct slot_state {
     int head_from = 0;
     int head_n    = 0;
 
-    int                  pending_pos = 0;
-    std::vector<int32_t> pending_tokens;    // the token after each row; the last row's may be missing
-    std::vector<float>   pending_features;  // [n_pending][n_features]
+    int pending_pos = 0;
+    std::vector<int32_t> pending_tokens;  // the token after each row; the last row's may be missing
+    std::vector<float> pending_features;  // [n_pending][n_features]
 
-    bool                 in_round = false, round_tree = false;
+    bool in_round = false, round_tree = false;
     std::vector<int32_t> round_tokens;   // token, then drafts
     std::vector<int32_t> round_parents;  // row that each row follows, -1 for the first
     std::vector<int32_t> round_path;     // rows that verification went through; before it, the first only
-    std::vector<int32_t> round_at;       // where each row is in the batch, which other slots' rows may be in too
+    std::vector<int32_t> round_at;  // where each row is in the batch, which other slots' rows may be in too
 
     // of the last draft, for each node
     std::vector<float> draft_probs;  // the head's, its parent given
     std::vector<float> draft_reach;  // of the whole way to it
-    float              trust = 1.0f; // in the planner's tallies, after the last few tokens
+    float trust = 1.0f;              // in the planner's tallies, after the last few tokens
 
     void clear_pending(int pos) {
         pending_pos = pos;
@@ -53,11 +54,12 @@ struct slot_state {
 // What a slot wants of a round: token was sampled and is not decoded yet.
 struct ask {
     enum kind { PLAIN, CHAIN, TREE, PLANNED };
-    int     slot  = 0;
+    int slot      = 0;
     int32_t token = 0;
-    int     kind  = PLAIN;
-    int     n_max = 0, depth = 1, width = 1;  // nodes, levels, nodes of a level that are gone on from (PLANNED: siblings)
-    float   p_min = 0.0f;
+    int kind      = PLAIN;
+    int n_max = 0, depth = 1,
+        width   = 1;  // nodes, levels, nodes of a level that are gone on from (PLANNED: siblings)
+    float p_min = 0.0f;
 };
 
 class session {
@@ -66,24 +68,28 @@ class session {
     ~session();
 
     void set_capture(bool on);
-    int  n_past(int slot) const { return at(slot).n_past; }
+    int n_past(int slot) const { return at(slot).n_past; }
     void rewind(int slot, int n_past);
     void reset(int slot, int n_past);
     void prefill(int slot, const int32_t * tokens, int n, bool all_logits);
-    int  draft(int slot, int32_t token, int n_max, int n_min, float p_min, int32_t * tokens, float * probs);
-    int  draft_tree(int slot, int32_t token, int n_max, int depth, int width, float p_min, int32_t * tokens, int32_t * parents, float * probs);
-    int  draft_choices(int slot, int32_t token, int n, const int32_t * parents, const int32_t * ranks, int32_t * tokens, float * probs);
-    int  draft_planned(int slot, int32_t token, int n_max, int width, int32_t * tokens, int32_t * parents, float * probs);
+    int draft(int slot, int32_t token, int n_max, int n_min, float p_min, int32_t * tokens, float * probs);
+    int draft_tree(int slot, int32_t token, int n_max, int depth, int width, float p_min, int32_t * tokens,
+        int32_t * parents, float * probs);
+    int draft_choices(int slot, int32_t token, int n, const int32_t * parents, const int32_t * ranks,
+        int32_t * tokens, float * probs);
+    int draft_planned(
+        int slot, int32_t token, int n_max, int width, int32_t * tokens, int32_t * parents, float * probs);
     void decode(int slot, int32_t token, const int32_t * draft, const int32_t * parents, int n);
-    int  verify(int slot, llama_sampler * sampler, int32_t * out);
-    int  sample(llama_sampler * sampler, int row);
-    int  verified_row(int slot, int i) const;
+    int verify(int slot, llama_sampler * sampler, int32_t * out);
+    int sample(llama_sampler * sampler, int row);
+    int verified_row(int slot, int i) const;
     bool can_tree();
     void commit(int slot, int n_keep);
 
-    // The four steps for several slots at once, each slot at most once. drafts are kept for decode_many; a count below 0 is
-    // the code of a slot whose sampler failed, the others' tokens are good. keep: of each slot of the round, in its order.
-    int  draft_many(const std::vector<ask> & asks);
+    // The four steps for several slots at once, each slot at most once. drafts are kept for decode_many; a
+    // count below 0 is the code of a slot whose sampler failed, the others' tokens are good. keep: of each
+    // slot of the round, in its order.
+    int draft_many(const std::vector<ask> & asks);
     void decode_many();
     void verify_many(llama_sampler * const * samplers, int32_t * out, int32_t * counts);
     void commit_many(const int32_t * keep);
@@ -98,16 +104,18 @@ class session {
     float measure_head(int slot, int n);
 
     int64_t state_size(int slot) const;
-    void    state_get(int slot, uint8_t * out) const;
-    void    state_set(int slot, const uint8_t * data, int64_t size);
+    void state_get(int slot, uint8_t * out) const;
+    void state_set(int slot, const uint8_t * data, int64_t size);
 
-    void head_forward(int slot, const int32_t * tokens, const float * features, int n, float * g, float * state, float * logits);
-    const std::vector<float> & head_trace(int slot, const int32_t * tokens, const float * features, int n, const char * stage);
+    void head_forward(int slot, const int32_t * tokens, const float * features, int n, float * g,
+        float * state, float * logits);
+    const std::vector<float> & head_trace(
+        int slot, const int32_t * tokens, const float * features, int n, const char * stage);
 
   private:
-    slot_state &       at(int slot);
+    slot_state & at(int slot);
     const slot_state & at(int slot) const;
-    int  n_pending(const slot_state & s) const;
+    int n_pending(const slot_state & s) const;
     pass head_pass(int slot, const int32_t * tokens, const float * features, int n);
     void run_batch(int slot, const int32_t * tokens, int n, bool all_logits);
     void run_rows(int n, const std::vector<int> & slots);
@@ -126,7 +134,7 @@ class session {
     void lay_out_rows(const std::vector<int> & slots);
     void decode_rounds(const std::vector<int> & slots);
     void need_logits(int row);
-    int  sample_row(slot_state & s, llama_sampler * sampler, int32_t & token);
+    int sample_row(slot_state & s, llama_sampler * sampler, int32_t & token);
     void reach_now();
     std::vector<int32_t> kept_path(const slot_state & s, int n) const;
     std::vector<uint32_t> kept_rows(const int32_t * keep) const;
@@ -141,47 +149,50 @@ class session {
     struct growth;
     void begin_growth(growth & g, const std::vector<ask> & asks);
     void grow_level(growth & g, std::vector<int> level);
-    void add_children(growth & g, int ask, const int32_t * ids, const float * probs, int row, int parent, uint64_t path);
+    void add_children(
+        growth & g, int ask, const int32_t * ids, const float * probs, int row, int parent, uint64_t path);
     std::vector<int> fixed_front(const growth & g) const;
     std::vector<int> planned_front(const growth & g) const;
-    int  take_nodes(growth & g, int ask, std::vector<int> order, int32_t * tokens, int32_t * parents, float * probs);
+    int take_nodes(
+        growth & g, int ask, std::vector<int> order, int32_t * tokens, int32_t * parents, float * probs);
     void grow(growth & g);
     bool planner_drafts(const std::vector<ask> & asks);
     void catch_up(const std::vector<ask> & asks);
     std::vector<std::vector<int>> choose(const growth & g);
     template <typename F> void draft_asks(std::vector<ask> asks, F && f);
-    int  draft_one(const ask & a, int32_t * tokens, int32_t * parents, float * probs);
+    int draft_one(const ask & a, int32_t * tokens, int32_t * parents, float * probs);
 
     llama_context * ctx_;
-    llama_memory_t  memory_;
-    head *          head_;
+    llama_memory_t memory_;
+    head * head_;
     std::unique_ptr<runner> runner_;  // null without a head
-    bool            capture_ = false;
-    int             n_batch_, n_ctx_, n_vocab_;
-    int             most_rows_;  // of a round: a micro-batch, and as many as are computed alike
+    bool capture_ = false;
+    int n_batch_, n_ctx_, n_vocab_;
+    int most_rows_;  // of a round: a micro-batch, and as many as are computed alike
     std::vector<slot_state> slots_;
-    llama_batch             batch_;
-    std::vector<float>      features_, trace_;  // features_: of the last batch's rows, taken when they are first asked for
-    planner                 planner_;
+    llama_batch batch_;
+    std::vector<float> features_,
+        trace_;  // features_: of the last batch's rows, taken when they are first asked for
+    planner planner_;
 
     // the round under way, or the last one
     struct {
-        std::vector<int>     slots;
+        std::vector<int> slots;
         std::vector<int32_t> slot_of, row_of;  // of each row of the batch, its slot and its number there
-        std::vector<float>   reach;            // probability that verification gets to it
+        std::vector<float> reach;              // probability that verification gets to it
         uint64_t done = 0;                     // rows whose logits are there, a bit each
-        bool     open = false, tree = false;
-        float    layers_seconds = 0.0f;
-        float    output_seconds = 0.0f;        // expected, of the pieces computed so far
+        bool open = false, tree = false;
+        float layers_seconds = 0.0f;
+        float output_seconds = 0.0f;  // expected, of the pieces computed so far
     } round_;
 
     // what the planner chose last, until it hears how the round went
     struct {
-        bool    planned = false;
-        int     steps   = 0;
-        float   value = 0.0f, seconds = 0.0f;
-        int64_t start = 0;                     // ggml_time_us()
+        bool planned = false;
+        int steps    = 0;
+        float value = 0.0f, seconds = 0.0f;
+        int64_t start = 0;  // ggml_time_us()
     } draft_;
 };
 
-} // namespace eagle3
+}  // namespace eagle3

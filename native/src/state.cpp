@@ -10,11 +10,12 @@ namespace {
 
 const char MAGIC[8] = {'e', 'a', 'g', 'l', 'e', '3', 's', '\0'};
 
-} // namespace
+}  // namespace
 
 struct session::state_header {
-    char    magic[8];
-    int32_t version, n_embd_kv, n_features, n_past, head_from, head_n, pending_pos, n_pending, n_pending_tokens, n_blocks;
+    char magic[8];
+    int32_t version, n_embd_kv, n_features, n_past, head_from, head_n, pending_pos, n_pending,
+        n_pending_tokens, n_blocks;
 };
 
 int64_t session::state_size(int slot) const {
@@ -39,7 +40,7 @@ void session::state_get(int slot, uint8_t * out) const {
     h.pending_pos      = s.pending_pos;
     h.n_pending        = n_pending(s);
     h.n_pending_tokens = (int32_t) s.pending_tokens.size();
-    auto put = [&](const void * data, size_t n) {
+    auto put           = [&](const void * data, size_t n) {
         if (n) {
             memcpy(out, data, n);
             out += n;
@@ -51,18 +52,24 @@ void session::state_get(int slot, uint8_t * out) const {
     runner_->cells_get(slot, s.head_from, s.head_n, out);
 }
 
-// That the fields belong to this head, and hang together as a slot's always do (slot_state): what waits begins where the head's
-// cache ends, and reaches no further than the text. Only then is their size one that can be computed.
+// That the fields belong to this head, and hang together as a slot's always do (slot_state): what waits
+// begins where the head's cache ends, and reaches no further than the text. Only then is their size one that
+// can be computed.
 void session::check_state(const state_header & h, int64_t size) const {
-    const auto is = [](bool ok) { require(ok, EAGLE3_E_FORMAT, "the head's state is damaged or belongs to another head"); };
+    const auto is = [](bool ok) {
+        require(ok, EAGLE3_E_FORMAT, "the head's state is damaged or belongs to another head");
+    };
     is(memcmp(h.magic, MAGIC, sizeof(MAGIC)) == 0 && h.version == 2);
-    is(h.n_blocks == (int32_t) head_->blocks.size() && h.n_embd_kv == head_->n_embd_kv() && h.n_features == head_->n_features());
+    is(h.n_blocks == (int32_t) head_->blocks.size() && h.n_embd_kv == head_->n_embd_kv() &&
+        h.n_features == head_->n_features());
     is(0 <= h.head_from && h.head_from <= h.head_n && h.head_n <= h.n_past && h.n_past <= n_ctx_);
-    is(0 <= h.pending_pos && h.pending_pos <= h.n_past && 0 <= h.n_pending && h.n_pending <= h.n_past - h.pending_pos);
+    is(0 <= h.pending_pos && h.pending_pos <= h.n_past && 0 <= h.n_pending &&
+        h.n_pending <= h.n_past - h.pending_pos);
     is(h.n_pending == 0 || h.pending_pos == h.head_n);
     is(h.n_pending_tokens == h.n_pending || (h.n_pending > 0 && h.n_pending_tokens == h.n_pending - 1));
-    is((uint64_t) size == sizeof(h) + h.n_pending_tokens * sizeof(int32_t) + (size_t) h.n_pending * h.n_features * sizeof(float) +
-       runner_->cells_size(h.head_from, h.head_n));
+    is((uint64_t) size == sizeof(h) + h.n_pending_tokens * sizeof(int32_t) +
+                              (size_t) h.n_pending * h.n_features * sizeof(float) +
+                              runner_->cells_size(h.head_from, h.head_n));
 }
 
 void session::state_set(int slot, const uint8_t * data, int64_t size) {
@@ -90,13 +97,15 @@ void session::state_set(int slot, const uint8_t * data, int64_t size) {
     take(t.pending_tokens.data(), t.pending_tokens.size() * sizeof(int32_t));
     take(t.pending_features.data(), t.pending_features.size() * sizeof(float));
     for (int32_t id : t.pending_tokens) {
-        require(id >= 0 && id < n_vocab_, EAGLE3_E_FORMAT, "the head's state is damaged: a token of it is not in the vocabulary");
+        require(id >= 0 && id < n_vocab_, EAGLE3_E_FORMAT,
+            "the head's state is damaged: a token of it is not in the vocabulary");
     }
     if (t.pending_pos + h.n_pending != t.n_past) {
-        t.clear_pending(t.n_past);  // written while rows were decoded without capture: nothing follows what waited
+        t.clear_pending(
+            t.n_past);  // written while rows were decoded without capture: nothing follows what waited
     }
     runner_->cells_set(slot, t.head_from, t.head_n, data);
     s = std::move(t);
 }
 
-} // namespace eagle3
+}  // namespace eagle3

@@ -1,6 +1,6 @@
-// Drafts that are grown level by level, for one slot or for several in the same passes over the head: chains, EAGLE-2's
-// dynamic tree of a given size, trees of fixed shape, and the planner's choice.
-// Source: EAGLE-2 (arXiv 2406.16858), section 4.
+// Drafts that are grown level by level, for one slot or for several in the same passes over the head: chains,
+// EAGLE-2's dynamic tree of a given size, trees of fixed shape, and the planner's choice. Source: EAGLE-2
+// (arXiv 2406.16858), section 4.
 #include "session.hpp"
 
 #include <algorithm>
@@ -13,30 +13,32 @@ namespace {
 constexpr int MAX_WIDTH = 16;
 constexpr int OVERDUE   = 16;  // pending features of a slot, more than most rounds with drafts leave
 
-} // namespace
+}  // namespace
 
-// Nodes so far, and the head's state at those that were gone on from. Cells of the head's cache after the slot's are
-// taken one after the other; the next feed overwrites them.
+// Nodes so far, and the head's state at those that were gone on from. Cells of the head's cache after the
+// slot's are taken one after the other; the next feed overwrites them.
 struct session::growth {
     struct node {
-        int32_t token  = 0;
-        int     ask    = 0;
-        int     parent = -1;     // node, -1 for the root
-        int     depth  = 1;      // rows below the root's
-        int     row    = 0;      // of the last pass: whose state it goes on from
-        float   prob   = 0.0f;   // the head's, its parent given
-        float   reach  = 0.0f;   // of the whole way to it
-        uint64_t path  = 0;      // head cells of the nodes above it
+        int32_t token = 0;
+        int ask       = 0;
+        int parent    = -1;    // node, -1 for the root
+        int depth     = 1;     // rows below the root's
+        int row       = 0;     // of the last pass: whose state it goes on from
+        float prob    = 0.0f;  // the head's, its parent given
+        float reach   = 0.0f;  // of the whole way to it
+        uint64_t path = 0;     // head cells of the nodes above it
     };
-    std::vector<ask>     asks;   // those that draft; n_max is what there is room for
-    std::vector<int>     n_cells, n_cells_max;  // of each
-    std::vector<node>    nodes;
-    std::vector<float>   states, x, probs;
+    std::vector<ask> asks;                  // those that draft; n_max is what there is room for
+    std::vector<int> n_cells, n_cells_max;  // of each
+    std::vector<node> nodes;
+    std::vector<float> states, x, probs;
     std::vector<int32_t> ids;
-    int first = 0;               // first node of the last level
-    int n_asks = 0;              // of the round, those without a draft too
+    int first  = 0;  // first node of the last level
+    int n_asks = 0;  // of the round, those without a draft too
 
-    bool likelier(int a, int b) const { return nodes[a].reach > nodes[b].reach || (nodes[a].reach == nodes[b].reach && a < b); }
+    bool likelier(int a, int b) const {
+        return nodes[a].reach > nodes[b].reach || (nodes[a].reach == nodes[b].reach && a < b);
+    }
 
     // nodes from `from` on for which want(node) holds, likeliest first
     template <typename F> std::vector<int> by_reach(int from, F && want) const {
@@ -65,8 +67,8 @@ struct session::growth {
     }
 };
 
-// Feeds what the target decoded since, one pass for all slots, and makes the roots' children. Asks that find no room or
-// nothing new to go by draft nothing.
+// Feeds what the target decoded since, one pass for all slots, and makes the roots' children. Asks that find
+// no room or nothing new to go by draft nothing.
 void session::begin_growth(growth & g, const std::vector<ask> & asks) {
     catch_up(asks);
     g.n_asks = (int) asks.size();
@@ -75,14 +77,18 @@ void session::begin_growth(growth & g, const std::vector<ask> & asks) {
     for (ask a : asks) {
         slot_state & s = at(a.slot);
         require(!s.in_round, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
-        require(a.n_max >= 0 && a.n_max <= MAX_DRAFT, EAGLE3_E_ARGUMENT, format("n_max is %d, expected 0..%d", a.n_max, MAX_DRAFT));
+        require(a.n_max >= 0 && a.n_max <= MAX_DRAFT, EAGLE3_E_ARGUMENT,
+            format("n_max is %d, expected 0..%d", a.n_max, MAX_DRAFT));
         require(a.depth >= 1 && a.width >= 1 && a.width <= MAX_WIDTH, EAGLE3_E_ARGUMENT,
-                format("a tree of depth %d and width %d, expected a width of 1..%d", a.depth, a.width, MAX_WIDTH));
-        require(a.token >= 0 && a.token < n_vocab_, EAGLE3_E_ARGUMENT, format("token %d is not in the vocabulary", a.token));
+            format(
+                "a tree of depth %d and width %d, expected a width of 1..%d", a.depth, a.width, MAX_WIDTH));
+        require(a.token >= 0 && a.token < n_vocab_, EAGLE3_E_ARGUMENT,
+            format("token %d is not in the vocabulary", a.token));
         s.draft_probs.clear();
         s.draft_reach.clear();
         const int room = (most_rows_ - g.n_asks) / (a.kind == ask::PLANNED ? 1 : g.n_asks);
-        a.n_max = std::min({a.n_max, n_ctx_ - s.n_past - 1, room});  // token itself needs a cell and a row too
+        a.n_max =
+            std::min({a.n_max, n_ctx_ - s.n_past - 1, room});  // token itself needs a cell and a row too
         if (a.kind == ask::PLAIN || a.n_max <= 0 || n_pending(s) == 0) {
             continue;
         }
@@ -116,7 +122,8 @@ void session::begin_growth(growth & g, const std::vector<ask> & asks) {
     }
 }
 
-void session::add_children(growth & g, int a, const int32_t * ids, const float * probs, int row, int parent, uint64_t path) {
+void session::add_children(
+    growth & g, int a, const int32_t * ids, const float * probs, int row, int parent, uint64_t path) {
     const ask & q = g.asks[a];
     for (int k = 0; k < std::min(q.width, head_->n_vocab) && std::isfinite(probs[k]); ++k) {
         growth::node child;
@@ -128,7 +135,8 @@ void session::add_children(growth & g, int a, const int32_t * ids, const float *
         child.prob   = probs[k];
         child.path   = path;
         // EAGLE-2 goes by the head's own word
-        const float p = q.kind == ask::TREE ? child.prob : planner_.accept(child.depth, child.prob, at(q.slot).trust);
+        const float p =
+            q.kind == ask::TREE ? child.prob : planner_.accept(child.depth, child.prob, at(q.slot).trust);
         child.reach = (parent < 0 ? 1.0f : g.nodes[parent].reach) * p;
         g.nodes.push_back(child);
     }
@@ -144,9 +152,9 @@ void session::grow_level(growth & g, std::vector<int> level) {
     g.x.resize((size_t) n * n_embd);
     for (int r = 0; r < n; ++r) {
         const growth::node & v = g.nodes[level[r]];
-        const ask & a = g.asks[v.ask];
-        const slot_state & s = at(a.slot);
-        const int cell = g.n_cells[v.ask]++;
+        const ask & a          = g.asks[v.ask];
+        const slot_state & s   = at(a.slot);
+        const int cell         = g.n_cells[v.ask]++;
         pass_row row;
         row.slot  = a.slot;
         row.token = v.token;
@@ -170,7 +178,8 @@ void session::grow_level(growth & g, std::vector<int> level) {
     runner_->run(p);
     g.first = (int) g.nodes.size();
     for (int r = 0; r < n; ++r) {
-        add_children(g, g.nodes[level[r]].ask, g.ids.data() + r * k, g.probs.data() + r * k, r, level[r], p.rows[r].path);
+        add_children(g, g.nodes[level[r]].ask, g.ids.data() + r * k, g.probs.data() + r * k, r, level[r],
+            p.rows[r].path);
     }
 }
 
@@ -186,7 +195,8 @@ std::vector<int> session::fixed_front(const growth & g) const {
         level.resize(std::min({(int) level.size(), a.width, g.n_cells_max[i] - g.n_cells[i]}));
         for (const int v : level) {
             const growth::node & w = g.nodes[v];
-            if (w.depth < (a.kind == ask::CHAIN ? a.n_max : a.depth) && (a.kind == ask::CHAIN ? w.prob : w.reach) >= a.p_min) {
+            if (w.depth < (a.kind == ask::CHAIN ? a.n_max : a.depth) &&
+                (a.kind == ask::CHAIN ? w.prob : w.reach) >= a.p_min) {
                 front.push_back(v);
             }
         }
@@ -196,7 +206,9 @@ std::vector<int> session::fixed_front(const growth & g) const {
 
 // Nodes of the last level that the planner goes on from: of all slots together, as many as pay.
 std::vector<int> session::planned_front(const growth & g) const {
-    const auto planned = [&](const growth::node & v) { return g.is_planned(v); };
+    const auto planned = [&](const growth::node & v) {
+        return g.is_planned(v);
+    };
     std::vector<float> reach, level_reach;
     int room = 0, n_children = 1, n_fixed = 0;
     float trust = 0.0f;
@@ -228,13 +240,14 @@ std::vector<int> session::planned_front(const growth & g) const {
     if (level.empty() || (int) reach.size() >= room) {
         return {};
     }
-    level.resize(planner_.grow_width(reach, g.nodes[level[0]].depth, level_reach, n_children, trust / (float) level.size(), std::max(n_fixed, 0)));
+    level.resize(planner_.grow_width(reach, g.nodes[level[0]].depth, level_reach, n_children,
+        trust / (float) level.size(), std::max(n_fixed, 0)));
     return level;
 }
 
 void session::grow(growth & g) {
     for (;;) {
-        std::vector<int> front = fixed_front(g);
+        std::vector<int> front         = fixed_front(g);
         const std::vector<int> planned = planned_front(g);
         front.insert(front.end(), planned.begin(), planned.end());
         if (front.empty()) {
@@ -245,17 +258,19 @@ void session::grow(growth & g) {
     }
 }
 
-// These nodes of an ask, level by level, likeliest first. A parent is never less likely than its child: none is left
-// without its parent. probs: of each node for a chain, of the whole way to it otherwise; may be null.
-int session::take_nodes(growth & g, int a, std::vector<int> order, int32_t * tokens, int32_t * parents, float * probs) {
+// These nodes of an ask, level by level, likeliest first. A parent is never less likely than its child: none
+// is left without its parent. probs: of each node for a chain, of the whole way to it otherwise; may be null.
+int session::take_nodes(
+    growth & g, int a, std::vector<int> order, int32_t * tokens, int32_t * parents, float * probs) {
     slot_state & s = at(g.asks[a].slot);
     std::vector<int> place(g.nodes.size(), -1);
-    std::stable_sort(order.begin(), order.end(), [&](int i, int j) { return g.nodes[i].depth < g.nodes[j].depth; });
+    std::stable_sort(
+        order.begin(), order.end(), [&](int i, int j) { return g.nodes[i].depth < g.nodes[j].depth; });
     for (int i = 0; i < (int) order.size(); ++i) {
         const growth::node & v = g.nodes[order[i]];
-        place[order[i]] = i;
-        tokens[i]  = v.token;
-        parents[i] = v.parent < 0 ? -1 : place[v.parent];
+        place[order[i]]        = i;
+        tokens[i]              = v.token;
+        parents[i]             = v.parent < 0 ? -1 : place[v.parent];
         s.draft_probs.push_back(v.prob);
         s.draft_reach.push_back(v.reach);
         if (probs) {
@@ -268,7 +283,7 @@ int session::take_nodes(growth & g, int a, std::vector<int> order, int32_t * tok
 // Whether the planner lets its asks draft in this round; it counts rounds.
 bool session::planner_drafts(const std::vector<ask> & asks) {
     float n_past = 0.0f;
-    bool  any    = false;
+    bool any     = false;
     for (const ask & a : asks) {
         n_past += (float) at(a.slot).n_past / (float) asks.size();
         any = any || (a.kind == ask::PLANNED && a.n_max > 0 && n_pending(at(a.slot)) > 0);
@@ -278,8 +293,8 @@ bool session::planner_drafts(const std::vector<ask> & asks) {
     return any && planner_.wants_draft();
 }
 
-// Feeds what gathered while there were no drafts, so that the first pass of all slots has few rows: as many as are computed
-// alike. The time is not the draft's, which would seem dear.
+// Feeds what gathered while there were no drafts, so that the first pass of all slots has few rows: as many
+// as are computed alike. The time is not the draft's, which would seem dear.
 void session::catch_up(const std::vector<ask> & asks) {
     const int most = std::min(OVERDUE, MAX_ROWS / std::max((int) asks.size(), 1));
     for (const ask & a : asks) {
@@ -290,7 +305,8 @@ void session::catch_up(const std::vector<ask> & asks) {
     draft_.start = ggml_time_us();
 }
 
-// Of each ask's nodes, those to draft: as many as were asked for; of the planner's, all slots' together, as many as pay.
+// Of each ask's nodes, those to draft: as many as were asked for; of the planner's, all slots' together, as
+// many as pay.
 std::vector<std::vector<int>> session::choose(const growth & g) {
     std::vector<std::vector<int>> chosen(g.asks.size());
     int room = 0, n_fixed = 0;
@@ -300,7 +316,9 @@ std::vector<std::vector<int>> session::choose(const growth & g) {
             room = std::max(room, a.n_max);
             continue;
         }
-        chosen[i] = g.by_reach(0, [&](const growth::node & v) { return v.ask == i && (a.kind == ask::CHAIN ? v.prob : v.reach) >= a.p_min; });
+        chosen[i] = g.by_reach(0, [&](const growth::node & v) {
+            return v.ask == i && (a.kind == ask::CHAIN ? v.prob : v.reach) >= a.p_min;
+        });
         chosen[i].resize(std::min((int) chosen[i].size(), a.n_max));
         n_fixed += (int) chosen[i].size();
     }
@@ -313,7 +331,7 @@ std::vector<std::vector<int>> session::choose(const growth & g) {
         reach.push_back(g.nodes[planned[i]].reach);
     }
     const planner::choice c = planner_.best(reach, n_fixed);
-    draft_.value = c.value;
+    draft_.value            = c.value;
     for (int i = 0; i < c.n; ++i) {
         chosen[g.nodes[planned[i]].ask].push_back(planned[i]);
     }
@@ -322,9 +340,10 @@ std::vector<std::vector<int>> session::choose(const growth & g) {
 
 // Grows and chooses; f(growth, ask, its nodes) for each ask that drafts.
 template <typename F> void session::draft_asks(std::vector<ask> asks, F && f) {
-    draft_ = {};
-    draft_.start   = ggml_time_us();
-    draft_.planned = std::any_of(asks.begin(), asks.end(), [](const ask & a) { return a.kind == ask::PLANNED; });
+    draft_       = {};
+    draft_.start = ggml_time_us();
+    draft_.planned =
+        std::any_of(asks.begin(), asks.end(), [](const ask & a) { return a.kind == ask::PLANNED; });
     if (draft_.planned && !planner_drafts(asks)) {
         for (ask & a : asks) {
             a.kind = a.kind == ask::PLANNED ? (int) ask::PLAIN : a.kind;
@@ -338,7 +357,7 @@ template <typename F> void session::draft_asks(std::vector<ask> asks, F && f) {
     draft_.steps = 1;
     grow(g);
     const std::vector<std::vector<int>> chosen = choose(g);
-    draft_.seconds = 1e-6f * (ggml_time_us() - draft_.start);
+    draft_.seconds                             = 1e-6f * (ggml_time_us() - draft_.start);
     for (int i = 0; i < (int) g.asks.size(); ++i) {
         f(g, i, chosen[i]);
     }
@@ -346,14 +365,16 @@ template <typename F> void session::draft_asks(std::vector<ask> asks, F && f) {
 
 int session::draft_one(const ask & a, int32_t * tokens, int32_t * parents, float * probs) {
     int n = 0;
-    draft_asks({a}, [&](growth & g, int i, const std::vector<int> & nodes) { n = take_nodes(g, i, nodes, tokens, parents, probs); });
+    draft_asks({a}, [&](growth & g, int i, const std::vector<int> & nodes) {
+        n = take_nodes(g, i, nodes, tokens, parents, probs);
+    });
     return n;
 }
 
 int session::draft_many(const std::vector<ask> & asks) {
     require(!round_.open, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
     require(!asks.empty() && (int) asks.size() <= most_rows_, EAGLE3_E_ARGUMENT,
-            format("a round of %zu slots, expected 1..%d", asks.size(), most_rows_));
+        format("a round of %zu slots, expected 1..%d", asks.size(), most_rows_));
     std::vector<bool> seen(slots_.size(), false);
     for (const ask & a : asks) {
         at(a.slot);
@@ -375,14 +396,16 @@ int session::draft_many(const std::vector<ask> & asks) {
         for (size_t i = 0; i < parents[a.slot].size(); ++i) {
             chain = chain && parents[a.slot][i] == (int) i - 1;
         }
-        begin_round(a.slot, a.token, tokens[a.slot].data(), chain ? nullptr : parents[a.slot].data(), (int) tokens[a.slot].size());
+        begin_round(a.slot, a.token, tokens[a.slot].data(), chain ? nullptr : parents[a.slot].data(),
+            (int) tokens[a.slot].size());
         slots.push_back(a.slot);
     }
     round_.slots = slots;
     return total;
 }
 
-int session::draft(int slot, int32_t token, int n_max, int n_min, float p_min, int32_t * tokens, float * probs) {
+int session::draft(
+    int slot, int32_t token, int n_max, int n_min, float p_min, int32_t * tokens, float * probs) {
     ask a;
     a.slot  = slot;
     a.token = token;
@@ -394,32 +417,39 @@ int session::draft(int slot, int32_t token, int n_max, int n_min, float p_min, i
     return n >= n_min ? n : 0;
 }
 
-int session::draft_tree(int slot, int32_t token, int n_max, int depth, int width, float p_min, int32_t * tokens, int32_t * parents, float * probs) {
+int session::draft_tree(int slot, int32_t token, int n_max, int depth, int width, float p_min,
+    int32_t * tokens, int32_t * parents, float * probs) {
     return draft_one({slot, token, ask::TREE, n_max, depth, width, p_min}, tokens, parents, probs);
 }
 
-int session::draft_planned(int slot, int32_t token, int n_max, int width, int32_t * tokens, int32_t * parents, float * probs) {
+int session::draft_planned(
+    int slot, int32_t token, int n_max, int width, int32_t * tokens, int32_t * parents, float * probs) {
     return draft_one({slot, token, ask::PLANNED, n_max, 1, width, 0.0f}, tokens, parents, probs);
 }
 
 // A tree of fixed shape: node i is the ranks[i]-th likeliest child of node parents[i].
-int session::draft_choices(int slot, int32_t token, int n, const int32_t * parents, const int32_t * ranks, int32_t * tokens, float * probs) {
-    require(n >= 0 && n <= MAX_DRAFT, EAGLE3_E_ARGUMENT, format("a tree of %d nodes, at most %d are allowed", n, MAX_DRAFT));
+int session::draft_choices(int slot, int32_t token, int n, const int32_t * parents, const int32_t * ranks,
+    int32_t * tokens, float * probs) {
+    require(n >= 0 && n <= MAX_DRAFT, EAGLE3_E_ARGUMENT,
+        format("a tree of %d nodes, at most %d are allowed", n, MAX_DRAFT));
     std::vector<int> depth(n), width(n + 1, 0);  // width[p + 1]: children that node p needs
     for (int i = 0; i < n; ++i) {
-        require(parents[i] >= -1 && parents[i] < i, EAGLE3_E_ARGUMENT, format("node %d follows node %d: parents come first", i, parents[i]));
-        require(ranks[i] >= 0 && ranks[i] < MAX_WIDTH, EAGLE3_E_ARGUMENT, format("node %d has rank %d, expected 0..%d", i, ranks[i], MAX_WIDTH - 1));
-        depth[i] = parents[i] < 0 ? 1 : depth[parents[i]] + 1;
+        require(parents[i] >= -1 && parents[i] < i, EAGLE3_E_ARGUMENT,
+            format("node %d follows node %d: parents come first", i, parents[i]));
+        require(ranks[i] >= 0 && ranks[i] < MAX_WIDTH, EAGLE3_E_ARGUMENT,
+            format("node %d has rank %d, expected 0..%d", i, ranks[i], MAX_WIDTH - 1));
+        depth[i]              = parents[i] < 0 ? 1 : depth[parents[i]] + 1;
         width[parents[i] + 1] = std::max(width[parents[i] + 1], ranks[i] + 1);
     }
     draft_ = {};
     growth g;
     // as wide as the widest node: a pass has the same number of guesses for every row
-    begin_growth(g, {{slot, token, ask::CHAIN, n, 1, std::max(1, *std::max_element(width.begin(), width.end())), 0.0f}});
+    begin_growth(g,
+        {{slot, token, ask::CHAIN, n, 1, std::max(1, *std::max_element(width.begin(), width.end())), 0.0f}});
     if (g.asks.empty()) {
         return 0;
     }
-    n = std::min(n, g.asks[0].n_max);  // the first nodes, if there is room for no more
+    n           = std::min(n, g.asks[0].n_max);  // the first nodes, if there is room for no more
     const int w = std::min(g.asks[0].width, head_->n_vocab);
     if ((int) g.nodes.size() != w) {
         return 0;  // a row that is not finite
@@ -427,10 +457,11 @@ int session::draft_choices(int slot, int32_t token, int n, const int32_t * paren
     std::vector<int> at_node(n, -1);  // of each choice, its node
     std::vector<int> children(1, 0);  // of each node + 1, its first child; 0 for the root's
     for (int d = 1, done = 0; done < n; ++d) {
-        std::vector<int> level;       // nodes to go on from
+        std::vector<int> level;  // nodes to go on from
         for (int i = 0; i < n; ++i) {
             if (depth[i] == d) {
-                at_node[i] = children[parents[i] < 0 ? 0 : at_node[parents[i]] + 1] + std::min(ranks[i], w - 1);
+                at_node[i] =
+                    children[parents[i] < 0 ? 0 : at_node[parents[i]] + 1] + std::min(ranks[i], w - 1);
                 ++done;
                 if (width[i + 1] > 0) {
                     level.push_back(at_node[i]);
@@ -454,7 +485,7 @@ int session::draft_choices(int slot, int32_t token, int n, const int32_t * paren
     slot_state & s = at(slot);
     for (int i = 0; i < n; ++i) {
         const growth::node & v = g.nodes[at_node[i]];
-        tokens[i] = v.token;
+        tokens[i]              = v.token;
         s.draft_probs.push_back(v.prob);
         s.draft_reach.push_back(v.reach);
         if (probs) {
@@ -464,4 +495,4 @@ int session::draft_choices(int slot, int32_t token, int n, const int32_t * paren
     return n;
 }
 
-} // namespace eagle3
+}  // namespace eagle3

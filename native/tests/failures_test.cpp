@@ -1,4 +1,5 @@
-// Calls that fail half way, and what the slots, the context and other slots are afterwards; run under the sanitizers.
+// Calls that fail half way, and what the slots, the context and other slots are afterwards; run under the
+// sanitizers.
 //     failures_test CASE TARGET.gguf [HEAD.gguf]    CASE: see main
 #include "eagle3.h"
 #include "llama.h"
@@ -16,12 +17,12 @@
 #include <string>
 #include <vector>
 
-#define CHECK(x)                                                                          \
-    do {                                                                                  \
-        if (!(x)) {                                                                       \
-            fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #x, eagle3_last_error()); \
-            exit(1);                                                                      \
-        }                                                                                 \
+#define CHECK(x)                                                                                             \
+    do {                                                                                                     \
+        if (!(x)) {                                                                                          \
+            fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #x, eagle3_last_error());                \
+            exit(1);                                                                                         \
+        }                                                                                                    \
     } while (0)
 
 namespace {
@@ -29,8 +30,8 @@ namespace {
 constexpr int N_SLOTS = 3;
 constexpr int ROOM    = 64;  // of eagle3_round_verify's tokens, for each slot
 
-int  n_reserves = 0;    // of llama.cpp's scheduler, by its log
-bool throws     = false;  // the next tensor evaluated
+int n_reserves = 0;      // of llama.cpp's scheduler, by its log
+bool throws    = false;  // the next tensor evaluated
 
 void count_reserves(ggml_log_level, const char * text, void *) {
     n_reserves += strstr(text, "sched_reserve: reserving ...") != nullptr;
@@ -44,23 +45,23 @@ bool evaluated(ggml_tensor *, bool, void *) {
 }
 
 struct fixture {
-    llama_model *    model = nullptr;
-    llama_context *  ctx   = nullptr;
-    eagle3_head *    head  = nullptr;
-    eagle3_session * s     = nullptr;
+    llama_model * model = nullptr;
+    llama_context * ctx = nullptr;
+    eagle3_head * head  = nullptr;
+    eagle3_session * s  = nullptr;
 
     fixture(const char * target, const char * head_path, bool callback = false) {
         model = llama_model_load_from_file(target, llama_model_default_params());
         CHECK(model != nullptr);
         llama_context_params p = llama_context_default_params();
-        p.n_ctx     = 512 * N_SLOTS;
-        p.n_batch   = 512;
-        p.n_ubatch  = 64;
-        p.n_seq_max = N_SLOTS;
+        p.n_ctx                = 512 * N_SLOTS;
+        p.n_batch              = 512;
+        p.n_ubatch             = 64;
+        p.n_seq_max            = N_SLOTS;
         p.n_threads = p.n_threads_batch = 1;
-        p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
-        p.cb_eval   = callback ? evaluated : nullptr;
-        ctx = llama_init_from_model(model, p);
+        p.flash_attn_type               = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+        p.cb_eval                       = callback ? evaluated : nullptr;
+        ctx                             = llama_init_from_model(model, p);
         CHECK(ctx != nullptr);
         if (head_path) {
             CHECK(eagle3_head_open(head_path, model, &head) == EAGLE3_OK);
@@ -85,7 +86,7 @@ struct fixture {
 
     // the greedy continuation of a slot
     std::vector<int32_t> text(int slot, int n, int kind) {
-        llama_sampler * greedy = llama_sampler_init_greedy();
+        llama_sampler * greedy   = llama_sampler_init_greedy();
         std::vector<int32_t> out = {eagle3_sample(s, greedy, -1)};
         while ((int) out.size() < n) {
             const eagle3_ask ask = {slot, out.back(), kind, 6, 3, kind == EAGLE3_TREE ? 3 : 1, 0.0f};
@@ -127,9 +128,11 @@ void check_usable(fixture & f) {
         if (f.head) {
             CHECK(eagle3_draft(f.s, slot, 9, 4, 0, 0.0f, tokens, nullptr) == 4);
             std::vector<uint8_t> state(eagle3_state_size(f.s, slot));
-            CHECK(eagle3_state_get(f.s, slot, state.data(), (int64_t) state.size()) == (int64_t) state.size());
+            CHECK(
+                eagle3_state_get(f.s, slot, state.data(), (int64_t) state.size()) == (int64_t) state.size());
         }
-        CHECK(eagle3_decode(f.s, slot, 9, tokens, 0) == EAGLE3_OK && eagle3_commit(f.s, slot, 1) == EAGLE3_OK);
+        CHECK(
+            eagle3_decode(f.s, slot, 9, tokens, 0) == EAGLE3_OK && eagle3_commit(f.s, slot, 1) == EAGLE3_OK);
     }
 }
 
@@ -142,7 +145,7 @@ void failed_commits(const char * target) {
         }
         begin_round(f, EAGLE3_PLAIN);
         int32_t keep[N_SLOTS] = {1, 1, 1};
-        keep[failing] = 0;
+        keep[failing]         = 0;
         CHECK(eagle3_round_commit(f.s, keep) == EAGLE3_E_UNSUPPORTED);
         for (int slot = 0; slot < N_SLOTS; ++slot) {
             CHECK(eagle3_n_past(f.s, slot) == (slot == failing ? 0 : 11 + slot));
@@ -153,7 +156,8 @@ void failed_commits(const char * target) {
     }
 }
 
-// The features are gone at commit, as another llama_decode in between takes them: the rows stay, the head starts over, in every slot.
+// The features are gone at commit, as another llama_decode in between takes them: the rows stay, the head
+// starts over, in every slot.
 void lost_features(const char * target, const char * head, int kind) {
     fixture f(target, head);
     for (int slot = 0; slot < N_SLOTS; ++slot) {
@@ -184,7 +188,7 @@ void thrown_decodes(const char * target, const char * head, int kind) {
         asks.push_back({slot, 9, kind, 6, 3, kind == EAGLE3_TREE ? 3 : 1, 0.0f});
     }
     int32_t drafted[N_SLOTS];
-    float seconds = 0.0f;
+    float seconds       = 0.0f;
     const int32_t token = 5;
     CHECK(eagle3_round_draft(f.s, asks.data(), N_SLOTS, drafted) > 0);
     throws = true;
@@ -203,7 +207,8 @@ void thrown_decodes(const char * target, const char * head, int kind) {
     }
 }
 
-// Rows decoded by the context's owner, past the session: all their logits are there, and they see what rows of a text see.
+// Rows decoded by the context's owner, past the session: all their logits are there, and they see what rows
+// of a text see.
 void check_context(llama_model * model, llama_context * ctx) {
     const int n = 4, n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
     std::vector<float> rows[2];
@@ -212,7 +217,7 @@ void check_context(llama_model * model, llama_context * ctx) {
         std::vector<float> & out = rows[step == 1];
         for (int at = 0; at < n; at += step) {
             llama_batch batch = llama_batch_init(step, 0, 1);
-            batch.n_tokens = step;
+            batch.n_tokens    = step;
             for (int i = 0; i < step; ++i) {
                 batch.token[i]     = 20 + at + i;
                 batch.pos[i]       = at + i;
@@ -257,7 +262,8 @@ void closed_sessions(const char * target, const char * head) {
     check_usable(f);
 }
 
-// Prompts that do not draft take turns with rounds that do: the scheduler is reserved no more for it, the drafts are the same.
+// Prompts that do not draft take turns with rounds that do: the scheduler is reserved no more for it, the
+// drafts are the same.
 void flipped_capture(const char * target, const char * head) {
     llama_log_set(count_reserves, nullptr);
     std::vector<std::vector<int32_t>> drafts[2];
@@ -270,7 +276,8 @@ void flipped_capture(const char * target, const char * head) {
             std::vector<int32_t> tokens(5);
             CHECK(eagle3_session_set_capture(f.s, 1) == EAGLE3_OK);
             CHECK(eagle3_draft(f.s, 0, 9, 5, 0, 0.0f, tokens.data(), nullptr) == 5);
-            CHECK(eagle3_decode(f.s, 0, 9, tokens.data(), 5) == EAGLE3_OK && eagle3_commit(f.s, 0, 1 + turn % 6) == EAGLE3_OK);
+            CHECK(eagle3_decode(f.s, 0, 9, tokens.data(), 5) == EAGLE3_OK &&
+                  eagle3_commit(f.s, 0, 1 + turn % 6) == EAGLE3_OK);
             drafts[flips].push_back(tokens);
             CHECK(eagle3_session_set_capture(f.s, !flips) == EAGLE3_OK);
             f.prefill(1, turn % 2 ? 3 : 70);
@@ -280,7 +287,8 @@ void flipped_capture(const char * target, const char * head) {
     CHECK(drafts[0] == drafts[1]);
 }
 
-// Drafts of several lengths for all slots at once, with logits on demand: the text of each is what it is alone and undrafted.
+// Drafts of several lengths for all slots at once, with logits on demand: the text of each is what it is
+// alone and undrafted.
 void joint_text(const char * target, const char * head) {
     constexpr int N = 24;
     fixture f(target, head), plain(target, nullptr);
@@ -327,7 +335,8 @@ struct own_session {
     std::unique_ptr<eagle3::head> head;
     eagle3::session s;
 
-    own_session(const fixture & f, const char * path) : head(eagle3::load_head(path, f.model)), s(f.ctx, head.get(), N_SLOTS) {}
+    own_session(const fixture & f, const char * path)
+        : head(eagle3::load_head(path, f.model)), s(f.ctx, head.get(), N_SLOTS) {}
 };
 
 // Prompts of every length, in every slot: few graphs over the head, and no more memory for them.
@@ -367,7 +376,8 @@ void cut_prompts(const char * target, const char * head) {
     CHECK(probs[0] == probs[1] && probs[0] == probs[2]);
 }
 
-// One matrix for embeddings and output, of which the model keeps two copies: the head takes each as the model does, and drafts.
+// One matrix for embeddings and output, of which the model keeps two copies: the head takes each as the model
+// does, and drafts.
 void shared_weights(const char * target, const char * head) {
     fixture f(target, head);
     CHECK(llama_model_get_tensor(f.model, "token_embd.weight") == f.model->tok_embd);
@@ -377,26 +387,28 @@ void shared_weights(const char * target, const char * head) {
     check_usable(f);
 }
 
-// The target's tensors split over devices, which this process's CPU plays: plain decoding works, a head is refused.
+// The target's tensors split over devices, which this process's CPU plays: plain decoding works, a head is
+// refused.
 void split_tensors(const char * target, const char * head_path) {
     ggml_backend_dev_t devices[2] = {ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), nullptr};
-    llama_model_params p = llama_model_default_params();
-    p.split_mode   = LLAMA_SPLIT_MODE_TENSOR;
-    p.n_gpu_layers = 99;
-    p.devices      = devices;
-    llama_model * model = llama_model_load_from_file(target, p);
+    llama_model_params p          = llama_model_default_params();
+    p.split_mode                  = LLAMA_SPLIT_MODE_TENSOR;
+    p.n_gpu_layers                = 99;
+    p.devices                     = devices;
+    llama_model * model           = llama_model_load_from_file(target, p);
     CHECK(model != nullptr);
     eagle3_head * head = nullptr;
     CHECK(eagle3_head_open(head_path, model, &head) == EAGLE3_E_UNSUPPORTED && head == nullptr);
-    CHECK(strstr(eagle3_last_error(), "split_mode") != nullptr && strchr(eagle3_last_error(), '\n') == nullptr);
+    CHECK(
+        strstr(eagle3_last_error(), "split_mode") != nullptr && strchr(eagle3_last_error(), '\n') == nullptr);
     llama_model_free(model);
 }
 
-} // namespace
+}  // namespace
 
 int main(int argc, char ** argv) {
     const std::string what = argc > 2 ? argv[1] : "";
-    const char * head = argc > 3 ? argv[3] : nullptr;
+    const char * head      = argc > 3 ? argv[3] : nullptr;
     llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
     if (what == "commit") {
         failed_commits(argv[2]);
@@ -424,7 +436,9 @@ int main(int argc, char ** argv) {
     } else if (what == "split" && head) {
         split_tensors(argv[2], head);
     } else {
-        fprintf(stderr, "usage: failures_test commit|features|throws|measure|close|capture|joint|shapes|cuts|shared|split TARGET.gguf [HEAD.gguf]\n");
+        fprintf(stderr, "usage: failures_test "
+                        "commit|features|throws|measure|close|capture|joint|shapes|cuts|shared|split "
+                        "TARGET.gguf [HEAD.gguf]\n");
         return 2;
     }
     puts("ok");

@@ -1,5 +1,7 @@
-// Loads every head named on standard input for one target, and drafts with those that load; run under the sanitizers.
-//     heads_test TARGET.gguf < paths    prints a line a file: the status, then the message or the number of drafts
+// Loads every head named on standard input for one target, and drafts with those that load; run under the
+// sanitizers.
+//     heads_test TARGET.gguf < paths    prints a line a file: the status, then the message or the number of
+//     drafts
 #include "eagle3.h"
 #include "llama.h"
 
@@ -12,15 +14,16 @@
 
 static int draft(llama_context * ctx, eagle3_head * head) {
     eagle3_session * s = nullptr;
-    int n = eagle3_session_open(ctx, head, 1, &s);
+    int n              = eagle3_session_open(ctx, head, 1, &s);
     if (n == EAGLE3_OK) {
         const std::vector<int32_t> prompt = {5, 6, 7, 8, 9};
         int32_t drafts[8], parents[8];
-        float   probs[8];
+        float probs[8];
         n = eagle3_prefill(s, 0, prompt.data(), (int32_t) prompt.size(), 0);
         n = n == EAGLE3_OK ? eagle3_draft(s, 0, 10, 4, 0, 0.0f, drafts, probs) : n;
-        n = n >= 0 && eagle3_decode(s, 0, 10, drafts, n) == EAGLE3_OK && eagle3_commit(s, 0, 1) == EAGLE3_OK ?
-            eagle3_draft_tree(s, 0, 11, 8, 2, 3, 0.0f, drafts, parents, probs) : n;
+        n = n >= 0 && eagle3_decode(s, 0, 10, drafts, n) == EAGLE3_OK && eagle3_commit(s, 0, 1) == EAGLE3_OK
+                ? eagle3_draft_tree(s, 0, 11, 8, 2, 3, 0.0f, drafts, parents, probs)
+                : n;
     }
     eagle3_session_close(s);
     llama_memory_clear(llama_get_memory(ctx), true);
@@ -33,18 +36,18 @@ int main(int argc, char ** argv) {
         return 2;
     }
     llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
-    llama_model * model = llama_model_load_from_file(argv[1], llama_model_default_params());
+    llama_model * model    = llama_model_load_from_file(argv[1], llama_model_default_params());
     llama_context_params p = llama_context_default_params();
-    p.n_ctx     = 64;
-    p.n_batch   = 64;
+    p.n_ctx                = 64;
+    p.n_batch              = 64;
     p.n_threads = p.n_threads_batch = 1;
-    llama_context * ctx = llama_init_from_model(model, p);
+    llama_context * ctx             = llama_init_from_model(model, p);
 
     std::string path;
     while (std::getline(std::cin, path)) {
-        const auto start = std::chrono::steady_clock::now();
+        const auto start   = std::chrono::steady_clock::now();
         eagle3_head * head = nullptr;
-        int status = eagle3_head_open(path.c_str(), model, &head);
+        int status         = eagle3_head_open(path.c_str(), model, &head);
         if (status == EAGLE3_OK) {
             status = draft(ctx, head);
         }

@@ -1,5 +1,5 @@
-// The planner against every fixed length, on cost curves measured in several formats and made-up heads. Time is
-// counted, not measured: the outcome depends on the seed alone.
+// The planner against every fixed length, on cost curves measured in several formats and made-up heads. Time
+// is counted, not measured: the outcome depends on the seed alone.
 //     planner_test SEED
 #include "planner.hpp"
 
@@ -19,13 +19,13 @@ constexpr int SIZES[] = {1, 2, 3, 4, 5, 6, 8, 12, 16};
 // A decode of these many rows with the output matrix, in units of one row; one row in seconds.
 struct machine {
     const char * name;
-    float        seconds;
-    float        output;  // what each further row adds to the output matrix, a fifth of the first row
-    float        rows[9];
+    float seconds;
+    float output;  // what each further row adds to the output matrix, a fifth of the first row
+    float rows[9];
 };
 
 const machine MACHINES[] = {
-    {"F32",  0.032f, 0.02f, {1, 0.98f, 1.02f, 1.12f, 1.16f, 1.26f, 1.61f, 1.95f, 2.28f}},
+    {"F32", 0.032f, 0.02f, {1, 0.98f, 1.02f, 1.12f, 1.16f, 1.26f, 1.61f, 1.95f, 2.28f}},
     {"BF16", 0.020f, 0.06f, {1, 1.05f, 1.23f, 1.44f, 1.60f, 1.79f, 2.30f, 3.00f, 3.91f}},
     {"Q8_0", 0.014f, 0.14f, {1, 1.40f, 1.58f, 1.62f, 2.06f, 2.27f, 2.59f, 3.52f, 4.64f}},
     {"Q4_0", 0.011f, 0.14f, {1, 1.50f, 2.03f, 1.76f, 2.48f, 2.81f, 2.82f, 3.88f, 4.96f}},
@@ -45,10 +45,10 @@ costs costs_of(const machine & m, bool deferred) {
     for (int n = 1; n <= MAX_ROWS; ++n) {
         const float whole  = between(m.rows, n);
         const float output = deferred ? std::min(0.21f + m.output * (n - 1), 0.5f * whole) : 0.0f;
-        c.layers[n] = m.seconds * (whole - output);
-        c.output[n] = m.seconds * output;
-        c.head[n]   = 1e-3f * (1.0f + 0.15f * (n - 1));
-        c.cell[n]   = 5e-6f * (1.0f + 0.5f * (n - 1));
+        c.layers[n]        = m.seconds * (whole - output);
+        c.output[n]        = m.seconds * output;
+        c.head[n]          = 1e-3f * (1.0f + 0.15f * (n - 1));
+        c.cell[n]          = 5e-6f * (1.0f + 0.5f * (n - 1));
     }
     c.first = 4e-4f;
     return c;
@@ -73,7 +73,8 @@ class trial {
     // told: what the planner is told the costs are
     trial(const costs & c, const costs & told, unsigned seed) : c_(c), rng_(seed) { plan_.set(told); }
 
-    // fixed: chain length, 0 for plain decoding, -1 for the planner; at_once: the output matrix of all rows, or row by row
+    // fixed: chain length, 0 for plain decoding, -1 for the planner; at_once: the output matrix of all rows,
+    // or row by row
     outcome run(const std::vector<source> & sources, int fixed, int n_tokens, bool at_once = true) {
         double seconds = 0, tokens = 0, rounds = 0, last_seconds = 0, last_tokens = 0;
         for (const source & s : sources) {
@@ -87,7 +88,7 @@ class trial {
             }
             if (s.context == sources.back().context) {
                 last_seconds += seconds - seconds_before;
-                last_tokens  += tokens - tokens_before;
+                last_tokens += tokens - tokens_before;
             }
         }
         return {tokens / seconds, tokens / rounds, last_tokens / last_seconds};
@@ -116,7 +117,8 @@ class trial {
             q.push_back(word(s));
         }
         const int got = accepted(s, q);
-        seconds += layers(n + 1, s) + (at_once ? c_.output[n + 1] : (got + 1) * c_.output[1]) + n * c_.head[1] + (n ? c_.first : 0.0f);
+        seconds += layers(n + 1, s) + (at_once ? c_.output[n + 1] : (got + 1) * c_.output[1]) +
+                   n * c_.head[1] + (n ? c_.first : 0.0f);
         return got + 1;
     }
 
@@ -128,46 +130,48 @@ class trial {
             r.tried = true;
             do {
                 q.push_back(word(s));
-                reach.push_back((reach.empty() ? 1.0f : reach.back()) * plan_.accept((int) q.size(), q.back(), trust_));
+                reach.push_back(
+                    (reach.empty() ? 1.0f : reach.back()) * plan_.accept((int) q.size(), q.back(), trust_));
                 r.draft_s += c_.head[1];
-            } while ((int) q.size() < 16 && plan_.grow_width(reach, (int) q.size(), {reach.back()}, 1, trust_) > 0);
+            } while ((int) q.size() < 16 &&
+                     plan_.grow_width(reach, (int) q.size(), {reach.back()}, 1, trust_) > 0);
             r.draft_s += c_.first;
         }
         const planner::choice choice = plan_.best(reach);
         q.resize(choice.n);
         reach.resize(choice.n);
         const int got = accepted(s, q);
-        float output = choice.n == 0 ? c_.output[1] : 0.0f;
+        float output  = choice.n == 0 ? c_.output[1] : 0.0f;
         reach.insert(reach.begin(), 1.0f);
         for (int row = 0; choice.n > 0 && row <= got;) {
             const int n = plan_.piece(reach, row);
-            output     += c_.output[n];
+            output += c_.output[n];
             r.output_s += plan_.piece_seconds(n);
-            row        += n;
+            row += n;
         }
         for (int i = 0; i < std::min(got + 1, choice.n); ++i) {
             plan_.learn(i + 1, 0, q[i], i < got, trust_);
         }
-        r.n_rows    = choice.n + 1;
-        r.whole     = choice.n == 0;
-        r.layers_s  = layers(choice.n + 1, s) * (0.9f + 0.2f * uniform_(rng_)) + (r.whole ? output : 0.0f);
-        r.total_s   = r.layers_s + (r.whole ? 0.0f : output) + r.draft_s;
-        r.n_tokens  = got + 1;
-        r.value     = choice.value;
+        r.n_rows   = choice.n + 1;
+        r.whole    = choice.n == 0;
+        r.layers_s = layers(choice.n + 1, s) * (0.9f + 0.2f * uniform_(rng_)) + (r.whole ? output : 0.0f);
+        r.total_s  = r.layers_s + (r.whole ? 0.0f : output) + r.draft_s;
+        r.n_tokens = got + 1;
+        r.value    = choice.value;
         plan_.saw_round(r);
         seconds += r.total_s;
         return got + 1;
     }
 
     const costs c_;
-    planner     plan_;
-    float       trust_ = 1.0f;
+    planner plan_;
+    float trust_ = 1.0f;
     std::mt19937 rng_;
     std::uniform_real_distribution<float> uniform_{0.0f, 1.0f};
 };
 
-// As a load measures them that was disturbed at the wrong moments: `plain` times the cost of one row, `further` times what
-// further rows add.
+// As a load measures them that was disturbed at the wrong moments: `plain` times the cost of one row,
+// `further` times what further rows add.
 costs disturbed(costs c, float plain, float further) {
     for (int n = MAX_ROWS; n >= 1; --n) {
         c.layers[n] = plain * c.layers[1] + further * (c.layers[n] - c.layers[1]);
@@ -179,8 +183,8 @@ int failures = 0;
 
 void check(bool ok, const char * what, const machine & m, bool deferred, const outcome & o, double against) {
     if (!ok) {
-        fprintf(stderr, "%s, output matrix %s: %s: %.3f of it, %.2f tokens a round\n", m.name, deferred ? "deferred" : "with the layers",
-                what, o.rate / against, o.length);
+        fprintf(stderr, "%s, output matrix %s: %s: %.3f of it, %.2f tokens a round\n", m.name,
+            deferred ? "deferred" : "with the layers", what, o.rate / against, o.length);
         ++failures;
     }
 }
@@ -206,13 +210,15 @@ void check_rests(const costs & c) {
         }
         p.new_text();
         if (rest < least || p.asleep() != (n_slots == 1 ? 0 : rest)) {
-            fprintf(stderr, "a new text in one of %d slots: %d of %d rounds of rest are left, expected %d\n", n_slots, p.asleep(), rest, least);
+            fprintf(stderr, "a new text in one of %d slots: %d of %d rounds of rest are left, expected %d\n",
+                n_slots, p.asleep(), rest, least);
             ++failures;
         }
     }
 }
 
-// What a further row is worth to eight slots when eight rows take twice what was told, and a lone slot has drafted seven before.
+// What a further row is worth to eight slots when eight rows take twice what was told, and a lone slot has
+// drafted seven before.
 float worth_to_eight(const costs & c, bool alone_before) {
     planner p;
     p.set(c);
@@ -235,12 +241,15 @@ float worth_to_eight(const costs & c, bool alone_before) {
 void check_sizes(const costs & c) {
     const float apart = std::fabs(worth_to_eight(c, true) - worth_to_eight(c, false));
     if (!(apart < 1e-3f)) {
-        fprintf(stderr, "what a lone slot's rounds took is held against those of eight: a row's worth changes by %.3f tokens\n", apart);
+        fprintf(stderr,
+            "what a lone slot's rounds took is held against those of eight: a row's worth changes by %.3f "
+            "tokens\n",
+            apart);
         ++failures;
     }
 }
 
-} // namespace
+}  // namespace
 
 int main(int argc, char ** argv) {
     const unsigned seed = argc > 1 ? (unsigned) atoi(argv[1]) : 1;
@@ -248,11 +257,11 @@ int main(int argc, char ** argv) {
     check_sizes(costs_of(MACHINES[0], false));
     for (const machine & m : MACHINES) {
         for (const bool deferred : {false, true}) {
-            const costs c = costs_of(m, deferred);
+            const costs c      = costs_of(m, deferred);
             const double plain = trial(c, seed).run({{1.0f, 0.0f}}, 0, 5000).rate;
             for (const float a : {0.3f, 0.6f, 1.2f, 3.0f}) {
                 const std::vector<source> head = {{a, 0.9f}};
-                double best = plain;
+                double best                    = plain;
                 for (int n = 2; n <= 17; ++n) {
                     best = std::max(best, trial(c, seed).run(head, n / 2, 5000, n % 2).rate);
                 }
@@ -261,10 +270,13 @@ int main(int argc, char ** argv) {
                 check(o.rate >= 0.98 * plain, "slower than plain decoding", m, deferred, o, plain);
             }
             for (const float a : {0.3f, 1.2f}) {
-                for (const auto & [one, further] : {std::pair(1.0f, 0.2f), {1.4f, 1.0f}, {1.4f, 0.2f}, {0.8f, 1.3f}}) {
+                for (const auto & [one, further] :
+                    {std::pair(1.0f, 0.2f), {1.4f, 1.0f}, {1.4f, 0.2f}, {0.8f, 1.3f}}) {
                     const outcome o = trial(c, disturbed(c, one, further), seed).run({{a, 0.9f}}, -1, 5000);
                     char what[99];
-                    snprintf(what, sizeof(what), "a=%.1f, told %.1f of one row, %.1f of further ones: slower than plain decoding", a, one, further);
+                    snprintf(what, sizeof(what),
+                        "a=%.1f, told %.1f of one row, %.1f of further ones: slower than plain decoding", a,
+                        one, further);
                     check(o.rate >= 0.96 * plain, what, m, deferred, o, plain);
                 }
             }
@@ -274,22 +286,27 @@ int main(int argc, char ** argv) {
                 papers.insert(papers.end(), {{1.2f, 0.9f, 50.0f}, {0.3f, 0.6f, 700.0f}});
             }
             const double read = trial(c, seed).run(papers, 0, 300).last;
-            for (const auto & [one, eight] : {std::pair(1.0f, 1.0f), {2.0f, 1.2f}, {0.0f, 0.2f}, {3.0f, 0.7f}}) {
+            for (const auto & [one, eight] :
+                {std::pair(1.0f, 1.0f), {2.0f, 1.2f}, {0.0f, 0.2f}, {3.0f, 0.7f}}) {
                 costs told = c;
                 for (int n = 1; n <= MAX_ROWS; ++n) {
-                    told.cell[n] = one * c.cell[1] + (eight * c.cell[8] - one * c.cell[1]) * (float) (n - 1) / 7.0f;
+                    told.cell[n] =
+                        one * c.cell[1] + (eight * c.cell[8] - one * c.cell[1]) * (float) (n - 1) / 7.0f;
                 }
                 const outcome o = trial(c, told, seed).run(papers, -1, 300);
                 char what[99];
-                snprintf(what, sizeof(what), "papers, told %.1f of a position's cost, %.1f for eight rows: slower than plain decoding", one, eight);
+                snprintf(what, sizeof(what),
+                    "papers, told %.1f of a position's cost, %.1f for eight rows: slower than plain decoding",
+                    one, eight);
                 check(o.last >= 0.96 * read, what, m, deferred, o, read);
             }
             const outcome liar = trial(c, seed).run({{3.0f, 0.02f}}, -1, 5000);
-            check(liar.rate >= 0.97 * plain, "a head that is sure and wrong: slower than plain decoding", m, deferred, liar, plain);
+            check(liar.rate >= 0.97 * plain, "a head that is sure and wrong: slower than plain decoding", m,
+                deferred, liar, plain);
 
             // good, then useless, then good again
             const std::vector<source> turns = {{1.2f, 0.9f}, {1.2f, 0.02f}, {1.2f, 0.9f}};
-            double best = 0;
+            double best                     = 0;
             for (int n = 0; n <= 17; ++n) {
                 best = std::max(best, trial(c, seed).run(turns, n / 2, 2000, n % 2).rate);
             }

@@ -14,17 +14,18 @@
 #include <string>
 #include <vector>
 
-#define CHECK(x)                                                                          \
-    do {                                                                                  \
-        if (!(x)) {                                                                       \
-            fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #x, eagle3_last_error()); \
-            exit(1);                                                                      \
-        }                                                                                 \
+#define CHECK(x)                                                                                             \
+    do {                                                                                                     \
+        if (!(x)) {                                                                                          \
+            fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #x, eagle3_last_error());                \
+            exit(1);                                                                                         \
+        }                                                                                                    \
     } while (0)
 
 static std::mt19937 rng;
 static bool flash = false;  // attention
-static bool trees = false;  // drafts that are trees among others: with flash attention, where the memory holds them
+static bool trees =
+    false;  // drafts that are trees among others: with flash attention, where the memory holds them
 
 static int pick(int lo, int hi) {
     return std::uniform_int_distribution<int>(lo, hi)(rng);
@@ -32,20 +33,20 @@ static int pick(int lo, int hi) {
 
 static llama_context * new_context(llama_model * model, int n_seq) {
     llama_context_params p = llama_context_default_params();
-    p.n_ctx           = 256 * n_seq;
-    p.n_batch         = 64;
-    p.n_ubatch        = 24;  // prompts arrive in pieces
-    p.n_seq_max       = n_seq;
-    p.n_threads       = 1;  // two would wait for each other longer than they work
-    p.n_threads_batch = 1;
-    p.flash_attn_type = flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    p.n_ctx                = 256 * n_seq;
+    p.n_batch              = 64;
+    p.n_ubatch             = 24;  // prompts arrive in pieces
+    p.n_seq_max            = n_seq;
+    p.n_threads            = 1;  // two would wait for each other longer than they work
+    p.n_threads_batch      = 1;
+    p.flash_attn_type      = flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     return llama_init_from_model(model, p);
 }
 
 // The logits after text, from a context of its own.
 static std::vector<float> fresh(llama_model * model, const std::vector<int32_t> & text) {
     llama_context * ctx = new_context(model, 1);
-    llama_batch batch = llama_batch_init(64, 0, 1);
+    llama_batch batch   = llama_batch_init(64, 0, 1);
     for (size_t at = 0; at < text.size(); at += 64) {
         batch.n_tokens = (int) std::min<size_t>(64, text.size() - at);
         for (int i = 0; i < batch.n_tokens; ++i) {
@@ -66,7 +67,7 @@ static std::vector<float> fresh(llama_model * model, const std::vector<int32_t> 
 
 static void check_rows(llama_model * model, llama_context * ctx, int row, const std::vector<int32_t> & text) {
     const std::vector<float> expected = fresh(model, text);
-    const float * got = llama_get_logits_ith(ctx, row);
+    const float * got                 = llama_get_logits_ith(ctx, row);
     for (size_t i = 0; i < expected.size(); ++i) {
         CHECK(std::fabs(got[i] - expected[i]) <= 1e-4f);
     }
@@ -118,16 +119,25 @@ static void wrong_calls(eagle3_session * s) {
     eagle3_head_close(nullptr);
 }
 
-// Drafts of every kind, and a prompt and a round after them, whatever the state says: any code will do, but no wild access.
+// Drafts of every kind, and a prompt and a round after them, whatever the state says: any code will do, but
+// no wild access.
 static void use_state(eagle3_session * s, int slot) {
     int32_t tokens[64], parents[64];
     static const int32_t shape[3] = {-1, 0, 0}, ranks[3] = {0, 0, 1};
     const int32_t text[3] = {5, 6, 7};
     switch (pick(0, 3)) {
-        case 0: eagle3_draft(s, slot, 9, 8, 0, 0.0f, tokens, nullptr); break;
-        case 1: eagle3_draft_tree(s, slot, 9, 12, 3, 3, 0.0f, tokens, parents, nullptr); break;
-        case 2: eagle3_draft_choices(s, slot, 9, 3, shape, ranks, tokens, nullptr); break;
-        case 3: eagle3_draft_planned(s, slot, 9, 12, 1, tokens, parents, nullptr); break;
+    case 0:
+        eagle3_draft(s, slot, 9, 8, 0, 0.0f, tokens, nullptr);
+        break;
+    case 1:
+        eagle3_draft_tree(s, slot, 9, 12, 3, 3, 0.0f, tokens, parents, nullptr);
+        break;
+    case 2:
+        eagle3_draft_choices(s, slot, 9, 3, shape, ranks, tokens, nullptr);
+        break;
+    case 3:
+        eagle3_draft_planned(s, slot, 9, 12, 1, tokens, parents, nullptr);
+        break;
     }
     if (eagle3_decode(s, slot, 9, text, pick(0, 3)) == EAGLE3_OK) {
         CHECK(eagle3_commit(s, slot, 1) == EAGLE3_OK);
@@ -136,11 +146,15 @@ static void use_state(eagle3_session * s, int slot) {
     eagle3_draft(s, slot, 9, 8, 0, 0.0f, tokens, nullptr);
 }
 
-// A state as its writer would make it, but for what it says: fields from anywhere in reach, and as many bytes as follow from them.
+// A state as its writer would make it, but for what it says: fields from anywhere in reach, and as many bytes
+// as follow from them.
 static std::vector<uint8_t> crafted_state(const std::vector<uint8_t> & state, size_t row) {
-    int32_t f[10];  // version, n_embd_kv, n_features, n_past, head_from, head_n, pending_pos, n_pending, n_pending_tokens, n_blocks
+    int32_t f[10];  // version, n_embd_kv, n_features, n_past, head_from, head_n, pending_pos, n_pending,
+                    // n_pending_tokens, n_blocks
     memcpy(f, state.data() + 8, sizeof(f));
-    const auto some = [](int32_t & x) { x = pick(0, 1) ? pick(-3, 260) : x + pick(-3, 3); };
+    const auto some = [](int32_t & x) {
+        x = pick(0, 1) ? pick(-3, 260) : x + pick(-3, 3);
+    };
     for (int n = pick(1, 4); n > 0; --n) {
         some(f[pick(3, 8)]);
     }
@@ -180,14 +194,15 @@ static void damaged_states(llama_context * ctx, eagle3_session * s, int slot, in
     int32_t f[10];
     memcpy(f, state.data() + 8, sizeof(f));
     const size_t cells = (size_t) (f[5] - f[4]);
-    const size_t row = cells ? (state.size() - 48 - 4 * (size_t) f[8] - 4 * (size_t) f[7] * f[2]) / cells : 4 * (size_t) f[1] * f[9];
-    const int n_past = eagle3_n_past(s, slot);
+    const size_t row   = cells ? (state.size() - 48 - 4 * (size_t) f[8] - 4 * (size_t) f[7] * f[2]) / cells
+                               : 4 * (size_t) f[1] * f[9];
+    const int n_past   = eagle3_n_past(s, slot);
     std::vector<uint8_t> target(llama_state_seq_get_size(ctx, slot));
     CHECK(llama_state_seq_get_data(ctx, target.data(), target.size(), slot) == target.size());
     int n_accepted = 0;
     for (int i = 0; i < n_states; ++i) {
         const std::vector<uint8_t> bad = pick(0, 1) ? crafted_state(state, row) : flipped_state(state);
-        const int code = eagle3_state_set(s, slot, bad.data(), (int64_t) bad.size());
+        const int code                 = eagle3_state_set(s, slot, bad.data(), (int64_t) bad.size());
         CHECK(code == EAGLE3_OK || code == EAGLE3_E_FORMAT);
         CHECK(eagle3_n_past(s, slot) >= 0 && eagle3_n_past(s, slot) <= 256);
         if (code == EAGLE3_OK) {
@@ -202,7 +217,8 @@ static void damaged_states(llama_context * ctx, eagle3_session * s, int slot, in
     CHECK(n_states < 100 || n_accepted > 0);
 }
 
-// Thousands of them, on a slot with a few features that wait, behind a text of which the head saw all, or the end only.
+// Thousands of them, on a slot with a few features that wait, behind a text of which the head saw all, or the
+// end only.
 static void many_damaged_states(llama_context * ctx, eagle3_session * s, int n_states) {
     std::vector<int32_t> text(30, 7);
     CHECK(eagle3_rewind(s, 0, 0) == EAGLE3_OK);
@@ -239,36 +255,37 @@ static void plan(eagle3_session * s) {
 }
 
 struct draft {
-    int     n    = 0;
-    bool    tree = false;
+    int n     = 0;
+    bool tree = false;
     int32_t tokens[64], parents[64];
-    float   probs[64];
+    float probs[64];
 };
 
 // Of the head's, in one of its ways, or made up.
 static draft make_draft(eagle3_session * s, int slot, int32_t token, int room, int n_vocab) {
     draft d;
-    const float p_min = pick(0, 3) == 0 ? 0.02f : 0.0f;
+    const float p_min               = pick(0, 3) == 0 ? 0.02f : 0.0f;
     static const int32_t parents[6] = {-1, -1, 0, 0, 1, 2}, ranks[6] = {0, 1, 0, 2, 0, 1};
     switch (pick(0, 3)) {
-        case 0:
-            d.n = eagle3_draft(s, slot, token, pick(0, 6), 0, p_min, d.tokens, d.probs);
-            break;
-        case 1:
-            d.tree = trees;
-            d.n = eagle3_draft_tree(s, slot, token, pick(0, 20), pick(1, 4), trees ? pick(1, 4) : 1, p_min, d.tokens, d.parents, d.probs);
-            break;
-        case 2:
-            d.tree = trees;
-            d.n = eagle3_draft_planned(s, slot, token, pick(0, 20), trees ? 3 : 1, d.tokens, d.parents, d.probs);
-            break;
-        case 3:
-            if (trees) {
-                d.tree = true;
-                std::copy_n(parents, 6, d.parents);
-                d.n = eagle3_draft_choices(s, slot, token, 6, parents, ranks, d.tokens, d.probs);
-            }
-            break;
+    case 0:
+        d.n = eagle3_draft(s, slot, token, pick(0, 6), 0, p_min, d.tokens, d.probs);
+        break;
+    case 1:
+        d.tree = trees;
+        d.n    = eagle3_draft_tree(s, slot, token, pick(0, 20), pick(1, 4), trees ? pick(1, 4) : 1, p_min,
+            d.tokens, d.parents, d.probs);
+        break;
+    case 2:
+        d.tree = trees;
+        d.n = eagle3_draft_planned(s, slot, token, pick(0, 20), trees ? 3 : 1, d.tokens, d.parents, d.probs);
+        break;
+    case 3:
+        if (trees) {
+            d.tree = true;
+            std::copy_n(parents, 6, d.parents);
+            d.n = eagle3_draft_choices(s, slot, token, 6, parents, ranks, d.tokens, d.probs);
+        }
+        break;
     }
     CHECK(d.n >= 0);
     for (int i = 0; i < d.n; ++i) {
@@ -291,9 +308,9 @@ static void rounds(llama_model * model, llama_context * ctx, eagle3_session * s,
     std::vector<std::vector<int32_t>> text(n_slots);
     llama_sampler * greedy = llama_sampler_init_greedy();
     for (int r = 0; r < n_rounds; ++r) {
-        const int slot = pick(0, n_slots - 1);
+        const int slot           = pick(0, n_slots - 1);
         std::vector<int32_t> & t = text[slot];
-        const int n_past = eagle3_n_past(s, slot);
+        const int n_past         = eagle3_n_past(s, slot);
         CHECK(n_past == (int) t.size());
         if (n_past == 0 || pick(0, 9) == 0) {
             std::vector<int32_t> prompt(pick(1, 60));
@@ -319,9 +336,10 @@ static void rounds(llama_model * model, llama_context * ctx, eagle3_session * s,
             CHECK(eagle3_session_set_capture(s, pick(0, 1)) == EAGLE3_OK);
         }
         const int32_t token = pick(3, n_vocab - 1);
-        const draft d = make_draft(s, slot, token, 256 - n_past, n_vocab);
-        auto decode = [&]() {
-            return d.tree ? eagle3_decode_tree(s, slot, token, d.tokens, d.parents, d.n) : eagle3_decode(s, slot, token, d.tokens, d.n);
+        const draft d       = make_draft(s, slot, token, 256 - n_past, n_vocab);
+        auto decode         = [&]() {
+            return d.tree ? eagle3_decode_tree(s, slot, token, d.tokens, d.parents, d.n)
+                          : eagle3_decode(s, slot, token, d.tokens, d.n);
         };
         if (n_past >= 256) {
             CHECK(decode() == EAGLE3_E_ARGUMENT);  // full
@@ -335,7 +353,7 @@ static void rounds(llama_model * model, llama_context * ctx, eagle3_session * s,
         const int sampled = eagle3_verify(s, slot, greedy, out);
         CHECK(sampled >= 1 && sampled <= d.n + 1);
         // not what verification says: bookkeeping must hold for any; of a tree, the rows that it went through
-        const int keep = pick(0, d.tree ? sampled : d.n + 1);
+        const int keep            = pick(0, d.tree ? sampled : d.n + 1);
         std::vector<int32_t> upto = t;
         if (keep > 0) {
             upto.push_back(token);
@@ -355,14 +373,14 @@ static void rounds(llama_model * model, llama_context * ctx, eagle3_session * s,
     llama_sampler_free(greedy);
 }
 
-// Greedy decoding goes without a list of candidates: the same token, among equals, infinities and NaN too, whatever stands
-// before it in the chain.
+// Greedy decoding goes without a list of candidates: the same token, among equals, infinities and NaN too,
+// whatever stands before it in the chain.
 static void greedy_rows(llama_context * ctx, eagle3_session * s) {
     const llama_vocab * vocab = llama_model_get_vocab(llama_get_model(ctx));
-    const int n_vocab = llama_vocab_n_tokens(vocab);
-    const int32_t token = 5;
+    const int n_vocab         = llama_vocab_n_tokens(vocab);
+    const int32_t token       = 5;
     CHECK(eagle3_prefill(s, 0, &token, 1, 1) == EAGLE3_OK);
-    float * logits = llama_get_logits_ith(ctx, -1);
+    float * logits   = llama_get_logits_ith(ctx, -1);
     const auto chain = [&](std::vector<llama_sampler *> parts) {
         llama_sampler * c = llama_sampler_chain_init(llama_sampler_chain_default_params());
         for (llama_sampler * part : parts) {
@@ -371,9 +389,13 @@ static void greedy_rows(llama_context * ctx, eagle3_session * s) {
         return c;
     };
     const llama_logit_bias bias = {7, 100.0f};
-    const auto off     = [&]() { return llama_sampler_init_penalties(n_vocab, 64, 1.0f, 0.0f, 0.0f); };
-    const auto penalty = [&]() { return llama_sampler_init_penalties(n_vocab, 64, 1.5f, 0.5f, 0.5f); };
-    const auto greedy  = llama_sampler_init_greedy;
+    const auto off              = [&]() {
+        return llama_sampler_init_penalties(n_vocab, 64, 1.0f, 0.0f, 0.0f);
+    };
+    const auto penalty = [&]() {
+        return llama_sampler_init_penalties(n_vocab, 64, 1.5f, 0.5f, 0.5f);
+    };
+    const auto greedy                                         = llama_sampler_init_greedy;
     const std::vector<std::function<llama_sampler *()>> kinds = {
         greedy,
         [&]() { return chain({greedy()}); },
@@ -386,10 +408,11 @@ static void greedy_rows(llama_context * ctx, eagle3_session * s) {
         [&]() { return chain({off(), llama_sampler_init_dist(3)}); },
     };
     for (size_t k = 0; k < kinds.size(); ++k) {
-        llama_sampler * ours = kinds[k](), * theirs = kinds[k]();
+        llama_sampler *ours = kinds[k](), *theirs = kinds[k]();
         for (int r = 0; r < 40; ++r) {
             for (int i = 0; i < n_vocab; ++i) {
-                logits[i] = (float) pick(-9, r % 4 ? 90 : 3);  // the least and the largest often more than once
+                logits[i] =
+                    (float) pick(-9, r % 4 ? 90 : 3);  // the least and the largest often more than once
             }
             if (k < 3 && r % 4 == 1) {
                 for (int n = pick(1, n_vocab); n > 0; --n) {
@@ -429,8 +452,10 @@ static void wrong_rounds(eagle3_session * s) {
     CHECK(eagle3_round_commit(s, n) == EAGLE3_OK);  // none under way
 }
 
-// Several slots in one round, each with a draft of its kind: a slot's logits are those of a fresh decode of its text alone.
-static void joint_rounds(llama_model * model, llama_context * ctx, eagle3_session * s, int n_slots, int n_rounds) {
+// Several slots in one round, each with a draft of its kind: a slot's logits are those of a fresh decode of
+// its text alone.
+static void joint_rounds(
+    llama_model * model, llama_context * ctx, eagle3_session * s, int n_slots, int n_rounds) {
     const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
     std::vector<std::vector<int32_t>> text(n_slots);
     std::vector<llama_sampler *> greedy;
@@ -453,7 +478,8 @@ static void joint_rounds(llama_model * model, llama_context * ctx, eagle3_sessio
             }
             if (pick(0, 3) > 0) {
                 const bool wide = trees && pick(0, 1);
-                asks.push_back({slot, pick(3, n_vocab - 1), pick(EAGLE3_PLAIN, EAGLE3_PLANNED), pick(0, 12), pick(1, 4), wide ? pick(1, 4) : 1, 0.0f});
+                asks.push_back({slot, pick(3, n_vocab - 1), pick(EAGLE3_PLAIN, EAGLE3_PLANNED), pick(0, 12),
+                    pick(1, 4), wide ? pick(1, 4) : 1, 0.0f});
                 samplers.push_back(greedy[slot]);
             }
         }
@@ -466,13 +492,14 @@ static void joint_rounds(llama_model * model, llama_context * ctx, eagle3_sessio
         const int total = eagle3_round_draft(s, asks.data(), n, drafted.data());
         CHECK(total >= 0 && total + n <= 64);
         CHECK(eagle3_round_decode(s) == EAGLE3_OK);
-        CHECK(eagle3_round_draft(s, asks.data(), n, drafted.data()) == EAGLE3_E_ARGUMENT);  // a round is under way
+        CHECK(eagle3_round_draft(s, asks.data(), n, drafted.data()) ==
+              EAGLE3_E_ARGUMENT);  // a round is under way
         CHECK(eagle3_prefill(s, 0, out.data(), 1, 0) == EAGLE3_E_ARGUMENT);
         CHECK(n == 1 || eagle3_commit(s, asks[0].slot, 0) == EAGLE3_E_ARGUMENT);
         CHECK(eagle3_round_verify(s, samplers.data(), out.data(), counts.data()) == EAGLE3_OK);
         for (int i = 0; i < n; ++i) {
             CHECK(counts[i] >= 1 && counts[i] <= drafted[i] + 1);
-            keep[i] = pick(0, counts[i]);
+            keep[i]                  = pick(0, counts[i]);
             std::vector<int32_t> & t = text[asks[i].slot];
             for (int k = 0; k < keep[i]; ++k) {
                 t.push_back(k == 0 ? asks[i].token : out[i * 64 + k - 1]);
@@ -541,8 +568,8 @@ int main(int argc, char ** argv) {
     damaged_heads(argv[2], model);
     for (const int n_slots : {1, 3, 1, 3}) {
         llama_context * ctx = new_context(model, n_slots);
-        eagle3_head * head = nullptr;
-        eagle3_session * s = nullptr;
+        eagle3_head * head  = nullptr;
+        eagle3_session * s  = nullptr;
         CHECK(eagle3_head_open(argv[2], model, &head) == EAGLE3_OK);
         CHECK(eagle3_session_open(ctx, head, n_slots + 1, &s) == EAGLE3_E_ARGUMENT);
         CHECK(eagle3_session_open(ctx, head, n_slots, &s) == EAGLE3_OK);

@@ -43,7 +43,9 @@ def compare(head: str | Path, target: str | Path, prompt: str, n_threads: int = 
     tokens = vocab.tokenize(prompt.encode())
     vocab.close()
     if len(tokens) < 2:
-        raise EagleError(ErrorKind.BAD_ARGUMENT, f"--prompt {prompt[:40]!r} has {len(tokens)} tokens: give a longer one")
+        raise EagleError(
+            ErrorKind.BAD_ARGUMENT, f"--prompt {prompt[:40]!r} has {len(tokens)} tokens: give a longer one"
+        )
     n = len(tokens)
     graph = GraphLayers(target, n_ctx=n + 8, n_batch=n, n_ubatch=n, n_threads=n_threads)
     engine = None
@@ -70,4 +72,9 @@ def compare(head: str | Path, target: str | Path, prompt: str, n_threads: int = 
 def _stage(name: str, ours: np.ndarray, theirs: np.ndarray) -> Stage:
     a, b = (np.asarray(x, np.float64).ravel() for x in (ours, theirs))
     norms = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return Stage(name, float(np.abs(a - b).max()), float(np.abs(b).max()), float(a @ b) / norms if norms else float(norms == 0))
+    return Stage(
+        name,
+        float(np.abs(a - b).max()),
+        float(np.abs(b).max()),
+        float(a @ b) / norms if norms else float(norms == 0),
+    )

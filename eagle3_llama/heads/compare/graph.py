@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
 import numpy as np
 
-from ...runtime.library import find_lib_dir, load
 from ...errors import EagleError, ErrorKind
+from ...runtime.library import find_lib_dir, load
 
 load()
 import llama_cpp  # noqa: E402
@@ -21,19 +22,46 @@ class GraphLayers:
     """A target and a context whose evaluation callback keeps the input of every layer: `l_out` of the layer before, or the
     embeddings. model and ctx are addresses for Engine and Capture. Raises EagleError BAD_FILE."""
 
-    def __init__(self, path: str | Path, n_ctx: int = 512, n_batch: int = 128, n_ubatch: int = 128, n_seq: int = 1, n_threads: int = 2) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        n_ctx: int = 512,
+        n_batch: int = 128,
+        n_ubatch: int = 128,
+        n_seq: int = 1,
+        n_threads: int = 2,
+    ) -> None:
         self._base = _ggml()
-        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+        self._model = llama_cpp.llama_model_load_from_file(
+            str(path).encode(), llama_cpp.llama_model_default_params()
+        )
         if not self._model:
             raise EagleError(ErrorKind.BAD_FILE, f"{path} cannot be loaded as a target")
-        self.n_layer, self.n_embd = llama_cpp.llama_model_n_layer(self._model), llama_cpp.llama_model_n_embd(self._model)
-        self._names = {b"embd": 0, b"inp_embd": 0, **{f"l_out-{i}".encode(): i + 1 for i in range(self.n_layer)}}
+        self.n_layer, self.n_embd = (
+            llama_cpp.llama_model_n_layer(self._model),
+            llama_cpp.llama_model_n_embd(self._model),
+        )
+        self._names = {
+            b"embd": 0,
+            b"inp_embd": 0,
+            **{f"l_out-{i}".encode(): i + 1 for i in range(self.n_layer)},
+        }
         self._seen: dict[int, list[np.ndarray]] = {}
         self._callback = _CALLBACK(self._saw)
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max, params.kv_unified = n_ctx, n_batch, n_ubatch, n_seq, True
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max, params.kv_unified = (
+            n_ctx,
+            n_batch,
+            n_ubatch,
+            n_seq,
+            True,
+        )
         params.n_threads = params.n_threads_batch = n_threads
-        params.cb_eval = ctypes.cast(self._callback, type(params.cb_eval)) if params.cb_eval is not None else self._callback
+        params.cb_eval = (
+            ctypes.cast(self._callback, type(params.cb_eval))
+            if params.cb_eval is not None
+            else self._callback
+        )
         self._ctx = llama_cpp.llama_init_from_model(self._model, params)
         if not self._ctx:
             llama_cpp.llama_model_free(self._model)
@@ -48,14 +76,21 @@ class GraphLayers:
             self._seen.setdefault(k, []).append(data.reshape(-1, self.n_embd))
         return k is not None if ask else True
 
-    def decode(self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int] | None = None,
-               logits: Sequence[bool] | None = None) -> int:
+    def decode(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int] | None = None,
+        logits: Sequence[bool] | None = None,
+    ) -> int:
         """llama_decode's code; logits of all tokens unless said otherwise."""
         self._seen.clear()
         n = len(tokens)
         batch = llama_cpp.llama_batch_init(n, 0, 1)
         batch.n_tokens = n
-        for i, (t, p, s, out) in enumerate(zip(tokens, positions, sequences or [0] * n, logits or [True] * n)):
+        for i, (t, p, s, out) in enumerate(
+            zip(tokens, positions, sequences or [0] * n, logits or [True] * n)
+        ):
             batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = t, p, 1, out
             batch.seq_id[i][0] = s
         code = llama_cpp.llama_decode(self._ctx, batch)
@@ -79,5 +114,10 @@ def _ggml() -> Any:
     base = ctypes.CDLL(str(name))
     base.ggml_get_name.restype, base.ggml_get_name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
     base.ggml_nbytes.restype, base.ggml_nbytes.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
-    base.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+    base.ggml_backend_tensor_get.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_size_t,
+    ]
     return base

@@ -8,11 +8,14 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from ...errors import EagleError, ErrorKind
 from ...common.gguf_reader import Gguf, read_gguf
+from ...errors import EagleError, ErrorKind
 from .reference import ReferenceHead, ReferenceRope
 
-_SHARED = {"token_embd.weight": ("token_embd.weight",), "output.weight": ("output.weight", "token_embd.weight")}
+_SHARED = {
+    "token_embd.weight": ("token_embd.weight",),
+    "output.weight": ("output.weight", "token_embd.weight"),
+}
 
 
 def read_reference(head: Path, target: Path) -> ReferenceHead:
@@ -20,12 +23,19 @@ def read_reference(head: Path, target: Path) -> ReferenceHead:
     file, lender = read_gguf(head), read_gguf(target)
     arch = file.string("general.architecture")
     if arch not in ("eagle3", "eagle"):
-        raise EagleError(ErrorKind.HEAD_MISMATCH, f"{head} is no head: its general.architecture is {arch!r:.40}")
+        raise EagleError(
+            ErrorKind.HEAD_MISMATCH, f"{head} is no head: its general.architecture is {arch!r:.40}"
+        )
     n_head = file.size_of(f"{arch}.attention.head_count")
     n_head_kv = file.size_of(f"{arch}.attention.head_count_kv", n_head)
     w = {name: _values(file, name) for name in file.tensors if name not in ("d2t", "rope_freqs.weight")}
-    w.update({name: _values(lender, next((n for n in theirs if n in lender.tensors), name))
-              for name, theirs in _SHARED.items() if name not in w})  # fmt: skip
+    w.update(
+        {
+            name: _values(lender, next((n for n in theirs if n in lender.tensors), name))
+            for name, theirs in _SHARED.items()
+            if name not in w
+        }
+    )
     if "blk.0.hidden_norm.weight" in w:
         w["blk.0.attn_norm_2.weight"] = w.pop("blk.0.hidden_norm.weight")
     for name in w:
@@ -39,21 +49,39 @@ def read_reference(head: Path, target: Path) -> ReferenceHead:
         feature_norm = (_values(lender, "output_norm.weight"), eps) if eps else None
     if not file.get(f"{arch}.norm_before_fc", False):
         w.pop("enc.output_norm.weight", None)
-    head_dim = file.size_of(f"{arch}.attention.key_length", file.size_of(f"{arch}.embedding_length") // n_head)
-    return ReferenceHead(w, n_head, n_head_kv, head_dim, file.get(f"{arch}.attention.layer_norm_rms_epsilon", 1e-5), _rope(file, arch),
-                         bool(file.get(f"{arch}.norm_before_residual", False)), bool(file.get(f"{arch}.norm_output", False)), feature_norm)
+    head_dim = file.size_of(
+        f"{arch}.attention.key_length", file.size_of(f"{arch}.embedding_length") // n_head
+    )
+    return ReferenceHead(
+        w,
+        n_head,
+        n_head_kv,
+        head_dim,
+        file.get(f"{arch}.attention.layer_norm_rms_epsilon", 1e-5),
+        _rope(file, arch),
+        bool(file.get(f"{arch}.norm_before_residual", False)),
+        bool(file.get(f"{arch}.norm_output", False)),
+        feature_norm,
+    )
 
 
 def _rope(file: Gguf, arch: str) -> ReferenceRope:
-    get = lambda key, default: file.get(f"{arch}.rope.{key}", default)  # noqa: E731
+    get = lambda key, default: file.get(f"{arch}.rope.{key}", default)
     base, factor = get("freq_base", 10000.0), get("scaling.factor", 1.0)
     if "rope_freqs.weight" in file.tensors:
         return ReferenceRope(base, "llama3", divisors=_values(file, "rope_freqs.weight"))
     kind = file.string(f"{arch}.rope.scaling.type", "none")
     context = get("scaling.original_context_length", file.get(f"{arch}.context_length", 4096))
     attention = get("scaling.attn_factor", 1.0) * (1 + 0.1 * math.log(factor) if factor > 1 else 1.0)
-    return ReferenceRope(base, kind if kind in ("linear", "yarn") else None, factor, context, get("scaling.yarn_beta_fast", 32.0),
-                         get("scaling.yarn_beta_slow", 1.0), attention)
+    return ReferenceRope(
+        base,
+        kind if kind in ("linear", "yarn") else None,
+        factor,
+        context,
+        get("scaling.yarn_beta_fast", 32.0),
+        get("scaling.yarn_beta_slow", 1.0),
+        attention,
+    )
 
 
 def _values(file: Gguf, name: str) -> np.ndarray:
@@ -65,7 +93,10 @@ def _values(file: Gguf, name: str) -> np.ndarray:
         rows = data.reshape(-1, info.n_bytes // max(math.prod(info.shape[:-1]), 1))
         return gguf.quants.dequantize(rows, info.qtype).astype(np.float32).reshape(info.shape)
     except NotImplementedError as e:
-        raise EagleError(ErrorKind.UNSUPPORTED, f"tensor {name} of {file.path} is {info.qtype.name}, which NumPy cannot read") from e
+        raise EagleError(
+            ErrorKind.UNSUPPORTED,
+            f"tensor {name} of {file.path} is {info.qtype.name}, which NumPy cannot read",
+        ) from e
 
 
 def _half_split(w: np.ndarray, n_head: int) -> np.ndarray:

@@ -34,7 +34,9 @@ class ReferenceRope:
             return plain / self.factor
         if self.kind != "yarn":
             return plain
-        dim = lambda turns: d * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(self.base))  # noqa: E731
+        dim = lambda turns: (
+            d * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(self.base))
+        )
         low, high = max(math.floor(dim(self.beta_fast)), 0), min(math.ceil(dim(self.beta_slow)), d - 1)
         stretched = np.clip((np.arange(d // 2) - low) / max(high - low, 0.001), 0, 1)
         return plain * (1 - stretched) + plain / self.factor * stretched
@@ -67,7 +69,13 @@ class ReferenceHead:
         x = np.asarray(features, np.float64)
         if "fc_norm.weight" in self.w:
             scale = self.w["fc_norm.weight"]  # [layers, target_hidden]
-            x = np.concatenate([_rms(part, weight, self.eps) for part, weight in zip(np.split(x, len(scale), axis=1), scale)], axis=1)
+            x = np.concatenate(
+                [
+                    _rms(part, weight, self.eps)
+                    for part, weight in zip(np.split(x, len(scale), axis=1), scale)
+                ],
+                axis=1,
+            )
         if "enc.output_norm.weight" in self.w:
             x = _rms(x, self.w["enc.output_norm.weight"], self.eps)
         if self.feature_norm is not None:
@@ -114,14 +122,20 @@ class ReferenceHead:
         cur = residual + attended
         x = self._norm(at + "ffn_norm.weight", cur)
         gate = self._linear(at + "ffn_gate", x)
-        out[f"ffn_out-{i}"] = added = self._linear(at + "ffn_down", gate / (1 + np.exp(-gate)) * self._linear(at + "ffn_up", x))
+        out[f"ffn_out-{i}"] = added = self._linear(
+            at + "ffn_down", gate / (1 + np.exp(-gate)) * self._linear(at + "ffn_up", x)
+        )
         return cur + added
 
     def _attention(self, at: str, u: np.ndarray) -> np.ndarray:
         n, d = len(u), self.head_dim
         q, k, v = (self._linear(at + f"attn_{x}", u).reshape(n, -1, d) for x in "qkv")  # [n, heads, d]
-        q, k = (_rms(x, self.w[at + f"attn_{name}_norm.weight"], self.eps) if at + f"attn_{name}_norm.weight" in self.w else x
-                for name, x in (("q", q), ("k", k)))  # fmt: skip
+        q, k = (
+            _rms(x, self.w[at + f"attn_{name}_norm.weight"], self.eps)
+            if at + f"attn_{name}_norm.weight" in self.w
+            else x
+            for name, x in (("q", q), ("k", k))
+        )
         q, k = self._rotate(q), self._rotate(k)
         k, v = (np.repeat(x, self.n_head // self.n_head_kv, axis=1) for x in (k, v))
         scores = np.einsum("qhd,khd->hqk", q, k) / math.sqrt(d)

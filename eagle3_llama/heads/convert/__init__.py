@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...errors import EagleError, ErrorKind
 from ...common.files import reading
+from ...errors import EagleError, ErrorKind
 from .geometry import Geometry, measure
 from .layers import infer_layers
 from .layouts import Layout, detect, rename
@@ -44,8 +44,14 @@ class ConvertReport:
     notes: list[str]  # what was inferred and why, one line each
 
 
-def convert(head: str | os.PathLike[str], target: str | os.PathLike[str], out: str | os.PathLike[str], outtype: str | None = None,
-            extract_layers: Sequence[int] | None = None, progress: Progress | None = None) -> ConvertReport:  # fmt: skip
+def convert(
+    head: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    outtype: str | None = None,
+    extract_layers: Sequence[int] | None = None,
+    progress: Progress | None = None,
+) -> ConvertReport:
     """Convert the checkpoint in the folder `head`, or a head's GGUF, for the GGUF `target`, whose tokenizer and sizes it
     takes; write `out`.
 
@@ -55,7 +61,9 @@ def convert(head: str | os.PathLike[str], target: str | os.PathLike[str], out: s
     """
     head, target, out = Path(head), Path(target), Path(out)
     if outtype is not None and outtype not in QTYPES:
-        raise EagleError(ErrorKind.BAD_ARGUMENT, f"--outtype is {outtype!r:.40}, expected one of {', '.join(QTYPES)}")
+        raise EagleError(
+            ErrorKind.BAD_ARGUMENT, f"--outtype is {outtype!r:.40}, expected one of {', '.join(QTYPES)}"
+        )
     _check_out(head, target, out)
     source, model = read_source(head), read_target(target)
     outtype = outtype or source.outtype
@@ -79,13 +87,24 @@ def _tensors(tensors: dict[str, HeadTensor], g: Geometry, layout: Layout, outtyp
     outs = []
     for name in g.shapes():
         if name in tensors and name not in ("d2t", "t2d") and not name.startswith("fc_norm."):
-            outs.append(weight(name, tensors[name], outtype, 0 if layout.interleaved else _rotated_heads(name, g)))
+            outs.append(
+                weight(name, tensors[name], outtype, 0 if layout.interleaved else _rotated_heads(name, g))
+            )
     if "fc_norm.weight" in tensors:
         outs.append(constant("fc_norm.weight", tensors["fc_norm.weight"].read_all()))
     elif "fc_norm.0.weight" in tensors:
-        outs.append(constant("fc_norm.weight", np.stack([tensors[f"fc_norm.{i}.weight"].read_all() for i in range(g.n_features)])))
+        outs.append(
+            constant(
+                "fc_norm.weight",
+                np.stack([tensors[f"fc_norm.{i}.weight"].read_all() for i in range(g.n_features)]),
+            )
+        )
     if "d2t" in tensors:
-        outs.append(constant("d2t", absolute_ids(tensors["d2t"], tensors.get("t2d"), g.target_vocab, layout.interleaved)))
+        outs.append(
+            constant(
+                "d2t", absolute_ids(tensors["d2t"], tensors.get("t2d"), g.target_vocab, layout.interleaved)
+            )
+        )
     return outs
 
 
@@ -97,13 +116,24 @@ def _rotated_heads(name: str, g: Geometry) -> int:
     return 1 if found[2] else g.n_head if found[1] == "q" else g.n_head_kv
 
 
-def _notes(layout: str, g: Geometry, tensors: dict[str, HeadTensor], outs: list[OutTensor], outtype: str) -> list[str]:
-    own = {name: "its own" if name in tensors else "the target's" for name in ("token_embd.weight", "output.weight")}
+def _notes(
+    layout: str, g: Geometry, tensors: dict[str, HeadTensor], outs: list[OutTensor], outtype: str
+) -> list[str]:
+    own = {
+        name: "its own" if name in tensors else "the target's"
+        for name in ("token_embd.weight", "output.weight")
+    }
     n = len(g.reads_token)
-    notes = [f"layout {layout}: {n} decoder layer{'s' * (n > 1)}, hidden size {g.hidden}, {g.n_head}/{g.n_head_kv} heads of {g.head_dim}, "
-             f"draft vocabulary {g.draft_vocab} of {g.target_vocab}",
-             f"embeddings are {own['token_embd.weight']}, output matrix is {own['output.weight']}"]  # fmt: skip
-    short = [t.name for t in outs if len(t.shape) == 2 and t.name != "fc_norm.weight" and t.qtype is not QTYPES[outtype]]
+    notes = [
+        f"layout {layout}: {n} decoder layer{'s' * (n > 1)}, hidden size {g.hidden}, {g.n_head}/{g.n_head_kv} heads of {g.head_dim}, "
+        f"draft vocabulary {g.draft_vocab} of {g.target_vocab}",
+        f"embeddings are {own['token_embd.weight']}, output matrix is {own['output.weight']}",
+    ]
+    short = [
+        t.name
+        for t in outs
+        if len(t.shape) == 2 and t.name != "fc_norm.weight" and t.qtype is not QTYPES[outtype]
+    ]
     if short:
         notes.append(f"f16 instead of {outtype}, for their rows are no multiple of 32: {', '.join(short)}")
     return notes
@@ -115,7 +145,15 @@ def _check_out(head: Path, target: Path, out: Path) -> None:
         if out.exists() and not out.is_file():
             raise EagleError(ErrorKind.BAD_ARGUMENT, f"{out} is no regular file: name the GGUF to write")
         if not out.parent.is_dir():
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"folder {out.parent} of the output does not exist: create it")
-        inputs = [target, head] if head.is_file() else [target, *(p for end in ("json", "safetensors", "bin") for p in head.glob(f"*.{end}"))]
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT, f"folder {out.parent} of the output does not exist: create it"
+            )
+        inputs = (
+            [target, head]
+            if head.is_file()
+            else [target, *(p for end in ("json", "safetensors", "bin") for p in head.glob(f"*.{end}"))]
+        )
         if out.exists() and any(path.exists() and path.samefile(out) for path in inputs):
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"{out} is what is to be converted: name another file to write")
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT, f"{out} is what is to be converted: name another file to write"
+            )

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import EagleError, ErrorKind
 from ...common.files import parse_object, reading
+from ...errors import EagleError, ErrorKind
 
 REQUIRED = object()
 

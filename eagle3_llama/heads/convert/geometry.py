@@ -28,7 +28,9 @@ class Geometry:
     ffn: int
     draft_vocab: int
     target_vocab: int
-    reads_token: tuple[bool, ...]  # of each decoder layer: attention takes the token's embedding beside the state
+    reads_token: tuple[
+        bool, ...
+    ]  # of each decoder layer: attention takes the token's embedding beside the state
     final_norm: bool
     projected: bool  # fc2 makes the first layer's state
 
@@ -36,12 +38,27 @@ class Geometry:
         """GGUF name -> (shape as in the checkpoint, rows first; the same in words), in the order of the file."""
         h, features = self.hidden, self.n_features * self.target_hidden
         words = "hidden_size, layers * target's hidden size"
-        out = {"fc.weight": ((h, 2 * h), "hidden_size, 2 * hidden_size") if self.arch == "eagle" else ((h, features), words), "fc.bias": ((h,), "hidden_size")}
+        out = {
+            "fc.weight": ((h, 2 * h), "hidden_size, 2 * hidden_size")
+            if self.arch == "eagle"
+            else ((h, features), words),
+            "fc.bias": ((h,), "hidden_size"),
+        }
         if self.projected:
-            out.update({"fc2.weight": ((h, 2 * h), "hidden_size, 2 * hidden_size"), "fc2.bias": ((h,), "hidden_size")})
+            out.update(
+                {
+                    "fc2.weight": ((h, 2 * h), "hidden_size, 2 * hidden_size"),
+                    "fc2.bias": ((h,), "hidden_size"),
+                }
+            )
         if self.arch == "eagle3":
             out["enc.output_norm.weight"] = ((features,), "layers * target's hidden size")
-            out.update({f"fc_norm.{i}.weight": ((self.target_hidden,), "target's hidden size") for i in range(self.n_features)})
+            out.update(
+                {
+                    f"fc_norm.{i}.weight": ((self.target_hidden,), "target's hidden size")
+                    for i in range(self.n_features)
+                }
+            )
             out["fc_norm.weight"] = ((self.n_features, self.target_hidden), "layers, target's hidden size")
         out["rope_freqs.weight"] = ((self.head_dim // 2,), "head_dim / 2")
         for i, reads_token in enumerate(self.reads_token):
@@ -64,16 +81,24 @@ class Geometry:
         return {
             "attn_norm.weight": norm,
             **({"attn_norm_2.weight": norm} if reads_token else {}),
-            "attn_q.weight": ((q, width), f"{query}, {width_words}"), "attn_q.bias": ((q,), query),
-            "attn_k.weight": ((kv, width), f"{key_value}, {width_words}"), "attn_k.bias": ((kv,), key_value),
-            "attn_v.weight": ((kv, width), f"{key_value}, {width_words}"), "attn_v.bias": ((kv,), key_value),
-            "attn_q_norm.weight": ((self.head_dim,), "head_dim"), "attn_k_norm.weight": ((self.head_dim,), "head_dim"),
-            "attn_output.weight": ((h, q), f"hidden_size, {query}"), "attn_output.bias": norm,
+            "attn_q.weight": ((q, width), f"{query}, {width_words}"),
+            "attn_q.bias": ((q,), query),
+            "attn_k.weight": ((kv, width), f"{key_value}, {width_words}"),
+            "attn_k.bias": ((kv,), key_value),
+            "attn_v.weight": ((kv, width), f"{key_value}, {width_words}"),
+            "attn_v.bias": ((kv,), key_value),
+            "attn_q_norm.weight": ((self.head_dim,), "head_dim"),
+            "attn_k_norm.weight": ((self.head_dim,), "head_dim"),
+            "attn_output.weight": ((h, q), f"hidden_size, {query}"),
+            "attn_output.bias": norm,
             "ffn_norm.weight": norm,
-            "ffn_gate.weight": ((self.ffn, h), "intermediate_size, hidden_size"), "ffn_gate.bias": ((self.ffn,), "intermediate_size"),
-            "ffn_up.weight": ((self.ffn, h), "intermediate_size, hidden_size"), "ffn_up.bias": ((self.ffn,), "intermediate_size"),
-            "ffn_down.weight": ((h, self.ffn), "hidden_size, intermediate_size"), "ffn_down.bias": norm,
-        }  # fmt: skip
+            "ffn_gate.weight": ((self.ffn, h), "intermediate_size, hidden_size"),
+            "ffn_gate.bias": ((self.ffn,), "intermediate_size"),
+            "ffn_up.weight": ((self.ffn, h), "intermediate_size, hidden_size"),
+            "ffn_up.bias": ((self.ffn,), "intermediate_size"),
+            "ffn_down.weight": ((h, self.ffn), "hidden_size, intermediate_size"),
+            "ffn_down.bias": norm,
+        }
 
     def optional(self, name: str) -> bool:
         """Whether a head may be without it: biases and norms that a variant has, what the target can lend."""
@@ -81,22 +106,42 @@ class Geometry:
         return name in _OPTIONAL or name.endswith(_OPTIONAL_ENDS) or name.startswith("fc_norm.") or bare_input
 
 
-def measure(config: Config, layout: Layout, tensors: dict[str, HeadTensor], target: Target, final_norm: bool) -> Geometry:
+def measure(
+    config: Config, layout: Layout, tensors: dict[str, HeadTensor], target: Target, final_norm: bool
+) -> Geometry:
     """`tensors` by GGUF name; `final_norm`: whether the head has one. Raises EagleError naming the tensor or key:
     MISSING_TENSOR, WRONG_SHAPE, BAD_CONFIG, BAD_VALUE (dtype), HEAD_MISMATCH or VOCAB_MISMATCH (another target's head)."""
     hidden, rows = config.integer("hidden_size"), _matrix(layout, tensors, "fc.weight")[0]
     if hidden != rows:
-        raise EagleError(ErrorKind.WRONG_SHAPE, f"tensor {layout.source_name('fc.weight')} has {rows} rows, but key hidden_size "
-                         f"of config.json is {hidden}")  # fmt: skip
+        raise EagleError(
+            ErrorKind.WRONG_SHAPE,
+            f"tensor {layout.source_name('fc.weight')} has {rows} rows, but key hidden_size "
+            f"of config.json is {hidden}",
+        )
     target_hidden = _target_hidden(config, layout, hidden, tensors, target)
     target_vocab = config.integer("vocab_size", target.n_vocab)
     if target_vocab != target.n_vocab:
-        raise EagleError(ErrorKind.VOCAB_MISMATCH, f"key vocab_size of config.json is {target_vocab}, but the "
-                         f"target has {target.n_vocab} tokens: give this head's own target")  # fmt: skip
+        raise EagleError(
+            ErrorKind.VOCAB_MISMATCH,
+            f"key vocab_size of config.json is {target_vocab}, but the "
+            f"target has {target.n_vocab} tokens: give this head's own target",
+        )
     n_head, n_head_kv, head_dim = _heads(config, layout, tensors)
-    g = Geometry(layout.arch, hidden, target_hidden, _n_features(layout, tensors, target_hidden), n_head, n_head_kv, head_dim,
-                 _ffn(config, layout, tensors), _draft_vocab(config, layout, tensors, target_vocab), target_vocab,
-                 _blocks(config, layout, tensors), final_norm, "fc2.weight" in tensors)  # fmt: skip
+    g = Geometry(
+        layout.arch,
+        hidden,
+        target_hidden,
+        _n_features(layout, tensors, target_hidden),
+        n_head,
+        n_head_kv,
+        head_dim,
+        _ffn(config, layout, tensors),
+        _draft_vocab(config, layout, tensors, target_vocab),
+        target_vocab,
+        _blocks(config, layout, tensors),
+        final_norm,
+        "fc2.weight" in tensors,
+    )
     _check_all(g, layout, tensors)
     _check_shared(g, layout, tensors)
     return g
@@ -105,9 +150,13 @@ def measure(config: Config, layout: Layout, tensors: dict[str, HeadTensor], targ
 def _matrix(layout: Layout, tensors: dict[str, HeadTensor], name: str) -> tuple[int, int]:
     tensor = tensors.get(name)
     if tensor is None:
-        raise EagleError(ErrorKind.MISSING_TENSOR, f"tensor {layout.source_name(name)} is missing: download the head again")
+        raise EagleError(
+            ErrorKind.MISSING_TENSOR, f"tensor {layout.source_name(name)} is missing: download the head again"
+        )
     if len(tensor.shape) != 2:
-        raise EagleError(ErrorKind.WRONG_SHAPE, f"tensor {tensor.name} has shape {list(tensor.shape)}, expected a matrix")
+        raise EagleError(
+            ErrorKind.WRONG_SHAPE, f"tensor {tensor.name} has shape {list(tensor.shape)}, expected a matrix"
+        )
     return tensor.shape  # type: ignore[return-value]
 
 
@@ -115,24 +164,38 @@ def _blocks(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> t
     numbers = {int(found[1]) for name in tensors if (found := re.match(r"blk\.(\d+)\.", name))}
     n = len(numbers)
     if numbers != set(range(n)):
-        raise EagleError(ErrorKind.MISSING_TENSOR, f"the head has decoder layers {sorted(numbers)}: one is missing, download it again")
+        raise EagleError(
+            ErrorKind.MISSING_TENSOR,
+            f"the head has decoder layers {sorted(numbers)}: one is missing, download it again",
+        )
     given = config.integer("num_hidden_layers", n)
     if given != n:
-        raise EagleError(ErrorKind.WRONG_SHAPE, f"key num_hidden_layers of config.json is {given}, but there are tensors of {n} "
-                         f"decoder layers, {layout.source_name(f'blk.{n - 1}.attn_q.weight')} the last")  # fmt: skip
+        raise EagleError(
+            ErrorKind.WRONG_SHAPE,
+            f"key num_hidden_layers of config.json is {given}, but there are tensors of {n} "
+            f"decoder layers, {layout.source_name(f'blk.{n - 1}.attn_q.weight')} the last",
+        )
     first = layout.arch == "eagle3" and "fc2.weight" not in tensors
     return tuple(first and i == 0 or f"blk.{i}.attn_norm_2.weight" in tensors for i in range(n))
 
 
-def _target_hidden(config: Config, layout: Layout, hidden: int, tensors: dict[str, HeadTensor], target: Target) -> int:
+def _target_hidden(
+    config: Config, layout: Layout, hidden: int, tensors: dict[str, HeadTensor], target: Target
+) -> int:
     given = config.integer("target_hidden_size", None)
     if given is not None and given != target.n_embd:
-        raise EagleError(ErrorKind.HEAD_MISMATCH, f"key target_hidden_size of config.json is {given}, but the "
-                         f"target's hidden size is {target.n_embd}: give this head's own target")  # fmt: skip
+        raise EagleError(
+            ErrorKind.HEAD_MISMATCH,
+            f"key target_hidden_size of config.json is {given}, but the "
+            f"target's hidden size is {target.n_embd}: give this head's own target",
+        )
     lends = "token_embd.weight" not in tensors or layout.arch == "eagle"
     if given is None and hidden != target.n_embd and lends:
-        raise EagleError(ErrorKind.HEAD_MISMATCH, f"key hidden_size of config.json is {hidden}, but the target's "
-                         f"hidden size is {target.n_embd}: give this head's own target")  # fmt: skip
+        raise EagleError(
+            ErrorKind.HEAD_MISMATCH,
+            f"key hidden_size of config.json is {hidden}, but the target's "
+            f"hidden size is {target.n_embd}: give this head's own target",
+        )
     return target.n_embd
 
 
@@ -141,8 +204,11 @@ def _n_features(layout: Layout, tensors: dict[str, HeadTensor], target_hidden: i
         return 1
     width = _matrix(layout, tensors, "fc.weight")[1]
     if width == 0 or width % target_hidden:
-        raise EagleError(ErrorKind.WRONG_SHAPE, f"tensor {layout.source_name('fc.weight')} takes {width} values, "
-                         f"no multiple of the target's hidden size {target_hidden}: give this head's own target")  # fmt: skip
+        raise EagleError(
+            ErrorKind.WRONG_SHAPE,
+            f"tensor {layout.source_name('fc.weight')} takes {width} values, "
+            f"no multiple of the target's hidden size {target_hidden}: give this head's own target",
+        )
     return width // target_hidden
 
 
@@ -153,15 +219,25 @@ def _heads(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> tu
     n_head = config.integer("num_attention_heads")
     n_head_kv = config.integer("num_key_value_heads", n_head)
     head_dim = config.integer("head_dim", None) or q_rows // n_head
-    for key, n, name, rows in (("num_attention_heads", n_head, "blk.0.attn_q.weight", q_rows),
-                               ("num_key_value_heads", n_head_kv, "blk.0.attn_k.weight", k_rows)):  # fmt: skip
+    for key, n, name, rows in (
+        ("num_attention_heads", n_head, "blk.0.attn_q.weight", q_rows),
+        ("num_key_value_heads", n_head_kv, "blk.0.attn_k.weight", k_rows),
+    ):
         if n * head_dim != rows or rows == 0:
-            raise EagleError(ErrorKind.WRONG_SHAPE, f"tensor {tensors[name].name} has {rows} rows, but "
-                             f"{key} {n} * head_dim {head_dim} is {n * head_dim}")  # fmt: skip
+            raise EagleError(
+                ErrorKind.WRONG_SHAPE,
+                f"tensor {tensors[name].name} has {rows} rows, but "
+                f"{key} {n} * head_dim {head_dim} is {n * head_dim}",
+            )
     if n_head % n_head_kv:
-        raise EagleError(ErrorKind.BAD_CONFIG, f"num_attention_heads {n_head} is no multiple of num_key_value_heads {n_head_kv}")
+        raise EagleError(
+            ErrorKind.BAD_CONFIG,
+            f"num_attention_heads {n_head} is no multiple of num_key_value_heads {n_head_kv}",
+        )
     if head_dim % 2:
-        raise EagleError(ErrorKind.BAD_CONFIG, f"head_dim {head_dim} is odd, which rotary positions do not allow")
+        raise EagleError(
+            ErrorKind.BAD_CONFIG, f"head_dim {head_dim} is odd, which rotary positions do not allow"
+        )
     return n_head, n_head_kv, head_dim
 
 
@@ -169,8 +245,11 @@ def _ffn(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> int:
     rows = _matrix(layout, tensors, "blk.0.ffn_gate.weight")[0]
     given = config.integer("intermediate_size", rows if rows else 1)
     if given != rows:
-        raise EagleError(ErrorKind.WRONG_SHAPE, f"tensor {tensors['blk.0.ffn_gate.weight'].name} has {rows} "
-                         f"rows, but intermediate_size is {given}")  # fmt: skip
+        raise EagleError(
+            ErrorKind.WRONG_SHAPE,
+            f"tensor {tensors['blk.0.ffn_gate.weight'].name} has {rows} "
+            f"rows, but intermediate_size is {given}",
+        )
     return rows
 
 
@@ -179,18 +258,27 @@ def _draft_vocab(config: Config, layout: Layout, tensors: dict[str, HeadTensor],
     if d2t is not None:
         n = d2t.shape[0] if len(d2t.shape) == 1 else 0
         if not 1 <= n <= target_vocab:
-            raise EagleError(ErrorKind.WRONG_SHAPE, f"tensor {d2t.name} has shape {list(d2t.shape)}, expected "
-                             f"1..{target_vocab} entries, one a draft token")  # fmt: skip
+            raise EagleError(
+                ErrorKind.WRONG_SHAPE,
+                f"tensor {d2t.name} has shape {list(d2t.shape)}, expected "
+                f"1..{target_vocab} entries, one a draft token",
+            )
     else:
         n = _matrix(layout, tensors, "output.weight")[0] if "output.weight" in tensors else target_vocab
         if n != target_vocab:
-            raise EagleError(ErrorKind.MISSING_TENSOR, f"tensor {layout.source_name('d2t')} is missing, and "
-                             f"lm_head.weight has {n} rows, not the target's {target_vocab}: download the head "
-                             "again")  # fmt: skip
+            raise EagleError(
+                ErrorKind.MISSING_TENSOR,
+                f"tensor {layout.source_name('d2t')} is missing, and "
+                f"lm_head.weight has {n} rows, not the target's {target_vocab}: download the head "
+                "again",
+            )
     given = config.integer("draft_vocab_size", n)
     if given != n:
-        raise EagleError(ErrorKind.WRONG_SHAPE, f"key draft_vocab_size of config.json is {given}, but tensor "
-                         f"{layout.source_name('d2t') if d2t else 'lm_head.weight'} stands for {n} tokens")  # fmt: skip
+        raise EagleError(
+            ErrorKind.WRONG_SHAPE,
+            f"key draft_vocab_size of config.json is {given}, but tensor "
+            f"{layout.source_name('d2t') if d2t else 'lm_head.weight'} stands for {n} tokens",
+        )
     return n
 
 
@@ -198,19 +286,30 @@ def _check_all(g: Geometry, layout: Layout, tensors: dict[str, HeadTensor]) -> N
     shapes = g.shapes()
     for name, tensor in tensors.items():
         if name not in shapes:
-            raise EagleError(ErrorKind.UNSUPPORTED, f"tensor {tensor.name} is not part of such a head: this variant is not supported")
+            raise EagleError(
+                ErrorKind.UNSUPPORTED,
+                f"tensor {tensor.name} is not part of such a head: this variant is not supported",
+            )
     for name, (shape, words) in shapes.items():
         tensor = tensors.get(name)
         if tensor is None:
             if g.optional(name):
                 continue
-            raise EagleError(ErrorKind.MISSING_TENSOR, f"tensor {layout.source_name(name)} is missing: download the head again")
+            raise EagleError(
+                ErrorKind.MISSING_TENSOR,
+                f"tensor {layout.source_name(name)} is missing: download the head again",
+            )
         if tensor.shape != shape:
-            raise EagleError(ErrorKind.WRONG_SHAPE, f"tensor {tensor.name} has shape {list(tensor.shape)}, "
-                             f"expected {list(shape)} ({words})")  # fmt: skip
+            raise EagleError(
+                ErrorKind.WRONG_SHAPE,
+                f"tensor {tensor.name} has shape {list(tensor.shape)}, expected {list(shape)} ({words})",
+            )
         if (tensor.dtype in FLOATS) != (name not in ("d2t", "t2d")):
-            raise EagleError(ErrorKind.BAD_VALUE, f"tensor {tensor.name} has dtype {tensor.dtype}, expected "
-                             f"{'integers' if tensor.dtype in FLOATS else 'F32, F16 or BF16'}")  # fmt: skip
+            raise EagleError(
+                ErrorKind.BAD_VALUE,
+                f"tensor {tensor.name} has dtype {tensor.dtype}, expected "
+                f"{'integers' if tensor.dtype in FLOATS else 'F32, F16 or BF16'}",
+            )
     _check_pairs(g, layout, tensors)
 
 
@@ -218,21 +317,33 @@ def _check_pairs(g: Geometry, layout: Layout, tensors: dict[str, HeadTensor]) ->
     """Weights that come together: one alone is a file that lost the other."""
     together = [[f"fc_norm.{i}.weight" for i in range(g.n_features)]]
     for i in range(len(g.reads_token)):
-        together += [[f"blk.{i}.attn_{x}_norm.weight" for x in "qk"], [f"blk.{i}.attn_{x}.bias" for x in "qkv"],
-                     [f"blk.{i}.ffn_{x}.bias" for x in ("gate", "up", "down")]]  # fmt: skip
+        together += [
+            [f"blk.{i}.attn_{x}_norm.weight" for x in "qk"],
+            [f"blk.{i}.attn_{x}.bias" for x in "qkv"],
+            [f"blk.{i}.ffn_{x}.bias" for x in ("gate", "up", "down")],
+        ]
     for names in together:
         missing = [n for n in names if n not in tensors]
         if missing and len(missing) < len(names):
             there = next(n for n in names if n in tensors)
-            raise EagleError(ErrorKind.MISSING_TENSOR, f"tensor {layout.source_name(missing[0])} is missing, which goes with {tensors[there].name}")
+            raise EagleError(
+                ErrorKind.MISSING_TENSOR,
+                f"tensor {layout.source_name(missing[0])} is missing, which goes with {tensors[there].name}",
+            )
 
 
 def _check_shared(g: Geometry, layout: Layout, tensors: dict[str, HeadTensor]) -> None:
     """That the target can lend what the head has not."""
     if "output.weight" not in tensors and g.draft_vocab != g.target_vocab:
-        raise EagleError(ErrorKind.MISSING_TENSOR, f"tensor {layout.source_name('output.weight')} is missing, and "
-                         f"the target's has {g.target_vocab} rows, not {g.draft_vocab}")  # fmt: skip
+        raise EagleError(
+            ErrorKind.MISSING_TENSOR,
+            f"tensor {layout.source_name('output.weight')} is missing, and "
+            f"the target's has {g.target_vocab} rows, not {g.draft_vocab}",
+        )
     for name in ("token_embd.weight", "output.weight"):
         if name not in tensors and g.hidden != g.target_hidden:
-            raise EagleError(ErrorKind.MISSING_TENSOR, f"tensor {layout.source_name(name)} is missing, and the "
-                             f"target's has width {g.target_hidden}, not {g.hidden}")  # fmt: skip
+            raise EagleError(
+                ErrorKind.MISSING_TENSOR,
+                f"tensor {layout.source_name(name)} is missing, and the "
+                f"target's has width {g.target_hidden}, not {g.hidden}",
+            )

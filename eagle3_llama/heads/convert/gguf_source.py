@@ -7,9 +7,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from ...errors import EagleError, ErrorKind
 from ...common.files import reading
 from ...common.gguf_reader import Gguf, TensorInfo, read_gguf
+from ...errors import EagleError, ErrorKind
 from .config import Config
 from .layouts import EAGLE1_GGUF, EAGLE3_GGUF
 from .layouts.base import Layout
@@ -20,12 +20,22 @@ _OUTTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16", "Q8_0": "q8_0", "Q4_0":
 _INTEGERS = {"I64": "<i8", "I32": "<i4"}
 # config.json's key for each of the GGUF's
 _KEYS = {
-    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers",
-    "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps", "context_length": "max_position_embeddings", "vocab_size": "vocab_size",
-    "target_hidden_size": "target_hidden_size", "target_layers": "target_layers", "extract_layers": "target_layers",
-    "norm_before_residual": "norm_before_residual", "norm_before_fc": "norm_before_fc", "norm_output": "norm_output",
-}  # fmt: skip
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "context_length": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+    "target_hidden_size": "target_hidden_size",
+    "target_layers": "target_layers",
+    "extract_layers": "target_layers",
+    "norm_before_residual": "norm_before_residual",
+    "norm_before_fc": "norm_before_fc",
+    "norm_output": "norm_output",
+}
 _SCALING = ("type", "factor", "original_context_length", "yarn_beta_fast", "yarn_beta_slow", "attn_factor")
 
 
@@ -37,13 +47,19 @@ def read_gguf_head(path: Path) -> tuple[Config, dict[str, HeadTensor], Layout, R
     file = read_gguf(path)
     arch = file.string("general.architecture")
     if arch not in ("eagle3", "eagle"):
-        raise EagleError(ErrorKind.HEAD_MISMATCH, f"{path} is no head: its general.architecture is {arch!r:.40}")
+        raise EagleError(
+            ErrorKind.HEAD_MISMATCH, f"{path} is no head: its general.architecture is {arch!r:.40}"
+        )
     data = {ours: file.get(f"{arch}.{key}") for key, ours in _KEYS.items() if f"{arch}.{key}" in file.keys}
     final_norm = file.get(f"{arch}.final_norm")
     if final_norm is not None:
         data["eagle_config"] = {"use_last_layernorm": final_norm}
-    tensors = {name: _tensor(path, info) for name, info in file.tensors.items() if name != "rope_freqs.weight"}
-    types = [info.qtype.name for info in file.tensors.values() if info.qtype is not None and len(info.shape) == 2]
+    tensors = {
+        name: _tensor(path, info) for name, info in file.tensors.items() if name != "rope_freqs.weight"
+    }
+    types = [
+        info.qtype.name for info in file.tensors.values() if info.qtype is not None and len(info.shape) == 2
+    ]
     outtype = _OUTTYPES.get(max(set(types), key=types.count), "f16") if types else "f16"
     return Config(data), tensors, EAGLE3_GGUF if arch == "eagle3" else EAGLE1_GGUF, _rope(file, arch), outtype
 
@@ -51,8 +67,14 @@ def read_gguf_head(path: Path) -> tuple[Config, dict[str, HeadTensor], Layout, R
 def _rope(file: Gguf, arch: str) -> Rope:
     base = file.get(f"{arch}.rope.freq_base", 10000.0)
     if type(base) is not float or not 0 < base < 1e30:
-        raise EagleError(ErrorKind.BAD_VALUE, f"key {arch}.rope.freq_base of {file.path} is {base!r:.40}, no frequency")
-    scaling = {key: file.get(f"{arch}.rope.scaling.{key}") for key in _SCALING if f"{arch}.rope.scaling.{key}" in file.keys}
+        raise EagleError(
+            ErrorKind.BAD_VALUE, f"key {arch}.rope.freq_base of {file.path} is {base!r:.40}, no frequency"
+        )
+    scaling = {
+        key: file.get(f"{arch}.rope.scaling.{key}")
+        for key in _SCALING
+        if f"{arch}.rope.scaling.{key}" in file.keys
+    }
     if "type" in scaling:
         scaling["type"] = file.string(f"{arch}.rope.scaling.type")
     if not all(type(v) in (str, int, float) for v in scaling.values()):
@@ -66,9 +88,13 @@ def _rope(file: Gguf, arch: str) -> Rope:
 def _tensor(path: Path, info: TensorInfo) -> HeadTensor:
     """Entries come as float32 or int64, whatever they are stored in."""
     if info.qtype is None or not info.shape:
-        raise EagleError(ErrorKind.UNSUPPORTED, f"tensor {info.name} of {path} has a type that this version does not know")
+        raise EagleError(
+            ErrorKind.UNSUPPORTED, f"tensor {info.name} of {path} has a type that this version does not know"
+        )
     dtype, n_rows = info.qtype.name if info.qtype.name in _INTEGERS else "F32", info.shape[0]
-    per_row = info.n_bytes // n_rows if len(info.shape) > 1 and n_rows else gguf.GGML_QUANT_SIZES[info.qtype][1]
+    per_row = (
+        info.n_bytes // n_rows if len(info.shape) > 1 and n_rows else gguf.GGML_QUANT_SIZES[info.qtype][1]
+    )
     if len(info.shape) == 1 and gguf.GGML_QUANT_SIZES[info.qtype][0] != 1:
         raise EagleError(ErrorKind.BAD_VALUE, f"tensor {info.name} of {path} is a vector of blocks")
 
@@ -82,9 +108,14 @@ def _tensor(path: Path, info: TensorInfo) -> HeadTensor:
             return data.view(_INTEGERS[dtype]).astype(np.int64)
         try:
             with np.errstate(all="ignore"):  # the writer finds what is not finite
-                values = gguf.quants.dequantize(data.reshape((hi - lo, per_row) if len(info.shape) > 1 else -1), info.qtype)
+                values = gguf.quants.dequantize(
+                    data.reshape((hi - lo, per_row) if len(info.shape) > 1 else -1), info.qtype
+                )
         except NotImplementedError as e:
-            raise EagleError(ErrorKind.UNSUPPORTED, f"tensor {info.name} of {path} is {info.qtype.name}, which cannot be read back") from e
+            raise EagleError(
+                ErrorKind.UNSUPPORTED,
+                f"tensor {info.name} of {path} is {info.qtype.name}, which cannot be read back",
+            ) from e
         return values.astype(np.float32).reshape(hi - lo, *info.shape[1:])
 
     return HeadTensor(info.name, info.shape, dtype, read)

@@ -11,21 +11,34 @@ from collections.abc import Iterator
 import gguf
 from gguf import GGUFValueType as T
 
-from ...errors import EagleError, ErrorKind
 from ...common.gguf_reader import Value
+from ...errors import EagleError, ErrorKind
 from .config import Config
 from .geometry import Geometry
 from .rope import Rope
 from .target import Target
 from .variant import Variant
 
-FILE_TYPES = {"f32": gguf.LlamaFileType.ALL_F32, "f16": gguf.LlamaFileType.MOSTLY_F16, "bf16": gguf.LlamaFileType.MOSTLY_BF16,
-              "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0, "q4_0": gguf.LlamaFileType.MOSTLY_Q4_0}  # fmt: skip
+FILE_TYPES = {
+    "f32": gguf.LlamaFileType.ALL_F32,
+    "f16": gguf.LlamaFileType.MOSTLY_F16,
+    "bf16": gguf.LlamaFileType.MOSTLY_BF16,
+    "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+    "q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
+}
 _SCALING_TYPES = {str: T.STRING, int: T.UINT32, float: T.FLOAT32}
 
 
-def build_metadata(name: str, outtype: str, config: Config, variant: Variant, g: Geometry, layers: list[int], rope: Rope,
-                   target: Target) -> dict[str, Value]:  # fmt: skip
+def build_metadata(
+    name: str,
+    outtype: str,
+    config: Config,
+    variant: Variant,
+    g: Geometry,
+    layers: list[int],
+    rope: Rope,
+    target: Target,
+) -> dict[str, Value]:
     """Key -> value, in the order of the file, without general.architecture (the writer's own)."""
     out = dict(_general(name, outtype))
     out.update((f"{g.arch}.{key}", value) for key, value in _head(config, variant, g, layers, rope, target))
@@ -39,14 +52,23 @@ def _general(name: str, outtype: str) -> Iterator[tuple[str, Value]]:
     yield "general.quantization_version", Value(gguf.GGML_QUANT_VERSION, T.UINT32)
 
 
-def _head(config: Config, variant: Variant, g: Geometry, layers: list[int], rope: Rope, target: Target) -> Iterator[tuple[str, Value]]:
+def _head(
+    config: Config, variant: Variant, g: Geometry, layers: list[int], rope: Rope, target: Target
+) -> Iterator[tuple[str, Value]]:
     context = config.integer("max_position_embeddings", None) or target.n_ctx or 2048
     sizes = {
-        "block_count": len(g.reads_token), "context_length": context, "embedding_length": g.hidden, "feed_forward_length": g.ffn,
-        "attention.head_count": g.n_head, "attention.head_count_kv": g.n_head_kv,
-        "attention.key_length": g.head_dim, "attention.value_length": g.head_dim,
-        "rope.dimension_count": g.head_dim, "vocab_size": g.target_vocab, "target_hidden_size": g.target_hidden,
-    }  # fmt: skip
+        "block_count": len(g.reads_token),
+        "context_length": context,
+        "embedding_length": g.hidden,
+        "feed_forward_length": g.ffn,
+        "attention.head_count": g.n_head,
+        "attention.head_count_kv": g.n_head_kv,
+        "attention.key_length": g.head_dim,
+        "attention.value_length": g.head_dim,
+        "rope.dimension_count": g.head_dim,
+        "vocab_size": g.target_vocab,
+        "target_hidden_size": g.target_hidden,
+    }
     for key, size in sizes.items():
         yield key, Value(size, T.UINT32)
     yield "attention.layer_norm_rms_epsilon", Value(config.number("rms_norm_eps", 1e-6), T.FLOAT32)
@@ -67,6 +89,9 @@ def _head(config: Config, variant: Variant, g: Geometry, layers: list[int], rope
 def _final_norm_epsilon(target: Target) -> float:
     """EAGLE-1 was trained on the state after the target's final norm (Hugging Face's last hidden state), which its lm_head reads."""
     if target.norm_eps is None:
-        raise EagleError(ErrorKind.UNSUPPORTED, f"the target's architecture {target.architecture} has no RMSNorm at its end, "
-                         "which an EAGLE-1 head reads after")  # fmt: skip
+        raise EagleError(
+            ErrorKind.UNSUPPORTED,
+            f"the target's architecture {target.architecture} has no RMSNorm at its end, "
+            "which an EAGLE-1 head reads after",
+        )
     return target.norm_eps

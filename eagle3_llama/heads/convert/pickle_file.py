@@ -12,8 +12,18 @@ from ...errors import EagleError, ErrorKind
 from .safetensors_file import HeadTensor, widen
 
 _MEND = "or save the head as model.safetensors"
-_NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
-          "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}  # fmt: skip
+_NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
 
 
 def read_pickle(path: Path) -> dict[str, HeadTensor]:
@@ -22,7 +32,9 @@ def read_pickle(path: Path) -> dict[str, HeadTensor]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as e:  # torch raises many types for what it refuses
-        raise EagleError(ErrorKind.BAD_FILE, f"{path} is a pickle that torch.load refuses: {str(e)[:120]}") from e
+        raise EagleError(
+            ErrorKind.BAD_FILE, f"{path} is a pickle that torch.load refuses: {str(e)[:120]}"
+        ) from e
     if not isinstance(state, dict):
         raise EagleError(ErrorKind.BAD_VALUE, f"{path} holds no dictionary of tensors")
     return {name: _tensor(torch, path, name, value) for name, value in state.items()}
@@ -32,16 +44,26 @@ def _torch(path: Path) -> Any:
     try:
         import torch
     except ImportError as e:
-        raise EagleError(ErrorKind.BAD_FILE, f"{path} is a pickle: install torch >= 2.10 to read it, {_MEND}") from e
+        raise EagleError(
+            ErrorKind.BAD_FILE, f"{path} is a pickle: install torch >= 2.10 to read it, {_MEND}"
+        ) from e
     version = re.match(r"(\d+)\.(\d+)", torch.__version__)
     if version is None or (int(version[1]), int(version[2])) < (2, 10):
-        raise EagleError(ErrorKind.BAD_FILE, f"{path} is a pickle, not to be read with torch {torch.__version__}: "
-                         f"install torch >= 2.10, {_MEND}")  # fmt: skip
+        raise EagleError(
+            ErrorKind.BAD_FILE,
+            f"{path} is a pickle, not to be read with torch {torch.__version__}: "
+            f"install torch >= 2.10, {_MEND}",
+        )
     return torch
 
 
 def _tensor(torch: Any, path: Path, name: Any, value: Any) -> HeadTensor:
-    dense = isinstance(name, str) and isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized
+    dense = (
+        isinstance(name, str)
+        and isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and not value.is_quantized
+    )
     dtype = _NAMES.get(str(value.dtype).removeprefix("torch.")) if dense else None
     if dtype is None:
         raise EagleError(ErrorKind.BAD_VALUE, f"entry {name!r:.60} of {path} is not a plain tensor")

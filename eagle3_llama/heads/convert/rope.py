@@ -17,7 +17,9 @@ _PLAIN = (None, "default", "none", "mrope")  # for text, sections of mrope all c
 class Rope:
     freq_base: float
     scaling: dict[str, str | float | int] = field(default_factory=dict)  # below eagle3.rope.scaling.
-    factors: np.ndarray | None = None  # [head_dim / 2] float32, divisors of the frequencies: rope_freqs.weight
+    factors: np.ndarray | None = (
+        None  # [head_dim / 2] float32, divisors of the frequencies: rope_freqs.weight
+    )
 
 
 def read_rope(config: Config, head_dim: int) -> Rope:
@@ -25,8 +27,10 @@ def read_rope(config: Config, head_dim: int) -> Rope:
     where = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
     base = config.number("rope_theta", None) or config.number(f"{where}.rope_theta", 10000.0)
     if config.number("partial_rotary_factor", 1.0) != 1.0:
-        raise EagleError(ErrorKind.UNSUPPORTED, "key partial_rotary_factor of config.json is not 1: "
-                         "partly rotated heads are not supported")  # fmt: skip
+        raise EagleError(
+            ErrorKind.UNSUPPORTED,
+            "key partial_rotary_factor of config.json is not 1: partly rotated heads are not supported",
+        )
     kind = config.string(f"{where}.rope_type", None) or config.string(f"{where}.type", None)
     if kind in _PLAIN:
         return Rope(base)
@@ -36,14 +40,22 @@ def read_rope(config: Config, head_dim: int) -> Rope:
         return Rope(base, _yarn(config, where))
     if kind == "llama3":
         return Rope(base, factors=_llama3_factors(config, where, base, head_dim))
-    raise EagleError(ErrorKind.BAD_CONFIG, f"key {where}.rope_type of config.json is {kind!r:.40}: supported are "
-                     "linear, llama3 and yarn")  # fmt: skip
+    raise EagleError(
+        ErrorKind.BAD_CONFIG,
+        f"key {where}.rope_type of config.json is {kind!r:.40}: supported are linear, llama3 and yarn",
+    )
 
 
 def _yarn(config: Config, where: str) -> dict[str, str | float | int]:
     factor = config.number(f"{where}.factor")
-    original = config.integer(f"{where}.original_max_position_embeddings", None) or config.integer("max_position_embeddings")
-    out: dict[str, str | float | int] = {"type": "yarn", "factor": factor, "original_context_length": original}
+    original = config.integer(f"{where}.original_max_position_embeddings", None) or config.integer(
+        "max_position_embeddings"
+    )
+    out: dict[str, str | float | int] = {
+        "type": "yarn",
+        "factor": factor,
+        "original_context_length": original,
+    }
     for key in ("beta_fast", "beta_slow"):
         value = config.number(f"{where}.{key}", None)
         if value is not None:
@@ -57,7 +69,9 @@ def _yarn(config: Config, where: str) -> dict[str, str | float | int]:
 
 def _attention_factor(config: Config, where: str, factor: float) -> float:
     given = config.number(f"{where}.attention_factor", None)
-    scale, all_dim = (config.number(f"{where}.{key}", None, zero=True) for key in ("mscale", "mscale_all_dim"))
+    scale, all_dim = (
+        config.number(f"{where}.{key}", None, zero=True) for key in ("mscale", "mscale_all_dim")
+    )
     if given is not None:
         return given
     return _mscale(factor, scale) / _mscale(factor, all_dim) if scale and all_dim else _mscale(factor, 1.0)
@@ -73,8 +87,11 @@ def _llama3_factors(config: Config, where: str, base: float, head_dim: int) -> n
     low, high = config.number(f"{where}.low_freq_factor"), config.number(f"{where}.high_freq_factor")
     original = config.integer(f"{where}.original_max_position_embeddings")
     if not low < high:
-        raise EagleError(ErrorKind.BAD_CONFIG, f"key {where}.high_freq_factor of config.json is {high}, expected "
-                         f"more than low_freq_factor {low}")  # fmt: skip
+        raise EagleError(
+            ErrorKind.BAD_CONFIG,
+            f"key {where}.high_freq_factor of config.json is {high}, expected "
+            f"more than low_freq_factor {low}",
+        )
     wavelength = 2 * math.pi * base ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     smooth = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)  # 0 long, 1 short
     return (1.0 / ((1.0 - smooth) / factor + smooth)).astype(np.float32)

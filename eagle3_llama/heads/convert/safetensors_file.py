@@ -13,12 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import EagleError, ErrorKind
 from ...common.files import parse_object, reading
+from ...errors import EagleError, ErrorKind
 
 _MAX_HEADER = 100 << 20  # the format's own limit
-_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2",
-           "I8": "i1", "U8": "u1", "BOOL": "u1"}  # fmt: skip
+_DTYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U8": "u1",
+    "BOOL": "u1",
+}
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -45,27 +55,42 @@ def read_safetensors(path: Path) -> dict[str, HeadTensor]:
         n = int.from_bytes(f.read(8), "little")
         if size < 8 or 8 + n > size:
             # a length that is absurd is no truncation
-            kind, what = (ErrorKind.TRUNCATED, "truncated") if n <= _MAX_HEADER else (ErrorKind.BAD_VALUE, "not a safetensors file")
+            kind, what = (
+                (ErrorKind.TRUNCATED, "truncated")
+                if n <= _MAX_HEADER
+                else (ErrorKind.BAD_VALUE, "not a safetensors file")
+            )
             raise EagleError(kind, f"{path} is {what}: its header should have {n} bytes, the file has {size}")
         if n > _MAX_HEADER:
-            raise EagleError(ErrorKind.BAD_VALUE, f"{path} is not a safetensors file: its header would have {n} bytes")
+            raise EagleError(
+                ErrorKind.BAD_VALUE, f"{path} is not a safetensors file: its header would have {n} bytes"
+            )
         header = parse_object(f.read(n), f"the header of {path}", ErrorKind.BAD_VALUE)
     header.pop("__metadata__", None)
     return {name: _tensor(path, name, info, 8 + n, size) for name, info in header.items()}
 
 
 def _tensor(path: Path, name: str, info: Any, start: int, size: int) -> HeadTensor:
-    dtype, shape, offsets = (info.get(k) for k in ("dtype", "shape", "data_offsets")) if isinstance(info, dict) else (None,) * 3
+    dtype, shape, offsets = (
+        (info.get(k) for k in ("dtype", "shape", "data_offsets")) if isinstance(info, dict) else (None,) * 3
+    )
     if not (isinstance(dtype, str) and _naturals(shape) and _naturals(offsets) and len(offsets) == 2):
         raise EagleError(ErrorKind.BAD_VALUE, f"tensor {name}: malformed entry in the header of {path}")
     if dtype not in _DTYPES:
-        raise EagleError(ErrorKind.UNSUPPORTED, f"tensor {name} has dtype {dtype}: take the F32, F16 or BF16 checkpoint")
+        raise EagleError(
+            ErrorKind.UNSUPPORTED, f"tensor {name} has dtype {dtype}: take the F32, F16 or BF16 checkpoint"
+        )
     begin, end = offsets
     if end - begin != math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize:
-        raise EagleError(ErrorKind.BAD_VALUE, f"tensor {name} has {end - begin} bytes, which is not shape {shape} of {dtype}")
+        raise EagleError(
+            ErrorKind.BAD_VALUE,
+            f"tensor {name} has {end - begin} bytes, which is not shape {shape} of {dtype}",
+        )
     if start + end > size:
-        raise EagleError(ErrorKind.TRUNCATED, f"tensor {name} ends at byte {start + end} of {path}, which has "
-                         f"{size}: download it again")  # fmt: skip
+        raise EagleError(
+            ErrorKind.TRUNCATED,
+            f"tensor {name} ends at byte {start + end} of {path}, which has {size}: download it again",
+        )
 
     def read(lo: int, hi: int) -> np.ndarray:
         row = math.prod(shape[1:])
@@ -89,4 +114,8 @@ def widen(data: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _naturals(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= 8 and all(type(v) is int and 0 <= v < 1 << 62 for v in value)
+    return (
+        isinstance(value, list)
+        and len(value) <= 8
+        and all(type(v) is int and 0 <= v < 1 << 62 for v in value)
+    )

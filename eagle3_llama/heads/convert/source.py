@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...errors import EagleError, ErrorKind
 from ...common.files import parse_object, reading
+from ...errors import EagleError, ErrorKind
 from .config import Config, read_config
 from .gguf_source import read_gguf_head
 from .layouts.base import Layout
@@ -33,8 +33,10 @@ def read_source(head: Path) -> Source:
     if head.is_file() and head.suffix == ".gguf":
         return Source(*read_gguf_head(head))
     if not head.is_dir():
-        raise EagleError(ErrorKind.BAD_ARGUMENT, f"{head} is not a folder: give the one with config.json and "
-                         "model.safetensors, or a head's GGUF")  # fmt: skip
+        raise EagleError(
+            ErrorKind.BAD_ARGUMENT,
+            f"{head} is not a folder: give the one with config.json and model.safetensors, or a head's GGUF",
+        )
     config, tensors = read_config(head), _read_tensors(head)
     return Source(config, tensors)
 
@@ -48,8 +50,10 @@ def _read_tensors(head_dir: Path) -> dict[str, HeadTensor]:
     if len(files) == 1:
         return read_safetensors(files[0])
     if files:
-        raise EagleError(ErrorKind.BAD_FILE, f"{head_dir} has {len(files)} safetensors files but no {_INDEX}: "
-                         "download the folder again")  # fmt: skip
+        raise EagleError(
+            ErrorKind.BAD_FILE,
+            f"{head_dir} has {len(files)} safetensors files but no {_INDEX}: download the folder again",
+        )
     if (head_dir / _PICKLE).exists():
         return read_pickle(head_dir / _PICKLE)
     raise EagleError(ErrorKind.BAD_FILE, f"{head_dir} has neither {_ONE} nor {_INDEX} nor {_PICKLE}")
@@ -63,13 +67,20 @@ def _read_shards(head_dir: Path) -> dict[str, HeadTensor]:
         raise EagleError(ErrorKind.BAD_VALUE, f"key weight_map of {path} is missing or no object")
     for name, shard in weight_map.items():  # nothing outside the folder
         if not isinstance(shard, str) or not shard.endswith(".safetensors") or Path(shard).name != shard:
-            raise EagleError(ErrorKind.BAD_VALUE, f"tensor {name}: {path} names {shard!r:.60}, which is not a "
-                             "safetensors file of the folder")  # fmt: skip
+            raise EagleError(
+                ErrorKind.BAD_VALUE,
+                f"tensor {name}: {path} names {shard!r:.60}, which is not a safetensors file of the folder",
+            )
     shards = {shard: read_safetensors(head_dir / shard) for shard in sorted(set(weight_map.values()))}
     for name, shard in weight_map.items():
         for other in shards:
             if other != shard and name in shards[other]:
-                raise EagleError(ErrorKind.BAD_VALUE, f"tensor {name} is in two files, {shard} and {other}: download the head again")
+                raise EagleError(
+                    ErrorKind.BAD_VALUE,
+                    f"tensor {name} is in two files, {shard} and {other}: download the head again",
+                )
         if name not in shards[shard]:
-            raise EagleError(ErrorKind.MISSING_TENSOR, f"tensor {name} is not in {shard}, where {_INDEX} has it")
+            raise EagleError(
+                ErrorKind.MISSING_TENSOR, f"tensor {name} is not in {shard}, where {_INDEX} has it"
+            )
     return {name: shards[shard][name] for name, shard in weight_map.items()}

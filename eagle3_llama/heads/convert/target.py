@@ -7,8 +7,8 @@ from pathlib import Path
 
 from gguf import GGUFValueType as T
 
-from ...errors import EagleError, ErrorKind
 from ...common.gguf_reader import Value, read_gguf
+from ...errors import EagleError, ErrorKind
 
 _TOKENS = "tokenizer.ggml.tokens"
 
@@ -29,14 +29,29 @@ def read_target(path: Path) -> Target:
     file = read_gguf(path)
     arch = file.string("general.architecture")
     if arch.startswith("eagle"):
-        raise EagleError(ErrorKind.HEAD_MISMATCH, f"{path} is a head itself (general.architecture is {arch}): "
-                         "give the target model")  # fmt: skip
+        raise EagleError(
+            ErrorKind.HEAD_MISMATCH,
+            f"{path} is a head itself (general.architecture is {arch}): give the target model",
+        )
     tokens = file.keys.get(_TOKENS)
     if tokens is None or tokens.item_type is not T.STRING or not tokens.value:
-        raise EagleError(ErrorKind.BAD_VALUE, f"key {_TOKENS} of {path} is missing: give the target with its tokenizer")
+        raise EagleError(
+            ErrorKind.BAD_VALUE, f"key {_TOKENS} of {path} is missing: give the target with its tokenizer"
+        )
     n_layer = file.size_of(f"{arch}.block_count") - file.size_of(f"{arch}.nextn_predict_layers", 0)
-    tokenizer = {k: v for k, v in file.keys.items() if k.startswith("tokenizer.ggml.") and not (v.type is T.ARRAY and not v.value)}
+    tokenizer = {
+        k: v
+        for k, v in file.keys.items()
+        if k.startswith("tokenizer.ggml.") and not (v.type is T.ARRAY and not v.value)
+    }
     n_ctx = file.size_of(f"{arch}.context_length", 0)
     eps = file.get(f"{arch}.attention.layer_norm_rms_epsilon")
-    return Target(arch, n_layer, file.size_of(f"{arch}.embedding_length"), len(tokens.value), n_ctx or None,
-                  eps if type(eps) is float and 0 < eps < 1 else None, tokenizer)  # fmt: skip
+    return Target(
+        arch,
+        n_layer,
+        file.size_of(f"{arch}.embedding_length"),
+        len(tokens.value),
+        n_ctx or None,
+        eps if type(eps) is float and 0 < eps < 1 else None,
+        tokenizer,
+    )

@@ -26,10 +26,17 @@ def read_variant(config: Config, layout: Layout, tensors: dict[str, HeadTensor])
     config.json and the tensors contradict each other, naming both."""
     act = config.string("hidden_act", "silu")
     if act != "silu":
-        raise EagleError(ErrorKind.UNSUPPORTED, f"key hidden_act of config.json is {act!r:.40}: only silu is supported")
-    if config.boolean("eagle_config.use_aux_hidden_state", layout.arch == "eagle3") != (layout.arch == "eagle3"):
-        raise EagleError(ErrorKind.UNSUPPORTED, f"key eagle_config.use_aux_hidden_state of config.json does not go with these tensors, "
-                         f"which are {'an EAGLE-3' if layout.arch == 'eagle3' else 'an EAGLE-1'} head's")  # fmt: skip
+        raise EagleError(
+            ErrorKind.UNSUPPORTED, f"key hidden_act of config.json is {act!r:.40}: only silu is supported"
+        )
+    if config.boolean("eagle_config.use_aux_hidden_state", layout.arch == "eagle3") != (
+        layout.arch == "eagle3"
+    ):
+        raise EagleError(
+            ErrorKind.UNSUPPORTED,
+            f"key eagle_config.use_aux_hidden_state of config.json does not go with these tensors, "
+            f"which are {'an EAGLE-3' if layout.arch == 'eagle3' else 'an EAGLE-1'} head's",
+        )
     for key, names in _flags(config, layout, tensors):
         _agree(config, key, names, layout, tensors)
     there = _FINAL in tensors
@@ -38,14 +45,24 @@ def read_variant(config: Config, layout: Layout, tensors: dict[str, HeadTensor])
     if config.get("norm_output") is not None and layout.norm_output_gates and _FC_NORM not in tensors:
         final_norm, norm_output = norm_output, False  # SpecForge's own meaning, from before EAGLE-3.1
         if not final_norm:
-            notes.append("no norm before the output matrix: norm_output is false, which gates it in SpecForge's configs")
+            notes.append(
+                "no norm before the output matrix: norm_output is false, which gates it in SpecForge's configs"
+            )
     if norm_output and not final_norm:
-        raise EagleError(ErrorKind.MISSING_TENSOR, f"tensor {layout.source_name(_FINAL)} is missing, which key norm_output of config.json asks for")
+        raise EagleError(
+            ErrorKind.MISSING_TENSOR,
+            f"tensor {layout.source_name(_FINAL)} is missing, which key norm_output of config.json asks for",
+        )
     if norm_output:
         notes.append("norm_output: a draft goes on from the state after the final norm")
     if config.get("norm_before_residual") is None and layout.norm_before_residual:
         notes.append("norm_before_residual is not in config.json, taken as true as vLLM does for this layout")
-    return Variant(final_norm, norm_output, config.boolean("norm_before_residual", layout.norm_before_residual), tuple(notes))
+    return Variant(
+        final_norm,
+        norm_output,
+        config.boolean("norm_before_residual", layout.norm_before_residual),
+        tuple(notes),
+    )
 
 
 def _flags(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> Iterator[tuple[str, list[str]]]:
@@ -60,12 +77,20 @@ def _flags(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> It
         yield "bias", ["fc.bias"]
 
 
-def _agree(config: Config, key: str, names: list[str], layout: Layout, tensors: dict[str, HeadTensor]) -> None:
+def _agree(
+    config: Config, key: str, names: list[str], layout: Layout, tensors: dict[str, HeadTensor]
+) -> None:
     flag = config.boolean(key, False)
     for name in names:
         if flag and name not in tensors:
-            raise EagleError(ErrorKind.MISSING_TENSOR, f"tensor {layout.source_name(name)} is missing, which key {key} of config.json asks for")
+            raise EagleError(
+                ErrorKind.MISSING_TENSOR,
+                f"tensor {layout.source_name(name)} is missing, which key {key} of config.json asks for",
+            )
         # one norm over all features would pass unseen in a reader that goes by the key alone
         said = config.get(key) is not None or key == "norm_before_fc"
         if not flag and said and name in tensors:
-            raise EagleError(ErrorKind.BAD_CONFIG, f"key {key} of config.json is not true, but there is a tensor {tensors[name].name}: correct the key")
+            raise EagleError(
+                ErrorKind.BAD_CONFIG,
+                f"key {key} of config.json is not true, but there is a tensor {tensors[name].name}: correct the key",
+            )

@@ -19,14 +19,22 @@ def absolute_ids(d2t: HeadTensor, t2d: HeadTensor | None, n_vocab: int, are_ids:
     outside = (offsets < -here) | (offsets >= n_vocab - here)  # compared so that nothing overflows
     if outside.any():
         i = int(outside.argmax())
-        raise EagleError(ErrorKind.BAD_VALUE, f"tensor {d2t.name}: entry {i} is {int(offsets[i])}, so target "
-                         f"token {int(here[i]) + int(offsets[i])}, outside the vocabulary 0..{n_vocab - 1}")  # fmt: skip
+        raise EagleError(
+            ErrorKind.BAD_VALUE,
+            f"tensor {d2t.name}: entry {i} is {int(offsets[i])}, so target "
+            f"token {int(here[i]) + int(offsets[i])}, outside the vocabulary 0..{n_vocab - 1}",
+        )
     ids = offsets + here
     counts = np.bincount(ids, minlength=n_vocab)
     if (counts > 1).any():
-        raise EagleError(ErrorKind.BAD_VALUE, f"tensor {d2t.name} names target token {int(counts.argmax())} "
-                         f"{int(counts.max())} times: it is damaged, or holds no offsets")  # fmt: skip
+        raise EagleError(
+            ErrorKind.BAD_VALUE,
+            f"tensor {d2t.name} names target token {int(counts.argmax())} "
+            f"{int(counts.max())} times: it is damaged, or holds no offsets",
+        )
     if t2d is not None and not np.array_equal(t2d.read_all() != 0, counts > 0):
-        raise EagleError(ErrorKind.BAD_VALUE, f"tensor {t2d.name} does not mark the tokens that {d2t.name} names: "
-                         "one of them is damaged")  # fmt: skip
+        raise EagleError(
+            ErrorKind.BAD_VALUE,
+            f"tensor {t2d.name} does not mark the tokens that {d2t.name} names: one of them is damaged",
+        )
     return ids

@@ -11,13 +11,19 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Q
 
-from ...errors import EagleError, ErrorKind
 from ...common.files import replacing
 from ...common.gguf_reader import Value
+from ...errors import EagleError, ErrorKind
 from .safetensors_file import HeadTensor
 
 QTYPES = {"f32": Q.F32, "f16": Q.F16, "bf16": Q.BF16, "q8_0": Q.Q8_0, "q4_0": Q.Q4_0}
-_LARGEST = {Q.F32: math.inf, Q.BF16: 3.38e38, Q.F16: 65504.0, Q.Q8_0: 65504.0, Q.Q4_0: 65504.0}  # blocks scale by a float16
+_LARGEST = {
+    Q.F32: math.inf,
+    Q.BF16: 3.38e38,
+    Q.F16: 65504.0,
+    Q.Q8_0: 65504.0,
+    Q.Q4_0: 65504.0,
+}  # blocks scale by a float16
 _BLOCK = 16 << 20  # entries converted at a time
 _ALIGN = gguf.GGUF_DEFAULT_ALIGNMENT
 
@@ -74,16 +80,28 @@ def interleave(w: np.ndarray, n_head: int) -> np.ndarray:
 def _encode(name: str, data: np.ndarray, qtype: Q) -> np.ndarray:
     largest = float(np.abs(data).max(initial=0.0))
     if not math.isfinite(largest):
-        raise EagleError(ErrorKind.BAD_VALUE, f"tensor {name} has a weight that is NaN or infinite: download the head again")
+        raise EagleError(
+            ErrorKind.BAD_VALUE,
+            f"tensor {name} has a weight that is NaN or infinite: download the head again",
+        )
     if largest > _LARGEST[qtype]:
-        raise EagleError(ErrorKind.BAD_VALUE, f"tensor {name} has weights up to {largest:.3g}, too large for "
-                         f"{qtype.name}: use --outtype bf16 or f32")  # fmt: skip
+        raise EagleError(
+            ErrorKind.BAD_VALUE,
+            f"tensor {name} has weights up to {largest:.3g}, too large for "
+            f"{qtype.name}: use --outtype bf16 or f32",
+        )
     if qtype in (Q.Q8_0, Q.Q4_0):  # what a float16 scale rounds to nothing, and whose inverse overflows
         data = np.where(np.abs(data) < 1e-30, np.float32(0), data)
     return gguf.quants.quantize(np.ascontiguousarray(data), qtype)
 
 
-def write_gguf(out: Path, arch: str, metadata: dict[str, Value], tensors: list[OutTensor], progress: Progress | None = None) -> int:
+def write_gguf(
+    out: Path,
+    arch: str,
+    metadata: dict[str, Value],
+    tensors: list[OutTensor],
+    progress: Progress | None = None,
+) -> int:
     """The file's size in bytes. `out` appears or is replaced only once all is written.
 
     Raises EagleError NO_SPACE or BAD_FILE, or what the tensors raise.

@@ -13,7 +13,15 @@ from .modelopt import MODELOPT
 from .speculators import SPECULATORS
 from .two_projections import TWO_PROJECTIONS
 
-LAYOUTS = (SPECULATORS, TWO_PROJECTIONS, MODELOPT, ANGELSLIM, SPECFORGE, SAFEAILAB, EAGLE1)  # the first that matches
+LAYOUTS = (
+    SPECULATORS,
+    TWO_PROJECTIONS,
+    MODELOPT,
+    ANGELSLIM,
+    SPECFORGE,
+    SAFEAILAB,
+    EAGLE1,
+)  # the first that matches
 
 __all__ = ["EAGLE1_GGUF", "EAGLE3_GGUF", "LAYOUTS", "Layout", "detect", "rename"]
 
@@ -25,8 +33,11 @@ def detect(config: Config, tensors: dict[str, HeadTensor]) -> Layout:
             return layout
     known = ", ".join(layout.name for layout in LAYOUTS)
     some = ", ".join(sorted(tensors)[:3]) or "none"
-    raise EagleError(ErrorKind.BAD_CONFIG, f"key architectures of config.json is {config.architectures()}, with tensors "
-                     f"{some}: no known layout of a head ({known})")  # fmt: skip
+    raise EagleError(
+        ErrorKind.BAD_CONFIG,
+        f"key architectures of config.json is {config.architectures()}, with tensors "
+        f"{some}: no known layout of a head ({known})",
+    )
 
 
 def rename(layout: Layout, tensors: dict[str, HeadTensor]) -> dict[str, HeadTensor]:
@@ -35,10 +46,16 @@ def rename(layout: Layout, tensors: dict[str, HeadTensor]) -> dict[str, HeadTens
     for name, tensor in tensors.items():
         ours = layout.gguf_name(name)
         if ours in out:
-            raise EagleError(ErrorKind.BAD_VALUE, f"tensors {out[ours].name} and {name} are the same weight: download the head again")
+            raise EagleError(
+                ErrorKind.BAD_VALUE,
+                f"tensors {out[ours].name} and {name} are the same weight: download the head again",
+            )
         if ours is not None:
             out[ours] = tensor
         elif not any(name.endswith(end) for end in layout.ignored):
-            raise EagleError(ErrorKind.UNSUPPORTED, f"tensor {name} is not part of a head in the layout "
-                             f"of {layout.name}: this variant is not supported")  # fmt: skip
+            raise EagleError(
+                ErrorKind.UNSUPPORTED,
+                f"tensor {name} is not part of a head in the layout "
+                f"of {layout.name}: this variant is not supported",
+            )
     return out

@@ -27,10 +27,20 @@ BLOCK = {
     "post_attention_layernorm.weight": "ffn_norm.weight",
     "self_attn.q_norm.weight": "attn_q_norm.weight",
     "self_attn.k_norm.weight": "attn_k_norm.weight",
-    **{f"{theirs}.{kind}": f"{ours}.{kind}" for kind in ("weight", "bias") for theirs, ours in (
-        ("self_attn.q_proj", "attn_q"), ("self_attn.k_proj", "attn_k"), ("self_attn.v_proj", "attn_v"), ("self_attn.o_proj", "attn_output"),
-        ("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down"))},
-}  # fmt: skip
+    **{
+        f"{theirs}.{kind}": f"{ours}.{kind}"
+        for kind in ("weight", "bias")
+        for theirs, ours in (
+            ("self_attn.q_proj", "attn_q"),
+            ("self_attn.k_proj", "attn_k"),
+            ("self_attn.v_proj", "attn_v"),
+            ("self_attn.o_proj", "attn_output"),
+            ("mlp.gate_proj", "ffn_gate"),
+            ("mlp.up_proj", "ffn_up"),
+            ("mlp.down_proj", "ffn_down"),
+        )
+    },
+}
 
 
 class Ids(enum.Enum):
@@ -51,13 +61,23 @@ class Layout:
     name: str
     matches: Callable[[Config, set[str]], bool]  # config, names of the tensors
     blocks: tuple[str, ...]  # names of decoder layers, {i} for the number; where there is none it is 0
-    names: Mapping[str, str] = field(default_factory=lambda: NAMES)  # of tensors outside the decoder layers -> GGUF
+    names: Mapping[str, str] = field(
+        default_factory=lambda: NAMES
+    )  # of tensors outside the decoder layers -> GGUF
     block_names: Mapping[str, str] = field(default_factory=lambda: BLOCK)
     arch: str = "eagle3"  # of the GGUF; "eagle" takes one feature and no final norm
-    layer_ids: tuple[tuple[str, Ids], ...] = LAYER_IDS  # config keys that list the captured layers, the first present counts
-    ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)  # ends of the names of tensors that hold nothing of the head
-    flatten: Callable[[Config], Config] = lambda config: config  # its config with the keys where the others have them
-    norm_output_gates: bool = False  # its key norm_output says whether there is a final norm, not what is fed back
+    layer_ids: tuple[tuple[str, Ids], ...] = (
+        LAYER_IDS  # config keys that list the captured layers, the first present counts
+    )
+    ignored: tuple[str, ...] = (
+        "rotary_emb.inv_freq",
+    )  # ends of the names of tensors that hold nothing of the head
+    flatten: Callable[[Config], Config] = lambda config: (
+        config
+    )  # its config with the keys where the others have them
+    norm_output_gates: bool = (
+        False  # its key norm_output says whether there is a final norm, not what is fed back
+    )
     norm_before_residual: bool = False  # where config.json does not say
     interleaved: bool = False  # rows of q and k are in llama.cpp's order already, d2t holds ids, not offsets
 

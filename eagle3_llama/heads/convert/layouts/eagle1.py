@@ -8,8 +8,12 @@ from .base import Layout
 
 def _matches(config: Config, names: set[str]) -> bool:
     bare = {n.removeprefix("model.") for n in names}
-    return "fc.weight" in bare and "layers.0.self_attn.q_proj.weight" in bare and not bare & {"fc2.weight", "d2t"} and not any(
-        n.endswith("hidden_norm.weight") for n in bare)  # fmt: skip
+    return (
+        "fc.weight" in bare
+        and "layers.0.self_attn.q_proj.weight" in bare
+        and not bare & {"fc2.weight", "d2t"}
+        and not any(n.endswith("hidden_norm.weight") for n in bare)
+    )
 
 
 EAGLE1 = Layout("EAGLE-1", _matches, ("layers.{i}",), arch="eagle")

@@ -7,7 +7,10 @@ from .base import Layout
 
 def _layout(name: str, architecture: str, **more) -> Layout:
     def matches(config, names) -> bool:
-        return any(n.removeprefix("model.").startswith("midlayer.") for n in names) and architecture in config.architectures()
+        return (
+            any(n.removeprefix("model.").startswith("midlayer.") for n in names)
+            and architecture in config.architectures()
+        )
 
     return Layout(name, matches, ("midlayer",), **more)
 

@@ -9,7 +9,9 @@ _NESTED = "transformer_layer_config"
 
 
 def _matches(config: Config, names: set[str]) -> bool:
-    return _NESTED in config.data or bool({"Eagle3Speculator", "Eagle3DraftModel"} & set(config.architectures()))
+    return _NESTED in config.data or bool(
+        {"Eagle3Speculator", "Eagle3DraftModel"} & set(config.architectures())
+    )
 
 
 def _flatten(config: Config) -> Config:
@@ -22,5 +24,11 @@ def _flatten(config: Config) -> Config:
 
 
 # the verifier's own weights travel along for training; vLLM takes norm_before_residual as set where it is absent
-SPECULATORS = Layout("speculators", _matches, ("layers.{i}",), flatten=_flatten, norm_before_residual=True,
-                     ignored=("rotary_emb.inv_freq", "verifier_lm_head.weight", "verifier_norm.weight"))  # fmt: skip
+SPECULATORS = Layout(
+    "speculators",
+    _matches,
+    ("layers.{i}",),
+    flatten=_flatten,
+    norm_before_residual=True,
+    ignored=("rotary_emb.inv_freq", "verifier_lm_head.weight", "verifier_norm.weight"),
+)

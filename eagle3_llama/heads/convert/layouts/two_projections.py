@@ -10,5 +10,9 @@ def _matches(config: Config, names: set[str]) -> bool:
     return "fc2.weight" in {n.removeprefix("model.") for n in names}
 
 
-TWO_PROJECTIONS = Layout("two projections", _matches, ("midlayer", "layers.{i}"),
-                         names={**NAMES, "fc2.weight": "fc2.weight", "fc2.bias": "fc2.bias"})  # fmt: skip
+TWO_PROJECTIONS = Layout(
+    "two projections",
+    _matches,
+    ("midlayer", "layers.{i}"),
+    names={**NAMES, "fc2.weight": "fc2.weight", "fc2.bias": "fc2.bias"},
+)
