@@ -100,9 +100,9 @@ def _extract(wheel: Path, out: Path) -> None:
 
 def _quantize(src: Path, dst: Path, fmt: str) -> None:
     """llama.cpp's own quantiser in a thread, its output file as the progress."""
-    from .runtime import library as _library
+    from .runtime import library
 
-    _library.load()
+    library.load()
     import llama_cpp
     from llama_cpp._logger import set_verbose
 

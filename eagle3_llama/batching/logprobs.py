@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llama_cpp import Llama
+from ..runtime.binding import Llama
 
 
 class TopRow(NamedTuple):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import llama_cpp
+from ..runtime.binding import llama_cpp
+
 from llama_cpp._internals import LlamaSampler
 
 

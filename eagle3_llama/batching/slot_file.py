@@ -17,8 +17,7 @@ import struct
 from typing import Any
 
 from ..errors import EagleError, ErrorKind
-
-import llama_cpp
+from ..runtime.binding import llama_cpp
 
 MAGIC = b"eagle3slot1\n"
 MAX_HEADER = 1 << 26  # a token of text is at most 8 characters of it

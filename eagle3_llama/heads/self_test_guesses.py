@@ -14,11 +14,10 @@ import numpy as np
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import chat_tokens
 from ..llama.eagle_llama import EagleLlama, _address
+from ..runtime.binding import llama_cpp
 from ..runtime.capture import Capture
 from ..runtime.engine import Engine
 from .convert.target import read_target
-
-import llama_cpp  # after .llama: it brings the library
 
 LONGEST = 512  # tokens of a passage that are read
 TEXTS = Path(__file__).parents[1] / "data" / "self_test.txt"

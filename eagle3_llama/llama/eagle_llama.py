@@ -17,20 +17,17 @@ import numpy as np
 
 from ..common import keywords
 from ..errors import EagleError, ErrorKind
-from ..runtime import costs, machine
-from ..runtime import library as _library
+from ..runtime import costs, library, machine
+from ..runtime.binding import Llama, LlamaState, llama_cpp
 from ..runtime.engine import Engine
 from ..runtime.params import EagleParams
 from ..runtime.stats import EagleStats
 from . import saved_state
-from .flash import FlashLlama  # brings our libllama, so before llama_cpp
+from .flash import FlashLlama
 from .media import MediaRows
 from .ownership import Claim, Ownership
 from .saved_state import EagleState  # noqa: F401 - states that were pickled earlier name it here
 from .scores import ScoreRows, reserved_rows
-
-import llama_cpp
-from llama_cpp import Llama, LlamaState
 
 _GENERATE = inspect.signature(Llama.generate)
 _SAMPLE = inspect.signature(Llama.sample)
@@ -191,7 +188,7 @@ class EagleLlama(FlashLlama):
 
     def _cost_key(self) -> list[object]:
         """What decides the costs of rows and drafts: files, the libraries' too, machine, where tensors are, threads, the cache."""
-        p, m, lib_dir = self.context_params, self.model_params, _library.find_lib_dir()
+        p, m, lib_dir = self.context_params, self.model_params, library.find_lib_dir()
         files = [
             self.model_path,
             self._eagle_path,

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..runtime import library as _library
-
-_library.load()  # our libllama, before llama_cpp looks for one
-
-import llama_cpp  # noqa: E402
-from llama_cpp import Llama  # noqa: E402
+from ..runtime.binding import Llama, llama_cpp
 
 
 class FlashLlama(Llama):

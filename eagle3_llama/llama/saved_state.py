@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import EagleError, ErrorKind
-
-import llama_cpp
-from llama_cpp import LlamaState
+from ..runtime.binding import LlamaState, llama_cpp
 
 
 class EagleState(LlamaState):

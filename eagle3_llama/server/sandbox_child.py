@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from ..runtime import library as _library
+from ..runtime import library
 from .gbnf import EVERY, Ranges, meets, merge, terminals
 from .sandbox import receive, send
 
@@ -27,7 +27,7 @@ def main() -> None:
     pipe_in, pipe_out = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints, prints to nowhere
     setup = receive(pipe_in)
-    _library.load()
+    library.load()
     handlers = (
         Templates(setup["templates"]).handlers()
         if "templates" in setup

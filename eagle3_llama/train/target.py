@@ -10,9 +10,8 @@ import numpy as np
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import chat_tokens, is_end
 from ..llama.eagle_llama import EagleLlama, _address
+from ..runtime.binding import llama_cpp
 from ..runtime.capture import Capture
-
-import llama_cpp  # after ..llama: it brings the library
 
 N_BATCH = 512
 

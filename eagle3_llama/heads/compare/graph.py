@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import EagleError, ErrorKind
-from ...runtime.library import find_lib_dir, load
-
-load()
-import llama_cpp  # noqa: E402
+from ...runtime.binding import llama_cpp
+from ...runtime.library import find_lib_dir
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 
