@@ -4,10 +4,10 @@
     python scripts/same_tokens.py write FILE    # with the version to compare with
     python scripts/same_tokens.py check FILE    # with the version at hand: exit code 1 if a token differs
 
-The corpus has 20 prompts in four formats of SmolLM2, greedy and sampled, decoded with chains, with trees, with
-the planner on fixed costs, and in four slots at once. For chains and trees the file also holds how many
-tokens were drafted and accepted. The planner corrects its costs by the clock, so only its tokens are compared.
-Both runs need the same processor, because another instruction set rounds in another way.
+The corpus has 20 prompts in four formats of SmolLM2, greedy and sampled, decoded with chains, with trees,
+with the planner on fixed costs, and in four slots at once. For chains and trees the file also holds how many
+tokens were drafted and accepted. The planner corrects its costs by the clock, so only its tokens are
+compared. Both runs need the same processor, because another instruction set rounds in another way.
 """
 
 from __future__ import annotations
