@@ -1,4 +1,4 @@
-"""The patch series on the pinned tree: it applies exactly, and each patch says why it is there and what it costs."""
+"""The patch series on the pinned tree: it applies exactly; headers say why and what an upgrade costs."""
 
 import difflib
 import re
