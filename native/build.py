@@ -1,16 +1,18 @@
-"""Build libeagle3, libllama, libmtmd and ggml, or find them built: a cache around CMake and ninja.
+"""Build libeagle3, libllama, libmtmd and ggml with CMake and ninja, or find a finished build in the cache.
 
     python native/build.py [--sanitize] [--tests] [--bench] [--print-dir] [-DNAME=VALUE ...]
 
-Under fetch.cache_dir():
-    build/<key>/          one per compiler, CPU and CMake flags, locked while in use
-        llama.cpp/ native/    copies of the sources; only files whose content changed are written, so that ninja
-                              recompiles what depends on them and nothing else, whichever checkout asks
-        cmake-<version>/      CMake's build directory; another CMake writes other commands, which compile all anew
-        out/<hash>/           finished sets of libraries, by content of patches and sources; never changed
-An interrupted build leaves nothing in out/ and goes on where it stopped. CMAKE_ARGS is honoured
-(CMAKE_ARGS=-DGGML_CUDA=on), so are CC, CXX, CFLAGS, CXXFLAGS and LDFLAGS. CMAKE_ARGS=-DLLAMA_BUILD_MTMD=OFF leaves
-libmtmd (images and audio) out; the sanitized build leaves it out unless asked.
+Below fetch.cache_dir():
+    build/<key>/          one for each combination of compiler, CPU and CMake flags; locked while in use
+        llama.cpp/ native/    copies of the sources. Only files whose content changed are written, so ninja
+                              compiles only what depends on them, whichever checkout the build comes from
+        cmake-<version>/      CMake's build directory. Another version of CMake writes other commands, which
+                              would compile everything again
+        out/<hash>/           finished sets of libraries, never changed; the hash covers patches and sources
+An interrupted build leaves nothing in out/; the next one continues where it stopped. CMAKE_ARGS
+(CMAKE_ARGS=-DGGML_CUDA=on), CC, CXX, CFLAGS, CXXFLAGS and LDFLAGS have their usual effect.
+CMAKE_ARGS=-DLLAMA_BUILD_MTMD=OFF leaves out libmtmd (images and audio). The sanitized build leaves it out
+unless CMAKE_ARGS turns it on.
 """
 
 from __future__ import annotations
@@ -48,14 +50,15 @@ _TREE_PARTS = (
     "vendor",
 )
 
-# What concerns only the packaging around, or llama-cpp-python's own build: no reason to build anew.
+# Flags of the packaging or of llama-cpp-python's own build, which change nothing here.
 _NOT_OURS = re.compile(
     r"^(CMAKE_INSTALL_.*|CMAKE_MAKE_PROGRAM|CMAKE_MODULE_PATH|CMAKE_PREFIX_PATH|SKBUILD.*"
     r"|Python3?_.*|PYTHON_.*|LLAMA_BUILD|LLAVA_BUILD)$"
 )
 
-# Quick to compile and still readable in a report; without asserts, as a release is: ggml has some on values (no NaN in a norm),
-# which files decide. Of CMAKE_ARGS only what chooses the processor's instructions applies, and LLAMA_BUILD_MTMD.
+# Quick to compile, with readable stack traces. Without asserts, like a release: some of ggml's asserts test
+# values (no NaN in a norm) that a model file decides. Of CMAKE_ARGS, only LLAMA_BUILD_MTMD and the flags that
+# choose the processor's instructions apply.
 _SANITIZE = {
     "EAGLE3_SANITIZE": "ON",
     "CMAKE_BUILD_TYPE": "Debug",
@@ -75,9 +78,11 @@ def build(
     ninja: str | None = None,
     bench: bool = False,
 ) -> Path:
-    """The folder with libeagle3, libllama, libmtmd, ggml, eagle3.h and, if asked for, the executables of native/tests.
+    """The folder with libeagle3, libllama, libmtmd, ggml and eagle3.h.
 
-    bench: instead, the executables of native/bench and the llama.cpp that they measure, as upstream has it.
+    sanitize: with the address and undefined behaviour sanitizers. tests: with the executables of
+    native/tests. defines: CMake variables, which override CMAKE_ARGS. bench: instead, the executables of
+    native/bench and the unpatched llama.cpp that they measure. Raises BuildError.
     """
     options = _options(sanitize, {**_cmake_args(), **(defines or {})})
     source = options.pop("EAGLE3_LLAMA_CPP_DIR", None) or os.environ.get("EAGLE3_LLAMA_CPP_DIR")
@@ -119,12 +124,12 @@ def build(
 
 
 def native_tests_dir() -> Path:
-    """The folder of the sanitized test executables, one for each native/tests/*.cpp, built if need be."""
+    """The folder with a sanitized executable for each native/tests/*.cpp; builds them if necessary."""
     return build(sanitize=True, tests=True)
 
 
 def _options(sanitize: bool, given: dict[str, str]) -> dict[str, str]:
-    """What CMake is told, of what the user gave."""
+    """The CMake variables to set, given those that the user set."""
     if sanitize:
         return {**_SANITIZE, **{name: value for name, value in given.items() if _OF_SANITIZED.match(name)}}
     return {
@@ -144,13 +149,13 @@ def _parse_defines(arguments: list[str], where: str) -> dict[str, str]:
         text = next(words, "") if word == "-D" else word[2:]
         match = re.match(r"(\w+)(?::\w+)?=(.*)$", text, re.DOTALL)
         if not word.startswith("-D") or not match:
-            raise BuildError(f"{where}: {word!r} is not understood, only -DNAME=VALUE is")
+            raise BuildError(f"{where}: cannot read {word!r}, only -DNAME=VALUE is understood")
         result[match[1]] = match[2]
     return result
 
 
 def _key(options: dict[str, str]) -> str:
-    """Of all that changes every object file: flags, compilers and, for -march=native, the CPU."""
+    """A hash of what changes every object file: flags, compilers and, because of -march=native, the CPU."""
     flags = {
         name: os.environ.get(name)
         for name in ("CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "CUDACXX", "CUDA_HOME")
@@ -168,15 +173,16 @@ def _key(options: dict[str, str]) -> str:
 
 
 def _compiler(options: dict[str, str], language: str, variable: str, names: tuple[str, ...]) -> str:
-    """Version and target of the compiler that CMake will take, whatever name it was called by."""
+    """Version and target of the compiler that CMake will use, whatever name it is called by."""
     asked = options.get(f"CMAKE_{language}_COMPILER") or os.environ.get(variable)
     found = (
         shutil.which(shlex.split(asked)[0]) if asked else next(filter(None, map(shutil.which, names)), None)
     )
     if not found:
         raise BuildError(
-            f"no {'C' if language == 'C' else 'C++'} compiler: looked for {asked or ', '.join(names)}. Install one (Debian, Ubuntu: "
-            f"apt install build-essential; Fedora: dnf install gcc-c++; macOS: xcode-select --install) or set {variable} to its path."
+            f"no {'C' if language == 'C' else 'C++'} compiler: looked for {asked or ', '.join(names)}. "
+            "Install one (Debian, Ubuntu: apt install build-essential; Fedora: dnf install gcc-c++; "
+            f"macOS: xcode-select --install) or set {variable} to its path."
         )
     told = [
         subprocess.run([found, flag], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
@@ -186,7 +192,7 @@ def _compiler(options: dict[str, str], language: str, variable: str, names: tupl
 
 
 def _cpu() -> str:
-    """What -march=native looks at."""
+    """A text that tells apart CPUs that -march=native compiles differently for."""
     try:
         text = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
@@ -211,7 +217,7 @@ def _files(path: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One build at a time in a place; the lock goes with the process, however it ends."""
+    """One build at a time in a folder. The lock ends with the process, however that ends."""
     try:
         import fcntl
     except ImportError:
@@ -226,7 +232,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _sync(source: Path, target: Path, paths: list[Path]) -> None:
-    """Make target hold these files of source. Files of equal content keep their time; others are new to ninja."""
+    """Copy these files of source to target, delete its others. Equal files keep their time for ninja."""
     wanted = {path.relative_to(source) for path in paths}
     for old in target.rglob("*") if target.is_dir() else ():
         if not old.is_dir() and old.relative_to(target) not in wanted:
@@ -243,7 +249,7 @@ def _configure(place: Path, options: dict[str, str], cmake: str, ninja: str) -> 
         [cmake, "--version"], stdout=subprocess.PIPE, text=True, check=True
     ).stdout.split()[2]
     build_dir = (place / f"cmake-{version}").resolve()
-    if not (build_dir / "build.ninja").is_file():  # never configured to the end
+    if not (build_dir / "build.ninja").is_file():  # configuring never finished
         shutil.rmtree(build_dir, ignore_errors=True)
     command = [
         cmake,
@@ -263,11 +269,11 @@ def _configure(place: Path, options: dict[str, str], cmake: str, ninja: str) -> 
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
         if done.returncode == 0 or not again:
             break
-        shutil.rmtree(build_dir)  # a compiler or CMake that it remembers may be gone: once more, from nothing
+        shutil.rmtree(build_dir)  # it may name a compiler or CMake that is gone: try again from scratch
     (place / "configure.log").write_text(done.stdout)
     if done.returncode != 0:
         raise BuildError(
-            f"CMake cannot configure the build (above; all of it: {place / 'configure.log'})", done.stdout
+            f"CMake cannot configure the build (see above; full log: {place / 'configure.log'})", done.stdout
         )
     return build_dir
 
@@ -294,19 +300,15 @@ def _compile(place: Path, build_dir: Path, ninja: str) -> None:
             raise
     progress.end()
     if process.returncode != 0:
-        raise BuildError(f"the compiler failed (above; all of it: {place / 'build.log'})", "".join(last))
+        raise BuildError(f"the compiler failed (see above; full log: {place / 'build.log'})", "".join(last))
 
 
 class _Progress:
-    """[done/total] on one line of a terminal, or now and then on a line of its own in a log."""
+    """Shows [done/total]: on one line of a terminal, or every 30 s on a new line of a log."""
 
     def __init__(self, what: str) -> None:
-        self.what, self.start, self.shown, self.tty = (
-            what,
-            time.monotonic(),
-            time.monotonic(),
-            sys.stderr.isatty(),
-        )
+        self.what, self.tty = what, sys.stderr.isatty()
+        self.start = self.shown = time.monotonic()
 
     def line(self, text: str) -> None:
         match, now = re.match(r"\[(\d+)/(\d+)\] ", text), time.monotonic()
@@ -329,7 +331,7 @@ class _Progress:
 
 
 def _collect(place: Path, build_dir: Path, out: Path, sources: list[Path], mtmd: bool) -> None:
-    """Copy what was built to out, all or nothing; not a libmtmd that an earlier build left there."""
+    """Copy the results to out, all or nothing; without a libmtmd that an earlier build left behind."""
     programs = {
         path.stem for path in sources if path.parent.name in ("tests", "bench") and path.suffix == ".cpp"
     }
@@ -344,7 +346,7 @@ def _collect(place: Path, build_dir: Path, out: Path, sources: list[Path], mtmd:
                 shutil.copy2(path, fresh)
         shutil.copyfile(place / "native" / "include" / "eagle3.h", fresh / "eagle3.h")
         os.rename(fresh, out)
-    _prune(out.parent, 2 if _is_sanitized(place) else 6)  # sanitized ones have 200 MB each
+    _prune(out.parent, 2 if _is_sanitized(place) else 6)  # a sanitized set has 200 MB
 
 
 def _is_sanitized(place: Path) -> bool:
@@ -352,7 +354,7 @@ def _is_sanitized(place: Path) -> bool:
 
 
 def _tool(given: str | None, name: str) -> str:
-    """A virtual environment's own comes first, activated or not, so that every way to build takes the same CMake."""
+    """The path of a tool. A virtual environment's own comes first: every way to build uses the same CMake."""
     places = [Path(sys.executable).parent / name, NATIVE.parent / ".venv" / "bin" / name]
     found = given or next((str(path) for path in places if path.is_file()), None) or shutil.which(name)
     if not found:
@@ -366,19 +368,19 @@ def _cores() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Build libeagle3 and the patched llama.cpp, or find them built."
+        description="Build libeagle3 and the patched llama.cpp, or find a finished build in the cache."
     )
     parser.add_argument(
         "--sanitize", action="store_true", help="address and undefined behaviour sanitizers, CPU only"
     )
-    parser.add_argument("--tests", action="store_true", help="the executables of native/tests too")
+    parser.add_argument("--tests", action="store_true", help="also build the executables of native/tests")
     parser.add_argument(
         "--bench",
         action="store_true",
-        help="instead, the executables of native/bench, with llama.cpp as upstream has it",
+        help="instead, build the executables of native/bench with the unpatched llama.cpp",
     )
     parser.add_argument(
-        "--print-dir", action="store_true", help="print the folder of the result, and only that, to stdout"
+        "--print-dir", action="store_true", help="print only the folder of the result to stdout"
     )
     parser.add_argument("--cmake", help="path of cmake")
     parser.add_argument("--ninja", help="path of ninja")
@@ -395,7 +397,7 @@ def main() -> None:
     except BuildError as error:
         error.exit()
     except KeyboardInterrupt:
-        sys.exit("interrupted; the next build goes on from here")
+        sys.exit("interrupted; the next build continues from here")
     print(out) if arguments.print_dir else say(f"libraries are in {out}")
 
 

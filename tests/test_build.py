@@ -41,7 +41,10 @@ def test_one_clear_line(tmp_path, env, said):
 
 
 def test_other_instructions_reach_every_build(monkeypatch):
-    """CMAKE_ARGS chooses them for the sanitized build too, which is another place in the cache then; a GPU is not for that one."""
+    """CMAKE_ARGS chooses them for the sanitized build too, which then has another folder in the cache.
+
+    GPU flags do not reach that build.
+    """
     places = []
     for given in ("", "-DGGML_NATIVE=OFF", "-DGGML_NATIVE=OFF -DGGML_AVX512=ON -DGGML_CUDA=ON"):
         monkeypatch.setenv("CMAKE_ARGS", given)

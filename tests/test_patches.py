@@ -1,5 +1,6 @@
-"""The patch series on the pinned tree: applies to the letter, each patch says why it is there."""
+"""The patch series on the pinned tree: it applies exactly; headers say why and what an upgrade costs."""
 
+import difflib
 import re
 import sys
 import tarfile
@@ -51,9 +52,34 @@ def test_no_fuzz(tree):
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda p: p.name)
-def test_header_says_why(patch):
-    header = patch.read_text().split("diff --git")[0]
-    assert header.startswith("Subject: ") and "pstream" in header and len(header) > 300
+def test_header_says_why_and_what_an_upgrade_costs(patch):
+    header, _, diff = patch.read_text().partition("diff --git")
+    assert header.startswith("Subject: [PATCH] ") and "Upstream lacks it because" in header
+    n_hunks = len(re.findall(r"^@@ ", diff, re.MULTILINE))
+    files = re.findall(r"^\+\+\+ b/(.+)$", diff, re.MULTILINE)
+    s = "s" * (len(files) > 1)
+    assert f"Cost at an upgrade: {n_hunks} hunks in {len(files)} file{s}, " in header
+    assert all(Path(file).stem in header for file in files)
+
+
+def test_no_patch_rewrites_another(tree, touched):
+    """Outside the CPU kernels, a line that one patch adds is not changed or removed by a later one."""
+    after, added = dict(touched), {}
+    for patch in PATCHES:
+        before = after
+        apply_patches.apply_patch(patch, tree)
+        after = {path: (tree / path).read_bytes() for path in touched}
+        for path in touched:
+            if path.startswith("ggml/src/ggml-cpu/"):
+                continue
+            old, new = (version[path].splitlines() for version in (before, after))
+            owners = added.get(path, [None] * len(old))  # of each line: the patch that added it
+            matched = []
+            for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+                kept = owners[i1:i2]
+                assert tag == "equal" or not any(kept), f"{patch.name} changes lines of {set(kept)} in {path}"
+                matched += kept if tag == "equal" else [patch.name] * (j2 - j1)
+            added[path] = matched
 
 
 def test_names_outside_the_tree_are_refused(tmp_path):
