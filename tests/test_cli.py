@@ -1,15 +1,11 @@
 """The command line and README's snippet, on the real model."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import tiny_models
-import tiny_vision
-from tiny_vision import needs_mtmd
 
 from eagle3_llama.bench.prompts import loop_flags, read_prompts
 from eagle3_llama.errors import EagleError
@@ -22,34 +18,6 @@ def cli(*args, module="eagle3_llama.cli"):
     return subprocess.run(
         [sys.executable, "-m", module, *map(str, args)], capture_output=True, text=True, cwd=ROOT
     )
-
-
-SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-
-
-@pytest.mark.parametrize("code", [code for code in SNIPPETS if "mmproj" not in code])
-def test_readme_snippets(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert "accepted_prediction_tokens" in done.stdout
-
-
-@needs_mtmd
-def test_readme_snippet_with_an_image(tmp_path):
-    """README's, with files of the names that it gives, and an image at hand."""
-    [code] = [code for code in SNIPPETS if "mmproj" in code]
-    tiny_models.target(tmp_path / "vlm.gguf", chat_template=tiny_vision.CHAT, ends=False)
-    tiny_models.head(tmp_path / "head.gguf")
-    tiny_vision.projector(tmp_path / "mmproj.gguf")
-    here = "file:///home/me/cat.png"
-    assert here in code
-    done = subprocess.run(
-        [sys.executable, "-c", code.replace(here, tiny_vision.picture(1))],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_generate_is_the_same_with_a_head():
