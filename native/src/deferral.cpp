@@ -15,7 +15,7 @@ void compute_logits(llama_context * ctx, int first, int n) {
     }
     const int n_rows = (int) left_out.n_rows;
     require(first >= 0 && n >= 1 && first <= n_rows - n, EAGLE3_E_ARGUMENT,
-        format("no rows [%d, %d): the last decode had %d", first, first + n, n_rows));
+        format("no %d rows from row %d on: the last decode had %d", n, first, n_rows));
 
     const size_t n_nodes = left_out.n_nodes, graph_size = 2 * n_nodes + 8;
     const ggml_init_params params = {
