@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Compare the tokens of a fixed corpus between two versions of this project.
+
+    python scripts/same_tokens.py write FILE    # with the version to compare with
+    python scripts/same_tokens.py check FILE    # with the version at hand: exit code 1 if a token differs
+
+The corpus has 20 prompts in four formats of SmolLM2, greedy and sampled, decoded with chains, with trees,
+with the planner on fixed costs, and in four slots at once. For chains and trees the file also holds how many
+tokens were drafted and accepted. The planner corrects its costs by the clock, so only its tokens are
+compared. Both runs need the same processor, because another instruction set rounds in another way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import typer
+
+from eagle3_llama import EagleLlama, EagleParams
+from eagle3_llama.batching import Batcher, BatchSettings
+from eagle3_llama.llama.chat import chat_tokens
+from eagle3_llama.models import shipped_head, smollm2
+
+PROMPTS = Path(__file__).resolve().parent.parent / "tests" / "data" / "eval_prompts.jsonl"
+FORMATS = "Q4_0,Q8_0,BF16,F32"
+SAMPLINGS = {"greedy": {"temp": 0.0}, "sampled": {"temp": 0.8, "top_p": 0.95}}
+DRAFTS = {"chain": EagleParams(3), "tree": EagleParams(tree="16x4x4"), "planner": EagleParams()}
+N_SLOTS = 4
+# Seconds. Two rows cost a tenth more than one, and a pass of the head a tenth of a row: the planner drafts.
+LAYERS = [0.0, *(0.010 * (0.9 + 0.1 * n) for n in range(1, 65))]
+COSTS = SimpleNamespace(
+    layers=LAYERS,
+    output=[t / 4 for t in LAYERS],
+    head=[t / 10 for t in LAYERS],
+    cell=[0.0] * 65,
+    first=0.0,
+    other=0.0,
+    context=8.0,
+)
+
+app = typer.Typer(add_completion=False)
+
+
+def prompts(count: int) -> list[str]:
+    """Prompts of the evaluation set, spread over its categories."""
+    lines = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    step = max(len(lines) // count, 1)
+    return [line["prompt"] for line in lines[::step][:count]]
+
+
+def answer(llm: Any, prompt: str, sampling: dict[str, Any], n_predict: int) -> list[int]:
+    """The token ids of one answer."""
+    llm.set_seed(7)
+    with contextlib.closing(llm.generate(chat_tokens(llm, prompt), **sampling)) as tokens:
+        return [int(token) for token in itertools.islice(tokens, n_predict)]
+
+
+def one_slot(fmt: str, texts: list[str], n_predict: int) -> Iterator[tuple[str, Any]]:
+    """(key, record) of each answer of EagleLlama."""
+    llm = EagleLlama(str(smollm2(fmt)), eagle=str(shipped_head()), flash_attn=True, n_ctx=1024, verbose=False)
+    llm._engine.plan(COSTS)
+    for kind, params in DRAFTS.items():
+        llm.eagle_params = params
+        for name, sampling in SAMPLINGS.items():
+            for i, text in enumerate(texts):
+                llm.stats.reset()
+                record: dict[str, Any] = {"tokens": answer(llm, text, sampling, n_predict)}
+                if kind != "planner":
+                    record |= {"drafted": llm.stats.drafted, "accepted": llm.stats.accepted}
+                yield f"{fmt} {kind} {name} {i}", record
+    llm.close()
+
+
+def four_slots(fmt: str, texts: list[str], n_predict: int) -> Iterator[tuple[str, Any]]:
+    """(key, record) of each answer of a Batcher whose slots are all busy."""
+    settings = BatchSettings(str(smollm2(fmt)), str(shipped_head()), n_parallel=N_SLOTS, n_ctx=1024)
+    with Batcher(settings) as batcher, ThreadPoolExecutor(N_SLOTS) as pool:
+
+        def ask(text: str, sampling: dict[str, Any]) -> list[int]:
+            with batcher.request() as llm:
+                return answer(llm, text, sampling, n_predict)
+
+        for name, sampling in SAMPLINGS.items():
+            for i, tokens in enumerate(pool.map(lambda text, s=sampling: ask(text, s), texts)):
+                yield f"{fmt} four slots {name} {i}", {"tokens": tokens}
+
+
+def corpus(formats: str, count: int, n_predict: int) -> dict[str, Any]:
+    """Every record by its key."""
+    found: dict[str, Any] = {}
+    texts = prompts(count)
+    for fmt in formats.split(","):
+        for way in (one_slot, four_slots):
+            found |= dict(way(fmt, texts, n_predict))
+            print(f"{fmt}, {way.__name__.replace('_', ' ')}: {len(found)} answers so far", flush=True)
+    return found
+
+
+Formats = Annotated[str, typer.Option(help="formats of SmolLM2")]
+Count = Annotated[int, typer.Option(help="prompts")]
+Length = Annotated[int, typer.Option("--n-predict", "-n", help="most tokens of an answer")]
+
+
+@app.command()
+def write(file: Path, formats: Formats = FORMATS, count: Count = 20, n_predict: Length = 48) -> None:
+    """Write the tokens of this version to FILE."""
+    made = {
+        "formats": formats,
+        "count": count,
+        "n_predict": n_predict,
+        "records": corpus(formats, count, n_predict),
+    }
+    file.write_text(json.dumps(made) + "\n", encoding="utf-8")
+    print(f"wrote {len(made['records'])} answers to {file}")
+
+
+@app.command()
+def check(file: Path) -> None:
+    """Compare this version with FILE."""
+    before = json.loads(file.read_text(encoding="utf-8"))
+    now = corpus(before["formats"], before["count"], before["n_predict"])
+    other = [key for key, record in before["records"].items() if now.get(key) != record]
+    for key in other:
+        print(f"differs: {key}\n  before {before['records'][key]}\n  now    {now.get(key)}")
+    print(f"{len(before['records']) - len(other)} of {len(before['records'])} answers are the same")
+    raise typer.Exit(1 if other else 0)
+
+
+if __name__ == "__main__":
+    app()
