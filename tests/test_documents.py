@@ -1,4 +1,4 @@
-"""README and the pages: snippets run, commands exist, links lead somewhere, tables say where they come from."""
+"""README and the pages: snippets run, commands exist, links lead somewhere, tables name their source."""
 
 import re
 import shlex
@@ -88,7 +88,7 @@ def commands():
                 yield page, shlex.split(line, comments=True)
 
 
-@pytest.mark.parametrize("page, words", commands())
+@pytest.mark.parametrize("page, words", list(commands()))
 def test_commands_exist(page, words):
     """The command line parses them: no option is made up, and no argument is missing."""
     command = COMMANDS[words[1]]
@@ -102,7 +102,7 @@ def links():
                 yield page, target
 
 
-@pytest.mark.parametrize("page, target", links())
+@pytest.mark.parametrize("page, target", list(links()))
 def test_links_lead_somewhere(page, target):
     assert ((ROOT / page).parent / target.partition("#")[0]).exists()
 
@@ -121,7 +121,7 @@ def test_readme_is_short():
 
 
 def test_tables_of_performance_say_where_they_come_from():
-    """Each section with a table names a machine and a command; what the page says first holds for all of it."""
+    """Each section with a table names a machine and a command; the first paragraph holds for all."""
     intro, *sections = re.split(r"^## ", TEXT["eagle3_llama/docs/performance.md"], flags=re.MULTILINE)
     assert "**Machine**" in intro
     for section in sections:
