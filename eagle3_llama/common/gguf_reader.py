@@ -59,7 +59,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Gguf:
-    """The keys and tensors of a file. string() and size_of() raise EagleError BAD_VALUE, which names the key."""
+    """The keys and tensors of a file. string() and size_of() raise EagleError BAD_VALUE, naming the key."""
 
     path: Path
     keys: dict[str, Value]

@@ -133,7 +133,7 @@ def unknown(name: str, names: Iterable[str]) -> EagleError:
 
 
 def strict(cls: T) -> T:
-    """Class decorator for dataclasses: the constructor accepts aliases, and raises unknown() for other names."""
+    """Class decorator for dataclasses: the constructor accepts aliases, and refuses other unknown names."""
     init: Callable[..., None] = cls.__init__  # type: ignore[misc]  # a subclass may have another signature
     signature = inspect.signature(init)
     names = [p for p in signature.parameters if p != "self"]

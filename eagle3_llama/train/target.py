@@ -9,8 +9,8 @@ import numpy as np
 
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import chat_tokens, is_end
-from ..llama.eagle_llama import EagleLlama, _address
-from ..runtime.binding import llama_cpp
+from ..llama.eagle_llama import EagleLlama
+from ..runtime.binding import address, llama_cpp
 from ..runtime.capture import Capture
 
 N_BATCH = 512
@@ -45,7 +45,7 @@ class LlamaBackend:
         self.batch = llama_cpp.llama_batch_init(N_BATCH, 0, 1)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         n_layer = llama_cpp.llama_model_n_layer(model)
-        self.capture = Capture(_address(self.ctx), [*layers, n_layer], llama_cpp.llama_model_n_embd(model))
+        self.capture = Capture(address(self.ctx), [*layers, n_layer], llama_cpp.llama_model_n_embd(model))
 
     def forward(
         self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]
