@@ -57,7 +57,7 @@ def test_generate_is_the_same_with_a_head():
     plain, eagle = cli(*common), cli(*common, "--eagle", shipped_head(), "--n-max", 3)
     assert plain.returncode == eagle.returncode == 0, eagle.stderr
     assert plain.stdout == eagle.stdout and len(plain.stdout) > 20
-    assert "tokens a round" in eagle.stderr
+    assert "tokens per round" in eagle.stderr
 
 
 @pytest.mark.parametrize(
