@@ -223,8 +223,10 @@ def bench(
         )
     console.print(table)
     for name, of in single.items():
-        ratio = f"{statistics.median(of):.3f} (median of {len(of)})"
-        console.print(f"one client, {name}, relative to EagleLlama in another process: {ratio}")
+        console.print(
+            f"one client, {name}, relative to EagleLlama in another process: {statistics.median(of):.3f} "
+            f"(median of {len(of)})"
+        )
     if json_file is not None:
         figures = {"format": fmt, "ratios": ratios, "pairs": pairs, "one_client": single}
         json_file.write_text(json.dumps(figures) + "\n", encoding="utf-8")
@@ -493,9 +495,10 @@ def hostile(
     grown = seen.most_memory / 1e6
     wrong = seen.wrong(clients, tokens) + ([f"memory grew by {grown:.0f} MB"] if grown >= 300 else [])
     wrong += [f"/health took {seen.slowest_health:.2f} s"] if seen.slowest_health >= 1 else []
-    health = f"/health {1000 * seen.slowest_health:.0f} ms at most"
-    rows = f"tokens with logprobs {seen.rows}"
-    console.print(f"answered: {seen.answered}; {rows}; memory {grown:+.1f} MB at most; {health}")
+    console.print(
+        f"answered: {seen.answered}; tokens with logprobs {seen.rows}; memory {grown:+.1f} MB at most; "
+        f"/health {1000 * seen.slowest_health:.0f} ms at most"
+    )
     console.print("\n".join(wrong) or "nothing wrong")
     raise typer.Exit(1 if wrong else 0)
 

@@ -23,22 +23,40 @@ Model = Annotated[Path, typer.Option("--model", "-m", help="target model, a GGUF
 Eagle = Annotated[
     Path | None, typer.Option("--eagle", help="EAGLE head of the model, a GGUF file; default: plain decoding")
 ]
-_N_MAX_HELP = "most draft tokens per round; default: the planner chooses by measured cost"
-NMax = Annotated[int | None, typer.Option("--n-max", min=0, max=63, help=_N_MAX_HELP)]
-_N_MIN_HELP = "discard drafts of fewer tokens; needs --n-max"
-NMin = Annotated[int, typer.Option("--n-min", min=0, max=63, help=_N_MIN_HELP)]
-_P_MIN_HELP = "stop a draft at a token less probable than this; needs --n-max or --tree"
-PMin = Annotated[float, typer.Option("--p-min", min=0.0, max=1.0, help=_P_MIN_HELP)]
+NMax = Annotated[
+    int | None,
+    typer.Option("--n-max", min=0, max=63, help="draft tokens per round; default: by measured cost"),
+]
+NMin = Annotated[
+    int, typer.Option("--n-min", min=0, max=63, help="discard drafts of fewer tokens; needs --n-max")
+]
+PMin = Annotated[
+    float,
+    typer.Option(
+        "--p-min", min=0.0, max=1.0, help="stop a draft below this token probability; needs --n-max or --tree"
+    ),
+]
 TreeShape = Annotated[
     str | None, typer.Option("--tree", help="draft trees of this shape, NODESxDEPTHxWIDTH, such as 60x6x10")
 ]
-_FLASH_HELP = "flash attention, required for draft trees; default: on if the backend supports it"
 FlashAttn = Annotated[
-    bool | None, typer.Option("--flash-attn/--no-flash-attn", show_default=False, help=_FLASH_HELP)
+    bool | None,
+    typer.Option(
+        "--flash-attn/--no-flash-attn",
+        show_default=False,
+        help="flash attention, required for draft trees; default: on if the backend supports it",
+    ),
 ]
 Temp = Annotated[float, typer.Option("--temp", min=0.0, help="sampling temperature; 0 is greedy decoding")]
-_TOP_P_HELP = "nucleus sampling: only the most likely tokens whose probabilities add up to this"
-TopP = Annotated[float, typer.Option("--top-p", min=0.0, max=1.0, help=_TOP_P_HELP)]
+TopP = Annotated[
+    float,
+    typer.Option(
+        "--top-p",
+        min=0.0,
+        max=1.0,
+        help="sample from the most likely tokens whose probabilities add up to this",
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", help="seed for sampling; the same seed gives the same text")]
 Threads = Annotated[
     int | None, typer.Option("--threads", "-t", min=1, help="CPU threads; default: all cores")

@@ -21,8 +21,8 @@ from ..errors import EagleError
 # Numbers of rows to measure in one round, the most important first. Costs in between are interpolated.
 SIZES = (1, 4, 2, 1, 8, 3, 1, 6, 5, 1, 12)
 CONTEXTS = (8, 256)  # tokens in the KV cache before the rows, for the near and the far measurement
-PIECE = 32  # tokens per batch when the far context is filled
-FILL, LEAST_FILL = 0.45, 0.1  # seconds: filling ends this long after the start, but takes at least LEAST_FILL
+# Filling the far context: tokens per batch, seconds after the start when it ends, least seconds it takes.
+PIECE, FILL, LEAST_FILL = 32, 0.45, 0.1
 FAR, FAR_TIMES = 0.1, 3  # a decode for the cost of context is repeated FAR_TIMES, or until FAR seconds passed
 SLOW = 0.08  # seconds: a model that takes longer for one row is slow, and each size is measured once
 BUDGET = 1.0  # seconds after which no further round begins

@@ -137,11 +137,6 @@ class EagleParams:
             return EagleParams(max(map(len, self.tree.choices)), p_min=self.p_min)
         return dataclasses.replace(self, tree=False)
 
-    @classmethod
-    def of(cls, **settings: object) -> EagleParams:
-        """Parameters from keyword arguments. An unknown name raises EagleError with the most similar name."""
-        return cls(**settings)  # type: ignore[arg-type]  # __post_init__ checks the types
-
 
 def _check_int(name: str, value: object, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:

@@ -53,8 +53,7 @@ class Corpus:
     """
 
     def __init__(self, paths: Sequence[Path], layers: Sequence[int] | None = None) -> None:
-        self.files: list[Any] = []
-        self.items: list[Item] = []
+        self.files, self.items = list[Any](), list[Item]()
         about = shard_info(paths[0])
         captured = [*about["layers"], about["n_layer"]]
         self.layers = list(layers) if layers is not None else about["layers"]

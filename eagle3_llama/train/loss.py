@@ -129,9 +129,7 @@ def training_time_test(
         soft = teacher.probabilities(batch.final[speaks], temperature)
         best = teacher.t2d[batch.best[speaks]]
     real = position + 1 < batch.n_tokens[:, None]  # token t + 1, which the row needs, exists
-    losses: list[float] = []
-    agree: list[float] = []
-    total, n = batch.final.new_zeros(()), 0
+    total, losses, agree, n = batch.final.new_zeros(()), list[float](), list[float](), 0
     for j, h in enumerate(head.unroll(batch.features, batch.tokens, steps, stride, offset)):
         ahead = torch.where(real, F.pad(place[:, 1 + j :], (0, min(1 + j, t)), value=-1)[:, :t], -1)
         if j:

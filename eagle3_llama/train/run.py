@@ -114,10 +114,7 @@ def _train(trainer: Trainer, console: Console) -> None:
             note = f"{p.rate:.0f} tokens/s, loss {p.loss:.3f}, accepted length {p.accepted:.2f}"
             bar.update(task, total=p.steps, completed=p.step, note=note)
 
-        def starting(done: int, total: int) -> None:
-            bar.update(task, total=total, completed=done, note="least-squares start")
-
-        trainer.train(step, starting)
+        trainer.train(step, lambda n, of: bar.update(task, total=of, completed=n, note="least-squares start"))
 
 
 def _bar(console: Console, note: str) -> Progress | Lines:

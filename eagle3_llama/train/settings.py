@@ -87,8 +87,9 @@ class TrainSettings:
             ("threads", 0),
         ):
             value = getattr(self, name)
-            enough = isinstance(value, int) and value >= least
-            self._check(enough, f"{name} is {value!r}, expected at least {least}")
+            self._check(
+                isinstance(value, int) and value >= least, f"{name} is {value!r}, expected at least {least}"
+            )
         for name, low, high in (
             ("lr", 0, 1),
             ("decay", 0, 1),
@@ -99,14 +100,17 @@ class TrainSettings:
             ("max_gb", 0.001, 1e6),
         ):
             value = getattr(self, name)
-            within = math.isfinite(value) and low <= value <= high
-            self._check(within, f"{name} is {value!r}, expected {low}..{high}")
+            self._check(
+                math.isfinite(value) and low <= value <= high, f"{name} is {value!r}, expected {low}..{high}"
+            )
         for name, known in (("capture", ("llama", "torch")), ("optimizer", ("adamw", "muon"))):
             value = getattr(self, name)
             self._check(value in known, f"{name} is {value!r}, expected {' or '.join(known)}")
         self._check(self.steps <= 16, f"steps is {self.steps}, expected at most 16")
-        shares = len(self.weights) == 3 and min(self.weights) >= 0 and sum(self.weights) > 0
-        self._check(shares, f"weights are {self.weights}, expected three numbers, not all 0")
+        self._check(
+            len(self.weights) == 3 and min(self.weights) >= 0 and sum(self.weights) > 0,
+            f"weights are {self.weights}, expected three numbers, not all 0",
+        )
 
     @staticmethod
     def _check(ok: bool, message: str, kind: ErrorKind = ErrorKind.BAD_ARGUMENT) -> None:

@@ -90,8 +90,7 @@ def least_squares_start(
         return False
     order = [items[k] for k in np.random.default_rng([seed, 17]).permutation(len(items))]
     cut = max(1, len(order) // 10)
-    n, scale = 0, 0.0
-    sample: list[Rows] = []
+    n, scale, sample = 0, 0.0, list[Rows]()
     now, later = Regression(width, h), Regression(h, h)
     for unseen, items in ((True, order[:cut]), (False, order[cut:] or order)):
         for r in _blocks(_rows(head, corpus, i) for i in items):

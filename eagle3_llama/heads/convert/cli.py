@@ -53,19 +53,14 @@ def convert(
     try:
         with _bar("converting", "bytes", DownloadColumn()) as done:
             report = run(head, model, out, outtype, _layers(extract_layers), done)
+        print(*report.notes, sep="\n")
+        print(f"wrote {report.out}: {report.n_tensors} tensors, {report.n_bytes / 1e6:.1f} MB")
+        if self_test:
+            _self_test(report.out, model)
     except (EagleError, MemoryError) as e:
-        no_memory = f"not enough memory to convert {head}: close other programs"
+        no_memory = f"not enough memory for {head}: close other programs"
         print(f"error: {one_line(str(e) if isinstance(e, EagleError) else no_memory)}", file=sys.stderr)
         raise typer.Exit(2) from None
-    for note in report.notes:
-        print(note)
-    print(f"wrote {report.out}: {report.n_tensors} tensors, {report.n_bytes / 1e6:.1f} MB")
-    if self_test:
-        try:
-            _self_test(report.out, model)
-        except EagleError as e:
-            print(f"error: {one_line(str(e))}", file=sys.stderr)
-            raise typer.Exit(2) from None
 
 
 def _self_test(head: Path, target: Path) -> None:
