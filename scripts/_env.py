@@ -103,8 +103,9 @@ def build_libraries() -> None:
 
 def native(script: str, *arguments: str) -> str:
     """Runs a script of native/ and returns its output. Its progress and errors go to the terminal."""
-    command = [PYTHON, ROOT / "native" / script, *arguments]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [PYTHON, ROOT / "native" / script, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     if done.returncode != 0:
         sys.exit(done.returncode)
     return done.stdout.strip()

@@ -61,11 +61,10 @@ class Server:
     """A server process on a free port."""
 
     def __init__(self, fmt: str, n_parallel: int, n_ctx: int, head: bool = True) -> None:
-        command = [sys.executable, "-m", "eagle3_llama.server", "--model", smollm2(fmt), "--port", 0]
-        command += ["--n-parallel", n_parallel, "--n-ctx", n_ctx]
-        command += ["--eagle", shipped_head()] if head else []
+        options = f"-m eagle3_llama.server --port 0 --n-parallel {n_parallel} --n-ctx {n_ctx}".split()
+        files = ["--model", str(smollm2(fmt)), *(["--eagle", str(shipped_head())] if head else [])]
         self.process = subprocess.Popen(
-            [str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [sys.executable, *options, *files], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         found = re.search(r"http://127.0.0.1:(\d+)", self.process.stdout.readline())
         if not found:
@@ -228,8 +227,10 @@ def bench(
             f"(median of {len(of)})"
         )
     if json_file is not None:
-        figures = {"format": fmt, "ratios": ratios, "pairs": pairs, "one_client": single}
-        json_file.write_text(json.dumps(figures) + "\n", encoding="utf-8")
+        json_file.write_text(
+            json.dumps({"format": fmt, "ratios": ratios, "pairs": pairs, "one_client": single}) + "\n",
+            encoding="utf-8",
+        )
 
 
 class _Load(NamedTuple):
@@ -392,8 +393,9 @@ def _compare(fmt: str, pairs: list[tuple[Any, Any]], n_ctx: int) -> tuple[int, i
 
 
 def _alone(llm: Any, text: str, n: int) -> str:
-    messages = [{"role": "user", "content": text}]
-    answer = llm.create_chat_completion(messages=messages, max_tokens=n, temperature=0.0)
+    answer = llm.create_chat_completion(
+        messages=[{"role": "user", "content": text}], max_tokens=n, temperature=0.0
+    )
     return answer["choices"][0]["message"]["content"]
 
 

@@ -70,8 +70,9 @@ def run_bench(s: BenchSettings) -> dict[str, Any]:
             target = Target(path, s.modes, s.n_threads, s.n_ctx, s.flash_attn)
             _measure(target, report)
             _settle(target, chosen)
-            step = functools.partial(bar.advance, task)
-            answers = bench_target(target, chosen, s.n_predict, s.rounds, s.sampling, step)
+            answers = bench_target(
+                target, chosen, s.n_predict, s.rounds, s.sampling, functools.partial(bar.advance, task)
+            )
             rows = results(target, answers)
             report["results"] += rows
             report["cost_in_use"][target.format] = curve_in_use(answers)

@@ -174,7 +174,7 @@ def bench(
     ] = None,
     n_predict: NPredict = 128,
     modes: Annotated[
-        str, typer.Option(help="decoding modes: plain,eagle,prompt_lookup,upstream,draft_model")
+        str, typer.Option(help="decoding modes: plain, eagle, prompt_lookup, upstream, draft_model")
     ] = "plain,eagle",
     rounds: Annotated[int, typer.Option(min=1, help="repetitions of each answer; the median counts")] = 1,
     n_max: NMax = None,

@@ -37,8 +37,10 @@ def stored_texts() -> list[tuple[str, str]]:
 
 
 class Reader:
-    """Target and head, opened once. layers: the head's own; n_layer: the target's. Raises EagleError as
-    loading does."""
+    """A target and a head, opened once. layers: the head's own. n_layer: the target's.
+
+    Raises EagleError as loading a model does.
+    """
 
     def __init__(self, head: str | Path, target: str | Path, n_threads: int | None = None) -> None:
         self.target, self.n_layer = Path(target), read_target(Path(target)).n_layer

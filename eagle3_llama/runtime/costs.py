@@ -152,8 +152,7 @@ def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot:
     near_at = 0 if slow else fill_context(engine, near_at, n_batch, slot)
     if not slow and far_at > near_at and 8 in sizes:
         # this also reads a model file that is not in memory yet
-        seconds = max(FILL - elapsed(), LEAST_FILL)
-        far_at = fill_context(engine, far_at, min(n_batch, PIECE), slot, seconds)
+        far_at = fill_context(engine, far_at, min(n_batch, PIECE), slot, max(FILL - elapsed(), LEAST_FILL))
         if far_at > near_at:
             cells, warmed = _cells(engine, near_at, far_at, slot), {1, 8}
     end = elapsed() + WARM

@@ -53,8 +53,9 @@ class StaticTree:
     choices: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        ordered = sorted({tuple(c) for c in self.choices}, key=lambda c: (len(c), c))
-        object.__setattr__(self, "choices", tuple(ordered))
+        object.__setattr__(
+            self, "choices", tuple(sorted({tuple(c) for c in self.choices}, key=lambda c: (len(c), c)))
+        )
         _check_int("number of choices", len(self.choices), 1, MAX_DRAFT)
         for choice in self.choices:
             for rank in choice:
@@ -115,8 +116,10 @@ class EagleParams:
             )
         if self.planned and (self.n_min or self.p_min):
             name = "n_min" if self.n_min else "p_min"
-            message = f"{name} needs n_max: without n_max the planner decides where a draft ends"
-            raise EagleError(ErrorKind.BAD_ARGUMENT, message)
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT,
+                f"{name} needs n_max: without n_max the planner decides where a draft ends",
+            )
         if self.n_max is not None and self.fixed_tree:
             raise EagleError(ErrorKind.BAD_ARGUMENT, "give n_max, for chains, or tree, not both")
 

@@ -68,8 +68,10 @@ class Corpus:
             f = safe_open(path, "numpy")
             self.files.append(f)
             ends, n_prompt, greedy = f.get_tensor("ends"), f.get_tensor("n_prompt"), f.get_tensor("greedy")
-            conversations = zip([0, *ends[:-1]], ends, n_prompt, greedy)
-            self.items += [Item(n, int(a), int(b), int(p), bool(g)) for a, b, p, g in conversations]
+            self.items += [
+                Item(n, int(a), int(b), int(p), bool(g))
+                for a, b, p, g in zip([0, *ends[:-1]], ends, n_prompt, greedy)
+            ]
 
     def tokens(self, item: Item) -> np.ndarray:
         return self.files[item.shard].get_slice("tokens")[item.first : item.last]

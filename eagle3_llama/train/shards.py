@@ -78,8 +78,9 @@ class Shards:
                         if target is not None:
                             target.close()
                         target = open_target(wanted)
-                    missing = [k for k in range(n, n - n % RUN + RUN) if not self.path(k).exists()]
-                    making = self.make(tasks, target, missing)
+                    making = self.make(
+                        tasks, target, [k for k in range(n, n - n % RUN + RUN) if not self.path(k).exists()]
+                    )
                 under_way = 0
                 for count, bad, whole in making:
                     made, dropped, under_way = made + count, dropped + bad, under_way + count
