@@ -177,7 +177,7 @@ class Target:
 
 
 class _Answering:
-    """An answer that is generated in turns. The constructor generates the first token, which is not timed."""
+    """An answer that is generated piece by piece. The constructor generates the first token, untimed."""
 
     def __init__(self, llm: Any, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> None:
         llm.reset()

@@ -154,7 +154,8 @@ def _misses(
 ) -> Tensor:
     """The mean of -log(attention on the right rows) over the answer.
 
-    Right are the rows whose next token is the one that comes next here. If there are none, it is the own row.
+    The right rows are those whose next token is the one that comes next here. If there are none, the own row
+    is.
     """
     with torch.no_grad():
         u, tokens = _inputs(head, corpus, item)
