@@ -25,7 +25,7 @@ def test_generate_is_the_same_with_a_head():
     plain, eagle = cli(*common), cli(*common, "--eagle", shipped_head(), "--n-max", 3)
     assert plain.returncode == eagle.returncode == 0, eagle.stderr
     assert plain.stdout == eagle.stdout and len(plain.stdout) > 20
-    assert "tokens a round" in eagle.stderr
+    assert "tokens per round" in eagle.stderr
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def test_perf_gates_of_several_files(tmp_path):
             r["ratio"] /= 1.1
     said = gates(tmp_path, trees, speed, upstream).stdout
     assert (
-        said.count("asked for 1.2 times as many") == 7
-        and said.count("of upstream's speed, asked for 1.25") == 2
+        said.count("expected 1.2 times as many") == 7
+        and said.count("of upstream's speed, expected 1.25") == 2
         and said.count("\n") == 9
     )
     said = gates(tmp_path, speed).stdout
@@ -252,17 +252,17 @@ def test_perf_gates_of_several_files(tmp_path):
     "change, said",
     [
         ({}, "all figures are reached"),
-        ({"mode": "eagle", "ratio": 0.97}, "Q8_0, all: 0.970 of plain decoding, asked for 0.98"),
-        ({"mode": "eagle n_max=2", "ratio": 1.6}, "Q8_0: 0.812 of eagle n_max=2, asked for 0.93"),
-        ({"mode": "eagle tree=60x6x10", "mean_accepted_length": 1.9}, "asked for 1.2 times as many"),
+        ({"mode": "eagle", "ratio": 0.97}, "Q8_0, all: 0.970 of plain decoding, expected 0.98"),
+        ({"mode": "eagle n_max=2", "ratio": 1.6}, "Q8_0: 0.812 of eagle n_max=2, expected 0.93"),
+        ({"mode": "eagle tree=60x6x10", "mean_accepted_length": 1.9}, "expected 1.2 times as many"),
         ({"mode": "eagle", "identical": False}, "the text differs from plain decoding's"),
         (
             {"format": "Q4_0", "mode": "upstream", "ratio": 1.1},
-            "Q4_0: 1.182 of upstream's speed, asked for 1.25",
+            "Q4_0: 1.182 of upstream's speed, expected 1.25",
         ),
         (
             {"format": "BF16", "mode": "eagle", "share_of_limit": 0.84},
-            "BF16: 0.84 of the limit, asked for 0.85",
+            "BF16: 0.84 of the limit, expected 0.85",
         ),
         (None, "Q8_0: mode eagle was not run"),
     ],
