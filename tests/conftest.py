@@ -1,4 +1,5 @@
-"""Fixtures of several test files: a tiny target and its head; and for training, data made with it, a head before any training.
+"""Fixtures of several test files: a tiny target and its head; and for training, data made with it, a head
+before any training.
 
 And of the whole run: measured costs of its own, and the end of its summary (skipped.py).
 """
@@ -15,7 +16,8 @@ from training import lines, make_shards
 
 
 def pytest_configure(config):
-    """What earlier runs measured decides nothing, and nothing is left for later ones; the workers share what the first of them makes."""
+    """What earlier runs measured decides nothing, and nothing is left for later ones; the workers share what
+    the first of them makes."""
     if not hasattr(config, "workerinput"):
         config.costs = os.environ["EAGLE3_LLAMA_COSTS"] = tempfile.mkdtemp(prefix="eagle3-costs-")
 

@@ -1,6 +1,8 @@
-"""A random head of every layout with real names and config keys, and the same weights as the NumPy reference has them.
+"""A random head of every layout with real names and config keys, and the same weights as the NumPy reference
+has them.
 
-Names, config keys and variants are written down here anew, from the projects that define them: nothing of the converter's.
+Names, config keys and variants are written down here anew, from the projects that define them: nothing of the
+converter's.
 """
 
 from dataclasses import dataclass, field
@@ -43,7 +45,8 @@ _TOP = {
 
 @dataclass
 class Head:
-    """config and tensors of a checkpoint; truth: the reference; layers: those that the converter should find."""
+    """config and tensors of a checkpoint; truth: the reference; layers: those that the converter should
+    find."""
 
     config: dict
     tensors: dict
@@ -224,7 +227,8 @@ RECIPES = {
 
 
 def make(name, shared, seed=0, **size):
-    """A Head. shared: the target's own token_embd.weight, output.weight and output_norm.weight, float32, and its epsilon.
+    """A Head. shared: the target's own token_embd.weight, output.weight and output_norm.weight, float32, and
+    its epsilon.
 
     size: n_embd, n_layer, n_vocab of a target that is not tiny_models' own.
     """
@@ -291,7 +295,8 @@ def make(name, shared, seed=0, **size):
 
 
 def _layers(r, n_layer):
-    """The recipe's, if the target is the tiny one; else as many as it has room for are asked for by --extract-layers."""
+    """The recipe's, if the target is the tiny one; else as many as it has room for are asked for by
+    --extract-layers."""
     return (
         list(r.layers)
         if n_layer == N_LAYER

@@ -55,7 +55,8 @@ def browser():
 
 @pytest.fixture
 def visit(browser, server):
-    """visit(**of the context) opens the page. Afterwards: no request went elsewhere, nothing failed but what the test says it breaks."""
+    """visit(**of the context) opens the page. Afterwards: no request went elsewhere, nothing failed but what
+    the test says it breaks."""
     contexts, foreign, errors, allowed = [], [], [], []
 
     def open_page(url=server.url, allow=(), before=lambda page: None, **settings):

@@ -1,4 +1,5 @@
-"""llama-cpp-python's own tests, out of its sdist, run as they are with Llama or with EagleLlama in its place, on local models."""
+"""llama-cpp-python's own tests, out of its sdist, run as they are with Llama or with EagleLlama in its place,
+on local models."""
 
 import json
 import os
@@ -60,7 +61,8 @@ def models(folder):
 
 
 def with_letters(model, out):
-    """The model with a tokenizer that has a first token, a last one and a token for each letter; the generator's has none of these."""
+    """The model with a tokenizer that has a first token, a last one and a token for each letter; the
+    generator's has none of these."""
     tokens = ["<unk>", "<s>", "</s>", "<0x0A>", "▁", *"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"]
     tokens += [f"▁{i}" for i in range(SIZE["n_vocab"] - len(tokens))]
     reader = gguf.GGUFReader(model)
@@ -78,7 +80,8 @@ def with_letters(model, out):
 
 
 def run(folder, files, eagle, only=""):
-    """{"tests": {name: {"outcome", "line", "why"}}, "drafted": tokens}; line is the source line that a test failed at, only pytest's -k."""
+    """{"tests": {name: {"outcome", "line", "why"}}, "drafted": tokens}; line is the source line that a test
+    failed at, only pytest's -k."""
     report = folder / f"report-{'eagle' if eagle else 'llama'}.json"
     about = {"files": files, "eagle": eagle, "threads": THREADS, "report": str(report)}
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}

@@ -1,4 +1,5 @@
-"""What was skipped and why, a line for each reason, at the end of the summary; hooks that conftest takes over."""
+"""What was skipped and why, a line for each reason, at the end of the summary; hooks that conftest takes
+over."""
 
 import collections
 from pathlib import Path

@@ -116,7 +116,8 @@ SETTINGS = [
 
 
 def test_texts_are_as_alone(batcher, plain):
-    """Greedy and seeded, in every way of drafting, three slots for eight threads; a quarter of the requests leave early."""
+    """Greedy and seeded, in every way of drafting, three slots for eight threads; a quarter of the requests
+    leave early."""
     jobs = [
         (p, SETTINGS[i % len(SETTINGS)], {} if i % 3 else {"temp": 0.9, "top_k": 50}, i % 4 == 3)
         for i, p in enumerate(prompts(24))
@@ -251,7 +252,8 @@ def test_the_reader_hears_of_rounds(batcher):
 
 
 def test_tokens_gather(tiny, plain, monkeypatch):
-    """With an interval a request reads several rounds' tokens at once, and what is its last comes without delay."""
+    """With an interval a request reads several rounds' tokens at once, and what is its last comes without
+    delay."""
     wait, woken = threading.Event.wait, []
 
     def watched(event, timeout=None):

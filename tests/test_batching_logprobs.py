@@ -140,7 +140,8 @@ class NoBeginning:
 
 
 def test_rows_in_flight_are_few(batcher, monkeypatch):
-    """No row of logits is kept, and of reduced ones no more than the batcher runs ahead of a reader that lags."""
+    """No row of logits is kept, and of reduced ones no more than the batcher runs ahead of a reader that
+    lags."""
     most, pieces = [], []
     deliver = Batcher._deliver
 

@@ -214,7 +214,8 @@ def gates(tmp_path, *files):
 
 
 def test_perf_gates_of_several_files(tmp_path):
-    """Each figure is one file's: fixed lengths that of most runs, trees and upstream's drafter those that have them."""
+    """Each figure is one file's: fixed lengths that of most runs, trees and upstream's drafter those that
+    have them."""
 
     def of(runs, *names):
         return [

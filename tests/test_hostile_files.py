@@ -1,4 +1,5 @@
-"""Damaged and hostile files: flipped, cut short, spliced. The converter and `info` in Python, loading under the sanitizers.
+"""Damaged and hostile files: flipped, cut short, spliced. The converter and `info` in Python, loading under
+the sanitizers.
 
 EAGLE3_FUZZ is how many inputs each part gets; README names the number of the full run.
 """
@@ -26,13 +27,16 @@ from eagle3_llama.heads.info import describe
 
 N = int(os.environ.get("EAGLE3_FUZZ", "600"))
 MOST_MEMORY = 2 << 30
-TIMES = 300  # what a whole file takes is the most that a damaged one may: whatever the machine, a length that is believed takes more
+# what a whole file takes is the most that a damaged one may: whatever the machine, a length that is believed
+# takes more
+TIMES = 300
 NASTY = [0, 1, 2, 3, 0x7F, 0x80, 0xFF]
 LENGTHS = [2**31 - 1, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1]
 
 
 def damaged(data, rng, donor):
-    """One of: bits flipped, bytes set, cut short, a piece of the donor or of itself put in, a length blown up."""
+    """One of: bits flipped, bytes set, cut short, a piece of the donor or of itself put in, a length blown
+    up."""
     data = bytearray(data)
     # headers are where the sense is: half of all damage goes there
     span = len(data) if rng.random() < 0.5 else min(len(data), 4096)
@@ -154,7 +158,8 @@ def test_converter_and_info(files, tmp_path):
 
 
 def most_memory():
-    """The most this program has held, in bytes. Not ru_maxrss, which begins with what the process that started it held."""
+    """The most this program has held, in bytes. Not ru_maxrss, which begins with what the process that
+    started it held."""
     line = next(
         line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")
     )

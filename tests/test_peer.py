@@ -1,4 +1,5 @@
-"""llama-cpp-python's own tests, as they are: what passes with Llama passes with EagleLlama and a head in its place."""
+"""llama-cpp-python's own tests, as they are: what passes with Llama passes with EagleLlama and a head in its
+place."""
 
 import actor
 import peer
@@ -45,7 +46,8 @@ def same(plain, ours):
 
 
 def test_on_real_and_random_models(tmp_path, cast):
-    """SmolLM2 with the shipped head, and random recurrent, hybrid and embedding models with heads of their own."""
+    """SmolLM2 with the shipped head, and random recurrent, hybrid and embedding models with heads of their
+    own."""
     plain, ours = run_both(tmp_path, cast)
     assert len(plain) >= 25 and {r["outcome"] for r in plain.values()} == {"passed", "failed"}
     failed = {name: r for name, r in plain.items() if r["outcome"] != "passed"}
@@ -56,7 +58,8 @@ def test_on_real_and_random_models(tmp_path, cast):
 
 
 def test_on_a_model_that_meets_them(tmp_path, cast):
-    """The tests above that SmolLM2 ends early, to their end: a model made for them has the token ids and says the text."""
+    """The tests above that SmolLM2 ends early, to their end: a model made for them has the token ids and says
+    the text."""
     target = actor.actor(tmp_path / "actor.gguf")
     _, head = converted(
         tmp_path,

@@ -137,7 +137,8 @@ def test_costs_are_those_of_the_libraries(eagle, tmp_path, monkeypatch):
 
 
 def test_costs_of_several_loads():
-    """In units of a row they are the middle load's, however fast the machine was; a load that others slowed does not count."""
+    """In units of a row they are the middle load's, however fast the machine was; a load that others slowed
+    does not count."""
     a, b, c = (
         dataclasses.replace(
             made_up(row, 0.1), layers=[0.0, *(speed * (1 + row * n) for n in range(MAX_ROWS))]

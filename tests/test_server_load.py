@@ -1,4 +1,5 @@
-"""The mechanics of `scripts/server_load.py hostile`: it ends by itself, and the server holds what it promises. On a tiny model, by no clock."""
+"""The mechanics of `scripts/server_load.py hostile`: it ends by itself, and the server holds what it
+promises. On a tiny model, by no clock."""
 
 import importlib.util
 import sys
@@ -22,7 +23,8 @@ def load():
 
 
 def test_the_hostile_load(files, load, monkeypatch):
-    """All get their answers; rows in flight are few, no logits are kept, tokenising keeps to its gate, and all room comes back."""
+    """All get their answers; rows in flight are few, no logits are kept, tokenising keeps to its gate, and
+    all room comes back."""
     monkeypatch.setattr(load, "TEXT", "x5 g8 " * 200)
     in_flight, inside, reserved, health = [], [], [], []
     deliver = Batcher._deliver

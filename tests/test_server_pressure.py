@@ -88,7 +88,8 @@ def test_the_key(server):
 
 
 def test_other_sites(server):
-    """CORS is off; without a key a page of another site is refused even where the browser would let it ask."""
+    """CORS is off; without a key a page of another site is refused even where the browser would let it
+    ask."""
     page = {"Origin": "https://evil.example"}
     r = server.client.get("/v1/models", headers=page)
     assert r.status_code == 403 and "access-control-allow-origin" not in r.headers
@@ -148,8 +149,12 @@ def test_a_key_makes_a_public_address_fine():
 
 
 def test_bodies_that_are_too_large(server):
-    """Refused by their length before they are sent, by counting where there is none, and the client sees the answer."""
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 2000001\r\n\r\n"
+    """Refused by their length before they are sent, by counting where there is none, and the client sees the
+    answer."""
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        "Content-Length: 2000001\r\n\r\n"
+    )
     assert raw(server, head.encode()).startswith(b"HTTP/1.1 413")
     for content in (b" " * 2_000_001, (b" " * 100_000 for _ in range(50)), b" " * 6_000_000):
         r = server.client.post(CHAT, content=content, headers=JSON)
@@ -160,7 +165,10 @@ def test_bodies_that_are_too_large(server):
 
 def test_a_body_that_does_not_come(server, monkeypatch):
     monkeypatch.setattr(body, "BODY_SECONDS", 0.2)
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{{"
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Content-Length: 100\r\n\r\n{{"
+    )
     assert raw(server, head.encode()).startswith(b"HTTP/1.1 408")
 
 
@@ -311,7 +319,10 @@ def test_clients_that_leave(server, stream):
     content = json.dumps(
         {"messages": [{"role": "user", "content": "Tell a story."}], "stream": stream, **ENDLESS}
     ).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\n\r\n"
+    ).encode()
     host, port = server.url.removeprefix("http://").split(":")
     tokens = lambda: server.batcher.snapshot()["tokens"]
     for far in (lambda: True, lambda: server.batcher.waiting() == 2, lambda: tokens() > before + 4):
@@ -337,7 +348,10 @@ def test_a_client_that_does_not_read(server):
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as s:
         s.sendall(
-            f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+            (
+                f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+                f"Content-Length: {len(content)}\r\n\r\n"
+            ).encode()
             + content
         )
         until(lambda: server.gate.inside == 2)
@@ -397,7 +411,8 @@ def test_a_hostile_template(server, template, said):
 
 
 def test_texts_that_are_hard_to_tokenise(server, monkeypatch):
-    """What cannot fit is refused before it is tokenised; so are masses of special tokens, each of which costs as much as there are."""
+    """What cannot fit is refused before it is tokenised; so are masses of special tokens, each of which costs
+    as much as there are."""
     tokenized, tokenize = [], server.batcher.base.tokenize
     monkeypatch.setattr(
         server.batcher.base,

@@ -129,9 +129,9 @@ def test_further_requests_of_a_connection(server, monkeypatch):
     monkeypatch.setattr(header_timeout, "SECONDS", 0.1)
     body = json.dumps({**ENDLESS, "max_tokens": 3}).encode()
     request = (
-        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        + body
-    )
+        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    ).encode() + body
     with connect(server) as patient, connect(server) as slow, Blocked(server) as blocked:
         patient.sendall(request)
         until(lambda: server.batcher.waiting() == 1)

@@ -38,7 +38,8 @@ def plain(files):
 
 
 def random_tree(rng, right, n, n_vocab=N_VOCAB):
-    """tokens and parents of at most n nodes, level by level; right is what the target will say, and some way down is made of it.
+    """tokens and parents of at most n nodes, level by level; right is what the target will say, and some way
+    down is made of it.
 
     Also how far that way goes.
     """

@@ -89,7 +89,8 @@ def target(
     pooling=None,
     tied=False,
 ):
-    """A llama, or a qwen2vl (M-RoPE); kind is a GGML type's name. ends=False: hardly ever says its end token. pooling: of
+    """A llama, or a qwen2vl (M-RoPE); kind is a GGML type's name. ends=False: hardly ever says its end token.
+    pooling: of
     embeddings. tied: the token embeddings are its output matrix too."""
     rng, kind = np.random.default_rng(seed), gguf.GGMLQuantizationType[kind]
     w = gguf.GGUFWriter(path, arch)
@@ -118,7 +119,8 @@ def target(
 
 
 def head(path, seed=1, kind="F32", layers=(1, 2, 3), own_output=True, **keys):
-    """A head for target(); keys override integers such as target_hidden_size. own_output=False: the target's output matrix is its own."""
+    """A head for target(); keys override integers such as target_hidden_size. own_output=False: the target's
+    output matrix is its own."""
     rng, kind = np.random.default_rng(seed), gguf.GGMLQuantizationType[kind]
     w = gguf.GGUFWriter(path, "eagle3")
     _common(w, 1)
