@@ -343,8 +343,8 @@ def test_every_control_has_a_name(visit):
     page.click("#settings")
     names = page.evaluate("""
         [...document.querySelectorAll('input, textarea, button, dialog, main, form')]
-            .filter((e) => !(e.getAttribute('aria-label') || e.getAttribute('aria-labelledby') || e.labels?.length
-                             || e.textContent.trim()))
+            .filter((e) => !(e.getAttribute('aria-label') || e.getAttribute('aria-labelledby')
+                             || e.labels?.length || e.textContent.trim()))
             .map((e) => e.outerHTML)""")
     assert names == []
     page.keyboard.press("Escape")
