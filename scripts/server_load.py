@@ -436,7 +436,7 @@ def hostile_load(port: int, memory: Callable[[], int], clients: int, tokens: int
     left = lambda: max(end - time.monotonic(), 0.1)  # noqa: E731
     asking = [threading.Thread(target=repeat, args=("logprobs", functools.partial(_logprobs, port, i, tokens, left, lag if i == 1 else 0.0), 1)) for i in range(clients)]
     beside = [threading.Thread(target=repeat, args=x) for x in (("tokenize", lambda: _tokenize(port), texts, 0.05), ("tokenize", lambda: _tokenize(port), texts, 0.05),
-                                                               ("chat", lambda: _chat(port), 10_000, 0.2), ("health", look, 1_000_000, 0.1))]  # fmt: skip
+                                                               ("chat", lambda: _chat(port, left()), 10_000, 0.2), ("health", look, 1_000_000, 0.1))]  # fmt: skip
     for t in asking + beside:
         t.start()
     for t in asking:
@@ -467,8 +467,9 @@ def _tokenize(port: int) -> None:
     _send(port, "POST", "/tokenize", {"content": TEXT})
 
 
-def _chat(port: int) -> None:
-    _send(port, "POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 8})
+def _chat(port: int, seconds: float) -> None:
+    """It waits for a slot behind the long answers, as long as they take."""
+    _send(port, "POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 8}, seconds)
 
 
 def _send(port: int, method: str, path: str, body: dict[str, Any] | None, seconds: float = 300.0, lag: float = 0.0) -> bytes:
