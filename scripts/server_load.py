@@ -549,7 +549,7 @@ def hostile_load(
         for x in (
             ("tokenize", lambda: _tokenize(port), texts, 0.05),
             ("tokenize", lambda: _tokenize(port), texts, 0.05),
-            ("chat", lambda: _chat(port), 10_000, 0.2),
+            ("chat", lambda: _chat(port, left()), 10_000, 0.2),
             ("health", look, 1_000_000, 0.1),
         )
     ]
@@ -591,9 +591,10 @@ def _tokenize(port: int) -> None:
     _send(port, "POST", "/tokenize", {"content": TEXT})
 
 
-def _chat(port: int) -> None:
+def _chat(port: int, seconds: float) -> None:
+    """A short chat. It waits for a slot behind the long answers, so it has as long as they have."""
     body = {"messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 8}
-    _send(port, "POST", "/v1/chat/completions", body)
+    _send(port, "POST", "/v1/chat/completions", body, seconds)
 
 
 def _send(
