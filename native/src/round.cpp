@@ -103,38 +103,33 @@ void session::prefill(int slot, const int32_t * tokens, int n, bool all_logits) 
 
 // -- decode -----------------------------------------------------------------------------------------------
 
-// What the slot brings to the round. parents: null for a chain; else the draft that each draft follows, -1
-// for token.
-void session::begin_round(int slot, int32_t token, const int32_t * draft, const int32_t * parents, int n) {
-    slot_state & s = at(slot);
-    require(!round_.open, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
-    require(n >= 0 && n <= MAX_DRAFT, EAGLE3_E_ARGUMENT,
-        format("a draft of %d tokens, at most %d are allowed", n, MAX_DRAFT));
+// What the slot brings to the round: token, then its draft.
+void session::begin_round(slot_state & s, int32_t token) {
+    const int n = (int) s.draft_tokens.size();
     require(s.n_past + n + 1 <= n_ctx_, EAGLE3_E_ARGUMENT,
         format("%d tokens do not fit after %d of %d", n + 1, s.n_past, n_ctx_));
     s.round_tokens.assign(1, token);
-    s.round_tokens.insert(s.round_tokens.end(), draft, draft + n);
-    for (const int32_t id : s.round_tokens) {
-        require(id >= 0 && id < n_vocab_, EAGLE3_E_ARGUMENT, format("token %d is not in the vocabulary", id));
-    }
     s.round_parents.assign(1, -1);
+    s.round_path.assign(1, 0);
+    s.round_tree = false;
     std::vector<int> depth(1, 0);
     for (int i = 0; i < n; ++i) {
-        const int32_t parent = parents ? parents[i] + 1 : i;
+        const int32_t id = s.draft_tokens[i], parent = s.draft_parents[i] + 1;
+        require(id >= 0 && id < n_vocab_, EAGLE3_E_ARGUMENT, format("token %d is not in the vocabulary", id));
         require(parent >= 0 && parent <= i, EAGLE3_E_ARGUMENT,
             format("draft %d follows draft %d: parents come first", i, parent - 1));
-        s.round_parents.push_back(parent);
         require(depth[parent] + 1 >= depth[i], EAGLE3_E_ARGUMENT,
             format("draft %d is on a higher level than draft %d: levels come in order", i, i - 1));
         depth.push_back(depth[parent] + 1);
+        s.round_tokens.push_back(id);
+        s.round_parents.push_back(parent);
+        s.round_tree = s.round_tree || parent != i;  // a chain is one that any target can check
     }
-    s.round_tree = parents && n > 0;
-    s.round_path.assign(1, 0);
 }
 
 // The batch: level by level over all slots, so that rows that verification gets to together lie together.
-void session::lay_out_rows(const std::vector<int> & slots) {
-    round_.slots = slots;
+void session::lay_out_rows() {
+    const std::vector<int> & slots = round_.slots;
     round_.slot_of.clear();
     round_.row_of.clear();
     round_.tree = false;
@@ -172,8 +167,10 @@ void session::lay_out_rows(const std::vector<int> & slots) {
     }
 }
 
-void session::decode_rounds(const std::vector<int> & slots) {
-    lay_out_rows(slots);
+void session::decode() {
+    require(!round_.slots.empty() && !round_.open, EAGLE3_E_ARGUMENT, "nothing to decode: draft first");
+    const std::vector<int> & slots = round_.slots;
+    lay_out_rows();
     const int n = (int) round_.slot_of.size();
     std::vector<int32_t> parents(n);
     bool drafted = n > (int) slots.size(), known = true;
@@ -199,16 +196,6 @@ void session::decode_rounds(const std::vector<int> & slots) {
     for (const int slot : slots) {
         at(slot).in_round = true;
     }
-}
-
-void session::decode(int slot, int32_t token, const int32_t * draft, const int32_t * parents, int n) {
-    begin_round(slot, token, draft, parents, n);
-    decode_rounds({slot});
-}
-
-void session::decode_many() {
-    require(!round_.slots.empty() && !round_.open, EAGLE3_E_ARGUMENT, "nothing to decode: draft first");
-    decode_rounds(std::vector<int>(round_.slots));
 }
 
 // -- verify -----------------------------------------------------------------------------------------------
@@ -263,18 +250,9 @@ int session::sample_row(slot_state & s, llama_sampler * sampler, int32_t & token
     return 1;
 }
 
-int session::verify(int slot, llama_sampler * sampler, int32_t * out) {
-    slot_state & s = at(slot);
-    require(s.in_round, EAGLE3_E_ARGUMENT, "nothing to verify: decode first");
-    s.round_path.assign(1, 0);
-    int n = 0;
-    while (sample_row(s, sampler, out[n++])) {
-    }
-    return n;
-}
-
 // Level by level, as the batch lies: rows that several slots get to share a piece of the output matrix.
-void session::verify_many(llama_sampler * const * samplers, int32_t * out, int32_t * counts) {
+void session::verify(
+    llama_sampler * const * samplers, int32_t * out, int32_t * counts, std::string & failure) {
     require(round_.open, EAGLE3_E_ARGUMENT, "nothing to verify: decode first");
     const size_t n = round_.slots.size();
     for (const int slot : round_.slots) {
@@ -296,9 +274,11 @@ void session::verify_many(llama_sampler * const * samplers, int32_t * out, int32
                     throw;
                 }
                 counts[i] = e.status;
+                failure   = e.what();
                 over[i]   = true;
-            } catch (const std::exception &) {  // a sampler's, of a grammar say: the others go on
+            } catch (const std::exception & e) {  // a sampler's, of a grammar say: the others go on
                 counts[i] = EAGLE3_E_INTERNAL;
+                failure   = e.what();
                 over[i]   = true;
             }
             more = more || !over[i];
@@ -324,19 +304,9 @@ bool session::can_tree() {
 
 // -- commit -----------------------------------------------------------------------------------------------
 
-void session::commit(int slot, int n_keep) {
-    const slot_state & s = at(slot);
-    if (!s.in_round) {
-        return;
-    }
-    require(
-        round_.slots.size() == 1, EAGLE3_E_ARGUMENT, "the round holds several slots: commit them together");
-    commit_many(&n_keep);
-}
-
 // Nothing of the round stays.
 void session::abandon_round() {
-    commit_many(std::vector<int32_t>(round_.slots.size(), 0).data());
+    commit(std::vector<int32_t>(round_.slots.size(), 0).data());
 }
 
 // The first n rows of the slot's way: of a chain any, verified or not.
@@ -367,7 +337,7 @@ std::vector<uint32_t> session::kept_rows(const int32_t * keep) const {
 
 // Every slot's round ends here, whatever becomes of its rows: one that fails takes no other with it. The
 // first failure is thrown.
-void session::commit_many(const int32_t * keep) {
+void session::commit(const int32_t * keep) {
     if (!round_.open) {
         return;
     }

@@ -39,10 +39,18 @@ struct slot_state {
     std::vector<int32_t> round_path;     // rows that verification went through; before it, the first only
     std::vector<int32_t> round_at;  // where each row is in the batch, which other slots' rows may be in too
 
-    // of the last draft, for each node
-    std::vector<float> draft_probs;  // the head's, its parent given
-    std::vector<float> draft_reach;  // of the whole way to it
+    // the last draft, level by level
+    std::vector<int32_t> draft_tokens, draft_parents;  // parents: the draft token before it, -1 for none
+    std::vector<float> draft_probs;  // the head's, its parent given; empty if the caller brought the draft
+    std::vector<float> draft_reach;  // expected: that verification gets to it; empty like draft_probs
     float trust = 1.0f;              // in the planner's tallies, after the last few tokens
+
+    void clear_draft() {
+        draft_tokens.clear();
+        draft_parents.clear();
+        draft_probs.clear();
+        draft_reach.clear();
+    }
 
     void clear_pending(int pos) {
         pending_pos = pos;
@@ -51,16 +59,7 @@ struct slot_state {
     }
 };
 
-// What a slot wants of a round: token was sampled and is not decoded yet.
-struct ask {
-    enum kind { PLAIN, CHAIN, TREE, PLANNED };
-    int slot      = 0;
-    int32_t token = 0;
-    int kind      = PLAIN;
-    int n_max = 0, depth = 1,
-        width   = 1;  // nodes, levels, nodes of a level that are gone on from (PLANNED: siblings)
-    float p_min = 0.0f;
-};
+using ask = eagle3_ask;
 
 class session {
   public:
@@ -72,27 +71,17 @@ class session {
     void rewind(int slot, int n_past);
     void reset(int slot, int n_past);
     void prefill(int slot, const int32_t * tokens, int n, bool all_logits);
-    int draft(int slot, int32_t token, int n_max, int n_min, float p_min, int32_t * tokens, float * probs);
-    int draft_tree(int slot, int32_t token, int n_max, int depth, int width, float p_min, int32_t * tokens,
-        int32_t * parents, float * probs);
-    int draft_choices(int slot, int32_t token, int n, const int32_t * parents, const int32_t * ranks,
-        int32_t * tokens, float * probs);
-    int draft_planned(
-        int slot, int32_t token, int n_max, int width, int32_t * tokens, int32_t * parents, float * probs);
-    void decode(int slot, int32_t token, const int32_t * draft, const int32_t * parents, int n);
-    int verify(int slot, llama_sampler * sampler, int32_t * out);
     int sample(llama_sampler * sampler, int row);
     int verified_row(int slot, int i) const;
     bool can_tree();
-    void commit(int slot, int n_keep);
 
-    // The four steps for several slots at once, each slot at most once. drafts are kept for decode_many; a
-    // count below 0 is the code of a slot whose sampler failed, the others' tokens are good. keep: of each
-    // slot of the round, in its order.
-    int draft_many(const std::vector<ask> & asks);
-    void decode_many();
-    void verify_many(llama_sampler * const * samplers, int32_t * out, int32_t * counts);
-    void commit_many(const int32_t * keep);
+    // The four steps of a round, each slot at most once. draft returns the number of draft tokens. In verify
+    // a count below 0 is the code of a slot whose sampler failed, what it said is in failure; the others'
+    // tokens are good. counts and keep: of each slot of the round, in its order.
+    int draft(const std::vector<ask> & asks);
+    void decode();
+    void verify(llama_sampler * const * samplers, int32_t * out, int32_t * counts, std::string & failure);
+    void commit(const int32_t * keep);
     const std::vector<int> & round_slots() const { return round_.slots; }
     const slot_state & slot(int i) const { return at(i); }
 
@@ -130,9 +119,8 @@ class session {
     std::vector<pass_row> feed_rows(slot_state & s, int slot, int n, std::vector<float> & x);
     void fed(slot_state & s, int n);
 
-    void begin_round(int slot, int32_t token, const int32_t * draft, const int32_t * parents, int n);
-    void lay_out_rows(const std::vector<int> & slots);
-    void decode_rounds(const std::vector<int> & slots);
+    void begin_round(slot_state & s, int32_t token);
+    void lay_out_rows();
     void need_logits(int row);
     int sample_row(slot_state & s, llama_sampler * sampler, int32_t & token);
     void reach_now();
@@ -147,20 +135,21 @@ class session {
     void check_state(const state_header & h, int64_t size) const;
 
     struct growth;
+    int room(const ask & a, int n_asks) const;
+    ask grown(ask a, int n_asks) const;
     void begin_growth(growth & g, const std::vector<ask> & asks);
     void grow_level(growth & g, std::vector<int> level);
     void add_children(
         growth & g, int ask, const int32_t * ids, const float * probs, int row, int parent, uint64_t path);
     std::vector<int> fixed_front(const growth & g) const;
     std::vector<int> planned_front(const growth & g) const;
-    int take_nodes(
-        growth & g, int ask, std::vector<int> order, int32_t * tokens, int32_t * parents, float * probs);
+    void take_nodes(const growth & g, int ask, std::vector<int> order);
     void grow(growth & g);
     bool planner_drafts(const std::vector<ask> & asks);
     void catch_up(const std::vector<ask> & asks);
     std::vector<std::vector<int>> choose(const growth & g);
-    template <typename F> void draft_asks(std::vector<ask> asks, F && f);
-    int draft_one(const ask & a, int32_t * tokens, int32_t * parents, float * probs);
+    void grow_drafts(std::vector<ask> asks);
+    void check_asks(const std::vector<ask> & asks) const;
 
     llama_context * ctx_;
     llama_memory_t memory_;

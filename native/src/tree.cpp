@@ -13,6 +13,33 @@ namespace {
 constexpr int MAX_WIDTH = 16;
 constexpr int OVERDUE   = 16;  // pending features of a slot, more than most rounds with drafts leave
 
+bool grows(const ask & a) {
+    return a.kind != EAGLE3_PLAIN && a.kind != EAGLE3_GIVEN;
+}
+
+// The choice that is the rank-th child of choice `parent`, or -1. Those beyond n_max are left out.
+int choice_of(const ask & a, int parent, int rank) {
+    for (int i = 0; i < a.n_max; ++i) {
+        if (a.parents[i] == parent && a.ranks[i] == rank) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+bool has_children(const ask & a, int choice) {
+    return choice >= 0 && std::find(a.parents, a.parents + a.n_max, choice) != a.parents + a.n_max;
+}
+
+void check_choices(const ask & a) {
+    for (int i = 0; i < a.n; ++i) {
+        require(a.parents[i] >= -1 && a.parents[i] < i, EAGLE3_E_ARGUMENT,
+            format("choice %d follows choice %d: parents come first", i, a.parents[i]));
+        require(a.ranks[i] >= 0 && a.ranks[i] < MAX_WIDTH, EAGLE3_E_ARGUMENT,
+            format("choice %d has rank %d, expected 0..%d", i, a.ranks[i], MAX_WIDTH - 1));
+    }
+}
+
 }  // namespace
 
 // Nodes so far, and the head's state at those that were gone on from. Cells of the head's cache after the
@@ -26,15 +53,17 @@ struct session::growth {
         int row       = 0;     // of the last pass: whose state it goes on from
         float prob    = 0.0f;  // the head's, its parent given
         float reach   = 0.0f;  // of the whole way to it
+        int choice    = -1;    // of EAGLE3_CHOICES, which of them it is
         uint64_t path = 0;     // head cells of the nodes above it
     };
-    std::vector<ask> asks;                  // those that draft; n_max is what there is room for
+    std::vector<ask> asks;                  // those that grow; n_max is what there is room for
     std::vector<int> n_cells, n_cells_max;  // of each
     std::vector<node> nodes;
     std::vector<float> states, x, probs;
     std::vector<int32_t> ids;
-    int first  = 0;  // first node of the last level
-    int n_asks = 0;  // of the round, those without a draft too
+    int first   = 0;  // first node of the last level
+    int n_asks  = 0;  // of the round, those without a draft too
+    int n_given = 0;  // drafts that callers brought
 
     bool likelier(int a, int b) const {
         return nodes[a].reach > nodes[b].reach || (nodes[a].reach == nodes[b].reach && a < b);
@@ -56,7 +85,13 @@ struct session::growth {
         return by_reach(from, [&](const node & v) { return v.ask == a; });
     }
 
-    bool is_planned(const node & v) const { return asks[v.ask].kind == ask::PLANNED; }
+    // enough for its ask's p_min, which a chain holds against each token and a tree against the whole way
+    bool is_likely(const node & v) const {
+        const ask & a = asks[v.ask];
+        return (a.kind == EAGLE3_CHAIN ? v.prob : v.reach) >= a.p_min;
+    }
+
+    bool is_planned(const node & v) const { return asks[v.ask].kind == EAGLE3_PLANNED; }
 
     int widest() const {
         int w = 1;
@@ -67,6 +102,26 @@ struct session::growth {
     }
 };
 
+// Draft tokens that the ask can get at most: the token itself needs a cell and a row too.
+int session::room(const ask & a, int n_asks) const {
+    const int rows = (most_rows_ - n_asks) / (a.kind == EAGLE3_PLANNED ? 1 : n_asks);
+    return std::max(std::min(n_ctx_ - at(a.slot).n_past - 1, rows), 0);
+}
+
+// An ask as growth takes it: chains and choices are trees of a certain depth and width.
+ask session::grown(ask a, int n_asks) const {
+    if (a.kind == EAGLE3_CHOICES) {
+        a.n_max = a.n;
+        a.width = 1 + (a.n ? *std::max_element(a.ranks, a.ranks + a.n) : 0);
+    } else if (a.kind == EAGLE3_CHAIN) {
+        a.width = 1;
+        a.depth = MAX_DRAFT;
+    }
+    a.n_max = std::min(a.n_max, room(a, n_asks));
+    a.depth = a.kind == EAGLE3_CHAIN ? a.n_max : a.depth;
+    return a;
+}
+
 // Feeds what the target decoded since, one pass for all slots, and makes the roots' children. Asks that find
 // no room or nothing new to go by draft nothing.
 void session::begin_growth(growth & g, const std::vector<ask> & asks) {
@@ -74,22 +129,14 @@ void session::begin_growth(growth & g, const std::vector<ask> & asks) {
     g.n_asks = (int) asks.size();
     std::vector<float> x;
     pass p;
-    for (ask a : asks) {
-        slot_state & s = at(a.slot);
-        require(!s.in_round, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
-        require(a.n_max >= 0 && a.n_max <= MAX_DRAFT, EAGLE3_E_ARGUMENT,
-            format("n_max is %d, expected 0..%d", a.n_max, MAX_DRAFT));
-        require(a.depth >= 1 && a.width >= 1 && a.width <= MAX_WIDTH, EAGLE3_E_ARGUMENT,
-            format(
-                "a tree of depth %d and width %d, expected a width of 1..%d", a.depth, a.width, MAX_WIDTH));
-        require(a.token >= 0 && a.token < n_vocab_, EAGLE3_E_ARGUMENT,
-            format("token %d is not in the vocabulary", a.token));
-        s.draft_probs.clear();
-        s.draft_reach.clear();
-        const int room = (most_rows_ - g.n_asks) / (a.kind == ask::PLANNED ? 1 : g.n_asks);
-        a.n_max =
-            std::min({a.n_max, n_ctx_ - s.n_past - 1, room});  // token itself needs a cell and a row too
-        if (a.kind == ask::PLAIN || a.n_max <= 0 || n_pending(s) == 0) {
+    for (const ask & q : asks) {
+        slot_state & s = at(q.slot);
+        s.clear_draft();
+        if (q.kind == EAGLE3_GIVEN) {
+            g.n_given += std::min(q.n, room(q, g.n_asks));
+        }
+        const ask a = grown(q, g.n_asks);
+        if (!grows(a) || a.n_max <= 0 || n_pending(s) == 0) {
             continue;
         }
         s.pending_tokens.resize(n_pending(s) - 1);
@@ -134,9 +181,12 @@ void session::add_children(
         child.row    = row;
         child.prob   = probs[k];
         child.path   = path;
+        if (q.kind == EAGLE3_CHOICES) {
+            child.choice = choice_of(q, parent < 0 ? -1 : g.nodes[parent].choice, k);
+        }
         // EAGLE-2 goes by the head's own word
         const float p =
-            q.kind == ask::TREE ? child.prob : planner_.accept(child.depth, child.prob, at(q.slot).trust);
+            q.kind == EAGLE3_TREE ? child.prob : planner_.accept(child.depth, child.prob, at(q.slot).trust);
         child.reach = (parent < 0 ? 1.0f : g.nodes[parent].reach) * p;
         g.nodes.push_back(child);
     }
@@ -188,18 +238,18 @@ std::vector<int> session::fixed_front(const growth & g) const {
     std::vector<int> front;
     for (int i = 0; i < (int) g.asks.size(); ++i) {
         const ask & a = g.asks[i];
-        if (a.kind == ask::PLANNED) {
+        if (a.kind == EAGLE3_PLANNED) {
             continue;
         }
         std::vector<int> level = g.of_ask(i, g.first);
-        level.resize(std::min({(int) level.size(), a.width, g.n_cells_max[i] - g.n_cells[i]}));
-        for (const int v : level) {
-            const growth::node & w = g.nodes[v];
-            if (w.depth < (a.kind == ask::CHAIN ? a.n_max : a.depth) &&
-                (a.kind == ask::CHAIN ? w.prob : w.reach) >= a.p_min) {
-                front.push_back(v);
-            }
+        if (a.kind == EAGLE3_CHOICES) {
+            std::copy_if(level.begin(), level.end(), std::back_inserter(front),
+                [&](int v) { return has_children(a, g.nodes[v].choice); });
+            continue;
         }
+        level.resize(std::min({(int) level.size(), a.width, g.n_cells_max[i] - g.n_cells[i]}));
+        std::copy_if(level.begin(), level.end(), std::back_inserter(front),
+            [&](int v) { return g.nodes[v].depth < a.depth && g.is_likely(g.nodes[v]); });
     }
     return front;
 }
@@ -210,13 +260,13 @@ std::vector<int> session::planned_front(const growth & g) const {
         return g.is_planned(v);
     };
     std::vector<float> reach, level_reach;
-    int room = 0, n_children = 1, n_fixed = 0;
+    int room = 0, n_children = 1, n_fixed = g.n_given;
     float trust = 0.0f;
     for (const growth::node & v : g.nodes) {
         n_fixed += !g.is_planned(v);
     }
     for (const ask & a : g.asks) {
-        if (a.kind == ask::PLANNED) {
+        if (a.kind == EAGLE3_PLANNED) {
             room       = std::max(room, a.n_max);
             n_children = std::max(n_children, a.width);
         }
@@ -258,10 +308,9 @@ void session::grow(growth & g) {
     }
 }
 
-// These nodes of an ask, level by level, likeliest first. A parent is never less likely than its child: none
-// is left without its parent. probs: of each node for a chain, of the whole way to it otherwise; may be null.
-int session::take_nodes(
-    growth & g, int a, std::vector<int> order, int32_t * tokens, int32_t * parents, float * probs) {
+// The slot's draft: these nodes of an ask, level by level, likeliest first. A parent is never less likely
+// than its child, so none is left without its parent.
+void session::take_nodes(const growth & g, int a, std::vector<int> order) {
     slot_state & s = at(g.asks[a].slot);
     std::vector<int> place(g.nodes.size(), -1);
     std::stable_sort(
@@ -269,15 +318,11 @@ int session::take_nodes(
     for (int i = 0; i < (int) order.size(); ++i) {
         const growth::node & v = g.nodes[order[i]];
         place[order[i]]        = i;
-        tokens[i]              = v.token;
-        parents[i]             = v.parent < 0 ? -1 : place[v.parent];
+        s.draft_tokens.push_back(v.token);
+        s.draft_parents.push_back(v.parent < 0 ? -1 : place[v.parent]);
         s.draft_probs.push_back(v.prob);
         s.draft_reach.push_back(v.reach);
-        if (probs) {
-            probs[i] = g.asks[a].kind == ask::CHAIN ? v.prob : v.reach;
-        }
     }
-    return (int) order.size();
 }
 
 // Whether the planner lets its asks draft in this round; it counts rounds.
@@ -286,7 +331,7 @@ bool session::planner_drafts(const std::vector<ask> & asks) {
     bool any     = false;
     for (const ask & a : asks) {
         n_past += (float) at(a.slot).n_past / (float) asks.size();
-        any = any || (a.kind == ask::PLANNED && a.n_max > 0 && n_pending(at(a.slot)) > 0);
+        any = any || (a.kind == EAGLE3_PLANNED && a.n_max > 0 && n_pending(at(a.slot)) > 0);
     }
     require(planner_.ready(), EAGLE3_E_ARGUMENT, "the planner has no costs: eagle3_plan_set");
     planner_.begin((int) asks.size(), n_past);
@@ -298,7 +343,7 @@ bool session::planner_drafts(const std::vector<ask> & asks) {
 void session::catch_up(const std::vector<ask> & asks) {
     const int most = std::min(OVERDUE, MAX_ROWS / std::max((int) asks.size(), 1));
     for (const ask & a : asks) {
-        if (a.kind != ask::PLAIN && n_pending(at(a.slot)) > most) {
+        if (grows(a) && n_pending(at(a.slot)) > most) {
             feed(a.slot);
         }
     }
@@ -309,17 +354,24 @@ void session::catch_up(const std::vector<ask> & asks) {
 // many as pay.
 std::vector<std::vector<int>> session::choose(const growth & g) {
     std::vector<std::vector<int>> chosen(g.asks.size());
-    int room = 0, n_fixed = 0;
+    int room = 0, n_fixed = g.n_given;
     for (int i = 0; i < (int) g.asks.size(); ++i) {
         const ask & a = g.asks[i];
-        if (a.kind == ask::PLANNED) {
+        if (a.kind == EAGLE3_PLANNED) {
             room = std::max(room, a.n_max);
             continue;
         }
-        chosen[i] = g.by_reach(0, [&](const growth::node & v) {
-            return v.ask == i && (a.kind == ask::CHAIN ? v.prob : v.reach) >= a.p_min;
-        });
-        chosen[i].resize(std::min((int) chosen[i].size(), a.n_max));
+        if (a.kind == EAGLE3_CHOICES) {
+            chosen[i] = g.by_reach(0, [&](const growth::node & v) { return v.ask == i && v.choice >= 0; });
+            std::sort(chosen[i].begin(), chosen[i].end(),
+                [&](int v, int w) { return g.nodes[v].choice < g.nodes[w].choice; });
+        } else {
+            chosen[i] = g.by_reach(0, [&](const growth::node & v) { return v.ask == i && g.is_likely(v); });
+            chosen[i].resize(std::min((int) chosen[i].size(), a.n_max));
+        }
+        if (a.kind == EAGLE3_CHAIN && (int) chosen[i].size() < a.n_min) {
+            chosen[i].clear();
+        }
         n_fixed += (int) chosen[i].size();
     }
     const std::vector<int> planned = g.by_reach(0, [&](const growth::node & v) { return g.is_planned(v); });
@@ -338,15 +390,15 @@ std::vector<std::vector<int>> session::choose(const growth & g) {
     return chosen;
 }
 
-// Grows and chooses; f(growth, ask, its nodes) for each ask that drafts.
-template <typename F> void session::draft_asks(std::vector<ask> asks, F && f) {
+// Grows and chooses: the drafts of all asks that have no draft yet.
+void session::grow_drafts(std::vector<ask> asks) {
     draft_       = {};
     draft_.start = ggml_time_us();
     draft_.planned =
-        std::any_of(asks.begin(), asks.end(), [](const ask & a) { return a.kind == ask::PLANNED; });
+        std::any_of(asks.begin(), asks.end(), [](const ask & a) { return a.kind == EAGLE3_PLANNED; });
     if (draft_.planned && !planner_drafts(asks)) {
         for (ask & a : asks) {
-            a.kind = a.kind == ask::PLANNED ? (int) ask::PLAIN : a.kind;
+            a.kind = a.kind == EAGLE3_PLANNED ? EAGLE3_PLAIN : a.kind;
         }
     }
     growth g;
@@ -359,19 +411,11 @@ template <typename F> void session::draft_asks(std::vector<ask> asks, F && f) {
     const std::vector<std::vector<int>> chosen = choose(g);
     draft_.seconds                             = 1e-6f * (ggml_time_us() - draft_.start);
     for (int i = 0; i < (int) g.asks.size(); ++i) {
-        f(g, i, chosen[i]);
+        take_nodes(g, i, chosen[i]);
     }
 }
 
-int session::draft_one(const ask & a, int32_t * tokens, int32_t * parents, float * probs) {
-    int n = 0;
-    draft_asks({a}, [&](growth & g, int i, const std::vector<int> & nodes) {
-        n = take_nodes(g, i, nodes, tokens, parents, probs);
-    });
-    return n;
-}
-
-int session::draft_many(const std::vector<ask> & asks) {
+void session::check_asks(const std::vector<ask> & asks) const {
     require(!round_.open, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
     require(!asks.empty() && (int) asks.size() <= most_rows_, EAGLE3_E_ARGUMENT,
         format("a round of %zu slots, expected 1..%d", asks.size(), most_rows_));
@@ -380,119 +424,54 @@ int session::draft_many(const std::vector<ask> & asks) {
         at(a.slot);
         require(!seen[a.slot], EAGLE3_E_ARGUMENT, format("slot %d is in the round twice", a.slot));
         seen[a.slot] = true;
-    }
-    round_.slots.clear();
-    std::vector<std::vector<int32_t>> tokens(slots_.size()), parents(slots_.size());
-    int total = 0;
-    draft_asks(asks, [&](growth & g, int i, const std::vector<int> & nodes) {
-        const ask & a = g.asks[i];
-        tokens[a.slot].resize(nodes.size());
-        parents[a.slot].resize(nodes.size());
-        total += take_nodes(g, i, nodes, tokens[a.slot].data(), parents[a.slot].data(), nullptr);
-    });
-    std::vector<int> slots;
-    for (const ask & a : asks) {
-        bool chain = true;  // which any target can check
-        for (size_t i = 0; i < parents[a.slot].size(); ++i) {
-            chain = chain && parents[a.slot][i] == (int) i - 1;
+        require(a.kind >= EAGLE3_PLAIN && a.kind <= EAGLE3_GIVEN, EAGLE3_E_ARGUMENT,
+            format("there is no kind %d of draft", a.kind));
+        require(a.token >= 0 && a.token < n_vocab_, EAGLE3_E_ARGUMENT,
+            format("token %d is not in the vocabulary", a.token));
+        if (a.kind == EAGLE3_CHAIN || a.kind == EAGLE3_TREE || a.kind == EAGLE3_PLANNED) {
+            require(a.n_max >= 0 && a.n_max <= MAX_DRAFT, EAGLE3_E_ARGUMENT,
+                format("n_max is %d, expected 0..%d", a.n_max, MAX_DRAFT));
+            require(std::isfinite(a.p_min), EAGLE3_E_ARGUMENT, "p_min is not finite");
         }
-        begin_round(a.slot, a.token, tokens[a.slot].data(), chain ? nullptr : parents[a.slot].data(),
-            (int) tokens[a.slot].size());
-        slots.push_back(a.slot);
+        if (a.kind == EAGLE3_TREE || a.kind == EAGLE3_PLANNED) {
+            require((a.depth >= 1 || a.kind == EAGLE3_PLANNED) && a.width >= 1 && a.width <= MAX_WIDTH,
+                EAGLE3_E_ARGUMENT,
+                format("a tree of depth %d and width %d, expected a width of 1..%d", a.depth, a.width,
+                    MAX_WIDTH));
+        }
+        if (a.kind == EAGLE3_CHOICES || a.kind == EAGLE3_GIVEN) {
+            require(a.n >= 0 && a.n <= MAX_DRAFT, EAGLE3_E_ARGUMENT,
+                format("a draft of %d tokens, at most %d are allowed", a.n, MAX_DRAFT));
+            require(a.n == 0 || (a.kind == EAGLE3_GIVEN ? a.tokens != nullptr : a.parents && a.ranks),
+                EAGLE3_E_ARGUMENT, "an array of the ask is NULL");
+        }
+        if (a.kind == EAGLE3_CHOICES) {
+            check_choices(a);
+        }
     }
-    round_.slots = slots;
-    return total;
 }
 
-int session::draft(
-    int slot, int32_t token, int n_max, int n_min, float p_min, int32_t * tokens, float * probs) {
-    ask a;
-    a.slot  = slot;
-    a.token = token;
-    a.kind  = ask::CHAIN;
-    a.n_max = n_max;
-    a.p_min = p_min;
-    std::vector<int32_t> parents(std::max(n_max, 1));
-    const int n = draft_one(a, tokens, parents.data(), probs);
-    return n >= n_min ? n : 0;
-}
-
-int session::draft_tree(int slot, int32_t token, int n_max, int depth, int width, float p_min,
-    int32_t * tokens, int32_t * parents, float * probs) {
-    return draft_one({slot, token, ask::TREE, n_max, depth, width, p_min}, tokens, parents, probs);
-}
-
-int session::draft_planned(
-    int slot, int32_t token, int n_max, int width, int32_t * tokens, int32_t * parents, float * probs) {
-    return draft_one({slot, token, ask::PLANNED, n_max, 1, width, 0.0f}, tokens, parents, probs);
-}
-
-// A tree of fixed shape: node i is the ranks[i]-th likeliest child of node parents[i].
-int session::draft_choices(int slot, int32_t token, int n, const int32_t * parents, const int32_t * ranks,
-    int32_t * tokens, float * probs) {
-    require(n >= 0 && n <= MAX_DRAFT, EAGLE3_E_ARGUMENT,
-        format("a tree of %d nodes, at most %d are allowed", n, MAX_DRAFT));
-    std::vector<int> depth(n), width(n + 1, 0);  // width[p + 1]: children that node p needs
-    for (int i = 0; i < n; ++i) {
-        require(parents[i] >= -1 && parents[i] < i, EAGLE3_E_ARGUMENT,
-            format("node %d follows node %d: parents come first", i, parents[i]));
-        require(ranks[i] >= 0 && ranks[i] < MAX_WIDTH, EAGLE3_E_ARGUMENT,
-            format("node %d has rank %d, expected 0..%d", i, ranks[i], MAX_WIDTH - 1));
-        depth[i]              = parents[i] < 0 ? 1 : depth[parents[i]] + 1;
-        width[parents[i] + 1] = std::max(width[parents[i] + 1], ranks[i] + 1);
-    }
-    draft_ = {};
-    growth g;
-    // as wide as the widest node: a pass has the same number of guesses for every row
-    begin_growth(g,
-        {{slot, token, ask::CHAIN, n, 1, std::max(1, *std::max_element(width.begin(), width.end())), 0.0f}});
-    if (g.asks.empty()) {
-        return 0;
-    }
-    n           = std::min(n, g.asks[0].n_max);  // the first nodes, if there is room for no more
-    const int w = std::min(g.asks[0].width, head_->n_vocab);
-    if ((int) g.nodes.size() != w) {
-        return 0;  // a row that is not finite
-    }
-    std::vector<int> at_node(n, -1);  // of each choice, its node
-    std::vector<int> children(1, 0);  // of each node + 1, its first child; 0 for the root's
-    for (int d = 1, done = 0; done < n; ++d) {
-        std::vector<int> level;  // nodes to go on from
-        for (int i = 0; i < n; ++i) {
-            if (depth[i] == d) {
-                at_node[i] =
-                    children[parents[i] < 0 ? 0 : at_node[parents[i]] + 1] + std::min(ranks[i], w - 1);
-                ++done;
-                if (width[i + 1] > 0) {
-                    level.push_back(at_node[i]);
-                }
+int session::draft(const std::vector<ask> & asks) {
+    check_asks(asks);
+    round_.slots.clear();  // nothing to decode, should a slot fail
+    grow_drafts(asks);
+    std::vector<int> slots;
+    int total = 0;
+    for (const ask & a : asks) {
+        slot_state & s = at(a.slot);
+        if (a.kind == EAGLE3_GIVEN) {
+            const int n = std::min(a.n, room(a, (int) asks.size()));
+            s.draft_tokens.assign(a.tokens, a.tokens + n);
+            for (int i = 0; i < n; ++i) {
+                s.draft_parents.push_back(a.parents ? a.parents[i] : i - 1);
             }
         }
-        if (level.empty()) {
-            continue;
-        }
-        const size_t before = g.nodes.size();
-        grow_level(g, level);
-        if (g.nodes.size() != before + level.size() * w) {
-            return 0;
-        }
-        std::sort(level.begin(), level.end());
-        children.resize(before + 1, -1);
-        for (size_t r = 0; r < level.size(); ++r) {
-            children[level[r] + 1] = (int) (before + r * w);
-        }
+        begin_round(s, a.token);
+        slots.push_back(a.slot);
+        total += (int) s.draft_tokens.size();
     }
-    slot_state & s = at(slot);
-    for (int i = 0; i < n; ++i) {
-        const growth::node & v = g.nodes[at_node[i]];
-        tokens[i]              = v.token;
-        s.draft_probs.push_back(v.prob);
-        s.draft_reach.push_back(v.reach);
-        if (probs) {
-            probs[i] = v.reach;
-        }
-    }
-    return n;
+    round_.slots = std::move(slots);
+    return total;
 }
 
 }  // namespace eagle3
