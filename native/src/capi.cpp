@@ -1,9 +1,12 @@
 // The C boundary: every call turns exceptions into a code and a message.
+#include "capture.hpp"
 #include "session.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <new>
+#include <numeric>
 
 #if defined(EAGLE3_LIBGOMP) && __GNUC__ < 9
 #undef EAGLE3_LIBGOMP  // has no omp_pause_resource_all
@@ -96,7 +99,9 @@ int32_t eagle3_capture_get(void * ctx, const int32_t * layers, int32_t n, int32_
         require(layers != nullptr || n == 0, EAGLE3_E_ARGUMENT, "layers is NULL");
         require(n_tokens >= 0 && n_tokens <= (int32_t) llama_n_batch((llama_context *) ctx),
             EAGLE3_E_ARGUMENT, "n_tokens exceeds n_batch");
-        capture_get((llama_context *) ctx, layers, n, n_tokens, out);
+        std::vector<int32_t> rows(n_tokens);
+        std::iota(rows.begin(), rows.end(), 0);
+        capture_rows((llama_context *) ctx, layers, n, rows, out);
         return EAGLE3_OK;
     });
 }
@@ -254,7 +259,7 @@ int32_t eagle3_plan_get(eagle3_session * s, struct eagle3_plan_info * out) {
         not_null(out, "out");
         const planner & p = get(s).plan();
         require(p.ready(), EAGLE3_E_ARGUMENT, "the planner has no costs: eagle3_plan_set");
-        *out = {p.rate(), (float) p.n_slots() / p.plain_seconds(), get(s).slot(0).trust, p.asleep()};
+        *out = {p.rate(), (float) p.n_slots() / p.plain_seconds(), get(s).slot(0).trust[0], p.asleep()};
         return EAGLE3_OK;
     });
 }
@@ -318,7 +323,8 @@ int32_t eagle3_round_drafted(
         }
         if (probs) {
             std::fill_n(probs, n, 0.0f);
-            std::copy(slot.draft_probs.begin(), slot.draft_probs.end(), probs);
+            std::transform(slot.draft_evidence.begin(), slot.draft_evidence.end(), probs,
+                [](const evidence_list & e) { return std::max(e[0], 0.0f); });  // the head's
         }
         return (int32_t) n;
     });

@@ -346,10 +346,10 @@ void few_shapes(const char * target, const char * head) {
         const std::vector<int32_t> text(n, 7);
         own.s.rewind(slot, 0);
         own.s.prefill(slot, text.data(), n, false);
-        n_bytes = n == 127 ? own.s.head_runner()->n_bytes() : n_bytes;
+        n_bytes = n == 127 ? own.s.need_head().passes().n_bytes() : n_bytes;
     }
-    CHECK(own.s.head_runner()->n_graphs() <= 7);  // 1, 2, 4, ... 64 rows
-    CHECK(own.s.head_runner()->n_bytes() == n_bytes);
+    CHECK(own.s.need_head().passes().n_graphs() <= 7);  // 1, 2, 4, ... 64 rows
+    CHECK(own.s.need_head().passes().n_bytes() == n_bytes);
 }
 
 // A prompt in one piece and in any: the head's probabilities are the same, bit for bit.
@@ -368,7 +368,9 @@ void cut_prompts(const char * target, const char * head) {
             own.s.prefill(k, text.data() + at, std::min(steps[k], 400 - at), false);
         }
         CHECK(own.s.draft({ask_for(k, 9, EAGLE3_CHAIN, 6)}) == 6);
-        probs[k] = own.s.slot(k).draft_probs;
+        for (const eagle3::evidence_list & e : own.s.slot(k).draft_evidence) {
+            probs[k].push_back(e[0]);
+        }
     }
     CHECK(probs[0] == probs[1] && probs[0] == probs[2]);
 }
