@@ -102,7 +102,7 @@ class Mask:
 
     def round(self, parents, below, n_leaves):
         start = time.perf_counter()
-        self.engine.decode_tree(100, [101 + i for i in range(len(parents))], parents)
+        self.engine.decode(100, [101 + i for i in range(len(parents))], parents)
         n_past = self.engine.n_past()
         self.engine.commit(1)
         seconds = time.perf_counter() - start

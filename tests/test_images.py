@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import tiny_models
 import tiny_vision
+from tiny_models import scripted, wanted
 from tiny_vision import asks, needs_mtmd, picture
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams  # before llama_cpp: it brings the library
 from eagle3_llama.llama.eagle_llama import _address
 from eagle3_llama.runtime import library as _library
+from eagle3_llama.runtime.engine import Draft
 
 import llama_cpp
 from llama_cpp import Llama, LlamaRAMCache
@@ -84,22 +86,15 @@ def chat(llm, *messages, stream=False, **settings):
 
 
 def drafts_of(llm, ids, n_prompt, seed=0):
-    """The head runs as ever; drafted is what follows in an answer known already, one in four tokens wrong."""
-    engine, own, rng = llm._engine, llm._engine._propose, random.Random(seed)
+    """Drafts what follows in an answer known already, one in four tokens wrong. Returns what undoes it."""
+    rng = random.Random(seed)
 
-    def propose(slot, token, params):
-        n = own(slot, token, params)
+    def propose(ask):
         seen = llm.n_tokens + 1  # token is at n_tokens
-        tokens = (
-            [t if rng.random() < 0.75 else (t + 1) % tiny_models.N_VOCAB for t in ids[seen : seen + n]]
-            if seen >= n_prompt
-            else []
-        )
-        engine._drafts[0 : len(tokens)] = tokens
-        return len(tokens)
+        known = ids[seen : seen + wanted(ask.params)] if seen >= n_prompt else []
+        return Draft([t if rng.random() < 0.75 else (t + 1) % tiny_models.N_VOCAB for t in known])
 
-    engine._propose = propose
-    return lambda: setattr(engine, "_propose", own)
+    return scripted(llm, propose)
 
 
 def test_our_library_is_the_one_opened():

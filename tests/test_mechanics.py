@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import tiny_models
-from tiny_models import PROMPT, take
+from tiny_models import PROMPT, scripted, take, wanted
 
 from eagle3_llama import (  # before llama_cpp: it brings the library
     EagleError,
@@ -20,6 +20,7 @@ from eagle3_llama import (  # before llama_cpp: it brings the library
     ErrorKind,
 )
 from eagle3_llama.llama.eagle_llama import _address
+from eagle3_llama.runtime.engine import Draft
 
 from llama_cpp import Llama
 
@@ -41,16 +42,14 @@ def plain(files):
 
 
 def drafts(llm, propose):
-    """The head runs as ever, so its state is real, but propose(tokens so far, n) says what is drafted."""
-    engine, own = llm._engine, llm._engine._propose
+    """propose(tokens so far, n) says what is drafted, or None: then the head drafts."""
 
-    def _propose(slot, token, params):
-        n = own(slot, token, params)
-        tokens = propose([*llm._input_ids.tolist(), token], n)[:n]
-        engine._drafts[0 : len(tokens)] = tokens
-        return len(tokens)
+    def given(ask):
+        n = wanted(ask.params)
+        tokens = propose([*llm._input_ids.tolist(), ask.token], n)
+        return None if tokens is None else Draft(tokens[:n])
 
-    engine._propose = _propose
+    scripted(llm, given)
 
 
 def endless(llm, n):
@@ -117,6 +116,8 @@ def test_thousands_of_rounds(files, plain, eagle, sampling):
     known = [None]
 
     def propose(seq, n):
+        if rng.random() < 0.2:
+            return None
         right = truth(*known[0])(seq, n)
         return [
             t if rng.random() < 0.8 else rng.randrange(tiny_models.N_VOCAB)
@@ -215,12 +216,12 @@ def test_only_mapped_tokens_reach_the_head_kv(files, eagle):
 def test_calls_out_of_order(eagle):
     engine = eagle._engine
     engine.prefill(PROMPT)
-    with pytest.raises(EagleError, match="sampler is NULL"):
-        engine.verify(0)
     sampler = eagle._init_sampler(temp=0.0)
     with pytest.raises(EagleError, match="decode first"):
         engine.verify(_address(sampler.sampler))
     engine.decode(5, [6])
+    with pytest.raises(EagleError, match="sampler is NULL"):
+        engine.verify(0)
     for call in (
         lambda: engine.decode(5, []),
         lambda: engine.prefill([5]),

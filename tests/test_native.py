@@ -48,6 +48,11 @@ def test_failures_under_sanitizers(programs, files, case):
     )  # a split target's buffer types live as long as the process
 
 
+def test_a_second_source_of_drafts(programs, files):
+    """A scripted one beside the head: chosen, told, rewound, saved, calibrated apart."""
+    passes(programs, "sources_test", *files)
+
+
 def test_weights_that_are_shared(programs, tmp_path):
     """Q4_0 is laid out anew for products, and rows cannot be read from that: the model keeps a copy for each
     use."""

@@ -46,38 +46,12 @@ def answer(llm, n):
     return out
 
 
-def perfect(llm, text):
-    """The head's drafts with the right tokens in their place."""
-    engine, own = llm._engine, llm._engine._propose
-    full = [*PROMPT, *text]
-
-    def propose(slot, token, params):
-        n = own(slot, token, params)
-        at = engine.n_past() + 1
-        right = full[at : at + n]
-        engine._drafts[0 : len(right)] = right
-        return len(right)
-
-    engine._propose = propose
-
-
 def test_dear_drafts_are_given_up(files, eagle):
     """A random head is never right: soon nothing is drafted but for a look now and then."""
     plain = Llama(files[0], **COMMON)
     eagle._engine.plan(made_up(row=0.5, head=0.1))
     assert answer(eagle, 400) == answer(plain, 400)
     assert eagle.stats.drafted < 60
-    plain.close()
-
-
-def test_right_drafts_grow(files, eagle):
-    """A head that is always right is trusted after a while, and drafts get as long as they may."""
-    plain = Llama(files[0], **COMMON)
-    text = answer(plain, 480)
-    eagle._engine.plan(made_up(row=0.01, head=0.01))
-    perfect(eagle, text)
-    assert answer(eagle, 470) == text[:470]
-    assert eagle.stats.mean_accepted_length > 4
     plain.close()
 
 

@@ -80,7 +80,7 @@ def test_generation_fills_scores(plain, eagle, params):
         answer = take(plain, 40, prompt)
         plain.reset()
         drafts = random.Random(4)
-        if "_propose" not in vars(eagle._engine):
+        if "round" not in vars(eagle._engine):
             draft_from(eagle, [prompt + answer], drafts)
         pairs = zip(plain.generate(prompt, temp=0.0), eagle.generate(prompt, temp=0.0))
         for one, other in itertools.islice(pairs, 20):

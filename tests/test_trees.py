@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 import tiny_models
-from tiny_models import PROMPT, take
+from tiny_models import PROMPT, scripted, take, wanted
 
 from eagle3_llama import (  # before llama_cpp: it brings the library
     EagleError,
@@ -15,6 +15,7 @@ from eagle3_llama import (  # before llama_cpp: it brings the library
     ErrorKind,
 )
 from eagle3_llama.llama.eagle_llama import _address
+from eagle3_llama.runtime.engine import Draft
 from eagle3_llama.runtime.params import StaticTree, Tree
 
 from llama_cpp import Llama
@@ -67,19 +68,15 @@ def random_tree(rng, right, n, n_vocab=N_VOCAB):
 
 
 def drafts(llm, propose):
-    """The head runs as ever, but propose(tokens so far, n) says which tree is drafted."""
-    engine, own = llm._engine, llm._engine._propose
+    """propose(tokens so far, n) says which tree is drafted."""
     expected = []
 
-    def _propose(slot, token, params):
-        n = own(slot, token, params)
-        tokens, parents, right = propose([*llm._input_ids.tolist(), token], n)
-        engine._drafts[0 : len(tokens)] = tokens
-        engine._parents[0 : len(tokens)] = parents
+    def given(ask):
+        tokens, parents, right = propose([*llm._input_ids.tolist(), ask.token], wanted(ask.params))
         expected.append(right)
-        return len(tokens)
+        return Draft(tokens, parents)
 
-    engine._propose = _propose
+    scripted(llm, given)
     return expected
 
 
@@ -117,7 +114,7 @@ def test_logits_after_random_trees(files, plain, eagle):
         while len(text) < 300 and n_rounds < 1000:
             token, right = answer[len(text) - 3], answer[len(text) - 2 :]
             tokens, parents, on_path = random_tree(rng, right[:8], rng.choice([3, 12, 60]))
-            engine.decode_tree(token, tokens, parents)
+            engine.decode(token, tokens, parents)
             sampled = engine.verify(_address(sampler.sampler))
             assert len(sampled) == on_path + 1
             engine.commit(len(sampled))
@@ -172,9 +169,8 @@ def test_width_one_is_a_chain(eagle):
         eagle._engine.rewind(0)
         eagle.eagle_params = EagleParams(1)
         eagle.eval([*PROMPT, *text[:-1]])
-        n = eagle._engine._propose(0, text[-1], params)
-        drafted = list(eagle._engine._drafts[0:n])
-        assert n == 6
+        drafted, _ = eagle._engine.draft(text[-1], params)
+        assert len(drafted) == 6
         of.append(drafted)
     assert of[0] == of[1] == of[2]
 

@@ -98,8 +98,7 @@ def test_drafts_and_text(tmp_path, target, name):
     llm.close()
     llm = EagleLlama(str(target), eagle_path=str(path), n_max=4, n_ctx=256, n_threads=THREADS, verbose=False)
     drafts = []
-    inner = llm._engine._propose
-    llm._engine._propose = lambda slot, token, params: spy(llm._engine, inner, drafts, slot, token, params)
+    spy(llm._engine, drafts)
     assert take(llm, 40) == plain
     features = graph_features(target, [*tiny_models.PROMPT, *plain], head.layers)
     text, checked = [*tiny_models.PROMPT, *plain], 0
@@ -112,10 +111,18 @@ def test_drafts_and_text(tmp_path, target, name):
     assert checked >= 12
 
 
-def spy(engine, inner, drafts, slot, token, params):
-    n = inner(slot, token, params)
-    drafts.append((engine.n_past(), token, list(engine._drafts[0:n])))
-    return n
+def spy(engine, drafts):
+    """Writes down each round's (n_past, token, draft tokens)."""
+    inner = engine.round
+
+    def watched(asks, samplers, on_draft):
+        def look():
+            drafts.append((engine.n_past(), asks[0].token, engine.round_drafts(0)))
+            on_draft()
+
+        return inner(asks, samplers, look)
+
+    engine.round = watched
 
 
 def graph_features(target, tokens, layers):

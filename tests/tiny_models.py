@@ -1,5 +1,6 @@
 """A tiny random llama and an EAGLE-3 head for it, as GGUF files: for mechanics, not for sense."""
 
+import dataclasses
 import itertools
 
 import gguf
@@ -148,25 +149,37 @@ def take(llm, n, prompt=PROMPT, **sampling):
     return out
 
 
+def wanted(params):
+    """The number of draft tokens that params ask for."""
+    return 24 if params.planned else params.tree.nodes if params.fixed_tree else params.n_max
+
+
+def scripted(llm, propose):
+    """Puts a drafter in the head's place: propose(ask) returns a Draft, or None for the head's. Returns what undoes it."""
+    engine, own = llm._engine, llm._engine.round
+
+    def given_round(asks, samplers, on_draft):
+        return own([dataclasses.replace(a, given=propose(a)) for a in asks], samplers, on_draft)
+
+    engine.round = given_round
+    return lambda: setattr(engine, "round", own)
+
+
 def draft_from(llm, texts, rng):
     """Puts a drafter in the head's place that knows how the texts go on, and is wrong at times."""
-    engine, own = llm._engine, llm._engine._propose
+    from eagle3_llama.runtime.engine import Draft
 
-    def propose(slot, token, params):
-        if own(slot, token, params) == 0 and not params.planned:
-            return 0
-        if params.n_max == 0:
-            return 0
-        seq = [*llm._input_ids.tolist(), token]
+    def propose(ask):
+        if ask.params.n_max == 0:
+            return None
+        seq = [*llm._input_ids.tolist(), ask.token]
         right = next((t[len(seq) :] for t in texts if t[: len(seq)] == seq), [])[: rng.randint(0, 3)]
-        drafts, parents, tree = [], [], engine.trees(params)
-        for depth, t in enumerate(right):
+        drafts, parents, tree = [], [], llm._engine.trees(ask.params)
+        for t in right:
             wrong = (t + 1) % N_VOCAB
             level = [wrong, t] if tree else [t if rng.random() < 0.8 else wrong]
+            parents += [len(drafts) - 1] * len(level)  # the right token lies last on each level
             drafts += level
-            parents += [2 * depth - 1 if depth else -1] * len(level)
-        engine._drafts[0 : len(drafts)] = drafts
-        engine._parents[0 : len(drafts)] = parents
-        return len(drafts)
+        return Draft(drafts, parents if tree else None)
 
-    engine._propose = propose
+    scripted(llm, propose)

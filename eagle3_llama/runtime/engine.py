@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,28 +31,55 @@ PLANNED_NODES, PLANNED_WIDTH = 24, 4  # what the planner may grow; more has neve
 
 
 @dataclasses.dataclass(frozen=True)
+class Draft:
+    """Draft tokens that a caller brings: a chain, or a tree, level by level, in which tokens[i] follows
+    tokens[parents[i]], or the ask's own token where that is -1."""
+
+    tokens: Sequence[int]
+    parents: Sequence[int] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Ask:
-    """What a slot wants of a round of several: token was sampled and is not decoded yet. most: drafted tokens that are of use."""
+    """What a slot wants of a round. `token` was sampled and is not decoded yet.
+
+    most: the number of draft tokens that are of use. given: a draft instead of the head's.
+    """
 
     slot: int
     token: int
     params: EagleParams
     most: int = MAX_DRAFT
+    given: Draft | None = None
 
 
-class Round(list):
-    """The tokens one round sampled: accepted drafts, then the bonus. `drafted` is what the head proposed."""
+class Round(list[int]):
+    """The tokens that one round sampled: accepted draft tokens, then the bonus. `drafted` counts drafts."""
 
     drafted: int = 0
+
+
+class _Buffers:
+    """What a round of n asks passes to the library, allocated once."""
+
+    def __init__(self, ffi: Any, n: int) -> None:
+        self.asks = ffi.new("struct eagle3_ask[]", n)
+        self.drafted, self.counts, self.keep = (ffi.new("int32_t[]", n) for _ in range(3))
+        self.sampled = ffi.new("int32_t[]", n * (MAX_DRAFT + 1))
+        self.of_ask = [self.sampled + i * (MAX_DRAFT + 1) for i in range(n)]
+        self.samplers = ffi.new("uintptr_t[]", n)
+        self.sampler_pointers = ffi.cast("void **", self.samplers)
+        self.zeros = [0] * n
 
 
 class Engine:
     """A target context, optionally with a head.
 
     ctx and model are addresses of a llama_context and its llama_model; both must outlive the engine, which
-    therefore closes first. Without head_path the same calls decode plainly. extract_layers: target layers whose inputs
+    therefore closes first. Without head_path nothing is drafted. extract_layers: target layers whose inputs
     the head reads, if not those that its file names.
-    Source of the loop: EAGLE-3 (arXiv 2503.01840); the accept rule is native/src/session.cpp's verify().
+    Source of the loop: EAGLE-3 (arXiv 2503.01840). The acceptance rule is session::verify in
+    native/src/round.cpp.
     """
 
     def __init__(
@@ -65,8 +93,8 @@ class Engine:
         self.ffi, self.lib = load()
         self._head = self._session = self.ffi.NULL
         self._drafts = self.ffi.new(f"int32_t[{MAX_DRAFT}]")
-        self._parents = self.ffi.new(f"int32_t[{MAX_DRAFT}]")
-        self._sampled = self.ffi.new(f"int32_t[{MAX_DRAFT + 1}]")
+        self._buffers: dict[int, _Buffers] = {}  # by number of asks
+        self._shapes: dict[StaticTree, tuple[Any, Any]] = {}  # parents and ranks
         self.stats = EagleStats()
         self.costs: Any = None  # the planner's, once it has them
         self.can_tree = False
@@ -111,7 +139,10 @@ class Engine:
             self._head = self.ffi.NULL
 
     def release_threads(self) -> None:
-        """To be called by a thread that will not compute for a while: another one's decodes would be several times as slow."""
+        """Ends this thread's worker threads: call it if the thread will not compute for a while.
+
+        Otherwise decodes of other threads take several times as long.
+        """
         self.lib.eagle3_release_threads()
 
     # -- the hot loop -------------------------------------------------------------------------------------
@@ -126,84 +157,63 @@ class Engine:
     ) -> Iterator[Round]:
         """Rounds of speculative decoding after `token`, which is sampled but not decoded yet.
 
-        sampler is the address of a llama_sampler chain; on_draft(token, drafts) is called before it runs. Yields the tokens of each round; the last of them
-        is the next round's `token`. Ends never by itself. After each yield, and after an error, target and
-        head hold the same positions: eagle3_n_past(slot).
+        sampler is the address of a llama_sampler chain. on_draft(token, drafts) is called before it runs.
+        Yields the tokens of each round, without end; the last of them is the next round's `token`. After each
+        yield, and after an error, target and head hold the same positions: n_past(slot).
         """
-        s, lib, stats, now = self._session, self.lib, self.stats, time.perf_counter
-        drafts, sampled = self._drafts, self._sampled
-        sampler_ptr = self.ffi.cast("void *", sampler)
-        t0 = now()
+
+        def report(token: int) -> None:
+            on_draft(token, self.round_drafts(0))
+
         while True:
-            t1 = now()
-            n = self._propose(slot, token, params)
-            t2 = now()
-            n = self._decode_what_fits(slot, token, n, params)  # rows [token, drafts]
-            t3 = now()
-            keep = 0
-            try:
-                on_draft(token, self.ffi.unpack(drafts, n))
-                keep = self._check(
-                    lib.eagle3_verify(s, slot, sampler_ptr, sampled)
-                )  # accepted drafts + bonus
-                t4 = now()
-            finally:
-                self._check(lib.eagle3_commit(s, slot, keep))  # whatever happened, nothing unverified stays
-            out = Round(self.ffi.unpack(sampled, keep))
-            out.drafted = n
-            stats.count_round(n, keep)
-            stats.draft += t2 - t1
-            stats.target += t3 - t2
-            stats.verify += t4 - t3
+            ask = Ask(slot, token, params)
+            (out,) = self.round([ask], [sampler], functools.partial(report, token))
+            if isinstance(out, EagleError):
+                raise out
             token = out[-1]
-            t5 = now()
-            stats.other += t5 - t4 + t1 - t0
             yield out
-            t0 = now()
 
     def round(
         self, asks: Sequence[Ask], samplers: Sequence[int], on_draft: Callable[[], None]
     ) -> list[Round | EagleError]:
-        """One round of several slots: what rounds() yields for each, or the error of a slot whose sampler or commit failed.
+        """One round of several slots: of each its tokens, or the error of its sampler or commit.
 
-        samplers are addresses of llama_sampler chains. An error of the round itself is raised, and the slots are as they were. stats.tokens
-        is left to the caller, who knows which of the tokens are of use.
+        samplers are addresses of llama_sampler chains. on_draft() is called before they run. An error of the
+        round itself is raised; the slots are then as they were. The caller counts stats.tokens, because it
+        knows which of the tokens are of use.
         """
         s, lib, n, stats, now = self._session, self.lib, len(asks), self.stats, time.perf_counter
-        drafted, counts, keep = (self.ffi.new("int32_t[]", n) for _ in range(3))
-        sampled = self.ffi.new("int32_t[]", n * (MAX_DRAFT + 1))
-        chains = self.ffi.new("void *[]", [self.ffi.cast("void *", x) for x in samplers])
+        b = self._buffers.get(n) or self._buffers.setdefault(n, _Buffers(self.ffi, n))
         held = [self.n_past(a.slot) for a in asks]
+        errors: dict[int, EagleError] = {}
         t0 = now()
-        self._check(lib.eagle3_round_draft(s, self._native_asks(asks), n, drafted))
+        self._draft(asks, b)
         t1 = now()
-        self._check(lib.eagle3_round_decode(s))
+        self._decode_what_fits(b, n)
         t2 = now()
+        b.keep[0:n] = b.zeros
         try:
             on_draft()
-            self._check(lib.eagle3_round_verify(s, chains, sampled, counts))
-            keep[0:n] = [max(c, 0) for c in counts]
+            b.samplers[0:n] = samplers
+            self._check(lib.eagle3_round_verify(s, b.sampler_pointers, b.sampled, b.counts))
+            counts = self.ffi.unpack(b.counts, n)
+            errors.update((i, self._error(count)) for i, count in enumerate(counts) if count < 0)
+            b.keep[0:n] = [max(count, 0) for count in counts]
             t3 = now()
         finally:
-            code = lib.eagle3_round_commit(s, keep)  # whatever happened, nothing unverified stays
-            failure = (
-                self._error(code) if code < 0 else None
-            )  # of the slots that do not hold what they should
+            code = lib.eagle3_round_commit(s, b.keep)  # whatever happened, nothing unverified stays
+            if code < 0:  # of the slots that do not hold what they should
+                failure, keep = self._error(code), b.keep
+                errors.update(
+                    (i, failure) for i, a in enumerate(asks) if self.n_past(a.slot) != held[i] + keep[i]
+                )
         rounds: list[Round | EagleError] = []
         for i, count in enumerate(counts):
-            if failure is not None and self.n_past(asks[i].slot) != held[i] + keep[i]:
-                rounds.append(failure)
+            if i in errors:
+                rounds.append(errors[i])
                 continue
-            if count < 0:
-                rounds.append(
-                    EagleError(
-                        _KINDS.get(count, ErrorKind.NATIVE),
-                        "sampling failed: the grammar or another sampler gave up",
-                    )
-                )
-                continue
-            out = Round(self.ffi.unpack(sampled + i * (MAX_DRAFT + 1), count))
-            out.drafted = drafted[i]
+            out = Round(self.ffi.unpack(b.of_ask[i], count))
+            out.drafted = b.drafted[i]
             stats.count_round(out.drafted, count)
             rounds.append(out)
         stats.draft += t1 - t0
@@ -213,83 +223,65 @@ class Engine:
         return rounds
 
     def round_drafts(self, i: int) -> list[int]:
-        """What the round under way drafted for its i-th slot."""
-        n = self._check(self.lib.eagle3_round_drafted(self._session, i, self._drafts, self._parents))
-        return self.ffi.unpack(self._drafts, n)
+        """The draft tokens of the i-th ask of the round under way."""
+        null = self.ffi.NULL
+        n = self._check(self.lib.eagle3_round_drafted(self._session, i, self._drafts, null, null))
+        drafts: list[int] = self.ffi.unpack(self._drafts, n)
+        return drafts
 
-    def _native_asks(self, asks: Sequence[Ask]) -> Any:
-        out = self.ffi.new("struct eagle3_ask[]", len(asks))
-        for a, q in zip(out, asks):
-            p, a.slot, a.token, a.depth, a.width = q.params, q.slot, q.token, 1, 1
-            if p.n_max == 0 or not self.has_head or (p.planned and self.costs is None):
-                a.kind = self.lib.EAGLE3_PLAIN
-            elif isinstance(p.tree, Tree):
-                a.kind, a.n_max, a.depth, a.width, a.p_min = (
-                    self.lib.EAGLE3_TREE,
-                    p.tree.nodes,
-                    p.tree.depth,
-                    p.tree.width,
-                    p.p_min,
-                )
-            elif p.planned:
-                a.kind, a.n_max, a.width = (
-                    self.lib.EAGLE3_PLANNED,
-                    min(PLANNED_NODES * len(asks), MAX_DRAFT),
-                    PLANNED_WIDTH if self.trees(p) else 1,
-                )
-            else:
-                a.kind, a.n_max, a.p_min = self.lib.EAGLE3_CHAIN, p.n_max, p.p_min
-            a.n_max = a.n_max if p.planned else min(a.n_max, q.most)
-        return out
+    def _draft(self, asks: Sequence[Ask], b: _Buffers) -> None:
+        arrays = [self._fill(a, ask, len(asks)) for a, ask in zip(b.asks, asks)]
+        self._check(self.lib.eagle3_round_draft(self._session, b.asks, len(asks), b.drafted))
+        del arrays  # read until here
 
-    def _propose(self, slot: int, token: int, params: EagleParams) -> int:
-        """The head's draft into self._drafts; returns its length. Tests put other drafters here."""
-        s, lib, out, null = self._session, self.lib, self._drafts, self.ffi.NULL
-        tree = params.tree
-        if isinstance(tree, Tree):
-            return self._check(
-                lib.eagle3_draft_tree(
-                    s, slot, token, tree.nodes, tree.depth, tree.width, params.p_min, out, self._parents, null
-                )
-            )
-        if isinstance(tree, StaticTree):
-            self._parents[0 : len(tree.parents)] = tree.parents
-            return self._check(
-                lib.eagle3_draft_choices(
-                    s, slot, token, len(tree.parents), self._parents, tree.ranks, out, null
-                )
-            )
-        if params.planned:
-            if self.costs is None:  # no head, nothing to choose
-                return 0
-            width = PLANNED_WIDTH if self.trees(params) else 1
-            return self._check(
-                lib.eagle3_draft_planned(s, slot, token, PLANNED_NODES, width, out, self._parents, null)
-            )
-        return self._check(
-            lib.eagle3_draft(s, slot, token, params.n_max, params.n_min, params.p_min, out, null)
-        )
+    def _decode_what_fits(self, b: _Buffers, n: int) -> None:
+        """Decodes the round, without draft tokens if the KV cache has no room for them.
 
-    def _decode(self, slot: int, token: int, n: int, params: EagleParams) -> None:
-        if self.trees(params):
-            self._check(
-                self.lib.eagle3_decode_tree(self._session, slot, token, self._drafts, self._parents, n)
+        An image may fill more cells than positions (M-RoPE), and drafts are cut by positions.
+        """
+        code = self.lib.eagle3_round_decode(self._session)
+        if code >= 0:
+            return
+        error = self._error(code)
+        if error.kind is not ErrorKind.DECODE or not any(b.drafted):
+            raise error
+        for a in b.asks:
+            a.kind = self.lib.EAGLE3_PLAIN
+        self._check(self.lib.eagle3_round_draft(self._session, b.asks, n, b.drafted))
+        self._check(self.lib.eagle3_round_decode(self._session))
+
+    def _fill(self, a: Any, ask: Ask, n: int) -> object:
+        """The native form of an ask of a round of n. Returns what must live until the call has read it."""
+        lib, p = self.lib, ask.params
+        a.slot, a.token = ask.slot, ask.token
+        if ask.given is not None:
+            return self._fill_given(a, ask.given)
+        if p.n_max == 0 or not self.has_head or (p.planned and self.costs is None):
+            a.kind = lib.EAGLE3_PLAIN
+        elif p.planned:
+            a.kind, a.n_max = lib.EAGLE3_PLANNED, min(PLANNED_NODES * n, MAX_DRAFT)
+            a.width = PLANNED_WIDTH if self.trees(p) else 1
+        elif isinstance(p.tree, Tree):
+            a.kind, a.n_max, a.p_min = lib.EAGLE3_TREE, min(p.tree.nodes, ask.most), p.p_min
+            a.depth, a.width = p.tree.depth, p.tree.width
+        elif isinstance(p.tree, StaticTree):
+            a.kind, a.n = lib.EAGLE3_CHOICES, min(len(p.tree.parents), ask.most)
+            a.parents, a.ranks = self._shapes.get(p.tree) or self._shapes.setdefault(
+                p.tree, (self._ints(p.tree.parents), self._ints(p.tree.ranks))
             )
         else:
-            self._check(self.lib.eagle3_decode(self._session, slot, token, self._drafts, n))
+            a.kind, a.n_max = lib.EAGLE3_CHAIN, min(p.n_max or 0, ask.most)
+            a.n_min, a.p_min = p.n_min, p.p_min
+        return None
 
-    def _decode_what_fits(self, slot: int, token: int, n: int, params: EagleParams) -> int:
-        """The number of drafts decoded: all, or none where the cache has no room for them."""
-        try:
-            self._decode(slot, token, n, params)
-            return n
-        except (
-            EagleError
-        ) as e:  # an image may fill more cells than positions (M-RoPE), by which the head's drafts are cut
-            if n == 0 or e.kind is not ErrorKind.DECODE:
-                raise
-        self._decode(slot, token, 0, params)
-        return 0
+    def _fill_given(self, a: Any, given: Draft) -> object:
+        tokens = self._ints(given.tokens)
+        parents = self.ffi.NULL if given.parents is None else self._ints(given.parents)
+        a.kind, a.n, a.tokens, a.parents = self.lib.EAGLE3_GIVEN, len(given.tokens), tokens, parents
+        return tokens, parents
+
+    def _ints(self, values: Sequence[int]) -> Any:
+        return self.ffi.new("int32_t[]", list(values) or 1)
 
     def trees(self, params: EagleParams) -> bool:
         """Whether drafts made with params are trees."""
@@ -311,7 +303,7 @@ class Engine:
         self.costs = costs
 
     def plan_info(self) -> dict[str, float]:
-        """What the planner believes: rate and plain_rate in tokens/s, trust in the head, rounds it rests for."""
+        """What the planner expects: rate and plain_rate in tokens/s, trust in the head, rounds it rests."""
         out = self.ffi.new("struct eagle3_plan_info *")
         self._check(self.lib.eagle3_plan_get(self._session, out))
         return {name: getattr(out, name) for name in ("rate", "plain_rate", "trust", "asleep")}
@@ -337,49 +329,38 @@ class Engine:
         return self._check(self.lib.eagle3_n_past(self._session, slot))
 
     def prefill(self, tokens: Sequence[int], slot: int = 0, all_logits: bool = False) -> None:
-        """Decodes at most n_batch prompt tokens; logits of the last one, or of all, are left in the context."""
+        """Decodes at most n_batch prompt tokens. The context then has the logits of the last one, or all."""
         ids = self.ffi.new("int32_t[]", list(tokens))
         self._check(self.lib.eagle3_prefill(self._session, slot, ids, len(tokens), int(all_logits)))
 
     def draft(self, token: int, params: EagleParams, slot: int = 0) -> tuple[list[int], list[float]]:
-        """What the head proposes after `token`: target ids and their probabilities. Tests and tools use it."""
+        """What the head drafts after `token`: target ids and their probabilities, each given its parent."""
+        self._draft([Ask(slot, token, params)], _Buffers(self.ffi, 1))
         probs = self.ffi.new(f"float[{MAX_DRAFT}]")
-        n = self._check(
-            self.lib.eagle3_draft(
-                self._session, slot, token, params.n_max, params.n_min, params.p_min, self._drafts, probs
-            )
-        )
+        n = self._check(self.lib.eagle3_round_drafted(self._session, 0, self._drafts, self.ffi.NULL, probs))
         return list(self._drafts[0:n]), list(probs[0:n])
 
-    def decode(self, token: int, drafts: Sequence[int], slot: int = 0) -> None:
-        """One target batch [token, drafts] with logits for every row."""
-        self._check(
-            self.lib.eagle3_decode(
-                self._session, slot, token, self.ffi.new("int32_t[]", list(drafts) or 1), len(drafts)
-            )
-        )
+    def decode(
+        self, token: int, drafts: Sequence[int], parents: Sequence[int] | None = None, slot: int = 0
+    ) -> None:
+        """One target batch [token, drafts], a chain or with parents a tree, with logits for every row."""
+        self._draft([Ask(slot, token, EagleParams(0), given=Draft(drafts, parents))], _Buffers(self.ffi, 1))
+        self._check(self.lib.eagle3_round_decode(self._session))
 
-    def decode_tree(self, token: int, drafts: Sequence[int], parents: Sequence[int], slot: int = 0) -> None:
-        """One target batch of token and a tree: drafts[i] follows drafts[parents[i]], -1 for token."""
-        new = lambda xs: self.ffi.new("int32_t[]", list(xs) or 1)
-        self._check(
-            self.lib.eagle3_decode_tree(self._session, slot, token, new(drafts), new(parents), len(drafts))
-        )
-
-    def verify(self, sampler: int, slot: int = 0) -> list[int]:
+    def verify(self, sampler: int) -> list[int]:
         """Samples the rows of the last decode() until one disagrees with its draft."""
-        n = self._check(
-            self.lib.eagle3_verify(self._session, slot, self.ffi.cast("void *", sampler), self._sampled)
-        )
-        return self.ffi.unpack(self._sampled, n)
+        b = _Buffers(self.ffi, 1)
+        b.samplers[0] = sampler
+        self._check(self.lib.eagle3_round_verify(self._session, b.sampler_pointers, b.sampled, b.counts))
+        return list(b.sampled[0 : self._check(b.counts[0])])
+
+    def commit(self, n_keep: int) -> None:
+        """Keeps the first n_keep rows of the last decode()."""
+        self._check(self.lib.eagle3_round_commit(self._session, self.ffi.new("int32_t[]", [n_keep])))
 
     def sample(self, sampler: int, row: int = -1) -> int:
         """One token from a row of the last decode; a sampler that fails raises."""
         return self._check(self.lib.eagle3_sample(self._session, self.ffi.cast("void *", sampler), row))
-
-    def commit(self, n_keep: int, slot: int = 0) -> None:
-        """Keeps the first n_keep rows of the last decode()."""
-        self._check(self.lib.eagle3_commit(self._session, slot, n_keep))
 
     def row(self, i: int, slot: int = 0) -> int:
         """The target's row that the i-th token of the last round was sampled from."""
@@ -411,7 +392,7 @@ class Engine:
             self.lib.eagle3_state_set(self._session, slot, self.ffi.from_buffer("uint8_t[]", data), len(data))
         )
 
-    def head_info(self) -> dict[str, object]:
+    def head_info(self) -> dict[str, Any]:
         """Sizes of the head and the target layers it reads."""
         info = self.ffi.new("struct eagle3_head_info *")
         self._check(self.lib.eagle3_head_get_info(self._head, info))
@@ -428,9 +409,11 @@ class Engine:
         return out
 
     def head_forward(self, tokens: np.ndarray, features: np.ndarray, slot: int = 0) -> tuple[np.ndarray, ...]:
-        """The head alone, from position 0: tokens [n] (of positions 1..n), features [n, layers * n_embd_target].
+        """The head alone, from position 0: tokens [n] of positions 1..n, features
+        [n, layers * n_embd_target].
 
-        Returns g [n, n_embd], the state that a draft's next step takes in place of g [n, n_embd], logits [n, n_vocab_draft].
+        Returns g [n, n_embd], the state that a draft's next step takes in place of g [n, n_embd], and
+        logits [n, n_vocab_draft].
         """
         info = self.head_info()
         outs = [np.empty((len(tokens), info[k]), np.float32) for k in ("n_embd", "n_embd", "n_vocab_draft")]

@@ -1,9 +1,12 @@
 // The C boundary: every call turns exceptions into a code and a message.
+#include "capture.hpp"
 #include "session.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <new>
+#include <numeric>
 
 #if defined(EAGLE3_LIBGOMP) && __GNUC__ < 9
 #undef EAGLE3_LIBGOMP  // has no omp_pause_resource_all
@@ -96,7 +99,9 @@ int32_t eagle3_capture_get(void * ctx, const int32_t * layers, int32_t n, int32_
         require(layers != nullptr || n == 0, EAGLE3_E_ARGUMENT, "layers is NULL");
         require(n_tokens >= 0 && n_tokens <= (int32_t) llama_n_batch((llama_context *) ctx),
             EAGLE3_E_ARGUMENT, "n_tokens exceeds n_batch");
-        capture_get((llama_context *) ctx, layers, n, n_tokens, out);
+        std::vector<int32_t> rows(n_tokens);
+        std::iota(rows.begin(), rows.end(), 0);
+        capture_rows((llama_context *) ctx, layers, n, rows, out);
         return EAGLE3_OK;
     });
 }
@@ -211,41 +216,6 @@ int32_t eagle3_prefill(
     });
 }
 
-int32_t eagle3_draft(eagle3_session * s, int32_t slot, int32_t token, int32_t n_max, int32_t n_min,
-    float p_min, int32_t * tokens, float * probs) {
-    return guard([&]() -> int32_t {
-        not_null(tokens, "tokens");
-        return get(s).draft(slot, token, n_max, n_min, p_min, tokens, probs);
-    });
-}
-
-int32_t eagle3_decode(eagle3_session * s, int32_t slot, int32_t token, const int32_t * draft, int32_t n) {
-    return guard([&]() -> int32_t {
-        require(draft != nullptr || n == 0, EAGLE3_E_ARGUMENT, "draft is NULL");
-        get(s).decode(slot, token, draft, nullptr, n);
-        return EAGLE3_OK;
-    });
-}
-
-int32_t eagle3_draft_tree(eagle3_session * s, int32_t slot, int32_t token, int32_t n_max, int32_t depth,
-    int32_t width, float p_min, int32_t * tokens, int32_t * parents, float * probs) {
-    return guard([&]() -> int32_t {
-        not_null(tokens, "tokens");
-        not_null(parents, "parents");
-        return get(s).draft_tree(slot, token, n_max, depth, width, p_min, tokens, parents, probs);
-    });
-}
-
-int32_t eagle3_draft_choices(eagle3_session * s, int32_t slot, int32_t token, int32_t n,
-    const int32_t * parents, const int32_t * ranks, int32_t * tokens, float * probs) {
-    return guard([&]() -> int32_t {
-        not_null(parents, "parents");
-        not_null(ranks, "ranks");
-        not_null(tokens, "tokens");
-        return get(s).draft_choices(slot, token, n, parents, ranks, tokens, probs);
-    });
-}
-
 int32_t eagle3_can_tree(eagle3_session * s) {
     return guard([&]() -> int32_t { return get(s).can_tree(); });
 }
@@ -289,7 +259,7 @@ int32_t eagle3_plan_get(eagle3_session * s, struct eagle3_plan_info * out) {
         not_null(out, "out");
         const planner & p = get(s).plan();
         require(p.ready(), EAGLE3_E_ARGUMENT, "the planner has no costs: eagle3_plan_set");
-        *out = {p.rate(), (float) p.n_slots() / p.plain_seconds(), get(s).slot(0).trust, p.asleep()};
+        *out = {p.rate(), (float) p.n_slots() / p.plain_seconds(), get(s).slot(0).trust[0], p.asleep()};
         return EAGLE3_OK;
     });
 }
@@ -318,40 +288,6 @@ int32_t eagle3_measure_head(eagle3_session * s, int32_t slot, int32_t n, float *
     });
 }
 
-int32_t eagle3_draft_planned(eagle3_session * s, int32_t slot, int32_t token, int32_t n_max, int32_t width,
-    int32_t * tokens, int32_t * parents, float * probs) {
-    return guard([&]() -> int32_t {
-        not_null(tokens, "tokens");
-        not_null(parents, "parents");
-        return get(s).draft_planned(slot, token, n_max, width, tokens, parents, probs);
-    });
-}
-
-int32_t eagle3_decode_tree(eagle3_session * s, int32_t slot, int32_t token, const int32_t * draft,
-    const int32_t * parents, int32_t n) {
-    return guard([&]() -> int32_t {
-        require((draft != nullptr && parents != nullptr) || n == 0, EAGLE3_E_ARGUMENT,
-            "draft or parents is NULL");
-        get(s).decode(slot, token, draft, parents, n);
-        return EAGLE3_OK;
-    });
-}
-
-int32_t eagle3_verify(eagle3_session * s, int32_t slot, void * sampler, int32_t * out) {
-    return guard([&]() -> int32_t {
-        not_null(sampler, "sampler");
-        not_null(out, "out");
-        return get(s).verify(slot, (llama_sampler *) sampler, out);
-    });
-}
-
-int32_t eagle3_commit(eagle3_session * s, int32_t slot, int32_t n_keep) {
-    return guard([&]() -> int32_t {
-        get(s).commit(slot, n_keep);
-        return EAGLE3_OK;
-    });
-}
-
 int32_t eagle3_sample(eagle3_session * s, void * sampler, int32_t row) {
     return guard([&]() -> int32_t {
         not_null(sampler, "sampler");
@@ -363,42 +299,40 @@ int32_t eagle3_round_draft(eagle3_session * s, const struct eagle3_ask * asks, i
     return guard([&]() -> int32_t {
         not_null(asks, "asks");
         not_null(drafted, "drafted");
-        std::vector<ask> wanted;
+        require(n >= 1, EAGLE3_E_ARGUMENT, format("a round of %d slots", n));
+        const int32_t total = get(s).draft(std::vector<ask>(asks, asks + n));
         for (int32_t i = 0; i < n; ++i) {
-            const eagle3_ask & a = asks[i];
-            require(a.kind >= EAGLE3_PLAIN && a.kind <= EAGLE3_PLANNED, EAGLE3_E_ARGUMENT,
-                format("there is no kind %d of draft", a.kind));
-            require(std::isfinite(a.p_min), EAGLE3_E_ARGUMENT, "p_min is not finite");
-            wanted.push_back({a.slot, a.token, a.kind, a.n_max, a.depth, a.width, a.p_min});
-        }
-        const int32_t total = get(s).draft_many(wanted);
-        for (int32_t i = 0; i < n; ++i) {
-            drafted[i] = (int32_t) get(s).slot(asks[i].slot).round_tokens.size() - 1;
+            drafted[i] = (int32_t) get(s).slot(asks[i].slot).draft_tokens.size();
         }
         return total;
     });
 }
 
-int32_t eagle3_round_drafted(const eagle3_session * s, int32_t i, int32_t * tokens, int32_t * parents) {
+int32_t eagle3_round_drafted(
+    const eagle3_session * s, int32_t i, int32_t * tokens, int32_t * parents, float * probs) {
     return guard([&]() -> int32_t {
         not_null(tokens, "tokens");
-        not_null(parents, "parents");
         const std::vector<int> & slots = get(s).round_slots();
         require(
             i >= 0 && i < (int32_t) slots.size(), EAGLE3_E_ARGUMENT, format("the round has no ask %d", i));
         const slot_state & slot = get(s).slot(slots[i]);
-        const int32_t n         = (int32_t) slot.round_tokens.size() - 1;
-        for (int32_t k = 0; k < n; ++k) {
-            tokens[k]  = slot.round_tokens[k + 1];
-            parents[k] = slot.round_parents[k + 1] - 1;
+        const size_t n          = slot.draft_tokens.size();
+        std::copy_n(slot.draft_tokens.begin(), n, tokens);
+        if (parents) {
+            std::copy_n(slot.draft_parents.begin(), n, parents);
         }
-        return n;
+        if (probs) {
+            std::fill_n(probs, n, 0.0f);
+            std::transform(slot.draft_evidence.begin(), slot.draft_evidence.end(), probs,
+                [](const evidence_list & e) { return std::max(e[0], 0.0f); });  // the head's
+        }
+        return (int32_t) n;
     });
 }
 
 int32_t eagle3_round_decode(eagle3_session * s) {
     return guard([&]() -> int32_t {
-        get(s).decode_many();
+        get(s).decode();
         return EAGLE3_OK;
     });
 }
@@ -411,7 +345,11 @@ int32_t eagle3_round_verify(eagle3_session * s, void * const * samplers, int32_t
         for (size_t i = 0; i < get(s).round_slots().size(); ++i) {
             not_null(samplers[i], "a sampler");
         }
-        get(s).verify_many((llama_sampler * const *) samplers, out, counts);
+        std::string failure;
+        get(s).verify((llama_sampler * const *) samplers, out, counts, failure);
+        if (!failure.empty()) {
+            last_error = failure;
+        }
         return EAGLE3_OK;
     });
 }
@@ -419,7 +357,7 @@ int32_t eagle3_round_verify(eagle3_session * s, void * const * samplers, int32_t
 int32_t eagle3_round_commit(eagle3_session * s, const int32_t * keep) {
     return guard([&]() -> int32_t {
         not_null(keep, "keep");
-        get(s).commit_many(keep);
+        get(s).commit(keep);
         return EAGLE3_OK;
     });
 }

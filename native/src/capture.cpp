@@ -1,8 +1,10 @@
 // Features: the inputs of some of the target's layers, kept by llama.cpp beside the logits.
-#include "session.hpp"
+#include "capture.hpp"
 
+#include "error.hpp"
 #include "llama-ext.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace eagle3 {
@@ -25,17 +27,19 @@ void capture_set(llama_context * ctx, const int32_t * layers, int n) {
     }
 }
 
-void capture_get(llama_context * ctx, const int32_t * layers, int n, int n_tokens, float * out) {
+void capture_rows(
+    llama_context * ctx, const int32_t * layers, int n, const std::vector<int32_t> & rows, float * out) {
     const size_t n_embd = llama_model_n_embd(llama_get_model(ctx));
-    const int n_rows    = (int) llama_n_embeddings_layer_inp(ctx);
-    require(n_tokens >= 0 && n_tokens <= n_rows, EAGLE3_E_ARGUMENT,
-        format("features of %d tokens, but the last llama_decode kept %d (none if it failed)", n_tokens,
-            n_rows));
+    const int n_kept    = (int) llama_n_embeddings_layer_inp(ctx);
+    const int n_wanted  = rows.empty() ? 0 : 1 + *std::max_element(rows.begin(), rows.end());
+    require(n_wanted <= n_kept, EAGLE3_E_ARGUMENT,
+        format("features of %d tokens, but the last llama_decode kept %d (none if it failed)", n_wanted,
+            n_kept));
     for (int i = 0; i < n; ++i) {
-        const float * rows = layers[i] < 0 ? nullptr : llama_get_embeddings_layer_inp(ctx, layers[i]);
-        require(rows != nullptr, EAGLE3_E_ARGUMENT, format("layer %d is not captured", layers[i]));
-        for (int t = 0; t < n_tokens; ++t) {
-            memcpy(out + ((size_t) t * n + i) * n_embd, rows + t * n_embd, n_embd * sizeof(float));
+        const float * in = layers[i] < 0 ? nullptr : llama_get_embeddings_layer_inp(ctx, layers[i]);
+        require(in != nullptr, EAGLE3_E_ARGUMENT, format("layer %d is not captured", layers[i]));
+        for (size_t t = 0; t < rows.size(); ++t) {
+            memcpy(out + (t * n + i) * n_embd, in + rows[t] * n_embd, n_embd * sizeof(float));
         }
     }
 }

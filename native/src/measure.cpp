@@ -31,21 +31,10 @@ float session::measure_output(int n) {
 
 float session::measure_head(int slot, int n) {
     const slot_state & s = at(slot);
-    require(head_ != nullptr, EAGLE3_E_ARGUMENT, "the session has no head");
+    head_source & head   = need_head();
     require(n >= 1 && n <= MAX_ROWS && s.n_past + n <= n_ctx_, EAGLE3_E_ARGUMENT,
         format("%d rows, expected 1..%d", n, MAX_ROWS));
-    const std::vector<int32_t> tokens(n, 1);
-    std::vector<int32_t> ids(n);
-    std::vector<float> x((size_t) n * head_->n_embd, 0.1f), probs(n);
-    pass p;
-    p.rows              = pass::chain(slot, tokens.data(), s.n_past, s.head_from, n, n);
-    p.x                 = x.data();
-    p.k                 = 1;
-    p.ids               = ids.data();
-    p.probs             = probs.data();
-    const int64_t start = ggml_time_us();
-    runner_->run(p);
-    return 1e-6f * (ggml_time_us() - start);
+    return head.measure(slot, s.n_past, n);
 }
 
 }  // namespace eagle3

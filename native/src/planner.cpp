@@ -19,7 +19,7 @@ constexpr float LEAST_GAIN = 1.0f,
                     1.04f;  // of drafting's measured rate over plain decoding's: of one slot, of several
 constexpr float MOST_LOSS = 0.02f;  // expected of drafting, tokens a round, that is no cause to rest: a draft
                                     // not made teaches nothing
-constexpr int MIN_DRAFTS = 12;      // rounds before drafting may be given up
+constexpr int MIN_DRAFTS  = 12;     // rounds before drafting may be given up
 constexpr int NAP_FIRST = 8, NAP_MOST = 64, NAP_OF_MANY = 256,
               PROBES =
                   6;  // rounds; NAP_OF_MANY: of several slots, whose texts are a mixture that turns slowly
@@ -80,12 +80,13 @@ float planner::rate() const {
         at().tokens / std::max(at().seconds, 1e-9f), (float) n_slots_ / std::max(plain_seconds(), 1e-9f));
 }
 
-// A bin with few observations leans on the same one a level above, the first level on the head's own word.
-float planner::accept(int depth, float q, float trust) const {
+// A bin with few observations leans on the same one a level above, the first level on the source's own
+// estimate.
+float planner::accept(int source, int depth, float q, float trust) const {
     const int bin = bin_of(q);
     float p       = q;
     for (int d = 0; d < std::min(depth, N_DEPTH); ++d) {
-        const tally & t = bins_[d][bin];
+        const tally & t = calibrations_[source].bins[d][bin];
         p               = (t.hits + PRIOR * p) / (t.tries + PRIOR);
     }
     return std::min(p * trust, 1.0f);
@@ -94,19 +95,21 @@ float planner::accept(int depth, float q, float trust) const {
 float planner::mean_accept(int depth, int rank, float trust) const {
     float p = rank == 0 ? 0.5f : 0.1f;
     for (int d = 0; d < std::min(depth, N_DEPTH); ++d) {
-        const tally & t = ranks_[d][rank];
+        const tally & t = calibrations_[0].ranks[d][rank];
         p               = (t.hits + PRIOR * p) / (t.tries + PRIOR);
     }
     return std::min(p * trust, 1.0f);
 }
 
-void planner::learn(int depth, int rank, float q, bool accepted, float & trust) {
+void planner::learn(int source, int depth, int rank, float q, bool accepted, float & trust) {
     // what was found last weighs more than the tallies can: texts turn
-    trust = std::clamp(trust * std::exp(TRUST_STEP * ((accepted ? 1.0f : 0.0f) - accept(depth, q, trust))),
+    trust = std::clamp(
+        trust * std::exp(TRUST_STEP * ((accepted ? 1.0f : 0.0f) - accept(source, depth, q, trust))),
         TRUST_LEAST, TRUST_MOST);
 
-    const int d = std::min(depth, N_DEPTH) - 1;
-    for (tally * t : {&bins_[d][bin_of(q)], rank < N_RANK ? &ranks_[d][rank] : nullptr}) {
+    const int d     = std::min(depth, N_DEPTH) - 1;
+    calibration & c = calibrations_[source];
+    for (tally * t : {&c.bins[d][bin_of(q)], rank < N_RANK ? &c.ranks[d][rank] : nullptr}) {
         if (t) {
             t->tries = t->tries * KEEP_TALLY + 1.0f;
             t->hits  = t->hits * KEEP_TALLY + (accepted ? 1.0f : 0.0f);

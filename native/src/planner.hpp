@@ -7,7 +7,8 @@
 
 namespace eagle3 {
 
-constexpr int MAX_ROWS = 64;
+constexpr int MAX_ROWS    = 64;
+constexpr int MAX_SOURCES = 4;  // of draft tokens; 0 is the head
 
 // Seconds. Entry n is for n rows, entry 0 is unused.
 struct costs {
@@ -47,12 +48,12 @@ class planner {
     // Whether the next round should draft. Counts a round.
     bool wants_draft();
 
-    // Probability that a child the head gives q is the token the target samples, if verification gets to its
-    // parent. depth counts from 1. Learnt from drafts that verification reached; older ones count less.
-    // trust: the slot's.
-    float accept(int depth, float q, float trust) const;
-    // rank counts siblings from 0, the likeliest first. trust follows the slot's last few tokens.
-    void learn(int depth, int rank, float q, bool accepted, float & trust);
+    // Probability that a draft token is the one that the target samples, if verification gets to its parent.
+    // q is the source's own estimate, depth counts from 1. Learnt from drafts of that source that
+    // verification reached; older ones count less. trust: the slot's in that source.
+    float accept(int source, int depth, float q, float trust) const;
+    // rank counts a source's siblings from 0, the likeliest first. trust follows the slot's last few tokens.
+    void learn(int source, int depth, int rank, float q, bool accepted, float & trust);
 
     // Of nodes sorted by reach, how many to draft, and what that is worth. n_fixed: other nodes that are
     // drafted anyway.
@@ -92,7 +93,7 @@ class planner {
 
     float layers(int n) const;
     float row_seconds(int i, float reach) const;
-    float mean_accept(int depth, int rank, float trust) const;
+    float mean_accept(int depth, int rank, float trust) const;  // of the head's
     bool gains(float least) const;
     float steady(int n_rows, float ratio);
 
@@ -125,8 +126,11 @@ class planner {
     float context_ = 0.0f;  // positions before the rows at hand
     int n_slots_   = 1;
     std::array<mode, MAX_ROWS + 1> modes_{};
-    std::array<std::array<tally, N_BIN>, N_DEPTH> bins_{};
-    std::array<std::array<tally, N_RANK>, N_DEPTH> ranks_{};
+    struct calibration {
+        std::array<std::array<tally, N_BIN>, N_DEPTH> bins{};
+        std::array<std::array<tally, N_RANK>, N_DEPTH> ranks{};
+    };
+    std::array<calibration, MAX_SOURCES> calibrations_{};  // of each source
 };
 
 }  // namespace eagle3

@@ -1,5 +1,5 @@
-// A round: one batch of the target over the slots that take part, verification of its rows, and what stays of
-// them.
+// A round: one target batch for the slots that take part, verification of its rows, and the commit of those
+// that stay.
 #include "session.hpp"
 
 #include <algorithm>
@@ -9,22 +9,11 @@
 
 namespace eagle3 {
 
-namespace {
-
-constexpr int MAX_PENDING = 256;  // features that may wait for a draft; more are fed without one
-
-bool captures_after_last_layer(const head & h) {
-    return h.layers.back() == llama_model_n_layer(h.target);
-}
-
-}  // namespace
-
-// Decodes batch_'s first n rows; if that fails, the slots hold what they held, or nothing where their memory
-// cannot go back.
+// Decodes the first n rows of batch_. If that fails, the slots hold what they held before, or nothing if
+// their memory cannot drop part of a sequence.
 void session::run_rows(int n, const std::vector<int> & slots) {
     batch_.n_tokens = n;
-    features_.clear();
-    int rc = 0;
+    int rc          = 0;
     try {
         rc = llama_decode(
             ctx_, batch_);  // which may throw: a graph that cannot be built, an evaluation callback
@@ -42,7 +31,7 @@ void session::run_rows(int n, const std::vector<int> & slots) {
         EAGLE3_E_DECODE, rc == 1 ? "the context's memory is full" : format("llama_decode returned %d", rc));
 }
 
-// Of each slot, what the target's memory holds beyond n_past.
+// Drops what the target's memory holds beyond each slot's n_past.
 void session::drop_rows(const std::vector<int> & slots) {
     llama_memory_tree_set(memory_, nullptr, 0);
     for (const int slot : slots) {
@@ -50,14 +39,17 @@ void session::drop_rows(const std::vector<int> & slots) {
     }
 }
 
-// Drops what the target's memory holds of a slot from n_past on. A memory that cannot drop a part drops all
-// of it, so that n_past, then 0, is what it holds: false.
+// Drops what the target's memory holds of a slot from n_past on. A memory that cannot drop a part drops the
+// whole sequence; the slot is then empty, and the result is false.
 bool session::drop_from(int slot, int n_past) {
     if (llama_memory_seq_rm(memory_, slot, n_past, -1)) {
         return true;
     }
     llama_memory_seq_rm(memory_, slot, -1, -1);
     at(slot) = slot_state();
+    for (const auto & from : sources_) {
+        from->reset(slot, 0);
+    }
     return false;
 }
 
@@ -68,9 +60,8 @@ void session::run_batch(int slot, const int32_t * tokens, int n, bool all_logits
         format("a batch of %d tokens, n_batch is %d", n, n_batch_));
     require(s.n_past + n <= n_ctx_, EAGLE3_E_ARGUMENT,
         format("%d tokens do not fit after %d of %d", n, s.n_past, n_ctx_));
+    check_tokens(tokens, n);
     for (int i = 0; i < n; ++i) {
-        require(tokens[i] >= 0 && tokens[i] < n_vocab_, EAGLE3_E_ARGUMENT,
-            format("token %d is not in the vocabulary", tokens[i]));
         batch_.token[i]     = tokens[i];
         batch_.pos[i]       = s.n_past + i;
         batch_.n_seq_id[i]  = 1;
@@ -82,59 +73,45 @@ void session::run_batch(int slot, const int32_t * tokens, int n, bool all_logits
 
 void session::prefill(int slot, const int32_t * tokens, int n, bool all_logits) {
     slot_state & s = at(slot);
-    run_batch(slot, tokens, n, all_logits || (capture_ && captures_after_last_layer(*head_)));
-    const int pos = s.n_past;
+    run_batch(slot, tokens, n, all_logits || (head_ && head_->needs_all_logits()));
+    kept_tokens k = {slot, s.n_past, {tokens, tokens + n}, std::vector<int32_t>(n), true};
+    std::iota(k.rows.begin(), k.rows.end(), 0);
     s.n_past += n;
-    s.trust = 1.0f;
+    s.trust.fill(1.0f);
     planner_.new_text();
-    if (!capture_) {
-        s.clear_pending(s.n_past);  // what waited is not followed by what comes next
-        return;
-    }
-    head_part(s, [&] {
-        if (n_pending(s) > 0 && (int) s.pending_tokens.size() == n_pending(s) - 1) {
-            s.pending_tokens.push_back(tokens[0]);
-        }
-        take_features(s, pos, n);
-        s.pending_tokens.insert(s.pending_tokens.end(), tokens + 1, tokens + n);
-        feed(slot);
-    });
+    tell(k);
 }
 
 // -- decode -----------------------------------------------------------------------------------------------
 
-// What the slot brings to the round. parents: null for a chain; else the draft that each draft follows, -1
-// for token.
-void session::begin_round(int slot, int32_t token, const int32_t * draft, const int32_t * parents, int n) {
-    slot_state & s = at(slot);
-    require(!round_.open, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
-    require(n >= 0 && n <= MAX_DRAFT, EAGLE3_E_ARGUMENT,
-        format("a draft of %d tokens, at most %d are allowed", n, MAX_DRAFT));
+// The slot's rows of the round: the token, then its draft.
+void session::begin_round(slot_state & s, int32_t token) {
+    const int n = (int) s.draft_tokens.size();
     require(s.n_past + n + 1 <= n_ctx_, EAGLE3_E_ARGUMENT,
         format("%d tokens do not fit after %d of %d", n + 1, s.n_past, n_ctx_));
     s.round_tokens.assign(1, token);
-    s.round_tokens.insert(s.round_tokens.end(), draft, draft + n);
-    for (const int32_t id : s.round_tokens) {
-        require(id >= 0 && id < n_vocab_, EAGLE3_E_ARGUMENT, format("token %d is not in the vocabulary", id));
-    }
     s.round_parents.assign(1, -1);
+    s.round_path.assign(1, 0);
+    s.round_tree = false;
     std::vector<int> depth(1, 0);
     for (int i = 0; i < n; ++i) {
-        const int32_t parent = parents ? parents[i] + 1 : i;
+        const int32_t id = s.draft_tokens[i], parent = s.draft_parents[i] + 1;
+        require(id >= 0 && id < n_vocab_, EAGLE3_E_ARGUMENT, format("token %d is not in the vocabulary", id));
         require(parent >= 0 && parent <= i, EAGLE3_E_ARGUMENT,
             format("draft %d follows draft %d: parents come first", i, parent - 1));
-        s.round_parents.push_back(parent);
         require(depth[parent] + 1 >= depth[i], EAGLE3_E_ARGUMENT,
             format("draft %d is on a higher level than draft %d: levels come in order", i, i - 1));
         depth.push_back(depth[parent] + 1);
+        s.round_tokens.push_back(id);
+        s.round_parents.push_back(parent);
+        s.round_tree = s.round_tree || parent != i;  // a chain is one that any target can check
     }
-    s.round_tree = parents && n > 0;
-    s.round_path.assign(1, 0);
 }
 
-// The batch: level by level over all slots, so that rows that verification gets to together lie together.
-void session::lay_out_rows(const std::vector<int> & slots) {
-    round_.slots = slots;
+// Fills the batch level by level over all slots: verification reaches the rows of a level together, so they
+// share a piece of the output matrix.
+void session::lay_out_rows() {
+    const std::vector<int> & slots = round_.slots;
     round_.slot_of.clear();
     round_.row_of.clear();
     round_.tree = false;
@@ -172,8 +149,10 @@ void session::lay_out_rows(const std::vector<int> & slots) {
     }
 }
 
-void session::decode_rounds(const std::vector<int> & slots) {
-    lay_out_rows(slots);
+void session::decode() {
+    require(!round_.slots.empty() && !round_.open, EAGLE3_E_ARGUMENT, "nothing to decode: draft first");
+    const std::vector<int> & slots = round_.slots;
+    lay_out_rows();
     const int n = (int) round_.slot_of.size();
     std::vector<int32_t> parents(n);
     bool drafted = n > (int) slots.size(), known = true;
@@ -201,19 +180,9 @@ void session::decode_rounds(const std::vector<int> & slots) {
     }
 }
 
-void session::decode(int slot, int32_t token, const int32_t * draft, const int32_t * parents, int n) {
-    begin_round(slot, token, draft, parents, n);
-    decode_rounds({slot});
-}
-
-void session::decode_many() {
-    require(!round_.slots.empty() && !round_.open, EAGLE3_E_ARGUMENT, "nothing to decode: draft first");
-    decode_rounds(std::vector<int>(round_.slots));
-}
-
 // -- verify -----------------------------------------------------------------------------------------------
 
-// The reach of each row, now that every slot has come as far as its path says.
+// Computes the reach of each row, given the path that each slot's verification has taken so far.
 void session::reach_now() {
     round_.reach.assign(round_.slot_of.size(), 0.0f);
     for (const int slot : round_.slots) {
@@ -232,7 +201,8 @@ void session::reach_now() {
     }
 }
 
-// Logits of a row of the batch: computed when verification gets to it, with those after it that are worth it.
+// Computes the logits of a row of the batch unless they are there, and with them those of the rows after it
+// that are likely enough to be reached.
 void session::need_logits(int row) {
     if ((round_.done >> row) & 1) {
         return;
@@ -246,7 +216,7 @@ void session::need_logits(int row) {
     }
 }
 
-// Samples at the end of the slot's path, which goes on if a draft agrees: 1, or 0 if it ends here.
+// Samples at the end of the slot's path. If a draft token agrees, the path continues with it: 1, else 0.
 int session::sample_row(slot_state & s, llama_sampler * sampler, int32_t & token) {
     const int row = s.round_path.back(), n_rows = (int) s.round_tokens.size();
     need_logits(s.round_at[row]);
@@ -262,18 +232,9 @@ int session::sample_row(slot_state & s, llama_sampler * sampler, int32_t & token
     return 1;
 }
 
-int session::verify(int slot, llama_sampler * sampler, int32_t * out) {
-    slot_state & s = at(slot);
-    require(s.in_round, EAGLE3_E_ARGUMENT, "nothing to verify: decode first");
-    s.round_path.assign(1, 0);
-    int n = 0;
-    while (sample_row(s, sampler, out[n++])) {
-    }
-    return n;
-}
-
-// Level by level, as the batch lies: rows that several slots get to share a piece of the output matrix.
-void session::verify_many(llama_sampler * const * samplers, int32_t * out, int32_t * counts) {
+// Goes level by level, in the order of the batch.
+void session::verify(
+    llama_sampler * const * samplers, int32_t * out, int32_t * counts, std::string & failure) {
     require(round_.open, EAGLE3_E_ARGUMENT, "nothing to verify: decode first");
     const size_t n = round_.slots.size();
     for (const int slot : round_.slots) {
@@ -295,9 +256,11 @@ void session::verify_many(llama_sampler * const * samplers, int32_t * out, int32
                     throw;
                 }
                 counts[i] = e.status;
+                failure   = e.what();
                 over[i]   = true;
-            } catch (const std::exception &) {  // a sampler's, of a grammar say: the others go on
+            } catch (const std::exception & e) {  // a sampler's, of a grammar say: the others go on
                 counts[i] = EAGLE3_E_INTERNAL;
+                failure   = e.what();
                 over[i]   = true;
             }
             more = more || !over[i];
@@ -323,22 +286,12 @@ bool session::can_tree() {
 
 // -- commit -----------------------------------------------------------------------------------------------
 
-void session::commit(int slot, int n_keep) {
-    const slot_state & s = at(slot);
-    if (!s.in_round) {
-        return;
-    }
-    require(
-        round_.slots.size() == 1, EAGLE3_E_ARGUMENT, "the round holds several slots: commit them together");
-    commit_many(&n_keep);
-}
-
-// Nothing of the round stays.
+// Ends the round; none of its rows stay.
 void session::abandon_round() {
-    commit_many(std::vector<int32_t>(round_.slots.size(), 0).data());
+    commit(std::vector<int32_t>(round_.slots.size(), 0).data());
 }
 
-// The first n rows of the slot's way: of a chain any, verified or not.
+// The first n rows of the slot's path. Of a chain they may be any, verified or not.
 std::vector<int32_t> session::kept_path(const slot_state & s, int n) const {
     std::vector<int32_t> path = s.round_path;
     if (!s.round_tree) {
@@ -351,7 +304,7 @@ std::vector<int32_t> session::kept_path(const slot_state & s, int n) const {
     return path;
 }
 
-// Rows of the batch that stay, ascending.
+// The rows of the batch that stay, ascending.
 std::vector<uint32_t> session::kept_rows(const int32_t * keep) const {
     std::vector<uint32_t> rows;
     for (size_t i = 0; i < round_.slots.size(); ++i) {
@@ -364,9 +317,8 @@ std::vector<uint32_t> session::kept_rows(const int32_t * keep) const {
     return rows;
 }
 
-// Every slot's round ends here, whatever becomes of its rows: one that fails takes no other with it. The
-// first failure is thrown.
-void session::commit_many(const int32_t * keep) {
+// Ends the round of every slot, also if one of them fails. Throws the first failure.
+void session::commit(const int32_t * keep) {
     if (!round_.open) {
         return;
     }
@@ -399,67 +351,54 @@ void session::commit_many(const int32_t * keep) {
     }
 }
 
-// The target's part of a slot's commit, then the head's: if that fails, the rows stay, and the head starts
-// over behind them.
+// Commits a slot: in the target, then in the sources. If a source fails, the rows stay.
 void session::keep_rows(int slot, int n_keep) {
     slot_state & s = at(slot);
     if (!round_.tree && n_keep < (int) s.round_tokens.size()) {
         require(drop_from(slot, s.n_past + n_keep), EAGLE3_E_UNSUPPORTED,
             format("the target cannot drop part of a sequence: slot %d is empty now", slot));
     }
-    const int pos = s.n_past;
-    s.n_past += n_keep;
-    head_part(s, [&] {
-        if (planner_.ready() && n_keep > 0) {
-            learn(s);
-        }
-        keep_features(s, pos, n_keep);
-        if (n_pending(s) > MAX_PENDING) {
-            feed(slot);
-        }
-    });
-}
-
-// Of the rows that stay, which begin at pos.
-void session::keep_features(slot_state & s, int pos, int n_keep) {
     if (n_keep == 0) {
         return;
     }
-    if (!capture_) {
-        s.clear_pending(s.n_past);
-        return;
+    kept_tokens k = {slot, s.n_past, {}, {}, false};
+    for (const int32_t row : kept_path(s, n_keep)) {
+        k.tokens.push_back(s.round_tokens[row]);
+        k.rows.push_back(s.round_at[row]);
     }
-    if (n_pending(s) > 0 && (int) s.pending_tokens.size() == n_pending(s) - 1) {
-        s.pending_tokens.push_back(s.round_tokens[0]);
+    s.n_past += n_keep;
+    if (planner_.ready()) {
+        learn(s);
     }
-    const std::vector<int32_t> path = kept_path(s, n_keep);
-    std::vector<int32_t> rows;
-    for (const int32_t row : path) {
-        rows.push_back(s.round_at[row]);
-    }
-    take_features(s, pos, rows);
-    for (int k = 1; k < n_keep; ++k) {
-        s.pending_tokens.push_back(s.round_tokens[path[k]]);
-    }
+    tell(k);
 }
 
-// What verification found out about the drafts it got to.
+// Teaches the planner which of the draft tokens that verification reached were accepted, for each source that
+// offered them.
 void session::learn(slot_state & s) {
     const int n_rows = (int) s.round_tokens.size();
-    std::vector<int> depth(n_rows, 0), children(n_rows, 0);
-    for (int row = 1; row < n_rows && n_rows - 1 == (int) s.draft_probs.size(); ++row) {
-        const int parent   = s.round_parents[row];
-        depth[row]         = depth[parent] + 1;
-        const int rank     = children[parent]++;
-        const auto at_path = std::find(s.round_path.begin(), s.round_path.end(), parent);
-        if (at_path != s.round_path.end()) {
-            planner_.learn(depth[row], rank, s.draft_probs[row - 1],
-                at_path + 1 != s.round_path.end() && at_path[1] == row, s.trust);
+    std::vector<int> depth(n_rows, 0);
+    std::vector<std::array<int, MAX_SOURCES>> children(n_rows);
+    for (int row = 1; row < n_rows && n_rows - 1 == (int) s.draft_evidence.size(); ++row) {
+        const int parent    = s.round_parents[row];
+        depth[row]          = depth[parent] + 1;
+        const auto at_path  = std::find(s.round_path.begin(), s.round_path.end(), parent);
+        const bool reached  = at_path != s.round_path.end();
+        const bool accepted = reached && at_path + 1 != s.round_path.end() && at_path[1] == row;
+        for (int from = 0; from < MAX_SOURCES; ++from) {
+            const float q = s.draft_evidence[row - 1][from];
+            if (q == NOT_OFFERED) {
+                continue;
+            }
+            const int rank = children[parent][from]++;
+            if (reached) {
+                planner_.learn(from, depth[row], rank, q, accepted, s.trust[from]);
+            }
         }
     }
 }
 
-// What the round took and brought.
+// Tells the planner how long the round took and how many tokens it brought.
 void session::tell_planner(int n_tokens) {
     if (!draft_.planned) {
         return;

@@ -7,8 +7,8 @@
 
 namespace eagle3 {
 
-session::session(llama_context * ctx, head * h, int n_slots)
-    : ctx_(ctx), memory_(llama_get_memory(ctx)), head_(h), n_batch_((int) llama_n_batch(ctx)),
+session::session(llama_context * ctx, const head * h, int n_slots)
+    : ctx_(ctx), memory_(llama_get_memory(ctx)), n_batch_((int) llama_n_batch(ctx)),
       n_ctx_((int) llama_n_ctx_seq(ctx)), slots_(n_slots) {
     const llama_model * model = llama_get_model(ctx);
     n_vocab_                  = llama_vocab_n_tokens(llama_model_get_vocab(model));
@@ -17,29 +17,30 @@ session::session(llama_context * ctx, head * h, int n_slots)
         require(model == h->target, EAGLE3_E_ARGUMENT, "the head was opened for another model");
         require(!llama_model_is_recurrent(model) && !llama_model_is_hybrid(model), EAGLE3_E_UNSUPPORTED,
             "the target is recurrent or hybrid and cannot drop part of a sequence");
-        runner_ = std::make_unique<runner>(*h, n_slots, n_ctx_, llama_n_threads(ctx));
-        set_capture(true);
+        auto own = std::make_unique<head_source>(ctx, *h, n_slots, n_ctx_);
+        head_    = own.get();
+        sources_.push_back(std::move(own));
     }
     most_rows_ = std::min({n_batch_, (int) llama_n_ubatch(ctx), MAX_ROWS});
     batch_     = llama_batch_init(n_batch_, 0, 1);
 }
 
-// The context is as it was before the session: a round under way is dropped, a tree too, capture is off.
+void session::add_source(std::unique_ptr<source> source) {
+    const int id = 1 + (int) sources_.size() - (head_ != nullptr);  // 0 is the head's
+    require(id < MAX_SOURCES, EAGLE3_E_ARGUMENT, "too many sources of drafts");
+    require(!source->takes_passes(), EAGLE3_E_ARGUMENT, "only the head may draft by passes");
+    source->id = id;
+    sources_.push_back(std::move(source));
+}
+
+// Leaves the context as it was before the session: without a round, without a tree, with capture off.
 session::~session() {
     try {
         abandon_round();
     } catch (const std::exception &) {  // a slot that cannot go back is empty
     }
     llama_memory_tree_set(memory_, nullptr, 0);
-    try {
-        set_capture(false);
-    } catch (const std::exception &) {
-    }
     llama_batch_free(batch_);
-}
-
-int session::n_pending(const slot_state & s) const {
-    return head_ ? (int) (s.pending_features.size() / head_->n_features()) : 0;
 }
 
 slot_state & session::at(int slot) {
@@ -51,10 +52,21 @@ const slot_state & session::at(int slot) const {
     return const_cast<session *>(this)->at(slot);
 }
 
+head_source & session::need_head() {
+    require(head_ != nullptr, EAGLE3_E_ARGUMENT, "the session has no head");
+    return *head_;
+}
+
 void session::set_capture(bool on) {
-    if (head_ && on != capture_) {
-        capture_set(ctx_, head_->layers.data(), on ? (int) head_->layers.size() : 0);
-        capture_ = on;
+    if (head_) {
+        head_->set_capture(on);
+    }
+}
+
+void session::check_tokens(const int32_t * tokens, int n) const {
+    for (int i = 0; i < n; ++i) {
+        require(tokens[i] >= 0 && tokens[i] < n_vocab_, EAGLE3_E_ARGUMENT,
+            format("token %d is not in the vocabulary", tokens[i]));
     }
 }
 
@@ -69,19 +81,10 @@ void session::rewind(int slot, int n_past) {
     }
     require(llama_memory_seq_rm(memory_, slot, n_past, -1), EAGLE3_E_UNSUPPORTED,
         "the target cannot drop part of a sequence");
-    s.n_past       = n_past;
-    s.head_n       = std::min(s.head_n, n_past);
-    s.head_from    = std::min(s.head_from, s.head_n);
-    const int keep = std::clamp(n_past - s.pending_pos, 0, n_pending(s));
-    if (keep == 0) {
-        // Position n_past - 1 was paired with a token that is gone now; its features are gone too. The stale
-        // pair stays: one row of the head's past with a wrong token, which costs less than running a row
-        // again.
-        s.clear_pending(n_past);
-        return;
+    s.n_past = n_past;
+    for (const auto & from : sources_) {
+        from->rewind(slot, n_past);
     }
-    s.pending_features.resize((size_t) keep * head_->n_features());
-    s.pending_tokens.resize(std::min<size_t>(s.pending_tokens.size(), keep - 1));
 }
 
 void session::reset(int slot, int n_past) {
@@ -94,128 +97,84 @@ void session::reset(int slot, int n_past) {
         abandon_round();
     }
     s        = slot_state();
-    s.n_past = s.head_from = s.head_n = n_past;
-    s.clear_pending(n_past);
-}
-
-// Features of positions from pos on follow; what came before is fed or starts over.
-void session::begin_pending(slot_state & s, int pos) {
-    if (n_pending(s) == 0) {
-        s.clear_pending(pos);
-    }
-    if (s.pending_pos + n_pending(s) != pos) {
-        s.clear_pending(pos);
-    }
-    if (n_pending(s) == 0 && s.head_n != pos) {
-        s.head_from = s.head_n = pos;  // a gap
+    s.n_past = n_past;
+    for (const auto & from : sources_) {
+        from->reset(slot, n_past);
     }
 }
 
-void session::take_features(slot_state & s, int pos, int n) {
-    begin_pending(s, pos);
-    const size_t have = s.pending_features.size();
-    s.pending_features.resize(have + (size_t) n * head_->n_features());
-    capture_get(ctx_, head_->layers.data(), (int) head_->layers.size(), n, s.pending_features.data() + have);
-}
-
-// Of the last batch's rows, these.
-void session::take_features(slot_state & s, int pos, const std::vector<int32_t> & rows) {
-    const size_t width = head_->n_features(), n_rows = round_.slot_of.size();
-    if (features_.empty()) {
-        features_.resize(n_rows * width);
-        capture_get(ctx_, head_->layers.data(), (int) head_->layers.size(), (int) n_rows, features_.data());
-    }
-    begin_pending(s, pos);
-    for (const int32_t r : rows) {
-        const float * row = features_.data() + r * width;
-        s.pending_features.insert(s.pending_features.end(), row, row + width);
-    }
-}
-
-// -- head -------------------------------------------------------------------------------------------------
-
-// Rows of the first n pending pairs, whose features are appended to x.
-std::vector<pass_row> session::feed_rows(slot_state & s, int slot, int n, std::vector<float> & x) {
-    x.insert(
-        x.end(), s.pending_features.begin(), s.pending_features.begin() + (size_t) n * head_->n_features());
-    return pass::chain(slot, s.pending_tokens.data(), s.pending_pos, s.head_from, n, 0);
-}
-
-// The first n pending pairs are in the head's cache now.
-void session::fed(slot_state & s, int n) {
-    s.pending_tokens.erase(s.pending_tokens.begin(), s.pending_tokens.begin() + n);
-    s.pending_features.erase(
-        s.pending_features.begin(), s.pending_features.begin() + (size_t) n * head_->n_features());
-    s.pending_pos += n;
-    s.head_n = s.pending_pos;
-}
-
-// Runs the slot's pending pairs through the head, but for the last, whose token is still to come. In pieces
-// of MAX_ROWS, the rest in powers of two: each size is a graph with buffers of its own, and prompts have
-// every length. So few rows are computed alike however many there are, so that the way a prompt was cut
-// leaves no trace.
-void session::feed(int slot) {
-    slot_state & s = at(slot);
-    const int n    = n_pending(s) - 1;
-    for (int done = 0, piece = MAX_ROWS; done < n; done += piece) {
-        while (piece > n - done) {
-            piece /= 2;
+// Tells every source, also if one of them fails. Throws the first failure.
+void session::tell(const kept_tokens & k) {
+    std::exception_ptr failure;
+    for (const auto & from : sources_) {
+        try {
+            from->kept(k);
+        } catch (...) {
+            failure = failure ? failure : std::current_exception();
         }
-        pass p;
-        p.rows =
-            pass::chain(slot, s.pending_tokens.data() + done, s.pending_pos + done, s.head_from, piece, 0);
-        p.x        = s.pending_features.data() + (size_t) done * head_->n_features();
-        p.features = true;
-        runner_->run(p);
     }
-    if (n > 0) {
-        fed(s, n);
+    if (failure) {
+        std::rethrow_exception(failure);
     }
 }
 
-// The head's part of a call that the target has done its part of: if it fails, the slot's text stays, and the
-// head starts over behind it.
-void session::head_part(slot_state & s, const std::function<void()> & f) {
-    try {
-        f();
-    } catch (...) {
-        s.clear_pending(s.n_past);
-        throw;
-    }
-}
+// -- state: the bytes of the sources, one after the other -------------------------------------------------
 
-pass session::head_pass(int slot, const int32_t * tokens, const float * features, int n) {
-    slot_state & s = at(slot);
+void session::check_slot_rests(int slot) const {
     require(head_ != nullptr, EAGLE3_E_ARGUMENT, "the session has no head");
-    for (int i = 0; i < n; ++i) {
-        require(tokens[i] >= 0 && tokens[i] < n_vocab_, EAGLE3_E_ARGUMENT,
-            format("token %d is not in the vocabulary", tokens[i]));
-    }
-    s.head_from = s.head_n = 0;
-    s.clear_pending(s.n_past);
-    pass p;
-    p.rows     = pass::chain(slot, tokens, 0, 0, n, n);
-    p.x        = features;
-    p.features = true;
-    return p;
+    require(!at(slot).in_round, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
 }
+
+int64_t session::state_size(int slot) const {
+    at(slot);
+    require(head_ != nullptr, EAGLE3_E_ARGUMENT, "the session has no head");
+    int64_t size = 0;
+    for (const auto & from : sources_) {
+        size += from->state_size(slot);
+    }
+    return size;
+}
+
+void session::state_get(int slot, uint8_t * out) const {
+    check_slot_rests(slot);
+    for (const auto & from : sources_) {
+        from->save(slot, at(slot).n_past, out);
+        out += from->state_size(slot);
+    }
+}
+
+void session::state_set(int slot, const uint8_t * data, int64_t size) {
+    at(slot);
+    check_slot_rests(slot);
+    std::vector<int64_t> begins(1, 0);
+    for (const auto & from : sources_) {
+        begins.push_back(begins.back() + from->check(data + begins.back(), size - begins.back()));
+    }
+    require(begins.back() == size, EAGLE3_E_FORMAT, "the state is damaged or belongs to another head");
+    slot_state s;
+    s.n_past = head_source::saved_n_past(data);  // the head is the first source
+    for (size_t i = 0; i < sources_.size(); ++i) {
+        sources_[i]->restore(slot, s.n_past, data + begins[i]);
+    }
+    at(slot) = std::move(s);
+}
+
+// -- the head alone ---------------------------------------------------------------------------------------
 
 void session::head_forward(int slot, const int32_t * tokens, const float * features, int n, float * g,
     float * state, float * logits) {
-    pass p   = head_pass(slot, tokens, features, n);
-    p.g      = g;
-    p.state  = state;
-    p.logits = logits;
-    runner_->run(p);
+    const int n_past = at(slot).n_past;
+    head_source & h  = need_head();
+    check_tokens(tokens, n);
+    h.forward(slot, n_past, tokens, features, n, g, state, logits);
 }
 
 const std::vector<float> & session::head_trace(
     int slot, const int32_t * tokens, const float * features, int n, const char * stage) {
-    pass p      = head_pass(slot, tokens, features, n);
-    p.stage     = stage;
-    p.stage_out = &trace_;
-    runner_->run(p);
-    return trace_;
+    const int n_past = at(slot).n_past;
+    head_source & h  = need_head();
+    check_tokens(tokens, n);
+    return h.trace(slot, n_past, tokens, features, n, stage);
 }
 
 }  // namespace eagle3

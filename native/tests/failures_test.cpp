@@ -1,7 +1,7 @@
 // Calls that fail half way, and what the slots, the context and other slots are afterwards; run under the
 // sanitizers.
 //     failures_test CASE TARGET.gguf [HEAD.gguf]    CASE: see main
-#include "eagle3.h"
+#include "asks.hpp"
 #include "llama.h"
 
 #include "llama-ext.h"
@@ -89,7 +89,7 @@ struct fixture {
         llama_sampler * greedy   = llama_sampler_init_greedy();
         std::vector<int32_t> out = {eagle3_sample(s, greedy, -1)};
         while ((int) out.size() < n) {
-            const eagle3_ask ask = {slot, out.back(), kind, 6, 3, kind == EAGLE3_TREE ? 3 : 1, 0.0f};
+            const eagle3_ask ask = ask_for(slot, out.back(), kind, 6, 3, kind == EAGLE3_TREE ? 3 : 1);
             int32_t drafted = 0, tokens[ROOM], count = 0;
             void * sampler = greedy;
             CHECK(eagle3_round_draft(s, &ask, 1, &drafted) >= 0 && eagle3_round_decode(s) == EAGLE3_OK);
@@ -108,7 +108,7 @@ void begin_round(fixture & f, int kind) {
     std::vector<eagle3_ask> asks;
     std::vector<void *> samplers;
     for (int slot = 0; slot < N_SLOTS; ++slot) {
-        asks.push_back({slot, 9 + slot, kind, 6, 3, kind == EAGLE3_TREE ? 3 : 1, 0.0f});
+        asks.push_back(ask_for(slot, 9 + slot, kind, 6, 3, kind == EAGLE3_TREE ? 3 : 1));
         samplers.push_back(llama_sampler_init_greedy());
     }
     int32_t drafted[N_SLOTS], counts[N_SLOTS], out[N_SLOTS * ROOM];
@@ -124,15 +124,13 @@ void begin_round(fixture & f, int kind) {
 void check_usable(fixture & f) {
     for (int slot = 0; slot < N_SLOTS; ++slot) {
         f.prefill(slot, 5);
-        int32_t tokens[ROOM];
         if (f.head) {
-            CHECK(eagle3_draft(f.s, slot, 9, 4, 0, 0.0f, tokens, nullptr) == 4);
+            CHECK(draft(f.s, ask_for(slot, 9, EAGLE3_CHAIN, 4)) == 4);
             std::vector<uint8_t> state(eagle3_state_size(f.s, slot));
             CHECK(
                 eagle3_state_get(f.s, slot, state.data(), (int64_t) state.size()) == (int64_t) state.size());
         }
-        CHECK(
-            eagle3_decode(f.s, slot, 9, tokens, 0) == EAGLE3_OK && eagle3_commit(f.s, slot, 1) == EAGLE3_OK);
+        CHECK(decode(f.s, ask_for(slot, 9, EAGLE3_PLAIN)) == EAGLE3_OK && commit(f.s, 1) == EAGLE3_OK);
     }
 }
 
@@ -167,7 +165,7 @@ void lost_features(const char * target, const char * head, int kind) {
     CHECK(llama_decode(f.ctx, llama_batch{}) != 0);
     const int32_t too_many[N_SLOTS] = {1, 99, 1}, keep[N_SLOTS] = {1, 0, 1};
     CHECK(eagle3_round_commit(f.s, too_many) == EAGLE3_E_ARGUMENT);
-    CHECK(eagle3_decode(f.s, 0, 9, nullptr, 0) == EAGLE3_E_ARGUMENT);  // still under way
+    CHECK(draft(f.s, ask_for(0, 9, EAGLE3_PLAIN)) == EAGLE3_E_ARGUMENT);  // still under way
     CHECK(eagle3_round_commit(f.s, keep) == EAGLE3_E_ARGUMENT);
     for (int slot = 0; slot < N_SLOTS; ++slot) {
         CHECK(eagle3_n_past(f.s, slot) == 10 + slot + keep[slot]);
@@ -185,7 +183,7 @@ void thrown_decodes(const char * target, const char * head, int kind) {
     }
     std::vector<eagle3_ask> asks;
     for (int slot = 0; slot < N_SLOTS; ++slot) {
-        asks.push_back({slot, 9, kind, 6, 3, kind == EAGLE3_TREE ? 3 : 1, 0.0f});
+        asks.push_back(ask_for(slot, 9, kind, 6, 3, kind == EAGLE3_TREE ? 3 : 1));
     }
     int32_t drafted[N_SLOTS];
     float seconds       = 0.0f;
@@ -249,9 +247,9 @@ void failed_measures(const char * target, const char * head) {
 // A session that is closed in the middle of a tree leaves a context whose batches are texts.
 void closed_sessions(const char * target, const char * head) {
     fixture f(target, head);
-    const int32_t draft[3] = {5, 6, 7}, parents[3] = {-1, -1, 0};
+    const int32_t tokens[3] = {5, 6, 7}, parents[3] = {-1, -1, 0};
     f.prefill(0, 7);
-    CHECK(eagle3_decode_tree(f.s, 0, 9, draft, parents, 3) == EAGLE3_OK);
+    CHECK(decode(f.s, ask_given(0, 9, tokens, 3, parents)) == EAGLE3_OK);
     CHECK(eagle3_can_tree(f.s) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_state_set(f.s, 0, (const uint8_t *) "", 0) == EAGLE3_E_ARGUMENT);
     eagle3_session_close(f.s);
@@ -275,9 +273,8 @@ void flipped_capture(const char * target, const char * head) {
         for (int turn = 0; turn < 12; ++turn) {
             std::vector<int32_t> tokens(5);
             CHECK(eagle3_session_set_capture(f.s, 1) == EAGLE3_OK);
-            CHECK(eagle3_draft(f.s, 0, 9, 5, 0, 0.0f, tokens.data(), nullptr) == 5);
-            CHECK(eagle3_decode(f.s, 0, 9, tokens.data(), 5) == EAGLE3_OK &&
-                  eagle3_commit(f.s, 0, 1 + turn % 6) == EAGLE3_OK);
+            CHECK(draft(f.s, ask_for(0, 9, EAGLE3_CHAIN, 5), tokens.data()) == 5);
+            CHECK(eagle3_round_decode(f.s) == EAGLE3_OK && commit(f.s, 1 + turn % 6) == EAGLE3_OK);
             drafts[flips].push_back(tokens);
             CHECK(eagle3_session_set_capture(f.s, !flips) == EAGLE3_OK);
             f.prefill(1, turn % 2 ? 3 : 70);
@@ -312,7 +309,7 @@ void joint_text(const char * target, const char * head) {
     while ((int) std::min({text[0].size(), text[1].size(), text[2].size()}) < N) {
         std::vector<eagle3_ask> asks;
         for (int slot = 0; slot < N_SLOTS; ++slot) {
-            asks.push_back({slot, text[slot].back(), EAGLE3_CHAIN, 1 + 2 * slot, 1, 1, 0.0f});
+            asks.push_back(ask_for(slot, text[slot].back(), EAGLE3_CHAIN, 1 + 2 * slot, 1, 1));
         }
         int32_t drafted[N_SLOTS], counts[N_SLOTS], out[N_SLOTS * ROOM];
         total += eagle3_round_draft(f.s, asks.data(), N_SLOTS, drafted);
@@ -349,17 +346,17 @@ void few_shapes(const char * target, const char * head) {
         const std::vector<int32_t> text(n, 7);
         own.s.rewind(slot, 0);
         own.s.prefill(slot, text.data(), n, false);
-        n_bytes = n == 127 ? own.s.head_runner()->n_bytes() : n_bytes;
+        n_bytes = n == 127 ? own.s.need_head().passes().n_bytes() : n_bytes;
     }
-    CHECK(own.s.head_runner()->n_graphs() <= 7);  // 1, 2, 4, ... 64 rows
-    CHECK(own.s.head_runner()->n_bytes() == n_bytes);
+    CHECK(own.s.need_head().passes().n_graphs() <= 7);  // 1, 2, 4, ... 64 rows
+    CHECK(own.s.need_head().passes().n_bytes() == n_bytes);
 }
 
 // A prompt in one piece and in any: the head's probabilities are the same, bit for bit.
 void cut_prompts(const char * target, const char * head) {
     fixture f(target, nullptr);
     own_session own(f, head);
-    std::vector<int32_t> text(400), tokens(6);
+    std::vector<int32_t> text(400);
     std::vector<float> probs[3];
     for (size_t i = 0; i < text.size(); ++i) {
         text[i] = 3 + (int32_t) (i * i % 97);
@@ -370,8 +367,10 @@ void cut_prompts(const char * target, const char * head) {
         for (int at = 0; at < 400; at += steps[k]) {
             own.s.prefill(k, text.data() + at, std::min(steps[k], 400 - at), false);
         }
-        probs[k].resize(6);
-        CHECK(own.s.draft(k, 9, 6, 0, 0.0f, tokens.data(), probs[k].data()) == 6);
+        CHECK(own.s.draft({ask_for(k, 9, EAGLE3_CHAIN, 6)}) == 6);
+        for (const eagle3::evidence_list & e : own.s.slot(k).draft_evidence) {
+            probs[k].push_back(e[0]);
+        }
     }
     CHECK(probs[0] == probs[1] && probs[0] == probs[2]);
 }

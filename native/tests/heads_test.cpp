@@ -2,7 +2,7 @@
 // sanitizers.
 //     heads_test TARGET.gguf < paths    prints a line a file: the status, then the message or the number of
 //     drafts
-#include "eagle3.h"
+#include "asks.hpp"
 #include "llama.h"
 
 #include <chrono>
@@ -12,17 +12,15 @@
 #include <string>
 #include <vector>
 
-static int draft(llama_context * ctx, eagle3_head * head) {
+static int drafts(llama_context * ctx, eagle3_head * head) {
     eagle3_session * s = nullptr;
     int n              = eagle3_session_open(ctx, head, 1, &s);
     if (n == EAGLE3_OK) {
         const std::vector<int32_t> prompt = {5, 6, 7, 8, 9};
-        int32_t drafts[8], parents[8];
-        float probs[8];
-        n = eagle3_prefill(s, 0, prompt.data(), (int32_t) prompt.size(), 0);
-        n = n == EAGLE3_OK ? eagle3_draft(s, 0, 10, 4, 0, 0.0f, drafts, probs) : n;
-        n = n >= 0 && eagle3_decode(s, 0, 10, drafts, n) == EAGLE3_OK && eagle3_commit(s, 0, 1) == EAGLE3_OK
-                ? eagle3_draft_tree(s, 0, 11, 8, 2, 3, 0.0f, drafts, parents, probs)
+        n                                 = eagle3_prefill(s, 0, prompt.data(), (int32_t) prompt.size(), 0);
+        n                                 = n == EAGLE3_OK ? draft(s, ask_for(0, 10, EAGLE3_CHAIN, 4)) : n;
+        n = n >= 0 && eagle3_round_decode(s) == EAGLE3_OK && commit(s, 1) == EAGLE3_OK
+                ? draft(s, ask_for(0, 11, EAGLE3_TREE, 8, 2, 3))
                 : n;
     }
     eagle3_session_close(s);
@@ -49,7 +47,7 @@ int main(int argc, char ** argv) {
         eagle3_head * head = nullptr;
         int status         = eagle3_head_open(path.c_str(), model, &head);
         if (status == EAGLE3_OK) {
-            status = draft(ctx, head);
+            status = drafts(ctx, head);
         }
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
         printf("%d %.3f %s\n", status, took.count(), status < 0 ? eagle3_last_error() : "");

@@ -130,8 +130,8 @@ class trial {
             r.tried = true;
             do {
                 q.push_back(word(s));
-                reach.push_back(
-                    (reach.empty() ? 1.0f : reach.back()) * plan_.accept((int) q.size(), q.back(), trust_));
+                reach.push_back((reach.empty() ? 1.0f : reach.back()) *
+                                plan_.accept(0, (int) q.size(), q.back(), trust_));
                 r.draft_s += c_.head[1];
             } while ((int) q.size() < 16 &&
                      plan_.grow_width(reach, (int) q.size(), {reach.back()}, 1, trust_) > 0);
@@ -150,7 +150,7 @@ class trial {
             row += n;
         }
         for (int i = 0; i < std::min(got + 1, choice.n); ++i) {
-            plan_.learn(i + 1, 0, q[i], i < got, trust_);
+            plan_.learn(0, i + 1, 0, q[i], i < got, trust_);
         }
         r.n_rows   = choice.n + 1;
         r.whole    = choice.n == 0;
@@ -249,12 +249,31 @@ void check_sizes(const costs & c) {
     }
 }
 
+// Each source has its own calibration: another one that is wrong, or right, changes nothing of the head's.
+void check_sources() {
+    planner alone, both;
+    float trust = 1.0f, trust_alone = 1.0f, trust_other = 1.0f;
+    for (int i = 0; i < 300; ++i) {
+        alone.learn(0, 1 + i % 3, 0, 0.6f, i % 2 == 0, trust_alone);
+        both.learn(0, 1 + i % 3, 0, 0.6f, i % 2 == 0, trust);
+        both.learn(1, 1 + i % 3, 0, 0.6f, false, trust_other);
+        both.learn(2, 1 + i % 3, 0, 0.6f, true, trust_other);
+    }
+    const float head = both.accept(0, 2, 0.6f, 1.0f);
+    if (head != alone.accept(0, 2, 0.6f, 1.0f) || trust != trust_alone || std::fabs(head - 0.5f) > 0.05f ||
+        both.accept(1, 2, 0.6f, 1.0f) > 0.1f || both.accept(2, 2, 0.6f, 1.0f) < 0.9f) {
+        fprintf(stderr, "sources share their statistics: the head's estimate is worth %.3f\n", head);
+        ++failures;
+    }
+}
+
 }  // namespace
 
 int main(int argc, char ** argv) {
     const unsigned seed = argc > 1 ? (unsigned) atoi(argv[1]) : 1;
     check_rests(costs_of(MACHINES[0], false));
     check_sizes(costs_of(MACHINES[0], false));
+    check_sources();
     for (const machine & m : MACHINES) {
         for (const bool deferred : {false, true}) {
             const costs c      = costs_of(m, deferred);

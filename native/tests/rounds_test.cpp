@@ -1,6 +1,6 @@
 // Random rounds against fresh decodes, damaged input and calls out of order; run under the sanitizers.
 //     rounds_test TARGET.gguf HEAD.gguf SEED ROUNDS [chains]    chains: the target's memory holds no trees
-#include "eagle3.h"
+#include "asks.hpp"
 #include "llama.h"
 
 #include <algorithm>
@@ -82,24 +82,25 @@ static void wrong_calls(eagle3_session * s) {
     CHECK(eagle3_prefill(s, 7, tokens, 1, 0) == EAGLE3_E_ARGUMENT);
     tokens[0] = 1 << 30;
     CHECK(eagle3_prefill(s, 0, tokens, 1, 0) == EAGLE3_E_ARGUMENT);
-    CHECK(eagle3_draft(s, 0, 5, 64, 0, 0, tokens, nullptr) == EAGLE3_E_ARGUMENT);
-    CHECK(eagle3_draft(s, 0, -5, 4, 0, 0, tokens, nullptr) == EAGLE3_E_ARGUMENT);
-    CHECK(eagle3_decode(s, 0, 5, nullptr, 2) == EAGLE3_E_ARGUMENT);
-    CHECK(eagle3_decode(s, 0, -1, nullptr, 0) == EAGLE3_E_ARGUMENT);
+    CHECK(draft(s, ask_for(0, 5, EAGLE3_CHAIN, 64)) == EAGLE3_E_ARGUMENT);
+    CHECK(draft(s, ask_for(0, -5, EAGLE3_CHAIN, 4)) == EAGLE3_E_ARGUMENT);
+    CHECK(draft(s, ask_given(0, 5, nullptr, 2)) == EAGLE3_E_ARGUMENT);
+    CHECK(draft(s, ask_for(0, -1, EAGLE3_PLAIN)) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_rewind(s, 0, eagle3_n_past(s, 0) + 1) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_rewind(s, 0, -1) == EAGLE3_E_ARGUMENT);
-    CHECK(eagle3_commit(s, 0, 3) == EAGLE3_OK);  // no round under way
-    const int32_t parents[3] = {-1, 0, -1}, ahead[1] = {0}, ranks[1] = {99};
+    CHECK(commit(s, 3) == EAGLE3_OK);  // no round under way
+    const int32_t parents[3] = {-1, 0, -1}, ahead[1] = {0}, ranks[1] = {99}, text[3] = {5, 6, 7};
     float seconds = 0.0f;
     eagle3_plan_info info;
-    CHECK(eagle3_decode_tree(s, 0, 5, tokens, parents, 3) == EAGLE3_E_ARGUMENT);  // levels out of order
-    CHECK(eagle3_decode_tree(s, 0, 5, tokens, ahead, 1) == EAGLE3_E_ARGUMENT);
-    CHECK(eagle3_decode_tree(s, 0, 5, nullptr, parents, 1) == EAGLE3_E_ARGUMENT);
-    CHECK(eagle3_draft_tree(s, 0, 5, 64, 2, 2, 0, tokens, tokens, nullptr) == EAGLE3_E_ARGUMENT);
-    CHECK(eagle3_draft_tree(s, 0, 5, 8, 2, 17, 0, tokens, tokens, nullptr) == EAGLE3_E_ARGUMENT);
-    CHECK(eagle3_draft_choices(s, 0, 5, 1, parents, ranks, tokens, nullptr) == EAGLE3_E_ARGUMENT);
-    CHECK(eagle3_draft_choices(s, 0, 5, 1, ahead, ahead, tokens, nullptr) == EAGLE3_E_ARGUMENT);
-    CHECK(eagle3_draft_planned(s, 0, 5, 8, 2, tokens, tokens, nullptr) == EAGLE3_E_ARGUMENT);  // no costs yet
+    CHECK(draft(s, ask_given(0, 5, text, 3, parents)) == EAGLE3_E_ARGUMENT);  // levels out of order
+    CHECK(draft(s, ask_given(0, 5, text, 1, ahead)) == EAGLE3_E_ARGUMENT);
+    CHECK(draft(s, ask_given(0, 5, tokens, 1)) == EAGLE3_E_ARGUMENT);  // not in the vocabulary
+    CHECK(draft(s, ask_given(0, 5, text, 64)) == EAGLE3_E_ARGUMENT);
+    CHECK(draft(s, ask_for(0, 5, EAGLE3_TREE, 64, 2, 2)) == EAGLE3_E_ARGUMENT);
+    CHECK(draft(s, ask_for(0, 5, EAGLE3_TREE, 8, 2, 17)) == EAGLE3_E_ARGUMENT);
+    CHECK(draft(s, ask_choices(0, 5, parents, ranks, 1)) == EAGLE3_E_ARGUMENT);
+    CHECK(draft(s, ask_choices(0, 5, ahead, ahead, 1)) == EAGLE3_E_ARGUMENT);
+    CHECK(draft(s, ask_for(0, 5, EAGLE3_PLANNED, 8, 1, 2)) == EAGLE3_E_ARGUMENT);  // no costs yet
     CHECK(eagle3_plan_get(s, &info) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_verified_row(s, 0, 9) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_measure_target(s, 0, 65, &seconds) == EAGLE3_E_ARGUMENT);
@@ -122,28 +123,16 @@ static void wrong_calls(eagle3_session * s) {
 // Drafts of every kind, and a prompt and a round after them, whatever the state says: any code will do, but
 // no wild access.
 static void use_state(eagle3_session * s, int slot) {
-    int32_t tokens[64], parents[64];
     static const int32_t shape[3] = {-1, 0, 0}, ranks[3] = {0, 0, 1};
-    const int32_t text[3] = {5, 6, 7};
-    switch (pick(0, 3)) {
-    case 0:
-        eagle3_draft(s, slot, 9, 8, 0, 0.0f, tokens, nullptr);
-        break;
-    case 1:
-        eagle3_draft_tree(s, slot, 9, 12, 3, 3, 0.0f, tokens, parents, nullptr);
-        break;
-    case 2:
-        eagle3_draft_choices(s, slot, 9, 3, shape, ranks, tokens, nullptr);
-        break;
-    case 3:
-        eagle3_draft_planned(s, slot, 9, 12, 1, tokens, parents, nullptr);
-        break;
-    }
-    if (eagle3_decode(s, slot, 9, text, pick(0, 3)) == EAGLE3_OK) {
-        CHECK(eagle3_commit(s, slot, 1) == EAGLE3_OK);
+    const int32_t text[3]    = {5, 6, 7};
+    const eagle3_ask kinds[] = {ask_for(slot, 9, EAGLE3_CHAIN, 8), ask_for(slot, 9, EAGLE3_TREE, 12, 3, 3),
+        ask_choices(slot, 9, shape, ranks, 3), ask_for(slot, 9, EAGLE3_PLANNED, 12)};
+    draft(s, kinds[pick(0, 3)]);
+    if (decode(s, ask_given(slot, 9, text, pick(0, 3))) == EAGLE3_OK) {
+        CHECK(commit(s, 1) == EAGLE3_OK);
     }
     eagle3_prefill(s, slot, text, 3, 0);
-    eagle3_draft(s, slot, 9, 8, 0, 0.0f, tokens, nullptr);
+    draft(s, ask_for(slot, 9, EAGLE3_CHAIN, 8));
 }
 
 // A state as its writer would make it, but for what it says: fields from anywhere in reach, and as many bytes
@@ -227,8 +216,8 @@ static void many_damaged_states(llama_context * ctx, eagle3_session * s, int n_s
         CHECK(eagle3_prefill(s, 0, text.data(), (int) text.size(), 0) == EAGLE3_OK);
         CHECK(eagle3_session_set_capture(s, 1) == EAGLE3_OK);
         for (int i = 0; i < 3; ++i) {
-            CHECK(eagle3_decode(s, 0, 11 + i, text.data(), 1) == EAGLE3_OK);
-            CHECK(eagle3_commit(s, 0, 2) == EAGLE3_OK);
+            CHECK(decode(s, ask_given(0, 11 + i, text.data(), 1)) == EAGLE3_OK);
+            CHECK(commit(s, 2) == EAGLE3_OK);
         }
         damaged_states(ctx, s, 0, n_states / 2);
     }
@@ -254,50 +243,53 @@ static void plan(eagle3_session * s) {
     CHECK(eagle3_plan_set(s, &c) == EAGLE3_E_ARGUMENT);
 }
 
-struct draft {
+struct round_draft {
     int n     = 0;
-    bool tree = false;
+    bool tree = false;  // the round is a tree: it keeps rows that verification went through
     int32_t tokens[64], parents[64];
     float probs[64];
 };
 
-// Of the head's, in one of its ways, or made up.
-static draft make_draft(eagle3_session * s, int slot, int32_t token, int room, int n_vocab) {
-    draft d;
-    const float p_min               = pick(0, 3) == 0 ? 0.02f : 0.0f;
+static eagle3_ask random_ask(int slot, int32_t token) {
     static const int32_t parents[6] = {-1, -1, 0, 0, 1, 2}, ranks[6] = {0, 1, 0, 2, 0, 1};
-    switch (pick(0, 3)) {
-    case 0:
-        d.n = eagle3_draft(s, slot, token, pick(0, 6), 0, p_min, d.tokens, d.probs);
-        break;
-    case 1:
-        d.tree = trees;
-        d.n    = eagle3_draft_tree(s, slot, token, pick(0, 20), pick(1, 4), trees ? pick(1, 4) : 1, p_min,
-            d.tokens, d.parents, d.probs);
-        break;
-    case 2:
-        d.tree = trees;
-        d.n = eagle3_draft_planned(s, slot, token, pick(0, 20), trees ? 3 : 1, d.tokens, d.parents, d.probs);
-        break;
-    case 3:
-        if (trees) {
-            d.tree = true;
-            std::copy_n(parents, 6, d.parents);
-            d.n = eagle3_draft_choices(s, slot, token, 6, parents, ranks, d.tokens, d.probs);
-        }
-        break;
+    const float p_min = pick(0, 3) == 0 ? 0.02f : 0.0f;
+    eagle3_ask a = ask_for(slot, token, pick(EAGLE3_PLAIN, EAGLE3_CHOICES - !trees), pick(0, 20), pick(1, 4),
+        trees ? pick(1, 4) : 1, p_min);
+    a.parents    = parents;
+    a.ranks      = ranks;
+    a.n          = pick(0, 6);
+    a.n_min      = a.kind == EAGLE3_CHAIN ? pick(0, 3) : 0;
+    return a;
+}
+
+// Of the head's, in one of its ways, or made up; the round is drafted.
+static round_draft make_draft(eagle3_session * s, int slot, int32_t token, int room, int n_vocab) {
+    round_draft d;
+    const eagle3_ask a = random_ask(slot, token);
+    d.n                = draft(s, a, d.tokens, d.parents, d.probs);
+    if (room == 0) {
+        CHECK(d.n == EAGLE3_E_ARGUMENT);
+        return d;
     }
-    CHECK(d.n >= 0);
+    CHECK(d.n >= 0 && (a.kind != EAGLE3_CHAIN || d.n == 0 || d.n >= a.n_min));
+    CHECK(a.kind != EAGLE3_CHOICES || d.n == 0 || d.n == std::min(a.n, room - 1));
     for (int i = 0; i < d.n; ++i) {
         CHECK(d.tokens[i] >= 0 && d.tokens[i] < n_vocab && d.probs[i] > 0.0f && d.probs[i] <= 1.0001f);
+        CHECK(d.parents[i] >= -1 && d.parents[i] < i);
+        CHECK(a.kind != EAGLE3_CHOICES || d.parents[i] == a.parents[i]);
     }
-    if (d.n == 0 && room > 16) {
-        d.n    = pick(0, 5);
-        d.tree = trees && pick(0, 1);
-        for (int i = 0; i < d.n; ++i) {
+    if (d.n == 0) {
+        const bool tree = trees && pick(0, 1);
+        const int n     = pick(0, 5);
+        for (int i = 0; i < n; ++i) {
             d.tokens[i]  = pick(3, n_vocab - 1);
             d.parents[i] = i < 2 ? -1 : pick(0, 1);
         }
+        d.n = draft(s, ask_given(slot, token, d.tokens, n, tree ? d.parents : nullptr), d.tokens, d.parents);
+        CHECK(d.n == std::min(n, room - 1));
+    }
+    for (int i = 0; i < d.n; ++i) {
+        d.tree = d.tree || d.parents[i] != i - 1;
     }
     return d;
 }
@@ -336,21 +328,17 @@ static void rounds(llama_model * model, llama_context * ctx, eagle3_session * s,
             CHECK(eagle3_session_set_capture(s, pick(0, 1)) == EAGLE3_OK);
         }
         const int32_t token = pick(3, n_vocab - 1);
-        const draft d       = make_draft(s, slot, token, 256 - n_past, n_vocab);
-        auto decode         = [&]() {
-            return d.tree ? eagle3_decode_tree(s, slot, token, d.tokens, d.parents, d.n)
-                          : eagle3_decode(s, slot, token, d.tokens, d.n);
-        };
+        const round_draft d = make_draft(s, slot, token, 256 - n_past, n_vocab);
         if (n_past >= 256) {
-            CHECK(decode() == EAGLE3_E_ARGUMENT);  // full
+            CHECK(eagle3_round_decode(s) == EAGLE3_E_ARGUMENT);  // full
             CHECK(eagle3_rewind(s, slot, 10) == EAGLE3_OK);
             t.resize(10);
             continue;
         }
-        CHECK(decode() == EAGLE3_OK);
-        CHECK(decode() == EAGLE3_E_ARGUMENT);  // a round is under way
+        CHECK(eagle3_round_decode(s) == EAGLE3_OK);
+        CHECK(eagle3_round_decode(s) == EAGLE3_E_ARGUMENT);  // a round is under way
         int32_t out[64];
-        const int sampled = eagle3_verify(s, slot, greedy, out);
+        const int sampled = verify(s, greedy, out);
         CHECK(sampled >= 1 && sampled <= d.n + 1);
         // not what verification says: bookkeeping must hold for any; of a tree, the rows that it went through
         const int keep            = pick(0, d.tree ? sampled : d.n + 1);
@@ -364,7 +352,7 @@ static void rounds(llama_model * model, llama_context * ctx, eagle3_session * s,
             CHECK(row >= keep - 1);
             check_rows(model, ctx, row, upto);
         }
-        CHECK(eagle3_commit(s, slot, keep) == EAGLE3_OK);
+        CHECK(commit(s, keep) == EAGLE3_OK);
         t = upto;
         if (pick(0, 20) == 0) {
             damaged_states(ctx, s, slot, 40);
@@ -433,22 +421,22 @@ static void greedy_rows(llama_context * ctx, eagle3_session * s) {
 
 static void wrong_rounds(eagle3_session * s) {
     int32_t n[4] = {}, out[64] = {};
-    eagle3_ask asks[2] = {{0, 5, EAGLE3_PLAIN, 0, 1, 1, 0.0f}, {0, 5, EAGLE3_PLAIN, 0, 1, 1, 0.0f}};
+    eagle3_ask asks[2] = {ask_for(0, 5, EAGLE3_PLAIN), ask_for(0, 5, EAGLE3_PLAIN)};
     CHECK(eagle3_round_draft(s, asks, 2, n) == EAGLE3_E_ARGUMENT);  // a slot twice
     CHECK(eagle3_round_draft(s, asks, 0, n) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_round_draft(s, nullptr, 1, n) == EAGLE3_E_ARGUMENT);
     asks[0].kind = 9;
     CHECK(eagle3_round_draft(s, asks, 1, n) == EAGLE3_E_ARGUMENT);
-    asks[0] = {99, 5, EAGLE3_PLAIN, 0, 1, 1, 0.0f};
+    asks[0] = ask_for(99, 5, EAGLE3_PLAIN, 0, 1, 1);
     CHECK(eagle3_round_draft(s, asks, 1, n) == EAGLE3_E_ARGUMENT);
-    asks[0] = {0, -5, EAGLE3_CHAIN, 3, 1, 1, 0.0f};
+    asks[0] = ask_for(0, -5, EAGLE3_CHAIN, 3, 1, 1);
     CHECK(eagle3_round_draft(s, asks, 1, n) == EAGLE3_E_ARGUMENT);
-    asks[0] = {0, 5, EAGLE3_CHAIN, 3, 1, 99, 0.0f};
+    asks[0] = ask_for(0, 5, EAGLE3_TREE, 3, 1, 99);
     CHECK(eagle3_round_draft(s, asks, 1, n) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_round_decode(s) == EAGLE3_E_ARGUMENT);
     void * samplers[1] = {nullptr};
     CHECK(eagle3_round_verify(s, samplers, out, n) == EAGLE3_E_ARGUMENT);
-    CHECK(eagle3_round_drafted(s, 7, out, n) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_round_drafted(s, 7, out, n, nullptr) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_round_commit(s, n) == EAGLE3_OK);  // none under way
 }
 
@@ -477,9 +465,7 @@ static void joint_rounds(
                 CHECK(eagle3_prefill(s, slot, t.data(), (int) t.size(), 0) == EAGLE3_OK);
             }
             if (pick(0, 3) > 0) {
-                const bool wide = trees && pick(0, 1);
-                asks.push_back({slot, pick(3, n_vocab - 1), pick(EAGLE3_PLAIN, EAGLE3_PLANNED), pick(0, 12),
-                    pick(1, 4), wide ? pick(1, 4) : 1, 0.0f});
+                asks.push_back(random_ask(slot, pick(3, n_vocab - 1)));
                 samplers.push_back(greedy[slot]);
             }
         }
@@ -495,7 +481,6 @@ static void joint_rounds(
         CHECK(eagle3_round_draft(s, asks.data(), n, drafted.data()) ==
               EAGLE3_E_ARGUMENT);  // a round is under way
         CHECK(eagle3_prefill(s, 0, out.data(), 1, 0) == EAGLE3_E_ARGUMENT);
-        CHECK(n == 1 || eagle3_commit(s, asks[0].slot, 0) == EAGLE3_E_ARGUMENT);
         CHECK(eagle3_round_verify(s, samplers.data(), out.data(), counts.data()) == EAGLE3_OK);
         for (int i = 0; i < n; ++i) {
             CHECK(counts[i] >= 1 && counts[i] <= drafted[i] + 1);

@@ -1,0 +1,93 @@
+#include "growth.hpp"
+
+#include <numeric>
+
+namespace eagle3 {
+
+namespace {
+
+// The choice that is the rank-th child of choice `parent`, or -1. Those beyond n_max are left out.
+int choice_of(const ask & a, int parent, int rank) {
+    for (int i = 0; i < a.n_max; ++i) {
+        if (a.parents[i] == parent && a.ranks[i] == rank) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+}  // namespace
+
+int growth::offer(int source, int a, int parent, int32_t token, float evidence, int rank) {
+    const ask & q = asks[a];
+    node v        = {token, a, parent, parent < 0 ? 1 : nodes[parent].depth + 1, 0.0f, 0.0f, -1, {}};
+    if (q.kind == EAGLE3_CHOICES) {
+        v.choice = choice_of(q, parent < 0 ? -1 : nodes[parent].choice, rank);
+    }
+    // EAGLE-2 goes by the head's own probabilities
+    v.prob  = q.kind == EAGLE3_TREE ? evidence : plan->accept(source, v.depth, evidence, (*trust[a])[source]);
+    v.reach = (parent < 0 ? 1.0f : nodes[parent].reach) * v.prob;
+    v.evidence.fill(NOT_OFFERED);
+    v.evidence[source] = evidence;
+    mixed              = mixed || source != 0;
+    const auto same    = std::find_if(mixed ? nodes.begin() + (parent + 1) : nodes.end(), nodes.end(),
+        [&](const node & o) { return o.ask == a && o.parent == parent && o.token == token; });
+    if (same == nodes.end()) {
+        nodes.push_back(v);
+        return (int) nodes.size() - 1;
+    }
+    same->evidence[source] = std::max(same->evidence[source], evidence);
+    if (v.prob > same->prob) {
+        same->prob = v.prob;
+        update_reach((int) (same - nodes.begin()));
+    }
+    return (int) (same - nodes.begin());
+}
+
+// Of this node and of those below it.
+void growth::update_reach(int from) {
+    for (int i = from; i < (int) nodes.size(); ++i) {
+        nodes[i].reach = (nodes[i].parent < 0 ? 1.0f : nodes[nodes[i].parent].reach) * nodes[i].prob;
+    }
+}
+
+void growth::sort(std::vector<int> & order) const {
+    std::sort(order.begin(), order.end(), [&](int a, int b) {
+        return nodes[a].reach > nodes[b].reach || (nodes[a].reach == nodes[b].reach && a < b);
+    });
+}
+
+int growth::widest() const {
+    int w = 1;
+    for (const ask & a : asks) {
+        w = std::max(w, a.width);
+    }
+    return w;
+}
+
+std::vector<int> growth::planned() const {
+    if (!mixed) {  // the head offers no more siblings than the width
+        return by_reach([&](const node & v) { return is_planned(v); });
+    }
+    const int n = (int) nodes.size();
+    std::vector<float> below(n);  // tokens expected of a node and of the best path below it
+    for (int i = n - 1; i >= 0; --i) {
+        below[i] += nodes[i].reach;
+        if (nodes[i].parent >= 0) {
+            below[nodes[i].parent] = std::max(below[nodes[i].parent], below[i]);
+        }
+    }
+    std::vector<int> order(n), n_children((size_t) n + asks.size(), 0);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int i, int j) { return below[i] > below[j]; });
+    std::vector<bool> stays(n, false);
+    for (const int i : order) {  // a parent has more below it than its child
+        const node & v          = nodes[i];
+        const bool parent_stays = v.parent < 0 || stays[v.parent];
+        int & n_siblings        = n_children[v.parent < 0 ? n + v.ask : v.parent];
+        stays[i]                = is_planned(v) && parent_stays && n_siblings++ < asks[v.ask].width;
+    }
+    return by_reach([&](const node & v) { return stays[&v - nodes.data()]; });
+}
+
+}  // namespace eagle3

@@ -1,0 +1,85 @@
+// A tree of candidates under construction for each slot of a round.
+#pragma once
+
+#include "eagle3.h"
+#include "planner.hpp"
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+namespace eagle3 {
+
+using ask        = eagle3_ask;
+using trust_list = std::array<float, MAX_SOURCES>;  // a slot's trust in each source
+
+// Of each source, the evidence on which it offered a node: its own estimate, in 0..1, of the probability that
+// the token follows its parent; NOT_OFFERED if it did not. The planner learns what the estimates of each
+// source are worth.
+using evidence_list         = std::array<float, MAX_SOURCES>;
+constexpr float NOT_OFFERED = -1.0f;
+
+struct growth {
+    struct node {
+        int32_t token;
+        int ask;
+        int parent;   // node, -1 for the root
+        int depth;    // rows below the root's
+        float prob;   // calibrated, given its parent: of the source that is most confident
+        float reach;  // of the whole path to it: that verification gets to it and accepts it
+        int choice;   // of EAGLE3_CHOICES, which of them it is; else -1
+        evidence_list evidence;
+    };
+
+    const planner * plan = nullptr;
+    std::vector<ask> asks;                  // those that grow; n_max is what there is room for
+    std::vector<int> n_past;                // of each ask's slot
+    std::vector<const trust_list *> trust;  // of each ask's slot
+    std::vector<node> nodes;                // a parent comes before its children
+    std::vector<int> level;                 // nodes that the last pass offered
+    int n_asks  = 0;                        // of the round, those without a draft too
+    int n_given = 0;                        // draft tokens that callers brought
+    bool mixed  = false;                    // other sources than the head offered
+
+    // `token` follows node `parent`, -1 for the ask's own token, says a source; rank: among the siblings that
+    // it offers, the most probable first. Returns the node: one that another source offered before, if there
+    // is one.
+    int offer(int source, int ask, int parent, int32_t token, float evidence, int rank);
+
+    // nodes for which want(node) holds, the likeliest first
+    template <typename F> std::vector<int> by_reach(F && want) const {
+        std::vector<int> order;
+        for (int i = 0; i < (int) nodes.size(); ++i) {
+            if (want(nodes[i])) {
+                order.push_back(i);
+            }
+        }
+        sort(order);
+        return order;
+    }
+    // those of the last pass
+    template <typename F> std::vector<int> level_by_reach(F && want) const {
+        std::vector<int> order;
+        std::copy_if(
+            level.begin(), level.end(), std::back_inserter(order), [&](int i) { return want(nodes[i]); });
+        sort(order);
+        return order;
+    }
+
+    bool is_planned(const node & v) const { return asks[v.ask].kind == EAGLE3_PLANNED; }
+    // enough for its ask's p_min, which a chain holds against each token and a tree against the whole path
+    bool is_likely(const node & v) const {
+        return (asks[v.ask].kind == EAGLE3_CHAIN ? v.evidence[0] : v.reach) >= asks[v.ask].p_min;
+    }
+    int widest() const;
+
+    // The planned asks' nodes, the likeliest first, without those that an ask's width has no room for: where
+    // several sources offer siblings, those stay below which most tokens are expected.
+    std::vector<int> planned() const;
+
+  private:
+    void sort(std::vector<int> & order) const;
+    void update_reach(int from);
+};
+
+}  // namespace eagle3

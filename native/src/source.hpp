@@ -1,0 +1,66 @@
+// The seam for drafters. A source offers draft tokens; the planner chooses among those of all sources.
+#pragma once
+
+#include "growth.hpp"
+
+#include <cstdint>
+#include <vector>
+
+namespace eagle3 {
+
+// Tokens that the target decoded and that stay in a slot: a piece of a prompt, or the accepted part of a
+// round.
+struct kept_tokens {
+    int slot, pos;                // the position of the first one
+    std::vector<int32_t> tokens;  // at least one
+    std::vector<int32_t> rows;    // of the last target batch, one for each token
+    bool prompt;                  // more of the prompt may follow, or a draft
+};
+
+// A drafter for all slots of a session. The session calls it from one thread; slots and positions are valid.
+// To write one: implement the functions below, and pass it to session::add_source.
+class source {
+  public:
+    virtual ~source() = default;
+
+    // What offering costs: nothing, or a pass of the head for each level of the tree. The planner's costs
+    // know one kind of pass, so only the head may be such a source. A source without cost offers all that it
+    // has in begin() and drafts for EAGLE3_PLANNED alone.
+    virtual bool takes_passes() const { return false; }
+
+    // Whether there is anything to offer after a token that follows the slot's text.
+    virtual bool ready(int slot) const = 0;
+
+    // Does work that gathered since the last draft, before the time of this one is measured. at_most: pieces
+    // of work that may be left for begin().
+    virtual void catch_up(int /* slot */, int /* at_most */) {}
+
+    // Calls g.offer() with continuations of g.asks[i].token, for each i of asks: its children, and at will
+    // theirs.
+    virtual void begin(growth & g, const std::vector<int> & asks) = 0;
+
+    // With passes only: offers children of these nodes, all of which it offered itself, in one pass.
+    virtual void extend(growth & /* g */, const std::vector<int> & /* nodes */) {}
+    // With passes only: the number of nodes of an ask that it can still extend.
+    virtual int n_extensible(int /* ask */) const { return 0; }
+
+    // These tokens stay. The slot's earlier text is what it was told before, up to the last rewind.
+    virtual void kept(const kept_tokens & k) = 0;
+    // The positions from n_past on are gone.
+    virtual void rewind(int slot, int n_past) = 0;
+    // The slot's text is another one, of n_past tokens that the source was never told.
+    virtual void reset(int slot, int n_past) = 0;
+
+    // The source's part of a slot's saved state, `size` bytes. check returns how many of the bytes at data
+    // are this source's; it throws E_FORMAT if they are damaged or another source's. restore takes bytes that
+    // passed, for a slot that holds n_past tokens.
+    virtual int64_t state_size(int slot) const                       = 0;
+    virtual void save(int slot, int n_past, uint8_t * out) const     = 0;
+    virtual int64_t check(const uint8_t * data, int64_t size) const  = 0;
+    virtual void restore(int slot, int n_past, const uint8_t * data) = 0;
+
+    // Of its offers and of its statistics in the planner: 0 is the head's. session::add_source sets it.
+    int id = 0;
+};
+
+}  // namespace eagle3
