@@ -19,7 +19,7 @@ from eagle3_llama import (  # before llama_cpp: it brings the library
     EagleParams,
     ErrorKind,
 )
-from eagle3_llama.llama.eagle_llama import _address
+from eagle3_llama.runtime.binding import address
 
 from llama_cpp import Llama
 
@@ -217,7 +217,7 @@ def test_calls_out_of_order(eagle):
         engine.verify(0)
     sampler = eagle._init_sampler(temp=0.0)
     with pytest.raises(EagleError, match="decode first"):
-        engine.verify(_address(sampler.sampler))
+        engine.verify(address(sampler.sampler))
     engine.decode(5, [6])
     for call in (
         lambda: engine.decode(5, []),

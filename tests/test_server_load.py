@@ -8,7 +8,7 @@ import pytest
 from server_tools import idle, running, settings, until
 
 from eagle3_llama.batching import Batcher
-from eagle3_llama.batching.request import AHEAD
+from eagle3_llama.batching.tokens import AHEAD
 
 
 @pytest.fixture(scope="module")

@@ -21,13 +21,15 @@ from typing import Any
 import numpy as np
 
 from ..errors import EagleError, ErrorKind
-from ..llama.eagle_llama import EagleLlama, _address
+from ..llama.eagle_llama import EagleLlama
+from ..runtime.binding import address
 from ..runtime.engine import MAX_DRAFT, Ask, Engine, Round
 from ..runtime.params import EagleParams, StaticTree
 from . import slot_file
+from .job import BatchPiece, Job, RequestCancelled
 from .logprobs import TopRow, top_row
 from .model import BatchModel, BatchSettings
-from .request import Job, Piece, RequestCancelled, RequestLlama
+from .request import RequestLlama
 
 __all__ = ["BatchSettings", "Batcher", "RequestCancelled", "RequestLlama"]
 
@@ -371,8 +373,8 @@ class Batcher:
                 followed = job.prompt[job.prompt_at - n + 1 : job.prompt_at + 1]
                 before = [top_row(self.base._logits(i), token, job.top) for i, token in enumerate(followed)]
             if done:
-                job.token = self._engine.sample(_address(job.sampler.sampler))
-                self._raise_processors(job)
+                job.token = self._engine.sample(address(job.sampler.sampler))
+                job.raise_processors()
         except Exception as e:
             self._free(slot, e)
             return
@@ -381,9 +383,11 @@ class Batcher:
             self._prompt_rate = n / max(time.perf_counter() - start, 1e-6)
         if done:
             job.first_at = time.monotonic()
-            self._deliver(slot, Piece([job.token], [0], 0, *self._kept(job, [(-1, job.token)]), before))
+            self._deliver(
+                slot, BatchPiece([job.token], [0], 0, None, *self._kept(job, [(-1, job.token)]), before)
+            )
         elif before:
-            job.pieces.put(Piece([], [], before=before))
+            job.pieces.put(BatchPiece([], [], before=before))
 
     def _piece_size(self, job: Job) -> int:
         """Tokens of the next piece. Batches of n_batch, as one request alone decodes them, are cut into equal pieces that stay on
@@ -423,7 +427,7 @@ class Batcher:
                     job.processors.begin([job.token, *self._engine.round_drafts(i)])
 
         try:
-            rounds = self._engine.round(asks, [_address(j.sampler.sampler) for j in jobs], on_draft)
+            rounds = self._engine.round(asks, [address(j.sampler.sampler) for j in jobs], on_draft)
         except EagleError as e:
             if len(slots) == 1:
                 self._free(slots[0], e)
@@ -437,7 +441,7 @@ class Batcher:
             try:
                 if isinstance(out, EagleError):
                     raise out
-                self._raise_processors(job)
+                job.raise_processors()
                 self._take_round(slot, job, out)
             except Exception as e:
                 self._free(slot, e)
@@ -456,10 +460,11 @@ class Batcher:
         )
         job.token = out[-1]
         self._deliver(
-            slot, Piece(list(out), [*range(1, len(out)), 0], out.drafted, *self._kept(job, sampled))
+            slot,
+            BatchPiece(list(out), [*range(1, len(out)), 0], out.drafted, None, *self._kept(job, sampled)),
         )
 
-    def _deliver(self, slot: Slot, piece: Piece) -> None:
+    def _deliver(self, slot: Slot, piece: BatchPiece) -> None:
         """Hands over what a round brought, as far as the request wants it, and ends it there."""
         job = slot.job
         end = next((i + 1 for i, t in enumerate(piece.tokens) if self.base.is_end(t)), len(piece.tokens))
@@ -476,10 +481,6 @@ class Batcher:
             job.due.set()
         if over:
             self._free(slot, None)
-
-    def _raise_processors(self, job: Job) -> None:
-        if job.processors is not None and job.processors.error is not None:
-            raise job.processors.error
 
     def _free(self, slot: Slot, error: Exception | None) -> None:
         """The slot is free; its text stays for the next request that shares it."""

@@ -13,7 +13,7 @@ from ..common.keywords import strict
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import is_end
 from ..llama.eagle_llama import EagleLlama
-from ..runtime.params import _check_int
+from ..runtime.params import check_int
 
 MAX_SLOTS = 32
 MAX_INTERVAL = 10.0  # seconds
@@ -39,15 +39,15 @@ class BatchSettings:
     interval: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_int("n_parallel", self.n_parallel, 1, MAX_SLOTS)
-        _check_int("n_ctx", self.n_ctx, 64, 1 << 22)
-        _check_int("n_batch", self.n_batch, 64, 1 << 14)
+        check_int("n_parallel", self.n_parallel, 1, MAX_SLOTS)
+        check_int("n_ctx", self.n_ctx, 64, 1 << 22)
+        check_int("n_batch", self.n_batch, 64, 1 << 14)
         if not 0.0 <= self.interval <= MAX_INTERVAL:
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT, f"interval is {self.interval!r}, expected seconds 0..{MAX_INTERVAL:g}"
             )
         if self.n_threads is not None:
-            _check_int("n_threads", self.n_threads, 1, 1024)
+            check_int("n_threads", self.n_threads, 1, 1024)
         _check_chat_format(self.chat_format, None)  # before a large model is loaded
 
 
