@@ -142,14 +142,14 @@ class NoBeginning:
 def test_rows_in_flight_are_few(batcher, monkeypatch):
     """No row of logits is kept, and of reduced ones no more than the batcher runs ahead of a reader that lags."""
     most, pieces = [], []
-    deliver = Batcher._deliver
+    deliver = batcher._rounds._deliver
 
-    def watched(slot, piece):
+    def watched(slot, job, piece):
         pieces.append(piece)
-        deliver(batcher, slot, piece)
+        deliver(slot, job, piece)
         most.append(slot.job.pieces.qsize() if slot.job is not None else 0)
 
-    monkeypatch.setattr(batcher, "_deliver", watched)
+    monkeypatch.setattr(batcher._rounds, "_deliver", watched)
     with batcher.request(params=EagleParams(0)) as llm:
         stream = llm.create_completion(
             PROMPT,

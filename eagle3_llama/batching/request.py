@@ -31,8 +31,8 @@ class RequestLlama(GeneratingLlama):
     """One request. It has every method of llama_cpp.Llama that makes text, and runs in the caller's thread.
 
     create_completion and create_chat_completion are llama-cpp-python's own; `generate` takes its tokens from
-    the batcher. Get one from Batcher.request(), use it for one generation after the other, and close it (or use
-    it as a context manager).
+    the batcher. Get one from Batcher.request(), use it for one generation after the other, and close it (or
+    use it as a context manager).
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class RequestLlama(GeneratingLlama):
     # -- generation ---------------------------------------------------------------------------------------
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """Llama's, except for logprobs and logit_bias: it would loop over the vocabulary in Python for each row."""
+        """Llama's, except for logprobs and logit_bias, for which it is slow: it loops over each row."""
         prompt, logprobs, bias = (kwargs.pop(name, None) for name in ("prompt", "logprobs", "logit_bias"))
         echo, stream = bool(kwargs.get("echo")), bool(kwargs.get("stream"))
         writer = None
@@ -194,7 +194,7 @@ class RequestLlama(GeneratingLlama):
         return {"queued": t["queued"], "first": t["queued"] + t["prompt"]}
 
     def timings(self) -> dict[str, float]:
-        """Of the last generation: the seconds queued, prompt (slot to first token) and generation; and tokens."""
+        """Of the last generation: seconds queued, prompt (slot to first token), generation; and tokens."""
         job = self._job
         if job is None:
             return {"queued": 0.0, "prompt": 0.0, "generation": 0.0, "tokens": 0}

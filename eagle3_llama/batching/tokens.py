@@ -93,9 +93,9 @@ class BatchTokens:
     def _next_piece(self, job: Job, n_read: int) -> BatchPiece | Exception | None:
         """Waits for the next piece. n_read: number of tokens that were read.
 
-        The batcher may run ahead of the reader, but not beyond max_tokens, where a completion usually ends. (One
-        that would end within a character reads on.) Pieces gather for a while, because a thread that wakes up
-        for each of them takes the cores that compute the next one.
+        The batcher may run ahead of the reader, but not beyond max_tokens, where a completion usually ends.
+        (One that would end within a character reads on.) Pieces gather for a while, because a thread that
+        wakes up for each of them takes the cores that compute the next one.
         """
         most = job.usual if n_read < job.usual else n_read + 1
         ahead = ROWS_AHEAD if job.rows else AHEAD

@@ -37,17 +37,17 @@ _CALL_NAMES = {name for call in _CALLS for name in inspect.signature(call).param
 
 
 class EagleLlama(GeneratingLlama):
-    """A `llama_cpp.Llama` that generates faster: same arguments with the same defaults, same methods, same text.
+    """A faster `llama_cpp.Llama`: same arguments with the same defaults, same methods, same text.
 
     eagle: a head (GGUF) that was trained for this model; None decodes plainly, with the same code.
     (eagle_path and head are other names for it.)
-    flash_attn: False as in Llama, because it changes the text where two tokens are nearly equally likely. With
-    None, llama.cpp turns it on where the backend supports it; the commands, the server and Batcher use None.
-    Trees need it.
+    flash_attn: False as in Llama, because it changes the text where two tokens are nearly equally likely.
+    With None, llama.cpp turns it on if the backend supports it; the commands, the server and Batcher use
+    None. Trees need it.
     extract_layers: the target layers whose inputs the head reads, if its file names the wrong ones.
-    n_max, n_min, p_min, tree: see EagleParams. By default the planner chooses the drafts by their cost and their
-    acceptance rate on this machine. The costs are measured when a model is loaded for the first time (a second
-    or two) and kept in the cache.
+    n_max, n_min, p_min, tree: see EagleParams. By default the planner chooses the drafts by their cost and
+    their acceptance rate on this machine. The costs are measured when a model is loaded for the first time
+    (a second or two) and kept in the cache.
 
     Raises EagleError HEAD_MISMATCH if the head belongs to another target, and BAD_ARGUMENT for a keyword that
     means one of these. It warns once about any other keyword that Llama would silently ignore. Some targets
@@ -155,7 +155,8 @@ class EagleLlama(GeneratingLlama):
             if self._engine.has_head and params.fixed_tree and not self._engine.can_tree:
                 raise EagleError(
                     ErrorKind.UNSUPPORTED,
-                    "this context cannot check a tree: load the model with flash_attn=True, or leave tree out",
+                    "this context cannot check a tree: load the model with flash_attn=True,"
+                    " or leave tree out",
                 )
             if self._engine.has_head and params.n_max != 0 and self._engine.costs is None:
                 self._measure()
@@ -163,19 +164,20 @@ class EagleLlama(GeneratingLlama):
         self._params = params
 
     def _measure(self) -> None:
-        """Measures the costs for the planner, or takes them from the cache. The context is empty afterwards."""
+        """Gives the planner its costs, measured or from the cache. The context is empty afterwards."""
         with self._owner.call("measuring the costs of rows and drafts"):
             room = llama_cpp.llama_n_ctx_seq(self._ctx.ctx)  # of one sequence; n_ctx() may be that of several
-            measured = costs.cached(self._native, self._cost_key(), room, min(self.n_batch, 256))
-            self._native.plan(measured)
-            self._native.release_threads()
+            measured = costs.cached(self.native, self._cost_key(), room, min(self.n_batch, 256))
+            self.native.plan(measured)
+            self.native.release_threads()
             self.reset()
 
     def _cost_key(self) -> list[object]:
         return cost_key(self, self._eagle_path)
 
     @property
-    def _native(self) -> Engine:
+    def native(self) -> Engine:
+        """The engine over this model's context."""
         assert self._engine is not None, "llama-cpp-python decodes itself"
         return self._engine
 
@@ -196,14 +198,14 @@ class EagleLlama(GeneratingLlama):
         If the context has more of them than the engine decoded, an image is there. If it has none at all, a
         recurrent target lost them, because it could not take back rows; then the text is empty too.
         """
-        n_past = self._native.n_past()
+        n_past = self.native.n_past()
         if n_past == 0 < self.n_tokens and llama_cpp.llama_memory_seq_pos_max(self._ctx.memory, 0) < 0:
             super().reset()
         elif n_past > self.n_tokens:
-            self._native.rewind(self.n_tokens)
+            self.native.rewind(self.n_tokens)
             self._requires_eval = True
         elif n_past < self.n_tokens:
-            self._native.state_reset(self.n_tokens)  # the head continues after them
+            self.native.state_reset(self.n_tokens)  # the head continues after them
             n_image = self.n_tokens - n_past
             self.input_ids[n_past : self.n_tokens] = self._media.ids(n_past, n_image, self._n_vocab)
 
@@ -224,7 +226,7 @@ class EagleLlama(GeneratingLlama):
         all_logits = bool(all_logits or self._logits_all)
         for i in range(0, len(tokens), self.n_batch):
             batch = list(tokens[i : i + self.n_batch])
-            self._native.prefill(batch, all_logits=all_logits)
+            self.native.prefill(batch, all_logits=all_logits)
             for row in range(len(batch) if all_logits else 0):
                 self._keep_row(self.n_tokens + row, self._logits, row)
             self.input_ids[self.n_tokens : self.n_tokens + len(batch)] = batch
@@ -244,7 +246,7 @@ class EagleLlama(GeneratingLlama):
             return super().embed(*args, **kwargs)
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
-        """Same as Llama.sample. After a generation it uses the sampler of that generation, whatever is asked."""
+        """Same as Llama.sample. After a generation it uses that generation's sampler, whatever is asked."""
         with self._owner.call("sample()"):
             return super().sample(*args, **kwargs) if self._engine is None else self._sample(*args, **kwargs)
 
@@ -257,7 +259,7 @@ class EagleLlama(GeneratingLlama):
         if not llama_cpp.llama_get_logits_ith(self._ctx.ctx, row):
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT,
-                f"idx is {a['idx']}: the logits of that position were not kept"
+                f"idx is {a['idx']}: the logits of that position are not there"
                 " (logits_all=True keeps those of the last batch)",
             )
         if own := self._sampler is None:
@@ -272,7 +274,7 @@ class EagleLlama(GeneratingLlama):
 
     def _draw(self, sampler: Any, row: int = -1) -> int:
         """A token from a row of the last batch. Raises what a logits processor raised."""
-        token = self._native.sample(address(sampler.sampler), row)
+        token = self.native.sample(address(sampler.sampler), row)
         self._raise_processors()
         return token
 
@@ -286,14 +288,14 @@ class EagleLlama(GeneratingLlama):
         return GuardedProcessors(processors, text) if processors is not None else None
 
     def _refresh(self) -> None:
-        """Decodes the last token again if the last row of the batch is not its row, but a rejected draft's."""
+        """Decodes the last token again if the last row of the batch is a rejected draft's."""
         if self.n_tokens == 0:
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT, "there is nothing to sample from: call eval() first, or give a prompt"
             )
         if self._requires_eval:
             self._settle()
-            self._native.rewind(self.n_tokens - 1)
+            self.native.rewind(self.n_tokens - 1)
             self.n_tokens -= 1
             self._eval([int(self.input_ids[self.n_tokens])], all_logits=False)
 
@@ -310,7 +312,7 @@ class EagleLlama(GeneratingLlama):
         return self.scores[position]
 
     def _tokens_from(self) -> LocalTokens:
-        return LocalTokens(self, self._native)
+        return LocalTokens(self, self.native)
 
     # -- state --------------------------------------------------------------------------------------------
 

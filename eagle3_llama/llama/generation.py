@@ -1,4 +1,4 @@
-"""The generation loop that EagleLlama and a batcher's requests share. They differ in where the tokens come from."""
+"""The generation loop of EagleLlama and of a batcher's requests. Their token sources differ."""
 
 from __future__ import annotations
 
