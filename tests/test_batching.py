@@ -151,8 +151,8 @@ def test_prefix_is_taken_up(batcher, plain):
 
 
 def test_short_prompts_start_together(batcher, monkeypatch):
-    rounds, go_on, work = [], threading.Event(), Batcher._round
-    monkeypatch.setattr(batcher, "_round", lambda slots: (rounds.append(len(slots)), work(batcher, slots)))
+    rounds, go_on, work = [], threading.Event(), batcher._rounds._round
+    monkeypatch.setattr(batcher._rounds, "_round", lambda busy: (rounds.append(len(busy)), work(busy)))
     threading.Thread(
         target=batcher._on_thread, args=(go_on.wait,)
     ).start()  # nothing is decoded before all have come

@@ -6,7 +6,7 @@ import tiny_models
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleParams  # before llama_cpp: it brings the library
-from eagle3_llama.batching import Batcher, BatchSettings, request
+from eagle3_llama.batching import Batcher, BatchSettings, tokens
 from eagle3_llama.batching.logprobs import Logprobs, TopRow, top_row
 
 from llama_cpp import Llama
@@ -143,14 +143,14 @@ def test_rows_in_flight_are_few(batcher, monkeypatch):
     """No row of logits is kept, and of reduced ones no more than the batcher runs ahead of a reader that
     lags."""
     most, pieces = [], []
-    deliver = Batcher._deliver
+    deliver = batcher._rounds._deliver
 
-    def watched(slot, piece):
+    def watched(slot, job, piece):
         pieces.append(piece)
-        deliver(batcher, slot, piece)
+        deliver(slot, job, piece)
         most.append(slot.job.pieces.qsize() if slot.job is not None else 0)
 
-    monkeypatch.setattr(batcher, "_deliver", watched)
+    monkeypatch.setattr(batcher._rounds, "_deliver", watched)
     with batcher.request(params=EagleParams(0)) as llm:
         stream = llm.create_completion(
             PROMPT,
@@ -167,9 +167,9 @@ def test_rows_in_flight_are_few(batcher, monkeypatch):
             next(stream)
             job = llm._job
         batcher._on_thread(lambda: None)
-        assert job.n_tokens <= job.wanted <= len(pieces) + request.AHEAD
+        assert job.n_tokens <= job.wanted <= len(pieces) + tokens.AHEAD
         n = 1 + sum(1 for _ in stream)
-    assert n > 100 and max(most) <= request.AHEAD and not any(p.rows for p in pieces)
+    assert n > 100 and max(most) <= tokens.AHEAD and not any(p.rows for p in pieces)
     assert all(len(t.ids) == 20 and t.ids.nbytes + t.values.nbytes == 160 for p in pieces for t in p.tops)
 
 
@@ -182,7 +182,7 @@ def test_a_criterion_and_its_rows(batcher, monkeypatch):
         out = []
         for token in llm.generate(PROMPT, temp=0.0, stopping_criteria=lambda ids, row: False):
             out.append(token)
-            assert max(wanted, default=0) <= len(out) + request.ROWS_AHEAD
+            assert max(wanted, default=0) <= len(out) + tokens.ROWS_AHEAD
             if len(out) == 30:
                 break
 

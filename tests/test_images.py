@@ -17,8 +17,8 @@ from tiny_models import scripted, wanted
 from tiny_vision import asks, needs_mtmd, picture
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams  # before llama_cpp: it brings the library
-from eagle3_llama.llama.eagle_llama import _address
 from eagle3_llama.runtime import library as _library
+from eagle3_llama.runtime.binding import address
 from eagle3_llama.runtime.engine import Draft
 
 import llama_cpp
@@ -226,7 +226,7 @@ def test_the_head_goes_on_behind_the_image(vlm):
 
     # of the last batch, which was that text
     features = np.empty((len(after), len(layers), tiny_models.N_EMBD), np.float32)
-    ctx, ids = engine.ffi.cast("void *", _address(eagle._ctx.ctx)), engine.ffi.new("int32_t[]", layers)
+    ctx, ids = engine.ffi.cast("void *", address(eagle._ctx.ctx)), engine.ffi.new("int32_t[]", layers)
     engine._check(
         engine.lib.eagle3_capture_get(
             ctx, ids, len(layers), len(after), engine.ffi.from_buffer("float[]", features)

@@ -19,7 +19,7 @@ from eagle3_llama import (  # before llama_cpp: it brings the library
     EagleParams,
     ErrorKind,
 )
-from eagle3_llama.llama.eagle_llama import _address
+from eagle3_llama.runtime.binding import address
 from eagle3_llama.runtime.engine import Draft
 
 from llama_cpp import Llama
@@ -218,7 +218,7 @@ def test_calls_out_of_order(eagle):
     engine.prefill(PROMPT)
     sampler = eagle._init_sampler(temp=0.0)
     with pytest.raises(EagleError, match="decode first"):
-        engine.verify(_address(sampler.sampler))
+        engine.verify(address(sampler.sampler))
     engine.decode(5, [6])
     with pytest.raises(EagleError, match="sampler is NULL"):
         engine.verify(0)

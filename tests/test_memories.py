@@ -15,7 +15,7 @@ from tiny_models import take
 from eagle3_llama import EagleError, EagleLlama, EagleParams
 from eagle3_llama.batching.model import BatchModel, BatchSettings
 from eagle3_llama.heads.convert.target import read_target
-from eagle3_llama.llama.eagle_llama import _address
+from eagle3_llama.runtime.binding import address
 from eagle3_llama.runtime.engine import Ask
 from eagle3_llama.runtime.params import Tree
 
@@ -95,7 +95,7 @@ def test_a_callback_that_raises(made):
     engine, samplers = model._engine, [model._init_sampler(temp=0.0) for _ in range(3)]
     asks, chains = (
         [Ask(slot, 9, EagleParams(0)) for slot in range(3)],
-        [_address(s.sampler) for s in samplers],
+        [address(s.sampler) for s in samplers],
     )
 
     def turn(on_draft):

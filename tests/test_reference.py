@@ -70,7 +70,7 @@ def test_upstream_reads_converted_heads(target, tmp_path, outtype):
 
 def test_live_features_match_reference(target):
     """Captured from the F32 target over several micro-batches; the file's features are float16."""
-    from eagle3_llama.llama.eagle_llama import _address
+    from eagle3_llama.runtime.binding import address
     from eagle3_llama.runtime.capture import Capture
 
     from llama_cpp import Llama
@@ -78,7 +78,7 @@ def test_live_features_match_reference(target):
     r = load_file(DATA / "reference.safetensors")
     tokens, features = r["0.tokens"], r["0.features"].astype(np.float32)
     llm = Llama(target, n_ctx=512, n_batch=256, n_ubatch=48, verbose=False)
-    with Capture(_address(llm._ctx.ctx), [2, 15, 27], llm.n_embd()) as capture:
+    with Capture(address(llm._ctx.ctx), [2, 15, 27], llm.n_embd()) as capture:
         llm.eval(tokens[: len(features)].tolist())
         live = capture.read(len(features)).reshape(features.shape)
     assert min(cosine(a, b) for a, b in zip(live, features)) > 0.9999

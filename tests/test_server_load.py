@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from server_tools import idle, running, settings, until
 
-from eagle3_llama.batching import Batcher
-from eagle3_llama.batching.request import AHEAD
+from eagle3_llama.batching.tokens import AHEAD
 
 
 @pytest.fixture(scope="module")
@@ -27,19 +26,19 @@ def test_the_hostile_load(files, load, monkeypatch):
     all room comes back."""
     monkeypatch.setattr(load, "TEXT", "x5 g8 " * 200)
     in_flight, inside, reserved, health = [], [], [], []
-    deliver = Batcher._deliver
     with running(settings(model=files[0], eagle=files[1], n_ctx=512, n_parallel=2, threads=1)) as s:
         shared = s.app.state.server
 
-        def watched(slot, piece):
+        deliver = s.batcher._rounds._deliver
+
+        def watched(slot, job, piece):
             assert not piece.rows and all(len(top.ids) == 20 for top in piece.tops)
-            job = slot.job
-            deliver(s.batcher, slot, piece)
+            deliver(slot, job, piece)
             in_flight.append(job.pieces.qsize())
             inside.append(shared.tokenizing.inside)
             reserved.append(shared.gate.logprobs.held)
 
-        monkeypatch.setattr(s.batcher, "_deliver", watched)
+        monkeypatch.setattr(s.batcher._rounds, "_deliver", watched)
         port = int(s.url.rsplit(":", 1)[1])
         seen = load.hostile_load(
             port, lambda: health.append(1) or 0, clients=6, tokens=120, texts=20, seconds=3600.0, lag=0.0

@@ -14,7 +14,7 @@ from eagle3_llama import (  # before llama_cpp: it brings the library
     EagleParams,
     ErrorKind,
 )
-from eagle3_llama.llama.eagle_llama import _address
+from eagle3_llama.runtime.binding import address
 from eagle3_llama.runtime.engine import Draft
 from eagle3_llama.runtime.params import StaticTree, Tree
 
@@ -115,7 +115,7 @@ def test_logits_after_random_trees(files, plain, eagle):
             token, right = answer[len(text) - 3], answer[len(text) - 2 :]
             tokens, parents, on_path = random_tree(rng, right[:8], rng.choice([3, 12, 60]))
             engine.decode(token, tokens, parents)
-            sampled = engine.verify(_address(sampler.sampler))
+            sampled = engine.verify(address(sampler.sampler))
             assert len(sampled) == on_path + 1
             engine.commit(len(sampled))
             text += [token, *sampled[:-1]]

@@ -1,8 +1,8 @@
-"""Log probabilities without rows of logits: each row is reduced to a few numbers as soon as it is there.
+"""Log probabilities without rows of logits: each row is reduced to a few numbers at once.
 
-llama-cpp-python keeps a row of n_vocab logits for each token and sorts the vocabulary of each in Python when the
-text has ended: 2,000 tokens of a vocabulary of 49,152 are 400 MB, and minutes. Here a row is the likeliest tokens and
-the one that followed, and OpenAI's object is written from that.
+llama-cpp-python keeps a row of n_vocab logits for each token. When the text has ended, it sorts each row in
+Python. For 2,000 tokens and a vocabulary of 49,152 that takes 400 MB, and minutes. Here, only
+the most likely tokens of a row and the token that followed are kept. OpenAI's object is written from these.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..runtime.binding import Llama
 
 
 class TopRow(NamedTuple):
-    """What is left of a row. ids, values: the likeliest tokens and their log probabilities, likeliest first."""
+    """What is kept of a row. ids, values: the most likely tokens, in order, and their log probabilities."""
 
     token: int  # that followed
     value: float  # its log probability
@@ -26,7 +26,7 @@ class TopRow(NamedTuple):
 
 
 def top_row(logits: np.ndarray, token: int, n: int) -> TopRow:
-    """Reduces logits, float32 [n_vocab], to the n likeliest tokens; of equals the larger id comes first."""
+    """Reduces logits, float32 [n_vocab], to the n most likely tokens. Of equals, the larger id is first."""
     values = Llama.logits_to_logprobs(logits)
     n = min(n, len(values))
     ids = np.empty(0, np.intp)
@@ -37,25 +37,27 @@ def top_row(logits: np.ndarray, token: int, n: int) -> TopRow:
 
 
 class Logprobs:
-    """Writes the `logprobs` of one completion, whole or chunk by chunk. detokenize: of token ids, bytes.
+    """Writes the `logprobs` of one completion, whole or chunk by chunk. detokenize: bytes of token ids.
 
-    rows: those of the tokens that are not written yet; whoever generates appends to it. bos is left out, as by
-    llama-cpp-python.
+    rows: those of the tokens that are not written yet; the generation appends to it. The token bos is left
+    out, as in llama-cpp-python.
     """
 
     def __init__(self, detokenize: Callable[[list[int]], bytes], bos: int, offset: int) -> None:
         self._detokenize, self._bos, self._offset = detokenize, bos, offset
-        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")  # a character may have several tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")(
+            "ignore"
+        )  # a character may be split over tokens
         self._texts: dict[int, str] = {}
         self.rows: list[TopRow] = []
 
     def whole(self, first: Sequence[TopRow] = ()) -> dict[str, Any]:
-        """Of all rows, after those of `first`, an echoed prompt's."""
+        """Writes all rows, after those of `first`, which belong to an echoed prompt."""
         rows, self.rows = [*first, *self.rows], []
         return self._write(rows)
 
     def chunk(self, text: str) -> dict[str, Any] | None:
-        """Of the tokens that make up a chunk's text: one at least, where there is one."""
+        """Writes the rows of the tokens of a chunk's text: at least one, if there is one."""
         size, n = len(text.encode()), 0
         while n < len(self.rows) and (n == 0 or size > 0):
             size -= len(self._detokenize([self.rows[n].token]))

@@ -13,7 +13,7 @@ from ..common.keywords import strict
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import is_end
 from ..llama.eagle_llama import EagleLlama
-from ..runtime.params import _check_int
+from ..runtime.params import check_int
 
 MAX_SLOTS = 32
 MAX_INTERVAL = 10.0  # seconds
@@ -22,9 +22,13 @@ MAX_INTERVAL = 10.0  # seconds
 @strict
 @dataclasses.dataclass(frozen=True)
 class BatchSettings:
-    """What a Batcher is made of. n_ctx: tokens of one slot; the cache holds n_parallel times as many. interval: seconds that a
-    request lets tokens gather for before it goes on reading; 0 takes those of each round at once. flash_attn: None turns it on where
-    the backend has it. Unknown names are refused with the nearest right one (EagleError BAD_ARGUMENT)."""
+    """Settings of a Batcher.
+
+    n_ctx: tokens of one slot; the cache has room for n_parallel times as many. interval: seconds for which a
+    request lets tokens gather before it reads them; with 0 it reads those of each round at once. flash_attn:
+    None turns it on if the backend supports it. An unknown name raises EagleError BAD_ARGUMENT, which names
+    the most similar known one.
+    """
 
     model: str
     eagle: str | None = None
@@ -39,20 +43,20 @@ class BatchSettings:
     interval: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_int("n_parallel", self.n_parallel, 1, MAX_SLOTS)
-        _check_int("n_ctx", self.n_ctx, 64, 1 << 22)
-        _check_int("n_batch", self.n_batch, 64, 1 << 14)
+        check_int("n_parallel", self.n_parallel, 1, MAX_SLOTS)
+        check_int("n_ctx", self.n_ctx, 64, 1 << 22)
+        check_int("n_batch", self.n_batch, 64, 1 << 14)
         if not 0.0 <= self.interval <= MAX_INTERVAL:
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT, f"interval is {self.interval!r}, expected seconds 0..{MAX_INTERVAL:g}"
             )
         if self.n_threads is not None:
-            _check_int("n_threads", self.n_threads, 1, 1024)
+            check_int("n_threads", self.n_threads, 1, 1024)
         _check_chat_format(self.chat_format, None)  # before a large model is loaded
 
 
 class BatchModel(EagleLlama):
-    """A model with a context of several sequences, each in a stream of its own cache. Tokenises; never generates."""
+    """A model with a context of several sequences, each with its own cache. It does not generate."""
 
     def __init__(self, s: BatchSettings) -> None:
         self._n_slots = s.n_parallel
@@ -76,7 +80,7 @@ class BatchModel(EagleLlama):
             self.close()
             raise
 
-    @EagleLlama.context_params.setter
+    @EagleLlama.context_params.setter  # type: ignore[attr-defined]  # mypy does not know the base's property
     def context_params(self, params: Any) -> None:
         params.n_seq_max = self._n_slots  # Llama has no argument for it
         self._context_params = params
@@ -88,7 +92,7 @@ class BatchModel(EagleLlama):
     def detokenize_pieces(
         self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
     ) -> bytes:
-        """As Llama.detokenize, which completions ask for the whole text at every token: pieces are kept."""
+        """Same as Llama.detokenize, with a cache: completions detokenize the whole text at every token."""
         if type(self.tokenizer_).__name__ != "LlamaTokenizer":
             return self.detokenize(tokens, prev_tokens, special)
         out = b"".join([self._piece(token, special) for token in tokens])
@@ -103,7 +107,10 @@ class BatchModel(EagleLlama):
 
 
 def _check_chat_format(name: str | None, of_model: dict[str, Any] | None) -> None:
-    """Raises EagleError BAD_ARGUMENT for a format that every chat would fail of. of_model: those of the file, once they are known."""
+    """Raises EagleError BAD_ARGUMENT for an unknown chat format, with which every chat would fail.
+
+    of_model: the formats of the file, None before it is loaded.
+    """
     from llama_cpp.llama_chat_format import LlamaChatCompletionHandlerRegistry
 
     known = [*LlamaChatCompletionHandlerRegistry()._chat_handlers, *(of_model or ())]

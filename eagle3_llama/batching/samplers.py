@@ -1,4 +1,4 @@
-"""Chains of llama.cpp's samplers, put together other than llama-cpp-python does."""
+"""Changes to the sampler chains of llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from llama_cpp._internals import LlamaSampler
 
 
 def with_bias(chain: Any, bias: Mapping[int, float], n_vocab: int) -> Any:
-    """The samplers of a LlamaSampler with llama.cpp's own logit bias behind its logits processors; `chain` is closed.
+    """Inserts llama.cpp's logit bias after the logits processors of a LlamaSampler, and closes `chain`.
 
-    llama-cpp-python adds a bias in Python instead, which copies the vocabulary for each row.
+    llama-cpp-python adds a bias in Python instead, and copies a row of n_vocab logits for each token.
     """
     out = LlamaSampler()
     n_processors = len(chain.custom_samplers)  # llama-cpp-python puts them first

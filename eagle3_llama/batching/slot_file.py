@@ -1,9 +1,9 @@
 """A slot as bytes: its text, the target's keys and values, the head's state.
 
-    magic "eagle3slot1\\n" | uint32 length of header | header, JSON | target's state | head's state | sha256 of all before
+    magic "eagle3slot1\\n" | uint32 size of header | JSON header | target's state | head's state | sha256
 
-The header names the model and the head; another one's state is refused, as are bytes that were damaged. The check is against
-accidents: whoever may write into the folder of slots is trusted with what is in them, as with the models.
+The header names the model and the head. The state of another model or head is refused, and so are damaged
+bytes. The check protects against accidents only: a user who may write into the folder of slots is trusted.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ..errors import EagleError, ErrorKind
 from ..runtime.binding import llama_cpp
 
 MAGIC = b"eagle3slot1\n"
-MAX_HEADER = 1 << 26  # a token of text is at most 8 characters of it
+MAX_HEADER = 1 << 26  # bytes; a token takes at most 8 of them
 
 
 def identity(batcher: Any) -> dict[str, Any]:
-    """What a state belongs to: sizes and shapes of target and head, and how the cache holds them."""
+    """Identifies what a state belongs to: sizes and shapes of target and head, and layout of the cache."""
     base, s = batcher.base, batcher.settings
     head = batcher._engine.head_info() if batcher._engine.has_head else None
     return {
@@ -42,7 +42,7 @@ def identity(batcher: Any) -> dict[str, Any]:
 
 @dataclasses.dataclass
 class Contents:
-    """What a slot's file holds. target: the state of its keys and values, as llama.cpp wants it."""
+    """Contents of a slot's file. target: the state of its KV cache in llama.cpp's format."""
 
     tokens: list[int]
     target: Any  # ctypes array of uint8
@@ -50,7 +50,7 @@ class Contents:
 
 
 def take(batcher: Any, slot: Any) -> Contents:
-    """The slot's contents. Runs in the batcher's thread, so it copies them and no more."""
+    """Copies the slot's contents. It does nothing else, because it runs in the batcher's thread."""
     ctx = batcher.base._ctx.ctx
     size = llama_cpp.llama_state_seq_get_size(ctx, slot.id) if slot.tokens else 0
     target = (ctypes.c_uint8 * size)()
@@ -65,7 +65,7 @@ def pack(of: dict[str, Any], contents: Contents) -> bytes:
     """The bytes of a slot's file. of: identity()."""
     sizes = {"target": len(contents.target), "head": len(contents.head)}
     header = json.dumps({"of": of, "tokens": contents.tokens, **sizes}).encode()
-    parts = [
+    parts: list[Any] = [
         MAGIC,
         struct.pack("<I", len(header)),
         header,
@@ -79,7 +79,10 @@ def pack(of: dict[str, Any], contents: Contents) -> bytes:
 
 
 def put(batcher: Any, slot: Any, contents: Contents) -> int:
-    """Fills the slot; returns its number of tokens. Runs in the batcher's thread. Raises EagleError BAD_VALUE, and the slot is empty."""
+    """Fills the slot and returns its number of tokens. Runs in the batcher's thread.
+
+    Raises EagleError BAD_VALUE, and empties the slot, if the contents do not fit.
+    """
     _clear(batcher, slot)
     ctx, tokens, target = batcher.base._ctx.ctx, contents.tokens, contents.target
     try:
@@ -112,7 +115,7 @@ def _clear(batcher: Any, slot: Any) -> None:
 
 
 def unpack(batcher: Any, data: bytes) -> Contents:
-    """What pack() made bytes of. Raises EagleError BAD_VALUE for damaged or foreign ones."""
+    """The contents that pack() wrote. Raises EagleError BAD_VALUE for damaged bytes or another model's."""
 
     def bad(why: str) -> EagleError:
         return EagleError(ErrorKind.BAD_VALUE, f"not a slot that can be restored: {why}")

@@ -1,4 +1,4 @@
-"""EagleLlama, and what makes it a llama_cpp.Llama: ownership of the context, states, scores, images, chat templates."""
+"""EagleLlama: a llama_cpp.Llama with ownership of its context, states, scores, images and chat templates."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ __all__ = ["EagleLlama"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "EagleLlama":  # loads the native libraries, which ownership, scores and chat do without
+    if name == "EagleLlama":  # loads the native libraries; ownership, scores and chat do not need them
         from .eagle_llama import EagleLlama
 
         return EagleLlama

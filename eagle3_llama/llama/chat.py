@@ -1,24 +1,24 @@
-"""Prompts in a model's own chat template, and answers on a terminal with drafted tokens coloured."""
+"""Prompts in a model's own chat template, and answers in a terminal with coloured draft tokens."""
 
 from __future__ import annotations
 
 import codecs
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-# position in an accepted draft -> colour; 0 is what the target said itself
+# position in an accepted draft -> colour; 0: sampled by the target
 COLOURS = ["default", "green", "cyan", "magenta", "yellow", "blue"]
 
 
 def chat_tokens(llm: Any, messages: list[dict[str, str]] | str) -> list[int]:
-    """Token ids of a conversation (or one user message) in the template that the target's GGUF carries.
+    """Token ids of a conversation (or of one user message) in the chat template of the target's GGUF.
 
-    Without a template the text of the messages is taken as it is.
+    Without a template, the text of the messages is used as it is.
     """
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
@@ -30,7 +30,7 @@ def chat_tokens(llm: Any, messages: list[dict[str, str]] | str) -> list[int]:
     text = lambda t: llm._model.token_get_text(t) if t != -1 else ""
     bos = text(llm.token_bos())
     prompt = Jinja2ChatFormatter(template, eos_token=text(llm.token_eos()), bos_token=bos)(
-        messages=messages
+        messages=messages  # type: ignore[arg-type]  # plain dicts
     ).prompt
     return llm.tokenize(
         prompt.encode(),
@@ -40,7 +40,7 @@ def chat_tokens(llm: Any, messages: list[dict[str, str]] | str) -> list[int]:
 
 
 def has_template(llm: Any) -> bool:
-    """Whether the GGUF carries a chat template: base models have none."""
+    """Whether the GGUF has a chat template. Base models have none."""
     return "tokenizer.chat_template" in llm.metadata
 
 
@@ -51,8 +51,8 @@ def is_end(llm: Any, token: int) -> bool:
     return llama_cpp.llama_vocab_is_eog(llm._model.vocab, token)
 
 
-def generate(llm: Any, prompt: list[int], n_predict: int, **sampling: Any) -> Iterator[int]:
-    """At most n_predict tokens of an answer, the end of generation not among them."""
+def generate(llm: Any, prompt: list[int], n_predict: int, **sampling: Any) -> Generator[int, None, None]:
+    """At most n_predict tokens of an answer, without the end-of-generation token."""
     with contextlib.closing(llm.generate(prompt, **sampling)) as tokens:
         for n, token in enumerate(tokens, 1):
             if is_end(llm, token):
@@ -63,7 +63,7 @@ def generate(llm: Any, prompt: list[int], n_predict: int, **sampling: Any) -> It
 
 
 class Printer:
-    """Writes tokens as they come; bytes of one character may arrive in several tokens."""
+    """Prints tokens as they come. The bytes of one character may be split over several tokens."""
 
     def __init__(self, console: Console, llm: Any) -> None:
         self.console, self.llm = console, llm
@@ -71,7 +71,7 @@ class Printer:
         self._before: list[int] = []
 
     def write(self, token: int, source: int = 0) -> str:
-        """Prints a token in the colour of its place in a draft and returns its text."""
+        """Prints a token in the colour of its position in the draft, and returns its text."""
         text = self._decoder.decode(self.llm.detokenize([token], prev_tokens=self._before or None))
         self._before = [*self._before[-8:], token]
         self.console.print(Text(text, style=COLOURS[min(source, len(COLOURS) - 1)]), end="", soft_wrap=True)
@@ -86,7 +86,7 @@ def stream(
     stop: Callable[[], bool] = lambda: False,
     **sampling: Any,
 ) -> tuple[list[int], float]:
-    """Generates and prints until stop(); returns the tokens and the seconds from the first token to the last."""
+    """Generates and prints until stop(). Returns the tokens, and the seconds from the first to the last."""
     printer, tokens, start = Printer(console, llm), [], 0.0
     with contextlib.closing(generate(llm, prompt, n_predict, **sampling)) as answer:
         for token in answer:

@@ -1,63 +1,58 @@
-"""EagleLlama: a llama_cpp.Llama that drafts. `generate()` is the seam; the rest is llama-cpp-python's own."""
+"""EagleLlama: a llama_cpp.Llama that drafts. Its own context is the source of the tokens."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import inspect
 import os
-import sys
-import time
 import warnings
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..common import keywords
 from ..errors import EagleError, ErrorKind
-from ..runtime import costs, library, machine
-from ..runtime.binding import Llama, LlamaState, llama_cpp
+from ..runtime import costs
+from ..runtime.binding import Llama, LlamaState, address, llama_cpp
 from ..runtime.engine import Engine
 from ..runtime.params import EagleParams
 from ..runtime.stats import EagleStats
 from . import saved_state
-from .flash import FlashLlama
+from .cost_key import cost_key
+from .generation import GeneratingLlama, GuardedProcessors
+from .local_tokens import LocalTokens
 from .media import MediaRows
-from .ownership import Claim, Ownership
+from .ownership import Ownership
 from .saved_state import EagleState  # noqa: F401 - states that were pickled earlier name it here
 from .scores import ScoreRows, reserved_rows
 
-_GENERATE = inspect.signature(Llama.generate)
 _SAMPLE = inspect.signature(Llama.sample)
 _LLAMA_NAMES = tuple(
     name for name in inspect.signature(Llama.__init__).parameters if name not in ("self", "kwargs")
 )
 _CALLS = (Llama.create_completion, Llama.create_chat_completion)
 _CALL_NAMES = {name for call in _CALLS for name in inspect.signature(call).parameters}
-_SAMPLER_ARGS = set(inspect.signature(Llama._init_sampler).parameters) - {"self", "logits_processor"}
-_GENERATION = "another generation"
 
 
-def _address(pointer: Any) -> int:
-    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
+class EagleLlama(GeneratingLlama):
+    """A faster `llama_cpp.Llama`: same arguments with the same defaults, same methods, same text.
 
+    eagle: a head (GGUF) that was trained for this model; None decodes plainly, with the same code.
+    (eagle_path and head are other names for it.)
+    flash_attn: False as in Llama, because it changes the text where two tokens are nearly equally likely.
+    With None, llama.cpp turns it on if the backend supports it; the commands, the server and Batcher use
+    None. Trees need it.
+    extract_layers: the target layers whose inputs the head reads, if its file names the wrong ones.
+    n_max, n_min, p_min, tree: see EagleParams. By default the planner chooses the drafts by their cost and
+    their acceptance rate on this machine. The costs are measured when a model is loaded for the first time
+    (a second or two) and kept in the cache.
 
-class EagleLlama(FlashLlama):
-    """A `llama_cpp.Llama` whose text comes faster: same arguments with the same defaults, same methods, same text.
-
-    eagle: a head (GGUF) trained for this very model; None decodes plainly through the same code. (eagle_path and head are
-    other names for it.)
-    flash_attn: False as in Llama, for it changes the text in near ties; None leaves it to llama.cpp, which turns it on where
-    the backend has it, as the commands, the server and Batcher do. Trees need it.
-    extract_layers: target layers whose inputs the head reads, where its file names the wrong ones.
-    n_max, n_min, p_min, tree: see EagleParams; as they stand, drafts are chosen by what they cost and bring here, measured
-    when the model is first loaded (a second or two, kept in the cache).
-
-    Raises EagleError (kind HEAD_MISMATCH) for a head of another target, BAD_ARGUMENT for a keyword that means one of these;
-    of others that Llama would ignore in silence it warns, once each. What cannot be drafted for (recurrent and hybrid
-    targets, a pruned sliding-window cache, embedding=True) is decoded plainly, with one warning.
+    Raises EagleError HEAD_MISMATCH if the head belongs to another target, and BAD_ARGUMENT for a keyword that
+    means one of these. It warns once about any other keyword that Llama would silently ignore. Some targets
+    cannot be drafted for (recurrent and hybrid ones, a pruned sliding-window cache, embedding=True): they
+    are decoded plainly, with one warning.
     """
 
     _n_slots = 1
@@ -76,10 +71,7 @@ class EagleLlama(FlashLlama):
         flash_attn: bool | None = False,
         **kwargs: Any,
     ) -> None:
-        self._owner, self._stack = (
-            Ownership(),
-            contextlib.ExitStack(),
-        )  # __del__ needs them even if we stop below
+        self._owner, self._stack = Ownership(), contextlib.ExitStack()  # __del__ needs them in any case
         eagle_path = keywords.one_of(
             {"eagle": eagle, **{name: kwargs.pop(name, None) for name in keywords.ALIASES}}
         )
@@ -92,12 +84,8 @@ class EagleLlama(FlashLlama):
         self._engine: Engine | None = None
         self._media = MediaRows()
         self._rows: ScoreRows | None = None
-        self._callback_error: BaseException | None = None
-        self._verify_base: int | None = None
-        self._drafted_out = self._accepted_out = 0  # drafts, and accepted ones that reached the caller
-        self.token_source = (
-            0  # of the token yielded last: its position in an accepted draft, 0 from the target
-        )
+        self._guard: GuardedProcessors | None = None  # the logits processors of _sampler
+        self._drafted_out = self._accepted_out = self.token_source = 0
         delegates = (
             kwargs.get("draft_model") is not None or kwargs.get("embedding") or kwargs.get("vocab_only")
         )
@@ -115,11 +103,10 @@ class EagleLlama(FlashLlama):
             raise
 
     def _begin(self, logits_all: bool) -> None:
-        # Rows of logits are kept where somebody reads them. None is not False, at which llama-cpp-python refuses logprobs.
-        self._logits_all = logits_all or None
-        self.input_ids = np.zeros(
-            self._n_ctx, np.intc
-        )  # n_ctx as the context rounded it up, which Llama forgets here
+        # Logits are kept only where they are read. With False, llama-cpp-python would refuse logprobs.
+        self._logits_all = logits_all or None  # type: ignore[assignment]
+        # Llama allocates n_ctx ids as it was given; the context may have rounded n_ctx up.
+        self.input_ids = np.zeros(self._n_ctx, np.intc)
         if logits_all:
             self.scores = reserved_rows(self._n_ctx, self._n_vocab)
         self._engine = self._open_engine(self._eagle_path)
@@ -127,18 +114,15 @@ class EagleLlama(FlashLlama):
         self.eagle_params = self._params
 
     def close(self) -> None:
-        """Frees head and model; may be called twice. A generation under way cannot go on."""
-        if hasattr(self, "_stack"):  # or the constructor was not even entered
+        """Frees head and model; may be called twice. A running generation cannot continue."""
+        if hasattr(self, "_stack"):  # false if the constructor was never entered
             with self._owner.call("close()"):
                 super().close()
 
     def _open_engine(self, eagle_path: str | None) -> Engine:
-        ctx, model = _address(self._ctx.ctx), _address(self._model.model)
-        if (
-            eagle_path is not None
-            and llama_cpp.llama_model_n_swa(self._model.model) > 0
-            and not self.context_params.swa_full
-        ):
+        ctx, model = address(self._ctx.ctx), address(self._model.model)
+        windowed = llama_cpp.llama_model_n_swa(self._model.model) > 0
+        if eagle_path is not None and windowed and not self.context_params.swa_full:
             warnings.warn(
                 "EagleLlama decodes plainly: with swa_full=False the target cannot take back a draft; "
                 "leave swa_full out",
@@ -158,7 +142,7 @@ class EagleLlama(FlashLlama):
 
     @property
     def eagle_params(self) -> EagleParams:
-        """How drafts are made; may be set between calls."""
+        """The drafting parameters; may be set between calls."""
         return self._params
 
     @eagle_params.setter
@@ -171,7 +155,8 @@ class EagleLlama(FlashLlama):
             if self._engine.has_head and params.fixed_tree and not self._engine.can_tree:
                 raise EagleError(
                     ErrorKind.UNSUPPORTED,
-                    "this context cannot check a tree: load the model with flash_attn=True, or leave tree out",
+                    "this context cannot check a tree: load the model with flash_attn=True,"
+                    " or leave tree out",
                 )
             if self._engine.has_head and params.n_max != 0 and self._engine.costs is None:
                 self._measure()
@@ -179,53 +164,26 @@ class EagleLlama(FlashLlama):
         self._params = params
 
     def _measure(self) -> None:
-        """Gives the planner its costs. Measuring leaves nothing of a text in the context."""
-        with self._owner.call("measuring what rows and drafts cost"):
-            room = llama_cpp.llama_n_ctx_seq(self._ctx.ctx)  # of one sequence, which may be a part of n_ctx()
-            self._engine.plan(costs.cached(self._engine, self._cost_key(), room, min(self.n_batch, 256)))
-            self._engine.release_threads()
+        """Gives the planner its costs, measured or from the cache. The context is empty afterwards."""
+        with self._owner.call("measuring the costs of rows and drafts"):
+            room = llama_cpp.llama_n_ctx_seq(self._ctx.ctx)  # of one sequence; n_ctx() may be that of several
+            measured = costs.cached(self.native, self._cost_key(), room, min(self.n_batch, 256))
+            self.native.plan(measured)
+            self.native.release_threads()
             self.reset()
 
     def _cost_key(self) -> list[object]:
-        """What decides the costs of rows and drafts: files, the libraries' too, machine, where tensors are, threads, the cache."""
-        p, m, lib_dir = self.context_params, self.model_params, library.find_lib_dir()
-        files = [
-            self.model_path,
-            self._eagle_path,
-            self.lora_path,
-            *(sorted(lib_dir.iterdir()) if lib_dir else []),
-        ]
-        about = [(str(f), os.path.getsize(f), os.path.getmtime(f)) for f in files if f]
-        placed = [
-            m.n_gpu_layers,
-            m.split_mode,
-            m.main_gpu,
-            self.tensor_split,
-            m.load_mode,
-            self.numa,
-            self.kv_overrides,
-            self.lora_scale,
-        ]
-        cache = [
-            p.type_k,
-            p.type_v,
-            p.offload_kqv,
-            p.op_offload,
-            p.swa_full,
-            p.kv_unified,
-            p.n_seq_max,
-            p.flash_attn_type,
-        ]
-        return [
-            about,
-            machine.identity(lib_dir),
-            placed,
-            cache,
-            p.n_threads,
-            p.n_threads_batch,
-            p.n_batch,
-            p.n_ubatch,
-        ]
+        return cost_key(self, self._eagle_path)
+
+    @property
+    def native(self) -> Engine:
+        """The engine over this model's context."""
+        assert self._engine is not None, "llama-cpp-python decodes itself"
+        return self._engine
+
+    @property
+    def _delegates(self) -> bool:
+        return self._engine is None
 
     @property
     def stats(self) -> EagleStats:
@@ -235,23 +193,27 @@ class EagleLlama(FlashLlama):
     # -- evaluation ---------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Makes the native side hold exactly n_tokens positions. More of them than it decoded are an image's,
-        or gone: a recurrent target that could not take back rows is empty, and so is the text then."""
-        n_past = self._engine.n_past()
-        memory = llama_cpp.llama_get_memory(self._ctx.ctx)
-        if n_past == 0 < self.n_tokens and llama_cpp.llama_memory_seq_pos_max(memory, 0) < 0:
+        """Makes the engine hold exactly n_tokens positions.
+
+        If the context has more of them than the engine decoded, an image is there. If it has none at all, a
+        recurrent target lost them, because it could not take back rows; then the text is empty too.
+        """
+        n_past = self.native.n_past()
+        if n_past == 0 < self.n_tokens and llama_cpp.llama_memory_seq_pos_max(self._ctx.memory, 0) < 0:
             super().reset()
         elif n_past > self.n_tokens:
-            self._engine.rewind(self.n_tokens)
+            self.native.rewind(self.n_tokens)
             self._requires_eval = True
         elif n_past < self.n_tokens:
-            self._engine.state_reset(self.n_tokens)  # the head goes on behind them
-            self.input_ids[n_past : self.n_tokens] = self._media.ids(
-                n_past, self.n_tokens - n_past, self._n_vocab
-            )
+            self.native.state_reset(self.n_tokens)  # the head continues after them
+            n_image = self.n_tokens - n_past
+            self.input_ids[n_past : self.n_tokens] = self._media.ids(n_past, n_image, self._n_vocab)
+
+    def _forget_text(self) -> None:
+        super().reset()
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluates tokens after what is there, in batches of n_batch."""
+        """Evaluates tokens after the present text, in batches of n_batch."""
         with self._owner.call("eval()"):
             if self._engine is None:
                 super().eval(tokens)
@@ -264,9 +226,9 @@ class EagleLlama(FlashLlama):
         all_logits = bool(all_logits or self._logits_all)
         for i in range(0, len(tokens), self.n_batch):
             batch = list(tokens[i : i + self.n_batch])
-            self._engine.prefill(batch, all_logits=all_logits)
+            self.native.prefill(batch, all_logits=all_logits)
             for row in range(len(batch) if all_logits else 0):
-                self._keep(self.n_tokens + row, row)
+                self._keep_row(self.n_tokens + row, self._logits, row)
             self.input_ids[self.n_tokens : self.n_tokens + len(batch)] = batch
             self.n_tokens += len(batch)
             self._requires_eval = False
@@ -276,15 +238,15 @@ class EagleLlama(FlashLlama):
         with self._owner.call("reset()"):
             super().reset()
             if self._engine is not None:
-                self._settle()  # rows that somebody else decodes now begin at 0
+                self._settle()  # an image's rows may follow, and begin at 0
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
-        """As Llama.embed."""
+        """Same as Llama.embed."""
         with self._owner.call("embed()"):
             return super().embed(*args, **kwargs)
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
-        """As Llama.sample: after a generation with its sampler, whatever is asked."""
+        """Same as Llama.sample. After a generation it uses that generation's sampler, whatever is asked."""
         with self._owner.call("sample()"):
             return super().sample(*args, **kwargs) if self._engine is None else self._sample(*args, **kwargs)
 
@@ -297,28 +259,43 @@ class EagleLlama(FlashLlama):
         if not llama_cpp.llama_get_logits_ith(self._ctx.ctx, row):
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT,
-                f"idx is {a['idx']}: the logits of that position are not "
-                "there (logits_all=True keeps those of the last batch)",
+                f"idx is {a['idx']}: the logits of that position are not there"
+                " (logits_all=True keeps those of the last batch)",
             )
-        sampler = self._sampler or self._new_sampler(a)
+        if own := self._sampler is None:
+            self._guard = self._guarded(a["logits_processor"], lambda: self._input_ids)
+        sampler = self._new_sampler(a, self._guard) if own else self._sampler
         try:
-            token = self._engine.sample(_address(sampler.sampler), row)
+            return self._draw(sampler, row)
         finally:
-            if sampler is not self._sampler:
+            if own:
                 sampler.close()
-        self._raise_callback_error()
+                self._guard = None
+
+    def _draw(self, sampler: Any, row: int = -1) -> int:
+        """A token from a row of the last batch. Raises what a logits processor raised."""
+        token = self.native.sample(address(sampler.sampler), row)
+        self._raise_processors()
         return token
 
+    def _raise_processors(self) -> None:
+        if self._guard is not None:
+            self._guard.raise_error()
+
+    def _guarded(
+        self, processors: Sequence[Any] | None, text: Callable[[], np.ndarray]
+    ) -> GuardedProcessors | None:
+        return GuardedProcessors(processors, text) if processors is not None else None
+
     def _refresh(self) -> None:
-        """Makes the last row decoded that of the last token, which a rejected draft may have followed."""
+        """Decodes the last token again if the last row of the batch is a rejected draft's."""
         if self.n_tokens == 0:
             raise EagleError(
-                ErrorKind.BAD_ARGUMENT,
-                "there is nothing to sample from: eval() tokens first, or give a prompt",
+                ErrorKind.BAD_ARGUMENT, "there is nothing to sample from: call eval() first, or give a prompt"
             )
         if self._requires_eval:
             self._settle()
-            self._engine.rewind(self.n_tokens - 1)
+            self.native.rewind(self.n_tokens - 1)
             self.n_tokens -= 1
             self._eval([int(self.input_ids[self.n_tokens])], all_logits=False)
 
@@ -326,241 +303,26 @@ class EagleLlama(FlashLlama):
         pointer = llama_cpp.llama_get_logits_ith(self._ctx.ctx, row)
         return np.ctypeslib.as_array(pointer, shape=(self._n_vocab,))
 
-    def _keep(self, position: int, row: int) -> np.ndarray | None:
-        """Copies a row of the last batch to where somebody reads the scores of position, and returns the copy."""
-        if self._logits_all:
-            self.scores[position] = self._logits(row)
-            return self.scores[position]
-        return self._rows.put(position, self._logits(row)) if self._rows is not None else None
+    def _keep_row(
+        self, position: int, logits: Callable[[int], np.ndarray] | None, i: int
+    ) -> np.ndarray | None:
+        if not self._logits_all or logits is None:
+            return super()._keep_row(position, logits, i)
+        self.scores[position] = logits(i)
+        return self.scores[position]
 
-    @property
-    def _scores(self) -> np.ndarray:
-        return super()._scores if self._rows is None else self._rows.array()
-
-    # -- generation ---------------------------------------------------------------------------------------
-
-    def generate(
-        self, tokens: Sequence[int], *args: Any, **kwargs: Any
-    ) -> Generator[int, Sequence[int] | None, None]:
-        """As Llama.generate, and the same tokens for the same seed."""
-        claim = self._owner.claim(_GENERATION, adopts=True)
-        if self._engine is None:
-            steps = super().generate(tokens, *args, **kwargs)
-        else:
-            steps, claim.adopts = self._generate(claim, tokens, *args, **kwargs), False
-        yield from self._owner.run(claim, steps, take=True)
-
-    def _generate(
-        self, claim: Claim, tokens: Sequence[int], *args: Any, **kwargs: Any
-    ) -> Generator[int, Sequence[int] | None, None]:
-        bound = _GENERATE.bind(self, tokens, *args, **kwargs)
-        bound.apply_defaults()
-        a = bound.arguments
-        self._mirostat_mu = ctypes.c_float(2.0 * a["mirostat_tau"])
-        last, self._sampler = self._sampler, self._new_sampler(a)
-        if last is not None:
-            last.close()  # it holds itself, and would wait for the collector of cycles
-        self._callback_error = self._verify_base = None
-
-        # a logits processor is shown the text before its row, which only a chain lays out in order
-        self._round_params = (
-            self._params.chain()
-            if a["logits_processor"] and self._engine.trees(self._params)
-            else self._params
-        )
-        started = time.perf_counter()
-        stopping, whole = a["stopping_criteria"], claim.record == "prompt"
-        tokens = self._reuse_prefix(list(tokens), whole) if a["reset"] else list(tokens)
-        if not tokens:
-            self._refresh()
-        self._rows = None
-        if not self._logits_all and (claim.record != "none" or stopping is not None):
-            row0 = self.n_tokens if whole else self.n_tokens + len(tokens) - 1
-            self._rows = ScoreRows(self._n_vocab, row0, claim.record != "none")
-        try:
-            self._eval(tokens, whole)
-            token = self._sample_last()
-            self.stats.prompt += time.perf_counter() - started
-            yield from self._stream(token, stopping)
-        finally:
-            self._owner.release(claim, self._end)
-
-    def _end(self) -> None:
-        """After a generation, wherever it stopped."""
-        self._verify_base = None
-        self._settle()
-        self._engine.release_threads()  # the next call may come from another thread
-
-    def _new_sampler(self, a: dict[str, Any]) -> Any:
-        """A sampler of generate()'s or sample()'s arguments."""
-        processors = self._guarded(a["logits_processor"])
-        return self._init_sampler(**{name: a[name] for name in _SAMPLER_ARGS}, logits_processor=processors)
-
-    def _reuse_prefix(self, tokens: list[int], whole: bool) -> list[int]:
-        """Keeps what the cache shares with the prompt and returns the rest: none if the last row is the prompt's own.
-
-        whole: every row is wanted.
-        """
-        n = 0 if whole else Llama.longest_token_prefix(self._input_ids.tolist(), tokens)
-        self._settle()
-        if n == len(tokens) == self.n_tokens and not self._requires_eval:
-            return []
-        n = min(n, max(len(tokens) - 1, 0))
-        self._media.check(tokens, n)
-        try:
-            self._engine.rewind(n)
-        except EagleError:  # a memory that cannot drop part of a sequence starts over
-            n = 0
-            self._engine.rewind(0)
-        if n == 0:
-            super().reset()
-            return tokens
-        if self.verbose:
-            print(
-                f"Llama.generate: {n} prefix-match hit, remaining {len(tokens) - n} prompt tokens to eval",
-                file=sys.stderr,
-            )
-        self.n_tokens = n
-        return tokens[n:]
-
-    def _sample_last(self) -> int:
-        token = self._engine.sample(_address(self._sampler.sampler))
-        self.token_source = 0
-        self._raise_callback_error()
-        return token
-
-    def _stream(self, token: int, stopping: Any) -> Generator[int, Sequence[int] | None, None]:
-        """Yields token, then what the rounds sample; n_tokens always counts what precedes the token yielded."""
-        rounds = self._rounds(token)
-        if self._stops(stopping, -1):
-            return
-        sent = yield from self._give(token)
-        while True:
-            if sent:  # the caller goes on with tokens of its own
-                self._eval([token, *sent], all_logits=False)
-                token = self._sample_last()
-                rounds = self._rounds(token)
-                if self._stops(stopping, -1):
-                    return
-                sent = yield from self._give(token)
-                continue
-            base = self.n_tokens
-            sampled = next(rounds)
-            self._raise_callback_error()
-            self._drafted_out += sampled.drafted
-            self.input_ids[base + 1 : base + len(sampled)] = sampled[
-                :-1
-            ]  # the drafts of a tree lie there level by level
-            for i, token in enumerate(sampled):
-                accepted = i + 1 < len(sampled)
-                self._accepted_out += accepted
-                self.token_source = i + 1 if accepted else 0
-                self.n_tokens = base + i + 1
-                if self._stops(stopping, i):
-                    return
-                sent = yield from self._give(token)
-                if sent:
-                    break
-
-    def _give(self, token: int) -> Generator[int, Sequence[int] | None, Sequence[int] | None]:
-        """Yields token and returns what the caller sends; n_tokens is not the caller's to set meanwhile."""
-        n = self.n_tokens
-        self._engine.stats.tokens += 1
-        sent = yield token
-        if self.n_tokens != n:
-            raise EagleError(
-                ErrorKind.CONTEXT_TAKEN,
-                f"this generation cannot go on: n_tokens was {n} at its "
-                f"last token and is {self.n_tokens} now",
-            )
-        return sent
-
-    def _rounds(self, token: int) -> Iterator[list[int]]:
-        return self._engine.rounds(
-            0, token, self._round_params, _address(self._sampler.sampler), self._on_draft
-        )
-
-    def _on_draft(self, token: int, drafts: list[int]) -> None:
-        base = self.n_tokens
-        self.input_ids[base] = token
-        self.input_ids[base + 1 : base + 1 + len(drafts)] = drafts
-        self._verify_base = base + 1
-        self._requires_eval = len(drafts) > 0  # then the last row of the batch may be a rejected one
-
-    def _stops(self, stopping: Any, row: int) -> bool:
-        """Keeps the row that the next token was sampled from, where anybody wants it, and asks the caller."""
-        if self._rows is None and not self._logits_all:
-            return False
-        scores = self._keep(self.n_tokens - 1, self._engine.row(row) if row > 0 else row)
-        return stopping is not None and stopping(self._input_ids, scores)
-
-    def _guarded(self, processors: Any) -> Any:
-        """Logits processors that see the sequence as it is at their row, and whose errors come back to the caller.
-
-        llama-cpp-python loses exceptions raised inside a sampler.
-        """
-        if processors is None:
-            return None
-
-        def process(_: Any, scores: Any) -> Any:
-            if self._callback_error is not None:
-                return scores
-            if self._verify_base is not None:  # rows of a round follow each other
-                self.n_tokens = self._verify_base
-                self._verify_base += 1
-            try:
-                for processor in processors:
-                    scores[:] = processor(self._input_ids, scores)
-            except BaseException as e:
-                self._callback_error = e
-            return scores
-
-        return [process]
-
-    def _raise_callback_error(self) -> None:
-        error, self._callback_error = self._callback_error, None
-        if error is not None:
-            raise error
-
-    # -- completions --------------------------------------------------------------------------------------
-
-    def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """Llama's, with true logprobs without logits_all, and what drafting did in `usage`."""
-        claim = self._owner.claim(_GENERATION, adopts=True)
-        steps = super()._create_completion(*args, **kwargs)
-        if self._engine is not None:
-            logprobs, echo = kwargs.get("logprobs"), kwargs.get("echo")
-            claim.record = "none" if logprobs is None else "prompt" if echo else "all"
-            steps = self._complete(claim, steps)
-        yield from self._owner.run(claim, steps)
-
-    def _complete(self, claim: Claim, steps: Generator[Any, None, None]) -> Generator[Any, None, None]:
-        before = (self._drafted_out, self._accepted_out)
-        try:
-            for item in steps:
-                if "usage" in item:
-                    item["usage"]["completion_tokens_details"] = self._details(before)
-                yield item
-        finally:
-            steps.close()
-            self._owner.release(claim, self._forget_rows)
-
-    def _forget_rows(self) -> None:
-        self._rows = None
-
-    def _details(self, before: tuple[int, int]) -> dict[str, int]:
-        drafted, accepted = self._drafted_out - before[0], self._accepted_out - before[1]
-        return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
+    def _tokens_from(self) -> LocalTokens:
+        return LocalTokens(self, self.native)
 
     # -- state --------------------------------------------------------------------------------------------
 
     def save_state(self) -> LlamaState:
-        """Target and head, and with logits_all the scores. A generation under way goes on after it."""
+        """The state of target and head, with logits_all the scores too. A running generation can continue."""
         self._owner.look()
         return super().save_state() if self._engine is None else saved_state.save(self)
 
     def load_state(self, state: LlamaState) -> None:
-        """Restores save_state(); a state without a head's (from a plain Llama) works too."""
+        """Restores save_state(). The state of a plain Llama, which has none of a head, works too."""
         with self._owner.call("load_state()"):
             if self._engine is None:
                 super().load_state(state)

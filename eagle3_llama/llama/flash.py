@@ -1,4 +1,4 @@
-"""llama_cpp.Llama with llama.cpp's own choice of flash attention beside on and off."""
+"""llama_cpp.Llama that can leave the choice of flash attention to llama.cpp."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..runtime.binding import Llama, llama_cpp
 
 
 class FlashLlama(Llama):
-    """flash_attn=None is llama.cpp's `auto`: on where the backend has it. False, as in Llama, if left out."""
+    """flash_attn=None is llama.cpp's `auto`: on if the backend supports it. Default: False, as in Llama."""
 
     def __init__(self, model_path: str, *, flash_attn: bool | None = False, **kwargs: Any) -> None:
         self._flash_attn = flash_attn
@@ -16,7 +16,7 @@ class FlashLlama(Llama):
 
     @property
     def context_params(self) -> Any:
-        if self._flash_attn is None:  # Llama sets on or off before it reads this to make the context
+        if self._flash_attn is None:  # Llama sets on or off before it creates the context from this
             self._context_params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO
         return self._context_params
 

@@ -1,4 +1,4 @@
-"""Rows of the context that no text makes: llama-cpp-python's handlers decode images and sound there."""
+"""Positions of the context that hold images or sound, which llama-cpp-python's handlers decode."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import numpy as np
 
 from ..errors import EagleError, ErrorKind
 
-_REMEMBERED = 64  # images whose ids are still known when a prompt comes back with them
+_REMEMBERED = 64  # images whose ids are still known when a later prompt has them
 
 
 class MediaRows:
-    """Gives the rows of images ids of their own in input_ids.
+    """Gives the positions of images ids in input_ids.
 
-    Prompts and what the context holds are compared by ids, which the rows of an image do not have:
-    llama-cpp-python leaves there what was there before. Ids drawn at random, the same in every run, are no
-    text's and no other image's; and they are ids of the vocabulary, so that whoever looks at input_ids need
-    not know.
+    A prompt and the context are compared by ids, but an image has none: llama-cpp-python leaves the ids that
+    were there before. Here an image gets random ids, the same in every run. They differ from those of any
+    text or other image. They are ids of the vocabulary, so other code can read input_ids as before.
     """
 
     def __init__(self) -> None:
@@ -26,20 +25,20 @@ class MediaRows:
         self._given: collections.deque[tuple[int, list[int]]] = collections.deque(maxlen=_REMEMBERED)
 
     def ids(self, start: int, n: int, n_vocab: int) -> np.ndarray:
-        """int32 [n] for the n positions from start on."""
+        """int32 [n], for the n positions that begin at start."""
         ids = self._random.integers(0, n_vocab, n, np.int32)
         self._given.append((start, ids.tolist()))
         return ids
 
     def check(self, tokens: Sequence[int], n_kept: int) -> None:
-        """Raises EagleError if tokens, a prompt, hold an image of which the context keeps not all.
+        """Raises EagleError if a prompt has an image that the context does not keep whole.
 
-        n_kept: the first tokens of the prompt, which it keeps.
+        tokens: the prompt. n_kept: number of its first tokens that the context keeps.
         """
         for start, ids in self._given:
             if n_kept < start + len(ids) and tokens[start : start + len(ids)] == ids:
                 raise EagleError(
                     ErrorKind.CONTEXT_TAKEN,
-                    "the prompt holds an image that the context no longer holds: another call has used the "
-                    "model since, or every row's logprobs are asked for (echo); send the message again",
+                    "the context no longer has an image of the prompt: another call has used the model since,"
+                    " or the logprobs of every token were requested (echo); send the message again",
                 )

@@ -1,8 +1,8 @@
-"""Who holds a model's context: one generation, or one call such as eval(), at a time.
+"""Ownership of a model's context: one generation, or one call such as eval(), at a time.
 
-A generator may be left half way, go on after another one has used the context, or be finalised by the
-collector in the middle of another's step, even on another thread. So each has a claim: a step asks whether
-the context is still its own, and so does whatever a `finally` puts in order.
+A generator may be left half way, be continued after another one has used the context, or be finalised by
+the garbage collector during another's step, even on another thread. Therefore each has a claim. Each step,
+and each clean-up in a `finally`, checks that the claim still holds the context.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ..errors import EagleError, ErrorKind
 
 
 class Claim:
-    """A generation's right to the context, or a call's. Made by Ownership.claim().
+    """The right of a generation or a call to the context. Made by Ownership.claim().
 
-    adopts: calls of the same thread, in the middle of its step, are part of it. record: logits that a
-    completion asks its generation to keep: none, all (of generated tokens), prompt (and of the prompt).
+    adopts: calls that the same thread makes during its step are part of it. record: the logits that a
+    completion asks its generation to keep: none, all (of the generated tokens), prompt (of the prompt too).
     """
 
     def __init__(self, who: str, adopts: bool) -> None:
@@ -29,15 +29,15 @@ class Claim:
 
 
 class Ownership:
-    """The context of one model. Nobody waits for a step: who comes in the middle of one is refused."""
+    """Ownership of one model's context. Nobody waits: a step during another's step is refused."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # the collector may finalise a generator while its thread holds it
+        self._lock = threading.RLock()  # a generator may be finalised while its thread holds the lock
         self._holder: Claim | None = None  # whose text the context holds
-        self._running: Claim | None = None  # who is in the middle of a step
+        self._running: Claim | None = None  # whose step is running
 
     def claim(self, who: str, adopts: bool = False) -> Claim:
-        """A new claim; in the middle of a step that adopts, that step's."""
+        """A new claim. During a step that adopts calls, the claim of that step."""
         running = self._running
         if running is not None and running.adopts and running.thread == threading.get_ident():
             return running
@@ -45,10 +45,9 @@ class Ownership:
 
     @contextlib.contextmanager
     def step(self, claim: Claim, take: bool = False) -> Iterator[None]:
-        """Inside, nobody else gets the context. take: from whoever holds it.
+        """Inside, nobody else gets the context. take: takes it from its holder.
 
-        Raises EagleError: CONTEXT_TAKEN if another claim has taken it since, BUSY in the middle of another's
-        step.
+        Raises EagleError CONTEXT_TAKEN if another claim has taken it since, BUSY during another's step.
         """
         with self._lock:
             before = self._running
@@ -57,10 +56,11 @@ class Ownership:
             if take:
                 self._holder, claim.taken = claim, True
             elif claim.taken and self._holder is not claim:
+                who = self._holder.who if self._holder is not None else "another"
                 raise EagleError(
                     ErrorKind.CONTEXT_TAKEN,
-                    f"this generation cannot go on: {self._holder.who} has taken the"
-                    " context since its last token; finish one before the next, or load the model twice",
+                    f"this generation cannot continue: {who} has taken the context since its last token;"
+                    " finish one before the next, or load the model twice",
                 )
             self._running, claim.thread = claim, threading.get_ident()
         try:
@@ -69,9 +69,9 @@ class Ownership:
             self._running = before
 
     def look(self) -> None:
-        """For what only reads the context, which a callback may do.
+        """For calls that only read the context. A callback may make them.
 
-        Raises EagleError (kind BUSY) in the middle of another thread's step.
+        Raises EagleError BUSY during another thread's step.
         """
         running = self._running
         if running is not None and running.thread != threading.get_ident():
@@ -79,14 +79,14 @@ class Ownership:
 
     @contextlib.contextmanager
     def call(self, who: str) -> Iterator[None]:
-        """A call that changes what the context holds."""
+        """For a call that changes the context."""
         with self.step(self.claim(who, adopts=True), take=True):
             yield
 
     def run(
         self, claim: Claim, steps: Generator[Any, Any, None], take: bool = False
     ) -> Generator[Any, Any, None]:
-        """The items of a generator while claim holds the context, which its first step takes if `take`."""
+        """The items of a generator. Each step needs the context. take: the first step takes it."""
         sent = None
         try:
             while True:
@@ -101,7 +101,7 @@ class Ownership:
             steps.close()
 
     def release(self, claim: Claim, settle: Callable[[], None]) -> None:
-        """For a `finally`: calls settle if the context is still the claim's, before anybody else gets it."""
+        """For a `finally`: calls settle if the claim still holds the context, before anybody else gets it."""
         with self._lock:
             if self._holder is claim:
                 settle()
@@ -110,6 +110,6 @@ class Ownership:
 def _busy(running: Claim) -> EagleError:
     return EagleError(
         ErrorKind.BUSY,
-        f"the model is in the middle of a step of {running.who}: a callback, or"
-        " another thread, can use it between two tokens only",
+        f"the model is in the middle of a step of {running.who}: a callback or another thread can use it only"
+        " between two tokens",
     )

@@ -1,4 +1,4 @@
-"""What EagleLlama.save_state() gives and load_state() takes: the target's state with the head's beside it."""
+"""The state that EagleLlama.save_state() returns and load_state() takes: that of target and head."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from ..runtime.binding import LlamaState, llama_cpp
 
 
 class EagleState(LlamaState):
-    """A saved state with the head's beside the target's. eagle_state is None when there was no head."""
+    """A saved state. eagle_state is the head's, None if there was no head."""
 
     eagle_state: bytes | None = None
 
     @property
     def llama_state_size(self) -> int:
-        """Bytes of all that is saved: llama-cpp-python's caches keep to their capacity by it."""
+        """Bytes of the whole state. llama-cpp-python's caches limit their size by it."""
         arrays = self.input_ids.nbytes + self.scores.nbytes
         return len(self.llama_state) + len(self.eagle_state or b"") + arrays
 
     @llama_state_size.setter
     def llama_state_size(self, _: int) -> None:
-        """What LlamaState is given, the target's bytes alone, is not kept."""
+        """Ignored: LlamaState is given the size of the target's state alone."""
 
 
 def save(llm: Any) -> EagleState:
-    """An EagleLlama's state. Changes nothing, so that a generation under way goes on.
+    """The state of an EagleLlama. Changes nothing, so a running generation can continue.
 
-    Rows that it accepted ahead of the text are saved too.
+    Tokens that were accepted but not yielded yet are saved too.
     """
     if llm._engine.n_past() < llm.n_tokens:
         llm._settle()
-    head = llm._engine.state() if llm._engine.has_head else None  # refused in the middle of a round
+    head = llm._engine.state() if llm._engine.has_head else None  # raises during a round
     scores = llm._scores.copy() if llm._logits_all else np.empty((0, llm._n_vocab), np.float32)
     target = _target_state(llm._ctx.ctx)
     state = EagleState(
@@ -59,16 +59,18 @@ def _target_state(ctx: Any) -> bytes:
 
 
 def load(llm: Any, state: LlamaState) -> None:
-    """Puts a state into an EagleLlama.
+    """Loads a state into an EagleLlama.
 
-    Raises EagleError (kind BAD_VALUE) for one of another model or context, and the context is empty then.
+    Raises EagleError BAD_VALUE if it belongs to another model or context. The context is empty then.
     """
     n = state.n_tokens
     llm.n_tokens, llm._requires_eval, llm._rows = 0, True, None
     try:
         if n > len(llm.input_ids):
             room = len(llm.input_ids)
-            raise EagleError(ErrorKind.BAD_VALUE, f"the state has {n} tokens, the context room for {room}")
+            raise EagleError(
+                ErrorKind.BAD_VALUE, f"the state has {n} tokens, the context has room for {room}"
+            )
         _load_target(llm._ctx.ctx, state.llama_state)
         _load_head(llm._engine, getattr(state, "eagle_state", None), n)
     except EagleError:
@@ -77,7 +79,7 @@ def load(llm: Any, state: LlamaState) -> None:
         raise
     llm.input_ids[:n] = state.input_ids[:n]
     llm.n_tokens, llm._seed = n, state.seed
-    if llm._logits_all:  # of a state without them nothing is known
+    if llm._logits_all:  # a state without scores leaves them unknown
         llm._scores[:] = state.scores if state.scores.shape == llm._scores.shape else np.nan
 
 
@@ -93,4 +95,4 @@ def _load_head(engine: Any, data: bytes | None, n_tokens: int) -> None:
     else:
         engine.state_reset(n_tokens)
     if engine.n_past() >= n_tokens:
-        engine.rewind(n_tokens)  # target and head may hold more than the text
+        engine.rewind(n_tokens)  # target and head may have more than the text

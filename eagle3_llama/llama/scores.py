@@ -1,4 +1,4 @@
-"""Logit rows of a request, without llama-cpp-python's n_ctx x n_vocab array; or that array, page by page."""
+"""Logits of a generation without an n_ctx x n_vocab array, or with one that grows page by page."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 
 class OffsetRows(np.ndarray):
-    """An array [n, n_vocab] whose first index counts from row0, as if the rows before were there too.
+    """An array [n, n_vocab] whose first index starts at row0.
 
-    llama-cpp-python indexes scores by position in the sequence; this holds only the rows it reads.
+    llama-cpp-python indexes scores by position in the sequence. This holds only the rows that it reads.
     """
 
     row0: int = 0
@@ -29,13 +29,14 @@ class OffsetRows(np.ndarray):
             if 0 <= first < self.row0:
                 raise IndexError(f"logits of position {first} were not kept; rows start at {self.row0}")
             first = shift(first)
-        return plain[(first, *rest)]
+        index = (first, *rest)
+        return plain[index]
 
 
 class ScoreRows:
     """Collects rows of logits, float32 [n_vocab] each, from position row0 on.
 
-    keep_all=False remembers the last one only.
+    keep_all: False keeps only the last one.
     """
 
     def __init__(self, n_vocab: int, row0: int, keep_all: bool) -> None:
@@ -43,11 +44,11 @@ class ScoreRows:
         self._rows = np.empty((64 if keep_all else 1, n_vocab), np.float32)
 
     def add(self, row: np.ndarray) -> np.ndarray:
-        """put() at the position after the last."""
+        """Calls put() with the position after the last one."""
         return self.put(self.row0 + self.n, row)
 
     def put(self, position: int, row: np.ndarray) -> np.ndarray:
-        """Copies row in and returns the copy. Later positions are forgotten; those left out are nan."""
+        """Copies the row of a position and returns the copy. Drops later ones; skipped ones are nan."""
         if not self.keep_all:
             self.row0 = position
         i = position - self.row0
@@ -59,16 +60,16 @@ class ScoreRows:
         return self._rows[i]
 
     def array(self) -> OffsetRows:
-        """What llama-cpp-python may index as `_scores`."""
+        """The array that llama-cpp-python may index as `_scores`."""
         out = self._rows[: self.n].view(OffsetRows)
         out.row0 = self.row0
         return out
 
 
 def reserved_rows(n: int, n_vocab: int) -> np.ndarray:
-    """float32 [n, n_vocab] that takes memory only for the rows that were written; the others mean nothing."""
-    if sys.platform != "linux":  # elsewhere this is how large arrays behave anyway
+    """float32 [n, n_vocab] that takes memory only for rows that were written. Others are undefined."""
+    if sys.platform != "linux":  # other systems do so with any large array
         return np.empty((n, n_vocab), np.float32)
-    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000)  # or more than the free memory is refused
+    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000)  # otherwise Linux refuses more than the free memory
     pages = mmap.mmap(-1, n * n_vocab * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
     return np.frombuffer(pages, np.float32).reshape(n, n_vocab)

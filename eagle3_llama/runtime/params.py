@@ -28,7 +28,7 @@ class Tree:
 
     def __post_init__(self) -> None:
         for name, most in (("nodes", MAX_DRAFT), ("depth", MAX_DRAFT), ("width", MAX_WIDTH)):
-            _check_int(f"tree's {name}", getattr(self, name), 1, most)
+            check_int(f"tree's {name}", getattr(self, name), 1, most)
 
     @classmethod
     def parse(cls, text: str) -> Tree:
@@ -56,10 +56,10 @@ class StaticTree:
         object.__setattr__(
             self, "choices", tuple(sorted({tuple(c) for c in self.choices}, key=lambda c: (len(c), c)))
         )
-        _check_int("number of choices", len(self.choices), 1, MAX_DRAFT)
+        check_int("number of choices", len(self.choices), 1, MAX_DRAFT)
         for choice in self.choices:
             for rank in choice:
-                _check_int(f"rank in choice {choice}", rank, 0, MAX_WIDTH - 1)
+                check_int(f"rank in choice {choice}", rank, 0, MAX_WIDTH - 1)
             if not choice or (len(choice) > 1 and choice[:-1] not in self.choices):
                 raise EagleError(
                     ErrorKind.BAD_ARGUMENT, f"choice {choice} needs the choice {choice[:-1]}: add it"
@@ -97,8 +97,8 @@ class EagleParams:
 
     def __post_init__(self) -> None:
         if self.n_max is not None:
-            _check_int("n_max", self.n_max, 0, MAX_DRAFT)
-        _check_int("n_min", self.n_min, 0, MAX_DRAFT)
+            check_int("n_max", self.n_max, 0, MAX_DRAFT)
+        check_int("n_min", self.n_min, 0, MAX_DRAFT)
         if self.n_max is not None and self.n_min > self.n_max:
             raise EagleError(ErrorKind.BAD_ARGUMENT, f"n_min {self.n_min} exceeds n_max {self.n_max}")
         number = isinstance(self.p_min, (int, float)) and not isinstance(self.p_min, bool)
@@ -141,6 +141,7 @@ class EagleParams:
         return dataclasses.replace(self, tree=False)
 
 
-def _check_int(name: str, value: object, least: int, most: int) -> None:
+def check_int(name: str, value: object, least: int, most: int) -> None:
+    """Raises EagleError BAD_ARGUMENT unless value is an integer in least..most."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise EagleError(ErrorKind.BAD_ARGUMENT, f"{name} is {value!r}, expected an integer {least}..{most}")

@@ -1,0 +1,122 @@
+"""What a request and the batcher's thread exchange: a job with its pieces of text."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import EagleError, ErrorKind
+from ..llama.generation import GuardedProcessors, Piece
+from ..runtime.params import EagleParams
+from .logprobs import Logprobs, TopRow
+
+
+class RequestCancelled(EagleError):
+    """The request ended before its text was complete. reason: cancelled, deadline or shutdown."""
+
+    def __init__(self, reason: str) -> None:
+        texts = {"deadline": "the request's time is up", "shutdown": "the server is shutting down"}
+        super().__init__(ErrorKind.BAD_ARGUMENT, texts.get(reason, "the request was cancelled"))
+        self.reason = reason
+
+
+@dataclasses.dataclass
+class BatchPiece(Piece):
+    """A Piece with what the batcher's thread kept of the rows, which the next batch overwrites.
+
+    rows: the logits that the tokens were sampled from, float32 [n_vocab] each, if the request reads them.
+    tops: the most likely tokens of these rows, and before: of the prompt's rows, if it asks for logprobs.
+    """
+
+    rows: list[np.ndarray] = dataclasses.field(default_factory=list)
+    tops: list[TopRow] = dataclasses.field(default_factory=list)
+    before: list[TopRow] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.logits = self.rows.__getitem__ if self.rows else None
+
+
+@dataclasses.dataclass(eq=False)
+class Asked:
+    """What a completion asks of its generation, besides the arguments of generate().
+
+    before, writer: where the generation puts the rows for the logprobs.
+    """
+
+    limit: int | None = None  # max_tokens
+    bias: dict[int, float] = dataclasses.field(default_factory=dict)
+    top: int | None = None
+    echo: bool = False
+    writer: Logprobs | None = None
+    before: list[TopRow] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(eq=False)
+class Job:
+    """A generation that waits for a slot or has one.
+
+    The batcher's thread writes it. The request's thread reads `pieces`.
+    """
+
+    prompt: list[int]
+    sampler: Any  # llama_cpp's LlamaSampler; kept alive here
+    params: EagleParams
+    wanted: int  # tokens to generate before the reader asks for more
+    limit: int  # tokens that there is room for
+    deadline: float | None  # of time.monotonic()
+    rows: bool = False  # whether the reader reads the logits
+    top: int | None = None  # number of most likely tokens to keep of each row, for logprobs
+    echo: bool = False  # keep those of the prompt's rows too
+    request_id: str = ""
+    processors: RequestProcessors | None = None
+    usual: int = 0  # tokens at which a completion usually ends
+    pieces: queue.SimpleQueue[BatchPiece | Exception | None] = dataclasses.field(
+        default_factory=queue.SimpleQueue
+    )
+    # set when no further piece comes before the reader asks for more
+    due: threading.Event = dataclasses.field(default_factory=threading.Event)
+    cancelled: str | None = None  # a reason
+    prompt_at: int = 0  # prompt tokens that the slot holds
+    reused: int = 0
+    token: int = -1  # sampled last
+    n_tokens: int = 0
+    queued_at: float = dataclasses.field(default_factory=time.monotonic)
+    started_at: float | None = None
+    first_at: float | None = None
+    ended_at: float | None = None
+
+    def wants_more(self) -> bool:
+        return self.prompt_at < len(self.prompt) or self.n_tokens < self.wanted
+
+    def raise_processors(self) -> None:
+        """Raises what a logits processor raised."""
+        if self.processors is not None:
+            self.processors.raise_error()
+
+
+class RequestProcessors(GuardedProcessors):
+    """Logits processors that the batcher's thread runs. They read the text before their row.
+
+    ids: the tokens that the slot holds.
+    """
+
+    catches = Exception  # anything else would end the batcher
+
+    def __init__(self, processors: Sequence[Any], prompt: Sequence[int]) -> None:
+        super().__init__(processors, self._next_text)
+        self.ids, self._tokens, self._row = list(prompt), list[int](), 0
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """The next rows follow ids and the first of these tokens, then the second too, and so on."""
+        self._tokens, self._row = list(tokens), 1
+
+    def _next_text(self) -> np.ndarray:
+        text = np.array([*self.ids, *self._tokens[: self._row]], np.intc)
+        self._row += 1
+        return text

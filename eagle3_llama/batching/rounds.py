@@ -1,0 +1,189 @@
+"""What the batcher's thread decodes in a turn: pieces of prompts, and a round of the slots that generate."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..errors import EagleError
+from ..runtime.binding import address
+from ..runtime.engine import MAX_DRAFT, Ask, Engine, Round
+from .job import BatchPiece, Job
+from .logprobs import TopRow, top_row
+from .model import BatchModel
+
+# native: up to this number of rows, the bits of a row do not depend on it; above it, sums have another order
+INVARIANT_ROWS = 64
+STALL = 0.25  # seconds that the prompts of a turn should take while others wait for their next token
+
+
+@dataclasses.dataclass(eq=False)
+class Slot:
+    """A sequence of the context. tokens: what target and head hold of it."""
+
+    id: int
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    job: Job | None = None
+    used: int = 0  # number of the last request that had it
+
+
+Busy = tuple[Slot, Job]
+
+
+class Rounds:
+    """Decodes for the slots and hands the tokens to their jobs. free: frees a slot, with an error or None."""
+
+    def __init__(
+        self, base: BatchModel, engine: Engine, n_batch: int, free: Callable[[Slot, Exception | None], None]
+    ) -> None:
+        self._base, self._engine, self._n_batch, self._free = base, engine, n_batch, free
+        self._prompt_rate = 0.0  # tokens/s
+        self._turn = 0
+        self.count = dict.fromkeys(("prompt_tokens", "reused_tokens", "failures", "rows", "drafts"), 0)
+        self.drafted_at = [0] * MAX_DRAFT
+        self.plan: dict[str, float] = {}  # what the planner reported after the last round
+
+    def turn(self, slots: list[Slot]) -> None:
+        """Decodes pieces of the prompts, then one round of the slots whose requests want tokens."""
+        if prompts := [(s, s.job) for s in slots if s.job and s.job.prompt_at < len(s.job.prompt)]:
+            self._prompt_pieces(prompts)
+        whole = [(s, s.job) for s in slots if s.job and s.job.prompt_at == len(s.job.prompt)]
+        if active := [(slot, job) for slot, job in whole if job.wants_more()]:
+            self._round(active)
+
+    def _prompt_pieces(self, busy: list[Busy]) -> None:
+        """Decodes a piece of the next slot's prompt, and those of other slots that fit into the time left.
+
+        So, requests that come together start together.
+        """
+        self._turn += 1
+        first = self._turn % len(busy)
+        end, room = time.monotonic() + STALL, self._least_piece()
+        for i, (slot, job) in enumerate(busy[first:] + busy[:first]):
+            n = self._piece_size(job)
+            if i == 0 or (n <= room and time.monotonic() < end):
+                room -= n
+                self._prompt_piece(slot, job, n)
+
+    def _prompt_piece(self, slot: Slot, job: Job, n: int) -> None:
+        piece = job.prompt[job.prompt_at : job.prompt_at + n]
+        start = time.perf_counter()
+        before: list[TopRow] = []
+        try:
+            self._capture([job])
+            self._engine.prefill(piece, slot.id, all_logits=job.echo)
+            slot.tokens += piece
+            job.prompt_at += n
+            done = job.prompt_at == len(job.prompt)
+            if job.echo:
+                followed = job.prompt[job.prompt_at - n + 1 : job.prompt_at + 1]
+                before = [self._top_row(job, i, token) for i, token in enumerate(followed)]
+            if done:
+                job.token = self._engine.sample(address(job.sampler.sampler))
+                job.raise_processors()
+        except Exception as e:
+            self._free(slot, e)
+            return
+        self.count["prompt_tokens"] += n
+        if n > INVARIANT_ROWS:
+            self._prompt_rate = n / max(time.perf_counter() - start, 1e-6)
+        if done:
+            job.first_at = time.monotonic()
+            rows, tops = self._kept(job, [(-1, job.token)])
+            self._deliver(slot, job, BatchPiece([job.token], [0], rows=rows, tops=tops, before=before))
+        elif before:
+            job.pieces.put(BatchPiece([], [], before=before))
+
+    def _piece_size(self, job: Job) -> int:
+        """Tokens of the next piece of a prompt.
+
+        A single request decodes its prompt in batches of n_batch. These are cut into equal pieces that are on
+        the same side of INVARIANT_ROWS as the whole, so the prompt's bits are the same.
+        """
+        rest = len(job.prompt) - job.prompt_at
+        done = (job.prompt_at - job.reused) % self._n_batch
+        block = min(self._n_batch - done, rest)
+        return block // max(block // self._least_piece(), 1)
+
+    def _least_piece(self) -> int:
+        """Tokens of a prompt that take STALL; a piece may have up to twice as many."""
+        return min(max(int(self._prompt_rate * STALL), INVARIANT_ROWS + 1), self._n_batch)
+
+    def _capture(self, jobs: list[Job]) -> None:
+        """Hidden states are kept while a request drafts."""
+        if self._engine.has_head:
+            self._engine.set_capture(any(job.params.n_max != 0 for job in jobs))
+
+    def _top_row(self, job: Job, row: int, token: int) -> TopRow:
+        return top_row(self._base._logits(row), token, job.top or 0)
+
+    def _kept(self, job: Job, sampled: list[tuple[int, int]]) -> tuple[list[np.ndarray], list[TopRow]]:
+        """Copies what a request reads of rows, each given with the token sampled from it."""
+        rows = [self._base._logits(row).copy() for row, _ in sampled] if job.rows else []
+        tops = [self._top_row(job, row, token) for row, token in sampled] if job.top is not None else []
+        return rows, tops
+
+    def _round(self, busy: list[Busy]) -> None:
+        jobs = [job for _, job in busy]
+        self._capture(jobs)
+        asks = [Ask(s.id, j.token, j.params, max(j.wanted - j.n_tokens - 1, 0)) for s, j in busy]
+
+        def on_draft() -> None:
+            for i, job in enumerate(jobs):
+                if job.processors is not None:
+                    job.processors.begin([job.token, *self._engine.round_drafts(i)])
+
+        try:
+            rounds = self._engine.round(asks, [address(j.sampler.sampler) for j in jobs], on_draft)
+        except EagleError as e:
+            if len(busy) == 1:
+                self._free(busy[0][0], e)
+            else:  # one by one, so that only the slot that caused it fails
+                for each in busy:
+                    self._round([each])
+            return
+        self.plan = self._engine.plan_info() if self._engine.costs is not None else {}
+        self.count["rows"] = sum(1 + getattr(r, "drafted", 0) for r in rounds)
+        for (slot, job), out in zip(busy, rounds):
+            try:
+                if isinstance(out, EagleError):
+                    raise out
+                job.raise_processors()
+                self._take_round(slot, job, out)
+            except Exception as e:
+                self._free(slot, e)
+
+    def _take_round(self, slot: Slot, job: Job, out: Round) -> None:
+        self.count["drafts"] += out.drafted > 0
+        for k in range(out.drafted):
+            self.drafted_at[k] += 1
+        slot.tokens += [job.token, *out[:-1]]
+        if job.processors is not None:
+            job.processors.ids += [job.token, *out[:-1]]
+        sampled: list[Any] = []
+        if job.rows or job.top is not None:
+            sampled = [(self._engine.row(i, slot.id), token) for i, token in enumerate(out)]
+        job.token = out[-1]
+        rows, tops = self._kept(job, sampled)
+        sources = [*range(1, len(out)), 0]
+        self._deliver(slot, job, BatchPiece(list(out), sources, out.drafted, rows=rows, tops=tops))
+
+    def _deliver(self, slot: Slot, job: Job, piece: BatchPiece) -> None:
+        """Hands over the tokens of a round that the request wants. Frees the slot at the end of the text."""
+        is_end, tokens = self._base.is_end, piece.tokens
+        end = next((i + 1 for i, t in enumerate(tokens) if is_end(t)), len(tokens))
+        n = min(end, job.limit - job.n_tokens)
+        full = n < len(tokens) or job.n_tokens + n >= job.limit
+        over = full or (n == end and is_end(tokens[end - 1]))
+        job.n_tokens += n
+        self._engine.stats.tokens += n
+        piece.tokens, piece.sources = tokens[:n], piece.sources[:n]
+        job.pieces.put(piece)
+        if not job.wants_more():
+            job.due.set()
+        if over:
+            self._free(slot, None)
