@@ -1,6 +1,7 @@
 """A llama that says its lines: the next token is a rule of the last one alone, far above all others, the same on every machine.
 
-llama-cpp-python's tests hold a model to exact tokens and an exact text; this one meets them, so that they run to their end.
+llama-cpp-python's tests hold a model to exact tokens and an exact text; this one meets them, so that they run
+to their end.
 """
 
 import re

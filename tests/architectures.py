@@ -2,7 +2,8 @@
 
     python tests/architectures.py    # one JSON line a model
 
-llama.cpp's tests/test-llama-archs.cpp is compiled as it is, within shim/architectures.cpp, against our libraries.
+llama.cpp's tests/test-llama-archs.cpp is compiled as it is, within shim/architectures.cpp, against our
+libraries.
 """
 
 import json
@@ -55,7 +56,8 @@ def compile_tool(folder):
 def check_all(tool):
     """For each architecture and kind: {"arch", "kind", "n_layer", "code", "seen", "equal", "plain"}, or "why" there is no model.
 
-    seen are layers whose inputs the graph showed, equal those that capture gave alike; plain is the code of a decode after it.
+    seen are layers whose inputs the graph showed, equal those that capture gave alike; plain is the code of a
+    decode after it.
     """
     listed = subprocess.run([tool, "list"], capture_output=True, text=True, check=True).stdout
     for line in listed.splitlines():

@@ -1,6 +1,7 @@
 """A random head of every layout with real names and config keys, and the same weights as the NumPy reference has them.
 
-Names, config keys and variants are written down here anew, from the projects that define them: nothing of the converter's.
+Names, config keys and variants are written down here anew, from the projects that define them: nothing of the
+converter's.
 """
 
 from dataclasses import dataclass, field

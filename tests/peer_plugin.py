@@ -1,6 +1,7 @@
 """A pytest plugin for llama-cpp-python's tests (see peer.py): local files in the hub's place, EagleLlama with a head in Llama's.
 
-$PEER is JSON: files ({name: [model, head]}), eagle (put EagleLlama there or not), threads, report (a path to write).
+$PEER is JSON: files ({name: [model, head]}), eagle (put EagleLlama there or not), threads, report (a path to
+write).
 """
 
 import importlib.util

@@ -1,8 +1,8 @@
 """Several generations on one EagleLlama: the last one started says what it says alone, an older one that or a
 clear error.
 
-Tiny random models. What is drafted comes partly from the text that is to follow, so that drafts are accepted and
-rejected.
+Tiny random models. What is drafted comes partly from the text that is to follow, so that drafts are accepted
+and rejected.
 """
 
 import dataclasses
