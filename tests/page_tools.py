@@ -55,7 +55,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser, server):
-    """visit(**of the context) opens the page. Afterwards: no request went elsewhere, nothing failed but what the test says it breaks."""
+    """visit(**context's options) opens the page. Then checks for foreign requests and errors."""
     contexts, foreign, errors, allowed = [], [], [], []
 
     def open_page(url=server.url, allow=(), before=lambda page: None, **settings):

@@ -31,7 +31,7 @@ class Decoder:
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
 
     def rows(self, tokens, pos):
-        """Logits float32 [n, n_vocab] of tokens at positions pos, pos + 1, ...; all of them are forgotten again."""
+        """Logits, float32 [n, n_vocab], of tokens at pos, pos + 1, ... Removes the tokens afterwards."""
         self._decode(tokens, pos, True)
         out = np.ctypeslib.as_array(
             llama_cpp.llama_get_logits(self.ctx), shape=(len(tokens), self.n_vocab)

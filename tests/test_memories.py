@@ -1,4 +1,4 @@
-"""Targets whose memory is no plain KV cache, made by llama.cpp's own generator: MLA (no V), sparse attention, recurrent."""
+"""Targets with other memories than a plain KV cache: MLA (no V), sparse attention, recurrent."""
 
 import random
 import subprocess
@@ -75,7 +75,7 @@ def test_rounds_without_values(made, programs):  # noqa: F811
 
 @pytest.mark.parametrize("architecture", SPARSE + MLA)
 def test_slots_together(made, programs, architecture):  # noqa: F811
-    """Several slots, whose rows such a memory takes in several micro-batches: logits on demand leave them as they are."""
+    """Such a memory splits several slots' rows into micro-batches. Logits on demand do not change them."""
     passes(programs, "failures_test", "joint", *made(architecture))
 
 
@@ -85,7 +85,7 @@ def test_commits_that_fail(made, programs):  # noqa: F811
 
 
 def test_a_callback_that_raises(made):
-    """In a round of a recurrent target: the callback's own error arrives, the slots are empty, and the next round is as ever."""
+    """A recurrent target's round fails with the callback's error. Slots are empty, the next round works."""
     model = BatchModel(
         BatchSettings(str(made("mamba", with_head=False)[0]), n_parallel=3, n_ctx=64, n_threads=1)
     )

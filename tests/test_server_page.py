@@ -65,7 +65,8 @@ def test_a_question_by_keyboard(visit):
     page.keyboard.type("sky blue?")
     assert page.input_value("#ask") == "Why is the\nsky blue?"
     page.evaluate(
-        "() => { window.seen = new Set(); new MutationObserver(() => seen.add(document.querySelectorAll('.tok').length))"
+        "() => { window.seen = new Set(); "
+        "new MutationObserver(() => seen.add(document.querySelectorAll('.tok').length))"
         ".observe(document.body, {childList: true, subtree: true}); }"
     )
     page.keyboard.press("Enter")
@@ -186,7 +187,8 @@ def test_on_a_phone_nothing_is_cut_off(visit):
     assert fits() and page.evaluate("document.getElementById('panel').scrollWidth <= 320")
     page.click("#close")
     small = page.evaluate(
-        "[...document.querySelectorAll('button, label.toggle')].filter((e) => e.offsetParent && e.getBoundingClientRect().height < 24).length"
+        "[...document.querySelectorAll('button, label.toggle')]"
+        ".filter((e) => e.offsetParent && e.getBoundingClientRect().height < 24).length"
     )
     assert small == 0  # WCAG 2.5.8
     assert page.evaluate("document.getElementById('composer').offsetHeight") < 200
@@ -339,8 +341,9 @@ def test_bytes_of_one_character_are_shown_with_it(visit):
 def test_every_control_has_a_name(visit):
     page = visit()
     page.click("#settings")
-    names = page.evaluate("""[...document.querySelectorAll('input, textarea, button, dialog, main, form')].filter((e) => !(
-        e.getAttribute('aria-label') || e.getAttribute('aria-labelledby') || e.labels?.length || e.textContent.trim())).map((e) => e.outerHTML)""")
+    names = page.evaluate("""[...document.querySelectorAll('input, textarea, button, dialog, main, form')]
+        .filter((e) => !(e.getAttribute('aria-label') || e.getAttribute('aria-labelledby') ||
+            e.labels?.length || e.textContent.trim())).map((e) => e.outerHTML)""")
     assert names == []
     page.keyboard.press("Escape")
     order = []

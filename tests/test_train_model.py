@@ -124,8 +124,10 @@ def looks(head, batch):
 
 
 def test_least_squares_start(tiny, tmp_path):
-    """Before any training: unseen text is said better than from the last layer alone. Some heads look at their own row,
-    others where the token that comes next has come before."""
+    """Before training, the head predicts unseen text better than from the last layer alone.
+
+    Some attention heads read their own row, others the place where the next token has occurred before.
+    """
     rng = np.random.default_rng(0)
     loops = [{"toks": [1, *(rng.permutation(60)[:12] + 3).tolist() * 5], "prompt": 13} for _ in range(96)]
     settings = dataclasses.replace(tiny, conversations=(lines(tmp_path / "loops.jsonl", loops),))

@@ -34,7 +34,7 @@ _GAUGES = {
 _PLANNER = {
     "rate": "tokens/s that the planner expects with drafting",
     "plain_rate": "tokens/s that the planner expects from plain decoding",
-    "trust": "factor by which the planner scales the head's probabilities",
+    "trust": "factor on the expected acceptance rate, from the last tokens of slot 0",
     "asleep": "rounds of plain decoding until the planner tries a draft again",
 }
 
