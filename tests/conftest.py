@@ -10,7 +10,7 @@ import tempfile
 import numpy as np
 import pytest
 import tiny_models
-from skipped import pytest_collectreport, pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown  # noqa: F401
+from skipped import pytest_collectreport, pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown  # noqa: F401 - pytest finds these hooks here
 from training import lines, make_shards
 
 

@@ -17,7 +17,7 @@ from eagle3_llama.models import shipped_head, smollm2
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "native"))
-import fetch  # noqa: E402
+import fetch  # noqa: E402 - in the folder that sys.path has now
 
 VOCABULARY = "vendor/llama.cpp/models/ggml-vocab-llama-spm.gguf"
 CHAT_MODEL = "Qwen3.5-0.8B-Q8_0.gguf"

@@ -210,7 +210,7 @@ def hostile_checkpoints():
     print(N, refused, most_memory())
 
 
-def test_loading_under_sanitizers(files, programs, tmp_path):  # noqa: F811
+def test_loading_under_sanitizers(files, programs, tmp_path):  # noqa: F811 - the fixture
     """Damaged GGUFs of every variant: refused with a message, or drafted with."""
     target, _, ggufs = files
     rng = np.random.default_rng(N + 1)

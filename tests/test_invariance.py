@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 
-import eagle3_llama.llama.eagle_llama  # noqa: F401 - before llama_cpp: it brings the library
+import eagle3_llama.llama.eagle_llama  # noqa: F401 - loads the library that llama_cpp opens
 from eagle3_llama.models import smollm2
 
 import llama_cpp

@@ -69,17 +69,17 @@ def test_trees_without_values(made, architecture):
     plain.close(), eagle.close()
 
 
-def test_rounds_without_values(made, programs):  # noqa: F811
+def test_rounds_without_values(made, programs):  # noqa: F811 - the fixture
     passes(programs, "rounds_test", *made("deepseek2"), 1, 20)
 
 
 @pytest.mark.parametrize("architecture", SPARSE + MLA)
-def test_slots_together(made, programs, architecture):  # noqa: F811
+def test_slots_together(made, programs, architecture):  # noqa: F811 - the fixture
     """Such a memory splits several slots' rows into micro-batches. Logits on demand do not change them."""
     passes(programs, "failures_test", "joint", *made(architecture))
 
 
-def test_commits_that_fail(made, programs):  # noqa: F811
+def test_commits_that_fail(made, programs):  # noqa: F811 - the fixture
     """A recurrent target cannot take back a row: the slot it belongs to fails, and no other."""
     passes(programs, "failures_test", "commit", made("mamba", with_head=False)[0])
 

@@ -16,10 +16,11 @@ from training import lines
 from eagle3_llama import EagleError, EagleLlama
 from eagle3_llama.models import smollm2
 
+# ruff: noqa: E402 - the imports below need torch, which may be absent
 torch = pytest.importorskip("torch")
 
-from eagle3_llama.train.export import head_d2t, write  # noqa: E402
-from eagle3_llama.train.loop import Trainer  # noqa: E402
+from eagle3_llama.train.export import head_d2t, write
+from eagle3_llama.train.loop import Trainer
 
 
 @pytest.mark.parametrize(
