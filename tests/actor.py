@@ -1,5 +1,4 @@
-"""A llama that says its lines: the next token is a rule of the last one alone, far above all others, the same
-on every machine.
+"""A tiny llama with a fixed text: each token follows from the previous one alone, on every machine.
 
 llama-cpp-python's tests hold a model to exact tokens and an exact text; this one meets them, so that they run
 to their end.
@@ -16,8 +15,8 @@ N_VOCAB = 9500
 SPECIAL = {1: ("<s>", 3), 2: ("</s>", 3), 3: ("<unk>", 2)}  # id: (text, type)
 AT = {"!": 0, ",": 11, " world": 1814, "Hello": 9419}  # where the tests expect them
 READS = (
-    "The quick brown fox jumps over the lazy dog. The Pick a number from 1 to 10?:\nThe capital "
-    "of france is paris, 'true' or 'false' par"
+    "The quick brown fox jumps over the lazy dog. The Pick a number from 1 to 10?:\n"
+    "The capital of france is paris, 'true' or 'false' par"
 )
 WORDS = ["true", "false", "rot", *"0123456789", *dict.fromkeys(re.findall(r" ?\w+|\W", READS))]
 RULES = {

@@ -54,8 +54,7 @@ def compile_tool(folder):
 
 
 def check_all(tool):
-    """For each architecture and kind: {"arch", "kind", "n_layer", "code", "seen", "equal", "plain"}, or "why"
-    there is no model.
+    """A dict per architecture and kind: arch, kind, n_layer, code, seen, equal, plain; or why it failed.
 
     seen are layers whose inputs the graph showed, equal those that capture gave alike; plain is the code of a
     decode after it.
@@ -76,10 +75,8 @@ def check(tool, arch, kind):
     done = subprocess.run([tool, "check", arch, kind], capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
         return {
-            "why": (
-                f"the generator ends with {done.returncode}: "
-                f"{(done.stderr.strip().splitlines() or [''])[-1][:100]}"
-            )
+            "why": f"the generator ends with {done.returncode}: "
+            f"{(done.stderr.strip().splitlines() or [''])[-1][:100]}"
         }
     n_layer, code, seen, equal, plain = done.stdout.rstrip("\n").split("\t")
     return {

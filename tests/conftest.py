@@ -1,7 +1,6 @@
-"""Fixtures of several test files: a tiny target and its head; and for training, data made with it, a head
-before any training.
+"""Fixtures that several test files share: a tiny target, its head, training data, an untrained head.
 
-And of the whole run: measured costs of its own, and the end of its summary (skipped.py).
+Also for the whole run: its own folder of measured costs, and the end of its summary (skipped.py).
 """
 
 import os
@@ -11,13 +10,12 @@ import tempfile
 import numpy as np
 import pytest
 import tiny_models
-from skipped import pytest_collectreport, pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown  # noqa: F401
+from skipped import pytest_collectreport, pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown  # noqa: F401 - pytest finds these hooks here
 from training import lines, make_shards
 
 
 def pytest_configure(config):
-    """What earlier runs measured decides nothing, and nothing is left for later ones; the workers share what
-    the first of them makes."""
+    """Costs that earlier runs measured are not used, and none are left for later runs. Workers share them."""
     if not hasattr(config, "workerinput"):
         config.costs = os.environ["EAGLE3_LLAMA_COSTS"] = tempfile.mkdtemp(prefix="eagle3-costs-")
 

@@ -1,5 +1,4 @@
-"""A random head of every layout with real names and config keys, and the same weights as the NumPy reference
-has them.
+"""A random head of every layout with real names and config keys, and its weights for the NumPy reference.
 
 Names, config keys and variants are written down here anew, from the projects that define them: nothing of the
 converter's.
@@ -45,8 +44,7 @@ _TOP = {
 
 @dataclass
 class Head:
-    """config and tensors of a checkpoint; truth: the reference; layers: those that the converter should
-    find."""
+    """A checkpoint's config and tensors. truth: the reference. layers: what the converter should find."""
 
     config: dict
     tensors: dict
@@ -227,8 +225,7 @@ RECIPES = {
 
 
 def make(name, shared, seed=0, **size):
-    """A Head. shared: the target's own token_embd.weight, output.weight and output_norm.weight, float32, and
-    its epsilon.
+    """A Head. shared: float32 token_embd, output and output_norm weights of the target, and its epsilon.
 
     size: n_embd, n_layer, n_vocab of a target that is not tiny_models' own.
     """
@@ -295,8 +292,7 @@ def make(name, shared, seed=0, **size):
 
 
 def _layers(r, n_layer):
-    """The recipe's, if the target is the tiny one; else as many as it has room for are asked for by
-    --extract-layers."""
+    """The recipe's layers for the tiny target. For others, --extract-layers with as many as they have."""
     return (
         list(r.layers)
         if n_layer == N_LAYER

@@ -6,6 +6,9 @@ import shutil
 from urllib.parse import urlsplit
 
 import pytest
+from server_tools import process
+
+from eagle3_llama.models import shipped_head
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="the page's test drives a browser: pip install playwright"
@@ -19,10 +22,6 @@ CHROMIUM = (
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium: apt-get install chromium, or name one in CHROMIUM"
 )
-
-from server_tools import process  # noqa: E402
-
-from eagle3_llama.models import shipped_head  # noqa: E402
 
 CALM = [
     "--no-sandbox",
@@ -55,8 +54,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser, server):
-    """visit(**of the context) opens the page. Afterwards: no request went elsewhere, nothing failed but what
-    the test says it breaks."""
+    """visit(**context's options) opens the page. Then checks for foreign requests and errors."""
     contexts, foreign, errors, allowed = [], [], [], []
 
     def open_page(url=server.url, allow=(), before=lambda page: None, **settings):

@@ -1,5 +1,4 @@
-"""llama-cpp-python's own tests, out of its sdist, run as they are with Llama or with EagleLlama in its place,
-on local models."""
+"""Runs llama-cpp-python's own tests from its sdist on local models, with Llama or with EagleLlama."""
 
 import json
 import os
@@ -18,7 +17,7 @@ from eagle3_llama.models import shipped_head, smollm2
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "native"))
-import fetch  # noqa: E402
+import fetch  # noqa: E402 - in the folder that sys.path has now
 
 VOCABULARY = "vendor/llama.cpp/models/ggml-vocab-llama-spm.gguf"
 CHAT_MODEL = "Qwen3.5-0.8B-Q8_0.gguf"
@@ -61,8 +60,7 @@ def models(folder):
 
 
 def with_letters(model, out):
-    """The model with a tokenizer that has a first token, a last one and a token for each letter; the
-    generator's has none of these."""
+    """The model with BOS, EOS and a token for each letter, which the generator's tokenizer does not have."""
     tokens = ["<unk>", "<s>", "</s>", "<0x0A>", "▁", *"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"]
     tokens += [f"▁{i}" for i in range(SIZE["n_vocab"] - len(tokens))]
     reader = gguf.GGUFReader(model)
@@ -80,8 +78,7 @@ def with_letters(model, out):
 
 
 def run(folder, files, eagle, only=""):
-    """{"tests": {name: {"outcome", "line", "why"}}, "drafted": tokens}; line is the source line that a test
-    failed at, only pytest's -k."""
+    """{"tests": {name: {"outcome", "line", "why"}}, "drafted": n}. line: of a failure. only: -k."""
     report = folder / f"report-{'eagle' if eagle else 'llama'}.json"
     about = {"files": files, "eagle": eagle, "threads": THREADS, "report": str(report)}
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}

@@ -1,5 +1,4 @@
-"""A pytest plugin for llama-cpp-python's tests (see peer.py): local files in the hub's place, EagleLlama with
-a head in Llama's.
+"""A pytest plugin for llama-cpp-python's tests (peer.py): replaces downloads by files, Llama by EagleLlama.
 
 $PEER is JSON: files ({name: [model, head]}), eagle (put EagleLlama there or not), threads, report (a path to
 write).

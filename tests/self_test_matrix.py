@@ -66,16 +66,16 @@ def main():
                     kind, line = verdict(found)
                     n_wrong += is_wrong(by, kind, line)
                     print(
-                        f"{fmt}, {name} head, layers {shifted(by)}, {found.positions} "
-                        f"positions, {found.trials[0].accepted:.3f} accepted: "
+                        f"{fmt}, {name} head, layers {shifted(by)}, {found.positions} positions, "
+                        f"{found.trials[0].accepted:.3f} accepted: "
                         f"{kind.value}{' (a wrong verdict)' * is_wrong(by, kind, line)}",
                         flush=True,
                     )
                     for t in found.trials[1:]:
                         errors = t.likelihood.mean / t.likelihood.error
                         print(
-                            f"    {t.layers}: acceptance {t.acceptance}, log-likelihood "
-                            f"{t.likelihood}, {errors:+.1f} errors"
+                            f"    {t.layers}: acceptance {t.acceptance}, "
+                            f"log-likelihood {t.likelihood}, {errors:+.1f} errors"
                         )
     print(f"{n_wrong} wrong verdicts")
     return n_wrong > 0

@@ -1,10 +1,9 @@
-"""Servers for the tests: in this process, where the batcher can be looked at, and as a process of its own."""
+"""Servers for the tests: in this process, with access to the batcher, and in their own process."""
 
 import os
 
-os.environ.setdefault(
-    "OMP_WAIT_POLICY", "passive"
-)  # several servers and a client on few cores: threads that spin slow each other tenfold
+# several servers and a client share few cores: threads that spin would slow each other tenfold
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import contextlib
 import dataclasses
@@ -25,6 +24,12 @@ from eagle3_llama.server.settings import ServerSettings
 CHAT = "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}
 ENDLESS = {"max_tokens": 900, "logit_bias": {"0": -100, "2": -100}}  # neither of SmolLM2's ends
+
+
+def post_head(path, length):
+    """The bytes of a POST request before its JSON body of `length` bytes."""
+    lines = f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"
+    return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode()
 
 
 def settings(**more):

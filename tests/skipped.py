@@ -1,5 +1,4 @@
-"""What was skipped and why, a line for each reason, at the end of the summary; hooks that conftest takes
-over."""
+"""Hooks for conftest: the end of the summary says what was skipped, with one line for each reason."""
 
 import collections
 from pathlib import Path

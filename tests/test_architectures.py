@@ -1,5 +1,4 @@
-"""Capture on every architecture that llama.cpp's own generator makes models of, and text with every head on
-some of them."""
+"""Capture on every architecture that llama.cpp's generator can make, and text with every head on some."""
 
 import re
 import subprocess
@@ -27,8 +26,7 @@ def tool(tmp_path_factory):
 
 
 def test_capture_is_the_graphs(tool):
-    """All layer inputs equal, bit for bit, or refused with a code; no process dies, the next decode works,
-    README lists them."""
+    """Layer inputs are bit-equal or refused. The next decode works. README lists the architectures."""
     found = {"captured": set(), "refused": set(), "missing": set()}
     for r in check_all(tool):
         if "why" in r:

@@ -116,8 +116,7 @@ SETTINGS = [
 
 
 def test_texts_are_as_alone(batcher, plain):
-    """Greedy and seeded, in every way of drafting, three slots for eight threads; a quarter of the requests
-    leave early."""
+    """Three slots, eight threads: greedy and seeded, every kind of draft. A quarter of them end early."""
     jobs = [
         (p, SETTINGS[i % len(SETTINGS)], {} if i % 3 else {"temp": 0.9, "top_k": 50}, i % 4 == 3)
         for i, p in enumerate(prompts(24))
@@ -252,8 +251,7 @@ def test_the_reader_hears_of_rounds(batcher):
 
 
 def test_tokens_gather(tiny, plain, monkeypatch):
-    """With an interval a request reads several rounds' tokens at once, and what is its last comes without
-    delay."""
+    """With an interval, a request gets several rounds' tokens together, and its last ones without delay."""
     wait, woken = threading.Event.wait, []
 
     def watched(event, timeout=None):

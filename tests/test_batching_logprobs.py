@@ -140,8 +140,7 @@ class NoBeginning:
 
 
 def test_rows_in_flight_are_few(batcher, monkeypatch):
-    """No row of logits is kept, and of reduced ones no more than the batcher runs ahead of a reader that
-    lags."""
+    """No row of logits is kept. Reduced rows are kept only for the rounds by which a slow reader lags."""
     most, pieces = [], []
     deliver = batcher._rounds._deliver
 

@@ -58,8 +58,7 @@ def test_long_answers_count_more():
 
 
 def test_the_limit_is_the_rounds_cost():
-    """Two tokens from two rows, their output rows together, over two single rows; the last round, perhaps cut
-    short, does not count."""
+    """Two tokens from one batch of two rows against two batches of one row. The last round does not count."""
     a = answer([3.0], [2.0])
     a.runs["eagle"][0].rounds = [(1, 2, 1), (3, 1, 1)]
     a.costs = Costs([0.0, 0.8, 1.1], [0.0, 0.2, 0.3], [0.0] * 3, [0.0] * 3, 0.0, 0.0, 8)

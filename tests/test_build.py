@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "native"))
 
-import build as native_build  # noqa: E402
-import fetch  # noqa: E402
+import build as native_build  # noqa: E402 - in the folder that sys.path has now
+import fetch  # noqa: E402 - in the folder that sys.path has now
 
 
 def build(cache, *args, script="build.py", **env):

@@ -214,8 +214,7 @@ def gates(tmp_path, *files):
 
 
 def test_perf_gates_of_several_files(tmp_path):
-    """Each figure is one file's: fixed lengths that of most runs, trees and upstream's drafter those that
-    have them."""
+    """Each figure comes from one file: the one with most runs, or the only one with trees or upstream."""
 
     def of(runs, *names):
         return [

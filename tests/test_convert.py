@@ -429,8 +429,7 @@ def test_head_of_its_own_width(tmp_path):
 
 
 def test_pickle(tmp_path, target):
-    """pytorch_model.bin gives the very file that safetensors gives; anything but plain tensors is refused,
-    and not run."""
+    """pytorch_model.bin gives the same file as safetensors. Other pickled objects are refused and not run."""
     torch = pytest.importorskip("torch")
     config, tensors = checkpoint()
     convert(write_head(tmp_path / "safe", config, tensors), target, tmp_path / "safe.gguf", "f16")

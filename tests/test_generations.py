@@ -2,8 +2,7 @@
 clear error.
 
 Tiny random models. What is drafted comes partly from the text that is to follow, so that drafts are accepted
-and
-rejected.
+and rejected.
 """
 
 import dataclasses
@@ -224,8 +223,7 @@ class Schedule:
 
 
 def test_random_schedules(eagle, alone, monkeypatch):
-    """Started, advanced, dropped, closed, collected, raised in a callback; greedy and sampled; planner,
-    chain, tree."""
+    """Generations start, advance, end, fail and are collected: greedy and sampled; planner, chain, tree."""
     unraisable = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     said, texts = alone
@@ -250,8 +248,7 @@ GREEDY, STREAM = Ask(0, 0, False), Ask(0, 0, True)
 
 @pytest.mark.parametrize("params", PARAMS, ids=["planner", "chain", "tree", "plain"])
 def test_saving_between_two_tokens(eagle, files, alone, params):
-    """The generation goes on as if nothing had been, and so does the copy, whichever token of a round it
-    is."""
+    """The generation and the copy continue as without the copy, at any token of a round."""
     draft_from(eagle, texts_of(alone), random.Random(2))
     copy = EagleLlama(files[0], eagle_path=files[1], **SETTINGS)
     eagle.eagle_params = params
@@ -268,8 +265,7 @@ def test_saving_between_two_tokens(eagle, files, alone, params):
 
 
 def test_saving_in_a_callback(eagle, alone):
-    """A stopping criterion may: what it saves goes on as the text does. Another thread may not, during a
-    step."""
+    """A stopping criterion may save: its state continues the text. Other threads may not during a step."""
     draft_from(eagle, texts_of(alone), random.Random(7))
     eagle.eagle_params = EagleParams(n_max=4)
     states, errors = [], []

@@ -1,5 +1,4 @@
-"""Damaged and hostile files: flipped, cut short, spliced. The converter and `info` in Python, loading under
-the sanitizers.
+"""Damaged and hostile files in the converter, in `info` and, under the sanitizers, in the loader.
 
 EAGLE3_FUZZ is how many inputs each part gets; README names the number of the full run.
 """
@@ -27,16 +26,13 @@ from eagle3_llama.heads.info import describe
 
 N = int(os.environ.get("EAGLE3_FUZZ", "600"))
 MOST_MEMORY = 2 << 30
-# what a whole file takes is the most that a damaged one may: whatever the machine, a length that is believed
-# takes more
-TIMES = 300
+TIMES = 300  # limit of a damaged file, in units of the valid file: a wrong length that is believed takes more
 NASTY = [0, 1, 2, 3, 0x7F, 0x80, 0xFF]
 LENGTHS = [2**31 - 1, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1]
 
 
 def damaged(data, rng, donor):
-    """One of: bits flipped, bytes set, cut short, a piece of the donor or of itself put in, a length blown
-    up."""
+    """Flips bits, sets bytes, truncates, inserts a piece of the donor or of itself, or enlarges a length."""
     data = bytearray(data)
     # headers are where the sense is: half of all damage goes there
     span = len(data) if rng.random() < 0.5 else min(len(data), 4096)
@@ -158,8 +154,7 @@ def test_converter_and_info(files, tmp_path):
 
 
 def most_memory():
-    """The most this program has held, in bytes. Not ru_maxrss, which begins with what the process that
-    started it held."""
+    """Peak memory of this program in bytes. ru_maxrss would include the memory of its parent process."""
     line = next(
         line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")
     )
@@ -215,7 +210,7 @@ def hostile_checkpoints():
     print(N, refused, most_memory())
 
 
-def test_loading_under_sanitizers(files, programs, tmp_path):  # noqa: F811
+def test_loading_under_sanitizers(files, programs, tmp_path):  # noqa: F811 - the fixture
     """Damaged GGUFs of every variant: refused with a message, or drafted with."""
     target, _, ggufs = files
     rng = np.random.default_rng(N + 1)

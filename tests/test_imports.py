@@ -20,8 +20,7 @@ FILES = {
 }
 PROGRAMS = {name for name in FILES if name.endswith(".__main__")}  # they run when they are imported
 
-# A child for each module: it inherits the packages of others, which take seconds to import, and not one
-# module of ours.
+# A child process per module. It inherits other packages, which take seconds to import, but none of ours.
 IMPORT_EACH = """
 import importlib, json, os, sys, traceback
 for name in ("gguf", "numpy", "rich", "typer", "torch", "fastapi", "cffi"):
@@ -76,8 +75,7 @@ def test_imports_alone(outcomes, name):
 
 
 def imports_of(name):
-    """Modules of ours that must be whole before this one is: what it imports when it is imported, not within
-    a function."""
+    """Modules of ours that this one imports at its top level: not those that its functions import."""
     package = name if FILES[name].name == "__init__.py" else name.rpartition(".")[0]
     for node in at_import(ast.parse(FILES[name].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

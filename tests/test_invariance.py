@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 
-import eagle3_llama.llama.eagle_llama  # noqa: F401 - before llama_cpp: it brings the library
+import eagle3_llama.llama.eagle_llama  # noqa: F401 - loads the library that llama_cpp opens
 from eagle3_llama.models import smollm2
 
 import llama_cpp
@@ -31,8 +31,7 @@ class Decoder:
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
 
     def rows(self, tokens, pos):
-        """Logits float32 [n, n_vocab] of tokens at positions pos, pos + 1, ...; all of them are forgotten
-        again."""
+        """Logits, float32 [n, n_vocab], of tokens at pos, pos + 1, ... Removes the tokens afterwards."""
         self._decode(tokens, pos, True)
         out = np.ctypeslib.as_array(
             llama_cpp.llama_get_logits(self.ctx), shape=(len(tokens), self.n_vocab)

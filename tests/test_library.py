@@ -24,8 +24,8 @@ def run(code, **env):
 
 
 LOAD = (
-    "import eagle3_llama\ntry: eagle3_llama.EagleLlama\nexcept eagle3_llama.EagleError as e: "
-    "print(e.kind.value, e)\nelse: print('loaded')"
+    "import eagle3_llama\ntry: eagle3_llama.EagleLlama\n"
+    "except eagle3_llama.EagleError as e: print(e.kind.value, e)\nelse: print('loaded')"
 )
 
 
@@ -57,10 +57,8 @@ def test_an_attribute_that_cannot_be_had(tmp_path):
     """hasattr() is answered, and both ways to ask for the class say why there is none."""
     other, code = (
         copy(tmp_path / "lib"),
-        (
-            "import llama_cpp, eagle3_llama\nprint(hasattr(eagle3_llama, 'EagleLlama'), "
-            "hasattr(eagle3_llama, 'EagleParams'))\n"
-        ),
+        "import llama_cpp, eagle3_llama\n"
+        "print(hasattr(eagle3_llama, 'EagleLlama'), hasattr(eagle3_llama, 'EagleParams'))\n",
     )
     ask = "try: {}\nexcept eagle3_llama.EagleError as e: print(e.kind.value, e)\n"
     code, out = run(
@@ -75,18 +73,17 @@ def test_an_attribute_that_cannot_be_had(tmp_path):
 
 
 CHILD = (
-    "import subprocess, sys; print(subprocess.run([sys.executable, '-c', 'import "
-    "llama_cpp.llama_cpp as c; print(c._lib._name)'], capture_output=True, text=True).stdout)"
+    "import subprocess, sys; show = 'import llama_cpp.llama_cpp as c; print(c._lib._name)'; "
+    "print(subprocess.run([sys.executable, '-c', show], capture_output=True, text=True).stdout)"
 )
 
 
 def test_the_variable_is_the_users_own(tmp_path):
-    """A child that imports llama_cpp has the user's library, this process ours, and it is said that it is not
-    the one asked for."""
+    """A child process has the user's library, this process has ours, and a warning says so."""
     other = copy(tmp_path / "theirs")
     show = (
-        "import os; print(os.environ.get('LLAMA_CPP_LIB_PATH')); import llama_cpp.llama_cpp as c; "
-        "print(c._lib._name)\n"
+        "import os; print(os.environ.get('LLAMA_CPP_LIB_PATH')); "
+        "import llama_cpp.llama_cpp as c; print(c._lib._name)\n"
     )
     code, out = run(
         "import eagle3_llama; eagle3_llama.EagleLlama\n" + show + CHILD, LLAMA_CPP_LIB_PATH=str(other)
@@ -115,8 +112,7 @@ def test_the_variable_stays_unset():
 
 @pytest.mark.parametrize("where", ["installed", "named"])
 def test_a_gpu_that_is_lost_is_said(tmp_path, where):
-    """llama-cpp-python built for a GPU: its library is not opened, and n_gpu_layers has no effect any
-    more."""
+    """With llama-cpp-python built for a GPU, its library is not opened, so n_gpu_layers has no effect."""
     package = Path(__import__("llama_cpp").__file__).parent
     site = tmp_path / "site"
     shutil.copytree(package, site / "llama_cpp")

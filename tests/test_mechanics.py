@@ -53,8 +53,7 @@ def drafts(llm, propose):
 
 
 def endless(llm, n):
-    """(prompt, the n tokens after it), none of which ends the text: a round ends there. Which prompts do is
-    the processor's to say."""
+    """(prompt, the next n tokens), without an end token. Which prompts qualify depends on the CPU."""
     for start in range(60, 120):
         prompt = [1, start, *PROMPT[2:]]
         answer = take(llm, n, prompt)
@@ -108,9 +107,10 @@ def test_perfect_drafter(plain, eagle, n_max):
     ],
 )
 def test_thousands_of_rounds(files, plain, eagle, sampling):
-    """Random mixtures of right and wrong tokens, random lengths, to the context's end and again; then the
-    head
-    must say what a head says that has only ever read the text."""
+    """Random mixtures of right and wrong draft tokens, random lengths, to the context's end, twice.
+
+    Then the head must draft as a head does that has only read the text.
+    """
     rng = random.Random(3)
     eagle.eagle_params = EagleParams(n_max=6)
     known = [None]
@@ -245,8 +245,7 @@ def test_calls_out_of_order(eagle):
     sys.platform != "linux", reason="GNU's OpenMP counts every thread that ever computed, idle or not"
 )
 def test_no_threads_are_left_behind(files):
-    """Or a decode from the next thread that asks waits at its barriers by sleeping, and takes three times as
-    long."""
+    """Otherwise the next thread's decode sleeps at its barriers and takes three times as long."""
     threads = lambda: len(os.listdir("/proc/self/task"))
     llm = EagleLlama(
         files[0], eagle_path=files[1], n_ctx=N_CTX, n_threads=4, n_threads_batch=4, verbose=False

@@ -1,5 +1,4 @@
-"""Targets whose memory is no plain KV cache, made by llama.cpp's own generator: MLA (no V), sparse attention,
-recurrent."""
+"""Targets with other memories than a plain KV cache: MLA (no V), sparse attention, recurrent."""
 
 import random
 import subprocess
@@ -70,25 +69,23 @@ def test_trees_without_values(made, architecture):
     plain.close(), eagle.close()
 
 
-def test_rounds_without_values(made, programs):  # noqa: F811
+def test_rounds_without_values(made, programs):  # noqa: F811 - the fixture
     passes(programs, "rounds_test", *made("deepseek2"), 1, 20)
 
 
 @pytest.mark.parametrize("architecture", SPARSE + MLA)
-def test_slots_together(made, programs, architecture):  # noqa: F811
-    """Several slots, whose rows such a memory takes in several micro-batches: logits on demand leave them as
-    they are."""
+def test_slots_together(made, programs, architecture):  # noqa: F811 - the fixture
+    """Such a memory splits several slots' rows into micro-batches. Logits on demand do not change them."""
     passes(programs, "failures_test", "joint", *made(architecture))
 
 
-def test_commits_that_fail(made, programs):  # noqa: F811
+def test_commits_that_fail(made, programs):  # noqa: F811 - the fixture
     """A recurrent target cannot take back a row: the slot it belongs to fails, and no other."""
     passes(programs, "failures_test", "commit", made("mamba", with_head=False)[0])
 
 
 def test_a_callback_that_raises(made):
-    """In a round of a recurrent target: the callback's own error arrives, the slots are empty, and the next
-    round is as ever."""
+    """A recurrent target's round fails with the callback's error. Slots are empty, the next round works."""
     model = BatchModel(
         BatchSettings(str(made("mamba", with_head=False)[0]), n_parallel=3, n_ctx=64, n_threads=1)
     )

@@ -1,5 +1,4 @@
-"""The native library under AddressSanitizer and UBSan: random rounds, damaged files and states, calls out of
-order, calls that fail."""
+"""The native library under AddressSanitizer and UBSan: random rounds, damaged files, failing calls."""
 
 import os
 import subprocess
@@ -41,8 +40,7 @@ def test_rounds_of_variants_under_sanitizers(programs, tmp_path, name):
     "case", ["features", "throws", "measure", "close", "capture", "joint", "shapes", "cuts", "split"]
 )
 def test_failures_under_sanitizers(programs, files, case):
-    """What a call that fails leaves behind, and what must not grow or change: see
-    native/tests/failures_test.cpp."""
+    """The state after a failed call, and what must not grow or change: see native/tests/failures_test.cpp."""
     passes(
         programs, "failures_test", case, *files, leaks=case != "split"
     )  # a split target's buffer types live as long as the process
@@ -54,8 +52,7 @@ def test_a_second_source_of_drafts(programs, files):
 
 
 def test_weights_that_are_shared(programs, tmp_path):
-    """Q4_0 is laid out anew for products, and rows cannot be read from that: the model keeps a copy for each
-    use."""
+    """Q4_0 weights are repacked for products, which makes rows unreadable: the model keeps two copies."""
     target = tiny_models.target(tmp_path / "target.gguf", kind="Q4_0", tied=True)
     passes(
         programs,
@@ -90,6 +87,5 @@ def test_rows_together_and_alone(programs, seed):
 
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_planner_in_counted_time(programs, seed):
-    """At least 0.97 of the best fixed length and of plain decoding, on measured cost curves and made-up
-    heads; with costs told wrong 0.96 of plain."""
+    """At least 0.97 of the best fixed length and of plain decoding; with wrong costs, 0.96 of plain."""
     passes(programs, "planner_test", seed)

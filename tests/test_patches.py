@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "native"))
 
-import apply_patches  # noqa: E402
-import fetch  # noqa: E402
+import apply_patches  # noqa: E402 - in the folder that sys.path has now
+import fetch  # noqa: E402 - in the folder that sys.path has now
 
 PATCHES = sorted((ROOT / "patches").glob("*.patch"))
 

@@ -1,5 +1,4 @@
-"""llama-cpp-python's own tests, as they are: what passes with Llama passes with EagleLlama and a head in its
-place."""
+"""llama-cpp-python's own tests, unchanged: what passes with Llama also passes with EagleLlama and a head."""
 
 import actor
 import peer
@@ -46,8 +45,7 @@ def same(plain, ours):
 
 
 def test_on_real_and_random_models(tmp_path, cast):
-    """SmolLM2 with the shipped head, and random recurrent, hybrid and embedding models with heads of their
-    own."""
+    """SmolLM2 with the shipped head; random recurrent, hybrid and embedding models with their own heads."""
     plain, ours = run_both(tmp_path, cast)
     assert len(plain) >= 25 and {r["outcome"] for r in plain.values()} == {"passed", "failed"}
     failed = {name: r for name, r in plain.items() if r["outcome"] != "passed"}
@@ -58,8 +56,7 @@ def test_on_real_and_random_models(tmp_path, cast):
 
 
 def test_on_a_model_that_meets_them(tmp_path, cast):
-    """The tests above that SmolLM2 ends early, to their end: a model made for them has the token ids and says
-    the text."""
+    """Tests that fail early with SmolLM2 run to their end with a model that generates the expected text."""
     target = actor.actor(tmp_path / "actor.gguf")
     _, head = converted(
         tmp_path,

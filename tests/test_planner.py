@@ -111,8 +111,7 @@ def test_costs_are_those_of_the_libraries(eagle, tmp_path, monkeypatch):
 
 
 def test_costs_of_several_loads():
-    """In units of a row they are the middle load's, however fast the machine was; a load that others slowed
-    does not count."""
+    """Relative costs are the median load's, at any speed of the machine. A disturbed load does not count."""
     a, b, c = (
         dataclasses.replace(
             made_up(row, 0.1), layers=[0.0, *(speed * (1 + row * n) for n in range(MAX_ROWS))]

@@ -102,8 +102,7 @@ def test_float_targets(float_pair, settings):
     ids=["planner", "tree", "sampled tree", "choices"],
 )
 def test_trees(flash_pair, params, settings):
-    """Drafts as the planner likes them, and trees; with logprobs, which are taken from the rows gone
-    through."""
+    """Drafts that the planner chooses, and trees, with logprobs from the accepted rows."""
     plain, eagle = flash_pair
     eagle.eagle_params = params
     eagle.stats.reset()
@@ -290,8 +289,7 @@ def test_abandoned_generators(pair):
 
 
 def test_words_put_in(pair):
-    """generator.send() goes on after them as after a prompt that ends so; the plain one samples rows in
-    between."""
+    """generator.send() continues as after a prompt that ends so. Plain decoding samples rows in between."""
     eagle = pair[1]
     ids, words = eagle.tokenize(TEXT.encode()), eagle.tokenize(b" The end. And then", add_bos=False)
     for n in (1, 2, 3, 5):

@@ -45,8 +45,7 @@ def same_scores(plain, eagle):
 
 
 def test_eval_fills_scores(plain, eagle):
-    """In one piece, in pieces, after a reset, over a text taken back in part: as perplexity scripts use
-    it."""
+    """In one piece, in pieces, after a reset, after a rewind: as perplexity scripts use it."""
     for pieces in ([TEXT], [TEXT[:5], TEXT[5:6], TEXT[6:]], [TEXT[:40]]):
         for llm in (plain, eagle):
             llm.reset()
@@ -120,8 +119,7 @@ def test_send_fills_scores(plain, eagle):
 
 
 def test_sample_after_eval(plain, eagle, files):
-    """Each row of the last batch with logits_all, the last one without; and a processor's error comes
-    back."""
+    """All rows of the last batch with logits_all, otherwise the last row. A processor's error is raised."""
     without = EagleLlama(files[0], eagle_path=files[1], **CTX)
     for llm in (plain, eagle, without):
         llm._sampler = None

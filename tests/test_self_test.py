@@ -46,8 +46,7 @@ def target(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def passage(target):
-    """What the tiny target says itself, with a token of another's after every seventh; the first few are not
-    to count."""
+    """The tiny target's text with a foreign token after every seventh token. The first few do not count."""
     llm, tokens = EagleLlama(str(target), n_ctx=128, n_threads=THREADS, verbose=False), [*tiny_models.PROMPT]
     for other in (61, 90, 75, 100, 68):
         tokens += [*tiny_models.take(llm, 7, tokens), other]
@@ -55,7 +54,7 @@ def passage(target):
     return Passage([int(t) for t in tokens], len(tiny_models.PROMPT) + 3)
 
 
-# -- which layers --------------------------------------------------------------------------------------------
+# -- which layers -------------------------------------------------------------------------------------------
 
 
 def test_neighbours():
@@ -86,7 +85,7 @@ def test_neighbours_at_the_borders(own, n_layer, expected):
     assert neighbours(own, n_layer) == expected
 
 
-# -- what is counted -----------------------------------------------------------------------------------------
+# -- what is counted ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", heads.RECIPES)
@@ -168,7 +167,7 @@ def test_stored_texts():
     assert len(texts) >= 8 and all(len(q) > 20 and len(a) > 300 and "===" not in a for q, a in texts)
 
 
-# -- errors and verdicts -------------------------------------------------------------------------------------
+# -- errors and verdicts ------------------------------------------------------------------------------------
 
 
 def test_errors():
@@ -278,12 +277,11 @@ def test_command_on_a_tiny_target(tmp_path, target):
     assert "self-test: cannot tell" in done.output and done.output.count("self-test, layers") == 9
 
 
-# -- the real model ------------------------------------------------------------------------------------------
+# -- the real model -----------------------------------------------------------------------------------------
 
 
 def test_shipped_head():
-    """Never a wrong verdict: the right layers, all of them shifted by one either way, and one of the
-    three."""
+    """No wrong verdict for the right layers, for all shifted by one, and for one of three shifted."""
     singles = [s for s in itertools.product((-1, 0, 1), repeat=3) if sum(map(abs, s)) == 1]
     wrong = [(-1, -1, -1), (1, 1, 1), *singles[:3]]
     found = trials_of_wrong_layers(shipped_head(), smollm2("Q4_0"), [(0, 0, 0), *wrong], THREADS)

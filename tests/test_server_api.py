@@ -161,8 +161,7 @@ def test_sources_and_timings(server):
 
 
 def test_gathered_text_is_one_event():
-    """Neighbouring texts of one choice are joined; roles, ends, logprobs and other choices' texts stay what
-    they are."""
+    """Joins neighbouring texts of one choice. Roles, ends, logprobs and other choices stay unchanged."""
     one, two = Choice(0, 0, chat), Choice(1, 0, chat)
 
     def event(choice, delta=None, finish=None, logprobs=None, **said):

@@ -1,5 +1,4 @@
-"""What one client may take of the server: room, threads, places to wait; and what others get meanwhile. On a
-tiny model."""
+"""Limits of what one client can use, and what other clients get meanwhile. On a tiny model."""
 
 import json
 import threading
@@ -86,8 +85,7 @@ def test_logprobs_of_long_answers(server, shared):
 
 
 def test_logprobs_take_room(server, shared, monkeypatch, pool):
-    """As much as they may need, until their answer has been sent: a failure, or a client that leaves, gives
-    it back."""
+    """Logprobs hold room until the answer is sent. A failure or a client that disconnects gives it back."""
     room, seen = shared.gate.logprobs, []
     size = calls.ENTRY_BYTES * 21 * 200
     monkeypatch.setattr(room, "most", 2 * size)
@@ -204,8 +202,7 @@ def test_bodies_have_room_together(server, shared, monkeypatch):
 
 
 def test_a_named_tools_schema_is_converted_once(server, shared, monkeypatch):
-    """In the sandbox, for all choices and for the next request; this process makes a grammar of nothing that
-    a client sent."""
+    """In the sandbox, once for all choices and for the next request. This process converts no schema."""
     from llama_cpp import llama_grammar
 
     asked, made = [], []
@@ -270,8 +267,7 @@ def test_slot_files_have_a_quota(server):
 
 
 def test_metrics_of_what_did_not_end(files):
-    """Requests whose time was up in the queue, or before their first token, are counted as long as they
-    waited."""
+    """Requests that time out in the queue or before their first token count with the time they waited."""
     with running(
         settings(model=files[0], eagle=files[1], n_ctx=256, n_parallel=1, threads=1, timeout=0.3)
     ) as s:

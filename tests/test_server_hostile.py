@@ -1,5 +1,4 @@
-"""Requests nobody should send: what the OpenAPI document allows and forbids, and bodies made to hurt. Never a
-500, never a hang.
+"""Hostile requests: from the OpenAPI document, invalid ones, and large ones. No 500, no hang.
 
 EAGLE3_FUZZ says how many hostile bodies there are: 300, or 5000 for a full run.
 """

@@ -1,5 +1,4 @@
-"""The mechanics of `scripts/server_load.py hostile`: it ends by itself, and the server holds what it
-promises. On a tiny model, by no clock."""
+"""The mechanics of `scripts/server_load.py hostile`, on a tiny model: it ends, and the limits hold."""
 
 import importlib.util
 import sys
@@ -22,8 +21,7 @@ def load():
 
 
 def test_the_hostile_load(files, load, monkeypatch):
-    """All get their answers; rows in flight are few, no logits are kept, tokenising keeps to its gate, and
-    all room comes back."""
+    """All get their answers. Few rows are in flight, no logits are kept, and all room is given back."""
     monkeypatch.setattr(load, "TEXT", "x5 g8 " * 200)
     in_flight, inside, reserved, health = [], [], [], []
     with running(settings(model=files[0], eagle=files[1], n_ctx=512, n_parallel=2, threads=1)) as s:

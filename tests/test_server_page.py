@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from page_tools import (  # noqa: F401 - fixtures and the mark among them
+from page_tools import (  # noqa: F401 - some names are fixtures and the mark
     CHAT,
     MODELS,
     WAIT,
@@ -65,8 +65,8 @@ def test_a_question_by_keyboard(visit):
     page.keyboard.type("sky blue?")
     assert page.input_value("#ask") == "Why is the\nsky blue?"
     page.evaluate(
-        "() => { window.seen = new Set(); new MutationObserver(() => "
-        "seen.add(document.querySelectorAll('.tok').length))"
+        "() => { window.seen = new Set(); "
+        "new MutationObserver(() => seen.add(document.querySelectorAll('.tok').length))"
         ".observe(document.body, {childList: true, subtree: true}); }"
     )
     page.keyboard.press("Enter")
@@ -81,7 +81,7 @@ def test_a_question_by_keyboard(visit):
     for before, k in zip(ks, ks[1:]):
         assert k == 0 or k == before + 1  # accepted tokens of a round follow each other
     title = page.locator(".tok[data-k='1']").first.get_attribute("title")
-    assert title == "accepted draft at position 1"
+    assert title == "draft token accepted at position 1"
     assert page.locator(".tok[data-k='0']").first.get_attribute("title") == "the target’s own"
     assert "Why is the\nsky blue?" in page.locator(".said").text_content()
     assert len(text_of(page)) > 40
@@ -118,9 +118,7 @@ def test_side_by_side(visit, at_once):
     page = visit()
     configure(page, max_tokens=40, seed=7, n_max=3)
     page.click("text=Side by side >> nth=0")
-    expect(page.locator("#turns")).to_contain_text(
-        "one after the other, as both at once would share the machine"
-    )
+    expect(page.locator("#turns")).to_contain_text("because both at once would share the machine")
     if at_once:
         page.click("#settings")
         page.check("[name=at_once]")
@@ -187,8 +185,8 @@ def test_on_a_phone_nothing_is_cut_off(visit):
     assert fits() and page.evaluate("document.getElementById('panel').scrollWidth <= 320")
     page.click("#close")
     small = page.evaluate(
-        "[...document.querySelectorAll('button, label.toggle')].filter((e) => e.offsetParent "
-        "&& e.getBoundingClientRect().height < 24).length"
+        "[...document.querySelectorAll('button, label.toggle')]"
+        ".filter((e) => e.offsetParent && e.getBoundingClientRect().height < 24).length"
     )
     assert small == 0  # WCAG 2.5.8
     assert page.evaluate("document.getElementById('composer').offsetHeight") < 200
@@ -291,7 +289,7 @@ def test_what_is_set_is_sent(visit):
     page.press("#ask", "Enter")
     expect(page.locator("#panel")).to_be_visible()  # where the field is marked
     assert page.input_value("#ask") == "Four" and len(bodies) == 3
-    page.click("text=Back to the defaults")
+    page.click("text=Restore the defaults")
     page.keyboard.press("Escape")
     assert page.input_value("[name=temperature]") == "0.7"
 
@@ -331,7 +329,7 @@ def test_bytes_of_one_character_are_shown_with_it(visit):
     ask(page, "Smile")
     spans = page.locator(".tok")
     assert [s.text_content() for s in spans.all()] == [" ", "😊", "!"]
-    assert spans.nth(1).get_attribute("title").startswith("3 tokens: accepted draft at position 1, ")
+    assert spans.nth(1).get_attribute("title").startswith("3 tokens: draft token accepted at position 1, ")
     assert spans.nth(1).get_attribute("data-k") == "3"
     expect(page.locator(".chart svg")).to_have_attribute(
         "aria-label", re.compile("1 token: 1, .*4 tokens: 1")
@@ -341,11 +339,9 @@ def test_bytes_of_one_character_are_shown_with_it(visit):
 def test_every_control_has_a_name(visit):
     page = visit()
     page.click("#settings")
-    names = page.evaluate("""
-        [...document.querySelectorAll('input, textarea, button, dialog, main, form')]
-            .filter((e) => !(e.getAttribute('aria-label') || e.getAttribute('aria-labelledby')
-                             || e.labels?.length || e.textContent.trim()))
-            .map((e) => e.outerHTML)""")
+    names = page.evaluate("""[...document.querySelectorAll('input, textarea, button, dialog, main, form')]
+        .filter((e) => !(e.getAttribute('aria-label') || e.getAttribute('aria-labelledby') ||
+            e.labels?.length || e.textContent.trim())).map((e) => e.outerHTML)""")
     assert names == []
     page.keyboard.press("Escape")
     order = []

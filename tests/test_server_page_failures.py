@@ -3,7 +3,7 @@
 import json
 import re
 
-from page_tools import (  # noqa: F401 - fixtures and the mark among them
+from page_tools import (  # noqa: F401 - some names are fixtures and the mark
     CHAT,
     MODELS,
     WAIT,
@@ -93,7 +93,7 @@ def test_what_looks_like_a_script_is_text(visit):
         times=1,
     )
     page.click(".retry")
-    expect(page.locator(".trouble h3")).to_have_text("The answer broke off")
+    expect(page.locator(".trouble h3")).to_have_text("The answer was interrupted")
     assert page.evaluate("window.hacked") is None
 
 
@@ -124,9 +124,9 @@ def test_a_lost_network_keeps_the_conversation(visit):
     answers(page, body=stream(("Half an", [0]), (" ans", [1]), end=""))  # ends without [DONE]
     page.click(".retry")
     done(page)
-    expect(page.locator(".trouble")).to_contain_text("what had come is kept")
+    expect(page.locator(".trouble")).to_contain_text("keeps the text received so far")
     assert text_of(page) == "Half an ans"
-    expect(page.locator(".turn:last-child .why")).to_have_text("Broken off.")
+    expect(page.locator(".turn:last-child .why")).to_have_text("Interrupted.")
     page.click(".retry")
     done(page)
     expect(page.locator(".trouble")).to_have_count(0)

@@ -21,6 +21,7 @@ from server_tools import (
     events,
     idle,
     other,
+    post_head,
     process,
     running,
     settings,
@@ -88,8 +89,7 @@ def test_the_key(server):
 
 
 def test_other_sites(server):
-    """CORS is off; without a key a page of another site is refused even where the browser would let it
-    ask."""
+    """CORS is off. Without a key, another site's page is refused even if the browser sends its request."""
     page = {"Origin": "https://evil.example"}
     r = server.client.get("/v1/models", headers=page)
     assert r.status_code == 403 and "access-control-allow-origin" not in r.headers
@@ -149,27 +149,18 @@ def test_a_key_makes_a_public_address_fine():
 
 
 def test_bodies_that_are_too_large(server):
-    """Refused by their length before they are sent, by counting where there is none, and the client sees the
-    answer."""
-    head = (
-        f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        "Content-Length: 2000001\r\n\r\n"
-    )
-    assert raw(server, head.encode()).startswith(b"HTTP/1.1 413")
+    """Bodies are refused by their length before they are sent, or by counting. The client sees the answer."""
+    assert raw(server, post_head(CHAT, 2_000_001)).startswith(b"HTTP/1.1 413")
     for content in (b" " * 2_000_001, (b" " * 100_000 for _ in range(50)), b" " * 6_000_000):
         r = server.client.post(CHAT, content=content, headers=JSON)
         assert r.status_code == 413 and r.json()["error"]["code"] == "body_too_large"
     assert server.client.post(CHAT, content=b" " * 1_999_999, headers=JSON).status_code == 400
-    assert raw(server, head.replace("2000001", "-5").encode()).startswith(b"HTTP/1.1 4")
+    assert raw(server, post_head(CHAT, -5)).startswith(b"HTTP/1.1 4")
 
 
 def test_a_body_that_does_not_come(server, monkeypatch):
     monkeypatch.setattr(body, "BODY_SECONDS", 0.2)
-    head = (
-        f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        f"Content-Length: 100\r\n\r\n{{"
-    )
-    assert raw(server, head.encode()).startswith(b"HTTP/1.1 408")
+    assert raw(server, post_head(CHAT, 100) + b"{").startswith(b"HTTP/1.1 408")
 
 
 @pytest.mark.parametrize(
@@ -319,10 +310,7 @@ def test_clients_that_leave(server, stream):
     content = json.dumps(
         {"messages": [{"role": "user", "content": "Tell a story."}], "stream": stream, **ENDLESS}
     ).encode()
-    head = (
-        f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(content)}\r\n\r\n"
-    ).encode()
+    head = post_head(CHAT, len(content))
     host, port = server.url.removeprefix("http://").split(":")
     tokens = lambda: server.batcher.snapshot()["tokens"]
     for far in (lambda: True, lambda: server.batcher.waiting() == 2, lambda: tokens() > before + 4):
@@ -347,13 +335,7 @@ def test_a_client_that_does_not_read(server):
     ).encode()
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as s:
-        s.sendall(
-            (
-                f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-                f"Content-Length: {len(content)}\r\n\r\n"
-            ).encode()
-            + content
-        )
+        s.sendall(post_head(CHAT, len(content)) + content)
         until(lambda: server.gate.inside == 2)
         until(lambda: idle(server))
 
@@ -411,8 +393,7 @@ def test_a_hostile_template(server, template, said):
 
 
 def test_texts_that_are_hard_to_tokenise(server, monkeypatch):
-    """What cannot fit is refused before it is tokenised; so are masses of special tokens, each of which costs
-    as much as there are."""
+    """Texts that cannot fit, and masses of special tokens, are refused before they are tokenized."""
     tokenized, tokenize = [], server.batcher.base.tokenize
     monkeypatch.setattr(
         server.batcher.base,

@@ -172,8 +172,7 @@ def replicas(server):
 
 @pytest.fixture(scope="module")
 def server():
-    """`python -m eagle3_llama.server.ray` with two replicas: url, key, process, lines. Nothing of it is left
-    afterwards."""
+    """`python -m eagle3_llama.server.ray` with two replicas: url, key, process, lines."""
     folder, key = tempfile.mkdtemp(prefix="r", dir="/tmp"), secrets.token_hex(8)  # short: sockets lie in it
     env = {
         **os.environ,
@@ -295,8 +294,7 @@ def test_both_answer(server, texts):
 
 
 class Client(threading.Thread):
-    """Asks one thing after the other, every other time as a stream; outcomes: (prompt, text or None, what
-    went wrong or None).
+    """Sends one request after the other, every second one as a stream. outcomes: (prompt, text, error).
 
     lost: what no client may see, a request without an end or a stream that only seems whole."""
 
@@ -346,8 +344,7 @@ class Client(threading.Thread):
 
 @needs_ray
 def test_one_is_killed_under_load(server, texts):
-    """Each request ends: with the right text, or its client sees an error. None hangs; and the replica is
-    replaced."""
+    """Each request ends, with the right text or with an error. None hangs, and the replica is replaced."""
     before = replicas(server)
     assert len(before) == 2
     clients = [Client(server, n) for n in range(6)]
@@ -382,8 +379,8 @@ def test_one_is_killed_under_load(server, texts):
         names = set()
         until(lambda: names.add(ask(client, max_tokens=1).headers["x-replica"]) or len(names) == 2, 40)
     print(
-        f"\n{len(outcomes)} requests, {errors} after the kill, two replicas again after "
-        f"{time.monotonic() - killed:.1f} s"
+        f"\n{len(outcomes)} requests, {errors} after the kill, "
+        f"two replicas again after {time.monotonic() - killed:.1f} s"
     )
 
 

@@ -5,7 +5,7 @@ import socket
 import threading
 
 import pytest
-from server_tools import CHAT, JSON, ask, idle, running, settings, until
+from server_tools import CHAT, JSON, ask, idle, post_head, running, settings, until
 from tiny_models import EOS, PROMPT
 
 from eagle3_llama import EagleError
@@ -128,10 +128,7 @@ def test_further_requests_of_a_connection(server, monkeypatch):
     """Their headers have as long; an answer may take longer."""
     monkeypatch.setattr(header_timeout, "SECONDS", 0.1)
     body = json.dumps({**ENDLESS, "max_tokens": 3}).encode()
-    request = (
-        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    ).encode() + body
+    request = post_head(COMPLETIONS, len(body)) + body
     with connect(server) as patient, connect(server) as slow, Blocked(server) as blocked:
         patient.sendall(request)
         until(lambda: server.batcher.waiting() == 1)

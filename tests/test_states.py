@@ -46,8 +46,7 @@ def logprobs(llm, text, echo):
 @pytest.mark.parametrize("echo", [True, False])
 @pytest.mark.parametrize("logits_all", [True, False])
 def test_logprobs_from_a_cache(files, cache, echo, logits_all):
-    """The true ones, whatever the cache brings back: the same prompt, a longer one, one with the same
-    beginning."""
+    """After a cache hit, scores are right for the same prompt, a longer one, and one with the same start."""
     plain = Llama(files[0], logits_all=True, **CTX)
     eagle = EagleLlama(files[0], eagle_path=files[1], n_max=4, logits_all=logits_all, **CTX)
     eagle.set_cache(cache)

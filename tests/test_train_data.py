@@ -82,8 +82,7 @@ def test_sequences_together_are_as_alone(tiny):
 
 
 def test_capture_in_pytorch(tiny):
-    """The second backend against llama.cpp: logits and features, of a prompt and of many sequences at
-    once."""
+    """The second backend gives llama.cpp's logits and features, for a prompt and for a batch of sequences."""
     backends = [Target(tiny.targets[0], (1, 2, 3), 3, 64, 1, device) for device in (None, "cpu")]
     text = [[1, *range(10 + 7 * s, 25 + 9 * s)] for s in range(3)]
     results = []

@@ -11,16 +11,17 @@ from training import lines, make_shards
 from eagle3_llama import EagleLlama, EagleParams
 from eagle3_llama.heads.convert import convert
 
+# ruff: noqa: E402 - the imports below need torch, which may be absent
 torch = pytest.importorskip("torch")
 
-from eagle3_llama.train.acceptance import measure, walk  # noqa: E402
-from eagle3_llama.train.data import Corpus, draft_vocabulary, split  # noqa: E402
-from eagle3_llama.train.export import write  # noqa: E402
-from eagle3_llama.train.loss import Teacher, training_time_test  # noqa: E402
-from eagle3_llama.train.model import build  # noqa: E402
-from eagle3_llama.train.pointers import pointing  # noqa: E402
-from eagle3_llama.train.start import least_squares_start  # noqa: E402
-from eagle3_llama.train.weights import TargetWeights  # noqa: E402
+from eagle3_llama.train.acceptance import measure, walk
+from eagle3_llama.train.data import Corpus, draft_vocabulary, split
+from eagle3_llama.train.export import write
+from eagle3_llama.train.loss import Teacher, training_time_test
+from eagle3_llama.train.model import build
+from eagle3_llama.train.pointers import pointing
+from eagle3_llama.train.start import least_squares_start
+from eagle3_llama.train.weights import TargetWeights
 
 
 def test_native_head_computes_the_same(tiny, corpus, head, tmp_path):
@@ -124,9 +125,10 @@ def looks(head, batch):
 
 
 def test_least_squares_start(tiny, tmp_path):
-    """Before any training: unseen text is said better than from the last layer alone. Some heads look at
-    their own row,
-    others where the token that comes next has come before."""
+    """Before training, the head predicts unseen text better than from the last layer alone.
+
+    Some attention heads read their own row, others the place where the next token has occurred before.
+    """
     rng = np.random.default_rng(0)
     loops = [{"toks": [1, *(rng.permutation(60)[:12] + 3).tolist() * 5], "prompt": 13} for _ in range(96)]
     settings = dataclasses.replace(tiny, conversations=(lines(tmp_path / "loops.jsonl", loops),))

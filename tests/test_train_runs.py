@@ -16,10 +16,11 @@ from training import lines
 from eagle3_llama import EagleError, EagleLlama
 from eagle3_llama.models import smollm2
 
+# ruff: noqa: E402 - the imports below need torch, which may be absent
 torch = pytest.importorskip("torch")
 
-from eagle3_llama.train.export import head_d2t, write  # noqa: E402
-from eagle3_llama.train.loop import Trainer  # noqa: E402
+from eagle3_llama.train.export import head_d2t, write
+from eagle3_llama.train.loop import Trainer
 
 
 @pytest.mark.parametrize(
@@ -128,8 +129,7 @@ def test_checkpoint_is_what_servers_read(corpus, head, tmp_path):
 
 
 def killed_at(command, out, seen):
-    """Runs the command and kills it as soon as a file of that name is there, which it must be long before the
-    end."""
+    """Runs the command and kills it as soon as a file of that name exists, long before the end."""
     child = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     while not list(out.glob(seen)):
         assert child.poll() is None, f"the run ended, {child.returncode}, without {seen}"
@@ -139,8 +139,7 @@ def killed_at(command, out, seen):
 
 
 def test_real_model_on_a_tiny_budget(tmp_path):
-    """The command on SmolLM2, self-synthesis and prompts; killed among its data and in training; the head
-    loads and beats a random one."""
+    """The command on SmolLM2, killed in both phases. The head loads and beats a random one."""
     out, prompts = (
         tmp_path / "head",
         lines(

@@ -39,10 +39,9 @@ def plain(files):
 
 
 def random_tree(rng, right, n, n_vocab=N_VOCAB):
-    """tokens and parents of at most n nodes, level by level; right is what the target will say, and some way
-    down is made of it.
+    """tokens and parents of at most n nodes, level by level, and how many of `right` are in the tree.
 
-    Also how far that way goes.
+    right: the target's next tokens.
     """
     tokens, parents, on_path = [], [], 0
     if tiny_models.EOS in right:

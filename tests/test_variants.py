@@ -1,5 +1,4 @@
-"""Every layout and variant: converted, then the native graph against the NumPy reference, then text against
-plain decoding."""
+"""Every layout and variant: conversion, the native graph against the NumPy reference, text against plain."""
 
 import gguf
 import heads
@@ -79,8 +78,7 @@ def test_native_graph(tmp_path, target, name):
 
 @pytest.mark.parametrize("name", heads.RECIPES)
 def test_drafts_and_text(tmp_path, target, name):
-    """Drafts are the reference's, token by token, after features that the target itself gave; text is plain
-    decoding's."""
+    """Drafts from the target's own features equal the reference's. The text equals plain decoding's."""
     head, path = converted(tmp_path, name, target)
     plain = take(EagleLlama(str(target), n_ctx=256, n_threads=THREADS, verbose=False), 40)
     llm = EagleLlama(
@@ -188,8 +186,7 @@ def older(path, out):
 
 @pytest.mark.parametrize("name", heads.RECIPES)
 def test_compare_reads_the_gguf_alike(tmp_path, target, name):
-    """The reference that `compare` makes of the GGUF is the one the head was made with, and all stages
-    agree."""
+    """`compare` makes the reference from the GGUF that the head was made with, and all stages agree."""
     head, path = converted(tmp_path, name, target)
     tokens, features = (
         np.arange(3, 11),

@@ -90,9 +90,11 @@ def target(
     pooling=None,
     tied=False,
 ):
-    """A llama, or a qwen2vl (M-RoPE); kind is a GGML type's name. ends=False: hardly ever says its end token.
-    pooling: of
-    embeddings. tied: the token embeddings are its output matrix too."""
+    """Writes a llama, or a qwen2vl (M-RoPE). kind: name of a GGML type.
+
+    ends=False: it hardly ever samples its end token. pooling: of embeddings. tied: the token embeddings are
+    its output matrix too.
+    """
     rng, kind = np.random.default_rng(seed), gguf.GGMLQuantizationType[kind]
     w = gguf.GGUFWriter(path, arch)
     _common(w, n_layer, n_embd)
@@ -120,8 +122,7 @@ def target(
 
 
 def head(path, seed=1, kind="F32", layers=(1, 2, 3), own_output=True, **keys):
-    """A head for target(); keys override integers such as target_hidden_size. own_output=False: the target's
-    output matrix is its own."""
+    """A head for target(). keys: metadata to override. own_output=False: uses the target's lm_head."""
     rng, kind = np.random.default_rng(seed), gguf.GGMLQuantizationType[kind]
     w = gguf.GGUFWriter(path, "eagle3")
     _common(w, 1)

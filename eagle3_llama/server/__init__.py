@@ -1,7 +1,7 @@
-"""An OpenAI-compatible server for many requests at once, each drafted for: settings, the ASGI application, the process around it.
+"""An OpenAI-compatible server that decodes many requests in one batch, with speculative decoding.
 
     from eagle3_llama.server.app import create_app          # a FastAPI application for a batcher
     from eagle3_llama.server.settings import ServerSettings
 
-Importing this package loads nothing: children of sandbox.py import it too.
+Importing this package imports nothing else, because the child processes of sandbox.py import it too.
 """

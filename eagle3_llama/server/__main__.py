@@ -1,4 +1,4 @@
-"""`python -m eagle3_llama.server`: the options of `eagle3-llama serve`, with - or _ between words."""
+"""`python -m eagle3_llama.server` takes the options of `eagle3-llama serve`, with - or _ between words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .cli import serve
 
 
 def main() -> None:
-    """Entry point: errors a user can mend are one line and exit code 2."""
+    """Entry point. Prints an EagleError as one line and exits with code 2."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(context_settings=CONTEXT)(serve)
     try:

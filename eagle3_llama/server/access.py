@@ -1,4 +1,4 @@
-"""Around every request: who may come in, an id, one line of log, counters; and no exception leaves as a bare 500."""
+"""Middleware for every request: access control, a request id, a log line, metrics, and JSON for any error."""
 
 from __future__ import annotations
 
@@ -29,15 +29,12 @@ access_log = logging.getLogger("eagle3_llama.server.access")
 
 OPEN_ROUTES = ("/health",)
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-LINGER, LINGER_BYTES = (
-    1.0,
-    8_000_000,
-)  # how long, and for how much, an unread body is listened to after the answer
+LINGER, LINGER_BYTES = 1.0, 8_000_000  # seconds and bytes of an unread body to receive after the answer
 
 
 @dataclass
 class Record:
-    """What is known of one request; routes add to it."""
+    """What the log and the metrics report about one request. Routes fill it in."""
 
     request_id: str
     started: float = field(default_factory=time.monotonic)
@@ -49,7 +46,7 @@ class Record:
 
 
 class Access:
-    """ASGI middleware; the record is scope["record"]."""
+    """ASGI middleware. It stores the request's Record in scope["record"]."""
 
     def __init__(self, app: Any, settings: ServerSettings, metrics: Metrics) -> None:
         self.app, self.settings, self.metrics = app, settings, metrics
@@ -61,48 +58,46 @@ class Access:
         headers = Headers(scope=scope)
         asked = headers.get("x-request-id", "")
         record = scope["record"] = Record(asked if _SANE_ID.fullmatch(asked) else uuid.uuid4().hex)
-        talk = _Talk(
-            record, receive, send, unread="content-length" in headers or "transfer-encoding" in headers
-        )
+        has_body = "content-length" in headers or "transfer-encoding" in headers
+        talk = _Talk(record, receive, send, unread=has_body)
         try:
             refused = self._refusal(scope, headers)
             await (self.app if refused is None else error_response(refused))(scope, talk.receive, talk.send)
         except Exception:
             log.exception("request %s failed", record.request_id)
             if record.status:
-                raise  # half an answer: the connection is closed
+                raise  # part of the answer has been sent: uvicorn closes the connection
             await error_response(internal())(scope, receive, talk.send)
         finally:
             if record.job is not None:
-                record.job.release()  # its answer has been sent
+                record.job.release()  # the answer has been sent
             self._note(scope, record)
 
     def _refusal(self, scope: Any, headers: Headers) -> ApiError | None:
         key = self.settings.api_key
         if scope["path"] in OPEN_ROUTES:
             return None
-        # a browser that opens the page asks for a password if it is told Basic alone; the page's own calls must not raise that dialog
-        challenge = 'Basic realm="eagle3-llama"' if scope["path"] == "/" else "Bearer"
         if key is not None and not _same_key(headers.get("authorization", ""), key):
-            return ApiError(
-                401,
-                "a key is needed: Authorization: Bearer KEY",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": challenge},
-            )
+            # Basic makes a browser ask for a password. Only opening the page should do that.
+            challenge = {
+                "WWW-Authenticate": 'Basic realm="eagle3-llama"' if scope["path"] == "/" else "Bearer"
+            }
+            said = "this server needs an API key: send the header Authorization: Bearer KEY"
+            return ApiError(401, said, code="invalid_api_key", headers=challenge)
         if key is None and not self._own_origin(headers.get("origin")):
-            return ApiError(403, "another site's page asks; allow it with --cors-origin", code="origin")
+            said = "the request comes from another site's page: allow that site with --cors-origin"
+            return ApiError(403, said, code="origin")
         if key is None and not self._own_host(headers.get("host")):
-            return ApiError(
-                403,
-                "this server was asked under another site's name; allow it with --cors-origin, or set a key",
-                code="host",
-            )
+            said = "the Host header names another site: allow it with --cors-origin, or set an API key"
+            return ApiError(403, said, code="host")
         return None
 
     def _own_host(self, host: str | None) -> bool:
-        """A site may give its own name the address of this machine; its pages then ask as if the server were theirs, and a browser
-        sends no Origin with a GET. The name they ask for tells."""
+        """Whether the Host header names this server or an allowed site.
+
+        This prevents DNS rebinding. A site can point its own host name at this machine. Its pages then reach
+        this server as their own origin, and a browser sends no Origin header with such a GET.
+        """
         return (
             host is None
             or self._own_name(f"//{host}")
@@ -110,7 +105,11 @@ class Access:
         )
 
     def _own_origin(self, origin: str | None) -> bool:
-        """Without a key any page in the user's browser could ask a server on loopback; browsers say whose page it is."""
+        """Whether the request comes from this server's page, from an allowed site, or from no page.
+
+        Without a key, any page in the user's browser could send requests to a server on loopback. Browsers
+        name the page's site in the Origin header.
+        """
         return origin is None or origin in self.settings.cors_origin or self._own_name(origin)
 
     def _own_name(self, url: str) -> bool:
@@ -159,7 +158,7 @@ def _about(job: Job) -> dict[str, Any]:
 
 
 def _same_key(authorization: str, key: str) -> bool:
-    """Bearer KEY; or Basic with KEY as the password, so that a browser can open the page."""
+    """Whether the header carries the key: as `Bearer KEY`, or as the password of Basic (from browsers)."""
     scheme, _, given = authorization.partition(" ")
     if scheme.lower() == "basic":
         try:
@@ -176,10 +175,10 @@ def error_response(e: ApiError) -> Response:
 
 
 class _Talk:
-    """receive and send of one request: notes the status, adds the id, and hears an unread body out.
+    """Wraps receive and send of one request: records the status, adds the id, receives an unread body.
 
-    A connection closed while its client still sends is reset, and the client may never see the answer. So the answer goes out
-    first, then what still comes is thrown away, for a while.
+    If the server closes a connection while the client still sends, TCP resets it, and the client may never
+    see the answer. So the server sends the answer first, then discards the rest of the body for LINGER s.
     """
 
     def __init__(self, record: Record, receive: Any, send: Any, unread: bool) -> None:

@@ -1,4 +1,4 @@
-"""A job's events as an HTTP answer: whole, or streamed as server-sent events."""
+"""Turns a job's events into an HTTP answer: one JSON body, or a stream of server-sent events."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from .errors import ApiError
 from .generation import Event, Job, total_timings, total_usage
 from .shapes import DONE, KEEP_ALIVE_COMMENT, Shape, dumps, event
 
-KEEP_ALIVE = 10.0  # seconds of silence after which a stream has a comment: proxies close connections that say nothing for a minute
-STALLED = 30.0  # seconds past the deadline until a client that does not read is given up
+KEEP_ALIVE = 10.0  # s without data until a stream sends a comment; proxies close idle connections after 60 s
+STALLED = 30.0  # s past the deadline until the server disconnects a client that does not read
 _OVER: Any = object()
 
 
 async def respond(
     request: Request, job: Job, shape: Shape, stream: bool, include_usage: bool, report: bool
 ) -> Response:
-    """Waits for the whole answer, or for the first part of a streamed one, KEEP_ALIVE seconds at most: until then a failure is a status.
+    """Waits for the whole answer, or for the first events of a streamed answer.
 
-    Raises ApiError. The job is cancelled as soon as the client leaves, and whenever this ends early.
+    A stream starts after KEEP_ALIVE seconds at the latest. A failure before that raises ApiError and becomes
+    an HTTP status. The job is cancelled when the client disconnects, and when this function fails.
     """
     watch = asyncio.create_task(job.watch(request.receive))
     events = job.events()
@@ -33,11 +34,10 @@ async def respond(
             parts = with_silences(events)
             first = await anext(parts)
             return EventStream(job, shape, _chain(first, parts), watch, include_usage or report, report)
-        parts = [(e.choice.index, e.chunk) async for batch in events for e in batch if e.chunk is not None]
+        completions = [(e.choice.index, e.chunk) async for batch in events for e in batch if e.chunk]
         more = {"timings": total_timings(job)} if report else {}
-        body = await asyncio.to_thread(
-            lambda: dumps(shape.whole(parts, total_usage(job)) | more)
-        )  # logprobs may be megabytes
+        encode = lambda: dumps(shape.whole(completions, total_usage(job)) | more)
+        body = await asyncio.to_thread(encode)  # logprobs may be megabytes
         watch.cancel()
         return Response(body, media_type="application/json")
     except BaseException:
@@ -47,27 +47,23 @@ async def respond(
 
 
 def joined(events: list[Event]) -> list[Event]:
-    """Events with chunks; of those that only bring text, neighbours of one choice are one event."""
+    """Joins neighbouring events of one choice whose chunks carry only text. Every event must have a chunk."""
     out: list[Event] = []
     for e in events:
-        if (
-            out
-            and e.choice is out[-1].choice
-            and (text := _text(e)) is not None
-            and (before := _text(out[-1])) is not None
-        ):
+        before = _text(out[-1]) if out and e.choice is out[-1].choice else None
+        text = _text(e)
+        if before is not None and text is not None:
             choice, text = e.chunk["choices"][0], before + text
             said = {"delta": {"content": text}} if "delta" in choice else {"text": text}
-            out[-1] = dataclasses.replace(
-                e, chunk={"choices": [{**choice, **said}]}, sources=out[-1].sources + e.sources
-            )
+            chunk = {"choices": [{**choice, **said}]}
+            out[-1] = dataclasses.replace(e, chunk=chunk, sources=out[-1].sources + e.sources)
         else:
             out.append(e)
     return out
 
 
 def _text(e: Event) -> str | None:
-    """What a chunk that brings nothing but text says."""
+    """The text of a chunk that carries only text; None for any other chunk."""
     choice = e.chunk["choices"][0]
     if choice["finish_reason"] is not None or choice.get("logprobs") is not None:
         return None
@@ -76,7 +72,7 @@ def _text(e: Event) -> str | None:
 
 
 async def with_silences(events: AsyncIterator[list[Event]]) -> AsyncIterator[list[Event] | None]:
-    """events, and None whenever none has come for KEEP_ALIVE seconds."""
+    """Yields the lists of `events`, and None after every KEEP_ALIVE seconds without one."""
     while True:
         task = asyncio.ensure_future(anext(events, _OVER))
         try:
@@ -100,7 +96,7 @@ async def _chain(
 
 
 class EventStream(Response):
-    """Sends what has gathered in one piece; a failure after the first part is an event with the error object."""
+    """Sends all waiting events in one piece. A failure after the start is sent as an event with the error."""
 
     media_type = "text/event-stream"
 
@@ -109,7 +105,7 @@ class EventStream(Response):
         job: Job,
         shape: Shape,
         events: AsyncIterator[list[Event] | None],
-        watch: asyncio.Task,
+        watch: asyncio.Task[None],
         include_usage: bool,
         report: bool,
     ) -> None:
@@ -120,6 +116,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None  # uvicorn runs each request in a task
         stalled = loop.call_later(max(0.0, self.job.seconds_left()) + STALLED, task.cancel)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -137,7 +134,7 @@ class EventStream(Response):
                 if batch is None:
                     yield KEEP_ALIVE_COMMENT
                     continue
-                said = [e for e in batch if e.chunk is not None]
+                said = [e for e in batch if e.chunk]
                 data = b"".join(self._frame(e) for e in (said if self.report else joined(said)))
                 if data:
                     yield data
@@ -156,6 +153,5 @@ class EventStream(Response):
         return event(out)
 
     def _last(self) -> dict[str, Any]:
-        return {**self.shape.head, "choices": [], "usage": total_usage(self.job)} | (
-            {"timings": total_timings(self.job)} if self.report else {}
-        )
+        timings = {"timings": total_timings(self.job)} if self.report else {}
+        return {**self.shape.head, "choices": [], "usage": total_usage(self.job), **timings}

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, and what they share."""
+"""The FastAPI application: its routes and the state that they share."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from .. import __version__
@@ -26,7 +27,7 @@ from .access import Access, Record, error_response
 from .answers import respond
 from .body import Bodies
 from .calls import Caller
-from .errors import ApiError, from_exception, wrong
+from .errors import ApiError, from_exception, shutting_down, wrong
 from .generation import Gate, Job
 from .metrics import CONTENT_TYPE, Metrics
 from .schema import ChatBody, CompletionBody, DetokenizeBody, SlotFile, TokenizeBody, bounded
@@ -41,7 +42,7 @@ PAGE_POLICY = (
 
 
 class Server:
-    """What the routes share."""
+    """The state that the routes share."""
 
     def __init__(self, settings: ServerSettings, batcher: Any) -> None:
         self.settings, self.batcher = settings, batcher
@@ -51,53 +52,38 @@ class Server:
         self.metrics = Metrics(batcher, self.name)
         self.bodies = Bodies()
         self.preparing = Work(2, 2 * settings.capacity, "are being prepared")
-        self.tokenizing = Work(1, 8, "tokenise texts")
+        self.tokenizing = Work(1, 8, "tokenize texts")
         self.files = Work(1, 8, "save or restore slots")
         self.caller = Caller(settings, batcher.base, self.name)
         self.chat_body, self.completion_body = bounded(ChatBody, settings), bounded(CompletionBody, settings)
 
     async def generate(self, request: Request, body: Any, chat: bool) -> Response:
-        """One completion request, from its checked body to its answer."""
+        """Answers one completion request, whose body has been validated."""
         record: Record = request.scope["record"]
         record.stream = bool(body.stream)
         if self.settings.log_prompts:
             record.prompt = body.model_dump(include={"messages", "prompt"})
-        choices = await self.preparing.run(
-            self.caller.chat if chat else self.caller.completion, body
-        )  # texts may be long
+        prepare = self.caller.chat if chat else self.caller.completion
+        choices = await self.preparing.run(prepare, body)  # in a thread: texts may be long
         params, asked = self.caller.params(body.speculative), "messages" if chat else "prompt"
-        record.job = job = Job(
-            self.batcher, self.gate, choices, params, self.settings.timeout, record.request_id, asked
-        )
-        shape = Shape(
-            chat,
-            f"{'chatcmpl' if chat else 'cmpl'}-{record.request_id}",
-            int(time.time()),
-            self.name,
-            record.stream,
-            getattr(body, "top_logprobs", None) or 0,
-            bool(getattr(body, "functions", None)),
-        )
+        seconds, request_id = self.settings.timeout, record.request_id
+        record.job = job = Job(self.batcher, self.gate, choices, params, seconds, request_id, asked)
+        answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{request_id}"
+        top, legacy = getattr(body, "top_logprobs", None) or 0, bool(getattr(body, "functions", None))
+        shape = Shape(chat, answer_id, int(time.time()), self.name, record.stream, top, legacy)
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         report = body.speculative is not None and body.speculative.report
         return await respond(request, job, shape, record.stream, usage, report)
 
     def model(self) -> dict[str, Any]:
-        about = {
-            "head": self.settings.eagle is not None,
-            "n_ctx": self.batcher.n_ctx,
-            "n_parallel": self.batcher.n_parallel,
-        }
-        return {
-            "id": self.name,
-            "object": "model",
-            "created": self.created,
-            "owned_by": "eagle3-llama",
-            "eagle": about,
+        sizes = {"n_ctx": self.batcher.n_ctx, "n_parallel": self.batcher.n_parallel}
+        eagle = {"head": self.settings.eagle is not None, **sizes}
+        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "eagle3-llama"} | {
+            "eagle": eagle
         }
 
     async def ask(self, work: Work, function: Any, *args: Any) -> Response:
-        """The JSON of what a blocking call returns; its EagleErrors are the client's."""
+        """Runs a blocking function and answers with its result as JSON. An EagleError becomes an ApiError."""
         try:
             return Response(await work.run(lambda: dumps(function(*args))), media_type="application/json")
         except EagleError as e:
@@ -106,22 +92,21 @@ class Server:
     def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
         if body.parse_special:
             self.caller.size.check_special(body.content, "content")
-        return {
-            "tokens": self.batcher.base.tokenize(body.content.encode(), body.add_special, body.parse_special)
-        }
+        text = body.content.encode()
+        return {"tokens": self.batcher.base.tokenize(text, body.add_special, body.parse_special)}
 
     def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
         if max(body.tokens, default=0) >= self.caller.n_vocab:
-            raise wrong("tokens", f"the model's are 0..{self.caller.n_vocab - 1}")
-        return {
-            "content": (self.batcher.base.detokenize(body.tokens) if body.tokens else b"").decode(
-                "utf-8", "replace"
-            )
-        }
+            raise wrong("tokens", f"the model's token ids are 0..{self.caller.n_vocab - 1}")
+        text = self.batcher.base.detokenize(body.tokens) if body.tokens else b""
+        return {"content": text.decode("utf-8", "replace")}
 
 
 def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
-    """The application for one batcher, which the caller closes. app.state.server is its Server: gate.draining refuses new requests."""
+    """The application for one batcher, which the caller closes.
+
+    app.state.server is its Server. Set server.gate.draining to refuse new requests.
+    """
     server = Server(settings, batcher)
 
     @contextlib.asynccontextmanager
@@ -130,8 +115,8 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
         yield
         server.caller.close()
 
-    no_pages = {"docs_url": None, "redoc_url": None}  # theirs load scripts from outside
-    app = FastAPI(title="eagle3-llama", version=__version__, lifespan=lifespan, **no_pages)
+    # no docs_url and redoc_url: FastAPI's pages load scripts from other sites
+    app = FastAPI(title="eagle3-llama", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.server = server
     _add_completions(app, server)
     _add_models(app, server)
@@ -144,75 +129,63 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
             CORSMiddleware,
             allow_origins=list(settings.cors_origin),
             allow_methods=["GET", "POST"],
-            allow_headers=["*"],  # OpenAI's client has a dozen of its own
+            allow_headers=["*"],  # OpenAI's client sends a dozen headers of its own
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    documents.install(
-        app,
-        [server.chat_body, server.completion_body, TokenizeBody, DetokenizeBody, SlotFile],
-        settings.api_key is not None,
-    )
+    bodies: list[type[BaseModel]] = [server.chat_body, server.completion_body, TokenizeBody, DetokenizeBody]
+    documents.install(app, [*bodies, SlotFile], settings.api_key is not None)
     return app
 
 
 def _add_completions(app: FastAPI, server: Server) -> None:
     @app.post("/v1/chat/completions", **documents.streamed(server.chat_body, "ChatCompletion"))
     async def chat_completions(request: Request) -> Response:
-        """An answer to a conversation."""
+        """Answers a conversation."""
         return await server.generate(request, await server.bodies.read(request, server.chat_body), True)
 
     @app.post("/v1/completions", **documents.streamed(server.completion_body, "Completion"))
     async def completions(request: Request) -> Response:
-        """A text gone on with."""
-        return await server.generate(
-            request, await server.bodies.read(request, server.completion_body), False
-        )
+        """Continues a text."""
+        body = await server.bodies.read(request, server.completion_body)
+        return await server.generate(request, body, False)
 
 
 def _add_models(app: FastAPI, server: Server) -> None:
     @app.get("/v1/models", **documents.answer("ModelList"))
     async def models() -> Response:
-        """The one model there is."""
+        """Lists the server's only model."""
         return _json({"object": "list", "data": [server.model()]})
 
     @app.get("/v1/models/{model_id:path}", **documents.answer("Model", 404))
     async def model(model_id: str) -> Response:
-        """The model, by its name."""
+        """Describes the model of this name."""
         if model_id != server.name:
-            raise ApiError(
-                404, f"there is no model {model_id[:100]!r}, only {server.name!r}", "model", "model_not_found"
-            )
+            said = f"there is no model {model_id[:100]!r}: this server has {server.name!r}"
+            raise ApiError(404, said, "model", "model_not_found")
         return _json(server.model())
 
     @app.post("/tokenize", **documents.answer("Tokens", body=TokenizeBody))
     async def tokenize(request: Request) -> Response:
-        """Token ids of a text."""
-        return await server.ask(
-            server.tokenizing, server.tokenize, await server.bodies.read(request, TokenizeBody)
-        )
+        """Returns the token ids of a text."""
+        body = await server.bodies.read(request, TokenizeBody)
+        return await server.ask(server.tokenizing, server.tokenize, body)
 
     @app.post("/detokenize", **documents.answer("Content", body=DetokenizeBody))
     async def detokenize(request: Request) -> Response:
-        """The text of token ids; bytes that are no text become U+FFFD."""
-        return await server.ask(
-            server.tokenizing, server.detokenize, await server.bodies.read(request, DetokenizeBody)
-        )
+        """Returns the text of token ids. Bytes that are not valid UTF-8 become U+FFFD."""
+        body = await server.bodies.read(request, DetokenizeBody)
+        return await server.ask(server.tokenizing, server.detokenize, body)
 
 
 def _add_state(app: FastAPI, server: Server) -> None:
     @app.get("/health", **documents.answer("Health", 503))
     async def health() -> Response:
-        """Whether new requests are taken and can be served; needs no key."""
-        if not server.gate.draining and not server.batcher.alive():
-            raise ApiError(
-                503,
-                "no request can be served any more: start the server again; its log says why",
-                code="engine_ended",
-            )
+        """Whether the server accepts and can answer new requests. Needs no key."""
         if server.gate.draining:
-            raise ApiError(
-                503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"}
-            )
+            raise shutting_down()
+        if not server.batcher.alive():
+            said = "the engine has stopped: start the server again; its log says why the engine stopped"
+            raise ApiError(503, said, code="engine_ended")
         return _json({"status": "ok"})
 
     @app.get("/metrics", **documents.text("Prometheus metrics"))
@@ -222,33 +195,25 @@ def _add_state(app: FastAPI, server: Server) -> None:
 
     @app.get("/slots", **documents.answer("Slots"))
     async def list_slots() -> Response:
-        """Slots: id, busy, n_past, request_id."""
+        """Lists the slots with id, busy, n_past and request_id."""
         return _json(server.batcher.slots())
 
     @app.post("/slots/{slot}", **documents.answer("SlotAction", 404, 507, body=SlotFile))
     async def slot_action(request: Request, slot: int, action: str) -> Response:
-        """Saves a slot's state to a file of --slot-save-path (action=save), or restores it (action=restore)."""
-        doing = {
-            "save": functools.partial(slots.save, server.settings.slot_save_limit),
-            "restore": slots.restore,
-        }.get(action)
+        """Saves a slot to a file in --slot-save-path (action=save) or restores it (action=restore)."""
+        folder, n_slots = server.settings.slot_save_path, server.batcher.n_parallel
+        save = functools.partial(slots.save, server.settings.slot_save_limit)
+        doing = {"save": save, "restore": slots.restore}.get(action)
         if doing is None:
             raise wrong("action", f"it is {action[:40]!r}, expected save or restore")
-        if server.settings.slot_save_path is None:
-            raise ApiError(
-                400, "this server keeps no files: start it with --slot-save-path", code="no_slot_save_path"
-            )
+        if folder is None:
+            said = "this server does not save slots: start it with --slot-save-path"
+            raise ApiError(400, said, code="no_slot_save_path")
         body = await server.bodies.read(request, SlotFile)
-        if not 0 <= slot < server.batcher.n_parallel:
-            raise ApiError(
-                404,
-                f"there is no slot {slot!s:.20}, only 0..{server.batcher.n_parallel - 1}",
-                "slot",
-                "no_such_slot",
-            )
-        return await server.ask(
-            server.files, doing, server.batcher, server.settings.slot_save_path, slot, body.filename
-        )
+        if not 0 <= slot < n_slots:
+            said = f"there is no slot {slot!s:.20}: this server has the slots 0..{n_slots - 1}"
+            raise ApiError(404, said, "slot", "no_such_slot")
+        return await server.ask(server.files, doing, server.batcher, folder, slot, body.filename)
 
 
 def _add_page(app: FastAPI) -> None:
@@ -265,7 +230,10 @@ def _add_page(app: FastAPI) -> None:
 
 
 def page_policy(html: bytes) -> str:
-    """A policy under which the page's own scripts run and no other, should a model's words ever be taken for HTML."""
+    """The page's Content-Security-Policy. It allows only the page's own scripts.
+
+    So a script in a model's answer could not run, even if the page inserted the answer as HTML by mistake.
+    """
     hashes = (
         base64.b64encode(hashlib.sha256(script).digest()).decode()
         for script in re.findall(rb"<script[^>]*>(.*?)</script>", html, re.DOTALL)
@@ -274,23 +242,19 @@ def page_policy(html: bytes) -> str:
 
 
 def _add_errors(app: FastAPI) -> None:
-    def answer(request: Request, e: ApiError) -> Response:
+    # e is Any below: Starlette types a handler by Exception, and calls it with the class that it is added for
+    async def api_error(request: Request, e: Any) -> Response:
         request.scope["record"].error = e.code
         return error_response(e)
 
-    async def api_error(request: Request, e: ApiError) -> Response:
-        return answer(request, e)
-
-    async def http_error(request: Request, e: HTTPException) -> Response:
+    async def http_error(request: Request, e: Any) -> Response:
         code = {404: "not_found", 405: "method_not_allowed"}.get(e.status_code)
-        return answer(
-            request, ApiError(e.status_code, str(e.detail), code=code, headers=dict(e.headers or {}))
-        )
+        error = ApiError(e.status_code, str(e.detail), code=code, headers=dict(e.headers or {}))
+        return await api_error(request, error)
 
-    async def parameter_error(request: Request, e: RequestValidationError) -> Response:
+    async def parameter_error(request: Request, e: Any) -> Response:
         first = e.errors()[0]
-        name = str(first["loc"][-1])
-        return answer(request, wrong(name, first["msg"]))
+        return await api_error(request, wrong(str(first["loc"][-1]), first["msg"]))
 
     app.add_exception_handler(ApiError, api_error)
     app.add_exception_handler(HTTPException, http_error)

@@ -1,4 +1,4 @@
-"""A request's body: read within its limit, and within that of all, then held against its model."""
+"""Reads request bodies, within a limit for one body and a limit for all together, and validates them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from .settings import MAX_BODY
 from .work import Room, Work
 
 MAX_KEYS = 50_000
-BODY_SECONDS = 30.0  # a client may take this long to send its body
-LARGE_BODY = 1 << 14  # bytes; checking a smaller one takes less than a millisecond
-MAX_BODIES = 1 << 26  # bytes of bodies that are being read and checked
+BODY_SECONDS = 30.0  # time that a client has to send its body
+LARGE_BODY = 1 << 14  # bytes; validating a smaller body takes less than a millisecond
+MAX_BODIES = 1 << 26  # bytes of all bodies that are being read or validated
 
 T = TypeVar("T", bound=BaseModel)
 
 
 class Bodies:
-    """Reads and checks the bodies of all requests."""
+    """Reads and validates the bodies of all requests."""
 
     def __init__(self) -> None:
         self.room = Room(MAX_BODIES, "send their bodies")
-        self.checking = Work(1, 1 << 16, "have large bodies")  # those have room
+        self.checking = Work(1, 1 << 16, "have large bodies")  # the room limits them before this number does
 
     async def read(self, request: Request, model: type[T]) -> T:
-        """The body as `model`. Raises ApiError 400, 408, 413, 415 or 503; no more than MAX_BODY bytes of it are ever held."""
+        """The body as `model`. Holds at most MAX_BODY bytes. Raises ApiError 400, 408, 413, 415 or 503."""
         parts: list[bytes] = []
         try:
             await _receive(request, parts, self.room)
@@ -40,11 +40,10 @@ class Bodies:
 
 
 async def _receive(request: Request, parts: list[bytes], room: Room) -> None:
-    """Appends the body to parts; their sizes are taken of the room."""
+    """Appends the pieces of the body to `parts` and takes their sizes from `room`."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if (
-        kind != "application/json"
-    ):  # also keeps a web page of somebody else from sending one without asking first
+    # For this type, a browser asks for permission (CORS preflight) before it sends another site's body.
+    if kind != "application/json":
         raise ApiError(415, "send the body as JSON, with Content-Type: application/json", code="content_type")
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > MAX_BODY:
@@ -52,14 +51,10 @@ async def _receive(request: Request, parts: list[bytes], room: Room) -> None:
     try:
         await asyncio.wait_for(_gather(request, parts, room), BODY_SECONDS)
     except asyncio.TimeoutError:
-        raise ApiError(
-            408,
-            f"the body did not arrive within {BODY_SECONDS:.0f} s",
-            code="slow_body",
-            headers={"Connection": "close"},
-        ) from None
+        said = f"the body did not arrive within {BODY_SECONDS:.0f} s"
+        raise ApiError(408, said, code="slow_body", headers={"Connection": "close"}) from None
     except ClientDisconnect:
-        raise ApiError(499, "the client left", code="cancelled") from None
+        raise ApiError(499, "the client disconnected", code="cancelled") from None
 
 
 async def _gather(request: Request, parts: list[bytes], room: Room) -> None:
@@ -73,19 +68,14 @@ async def _gather(request: Request, parts: list[bytes], room: Room) -> None:
 
 
 def too_large() -> ApiError:
-    return ApiError(
-        413,
-        f"the body is larger than {MAX_BODY} bytes",
-        code="body_too_large",
-        headers={"Connection": "close"},
-    )
+    said = f"the body is larger than {MAX_BODY} bytes"
+    return ApiError(413, said, code="body_too_large", headers={"Connection": "close"})
 
 
 def parse(raw: bytes, model: type[T]) -> T:
-    """A body's bytes as `model`; ApiError names the field that is wrong."""
-    if (
-        raw.count(b'":') - raw.count(b'\\":') > MAX_KEYS
-    ):  # each that is not known would be an error of its own
+    """A body's bytes as `model`. The ApiError of an invalid body names the field at fault."""
+    # pydantic would make an error object for each unknown key
+    if raw.count(b'":') - raw.count(b'\\":') > MAX_KEYS:
         raise ApiError(400, f"the body has more than {MAX_KEYS} keys", code="invalid_value")
     try:
         return model.model_validate_json(raw)

@@ -1,4 +1,4 @@
-"""A checked body as calls of llama-cpp-python: which function with which arguments, for each choice."""
+"""Turns a validated body into calls of llama-cpp-python: a function and its arguments for each choice."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .settings import ServerSettings
 from .sized_cache import SizedCache
 from .work import Once
 
-ENTRY_BYTES = 384  # of one likely token in an answer: twice as an object of Python, and as JSON
-GRAMMAR_CACHE = 1 << 24  # characters of grammars and schemas that were found harmless
+ENTRY_BYTES = 384  # one token's logprob in an answer: twice as a Python object, once as JSON
+GRAMMAR_CACHE = 1 << 24  # characters of the grammars and schemas that passed the sandbox's check
 _SAMPLING = (
     "temperature",
     "top_p",
@@ -39,7 +39,7 @@ _SAMPLING = (
 
 
 class Caller:
-    """Makes choices of bodies for one model. Its sandboxes start with the server."""
+    """Makes choices from bodies, for one model. Owns the sandboxes for templates and for grammars."""
 
     def __init__(self, settings: ServerSettings, base: Any, model_name: str) -> None:
         self.settings, self.model_name = settings, model_name
@@ -52,7 +52,7 @@ class Caller:
         self._checked = SizedCache(GRAMMAR_CACHE)
 
     def start(self) -> None:
-        """Starts the template's process in the background; grammars' starts when it is first needed."""
+        """Starts the sandbox for templates in the background. The one for grammars starts when first used."""
         if self._templates is not None:
             threading.Thread(target=self._templates.start, daemon=True).start()
 
@@ -64,13 +64,11 @@ class Caller:
     # -- chat ---------------------------------------------------------------------------------------------
 
     def chat(self, body: ChatBody) -> list[Choice]:
-        """Raises ApiError 400 for what is wrong whatever the model says."""
+        """The choices of a chat request. Raises ApiError 400 for what can be refused before generation."""
         arguments, n = self._sampling(body, body.max_completion_tokens, None), body.n or 1
-        if body.max_completion_tokens is not None and body.max_tokens not in (
-            None,
-            body.max_completion_tokens,
-        ):
-            raise wrong("max_completion_tokens", "it differs from max_tokens; give one")
+        newer = body.max_completion_tokens
+        if newer is not None and body.max_tokens not in (None, newer):
+            raise wrong("max_completion_tokens", "it differs from max_tokens; give only one of them")
         if body.top_logprobs is not None and not body.logprobs:
             raise wrong("top_logprobs", "it needs logprobs: true")
         size = 0
@@ -81,36 +79,27 @@ class Caller:
         tools, forced = _tools(body)
         schema, any_json = _json_wanted(body)
         if body.grammar is not None and (schema is not None or any_json):
-            raise wrong("grammar", "response_format says what the answer looks like, too; give one")
+            raise wrong("grammar", "response_format constrains the answer too; give only one of them")
         messages = plain_messages(body.messages)
-        if self._templates is None:  # else the whole prompt is looked at
+        if self._templates is None:  # otherwise sandboxed_handler() checks the rendered prompt
             self.size.check_fits("\n".join(m["content"] for m in messages), "messages")
         arguments |= tools | {"messages": messages, "stream": bool(body.stream)}
         if any_json:
             arguments["response_format"] = {"type": "json_object"}
 
-        grammar = Once(lambda: self._grammar(body.grammar, schema, "response_format"))  # of all choices
+        grammar = Once(lambda: self._grammar(body.grammar, schema, "response_format"))  # for all choices
         of_tool = Once(lambda: self._grammar(None, forced, "tools"))
-        shown = {
-            name: arguments.get(name)
-            for name in ("messages", "functions", "function_call", "tools", "tool_choice")
-        }
-        handler = (
-            sandboxed_handler(self._templates, self._eos, self.size, shown)
-            if self._templates is not None
-            else None
-        )
+        names = ("messages", "functions", "function_call", "tools", "tool_choice")
+        shown = {name: arguments.get(name) for name in names}
+        sandbox = self._templates
+        handler = sandbox and sandboxed_handler(sandbox, self._eos, self.size, shown)
 
         def call(llm: Any, seed: int) -> Any:
-            from llama_cpp import LlamaGrammar
-
             text = grammar()
             llm.chat_handler = handler or handler_of(llm)
-            if forced is not None:
-                llm.chat_handler = call_tool(llm.chat_handler, of_tool())
-            return llm.create_chat_completion(
-                **arguments, grammar=text and LlamaGrammar.from_string(text, verbose=False), seed=seed
-            )
+            if (tool := of_tool()) is not None:
+                llm.chat_handler = call_tool(llm.chat_handler, tool)
+            return llm.create_chat_completion(**arguments, grammar=_parsed(text), seed=seed)
 
         seed = self._seed(body)
         return [Choice(i, 0, functools.partial(call, seed=seed + i), size) for i in range(n)]
@@ -124,39 +113,25 @@ class Caller:
         logprobs = None if body.logprobs is False else body.logprobs
         n = body.n or 1
         if len(prompts) * n > self.settings.max_n:
-            raise wrong(
-                "prompt",
-                f"{len(prompts)} prompts of {n} choices are more than the {self.settings.max_n} allowed",
-            )
+            said = f"{len(prompts)} prompts with {n} choices each are more than {self.settings.max_n} choices"
+            raise wrong("prompt", f"{said}, the most that this server allows")
         if body.echo and not all(isinstance(p, str) for p in prompts):
-            raise wrong("echo", "it needs a prompt of text")
+            raise wrong("echo", "it needs a prompt that is text, not token ids")
         self._check_prompts(prompts)
         self.size.check_fits(body.suffix or "", "suffix")
         sizes = [0] * len(prompts)
         if logprobs is not None:
-            echoed = [
-                min(len(p.encode()), self.settings.n_ctx) if body.echo else 0 for p in prompts
-            ]  # a token has a byte at least
-            sizes = [
-                self._logprobs_size(arguments, logprobs, n * len(prompts), body.max_tokens is not None, e)
-                for e in echoed
-            ]
-        arguments |= {
-            "echo": bool(body.echo),
-            "suffix": body.suffix,
-            "logprobs": logprobs,
-            "stream": bool(body.stream),
-        }
+            # every token has at least one byte
+            echoed = [min(len(p.encode()), self.settings.n_ctx) if body.echo else 0 for p in prompts]
+            n_choices, explicit = n * len(prompts), body.max_tokens is not None
+            sizes = [self._logprobs_size(arguments, logprobs, n_choices, explicit, e) for e in echoed]
+        arguments |= {"echo": bool(body.echo), "suffix": body.suffix}
+        arguments |= {"logprobs": logprobs, "stream": bool(body.stream)}
 
         grammar = Once(lambda: self._grammar(body.grammar, None, "grammar"))
 
         def call(llm: Any, prompt: Any, seed: int) -> Any:
-            from llama_cpp import LlamaGrammar
-
-            text = grammar()
-            return llm.create_completion(
-                prompt, **arguments, grammar=text and LlamaGrammar.from_string(text, verbose=False), seed=seed
-            )
+            return llm.create_completion(prompt, **arguments, grammar=_parsed(grammar()), seed=seed)
 
         seed = self._seed(body)
         return [
@@ -170,43 +145,45 @@ class Caller:
             if isinstance(prompt, str):
                 self.size.check_fits(prompt, "prompt")
             elif max(prompt) >= self.n_vocab:
-                raise wrong("prompt", f"it has token {max(prompt)}, the model's are 0..{self.n_vocab - 1}")
+                said = f"it has the token id {max(prompt)}; the model's token ids are 0..{self.n_vocab - 1}"
+                raise wrong("prompt", said)
 
     # -- both ---------------------------------------------------------------------------------------------
 
     def _sampling(self, body: Sampling, max_tokens: int | None, default: int | None) -> dict[str, Any]:
         out = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
         if out.get("temperature", 1) < 1e-3:
-            out["temperature"] = 0.0  # logits divided by less overflow
+            out["temperature"] = 0.0  # logits divided by a smaller number overflow
         most = self.settings.most_tokens
-        out["max_tokens"] = min(
-            max_tokens or body.max_tokens or default or most, most
-        )  # what more is asked for ends with `length`
+        # an answer that is cut short by `most` ends with finish_reason "length"
+        out["max_tokens"] = min(max_tokens or body.max_tokens or default or most, most)
         out["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop or []
         out["model"] = self.model_name
         if body.logit_bias:
             out["logit_bias"] = bias = {int(token): value for token, value in body.logit_bias.items()}
             if max(bias) >= self.n_vocab:
-                raise wrong("logit_bias", f"it has token {max(bias)}, the model's are 0..{self.n_vocab - 1}")
+                said = f"it has the token id {max(bias)}; the model's token ids are 0..{self.n_vocab - 1}"
+                raise wrong("logit_bias", said)
         return out
 
     def _logprobs_size(
         self, arguments: dict[str, Any], n_top: int, n: int, explicit: bool, echoed: int = 0
     ) -> int:
-        """Bytes that the logprobs of one choice of n may have; where the request left max_tokens open it becomes what there is room for.
-        echoed: most tokens of the prompt that have some, too."""
+        """Bytes that the logprobs of one choice of n may take.
+
+        echoed: most prompt tokens that have logprobs too. If the request does not set max_tokens (explicit is
+        false), reduces it to what there is room for.
+        """
         each = ENTRY_BYTES * (n_top + 1)
         most = max(1, MAX_LOGPROBS // (n * each) - echoed)
         if arguments["max_tokens"] > most and explicit:
-            raise wrong(
-                "max_tokens",
-                f"logprobs of {arguments['max_tokens']} tokens are asked for, this server keeps those of {most}",
-            )
+            said = f"it is {arguments['max_tokens']}; with these logprobs the server allows at most {most}"
+            raise wrong("max_tokens", f"{said}. Reduce max_tokens, n or the number of logprobs")
         arguments["max_tokens"] = min(arguments["max_tokens"], most)
         return each * (arguments["max_tokens"] + echoed)
 
     def _grammar(self, text: str | None, schema: dict[str, Any] | None, param: str) -> str | None:
-        """The GBNF of a grammar or a schema that the sandbox found harmless, if there is one."""
+        """The GBNF text of a grammar or a JSON schema, checked in the sandbox. None if both are None."""
         if text is not None:
             if "\0" in text:
                 raise wrong("grammar", "it has a null character")
@@ -218,42 +195,44 @@ class Caller:
         return self._checked.get(("convert", said), lambda: self._ask_grammars("convert", said, param))
 
     def _ask_grammars(self, do: str, text: str, param: str) -> Any:
-        return ask(
-            self._grammars,
-            param,
-            "the schema was refused" if do == "convert" else "the grammar was refused",
-            do=do,
-            text=text,
-        )
+        refused = f"the {'schema' if do == 'convert' else 'grammar'} was refused"
+        return ask(self._grammars, param, refused, do=do, text=text)
 
     @staticmethod
     def _seed(body: Sampling) -> int:
-        """The request's, or one drawn here: choices count on from it."""
+        """The request's seed, or a random one. Choice i is generated with seed + i."""
         return body.seed if body.seed is not None else secrets.randbits(31)
 
     def params(self, asked: Speculative | None) -> EagleParams | None:
-        """How to draft for a request; None leaves it to the planner."""
+        """The request's drafting parameters. None: the planner chooses."""
         if asked is None or asked == Speculative(report=asked.report):
             return None
         if not asked.enabled:
             return EagleParams(0)
         most = self.settings.max_draft
         try:
-            params = EagleParams(asked.n_max, p_min=asked.p_min, tree=asked.tree)
+            tree = Tree.parse(asked.tree) if isinstance(asked.tree, str) else asked.tree
+            params = EagleParams(asked.n_max, p_min=asked.p_min, tree=tree)
         except EagleError as e:
             raise wrong("speculative", str(e)) from None
-        if max(params.n_max or 0, params.tree.nodes if isinstance(params.tree, Tree) else 0) > most:
-            raise wrong("speculative", f"at most {most} tokens may be drafted a round")
+        if max(params.n_max or 0, tree.nodes if isinstance(tree, Tree) else 0) > most:
+            raise wrong("speculative", f"this server allows at most {most} draft tokens per round")
         return params
 
 
+def _parsed(grammar: str | None) -> Any:
+    from llama_cpp import LlamaGrammar
+
+    return grammar and LlamaGrammar.from_string(grammar, verbose=False)
+
+
 def _prompts(prompt: Any) -> list[Any]:
-    """A text, token ids, or a list of either: always a list of prompts."""
+    """A list of prompts, from a text, token ids, or a list of either."""
     return prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
 
 
 def _json_wanted(body: ChatBody) -> tuple[dict[str, Any] | None, bool]:
-    """(the schema the answer must follow, whether any JSON object will do)."""
+    """(the schema that the answer must follow, whether the answer may be any JSON object)."""
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return None, False
@@ -262,7 +241,7 @@ def _json_wanted(body: ChatBody) -> tuple[dict[str, Any] | None, bool]:
 
 
 def _tools(body: ChatBody) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """(arguments about tools, the schema of the one whose call is forced)."""
+    """(arguments that describe the tools, the parameters' schema of the tool that must be called)."""
     functions = [_function(f) for f in body.functions or [t.function for t in body.tools or ()]]
     choice = body.function_call if body.functions else body.tool_choice
     name = _forced(functions, choice)
@@ -271,16 +250,12 @@ def _tools(body: ChatBody) -> tuple[dict[str, Any], dict[str, Any] | None]:
         raise wrong("function_call" if body.functions else "tool_choice", f"there is no tool {name!r:.80}")
     if choice == "none" or not functions:
         return {}, None
+    schema = tool and tool["parameters"]
     if body.functions:
-        return {
-            "functions": functions,
-            "function_call": choice if name is None else {"name": name},
-        }, tool and tool["parameters"]
+        return {"functions": functions, "function_call": choice if name is None else {"name": name}}, schema
     tools = [{"type": "function", "function": f} for f in functions]
-    return {
-        "tools": tools,
-        "tool_choice": choice if name is None else {"type": "function", "function": {"name": name}},
-    }, tool and tool["parameters"]
+    call = choice if name is None else {"type": "function", "function": {"name": name}}
+    return {"tools": tools, "tool_choice": call}, schema
 
 
 def _forced(functions: list[dict[str, Any]], choice: Any) -> str | None:
@@ -289,7 +264,8 @@ def _forced(functions: list[dict[str, Any]], choice: Any) -> str | None:
         return None
     if choice == "required":
         if len(functions) != 1:
-            raise wrong("tool_choice", "required needs exactly one tool; name the one to call")
+            said = "`required` needs exactly one tool; name the tool to call instead"
+            raise wrong("tool_choice", said)
         return functions[0]["name"]
     return choice.name if isinstance(choice, Named) else choice.function.name
 

@@ -1,4 +1,4 @@
-"""Messages to a prompt: llama-cpp-python's chat formats, a model file's own template in the sandbox."""
+"""Turns messages into a prompt, with a chat format of llama-cpp-python or with the model's template."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .work import Once, busy
 
 
 def template_setup(base: Any) -> dict[str, str] | None:
-    """What the sandbox needs to render the model's template; None where llama-cpp-python has a format of its own for it."""
+    """What the sandbox needs to render the model's template. None if llama-cpp-python has a format for it."""
     name = base.chat_format or ""
     key = "tokenizer.chat_template" if name == "chat_template.default" else f"tokenizer.{name}"
     template = base.metadata.get(key) if name.startswith("chat_template.") else None
@@ -25,11 +25,12 @@ def template_setup(base: Any) -> dict[str, str] | None:
 def sandboxed_handler(
     sandbox: Sandbox, eos: str, size: PromptSize, shown: dict[str, Any]
 ) -> Callable[..., Any]:
-    """A chat handler for one request as llama-cpp-python makes one of the template itself; only rendering happens elsewhere, once for
-    all choices. shown: what the template is: messages, functions, function_call, tools, tool_choice.
+    """The chat handler that llama-cpp-python would make from the template, for one request.
 
-    Its stopping criterion (the end token) is left out: the end token ends generation anyway, and a criterion has a row of
-    logits copied for every token.
+    The sandbox renders the prompt, once for all choices. shown: the template's variables messages, functions,
+    function_call, tools and tool_choice. llama-cpp-python's handler also has a stopping criterion, the end
+    token. This one has none: the end token ends generation anyway, and a criterion needs a copy of the logits
+    for every token.
     """
     from llama_cpp.llama_chat_format import ChatFormatterResponse, chat_formatter_to_chat_completion_handler
 
@@ -45,7 +46,7 @@ def sandboxed_handler(
 
 
 def handler_of(llm: Any) -> Callable[..., Any]:
-    """The chat handler that llama-cpp-python would take."""
+    """The chat handler that llama-cpp-python would choose."""
     from llama_cpp.llama_chat_format import get_chat_completion_handler
 
     return (
@@ -56,9 +57,10 @@ def handler_of(llm: Any) -> Callable[..., Any]:
 
 
 def call_tool(handler: Callable[..., Any], grammar: str) -> Callable[..., Any]:
-    """The handler for a request that names its tool and has the schema as a grammar: it would make that again, in this process.
+    """A handler for a request that must call one tool. grammar: the tool's parameters as GBNF.
 
-    So do those that llama-cpp-python makes of templates; the others have ways of their own.
+    A handler that llama-cpp-python makes from a template would convert the schema to a grammar again, in this
+    process. The wrapper hides the schema from it. Other handlers do not convert schemas and stay as they are.
     """
     if not handler.__qualname__.startswith("chat_formatter_to_chat_completion_handler."):
         return handler
@@ -72,7 +74,7 @@ def call_tool(handler: Callable[..., Any], grammar: str) -> Callable[..., Any]:
 
 
 class _WithGrammar:
-    """A Llama whose completions follow this grammar, whatever they are asked to."""
+    """A Llama whose completions follow this grammar, whatever grammar the caller passes."""
 
     def __init__(self, llm: Any, grammar: str) -> None:
         self._llm, self._grammar = llm, grammar
@@ -83,30 +85,30 @@ class _WithGrammar:
     def create_completion(self, **arguments: Any) -> Any:
         from llama_cpp import LlamaGrammar
 
-        return self._llm.create_completion(
-            **{**arguments, "grammar": LlamaGrammar.from_string(self._grammar, verbose=False)}
-        )
+        grammar = LlamaGrammar.from_string(self._grammar, verbose=False)
+        return self._llm.create_completion(**{**arguments, "grammar": grammar})
 
 
 def ask(sandbox: Sandbox, param: str, what: str, **request: Any) -> Any:
-    """The sandbox's answer; ApiError 400 about `param`, or 503 when too many ask."""
+    """The sandbox's answer. Raises ApiError 400 about `param`, or 503 if too many requests wait for it.
+
+    what: the start of the error message.
+    """
     try:
         return sandbox.call(**request)
     except SandboxError as e:
         raise ApiError(400, f"{what}: {e}", param, "refused") from None
     except SandboxBusy:
-        raise busy("with templates or grammars") from None
+        raise busy("with chat templates or grammars") from None
 
 
 def plain_messages(messages: list[Any]) -> list[dict[str, Any]]:
-    """Messages as templates know them: content is text, and what only OpenAI's service reads is left out."""
+    """Messages as templates expect them: with content as text, without fields of OpenAI's service alone."""
     out = []
     for message in messages:
         m = message.model_dump(exclude_none=True, exclude={"refusal", "annotations", "audio"})
-        content = m.get("content")
-        m["content"] = (
-            "".join(part["text"] for part in content) if isinstance(content, list) else content or ""
-        )
+        content = m.get("content") or ""
+        m["content"] = content if isinstance(content, str) else "".join(part["text"] for part in content)
         m["role"] = "system" if m["role"] == "developer" else m["role"]
         out.append(m)
     return out

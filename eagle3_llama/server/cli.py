@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,61 +16,66 @@ def serve(
     model: Model,
     eagle: Eagle = None,
     host: Annotated[
-        str, typer.Option(help="address to listen on; any but loopback needs a key")
+        str, typer.Option(help="address to listen on; any address except loopback needs a key")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any that is free")] = 8000,
+    port: Annotated[int, typer.Option(help="port to listen on; 0: any free port")] = 8000,
     api_key: Annotated[
-        str | None, typer.Option(envvar="EAGLE3_API_KEY", show_envvar=True, help="asked of every client")
+        str | None,
+        typer.Option(envvar="EAGLE3_API_KEY", show_envvar=True, help="key that every client must send"),
     ] = None,
     api_key_file: Annotated[
-        Path | None, typer.Option(help="file with the key: command lines can be seen by others")
+        Path | None, typer.Option(help="file with the key; other users can see a command line, not this file")
     ] = None,
-    n_parallel: Annotated[int, typer.Option(help="requests decoded at once")] = 4,
+    n_parallel: Annotated[int, typer.Option(help="number of slots: requests decoded in one batch")] = 4,
     n_ctx: Annotated[
-        int, typer.Option("--n-ctx", "-c", help="tokens of one request, prompt and answer")
+        int, typer.Option("--n-ctx", "-c", help="context of one request in tokens: prompt and answer")
     ] = N_CTX,
-    n_batch: Annotated[int, typer.Option(help="most prompt tokens evaluated between two rounds")] = 512,
+    n_batch: Annotated[int, typer.Option(help="most prompt tokens decoded between two rounds")] = 512,
     threads: Threads = None,
     n_gpu_layers: GpuLayers = 0,
     flash_attn: FlashAttn = None,
     chat_format: Annotated[
-        str | None, typer.Option(help="one of llama-cpp-python's; default: the model's template")
+        str | None, typer.Option(help="a chat format of llama-cpp-python; default: the model's template")
     ] = None,
-    model_alias: Annotated[str | None, typer.Option(help="name to clients; default: the model's")] = None,
-    max_queue: Annotated[int, typer.Option(help="requests that may wait; the next is told 503")] = 64,
+    model_alias: Annotated[
+        str | None, typer.Option(help="model name that clients see; default: the model's own name")
+    ] = None,
+    max_queue: Annotated[
+        int, typer.Option(help="requests that may wait for a slot; further ones get 503")
+    ] = 64,
     max_tokens_cap: Annotated[
         int | None, typer.Option(help="most tokens of an answer; default: --n-ctx")
     ] = None,
     max_n: Annotated[int, typer.Option(help="most choices of one request")] = 8,
-    max_draft: Annotated[int, typer.Option(help="most tokens a request may have drafted a round")] = 63,
-    timeout: Annotated[float, typer.Option(help="seconds for one request")] = 600.0,
-    grace: Annotated[float, typer.Option(help="seconds that running requests have after SIGTERM")] = 30.0,
+    max_draft: Annotated[
+        int, typer.Option(help="most draft tokens per round that a request may ask for")
+    ] = 63,
+    timeout: Annotated[float, typer.Option(help="time limit of a request in seconds")] = 600.0,
+    grace: Annotated[
+        float, typer.Option(help="seconds that running requests have to finish after SIGTERM")
+    ] = 30.0,
     template_timeout: Annotated[
-        float, typer.Option(help="seconds for a chat template, grammar or schema")
+        float, typer.Option(help="time limit of a chat template, a grammar or a JSON schema in seconds")
     ] = 2.0,
     stream_interval: Annotated[
-        float, typer.Option(help="seconds that tokens gather for until they are sent; 0: at once")
+        float, typer.Option(help="seconds for which a stream collects tokens before it sends them; 0: none")
     ] = 0.08,
-    slot_save_path: Annotated[Path | None, typer.Option(help="folder that slots may be saved to")] = None,
-    slot_save_limit: Annotated[int, typer.Option(help="bytes that those files may have together")] = 8 << 30,
+    slot_save_path: Annotated[Path | None, typer.Option(help="folder for saved slots")] = None,
+    slot_save_limit: Annotated[int, typer.Option(help="total size of the saved slots in bytes")] = 8 << 30,
     cors_origin: Annotated[
-        list[str] | None, typer.Option(help="site whose pages may ask; may be repeated")
+        list[str] | None, typer.Option(help="site whose pages may send requests; may be repeated")
     ] = None,
-    log_prompts: Annotated[bool, typer.Option(help="prompts in the log")] = False,
+    log_prompts: Annotated[bool, typer.Option(help="write prompts to the log")] = False,
 ) -> None:
-    """Serve a model with OpenAI's API: many requests at once, each drafted for."""
-    given = dict(locals())
+    """Serve a model through OpenAI's API, many requests in one batch, with speculative decoding."""
+    given: dict[str, Any] = {k: str(v) if isinstance(v, Path) else v for k, v in locals().items()}
     key_file = given.pop("api_key_file")
     if key_file is not None:
         given["api_key"] = read_key(key_file)
-    settings = ServerSettings(
-        **{k: str(v) if isinstance(v, Path) else v for k, v in given.items()}
-        | {"cors_origin": tuple(cors_origin or ())}
-    )
+    settings = ServerSettings(**given | {"cors_origin": tuple(cors_origin or ())})
     try:
         from .run import serve as run
     except ModuleNotFoundError as e:
-        raise EagleError(
-            ErrorKind.LIBRARY, f"the server needs {e.name}: pip install 'eagle3-llama[server]'"
-        ) from e
+        said = f"the server needs {e.name}: pip install 'eagle3-llama[server]'"
+        raise EagleError(ErrorKind.LIBRARY, said) from e
     run(settings)

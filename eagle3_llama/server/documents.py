@@ -1,4 +1,4 @@
-"""The OpenAPI document: bodies as they are checked, answers as they are sent."""
+"""The OpenAPI document: the schemas of request bodies, of answers and of errors."""
 
 from __future__ import annotations
 
@@ -140,41 +140,37 @@ _ANSWERS: list[type[BaseModel]] = [
     SlotAction,
 ]
 _ABOUT = {
-    400: "the request is wrong; `param` names the field",
-    401: "the key is missing or wrong",
-    403: "another site's page asks",
-    404: "there is no such thing",
+    400: "the request is invalid; `param` names the field at fault",
+    401: "the API key is missing or wrong",
+    403: "the request comes from another site's page",
+    404: "the named thing does not exist",
     408: "the body did not arrive in time",
     413: "the body is too large",
     415: "the body is not JSON",
-    503: "no room, or shutting down; Retry-After says when to come again",
-    504: "the deadline has passed",
+    503: "the server is full or shutting down; the header Retry-After says when to try again",
+    504: "the request took longer than the server's time limit",
     507: "the file cannot be written",
 }
 _BODY = (400, 408, 413, 415, 503)
 
 
 def answer(name: str, *statuses: int, body: type[BaseModel] | None = None) -> dict[str, Any]:
-    """Arguments of a route that answers with the schema `name`, and with errors of these statuses beside 401 and 403."""
+    """Arguments of a route that answers with the schema `name`. statuses: its errors, besides 401 and 403."""
     schema = {"type": "array", "items": {"$ref": f"{_REF}Slot"}} if name == "Slots" else {"$ref": _REF + name}
-    out = {
-        "response_model": None,
-        "responses": {
-            200: {"description": "done", "content": {"application/json": {"schema": schema}}},
-            **_errors(statuses + (_BODY if body else ())),
-        },
-    }
-    return out | {"openapi_extra": _request(body) if body else {"security": []} if name == "Health" else {}}
+    done = {"description": "done", "content": {"application/json": {"schema": schema}}}
+    responses = {200: done, **_errors(statuses + (_BODY if body else ()))}
+    extra = _request(body) if body else {"security": []} if name == "Health" else {}
+    return {"response_model": None, "responses": responses, "openapi_extra": extra}
 
 
 def streamed(body: type[BaseModel], name: str) -> dict[str, Any]:
-    """Arguments of a route that answers whole, or with `stream` in events."""
+    """Arguments of a route that answers with one JSON body, or with events if the request sets `stream`."""
     out = answer(name, 503, 504, body=body)
     data = {
         "type": "string",
         "description": 'a chunk as JSON, or at the end `[DONE]`; a failure is `{"error": {...}}`',
     }
-    # of each event, for OpenAPI has no other place for it before 3.2
+    # the schema of one event: before version 3.2, OpenAPI cannot describe a stream of events
     out["responses"][200]["content"]["text/event-stream"] = {
         "schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}
     }
@@ -182,32 +178,24 @@ def streamed(body: type[BaseModel], name: str) -> dict[str, Any]:
 
 
 def text(about: str) -> dict[str, Any]:
-    content = {"text/plain": {"schema": {"type": "string"}}}
-    return {
-        "response_model": None,
-        "responses": {200: {"description": about, "content": content}, **_errors(())},
-    }
+    """Arguments of a route that answers with plain text."""
+    done = {"description": about, "content": {"text/plain": {"schema": {"type": "string"}}}}
+    return {"response_model": None, "responses": {200: done, **_errors(())}}
 
 
 def _errors(statuses: tuple[int, ...]) -> dict[int, Any]:
     content = {"application/json": {"schema": {"$ref": f"{_REF}Error"}}}
-    return {
-        status: {"description": _ABOUT[status], "content": content}
-        for status in sorted({401, 403, *statuses})
-    }
+    numbers = sorted({401, 403, *statuses})
+    return {status: {"description": _ABOUT[status], "content": content} for status in numbers}
 
 
 def _request(body: type[BaseModel]) -> dict[str, Any]:
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": {"$ref": _REF + body.__name__}}},
-        }
-    }
+    content = {"application/json": {"schema": {"$ref": _REF + body.__name__}}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def _without_422(document: dict[str, Any], schemas: dict[str, Any]) -> None:
-    """FastAPI describes answers of its own to wrong parameters; here they are 400, as OpenAI's are."""
+    """Removes FastAPI's 422 for wrong parameters. This server answers 400 instead, as OpenAI does."""
     for methods in document["paths"].values():
         for operation in methods.values():
             operation["responses"].pop("422", None)
@@ -216,7 +204,7 @@ def _without_422(document: dict[str, Any], schemas: dict[str, Any]) -> None:
 
 
 def install(app: FastAPI, bodies: list[type[BaseModel]], keyed: bool) -> None:
-    """Has app.openapi() carry the schemas that routes refer to by name. keyed: whether the server asks for a key."""
+    """Adds the schemas that routes refer to by name to app.openapi(). keyed: whether a key is needed."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -233,4 +221,4 @@ def install(app: FastAPI, bodies: list[type[BaseModel]], keyed: bool) -> None:
             app.openapi_schema = document
         return app.openapi_schema
 
-    app.openapi = openapi
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document

@@ -1,4 +1,4 @@
-"""What went wrong, as OpenAI's error object and an HTTP status."""
+"""Errors as HTTP answers: a status and OpenAI's error object."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _KINDS = {
     ErrorKind.MEMORY: 503,
     ErrorKind.NO_SPACE: 507,
 }
-_CONTEXT = re.compile(r"Requested tokens \((\d+)\) exceed context window of \d+")  # llama-cpp-python's words
+_CONTEXT = re.compile(r"Requested tokens \((\d+)\) exceed context window of \d+")  # llama-cpp-python's error
 
 
 class ApiError(Exception):
-    """An answer other than 200. param: the field at fault; code: stable, for programs."""
+    """An answer other than 200. param: the field at fault. code: a name for programs that does not change."""
 
     def __init__(
         self,
@@ -50,18 +50,29 @@ class ApiError(Exception):
 
 
 def wrong(field: str, said: str) -> ApiError:
-    """A field whose value is well formed and still not possible."""
+    """The error of a field that has the right type, but a value that this server cannot accept."""
     return ApiError(400, f"{field}: {said}", field, "invalid_value")
 
 
 def internal() -> ApiError:
-    return ApiError(500, "the request failed inside the server; its log says more", code="internal_error")
+    said = "the request failed because of an error inside the server; see the server's log"
+    return ApiError(500, said, code="internal_error")
+
+
+def shutting_down(**headers: str) -> ApiError:
+    headers = {"Retry-After": "5", **headers}
+    return ApiError(503, "the server is shutting down", code="shutting_down", headers=headers)
+
+
+def deadline_passed() -> ApiError:
+    return ApiError(504, "the request took longer than the server's time limit", code="deadline")
 
 
 def from_exception(e: BaseException, n_ctx: int, begun: bool, param: str | None = None) -> ApiError:
-    """What a generation's failure is to its client. begun: whether tokens had been generated; param: the prompt's field.
+    """The error that a client gets when its generation fails.
 
-    Before the first token, what llama-cpp-python's chat formats raise comes from the messages they were given.
+    begun: whether tokens had been generated. Before the first token, exceptions of llama-cpp-python's chat
+    formats are caused by the messages. param: the field that holds the prompt.
     """
     if isinstance(e, ApiError):
         return e
@@ -70,64 +81,53 @@ def from_exception(e: BaseException, n_ctx: int, begun: bool, param: str | None 
     if isinstance(e, EagleError):
         return ApiError(_KINDS.get(e.kind, 500), str(e), code=e.kind.value)
     if isinstance(e, ValueError) and (found := _CONTEXT.search(str(e))):
-        return ApiError(
-            400, f"the prompt has {found[1]} tokens, the context {n_ctx}", param, "context_length_exceeded"
-        )
-    unsupported = isinstance(e, ValueError) and "not supported" in str(
-        e
-    )  # so llama-cpp-python says it, in one format after generating
-    if (
-        unsupported
-        or isinstance(e, (ValueError, TypeError, LookupError, AttributeError, AssertionError))
-        and not begun
-    ):
-        return ApiError(
-            400, f"the request does not suit the model's chat format: {e!s:.300}", param, "chat_format"
-        )
+        said = f"the prompt has {found[1]} tokens, the context has room for {n_ctx}: shorten the prompt"
+        return ApiError(400, said, param, "context_length_exceeded")
+    # one of llama-cpp-python's chat formats raises this after it has generated
+    unsupported = isinstance(e, ValueError) and "not supported" in str(e)
+    by_messages = isinstance(e, (ValueError, TypeError, LookupError, AttributeError, AssertionError))
+    if unsupported or by_messages and not begun:
+        said = f"the model's chat format cannot process this request: {e!s:.300}"
+        return ApiError(400, said, param, "chat_format")
     return internal()
 
 
 def _cancelled(reason: str) -> ApiError:
     if reason == "deadline":
-        return ApiError(504, "the request took longer than the server allows", code="deadline")
+        return deadline_passed()
     if reason == "shutdown":
-        return ApiError(
-            503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"}
-        )
+        return shutting_down()
     return ApiError(499, "the request was cancelled", code="cancelled")
 
 
 def from_validation(e: ValidationError, names: dict[str, None]) -> ApiError:
-    """What is wrong with a body, with its field's name. names: all fields, to suggest one for an unknown."""
+    """The error of an invalid body. names: all known fields, to suggest one for an unknown field."""
     error = _telling(e.errors(include_url=False, include_context=False, include_input=False))
     if error["type"] == "json_invalid":
-        return ApiError(
-            400,
-            f"the body is not valid JSON: {error['msg'].removeprefix('Invalid JSON: ')}",
-            code="invalid_json",
-        )
+        said = f"the body is not valid JSON: {error['msg'].removeprefix('Invalid JSON: ')}"
+        return ApiError(400, said, code="invalid_json")
     *outer, last = error["loc"] or ("",)
     if error["type"] == "extra_forbidden":
         where = ".".join(filter(None, [_place(outer), str(last)]))[:200]
         near = difflib.get_close_matches(str(last), list(names), n=1)
-        return ApiError(
-            400,
-            f"unknown field {where!r}" + (f", did you mean {near[0]}?" if near else ""),
-            where,
-            "unknown_field",
-        )
+        said = f"unknown field {where!r}" + (f", did you mean {near[0]}?" if near else "")
+        return ApiError(400, said, where, "unknown_field")
     said, where = error["msg"].removeprefix("Value error, "), _place(error["loc"])
     return ApiError(400, f"{where}: {said}" if where else said, where or None, "invalid_value")
 
 
 def _telling(errors: list[Any]) -> Any:
-    """Of a union every member complains; the one that got furthest is what was meant."""
+    """The most helpful of pydantic's errors for the first wrong field.
+
+    For a union, pydantic reports an error for each member. The member whose check got furthest is the one
+    that the client meant.
+    """
     same_field = [e for e in errors if e["loc"][:1] == errors[0]["loc"][:1]]
     return max(same_field, key=lambda e: (not e["type"].endswith("_type"), len(e["loc"])))
 
 
 def _place(loc: Sequence[int | str]) -> str:
-    """('messages', 0, 'content', 'str') as messages[0].content; names of a union's members are left out."""
+    """The place as text, without union members: ('messages', 0, 'content', 'str') is messages[0].content"""
     out, before = "", None
     for part in loc:
         if isinstance(part, int):

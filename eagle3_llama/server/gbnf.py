@@ -1,8 +1,9 @@
-"""What a grammar's text asks for, character by character: to find places where no token could follow.
+"""Reads the characters, classes and tokens in a GBNF grammar, to find those that no token can match.
 
-There llama.cpp samples a token that the grammar forbids and then aborts the process (llama-grammar.cpp, accept_impl), so such
-a grammar must not get as far. A place leads nowhere exactly if some class of characters, or a token, is out of the
-vocabulary's reach: any other can be had byte by byte, or as the token that it is.
+Where a grammar allows no token, llama.cpp samples a token that the grammar forbids and then aborts the
+process (llama-grammar.cpp, accept_impl). So the server must refuse such a grammar. A grammar can reach such
+a place only if the vocabulary cannot produce one of its character classes or tokens: all others can be
+produced byte by byte, or as the token itself.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from collections.abc import Iterator
 
 Ranges = list[tuple[int, int]]  # inclusive, ascending, not touching
 
-EVERY: Ranges = [(1, 0x10FFFF)]  # 0 ends strings in llama.cpp
+EVERY: Ranges = [(1, 0x10FFFF)]  # without 0, which ends strings in llama.cpp
 _PIECE = re.compile(r'#[^\r\n]*|"((?:\\.|[^"\\])*)"|\[((?:\\.|[^\]\\])*)\]|!?<[^>]*>', re.DOTALL)
 _CHARACTER = re.compile(r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}|\\.|.", re.DOTALL)
 _ESCAPES = {"t": 9, "n": 10, "r": 13}
 
 
 def terminals(text: str) -> Iterator[tuple[str, Ranges | None]]:
-    """(as it is written, the characters it stands for) of each character, class and token in a grammar that llama.cpp can read.
+    """Yields (text, characters) for each character, character class and token in a grammar.
 
-    Of a token, <...> or !<...>, the characters are None.
+    text: as the grammar has it. characters: those that it matches; None for a token, <...> or !<...>. The
+    grammar must be one that llama.cpp can parse.
     """
     for piece in _PIECE.finditer(text):
         said = piece[0]
@@ -31,14 +33,14 @@ def terminals(text: str) -> Iterator[tuple[str, Ranges | None]]:
             for c in _CHARACTER.findall(piece[1]):
                 yield c, [(_code(c), _code(c))]
         elif piece[2] is not None:
-            if piece[2] not in ("", "^"):  # llama.cpp reads these as nothing at all
+            if piece[2] not in ("", "^"):  # llama.cpp ignores these two
                 yield said, _class(piece[2])
         else:
             yield said, None
 
 
 def meets(a: Ranges, b: Ranges) -> bool:
-    """Whether two sets of characters have one in common."""
+    """Whether two sets of characters have a character in common."""
     i = j = 0
     while i < len(a) and j < len(b):
         if a[i][0] <= b[j][1] and b[j][0] <= a[i][1]:
@@ -70,7 +72,7 @@ def _class(text: str) -> Ranges:
 
 
 def merge(ranges: Ranges) -> Ranges:
-    """Ranges in any order, as they should be."""
+    """Ranges in any order as sorted ranges that do not touch."""
     out: Ranges = []
     for low, high in sorted(ranges):
         if out and low <= out[-1][1] + 1:
@@ -81,14 +83,10 @@ def merge(ranges: Ranges) -> Ranges:
 
 
 def complement(ranges: Ranges) -> Ranges:
-    """All characters but these."""
-    out, start = [], EVERY[0][0]
+    """All other characters."""
+    out, (start, end) = [], EVERY[0]
     for low, high in ranges:
         if start < low:
             out.append((start, low - 1))
         start = max(start, high + 1)
-    return [
-        (low, min(high, EVERY[0][1]))
-        for low, high in [*out, (start, EVERY[0][1])]
-        if low <= min(high, EVERY[0][1])
-    ]
+    return [(low, min(high, end)) for low, high in [*out, (start, end)] if low <= min(high, end)]

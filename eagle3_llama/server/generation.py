@@ -1,4 +1,4 @@
-"""A request's choices, each run by llama-cpp-python in a thread of its own, and the way of what they say to one coroutine."""
+"""Runs each choice of a request in a thread of its own and passes its events to the request's coroutine."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..runtime.params import EagleParams
-from .errors import ApiError, from_exception
+from .errors import ApiError, deadline_passed, from_exception, shutting_down
 from .work import Room
 
 log = logging.getLogger("eagle3_llama.server")
 
-FLUSH = 0.5  # seconds of a grace kept for telling clients that their requests were cut short
-MAX_LOGPROBS = 1 << 28  # bytes of logprobs that all answers may have until they are sent
-LATE = 2.0  # seconds past its deadline that a generation may take to notice it
+FLUSH = 0.5  # the last seconds of --grace, in which clients are told that their requests were cancelled
+MAX_LOGPROBS = 1 << 28  # bytes of logprobs in all answers that have not been sent yet
+LATE = 2.0  # seconds past its deadline after which a generation that has not ended is reported as failed
 
 
 class Gate:
-    """Counts choices that run or wait, lets in no more than `capacity`, and none once draining."""
+    """Admits choices: at most `capacity` may run or wait at once, and none is admitted while draining."""
 
     def __init__(self, capacity: int, n_parallel: int) -> None:
         self.capacity, self.n_parallel = capacity, n_parallel
@@ -39,27 +39,22 @@ class Gate:
         return self._inside
 
     def enter(self, n: int) -> None:
-        """Raises ApiError 503 with Retry-After when there is no room for n more."""
+        """Admits n choices. Raises ApiError 503 with Retry-After if there is no room for them."""
         with self._lock:
             if self.draining:
-                raise ApiError(
-                    503,
-                    "the server is shutting down",
-                    code="shutting_down",
-                    headers={"Retry-After": "5", "Connection": "close"},
-                )
+                raise shutting_down(Connection="close")
             if self._inside + n > self.capacity:
                 wait = self._seconds * (1 + self._inside / self.n_parallel)
-                raise ApiError(
-                    503,
-                    f"{self._inside} requests run or wait, room is for {self.capacity}",
-                    code="queue_full",
-                    headers={"Retry-After": str(max(1, min(60, round(wait))))},
-                )
+                said = f"the queue is full: {self._inside} requests run or wait, the limit is {self.capacity}"
+                headers = {"Retry-After": str(max(1, min(60, round(wait))))}
+                raise ApiError(503, said, code="queue_full", headers=headers)
             self._inside += n
 
     async def drain(self, grace: float, sending: Callable[[], bool] = lambda: False) -> None:
-        """Lets nobody in any more; those inside have `grace` seconds and are told when these are over. sending: whether answers are."""
+        """Refuses new requests, waits `grace` seconds for the running ones, then cancels those that are left.
+
+        sending: says whether answers are still being sent.
+        """
         self.draining, end = True, time.monotonic() + grace
         while (self.inside or sending()) and time.monotonic() < end - FLUSH:
             await asyncio.sleep(0.02)
@@ -69,7 +64,7 @@ class Gate:
             await asyncio.sleep(0.02)
 
     def leave(self, seconds: float) -> None:
-        """One choice is done, after this long."""
+        """One choice has ended after this many seconds."""
         with self._lock:
             self._inside -= 1
             self._seconds += 0.1 * (seconds - self._seconds)
@@ -77,7 +72,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Choice:
-    """One run of llama-cpp-python. prompt: which of several prompts it answers. size: bytes that its logprobs may have."""
+    """One call of llama-cpp-python. prompt: the index of the prompt. size: most bytes of its logprobs."""
 
     index: int
     prompt: int
@@ -90,7 +85,7 @@ class Event:
     """What a choice's thread reports: a chunk (or a whole completion), its end, or its failure."""
 
     choice: Choice
-    chunk: dict[str, Any] | None = None
+    chunk: dict[str, Any] = field(default_factory=dict)  # empty at the end and for a failure
     sources: list[int] = field(default_factory=list)
     usage: dict[str, Any] | None = None
     timings: dict[str, float] | None = None
@@ -98,30 +93,26 @@ class Event:
 
 
 class Mailbox:
-    """From any thread to one coroutine, which takes all that has gathered at once."""
+    """A queue from any thread to one coroutine, which takes all waiting items at once."""
 
     def __init__(self) -> None:
-        self._loop, self._filled, self._items = (
-            asyncio.get_running_loop(),
-            asyncio.Event(),
-            collections.deque(),
-        )
-        self._told = False
+        self._loop, self._filled, self._told = asyncio.get_running_loop(), asyncio.Event(), False
+        self._items: collections.deque[Any] = collections.deque()
 
     def put(self, item: Any) -> None:
         self._items.append(item)
         self.wake()
 
     def put_quietly(self, item: Any) -> None:
-        """To be taken with what follows: somebody will wake() the coroutine."""
+        """Adds an item without waking the coroutine. A later wake() is needed."""
         self._items.append(item)
 
     def wake(self) -> None:
-        if self._items and not self._told:  # one wake-up for however many follow before the coroutine runs
+        if self._items and not self._told:  # one wake-up for all items that arrive before the coroutine runs
             self._told = True
             try:
                 self._loop.call_soon_threadsafe(self._filled.set)
-            except RuntimeError:  # the loop is closed: nobody listens any more
+            except RuntimeError:  # the event loop is closed: nobody waits for items
                 pass
 
     async def take(self) -> list[Any]:
@@ -135,7 +126,10 @@ class Mailbox:
 
 
 class Job:
-    """The choices of one HTTP request. Made in the event loop; ends when all have ended, one failed, or cancel()."""
+    """The choices of one HTTP request. Ends when all have ended, when one has failed, or by cancel().
+
+    Create it in the event loop.
+    """
 
     def __init__(
         self,
@@ -147,7 +141,7 @@ class Job:
         request_id: str,
         asked: str,
     ) -> None:
-        """asked: the field that holds the prompt. Raises ApiError 503 when there is no room."""
+        """asked: the field that holds the prompt. Raises ApiError 503 if there is no room."""
         self._size = sum(c.size for c in choices)
         gate.logprobs.take(self._size)
         try:
@@ -155,68 +149,53 @@ class Job:
         except ApiError:
             gate.logprobs.give_back(self._size)
             raise
-        self.batcher, self.gate, self.choices, self.params, self.request_id, self.asked = (
-            batcher,
-            gate,
-            choices,
-            params,
-            request_id,
-            asked,
-        )
-        self.deadline = time.monotonic() + timeout
+        self.batcher, self.gate, self.choices, self.params = batcher, gate, choices, params
+        self.request_id, self.asked, self.deadline = request_id, asked, time.monotonic() + timeout
         self.usage: dict[int, dict[str, Any]] = {}
         self.timings: dict[int, dict[str, float]] = {}
-        self.reasons: dict[int, str] = {}  # why each choice ended
-        self.gone = False  # the client left
-        self.failed: ApiError | None = None  # after its answer had begun
-        self._mail, self._llms, self._lock, self._cancelled = Mailbox(), {}, threading.Lock(), False
-        self._left = len(choices)
-        late = Event(
-            choices[0], error=ApiError(504, "the request took longer than the server allows", code="deadline")
-        )
+        self.reasons: dict[int, str] = {}  # finish_reason of each choice
+        self.gone = False  # whether the client has disconnected
+        self.failed: ApiError | None = None  # an error after the answer had begun
+        self._mail, self._lock, self._cancelled, self._left = Mailbox(), threading.Lock(), False, len(choices)
+        self._llms: dict[int, Any] = {}
+        late = Event(choices[0], error=deadline_passed())
         self._timer = asyncio.get_running_loop().call_later(timeout + LATE, self._mail.put, late)
         gate.jobs.add(self)
         for choice in choices:
             self._start(choice)
 
     def _start(self, choice: Choice) -> None:
+        name = f"{self.request_id}-{choice.index}"
         try:
-            threading.Thread(
-                target=self._run, args=(choice,), name=f"{self.request_id}-{choice.index}", daemon=True
-            ).start()
+            threading.Thread(target=self._run, args=(choice,), name=name, daemon=True).start()
         except RuntimeError:  # the system has no more threads
-            self._mail.put(
-                Event(
-                    choice,
-                    error=ApiError(
-                        503, "the server has no thread left", code="busy", headers={"Retry-After": "2"}
-                    ),
-                )
-            )
+            headers = {"Retry-After": "2"}
+            error = ApiError(503, "the server cannot start another thread", code="busy", headers=headers)
+            self._mail.put(Event(choice, error=error))
             self._ended(0.0)
 
     # -- in the event loop --------------------------------------------------------------------------------
 
     async def events(self) -> Any:
-        """Lists of events as they come, until the last choice has ended. Raises ApiError for the first that failed."""
+        """Yields lists of events until all choices have ended. Raises the ApiError of the first failure."""
         left = len(self.choices)
         while left:
             events = await self._mail.take()
             failed = next((i for i, e in enumerate(events) if e.error is not None), len(events))
             for e in events[:failed]:
-                if e.chunk is not None and (reason := e.chunk["choices"][0]["finish_reason"]) is not None:
+                if e.chunk and (reason := e.chunk["choices"][0]["finish_reason"]) is not None:
                     self.reasons[e.choice.index] = reason
-                if e.usage is not None:
+                if e.usage is not None and e.timings is not None:
                     left -= 1
                     self.usage[e.choice.index], self.timings[e.choice.index] = e.usage, e.timings
             if failed > 0:
                 yield events[:failed]
-            if failed < len(events):
-                raise events[failed].error
+            for error in (e.error for e in events[failed:] if e.error is not None):
+                raise error
         self._timer.cancel()
 
     async def watch(self, receive: Callable[[], Any]) -> None:
-        """Cancels when the client leaves; runs beside events() once the body is read."""
+        """Cancels the job when the client disconnects. Runs beside events() after the body has been read."""
         while (await receive())["type"] != "http.disconnect":
             pass
         self.gone = True
@@ -226,22 +205,22 @@ class Job:
         return self.deadline - time.monotonic()
 
     def release(self) -> None:
-        """Its answer has been sent, or never will be; harmless once more."""
+        """Gives back the room for logprobs when the answer has been sent or given up. May be called again."""
         size, self._size = self._size, 0
         self.gate.logprobs.give_back(size)
 
     def waits(self) -> list[dict[str, float]]:
-        """RequestLlama.waits() of the choices so far, of those cut short too."""
+        """RequestLlama.waits() of all choices that have started, including cancelled ones."""
         with self._lock:
             return [waits for llm in self._llms.values() if (waits := llm.waits()) is not None]
 
     def spent(self) -> list[dict[str, Any]]:
-        """Usage of the choices so far, of those cut short too."""
+        """Usage of all choices that have started, including cancelled ones."""
         with self._lock:
             return [llm.usage() for llm in self._llms.values()]
 
     def cancel(self) -> None:
-        """Ends all choices within a round; harmless once they have ended."""
+        """Ends all choices after the current round. Does nothing for choices that have ended."""
         self._timer.cancel()
         with self._lock:
             self._cancelled = True
@@ -258,7 +237,7 @@ class Job:
                 params=self.params, deadline=self.deadline, request_id=self.request_id
             ) as llm:
                 self._enlist(choice, llm)
-                llm.on_wait = self._mail.wake  # what has gathered goes out together
+                llm.on_wait = self._mail.wake  # sends all collected tokens together
                 for event in self._events(choice, llm):
                     self._mail.put_quietly(event)
                 self._mail.wake()
@@ -284,10 +263,8 @@ class Job:
     def _events(self, choice: Choice, llm: Any) -> Iterator[Event]:
         result = choice.call(llm)
         for chunk in [result] if isinstance(result, dict) else result:
-            said = chunk["choices"][0]
-            opening = "role" in said.get("delta", ()) and not said["delta"].get(
-                "content"
-            )  # a chat's first chunk holds no token
+            delta = chunk["choices"][0].get("delta", {})
+            opening = "role" in delta and not delta.get("content")  # a chat's first chunk holds no token
             yield Event(choice, chunk, [] if opening else llm.take_sources())
         yield Event(choice, usage=llm.usage(), timings=llm.timings())
 
@@ -295,29 +272,20 @@ class Job:
         begun = llm is not None and llm.usage().get("completion_tokens", 0) > 0
         error = from_exception(e, self.batcher.n_ctx, begun, self.asked)
         if self.gate.draining and error.code == "cancelled":
-            return ApiError(
-                503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"}
-            )
+            return shutting_down()
         if error.status == 500:
             log.error("request %s failed", self.request_id, exc_info=e)
         return error
 
 
 def total_usage(job: Job) -> dict[str, Any]:
-    """Usage of all choices; a prompt that several choices answer counts once."""
-    prompts = {c.prompt: job.usage[c.index] for c in reversed(job.choices)}
+    """Usage of all choices together. A prompt that several choices answer counts once."""
+    prompts = {c.prompt: job.usage[c.index] for c in reversed(job.choices)}.values()
     total = lambda us, *path: sum(_dig(u, path) for u in us)
-    prompt, completion = (
-        total(prompts.values(), "prompt_tokens"),
-        total(job.usage.values(), "completion_tokens"),
-    )
-    details = {
-        f"{name}_prediction_tokens": total(
-            job.usage.values(), "completion_tokens_details", f"{name}_prediction_tokens"
-        )
-        for name in ("accepted", "rejected")
-    }
-    cached = total(prompts.values(), "prompt_tokens_details", "cached_tokens")
+    prompt, completion = total(prompts, "prompt_tokens"), total(job.usage.values(), "completion_tokens")
+    names = ("accepted_prediction_tokens", "rejected_prediction_tokens")
+    details = {name: total(job.usage.values(), "completion_tokens_details", name) for name in names}
+    cached = total(prompts, "prompt_tokens_details", "cached_tokens")
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -327,13 +295,13 @@ def total_usage(job: Job) -> dict[str, Any]:
     }
 
 
-def _dig(usage: dict[str, Any], path: tuple[str, ...]) -> int:
+def _dig(usage: Any, path: tuple[str, ...]) -> int:
     for name in path:
         usage = usage.get(name) or {}
     return usage or 0
 
 
 def total_timings(job: Job) -> Any:
-    """The timings of a single choice, or a list by choice."""
+    """The timings of a single choice, or a list with those of each choice."""
     out = [job.timings[i] for i in itertools.takewhile(job.timings.__contains__, itertools.count())]
     return out[0] if len(out) == 1 else out

@@ -1,4 +1,4 @@
-"""A connection that does not come to the end of a request's headers is closed: uvicorn itself waits for ever."""
+"""Closes a connection whose request headers do not arrive in time. uvicorn itself has no such time limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-SECONDS = 20.0  # from a connection, or from the first byte of a further request, to the end of its headers
+SECONDS = 20.0  # from the connection, or from the first byte of a further request, to the end of the headers
 _TOO_SLOW = (
     b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
     b'{"error":{"message":"the headers did not arrive in time","type":"invalid_request_error","param":null,'
@@ -15,8 +15,8 @@ _TOO_SLOW = (
 )
 
 
-class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's HTTP protocol, up to SECONDS."""
+class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # a class that uvicorn chooses
+    """uvicorn's HTTP protocol with a time limit for headers."""
 
     _headers_due: asyncio.TimerHandle | None = None
 
@@ -46,9 +46,8 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def _give_up(self) -> None:
         self._headers_due = None
-        ours = (
-            not self.transport.is_closing() and self.transport.get_protocol() is self
-        )  # it may have become another's
+        # an upgrade may have given the transport to another protocol
+        ours = not self.transport.is_closing() and self.transport.get_protocol() is self
         if ours and (self.cycle is None or self.cycle.response_complete):
             self.transport.write(_TOO_SLOW)
             self.transport.close()

@@ -1,4 +1,4 @@
-"""Prometheus metrics: HTTP's own, the engine's counters as they stand when asked, the process's; and vLLM's names for them."""
+"""Prometheus metrics of HTTP requests, of the engine (read at each scrape) and of the process."""
 
 from __future__ import annotations
 
@@ -15,85 +15,63 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 EACH = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1)
 _COUNTERS = {
-    "rounds": "rounds of a slot",
-    "tokens": "tokens generated",
-    "prompt_tokens": "prompt tokens evaluated",
-    "reused_tokens": "prompt tokens found in a slot",
-    "drafts": "rounds in which a slot drafted",
-    "drafted": "tokens drafted",
-    "accepted": "drafted tokens accepted",
-    "failures": "requests that the engine failed",
+    "rounds": "rounds, counted for each slot",
+    "tokens": "generated tokens",
+    "prompt_tokens": "prompt tokens that the target decoded",
+    "reused_tokens": "prompt tokens that a slot already held in the KV cache",
+    "drafts": "drafts: rounds of a slot with draft tokens",
+    "drafted": "draft tokens",
+    "accepted": "accepted draft tokens",
+    "failures": "requests that failed in the engine",
 }
 _GAUGES = {
-    "slots_busy": "slots that a request holds",
-    "waiting": "requests waiting for a slot",
-    "kv_used": "cells of the KV cache in use",
+    "slots_busy": "slots in use",
+    "waiting": "requests that wait for a slot",
+    "kv_used": "used cells of the KV cache",
     "kv_size": "cells of the KV cache",
-    "rows": "rows of the last round's target batch",
+    "rows": "rows of the target's last batch",
 }
 _PLANNER = {
-    "rate": "tokens/s that the planner expects of drafting",
-    "plain_rate": "tokens/s that it expects without",
-    "trust": "its trust in the head",
-    "asleep": "rounds that it rests for",
+    "rate": "tokens/s that the planner expects with drafting",
+    "plain_rate": "tokens/s that the planner expects from plain decoding",
+    "trust": "factor on the expected acceptance rate, from the last tokens of slot 0",
+    "asleep": "rounds of plain decoding until the planner tries a draft again",
 }
 
 
 class Metrics:
-    """A registry of one application: several fit into a process. model: the label of all but the process's own."""
+    """The metrics of one application, in their own registry. model: a label of all except process metrics."""
 
     def __init__(self, batcher: Any, model: str) -> None:
-        self.registry = CollectorRegistry(auto_describe=False)
-        here = {"registry": self.registry}
-        self._model = model
-        self._requests = Counter("eagle3_requests", "HTTP requests", ["model", "route", "status"], **here)
-        self._seconds = Histogram(
-            "eagle3_request_seconds",
-            "from a request to the end of its answer",
-            ["model", "route"],
-            buckets=FIRST,
-            **here,
+        self._model, self.registry = model, CollectorRegistry(auto_describe=False)
+        made = lambda kind, name, about, labels, **more: kind(
+            f"eagle3_{name}", about, ["model", *labels], registry=self.registry, **more
         )
-        self._vllm = VllmNames(batcher, model, self.registry, FIRST, EACH)
-        both = lambda name, theirs, about, buckets: (
-            Histogram(name, about, ["model"], buckets=buckets, **here).labels(model),
-            theirs,
-        )
-        self._first = both(
-            "eagle3_time_to_first_token_seconds",
-            self._vllm.first,
-            "from a choice's request to its first token, or to its end without any",
-            FIRST,
-        )
-        self._each = both(
-            "eagle3_time_per_token_seconds",
-            self._vllm.each,
-            "of the tokens after the first, mean of a choice",
-            EACH,
-        )
-        self._queued = both(
-            "eagle3_queue_seconds",
-            self._vllm.queued,
-            "wait for a slot, or until a choice ended without one",
-            FIRST,
-        )
+        timed = lambda name, about, buckets: made(Histogram, name, about, [], buckets=buckets).labels(model)
+        self._requests = made(Counter, "requests", "HTTP requests", ["route", "status"])
+        about = "from the request to the end of the answer"
+        self._seconds = made(Histogram, "request_seconds", about, ["route"], buckets=FIRST)
+        theirs = self._vllm = VllmNames(batcher, model, self.registry, FIRST, EACH)
+        about = "from the request to a choice's first token, or to the choice's end if it has no token"
+        self._first = timed("time_to_first_token_seconds", about, FIRST), theirs.first
+        about = "mean time per token of a choice, without its first token"
+        self._each = timed("time_per_token_seconds", about, EACH), theirs.each
+        about = "wait for a slot, or until a choice ended without a slot"
+        self._queued = timed("queue_seconds", about, FIRST), theirs.queued
         self.registry.register(_Engine(batcher, model))
         ProcessCollector(registry=self.registry)
 
     def count(self, route: str, status: int, seconds: float, job: Job | None) -> None:
-        """One request that is over; its choices count however far they came, or overload would look like ease."""
+        """Counts a finished request. Cancelled choices count too, so that overload is visible."""
         self._requests.labels(self._model, route, str(status)).inc()
         self._seconds.labels(self._model, route).observe(seconds)
         if job is None:
             return
-        waits = job.waits()
+        waits, timings = job.waits(), [t for t in job.timings.values() if t["tokens"] > 1]
         observed = [
             (self._queued, [w["queued"] for w in waits]),
             (self._first, [w["first"] for w in waits]),
-            (
-                self._each,
-                [t["generation"] / (t["tokens"] - 1) for t in job.timings.values() if t["tokens"] > 1],
-            ),
+            (self._each, [t["generation"] / (t["tokens"] - 1) for t in timings]),
         ]
         for histograms, values in observed:
             for histogram in histograms:
@@ -102,7 +80,7 @@ class Metrics:
         self._vllm.count(status, seconds, job)
 
     def text(self) -> bytes:
-        """The exposition format; asks the engine for its counters."""
+        """All metrics in Prometheus' text format. Reads the engine's counters."""
         return generate_latest(self.registry)
 
 
@@ -113,13 +91,13 @@ class _Engine:
         self._batcher, self._model = batcher, model
 
     def describe(self) -> list[Metric]:
-        return []  # nothing is asked of the engine before it is scraped
+        return []  # registering must not read the engine's counters
 
     def collect(self) -> Iterator[Metric]:
         s = self._batcher.snapshot()
         for name, about in _COUNTERS.items():
             yield self._one(CounterMetricFamily, f"eagle3_{name}", about, s.get(name, 0))
-        for name, about in (("drafted_at", "tokens drafted"), ("accepted_at", "drafted tokens accepted")):
+        for name, about in (("drafted_at", "draft tokens"), ("accepted_at", "accepted draft tokens")):
             family = CounterMetricFamily(
                 f"eagle3_{name}", f"{about}, by position in the draft", labels=["model", "position"]
             )

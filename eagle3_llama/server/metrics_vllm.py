@@ -1,4 +1,4 @@
-"""The same numbers under vLLM's names, so that its dashboards work: https://docs.vllm.ai/en/stable/usage/metrics.html"""
+"""The metrics under vLLM's names, for vLLM's dashboards: https://docs.vllm.ai/en/stable/usage/metrics.html"""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from .generation import Job
 _LABELS = ("model_name", "engine")
 _COUNTERS = {
     "prompt_tokens": "prompt tokens",
-    "generation_tokens": "tokens generated",
-    "prefix_cache_queries": "prompt tokens looked for in slots",
-    "prefix_cache_hits": "prompt tokens found there",
+    "generation_tokens": "generated tokens",
+    "prefix_cache_queries": "prompt tokens looked up in the slots' KV cache",
+    "prefix_cache_hits": "prompt tokens found in the slots' KV cache",
     "spec_decode_num_drafts": "drafts",
-    "spec_decode_num_draft_tokens": "tokens drafted",
-    "spec_decode_num_accepted_tokens": "drafted tokens accepted",
+    "spec_decode_num_draft_tokens": "draft tokens",
+    "spec_decode_num_accepted_tokens": "accepted draft tokens",
 }
 _GAUGES = {
-    "num_requests_running": "requests that hold a slot",
-    "num_requests_waiting": "requests that wait for one",
-    "kv_cache_usage_perc": "share of the KV cache in use, 0..1",
+    "num_requests_running": "requests in a slot",
+    "num_requests_waiting": "requests that wait for a slot",
+    "kv_cache_usage_perc": "used part of the KV cache, 0..1",
 }
 
 
 class VllmNames:
-    """A collector of the engine's counters, and histograms of choices: first, queued and each, which are filled with ours. Positions
-    count from 0, as vLLM's do."""
+    """Collects the engine's counters. Metrics fills the histograms `first`, `queued` and `each`.
+
+    Positions count from 0, as in vLLM.
+    """
 
     def __init__(
         self,
@@ -43,30 +45,21 @@ class VllmNames:
         make = lambda name, about, buckets: Histogram(
             f"vllm:{name}", about, _LABELS, buckets=buckets, registry=registry
         ).labels(*self._values)
-        self.first = make(
-            "time_to_first_token_seconds",
-            "from a request to its first token, or to its end without any",
-            seconds,
+        about = "from the request to its first token, or to its end if it has no token"
+        self.first = make("time_to_first_token_seconds", about, seconds)
+        about = "wait for a slot, or until the request ended without a slot"
+        self.queued = make("request_queue_time_seconds", about, seconds)
+        self._whole = make(
+            "e2e_request_latency_seconds", "from the request to the end of the answer", seconds
         )
-        self.queued = make(
-            "request_queue_time_seconds", "wait for a slot, or until the request ended without one", seconds
-        )
-        self._whole = make("e2e_request_latency_seconds", "from a request to the end of its answer", seconds)
-        self.each = make(
-            "request_time_per_output_token_seconds",
-            "of the tokens after the first, mean of a request",
-            of_a_token,
-        )
-        self._ended = Counter(
-            "vllm:request_success",
-            "requests that were answered",
-            [*_LABELS, "finished_reason"],
-            registry=registry,
-        )
+        about = "mean time per token of a request, without its first token"
+        self.each = make("request_time_per_output_token_seconds", about, of_a_token)
+        labels = [*_LABELS, "finished_reason"]
+        self._ended = Counter("vllm:request_success", "answered requests", labels, registry=registry)
         registry.register(self)
 
     def count(self, status: int, seconds: float, job: Job) -> None:
-        """One request that is over."""
+        """Counts a finished request."""
         self._whole.observe(seconds)
         for reason in job.reasons.values() if status == 200 else ():
             self._ended.labels(*self._values, reason).inc()
@@ -96,7 +89,7 @@ class VllmNames:
                 yield family
         at = CounterMetricFamily(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "drafted tokens accepted, by position",
+            "accepted draft tokens, by position in the draft",
             labels=[*_LABELS, "position"],
         )
         for i, n in enumerate(s["accepted_at"]):

@@ -1,6 +1,7 @@
-"""Texts that are too much for the tokenizer or the context are refused before they are tokenised.
+"""Refuses texts that are too large for the tokenizer or for the context, before they are tokenized.
 
-llama.cpp's tokenizer takes seconds for a megabyte and, with n special tokens in a text, n * n steps: 40,000 of them take a minute.
+llama.cpp's tokenizer takes seconds for a megabyte. For n special tokens in a text it takes n * n steps: a
+minute for 40,000 of them.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from typing import Any
 
 from .errors import ApiError, wrong
 
-MAX_SPECIAL = 10_000  # occurrences of special tokens in one text: 2,000 messages have 6,000
+MAX_SPECIAL = 10_000  # special tokens in one text; 2,000 messages have 6,000
 
 
 class PromptSize:
-    """What the longest token of a model is, and which are special."""
+    """Checks texts against a model's context, its longest token and its special tokens."""
 
     def __init__(self, base: Any, n_ctx: int) -> None:
         import llama_cpp
@@ -32,10 +33,11 @@ class PromptSize:
         self._first = {name[0] for name in self.special}
 
     def check_fits(self, text: str, param: str) -> None:
-        """Raises ApiError 400 for a text that cannot fit the context, whatever its tokens are, and what check_special() raises."""
+        """Raises ApiError 400 if no tokenization of the text fits the context, or as check_special() does."""
         size = len(text.encode())
         if size > self.most_bytes:
-            said = f"the prompt has {size} bytes, the context {self.n_ctx} tokens, which hold {self.most_bytes} bytes at most"
+            room = f"the context's {self.n_ctx} tokens hold at most {self.most_bytes}"
+            said = f"the prompt has {size} bytes, {room}: shorten the prompt"
             raise ApiError(400, said, param, "context_length_exceeded")
         self.check_special(text, param)
 

@@ -1,11 +1,12 @@
 """The server as a Ray Serve deployment: replicas on one machine or on many.
 
     python -m eagle3_llama.server.ray --model target.gguf --eagle head.gguf --threads 4 --replicas 2
-    serve run eagle3_llama.server.ray:build model=target.gguf eagle=head.gguf threads=4 min_replicas=1 max_replicas=4
+    serve run eagle3_llama.server.ray:build model=target.gguf eagle=head.gguf threads=4 max_replicas=4
 
-Each replica is the plain server's application over a batcher of its own. Ray's proxy takes the connections and hands a request
-to one replica; if that one dies, the request's client gets an error, for a stream that has begun the end of the connection.
-Needs the extra [ray]; docs/scaling.md says what differs from the plain server.
+Each replica runs the plain server's application with its own model and batcher. Ray's proxy accepts the
+connections and passes each request to one replica. If the replica dies, the client gets an error; a stream
+that has begun ends with its connection. Needs the extra [ray]. docs/scaling.md lists the differences from the
+plain server.
 """
 
 from __future__ import annotations
@@ -34,18 +35,22 @@ from .settings import ServerSettings, read_key
 if TYPE_CHECKING:
     from ray.serve import Application
 
-SPARE = 16  # requests that a full replica still lets in: /health, /metrics, and those that it tells 503 and when to come again
-OVERTIME = 5.0  # seconds past a limit of the replica's own, before Ray steps in
+SPARE = (
+    16  # requests that a full replica still accepts: /health, /metrics, and those that it answers with 503
+)
+OVERTIME = 5.0  # seconds that Ray waits past the replica's own time limits
 SESSIONS = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """How many replicas there are, and what Ray reserves for each.
+    """The number of replicas, and what Ray reserves for each.
 
-    replicas: a fixed number; or min_replicas..max_replicas, as many as leave each about n_parallel requests. num_cpus: cores of
-    a replica; None for --threads, and where that is open too for a node to itself. num_gpus: None for one if layers go to GPUs.
-    session_affinity: requests with the same X-Session-Id go to the same replica, whose slots hold the conversation.
+    replicas: a fixed number. min_replicas, max_replicas: Ray scales so that each has about n_parallel
+    requests. num_cpus: cores of a replica; None takes --threads, or without it one replica per node.
+    num_gpus: GPUs of a replica; None takes 1 if layers are offloaded. session_affinity: requests with the
+    same X-Session-Id go to the same replica, whose slots hold the conversation. Raises EagleError
+    BAD_ARGUMENT.
     """
 
     replicas: int | None = None
@@ -56,26 +61,15 @@ class Scale:
     session_affinity: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("replicas", 1),
-            ("min_replicas", 0),
-            ("max_replicas", 1),
-            ("num_cpus", 0),
-            ("num_gpus", 0),
-        ):
-            value = getattr(self, name)
-            _check(
-                value is None or least <= value <= 4096,
-                f"--{name.replace('_', '-')} is {value!r}, expected {least}..4096",
-            )
-        _check(
-            self.replicas is None or not self.scales,
-            "give --replicas, or --min-replicas and --max-replicas, not both",
-        )
-        _check(
-            not self.scales or self.least <= self.most,
-            f"--min-replicas {self.least} is more than --max-replicas {self.most}",
-        )
+        lowest = {"replicas": 1, "min_replicas": 0, "max_replicas": 1, "num_cpus": 0, "num_gpus": 0}
+        for name, least in lowest.items():
+            value, option = getattr(self, name), f"--{name.replace('_', '-')}"
+            fine = value is None or least <= value <= 4096
+            _check(fine, f"{option} is {value!r}, expected {least}..4096")
+        both = self.replicas is not None and self.scales
+        _check(not both, "give --replicas, or --min-replicas and --max-replicas, not both")
+        said = f"--min-replicas {self.least} is more than --max-replicas {self.most}"
+        _check(not self.scales or self.least <= self.most, said)
 
     @property
     def scales(self) -> bool:
@@ -91,27 +85,25 @@ class Scale:
 
 
 def build(args: dict[str, Any]) -> Application:
-    """For `serve run` and `serve deploy`: settings of the server and of Scale by name, as words or as values.
+    """The application for `serve run` and `serve deploy`.
 
-    The key comes from api_key_file or EAGLE3_API_KEY; the address is Ray Serve's own setting.
+    args: fields of ServerSettings and Scale by name; values may be text. The key comes from api_key_file or
+    EAGLE3_API_KEY. Ray Serve sets the address. Raises EagleError.
     """
     args = {name.replace("-", "_"): value for name, value in args.items()}
-    _check(
-        not {"host", "port"} & args.keys(),
-        "host and port belong to Ray Serve: `serve start --http-host HOST --http-port PORT`, or http_options",
-    )
+    said = "Ray Serve sets host and port: `serve start --http-host HOST --http-port PORT`, or http_options"
+    _check(not {"host", "port"} & args.keys(), said)
     if not {"api_key", "api_key_file"} & args.keys() and os.environ.get("EAGLE3_API_KEY"):
         args["api_key"] = os.environ["EAGLE3_API_KEY"]
     return application(*_settings(args))
 
 
 def application(settings: ServerSettings, scale: Scale) -> Application:
-    """The deployment, bound and not yet running."""
-    _check(
-        settings.slot_save_path is None,
-        "--slot-save-path: no request can name the replica whose slot it means",
-        ErrorKind.UNSUPPORTED,
+    """The deployment, bound to its settings but not running yet."""
+    said = (
+        "replicas do not support --slot-save-path, because a request cannot choose its replica: leave it out"
     )
+    _check(settings.slot_save_path is None, said, ErrorKind.UNSUPPORTED)
     serve = ray_serve()
     from ray.serve.config import RequestRouterConfig
 
@@ -128,7 +120,7 @@ def application(settings: ServerSettings, scale: Scale) -> Application:
         options["request_router_config"] = RequestRouterConfig(request_router_class=SESSIONS)
     cpus = scale.num_cpus if scale.num_cpus is not None else settings.threads
     if cpus is None:
-        options["max_replicas_per_node"] = 1  # it takes all cores, whatever their number is there
+        options["max_replicas_per_node"] = 1  # a replica uses all cores of its node
     gpus = scale.num_gpus if scale.num_gpus is not None else float(settings.n_gpu_layers != 0)
     deployment = serve.deployment(
         serve.ingress()(Replica),
@@ -153,11 +145,11 @@ def _check(ok: bool, message: str, kind: ErrorKind = ErrorKind.BAD_ARGUMENT) -> 
         raise EagleError(kind, message)
 
 
-# -- settings of words ------------------------------------------------------------------------------------
+# -- settings from text -----------------------------------------------------------------------------------
 
 
 def _settings(given: dict[str, Any]) -> tuple[ServerSettings, Scale]:
-    """Both of what was given by name; EagleError for a name that is not known or a value of another type."""
+    """Both from values by name. Raises EagleError for an unknown name or a value of a wrong type."""
     given = dict(given)
     if (file := given.pop("api_key_file", None)) is not None:
         given["api_key"] = read_key(file)
@@ -210,35 +202,31 @@ def _with_server_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def serve_replicas(
-    replicas: Annotated[int | None, typer.Option(help="a fixed number; default: 1")] = None,
-    min_replicas: Annotated[int | None, typer.Option(help="let their number follow the load")] = None,
-    max_replicas: Annotated[int | None, typer.Option(help="most of them; with --min-replicas")] = None,
+    replicas: Annotated[int | None, typer.Option(help="fixed number of replicas; default: 1")] = None,
+    min_replicas: Annotated[
+        int | None, typer.Option(help="fewest replicas; their number then follows the load")
+    ] = None,
+    max_replicas: Annotated[int | None, typer.Option(help="most replicas; with --min-replicas")] = None,
     num_cpus: Annotated[
         float | None, typer.Option(help="cores reserved for a replica; default: --threads")
     ] = None,
     num_gpus: Annotated[
-        float | None, typer.Option(help="GPUs of a replica; default: 1 with --n-gpu-layers")
+        float | None, typer.Option(help="GPUs reserved for a replica; default: 1 with --n-gpu-layers")
     ] = None,
     session_affinity: Annotated[
-        bool, typer.Option(help="requests with one X-Session-Id go to one replica")
+        bool, typer.Option(help="send requests with the same X-Session-Id to the same replica")
     ] = False,
     address: Annotated[
-        str | None, typer.Option(help="a Ray cluster's, or auto; default: Ray is started here")
+        str | None, typer.Option(help="address of a Ray cluster, or auto; default: start Ray here")
     ] = None,
     **given: Any,
 ) -> None:
-    """Serve a model with OpenAI's API, by replicas that Ray starts."""
-    given |= {
-        "replicas": replicas,
-        "min_replicas": min_replicas,
-        "max_replicas": max_replicas,
-        "num_cpus": num_cpus,
-        "num_gpus": num_gpus,
-        "session_affinity": session_affinity,
-    }
+    """Serve a model through OpenAI's API, with replicas that Ray starts."""
+    given |= {"replicas": replicas, "min_replicas": min_replicas, "max_replicas": max_replicas}
+    given |= {"num_cpus": num_cpus, "num_gpus": num_gpus, "session_affinity": session_affinity}
     settings, scale = _settings({name: value for name, value in given.items() if value is not None})
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report to its makers
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # or lines of the log that look alike are left out
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # by default, Ray reports usage to its developers
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # by default, Ray drops log lines that look alike
     app, alone = application(settings, scale), address is None
     port = _port(settings) if alone or not settings.port else settings.port
     import ray
@@ -251,23 +239,20 @@ def serve_replicas(
 
 
 def _run(app: Application, settings: ServerSettings, port: int, alone: bool) -> None:
-    """Serves until SIGTERM or SIGINT, then drains. A second signal ends this process, and with it a Ray that runs `alone` for it."""
+    """Serves until SIGTERM or SIGINT, then drains. A second signal ends this process at once.
+
+    alone: whether this process has started Ray, which then ends with it.
+    """
     serve, told = ray_serve(), threading.Event()
     for sig in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sig, lambda sig, _: os._exit(128 + sig) if told.is_set() else told.set())
-    serve.start(
-        http_options={
-            "host": settings.host,
-            "port": port,
-            "request_timeout_s": 2 * settings.timeout + OVERTIME,
-        }
-    )
+    seconds = 2 * settings.timeout + OVERTIME
+    serve.start(http_options={"host": settings.host, "port": port, "request_timeout_s": seconds})
     try:
         serve.run(app, name=NAME, route_prefix="/")
     except RuntimeError as e:
-        raise EagleError(
-            ErrorKind.BAD_ARGUMENT, "no replica could be started; what Ray printed above says why"
-        ) from e
+        said = "no replica could be started: see Ray's output above for the reason"
+        raise EagleError(ErrorKind.BAD_ARGUMENT, said) from e
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
     print(f"serving {os.path.basename(settings.model)} at http://{shown}:{port}", flush=True)
     told.wait()
@@ -280,20 +265,18 @@ def _run(app: Application, settings: ServerSettings, port: int, alone: bool) -> 
 
 
 def _port(settings: ServerSettings) -> int:
-    """The port, or any that is free; said before Ray and models are loaded if it cannot be had."""
+    """The port of the settings, or a free one for 0. Raises EagleError before Ray and the model load."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        with socket.create_server(
-            (settings.host, settings.port), family=socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        ) as s:
+        with socket.create_server((settings.host, settings.port), family=family) as s:
             return s.getsockname()[1]
     except OSError as e:
-        raise EagleError(
-            ErrorKind.BAD_ARGUMENT, f"cannot listen on {settings.host}:{settings.port}: {e.strerror or e}"
-        ) from e
+        said = f"cannot listen on {settings.host}:{settings.port}: {e.strerror or e}"
+        raise EagleError(ErrorKind.BAD_ARGUMENT, said) from e
 
 
 def main() -> None:
-    """Entry point: errors a user can mend are one line and exit code 2."""
+    """Entry point. Prints an EagleError as one line and exits with code 2."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(context_settings=CONTEXT)(_with_server_options(serve_replicas))
     try:
@@ -304,8 +287,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from eagle3_llama.server.ray import (
-        main as run,  # classes that replicas import by name must not be __main__'s
-    )
+    # imported by name, because replicas could not import classes of the module __main__
+    from eagle3_llama.server.ray import main as run
 
     run()

@@ -1,4 +1,4 @@
-"""What runs in a process of Ray Serve's: the plain server's application over a batcher of its own."""
+"""What runs in each process of Ray Serve: the plain server's application with its own model and batcher."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import EagleError, ErrorKind
 from .settings import ServerSettings, is_loopback
 
-NAME = "eagle3-llama"  # of the application and of its one deployment
+NAME = "eagle3-llama"  # name of the application and of its only deployment
 
 
 def ray_serve() -> Any:
@@ -20,7 +20,7 @@ def ray_serve() -> Any:
 
 
 class Replica:
-    """One model with its slots, in a process of Ray's. Public methods are called by Ray, or by broadcast()."""
+    """One model with its slots, in a process of Ray. Ray or broadcast() calls the public methods."""
 
     def __init__(self, settings: ServerSettings) -> None:
         from ..batching.batcher import Batcher, BatchSettings
@@ -33,7 +33,7 @@ class Replica:
         log_to_stderr()
 
     def __serve_build_asgi_app__(self) -> Any:
-        """Called once, in the replica's event loop."""
+        """The application. Ray calls this once, in the replica's event loop."""
         from .app import create_app
 
         app = create_app(self.settings, self.batcher)
@@ -43,28 +43,29 @@ class Replica:
         return app
 
     def check_health(self) -> None:
-        """Raises when no request can be served any more; Ray then starts another replica."""
+        """Raises if the replica cannot answer requests any more. Ray then replaces it."""
         if not self.batcher.alive():
             raise RuntimeError("the batcher's thread has ended")
 
     def metrics(self) -> tuple[str, list[Any]]:
-        """This replica's id and its families of metrics."""
+        """This replica's id and its metric families."""
         return self.id, list(self.own_metrics.registry.collect())
 
     async def drain(self) -> None:
-        """As SIGTERM does in the plain server: new requests are told 503, running ones have `grace` seconds."""
+        """Refuses new requests with 503 and waits `grace` seconds for the running ones, as after SIGTERM."""
         await self.server.gate.drain(self.settings.grace)
 
     def __del__(self) -> None:
-        """Ray calls it when the replica has been drained."""
+        """Closes the batcher. Ray calls this after draining."""
         if (batcher := getattr(self, "batcher", None)) is not None:
             batcher.close(0.0)
 
 
 class Door:
-    """ASGI middleware: X-Replica in answers, and no way in from outside without a key, whatever address Ray's proxy listens on.
+    """ASGI middleware: adds X-Replica to answers, and without a key refuses requests from other machines.
 
-    X-Request-Id is left to the proxy, which hands it to the replica too."""
+    Ray's proxy, which may listen on any address, sets X-Request-Id and passes it to the replica.
+    """
 
     def __init__(self, app: Any, replica: str, keyed: bool) -> None:
         self.app, self.header, self.keyed = app, (b"x-replica", replica.encode()), keyed
@@ -72,10 +73,8 @@ class Door:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async def named(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message = {
-                    **message,
-                    "headers": [*(h for h in message["headers"] if h[0] != b"x-request-id"), self.header],
-                }
+                headers = [h for h in message["headers"] if h[0] != b"x-request-id"]
+                message = {**message, "headers": [*headers, self.header]}
             await send(message)
 
         app = self.app
@@ -83,23 +82,24 @@ class Door:
             from .access import error_response
             from .errors import ApiError
 
-            said = (
-                "this server has no key, so only this machine may ask: set EAGLE3_API_KEY where it is started"
-            )
+            said = "without an API key, only this machine may send requests: set EAGLE3_API_KEY and restart"
             app = error_response(ApiError(403, said, code="no_key"))
         await app(scope, receive, named if scope["type"] == "http" else send)
 
 
 class EveryReplica:
-    """Metrics of all replicas, each sample with the label `replica`: a scrape reaches any one of them, which asks the others."""
+    """The metrics of all replicas, each sample with the label `replica`.
 
-    SECONDS = 5.0  # for their answers; a replica that is slower, or has just died, is left out
+    A scrape reaches one replica, which asks the others.
+    """
+
+    SECONDS = 5.0  # time limit for their answers; slower replicas are left out
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
 
     def text(self) -> bytes:
-        """The exposition format. Runs in a thread."""
+        """All metrics in Prometheus' text format. Runs in a thread."""
         from prometheus_client import CollectorRegistry, generate_latest
 
         registry = CollectorRegistry(auto_describe=False)

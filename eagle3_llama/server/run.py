@@ -1,4 +1,4 @@
-"""The server as a process: socket, signals, draining."""
+"""The server's process: its socket, its signals, and draining at the end."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ from .app import create_app
 from .header_timeout import PatientProtocol
 from .settings import ServerSettings
 
-M_MMAP_THRESHOLD, LARGE = -3, 1 << 17  # malloc.h; glibc's own value to begin with
-OVERTIME = 5.0  # past --grace, for a native call that does not come back
+M_MMAP_THRESHOLD, LARGE = -3, 1 << 17  # from malloc.h; glibc's initial threshold in bytes
+OVERTIME = 5.0  # seconds past --grace until the process ends although a native call still runs
 
 
 def serve(settings: ServerSettings) -> None:
-    """Loads the model and serves until SIGTERM or SIGINT. Raises EagleError for what stands in the way."""
+    """Loads the model and serves until SIGTERM or SIGINT. Raises EagleError if it cannot start."""
     listener = listen_at(settings)
     log_to_stderr()
     keep_memory_flat()
-    from ..batching.batcher import (  # loads libllama; a port that is taken is said sooner
-        Batcher,
-        BatchSettings,
-    )
+    # imported here, because it loads libllama: a port in use is reported before that
+    from ..batching.batcher import Batcher, BatchSettings
 
     try:
         batcher = Batcher(BatchSettings(**settings.batch()))
@@ -51,35 +49,40 @@ def serve(settings: ServerSettings) -> None:
     try:
         server.run(sockets=[listener])
     finally:
-        if server.gate.inside:  # threads that did not come back within --grace still use the model
+        if server.gate.inside:  # threads that have not ended within --grace still use the model
             os._exit(128 + signal.SIGTERM)
         batcher.close(0.0)
 
 
 def keep_memory_flat() -> None:
-    """Has glibc go on giving large blocks back when they are freed. Left alone, it takes ever larger ones from the heap once one has
-    been freed, where a graph's buffers and a sampler's array leave holes of all sizes."""
+    """Keeps glibc's mmap threshold at its initial value, so that freed large blocks go back to the system.
+
+    By default, glibc raises the threshold when a large block is freed. Then compute buffers and samplers'
+    arrays come from the heap and fragment it.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGE)
 
 
 def listen_at(settings: ServerSettings) -> socket.socket:
-    """A bound socket. IPPROTO_TCP is said, for only then does asyncio turn Nagle's algorithm off: 40 ms an answer."""
+    """A bound socket. Raises EagleError if the address cannot be used.
+
+    IPPROTO_TCP is explicit, because asyncio disables Nagle's algorithm (40 ms per answer) only then.
+    """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
     except OSError as e:
-        raise EagleError(
-            ErrorKind.BAD_ARGUMENT, f"cannot listen on {settings.host}:{settings.port}: {e.strerror or e}"
-        ) from e
+        said = f"cannot listen on {settings.host}:{settings.port}: {e.strerror or e}"
+        raise EagleError(ErrorKind.BAD_ARGUMENT, said) from e
     return listener
 
 
 def log_to_stderr() -> None:
-    """One line a request as it is; warnings of libraries in the usual form."""
+    """Prints the line of each request without a prefix. Warnings of libraries keep their usual form."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     access = logging.getLogger("eagle3_llama.server.access")
@@ -89,7 +92,10 @@ def log_to_stderr() -> None:
 
 
 class DrainingServer(uvicorn.Server):
-    """The first signal drains: new requests are told 503, running ones have `grace` seconds. The second one stops at once."""
+    """On the first signal, refuses new requests with 503 and gives running ones `grace` seconds to finish.
+
+    On the second signal, stops at once.
+    """
 
     def __init__(self, config: uvicorn.Config, settings: ServerSettings, gate: Any) -> None:
         super().__init__(config)
@@ -99,12 +105,13 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
-        host, port = sockets[0].getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        print(f"serving {os.path.basename(self.settings.model)} at http://{shown}:{port}", flush=True)
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            print(f"serving {os.path.basename(self.settings.model)} at http://{shown}:{port}", flush=True)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Runs in the main thread, between any two of its instructions."""
+        """A signal handler: runs in the main thread, between any two of its instructions."""
         if self.gate.draining:
             self.should_exit = self.force_exit = True
             return
@@ -120,16 +127,15 @@ class DrainingServer(uvicorn.Server):
         self._draining = asyncio.ensure_future(self._wait_for_requests())
 
     async def _wait_for_requests(self) -> None:
+        sending = lambda: bool(self.server_state.tasks)
         try:
-            await self.gate.drain(
-                self.settings.grace, lambda: bool(self.server_state.tasks)
-            )  # answers being sent
+            await self.gate.drain(self.settings.grace, sending)
         finally:
             self.should_exit = True
 
 
 def _stop_at(seconds: float) -> None:
-    """Ends the process even if a native call hangs: --grace is a promise."""
+    """Ends the process after this time even if a native call hangs, because --grace promises that."""
     timer = threading.Timer(seconds, os._exit, (128 + signal.SIGTERM,))
     timer.daemon = True
     timer.start()

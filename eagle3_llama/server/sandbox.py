@@ -1,10 +1,10 @@
-"""What a model file or a request makes the server compute before the first token, in a process that may be killed.
+"""Runs chat templates and grammars in child processes with a time limit.
 
-A chat template is a program from a model file: Jinja's sandbox keeps it from files and attributes, and its range() from more
-than 100,000 steps, but two such loops inside each other run for hours. Grammars and JSON schemas are programs from requests:
-llama.cpp's parser recurses as deep as parentheses nest, and a grammar that no token satisfies aborts the process. A Python
-thread cannot be stopped, and a thread left to spin would hold the interpreter's lock every other moment; a process can be
-killed, whatever it is at. So both run in children (sandbox_child.py), a few of each kind, each call within `seconds`.
+A chat template is a program from a model file. Jinja's sandbox denies it files and attributes and limits
+range() to 100,000 steps, but two nested loops of that length run for hours. Grammars and JSON schemas are
+programs from requests. llama.cpp's parser recurses as deep as parentheses nest, and a grammar that no token
+satisfies aborts the process. Python cannot stop a thread, and a thread in an endless loop would slow down all
+others; but a process can always be killed. So both run in children (sandbox_child.py), a few of each kind.
 """
 
 from __future__ import annotations
@@ -19,46 +19,54 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
-START_SECONDS = 60.0  # a child loads libllama, and the vocabulary of a model
+START_SECONDS = 60.0  # time limit for a child to start: it loads libllama and the model's vocabulary
 MAX_MESSAGE = 1 << 26
-# nothing is imported from the folder that the server was started in
-_CHILD = "import sys; sys.path[:] = filter(None, sys.path); from eagle3_llama.server.sandbox_child import main; main()"
+# the filter removes the working directory, so that a child imports nothing from there
+_CHILD = """
+import sys; sys.path[:] = filter(None, sys.path)
+from eagle3_llama.server.sandbox_child import main; main()
+"""
 _PACKAGES = str(Path(__file__).resolve().parents[2])
 
 
 class SandboxError(Exception):
-    """What was asked for was refused, took too long or killed the child."""
+    """The child refused the request, took too long, or crashed."""
 
 
 class SandboxBusy(Exception):
-    """Others were being served all the time, or the server is shutting down."""
+    """No child became free in time, or the server is shutting down."""
 
 
 class Sandbox:
-    """A few children, each with one call at a time, from any thread. One that was killed is replaced in the background: the others
-    serve meanwhile, so that who brings a child down waits for nobody but himself."""
+    """A few child processes, each with one call at a time. Calls may come from any thread.
+
+    A child that was killed is replaced in the background. The other children serve meanwhile, so that a
+    request that kills a child delays no other request.
+    """
 
     CHILDREN = 2
 
     def __init__(self, seconds: float, **setup: Any) -> None:
         self.seconds, self._setup = seconds, setup
         self._changed = threading.Condition()
-        self._children: set[subprocess.Popen] = set()  # that have started
-        self._free: list[subprocess.Popen] = []  # of these; the last has its caches warm
-        self._starting: set[subprocess.Popen] = set()
-        self._missing = self.CHILDREN  # neither started nor starting
-        self._failures: list[Exception] = []  # why starts did not end well
+        self._children: set[subprocess.Popen[bytes]] = set()  # those that have started
+        self._free: list[
+            subprocess.Popen[bytes]
+        ] = []  # those without a call; the last one has the warmest caches
+        self._starting: set[subprocess.Popen[bytes]] = set()
+        self._missing = self.CHILDREN  # number of those neither started nor starting
+        self._failures: list[Exception] = []  # why children failed to start
         self._closed = False
 
     def start(self) -> None:
-        """Starts the children ahead of the first call, and waits for one; what fails here fails again, and is said, in a call."""
+        """Starts the children before the first call and waits for one. Calls report errors, not this."""
         with contextlib.suppress(SandboxError, SandboxBusy):
             self._put(self._take())
 
     def call(self, **request: Any) -> Any:
-        """A child's answer to one request. Raises SandboxError with a line for the client, or SandboxBusy."""
+        """A child's answer to one request. Raises SandboxBusy, or SandboxError with a line for the client."""
         child = self._take()
         try:
             answer = self._exchange(child, request, self.seconds)
@@ -72,7 +80,7 @@ class Sandbox:
         return answer["result"]
 
     def close(self) -> None:
-        """Kills the children; no call starts another."""
+        """Kills the children. Later calls raise SandboxBusy."""
         with self._changed:
             self._closed = True
             children = [*self._children, *self._starting]
@@ -81,8 +89,8 @@ class Sandbox:
             child.kill()
             child.wait()
 
-    def _take(self) -> subprocess.Popen:
-        """A child that is free: one of those that serve is, before ten calls have had their time; a first one, when it has started."""
+    def _take(self) -> subprocess.Popen[bytes]:
+        """Waits for a free child: for ten calls' time limit, or START_SECONDS if none has started yet."""
         began = time.monotonic()
         with self._changed:
             n_failures = len(self._failures)
@@ -100,20 +108,20 @@ class Sandbox:
                     break
         raise SandboxBusy
 
-    def _put(self, child: subprocess.Popen) -> None:
+    def _put(self, child: subprocess.Popen[bytes]) -> None:
         with self._changed:
             self._free.append(child)
             self._changed.notify()
 
     def _fill(self) -> None:
-        """Starts what is missing, in threads. The lock is held."""
+        """Starts the missing children, in threads. The caller holds the lock."""
         for _ in range(0 if self._closed else self._missing):
             self._missing -= 1
             child = self._spawn()
             self._starting.add(child)
             threading.Thread(target=self._wait_for, args=(child,), daemon=True).start()
 
-    def _wait_for(self, child: subprocess.Popen) -> None:
+    def _wait_for(self, child: subprocess.Popen[bytes]) -> None:
         try:
             self._exchange(child, {**self._setup, "seconds": self.seconds}, START_SECONDS)
             ready = True
@@ -128,18 +136,18 @@ class Sandbox:
             self._changed.notify_all()
 
     @staticmethod
-    def _spawn() -> subprocess.Popen:
+    def _spawn() -> subprocess.Popen[bytes]:
         env = {k: v for k, v in os.environ.items() if k != "EAGLE3_API_KEY"}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [_PACKAGES, env.get("PYTHONPATH")]))
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        return subprocess.Popen([sys.executable, "-c", _CHILD], env=env, **pipes)
+        command, pipe, null = [sys.executable, "-c", _CHILD], subprocess.PIPE, subprocess.DEVNULL
+        return subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=null)
 
-    def _drop(self, child: subprocess.Popen) -> int:
-        """Ends a child; its exit status."""
+    def _drop(self, child: subprocess.Popen[bytes]) -> int:
+        """Kills a child and returns its exit status."""
         child.kill()
         status = child.wait()
-        for pipe in (child.stdin, child.stdout):
-            with contextlib.suppress(OSError):  # what was not sent yet
+        for pipe in filter(None, (child.stdin, child.stdout)):
+            with contextlib.suppress(OSError):  # closing sends what is still in the buffer
                 pipe.close()
         with self._changed:
             self._children.discard(child)
@@ -147,7 +155,10 @@ class Sandbox:
             self._changed.notify_all()
         return status
 
-    def _exchange(self, child: subprocess.Popen, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def _exchange(
+        self, child: subprocess.Popen[bytes], request: dict[str, Any], seconds: float
+    ) -> dict[str, Any]:
+        assert child.stdin and child.stdout  # pipes, by _spawn()
         timer = threading.Timer(seconds, child.kill)
         timer.daemon = True
         timer.start()
@@ -158,25 +169,26 @@ class Sandbox:
             killed = self._drop(child)
             if self._closed:
                 raise SandboxBusy from None
-            slow = killed in (-signal.SIGKILL, -signal.SIGALRM)
+            slow, too_complex = (
+                f"it took longer than {seconds:g} s",
+                "it is too large, too deep, or not supported",
+            )
             raise SandboxError(
-                f"it took longer than {seconds:g} s"
-                if slow
-                else "it is too large, nested too deeply, or not supported"
+                slow if killed in (-signal.SIGKILL, -signal.SIGALRM) else too_complex
             ) from None
         finally:
             timer.cancel()
 
 
-def send(pipe: BinaryIO, message: dict[str, Any]) -> None:
-    """One message: its length in 4 bytes, then JSON."""
+def send(pipe: IO[bytes], message: dict[str, Any]) -> None:
+    """Writes one message: its length in 4 bytes, then JSON."""
     data = json.dumps(message).encode()
     pipe.write(struct.pack("<I", len(data)) + data)
     pipe.flush()
 
 
-def receive(pipe: BinaryIO) -> dict[str, Any]:
-    """The next message; EOFError at the end."""
+def receive(pipe: IO[bytes]) -> dict[str, Any]:
+    """Reads the next message. Raises EOFError at the end."""
     head = pipe.read(4)
     size = struct.unpack("<I", head)[0] if len(head) == 4 else 0
     data = pipe.read(size) if 0 < size <= MAX_MESSAGE else b""

@@ -1,4 +1,4 @@
-"""The child of sandbox.py: renders chat templates, turns JSON schemas into grammars, tries grammars out."""
+"""The child process of sandbox.py: renders chat templates, converts JSON schemas, checks grammars."""
 
 from __future__ import annotations
 
@@ -16,23 +16,20 @@ from ..runtime import library
 from .gbnf import EVERY, Ranges, meets, merge, terminals
 from .sandbox import receive, send
 
-MAX_PROMPT = 8_000_000  # characters a template may make
-MAX_GBNF = 200_000  # characters of a grammar made from a schema
-MEMORY = 1 << 30  # bytes beyond what the child starts with
-STEPS = 8  # of a walk through a grammar
+MAX_PROMPT = 8_000_000  # characters of a rendered prompt
+MAX_GBNF = 200_000  # characters of a grammar that was converted from a schema
+MEMORY = 1 << 30  # bytes that the child may allocate after its start
+STEPS = 8  # tokens of the random walk through a grammar
 
 
 def main() -> None:
-    """Answers requests from stdin until it ends. The first one says what to load."""
+    """Answers requests from stdin until stdin ends. The first message says what to load."""
     pipe_in, pipe_out = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever prints, prints to nowhere
+    os.dup2(2, 1)  # what libraries print must not mix with the answers
     setup = receive(pipe_in)
     library.load()
-    handlers = (
-        Templates(setup["templates"]).handlers()
-        if "templates" in setup
-        else Grammars(setup["model"]).handlers()
-    )
+    worker = Templates(setup["templates"]) if "templates" in setup else Grammars(setup["model"])
+    handlers = worker.handlers()
     _limit()
     send(pipe_out, {"result": "ready"})
     while True:
@@ -40,7 +37,7 @@ def main() -> None:
             request = receive(pipe_in)
         except EOFError:
             return
-        signal.alarm(int(setup["seconds"]) + 2)  # should the parent be gone, nothing is left to spin
+        signal.alarm(int(setup["seconds"]) + 2)  # ends this process even if the parent has died
         send(pipe_out, _answer(handlers, request))
         signal.alarm(0)
 
@@ -63,14 +60,13 @@ def _limit() -> None:
 
 
 class Templates:
-    """Chat templates by name, in llama-cpp-python's own formatter."""
+    """Renders the model's chat template with llama-cpp-python's formatter."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-        self.formatter = Jinja2ChatFormatter(
-            setup["template"], eos_token=setup["eos"], bos_token=setup["bos"]
-        )
+        ends = {"eos_token": setup["eos"], "bos_token": setup["bos"]}
+        self.formatter = Jinja2ChatFormatter(setup["template"], **ends)
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
         return {"render": self.render}
@@ -78,13 +74,13 @@ class Templates:
     def render(self, **arguments: Any) -> str:
         prompt = self.formatter(**arguments).prompt
         if len(prompt) > MAX_PROMPT:
-            raise ValueError(f"the chat template made a prompt of {len(prompt)} characters")
-        prompt.encode()  # a lone surrogate is an error here
+            raise ValueError(f"the prompt has {len(prompt)} characters, more than {MAX_PROMPT}")
+        prompt.encode()  # raises for a lone surrogate
         return prompt
 
 
 class Grammars:
-    """Grammars against a model's vocabulary."""
+    """Converts and checks grammars for a model's vocabulary."""
 
     def __init__(self, model: str) -> None:
         import llama_cpp
@@ -101,26 +97,27 @@ class Grammars:
         return {"check": self.check, "convert": self.convert}
 
     def convert(self, text: str) -> str:
-        """The grammar of a JSON schema, tried out."""
+        """The checked grammar of a JSON schema. Raises ValueError."""
         from llama_cpp.llama_grammar import LlamaGrammar
 
         try:
             grammar = LlamaGrammar.from_json_schema(text, verbose=False)._grammar
         except Exception as e:
-            raise ValueError(f"the schema cannot be made a grammar: {type(e).__name__}: {e!s:.200}") from e
+            raise ValueError(f"cannot convert it to a grammar: {type(e).__name__}: {e!s:.200}") from e
         if len(grammar) > MAX_GBNF:
-            raise ValueError(f"the schema makes a grammar of {len(grammar)} characters, more than {MAX_GBNF}")
+            raise ValueError(f"its grammar has {len(grammar)} characters, more than {MAX_GBNF}")
         self.check(grammar)
         return grammar
 
     def check(self, text: str) -> None:
-        """Parses a grammar, looks for characters that this model cannot say, and walks some tokens into it at random.
+        """Parses a grammar, looks for characters that the model cannot produce, and samples a few tokens.
 
-        Raises ValueError for one that is wrong or leads nowhere; a grammar that llama.cpp cannot bear kills or stops this process.
+        Raises ValueError if the grammar is invalid or reaches a place where no token is allowed. A grammar
+        that llama.cpp cannot process crashes or blocks this process.
         """
         sampler, said = self._parse(text)
         if not sampler:
-            raise ValueError(f"the grammar is wrong: {said}")
+            raise ValueError(f"the grammar is invalid: {said}")
         for written, characters in {w: c for w, c in terminals(text)}.items():
             if not (self._is_said(written) if characters is None else meets(characters, self.within_reach)):
                 raise ValueError(f"this model has no token for {written!r:.80}")
@@ -133,17 +130,17 @@ class Grammars:
             self.llama.llama_sampler_accept(sampler, token)
         self.llama.llama_sampler_free(sampler)
         if token is None:
-            raise ValueError("the grammar leads to a place where no token of this model may follow")
+            raise ValueError("the grammar reaches a place where it allows no token of this model")
 
     def _is_said(self, token: str) -> bool:
-        """Whether a grammar of this token alone, <...> or !<...>, lets any follow."""
+        """Whether a grammar of this one token, <...> or !<...>, allows any token of the vocabulary."""
         sampler, _ = self._parse(f"root ::= {token}")
         allowed = self._allowed(sampler)
         self.llama.llama_sampler_free(sampler)
         return bool(allowed)
 
     def _characters(self) -> Ranges:
-        """Those that can be said whatever was said before: all if each byte is a token, else those that are."""
+        """The characters that can always be produced: all if every byte is a token, else single tokens."""
         piece, pieces = ctypes.create_string_buffer(256), set()
         for token in range(self.n_vocab):
             n = self.llama.llama_token_to_piece(self.vocab, token, piece, 256, 0, True)
@@ -165,7 +162,7 @@ class Grammars:
         return np.flatnonzero(np.isfinite(view["logit"])).tolist()
 
     def _parse(self, grammar: str) -> tuple[Any, str]:
-        """(sampler or None, what llama.cpp said)."""
+        """(sampler or None, llama.cpp's error message)."""
         with tempfile.TemporaryFile() as f:
             saved = os.dup(2)
             os.dup2(f.fileno(), 2)
@@ -176,6 +173,5 @@ class Grammars:
                 os.close(saved)
             f.seek(0)
             said = f.read(2000).decode("utf-8", "replace").partition("\n")[0]
-        return sampler, said.rpartition("error parsing grammar: ")[2][
-            :200
-        ] or "left recursion, or no rule called root"
+        said = said.rpartition("error parsing grammar: ")[2][:200]
+        return sampler, said or "it has left recursion, or no rule with the name root"

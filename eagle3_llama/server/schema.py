@@ -1,4 +1,4 @@
-"""Bodies of requests: OpenAI's fields and llama-cpp-python's, each with its range."""
+"""Request bodies: the fields of OpenAI and of llama-cpp-python, each with its range."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ MAX_IDS = 1_000_000
 
 
 def _plain_json(value: Any) -> Any:
-    """A free-form value, held to what JSON can say again: finite numbers, some depth, some size."""
+    """A free-form value that can be written as JSON again: finite numbers, limited depth, limited size."""
     left, level = MAX_VALUES, [value]
     for _ in range(MAX_NESTING):
         below: list[Any] = []
         for v in level:
             if isinstance(v, float) and not math.isfinite(v) or isinstance(v, int) and abs(v) > 1 << 63:
-                raise ValueError("a number is too large or not finite")
+                raise ValueError("it has a number that is too large or not finite")
             below += v.values() if isinstance(v, dict) else v if isinstance(v, list) else ()
         left -= len(below)
         if left < 0:
-            raise ValueError(f"more than {MAX_VALUES} values")
+            raise ValueError(f"it has more than {MAX_VALUES} values")
         if not below:
             return value
         level = below
-    raise ValueError(f"nested deeper than {MAX_NESTING}")
+    raise ValueError(f"it is nested deeper than {MAX_NESTING} levels")
 
 
-def _many(item: Any, most: int, least: int = 0) -> Any:
-    """A list that stops at its first error: a body of a million wrong items is not worth a million messages."""
-    return Annotated[list[item], Field(min_length=least or None, max_length=most, fail_fast=True)]
+def _length(most: int, least: int | None = None) -> Any:
+    """The length of a list. Its validation stops at the first error, not after a million of them."""
+    return Field(min_length=least, max_length=most, fail_fast=True)
 
 
 Object = Annotated[dict[str, Any], AfterValidator(_plain_json)]
@@ -49,12 +49,12 @@ Word = Annotated[str, Field(max_length=512)]
 Tag = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Text = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-TokenIds = _many(TokenId, MAX_IDS, 1)
-Stops = Union[Tag, _many(Tag, MAX_STOP)]
+TokenIds = Annotated[list[TokenId], _length(MAX_IDS, 1)]
+Stops = Union[Tag, Annotated[list[Tag], _length(MAX_STOP)]]
 
 
 class Body(BaseModel):
-    """Strict: no true for 1, no "1" for 1, no NaN, nothing that is not known."""
+    """Strict: refuses true or "1" for 1, NaN, and unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -65,32 +65,34 @@ class StreamOptions(Body):
 
 
 class Speculative(Body):
-    """How this request is drafted for. As it stands the planner chooses by measured cost."""
+    """Speculative decoding of this request. By default the planner chooses drafts by measured cost."""
 
-    enabled: bool = Field(True, description="false decodes plainly; the text is the same")
-    n_max: int | None = Field(None, ge=0, le=63, description="tokens drafted a round, as a chain")
+    enabled: bool = Field(default=True, description="false: plain decoding, with the same text")
+    n_max: int | None = Field(default=None, ge=0, le=63, description="draft tokens per round, as a chain")
     p_min: float = Field(
-        0.0, ge=0, le=1, description="a draft ends below this probability; needs n_max or tree"
+        default=0.0, ge=0, le=1, description="end a draft below this probability; needs n_max or tree"
     )
     tree: Annotated[str, Field(pattern=r"^[1-9][0-9]?x[1-9][0-9]?x[1-9][0-9]?$")] | Literal[False] | None = (
-        Field(None, description="NODESxDEPTHxWIDTH, e.g. 60x6x10; false keeps the planner to chains")
+        Field(
+            default=None, description="NODESxDEPTHxWIDTH, such as 60x6x10; false: the planner drafts no trees"
+        )
     )
     report: bool = Field(
-        False, description="streamed chunks say where each token came from, the last one carries timings"
+        default=False, description="streamed chunks say how each token was produced; the last one has timings"
     )
 
 
 class Sampling(Body):
-    """What both kinds of completion have in common; what is left out or null is llama-cpp-python's default."""
+    """The fields that both kinds of completion share. Absent or null: llama-cpp-python's default."""
 
-    model: Word | None = Field(None, description="any name: the server has one model")
+    model: Word | None = Field(None, description="any name, because the server has only one model")
     max_tokens: int | None = Field(None, ge=1)
     n: int | None = Field(None, ge=1, description="choices; choice i is generated with seed + i")
     stop: Stops | None = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = Field(None, ge=0, le=10, description="below 0.001: greedy")
+    temperature: float | None = Field(None, ge=0, le=10, description="below 0.001: greedy sampling")
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=1 << 30)
     min_p: float | None = Field(None, ge=0, le=1)
@@ -112,7 +114,7 @@ class Sampling(Body):
         None, description="GBNF"
     )
     speculative: Speculative | None = None
-    # accepted for OpenAI's clients; they change nothing here
+    # accepted for OpenAI's clients, without any effect
     user: Word | None = None
     store: bool | None = None
     metadata: Annotated[dict[str, Word], Field(max_length=16)] | None = None
@@ -140,15 +142,15 @@ class ToolCall(Body):
 
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | _many(TextPart, MAX_PARTS, 1) | None = None
+    content: str | Annotated[list[TextPart], _length(MAX_PARTS, 1)] | None = None
     name: Name | None = None
-    tool_calls: _many(ToolCall, MAX_TOOLS) | None = None
+    tool_calls: Annotated[list[ToolCall], _length(MAX_TOOLS)] | None = None
     tool_call_id: Word | None = None
     function_call: FunctionCall | None = None
     reasoning_content: str | None = None
-    # what a client sends back of an answer; not shown to the model
+    # a client sends these back as it got them; the model does not see them
     refusal: str | None = None
-    annotations: _many(Object, MAX_PARTS) | None = None
+    annotations: Annotated[list[Object], _length(MAX_PARTS)] | None = None
     audio: None = None
 
 
@@ -196,7 +198,7 @@ class JsonSchemaFormat(Body):
 
 class Prediction(Body):
     type: Literal["content"]
-    content: str | _many(TextPart, MAX_PARTS)
+    content: str | Annotated[list[TextPart], _length(MAX_PARTS)]
 
 
 Format = Annotated[TextFormat | JsonObject | JsonSchemaFormat, Field(discriminator="type")]
@@ -205,13 +207,13 @@ Format = Annotated[TextFormat | JsonObject | JsonSchemaFormat, Field(discriminat
 class ChatBody(Sampling):
     """POST /v1/chat/completions."""
 
-    messages: _many(Message, MAX_MESSAGES, 1)
-    max_completion_tokens: int | None = Field(None, ge=1, description="OpenAI's newer name of max_tokens")
-    tools: _many(Tool, MAX_TOOLS) | None = None
+    messages: Annotated[list[Message], _length(MAX_MESSAGES, 1)]
+    max_completion_tokens: int | None = Field(None, ge=1, description="OpenAI's newer name for max_tokens")
+    tools: Annotated[list[Tool], _length(MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
         None, description="required needs exactly one tool"
     )
-    functions: _many(Function, MAX_TOOLS) | None = None
+    functions: Annotated[list[Function], _length(MAX_TOOLS)] | None = None
     function_call: Literal["none", "auto"] | Named | None = None
     response_format: Format | None = None
     logprobs: bool | None = None
@@ -220,31 +222,36 @@ class ChatBody(Sampling):
     prediction: Prediction | None = None
     reasoning_effort: Word | None = None
     verbosity: Word | None = None
-    modalities: _many(Literal["text"], 1) | None = None
+    modalities: Annotated[list[Literal["text"]], _length(1)] | None = None
 
 
 class CompletionBody(Sampling):
     """POST /v1/completions."""
 
-    prompt: Text | TokenIds | _many(Text, MAX_PROMPTS, 1) | _many(TokenIds, MAX_PROMPTS, 1)
+    prompt: (
+        Text
+        | TokenIds
+        | Annotated[list[Text], _length(MAX_PROMPTS, 1)]
+        | Annotated[list[TokenIds], _length(MAX_PROMPTS, 1)]
+    )
     suffix: str | None = None
-    echo: bool | None = Field(None, description="needs a prompt of text")
+    echo: bool | None = Field(None, description="needs a prompt that is text, not token ids")
     logprobs: Annotated[int, Field(ge=0, le=20)] | Literal[False] | None = None
     best_of: Literal[1] | None = None
 
 
 class TokenizeBody(Body):
-    """POST /tokenize, as llama.cpp's server has it."""
+    """POST /tokenize, as in llama.cpp's server."""
 
     content: str
-    add_special: bool = Field(False, description="begin with the model's first token, where it has one")
-    parse_special: bool = Field(True, description="special tokens' names are those tokens")
+    add_special: bool = Field(False, description="add the model's BOS token, if it has one")
+    parse_special: bool = Field(True, description="turn the names of special tokens into these tokens")
 
 
 class DetokenizeBody(Body):
     """POST /detokenize."""
 
-    tokens: _many(TokenId, MAX_IDS)
+    tokens: Annotated[list[TokenId], _length(MAX_IDS)]
 
 
 class SlotFile(Body):
@@ -254,32 +261,24 @@ class SlotFile(Body):
         str,
         Field(
             pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$",
-            description="a name in --slot-save-path, without any folder",
+            description="name of a file in --slot-save-path, without a folder",
         ),
     ]
 
 
 def bounded(model: type[BaseModel], settings: ServerSettings) -> type[BaseModel]:
-    """The same body with this server's own limits in it, so that the OpenAPI document tells them."""
-    about = f"answers have {settings.most_tokens} tokens at most, whatever is asked for"
-    fields: dict[str, Any] = {
-        name: (Optional[int], Field(None, ge=1, description=about))
-        for name in ("max_tokens", "max_completion_tokens")
-        if name in model.model_fields
-    }
-    fields["n"] = (
-        Optional[int],
-        Field(None, ge=1, le=settings.max_n, description=model.model_fields["n"].description),
-    )
+    """The same body with this server's limits, so that the OpenAPI document shows them."""
+    about, own = f"an answer has at most {settings.most_tokens} tokens", model.model_fields
+    names = [name for name in ("max_tokens", "max_completion_tokens") if name in own]
+    fields: dict[str, Any] = {n: (Optional[int], Field(None, ge=1, description=about)) for n in names}
+    n_choices = Field(None, ge=1, le=settings.max_n, description=own["n"].description)
+    fields["n"] = (Optional[int], n_choices)
     return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
 
 
 @functools.lru_cache(maxsize=64)
 def field_names(model: type[BaseModel]) -> dict[str, None]:
-    """Names of a body's fields and of those inside it, outer ones first."""
+    """The names of a body's fields and of the fields inside them, outer ones first."""
     schema = model.model_json_schema()
-    return {
-        name: None
-        for part in (schema, *schema.get("$defs", {}).values())
-        for name in part.get("properties", {})
-    }
+    parts = (schema, *schema.get("$defs", {}).values())
+    return {name: None for part in parts for name in part.get("properties", {})}

@@ -1,4 +1,4 @@
-"""What a server is told: one frozen dataclass, validated once."""
+"""The server's settings: one frozen dataclass, validated when it is created."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from typing import Any
 from ..common.keywords import strict
 from ..errors import EagleError, ErrorKind
 
-MAX_BODY = 2_000_000  # bytes of a request
+MAX_BODY = 2_000_000  # bytes of a request's body
 
 
 @strict
 @dataclasses.dataclass(frozen=True)
 class ServerSettings:
-    """Everything that decides how the server behaves; EagleError BAD_ARGUMENT or BAD_FILE names what is wrong.
+    """The server's settings. Raises EagleError BAD_ARGUMENT or BAD_FILE with the option at fault.
 
-    n_ctx: tokens of one slot, prompt and answer together; n_parallel slots are decoded at once. max_queue: requests that may
-    wait for a slot, the next is told 503. max_tokens_cap: most tokens of an answer, None for n_ctx. max_n: most
-    choices of one request. max_draft: most tokens that a request's `speculative` may have drafted a round.
-    timeout: seconds from a request's arrival to its last token. grace: seconds that running requests have after SIGTERM.
-    template_timeout: seconds that a chat template, a grammar or a JSON schema may take. stream_interval: seconds that tokens
-    gather for after the first, until they are sent together; 0 sends those of each round at once. slot_save_limit: bytes that the
-    files in slot_save_path may have together. flash_attn: None turns it on where the backend has it.
-    api_key: asked on every route but /health; only a loopback address may be served without one.
+    n_parallel: slots, decoded in one batch. n_ctx: tokens of one slot, prompt and answer together. max_queue:
+    requests that may wait for a slot; further ones get 503. max_tokens_cap: most tokens of an answer; None
+    takes n_ctx. max_n: most choices of one request. max_draft: most draft tokens per round that a request's
+    `speculative` may ask for. timeout: seconds from a request's arrival to its last token. grace: seconds
+    that running requests have to finish after SIGTERM. template_timeout: time limit in seconds of a chat
+    template, a grammar or a JSON schema. stream_interval: seconds for which a stream collects tokens, after
+    its first one, before it sends them; 0 sends the tokens of each round at once. slot_save_limit: total
+    bytes of the files in slot_save_path. flash_attn: None enables it where the backend supports it. api_key:
+    every route except /health needs it. Without a key, the server listens only on loopback addresses.
     """
 
     model: str
@@ -75,24 +76,18 @@ class ServerSettings:
             ("slot_save_limit", 1, 1 << 50),
         ):
             value = getattr(self, name)
-            fine = (
-                value is None
-                and name in ("threads", "max_tokens_cap")
-                or type(value) is int
-                and least <= value <= most
-            )
+            unset = value is None and name in ("threads", "max_tokens_cap")
+            fine = unset or type(value) is int and least <= value <= most
             self._check(fine, f"{_option(name)} is {value!r}, expected an integer {least}..{most}")
-        for name, least, most in (
+        for name, low, high in (
             ("timeout", 0.1, 1e6),
             ("grace", 0, 1e6),
             ("template_timeout", 0.05, 600),
             ("stream_interval", 0, 10),
         ):
             value = getattr(self, name)
-            self._check(
-                math.isfinite(value) and least <= value <= most,
-                f"{_option(name)} is {value!r}, expected seconds {least}..{most}",
-            )
+            fine = math.isfinite(value) and low <= value <= high
+            self._check(fine, f"{_option(name)} is {value!r}, expected seconds {low}..{high}")
         self._check_key()
         self._check_places()
 
@@ -100,25 +95,19 @@ class ServerSettings:
         key = self.api_key
         if key is not None:
             fine = key.isascii() and key.isprintable() and key.strip() == key != ""
-            self._check(fine, "--api-key must be printable ASCII without spaces around it")
+            self._check(fine, "--api-key must be printable ASCII without spaces at its ends")
         else:
-            mend = "give --api-key, --api-key-file or EAGLE3_API_KEY, or serve 127.0.0.1"
-            self._check(is_loopback(self.host), f"--host {self.host} can be reached from outside: {mend}")
+            mend = "set --api-key, --api-key-file or EAGLE3_API_KEY, or use --host 127.0.0.1"
+            self._check(is_loopback(self.host), f"other machines can reach --host {self.host}: {mend}")
 
     def _check_places(self) -> None:
         folder = self.slot_save_path
-        self._check(
-            folder is None or Path(folder).is_dir(),
-            f"--slot-save-path {folder} is no folder: create it",
-            ErrorKind.BAD_FILE,
-        )
+        said = f"--slot-save-path {folder} is not a folder: create it"
+        self._check(folder is None or Path(folder).is_dir(), said, ErrorKind.BAD_FILE)
         for origin in self.cors_origin:
-            fine = (
-                origin == "*"
-                or origin.startswith(("http://", "https://"))
-                and "/" not in origin.split("://")[1]
-            )
-            self._check(fine, f"--cors-origin is {origin!r}, expected e.g. https://example.org, or *")
+            site = origin.startswith(("http://", "https://")) and "/" not in origin.split("://")[1]
+            said = f"--cors-origin is {origin!r}, expected a site such as https://example.org, or *"
+            self._check(origin == "*" or site, said)
 
     @staticmethod
     def _check(ok: bool, message: str, kind: ErrorKind = ErrorKind.BAD_ARGUMENT) -> None:
@@ -127,7 +116,7 @@ class ServerSettings:
 
     @property
     def most_tokens(self) -> int:
-        """Most tokens of an answer, whatever its request asks for."""
+        """The most tokens of any answer."""
         return min(self.max_tokens_cap or self.n_ctx, self.n_ctx)
 
     @property
@@ -137,25 +126,13 @@ class ServerSettings:
 
     def batch(self) -> dict[str, Any]:
         """Arguments of batching.BatchSettings."""
-        names = (
-            "model",
-            "eagle",
-            "n_parallel",
-            "n_ctx",
-            "n_gpu_layers",
-            "flash_attn",
-            "chat_format",
-            "n_batch",
-        )
-        return {
-            **{name: getattr(self, name) for name in names},
-            "n_threads": self.threads or os.cpu_count(),
-            "interval": self.stream_interval,
-        }
+        names = "model eagle n_parallel n_ctx n_gpu_layers flash_attn chat_format n_batch".split()
+        more = {"n_threads": self.threads or os.cpu_count(), "interval": self.stream_interval}
+        return {name: getattr(self, name) for name in names} | more
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address; a name other than localhost may be anything."""
+    """Whether only this machine can reach an address. Of the names, only localhost is taken for loopback."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -167,9 +144,8 @@ def read_key(path: str | os.PathLike[str]) -> str:
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as e:
-        raise EagleError(
-            ErrorKind.BAD_FILE, f"cannot read --api-key-file {path}: {getattr(e, 'strerror', None) or e}"
-        ) from e
+        said = f"cannot read --api-key-file {path}: {getattr(e, 'strerror', None) or e}"
+        raise EagleError(ErrorKind.BAD_FILE, said) from e
 
 
 def _option(name: str) -> str:

@@ -1,4 +1,4 @@
-"""llama-cpp-python's answers as OpenAI's clients read them."""
+"""Converts llama-cpp-python's answers to the form that OpenAI's clients expect."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Shape:
-    """What the parts of one answer have in common. legacy: the request had `functions`, so answers have function_call."""
+    """The form of one answer. legacy: the request has `functions`, so the answer has function_call."""
 
     def __init__(
         self,
@@ -26,22 +26,18 @@ class Shape:
         self._called: set[int] = set()
 
     def chunk(self, index: int, chunk: dict[str, Any]) -> dict[str, Any]:
-        """One chunk of choice `index`."""
+        """A chunk of choice `index` for a streamed answer."""
         return {**self.head, "choices": [self._choice(index, chunk["choices"][0], "delta")]}
 
     def whole(self, parts: list[tuple[int, dict[str, Any]]], usage: dict[str, Any]) -> dict[str, Any]:
-        """An answer that is not streamed, of completions by index."""
-        choices = [
-            self._choice(i, part["choices"][0], "message") for i, part in sorted(parts, key=lambda p: p[0])
-        ]
+        """An answer that is not streamed. parts: (choice's index, completion)."""
+        ordered = sorted(parts, key=lambda p: p[0])
+        choices = [self._choice(i, part["choices"][0], "message") for i, part in ordered]
         return {**self.head, "choices": choices, "usage": usage}
 
     def _choice(self, index: int, choice: dict[str, Any], name: str) -> dict[str, Any]:
-        out = {
-            "index": index,
-            "finish_reason": choice["finish_reason"],
-            "logprobs": self._logprobs(choice.get("logprobs")),
-        }
+        out = {"index": index, "finish_reason": choice["finish_reason"]}
+        out["logprobs"] = self._logprobs(choice.get("logprobs"))
         if not self.chat:
             return {"text": choice["text"], **out}
         said = {k: v for k, v in choice[name].items() if v is not None}
@@ -54,7 +50,10 @@ class Shape:
         return {**out, name: said}
 
     def _call(self, index: int, said: dict[str, Any], name: str) -> dict[str, Any]:
-        """A call in one of its two forms; in a stream, id and name come once: clients join what each chunk brings."""
+        """A call in the form that the request used: tool_calls or function_call.
+
+        In a stream, only the first chunk has id and name, because clients join the chunks' fields.
+        """
         said = dict(said)
         said.pop("tool_calls" if self.legacy else "function_call", None)
         if name == "message" or index not in self._called:
@@ -62,15 +61,16 @@ class Shape:
         elif self.legacy:
             said["function_call"] = {"arguments": said["function_call"]["arguments"]}
         else:
-            said["tool_calls"] = [
-                {"index": c["index"], "function": {"arguments": c["function"]["arguments"]}}
-                for c in said["tool_calls"]
-            ]
+            calls = [(c["index"], c["function"]["arguments"]) for c in said["tool_calls"]]
+            said["tool_calls"] = [{"index": i, "function": {"arguments": text}} for i, text in calls]
         return said
 
     def _logprobs(self, logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Numbers that JSON has, and of a chat's top_logprobs as many as were asked for: the token's own comes on top of them. What is
-        given is changed, not copied: 2,000 tokens with 20 others each are 10 MB."""
+        """The logprobs with finite numbers and, in a chat, with as many top_logprobs as the request asks for.
+
+        llama-cpp-python may add the sampled token to top_logprobs. Changes the chat's logprobs in place,
+        because 2,000 tokens with 20 alternatives each are 10 MB.
+        """
         if logprobs is None:
             return None
         if self.chat:
@@ -80,15 +80,12 @@ class Shape:
                     entry["logprob"] = _number(entry["logprob"])
             return {"content": logprobs["content"], "refusal": None}
         tops = [top and {token: _number(p) for token, p in top.items()} for top in logprobs["top_logprobs"]]
-        return {
-            **logprobs,
-            "token_logprobs": [p if p is None else _number(p) for p in logprobs["token_logprobs"]],
-            "top_logprobs": tops,
-        }
+        own = [p if p is None else _number(p) for p in logprobs["token_logprobs"]]
+        return {**logprobs, "token_logprobs": own, "top_logprobs": tops}
 
 
 def _number(x: Any) -> float:
-    """JSON has no infinity; OpenAI writes -9999 for what cannot be."""
+    """A finite number, because JSON has no infinity. OpenAI writes -9999 for a probability of 0."""
     x = float(x)
     return x if math.isfinite(x) else -9999.0
 
@@ -103,4 +100,4 @@ def event(value: Any) -> bytes:
 
 
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE_COMMENT = b": keep-alive\n\n"  # to be ignored, says the standard of server-sent events
+KEEP_ALIVE_COMMENT = b": keep-alive\n\n"  # clients ignore comments, by the standard of server-sent events

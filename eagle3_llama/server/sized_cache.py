@@ -1,4 +1,4 @@
-"""A cache that is bounded by the size of what it holds, not by its number."""
+"""A cache with a limit on the total size of its items."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 
 
 class SizedCache:
-    """Texts by key; those not asked for longest are dropped first. most: characters, keys included."""
+    """Texts by key. Drops the least recently used first. most: limit in characters, including the keys."""
 
     def __init__(self, most: int) -> None:
         self.most, self.size = most, 0
@@ -19,7 +19,10 @@ class SizedCache:
         return len(self._items)
 
     def get(self, key: tuple[str, ...], make: Callable[[], str | None]) -> str | None:
-        """What make() returned for this key; what it raises is not kept. Two threads may make the same."""
+        """The text of this key, from make() if it is new. Two threads may call make() for the same key.
+
+        If make() raises, nothing is stored.
+        """
         with self._lock:
             if key in self._items:
                 self._items.move_to_end(key)

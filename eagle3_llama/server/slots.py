@@ -1,4 +1,4 @@
-"""Slots saved to files and restored, as llama.cpp's server does it; here with the head's state."""
+"""Saves slots to files and restores them, as llama.cpp's server does, including the head's state."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from ..common.files import replacing
 from ..errors import EagleError, ErrorKind
 from .errors import ApiError
 
-MAX_FILES = 10_000  # in the folder, however small
+MAX_FILES = 10_000  # in the folder
 
-_writing = threading.Lock()  # two files of one name share their temporary one
+_writing = threading.Lock()  # two writers of one file name would share its temporary file
 
 
 def save(limit: int, batcher: Any, folder: str, slot: int, filename: str) -> dict[str, Any]:
-    """Writes a slot's state; the file appears whole or not at all. Raises ApiError 507 if the folder would hold more than `limit` bytes."""
+    """Writes a slot's state to a file, whole or not at all.
+
+    Raises ApiError 507 if the folder would then hold more than `limit` bytes, or if the disk is full.
+    """
     started = time.perf_counter()
     n_saved = next((s["n_past"] for s in batcher.slots() if s["id"] == slot), 0)
     data = batcher.save_slot(slot)
@@ -28,43 +31,35 @@ def save(limit: int, batcher: Any, folder: str, slot: int, filename: str) -> dic
             _check_room(Path(folder), limit, filename, len(data))
             with replacing(Path(folder) / filename) as part:
                 part.write_bytes(data)
-    except EagleError as e:  # its line names the server's folder
+    except EagleError as e:  # clients do not get its message, which names the server's folder
         full = ": the disk is full" if e.kind is ErrorKind.NO_SPACE else ""
-        raise ApiError(507, f"{filename} cannot be written here{full}", code=e.kind.value) from e
-    return {
-        "id_slot": slot,
-        "filename": filename,
-        "n_saved": n_saved,
-        "n_written": len(data),
-        "timings": {"save_ms": _ms(started)},
-    }
+        raise ApiError(507, f"cannot write {filename}{full}", code=e.kind.value) from e
+    counts = {"n_saved": n_saved, "n_written": len(data)}
+    return {"id_slot": slot, "filename": filename, **counts, "timings": {"save_ms": _ms(started)}}
 
 
 def _check_room(folder: Path, limit: int, filename: str, size: int) -> None:
-    sizes = [
-        entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder) if entry.name != filename
-    ]
-    if sum(sizes) + size > limit or len(sizes) >= MAX_FILES:
-        said = f"{filename} would have {size} bytes; the {len(sizes)} other files have {sum(sizes)} of the {limit} bytes, or {MAX_FILES} files, allowed"
-        raise ApiError(507, said, "filename", "slot_files_full")
+    others = [entry for entry in os.scandir(folder) if entry.name != filename]
+    used = sum(entry.stat(follow_symlinks=False).st_size for entry in others)
+    if used + size > limit or len(others) >= MAX_FILES:
+        said = f"no room for {filename} of {size} bytes: {len(others)} other files have {used} bytes"
+        limits = f"the limits are {MAX_FILES} files and {limit} bytes"
+        raise ApiError(507, f"{said}; {limits}", "filename", "slot_files_full")
 
 
 def restore(batcher: Any, folder: str, slot: int, filename: str) -> dict[str, Any]:
-    """Reads a slot's state; ApiError 404 for no such file, EagleError BAD_VALUE for a damaged or foreign one."""
+    """Restores a slot's state from a file.
+
+    Raises ApiError 404 if there is no such file, EagleError BAD_VALUE if it is damaged or of another model.
+    """
     started = time.perf_counter()
     data = _read(Path(folder) / filename)
-    n = batcher.load_slot(slot, data)
-    return {
-        "id_slot": slot,
-        "filename": filename,
-        "n_restored": n,
-        "n_read": len(data),
-        "timings": {"restore_ms": _ms(started)},
-    }
+    counts = {"n_restored": batcher.load_slot(slot, data), "n_read": len(data)}
+    return {"id_slot": slot, "filename": filename, **counts, "timings": {"restore_ms": _ms(started)}}
 
 
 def _read(path: Path) -> bytes:
-    """A regular file's bytes: no link out of the folder is followed, and no pipe waited for."""
+    """The bytes of a regular file. Does not follow links, which may leave the folder, or wait for pipes."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -73,7 +68,7 @@ def _read(path: Path) -> bytes:
         raise ApiError(400, f"cannot read {path.name}: {e.strerror}", "filename", "bad_file") from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise ApiError(400, f"{path.name} is no regular file", "filename", "bad_file")
+        raise ApiError(400, f"{path.name} is not a regular file", "filename", "bad_file")
     with open(fd, "rb") as f:
         return f.read()
 

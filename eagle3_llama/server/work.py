@@ -1,4 +1,4 @@
-"""Blocking work of requests, outside the event loop and in bounds: so much at once, so much waiting, the next is told 503."""
+"""Limits on what requests may do and hold at once. A request beyond a limit gets 503."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ T = TypeVar("T")
 
 
 def busy(what: str) -> ApiError:
-    return ApiError(503, f"too many requests {what}", code="busy", headers={"Retry-After": "2"})
+    said = f"too many requests {what}: try again later"
+    return ApiError(503, said, code="busy", headers={"Retry-After": "2"})
 
 
 class Work:
-    """A kind of work. what: as it is called in the answer to those who are too many."""
+    """One kind of blocking work, run in threads: `at_once` at a time, with `waiting` more in the queue.
+
+    what: the words that follow "too many requests" in the error.
+    """
 
     def __init__(self, at_once: int, waiting: int, what: str) -> None:
         self.most, self.what = at_once + waiting, what
@@ -25,7 +29,7 @@ class Work:
         self._running = asyncio.Semaphore(at_once)
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """function(*args) in a thread. Raises what it raises, and ApiError 503."""
+        """Runs function(*args) in a thread. Raises ApiError 503 if the queue is full."""
         if self.inside >= self.most:
             raise busy(self.what)
         self.inside += 1
@@ -37,7 +41,7 @@ class Work:
 
 
 class Room:
-    """Bytes that requests hold together."""
+    """A limit on the bytes that all requests hold together."""
 
     def __init__(self, most: int, what: str) -> None:
         self.most, self.what = most, what
@@ -45,7 +49,7 @@ class Room:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
-        """Raises ApiError 503 where there is no room for `size` more."""
+        """Takes `size` bytes. Raises ApiError 503 if they would exceed the limit."""
         with self._lock:
             if self.held + size > self.most:
                 raise busy(self.what)
@@ -57,22 +61,20 @@ class Room:
 
 
 class Once(Generic[T]):
-    """What several threads need is made by the first of them; its failure is theirs, too."""
+    """A value that several threads need. The first one makes it. If that fails, all get its exception."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make, self._lock = make, threading.Lock()
-        self._made: T | None = None
+        self._made: list[T] = []  # the value, once it is made
         self._failed: Exception | None = None
-        self._done = False
 
     def __call__(self) -> T:
         with self._lock:
-            if not self._done:
+            if not self._made and self._failed is None:
                 try:
-                    self._made = self._make()
+                    self._made.append(self._make())
                 except Exception as e:
                     self._failed = e
-                self._done = True
         if self._failed is not None:
             raise self._failed
-        return self._made  # type: ignore[return-value]
+        return self._made[0]
