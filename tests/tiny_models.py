@@ -156,7 +156,8 @@ def wanted(params):
 
 
 def scripted(llm, propose):
-    """Puts a drafter in the head's place: propose(ask) returns a Draft, or None for the head's. Returns what undoes it."""
+    """Puts a drafter in the head's place: propose(ask) returns a Draft, or None for the head's. Returns what
+    undoes it."""
     engine, own = llm._engine, llm._engine.round
 
     def given_round(asks, samplers, on_draft):
