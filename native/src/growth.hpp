@@ -41,9 +41,9 @@ struct growth {
     int n_given = 0;                        // draft tokens that callers brought
     bool mixed  = false;                    // other sources than the head offered
 
-    // `token` follows node `parent`, -1 for the ask's own token, says a source; rank: among the siblings that
-    // it offers, the most probable first. Returns the node: one that another source offered before, if there
-    // is one.
+    // A source offers a token that may follow node `parent` (-1: the ask's own token). rank counts the
+    // siblings that it offers from 0, the most probable first. Returns the node. If another source offered
+    // the token there before, that node gets the evidence of both, and the higher probability.
     int offer(int source, int ask, int parent, int32_t token, float evidence, int rank);
 
     // nodes for which want(node) holds, the likeliest first
@@ -67,14 +67,14 @@ struct growth {
     }
 
     bool is_planned(const node & v) const { return asks[v.ask].kind == EAGLE3_PLANNED; }
-    // enough for its ask's p_min, which a chain holds against each token and a tree against the whole path
+    // Whether it reaches its ask's p_min: in a chain its own probability, in a tree that of the whole path.
     bool is_likely(const node & v) const {
         return (asks[v.ask].kind == EAGLE3_CHAIN ? v.evidence[0] : v.reach) >= asks[v.ask].p_min;
     }
     int widest() const;
 
-    // The planned asks' nodes, the likeliest first, without those that an ask's width has no room for: where
-    // several sources offer siblings, those stay below which most tokens are expected.
+    // The nodes of the planned asks, the likeliest first. Of siblings from several sources, it keeps as many
+    // as the ask's width allows: those whose best path is expected to bring most tokens.
     std::vector<int> planned() const;
 
   private:

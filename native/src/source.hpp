@@ -14,7 +14,7 @@ struct kept_tokens {
     int slot, pos;                // the position of the first one
     std::vector<int32_t> tokens;  // at least one
     std::vector<int32_t> rows;    // of the last target batch, one for each token
-    bool prompt;                  // more of the prompt may follow, or a draft
+    bool prompt;                  // a piece of a prompt, else of a round
 };
 
 // A drafter for all slots of a session. The session calls it from one thread; slots and positions are valid.
@@ -31,24 +31,24 @@ class source {
     // Whether there is anything to offer after a token that follows the slot's text.
     virtual bool ready(int slot) const = 0;
 
-    // Does work that gathered since the last draft, before the time of this one is measured. at_most: pieces
-    // of work that may be left for begin().
+    // Does the work that gathered since the last draft, before the time of this one is measured. at_most:
+    // rows of a pass that may be left for begin().
     virtual void catch_up(int /* slot */, int /* at_most */) {}
 
-    // Calls g.offer() with continuations of g.asks[i].token, for each i of asks: its children, and at will
-    // theirs.
+    // For each i of asks, calls g.offer() with tokens that may follow g.asks[i].token. A source with passes
+    // offers one level; others may offer descendants, too.
     virtual void begin(growth & g, const std::vector<int> & asks) = 0;
 
-    // With passes only: offers children of these nodes, all of which it offered itself, in one pass.
+    // With passes only: offers children of these nodes in one pass. It offered all of them itself.
     virtual void extend(growth & /* g */, const std::vector<int> & /* nodes */) {}
     // With passes only: the number of nodes of an ask that it can still extend.
     virtual int n_extensible(int /* ask */) const { return 0; }
 
-    // These tokens stay. The slot's earlier text is what it was told before, up to the last rewind.
+    // These tokens stay. A rejected draft is never told.
     virtual void kept(const kept_tokens & k) = 0;
     // The positions from n_past on are gone.
     virtual void rewind(int slot, int n_past) = 0;
-    // The slot's text is another one, of n_past tokens that the source was never told.
+    // The slot now holds another text, of n_past tokens that the source was never told.
     virtual void reset(int slot, int n_past) = 0;
 
     // The source's part of a slot's saved state, `size` bytes. check returns how many of the bytes at data
@@ -59,7 +59,8 @@ class source {
     virtual int64_t check(const uint8_t * data, int64_t size) const  = 0;
     virtual void restore(int slot, int n_past, const uint8_t * data) = 0;
 
-    // Of its offers and of its statistics in the planner: 0 is the head's. session::add_source sets it.
+    // The number of its offers, and of its statistics in the planner. 0 is the head; session::add_source sets
+    // the others'.
     int id = 0;
 };
 
