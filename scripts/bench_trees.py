@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Two ways to check a tree in one batch: a mask of our own, and overlapping sequence ids (one for each leaf, shared by the
-rows above it). Milliseconds of a round (decode, then keep one way down), alternating, medians.
+"""Compares two ways to verify a draft tree in one batch: our attention mask, and overlapping sequence ids.
+
+With sequence ids, each leaf has its own id, and the rows above it share it. The table shows milliseconds per
+round (decode, then keep one path). The two ways alternate, and medians are shown.
 
     scripts/bench_trees.py TARGET.gguf [--threads N] [--context N] [--rounds N]
 """
@@ -11,26 +13,28 @@ import random
 import statistics
 import time
 
-from eagle3_llama import EagleLlama  # before llama_cpp: it brings the library
+from eagle3_llama import EagleLlama  # before llama_cpp, so that llama_cpp opens our libllama
 from eagle3_llama.runtime.costs import fill_context
 
 import llama_cpp
 
 
 def tree(n, rng):
-    """Parents of n nodes, level by level, -1 for the root: few levels, likelier nodes with more children, as EAGLE-2's."""
+    """The parents of n nodes, level by level; -1 is the root.
+
+    As in EAGLE-2's trees, there are few levels, and more likely nodes have more children.
+    """
     parents, level, first = [], [-1], 0
     while len(parents) < n:
-        children = sorted(
-            min(int(rng.expovariate(0.4)), len(level) - 1) for _ in range(min(10, n - len(parents)))
-        )
+        width = min(10, n - len(parents))
+        children = sorted(min(int(rng.expovariate(0.4)), len(level) - 1) for _ in range(width))
         parents += [level[i] for i in children]
         level, first = list(range(first, len(parents))), len(parents)
     return parents
 
 
 def leaves_below(parents):
-    """For the root and each node, the leaves below it, counted from 0."""
+    """(for the root and each node, the set of leaves below it; the number of leaves). Leaves count from 0."""
     inner, below, count = set(parents), [set() for _ in range(len(parents) + 1)], 0
     for i in range(len(parents)):
         if i in inner:
@@ -62,12 +66,8 @@ class SequenceIds:
     def _decode(self, rows):
         self.batch.n_tokens = len(rows)
         for i, (token, pos, ids) in enumerate(rows):
-            self.batch.token[i], self.batch.pos[i], self.batch.n_seq_id[i], self.batch.logits[i] = (
-                token,
-                pos,
-                len(ids),
-                1,
-            )
+            self.batch.token[i], self.batch.pos[i] = token, pos
+            self.batch.n_seq_id[i], self.batch.logits[i] = len(ids), 1
             for k, s in enumerate(ids):
                 self.batch.seq_id[i][k] = s
         assert llama_cpp.llama_decode(self.ctx, self.batch) == 0
@@ -82,7 +82,7 @@ class SequenceIds:
             llama_cpp.llama_memory_seq_cp(self.mem, 0, s, 0, -1)
         self._decode(rows)
         llama_cpp.llama_synchronize(self.ctx)
-        last = n_leaves - 1  # keep its way: then the next round starts from one sequence again
+        last = n_leaves - 1  # keep its path, so that the next round starts with one sequence again
         llama_cpp.llama_memory_seq_keep(self.mem, last)
         llama_cpp.llama_memory_seq_cp(self.mem, last, 0, 0, -1)
         llama_cpp.llama_memory_seq_keep(self.mem, 0)

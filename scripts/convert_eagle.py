@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Convert an EAGLE-3 head to GGUF: convert_eagle.py HEAD_DIR --model TARGET.gguf --out HEAD.gguf. Needs no native library."""
+"""Converts an EAGLE head to GGUF. It needs no native library.
+
+scripts/convert_eagle.py HEAD_DIR --model TARGET.gguf --out HEAD.gguf
+"""
 
 import sys
 from pathlib import Path

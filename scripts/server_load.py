@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Load on a server of this project: `bench` measures what speculation brings under it, `soak` looks for what only time shows,
-`hostile` asks for what costs most.
+"""Load tests of the server.
 
-    scripts/server_load.py bench --clients 1,4,8                  # SmolLM2 BF16; throughput with speculation over without
-    scripts/server_load.py equality --requests 200                # 8 clients, a quarter leaves: texts against plain decoding
-    scripts/server_load.py soak --minutes 30                     # the same for half an hour on a small cache
-    scripts/server_load.py hostile                               # logprobs of 2,000 tokens beside megabytes to tokenise: memory and /health
+    scripts/server_load.py bench --clients 1,4,8     # throughput with speculation relative to without
+    scripts/server_load.py equality --requests 200   # texts of 8 clients compared with plain decoding's
+    scripts/server_load.py soak --minutes 30         # the same for half an hour with a small KV cache
+    scripts/server_load.py hostile                   # expensive requests: memory, and the latency of /health
 
-Each starts `python -m eagle3_llama.server` on a free port. Run it alone on the machine.
+Each command starts `python -m eagle3_llama.server` on a free port. Run it alone on the machine.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from eagle3_llama import EagleLlama, EagleParams  # before llama_cpp: it brings the library
+from eagle3_llama import EagleLlama, EagleParams  # before llama_cpp, so that llama_cpp opens our libllama
 from eagle3_llama.bench.prompts import read_prompts
 from eagle3_llama.bench.run import spaced
 from eagle3_llama.llama.chat import chat_tokens, generate
@@ -43,32 +42,29 @@ from eagle3_llama.models import shipped_head, smollm2
 
 PROMPTS = Path(__file__).resolve().parent.parent / "tests" / "data" / "eval_prompts.jsonl"
 TEXT = "megabytes of words, " * 50_000  # a megabyte to tokenise
-NEAR_TIE = 0.05  # of logits, between the two texts' tokens where they part: float targets' prompts are summed in another order in pieces
+# Two texts may differ where the two highest logits are closer than this: the server processes prompts in
+# pieces, which changes the order of float sums.
+NEAR_TIE = 0.05
 app = typer.Typer(add_completion=False, help=__doc__)
 console = Console(highlight=False)
-Format = Annotated[str, typer.Option(help="of SmolLM2")]
+_CORES = os.cpu_count() or 1
+_COMMON: dict[str, Any] = {
+    "n_threads": _CORES,
+    "n_threads_batch": _CORES,
+    "flash_attn": True,
+    "verbose": False,
+}
+Format = Annotated[str, typer.Option(help="format of SmolLM2")]
 
 
 class Server:
     """A server process on a free port."""
 
     def __init__(self, fmt: str, n_parallel: int, n_ctx: int, head: bool = True) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "eagle3_llama.server",
-            "--model",
-            smollm2(fmt),
-            "--port",
-            0,
-            "--n-parallel",
-            n_parallel,
-            "--n-ctx",
-            n_ctx,
-            *(["--eagle", shipped_head()] if head else []),
-        ]
+        options = f"-m eagle3_llama.server --port 0 --n-parallel {n_parallel} --n-ctx {n_ctx}".split()
+        files = ["--model", str(smollm2(fmt)), *(["--eagle", str(shipped_head())] if head else [])]
         self.process = subprocess.Popen(
-            [str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [sys.executable, *options, *files], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         found = re.search(r"http://127.0.0.1:(\d+)", self.process.stdout.readline())
         if not found:
@@ -90,32 +86,21 @@ class Server:
     def ask(
         self, text: str, max_tokens: int, speculative: dict[str, Any], leave_after: int | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """A streamed greedy answer and its last chunk; leave_after: chunks after which the client goes away."""
-        chunks = [
-            c
-            for _, c in _chunks(
-                self.stream(
-                    text,
-                    max_tokens,
-                    speculative,
-                    lambda data: leave_after is not None and data.count(b"\n\n") > leave_after,
-                )
-            )
-        ]
-        return "".join(
-            choice["delta"].get("content") or "" for c in chunks for choice in c["choices"]
-        ), chunks[-1]
+        """(text, last chunk) of a streamed greedy answer. The client disconnects after leave_after chunks."""
+        leaves = lambda data: leave_after is not None and data.count(b"\n\n") > leave_after
+        chunks = [c for _, c in _chunks(self.stream(text, max_tokens, speculative, leaves))]
+        parts = (choice["delta"].get("content") or "" for c in chunks for choice in c["choices"])
+        return "".join(parts), chunks[-1]
 
     def stream(
         self, text: str, max_tokens: int, speculative: dict[str, Any], leaves: Callable[[bytearray], bool]
     ) -> bytearray:
-        """A streamed greedy answer's bytes. leaves(bytes so far), asked as they come: whether the client goes away."""
-        return self._post(
-            text, max_tokens, speculative, {"stream": True, "stream_options": {"include_usage": True}}, leaves
-        )
+        """The bytes of a streamed greedy answer. The client disconnects when leaves(bytes so far) is true."""
+        more = {"stream": True, "stream_options": {"include_usage": True}}
+        return self._post(text, max_tokens, speculative, more, leaves)
 
     def ask_whole(self, text: str, max_tokens: int) -> dict[str, Any]:
-        """The same answer in one piece."""
+        """The same answer without streaming."""
         return json.loads(self._post(text, max_tokens, {}, {}, lambda data: False))
 
     def _post(
@@ -142,9 +127,7 @@ class Server:
             if response.status != 200:
                 raise RuntimeError(f"{response.status}: {response.read()[:300]!r}")
             data = bytearray()
-            while part := response.read1(
-                1 << 16
-            ):  # read as it comes, looked at afterwards: the server needs the cores
+            while part := response.read1(1 << 16):  # parsed only later, because the server needs the cores
                 data += part
                 if leaves(data):
                     break
@@ -153,13 +136,13 @@ class Server:
             connection.close()
 
     def memory(self) -> int:
-        """Resident bytes of its own, without those of files: the system takes those pages and gives them back as it likes."""
+        """Resident bytes without mapped files, whose pages the system loads and drops as it likes."""
         with open(f"/proc/{self.process.pid}/status", encoding="ascii") as f:
             return next(int(line.split()[1]) * 1024 for line in f if line.startswith("RssAnon:"))
 
 
 def _chunks(data: bytearray) -> list[tuple[int, dict[str, Any]]]:
-    """The chunks of a stream that came whole, each with the number of bytes up to its end."""
+    """The complete chunks of a stream, each with the number of bytes up to its end."""
     found = [(m.end(), json.loads(m[1])) for m in re.finditer(rb"data: (\{.*\})\r?\n\r?\n", data)]
     if wrong := [c["error"] for _, c in found if "error" in c]:
         raise RuntimeError(str(wrong[0]))
@@ -167,7 +150,7 @@ def _chunks(data: bytearray) -> list[tuple[int, dict[str, Any]]]:
 
 
 def _all(n_clients: int, work: Any, jobs: list[Any]) -> list[Any]:
-    """work(job) of all jobs by so many clients; an exception stands in the place of its result."""
+    """The results of work(job) for all jobs, by n_clients threads. A result may be a raised exception."""
     results, todo, lock = [None] * len(jobs), iter(range(len(jobs))), threading.Lock()
 
     def client() -> None:
@@ -192,28 +175,29 @@ def _all(n_clients: int, work: Any, jobs: list[Any]) -> list[Any]:
 @app.command()
 def bench(
     fmt: Format = "BF16",
-    clients: Annotated[str, typer.Option(help="numbers of clients")] = "1,4,8",
+    clients: Annotated[str, typer.Option(help="numbers of clients, comma-separated")] = "1,4,8",
     rounds: int = 2,
     n_predict: int = 96,
-    seconds: Annotated[float, typer.Option(help="of each measurement")] = 4.0,
+    seconds: Annotated[float, typer.Option(help="duration of each measurement")] = 4.0,
     prompts: Annotated[
-        int, typer.Option(help="the same for all numbers of clients; at most eight lots of them are asked")
+        int, typer.Option(help="number of prompts; each number of clients uses at most eight groups of them")
     ] = 32,
     json_file: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
-    """Tokens a second that clients receive with speculation over without, while all of them are busy: each asks its prompt again and
-    again, prompts in the cache. And one client's speed against EagleLlama's in a process of its own. With and without alternate; of
-    each lot of prompts the median over rounds."""
+    """Measure the throughput with speculation relative to without.
+
+    All clients are busy: each repeats its prompt, which is in the server's cache. Measurements with and
+    without speculation alternate. For each group of prompts, the median over rounds counts. With one client,
+    the speed is also compared with EagleLlama's in another process.
+    """
     counts = [int(c) for c in clients.split(",")]
     texts = [text for _, text in spaced(read_prompts(PROMPTS), prompts)]
     if len(texts) < max(counts):
         raise typer.BadParameter(f"{max(counts)} clients need as many prompts, --prompts gives {len(texts)}")
-    few = {
-        c: [texts[i :: len(texts) // c][:c] for i in range(min(len(texts) // c, 8))] for c in counts
-    }  # one for each client
-    runs: dict[int, list[list[tuple[_Load, _Load]]]] = {
-        c: [[] for _ in few[c]] for c in counts
-    }  # (with, without) of each few
+    # groups of prompts by number of clients, with one prompt per client
+    few = {c: [texts[i :: len(texts) // c][:c] for i in range(min(len(texts) // c, 8))] for c in counts}
+    # (with, without) speculation, by number of clients and group
+    runs: dict[int, list[list[tuple[_Load, _Load]]]] = {c: [[] for _ in few[c]] for c in counts}
     with Server(fmt, max(counts), 2048) as server:
         todo = [(r, c, i) for r in range(rounds) for c in counts for i in range(len(few[c]))]
         for r, c, i in track(todo, description="measuring", console=console, transient=True):
@@ -221,15 +205,8 @@ def bench(
             done = {on: _load(server, few[c][i], n_predict, on, seconds) for on in order}
             runs[c][i].append((done[True], done[False]))
         single = _single(server, fmt, texts[:8], rounds, n_predict) if 1 in counts else {}
-    table = Table(
-        "clients",
-        "tokens/s",
-        "without",
-        "ratio",
-        "quartiles",
-        "drafted a round",
-        title=f"SmolLM2 {fmt}, {rounds} rounds",
-    )
+    columns = ("clients", "tokens/s", "without", "ratio", "quartiles", "drafted per round")
+    table = Table(*columns, title=f"SmolLM2 {fmt}, {rounds} rounds")
     ratios = {c: _over(runs[c]) for c in counts}
     pairs = {c: [[b.each() / a.each() for a, b in of_few] for of_few in runs[c]] for c in counts}
     for c in counts:
@@ -246,7 +223,8 @@ def bench(
     console.print(table)
     for name, of in single.items():
         console.print(
-            f"one client, {name}, against EagleLlama in a process of its own: {statistics.median(of):.3f} (median of {len(of)})"
+            f"one client, {name}, relative to EagleLlama in another process: {statistics.median(of):.3f} "
+            f"(median of {len(of)})"
         )
     if json_file is not None:
         json_file.write_text(
@@ -256,7 +234,7 @@ def bench(
 
 
 class _Load(NamedTuple):
-    """What clients received in a while, and the rounds and drafted tokens that it took."""
+    """The tokens that clients received during a measurement, and its rounds and draft tokens."""
 
     seconds: float
     tokens: int
@@ -264,16 +242,14 @@ class _Load(NamedTuple):
     drafted: float
 
     def each(self) -> float:
-        """Seconds a token."""
+        """Seconds per token."""
         return self.seconds / self.tokens
 
 
 def _load(server: Server, texts: list[str], n_predict: int, on: bool, seconds: float) -> _Load:
-    """A client for each prompt asks it again and again; what comes before all have begun, and as they leave, is not counted."""
+    """One client per prompt repeats its prompt. Counts only while all clients receive tokens."""
     over, began = threading.Event(), [threading.Event() for _ in texts]
-    heard: list[
-        tuple[list[tuple[int, float]], bytearray]
-    ] = []  # of each answer, bytes so far and when; and its bytes
+    heard: list[tuple[list[tuple[int, float]], bytearray]] = []  # (bytes so far, when), all bytes
 
     def client(text: str, has_begun: threading.Event) -> None:
         while not over.is_set():
@@ -285,9 +261,8 @@ def _load(server: Server, texts: list[str], n_predict: int, on: bool, seconds: f
                 return over.is_set()
 
             try:
-                heard.append(
-                    (marks, server.stream(text, n_predict, {} if on else {"enabled": False}, leaves))
-                )
+                speculative = {} if on else {"enabled": False}
+                heard.append((marks, server.stream(text, n_predict, speculative, leaves)))
             finally:
                 has_begun.set()
 
@@ -301,51 +276,40 @@ def _load(server: Server, texts: list[str], n_predict: int, on: bool, seconds: f
         over.set()
         for a in asking:
             a.result()
-    return _Load(
-        end - start, sum(_received(*h, start, end) for h in heard), after[0] - before[0], after[1] - before[1]
-    )
+    tokens = sum(_received(*h, start, end) for h in heard)
+    return _Load(end - start, tokens, after[0] - before[0], after[1] - before[1])
 
 
 def _received(marks: list[tuple[int, float]], data: bytearray, start: float, end: float) -> int:
-    """Tokens of an answer that came in this time."""
+    """The number of an answer's tokens that arrived between start and end."""
     came = lambda n_bytes: marks[bisect.bisect_left(marks, (n_bytes, 0.0))][1]
-    return sum(
-        len(c.get("eagle", {}).get("sources", ()))
-        for n_bytes, c in _chunks(data)
-        if start < came(n_bytes) <= end
-    )
+    counted = (c for n_bytes, c in _chunks(data) if start < came(n_bytes) <= end)
+    return sum(len(c.get("eagle", {}).get("sources", ())) for c in counted)
 
 
 def _over(runs: list[list[tuple[_Load, _Load]]]) -> float:
-    """Throughput with over without: of each lot of prompts the median over rounds, those that take longer counting more."""
+    """Throughput with speculation relative to without: medians over rounds, slower groups counting more."""
     without = [statistics.median(b.each() for _, b in pairs) for pairs in runs]
-    return sum(without) / sum(
-        w * statistics.median(a.each() / b.each() for a, b in pairs) for w, pairs in zip(without, runs)
-    )
+    ratios = [statistics.median(a.each() / b.each() for a, b in pairs) for pairs in runs]
+    return sum(without) / sum(w * ratio for w, ratio in zip(without, ratios))
 
 
 def _metrics(server: Server) -> tuple[float, float]:
-    """Rounds and drafted tokens so far."""
+    """(rounds, draft tokens) so far."""
     text = server.get("/metrics")
-    total = lambda pattern: sum(
-        float(x) for x in re.findall(rf"^{pattern}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
-    )
+    values = lambda name: re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+    total = lambda name: sum(map(float, values(name)))
     return total(r"eagle3_rounds_total"), total(r"eagle3_drafted_total")
 
 
 def _single(
     server: Server, fmt: str, texts: list[str], rounds: int, n_predict: int
 ) -> dict[str, list[float]]:
-    """Speed of a lone client's generation over EagleLlama's, a ratio for each prompt and round, of streamed answers and of whole ones."""
-    llm = EagleLlama(
-        str(smollm2(fmt)),
-        eagle_path=str(shipped_head()),
-        n_ctx=2048,
-        n_threads=os.cpu_count(),
-        n_threads_batch=os.cpu_count(),
-        flash_attn=True,
-        verbose=False,
-    )
+    """The generation speed of a single client relative to EagleLlama's, one ratio per prompt and round.
+
+    It measures streamed answers and whole ones.
+    """
+    llm = EagleLlama(str(smollm2(fmt)), eagle_path=str(shipped_head()), n_ctx=2048, **_COMMON)
     prompts = [chat_tokens(llm, t) for t in texts]
 
     def here(i: int) -> float:
@@ -359,8 +323,9 @@ def _single(
         "whole": lambda i: _speed(server.ask_whole(texts[i], n_predict)),
     }
     sides = [("here", here), *there.items()]
-    for i in range(len(texts)):  # both planners have seen them
-        here(i), there["streamed"](i)
+    for i in range(len(texts)):  # so that both planners have seen the prompts
+        here(i)
+        there["streamed"](i)
     out: dict[str, list[float]] = {name: [] for name in there}
     for r, i in itertools.product(range(rounds), range(len(texts))):
         first = (r + i) % 3
@@ -380,41 +345,33 @@ def _speed(answer: dict[str, Any]) -> float:
 
 @app.command()
 def equality(fmt: Format = "Q8_0", requests: int = 200, n_parallel: int = 8, seed: int = 1) -> None:
-    """Greedy texts of mixed lengths, 8 clients, a random quarter leaving, against plain decoding's one at a time."""
+    """Compare greedy texts of 8 clients with plain decoding of one prompt at a time.
+
+    The answers have various lengths. A random quarter of the clients disconnects early.
+    """
     with Server(fmt, n_parallel, 2048) as server:
         jobs = _jobs(random.Random(seed), requests)
         answers = _all(8, lambda j: server.ask(*j[:2], {}, j[2]), jobs)
     different, ties = _compare(fmt, list(zip(jobs, answers)), 2048)
-    console.print(
-        f"{requests} requests, {sum(j[2] is not None for j in jobs)} left early: {different} different, {ties} of them at near ties (gap under {NEAR_TIE})"
-    )
+    left = sum(j[2] is not None for j in jobs)
+    counts = f"{different} different, {ties} of them at near ties (gap under {NEAR_TIE})"
+    console.print(f"{requests} requests, {left} disconnected early: {counts}")
     raise typer.Exit(1 if different > ties else 0)
 
 
 def _jobs(rng: random.Random, n: int) -> list[tuple[str, int, int | None]]:
-    """(prompt, max_tokens, chunks after which the client leaves) of n requests."""
+    """(prompt, max_tokens, chunks after which the client disconnects or None) for n requests."""
     texts = [text for _, text in read_prompts(PROMPTS)]
-    return [
-        (
-            rng.choice(texts),
-            rng.choice([4, 16, 32, 64]),
-            rng.randrange(1, 12) if rng.random() < 0.25 else None,
-        )
-        for _ in range(n)
-    ]
+    leave_after = lambda: rng.randrange(1, 12) if rng.random() < 0.25 else None
+    return [(rng.choice(texts), rng.choice([4, 16, 32, 64]), leave_after()) for _ in range(n)]
 
 
 def _compare(fmt: str, pairs: list[tuple[Any, Any]], n_ctx: int) -> tuple[int, int]:
-    """How many texts differ from plain decoding's, and how many of these part where two tokens are nearly as likely.
-    n_ctx: the server's, where some texts end."""
-    llm = EagleLlama(
-        str(smollm2(fmt)),
-        n_ctx=n_ctx,
-        n_threads=os.cpu_count(),
-        n_threads_batch=os.cpu_count(),
-        flash_attn=True,
-        verbose=False,
-    )
+    """(texts that differ from plain decoding's, those of them that first differ at a near tie).
+
+    n_ctx: the server's context size, at which some texts end.
+    """
+    llm = EagleLlama(str(smollm2(fmt)), n_ctx=n_ctx, **_COMMON)
     llm.eagle_params = EagleParams(0)
     plain: dict[tuple[str, int], str] = {}
     different = ties = 0
@@ -422,28 +379,28 @@ def _compare(fmt: str, pairs: list[tuple[Any, Any]], n_ctx: int) -> tuple[int, i
         if isinstance(answer, Exception):
             raise SystemExit(f"a request failed: {answer}")
         if (text, n) not in plain:
-            llm.reset()  # nothing is taken up from the prompt before
+            llm.reset()  # so that nothing of an earlier prompt is reused
             plain[text, n] = _alone(llm, text, n)
         expected, got = plain[text, n], answer[0]
         if got != (expected[: len(got)] if leaves is not None else expected):
             different += 1
             gap = _gap(llm, text, expected, got)
             ties += gap < NEAR_TIE
-            console.print(
-                f"differs after {len(os.path.commonprefix([expected, got]))} of {len(expected)} characters, logits {gap:.4f} apart"
-            )
+            same = len(os.path.commonprefix([expected, got]))
+            console.print(f"differs after {same} of {len(expected)} characters, logits {gap:.4f} apart")
     llm.close()
     return different, ties
 
 
 def _alone(llm: Any, text: str, n: int) -> str:
-    return llm.create_chat_completion(
+    answer = llm.create_chat_completion(
         messages=[{"role": "user", "content": text}], max_tokens=n, temperature=0.0
-    )["choices"][0]["message"]["content"]
+    )
+    return answer["choices"][0]["message"]["content"]
 
 
 def _gap(llm: Any, text: str, expected: str, got: str) -> float:
-    """The difference of the two likeliest logits where the texts part."""
+    """The difference of the two highest logits where the texts first differ."""
     import numpy as np
 
     import llama_cpp
@@ -452,9 +409,8 @@ def _gap(llm: Any, text: str, expected: str, got: str) -> float:
     n = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
     llm.reset()
     llm.eval([*chat_tokens(llm, text), *a[:n]])
-    top = np.sort(np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llm.ctx, -1), shape=(llm.n_vocab(),)))[
-        -2:
-    ]
+    logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llm.ctx, -1), shape=(llm.n_vocab(),))
+    top = np.sort(logits)[-2:]
     return float(top[1] - top[0])
 
 
@@ -462,7 +418,7 @@ def _gap(llm: Any, text: str, expected: str, got: str) -> float:
 def soak(
     fmt: Format = "Q8_0", minutes: float = 30.0, n_parallel: int = 4, n_ctx: int = 512, seed: int = 1
 ) -> None:
-    """8 clients, a quarter leaving, on a small cache: no hang, no leak, no other request's text."""
+    """Check for hangs, memory leaks and wrong texts: 8 clients, a quarter disconnecting, a small KV cache."""
     rng, results, memory = random.Random(seed), [], []
     with Server(fmt, n_parallel, n_ctx) as server:
         end = time.monotonic() + 60 * minutes
@@ -471,28 +427,24 @@ def soak(
             start = time.monotonic()
             results += list(zip(jobs, _all(8, lambda j: _or_too_long(server, j), jobs)))
             memory.append(server.memory())
-            console.print(
-                f"{len(results)} requests, {40 / (time.monotonic() - start):.1f} a second, {memory[-1] / 1e6:.1f} MB"
-            )
+            rate = 40 / (time.monotonic() - start)
+            console.print(f"{len(results)} requests, {rate:.1f} per second, {memory[-1] / 1e6:.1f} MB")
         slots = json.loads(server.get("/slots"))
     if any(s["busy"] for s in (slots["slots"] if isinstance(slots, dict) else slots)):
-        raise SystemExit("a slot is still held")
+        raise SystemExit("a slot is still busy")
     quarter = len(memory) // 4
-    growth = (
-        statistics.median(memory[-max(quarter, 1) :])
-        / statistics.median(memory[quarter : 2 * quarter] or memory[:1])
-        - 1
-    )
+    second, last = memory[quarter : 2 * quarter] or memory[:1], memory[-max(quarter, 1) :]
+    growth = statistics.median(last) / statistics.median(second) - 1
     different, ties = _compare(fmt, [r for r in results if r[1] is not None], n_ctx)
     console.print(
-        f"{len(results)} requests in {minutes:g} minutes: memory {growth:+.2%} from the second quarter to the last, {different} texts "
-        f"different, {ties} of them at near ties"
+        f"{len(results)} requests in {minutes:g} minutes: memory {growth:+.2%} from the second quarter to "
+        f"the last, {different} texts different, {ties} of them at near ties"
     )
     raise typer.Exit(1 if growth > 0.01 or different > ties else 0)
 
 
 def _or_too_long(server: Server, job: tuple[str, int, int | None]) -> tuple[str, dict[str, Any]] | None:
-    """None for a prompt that a slot has no room for: 400, as it should be."""
+    """The answer, or None if the server refuses a prompt that is too long for a slot, with status 400."""
     try:
         return server.ask(job[0], job[1], {}, job[2])
     except RuntimeError as e:
@@ -501,50 +453,52 @@ def _or_too_long(server: Server, job: tuple[str, int, int | None]) -> tuple[str,
         raise
 
 
-# -- what costs most --------------------------------------------------------------------------------------
+# -- expensive requests -----------------------------------------------------------------------------------
 
 
 class Hostile(NamedTuple):
-    """What became of it: requests by kind that were answered, and what the others were told; the worst that was seen meanwhile."""
+    """The results of the expensive requests."""
 
-    answered: dict[str, int]
-    refused: list[str]
-    rows: list[int]  # of each answer with logprobs, tokens that had them
+    answered: dict[str, int]  # by kind
+    refused: list[str]  # the errors of the other requests
+    rows: list[int]  # for each answer with logprobs, the number of tokens that have them
     slowest_health: float  # seconds
-    most_memory: int  # bytes above those before
+    most_memory: int  # bytes more than before
 
     def wrong(self, clients: int, tokens: int) -> list[str]:
-        """What a server should not do."""
+        """What the server did wrong, one line each."""
         found = [f"refused: {said}" for said in self.refused]
         found += [f"{n} of {tokens} tokens have logprobs" for n in self.rows if n < tokens]
-        found += (
-            [f"{len(self.rows)} of {clients} answers with logprobs came"] if len(self.rows) < clients else []
-        )
+        if len(self.rows) < clients:
+            found.append(f"{len(self.rows)} of {clients} answers with logprobs arrived")
         return found
 
 
 @app.command()
 def hostile(
     fmt: Format = "Q8_0",
-    clients: Annotated[int, typer.Option(help="that ask for logprobs, each once")] = 8,
+    clients: Annotated[int, typer.Option(help="clients that request logprobs once each")] = 8,
     tokens: int = 2000,
-    texts: Annotated[int, typer.Option(help="of a megabyte, to tokenise, at most")] = 200,
+    texts: Annotated[int, typer.Option(help="most texts of a megabyte to tokenise")] = 200,
     n_parallel: int = 4,
-    minutes: Annotated[float, typer.Option(help="after which it stops, done or not")] = 9.0,
+    minutes: Annotated[float, typer.Option(help="stop after this time, even if requests are left")] = 9.0,
 ) -> None:
-    """Clients that ask for logprobs with the 20 likeliest tokens of long answers, half of them streamed and one of these not read for
-    a minute; beside them megabytes to tokenise, short chats, and /health. Fails if memory grows by 300 MB, a request is refused or left
-    out, or /health takes a second."""
+    """Send expensive requests.
+
+    Clients request long answers with the logprobs of the 20 most likely tokens. Half of them stream, and one
+    of these does not read for a minute. At the same time, others tokenise megabytes, chat, and ask for
+    /health. It fails if memory grows by 300 MB, if a request is refused or has no answer, or if /health takes
+    a second.
+    """
     with Server(fmt, n_parallel, 4096) as server:
         server.ask("Name three rivers.", 8, {})
-        _tokenize(server.port)  # what the first of them allocates is the server's own
+        _tokenize(server.port)  # the first requests allocate memory that the server keeps
         seen = hostile_load(server.port, server.memory, clients, tokens, texts, 60 * minutes, lag=60.0)
-    wrong = seen.wrong(clients, tokens) + (
-        [f"memory grew by {seen.most_memory / 1e6:.0f} MB"] if seen.most_memory >= 300e6 else []
-    )
+    grown = seen.most_memory / 1e6
+    wrong = seen.wrong(clients, tokens) + ([f"memory grew by {grown:.0f} MB"] if grown >= 300 else [])
     wrong += [f"/health took {seen.slowest_health:.2f} s"] if seen.slowest_health >= 1 else []
     console.print(
-        f"answered: {seen.answered}; rows of logprobs {seen.rows}; memory {seen.most_memory / 1e6:+.1f} MB at most; "
+        f"answered: {seen.answered}; tokens with logprobs {seen.rows}; memory {grown:+.1f} MB at most; "
         f"/health {1000 * seen.slowest_health:.0f} ms at most"
     )
     console.print("\n".join(wrong) or "nothing wrong")
@@ -554,8 +508,11 @@ def hostile(
 def hostile_load(
     port: int, memory: Callable[[], int], clients: int, tokens: int, texts: int, seconds: float, lag: float
 ) -> Hostile:
-    """The load of hostile() on loopback's `port`. It ends when the clients have their answers, or after so many seconds. memory():
-    the server's, in bytes; lag: seconds for which one client does not read its stream."""
+    """The requests of hostile() to a port of this machine. It ends when the clients have their answers.
+
+    seconds: the longest duration. memory(): the server's memory in bytes. lag: seconds for which one client
+    does not read its stream.
+    """
     end, over, before = time.monotonic() + seconds, threading.Event(), memory()
     answered: dict[str, int] = {}
     refused: list[str] = []
@@ -585,19 +542,14 @@ def hostile_load(
         seen["memory"] = max(seen["memory"], memory())
 
     left = lambda: max(end - time.monotonic(), 0.1)
-    asking = [
-        threading.Thread(
-            target=repeat,
-            args=("logprobs", functools.partial(_logprobs, port, i, tokens, left, lag if i == 1 else 0.0), 1),
-        )
-        for i in range(clients)
-    ]
+    ask = lambda i: functools.partial(_logprobs, port, i, tokens, left, lag if i == 1 else 0.0)
+    asking = [threading.Thread(target=repeat, args=("logprobs", ask(i), 1)) for i in range(clients)]
     beside = [
         threading.Thread(target=repeat, args=x)
         for x in (
             ("tokenize", lambda: _tokenize(port), texts, 0.05),
             ("tokenize", lambda: _tokenize(port), texts, 0.05),
-            ("chat", lambda: _chat(port), 10_000, 0.2),
+            ("chat", lambda: _chat(port, left()), 10_000, 0.2),
             ("health", look, 1_000_000, 0.1),
         )
     ]
@@ -613,7 +565,7 @@ def hostile_load(
 
 
 def _logprobs(port: int, i: int, tokens: int, left: Callable[[], float], lag: float) -> int:
-    """How many tokens of an answer have logprobs. Every other client streams."""
+    """The number of an answer's tokens that have logprobs. Every second client streams."""
     stream = i % 2 == 1
     body = {
         "messages": [{"role": "user", "content": f"Tell story {i}."}],
@@ -627,15 +579,11 @@ def _logprobs(port: int, i: int, tokens: int, left: Callable[[], float], lag: fl
     if not stream:
         found = json.loads(data)["choices"][0]["logprobs"]["content"]
     else:
-        found = [
-            t
-            for _, c in _chunks(bytearray(data))
-            for t in (c["choices"][0]["logprobs"] or {"content": []})["content"]
-        ]
-    if not all(
-        0 < len(t["top_logprobs"]) <= 20 for t in found
-    ):  # fewer where several are parts of characters, and look alike
-        raise RuntimeError("a token has not its likeliest ones")
+        parts = (c["choices"][0]["logprobs"] or {"content": []} for _, c in _chunks(bytearray(data)))
+        found = [t for part in parts for t in part["content"]]
+    # there may be fewer than 20, because tokens that are parts of characters look alike
+    if not all(0 < len(t["top_logprobs"]) <= 20 for t in found):
+        raise RuntimeError("a token has no top_logprobs, or too many")
     return len(found)
 
 
@@ -643,24 +591,23 @@ def _tokenize(port: int) -> None:
     _send(port, "POST", "/tokenize", {"content": TEXT})
 
 
-def _chat(port: int) -> None:
-    _send(
-        port,
-        "POST",
-        "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 8},
-    )
+def _chat(port: int, seconds: float) -> None:
+    """A short chat. It waits for a slot behind the long answers, so it has as long as they have."""
+    body = {"messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 8}
+    _send(port, "POST", "/v1/chat/completions", body, seconds)
 
 
 def _send(
     port: int, method: str, path: str, body: dict[str, Any] | None, seconds: float = 300.0, lag: float = 0.0
 ) -> bytes:
-    """The answer's bytes, read after `lag` seconds. Raises RuntimeError for a status other than 200, and when it takes too long."""
+    """The bytes of the answer, read after `lag` seconds.
+
+    Raises RuntimeError for a status other than 200, TimeoutError after `seconds`.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
+    content = None if body is None else json.dumps(body)
     try:
-        connection.request(
-            method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"}
-        )
+        connection.request(method, path, content, {"Content-Type": "application/json"})
         response = connection.getresponse()
         time.sleep(lag)
         data = response.read()

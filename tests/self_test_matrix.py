@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from eagle3_llama.heads.convert import convert
+from eagle3_llama.heads.guesses import Reader
 from eagle3_llama.heads.self_test import Verdict, neighbours, report, verdict
-from eagle3_llama.heads.self_test_guesses import Reader
 from eagle3_llama.models import shipped_head, smollm2
 
 CENTRE = [2, 15, 27]  # what both heads were trained on

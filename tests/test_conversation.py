@@ -62,7 +62,7 @@ def test_a_full_context_leaves_the_oldest_out(llm, capsys):
     _, prompts = talk(llm, ["a1 b2 c3 d4 e5 f6"] * 12 + [EOFError], n_predict=24, system="keep")
     said = capsys.readouterr().err
     assert prompts == 13 and "error" not in said
-    assert said.count("tokens a round]") + said.count("/s]") == 12  # an answer to each message
+    assert said.count("tokens per round]") + said.count("/s]") == 12  # an answer to each message
     assert f"the context of {N_CTX} tokens is full: the oldest 2 messages are left out" in said
 
 
@@ -94,7 +94,7 @@ def test_a_message_that_is_too_long_is_left_out(llm, capsys):
     said = capsys.readouterr().err
     assert (
         prompts == 4
-        and said.count("the conversation goes on without this message") == 1
+        and said.count("the conversation continues without this message") == 1
         and "--n-ctx" in said
     )
     assert said.count("/s") == 2
@@ -114,7 +114,7 @@ def test_ctrl_c_stops_the_answer_alone(llm, capsys):
 
 def test_ctrl_c_at_the_prompt_ends_with_a_hint(llm, capsys):
     _, prompts = talk(llm, ["a1", KeyboardInterrupt, "never"])
-    assert prompts == 2 and "Ctrl-C stops the answer alone" in capsys.readouterr().err
+    assert prompts == 2 and "Ctrl-C stops only the answer" in capsys.readouterr().err
 
 
 def test_the_command(files):

@@ -52,7 +52,9 @@ def test_one_thing_by_each_of_its_names(load, files, name):
 
 def test_names_that_contradict_each_other(load, files):
     assert load(eagle=files[1], head=files[1], eagle_path=None)._engine.has_head
-    with pytest.raises(EagleError, match="eagle=.* and head='other.gguf' name one thing differently") as e:
+    with pytest.raises(
+        EagleError, match="eagle=.* and head='other.gguf' are the same setting with different values"
+    ) as e:
         load(eagle=files[1], head="other.gguf")
     assert e.value.kind is ErrorKind.BAD_ARGUMENT
 
@@ -119,8 +121,8 @@ def test_all_that_llama_takes_is_taken(load, told, files):
 @pytest.mark.parametrize(
     "given, said",
     [
-        ({"embedding": True}, "leaves the head out, for embedding=True"),
-        ({"vocab_only": True}, "leaves the head out, for vocab_only=True"),
+        ({"embedding": True}, "head is not used, because a model with embedding=True"),
+        ({"vocab_only": True}, "head is not used, because a model with vocab_only=True"),
     ],
 )
 def test_a_head_is_not_dropped_in_silence(load, files, given, said):
@@ -130,7 +132,7 @@ def test_a_head_is_not_dropped_in_silence(load, files, given, said):
 
 
 def test_settings_without_a_head(load):
-    assert "n_max has no effect, for without a head nothing is drafted" in warned(lambda: load(n_max=3))[0]
+    assert "n_max has no effect, because there is no head to draft with" in warned(lambda: load(n_max=3))[0]
     assert "tree has no effect" in warned(lambda: load(tree="4x2x2"))[0]
     assert warned(lambda: load(n_max=0)) == warned(load) == []
 
@@ -141,20 +143,20 @@ def test_a_head_beside_a_draft_model(load, files):
     draft_model = LlamaPromptLookupDecoding()
     with pytest.raises(EagleError, match="eagle or draft_model"):
         load(head=files[1], draft_model=draft_model)
-    assert "draft_model has its own" in warned(lambda: load(draft_model=draft_model, n_max=3))[0]
+    assert "draft_model has its own settings" in warned(lambda: load(draft_model=draft_model, n_max=3))[0]
 
 
 @pytest.mark.parametrize(
     "make, said",
     [
-        (lambda m: EagleParams(nmax=3), "'nmax', did you mean n_max"),
+        (lambda m: EagleParams(nmax=3), "'nmax': did you mean n_max"),
         (lambda m: EagleParams(num_draft_tokens=3), "did you mean n_max"),
-        (lambda m: BatchSettings(m, eagel="x"), "'eagel', did you mean eagle"),
-        (lambda m: BatchSettings(m, n_slots=2), "known are model, eagle"),
+        (lambda m: BatchSettings(m, eagel="x"), "'eagel': did you mean eagle"),
+        (lambda m: BatchSettings(m, n_slots=2), "settings are model, eagle"),
         (lambda m: ServerSettings(m, n_paralel=2), "did you mean n_parallel"),
         (lambda m: ServerSettings(m, eagle_model="x"), "did you mean eagle"),
         (lambda m: TrainSettings((m,), "out", step=2), "did you mean steps"),
-        (lambda m: BatchSettings(m, "a.gguf", head="b.gguf"), "name one thing differently"),
+        (lambda m: BatchSettings(m, "a.gguf", head="b.gguf"), "same setting with different values"),
     ],
 )
 def test_settings_refuse_what_they_do_not_know(files, make, said):

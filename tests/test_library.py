@@ -126,7 +126,7 @@ def test_a_gpu_that_is_lost_is_said(tmp_path, where):
     )
     assert (
         code == 0
-        and out.count("computes on a GPU (cuda)") == 1
+        and out.count("supports a GPU (cuda)") == 1
         and "-DGGML_CUDA=on" in out
         and str(theirs) in out
     ), out

@@ -326,7 +326,7 @@ def test_bad_parameters(settings):
 
 def test_misspelt_parameter():
     with pytest.raises(EagleError, match="did you mean n_max"):
-        EagleParams.of(nmax=3)
+        EagleParams(nmax=3)
 
 
 def test_head_and_draft_model_together(files):

@@ -11,7 +11,7 @@ from test_trees import drafts, random_tree
 from test_variants import converted
 from tiny_models import take
 
-from eagle3_llama import EagleLlama, EagleParams
+from eagle3_llama import EagleError, EagleLlama, EagleParams
 from eagle3_llama.batching.model import BatchModel, BatchSettings
 from eagle3_llama.heads.convert.target import read_target
 from eagle3_llama.llama.eagle_llama import _address
@@ -111,3 +111,27 @@ def test_a_callback_that_raises(made):
     assert [engine.n_past(slot) for slot in range(3)] == [0, 0, 0]
     assert turn(lambda: None) == expected and [len(r) for r in expected] == [1, 1, 1]
     model.close()
+
+
+@pytest.mark.parametrize("architecture", ["mamba", "jamba"])
+def test_a_text_that_cannot_go_back_is_gone(made, architecture):
+    """A recurrent target that fails in the middle of a round is empty, and the next call works."""
+    llm = EagleLlama(str(made(architecture, with_head=False)[0]), n_ctx=256, n_threads=THREADS, verbose=False)
+    prompt = [5, 17, 29, 41, 53]
+    answer = take(llm, 20, prompt)
+
+    def fails():
+        llm._engine.decode(7, [])
+        with pytest.raises(EagleError, match="cannot drop part of a sequence"):
+            llm._engine.commit(0)
+
+    for again in (
+        lambda: take(llm, 20, prompt),
+        lambda: (llm.eval(prompt), llm.sample(temp=0.0))[1:],
+        lambda: take(llm, 20, [*prompt, answer[0]]),
+    ):
+        assert take(llm, 20, prompt) == answer
+        fails()
+        got = again()
+        assert list(got) in (answer, answer[:1]) or list(got)[:19] == answer[1:]
+    llm.close()

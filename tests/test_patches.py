@@ -82,6 +82,17 @@ def test_no_patch_rewrites_another(tree, touched):
             added[path] = matched
 
 
+def test_public_headers_stay(touched):
+    """llama-cpp-python mirrors their structs in ctypes."""
+    assert not [name for name in touched if name.startswith(("include/", "ggml/include/", "tools/"))]
+
+
+def test_documents_name_patches_that_exist():
+    numbers = {patch.name[:4] for patch in PATCHES}
+    for page in [ROOT / "README.md", *(ROOT / "eagle3_llama").rglob("*.md")]:
+        assert set(re.findall(r"patches/(\d{4})", page.read_text())) <= numbers, page
+
+
 def test_names_outside_the_tree_are_refused(tmp_path):
     evil = tmp_path / "evil.patch"
     evil.write_text("--- a/../x\n+++ b/../x\n@@ -0,0 +1 @@\n+x\n")

@@ -20,6 +20,7 @@ from eagle3_llama.errors import ErrorKind
 from eagle3_llama.heads.compare.graph import GraphLayers
 from eagle3_llama.heads.compare.read import read_reference
 from eagle3_llama.heads.convert import convert
+from eagle3_llama.heads.guesses import Passage, Reader, stored_texts
 from eagle3_llama.heads.self_test import (
     BLOCK,
     FEWEST,
@@ -33,7 +34,6 @@ from eagle3_llama.heads.self_test import (
     self_test,
     verdict,
 )
-from eagle3_llama.heads.self_test_guesses import Passage, Reader, stored_texts
 from eagle3_llama.models import shipped_head, smollm2
 
 DATA = Path(__file__).parent / "data"
@@ -150,7 +150,7 @@ def test_bad_input(target, tmp_path):
     path = converted(tmp_path, "SpecForge", target)[1]
     with pytest.raises(EagleError, match="needs passages"):
         self_test(path, target, passages=[])
-    with pytest.raises(EagleError, match="two tokens"):
+    with pytest.raises(EagleError, match="at least two tokens"):
         self_test(path, target, passages=[Passage([5], 1)])
     with pytest.raises(EagleError) as e:
         self_test(path, target, passages=[Passage([5, 100_000, 7], 1)])
@@ -206,10 +206,10 @@ def test_report_is_paired():
         (
             [(-0.01, 0.02), (-0.1, 0.01)],
             Verdict.CANNOT_TELL,
-            r"as good may be \[1\], ",
+            r"these may be as good: \[1\], ",
         ),  # it may be something
-        ([(-0.1, 0.01), (0.001, 0.002)], Verdict.CANNOT_TELL, r"as good may be \[2\], "),
-        ([(0.02, 0.01), (-0.1, 0.01)], Verdict.CANNOT_TELL, r"as good may be \[1\], "),
+        ([(-0.1, 0.01), (0.001, 0.002)], Verdict.CANNOT_TELL, r"these may be as good: \[2\], "),
+        ([(0.02, 0.01), (-0.1, 0.01)], Verdict.CANNOT_TELL, r"these may be as good: \[1\], "),
         (
             [(0.04, 0.01), (0.05, 0.01)],
             Verdict.WRONG,

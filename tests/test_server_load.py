@@ -67,7 +67,7 @@ def test_a_load_that_is_over_time(files, load):
         seen = load.hostile_load(
             int(s.url.rsplit(":", 1)[1]), lambda: 0, clients=2, tokens=50, texts=1, seconds=0.0, lag=0.0
         )
-        assert seen.answered.get("logprobs", 0) == 0 and "0 of 2 answers with logprobs came" in seen.wrong(
+        assert seen.answered.get("logprobs", 0) == 0 and "0 of 2 answers with logprobs arrived" in seen.wrong(
             2, 50
         )
         until(lambda: idle(s))

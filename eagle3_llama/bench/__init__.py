@@ -1,1 +1,1 @@
-"""Speed and acceptance of modes against each other, on prompts of one's own."""
+"""Benchmarks: compares the speed and acceptance rate of decoding modes on the user's prompts."""

@@ -1,4 +1,4 @@
-"""Ways to decode that a benchmark compares, each behind the same call."""
+"""The decoding modes that a benchmark compares. All have the same interface."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..errors import EagleError, ErrorKind
 from ..llama.chat import generate
 from ..runtime.params import EagleParams, Tree
 
-TURN = 16  # tokens
+TURN = 16  # tokens that each mode generates before it is the other's turn
 KINDS = ("plain", "eagle", "prompt_lookup", "upstream", "draft_model")
 
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """One way: its name in the report, what it is, its draft model or head, its settings (eagle only)."""
+    """A decoding mode. name: in the report. head: the head or draft model. params: only of kind eagle."""
 
     name: str
     kind: str
@@ -31,11 +31,12 @@ class Mode:
 
 @dataclasses.dataclass
 class Run:
-    """One answer in one mode: tokens, seconds from the first token to the last, and its rounds.
+    """One answer in one mode.
 
-    rounds holds (index of the round's first token, tokens sampled, tokens drafted); the first token of an
-    answer comes from the prompt and belongs to none. shares are seconds by part, eagle only. plain: plain decoding of the
-    same prompt in turns with it; None for plain itself and for what cannot be stopped between tokens.
+    seconds: from the first token to the last. rounds: (index of the round's first token, sampled tokens,
+    draft tokens). The first token of an answer comes from the prompt's decode and belongs to no round.
+    shares: seconds by part, only for kind eagle. plain: plain decoding of the same prompt, taking turns with
+    this run. None for plain decoding itself, and for modes that cannot pause between tokens.
     """
 
     tokens: list[int]
@@ -52,11 +53,14 @@ def parse_modes(
     params: EagleParams,
     fixed: Sequence[str],
 ) -> list[Mode]:
-    """Modes by name. Of several heads each is a mode of its own; fixed are settings tried beside params: 3, 60x6x10."""
+    """Modes by name, one per head. fixed: further settings to try besides params, such as 3 or 60x6x10.
+
+    Raises EagleError BAD_ARGUMENT.
+    """
     modes = []
     for name in names:
         if name not in KINDS:
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"unknown mode {name!r}; known are {', '.join(KINDS)}")
+            raise EagleError(ErrorKind.BAD_ARGUMENT, f"unknown mode {name!r}: choose from {', '.join(KINDS)}")
         if name in ("eagle", "upstream") and not heads:
             raise EagleError(ErrorKind.BAD_ARGUMENT, f"mode {name} needs --eagle")
         if name == "draft_model" and draft_model is None:
@@ -73,7 +77,7 @@ def parse_modes(
 
 
 def _stem(head: str, heads: Sequence[str]) -> str:
-    """What tells a head's file from the others: its stem, or all of its path."""
+    """A short unique name of a head's file: its stem, or the whole path if several files have that stem."""
     stem = Path(head).stem
     return stem if [Path(h).stem for h in heads].count(stem) == 1 else head
 
@@ -87,7 +91,7 @@ def _label(text: str) -> str:
 
 
 class Target:
-    """One model file, loaded once for each kind of mode; weights are shared through mmap where the format allows."""
+    """A model file, loaded once per kind of mode. The loads share the weights through mmap if possible."""
 
     def __init__(
         self, path: str, modes: Sequence[Mode], n_threads: int, n_ctx: int, flash_attn: bool | None = None
@@ -98,23 +102,17 @@ class Target:
         self.path, self.modes = str(path), list(modes)
         if all(m.kind != "plain" for m in modes):
             self.modes.insert(0, Mode("plain", "plain"))
-        self._common = {
-            "n_ctx": n_ctx,
-            "n_threads": n_threads,
-            "n_threads_batch": n_threads,
-            "flash_attn": flash_attn,
-            "verbose": False,
-        }
+        self._sizes = n_threads, n_ctx, flash_attn
+        threads = {"n_threads": n_threads, "n_threads_batch": n_threads}
+        self._common: dict[str, Any] = {**threads, "n_ctx": n_ctx, "flash_attn": flash_attn, "verbose": False}
         self.plain = FlashLlama(self.path, **self._common)
         self._llms: dict[tuple[str, str | None], Any] = {("plain", None): self.plain}
         for mode in self.modes:
             key = (mode.kind, mode.head)
-            if key not in self._llms:
-                self._llms[key] = (
-                    EagleLlama(self.path, eagle=mode.head, **self._common)
-                    if mode.kind == "eagle"
-                    else self._other(mode)
-                )
+            if key not in self._llms and mode.kind == "eagle":
+                self._llms[key] = EagleLlama(self.path, eagle=mode.head, **self._common)
+            elif key not in self._llms:
+                self._llms[key] = self._other(mode)
         self.format = file_format(self.plain)
 
     def _other(self, mode: Mode) -> Any:
@@ -123,24 +121,19 @@ class Target:
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
         if mode.kind == "prompt_lookup":
-            # logits_all: without it llama-cpp-python keeps too few rows for a prompt of several batches
-            return FlashLlama(
-                self.path,
-                draft_model=LlamaPromptLookupDecoding(num_pred_tokens=2),
-                logits_all=True,
-                **self._common,
-            )
+            # without logits_all, llama-cpp-python keeps too few rows for a prompt of several batches
+            lookup = LlamaPromptLookupDecoding(num_pred_tokens=2)
+            return FlashLlama(self.path, draft_model=lookup, logits_all=True, **self._common)
         from .upstream import Drafter
 
-        c = self._common
-        return Drafter(self.path, mode.head, mode.kind, c["n_threads"], c["n_ctx"], c["flash_attn"])
+        return Drafter(self.path, str(mode.head), mode.kind, *self._sizes)
 
     def llm(self, mode: Mode) -> Any:
-        """The EagleLlama, Llama or upstream.Drafter behind a mode."""
+        """The EagleLlama, Llama or upstream.Drafter of a mode."""
         return self._llms[mode.kind, mode.head]
 
     def drafting(self) -> list[Mode]:
-        """Modes of kind eagle."""
+        """The modes of kind eagle."""
         return [m for m in self.modes if m.kind == "eagle"]
 
     def seed(self, seed: int) -> None:
@@ -148,24 +141,26 @@ class Target:
             llm.set_seed(seed)
 
     def run(self, mode: Mode, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
-        """One answer, by turns with plain decoding's: within a tenth of a second the machine is as fast for both."""
+        """Generates one answer, taking turns with plain decoding of the same prompt.
+
+        A turn takes about a tenth of a second. So changes in the machine's speed affect both alike.
+        """
         llm = self.llm(mode)
         if mode.kind in ("upstream", "draft_model"):
-            return Run(*llm.run(prompt, n_predict), {})
+            tokens, seconds, rounds = llm.run(prompt, n_predict)
+            return Run(tokens, seconds, rounds, {})
         if mode.params is not None:
             llm.eagle_params = mode.params
-        answers = [
-            _Answering(x, prompt, n_predict, sampling)
-            for x in ((llm,) if mode.kind == "plain" else (llm, self.plain))
-        ]
+        both = (llm,) if mode.kind == "plain" else (llm, self.plain)
+        answers = [_Answering(x, prompt, n_predict, sampling) for x in both]
         turns = itertools.cycle((answers, answers[::-1]))
-        while any([a.go_on(TURN) for a in next(turns)]):  # a list: each has its turn
+        while any([a.go_on(TURN) for a in next(turns)]):  # a list, so that any() skips no answer
             pass
         run, *plain = (a.run() for a in answers)
         return dataclasses.replace(run, plain=plain[0] if plain else None)
 
     def gap(self, prompt: list[int], tokens: list[int], other: list[int]) -> float:
-        """Difference of the two best logits where two answers first differ."""
+        """The difference between the two highest logits where two answers first differ."""
         at = next((i for i, (a, b) in enumerate(zip(tokens, other)) if a != b), min(len(tokens), len(other)))
         llm = self.plain
         llm.reset()
@@ -182,7 +177,7 @@ class Target:
 
 
 class _Answering:
-    """An answer that is generated piece by piece. Its first token is there from the beginning, and not timed."""
+    """An answer that is generated piece by piece. The constructor generates the first token, untimed."""
 
     def __init__(self, llm: Any, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> None:
         llm.reset()
@@ -194,7 +189,7 @@ class _Answering:
         self._seconds = 0.0
 
     def go_on(self, n: int) -> bool:
-        """n tokens more; whether there may be further ones."""
+        """Generates up to n more tokens. Returns whether the answer may continue."""
         start, end = time.perf_counter(), len(self._tokens) + n
         for token in itertools.islice(self._generator, n):
             self._watch.saw(len(self._tokens))
@@ -207,28 +202,27 @@ class _Answering:
 
 
 class _Watch:
-    """Sees where rounds begin while an answer is generated."""
+    """Records where rounds begin while an answer is generated."""
 
     def __init__(self, llm: Any) -> None:
         self.stats = getattr(llm, "stats", None)
         self.draft_model = getattr(llm, "draft_model", None)
-        self.starts: list[tuple[int, int]] = []  # (token index, drafted before)
+        self.starts: list[tuple[int, int]] = []  # (index of the round's first token, draft tokens so far)
         if self.stats is not None:
             self.stats.reset()
         if self.draft_model is not None:
             self.calls, inner = 0, type(self.draft_model).__call__
             outer = self
 
-            class Counting(type(self.draft_model)):  # type: ignore[misc, name-defined]
+            class Counting(type(self.draft_model)):  # type: ignore[misc]  # its class varies
                 def __call__(self, ids: Any, **kwargs: Any) -> Any:
                     outer.calls += 1
                     return inner(self, ids, **kwargs)
 
             if not hasattr(llm, "_plain_draft_model"):
                 llm._plain_draft_model = self.draft_model
-            llm.draft_model = Counting(
-                llm._plain_draft_model.max_ngram_size, llm._plain_draft_model.num_pred_tokens
-            )
+            plain = llm._plain_draft_model
+            llm.draft_model = Counting(plain.max_ngram_size, plain.num_pred_tokens)
 
     def saw(self, index: int) -> None:
         n = self.stats.rounds if self.stats is not None else getattr(self, "calls", 0)
@@ -248,7 +242,7 @@ class _Watch:
 
 
 def file_format(llm: Any) -> str:
-    """The weights' format as llama.cpp names it, e.g. BF16 or Q4_K_M."""
+    """The format of the weights as llama.cpp names it, such as BF16 or Q4_K_M."""
     import llama_cpp
 
     ftype = int(llm.metadata.get("general.file_type", -1))

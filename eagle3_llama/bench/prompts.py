@@ -1,4 +1,4 @@
-"""`eagle3-llama bench`: ways to decode side by side, alternating per prompt in one process."""
+"""Runs prompts in all modes, alternating between the modes for every prompt, in one process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from .modes import Run, Target
 
 @dataclasses.dataclass
 class Answer:
-    """All runs of one prompt, by mode's name."""
+    """All runs of one prompt, by the mode's name.
+
+    gaps: the difference of the two highest logits where a mode first differs from plain decoding.
+    costs: measured between the runs; None if no mode drafts.
+    """
 
     category: str
     runs: dict[str, list[Run]]
-    gaps: dict[str, float] = dataclasses.field(
-        default_factory=dict
-    )  # top-2 logit gap where a mode first differs from plain
-    costs: Costs | None = None  # between its runs; None if nothing drafts
+    gaps: dict[str, float] = dataclasses.field(default_factory=dict)
+    costs: Costs | None = None
 
     def seconds(self, mode: str) -> float:
         return statistics.median(r.seconds for r in self.runs[mode])
@@ -34,21 +36,22 @@ class Answer:
         return self.runs[mode][0].tokens
 
     def relative(self, mode: str) -> float:
-        """Seconds a token in units of plain decoding's by turns with it, or in the same round, the median over rounds: what the
-        machine loses to others, both have lost."""
-        pairs = [
-            (r, r.plain or p)
-            for r, p in zip(self.runs[mode], self.runs["plain"])
-            if min(len(r.tokens), len(p.tokens)) > 1
-        ]
+        """Time per token relative to plain decoding, the median over rounds.
+
+        The plain run is the one that took turns with this run, or else the one of the same round. So other
+        programs on the machine slow down both.
+        """
+        runs = zip(self.runs[mode], self.runs["plain"])
+        pairs = [(r, r.plain or p) for r, p in runs if min(len(r.tokens), len(p.tokens)) > 1]
         each = lambda r: r.seconds / len(r.tokens)
         return statistics.median(each(r) / each(p) for r, p in pairs) if pairs else 1.0
 
 
 def read_prompts(path: str | Path, category: str | None = None) -> list[tuple[str, str]]:
-    """(category, prompt) of a .jsonl file: strings, or objects with `prompt` and perhaps `category`.
+    """(category, prompt) pairs from a .jsonl file. A line is a string or an object with `prompt`, `category`.
 
-    category: only these prompts, told apart by their `topic` where they have one.
+    category: only these prompts. The result then has each prompt's `topic` as its category, if it has one.
+    Raises EagleError BAD_VALUE.
     """
     out = []
     for n, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
@@ -81,7 +84,10 @@ def bench_target(
     sampling: dict[str, Any],
     step: Callable[[], None],
 ) -> list[Answer]:
-    """Runs every prompt in every mode, modes alternating, `rounds` times; prompt i has seed i + 1. After each time costs are measured."""
+    """Runs every prompt in every mode, `rounds` times, with alternating modes. Prompt i has seed i + 1.
+
+    Measures the costs after each round, if a mode drafts. step() is called after each prompt.
+    """
     answers = []
     drafting = [target.llm(m) for m in target.drafting()]
     for i, (category, prompt) in enumerate(_tokenized(target.plain, prompts, n_predict)):
@@ -101,21 +107,25 @@ def bench_target(
 
 
 def _tokenized(llm: Any, prompts: Iterable[tuple[str, str]], n_predict: int) -> list[tuple[str, list[int]]]:
-    """(category, token ids) of all prompts; one that leaves no room for its answer is refused before any of them runs."""
+    """(category, token ids) of all prompts. Raises EagleError BAD_ARGUMENT if one of them is too long."""
     out, room = [], llm.n_ctx() - n_predict
     for category, text in prompts:
         prompt = chat_tokens(llm, text)
         if len(prompt) > room:
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT,
-                f"prompt {text[:40]!r} has {len(prompt)} tokens, --n-ctx leaves room for {room} beside the answer",
+                f"prompt {text[:40]!r} has {len(prompt)} tokens, but --n-ctx leaves room for {room} besides "
+                "the answer: raise --n-ctx",
             )
         out.append((category, prompt))
     return out
 
 
 def capture_cost(llm: Any, blocks: int = 30, rows: int = 8) -> float:
-    """How much longer a one-row decode takes with capture on, as a share: the median over blocks, on and off alternating."""
+    """The share of time that capture adds to a decode of one row.
+
+    It is the median over blocks that alternate between capture on and off.
+    """
 
     def block(on: bool) -> float:
         llm._engine.set_capture(on)
@@ -123,7 +133,7 @@ def capture_cost(llm: Any, blocks: int = 30, rows: int = 8) -> float:
         for r in range(rows + 1):
             start = time.perf_counter()
             llm._engine.decode(100, [])
-            if r:  # switching makes the next decode plan its memory again
+            if r:  # the first decode after switching plans its memory again
                 times.append(time.perf_counter() - start)
             llm._engine.commit(0)
         return statistics.median(times)
@@ -134,13 +144,13 @@ def capture_cost(llm: Any, blocks: int = 30, rows: int = 8) -> float:
         first = block(b % 2 == 0)
         second = block(b % 2 == 1)
         ratios.append(first / second if b % 2 == 0 else second / first)
-    llm.eagle_params = llm.eagle_params  # capture as the settings want it
+    llm.eagle_params = llm.eagle_params  # sets capture as these parameters need it
     llm.reset()
     return statistics.median(ratios) - 1
 
 
 def loop_flags(tokens: Sequence[int], n: int = 8) -> list[bool]:
-    """For each token, whether it ends an n-gram that the answer already had."""
+    """For each token, whether it ends an n-gram that occurred earlier in the answer."""
     seen: set[tuple[int, ...]] = set()
     flags = []
     for i in range(len(tokens)):

@@ -1,4 +1,4 @@
-"""Figures and tables of a benchmark."""
+"""The figures and tables of a benchmark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 
 
 def results(target: Target, answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """One entry for each mode and category, and one for `all`."""
+    """One entry per mode and category, and one per mode for the category `all`."""
     out = []
     categories = sorted({a.category for a in answers})
     for category in [*(categories if len(categories) > 1 else []), "all"]:
@@ -28,7 +28,10 @@ def results(target: Target, answers: Sequence[Answer]) -> list[dict[str, Any]]:
 
 
 def cost_curve(costs: Costs) -> dict[str, dict[str, float]]:
-    """Of each number of rows: a whole decode, its layers, its output matrix, a pass of the head; in units of a whole decode of one row."""
+    """Costs by number of rows: a complete decode, its layers, its output matrix, and a pass of the head.
+
+    They are relative to a complete decode of one row.
+    """
     one = costs.one_row
     return {
         str(n): {
@@ -47,7 +50,8 @@ def _result(target: Target, answers: Sequence[Answer], mode: Mode, category: str
     seconds = sum(a.seconds(name) for a in answers)
     plain = [a.seconds("plain") for a in answers]
     relative = [a.relative(name) for a in answers]
-    out = {
+    quartiles = (0.75, 0.25)  # over prompts
+    out: dict[str, Any] = {
         "target": target.path,
         "format": target.format,
         "mode": name,
@@ -56,9 +60,7 @@ def _result(target: Target, answers: Sequence[Answer], mode: Mode, category: str
         "tokens": tokens,
         "tok_per_s": round(tokens / seconds, 2) if seconds else 0.0,
         "ratio": round(sum(plain) / sum(p * r for p, r in zip(plain, relative)), 4) if seconds else 0.0,
-        "spread": [round(1 / r, 3) for r in np.quantile(relative, (0.75, 0.25))]
-        if seconds
-        else None,  # quartiles over prompts
+        "spread": [round(1 / r, 3) for r in np.quantile(relative, quartiles)] if seconds else None,
         "runs": sum(len(a.runs[name]) for a in answers),
         "identical": all(a.tokens(name) == a.tokens("plain") for a in answers),
         "first_divergence_gaps": [a.gaps[name] for a in answers if name in a.gaps],
@@ -92,7 +94,7 @@ def _acceptance(answers: Sequence[Answer], mode: Mode) -> dict[str, Any]:
     every, outside, drafted = [], [], []
     for a in answers:
         flags = loop_flags(a.tokens(mode.name))
-        # the last round may have been cut off by the limit on tokens or the end of the answer
+        # the limit on tokens, or the end of the answer, may have cut off the last round
         for start, length, n in a.runs[mode.name][0].rounds[:-1]:
             every.append(length)
             drafted.append(n)
@@ -116,20 +118,23 @@ def _time_share(answers: Sequence[Answer], mode: str) -> dict[str, float] | None
 
 
 def _limit(answers: Sequence[Answer], mode: str) -> float | None:
-    """What these very drafts would give if the head cost nothing and nothing else took time: the cost of their tokens one by one
-    over that of the rounds' layers and of the rows of the output matrix that verification got to, as measured between the runs."""
+    """The speed relative to plain decoding that these drafts would give if head and Python took no time.
+
+    This is the cost of decoding the tokens one by one, divided by the cost of the rounds: of their layers,
+    and of the rows of the output matrix that verification reached. The costs were measured between the runs.
+    """
     plain = seconds = 0.0
-    for a in answers:
-        layers, output = a.costs.layers, a.costs.output
+    for a, costs in ((a, a.costs) for a in answers if a.costs is not None):
         for _, length, drafted in a.runs[mode][0].rounds[:-1]:
-            plain += length * a.costs.one_row
-            seconds += layers[drafted + 1] + min(output[min(length, drafted + 1)], length * output[1])
+            plain += length * costs.one_row
+            rows = min(costs.output[min(length, drafted + 1)], length * costs.output[1])
+            seconds += costs.layers[drafted + 1] + rows
     return round(plain / seconds, 4) if seconds else None
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The figures for people."""
-    t = Table(title="speed against plain decoding, greedy unless said otherwise")
+    """The figures as a table for the terminal."""
+    t = Table(title="speed relative to plain decoding, greedy decoding unless set otherwise")
     for name in (
         "format",
         "mode",
@@ -139,7 +144,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
         "ratio",
         "limit",
         "of limit",
-        "tokens a round",
+        "tokens per round",
         "outside loops",
         "accepted at 1, 2, ...",
         "drafted",
@@ -172,13 +177,13 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def curve_in_use(answers: Sequence[Answer]) -> dict[str, float]:
-    """A whole decode of each number of rows as measured between the runs, in units of one row's: the median over prompts."""
+    """The cost of a complete decode by number of rows, measured between the runs: the median over prompts.
+
+    It is relative to a decode of one row. Empty if no mode drafts.
+    """
     curves = [cost_curve(a.costs) for a in answers if a.costs is not None]
-    return (
-        {str(n): round(statistics.median(c[str(n)]["decode"] for c in curves), 3) for n in ROWS}
-        if curves
-        else {}
-    )
+    rows = [str(n) for n in ROWS if curves]
+    return {n: round(statistics.median(c[n]["decode"] for c in curves), 3) for n in rows}
 
 
 def explanation(
@@ -188,19 +193,11 @@ def explanation(
     row: dict[str, Any],
     predicted: float,
 ) -> Table:
-    """Why the planner drafted what it drafted: costs, how often each size was chosen, what it expected and what came."""
-    t = Table(
-        title=f"{fmt}, {row['mode']}: predicted {predicted:.2f}x, measured {row['ratio']:.2f}x plain decoding; costs in units of one row"
-    )
-    for name in (
-        "rows",
-        "decode",
-        "layers",
-        "output matrix",
-        "head",
-        "decode between the runs",
-        "rounds of this size",
-    ):
+    """Explains the planner's choices: costs, how often it chose each size, predicted and measured speed."""
+    speeds = f"predicted {predicted:.2f}x, measured {row['ratio']:.2f}x plain decoding"
+    t = Table(title=f"{fmt}, {row['mode']}: {speeds}; costs relative to one row")
+    columns = ("rows", "decode", "layers", "output matrix", "head", "decode, measured between runs", "chosen")
+    for name in columns:
         t.add_column(name, justify="right")
     rounds = row["rounds_by_drafted"]
     total = sum(rounds.values()) or 1

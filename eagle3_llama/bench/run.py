@@ -1,4 +1,4 @@
-"""Runs a benchmark with progress and prints its tables."""
+"""Runs a benchmark, shows its progress and prints its tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from .report import cost_curve, curve_in_use, explanation, results, table
 
 @dataclasses.dataclass(frozen=True)
 class BenchSettings:
-    """What is run: prompts of a category, evenly spaced if there is a limit, each in every mode `rounds` times."""
+    """Settings of a benchmark. Every prompt runs in every mode, `rounds` times.
+
+    prompts: a .jsonl file. category: only prompts of this category. limit: this many prompts, evenly spaced.
+    """
 
     targets: tuple[str, ...]
     modes: tuple[Mode, ...]
@@ -42,37 +45,26 @@ class BenchSettings:
                 raise EagleError(ErrorKind.BAD_FILE, f"no such file: {path}")
         if self.sampling.get("temp") and any(m.kind in ("upstream", "draft_model") for m in self.modes):
             raise EagleError(
-                ErrorKind.BAD_ARGUMENT, "llama.cpp's own drafters are run greedily here: leave --temp out"
+                ErrorKind.BAD_ARGUMENT, "modes upstream and draft_model are greedy only: leave --temp out"
             )
 
 
 def spaced(items: Sequence[Any], n: int | None) -> list[Any]:
-    """n of the items, evenly spaced; all of them if n is None."""
+    """n of the items, evenly spaced, or all items if n is None."""
     if n is None or n >= len(items):
         return list(items)
     return [items[i * len(items) // n] for i in range(n)]
 
 
 def run_bench(s: BenchSettings) -> dict[str, Any]:
-    """The report that bench --json writes."""
+    """Runs the benchmark, prints its tables, and returns the report that bench --json writes."""
     chosen = spaced(read_prompts(s.prompts, s.category), s.limit)
-    report: dict[str, Any] = {
-        "results": [],
-        "cost_curve": {},
-        "cost_in_use": {},
-        "capture_cost": {},
-        "n_threads": s.n_threads,
-        "sampling": s.sampling,
-    }
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
+    report: dict[str, Any] = {"results": [], "cost_curve": {}, "cost_in_use": {}, "capture_cost": {}}
+    report.update(n_threads=s.n_threads, sampling=s.sampling)
+    times = TimeElapsedColumn(), TimeRemainingColumn()
     tables = []
-    with progress(Console(stderr=True), *columns) as bar:
+    bar_columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times
+    with progress(Console(stderr=True), *bar_columns) as bar:
         for path in s.targets:
             task = bar.add_task(Path(path).name, total=len(chosen))
             target = Target(path, s.modes, s.n_threads, s.n_ctx, s.flash_attn)
@@ -95,7 +87,7 @@ def run_bench(s: BenchSettings) -> dict[str, Any]:
 
 
 def _measure(target: Target, report: dict[str, Any]) -> None:
-    """The costs that the planner goes by, and that of capture, into the report."""
+    """Adds the costs that the planner uses, and the cost of capture, to the report."""
     drafting = target.drafting()
     if drafting:
         llm = target.llm(drafting[0])
@@ -104,7 +96,7 @@ def _measure(target: Target, report: dict[str, Any]) -> None:
 
 
 def _settle(target: Target, prompts: Sequence[tuple[str, str]]) -> None:
-    """llama.cpp's own drafters at their best length."""
+    """Sets llama.cpp's own drafters to their best draft length."""
     few = [chat_tokens(target.plain, text) for _, text in spaced(prompts, 6)]
     for mode in target.modes:
         if mode.kind in ("upstream", "draft_model"):
@@ -118,13 +110,6 @@ def _explain(target: Target, rows: Sequence[dict[str, Any]], report: dict[str, A
             row = next(r for r in rows if r["mode"] == mode.name and r["category"] == "all")
             info = target.llm(mode)._engine.plan_info()
             row["predicted"] = round(info["rate"] / info["plain_rate"], 4)
-            out.append(
-                explanation(
-                    target.format,
-                    report["cost_curve"][target.format],
-                    report["cost_in_use"][target.format],
-                    row,
-                    row["predicted"],
-                )
-            )
+            curve, in_use = (report[name][target.format] for name in ("cost_curve", "cost_in_use"))
+            out.append(explanation(target.format, curve, in_use, row, row["predicted"]))
     return out

@@ -1,1 +1,1 @@
-"""The command line: eagle3-llama, the chat on a terminal, the demonstration."""
+"""The command line: eagle3-llama, its chat in the terminal, and the demo."""

@@ -1,4 +1,4 @@
-"""`python -m eagle3_llama.cli` is `eagle3-llama`."""
+"""`python -m eagle3_llama.cli` runs `eagle3-llama`."""
 
 from .main import main
 

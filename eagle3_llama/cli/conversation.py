@@ -1,4 +1,4 @@
-"""Answers on a terminal; `eagle3-llama chat`, a conversation that neither a full context nor Ctrl-C ends."""
+"""Answers in the terminal, and `eagle3-llama chat`, where neither a full context nor Ctrl-C ends the chat."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import EagleError, ErrorKind
 from ..llama.chat import chat_tokens, stream
 
 Messages = list[dict[str, str]]
-ENDED = "[ended; while an answer is written, Ctrl-C stops the answer alone]"
+ENDED = "[ended; during an answer, Ctrl-C stops only the answer]"
 
 
 def answer(
@@ -26,25 +26,25 @@ def answer(
     stop: Callable[[], bool] = lambda: False,
     **sampling: Any,
 ) -> str:
-    """Prints an answer of at most n_predict tokens, or as many as there is room for, then its figures.
+    """Prints an answer and then its statistics. Returns the text of the answer.
 
-    Returns its text.
+    The answer has at most n_predict tokens, or fewer if the context has no room for them.
     """
     llm.stats.reset()
     tokens, _ = stream(llm, prompt, min(n_predict, llm.n_ctx() - len(prompt)), console, stop, **sampling)
     s = llm.stats
-    drafts = f", {s.mean_accepted_length:.2f} tokens a round" if s.drafted else ""
+    drafts = f", {s.mean_accepted_length:.2f} tokens per round" if s.drafted else ""
     say(f"[{s.tokens} tokens, {s.tokens_per_second:.1f}/s{drafts}]")
     return llm.detokenize(tokens).decode("utf-8", "replace")
 
 
 def say(line: str) -> None:
-    """A line that is no part of the text."""
+    """Prints a line to stderr, because it is not part of the answer."""
     Console(stderr=True, highlight=False).print(line, style="dim", markup=False, soft_wrap=True)
 
 
 def converse(llm: Any, n_predict: int, system: str | None, console: Console, **sampling: Any) -> None:
-    """Reads messages and answers them until there are none: an empty line, the end of input, Ctrl-C."""
+    """Reads messages and answers them until an empty line, the end of the input, or Ctrl-C."""
     messages: Messages = [{"role": "system", "content": system}] if system else []
     while True:
         try:
@@ -60,7 +60,7 @@ def converse(llm: Any, n_predict: int, system: str | None, console: Console, **s
 
 
 def _turn(llm: Any, messages: Messages, n_predict: int, console: Console, **sampling: Any) -> Messages:
-    """The conversation with an answer to its last message; without that message if it has none."""
+    """Answers the last message. Returns the messages with the answer, or without the last one on failure."""
     try:
         kept, prompt = fit(llm, messages, n_predict)
         if kept is not messages:
@@ -69,11 +69,11 @@ def _turn(llm: Any, messages: Messages, n_predict: int, console: Console, **samp
         with _ctrl_c() as pressed:
             text = answer(llm, prompt, n_predict, console, lambda: bool(pressed), **sampling)
     except (EagleError, ValueError, jinja2.TemplateError) as e:
-        say(f"error: {e}; the conversation goes on without this message")
+        say(f"error: {e}; the conversation continues without this message")
         return messages[:-1]
-    except KeyboardInterrupt:  # pressed twice: between two tokens there was no time to stop
+    except KeyboardInterrupt:  # Ctrl-C twice, before the next token gave a chance to stop
         llm.reset()
-        say("\n[stopped; the conversation goes on without this message]")
+        say("\n[stopped; the conversation continues without this message]")
         return messages[:-1]
     if pressed:
         say("[stopped]")
@@ -81,10 +81,10 @@ def _turn(llm: Any, messages: Messages, n_predict: int, console: Console, **samp
 
 
 def fit(llm: Any, messages: Messages, n_predict: int) -> tuple[Messages, list[int]]:
-    """As much of the conversation's end as leaves room for an answer, and its tokens. A system message stays.
+    """(messages, their tokens), without the oldest messages if an answer would not fit into the context.
 
-    Room is n_predict tokens, or a quarter of the context if that is less. Raises EagleError if the last
-    message alone is too long.
+    The room for an answer is n_predict tokens, or a quarter of the context if that is less. A system message
+    is always kept. Raises EagleError BAD_ARGUMENT if the last message alone is too long.
     """
     n_ctx, kept = llm.n_ctx(), messages
     room = min(n_predict, n_ctx // 4)
@@ -93,8 +93,8 @@ def fit(llm: Any, messages: Messages, n_predict: int) -> tuple[Messages, list[in
         if len(kept) - first < 3:
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT,
-                f"the message makes a prompt of {len(prompt)} tokens, and the context has {n_ctx}, {room} of "
-                "them for the answer: shorten it, or start with a larger --n-ctx",
+                f"the prompt of this message has {len(prompt)} tokens, but the context has {n_ctx}, "
+                f"{room} of them for the answer: shorten it, or start with a larger --n-ctx",
             )
         kept = [*kept[:first], *kept[first + 2 :]]
     return kept, prompt
@@ -102,7 +102,7 @@ def fit(llm: Any, messages: Messages, n_predict: int) -> tuple[Messages, list[in
 
 @contextlib.contextmanager
 def _ctrl_c() -> Iterator[list[int]]:
-    """Ctrl-C is noted in the list, for it may come in the middle of a round; the second one is raised."""
+    """Records the first Ctrl-C in the list, because a round may be running. The second one raises."""
     pressed: list[int] = []
 
     def note(number: int, frame: Any) -> None:
@@ -110,7 +110,7 @@ def _ctrl_c() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         pressed.append(number)
 
-    if threading.current_thread() is not threading.main_thread():  # signals are not its own
+    if threading.current_thread() is not threading.main_thread():  # only it can handle signals
         yield pressed
         return
     before = signal.signal(signal.SIGINT, note)

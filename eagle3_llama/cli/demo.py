@@ -1,4 +1,4 @@
-"""The main job on a real model: one answer with plain decoding and one with the head, side by side."""
+"""The demo: one answer of a real model with plain decoding and one with the head, and their speeds."""
 
 from __future__ import annotations
 
@@ -24,24 +24,20 @@ ROUNDS = 5
 
 
 def main(
-    prompt: Annotated[str, typer.Option(help="what to ask the model")] = PROMPT,
+    prompt: Annotated[str, typer.Option(help="question for the model")] = PROMPT,
     format: Annotated[
         str, typer.Option(help="formats of SmolLM2-135M-Instruct, comma-separated")
     ] = "BF16,Q4_0",
-    n_predict: Annotated[int, typer.Option(min=1, max=1500, help="tokens of the answer")] = 128,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
+    n_predict: Annotated[int, typer.Option(min=1, max=1500, help="most tokens to generate per answer")] = 128,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the figures to this file")] = None,
 ) -> None:
-    """Generates with and without the head and compares speed and text."""
+    """Generate with and without the head, and compare speed and text."""
     console = Console()
     try:
         results = [_run(console, fmt.strip(), prompt, n_predict) for fmt in format.split(",")]
+        identical = all(r["identical"] for r in results)
         if json_file is not None:
-            out = {
-                "identical": all(r["identical"] for r in results),
-                "prompt": prompt,
-                "n_predict": n_predict,
-                "results": results,
-            }
+            out = {"identical": identical, "prompt": prompt, "n_predict": n_predict, "results": results}
             with replacing(json_file) as part:
                 part.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
     except EagleError as e:
@@ -50,10 +46,9 @@ def main(
     console.print(_table(results))
     for r in results:
         if r["mean_drafted"] < 0.1:
-            console.print(
-                f"{r['format']}: with this head hardly any draft pays on this machine, so it decodes plainly."
-            )
-    raise typer.Exit(0 if all(r["identical"] for r in results) else 1)
+            why = "drafting with this head is hardly ever faster on this machine, so it decodes plainly"
+            console.print(f"{r['format']}: {why}.")
+    raise typer.Exit(0 if identical else 1)
 
 
 def _run(console: Console, fmt: str, prompt: str, n_predict: int) -> dict[str, Any]:
@@ -63,15 +58,20 @@ def _run(console: Console, fmt: str, prompt: str, n_predict: int) -> dict[str, A
     from llama_cpp import Llama
 
     path = str(smollm2(fmt))
-    common = {"n_ctx": 2048, "n_threads": os.cpu_count(), "flash_attn": True, "verbose": False}
-    with console.status(f"{fmt}: loading, and measuring what rows and drafts cost"):
+    common: dict[str, Any] = {
+        "n_ctx": 2048,
+        "n_threads": os.cpu_count(),
+        "flash_attn": True,
+        "verbose": False,
+    }
+    with console.status(f"{fmt}: loading the model, and measuring the costs of decoding and drafting"):
         plain, eagle = Llama(path, **common), EagleLlama(path, eagle_path=str(shipped_head()), **common)
     tokens = chat_tokens(plain, prompt)
 
     console.rule(f"{fmt}: plain decoding")
     a, _ = stream(plain, tokens, n_predict, console, temp=0.0)
     legend = [(f" {i}", COLOURS[i]) for i in range(1, len(COLOURS))]
-    console.rule(Text.assemble(f"{fmt}: with the head, drafted and accepted at position", *legend))
+    console.rule(Text.assemble(f"{fmt}: with the head; accepted draft tokens coloured by position", *legend))
     eagle.stats.reset()
     b, _ = stream(eagle, tokens, n_predict, console, temp=0.0)
     result = {"format": fmt, "identical": a == b, "tokens": len(b)}
@@ -91,7 +91,7 @@ def _run(console: Console, fmt: str, prompt: str, n_predict: int) -> dict[str, A
 
 
 def _measure(fmt: str, plain: Any, eagle: Any, prompt: list[int], n_predict: int) -> dict[str, float]:
-    """Tokens a second of both, alternating; the ratio is the median of the pairs'."""
+    """Tokens per second of both, alternating. The ratio is the median of the pairs' ratios."""
     import time
 
     pairs = []
@@ -101,11 +101,10 @@ def _measure(fmt: str, plain: Any, eagle: Any, prompt: list[int], n_predict: int
             rate = {}
             for llm in (plain, eagle) if i % 2 == 0 else (eagle, plain):
                 llm.reset()
-                start, n = 0.0, 0
-                for n, _ in enumerate(  # noqa: B007 - its last value
-                    generate(llm, prompt, n_predict, temp=0.0)
-                ):
-                    start = start or time.perf_counter()
+                tokens = generate(llm, prompt, n_predict, temp=0.0)
+                next(tokens, None)  # the prompt does not count
+                start = time.perf_counter()
+                n = sum(1 for _ in tokens)
                 rate[llm] = n / (time.perf_counter() - start) if n else 0.0
                 progress.advance(task, n_predict)
             pairs.append((rate[plain], rate[eagle]))
@@ -117,22 +116,13 @@ def _measure(fmt: str, plain: Any, eagle: Any, prompt: list[int], n_predict: int
 
 
 def _table(results: list[dict[str, Any]]) -> Table:
-    t = Table(
-        box=box.SIMPLE,
-        padding=(0, 1),
-        caption="t/s: tokens a second; drafted: tokens the head proposes a round; length: tokens a round, counting the bonus; "
-        "accepted at: share of rounds whose draft holds at position 1, 2, ...",
+    caption = (
+        "t/s: tokens per second; drafted: draft tokens per round; length: tokens per round, including the "
+        "bonus; accepted at: share of rounds whose draft token at position 1, 2, ... was accepted"
     )
-    for name in (
-        "format",
-        "plain t/s",
-        "head t/s",
-        "ratio",
-        "drafted",
-        "length",
-        "accepted at",
-        "identical text",
-    ):
+    t = Table(box=box.SIMPLE, padding=(0, 1), caption=caption)
+    speeds = ("plain t/s", "head t/s", "ratio")
+    for name in ("format", *speeds, "drafted", "length", "accepted at", "identical text"):
         t.add_column(name, justify="right")
     for r in results:
         t.add_row(

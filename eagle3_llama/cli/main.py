@@ -50,7 +50,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def eagle3_llama(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and end")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and exit")
     ] = False,
 ) -> None:
     """EAGLE speculative decoding for llama.cpp: same seed, same text, only faster."""
@@ -93,10 +93,10 @@ def _load(
 @app.command()
 def generate(
     model: Model,
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="what to ask", show_default=False)],
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="the user's message", show_default=False)],
     eagle: Eagle = None,
     n_predict: NPredict = 256,
-    raw: Annotated[bool, typer.Option(help="no chat template")] = False,
+    raw: Annotated[bool, typer.Option(help="do not use the chat template")] = False,
     temp: Temp = 0.8,
     top_p: TopP = 0.95,
     seed: Seed = 1,
@@ -109,7 +109,7 @@ def generate(
     n_gpu_layers: GpuLayers = 0,
     flash_attn: FlashAttn = None,
 ) -> None:
-    """One answer; drafted and accepted tokens are coloured by their place in the draft."""
+    """Generate one answer. Accepted draft tokens are coloured by their position in the draft."""
     from ..llama.chat import chat_tokens
     from .conversation import answer
 
@@ -121,7 +121,7 @@ def generate(
     if len(tokens) >= llm.n_ctx():
         raise EagleError(
             ErrorKind.BAD_ARGUMENT,
-            f"the prompt has {len(tokens)} tokens, the context {llm.n_ctx()}: raise --n-ctx",
+            f"the prompt has {len(tokens)} tokens, but the context has {llm.n_ctx()}: raise --n-ctx",
         )
     answer(llm, tokens, n_predict, Console(highlight=False), temp=temp, top_p=top_p)
 
@@ -132,7 +132,7 @@ def chat(
     eagle: Eagle = None,
     n_predict: NPredict = 512,
     system: Annotated[
-        str | None, typer.Option(help="system message, which stays when the oldest turns are left out")
+        str | None, typer.Option(help="system message; it stays when the oldest messages are left out")
     ] = None,
     temp: Temp = 0.8,
     top_p: TopP = 0.95,
@@ -146,7 +146,7 @@ def chat(
     n_gpu_layers: GpuLayers = 0,
     flash_attn: FlashAttn = None,
 ) -> None:
-    """A conversation in the terminal; an empty line or Ctrl-D ends it, Ctrl-C stops an answer."""
+    """Chat in the terminal. An empty line or Ctrl-D ends the chat. Ctrl-C stops an answer."""
     from .conversation import converse
 
     llm = _load(
@@ -159,71 +159,69 @@ def chat(
 @app.command()
 def bench(
     model: Annotated[
-        list[Path], typer.Option("--model", "-m", help="target, GGUF; may be repeated", show_default=False)
+        list[Path], typer.Option("--model", "-m", help="target model, GGUF; repeatable", show_default=False)
     ],
     prompts: Annotated[
-        Path, typer.Option(help=".jsonl: strings or objects with prompt, category", show_default=False)
+        Path, typer.Option(help=".jsonl of strings or objects {prompt, category}", show_default=False)
     ],
     eagle: Annotated[
         list[Path] | None,
-        typer.Option("--eagle", help="its EAGLE head, GGUF; may be repeated to compare several"),
+        typer.Option("--eagle", help="EAGLE head of the model, GGUF; repeat it to compare several"),
     ] = None,
-    draft_model: Annotated[
-        Path | None, typer.Option(help="a small model, GGUF, for mode draft_model")
+    draft_model: Annotated[Path | None, typer.Option(help="small model for mode draft_model, GGUF")] = None,
+    category: Annotated[
+        str | None, typer.Option(help="run only prompts of this category; the results are by topic")
     ] = None,
-    category: Annotated[str | None, typer.Option(help="only these prompts of the file, by topic")] = None,
     n_predict: NPredict = 128,
     modes: Annotated[
-        str, typer.Option(help="of plain,eagle,prompt_lookup,upstream,draft_model")
+        str, typer.Option(help="decoding modes: plain, eagle, prompt_lookup, upstream, draft_model")
     ] = "plain,eagle",
     rounds: Annotated[int, typer.Option(min=1, help="repetitions of each answer; the median counts")] = 1,
     n_max: NMax = None,
     n_min: NMin = 0,
     p_min: PMin = 0.0,
     tree: TreeShape = None,
-    fixed: Annotated[str, typer.Option(help="settings to try beside mode eagle's, e.g. 1,2,3,60x6x10")] = "",
-    limit: Annotated[int | None, typer.Option(min=1, help="evenly spaced prompts of the file")] = None,
+    fixed: Annotated[
+        str, typer.Option(help="further --n-max or --tree settings for mode eagle, such as 1,2,3,60x6x10")
+    ] = "",
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="run only this many prompts, evenly spaced in the file")
+    ] = None,
     temp: Temp = 0.0,
     top_p: TopP = 0.95,
     threads: Threads = None,
     n_ctx: NCtx = N_CTX,
     flash_attn: FlashAttn = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="costs, what the planner chose, what it expected")
+        bool, typer.Option("--explain", help="print costs, the planner's choices and its predicted speed")
     ] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="draw acceptance, speed and costs into this folder")
+        Path | None, typer.Option(help="write plots of acceptance, speed and costs to this folder")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the figures to this file")] = None,
 ) -> None:
-    """Speed and text of the modes, alternating per prompt in one process."""
+    """Compare the speed and the text of decoding modes, alternating between them for every prompt."""
     from ..bench.modes import parse_modes
     from ..bench.run import BenchSettings, run_bench
 
     split = lambda text: [x.strip() for x in text.split(",") if x.strip()]
-    wanted = parse_modes(
-        split(modes),
-        [str(h) for h in eagle or ()],
-        str(draft_model) if draft_model else None,
-        EagleParams(n_max, n_min, p_min, tree),
-        split(fixed),
+    params, heads = EagleParams(n_max, n_min, p_min, tree), [str(h) for h in eagle or ()]
+    wanted = parse_modes(split(modes), heads, str(draft_model) if draft_model else None, params, split(fixed))
+    settings = BenchSettings(
+        targets=tuple(map(str, model)),
+        modes=tuple(wanted),
+        prompts=str(prompts),
+        category=category,
+        limit=limit,
+        n_predict=n_predict,
+        rounds=rounds,
+        sampling={"temp": temp, "top_p": top_p},
+        n_threads=threads or os.cpu_count() or 1,
+        n_ctx=n_ctx,
+        flash_attn=flash_attn,
+        explain=explain,
     )
-    report = run_bench(
-        BenchSettings(
-            tuple(map(str, model)),
-            tuple(wanted),
-            str(prompts),
-            category,
-            limit,
-            n_predict,
-            rounds,
-            {"temp": temp, "top_p": top_p},
-            threads or os.cpu_count() or 1,
-            n_ctx,
-            flash_attn,
-            explain,
-        )
-    )
+    report = run_bench(settings)
     if json_file is not None:
         with replacing(json_file) as part:
             part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -236,8 +234,10 @@ def bench(
 
 
 @app.command()
-def info(file: Annotated[Path, typer.Argument(help="a target or a head, GGUF", show_default=False)]) -> None:
-    """What a GGUF is: sizes, captured layers, variant, which target it fits. Reads no weights."""
+def info(
+    file: Annotated[Path, typer.Argument(help="GGUF of a target or a head", show_default=False)],
+) -> None:
+    """Describe a GGUF: sizes, captured layers, variant, the target that a head fits. Reads no weights."""
     from rich.table import Table
 
     from ..heads.info import describe
@@ -250,14 +250,14 @@ def info(file: Annotated[Path, typer.Argument(help="a target or a head, GGUF", s
 
 @app.command()
 def compare(
-    head: Annotated[Path, typer.Argument(help="head, GGUF", show_default=False)],
+    head: Annotated[Path, typer.Argument(help="GGUF of the head", show_default=False)],
     model: Model,
     prompt: Annotated[
-        str, typer.Option("--prompt", "-p", help="text that both are computed for")
+        str, typer.Option("--prompt", "-p", help="text to compute both for")
     ] = "The capital of France is Paris, and the capital of Italy is",
     threads: Threads = None,
 ) -> None:
-    """The native head against a reference in NumPy, stage by stage: for whoever adds the next variant."""
+    """Compare the native head with a NumPy reference, stage by stage. Useful for adding a new variant."""
     from rich.table import Table
 
     from ..heads.compare import compare as run
@@ -276,7 +276,7 @@ app.command()(serve)
 
 
 def main() -> None:
-    """Entry point: errors a user can mend are one line and exit code 2."""
+    """Entry point. An EagleError is printed as one line, with exit code 2."""
     try:
         app()
     except EagleError as e:

@@ -1,1 +1,1 @@
-"""What every package may use: files, the GGUF reader, names of settings, options of commands, progress."""
+"""Utilities for every package: files, the GGUF reader, setting names, command-line options, progress."""

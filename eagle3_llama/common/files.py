@@ -1,4 +1,4 @@
-"""What can go wrong with files, as EagleErrors; and an output that appears whole or not at all."""
+"""File helpers: OSErrors become EagleErrors, and an output file is either complete or not there at all."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 def cache_dir() -> Path:
-    """The folder of models, downloads and builds: EAGLE3_LLAMA_CACHE or ~/.cache/eagle3-llama."""
+    """The folder for models, downloads and builds: EAGLE3_LLAMA_CACHE, or else ~/.cache/eagle3-llama."""
     return Path(os.environ.get("EAGLE3_LLAMA_CACHE") or Path.home() / ".cache" / "eagle3-llama").expanduser()
 
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns an OSError into EagleError BAD_FILE that names `path`."""
+    """Turns an OSError into an EagleError of kind BAD_FILE that names `path`."""
     try:
         yield
     except OSError as e:
@@ -31,9 +31,10 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """A sibling temporary path to write to; it becomes `out` on success and is removed on any failure.
+    """Yields a temporary path in the same folder to write to.
 
-    Raises EagleError NO_SPACE when the disk is full, BAD_FILE when `out` cannot be written.
+    On success it is renamed to `out`, on failure it is deleted.
+    Raises EagleError: NO_SPACE if the disk is full, BAD_FILE if `out` cannot be written.
     """
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
@@ -44,7 +45,7 @@ def replacing(out: Path) -> Iterator[Path]:
     except OSError as e:
         if e.errno in _FULL:
             raise EagleError(
-                ErrorKind.NO_SPACE, f"no space left for {out}: free some, or write elsewhere with --out"
+                ErrorKind.NO_SPACE, f"no space left for {out}: free some space, or choose another --out"
             ) from e
         raise EagleError(ErrorKind.BAD_FILE, f"cannot write {out}: {e.strerror or e}") from e
     finally:
@@ -52,7 +53,10 @@ def replacing(out: Path) -> Iterator[Path]:
 
 
 def parse_object(text: bytes, what: str, kind: ErrorKind) -> dict[str, Any]:
-    """A JSON object with unique keys; raises EagleError of `kind` that begins with `what`."""
+    """Parses a JSON object whose keys are unique. `what` names the text in messages.
+
+    Raises EagleError of kind `kind` for anything else.
+    """
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as e:

@@ -1,6 +1,6 @@
-"""The metadata of a GGUF, untrusted: keys, and where its tensors lie. No weight is read.
+"""Reads the metadata of an untrusted GGUF: its keys and the positions of its tensors. It reads no weights.
 
-gguf.GGUFReader trusts lengths it finds and takes seconds for a vocabulary.
+Unlike gguf.GGUFReader, it checks every length in the file and does not take seconds to read a vocabulary.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -35,7 +35,7 @@ _SCALARS = {
 
 @dataclass(frozen=True)
 class Value:
-    """One key's value as it is to be written again; strings are bytes, arrays lists."""
+    """The value and type of one key, as they are written again. Strings are bytes, arrays are lists."""
 
     value: Any
     type: T
@@ -44,7 +44,11 @@ class Value:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """shape has rows first; qtype is None for a type newer than the gguf package; offset counts bytes of the file."""
+    """Where a tensor is in the file.
+
+    shape: rows first. qtype: None if the type is newer than the gguf package. offset: bytes from the start of
+    the file.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -55,7 +59,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Gguf:
-    """Keys and tensors of a file. Its readers of keys raise EagleError BAD_VALUE naming the key."""
+    """The keys and tensors of a file. string() and size_of() raise EagleError BAD_VALUE, naming the key."""
 
     path: Path
     keys: dict[str, Value]
@@ -67,11 +71,11 @@ class Gguf:
         if value is None and default is not None:
             return default
         if value is None or value.type is not T.STRING:
-            raise EagleError(ErrorKind.BAD_VALUE, f"key {key} of {self.path} is missing or no string")
+            raise EagleError(ErrorKind.BAD_VALUE, f"key {key} of {self.path} is missing or not a string")
         return value.value.decode("utf-8", "replace")
 
     def size_of(self, key: str, default: int | None = None) -> int:
-        """A size above 0, or the default; 0 passes where there is a default."""
+        """An integer above 0, or the default if the key is missing. With a default, 0 is allowed too."""
         if key not in self.keys and default is not None:
             return default
         value = self.keys[key].value if key in self.keys else None
@@ -80,18 +84,18 @@ class Gguf:
         return value
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A value as it stands: strings are bytes, arrays lists."""
+        """The unchecked value, or the default. Strings are bytes, arrays are lists."""
         return self.keys[key].value if key in self.keys else default
 
 
 def read_gguf(path: Path) -> Gguf:
-    """Raises EagleError: BAD_FILE (no GGUF, or damaged), TRUNCATED, BAD_VALUE."""
+    """Reads the metadata. Raises EagleError: BAD_FILE (not a GGUF, or damaged), TRUNCATED, BAD_VALUE."""
     with reading(path), path.open("rb") as f:
         return _Walk(f, path).read()
 
 
 class _Walk:
-    """Through the metadata; no read goes, and no count is believed, beyond the size of the file."""
+    """Walks through the metadata. Before each read it checks the length against the size of the file."""
 
     def __init__(self, f: BinaryIO, path: Path) -> None:
         self.f, self.path, self.pos = f, path, 0
@@ -121,7 +125,7 @@ class _Walk:
         if item is T.ARRAY:
             raise EagleError(
                 ErrorKind.BAD_FILE,
-                f"{self.path} has nested arrays in its metadata, which GGUF files of models do not",
+                f"{self.path} has nested arrays in its metadata, which no model's GGUF file has",
             )
         fmt = _SCALARS[item]
         data = self.take(n * struct.calcsize(fmt))
@@ -129,13 +133,12 @@ class _Walk:
 
     def tensors(self, n_tensors: int, keys: dict[str, Value]) -> dict[str, TensorInfo]:
         infos = [self.tensor() for _ in range(n_tensors)]
-        alignment = (
-            keys["general.alignment"].value if "general.alignment" in keys else gguf.GGUF_DEFAULT_ALIGNMENT
-        )
+        given = keys.get("general.alignment")
+        alignment = given.value if given is not None else gguf.GGUF_DEFAULT_ALIGNMENT
         if type(alignment) is not int or not 1 <= alignment <= 1 << 20:
             raise EagleError(
                 ErrorKind.BAD_VALUE,
-                f"key general.alignment of {self.path} is {alignment!r:.40}, no alignment",
+                f"key general.alignment of {self.path} is {alignment!r:.40}, which is not an alignment",
             )
         start = -(-self.pos // alignment) * alignment
         out: dict[str, TensorInfo] = {}
@@ -147,7 +150,9 @@ class _Walk:
                     f"{start + offset + n_bytes}, the file has {self.size}",
                 )
             if name in out:
-                raise EagleError(ErrorKind.BAD_FILE, f"{self.path} is damaged: it has two tensors {name}")
+                raise EagleError(
+                    ErrorKind.BAD_FILE, f"{self.path} is damaged: it has two tensors named {name}"
+                )
             out[name] = TensorInfo(name, shape, qtype, start + offset, n_bytes)
         return out
 
@@ -163,11 +168,11 @@ class _Walk:
             qtype = gguf.GGMLQuantizationType(type_id)
             block, n_bytes = gguf.GGML_QUANT_SIZES[qtype]
         except (ValueError, KeyError):
-            return name, shape, None, offset, 0  # newer than the gguf package; its size is not known
+            return name, shape, None, offset, 0  # the type is newer than the gguf package: unknown size
         if shape and shape[-1] % block:
             raise EagleError(
                 ErrorKind.BAD_FILE,
-                f"{self.path} is damaged: rows of tensor {name} are no multiple of {block}",
+                f"{self.path} is damaged: the row length of tensor {name} is not a multiple of {block}",
             )
         return name, shape, qtype, offset, math.prod(shape) // block * n_bytes
 
@@ -192,10 +197,10 @@ class _Walk:
         if n > self.size - self.pos:
             raise EagleError(
                 ErrorKind.TRUNCATED,
-                f"{self.path} is truncated or damaged: its metadata goes on after its end, {self.size} bytes",
+                f"{self.path} is truncated or damaged: its metadata ends after the file, {self.size} bytes",
             )
         self.pos += n
         data = self.f.read(n)
         if len(data) != n:
-            raise EagleError(ErrorKind.TRUNCATED, f"{self.path} was cut short while it was read")
+            raise EagleError(ErrorKind.TRUNCATED, f"{self.path} became shorter while it was being read")
         return data

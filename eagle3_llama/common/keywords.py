@@ -1,4 +1,4 @@
-"""Names of settings: one for each thing, aliases that stay, the right one for whoever gives a wrong one."""
+"""Names of settings: one name for each setting, its accepted aliases, and suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..errors import EagleError, ErrorKind
 
 OURS = ("eagle", "n_max", "n_min", "p_min", "tree", "extract_layers")
 ALIASES = {"eagle_path": "eagle", "head": "eagle"}
-NEAR = 0.75  # of difflib: trees and tree have 0.89, the old n_gqa and n_max 0.6
+NEAR = 0.75  # difflib ratio of similar names: 0.89 for trees and tree, 0.6 for the old n_gqa and n_max
 
-# What other projects call it (vLLM, SGLang, Transformers, llama.cpp, llama-cpp-python's draft models): a name
-# with one of these words between its underscores is about drafting; its other words hint at what.
+# Names in other projects (vLLM, SGLang, Transformers, llama.cpp, llama-cpp-python's draft models). A keyword
+# that contains one of these words is about drafting. Its other words (_HINTS) tell which setting it means.
 _DRAFTING = set(
     "eagle eagle2 eagle3 draft drafts drafter spec speculative speculation speculator assistant".split()
 )
@@ -36,15 +36,15 @@ _MEANT = {
     "capture_layers": "extract_layers",
 }
 
-_told: set[str] = set()  # unknown keywords that a warning was given for in this process
+_told: set[str] = set()  # unknown keywords that this process has already warned about
 
 T = TypeVar("T", bound=type)
 
 
 def one_of(given: Mapping[str, Any], name: str = "eagle") -> Any:
-    """The value of a setting that was given by its name or an alias, None if it was not; a path as text.
+    """The value that was given for the setting `name`, by that name or by an alias. None if it was not given.
 
-    Raises EagleError (BAD_ARGUMENT) if two of them were given that differ.
+    A path is returned as a string. Raises EagleError BAD_ARGUMENT if two names have different values.
     """
     values = {
         k: os.fspath(v) if isinstance(v, os.PathLike) else v
@@ -53,14 +53,17 @@ def one_of(given: Mapping[str, Any], name: str = "eagle") -> Any:
     }
     if len(set(values.values())) > 1:
         both = " and ".join(f"{k}={v!r}" for k, v in values.items())
-        raise EagleError(ErrorKind.BAD_ARGUMENT, f"{both} name one thing differently: give {name} alone")
+        raise EagleError(
+            ErrorKind.BAD_ARGUMENT, f"{both} are the same setting with different values: give only {name}"
+        )
     return next(iter(values.values()), None)
 
 
 def check_ignored(given: Iterable[str], theirs: Sequence[str], later: Iterable[str] = ()) -> None:
-    """Of keywords that llama_cpp.Llama ignores, refuses what means one of ours and warns of others, once.
+    """Checks keywords that llama_cpp.Llama would silently ignore.
 
-    theirs: the names that Llama takes; later: those that its methods take. Raises EagleError (BAD_ARGUMENT).
+    Raises EagleError BAD_ARGUMENT for a keyword that means one of our settings. Warns once about any other.
+    theirs: the parameters of Llama. later: the parameters of its methods.
     """
     for name in given:
         if right := meant(name, theirs):
@@ -71,30 +74,27 @@ def check_ignored(given: Iterable[str], theirs: Sequence[str], later: Iterable[s
             near = difflib.get_close_matches(name, theirs, 1, NEAR)
             hint = f"did you mean {near[0]}?" if near else "leave it out"
             hint = "give it to the method that generates" if name in later else hint
-            _warn(f"unknown keyword {name!r} is ignored, as llama_cpp.Llama does: {hint}")
+            _warn(f"ignoring unknown keyword {name!r}, as llama_cpp.Llama does: {hint}")
 
 
 def check_unused(eagle: str | None, params: Any, extract_layers: Any, others: Mapping[str, Any]) -> None:
-    """Says what would be dropped in silence: a head, or what was set for one. others: Llama's arguments.
+    """Warns about a head that will not be used, or settings without a head. others: the arguments for Llama.
 
-    Raises EagleError (BAD_ARGUMENT) for a head beside a draft_model.
+    Raises EagleError BAD_ARGUMENT if both a head and a draft_model are given.
     """
     if eagle is not None:
         if others.get("draft_model") is not None:
             raise EagleError(ErrorKind.BAD_ARGUMENT, "give eagle or draft_model, not both")
         for mode in ("embedding", "vocab_only"):
             if others.get(mode):
-                mend = "load the model without it to generate with the head"
-                _warn(f"EagleLlama leaves the head out, for {mode}=True generates nothing: {mend}")
+                mend = f"leave {mode} out to generate with the head"
+                _warn(f"the head is not used, because a model with {mode}=True cannot generate: {mend}")
         return
-    why = (
-        "a draft_model has its own"
-        if others.get("draft_model") is not None
-        else "without a head nothing is drafted"
-    )
+    own_drafts = others.get("draft_model") is not None
+    why = "the draft_model has its own settings" if own_drafts else "there is no head to draft with"
     given = {"n_max": params.n_max, "tree": params.fixed_tree, "extract_layers": extract_layers is not None}
     for name in (name for name, value in given.items() if value):
-        _warn(f"{name} has no effect, for {why}: give eagle, or leave it out")
+        _warn(f"{name} has no effect, because {why}: give eagle, or leave {name} out")
 
 
 def _warn(message: str) -> None:
@@ -102,37 +102,39 @@ def _warn(message: str) -> None:
 
 
 def meant(name: str, theirs: Iterable[str] = ()) -> str | None:
-    """The one of OURS that a wrong name stands for; None if it is nearer to one of theirs or far from all."""
+    """The name in OURS that an unknown name most likely means.
+
+    None if no name is similar, or if one of `theirs` is more similar.
+    """
     word = name.lower()
     words = set(word.split("_"))
     if words & _DRAFTING:
         return next((ours for ours, hints in _HINTS if words & hints), "eagle")
     if word in _MEANT:
         return _MEANT[word]
-    near = max((*OURS, *ALIASES), key=lambda n: _likeness(word, n))
-    if _likeness(word, near) >= NEAR and _likeness(word, near) > max(
-        (_likeness(word, n) for n in theirs if n not in OURS), default=0.0
-    ):
+    near = max((*OURS, *ALIASES), key=lambda n: _similarity(word, n))
+    nearest_of_theirs = max((_similarity(word, n) for n in theirs if n not in OURS), default=0.0)
+    if _similarity(word, near) >= NEAR and _similarity(word, near) > nearest_of_theirs:
         return ALIASES.get(near, near)
     return None
 
 
-def _likeness(a: str, b: str) -> float:
+def _similarity(a: str, b: str) -> float:
     return difflib.SequenceMatcher(None, a, b).ratio()
 
 
 def unknown(name: str, names: Iterable[str]) -> EagleError:
-    """The error for a setting that is none of `names`, with the nearest right one."""
+    """The error for a setting that is not in `names`. It suggests the most similar name."""
     names = tuple(names)
     right, near = meant(name, names), difflib.get_close_matches(name, names, 1)
     right = right if right in names else near[0] if near else None
-    hint = f", did you mean {right}?" if right else f"; known are {', '.join(names)}"
-    return EagleError(ErrorKind.BAD_ARGUMENT, f"unknown setting {name!r}{hint}")
+    hint = f"did you mean {right}?" if right else f"the settings are {', '.join(names)}"
+    return EagleError(ErrorKind.BAD_ARGUMENT, f"unknown setting {name!r}: {hint}")
 
 
 def strict(cls: T) -> T:
-    """A dataclass whose constructor refuses unknown names, as unknown() says, and takes its aliases."""
-    init: Callable[..., None] = cls.__init__  # type: ignore[misc]
+    """Class decorator for dataclasses: the constructor accepts aliases, and refuses other unknown names."""
+    init: Callable[..., None] = cls.__init__  # type: ignore[misc]  # a subclass may have another signature
     signature = inspect.signature(init)
     names = [p for p in signature.parameters if p != "self"]
 
@@ -147,5 +149,5 @@ def strict(cls: T) -> T:
             bound.arguments[right] = one_of({right: bound.arguments.get(right), **aliased}, right)
         init(*bound.args, **bound.kwargs)
 
-    cls.__init__ = __init__  # type: ignore[misc]
+    cls.__init__ = __init__  # type: ignore[misc]  # mypy takes methods for constants
     return cls

@@ -1,4 +1,4 @@
-"""Options that several commands have: one name, one meaning, one default."""
+"""Options that several commands share. Each has the same name, meaning and default everywhere."""
 
 from __future__ import annotations
 
@@ -7,57 +7,64 @@ from typing import Annotated
 
 import typer
 
-N_CTX = 4096  # tokens, of every command
+N_CTX = 4096  # default context size of every command, in tokens
 OTHER_NAMES = {"target": "model", "head": "eagle", "eagle-path": "eagle", "n-threads": "threads"}
 
 
 def _one_name(name: str) -> str:
-    """An option as it is called here: llama_cpp.server's users write --n_ctx, others what it was called before."""
+    """The current name of an option: users of llama_cpp.server write --n_ctx, and older names still work."""
     name = name.replace("_", "-")
     return OTHER_NAMES.get(name, name)
 
 
 CONTEXT = {"token_normalize_func": _one_name}
 
-Model = Annotated[Path, typer.Option("--model", "-m", help="target, GGUF", show_default=False)]
+Model = Annotated[Path, typer.Option("--model", "-m", help="target model, a GGUF file", show_default=False)]
 Eagle = Annotated[
-    Path | None, typer.Option("--eagle", help="its EAGLE head, GGUF; without it plain decoding")
+    Path | None, typer.Option("--eagle", help="EAGLE head of the model, a GGUF file; default: plain decoding")
 ]
 NMax = Annotated[
     int | None,
-    typer.Option(
-        "--n-max", min=0, max=63, help="tokens drafted a round; chosen by measured cost if left out"
-    ),
+    typer.Option("--n-max", min=0, max=63, help="draft tokens per round; default: by measured cost"),
 ]
-NMin = Annotated[int, typer.Option("--n-min", min=0, max=63, help="drop shorter drafts; needs --n-max")]
+NMin = Annotated[
+    int, typer.Option("--n-min", min=0, max=63, help="discard drafts of fewer tokens; needs --n-max")
+]
 PMin = Annotated[
     float,
     typer.Option(
-        "--p-min", min=0.0, max=1.0, help="a draft ends below this probability; needs --n-max or --tree"
+        "--p-min", min=0.0, max=1.0, help="stop a draft below this token probability; needs --n-max or --tree"
     ),
 ]
 TreeShape = Annotated[
-    str | None, typer.Option("--tree", help="draft trees of NODESxDEPTHxWIDTH, e.g. 60x6x10")
+    str | None, typer.Option("--tree", help="draft trees of this shape, NODESxDEPTHxWIDTH, such as 60x6x10")
 ]
 FlashAttn = Annotated[
     bool | None,
     typer.Option(
         "--flash-attn/--no-flash-attn",
         show_default=False,
-        help="flash attention, which drafting trees needs; default: on where the backend has it",
+        help="flash attention, required for draft trees; default: on if the backend supports it",
     ),
 ]
-Temp = Annotated[float, typer.Option("--temp", min=0.0, help="0 is greedy")]
+Temp = Annotated[float, typer.Option("--temp", min=0.0, help="sampling temperature; 0 is greedy decoding")]
 TopP = Annotated[
     float,
     typer.Option(
-        "--top-p", min=0.0, max=1.0, help="sample from the likeliest tokens of this probability together"
+        "--top-p",
+        min=0.0,
+        max=1.0,
+        help="sample from the most likely tokens whose probabilities add up to this",
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="of sampling; same seed, same text")]
-Threads = Annotated[int | None, typer.Option("--threads", "-t", min=1, help="default: all cores")]
-NCtx = Annotated[
-    int, typer.Option("--n-ctx", "-c", min=16, help="tokens of the context, prompt and answer together")
+Seed = Annotated[int, typer.Option("--seed", help="seed for sampling; the same seed gives the same text")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", "-t", min=1, help="CPU threads; default: all cores")
 ]
-NPredict = Annotated[int, typer.Option("--n-predict", "-n", min=1, help="most tokens of an answer")]
-GpuLayers = Annotated[int, typer.Option("--n-gpu-layers", "-ngl", help="layers computed on the GPU; -1: all")]
+NCtx = Annotated[
+    int, typer.Option("--n-ctx", "-c", min=16, help="context size in tokens, prompt and answer together")
+]
+NPredict = Annotated[int, typer.Option("--n-predict", "-n", min=1, help="most tokens to generate per answer")]
+GpuLayers = Annotated[
+    int, typer.Option("--n-gpu-layers", "-ngl", help="layers to offload to the GPU; -1: all of them")
+]

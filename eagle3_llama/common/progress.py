@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, elsewhere (a file, a pipe, a log) a line now and then."""
+"""Progress of long work: a bar on a terminal, a line every few seconds in a file, a pipe or a log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn
+from rich.progress import Progress, ProgressColumn, TaskID
 
 EVERY = 10.0  # seconds between lines
 
@@ -14,18 +14,18 @@ EVERY = 10.0  # seconds between lines
 def progress(
     console: Console, *columns: ProgressColumn | str, transient: bool = False, begins: bool = True
 ) -> Progress | Lines:
-    """A context manager with add_task(), update() and advance() as rich.progress.Progress has them. A task's
-    field unit says what is counted, note is said behind it. transient: the bar is gone afterwards. begins: without a
-    terminal, a task's begin is a line too."""
-    return (
-        Progress(*columns, console=console, transient=transient)
-        if console.is_terminal
-        else Lines(console, begins)
-    )
+    """A context manager with the methods add_task(), update() and advance() of rich.progress.Progress.
+
+    A task's field `unit` names what is counted; its field `note` is printed after the count.
+    transient: remove the bar at the end. begins: without a terminal, print a line when a task begins.
+    """
+    if not console.is_terminal:
+        return Lines(console, begins)
+    return Progress(*columns, console=console, transient=transient)
 
 
 class Lines:
-    """Each task's begin and end is a line, and what comes between every EVERY seconds."""
+    """Prints one line when a task begins, one when it ends, and one every EVERY seconds in between."""
 
     def __init__(self, console: Console, begins: bool = True) -> None:
         self._console, self._begins, self._tasks = console, begins, list[dict[str, Any]]()
@@ -36,19 +36,19 @@ class Lines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def add_task(self, description: str, total: float | None = None, **fields: Any) -> int:
+    def add_task(self, description: str, total: float | None = None, **fields: Any) -> TaskID:
         now = time.monotonic()
         self._tasks.append(
             {"description": description, "total": total, "completed": 0, "start": now, "said": now, **fields}
         )
         if self._begins:
             self._say(f"{description}: begins")
-        return len(self._tasks) - 1
+        return TaskID(len(self._tasks) - 1)
 
-    def advance(self, task: int, advance: float = 1) -> None:
+    def advance(self, task: TaskID, advance: float = 1) -> None:
         self.update(task, completed=self._tasks[task]["completed"] + advance)
 
-    def update(self, task: int, **fields: Any) -> None:
+    def update(self, task: TaskID, **fields: Any) -> None:
         t, now = self._tasks[task], time.monotonic()
         goes_on = any(fields.get(name, t[name]) != t[name] for name in ("completed", "total"))
         t.update(fields)

@@ -1,1 +1,1 @@
-"""Heads as files: converting any layout to GGUF, looking into one, comparing it with a reference, the self-test."""
+"""Head files: convert any layout to GGUF, describe a head, compare it with a reference, self-test it."""

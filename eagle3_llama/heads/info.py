@@ -1,4 +1,4 @@
-"""`eagle3-llama info`: what a GGUF is, from its metadata alone."""
+"""`eagle3-llama info`: describes a GGUF file from its metadata."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _HEADS = {"eagle3": "EAGLE-3 head", "eagle": "EAGLE-1 head"}
 
 
 def describe(path: str | Path) -> list[tuple[str, str]]:
-    """(name, value) rows about a target or a head. No weight is read. Raises EagleError: BAD_FILE, TRUNCATED, BAD_VALUE."""
+    """Describes a target or a head as (name, value) rows, without reading its weights.
+
+    Raises EagleError: BAD_FILE, TRUNCATED, BAD_VALUE.
+    """
     file = read_gguf(Path(path))
     arch = file.string("general.architecture")
     rows = [
@@ -39,19 +42,17 @@ def _target(file: Gguf, arch: str) -> Iterator[tuple[str, str]]:
     yield "hidden size", str(file.size_of(f"{arch}.embedding_length"))
     yield "heads", _heads(file, arch)
     yield "vocabulary", str(_n_vocab(file, arch))
-    yield "context", str(file.get(f"{arch}.context_length", "not said"))
+    yield "context", str(file.get(f"{arch}.context_length", "unknown"))
     if n_layer > 5:
-        yield (
-            "EAGLE-3 heads read",
-            f"the inputs of layers {[2, n_layer // 2, n_layer - 3]}, unless they say otherwise",
-        )
+        layers = [2, n_layer // 2, n_layer - 3]
+        yield "EAGLE-3 heads read", f"the inputs of layers {layers}, unless their configuration lists others"
 
 
 def _head(file: Gguf, arch: str) -> Iterator[tuple[str, str]]:
     layers = file.get(f"{arch}.target_layers", file.get(f"{arch}.extract_layers"))
     if not isinstance(layers, list) or not layers or not all(type(i) is int for i in layers):
         raise EagleError(
-            ErrorKind.BAD_VALUE, f"key {arch}.target_layers of {file.path} is missing or no list of layers"
+            ErrorKind.BAD_VALUE, f"key {arch}.target_layers of {file.path} is missing or not a list of layers"
         )
     hidden = file.size_of(f"{arch}.embedding_length")
     target_hidden, n_vocab = file.size_of(f"{arch}.target_hidden_size", hidden), _n_vocab(file, arch)
@@ -67,18 +68,12 @@ def _head(file: Gguf, arch: str) -> Iterator[tuple[str, str]]:
         for what, tensor in (("embeddings", "token_embd.weight"), ("output matrix", "output.weight"))
         if tensor in file.tensors
     ]
-    yield "of its own", " and ".join(own) or "neither embeddings nor output matrix: it uses the target's"
-    tokenizer = "/".join(
-        file.string(f"tokenizer.ggml.{key}", "")
-        for key in ("model", "pre")
-        if f"tokenizer.ggml.{key}" in file.keys
-    )
-    after_last = max(layers) if arch == "eagle" else None
-    depth = f"{after_last} layers" if after_last else f"at least {max(layers)} layers"
-    yield (
-        "fits a target of",
-        f"hidden size {target_hidden}, {n_vocab} tokens{f' ({tokenizer})' if tokenizer else ''}, {depth}",
-    )
+    yield "has its own", " and ".join(own) or "nothing: embeddings and output matrix are the target's"
+    keys = (f"tokenizer.ggml.{key}" for key in ("model", "pre"))
+    tokenizer = "/".join(file.string(key, "") for key in keys if key in file.keys)
+    tokens = f"{n_vocab} tokens ({tokenizer})" if tokenizer else f"{n_vocab} tokens"
+    depth = f"{'' if arch == 'eagle' and max(layers) else 'at least '}{max(layers)} layers"
+    yield "fits a target of", f"hidden size {target_hidden}, {tokens}, {depth}"
 
 
 def _variant(file: Gguf, arch: str) -> Iterator[str]:
@@ -101,7 +96,7 @@ def _variant(file: Gguf, arch: str) -> Iterator[str]:
     if scaling != "none":
         yield f"{scaling} rope"
     if f"{arch}.extract_layers" in file.keys:
-        yield "keys of the branch before the merge (extract_layers)"
+        yield "keys from before the merge into llama.cpp (extract_layers)"
 
 
 def _heads(file: Gguf, arch: str) -> str:
@@ -112,7 +107,7 @@ def _heads(file: Gguf, arch: str) -> str:
         for x in (n, n_kv)
     ]
     d = file.get(f"{arch}.attention.key_length")
-    return f"{both[0]}, of keys and values {both[1]}" + (f", of width {d}" if type(d) is int else "")
+    return f"{both[0]}, key/value heads {both[1]}" + (f", head size {d}" if type(d) is int else "")
 
 
 def _n_vocab(file: Gguf, arch: str) -> int:
@@ -123,7 +118,7 @@ def _n_vocab(file: Gguf, arch: str) -> int:
 
 
 def _weights(file: Gguf) -> str:
-    """Parameters, and the types that hold most of the bytes."""
+    """The number of parameters, and the tensor types that take the most bytes."""
     n = sum(math.prod(t.shape) for t in file.tensors.values())
     of_type: collections.Counter[str] = collections.Counter()
     for t in file.tensors.values():

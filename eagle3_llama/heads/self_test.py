@@ -1,9 +1,8 @@
-"""Does a head know its target? Its guesses on stored texts, and whether it would guess better from the layers
-beside its own.
+"""Self-test of a head: does it predict its target's tokens, and would neighbouring layers serve it better?
 
-A head that reads the wrong layers still runs, at a fraction of its acceptance: only a trial tells. All
-choices of layers are tried at the same positions, so that what makes one position harder than another cancels
-out of their difference.
+A head that reads the wrong layers still runs, at a fraction of its acceptance rate, so only a trial shows the
+mistake. All choices of layers are tried at the same positions. Some positions are harder than others, and
+this cancels out in the differences between choices.
 """
 
 from __future__ import annotations
@@ -17,19 +16,21 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import EagleError, ErrorKind
-from .self_test_guesses import Passage, Reader
+from .guesses import Passage, Reader
 
-BETTER = 3.0  # standard errors of its gain above 0: other layers are better
-SURE = 2.0  # standard errors above a gain that is below 0: as much as other layers may still be better
-NOTHING = 0.01  # nats: a gain not worth a conversion, some thousandths of acceptance
-BLOCK = 64  # positions: neighbours fall alike, so that errors are estimated from sums over blocks
-FEWEST = 8 * BLOCK  # positions: on fewer, the errors themselves are guesses
+BETTER = 3.0  # other layers are better if their gain is more than this many standard errors above 0
+SURE = 2.0  # the true gain may be this many standard errors above the measured one
+NOTHING = 0.01  # nats: a gain too small for a new conversion, a few thousandths of the acceptance rate
+BLOCK = 64  # positions: neighbours are correlated, so standard errors come from sums over blocks
+FEWEST = 8 * BLOCK  # positions: with fewer, the standard errors are not reliable
 
 
 @dataclass(frozen=True)
 class Gain:
-    """What a choice of layers gives beyond the head's own: mean over positions and standard error, both 0 for
-    the own."""
+    """The gain of a choice of layers over the head's own layers: mean over positions, and standard error.
+
+    Both are 0 for the head's own layers.
+    """
 
     mean: float
     error: float
@@ -40,11 +41,11 @@ class Gain:
 
 @dataclass(frozen=True)
 class Trial:
-    """One choice of layers, ids of layer inputs.
+    """The result for one choice of layers, given as ids of layer inputs.
 
-    accepted: share of positions at which the head's first guess is the target's token; acceptance: the gain
-    in that share. likelihood: the gain, in nats, in the log-likelihood that the head gives to what the target
-    may say next; it tells much smaller differences apart, so it decides.
+    accepted: share of positions where the head's most likely token is the target's token. acceptance: the
+    gain in this share. likelihood: the gain in nats in the log-likelihood that the head gives to the target's
+    next token. The likelihood shows much smaller differences, so the verdict depends on it.
     """
 
     layers: list[int]
@@ -55,7 +56,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Report:
-    """trials: the head's own layers first. chance: what always guessing the same token would have accepted."""
+    """trials: the head's own layers come first. chance: the share that one constant guess would reach."""
 
     positions: int
     chance: float
@@ -75,17 +76,20 @@ def self_test(
     on_passage: Callable[[int, int], None] | None = None,
     passages: Sequence[Passage] | None = None,
 ) -> Report:
-    """The head with its own layers, with all of them one lower and one higher, and with each alone one lower
-    and one higher.
+    """Tries the head with its own layers and with neighbouring ones.
 
-    The target reads the passages, built-in ones if None; the head is asked where a passage goes on as the
-    target itself would. n_threads: all cores if None. on_passage(done, all) is called after each. Raises
-    EagleError as loading does, UNSUPPORTED for a target that shows no layer inputs, BAD_ARGUMENT for no
-    passages, one of fewer than two tokens, or unknown tokens.
+    The neighbours are: all layers one lower, all one higher, and each single layer one lower or one higher.
+    The target reads the passages. The head is tested where a passage continues as the target would continue
+    it.
+
+    passages: the built-in ones if None. n_threads: all cores if None. on_passage(done, total) is called after
+    each passage. Raises EagleError as loading a model does; also UNSUPPORTED if the target's layer inputs
+    cannot be captured, and BAD_ARGUMENT for no passages, a passage of fewer than two tokens, or unknown
+    tokens.
     """
     if passages is not None and not passages:
         raise EagleError(
-            ErrorKind.BAD_ARGUMENT, "the self-test needs passages: give some, or None for the built-in ones"
+            ErrorKind.BAD_ARGUMENT, "the self-test needs passages: pass some, or None for the built-in ones"
         )
     with Reader(head, target, n_threads) as reader:
         choices = neighbours(reader.layers, reader.n_layer)
@@ -100,7 +104,10 @@ def self_test(
 
 
 def neighbours(own: list[int], n_layer: int) -> list[list[int]]:
-    """The own layers; all shifted by one; each alone shifted by one: ascending ids 0..n_layer, no duplicates."""
+    """The head's own layers, then all shifted by one, then each one shifted alone.
+
+    Every choice has ascending ids in 0..n_layer. No choice occurs twice.
+    """
     shifts = [[0] * len(own)]
     for by in (-1, 1):
         shifts.append([by] * len(own))
@@ -117,8 +124,10 @@ def neighbours(own: list[int], n_layer: int) -> list[list[int]]:
 def report(
     choices: list[list[int]], answers: np.ndarray, hits: np.ndarray, likelihoods: np.ndarray
 ) -> Report:
-    """answers: the target's token at each position, [positions]; hits, likelihoods: [choices, positions], own
-    layers first."""
+    """Summarises the trials. answers: the target's token at each position, [positions].
+
+    hits, likelihoods: [choices, positions]. The head's own layers are the first choice.
+    """
     n = len(answers)
     if n == 0:
         return Report(0, 0.0, [Trial(c, 0.0, paired(answers), paired(answers)) for c in choices])
@@ -135,8 +144,10 @@ def report(
 
 
 def paired(difference: np.ndarray) -> Gain:
-    """Of differences at each position: the error comes from sums over blocks of them, and is infinite for too
-    few."""
+    """The mean of the differences at each position, and its standard error from sums over blocks.
+
+    The error is infinite for fewer than FEWEST positions.
+    """
     n = len(difference)
     if n < FEWEST:
         return Gain(float(difference.mean()) if n else 0.0, math.inf)
@@ -146,43 +157,40 @@ def paired(difference: np.ndarray) -> Gain:
 
 
 def verdict(found: Report) -> tuple[Verdict, str]:
-    """The verdict, and one line that says why.
+    """The verdict, and one line that explains it.
 
-    WRONG: some choice gains more than BETTER errors. FINE: none gains, and none may gain more than NOTHING
-    within SURE errors. Else CANNOT_TELL, as also for too few positions and for a head whose guesses are no
-    better than chance with any layers.
+    WRONG: the gain of some choice is more than BETTER standard errors above 0. FINE: no choice has a gain,
+    and the gain plus SURE standard errors is at most NOTHING. CANNOT_TELL: every other case, also too few
+    positions and a head that is no better than chance with any layers.
     """
     own, others, at = found.trials[0], found.trials[1:], f"{found.positions} positions"
     if found.positions < FEWEST:
         return Verdict.CANNOT_TELL, (
-            f"cannot tell: only at {at} does the target go on as the texts do, {FEWEST} are needed"
+            f"cannot tell: the target continues the texts as written at only {at}, {FEWEST} are needed"
         )
     if not _guesses(found):
         return Verdict.CANNOT_TELL, (
-            "cannot tell: with none of these layers are the head's first guesses accepted more often "
-            f"than always the same token ({found.chance:.1%}): it is untrained, or another target's"
+            "cannot tell: with all of these layers, the head is no better than always the same token "
+            f"({found.chance:.1%} accepted): it is untrained, or it was trained for another target"
         )
     if better := [t for t in others if t.likelihood.mean > BETTER * t.likelihood.error]:
         best = max(better, key=lambda t: t.likelihood.mean)
         return Verdict.WRONG, (
-            f"at {at}, layers {_compared(best)}, serve the head better than its own, {own.layers}: "
-            f"convert again with --extract-layers {','.join(map(str, best.layers))}"
+            f"the head does better with layers {_compared(best)}, than with its own, {own.layers}, at {at}: "
+            f"convert it again with --extract-layers {','.join(map(str, best.layers))}"
         )
     if close := [
         t for t in others if t.likelihood.mean >= 0 or t.likelihood.mean + SURE * t.likelihood.error > NOTHING
     ]:
         return Verdict.CANNOT_TELL, (
-            f"cannot tell at {at} whether layers {own.layers} are right: as good may be "
+            f"cannot tell at {at} whether layers {own.layers} are right: these may be as good: "
             f"{'; '.join(map(_compared, close))}"
         )
-    return (
-        Verdict.FINE,
-        f"layers {own.layers} are right: at {at}, none of the neighbouring layers serves the head better",
-    )
+    return (Verdict.FINE, f"layers {own.layers} are right: no neighbouring layers do better at {at}")
 
 
 def _guesses(found: Report) -> bool:
-    """Whether the head knows more than the target's most frequent token, with some of the layers."""
+    """Whether the head, with any choice of layers, beats a constant guess of the most frequent token."""
     deviation = math.sqrt(found.chance * (1 - found.chance) / found.positions)
     return max(t.accepted for t in found.trials) > found.chance + BETTER * deviation
 

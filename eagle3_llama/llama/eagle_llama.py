@@ -235,9 +235,13 @@ class EagleLlama(FlashLlama):
     # -- evaluation ---------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Makes the native side hold exactly n_tokens positions. More of them than it decoded are an image's."""
+        """Makes the native side hold exactly n_tokens positions. More of them than it decoded are an image's,
+        or gone: a recurrent target that could not take back rows is empty, and so is the text then."""
         n_past = self._engine.n_past()
-        if n_past > self.n_tokens:
+        memory = llama_cpp.llama_get_memory(self._ctx.ctx)
+        if n_past == 0 < self.n_tokens and llama_cpp.llama_memory_seq_pos_max(memory, 0) < 0:
+            super().reset()
+        elif n_past > self.n_tokens:
             self._engine.rewind(self.n_tokens)
             self._requires_eval = True
         elif n_past < self.n_tokens:

@@ -1,1 +1,1 @@
-"""The native library from Python: finding and loading it, sessions, what drafting costs, counters."""
+"""The native library in Python: loading it, the engine, measured costs, parameters, statistics."""

@@ -1,4 +1,4 @@
-"""Features of any target, without a head: the inputs of some of its layers."""
+"""Captures features, the inputs of some layers, of any target. It needs no head."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .library import load
 
 
 class Capture:
-    """Keeps the inputs of target layers from every llama_decode on a context, until closed.
+    """Keeps the inputs of target layers from every llama_decode on a context until close().
 
-    ctx is the address of a llama_context; extract_layers are ids 0..n_layer in ascending order, n_layer being
-    after the last layer (then every token of a batch must ask for logits). Ids as in llama.cpp's layer_inp,
-    which are Hugging Face's hidden_states[k].
+    ctx: the address of a llama_context. extract_layers: ascending ids in 0..n_layer, numbered as llama.cpp's
+    layer_inp and Hugging Face's hidden_states. Id n_layer is the output of the last layer; with it, every
+    token of a batch must request logits. Raises EagleError BAD_ARGUMENT.
     """
 
     def __init__(self, ctx: int, extract_layers: Sequence[int], n_embd: int) -> None:
@@ -31,7 +31,7 @@ class Capture:
             raise EagleError(ErrorKind.BAD_ARGUMENT, message)
 
     def read(self, n_tokens: int) -> np.ndarray:
-        """What the last llama_decode of n_tokens kept: float32 [n_tokens, n_layers, n_embd], batch order."""
+        """Features of the last llama_decode, in batch order: float32 [n_tokens, n_layers, n_embd]."""
         out = np.empty((n_tokens, self.n_layers, self.n_embd), np.float32)
         self._check(
             self.lib.eagle3_capture_get(
@@ -41,7 +41,7 @@ class Capture:
         return out
 
     def close(self) -> None:
-        """Capture off: no cost, no memory."""
+        """Switches capture off. It then costs no time and no memory."""
         self._check(self.lib.eagle3_capture_set(self._ctx, self.ffi.NULL, 0))
 
     def __enter__(self) -> Capture:

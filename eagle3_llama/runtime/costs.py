@@ -1,4 +1,4 @@
-"""What decoding and drafting cost on this machine: measured once, kept beside the build, told to the planner."""
+"""Measures the costs of decoding and drafting on this machine, for the planner. A cache keeps them."""
 
 from __future__ import annotations
 
@@ -18,43 +18,26 @@ import numpy as np
 from ..common.files import cache_dir, replacing
 from ..errors import EagleError
 
-SIZES = (
-    1,
-    4,
-    2,
-    1,
-    8,
-    3,
-    1,
-    6,
-    5,
-    1,
-    12,
-)  # rows that are measured, most telling first; between them costs are interpolated
-CONTEXTS = (8, 256)  # tokens before the rows
-PIECE, FILL, LEAST_FILL = (
-    32,
-    0.45,
-    0.1,
-)  # tokens at once, and seconds until the second of them is filled: formats differ by four times in this
-FAR, FAR_TIMES = (
-    0.1,
-    3,
-)  # seconds after which decodes that tell what a context costs are not repeated; how often at most
-SLOW = 0.08  # seconds of one row from which on there is time for each size once
-BUDGET = 1.0  # seconds of measuring after which no further round begins
-WARM = 0.2  # seconds of decodes that do not count
-ENOUGH = 1.25  # seconds after which a second round begins no further size
-MOST = 1.35  # the first round does not
-MOST_SLOW = 2.5  # of a slow model
+# Numbers of rows to measure in one round, the most important first. Costs in between are interpolated.
+SIZES = (1, 4, 2, 1, 8, 3, 1, 6, 5, 1, 12)
+CONTEXTS = (8, 256)  # tokens in the KV cache before the rows, for the near and the far measurement
+# Filling the far context: tokens per batch, seconds after the start when it ends, least seconds it takes.
+PIECE, FILL, LEAST_FILL = 32, 0.45, 0.1
+FAR, FAR_TIMES = 0.1, 3  # a decode for the cost of context is repeated FAR_TIMES, or until FAR seconds passed
+SLOW = 0.08  # seconds: a model that takes longer for one row is slow, and each size is measured once
+BUDGET = 1.0  # seconds after which no further round begins
+WARM = 0.2  # seconds of warm-up decodes, which do not count
+ENOUGH = 1.25  # seconds after which the second and later rounds begin no further size
+MOST = 1.35  # seconds after which the first round begins no further size
+MOST_SLOW = 2.5  # the same for a slow model
 MAX_ROWS = 64
-LOADS = 4  # that measure: one of them may have had the machine to itself
-DISTURBED = 1.25  # of the quickest load's time for one row: above that something else ran
+LOADS = 4  # the first LOADS loads of a model measure, because other programs may disturb one measurement
+DISTURBED = 1.25  # a load was disturbed if one row took this many times as long as in the fastest load
 
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Seconds; lists hold the cost of n rows at n, entry 0 unused. See struct eagle3_costs."""
+    """Costs in seconds. A list has the cost of n rows at index n; index 0 is unused. As eagle3_costs in C."""
 
     layers: list[float]
     output: list[float]
@@ -66,15 +49,14 @@ class Costs:
 
     @property
     def one_row(self) -> float:
-        """A whole decode of one row."""
+        """The cost of a complete decode of one row."""
         return self.layers[1] + self.output[1]
 
 
 def fill_context(engine: Any, n: int, n_batch: int = 32, slot: int = 0, most: float = math.inf) -> int:
-    """The slot holds n tokens afterwards, or those that `most` seconds sufficed for, and their number is returned. Any text costs
-    the same, and every vocabulary has the first ids."""
+    """Fills the slot's KV cache with n tokens, or fewer in `most` seconds. Returns their number."""
     engine.rewind(0, slot)
-    start, at = time.perf_counter(), 0
+    start, at = time.perf_counter(), 0  # any tokens do: all cost the same, and every vocabulary has low ids
     while at < n and time.perf_counter() - start < most:
         end = min(at + n_batch, n)
         engine.prefill([1 + i % 60 for i in range(at, end)], slot)
@@ -83,11 +65,14 @@ def fill_context(engine: Any, n: int, n_batch: int = 32, slot: int = 0, most: fl
 
 
 class Times:
-    """Seconds that the parts of a round took. All of a round are seen against the single rows between them: the machine's speed
-    changes from minute to minute, for all alike."""
+    """Measured times of the parts of a round, in several rounds of measurements.
+
+    The speed of a machine changes from minute to minute. So each time is taken relative to the time of a
+    single row in the same round of measurements.
+    """
 
     def __init__(self) -> None:
-        self._rounds: list[dict[tuple[str, int], float]] = []  # of each part and number of rows
+        self._rounds: list[dict[tuple[str, int], float]] = []  # seconds by (part, number of rows)
 
     def add(
         self,
@@ -97,20 +82,21 @@ class Times:
         most: float = math.inf,
         one: float | None = None,
     ) -> None:
-        """Each size once, in the slot as it stands, each part after what it follows in a round; after `most` seconds no size is
-        begun, but for the first two, and the head, which is quick, is measured behind the first. one: what the last decode, of a
-        single row, took, where another would take too long."""
+        """Measures each size once, with the slot's KV cache as it is, and the parts in the order of a round.
+
+        After `most` seconds it begins no further size, except for the first two. The head is quick and is
+        measured after the first size. one: the time of an earlier decode of one row, to reuse if the model is
+        slow.
+        """
         start = time.perf_counter()
         took: dict[tuple[str, int], list[float]] = {}
         for i, n in enumerate(sizes):
             if i > 1 and time.perf_counter() - start > most:
                 break
-            took.setdefault(("layers", n), []).append(
-                one if one and n == 1 else engine.measure_target(n, slot)
-            )
-            for m in {1: (), 2: (1,)}.get(
-                n, (n,)
-            ):  # one of each size, or the second finds the matrix in the cache
+            layers = one if one and n == 1 else engine.measure_target(n, slot)
+            took.setdefault(("layers", n), []).append(layers)
+            # each size of the output matrix once: a second time it would already be in the CPU's cache
+            for m in {1: (), 2: (1,)}.get(n, (n,)):
                 took["output", m] = [engine.measure_output(m)]
             if engine.has_head and i == 0:
                 took["first", 1] = [engine.measure_head(1, slot)]
@@ -118,31 +104,30 @@ class Times:
         self._rounds.append({part: statistics.median(t) for part, t in took.items()})
 
     def costs(self, context: float) -> Costs:
-        """The medians over rounds. More rows never cost less, or they were less disturbed."""
+        """The medians over all rounds. context: tokens in the KV cache while they were measured.
+
+        More rows never cost less: where they seem to, the measurement of fewer rows was disturbed.
+        """
         one = statistics.median(r["layers", 1] for r in self._rounds)
 
         def figures(part: str) -> dict[int, float]:
             sizes = sorted({n for r in self._rounds for p, n in r if p == part})
-            each = {
-                n: one
-                * statistics.median(r[part, n] / r["layers", 1] for r in self._rounds if (part, n) in r)
-                for n in sizes
-            }
+            relative = lambda n: (r[part, n] / r["layers", 1] for r in self._rounds if (part, n) in r)
+            each = {n: one * statistics.median(relative(n)) for n in sizes}
             return {n: min(t for m, t in each.items() if m >= n) for n in sizes}
 
-        out, head, first = (
-            _curve(figures("output") or {1: 0.0}),
-            _curve(figures("head") or {1: 1.0}),
-            figures("first").get(1, 0.0),
-        )
-        layers = figures("layers")
-        layers[1] = min(max(one - out[1], 1e-6), *layers.values())  # one row is decoded whole
+        out, head = _curve(figures("output") or {1: 0.0}), _curve(figures("head") or {1: 1.0})
+        first, layers = figures("first").get(1, 0.0), figures("layers")
+        layers[1] = min(max(one - out[1], 1e-6), *layers.values())  # a decode of one row includes its output
         return Costs(_curve(layers), out, head, _curve({1: 0.0}), max(first - head[1], 0.0), 0.0, context)
 
 
 def _cells(engine: Any, near_at: int, far_at: int, slot: int) -> dict[int, float]:
-    """Seconds that a token before the rows adds to a decode of one row and of eight, by decodes behind all far_at tokens of the slot
-    and, right after, behind the first near_at, which it keeps: the quickest of a few, for what disturbs takes longer."""
+    """Seconds that each token in the KV cache adds to a decode of one row and of eight rows.
+
+    It decodes after the slot's far_at tokens and then after its first near_at, which stay in the KV cache. Of
+    a few decodes the fastest counts, because disturbances only make them slower.
+    """
     least = []
     for at in (far_at, near_at):
         engine.rewind(at, slot)
@@ -153,12 +138,12 @@ def _cells(engine: Any, near_at: int, far_at: int, slot: int) -> dict[int, float
                 break
         least.append(took)
     cells = {n: max(least[0][n] - least[1][n], 0.0) / (far_at - near_at) for n in (1, 8)}
-    # one row adds no less than an eighth of what eight do, and no more than they do
+    # a token costs one row at least an eighth of what it costs eight rows, and at most as much
     return {1: max(cells[1], cells[8] / 8), 8: max(cells[1], cells[8])}
 
 
 def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot: int = 0) -> Costs:
-    """Measures for about `budget` seconds, a slow model once for each size for which there is time; the slot is empty afterwards."""
+    """Measures for about `budget` seconds, or fewer sizes if the model is slow. Empties the slot."""
     start, elapsed = time.perf_counter(), lambda: time.perf_counter() - start
     near_at, far_at = min(CONTEXTS[0], n_ctx // 4), min(CONTEXTS[1], n_ctx - 8)
     sizes = [n for n in SIZES if n <= min(n_ctx - near_at, n_batch)]
@@ -166,13 +151,12 @@ def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot:
     slow, cells, warmed = one > SLOW, {1: 0.0}, {1}
     near_at = 0 if slow else fill_context(engine, near_at, n_batch, slot)
     if not slow and far_at > near_at and 8 in sizes:
-        far_at = fill_context(
-            engine, far_at, min(n_batch, PIECE), slot, max(FILL - elapsed(), LEAST_FILL)
-        )  # a cold file is read until here
+        # this also reads a model file that is not in memory yet
+        far_at = fill_context(engine, far_at, min(n_batch, PIECE), slot, max(FILL - elapsed(), LEAST_FILL))
         if far_at > near_at:
             cells, warmed = _cells(engine, near_at, far_at, slot), {1, 8}
     end = elapsed() + WARM
-    for n in dict.fromkeys(sizes):  # the first of each size takes some milliseconds longer
+    for n in dict.fromkeys(sizes):  # warm-up: the first decode of each size takes some milliseconds longer
         if one > SLOW / 2 or elapsed() > end:
             break
         if n not in warmed:
@@ -181,20 +165,18 @@ def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot:
     rounds = 0
     while rounds < 1 or (not slow and (rounds < 2 or (rounds < 9 and elapsed() < budget))):
         most = MOST_SLOW if slow else ENOUGH if rounds else MOST
-        times.add(
-            engine,
-            list(dict.fromkeys(sizes)) if slow else sizes,
-            slot,
-            most - elapsed(),
-            one if slow else None,
-        )
+        measured = list(dict.fromkeys(sizes)) if slow else sizes
+        times.add(engine, measured, slot, most - elapsed(), one if slow else None)
         rounds += 1
     engine.rewind(0, slot)
     return dataclasses.replace(times.costs(near_at), cell=_curve(cells))
 
 
 def measure_in_use(engine: Any, n_ctx: int, times: Times, rounds: int = 3) -> Costs | None:
-    """Measures behind an answer, the cache as it left it, and adds to `times`: the costs by all so far; None if the cache is full."""
+    """Measures after an answer, with the KV cache as the answer left it, and adds the times to `times`.
+
+    Returns the costs from all times so far, or None if there is no room in the KV cache.
+    """
     sizes = [n for n in SIZES if n <= n_ctx - engine.n_past()]
     if 8 not in sizes:
         return None
@@ -204,29 +186,28 @@ def measure_in_use(engine: Any, n_ctx: int, times: Times, rounds: int = 3) -> Co
 
 
 def _curve(points: dict[int, float]) -> list[float]:
-    """Costs of 0..MAX_ROWS rows: linear between the points, and beyond them at the slope of the whole."""
+    """Costs of 0..MAX_ROWS rows: linear between the points, beyond them with the average slope."""
     (first, least), (last, most) = min(points.items()), max(points.items())
     slope = max(most - least, 0.0) / max(last - first, 1)
     beyond = [most + slope * (n - last) for n in range(last + 1, MAX_ROWS + 1)]
-    return [
-        0.0,
-        *np.interp(range(1, last + 1), sorted(points), [points[n] for n in sorted(points)]).tolist(),
-        *beyond,
-    ]
+    between = np.interp(range(1, last + 1), sorted(points), [points[n] for n in sorted(points)])
+    return [0.0, *between.tolist(), *beyond]
 
 
 def costs_dir() -> Path:
-    """EAGLE3_LLAMA_COSTS, or costs/ of the cache."""
+    """The folder with measured costs: EAGLE3_LLAMA_COSTS, or costs/ in the cache folder."""
     return Path(os.environ.get("EAGLE3_LLAMA_COSTS") or cache_dir() / "costs").expanduser()
 
 
 def cached(engine: Any, key: Sequence[object], n_ctx: int, n_batch: int) -> Costs:
-    """Costs under this key (model, format, backend, threads, library), kept from load to load. The first LOADS measure: what else
-    ran at the time of one would be believed for ever."""
-    room = min(n_ctx, max(CONTEXTS) + 8)  # what measure() uses of it
-    path = costs_dir() / (
-        hashlib.sha256(json.dumps([str(k) for k in (*key, room)]).encode()).hexdigest()[:24] + ".json"
-    )
+    """The costs for this key (model, format, backend, threads, library), from a file in costs_dir().
+
+    Only the first LOADS loads measure. With a single measurement, a disturbance would stay in the costs for
+    ever.
+    """
+    room = min(n_ctx, max(CONTEXTS) + 8)  # the part of the context that measure() uses
+    digest = hashlib.sha256(json.dumps([str(k) for k in (*key, room)]).encode()).hexdigest()
+    path = costs_dir() / f"{digest[:24]}.json"
     loads = _read(path)
     if len(loads) < LOADS:
         loads.append(measure(engine, n_ctx, n_batch))
@@ -235,34 +216,29 @@ def cached(engine: Any, key: Sequence[object], n_ctx: int, n_batch: int) -> Cost
             with replacing(path) as part:
                 part.write_text(json.dumps([dataclasses.asdict(c) for c in loads]) + "\n", encoding="utf-8")
         except (EagleError, OSError):
-            pass  # measured again next time
+            pass  # the next load measures again
     return merged(loads)
 
 
 def merged(loads: Sequence[Costs]) -> Costs:
-    """Of each cost, in units of one row, the median of the loads that had the machine to themselves: one row took them not much longer
-    than it took the quickest."""
+    """The median of each cost over the undisturbed loads, computed in units of one row's cost."""
     least = min(c.one_row for c in loads)
     fair = [c for c in loads if c.one_row <= DISTURBED * least]
-    middle = lambda name: (
-        np.median([np.atleast_1d(getattr(c, name)) / c.one_row for c in fair], axis=0) * least
-    )
+    each = lambda name: [np.atleast_1d(getattr(c, name)) / c.one_row for c in fair]
+    middle = lambda name: np.median(each(name), axis=0) * least
     curves = {name: middle(name).tolist() for name in ("layers", "output", "head", "cell")}
     return Costs(**curves, first=float(middle("first")[0]), other=0.0, context=fair[0].context)
 
 
 def _read(path: Path) -> list[Costs]:
-    """What earlier loads measured; none for a file that is not there or not what cached() writes."""
+    """The measurements of earlier loads. Empty if the file does not exist or has other contents."""
     try:
         loads = [Costs(**c) for c in json.loads(path.read_text(encoding="utf-8"))]
         for c in loads:
             rows = [*c.layers, *c.output, *c.head, *c.cell]
             numbers = [*rows, c.first, c.other, c.context]
-            if (
-                len(rows) != 4 * (MAX_ROWS + 1)
-                or not all(isinstance(x, (int, float)) and 0 <= x < 1e6 for x in numbers)
-                or not c.layers[1]
-            ):
+            valid = all(isinstance(x, (int, float)) and 0 <= x < 1e6 for x in numbers)
+            if len(rows) != 4 * (MAX_ROWS + 1) or not valid or not c.layers[1]:
                 return []
         return loads
     except (OSError, ValueError, TypeError, KeyError, AttributeError):

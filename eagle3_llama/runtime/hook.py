@@ -1,8 +1,8 @@
-"""Has llama_cpp open our libraries.
+"""Makes llama_cpp open this package's libraries.
 
-Each of its modules that opens one reads a variable for the folder, once, when it is imported. The variable
-is ours only while that module is imported, so that child processes have the user's own, and so has whoever
-looks at it later.
+A module of llama_cpp that opens a library reads the library's folder from an environment variable when it is
+imported. The hook sets the variable only during that import. Afterwards the process and its child processes
+have the user's own value again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _OPENERS = {
     "llama_cpp.llama_cpp": ("LLAMA_CPP_LIB_PATH", "libllama"),
     "llama_cpp.mtmd_cpp": ("MTMD_CPP_LIB", "libmtmd"),
 }
-_NO_GPU = ("base", "cpu", "blas", "rpc", "zdnn")  # libggml-*: what runs on the processor, or elsewhere
+_NO_GPU = ("base", "cpu", "blas", "rpc", "zdnn")  # libggml-* backends that are not for GPUs
 
 
 class OurLibraries:
-    """A finder, first in sys.meta_path: finds what others find and sets the variable around the import."""
+    """A finder at the front of sys.meta_path. It wraps the loaders of modules that the other finders find."""
 
     def __init__(self, lib_dir: Callable[[], Path | None]) -> None:
         self._lib_dir = lib_dir
@@ -36,19 +36,15 @@ class OurLibraries:
         lib_dir = self._lib_dir() if variable else None
         if lib_dir is None or not (lib_dir / f"libllama{SUFFIX}").is_file():
             return None
-        found = (
-            f.find_spec(name, path, target)
-            for f in sys.meta_path
-            if f is not self and hasattr(f, "find_spec")
-        )
-        spec = next((s for s in found if s is not None), None)
+        others = (f for f in sys.meta_path if f is not self and hasattr(f, "find_spec"))
+        spec = next((s for f in others if (s := f.find_spec(name, path, target)) is not None), None)
         if spec is not None and spec.loader is not None and spec.origin:
             _wrap(spec.loader, variable, lib_dir, library, Path(spec.origin).parent / "lib")
         return spec
 
 
 def install(lib_dir: Callable[[], Path | None]) -> None:
-    """A later `import llama_cpp` opens the libraries of lib_dir(). Loads nothing."""
+    """Makes a later `import llama_cpp` open the libraries in lib_dir(). Loads nothing itself."""
     if not any(type(f).__name__ == OurLibraries.__name__ for f in sys.meta_path):
         sys.meta_path.insert(0, OurLibraries(lib_dir))
 
@@ -57,11 +53,10 @@ def _wrap(loader: Any, variable: str, lib_dir: Path, library: str, own: Path) ->
     run = loader.exec_module
 
     def exec_module(module: Any) -> None:
-        if not (
-            lib_dir / f"{library}{SUFFIX}"
-        ).is_file():  # llama-cpp-python's would bring its own libllama beside ours
+        # llama-cpp-python's own library would load a second libllama
+        if not (lib_dir / f"{library}{SUFFIX}").is_file():
             raise ImportError(
-                f"{lib_dir} has no {library}, for it was built with LLAMA_BUILD_MTMD=OFF: "
+                f"{lib_dir} has no {library}, because it was built with LLAMA_BUILD_MTMD=OFF: "
                 "build eagle3-llama without that flag"
             )
         before = os.environ.get(variable)
@@ -80,21 +75,24 @@ def _wrap(loader: Any, variable: str, lib_dir: Path, library: str, own: Path) ->
 
 
 def _tell(named: str | None, lib_dir: Path, own: Path) -> None:
-    """What the user loses by it. named: the folder in LLAMA_CPP_LIB_PATH; own: the installed package's."""
+    """Warns about features of another libllama that is not used now.
+
+    named: the folder in LLAMA_CPP_LIB_PATH. own: the folder of the installed llama-cpp-python.
+    """
     build = "pip install --force-reinstall --no-deps eagle3-llama"
     if named is not None and Path(named).resolve() != lib_dir.resolve():
         own = Path(named)
         _warn(
-            f"LLAMA_CPP_LIB_PATH names {named}, but eagle3_llama needs its own libllama and llama_cpp opened "
-            f"that, in {lib_dir}: unset LLAMA_CPP_LIB_PATH for this program, or build eagle3-llama with the "
-            f"flags of yours (CMAKE_ARGS=... {build})"
+            f"LLAMA_CPP_LIB_PATH names {named}, but eagle3_llama needs its own libllama, so llama_cpp uses "
+            f"the one in {lib_dir}: unset LLAMA_CPP_LIB_PATH for this program, or build eagle3-llama with "
+            f"the flags of your library (CMAKE_ARGS=... {build})"
         )
     theirs = gpu_backends(own)
     if theirs and not gpu_backends(lib_dir):
         _warn(
-            f"llama-cpp-python's library in {own} computes on a GPU ({', '.join(theirs)}); eagle3_llama's, "
-            f"in {lib_dir}, takes its place and does not, so n_gpu_layers has no effect. To have both: "
-            f"CMAKE_ARGS=-DGGML_{theirs[0].upper()}=on {build}"
+            f"llama-cpp-python's library in {own} supports a GPU ({', '.join(theirs)}), but eagle3_llama's, "
+            f"in {lib_dir}, replaces it and does not, so n_gpu_layers has no effect. To build it with GPU "
+            f"support: CMAKE_ARGS=-DGGML_{theirs[0].upper()}=on {build}"
         )
 
 
@@ -103,8 +101,7 @@ def _warn(message: str) -> None:
 
 
 def gpu_backends(folder: Path) -> list[str]:
-    """Of a folder's libraries, by their files' names: to ask it, a second libllama would be loaded."""
-    names = (
-        f.name.removeprefix("libggml-").partition(".")[0] for f in sorted(folder.glob(f"libggml-*{SUFFIX}"))
-    )
+    """The GPU backends in a folder, from its file names. Asking the library would load a second libllama."""
+    files = sorted(folder.glob(f"libggml-*{SUFFIX}"))
+    names = (f.name.removeprefix("libggml-").partition(".")[0] for f in files)
     return [name for name in names if name.partition("-")[0] not in _NO_GPU]

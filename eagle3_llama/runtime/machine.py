@@ -1,4 +1,4 @@
-"""Which machine this is, as far as it decides what computing costs: homes, and caches in them, are shared."""
+"""Identifies the machine, for the cache of measured costs. Several machines may share a home directory."""
 
 from __future__ import annotations
 
@@ -9,41 +9,33 @@ from pathlib import Path
 
 from .hook import SUFFIX
 
-_TELLING = ("model name", "flags", "CPU implementer", "CPU part", "Features")  # of /proc/cpuinfo, x86 and ARM
+# lines of /proc/cpuinfo that identify the processor, on x86 and ARM
+_CPU_LINES = ("model name", "flags", "CPU implementer", "CPU part", "Features")
 
 
 def identity(lib_dir: Path | None) -> list[object]:
-    """Processor, cores that may be used, and the devices that the ggml in lib_dir sees."""
-    return [
-        cpu(),
-        cores(),
-        os.environ.get("OMP_WAIT_POLICY"),
-        devices(lib_dir) if lib_dir is not None else [],
-    ]
+    """Processor, usable cores, OpenMP's wait policy, and the devices that the ggml in lib_dir finds."""
+    found = devices(lib_dir) if lib_dir is not None else []
+    return [cpu(), cores(), os.environ.get("OMP_WAIT_POLICY"), found]
 
 
 def cpu(info: Path = Path("/proc/cpuinfo")) -> str:
-    """Model and features of the processor's cores. platform.processor() is empty on many Linux machines."""
+    """Model and features of the processor, from `info`: platform.processor() is often empty on Linux."""
     try:
-        lines = {
-            line
-            for line in info.read_text(encoding="utf-8", errors="replace").splitlines()
-            if line.startswith(_TELLING)
-        }
+        text = info.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        lines = set()
-    return "\n".join(
-        [platform.machine(), *sorted(lines)] if lines else [platform.machine(), platform.processor()]
-    )
+        text = ""
+    lines = sorted({line for line in text.splitlines() if line.startswith(_CPU_LINES)})
+    return "\n".join([platform.machine(), *(lines or [platform.processor()])])
 
 
 def cores() -> int:
-    """Those that this process may run on."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def devices(lib_dir: Path) -> list[str]:
-    """Names that ggml's backends have for their devices, e.g. a GPU's model. The library must be loaded."""
+    """The names of ggml's devices, such as the model of a GPU. The library must be loaded already."""
     try:
         ggml = ctypes.CDLL(str(lib_dir / f"libggml{SUFFIX}"))
         ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
@@ -51,10 +43,8 @@ def devices(lib_dir: Path) -> list[str]:
         ggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
         ggml.ggml_backend_dev_description.restype = ctypes.c_char_p
         ggml.ggml_backend_dev_description.argtypes = [ctypes.c_void_p]
-        described = [
-            ggml.ggml_backend_dev_description(ggml.ggml_backend_dev_get(i))
-            for i in range(ggml.ggml_backend_dev_count())
-        ]
+        found = [ggml.ggml_backend_dev_get(i) for i in range(ggml.ggml_backend_dev_count())]
+        described = [ggml.ggml_backend_dev_description(device) for device in found]
     except (OSError, AttributeError):
         return []
     return [(text or b"").decode("utf-8", "replace") for text in described]

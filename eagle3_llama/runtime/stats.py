@@ -1,4 +1,4 @@
-"""What drafting did: counted by the round, reset by the user."""
+"""Statistics about drafting: counted after every round, reset by the user."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import dataclasses
 
 @dataclasses.dataclass
 class EagleStats:
-    """Counters since load or the last reset().
+    """Counters since the model was loaded or since the last reset().
 
-    Times are seconds: `target` in llama_decode of rounds, `draft` in the head, `verify` in the sampler,
-    `other` in Python and bookkeeping, `prompt` in prompts (head included). tokens counts generated ones.
+    tokens: generated tokens. drafted, accepted: draft tokens. accepted_at: accepted draft tokens by position.
+    Times in seconds: target (llama_decode in rounds), draft (the head), verify (the sampler), other (Python
+    and bookkeeping), prompt (prompts, including the head's part).
     """
 
     rounds: int = 0
@@ -25,11 +26,11 @@ class EagleStats:
     prompt: float = 0.0
 
     def reset(self) -> None:
-        """Back to zero."""
-        self.__init__()  # type: ignore[misc]
+        """Sets all counters to zero."""
+        vars(self).update(vars(EagleStats()))
 
     def count_round(self, n_drafted: int, n_sampled: int) -> None:
-        """One round drafted n_drafted tokens and sampled n_sampled, the last of them the bonus."""
+        """Counts a round with n_drafted draft tokens and n_sampled sampled ones, the last being the bonus."""
         self.rounds += 1
         self.drafted += n_drafted
         self.accepted += n_sampled - 1
@@ -40,26 +41,26 @@ class EagleStats:
 
     @property
     def accept_per_position(self) -> list[float]:
-        """Share of all rounds in which the draft's token at position 1, 2, ... was accepted (unconditional)."""
+        """For draft positions 1, 2, ...: the share of all rounds whose draft token there was accepted."""
         return [n / self.rounds for n in self.accepted_at] if self.rounds else []
 
     @property
     def mean_accepted_length(self) -> float:
-        """Tokens a round, counting the bonus."""
+        """Tokens per round, including the bonus."""
         return (self.accepted + self.rounds) / self.rounds if self.rounds else 0.0
 
     @property
     def seconds(self) -> float:
-        """Time of generation, prompts not included."""
+        """Seconds of generation, without prompts."""
         return self.target + self.draft + self.verify + self.other
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens a second, prompts not included."""
+        """Generated tokens per second, without the time for prompts."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     @property
     def time_share(self) -> dict[str, float]:
-        """Where generation's time went; sums to 1."""
+        """Shares of the generation time by part. They add up to 1."""
         total = self.seconds or 1.0
         return {name: getattr(self, name) / total for name in ("target", "draft", "verify", "other")}

@@ -1,4 +1,4 @@
-"""Held-out acceptance as the engine would find it: greedy chains, round by round, over the target's answers."""
+"""Acceptance on held-out answers, as in the engine: greedy draft chains, round by round."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from .model import Head
 
 @dataclasses.dataclass
 class Acceptance:
-    """Over `rounds`: accept_per_position is unconditional; mean_accepted_length counts the bonus."""
+    """Acceptance over a number of rounds.
+
+    accept_per_position: share of all rounds whose draft token at that position was accepted.
+    mean_accepted_length: tokens per round, including the bonus.
+    """
 
     rounds: int
     accept_per_position: list[float]
@@ -32,7 +36,7 @@ def measure(
     device: str = "cpu",
     step: Callable[[], None] = lambda: None,
 ) -> Acceptance:
-    """Rounds of chains of `steps` over the items' own tokens, as if each were what the target samples."""
+    """Drafts chains of `steps` tokens over the items, as if the target sampled exactly the items' tokens."""
     rounds, accepted = 0, [0] * steps
     for item in items:
         batch = corpus.batch([item], steps + 2, device)
@@ -46,9 +50,12 @@ def measure(
 
 
 def walk(tokens: list[int], drafts: list[list[int]], n_prompt: int, steps: int) -> tuple[int, list[int]]:
-    """Rounds over one answer; drafts[t] continues tokens[..t+1], drafted from the features up to t."""
+    """(rounds, accepted draft tokens by position) for one answer.
+
+    drafts[t] follows tokens[: t + 2] and was drafted from the features up to position t.
+    """
     rounds, accepted = 0, [0] * steps
-    at = max(n_prompt, 1)  # the token sampled last; the first of an answer comes from the prompt
+    at = max(n_prompt, 1)  # index of the last sampled token; the prompt's decode gives the first of an answer
     while at + 1 < len(tokens):
         n = 0
         while n < steps and at + 1 + n < len(tokens) and drafts[at - 1][n] == tokens[at + 1 + n]:

@@ -1,10 +1,11 @@
-"""Shards as batches: drawn in an order that only the seed and the step decide."""
+"""Batches from shards. Their order depends only on the seed and the step."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from .shards import shard_info
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """One conversation: rows first..last of a shard's arrays."""
+    """One conversation: rows first..last-1 of a shard's arrays."""
 
     shard: int
     first: int
@@ -31,8 +32,11 @@ class Item:
 
 @dataclasses.dataclass
 class Batch:
-    """features float32 [B, T, layers * n_embd]; final float32 [B, T, n_embd], the last layer's output; tokens
-    long [B, T + extra]; best long [B, T]; n_prompt, n_tokens long [B]."""
+    """features: float32 [B, T, layers * n_embd]. final: float32 [B, T, n_embd], the output of the last layer.
+
+    tokens: long [B, T + extra]. best: long [B, T], the target's most likely next token. n_prompt, n_tokens:
+    long [B].
+    """
 
     features: Tensor
     final: Tensor
@@ -43,10 +47,13 @@ class Batch:
 
 
 class Corpus:
-    """Conversations of all shards, kept memory-mapped. layers: those to read, None for all that were captured."""
+    """The memory-mapped conversations of all shards. layers: those to read, None for all captured layers.
+
+    Raises EagleError BAD_ARGUMENT if the shards do not have these layers.
+    """
 
     def __init__(self, paths: Sequence[Path], layers: Sequence[int] | None = None) -> None:
-        self.files, self.items = [], []
+        self.files, self.items = list[Any](), list[Item]()
         about = shard_info(paths[0])
         captured = [*about["layers"], about["n_layer"]]
         self.layers = list(layers) if layers is not None else about["layers"]
@@ -54,27 +61,27 @@ class Corpus:
         if missing:
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT,
-                f"the data holds the inputs of layers {captured}, not of {missing}: name another --out",
+                f"the data has the inputs of layers {captured}, not of {missing}: choose another --out",
             )
         self.columns = [captured.index(k) for k in self.layers]
         for n, path in enumerate(paths):
             f = safe_open(path, "numpy")
             self.files.append(f)
             ends, n_prompt, greedy = f.get_tensor("ends"), f.get_tensor("n_prompt"), f.get_tensor("greedy")
-            starts = np.concatenate([[0], ends[:-1]]) if len(ends) else []
             self.items += [
-                Item(n, int(a), int(b), int(p), bool(g)) for a, b, p, g in zip(starts, ends, n_prompt, greedy)
+                Item(n, int(a), int(b), int(p), bool(g))
+                for a, b, p, g in zip([0, *ends[:-1]], ends, n_prompt, greedy)
             ]
 
     def tokens(self, item: Item) -> np.ndarray:
         return self.files[item.shard].get_slice("tokens")[item.first : item.last]
 
     def answers(self, items: Sequence[Item]) -> np.ndarray:
-        """All answer tokens: what the draft vocabulary is chosen by."""
+        """All answer tokens, from which the draft vocabulary is chosen."""
         return np.concatenate([self.tokens(i)[i.n_prompt :] for i in items])
 
     def batch(self, items: Sequence[Item], extra: int, device: str = "cpu") -> Batch:
-        """Pads to the longest; padding repeats token 0 and is never asked for."""
+        """A batch, padded with token 0 to the longest item. The loss does not use padding."""
         t = max(len(i) for i in items)
         rows = [self._read(i) for i in items]
         n_layers, n_embd = rows[0][1].shape[1:]
@@ -99,7 +106,7 @@ class Corpus:
 
 
 def split(corpus: Corpus, n_heldout: int, seed: int) -> tuple[list[Item], list[Item]]:
-    """(training, held-out): of the greedy answers where there are any, at most a tenth of all."""
+    """(training, held-out) items. Held out are greedy answers if there are any, at most a tenth of all."""
     items = corpus.items
     pool = [k for k, i in enumerate(items) if i.greedy] or list(range(len(items)))
     order = np.random.default_rng([seed, 5]).permutation(pool)
@@ -108,9 +115,12 @@ def split(corpus: Corpus, n_heldout: int, seed: int) -> tuple[list[Item], list[I
 
 
 def batches(items: Sequence[Item], tokens: int, seed: int, epoch: int) -> list[list[int]]:
-    """Indices into items, each list of some `tokens` padded positions: neighbours in length, lists shuffled."""
+    """Shuffled batches as lists of indices into items. A batch has items of similar length.
+
+    It has at most `tokens` padded positions, unless a single item is longer.
+    """
     rng = np.random.default_rng([seed, 9, epoch])
-    length = np.array([len(i) for i in items]) + rng.random(len(items)) * 32  # so that neighbours change
+    length = np.array([len(i) for i in items]) + rng.random(len(items)) * 32  # so that batches vary by epoch
     out: list[list[int]] = [[]]
     longest = 0
     for k in np.argsort(length, kind="stable"):
@@ -123,9 +133,10 @@ def batches(items: Sequence[Item], tokens: int, seed: int, epoch: int) -> list[l
 
 
 def draft_vocabulary(answers: np.ndarray, n_vocab: int, size: int) -> tuple[np.ndarray, float]:
-    """The most frequent target ids, ascending int64, and the share of answer tokens that they cover.
+    """The most frequent target ids, ascending int64, and the share of the answer tokens that they cover.
 
-    Ids that never occur fill up from the low end, where tokenizers keep the common ones.
+    If too few ids occur, the lowest of the other ids are added, because tokenizers give common tokens low
+    ids.
     """
     counts = np.bincount(answers, minlength=n_vocab)
     size = min(size, n_vocab)

@@ -1,4 +1,4 @@
-"""Heads as checkpoints: config.json + model.safetensors in SpecForge's layout, which vLLM and SGLang load."""
+"""Writes heads as checkpoints in SpecForge's layout, which vLLM and SGLang load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .model import Head
 
 
 def config(head: Head, layers: Sequence[int], dtype: torch.dtype) -> dict[str, object]:
-    """SpecForge lists the layers whose *outputs* are read: one less than the inputs that llama.cpp counts."""
+    """config.json. SpecForge lists layers whose *outputs* are read, one less than llama.cpp's input ids."""
     s = head.shape
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -38,17 +38,16 @@ def config(head: Head, layers: Sequence[int], dtype: torch.dtype) -> dict[str, o
         "attention_bias": False,
         "torch_dtype": str(dtype).removeprefix("torch."),
         "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": [k - 1 for k in layers],
+            "eagle_aux_hidden_state_layer_ids": [k - 1 for k in layers],  # SGLang adds one
             "use_aux_hidden_state": True,
-        },  # SGLang adds one
-        "eagle_aux_hidden_state_layer_ids": list(
-            layers
-        ),  # vLLM takes these as they are; without them the others, one too low
+        },
+        # vLLM uses these ids unchanged; without them it would use those above, which are one too low for it
+        "eagle_aux_hidden_state_layer_ids": list(layers),
     }
 
 
 def tensors(head: Head, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The checkpoint's tensors; d2t int64 as offsets, t2d bool."""
+    """The checkpoint's tensors. d2t: offsets, int64. t2d: bool."""
     d2t = head.d2t.cpu()
     t2d = torch.zeros(head.shape.n_vocab, dtype=torch.bool)
     t2d[d2t] = True
@@ -57,11 +56,11 @@ def tensors(head: Head, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def write(head: Head, layers: Sequence[int], out: Path, dtype: torch.dtype = torch.float16) -> None:
-    """config.json and model.safetensors into the folder out."""
+    """Writes config.json and model.safetensors to the folder `out`."""
     if 0 in layers:
         raise EagleError(
             ErrorKind.UNSUPPORTED,
-            "layer 0 has no name in this layout, which counts outputs of layers: capture from layer 1 on",
+            "this layout lists outputs of layers, so it has no id for the input of layer 0: use other layers",
         )
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / "model.safetensors") as part:
@@ -71,23 +70,22 @@ def write(head: Head, layers: Sequence[int], out: Path, dtype: torch.dtype = tor
 
 
 def _midlayer(folder: Path) -> dict[str, np.ndarray]:
-    """A published head's tensors under their checkpoint names."""
+    """The tensors of a published head by their checkpoint names."""
     return {name: t.read_all() for name, t in read_source(folder).tensors.items()}
 
 
 def head_d2t(folder: Path) -> np.ndarray:
-    """Target ids that a published head drafts, int64."""
+    """The target ids in the draft vocabulary of a published head, int64."""
     found = _midlayer(folder).get("d2t")
     if found is None:
         raise EagleError(
-            ErrorKind.MISSING_TENSOR,
-            f"{folder} has no d2t: only heads with a draft vocabulary can be trained on",
+            ErrorKind.MISSING_TENSOR, f"{folder} has no d2t: --init-from needs a head with a draft vocabulary"
         )
     return found.astype(np.int64) + np.arange(len(found))
 
 
 def read_head(folder: Path, head: Head, layers: Sequence[int]) -> None:
-    """Loads a published head (midlayer layout) into head, to specialise it."""
+    """Loads a published head (midlayer layout) into `head`, to continue its training."""
     found, state = _midlayer(folder), head.state_dict()
     for name, p in state.items():
         if name not in found:

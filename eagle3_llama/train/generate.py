@@ -1,4 +1,4 @@
-"""Conversations with their features: many sequences at once, captured in the pass that generates them."""
+"""Generates conversations, many sequences at once. The same forward pass captures their features."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from ..llama.chat import has_template
 from .sources import Task
 from .target import Target
 
-MARK = "\u2063user text\u2063"  # cut out of a rendered template to find where a user turn opens
-WINDOW, REPEATED = (
-    64,
-    56,
-)  # an answer loops once so many of so many tokens end n-grams it already had; it is cut there
-LEAST = 8  # tokens of an answer worth keeping
-OPENING = 16  # sampled tokens that a model without a chat template starts its own texts with
+MARK = "\u2063user text\u2063"  # rendered with the chat template, to find where the user's text begins
+# an answer loops if REPEATED of WINDOW tokens end n-grams that occurred before; it is cut at the window's end
+WINDOW, REPEATED = 64, 56
+LEAST = 8  # tokens: shorter answers are dropped
+OPENING = 16  # a model without a chat template starts its texts with this many tokens of its own
 
 
 @dataclasses.dataclass
 class Conversation:
-    """tokens int32 [n]; features float16 [n, layers + 1, n_embd]; best int32 [n]: the target's choice after each."""
+    """tokens: int32 [n]. features: float16 [n, layers + 1, n_embd]. best: int32 [n], best next tokens."""
 
     index: int
     tokens: np.ndarray
@@ -35,21 +33,24 @@ class Conversation:
     ended: bool
 
     def flaw(self, drop_truncated: bool) -> str | None:
-        """Why it is not worth training on, if so."""
+        """Why the conversation is not used for training, or None if it is."""
         if len(self.tokens) - self.n_prompt < LEAST:
             return "empty"
         return "truncated" if drop_truncated and not self.ended else None
 
 
 def loop_end(answer: Sequence[int]) -> int | None:
-    """How much of an answer to keep if it falls into a loop: the target's users meet loops, a window of one is enough."""
+    """How many tokens of an answer to keep if it loops, else None.
+
+    The head should learn loops, because the target's users see them. One window of a loop is enough for this.
+    """
     sums = np.concatenate([[0], np.cumsum(loop_flags(answer))])
-    full = np.flatnonzero(sums[WINDOW:] - sums[:-WINDOW] >= REPEATED) if len(answer) >= WINDOW else []
+    full = np.flatnonzero(sums[WINDOW:] - sums[:-WINDOW] >= REPEATED)
     return int(full[0]) + WINDOW if len(full) else None
 
 
 class Slot:
-    """One sequence under way."""
+    """A sequence that is being generated."""
 
     def __init__(self, task: Task, seed: int) -> None:
         self.task, self.rng = task, np.random.default_rng([seed, 11, task.index])
@@ -59,7 +60,7 @@ class Slot:
         self.n_prompt, self.writing = 0, task.kind == "write"
 
     def start(self, target: Target, slot: int, tokens: Sequence[int]) -> int:
-        """Prefills tokens and samples the first of the answer."""
+        """Prefills the tokens and samples the first token of the answer."""
         self.tokens, self.n_prompt = list(tokens), len(tokens)
         features, best, logits = target.prefill(self.tokens, slot)
         self.features, self.best = [features], [best]
@@ -71,7 +72,7 @@ class Slot:
         return sample(logits, self.rng, self.task.temperature, self.task.top_p, self.task.top_k)
 
     def looping(self) -> bool:
-        """Asked every few tokens only."""
+        """Whether the answer loops. It checks only every 32 tokens."""
         n = len(self.tokens) - self.n_prompt
         return n % 32 == 0 and loop_end(self.tokens[self.n_prompt :]) is not None
 
@@ -85,7 +86,10 @@ class Slot:
 
 
 def sample(logits: np.ndarray, rng: np.random.Generator, temperature: float, top_p: float, top_k: int) -> int:
-    """A token from float32 [n_vocab]; temperature 0 takes the best, top_k 0 and top_p 1 leave all in (of 1,000)."""
+    """Samples a token from logits, float32 [n_vocab].
+
+    temperature 0: the most likely one. top_k 0: the 1,000 most likely ones take part. top_p 1: no limit.
+    """
     if temperature == 0:
         return int(logits.argmax())
     k = min(top_k or 1000, len(logits))
@@ -100,9 +104,9 @@ def sample(logits: np.ndarray, rng: np.random.Generator, temperature: float, top
 
 
 def user_opening(target: Target) -> list[int]:
-    """The chat template up to where the user's words begin: from here an instruct model writes prompts itself.
+    """The tokens of the chat template before the user's text. After them, an instruct model writes a prompt.
 
-    A model without a template writes texts from its first token on.
+    A model without a template gets only the BOS token and writes a text.
     """
     if not has_template(target.llm):
         return [max(target.llm.token_bos(), 0)]
@@ -111,13 +115,14 @@ def user_opening(target: Target) -> list[int]:
     if MARK not in text:
         raise EagleError(
             ErrorKind.UNSUPPORTED,
-            f"the chat template of {target.path} changes the user's words: give --prompts instead of self-synthesis",
+            f"the chat template of {target.path} changes the user's text, so the model cannot write prompts: "
+            "set --prompts, and the first of --weights to 0",
         )
     return target.llm.tokenize(text[: text.index(MARK)].encode(), add_bos=False, special=True)
 
 
 def read(target: Target, task: Task, slot: int) -> Conversation | None:
-    """A finished conversation's features, by prefill."""
+    """The features of a finished conversation, by prefill. None if its answer is too short."""
     tokens, n_prompt = list(task.tokens), task.n_prompt
     if task.messages:
         prompt = target.chat(list(task.messages[:-1]))
@@ -131,7 +136,8 @@ def read(target: Target, task: Task, slot: int) -> Conversation | None:
     if max(tokens) >= target.n_vocab:
         raise EagleError(
             ErrorKind.BAD_VALUE,
-            f"conversation {task.index} has token {max(tokens)}, the target has {target.n_vocab}: was it made with another model?",
+            f"conversation {task.index} has token {max(tokens)}, but the target has only {target.n_vocab} "
+            "tokens: use conversations of this model",
         )
     features, best, _ = target.prefill(tokens, slot)
     return Conversation(
@@ -142,8 +148,12 @@ def read(target: Target, task: Task, slot: int) -> Conversation | None:
 def converse(
     target: Target, tasks: Iterable[Task], n_predict: int, seed: int
 ) -> Iterator[tuple[int, Conversation | None]]:
-    """Runs tasks, n_slots of them at a time; yields (index, what it gave), in the order they end, None for nothing."""
-    waiting, active = iter(tasks), {}  # active: slot -> (Slot, token to decode next)
+    """Runs the tasks, up to n_slots at the same time. Yields (index, conversation) when a task ends.
+
+    The conversation is None for a task that gave nothing to train on.
+    """
+    waiting = iter(tasks)
+    active: dict[int, tuple[Slot, int]] = {}  # slot -> (its sequence, the token to decode next)
     opening: list[int] = []
     while True:
         free = [slot for slot in range(target.n_slots) if slot not in active]
@@ -170,7 +180,7 @@ def converse(
 def advance(
     target: Target, active: dict[int, tuple[Slot, int]], n_predict: int
 ) -> Iterator[tuple[int, Conversation | None]]:
-    """Takes out what has ended, turns prompts that were written into questions."""
+    """Removes sequences that have ended and yields their conversations. Written prompts become questions."""
     for slot, (s, token) in list(active.items()):
         if s.writing and len(s.tokens) - s.n_prompt == OPENING and not has_template(target.llm):
             s.writing, s.n_prompt = False, len(s.tokens)
@@ -191,11 +201,10 @@ def advance(
 
 
 def step(target: Target, active: dict[int, tuple[Slot, int]]) -> None:
-    """One token for every active slot."""
+    """Decodes one token in every active slot."""
     slots = sorted(active)
-    rows, features = target.decode(
-        [active[s][1] for s in slots], [len(active[s][0].tokens) for s in slots], slots
-    )
+    tokens, positions = [active[s][1] for s in slots], [len(active[s][0].tokens) for s in slots]
+    rows, features = target.decode(tokens, positions, slots)
     best = rows.argmax(1).astype(np.int32)
     for i, slot in enumerate(slots):
         s, token = active[slot]

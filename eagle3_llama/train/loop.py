@@ -27,12 +27,12 @@ from .weights import TargetWeights
 
 COLUMNS = ("step", "tokens_seen", "seconds", "loss", "lr", "mean_accepted_length")
 SAVE_EVERY = 60.0  # seconds
-PACE_STEPS = 5  # after which the pace is known
+PACE_STEPS = 5  # after this many steps the speed is known
 
 
 @dataclasses.dataclass
 class Progress:
-    """Where a run is, for a bar: positions seen and to see, their rate, the last loss and acceptance."""
+    """The progress of a run. seen: positions so far. rate: positions per second. accepted: mean length."""
 
     step: int
     steps: int
@@ -43,7 +43,7 @@ class Progress:
 
 
 class Trainer:
-    """One run. train() may be interrupted at any moment; another Trainer goes on from its checkpoint."""
+    """A training run. train() may be interrupted at any time; a new Trainer continues from the checkpoint."""
 
     def __init__(self, settings: TrainSettings, corpus: Corpus, out: Path) -> None:
         self.s, self.corpus, self.out = settings, corpus, out
@@ -60,32 +60,23 @@ class Trainer:
         self.optimizer = Optimizers(self.head, settings.optimizer, settings.lr)
         self.dtype = torch.bfloat16 if settings.device.startswith("cuda") else torch.float32
         self.epoch_steps = len(batches(self.train_items, settings.batch_tokens, settings.seed, 0))
-        self.state: dict[str, Any] = {
-            "step": 0,
-            "seen": 0,
-            "seconds": 0.0,
-            "best": -1.0,
-            "since_best": 0,
-            "rows": [],
-            "by_time": None,
-        }
+        best = {"best": -1.0, "since_best": 0, "rows": []}
+        self.state: dict[str, Any] = {"step": 0, "seen": 0, "seconds": 0.0, **best, "by_time": None}
         self.loss, self.save_every = float("nan"), SAVE_EVERY
 
     def _vocabulary(self, weights: TargetWeights) -> tuple[np.ndarray, float]:
+        answers = self.corpus.answers(self.train_items)
         if self.s.init_from:
             d2t = head_d2t(Path(self.s.init_from))
-            answers = self.corpus.answers(self.train_items)
             return d2t, float(np.isin(answers, d2t).mean())
-        return draft_vocabulary(
-            self.corpus.answers(self.train_items), weights.shape.n_vocab, self.s.draft_vocab
-        )
+        return draft_vocabulary(answers, weights.shape.n_vocab, self.s.draft_vocab)
 
     @property
     def path(self) -> Path:
         return self.out / "checkpoint.pt"
 
     def resume(self) -> bool:
-        """Takes up the checkpoint, if there is one."""
+        """Loads the checkpoint. Returns False if there is none."""
         state = checkpoint.load(self.path, self.s)
         if state is None:
             return False
@@ -95,20 +86,18 @@ class Trainer:
         return True
 
     def save(self) -> None:
-        checkpoint.save(
-            self.path,
-            self.s,
-            {"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict(), "state": self.state},
-        )
+        parts = {"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict()}
+        checkpoint.save(self.path, self.s, {**parts, "state": self.state})
 
     def train(
         self,
         progress: Callable[[Progress], None],
         starting: Callable[[int, int], None] = lambda done, of: None,
     ) -> None:
-        """To the end of the epochs, of the minutes, or of patience. starting: progress of what comes before the first step.
+        """Trains until the epochs, the minutes or the patience are used up.
 
-        Saves between whole steps only: what stops it in the middle of one loses the time since the last save.
+        starting(done, total) reports progress before the first step. Checkpoints are written only between
+        steps. An interruption loses the work since the last checkpoint.
         """
         st, total = self.state, self.s.epochs * self.epoch_steps
         if st["step"] == 0 and not st["rows"]:
@@ -129,16 +118,8 @@ class Trainer:
             if time.monotonic() - saved >= self.save_every:
                 self.save()
                 saved = time.monotonic()
-            progress(
-                Progress(
-                    st["step"],
-                    total,
-                    st["seen"],
-                    st["seen"] / max(st["seconds"], 1e-9),
-                    self.loss,
-                    st["rows"][-1]["mean_accepted_length"],
-                )
-            )
+            rate, accepted = st["seen"] / max(st["seconds"], 1e-9), st["rows"][-1]["mean_accepted_length"]
+            progress(Progress(st["step"], total, st["seen"], rate, self.loss, accepted))
         if st["rows"][-1]["step"] != st["step"]:
             self.evaluate()
         self.save()
@@ -146,18 +127,10 @@ class Trainer:
     def _step(self, items: list[Any], total: int) -> int:
         batch = self.corpus.batch(items, self.s.steps + 2, self.s.device)
         offset = int(np.random.default_rng([self.s.seed, 13, self.state["step"]]).integers(self.s.stride))
+        s, models = self.s, (self.head, self.teacher)
         with torch.autocast(batch.final.device.type, self.dtype, enabled=self.dtype != torch.float32):
             loss = training_time_test(
-                self.head,
-                self.teacher,
-                batch,
-                self.s.steps,
-                self.s.decay,
-                self.s.hard,
-                self.s.temperature,
-                self.s.stride,
-                offset,
-                self.dtype,
+                *models, batch, s.steps, s.decay, s.hard, s.temperature, s.stride, offset, self.dtype
             )
         if loss.positions:
             loss.total.backward()
@@ -167,9 +140,10 @@ class Trainer:
         return int(batch.n_tokens.sum())
 
     def _schedule(self, total: int) -> float:
-        """Warm-up, then a cosine to a tenth; by time where the minutes will end before the epochs.
+        """Factor of the learning rate: warm-up, then a cosine to a tenth.
 
-        That is settled once, after a few steps: a run whose epochs fit gives the same head however often it is stopped.
+        It follows the time instead of the steps if the minutes will end before the epochs. This is decided
+        once, after a few steps. So a run whose epochs fit gives the same head however often it is stopped.
         """
         st = self.state
         if self.s.minutes and st["by_time"] is None and st["step"] >= PACE_STEPS:
@@ -188,7 +162,7 @@ class Trainer:
         return bool(self.s.patience) and self.state["since_best"] >= self.s.patience
 
     def evaluate(self) -> Acceptance:
-        """Measures held-out acceptance, logs it, keeps the best head."""
+        """Measures held-out acceptance, logs it, and saves the head if it is the best so far."""
         st = self.state
         self.head.eval()
         a = measure(self.head, self.corpus, self.heldout, min(self.s.steps, 5), self.s.device)
@@ -214,7 +188,7 @@ class Trainer:
         return a
 
     def write_log(self) -> None:
-        """log.csv: one line for each measurement."""
+        """Writes log.csv, one line per measurement."""
         n = max((len(r["accept_per_position"]) for r in self.state["rows"]), default=0)
         with replacing(self.out / "log.csv") as part, open(part, "w", newline="", encoding="utf-8") as f:
             w = csv.writer(f)
@@ -223,6 +197,6 @@ class Trainer:
                 w.writerow([*(r[c] for c in COLUMNS), *r["accept_per_position"]])
 
     def best_head(self) -> Head:
-        """The head as it was when it was best."""
+        """The head with the best measurement."""
         self.head.load_state_dict(torch.load(self.out / "best.pt", weights_only=True))
         return self.head

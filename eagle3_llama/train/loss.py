@@ -1,8 +1,9 @@
-"""Training-time test: what the head says after 1..K of its own steps against what the target would say there."""
+"""The loss of training-time test: the head's predictions after 1..K of its own steps against the target's."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,13 +16,13 @@ from .weights import TargetWeights
 
 @dataclasses.dataclass
 class Teacher:
-    """The target's end: final norm weight [n_embd] and its output rows over the draft vocabulary."""
+    """The target's final norm, [n_embd], and the rows of its output matrix for the draft vocabulary."""
 
     norm: Tensor
     output: Tensor
     eps: float
-    in_draft: Tensor  # bool [n_vocab]: may be drafted
-    t2d: Tensor  # long [n_vocab]: draft id, or -1
+    in_draft: Tensor  # bool [n_vocab]: whether the token is in the draft vocabulary
+    t2d: Tensor  # long [n_vocab]: its draft id, or -1
 
     @classmethod
     def of(cls, weights: TargetWeights, head: Head, device: str) -> Teacher:
@@ -38,31 +39,32 @@ class Teacher:
         )
 
     def probabilities(self, final: Tensor, temperature: float) -> Tensor:
-        """The target's distribution over the draft vocabulary [n, draft_vocab], from its last layer's output [n, n_embd]."""
+        """The target's distribution, [n, draft_vocab], from the output of its last layer, [n, n_embd]."""
         logits = F.rms_norm(final, (final.shape[-1],), self.norm, self.eps) @ self.output.T
         return (logits.float() / temperature).softmax(-1)
 
 
 @dataclasses.dataclass
 class Loss:
-    total: Tensor  # what to minimise
+    total: Tensor  # the loss to minimise
     losses: list[float]  # by step
-    agree: list[float]  # share of positions where the head's best is the target's, by step
+    agree: list[float]  # share of positions where the head's most likely token is the target's, by step
     positions: int
 
 
 class Distillation(torch.autograd.Function):
-    """Mean cross-entropy of softmax(h @ weight.T) against soft[at], mixed with that against best[at].
+    """Mean cross-entropy of softmax(h @ weight.T) against soft[at], mixed with the one against best[at].
 
-    Forward makes the gradients as well, some rows at a time: [n, draft_vocab] never lies in memory as a whole, and what
-    does fits the cache. dtype: of the products; the rest is float32. Returns (loss, share of rows whose best agrees).
+    The forward pass computes the gradients too, some rows at a time. So the full [n, draft_vocab] matrix is
+    never in memory, and the part that is fits the CPU's cache. dtype: of the matrix products, the rest is
+    float32. Returns (loss, share of rows whose most likely token is the target's).
     """
 
     ROWS = {"cpu": 256, "cuda": 8192}
 
     @staticmethod
     def forward(
-        ctx,
+        ctx: Any,
         h: Tensor,
         weight: Tensor,
         soft: Tensor,
@@ -80,9 +82,8 @@ class Distillation(torch.autograd.Function):
             agree += (log_q.argmax(-1) == best[at[rows]]).sum()
             if hard:
                 want = want * (1 - hard)
-                want.scatter_add_(
-                    1, best[at[rows], None], torch.full_like(rows, hard, dtype=want.dtype)[:, None]
-                )
+                more = torch.full_like(rows, hard, dtype=want.dtype)[:, None]
+                want.scatter_add_(1, best[at[rows], None], more)
             loss -= torch.dot(want.flatten(), log_q.flatten())
             grad = log_q.exp_().sub_(want).div_(n).to(dtype)
             dh[rows[0] : rows[-1] + 1] = grad @ low
@@ -93,7 +94,7 @@ class Distillation(torch.autograd.Function):
         return loss / n, agree
 
     @staticmethod
-    def backward(ctx, g: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         dh, dw = ctx.saved_tensors
         return dh * g, dw * g, None, None, None, None, None
 
@@ -110,38 +111,36 @@ def training_time_test(
     offset: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Loss:
-    """Cross-entropy of step j at position t against the target's distribution at t + 1 + j, weighted decay^j.
+    """Cross-entropy of step j at position t against the target's distribution at t + 1 + j, times decay^j.
 
-    Positions count where the predicted token t + 2 + j belongs to the answer and the target's best token there can be
-    drafted (as the EAGLE code masks). hard: share of the loss taken on that best token instead. From step 1 on only
-    every stride-th position counts: an unbiased sample, since neighbouring chains say much the same.
+    A position counts if the predicted token, t + 2 + j, belongs to the answer and the target's most likely
+    token there is in the draft vocabulary, as in the EAGLE code. hard: the share of the loss on this most
+    likely token. From step 1 on only every stride-th position counts, an unbiased sample, because neighbours
+    are similar.
     """
     b, t = batch.best.shape
     position = torch.arange(t, device=batch.best.device)
-    # where the target speaks: after token p it predicts p + 1, an answer token
-    speaks = (
-        (position + 1 >= batch.n_prompt[:, None])
-        & (position < batch.n_tokens[:, None])
-        & teacher.in_draft[batch.best]
-    )
+    # where the target predicts a token of the answer: after token p it predicts token p + 1
+    answer = (position + 1 >= batch.n_prompt[:, None]) & (position < batch.n_tokens[:, None])
+    speaks = answer & teacher.in_draft[batch.best]
     place = torch.full((b, t), -1, device=speaks.device)
     place[speaks] = torch.arange(int(speaks.sum()), device=speaks.device)
     with torch.no_grad():
         soft = teacher.probabilities(batch.final[speaks], temperature)
         best = teacher.t2d[batch.best[speaks]]
-    real = position + 1 < batch.n_tokens[:, None]  # its pair, token t + 1, exists
-    total, losses, agree, n = batch.final.new_zeros(()), [], [], 0
+    real = position + 1 < batch.n_tokens[:, None]  # token t + 1, which the row needs, exists
+    total, losses, agree, n = batch.final.new_zeros(()), list[float](), list[float](), 0
     for j, h in enumerate(head.unroll(batch.features, batch.tokens, steps, stride, offset)):
         ahead = torch.where(real, F.pad(place[:, 1 + j :], (0, min(1 + j, t)), value=-1)[:, :t], -1)
         if j:
             ahead = ahead[:, offset::stride]
         rows = (ahead.flatten() >= 0).nonzero()[:, 0]
         if len(rows) == 0:
-            losses.append(0.0), agree.append(0.0)
+            losses.append(0.0)
+            agree.append(0.0)
             continue
-        loss, same = Distillation.apply(
-            h.flatten(0, 1)[rows], head.lm_head.weight, soft, best, ahead.flatten()[rows], hard, dtype
-        )
+        states, at = h.flatten(0, 1)[rows], ahead.flatten()[rows]
+        loss, same = Distillation.apply(states, head.lm_head.weight, soft, best, at, hard, dtype)
         total = total + decay**j * loss
         losses.append(float(loss.detach()))
         agree.append(float(same))

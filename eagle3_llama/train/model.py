@@ -1,6 +1,7 @@
-"""The EAGLE-3 head in PyTorch: one decoder layer over (embedding, g), its own state fed back.
+"""The EAGLE-3 head in PyTorch: one decoder layer over (embedding, g), with its own state fed back.
 
-Source: EAGLE-3 (arXiv 2503.01840) and SafeAILab's cnets.py; names are the checkpoint's (SpecForge layout).
+It follows EAGLE-3 (arXiv 2503.01840) and SafeAILab's cnets.py. Parameters have the names of SpecForge's
+layout.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(s.n_head * s.head_dim, s.n_embd, bias=False)
 
     def project(self, u: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q [B, H, T, d], k and v [B, H, T, d] (shared heads repeated), rotated."""
+        """q, k and v, each [B, H, T, d], with shared key/value heads repeated. q and k are rotated."""
         b, t, _ = u.shape
         split = lambda x, n: x.view(b, t, n, self.d).transpose(1, 2)
         q = rotate(split(self.q_proj(u), self.n_head), cos, sin)
@@ -63,12 +64,16 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(s.n_embd, s.rms_eps)
 
     def pair(self, e: Tensor, x: Tensor) -> Tensor:
-        """The attention's input [..., 2 * n_embd]: token embeddings e and states x, each normed."""
+        """The attention's input, [..., 2 * n_embd]: normalised token embeddings e and states x."""
         return torch.cat([self.input_layernorm(e), self.hidden_norm(x)], -1)
 
 
 class Head(nn.Module):
-    """features [B, T, layers * n_embd] and tokens to drafts. d2t [draft_vocab]: target id of each draft id."""
+    """Drafts from features, [B, T, layers * n_embd], and tokens. d2t: target id by draft id."""
+
+    embedding: Tensor
+    d2t: Tensor
+    frequencies: Tensor
 
     def __init__(self, s: Shape, n_features: int, embedding: Tensor, d2t: Tensor) -> None:
         super().__init__()
@@ -84,11 +89,12 @@ class Head(nn.Module):
     def unroll(
         self, features: Tensor, tokens: Tensor, steps: int, stride: int = 1, offset: int = 0
     ) -> Iterator[Tensor]:
-        """Training-time test: yields the states of steps 0..steps-1, normed for lm_head, [B, T, n_embd].
+        """Training-time test: yields the states of steps 0..steps-1, [B, T, n_embd], normalised for lm_head.
 
-        tokens [B, T + steps] long: position t is paired with tokens[t + 1] and step j with tokens[t + 1 + j], the
-        text's own; step j at t then predicts tokens[t + 2 + j]. Step j sees real rows up to t and its own chain only.
-        From step 1 on only every stride-th position goes on, from offset: [B, len(range(offset, T, stride)), n_embd].
+        tokens: long [B, T + steps]. Step j at position t reads tokens[t + 1 + j] of the text and predicts
+        tokens[t + 2 + j]. It attends to the real rows up to t and to the earlier steps of its own chain. From
+        step 1 on, only every stride-th position from `offset` takes part: [B, len(range(offset, T, stride)),
+        n_embd].
         """
         t = features.shape[1]
         chain = Chain(self, features)
@@ -98,7 +104,7 @@ class Head(nn.Module):
             yield self.norm(chain.step(self.embedding[tokens[:, 1 + j : 1 + j + t][:, chain.kept]]))
 
     def draft(self, features: Tensor, tokens: Tensor, steps: int) -> Tensor:
-        """Greedy chains from every position at once: target ids [B, T, steps]. tokens [B, T + 1]."""
+        """Greedy chains from every position at once, as target ids, [B, T, steps]. tokens: [B, T + 1]."""
         chain, out = Chain(self, features), []
         following = tokens[:, 1 : 1 + features.shape[1]]
         for _ in range(steps):
@@ -109,10 +115,10 @@ class Head(nn.Module):
 
 
 class Chain:
-    """The state of one unroll: x is what the next step reads in place of g."""
+    """The state of one unroll. The next step reads x in place of g."""
 
     def __init__(self, head: Head, features: Tensor) -> None:
-        self.head, self.x = head, head.fc(features).float()  # the residual keeps its precision under autocast
+        self.head, self.x = head, head.fc(features).float()  # the residual stays float32 under autocast
         t = features.shape[1]
         self.positions = torch.arange(t, device=features.device)
         self.kept = slice(None)
@@ -121,19 +127,19 @@ class Chain:
         self.values: list[Tensor] = []
 
     def thin(self, kept: slice) -> None:
-        """From here on only these positions' chains go on, after the first step; all real rows are still seen."""
+        """After the first step, keeps only the chains of these positions. They still see all real rows."""
         self.kept = kept
         self.x, self.positions, self.causal = self.x[:, kept], self.positions[kept], self.causal[kept]
 
     def step(self, e: Tensor) -> Tensor:
-        """One pass over all positions kept; e [B, T, n_embd]. Returns the state before the final norm."""
+        """One pass over the kept positions. e: [B, T, n_embd]. Returns the state before the final norm."""
         layer = self.head.midlayer
         h = self.x + layer.self_attn.o_proj(self.attend(e))
         self.x = h + layer.mlp(layer.post_attention_layernorm(h))
         return self.x
 
     def attend(self, e: Tensor) -> Tensor:
-        """What the attention's heads bring, [B, T, n_head * head_dim]; this step's keys and values join those to be seen."""
+        """The output of the attention heads, [B, T, n_head * head_dim]. Keeps the step's keys and values."""
         layer = self.head.midlayer
         u = layer.pair(e, self.x)
         angles = (self.positions + len(self.keys))[:, None] * self.head.frequencies
@@ -157,19 +163,19 @@ class Chain:
 
 
 def rotary_frequencies(s: Shape) -> Tensor:
-    """float32 [head_dim / 2]: radians a position."""
+    """Radians per position, float32 [head_dim / 2]."""
     half = torch.arange(0, s.head_dim, 2, dtype=torch.float64) / s.head_dim
     return (s.rope_theta**-half).float()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Half-split rotary embedding of [B, H, T, d] by angles [T, d / 2]."""
+    """Half-split rotary embedding of x, [B, H, T, d], by angles [T, d / 2]."""
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 def build(weights: TargetWeights, n_features: int, d2t: np.ndarray, seed: int) -> Head:
-    """A head that starts from the target: last layer, final norm and output rows; g starts as the last captured feature."""
+    """A head with the target's last layer, final norm and output rows; g starts as the last feature."""
     torch.manual_seed(seed)
     s = weights.shape
     embedding = torch.from_numpy(weights.rows("token_embd.weight"))
@@ -194,12 +200,12 @@ def build(weights: TargetWeights, n_features: int, d2t: np.ndarray, seed: int) -
             (layer.post_attention_layernorm.weight, "ffn_norm"),
         ):
             _copy(parameter, last.get(name))
-        # embeddings are small where the residual stream is not: its norm starts at one
+        # embeddings are much smaller than the residual stream, so the norm of the embeddings starts at one
         layer.input_layernorm.weight.fill_(1.0)
     return head
 
 
 def _copy(parameter: Tensor, value: np.ndarray | None) -> None:
-    """Where the target's layer has another shape (experts, say) the random start stays."""
+    """Copies a weight of the target. If its shape differs, as with experts, the random start stays."""
     if value is not None and tuple(value.shape) == tuple(parameter.shape):
         parameter.copy_(torch.from_numpy(value))

@@ -1,7 +1,8 @@
-"""AdamW as EAGLE trains with, or Muon for the matrices inside the head."""
+"""AdamW, as in EAGLE's training, or Muon for the matrices inside the head."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,16 +15,16 @@ MOMENTUM = 0.95
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose step is made orthogonal (Jordan et al. 2024), scaled to the size of AdamW's (arXiv 2502.16982).
+    """Momentum with an orthogonalised step (Jordan et al. 2024), scaled as AdamW's step (arXiv 2502.16982).
 
-    torch.optim.Muon does the same in bfloat16, which CPUs without such instructions compute many times slower.
+    torch.optim.Muon computes in bfloat16, which is many times slower on CPUs without bfloat16 instructions.
     """
 
-    def __init__(self, parameters: list[Tensor], lr: float) -> None:
+    def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self) -> None:  # type: ignore[override]  # nothing here passes a closure
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -35,7 +36,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(g: Tensor, steps: int = 5) -> Tensor:
-    """The nearest matrix with singular values of about one, by Newton-Schulz; g [m, n]."""
+    """The nearest matrix to g, [m, n], with singular values of about one, by Newton-Schulz iterations."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = g.T if g.shape[0] > g.shape[1] else g
     x = x / (x.norm() + 1e-7)
@@ -46,14 +47,11 @@ def orthogonal(g: Tensor, steps: int = 5) -> Tensor:
 
 
 class Optimizers:
-    """One step over all of the head's parameters."""
+    """The optimizers of a head's parameters, used as one. kind: adamw or muon."""
 
     def __init__(self, head: Head, kind: str, lr: float) -> None:
-        inner = (
-            [p for n, p in head.named_parameters() if p.ndim == 2 and not n.startswith("lm_head")]
-            if kind == "muon"
-            else []
-        )
+        matrices = [p for n, p in head.named_parameters() if p.ndim == 2 and not n.startswith("lm_head")]
+        inner = matrices if kind == "muon" else []
         taken = set(map(id, inner))
         rest = [p for p in head.parameters() if id(p) not in taken]
         self.all: list[torch.optim.Optimizer] = [

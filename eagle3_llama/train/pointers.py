@@ -1,14 +1,15 @@
-"""Heads of the attention that point to where the text has been before.
+"""Pointer heads: attention heads that find earlier occurrences of the current text.
 
-Answers repeat: names, phrases, code, a small model's loops. A row (token p + 1, what is known up to p) should find rows
-whose token was followed by what will follow here, and take that token along. Training finds such heads late; a
-contrastive loss on queries and keys alone finds them in a minute.
+Answers repeat names, phrases and code, and small models loop. A pointer head should attend to earlier rows
+whose next token is the one that comes next here, and pass that token on. Ordinary training learns such heads
+late. A contrastive loss on queries and keys alone learns them in a minute.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,21 +18,23 @@ from torch import Tensor
 from .data import Corpus, Item
 from .model import Head, rotate
 
-OWN = 28.0  # score of a position with itself, before the softmax, in heads that look at their own row
-SINK = 6.0  # the same at first in heads that point: where they look if nothing repeats
-FAST = 0.08  # rotary frequencies above it, radians a position, tell neighbours apart
-PERIOD = 3  # at least so many heads to one that points
-STEPS, PASSES = 3000, 4  # texts to learn from at most, and how often each
-RATE = 0.1  # of Adam, relative to the weights' size
-SPREAD = 40_000  # positions that queries and keys are first matched on
-FIRST_SCORE = 0.2  # of the first match: too sure of itself, it unlearns before it learns
+OWN = 28.0  # score of a position with itself, before the softmax, in heads that attend to their own row
+SINK = 6.0  # the same in pointer heads at the start: they attend to their own row if nothing repeats
+FAST = 0.08  # radians per position: rotary frequencies above it distinguish neighbours
+PERIOD = 3  # at most one of so many heads is a pointer head
+STEPS, PASSES = 3000, 4  # most steps of learning, one text per step, and most passes over the texts
+RATE = 0.1  # learning rate of Adam relative to the size of the weights
+SPREAD = 40_000  # positions for the first estimate of queries and keys
+FIRST_SCORE = 0.2  # scale of the first scores: with high scores, learning first has to undo them
 PENALTY = 1e-2
 
 
 @dataclasses.dataclass
 class Glances:
-    """Where heads look. constant [2 * n_embd]: a direction along which all rows say 1; a head's first `fast` dimensions turn
-    fast and hold it, `free` are the others."""
+    """The parts of queries and keys. constant: [2 * n_embd], the direction in which every row is about 1.
+
+    The first `fast` dimensions of a head rotate fast and use this constant. `free` are the other dimensions.
+    """
 
     constant: Tensor
     fast: int
@@ -47,18 +50,18 @@ class Glances:
 
     @property
     def unit(self) -> Tensor:
-        """[2 * n_embd]: as query and key in every fast dimension, a score of OWN for the row itself."""
+        """A weight row, [2 * n_embd]. In all fast dimensions of q and k, it gives the own row score OWN."""
         return self.constant * (OWN * self.head_dim**0.5 / self.fast) ** 0.5
 
     def own_row(self, n_head: int) -> Tensor:
-        """Weight [n_head * head_dim, 2 * n_embd] of queries, or keys, that look at their own row."""
+        """The weight of queries, or keys, that attend to their own row: [n_head * head_dim, 2 * n_embd]."""
         w = torch.zeros(n_head, self.head_dim, len(self.constant), device=self.constant.device)
         w[:, : self.fast] = self.unit
         return w.flatten(0, 1)
 
 
 def pointing(n_head: int, share: int) -> list[int]:
-    """Which heads point: one of each `share` that have keys in common, and at most every third."""
+    """The pointer heads: one of each `share` heads with common keys, and at most one of PERIOD heads."""
     period = max(share, PERIOD)
     return list(range(period - 1, n_head, period))
 
@@ -71,7 +74,7 @@ def learn_pointers(
     seed: int,
     progress: Callable[[int, int], None],
 ) -> None:
-    """Sets queries of the heads that point, and their keys in the free dimensions."""
+    """Learns the queries of the pointer heads, and their keys in the free dimensions."""
     s, a = head.shape, head.midlayer.self_attn
     d, share = s.head_dim, s.n_head // s.n_head_kv
     heads = pointing(s.n_head, share)
@@ -81,9 +84,8 @@ def learn_pointers(
     q, k = (w.requires_grad_() for w in _matched(head, corpus, items, glances, len(heads)))
     sink = torch.full((len(heads), 1, 1), SINK / OWN, device=q.device).requires_grad_()
     rate = RATE * float(q.detach().abs().mean())
-    optimizer = torch.optim.Adam(
-        [{"params": [q, k], "lr": rate}, {"params": [sink], "lr": 0.01}], betas=(0.9, 0.99)
-    )
+    groups: list[dict[str, Any]] = [{"params": [q, k], "lr": rate}, {"params": [sink], "lr": 0.01}]
+    optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
     steps = min(STEPS, PASSES * len(items))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, 2 * (steps - n) / steps))
     order = np.random.default_rng([seed, 23]).permutation(len(items))
@@ -104,7 +106,7 @@ def learn_pointers(
 
 
 def _inputs(head: Head, corpus: Corpus, item: Item) -> tuple[Tensor, Tensor]:
-    """u [T - 1, 2 * n_embd], the attention's input at each position that has a next token; tokens [T]."""
+    """The attention's input at positions with a next token, [T - 1, 2 * n_embd], and the tokens, [T]."""
     batch = corpus.batch([item], 0, str(head.fc.weight.device))
     tokens = batch.tokens[0]
     return head.midlayer.pair(head.embedding[tokens[1:]], head.fc(batch.features[0, :-1])), tokens
@@ -113,8 +115,11 @@ def _inputs(head: Head, corpus: Corpus, item: Item) -> tuple[Tensor, Tensor]:
 def _matched(
     head: Head, corpus: Corpus, items: Sequence[Item], glances: Glances, n: int
 ) -> tuple[Tensor, Tensor]:
-    """First queries and keys [n, free, 2 * n_embd]: canonical correlations of a token's embedding, which the query knows,
-    with the features at that token, which the key holds."""
+    """The first estimate of queries and keys, each [n, free, 2 * n_embd].
+
+    It uses canonical correlations between a token's embedding, which the query has, and the features at that
+    token, which the key has.
+    """
     h, m = head.shape.n_embd, len(glances.free)
     seen, total = 0, torch.zeros(2 * h + 1, 2 * h + 1, dtype=torch.float64, device=head.fc.weight.device)
     for item in items:
@@ -130,15 +135,13 @@ def _matched(
     x, y = _whiten(covariance[:h, :h]), _whiten(covariance[h:, h:])
     u, _, v = torch.linalg.svd(x @ covariance[:h, h:] @ y)
     size = (FIRST_SCORE * glances.head_dim**0.5) ** 0.5
-    pick = (
-        torch.arange(m, device=u.device) * n + torch.arange(n, device=u.device)[:, None]
-    ) % h  # the best are shared out
+    each, dimension = torch.arange(n, device=u.device)[:, None], torch.arange(m, device=u.device)
+    pick = (dimension * n + each) % h  # the heads share the strongest correlations
     nothing = torch.zeros(n, m, h, device=u.device)
     queries, keys = ((w.T[pick] * size).float() for w in (x @ u, y @ v.T))
-    level = lambda w, at: (w @ at.float())[..., None] * glances.constant  # about zero on the mean
-    return torch.cat([queries, nothing], -1) - level(queries, mean[:h]), torch.cat(
-        [nothing, keys], -1
-    ) - level(keys, mean[h:])
+    level = lambda w, at: (w @ at.float())[..., None] * glances.constant  # makes the mean about zero
+    q, k = torch.cat([queries, nothing], -1), torch.cat([nothing, keys], -1)
+    return q - level(queries, mean[:h]), k - level(keys, mean[h:])
 
 
 def _whiten(c: Tensor) -> Tensor:
@@ -149,12 +152,15 @@ def _whiten(c: Tensor) -> Tensor:
 def _misses(
     head: Head, corpus: Corpus, item: Item, glances: Glances, q: Tensor, k: Tensor, sink: Tensor
 ) -> Tensor:
-    """Mean of -log(attention on rows that the right token followed), over the answer; the own row is right where there is none."""
+    """The mean of -log(attention on the right rows) over the answer.
+
+    The right rows are those whose next token is the one that comes next here. If there are none, the own row
+    is.
+    """
     with torch.no_grad():
         u, tokens = _inputs(head, corpus, item)
-        t = torch.arange(len(u) - 1, device=u.device)[
-            max(item.n_prompt - 1, 1) :
-        ]  # rows whose second next token is known
+        # the rows of the answer for which the token after the next one is known
+        t = torch.arange(len(u) - 1, device=u.device)[max(item.n_prompt - 1, 1) :]
         angles = torch.arange(len(u), device=u.device)[:, None] * head.frequencies
         cos, sin = angles.cos(), angles.sin()
         fast = torch.arange(glances.fast, device=u.device)

@@ -1,4 +1,4 @@
-"""A whole run: data, training, export, conversion; each part goes on where an earlier run was stopped."""
+"""A complete run: data, training, export, conversion. Each part continues where an earlier run stopped."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -17,12 +18,16 @@ from .settings import TrainSettings
 from .shards import Shards
 from .target import Target
 
+if TYPE_CHECKING:  # these modules need PyTorch
+    from .loop import Progress as TrainProgress
+    from .loop import Trainer
+
 OUTTYPE = "q8_0"
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainReport:
-    """Where the head is, and what it was found to do on held-out text."""
+    """The files of the head, and its acceptance on held-out text. coverage: of the draft vocabulary."""
 
     head_dir: Path
     gguf: Path
@@ -33,12 +38,13 @@ class TrainReport:
 
 
 def train(settings: TrainSettings) -> TrainReport:
-    """Makes data and a head in settings.out: data/, log.csv, config.json, model.safetensors, head.gguf, acceptance.png.
+    """Creates training data and a head in the folder settings.out.
 
-    May be stopped at any moment; the same call goes on. Raises EagleError.
+    It writes data/, log.csv, config.json, model.safetensors, head.gguf and acceptance.png. You can stop it at
+    any time; the same call then continues. Raises EagleError.
     """
     try:
-        import torch  # noqa: F401
+        import torch  # noqa: F401 - only to check that it is installed
     except ImportError as e:
         raise EagleError(
             ErrorKind.LIBRARY, "training needs PyTorch: pip install 'eagle3-llama[train]'"
@@ -54,18 +60,18 @@ def train(settings: TrainSettings) -> TrainReport:
     corpus = Corpus(paths, settings.layers)
     if len(corpus.items) < 2:
         raise EagleError(
-            ErrorKind.BAD_VALUE,
-            "one conversation is too little to train on and to measure with: raise --max-tokens",
+            ErrorKind.BAD_VALUE, "training and measuring need at least two conversations: raise --max-tokens"
         )
     trainer = Trainer(settings, corpus, out)
     n_tokens = sum(map(len, corpus.items))
+    covered = f"{len(trainer.head.d2t):,} covers {trainer.coverage:.2%} of the answer tokens"
     console.print(
-        f"{len(corpus.items)} conversations, {n_tokens:,} tokens, {len(trainer.heldout)} held out; the draft vocabulary of "
-        f"{len(trainer.head.d2t):,} covers {trainer.coverage:.2%} of the answers",
+        f"{len(corpus.items)} conversations, {n_tokens:,} tokens, {len(trainer.heldout)} held out; "
+        f"the draft vocabulary of {covered}",
         highlight=False,
     )
     if trainer.resume():
-        console.print(f"going on at step {trainer.state['step']}", highlight=False)
+        console.print(f"continuing at step {trainer.state['step']}", highlight=False)
     _train(trainer, console)
     best = max(trainer.state["rows"], key=lambda r: r["mean_accepted_length"])
     write(trainer.best_head(), corpus.layers, out)
@@ -82,79 +88,56 @@ def _data(settings: TrainSettings, out: Path, console: Console) -> list[Path]:
     n_ctx = settings.n_predict + 512
 
     def open_target(path: str) -> Target:
-        return Target(
-            path,
-            settings.capture_layers or settings.layers,
-            settings.slots,
-            n_ctx,
-            settings.threads or os.cpu_count() or 1,
-            settings.device if settings.capture == "torch" else None,
-        )
+        layers, threads = settings.capture_layers or settings.layers, settings.threads or os.cpu_count() or 1
+        device = settings.device if settings.capture == "torch" else None
+        return Target(path, layers, settings.slots, n_ctx, threads, device)
 
     with _bar(console, "{task.fields[note]}") as bar:
         task = bar.add_task("data", total=settings.max_tokens, note="")
         start: list[float] = []
 
         def progress(tokens: int, made: int, dropped: int) -> None:
-            start.append(time.monotonic()) if not start else None
+            if not start:
+                start.append(time.monotonic())
             rate = made / max(time.monotonic() - start[0], 1e-3)
-            bar.update(
-                task,
-                completed=min(tokens, settings.max_tokens),
-                note=f"{rate:.0f} tokens/s, {dropped} answers dropped",
-            )
+            note = f"{rate:.0f} tokens/s, {dropped} answers dropped"
+            bar.update(task, completed=min(tokens, settings.max_tokens), note=note)
 
         return shards.fill(open_target, progress)
 
 
-def _train(trainer, console: Console) -> None:
+def _train(trainer: Trainer, console: Console) -> None:
     with _bar(console, "{task.fields[note]}") as bar:
         task = bar.add_task("training", total=None, note="")
 
-        def progress(p) -> None:
-            bar.update(
-                task,
-                total=p.steps,
-                completed=p.step,
-                note=f"{p.rate:.0f} tokens/s, loss {p.loss:.3f}, accepted length {p.accepted:.2f}",
-            )
+        def step(p: TrainProgress) -> None:
+            note = f"{p.rate:.0f} tokens/s, loss {p.loss:.3f}, accepted length {p.accepted:.2f}"
+            bar.update(task, total=p.steps, completed=p.step, note=note)
 
-        trainer.train(
-            progress, lambda done, of: bar.update(task, total=of, completed=done, note="least-squares start")
-        )
+        trainer.train(step, lambda n, of: bar.update(task, total=of, completed=n, note="least-squares start"))
 
 
 def _bar(console: Console, note: str) -> Progress | Lines:
-    return progress(
-        console,
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        TextColumn(note),
-    )
+    columns = BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn(note)
+    return progress(console, TextColumn("{task.description}"), *columns)
 
 
-def _plot(rows: list[dict], out: Path, console: Console) -> None:
-    """acceptance.png; without matplotlib the CSV has to do."""
+def _plot(rows: list[dict[str, Any]], out: Path, console: Console) -> None:
+    """Writes acceptance.png. Without matplotlib there is only log.csv."""
     try:
         import matplotlib
     except ImportError:
-        console.print("no acceptance.png: pip install 'eagle3-llama[plots]'", style="dim")
+        console.print("no acceptance.png without matplotlib: pip install 'eagle3-llama[plots]'", style="dim")
         return
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.5))
     for i in range(len(rows[-1]["accept_per_position"])):
-        axes.plot(
-            [r["tokens_seen"] for r in rows],
-            [r["accept_per_position"][i] for r in rows],
-            label=f"position {i + 1}",
-        )
-    axes.set(
-        xlabel="tokens seen", ylabel="accepted (share of rounds)", ylim=(0, 1), title="held-out greedy chains"
-    )
+        accepted = [r["accept_per_position"][i] for r in rows]
+        axes.plot([r["tokens_seen"] for r in rows], accepted, label=f"position {i + 1}")
+    axes.set(xlabel="tokens seen", ylabel="accepted (share of rounds)", ylim=(0, 1))
+    axes.set_title("held-out greedy chains")
     axes.legend()
     figure.tight_layout()
     figure.savefig(out / "acceptance.png", dpi=120)

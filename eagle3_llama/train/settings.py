@@ -1,4 +1,4 @@
-"""What a training run is told: one frozen dataclass, validated once."""
+"""The settings of a training run: a frozen dataclass, validated when it is created."""
 
 from __future__ import annotations
 
@@ -13,18 +13,25 @@ from ..errors import EagleError, ErrorKind
 @strict
 @dataclasses.dataclass(frozen=True)
 class TrainSettings:
-    """All that decides the result. Two runs with equal settings and files give the same head on one machine.
+    """Everything that the result depends on. On one machine, equal settings and files give the same head.
 
-    targets: GGUFs of one model, the first of them the one to be served; more formats make one head for all.
-    data: folder of the shards, None for out/data; runs may share one, if they agree about it.
-    max_tokens: of data, over all targets. layers: captured inputs; None takes 2, n/2, n - 3 as EAGLE does.
-    capture_layers: what the data holds, if more than layers: many heads can then be tried on the same data.
-    draft_vocab: most frequent target tokens the head may draft. steps: of training-time test; from the second on
-    every stride-th position takes part.
-    batch_tokens: positions an optimiser step sees. minutes: of training, data not counted; 0 is no limit.
-    weights: of the sources (self-synthesis, prompts, conversations) when tasks are drawn.
-    capture: llama computes features with llama.cpp, torch on `device` with the dequantised weights.
-    hard: share of the loss on the target's best token instead of its distribution. temperature: of the soft labels.
+    targets: GGUFs of one model in one or several formats; the first is the one to serve.
+    data: folder of the shards, None for out/data. Runs with the same data settings can share it.
+    weights: shares of the sources: prompts that the model writes itself, `prompts`, `conversations`.
+    max_tokens, max_gb: limits of the data, over all targets.
+    drop_truncated: drop answers that reach n_predict tokens.
+    layers: target layers whose inputs the head reads, None for EAGLE's 2, n/2, n - 3.
+    capture_layers: the layers in the data, if more than `layers`, to try several heads on the same data.
+    draft_vocab: size of the draft vocabulary, the most frequent tokens.
+    steps, stride: steps of training-time test; after the first one, only every stride-th position takes part.
+    decay: the weight of step j in the loss is decay^j.
+    hard: share of the loss on the target's most likely token instead of its distribution.
+    temperature: of the target's distribution.
+    batch_tokens: positions per optimiser step. minutes: limit of the training without data, 0 for none.
+    patience: stop after this many measurements without improvement, 0 for never.
+    capture: `llama` computes features with llama.cpp, `torch` on `device` from the dequantised weights.
+
+    Raises EagleError BAD_ARGUMENT or BAD_FILE.
     """
 
     targets: tuple[str, ...]
@@ -62,9 +69,9 @@ class TrainSettings:
     capture: str = "llama"
 
     def __post_init__(self) -> None:
-        self._check(bool(self.targets), "targets", "name at least one GGUF with --model")
+        self._check(bool(self.targets), "give at least one GGUF with --model")
         for path in (*self.targets, *self.prompts, *self.conversations):
-            self._check(Path(path).is_file(), "files", f"no such file: {path}", ErrorKind.BAD_FILE)
+            self._check(Path(path).is_file(), f"no such file: {path}", ErrorKind.BAD_FILE)
         for name, least in (
             ("max_tokens", 256),
             ("n_predict", 8),
@@ -81,11 +88,9 @@ class TrainSettings:
         ):
             value = getattr(self, name)
             self._check(
-                isinstance(value, int) and value >= least,
-                name,
-                f"{name} is {value!r}, expected at least {least}",
+                isinstance(value, int) and value >= least, f"{name} is {value!r}, expected at least {least}"
             )
-        for name, least, most in (
+        for name, low, high in (
             ("lr", 0, 1),
             ("decay", 0, 1),
             ("hard", 0, 1),
@@ -96,55 +101,42 @@ class TrainSettings:
         ):
             value = getattr(self, name)
             self._check(
-                math.isfinite(value) and least <= value <= most,
-                name,
-                f"{name} is {value!r}, expected {least}..{most}",
+                math.isfinite(value) and low <= value <= high, f"{name} is {value!r}, expected {low}..{high}"
             )
-        self._check(
-            self.capture in ("llama", "torch"),
-            "capture",
-            f"capture is {self.capture!r}, expected llama or torch",
-        )
-        self._check(
-            self.optimizer in ("adamw", "muon"),
-            "optimizer",
-            f"optimizer is {self.optimizer!r}, expected adamw or muon",
-        )
-        self._check(self.steps <= 16, "steps", f"steps is {self.steps}, expected at most 16")
+        for name, known in (("capture", ("llama", "torch")), ("optimizer", ("adamw", "muon"))):
+            value = getattr(self, name)
+            self._check(value in known, f"{name} is {value!r}, expected {' or '.join(known)}")
+        self._check(self.steps <= 16, f"steps is {self.steps}, expected at most 16")
         self._check(
             len(self.weights) == 3 and min(self.weights) >= 0 and sum(self.weights) > 0,
-            "weights",
             f"weights are {self.weights}, expected three numbers, not all 0",
         )
 
     @staticmethod
-    def _check(ok: bool, name: str, message: str, kind: ErrorKind = ErrorKind.BAD_ARGUMENT) -> None:
+    def _check(ok: bool, message: str, kind: ErrorKind = ErrorKind.BAD_ARGUMENT) -> None:
         if not ok:
             raise EagleError(kind, message)
 
     def source_weights(self) -> tuple[float, float, float]:
-        """weights, with 0 for sources that have no files."""
-        w = (
-            self.weights[0],
-            self.weights[1] if self.prompts else 0.0,
-            self.weights[2] if self.conversations else 0.0,
-        )
+        """The weights, with 0 for sources without files. Raises EagleError BAD_ARGUMENT if all are 0."""
+        own, prompts, conversations = self.weights
+        w = own, prompts if self.prompts else 0.0, conversations if self.conversations else 0.0
         if sum(w) == 0:
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT,
-                "no data source is left: give --prompts, --conversations or a weight for self-synthesis",
+                "there is no source of data: set --prompts, --conversations, or the first of --weights",
             )
         return w
 
     def data_key(self) -> dict[str, object]:
-        """The settings that decide each shard; a folder of shards made with others is refused, more tokens are added."""
+        """The settings that the shards depend on.
+
+        A folder with shards of other settings is refused. A higher max_tokens only adds shards.
+        """
         names = ("weights", "n_predict", "drop_truncated", "seed", "capture")
         files = {
             name: [[Path(f).name, Path(f).stat().st_size] for f in getattr(self, name)]
             for name in ("targets", "prompts", "conversations")
         }
-        return (
-            {name: getattr(self, name) for name in names}
-            | files
-            | {"layers": self.capture_layers or self.layers}
-        )
+        layers = self.capture_layers or self.layers
+        return {**{name: getattr(self, name) for name in names}, **files, "layers": layers}

@@ -1,4 +1,4 @@
-"""Where training text comes from: task i of a run depends on the seed and on i, on nothing else."""
+"""The sources of training text. Task i of a run depends only on the seed and on i."""
 
 from __future__ import annotations
 
@@ -14,27 +14,31 @@ import numpy as np
 from ..errors import EagleError, ErrorKind
 from .settings import TrainSettings
 
-# temperature, top_p, top_k: a third greedy, since that is how most drafts are verified
-BLOCK = 100  # tasks in which the sources' weights are exact to a hundredth
+BLOCK = 100  # in so many tasks, the shares of the sources are exact to a hundredth
+# (temperature, top_p, top_k); a third is greedy, because most drafts are verified greedily
 SAMPLING = ((0.0, 1.0, 0), (0.7, 0.95, 0), (1.0, 1.0, 100))
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One conversation to be made. kind: `write` (the model writes the prompt too), `answer` or `read` (finished)."""
+    """A conversation to generate.
+
+    kind: `write` (the model writes the prompt too), `answer`, or `read` (a finished conversation).
+    tokens, n_prompt: the token ids of a finished conversation, if it is given as such.
+    """
 
     index: int
     kind: str
     messages: tuple[dict[str, str], ...] = ()
-    tokens: tuple[int, ...] = ()  # kind read: all of them
-    n_prompt: int = 0  # kind read
+    tokens: tuple[int, ...] = ()
+    n_prompt: int = 0
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
 
 
 class Tasks:
-    """The run's tasks by index. Files are read once; prompts and conversations are drawn without repetition per pass."""
+    """The tasks of a run by index. Each pass over a source draws each of its items once, in random order."""
 
     def __init__(self, settings: TrainSettings) -> None:
         self.seed = settings.seed
@@ -43,7 +47,7 @@ class Tasks:
         self.prompts = [p for path in settings.prompts for p in read_prompts(path)]
         self.conversations = [c for path in settings.conversations for c in read_conversations(path)]
         self._orders = [
-            np.random.default_rng([self.seed, 7, k]).permutation(n) if n else None
+            np.random.default_rng([self.seed, 7, k]).permutation(n)
             for k, n in enumerate((0, len(self.prompts), len(self.conversations)))
         ]
 
@@ -60,28 +64,27 @@ class Tasks:
         if source == 1:
             return Task(index, "answer", messages=tuple(self.prompts[item]), **how)
         c = self.conversations[item]
-        return Task(
-            index,
-            "read",
-            messages=tuple(c.get("messages", ())),
-            tokens=tuple(c.get("tokens", ())),
-            n_prompt=c.get("n_prompt", 0),
-        )
+        messages, tokens = tuple(c.get("messages", ())), tuple(c.get("tokens", ()))
+        return Task(index, "read", messages, tokens, c.get("n_prompt", 0))
 
     def _source(self, index: int) -> tuple[int, int]:
-        """Source of a task, and how many tasks before it had the same: exact shares in every block of tasks."""
+        """(source of a task, number of earlier tasks with this source). Shares are exact in every block."""
         block, at = divmod(index, len(self.block))
         order = np.random.default_rng([self.seed, 3, block]).permutation(self.block)
         source = int(order[at])
         return source, int(block * (self.block == source).sum() + (order[:at] == source).sum())
 
     def exhausted(self, index: int) -> bool:
-        """True once finished conversations are the only source and every one was read."""
+        """True if finished conversations are the only source and there are no more of them."""
         return bool((self.block == 2).all()) and index >= len(self.conversations)
 
 
 def read_prompts(path: str | Path) -> list[list[dict[str, str]]]:
-    """Messages of each line: a JSON string, {"prompt": ...} or {"messages": [...]} without the last answer."""
+    """The messages of each line, without a last answer.
+
+    A line is a string, {"prompt": ...} or {"messages": [...]}.
+    Raises EagleError BAD_VALUE.
+    """
     out = []
     for where, item in _lines(path):
         if isinstance(item, dict) and "messages" in item:
@@ -97,14 +100,18 @@ def read_prompts(path: str | Path) -> list[list[dict[str, str]]]:
 
 
 def read_conversations(path: str | Path) -> list[dict[str, Any]]:
-    """Finished conversations: {"messages": [...]} that end with the assistant, or {"toks": ids, "prompt": how many precede the answer}."""
+    """Finished conversations. A line is {"messages": [...]} or {"toks": ids, "prompt": n}.
+
+    n is the number of tokens before the answer. Messages that do not end with the assistant are skipped.
+    Raises EagleError BAD_VALUE.
+    """
     out = []
     for where, item in _lines(path):
         if isinstance(item, dict) and "toks" in item:
             tokens, n_prompt = item["toks"], item.get("prompt", 0)
             if not _ids(tokens) or not isinstance(n_prompt, int) or not 0 <= n_prompt <= len(tokens):
                 raise EagleError(
-                    ErrorKind.BAD_VALUE, f"{where}: toks are no token ids, or prompt is not 0..{len(tokens)}"
+                    ErrorKind.BAD_VALUE, f"{where}: expected token ids in toks, and prompt in 0..their number"
                 )
             out.append({"tokens": tokens, "n_prompt": n_prompt})
         elif isinstance(item, dict) and "messages" in item:
@@ -117,11 +124,8 @@ def read_conversations(path: str | Path) -> list[dict[str, Any]]:
 
 
 def _ids(tokens: Any) -> bool:
-    return (
-        isinstance(tokens, list)
-        and len(tokens) > 1
-        and all(isinstance(t, int) and not isinstance(t, bool) and t >= 0 for t in tokens)
-    )
+    several = isinstance(tokens, list) and len(tokens) > 1
+    return several and all(type(t) is int and t >= 0 for t in tokens)
 
 
 def _lines(path: str | Path) -> Iterable[tuple[str, Any]]:
@@ -132,19 +136,13 @@ def _lines(path: str | Path) -> Iterable[tuple[str, Any]]:
                 if line.strip():
                     yield f"{path}, line {n}", json.loads(line)
     except (OSError, EOFError, ValueError, RecursionError) as e:
-        raise EagleError(ErrorKind.BAD_VALUE, f"{path} is no JSON lines file: {e}") from e
+        raise EagleError(ErrorKind.BAD_VALUE, f"{path} is not a JSON lines file: {e}") from e
 
 
 def _messages(value: Any, where: str) -> list[dict[str, str]]:
-    ok = (
-        isinstance(value, list)
-        and value
-        and all(
-            isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
-            for m in value
-        )
-    )
-    if not ok:
+    text = lambda m, key: isinstance(m, dict) and isinstance(m.get(key), str)
+    messages = value if isinstance(value, list) else []
+    if not messages or not all(text(m, "role") and text(m, "content") for m in messages):
         raise EagleError(
             ErrorKind.BAD_VALUE, f"{where}: expected a string, prompt, or messages with role and content"
         )
@@ -153,5 +151,5 @@ def _messages(value: Any, where: str) -> list[dict[str, str]]:
 
 def _some(items: list[Any], path: str | Path) -> list[Any]:
     if not items:
-        raise EagleError(ErrorKind.BAD_VALUE, f"{path} has nothing to train on")
+        raise EagleError(ErrorKind.BAD_VALUE, f"{path} contains nothing to train on")
     return items

@@ -1,10 +1,11 @@
-"""Where a head starts from: what least squares knows of the target's next state, before any training.
+"""Initialises a head by least squares, before any training.
 
-The state that the target ends with at p + 1 is, to a good part, a linear function of the captured features at p and
-of the embedding of token p + 1. The first part is what `fc` computes. The second has one way into an EAGLE-3 layer, the
-attention's values: so most of its heads are made to look at their own position only, by queries and keys that are the
-same everywhere but for the rotary angles. The other heads point to where the text has been before (pointers.py), and let
-in what followed there. The output matrix is then the regression of the target's states on what the heads bring.
+The target's final state at p + 1 is largely a linear function of the captured features at p and of the
+embedding of token p + 1. `fc` computes the part of the features. In an EAGLE-3 layer, the embedding can only
+enter through the values of the attention. So most attention heads are set to attend to their own position
+only: their queries and keys are constant except for the rotary angles. The other heads are pointer heads
+(pointers.py). They attend to earlier occurrences of the text and pass on the tokens that followed there.
+Finally, o_proj is the regression of the target's states on the outputs of the heads.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ from .data import Corpus, Item
 from .model import Chain, Head
 from .pointers import Glances, learn_pointers
 
-ROWS = 60_000  # that the estimate is made from
-OUTPUT_ROWS = 40_000  # that the attention's outputs are fitted to
-BLOCK = 4_000  # of them at a time
-WIDEST = 24_000  # inputs of the estimate: memory goes with the square
-RIDGES = (1e-3, 1e-2, 1e-1, 1.0)  # of which the one that fits unseen rows best is taken
-KEPT = 0.1  # of what the target's own feed-forward says
-SPREAD = 8_000  # rows that constants and covariances are taken from
+ROWS = 60_000  # rows for the regression of fc and the values
+OUTPUT_ROWS = 40_000  # rows for the regression of o_proj
+BLOCK = 4_000  # rows per matrix product
+WIDEST = 24_000  # most inputs of a regression, because its memory grows with their square
+RIDGES = (1e-3, 1e-2, 1e-1, 1.0)  # penalties to try on unseen rows
+KEPT = 0.1  # factor for the output of the feed-forward block that was copied from the target
+SPREAD = 8_000  # rows for constants and covariances
 
 
 @dataclasses.dataclass
 class Rows:
-    """features [n, layers * n_embd] at p; tokens and following [n, n_embd]: normed embeddings of p + 1 and p + 2;
-    states [n, n_embd]: normed, at p + 1."""
+    """features: [n, layers * n_embd], at position p. states: [n, n_embd], normalised, at p + 1.
+
+    tokens, following: [n, n_embd], normalised embeddings of the tokens at p + 1 and p + 2.
+    """
 
     features: Tensor
     tokens: Tensor
@@ -42,7 +45,7 @@ class Rows:
 
 
 class Regression:
-    """Ridge regression of y on x from sums of products; rows that are not fitted choose the penalty."""
+    """Ridge regression of y on x from sums of products. Rows that are not fitted choose the penalty."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         self.inputs = inputs
@@ -51,17 +54,20 @@ class Regression:
         )
 
     def add(self, x: Tensor, y: Tensor, unseen: bool) -> None:
-        """x [n, inputs], y [n, outputs]."""
+        """Adds rows. x: [n, inputs]. y: [n, outputs]."""
         (self.unseen if unseen else self.fitted).add_(x.T @ torch.cat([x, y], 1))
 
     def solve(self) -> Tensor:
-        """[outputs, inputs], float32: each input's penalty a share of its own size, the share that fits unseen rows best."""
+        """The solution, float32 [outputs, inputs].
+
+        The penalty of an input is a share of its own size, the share that fits the unseen rows best.
+        """
         a, b = self.fitted[:, : self.inputs], self.fitted[:, self.inputs :]
         c, d = self.unseen[:, : self.inputs], self.unseen[:, self.inputs :]
         best, least = torch.zeros(0), float("inf")
         for ridge in RIDGES:
             w = torch.linalg.solve(a + torch.diag(a.diagonal() * ridge + 1e-9), b)
-            error = float((w * (c @ w - 2 * d)).sum())  # the squared error, less that of predicting nothing
+            error = float((w * (c @ w - 2 * d)).sum())  # squared error minus that of predicting 0
             if error < least:
                 best, least = w, error
         return best.T.float().contiguous()
@@ -75,13 +81,16 @@ def least_squares_start(
     seed: int,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> bool:
-    """Sets fc and all of the attention; progress counts the steps of the pointers. False if the model is too wide for it."""
+    """Sets fc and the whole attention. progress(done, total) counts the steps of the pointer heads.
+
+    Returns False if the model is too wide or there are no rows; the head is then unchanged.
+    """
     width, h = head.fc.in_features + head.shape.n_embd, head.shape.n_embd
     if width > WIDEST:
         return False
     order = [items[k] for k in np.random.default_rng([seed, 17]).permutation(len(items))]
     cut = max(1, len(order) // 10)
-    n, scale, sample = 0, 0.0, []
+    n, scale, sample = 0, 0.0, list[Rows]()
     now, later = Regression(width, h), Regression(h, h)
     for unseen, items in ((True, order[:cut]), (False, order[cut:] or order)):
         for r in _blocks(_rows(head, corpus, i) for i in items):
@@ -97,7 +106,7 @@ def least_squares_start(
                 break
     if n == 0:
         return False
-    scale /= n  # as large as the last feature: as the layer's weights expect
+    scale /= n  # the mean size of the last feature, which the layer's weights expect
     glances = _install(head, now.solve() * scale, later.solve(), _cat(sample))
     learn_pointers(head, corpus, order, glances, seed, progress)
     _fit_outputs(head, corpus, order, scale)
@@ -105,7 +114,7 @@ def least_squares_start(
 
 
 def _rows(head: Head, corpus: Corpus, item: Item) -> Rows:
-    """Positions whose next token belongs to the answer, or opens it; the first of a text is unlike all others."""
+    """The positions whose next token belongs to the answer or opens it, except the text's first position."""
     batch = corpus.batch([item], 0)
     first, h = max(item.n_prompt - 2, 1), head.shape.n_embd
     rms = lambda x: F.rms_norm(x, (h,), eps=head.shape.rms_eps)
@@ -114,7 +123,7 @@ def _rows(head: Head, corpus: Corpus, item: Item) -> Rows:
 
 
 def _blocks(rows: Iterable[Rows]) -> Iterator[Rows]:
-    """The same rows in blocks that are worth a product."""
+    """The same rows in blocks that are large enough for efficient matrix products."""
     held: list[Rows] = []
     for r in rows:
         held.append(r)
@@ -130,16 +139,19 @@ def _cat(rows: Sequence[Rows]) -> Rows:
 
 
 def _install(head: Head, solution: Tensor, predicted: Tensor, rows: Rows) -> Glances:
-    """fc, values, and queries and keys of heads that look at their own row. solution: states on features and tokens; predicted: states on the token that they lead to."""
+    """Sets fc, the values, and queries and keys that attend to their own row.
+
+    solution: regression of the states on features and tokens. predicted: regression of the states on the next
+    token.
+    """
     s, layer, a = head.shape, head.midlayer, head.midlayer.self_attn
     to = lambda x: x.to(head.fc.weight.device)
     head.fc.weight.copy_(to(solution[:, : head.fc.in_features]))
     layer.mlp.down_proj.weight.mul_(KEPT)
-    # one set of values serves both kinds of heads: what a token says at its own row, and what it is as the next one
+    # both kinds of heads share the values: a token's effect on its own row, and as the predicted next token
     own = solution[:, head.fc.in_features :]
-    values = _low_rank(
-        torch.cat([own, predicted * (own.norm() / predicted.norm())]), rows.tokens, a.v_proj.out_features
-    )
+    both = torch.cat([own, predicted * (own.norm() / predicted.norm())])
+    values = _low_rank(both, rows.tokens, a.v_proj.out_features)
     a.v_proj.weight.zero_()
     a.v_proj.weight[: len(values), : s.n_embd] = to(values) / layer.input_layernorm.weight
     glances = Glances.of(head, _constant(head, rows.features, rows.tokens))
@@ -149,7 +161,7 @@ def _install(head: Head, solution: Tensor, predicted: Tensor, rows: Rows) -> Gla
 
 
 def _low_rank(c: Tensor, x: Tensor, rank: int) -> Tensor:
-    """[rank, n]: the inputs' combinations through which a product with c [m, n] loses least, on inputs spread as x is."""
+    """The projection, [rank, n], that keeps most of a product with c, [m, n], for inputs distributed as x."""
     cov = x.T @ x / len(x)
     root = torch.linalg.cholesky(cov + 1e-5 * cov.diagonal().mean() * torch.eye(len(cov)))
     _, s, v = torch.linalg.svd(c @ root, full_matrices=False)
@@ -157,7 +169,7 @@ def _low_rank(c: Tensor, x: Tensor, rank: int) -> Tensor:
 
 
 def _constant(head: Head, features: Tensor, tokens: Tensor) -> Tensor:
-    """[2 * n_embd]: a direction along which every row of the attention's input says about 1."""
+    """A direction, [2 * n_embd], in which every row of the attention's input is about 1."""
     layer = head.midlayer
     g = layer.hidden_norm(features.to(head.fc.weight.device) @ head.fc.weight.T).cpu()
     u = torch.cat([tokens * layer.input_layernorm.weight.cpu(), g], 1)
@@ -166,7 +178,7 @@ def _constant(head: Head, features: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _fit_outputs(head: Head, corpus: Corpus, order: Sequence[Item], scale: float) -> None:
-    """o_proj: what is left of the states after fc, on what the heads bring."""
+    """Sets o_proj: the regression of what fc leaves of the states on the outputs of the attention heads."""
     o = head.midlayer.self_attn.o_proj
     left, n = Regression(o.in_features, o.out_features), 0
     for k, item in enumerate(order):

@@ -1,4 +1,4 @@
-"""The target with capture on: many sequences at once, every row's logits and features, from either backend."""
+"""The target with capture: logits and features of every row, for many sequences, from either backend."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import numpy as np
 
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import chat_tokens, is_end
-from ..llama.eagle_llama import EagleLlama, _address
-from ..runtime.binding import llama_cpp
+from ..llama.eagle_llama import EagleLlama
+from ..runtime.binding import address, llama_cpp
 from ..runtime.capture import Capture
 
 N_BATCH = 512
 
 
 class Backend(Protocol):
-    """What computes rows. forward() takes at most N_BATCH rows, all of one slot or one of each slot, and returns
-    logits float32 [n, n_vocab], valid until the next call, and features float32 [n, layers + 1, n_embd]."""
+    """Computes rows of the target.
+
+    forward() takes at most N_BATCH rows, either all of one slot or one of each slot. It returns logits,
+    float32 [n, n_vocab], valid until the next call, and features, float32 [n, layers + 1, n_embd].
+    """
 
     def forward(
         self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]
@@ -30,7 +33,7 @@ class Backend(Protocol):
 
 
 class LlamaBackend:
-    """llama.cpp's own forward pass of the very file: a context of n_slots sequences."""
+    """llama.cpp's own forward pass, with a context of n_slots sequences."""
 
     def __init__(
         self, model: object, layers: Sequence[int], n_slots: int, n_ctx: int, n_threads: int
@@ -41,11 +44,11 @@ class LlamaBackend:
         params.n_threads = params.n_threads_batch = n_threads
         self.ctx = llama_cpp.llama_init_from_model(model, params)
         if not self.ctx:
-            raise EagleError(ErrorKind.MEMORY, f"no context of {n_slots} x {n_ctx} tokens: use fewer --slots")
+            raise EagleError(ErrorKind.MEMORY, f"no memory for {n_slots} x {n_ctx} tokens: use fewer --slots")
         self.batch = llama_cpp.llama_batch_init(N_BATCH, 0, 1)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         n_layer = llama_cpp.llama_model_n_layer(model)
-        self.capture = Capture(_address(self.ctx), [*layers, n_layer], llama_cpp.llama_model_n_embd(model))
+        self.capture = Capture(address(self.ctx), [*layers, n_layer], llama_cpp.llama_model_n_embd(model))
 
     def forward(
         self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]
@@ -59,11 +62,10 @@ class LlamaBackend:
         if code != 0:
             raise EagleError(
                 ErrorKind.DECODE,
-                f"llama_decode of {n} tokens returned {code}: this target cannot be captured",
+                f"llama_decode of {n} tokens returned {code}: capture does not support this target",
             )
-        return np.ctypeslib.as_array(
-            llama_cpp.llama_get_logits(self.ctx), shape=(n, self.n_vocab)
-        ), self.capture.read(n)
+        logits = llama_cpp.llama_get_logits(self.ctx)
+        return np.ctypeslib.as_array(logits, shape=(n, self.n_vocab)), self.capture.read(n)
 
     def clear(self, slot: int) -> None:
         llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self.ctx), slot, -1, -1)
@@ -75,9 +77,10 @@ class LlamaBackend:
 
 
 class Target:
-    """A GGUF with n_slots sequences of n_ctx tokens each; features are the inputs of `layers` and the last layer's output.
+    """A GGUF with n_slots sequences of n_ctx tokens each.
 
-    device: None computes with llama.cpp; a PyTorch device computes there with the dequantised weights.
+    Its features are the inputs of `layers` and the output of the last layer. device: None computes with
+    llama.cpp, a PyTorch device computes there from the dequantised weights. Raises EagleError BAD_FILE.
     """
 
     def __init__(
@@ -108,16 +111,16 @@ class Target:
     def decode(
         self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Logits float32 [n, n_vocab], valid until the next call, and features float16 [n, layers + 1, n_embd]."""
+        """Logits float32 [n, n_vocab], valid till the next call; features float16 [n, layers + 1, n_embd]."""
         rows, features = self.backend.forward(tokens, positions, slots)
         if not np.isfinite(features).all():
-            raise EagleError(ErrorKind.BAD_VALUE, f"{self.path} gives features that are not finite")
+            raise EagleError(ErrorKind.BAD_VALUE, f"{self.path} has features that are not finite")
         return rows, np.clip(features, -65504, 65504).astype(np.float16)
 
     def prefill(self, tokens: Sequence[int], slot: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """A slot from its start: features of all tokens, the target's best token after each, logits after the last."""
+        """Fills a slot from its start. Returns features, best next tokens, logits after the last token."""
         self.backend.clear(slot)
-        features, best, last = [], [], None
+        features, best, last = [], [], np.empty(0, np.float32)
         for i in range(0, len(tokens), N_BATCH):
             part = tokens[i : i + N_BATCH]
             rows, f = self.decode(part, range(i, i + len(part)), [slot] * len(part))
@@ -139,5 +142,5 @@ class Target:
 
 
 def default_layers(n_layer: int) -> list[int]:
-    """Inputs of layers 2, n/2 and n - 3, as EAGLE-3 captures; fewer where the model has not so many."""
+    """The layers 2, n/2 and n - 3, as in EAGLE-3. Fewer if the model has too few layers."""
     return sorted({min(2, n_layer - 1), n_layer // 2, max(n_layer - 3, 0)})

@@ -1,6 +1,7 @@
-"""The target in PyTorch, from the GGUF's dequantised weights: for machines whose GPU llama.cpp was not built for.
+"""The target in PyTorch, from the GGUF's dequantised weights, for GPUs that llama.cpp was not built for.
 
-llama family: RMSNorm, rotary attention with shared heads, SwiGLU; another architecture is refused.
+It supports the llama family: RMSNorm, rotary attention with shared heads, SwiGLU. It refuses other
+architectures.
 """
 
 from __future__ import annotations
@@ -16,21 +17,15 @@ from ..errors import EagleError, ErrorKind
 from .model import rotary_frequencies, rotate
 from .weights import TargetWeights, half_split
 
-LAYER = (
-    "attn_norm",
-    "attn_q",
-    "attn_k",
-    "attn_v",
-    "attn_output",
-    "ffn_norm",
-    "ffn_gate",
-    "ffn_up",
-    "ffn_down",
-)
+ATTENTION = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output")
+LAYER = (*ATTENTION, "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
 
 
 class TorchBackend:
-    """Keys and values of n_slots sequences in a cache [layer, slot, n_ctx, heads, head_dim]."""
+    """The KV cache has n_slots sequences: [layer, slot, n_ctx, heads, head_dim].
+
+    Raises EagleError UNSUPPORTED for a model that is not a plain llama.
+    """
 
     def __init__(self, path: str, layers: Sequence[int], n_slots: int, n_ctx: int, device: str) -> None:
         w = TargetWeights(path)
@@ -46,15 +41,15 @@ class TorchBackend:
         if w.arch != "llama" or other or "rope_freqs.weight" in w.tensors:
             raise EagleError(
                 ErrorKind.UNSUPPORTED,
-                f"capture in PyTorch knows plain llama models, {path} is {w.arch} "
-                f"with {', '.join(other[:3]) or 'scaled rotary embeddings'}: capture with llama.cpp",
+                f"capture with PyTorch supports only plain llama models, but {path} is {w.arch} "
+                f"with {', '.join(other[:3]) or 'scaled rotary embeddings'}: use --capture llama",
             )
         self.dtype = torch.float32 if device == "cpu" else torch.bfloat16
         to = lambda a: torch.from_numpy(a).to(device, self.dtype)
         self.embedding, self.norm = to(w.rows("token_embd.weight")), to(w.get("output_norm.weight"))
         self.output = to(w.rows("output.weight")) if "output.weight" in w.tensors else self.embedding
         self.blocks = [
-            {name: to(self._half_split(name, w.get(f"blk.{i}.{name}.weight"))) for name in LAYER}
+            {name: to(self._half_split(name, w.rows(f"blk.{i}.{name}.weight"))) for name in LAYER}
             for i in range(self.s.n_layer)
         ]
         size = (self.s.n_layer, n_slots, n_ctx, self.s.n_head_kv, self.s.head_dim)
@@ -73,7 +68,7 @@ class TorchBackend:
         ids, position, slot = to(tokens), to(positions), to(slots)
         angles = position[:, None] * self.frequencies
         rotary = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
-        # rows of one slot attend together, rows of many slots each to its own
+        # rows of one slot are computed together; of rows in many slots, each attends to its own slot
         together = len(set(slots)) == 1
         n_past = int(position.max()) + 1
         mask = torch.arange(n_past, device=self.device) <= position[:, None]
@@ -81,9 +76,8 @@ class TorchBackend:
         for i, block in enumerate(self.blocks):
             if i in self.layers:
                 kept.append(x)
-            x = x + self._attention(
-                i, block, self._rms(x, block["attn_norm"]), rotary, position, slot, mask, together
-            )
+            u = self._rms(x, block["attn_norm"])
+            x = x + self._attention(i, block, u, rotary, position, slot, mask, together)
             u = self._rms(x, block["ffn_norm"])
             x = x + (F.silu(u @ block["ffn_gate"].T) * (u @ block["ffn_up"].T)) @ block["ffn_down"].T
         kept.append(x)
@@ -117,13 +111,12 @@ class TorchBackend:
         if together:
             out = F.scaled_dot_product_attention(q, past_k, past_v, attn_mask=mask)[0].transpose(0, 1)
         else:
-            out = F.scaled_dot_product_attention(
-                q[0].transpose(0, 1)[:, :, None], past_k, past_v, attn_mask=mask[:, None, None]
-            )[:, :, 0]
+            each, own_mask = q[0].transpose(0, 1)[:, :, None], mask[:, None, None]
+            out = F.scaled_dot_product_attention(each, past_k, past_v, attn_mask=own_mask)[:, :, 0]
         return out.reshape(n, -1) @ block["attn_output"].T
 
     def clear(self, slot: int) -> None:
-        """Nothing to do: rows see positions up to their own only, and those are written first."""
+        """Does nothing: a row attends only to positions up to its own, which are written before."""
 
     def close(self) -> None:
         self.blocks = []

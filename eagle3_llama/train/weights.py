@@ -1,9 +1,10 @@
-"""The target's weights out of its GGUF, dequantised: embeddings, output matrix, last layer, norms. llama family."""
+"""Dequantised weights of a target of the llama family: embeddings, output matrix, last layer, norms."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -13,7 +14,7 @@ from ..errors import EagleError, ErrorKind
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Sizes of the target that its head takes over."""
+    """The sizes of the target, which its head shares."""
 
     n_embd: int
     n_head: int
@@ -28,18 +29,18 @@ class Shape:
 
 
 class TargetWeights:
-    """Reads tensors as float32 by their GGUF names."""
+    """Reads tensors of a GGUF as float32. Raises EagleError BAD_FILE, BAD_CONFIG, MISSING_TENSOR."""
 
     def __init__(self, path: str | Path) -> None:
         try:
             self.reader = gguf.GGUFReader(str(path))
         except (OSError, ValueError, KeyError, IndexError) as e:
-            raise EagleError(ErrorKind.BAD_FILE, f"{path} is no GGUF that can be read: {e}") from e
+            raise EagleError(ErrorKind.BAD_FILE, f"{path} is not a readable GGUF: {e}") from e
         self.path, self.tensors = str(path), {t.name: t for t in self.reader.tensors}
         self.arch = str(self._field("general.architecture"))
         self.shape = self._shape()
 
-    def _field(self, key: str, default: object = None) -> object:
+    def _field(self, key: str, default: object = None) -> Any:
         field = self.reader.get_field(key)
         if field is None:
             if default is None:
@@ -67,27 +68,27 @@ class TargetWeights:
         )
 
     def get(self, name: str) -> np.ndarray | None:
-        """float32, rows first; None if the model has no such tensor."""
+        """A tensor as float32, rows first. None if the model does not have it."""
         t = self.tensors.get(name)
         return None if t is None else self.rows(name)
 
     def rows(self, name: str, rows: np.ndarray | None = None) -> np.ndarray:
-        """Some rows of a matrix, or all."""
+        """Some rows of a matrix, or all of them."""
         t = self.tensors[name]
         data = t.data if rows is None else t.data[rows]
         return np.array(gguf.quants.dequantize(data, t.tensor_type), np.float32)
 
     @property
     def output_name(self) -> str:
-        """The output matrix; models that tie it use the embeddings."""
+        """The name of the output matrix. Models with tied weights use the embeddings."""
         return "output.weight" if "output.weight" in self.tensors else "token_embd.weight"
 
     def last_layer(self) -> dict[str, np.ndarray]:
-        """The last layer's tensors by their short names, q and k in Hugging Face's half-split rotary layout."""
+        """The last layer's tensors by short names, q and k in Hugging Face's half-split rotary layout."""
         prefix, s = f"blk.{self.shape.n_layer - 1}.", self.shape
         names = [n for n in self.tensors if n.startswith(prefix) and n.endswith(".weight")]
-        out = {n[len(prefix) : -len(".weight")]: self.get(n) for n in names}
-        if self.arch == "llama":  # the only interleaved family whose last layer is taken
+        out = {n[len(prefix) : -len(".weight")]: self.rows(n) for n in names}
+        if self.arch == "llama":  # the only supported family with llama.cpp's interleaved rotary layout
             for name, heads in (("attn_q", s.n_head), ("attn_k", s.n_head_kv)):
                 if name in out:
                     out[name] = half_split(out[name], heads)
@@ -95,6 +96,6 @@ class TargetWeights:
 
 
 def half_split(w: np.ndarray, n_head: int) -> np.ndarray:
-    """Rows of [n_head * d, n] from llama.cpp's interleaved rotary layout to half-split."""
+    """Reorders the rows of [n_head * d, n] from llama.cpp's interleaved rotary layout to half-split."""
     d = w.shape[0] // n_head
     return np.ascontiguousarray(w.reshape(n_head, d // 2, 2, -1).swapaxes(1, 2).reshape(w.shape))

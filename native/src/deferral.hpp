@@ -1,12 +1,13 @@
-// Decodes that leave the output matrix out: see llama_set_logits_deferred.
+// Decodes that leave out the output matrix, and its product with the rows that are needed: see
+// llama_set_logits_deferred.
 #pragma once
 
 #include "llama-ext.h"
 
 namespace eagle3 {
 
-// On while it lives, however its scope is left: a context that it stayed on in would give others rows without
-// logits.
+// Turns deferral on until the end of the scope, however that is left. If it stayed on, later callers of this
+// context would get rows without logits.
 class deferral {
   public:
     deferral(llama_context * ctx, bool on) : ctx_(ctx) { llama_set_logits_deferred(ctx_, on); }
@@ -18,5 +19,10 @@ class deferral {
   private:
     llama_context * ctx_;
 };
+
+// Computes the logits of rows [first, first + n) of the last decode, which llama_get_logits_ith then returns.
+// Any number of times, in any pieces, until the next decode; each row has the bits that the whole product
+// has. Does nothing where the decode left nothing out. Throws error: no such rows, or the backend failed.
+void compute_logits(llama_context * ctx, int first, int n);
 
 }  // namespace eagle3

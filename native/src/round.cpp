@@ -239,8 +239,7 @@ void session::need_logits(int row) {
     }
     reach_now();
     const int n = planner_.piece(round_.reach, row);
-    require(
-        llama_logits_compute(ctx_, row, n) == 0, EAGLE3_E_DECODE, "the output matrix could not be computed");
+    compute_logits(ctx_, row, n);
     round_.output_seconds += planner_.piece_seconds(n);
     for (int i = row; i < row + n; ++i) {
         round_.done |= uint64_t(1) << i;

@@ -1,9 +1,10 @@
-"""The native head against its reference in NumPy, stage by stage."""
+"""Compares the native head with the NumPy reference, stage by stage."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ __all__ = ["Stage", "compare", "stage_names"]
 
 @dataclass(frozen=True)
 class Stage:
-    """Largest absolute error, largest value of the reference, and cosine of the two, over all rows."""
+    """Largest absolute error, largest absolute reference value, and cosine similarity, over all rows."""
 
     name: str
     error: float
@@ -23,15 +24,15 @@ class Stage:
 
 
 def stage_names(n_layer: int) -> list[str]:
-    """Of a head with n_layer decoder layers, in the order they are computed."""
+    """The stages of a head with n_layer decoder layers, in the order of computation."""
     layers = [f"{stage}-{i}" for i in range(n_layer) for stage in ("attn_in", "attn_out", "ffn_out")]
     return ["g", *layers, "prenorm", "logits"]
 
 
 def compare(head: str | Path, target: str | Path, prompt: str, n_threads: int = 2) -> list[Stage]:
-    """Features of the prompt as captured against the target's graph, then each stage of the head on them.
+    """Compares the captured features of the prompt with the target's graph, then each stage of the head.
 
-    Raises EagleError as loading does, BAD_ARGUMENT for a prompt of fewer than two tokens.
+    Raises EagleError as loading a model does, and BAD_ARGUMENT for a prompt of fewer than two tokens.
     """
     from ...runtime.capture import Capture
     from ...runtime.engine import Engine
@@ -51,7 +52,7 @@ def compare(head: str | Path, target: str | Path, prompt: str, n_threads: int = 
     engine = None
     try:
         engine = Engine(graph.ctx, graph.model, str(head))
-        layers = engine.head_info()["layers"]
+        layers: Any = engine.head_info()["layers"]
         with Capture(graph.ctx, layers, graph.n_embd) as capture:
             if graph.decode(tokens, range(n)) != 0:
                 raise EagleError(ErrorKind.DECODE, "the target could not decode the prompt")

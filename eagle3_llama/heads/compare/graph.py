@@ -1,4 +1,7 @@
-"""Layer inputs as the target's graph computes them, seen by llama.cpp's evaluation callback: the truth for capture."""
+"""Layer inputs as the target's graph computes them, read by llama.cpp's evaluation callback (cb_eval).
+
+They are the ground truth for captured features.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,18 @@ from typing import Any
 import numpy as np
 
 from ...errors import EagleError, ErrorKind
-from ...runtime.binding import llama_cpp
+from ...runtime.binding import address, llama_cpp
 from ...runtime.library import find_lib_dir
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 
 
 class GraphLayers:
-    """A target and a context whose evaluation callback keeps the input of every layer: `l_out` of the layer before, or the
-    embeddings. model and ctx are addresses for Engine and Capture. Raises EagleError BAD_FILE."""
+    """A target, and a context whose evaluation callback keeps the input of every layer.
+
+    The input of a layer is `l_out` of the layer before it, or the embeddings. model and ctx are addresses,
+    for Engine and Capture. Raises EagleError BAD_FILE.
+    """
 
     def __init__(
         self,
@@ -35,36 +41,23 @@ class GraphLayers:
         )
         if not self._model:
             raise EagleError(ErrorKind.BAD_FILE, f"{path} cannot be loaded as a target")
-        self.n_layer, self.n_embd = (
-            llama_cpp.llama_model_n_layer(self._model),
-            llama_cpp.llama_model_n_embd(self._model),
-        )
-        self._names = {
-            b"embd": 0,
-            b"inp_embd": 0,
-            **{f"l_out-{i}".encode(): i + 1 for i in range(self.n_layer)},
-        }
+        self.n_layer: int = llama_cpp.llama_model_n_layer(self._model)
+        self.n_embd: int = llama_cpp.llama_model_n_embd(self._model)
+        outputs = {f"l_out-{i}".encode(): i + 1 for i in range(self.n_layer)}
+        self._names = {b"embd": 0, b"inp_embd": 0, **outputs}
         self._seen: dict[int, list[np.ndarray]] = {}
         self._callback = _CALLBACK(self._saw)
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max, params.kv_unified = (
-            n_ctx,
-            n_batch,
-            n_ubatch,
-            n_seq,
-            True,
-        )
+        params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, n_batch, n_ubatch
+        params.n_seq_max, params.kv_unified = n_seq, True
         params.n_threads = params.n_threads_batch = n_threads
-        params.cb_eval = (
-            ctypes.cast(self._callback, type(params.cb_eval))
-            if params.cb_eval is not None
-            else self._callback
-        )
+        typed = params.cb_eval is not None
+        params.cb_eval = ctypes.cast(self._callback, type(params.cb_eval)) if typed else self._callback
         self._ctx = llama_cpp.llama_init_from_model(self._model, params)
         if not self._ctx:
             llama_cpp.llama_model_free(self._model)
-            raise EagleError(ErrorKind.BAD_FILE, f"{path} gives no context")
-        self.ctx, self.model = (ctypes.cast(p, ctypes.c_void_p).value for p in (self._ctx, self._model))
+            raise EagleError(ErrorKind.BAD_FILE, f"cannot create a context for {path}")
+        self.ctx, self.model = address(self._ctx), address(self._model)
 
     def _saw(self, tensor: int, ask: bool, _: Any) -> bool:
         k = self._names.get(self._base.ggml_get_name(tensor))
@@ -81,14 +74,13 @@ class GraphLayers:
         sequences: Sequence[int] | None = None,
         logits: Sequence[bool] | None = None,
     ) -> int:
-        """llama_decode's code; logits of all tokens unless said otherwise."""
+        """Decodes one batch and returns llama_decode's code. Without `logits`, all tokens ask for logits."""
         self._seen.clear()
         n = len(tokens)
         batch = llama_cpp.llama_batch_init(n, 0, 1)
         batch.n_tokens = n
-        for i, (t, p, s, out) in enumerate(
-            zip(tokens, positions, sequences or [0] * n, logits or [True] * n)
-        ):
+        rows = zip(tokens, positions, sequences or [0] * n, logits or [True] * n)
+        for i, (t, p, s, out) in enumerate(rows):
             batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = t, p, 1, out
             batch.seq_id[i][0] = s
         code = llama_cpp.llama_decode(self._ctx, batch)
@@ -99,7 +91,7 @@ class GraphLayers:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._ctx), True)
 
     def truth(self, k: int) -> np.ndarray:
-        """Input of layer k (n_layer: after the last), [n_tokens, n_embd], of the last decode."""
+        """The input of layer k in the last decode, [n_tokens, n_embd]; for k = n_layer, the last output."""
         return np.concatenate(self._seen[k])
 
     def close(self) -> None:
@@ -108,14 +100,11 @@ class GraphLayers:
 
 
 def _ggml() -> Any:
-    name = next(p for p in find_lib_dir().iterdir() if p.stem.removeprefix("lib") == "ggml-base")
-    base = ctypes.CDLL(str(name))
-    base.ggml_get_name.restype, base.ggml_get_name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
-    base.ggml_nbytes.restype, base.ggml_nbytes.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
-    base.ggml_backend_tensor_get.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_size_t,
-    ]
+    lib_dir = find_lib_dir()
+    assert lib_dir is not None  # importing runtime.binding has loaded the libraries
+    base = ctypes.CDLL(str(next(p for p in lib_dir.iterdir() if p.stem.removeprefix("lib") == "ggml-base")))
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    base.ggml_get_name.restype, base.ggml_get_name.argtypes = ctypes.c_char_p, [pointer]
+    base.ggml_nbytes.restype, base.ggml_nbytes.argtypes = size, [pointer]
+    base.ggml_backend_tensor_get.argtypes = [pointer, pointer, size, size]
     return base

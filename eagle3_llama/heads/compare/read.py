@@ -1,4 +1,4 @@
-"""A GGUF head and what it shares with its target, as weights of the NumPy reference."""
+"""Reads a GGUF head, and the weights that its target lends it, for the NumPy reference."""
 
 from __future__ import annotations
 
@@ -19,23 +19,19 @@ _SHARED = {
 
 
 def read_reference(head: Path, target: Path) -> ReferenceHead:
-    """Raises EagleError for a file that is no head, or a tensor that neither file has."""
+    """Raises EagleError if the file is not a head, or if neither file has a tensor that the head needs."""
     file, lender = read_gguf(head), read_gguf(target)
     arch = file.string("general.architecture")
     if arch not in ("eagle3", "eagle"):
         raise EagleError(
-            ErrorKind.HEAD_MISMATCH, f"{head} is no head: its general.architecture is {arch!r:.40}"
+            ErrorKind.HEAD_MISMATCH, f"{head} is not a head: its general.architecture is {arch!r:.40}"
         )
     n_head = file.size_of(f"{arch}.attention.head_count")
     n_head_kv = file.size_of(f"{arch}.attention.head_count_kv", n_head)
     w = {name: _values(file, name) for name in file.tensors if name not in ("d2t", "rope_freqs.weight")}
-    w.update(
-        {
-            name: _values(lender, next((n for n in theirs if n in lender.tensors), name))
-            for name, theirs in _SHARED.items()
-            if name not in w
-        }
-    )
+    for name, theirs in _SHARED.items():
+        if name not in w:
+            w[name] = _values(lender, next((n for n in theirs if n in lender.tensors), name))
     if "blk.0.hidden_norm.weight" in w:
         w["blk.0.attn_norm_2.weight"] = w.pop("blk.0.hidden_norm.weight")
     for name in w:
@@ -87,7 +83,7 @@ def _rope(file: Gguf, arch: str) -> ReferenceRope:
 def _values(file: Gguf, name: str) -> np.ndarray:
     info = file.tensors.get(name)
     if info is None or info.qtype is None:
-        raise EagleError(ErrorKind.MISSING_TENSOR, f"{file.path} has no tensor {name} that can be read")
+        raise EagleError(ErrorKind.MISSING_TENSOR, f"{file.path} has no readable tensor {name}")
     data = np.memmap(file.path, np.uint8, "r", info.offset, (info.n_bytes,))
     try:
         rows = data.reshape(-1, info.n_bytes // max(math.prod(info.shape[:-1]), 1))
@@ -95,11 +91,14 @@ def _values(file: Gguf, name: str) -> np.ndarray:
     except NotImplementedError as e:
         raise EagleError(
             ErrorKind.UNSUPPORTED,
-            f"tensor {name} of {file.path} is {info.qtype.name}, which NumPy cannot read",
+            f"tensor {name} of {file.path} has type {info.qtype.name}, which the gguf package cannot read",
         ) from e
 
 
 def _half_split(w: np.ndarray, n_head: int) -> np.ndarray:
-    """Rows of q or k, [n_head * d, ...]: from llama.cpp's pairs (2i, 2i + 1) to Hugging Face's (i, i + d / 2)."""
+    """Reorders the rows of q or k, [n_head * d, ...], for rotary embeddings.
+
+    llama.cpp rotates the pairs (2i, 2i + 1), Hugging Face (i, i + d / 2).
+    """
     pairs = w.reshape(n_head, w.shape[0] // n_head // 2, 2, -1)
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(w.shape)

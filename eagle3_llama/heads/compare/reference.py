@@ -1,7 +1,8 @@
-"""A head's forward pass in NumPy, all variants, float64: what the native graph is held against, never on a token's way.
+"""The forward pass of a head in NumPy (float64, all variants). The native graph is compared with it.
 
-Written from the equations of EAGLE-1 (arXiv 2401.15077), EAGLE-3 (arXiv 2503.01840) and EAGLE-3.1 (arXiv 2605.09992), with
-Hugging Face's rotary layout; shares no code with the converter or the native library.
+Generation never uses it. It follows the equations of EAGLE-1 (arXiv 2401.15077), EAGLE-3 (arXiv 2503.01840)
+and EAGLE-3.1 (arXiv 2605.09992), with Hugging Face's rotary layout. It shares no code with the converter or
+the native library.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class ReferenceRope:
-    """Rotary positions: kind is None, linear, yarn, or llama3, whose `divisors` [head_dim / 2] are given."""
+    """Rotary embeddings. kind: None, linear, yarn or llama3; llama3 needs `divisors`, [head_dim / 2]."""
 
     base: float = 10000.0
     kind: str | None = None
@@ -22,13 +23,13 @@ class ReferenceRope:
     original_context: int = 4096
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    attention_factor: float = 1.0  # on cosine and sine, yarn only
+    attention_factor: float = 1.0  # scales cosine and sine, only for yarn
     divisors: np.ndarray | None = None
 
     def frequencies(self, d: int) -> np.ndarray:
-        """[d / 2] radians a position."""
+        """Radians per position, [d / 2]."""
         plain = self.base ** (-np.arange(0, d, 2) / d)
-        if self.kind == "llama3":
+        if self.divisors is not None:
             return plain / self.divisors
         if self.kind == "linear":
             return plain / self.factor
@@ -44,10 +45,10 @@ class ReferenceRope:
 
 @dataclass(frozen=True)
 class ReferenceHead:
-    """Weights by their GGUF names, matrices [rows, columns], q and k in Hugging Face's (half-split) order.
+    """w: weights by GGUF name, matrices as [rows, columns], q and k in Hugging Face's half-split order.
 
-    `feature_norm` is (weight, epsilon) of the target's own final norm, for EAGLE-1. EAGLE-1's fc is called fc2.weight here,
-    for it does what the second of two projections does.
+    feature_norm: (weight, epsilon) of the target's final norm, for EAGLE-1. The fc of EAGLE-1 is called
+    fc2.weight here, because it does the same as the second one of two projections.
     """
 
     w: dict[str, np.ndarray]
@@ -65,17 +66,12 @@ class ReferenceHead:
         return 1 + max(int(name.split(".")[1]) for name in self.w if name.startswith("blk."))
 
     def fuse(self, features: np.ndarray) -> np.ndarray:
-        """[n, layers * target_hidden] -> g [n, hidden]."""
+        """Fuses features, [n, layers * target_hidden], into g, [n, hidden]."""
         x = np.asarray(features, np.float64)
         if "fc_norm.weight" in self.w:
             scale = self.w["fc_norm.weight"]  # [layers, target_hidden]
-            x = np.concatenate(
-                [
-                    _rms(part, weight, self.eps)
-                    for part, weight in zip(np.split(x, len(scale), axis=1), scale)
-                ],
-                axis=1,
-            )
+            parts = zip(np.split(x, len(scale), axis=1), scale)
+            x = np.concatenate([_rms(part, weight, self.eps) for part, weight in parts], axis=1)
         if "enc.output_norm.weight" in self.w:
             x = _rms(x, self.w["enc.output_norm.weight"], self.eps)
         if self.feature_norm is not None:
@@ -83,9 +79,10 @@ class ReferenceHead:
         return self._linear("fc", x) if "fc.weight" in self.w else x
 
     def forward(self, tokens: np.ndarray, g: np.ndarray) -> dict[str, np.ndarray]:
-        """Every stage by name, [n, width]: pairs (tokens[p], of position p + 1; g[p]) at positions 0..n-1.
+        """Every stage by name, [n, width]. Row p has tokens[p], the token of position p + 1, and g[p].
 
-        g of a row is fuse() of the target's features or, further on in a draft, the `state` of the row before.
+        g[p] is fuse() of the target's features. After the first step of a draft it is `state` of the row
+        before.
         """
         e, g = self.w["token_embd.weight"][tokens].astype(np.float64), np.asarray(g, np.float64)
         out = {"g": g}
@@ -99,12 +96,15 @@ class ReferenceHead:
         return out
 
     def draft_logits(self, tokens: np.ndarray, features: np.ndarray, chain: list[int]) -> np.ndarray:
-        """[len(chain), draft vocabulary]: before each token of a chain after `tokens`, the last of which is not decoded yet."""
-        g, tokens, out = self.fuse(features), list(tokens), []
+        """Logits before each token of a draft chain, [len(chain), draft vocabulary].
+
+        The chain follows `tokens`, of which the target has not decoded the last one yet.
+        """
+        g, context, out = self.fuse(features), list(tokens), []
         for token in chain:
-            stages = self.forward(np.array(tokens), g)
+            stages = self.forward(np.array(context), g)
             out.append(stages["logits"][-1])
-            tokens.append(token)
+            context.append(token)
             g = np.concatenate([g, stages["state"][-1:]])
         return np.array(out)
 
@@ -130,12 +130,8 @@ class ReferenceHead:
     def _attention(self, at: str, u: np.ndarray) -> np.ndarray:
         n, d = len(u), self.head_dim
         q, k, v = (self._linear(at + f"attn_{x}", u).reshape(n, -1, d) for x in "qkv")  # [n, heads, d]
-        q, k = (
-            _rms(x, self.w[at + f"attn_{name}_norm.weight"], self.eps)
-            if at + f"attn_{name}_norm.weight" in self.w
-            else x
-            for name, x in (("q", q), ("k", k))
-        )
+        if at + "attn_q_norm.weight" in self.w:
+            q, k = self._norm(at + "attn_q_norm.weight", q), self._norm(at + "attn_k_norm.weight", k)
         q, k = self._rotate(q), self._rotate(k)
         k, v = (np.repeat(x, self.n_head // self.n_head_kv, axis=1) for x in (k, v))
         scores = np.einsum("qhd,khd->hqk", q, k) / math.sqrt(d)

@@ -1,9 +1,11 @@
-"""EAGLE heads from their checkpoints to GGUF, as upstream llama.cpp's `eagle3` architecture reads them where it can.
+"""Converts EAGLE heads from their checkpoints to GGUF.
 
     from eagle3_llama.heads.convert import convert
     report = convert("head/", "target.gguf", "head.gguf", outtype="q8_0")
 
-source -> layout (names) -> variant (norms), geometry (sizes) -> layers, vocabulary, rope -> metadata -> writer. Loads no native code.
+The output follows llama.cpp's `eagle3` architecture wherever that architecture supports the head. The steps
+are: source -> layout (names) -> variant (norms), geometry (sizes) -> layers, vocabulary, rope -> metadata ->
+writer. No step loads native code.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ class ConvertReport:
     out: Path
     n_bytes: int
     n_tensors: int
-    layout: str  # the project whose format it was
-    layers: list[int]  # captured inputs of target layers
+    layout: str  # the project that defined the checkpoint's format
+    layers: list[int]  # the target layers whose inputs are captured
     draft_vocab: int
-    notes: list[str]  # what was inferred and why, one line each
+    notes: list[str]  # what the converter inferred and why, one line each
 
 
 def convert(
@@ -52,12 +54,14 @@ def convert(
     extract_layers: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> ConvertReport:
-    """Convert the checkpoint in the folder `head`, or a head's GGUF, for the GGUF `target`, whose tokenizer and sizes it
-    takes; write `out`.
+    """Converts a head for the GGUF `target` and writes the GGUF `out`.
 
-    `outtype`: f32, f16, bf16, q8_0 or q4_0, of the matrices; left out, f16, or what the GGUF has. `extract_layers`: inputs
-    of target layers, ascending, where config.json is wrong. `progress(bytes_done, bytes_total)` is called as the file grows.
-    Raises EagleError naming tensor or key; `out` is then as it was before.
+    head: a checkpoint folder, or a GGUF head. target: the converter takes its tokenizer and sizes.
+    outtype: the type of the matrices, f32, f16, bf16, q8_0 or q4_0; default: f16, or the type in a GGUF head.
+    extract_layers: ascending ids of target layers whose inputs the head reads, if config.json is wrong.
+    progress(bytes_done, bytes_total) is called while the file is written.
+
+    Raises EagleError, which names the tensor or key. `out` is unchanged then.
     """
     head, target, out = Path(head), Path(target), Path(out)
     if outtype is not None and outtype not in QTYPES:
@@ -87,29 +91,21 @@ def _tensors(tensors: dict[str, HeadTensor], g: Geometry, layout: Layout, outtyp
     outs = []
     for name in g.shapes():
         if name in tensors and name not in ("d2t", "t2d") and not name.startswith("fc_norm."):
-            outs.append(
-                weight(name, tensors[name], outtype, 0 if layout.interleaved else _rotated_heads(name, g))
-            )
+            heads = 0 if layout.interleaved else _rotated_heads(name, g)
+            outs.append(weight(name, tensors[name], outtype, heads))
     if "fc_norm.weight" in tensors:
         outs.append(constant("fc_norm.weight", tensors["fc_norm.weight"].read_all()))
     elif "fc_norm.0.weight" in tensors:
-        outs.append(
-            constant(
-                "fc_norm.weight",
-                np.stack([tensors[f"fc_norm.{i}.weight"].read_all() for i in range(g.n_features)]),
-            )
-        )
+        norms = [tensors[f"fc_norm.{i}.weight"].read_all() for i in range(g.n_features)]
+        outs.append(constant("fc_norm.weight", np.stack(norms)))
     if "d2t" in tensors:
-        outs.append(
-            constant(
-                "d2t", absolute_ids(tensors["d2t"], tensors.get("t2d"), g.target_vocab, layout.interleaved)
-            )
-        )
+        ids = absolute_ids(tensors["d2t"], tensors.get("t2d"), g.target_vocab, layout.interleaved)
+        outs.append(constant("d2t", ids))
     return outs
 
 
 def _rotated_heads(name: str, g: Geometry) -> int:
-    """Heads whose rows rotary positions pair up, 0 for a tensor that they do not touch."""
+    """The number of attention heads in a tensor that rotary embeddings apply to, 0 for any other tensor."""
     found = re.fullmatch(r"blk\.\d+\.attn_([qk])(_norm)?\.(weight|bias)", name)
     if found is None:
         return 0
@@ -125,35 +121,28 @@ def _notes(
     }
     n = len(g.reads_token)
     notes = [
-        f"layout {layout}: {n} decoder layer{'s' * (n > 1)}, hidden size {g.hidden}, {g.n_head}/{g.n_head_kv} heads of {g.head_dim}, "
+        f"layout {layout}: {n} decoder layer{'s' * (n > 1)}, hidden size {g.hidden}, "
+        f"{g.n_head}/{g.n_head_kv} heads of {g.head_dim}, "
         f"draft vocabulary {g.draft_vocab} of {g.target_vocab}",
         f"embeddings are {own['token_embd.weight']}, output matrix is {own['output.weight']}",
     ]
-    short = [
-        t.name
-        for t in outs
-        if len(t.shape) == 2 and t.name != "fc_norm.weight" and t.qtype is not QTYPES[outtype]
-    ]
-    if short:
-        notes.append(f"f16 instead of {outtype}, for their rows are no multiple of 32: {', '.join(short)}")
+    matrices = (t for t in outs if len(t.shape) == 2 and t.name != "fc_norm.weight")
+    odd = [t.name for t in matrices if t.qtype is not QTYPES[outtype]]
+    if odd:
+        notes.append(f"f16 instead of {outtype}, because row lengths are no multiple of 32: {', '.join(odd)}")
     return notes
 
 
 def _check_out(head: Path, target: Path, out: Path) -> None:
-    """That writing can succeed, and destroys nothing that is read."""
+    """Checks that `out` can be written, and that it is not one of the inputs."""
     with reading(out):
         if out.exists() and not out.is_file():
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"{out} is no regular file: name the GGUF to write")
+            raise EagleError(ErrorKind.BAD_ARGUMENT, f"{out} is not a regular file: name the GGUF to write")
         if not out.parent.is_dir():
-            raise EagleError(
-                ErrorKind.BAD_ARGUMENT, f"folder {out.parent} of the output does not exist: create it"
-            )
-        inputs = (
-            [target, head]
-            if head.is_file()
-            else [target, *(p for end in ("json", "safetensors", "bin") for p in head.glob(f"*.{end}"))]
-        )
+            message = f"the output folder {out.parent} does not exist: create it"
+            raise EagleError(ErrorKind.BAD_ARGUMENT, message)
+        files = [p for end in ("json", "safetensors", "bin") for p in head.glob(f"*.{end}")]
+        inputs = [target, head] if head.is_file() else [target, *files]
         if out.exists() and any(path.exists() and path.samefile(out) for path in inputs):
-            raise EagleError(
-                ErrorKind.BAD_ARGUMENT, f"{out} is what is to be converted: name another file to write"
-            )
+            message = f"{out} is an input of the conversion: choose another output file"
+            raise EagleError(ErrorKind.BAD_ARGUMENT, message)

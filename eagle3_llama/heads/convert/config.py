@@ -1,4 +1,4 @@
-"""A head's config.json, every value checked when it is asked for."""
+"""A head's config.json. Each value is checked when it is read."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ REQUIRED = object()
 
 @dataclass(frozen=True)
 class Config:
-    """Keys may be dotted ("eagle_config.use_aux_hidden_state"); null counts as absent.
+    """Keys may be dotted ("eagle_config.use_aux_hidden_state"). A null value counts as missing.
 
-    Every method raises EagleError BAD_CONFIG naming the key: absent without a default, of another type, or out
-    of range.
+    Every method raises EagleError BAD_CONFIG, which names the key, if the value is missing and there is no
+    default, has the wrong type, or is out of range.
     """
 
     data: dict[str, Any]
@@ -41,11 +41,11 @@ class Config:
         return value
 
     def number(self, key: str, default: Any = REQUIRED, zero: bool = False) -> Any:
-        """A finite number above 0 that a float32 can hold, or 0 if `zero`."""
+        """A positive number within the range of float32. 0 is allowed if `zero` is set."""
         value = self._or_default(key, default)
         if value is default:
             return value
-        fits = type(value) in (int, float) and -3e38 < value < 3e38  # NaN is not
+        fits = type(value) in (int, float) and -3e38 < value < 3e38  # false for NaN
         if not fits or value < 0 or (value == 0 and not zero):
             raise bad(key, f"is {value!r:.40}, expected a positive number")
         return float(value)

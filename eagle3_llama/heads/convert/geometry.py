@@ -1,4 +1,4 @@
-"""A head's sizes, measured on its tensors and held against config.json and the target."""
+"""The sizes of a head, taken from its tensors and checked against config.json and the target."""
 
 from __future__ import annotations
 
@@ -28,37 +28,23 @@ class Geometry:
     ffn: int
     draft_vocab: int
     target_vocab: int
-    reads_token: tuple[
-        bool, ...
-    ]  # of each decoder layer: attention takes the token's embedding beside the state
+    reads_token: tuple[bool, ...]  # for each decoder layer: its attention input includes the token embedding
     final_norm: bool
-    projected: bool  # fc2 makes the first layer's state
+    projected: bool  # fc2 computes the state that enters the first layer
 
     def shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """GGUF name -> (shape as in the checkpoint, rows first; the same in words), in the order of the file."""
+        """GGUF name -> (shape with rows first, the same in words), in the order of the file."""
         h, features = self.hidden, self.n_features * self.target_hidden
-        words = "hidden_size, layers * target's hidden size"
-        out = {
-            "fc.weight": ((h, 2 * h), "hidden_size, 2 * hidden_size")
-            if self.arch == "eagle"
-            else ((h, features), words),
-            "fc.bias": ((h,), "hidden_size"),
-        }
+        out: dict[str, tuple[tuple[int, ...], str]]
+        doubled = ((h, 2 * h), "hidden_size, 2 * hidden_size")
+        fused = ((h, features), "hidden_size, layers * target's hidden size")
+        bias, norm = ((h,), "hidden_size"), ((self.target_hidden,), "target's hidden size")
+        out = {"fc.weight": doubled if self.arch == "eagle" else fused, "fc.bias": bias}
         if self.projected:
-            out.update(
-                {
-                    "fc2.weight": ((h, 2 * h), "hidden_size, 2 * hidden_size"),
-                    "fc2.bias": ((h,), "hidden_size"),
-                }
-            )
+            out.update({"fc2.weight": doubled, "fc2.bias": bias})
         if self.arch == "eagle3":
             out["enc.output_norm.weight"] = ((features,), "layers * target's hidden size")
-            out.update(
-                {
-                    f"fc_norm.{i}.weight": ((self.target_hidden,), "target's hidden size")
-                    for i in range(self.n_features)
-                }
-            )
+            out.update({f"fc_norm.{i}.weight": norm for i in range(self.n_features)})
             out["fc_norm.weight"] = ((self.n_features, self.target_hidden), "layers, target's hidden size")
         out["rope_freqs.weight"] = ((self.head_dim // 2,), "head_dim / 2")
         for i, reads_token in enumerate(self.reads_token):
@@ -101,7 +87,7 @@ class Geometry:
         }
 
     def optional(self, name: str) -> bool:
-        """Whether a head may be without it: biases and norms that a variant has, what the target can lend."""
+        """Whether a head can lack this tensor: only some variants have it, or the target can lend it."""
         bare_input = self.arch == "eagle" and name == "blk.0.attn_norm.weight"
         return name in _OPTIONAL or name.endswith(_OPTIONAL_ENDS) or name.startswith("fc_norm.") or bare_input
 
@@ -109,8 +95,11 @@ class Geometry:
 def measure(
     config: Config, layout: Layout, tensors: dict[str, HeadTensor], target: Target, final_norm: bool
 ) -> Geometry:
-    """`tensors` by GGUF name; `final_norm`: whether the head has one. Raises EagleError naming the tensor or key:
-    MISSING_TENSOR, WRONG_SHAPE, BAD_CONFIG, BAD_VALUE (dtype), HEAD_MISMATCH or VOCAB_MISMATCH (another target's head)."""
+    """Measures a head. tensors: by GGUF name. final_norm: whether the head has a final norm.
+
+    Raises EagleError, which names the tensor or key: MISSING_TENSOR, WRONG_SHAPE, BAD_CONFIG, BAD_VALUE
+    (dtype), HEAD_MISMATCH or VOCAB_MISMATCH (the head was trained for another target).
+    """
     hidden, rows = config.integer("hidden_size"), _matrix(layout, tensors, "fc.weight")[0]
     if hidden != rows:
         raise EagleError(
@@ -157,7 +146,7 @@ def _matrix(layout: Layout, tensors: dict[str, HeadTensor], name: str) -> tuple[
         raise EagleError(
             ErrorKind.WRONG_SHAPE, f"tensor {tensor.name} has shape {list(tensor.shape)}, expected a matrix"
         )
-    return tensor.shape  # type: ignore[return-value]
+    return tensor.shape[0], tensor.shape[1]
 
 
 def _blocks(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> tuple[bool, ...]:
@@ -172,8 +161,8 @@ def _blocks(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> t
     if given != n:
         raise EagleError(
             ErrorKind.WRONG_SHAPE,
-            f"key num_hidden_layers of config.json is {given}, but there are tensors of {n} "
-            f"decoder layers, {layout.source_name(f'blk.{n - 1}.attn_q.weight')} the last",
+            f"key num_hidden_layers of config.json is {given}, but there are tensors for {n} "
+            f"decoder layers, up to {layout.source_name(f'blk.{n - 1}.attn_q.weight')}",
         )
     first = layout.arch == "eagle3" and "fc2.weight" not in tensors
     return tuple(first and i == 0 or f"blk.{i}.attn_norm_2.weight" in tensors for i in range(n))
@@ -206,14 +195,14 @@ def _n_features(layout: Layout, tensors: dict[str, HeadTensor], target_hidden: i
     if width == 0 or width % target_hidden:
         raise EagleError(
             ErrorKind.WRONG_SHAPE,
-            f"tensor {layout.source_name('fc.weight')} takes {width} values, "
-            f"no multiple of the target's hidden size {target_hidden}: give this head's own target",
+            f"tensor {layout.source_name('fc.weight')} has {width} columns, which is not "
+            f"a multiple of the target's hidden size {target_hidden}: give this head's own target",
         )
     return width // target_hidden
 
 
 def _heads(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> tuple[int, int, int]:
-    """(heads, heads of keys and values, head_dim); an explicit head_dim need not be hidden_size / heads."""
+    """(attention heads, key/value heads, head_dim). A given head_dim may differ from hidden_size / heads."""
     q_rows = _matrix(layout, tensors, "blk.0.attn_q.weight")[0]
     k_rows = _matrix(layout, tensors, "blk.0.attn_k.weight")[0]
     n_head = config.integer("num_attention_heads")
@@ -232,11 +221,11 @@ def _heads(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> tu
     if n_head % n_head_kv:
         raise EagleError(
             ErrorKind.BAD_CONFIG,
-            f"num_attention_heads {n_head} is no multiple of num_key_value_heads {n_head_kv}",
+            f"num_attention_heads {n_head} is not a multiple of num_key_value_heads {n_head_kv}",
         )
     if head_dim % 2:
         raise EagleError(
-            ErrorKind.BAD_CONFIG, f"head_dim {head_dim} is odd, which rotary positions do not allow"
+            ErrorKind.BAD_CONFIG, f"head_dim {head_dim} is odd, but rotary embeddings need an even one"
         )
     return n_head, n_head_kv, head_dim
 
@@ -261,7 +250,7 @@ def _draft_vocab(config: Config, layout: Layout, tensors: dict[str, HeadTensor],
             raise EagleError(
                 ErrorKind.WRONG_SHAPE,
                 f"tensor {d2t.name} has shape {list(d2t.shape)}, expected "
-                f"1..{target_vocab} entries, one a draft token",
+                f"1..{target_vocab} entries, one per draft token",
             )
     else:
         n = _matrix(layout, tensors, "output.weight")[0] if "output.weight" in tensors else target_vocab
@@ -269,26 +258,25 @@ def _draft_vocab(config: Config, layout: Layout, tensors: dict[str, HeadTensor],
             raise EagleError(
                 ErrorKind.MISSING_TENSOR,
                 f"tensor {layout.source_name('d2t')} is missing, and "
-                f"lm_head.weight has {n} rows, not the target's {target_vocab}: download the head "
-                "again",
+                f"lm_head.weight has {n} rows, not the target's {target_vocab}: download the head again",
             )
     given = config.integer("draft_vocab_size", n)
     if given != n:
         raise EagleError(
             ErrorKind.WRONG_SHAPE,
             f"key draft_vocab_size of config.json is {given}, but tensor "
-            f"{layout.source_name('d2t') if d2t else 'lm_head.weight'} stands for {n} tokens",
+            f"{layout.source_name('d2t') if d2t else 'lm_head.weight'} has {n} tokens",
         )
     return n
 
 
 def _check_all(g: Geometry, layout: Layout, tensors: dict[str, HeadTensor]) -> None:
     shapes = g.shapes()
-    for name, tensor in tensors.items():
+    for name in tensors:
         if name not in shapes:
             raise EagleError(
                 ErrorKind.UNSUPPORTED,
-                f"tensor {tensor.name} is not part of such a head: this variant is not supported",
+                f"tensor {tensors[name].name} does not belong to a known variant: the head is not supported",
             )
     for name, (shape, words) in shapes.items():
         tensor = tensors.get(name)
@@ -314,7 +302,7 @@ def _check_all(g: Geometry, layout: Layout, tensors: dict[str, HeadTensor]) -> N
 
 
 def _check_pairs(g: Geometry, layout: Layout, tensors: dict[str, HeadTensor]) -> None:
-    """Weights that come together: one alone is a file that lost the other."""
+    """Checks that tensors which belong together are all there, or all missing."""
     together = [[f"fc_norm.{i}.weight" for i in range(g.n_features)]]
     for i in range(len(g.reads_token)):
         together += [
@@ -328,22 +316,23 @@ def _check_pairs(g: Geometry, layout: Layout, tensors: dict[str, HeadTensor]) ->
             there = next(n for n in names if n in tensors)
             raise EagleError(
                 ErrorKind.MISSING_TENSOR,
-                f"tensor {layout.source_name(missing[0])} is missing, which goes with {tensors[there].name}",
+                f"tensor {layout.source_name(missing[0])} is missing, but {tensors[there].name} is there: "
+                "download the head again",
             )
 
 
 def _check_shared(g: Geometry, layout: Layout, tensors: dict[str, HeadTensor]) -> None:
-    """That the target can lend what the head has not."""
+    """Checks that the target's matrices fit where the head has none of its own."""
     if "output.weight" not in tensors and g.draft_vocab != g.target_vocab:
         raise EagleError(
             ErrorKind.MISSING_TENSOR,
-            f"tensor {layout.source_name('output.weight')} is missing, and "
-            f"the target's has {g.target_vocab} rows, not {g.draft_vocab}",
+            f"tensor {layout.source_name('output.weight')} is missing, and the target's output matrix "
+            f"has {g.target_vocab} rows, not {g.draft_vocab}: download the head again",
         )
     for name in ("token_embd.weight", "output.weight"):
         if name not in tensors and g.hidden != g.target_hidden:
             raise EagleError(
                 ErrorKind.MISSING_TENSOR,
-                f"tensor {layout.source_name(name)} is missing, and the "
-                f"target's has width {g.target_hidden}, not {g.hidden}",
+                f"tensor {layout.source_name(name)} is missing, and the target's tensor "
+                f"has {g.target_hidden} columns, not {g.hidden}: download the head again",
             )

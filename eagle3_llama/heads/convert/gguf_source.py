@@ -1,4 +1,4 @@
-"""A head that is a GGUF already: written before the merge upstream, or to be stored in another type."""
+"""Reads a head that is a GGUF already, to change its type or the older keys from before llama.cpp's merge."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .safetensors_file import HeadTensor
 
 _OUTTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16", "Q8_0": "q8_0", "Q4_0": "q4_0"}
 _INTEGERS = {"I64": "<i8", "I32": "<i4"}
-# config.json's key for each of the GGUF's
+# GGUF key -> key of config.json
 _KEYS = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -40,15 +40,15 @@ _SCALING = ("type", "factor", "original_context_length", "yarn_beta_fast", "yarn
 
 
 def read_gguf_head(path: Path) -> tuple[Config, dict[str, HeadTensor], Layout, Rope, str]:
-    """Config with a checkpoint's keys, tensors, layout, rope, and the type that its matrices have.
+    """(config with a checkpoint's keys, tensors, layout, rope, type of the matrices).
 
-    Raises EagleError: BAD_FILE, TRUNCATED, BAD_VALUE, HEAD_MISMATCH (no head).
+    Raises EagleError: BAD_FILE, TRUNCATED, BAD_VALUE, HEAD_MISMATCH (not a head).
     """
     file = read_gguf(path)
     arch = file.string("general.architecture")
     if arch not in ("eagle3", "eagle"):
         raise EagleError(
-            ErrorKind.HEAD_MISMATCH, f"{path} is no head: its general.architecture is {arch!r:.40}"
+            ErrorKind.HEAD_MISMATCH, f"{path} is not a head: its general.architecture is {arch!r:.40}"
         )
     data = {ours: file.get(f"{arch}.{key}") for key, ours in _KEYS.items() if f"{arch}.{key}" in file.keys}
     final_norm = file.get(f"{arch}.final_norm")
@@ -68,17 +68,15 @@ def _rope(file: Gguf, arch: str) -> Rope:
     base = file.get(f"{arch}.rope.freq_base", 10000.0)
     if type(base) is not float or not 0 < base < 1e30:
         raise EagleError(
-            ErrorKind.BAD_VALUE, f"key {arch}.rope.freq_base of {file.path} is {base!r:.40}, no frequency"
+            ErrorKind.BAD_VALUE,
+            f"key {arch}.rope.freq_base of {file.path} is {base!r:.40}, expected a positive number",
         )
-    scaling = {
-        key: file.get(f"{arch}.rope.scaling.{key}")
-        for key in _SCALING
-        if f"{arch}.rope.scaling.{key}" in file.keys
-    }
+    prefix = f"{arch}.rope.scaling."
+    scaling = {key: file.get(prefix + key) for key in _SCALING if prefix + key in file.keys}
     if "type" in scaling:
         scaling["type"] = file.string(f"{arch}.rope.scaling.type")
     if not all(type(v) in (str, int, float) for v in scaling.values()):
-        raise EagleError(ErrorKind.BAD_VALUE, f"keys {arch}.rope.scaling of {file.path} are no numbers")
+        raise EagleError(ErrorKind.BAD_VALUE, f"keys {arch}.rope.scaling of {file.path} are not numbers")
     factors = file.tensors.get("rope_freqs.weight")
     if factors is None:
         return Rope(base, scaling)
@@ -86,35 +84,34 @@ def _rope(file: Gguf, arch: str) -> Rope:
 
 
 def _tensor(path: Path, info: TensorInfo) -> HeadTensor:
-    """Entries come as float32 or int64, whatever they are stored in."""
-    if info.qtype is None or not info.shape:
+    """A tensor whose entries are read as float32 or int64, whatever its stored type is."""
+    qtype = info.qtype
+    if qtype is None or not info.shape:
         raise EagleError(
             ErrorKind.UNSUPPORTED, f"tensor {info.name} of {path} has a type that this version does not know"
         )
-    dtype, n_rows = info.qtype.name if info.qtype.name in _INTEGERS else "F32", info.shape[0]
-    per_row = (
-        info.n_bytes // n_rows if len(info.shape) > 1 and n_rows else gguf.GGML_QUANT_SIZES[info.qtype][1]
-    )
-    if len(info.shape) == 1 and gguf.GGML_QUANT_SIZES[info.qtype][0] != 1:
-        raise EagleError(ErrorKind.BAD_VALUE, f"tensor {info.name} of {path} is a vector of blocks")
+    dtype, n_rows = qtype.name if qtype.name in _INTEGERS else "F32", info.shape[0]
+    block, block_bytes = gguf.GGML_QUANT_SIZES[qtype]
+    per_row = info.n_bytes // n_rows if len(info.shape) > 1 and n_rows else block_bytes
+    if len(info.shape) == 1 and block != 1:
+        raise EagleError(ErrorKind.BAD_VALUE, f"tensor {info.name} of {path} is a quantised vector")
 
     def read(lo: int, hi: int) -> np.ndarray:
         with reading(path), path.open("rb") as f:
             f.seek(info.offset + lo * per_row)
             data = np.frombuffer(f.read((hi - lo) * per_row), np.uint8)
         if data.size != (hi - lo) * per_row:
-            raise EagleError(ErrorKind.TRUNCATED, f"{path} was cut short while it was read")
+            raise EagleError(ErrorKind.TRUNCATED, f"{path} became shorter while it was being read")
         if dtype in _INTEGERS:
             return data.view(_INTEGERS[dtype]).astype(np.int64)
         try:
-            with np.errstate(all="ignore"):  # the writer finds what is not finite
-                values = gguf.quants.dequantize(
-                    data.reshape((hi - lo, per_row) if len(info.shape) > 1 else -1), info.qtype
-                )
+            shape = (hi - lo, per_row) if len(info.shape) > 1 else -1
+            with np.errstate(all="ignore"):  # the writer checks for values that are not finite
+                values = gguf.quants.dequantize(data.reshape(shape), qtype)
         except NotImplementedError as e:
             raise EagleError(
                 ErrorKind.UNSUPPORTED,
-                f"tensor {info.name} of {path} is {info.qtype.name}, which cannot be read back",
+                f"tensor {info.name} of {path} has type {qtype.name}, which the gguf package cannot read",
             ) from e
         return values.astype(np.float32).reshape(hi - lo, *info.shape[1:])
 

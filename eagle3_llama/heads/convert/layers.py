@@ -1,7 +1,8 @@
-"""Which target layers a head reads: inferred, explained, checked.
+"""Infers which target layers a head reads, explains the choice, and checks it.
 
-An id k is llama.cpp's layer_inp k: the input of layer k, n_layer being after the last. Configs list either those
-or the layers whose *outputs* are meant, one less; a wrong shift still runs, at a fifth of the acceptance.
+Id k means the input of layer k, llama.cpp's layer_inp k. Id n_layer means the output of the last layer. Some
+configs list these ids, others the layers whose *outputs* are read, which are one less. A head with the wrong
+shift still runs, at a fifth of its acceptance rate.
 """
 
 from __future__ import annotations
@@ -12,27 +13,23 @@ from ...errors import EagleError, ErrorKind
 from .config import Config
 from .layouts.base import Ids, Layout
 
-_OVERRIDE = "give --extract-layers"
+_OVERRIDE = "set --extract-layers"
 
 
 def infer_layers(
     config: Config, layout: Layout, n_features: int, n_layer: int, override: Sequence[int] | None
 ) -> tuple[list[int], str]:
-    """(ids, how they were found). `n_features` is what fc.weight takes, `n_layer` the target's.
+    """(ids, an explanation). n_features: number of layers that fc.weight takes. n_layer: the target's layers.
 
-    Raises EagleError: BAD_CONFIG or BAD_ARGUMENT for ids out of 0..n_layer, not ascending, or not n_features many.
+    Raises EagleError BAD_CONFIG, or BAD_ARGUMENT for the override, unless there are n_features ascending ids
+    in 0..n_layer.
     """
     if override is not None:
-        ids, why, key = list(override), "given", "--extract-layers"
+        ids, why, key, kind = list(override), "given", "--extract-layers", ErrorKind.BAD_ARGUMENT
     else:
         ids, why, key = _from_config(config, layout, n_features, n_layer)
-    _check(
-        ids,
-        key,
-        n_features,
-        n_layer,
-        ErrorKind.BAD_ARGUMENT if override is not None else ErrorKind.BAD_CONFIG,
-    )
+        kind = ErrorKind.BAD_CONFIG
+    _check(ids, key, n_features, n_layer, kind)
     return ids, f"layers {ids}: {why}"
 
 
@@ -40,7 +37,7 @@ def _from_config(config: Config, layout: Layout, n_features: int, n_layer: int) 
     if layout.arch == "eagle" and not layout.interleaved:
         return (
             [n_layer],
-            "EAGLE-1 reads the state after the last layer, through the target's final norm",
+            "EAGLE-1 reads the output of the last layer after the target's final norm",
             "EAGLE-1's rule n",
         )
     own = [2, n_layer // 2, n_layer - 3]
@@ -52,23 +49,20 @@ def _from_config(config: Config, layout: Layout, n_features: int, n_layer: int) 
     if n_features != 3:
         raise EagleError(
             ErrorKind.BAD_CONFIG,
-            f"fc.weight takes the features of {n_features} layers and config.json lists none: {_OVERRIDE}",
+            f"fc.weight takes the features of {n_features} layers, but config.json lists none: {_OVERRIDE}",
         )
-    return (
-        own,
-        f"config lists none, EAGLE's rule 2, n/2, n-3 for {n_layer} layers",
-        "EAGLE's rule 2, n/2, n-3",
-    )
+    rule = "EAGLE's rule 2, n/2, n-3"
+    return own, f"config lists none, so {rule} for {n_layer} layers applies", rule
 
 
 def _resolve(listed: list[int], meaning: Ids, own: list[int], n_layer: int) -> tuple[list[int], str]:
     if n_layer in listed:
-        return listed, f"config lists inputs {listed}, taken as they are ({n_layer} is after the last layer)"
+        return listed, f"config lists inputs {listed}, used unchanged ({n_layer} is after the last layer)"
     if listed == own:
-        return listed, f"config lists {listed}, EAGLE's own rule for {n_layer} layers, taken as they are"
+        return listed, f"config lists {listed}, as EAGLE's own rule for {n_layer} layers, used unchanged"
     if meaning is Ids.OUTPUTS or listed[0] == 1:
         return [i + 1 for i in listed], f"config lists outputs {listed}, shifted by one"
-    return listed, f"config lists inputs {listed}, taken as they are"
+    return listed, f"config lists inputs {listed}, used unchanged"
 
 
 def _check(ids: list[int], key: str, n_features: int, n_layer: int, kind: ErrorKind) -> None:
@@ -80,7 +74,7 @@ def _check(ids: list[int], key: str, n_features: int, n_layer: int, kind: ErrorK
     if any(type(i) is not int or not 0 <= i <= n_layer for i in ids):
         raise EagleError(
             kind,
-            f"{key} gives layers {ids}, the target has 0..{n_layer}: is it this head's target? Else {mend}",
+            f"{key} gives layers {ids}, the target has 0..{n_layer}: give this head's own target, or {mend}",
         )
     if any(a >= b for a, b in zip(ids, ids[1:])):
-        raise EagleError(kind, f"{key} gives layers {ids}, which do not ascend: {mend}")
+        raise EagleError(kind, f"{key} gives layers {ids}, which are not ascending: {mend}")

@@ -1,7 +1,8 @@
-"""The keys of a head's GGUF: upstream llama.cpp's `eagle3` architecture, and the target's tokenizer.
+"""The metadata keys of a head's GGUF: those of llama.cpp's `eagle3` architecture, and the target's tokenizer.
 
-Ours beyond upstream's: norm_output, final_norm (where it is not what the architecture has), and of architecture `eagle`
-feature_norm_epsilon: the captured state goes through the target's own final norm, with this epsilon.
+Three keys are ours. norm_output: the state after the final norm is fed back. final_norm: written if it
+differs from the architecture's default. feature_norm_epsilon, of architecture `eagle`: the captured state
+first passes the target's final norm, with this epsilon.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def build_metadata(
     rope: Rope,
     target: Target,
 ) -> dict[str, Value]:
-    """Key -> value, in the order of the file, without general.architecture (the writer's own)."""
+    """Key -> value in the order of the file. The writer adds general.architecture itself."""
     out = dict(_general(name, outtype))
     out.update((f"{g.arch}.{key}", value) for key, value in _head(config, variant, g, layers, rope, target))
     return {**out, **target.tokenizer}
@@ -87,11 +88,11 @@ def _head(
 
 
 def _final_norm_epsilon(target: Target) -> float:
-    """EAGLE-1 was trained on the state after the target's final norm (Hugging Face's last hidden state), which its lm_head reads."""
+    """EAGLE-1 was trained on the target's state after its final norm, Hugging Face's last hidden state."""
     if target.norm_eps is None:
         raise EagleError(
             ErrorKind.UNSUPPORTED,
-            f"the target's architecture {target.architecture} has no RMSNorm at its end, "
-            "which an EAGLE-1 head reads after",
+            f"the target's architecture {target.architecture} has no final RMSNorm, whose output "
+            "an EAGLE-1 head reads",
         )
     return target.norm_eps

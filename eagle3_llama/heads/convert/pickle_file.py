@@ -1,4 +1,4 @@
-"""pytorch_model.bin: a pickle, so read only by a torch whose weights_only unpickler is sound."""
+"""Reads pytorch_model.bin. It is a pickle, so torch must have a safe weights_only loader."""
 
 from __future__ import annotations
 
@@ -27,16 +27,19 @@ _NAMES = {
 
 
 def read_pickle(path: Path) -> dict[str, HeadTensor]:
-    """The tensors of one file. Raises EagleError: torch >= 2.10 is not there, or anything but plain tensors."""
+    """The tensors of one file.
+
+    Raises EagleError if torch >= 2.10 is not installed, or if the file contains anything but plain tensors.
+    """
     torch = _torch(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as e:  # torch raises many types for what it refuses
+    except Exception as e:  # torch raises many exception types for a file that it refuses
         raise EagleError(
             ErrorKind.BAD_FILE, f"{path} is a pickle that torch.load refuses: {str(e)[:120]}"
         ) from e
     if not isinstance(state, dict):
-        raise EagleError(ErrorKind.BAD_VALUE, f"{path} holds no dictionary of tensors")
+        raise EagleError(ErrorKind.BAD_VALUE, f"{path} does not contain a dictionary of tensors")
     return {name: _tensor(torch, path, name, value) for name, value in state.items()}
 
 
@@ -51,7 +54,7 @@ def _torch(path: Path) -> Any:
     if version is None or (int(version[1]), int(version[2])) < (2, 10):
         raise EagleError(
             ErrorKind.BAD_FILE,
-            f"{path} is a pickle, not to be read with torch {torch.__version__}: "
+            f"{path} is a pickle, which torch {torch.__version__} cannot read safely: "
             f"install torch >= 2.10, {_MEND}",
         )
     return torch

@@ -1,4 +1,4 @@
-"""Rotary positions: the draft's own, as GGUF keys and, for Llama 3, one factor a frequency."""
+"""A head's rotary embeddings, as GGUF keys and, for Llama 3, one factor per frequency."""
 
 from __future__ import annotations
 
@@ -10,26 +10,24 @@ import numpy as np
 from ...errors import EagleError, ErrorKind
 from .config import Config
 
-_PLAIN = (None, "default", "none", "mrope")  # for text, sections of mrope all count the same position
+_PLAIN = (None, "default", "none", "mrope")  # for text, all sections of mrope have the same position
 
 
 @dataclass(frozen=True)
 class Rope:
     freq_base: float
-    scaling: dict[str, str | float | int] = field(default_factory=dict)  # below eagle3.rope.scaling.
-    factors: np.ndarray | None = (
-        None  # [head_dim / 2] float32, divisors of the frequencies: rope_freqs.weight
-    )
+    scaling: dict[str, str | float | int] = field(default_factory=dict)  # keys after "eagle3.rope.scaling."
+    factors: np.ndarray | None = None  # rope_freqs.weight: float32 [head_dim / 2], frequency divisors
 
 
 def read_rope(config: Config, head_dim: int) -> Rope:
-    """Raises EagleError: BAD_CONFIG (a rope_type that llama.cpp's graph has no equal of, too), or UNSUPPORTED."""
+    """Raises EagleError BAD_CONFIG (also for a rope_type that llama.cpp does not have), or UNSUPPORTED."""
     where = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
     base = config.number("rope_theta", None) or config.number(f"{where}.rope_theta", 10000.0)
     if config.number("partial_rotary_factor", 1.0) != 1.0:
         raise EagleError(
             ErrorKind.UNSUPPORTED,
-            "key partial_rotary_factor of config.json is not 1: partly rotated heads are not supported",
+            "key partial_rotary_factor of config.json is not 1: partial rotary embeddings are not supported",
         )
     kind = config.string(f"{where}.rope_type", None) or config.string(f"{where}.type", None)
     if kind in _PLAIN:
@@ -42,7 +40,7 @@ def read_rope(config: Config, head_dim: int) -> Rope:
         return Rope(base, factors=_llama3_factors(config, where, base, head_dim))
     raise EagleError(
         ErrorKind.BAD_CONFIG,
-        f"key {where}.rope_type of config.json is {kind!r:.40}: supported are linear, llama3 and yarn",
+        f"key {where}.rope_type of config.json is {kind!r:.40}, expected linear, llama3 or yarn",
     )
 
 
@@ -60,7 +58,7 @@ def _yarn(config: Config, where: str) -> dict[str, str | float | int]:
         value = config.number(f"{where}.{key}", None)
         if value is not None:
             out[f"yarn_{key}"] = value
-    # ggml multiplies by 1 + 0.1 ln(factor) of its own, which is transformers' default
+    # ggml itself multiplies by 1 + 0.1 ln(factor), which is the default of transformers
     attention = _attention_factor(config, where, factor) / _mscale(factor, 1.0)
     if not math.isclose(attention, 1.0):
         out["attn_factor"] = attention
@@ -82,7 +80,10 @@ def _mscale(factor: float, weight: float) -> float:
 
 
 def _llama3_factors(config: Config, where: str, base: float, head_dim: int) -> np.ndarray:
-    """[head_dim / 2]: 1 for short wavelengths, `factor` for long ones, blended between (transformers' llama3)."""
+    """Divisors, [head_dim / 2]: 1 for short wavelengths, `factor` for long ones, interpolated in between.
+
+    The same as llama3 in transformers.
+    """
     factor = config.number(f"{where}.factor")
     low, high = config.number(f"{where}.low_freq_factor"), config.number(f"{where}.high_freq_factor")
     original = config.integer(f"{where}.original_max_position_embeddings")

@@ -1,6 +1,7 @@
-"""Read a safetensors file without trusting it, and without torch (which the package needs for bfloat16).
+"""Reads an untrusted safetensors file without torch, which the safetensors package needs for bfloat16.
 
-Format: https://github.com/huggingface/safetensors#format: 8 bytes length N, N bytes JSON header, data.
+Format (https://github.com/huggingface/safetensors#format): 8 bytes with the length N, N bytes of JSON, the
+data.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -34,9 +35,9 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True)
 class HeadTensor:
-    """A tensor of a checkpoint, on disk until read.
+    """A tensor of a checkpoint. Its data stays on disk until it is read.
 
-    `read(lo, hi)` gives rows lo..hi (entries, of a vector): float32 for floating dtypes, else int64.
+    read(lo, hi) returns the rows lo..hi-1 (or entries of a vector): float32 for float dtypes, else int64.
     """
 
     name: str
@@ -49,17 +50,14 @@ class HeadTensor:
 
 
 def read_safetensors(path: Path) -> dict[str, HeadTensor]:
-    """The tensors of one file. Raises EagleError BAD_FILE, TRUNCATED or BAD_VALUE naming file and tensor."""
+    """The tensors of one file. Raises EagleError BAD_FILE, TRUNCATED or BAD_VALUE, naming file and tensor."""
     with reading(path), path.open("rb") as f:
         size = path.stat().st_size
         n = int.from_bytes(f.read(8), "little")
         if size < 8 or 8 + n > size:
-            # a length that is absurd is no truncation
-            kind, what = (
-                (ErrorKind.TRUNCATED, "truncated")
-                if n <= _MAX_HEADER
-                else (ErrorKind.BAD_VALUE, "not a safetensors file")
-            )
+            kind, what = ErrorKind.TRUNCATED, "truncated"
+            if n > _MAX_HEADER:  # such a length does not come from a truncated file
+                kind, what = ErrorKind.BAD_VALUE, "not a safetensors file"
             raise EagleError(kind, f"{path} is {what}: its header should have {n} bytes, the file has {size}")
         if n > _MAX_HEADER:
             raise EagleError(
@@ -71,20 +69,19 @@ def read_safetensors(path: Path) -> dict[str, HeadTensor]:
 
 
 def _tensor(path: Path, name: str, info: Any, start: int, size: int) -> HeadTensor:
-    dtype, shape, offsets = (
-        (info.get(k) for k in ("dtype", "shape", "data_offsets")) if isinstance(info, dict) else (None,) * 3
-    )
+    entry = info if isinstance(info, dict) else {}
+    dtype, shape, offsets = (entry.get(k) for k in ("dtype", "shape", "data_offsets"))
     if not (isinstance(dtype, str) and _naturals(shape) and _naturals(offsets) and len(offsets) == 2):
         raise EagleError(ErrorKind.BAD_VALUE, f"tensor {name}: malformed entry in the header of {path}")
     if dtype not in _DTYPES:
         raise EagleError(
-            ErrorKind.UNSUPPORTED, f"tensor {name} has dtype {dtype}: take the F32, F16 or BF16 checkpoint"
+            ErrorKind.UNSUPPORTED, f"tensor {name} has dtype {dtype}: use an F32, F16 or BF16 checkpoint"
         )
     begin, end = offsets
     if end - begin != math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize:
         raise EagleError(
             ErrorKind.BAD_VALUE,
-            f"tensor {name} has {end - begin} bytes, which is not shape {shape} of {dtype}",
+            f"tensor {name} has {end - begin} bytes, which does not fit shape {shape} of {dtype}",
         )
     if start + end > size:
         raise EagleError(
@@ -99,23 +96,20 @@ def _tensor(path: Path, name: str, info: Any, start: int, size: int) -> HeadTens
             f.seek(start + begin + lo * row * raw.itemsize)
             data = f.read((hi - lo) * row * raw.itemsize)
         if len(data) != (hi - lo) * row * raw.itemsize:
-            raise EagleError(ErrorKind.TRUNCATED, f"tensor {name} is cut short in {path}: download it again")
+            raise EagleError(ErrorKind.TRUNCATED, f"tensor {name} of {path} is truncated: download it again")
         return widen(np.frombuffer(data, raw), dtype).reshape(hi - lo, *shape[1:])
 
     return HeadTensor(name, tuple(shape), dtype, read)
 
 
 def widen(data: np.ndarray, dtype: str) -> np.ndarray:
-    """Raw entries (BF16 as uint16) -> float32 or int64."""
+    """Converts raw entries (BF16 as uint16) to float32 or int64."""
     if dtype == "BF16":
         return (data.astype(np.uint32) << 16).view(np.float32)
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, and is refused as such
+    with np.errstate(over="ignore"):  # a too large float64 becomes infinite, which the writer refuses
         return data.astype(np.float32 if dtype in FLOATS else np.int64)
 
 
-def _naturals(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) <= 8
-        and all(type(v) is int and 0 <= v < 1 << 62 for v in value)
-    )
+def _naturals(value: Any) -> TypeGuard[list[int]]:
+    short = isinstance(value, list) and len(value) <= 8
+    return short and all(type(v) is int and 0 <= v < 1 << 62 for v in value)

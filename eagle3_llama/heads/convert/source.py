@@ -1,4 +1,4 @@
-"""A head: its config and its tensors, whatever they are stored in."""
+"""Reads the config and the tensors of a head from any supported file format."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _ONE, _INDEX, _PICKLE = "model.safetensors", "model.safetensors.index.json", "py
 
 @dataclass(frozen=True)
 class Source:
-    """layout and rope are known of a GGUF; of a checkpoint they are yet to be found."""
+    """A head as stored. layout and rope are None for a checkpoint: the converter infers them."""
 
     config: Config
     tensors: dict[str, HeadTensor]
     layout: Layout | None = None
     rope: Rope | None = None
-    outtype: str = "f16"  # of the output, where none is asked for
+    outtype: str = "f16"  # default type of the output
 
 
 def read_source(head: Path) -> Source:
-    """Raises EagleError for whatever is missing or malformed in the folder or the GGUF."""
+    """Raises EagleError if anything is missing or malformed in the folder or the GGUF."""
     if head.is_file() and head.suffix == ".gguf":
         return Source(*read_gguf_head(head))
     if not head.is_dir():
         raise EagleError(
             ErrorKind.BAD_ARGUMENT,
-            f"{head} is not a folder: give the one with config.json and model.safetensors, or a head's GGUF",
+            f"{head} is not a folder: give the one with config.json and model.safetensors, or a GGUF head",
         )
     config, tensors = read_config(head), _read_tensors(head)
     return Source(config, tensors)
@@ -64,12 +64,12 @@ def _read_shards(head_dir: Path) -> dict[str, HeadTensor]:
     with reading(path):
         weight_map = parse_object(path.read_bytes(), str(path), ErrorKind.BAD_VALUE).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise EagleError(ErrorKind.BAD_VALUE, f"key weight_map of {path} is missing or no object")
-    for name, shard in weight_map.items():  # nothing outside the folder
+        raise EagleError(ErrorKind.BAD_VALUE, f"key weight_map of {path} is missing or not an object")
+    for name, shard in weight_map.items():  # never read a file outside the folder
         if not isinstance(shard, str) or not shard.endswith(".safetensors") or Path(shard).name != shard:
             raise EagleError(
                 ErrorKind.BAD_VALUE,
-                f"tensor {name}: {path} names {shard!r:.60}, which is not a safetensors file of the folder",
+                f"tensor {name}: {path} names {shard!r:.60}, which is not a safetensors file in the folder",
             )
     shards = {shard: read_safetensors(head_dir / shard) for shard in sorted(set(weight_map.values()))}
     for name, shard in weight_map.items():
@@ -81,6 +81,6 @@ def _read_shards(head_dir: Path) -> dict[str, HeadTensor]:
                 )
         if name not in shards[shard]:
             raise EagleError(
-                ErrorKind.MISSING_TENSOR, f"tensor {name} is not in {shard}, where {_INDEX} has it"
+                ErrorKind.MISSING_TENSOR, f"tensor {name} is not in {shard}, although {_INDEX} lists it there"
             )
     return {name: shards[shard][name] for name, shard in weight_map.items()}

@@ -1,4 +1,4 @@
-"""What a head takes from its target's GGUF: sizes and tokenizer."""
+"""Reads the sizes and the tokenizer that a head takes from its target's GGUF."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _TOKENS = "tokenizer.ggml.tokens"
 @dataclass(frozen=True)
 class Target:
     architecture: str
-    n_layer: int  # layers that a token passes; those of multi-token prediction are not counted
+    n_layer: int  # without layers for multi-token prediction
     n_embd: int
     n_vocab: int
     n_ctx: int | None
-    norm_eps: float | None  # of its RMSNorms
+    norm_eps: float | None  # epsilon of its RMSNorms, if it has them
     tokenizer: dict[str, Value]
 
 
 def read_target(path: Path) -> Target:
-    """Raises EagleError: BAD_FILE (no GGUF), TRUNCATED, BAD_VALUE (naming the key), HEAD_MISMATCH (a head, no model)."""
+    """Raises EagleError: BAD_FILE (not a GGUF), TRUNCATED, BAD_VALUE, HEAD_MISMATCH (the file is a head)."""
     file = read_gguf(path)
     arch = file.string("general.architecture")
     if arch.startswith("eagle"):
@@ -39,11 +39,8 @@ def read_target(path: Path) -> Target:
             ErrorKind.BAD_VALUE, f"key {_TOKENS} of {path} is missing: give the target with its tokenizer"
         )
     n_layer = file.size_of(f"{arch}.block_count") - file.size_of(f"{arch}.nextn_predict_layers", 0)
-    tokenizer = {
-        k: v
-        for k, v in file.keys.items()
-        if k.startswith("tokenizer.ggml.") and not (v.type is T.ARRAY and not v.value)
-    }
+    keys = {k: v for k, v in file.keys.items() if k.startswith("tokenizer.ggml.")}
+    tokenizer = {k: v for k, v in keys.items() if v.type is not T.ARRAY or v.value}
     n_ctx = file.size_of(f"{arch}.context_length", 0)
     eps = file.get(f"{arch}.attention.layer_norm_rms_epsilon")
     return Target(

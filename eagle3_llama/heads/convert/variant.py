@@ -1,4 +1,4 @@
-"""What a head computes beyond its sizes: which norms there are, and what a draft's next step is fed."""
+"""The variant of a head: which norms it has, and which state it feeds back for the next draft token."""
 
 from __future__ import annotations
 
@@ -15,48 +15,50 @@ _FC_NORM, _INPUT_NORM, _FINAL = "fc_norm.0.weight", "enc.output_norm.weight", "o
 
 @dataclass(frozen=True)
 class Variant:
-    final_norm: bool  # before the output matrix
+    final_norm: bool  # there is a norm before the output matrix
     norm_output: bool  # the state after that norm is fed back
     norm_before_residual: bool
-    notes: tuple[str, ...]  # what was not plain in config.json, one line each
+    notes: tuple[str, ...]  # what config.json does not say clearly, one line each
 
 
 def read_variant(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> Variant:
-    """`tensors` by GGUF name. Raises EagleError UNSUPPORTED for what no graph computes, BAD_CONFIG or MISSING_TENSOR where
-    config.json and the tensors contradict each other, naming both."""
+    """Reads the variant. tensors: by GGUF name.
+
+    Raises EagleError: UNSUPPORTED if no graph computes this variant; BAD_CONFIG or MISSING_TENSOR, naming key
+    and tensor, if config.json and the tensors contradict each other.
+    """
     act = config.string("hidden_act", "silu")
     if act != "silu":
         raise EagleError(
             ErrorKind.UNSUPPORTED, f"key hidden_act of config.json is {act!r:.40}: only silu is supported"
         )
-    if config.boolean("eagle_config.use_aux_hidden_state", layout.arch == "eagle3") != (
-        layout.arch == "eagle3"
-    ):
+    eagle3 = layout.arch == "eagle3"
+    if config.boolean("eagle_config.use_aux_hidden_state", eagle3) != eagle3:
         raise EagleError(
             ErrorKind.UNSUPPORTED,
-            f"key eagle_config.use_aux_hidden_state of config.json does not go with these tensors, "
-            f"which are {'an EAGLE-3' if layout.arch == 'eagle3' else 'an EAGLE-1'} head's",
+            f"key eagle_config.use_aux_hidden_state of config.json contradicts the tensors, "
+            f"which are those of an {'EAGLE-3' if eagle3 else 'EAGLE-1'} head",
         )
     for key, names in _flags(config, layout, tensors):
         _agree(config, key, names, layout, tensors)
     there = _FINAL in tensors
-    final_norm = config.boolean("eagle_config.use_last_layernorm", there or layout.arch == "eagle3")
+    final_norm = config.boolean("eagle_config.use_last_layernorm", there or eagle3)
     norm_output, notes = config.boolean("norm_output", False), []
     if config.get("norm_output") is not None and layout.norm_output_gates and _FC_NORM not in tensors:
         final_norm, norm_output = norm_output, False  # SpecForge's own meaning, from before EAGLE-3.1
         if not final_norm:
             notes.append(
-                "no norm before the output matrix: norm_output is false, which gates it in SpecForge's configs"
+                "no norm before the output matrix: norm_output false means this in SpecForge's configs"
             )
     if norm_output and not final_norm:
         raise EagleError(
             ErrorKind.MISSING_TENSOR,
-            f"tensor {layout.source_name(_FINAL)} is missing, which key norm_output of config.json asks for",
+            f"tensor {layout.source_name(_FINAL)} is missing, but key norm_output of config.json requires it",
         )
     if norm_output:
-        notes.append("norm_output: a draft goes on from the state after the final norm")
+        notes.append("norm_output: the state after the final norm is fed back for the next draft token")
     if config.get("norm_before_residual") is None and layout.norm_before_residual:
-        notes.append("norm_before_residual is not in config.json, taken as true as vLLM does for this layout")
+        notes.append("norm_before_residual is not in config.json: assumed true, as vLLM does for this layout")
     return Variant(
         final_norm,
         norm_output,
@@ -66,7 +68,7 @@ def read_variant(config: Config, layout: Layout, tensors: dict[str, HeadTensor])
 
 
 def _flags(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> Iterator[tuple[str, list[str]]]:
-    """(config key, tensors that are there if it is true and not if it is false)."""
+    """(config key, tensors that must exist if the key is true, and must not if it is false)."""
     n = len({name.split(".")[1] for name in tensors if name.startswith("blk.")})
     yield "norm_before_fc", [_INPUT_NORM]
     yield "fc_norm", [_FC_NORM]
@@ -85,12 +87,13 @@ def _agree(
         if flag and name not in tensors:
             raise EagleError(
                 ErrorKind.MISSING_TENSOR,
-                f"tensor {layout.source_name(name)} is missing, which key {key} of config.json asks for",
+                f"tensor {layout.source_name(name)} is missing, but key {key} of config.json requires it",
             )
-        # one norm over all features would pass unseen in a reader that goes by the key alone
+        # norm_before_fc counts even if it is missing: a reader that looks only at the key would skip the norm
         said = config.get(key) is not None or key == "norm_before_fc"
         if not flag and said and name in tensors:
             raise EagleError(
                 ErrorKind.BAD_CONFIG,
-                f"key {key} of config.json is not true, but there is a tensor {tensors[name].name}: correct the key",
+                f"key {key} of config.json is not true, but there is a tensor {tensors[name].name}: "
+                "correct the key",
             )

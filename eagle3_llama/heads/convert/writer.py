@@ -1,4 +1,4 @@
-"""Write the head's GGUF, a few rows at a time."""
+"""Writes the head's GGUF, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import gguf
 import numpy as np
@@ -17,22 +18,17 @@ from ...errors import EagleError, ErrorKind
 from .safetensors_file import HeadTensor
 
 QTYPES = {"f32": Q.F32, "f16": Q.F16, "bf16": Q.BF16, "q8_0": Q.Q8_0, "q4_0": Q.Q4_0}
-_LARGEST = {
-    Q.F32: math.inf,
-    Q.BF16: 3.38e38,
-    Q.F16: 65504.0,
-    Q.Q8_0: 65504.0,
-    Q.Q4_0: 65504.0,
-}  # blocks scale by a float16
+# Q8_0 and Q4_0 scale their blocks by a float16
+_LARGEST = {Q.F32: math.inf, Q.BF16: 3.38e38, Q.F16: 65504.0, Q.Q8_0: 65504.0, Q.Q4_0: 65504.0}
 _BLOCK = 16 << 20  # entries converted at a time
 _ALIGN = gguf.GGUF_DEFAULT_ALIGNMENT
 
-Progress = Callable[[int, int], None]  # bytes written, bytes in all
+Progress = Callable[[int, int], None]  # (bytes written, bytes in total)
 
 
 @dataclass(frozen=True)
 class OutTensor:
-    """A tensor of the output; `blocks()` gives it encoded, in order."""
+    """A tensor of the output. blocks() yields its encoded data in order."""
 
     name: str
     shape: tuple[int, ...]  # rows first
@@ -46,10 +42,10 @@ class OutTensor:
 
 
 def weight(name: str, tensor: HeadTensor, outtype: str, permute_heads: int = 0) -> OutTensor:
-    """Vectors are F32; a matrix whose rows do not divide into blocks becomes F16.
+    """A tensor of the checkpoint. Vectors become F32; a matrix whose rows are not whole blocks becomes F16.
 
-    `permute_heads`: see `interleave`. Encoding raises EagleError BAD_VALUE for a NaN, an infinity, or a weight
-    that the type cannot hold.
+    permute_heads: the n_head for interleave(), 0 to keep the order. Encoding raises EagleError BAD_VALUE for
+    NaN, an infinity, or a weight outside the range of the type.
     """
     qtype = QTYPES[outtype] if len(tensor.shape) == 2 else Q.F32
     if tensor.shape[-1] % gguf.GGML_QUANT_SIZES[qtype][0]:
@@ -65,14 +61,17 @@ def weight(name: str, tensor: HeadTensor, outtype: str, permute_heads: int = 0) 
 
 
 def constant(name: str, data: np.ndarray) -> OutTensor:
-    """What was computed: float32 or int64."""
+    """A tensor that the converter computed, float32 or int64."""
     if data.dtype == np.int64:
         return OutTensor(name, data.shape, Q.I64, lambda: iter([data]))
     return OutTensor(name, data.shape, Q.F32, lambda: iter([_encode(name, data, Q.F32)]))
 
 
 def interleave(w: np.ndarray, n_head: int) -> np.ndarray:
-    """Rows of q or k, [n_head * head_dim, ...]: from pairs (i, i + head_dim/2) to llama.cpp's pairs (2i, 2i + 1)."""
+    """Reorders the rows of q or k, [n_head * head_dim, ...], for rotary embeddings.
+
+    Checkpoints rotate the pairs (i, i + head_dim / 2), llama.cpp the pairs (2i, 2i + 1).
+    """
     halves = w.reshape(n_head, 2, w.shape[0] // n_head // 2, -1)  # head, half, i
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(w.shape)
 
@@ -81,8 +80,7 @@ def _encode(name: str, data: np.ndarray, qtype: Q) -> np.ndarray:
     largest = float(np.abs(data).max(initial=0.0))
     if not math.isfinite(largest):
         raise EagleError(
-            ErrorKind.BAD_VALUE,
-            f"tensor {name} has a weight that is NaN or infinite: download the head again",
+            ErrorKind.BAD_VALUE, f"tensor {name} contains NaN or an infinity: download the head again"
         )
     if largest > _LARGEST[qtype]:
         raise EagleError(
@@ -90,7 +88,7 @@ def _encode(name: str, data: np.ndarray, qtype: Q) -> np.ndarray:
             f"tensor {name} has weights up to {largest:.3g}, too large for "
             f"{qtype.name}: use --outtype bf16 or f32",
         )
-    if qtype in (Q.Q8_0, Q.Q4_0):  # what a float16 scale rounds to nothing, and whose inverse overflows
+    if qtype in (Q.Q8_0, Q.Q4_0):  # tiny values: their float16 scale is 0, and its inverse would overflow
         data = np.where(np.abs(data) < 1e-30, np.float32(0), data)
     return gguf.quants.quantize(np.ascontiguousarray(data), qtype)
 
@@ -102,9 +100,9 @@ def write_gguf(
     tensors: list[OutTensor],
     progress: Progress | None = None,
 ) -> int:
-    """The file's size in bytes. `out` appears or is replaced only once all is written.
+    """Writes the file and returns its size in bytes. `out` is created or replaced only when all is written.
 
-    Raises EagleError NO_SPACE or BAD_FILE, or what the tensors raise.
+    Raises EagleError NO_SPACE or BAD_FILE, and the errors of the tensors' encoding.
     """
     total, done = sum(t.n_bytes for t in tensors), 0
     with replacing(out) as part:
@@ -113,7 +111,7 @@ def write_gguf(
             _pad(f)
             for tensor in tensors:
                 for block in tensor.blocks():
-                    f.write(memoryview(np.ascontiguousarray(block)).cast("B"))
+                    f.write(np.ascontiguousarray(block).data.cast("B"))
                     done += block.nbytes
                     if progress is not None:
                         progress(done, total)
@@ -135,5 +133,5 @@ def _write_header(part: Path, arch: str, metadata: dict[str, Value], tensors: li
         writer.close()
 
 
-def _pad(f) -> None:
+def _pad(f: BinaryIO) -> None:
     f.write(bytes(-f.tell() % _ALIGN))

@@ -1,4 +1,4 @@
-"""Which project wrote a checkpoint: a table of names each. A new layout is a file here and a line in LAYOUTS."""
+"""Checkpoint layouts, one table of names per project. A new layout is a file here and an entry in LAYOUTS."""
 
 from __future__ import annotations
 
@@ -13,21 +13,14 @@ from .modelopt import MODELOPT
 from .speculators import SPECULATORS
 from .two_projections import TWO_PROJECTIONS
 
-LAYOUTS = (
-    SPECULATORS,
-    TWO_PROJECTIONS,
-    MODELOPT,
-    ANGELSLIM,
-    SPECFORGE,
-    SAFEAILAB,
-    EAGLE1,
-)  # the first that matches
+# detect() takes the first that matches
+LAYOUTS = (SPECULATORS, TWO_PROJECTIONS, MODELOPT, ANGELSLIM, SPECFORGE, SAFEAILAB, EAGLE1)
 
 __all__ = ["EAGLE1_GGUF", "EAGLE3_GGUF", "LAYOUTS", "Layout", "detect", "rename"]
 
 
 def detect(config: Config, tensors: dict[str, HeadTensor]) -> Layout:
-    """Raises EagleError BAD_CONFIG if no layout matches."""
+    """The layout of a checkpoint. Raises EagleError BAD_CONFIG if no layout matches."""
     for layout in LAYOUTS:
         if layout.matches(config, set(tensors)):
             return layout
@@ -35,13 +28,17 @@ def detect(config: Config, tensors: dict[str, HeadTensor]) -> Layout:
     some = ", ".join(sorted(tensors)[:3]) or "none"
     raise EagleError(
         ErrorKind.BAD_CONFIG,
-        f"key architectures of config.json is {config.architectures()}, with tensors "
-        f"{some}: no known layout of a head ({known})",
+        f"key architectures of config.json is {config.architectures()} and the tensors begin with "
+        f"{some}: this is not a known head layout ({known})",
     )
 
 
 def rename(layout: Layout, tensors: dict[str, HeadTensor]) -> dict[str, HeadTensor]:
-    """GGUF name -> tensor. Raises EagleError UNSUPPORTED for a tensor that the layout does not know, BAD_VALUE for two of one name."""
+    """GGUF name -> tensor.
+
+    Raises EagleError UNSUPPORTED for a tensor that the layout does not have, BAD_VALUE if a weight occurs
+    twice.
+    """
     out: dict[str, HeadTensor] = {}
     for name, tensor in tensors.items():
         ours = layout.gguf_name(name)
@@ -55,7 +52,7 @@ def rename(layout: Layout, tensors: dict[str, HeadTensor]) -> dict[str, HeadTens
         elif not any(name.endswith(end) for end in layout.ignored):
             raise EagleError(
                 ErrorKind.UNSUPPORTED,
-                f"tensor {name} is not part of a head in the layout "
+                f"tensor {name} does not belong to a head in the layout "
                 f"of {layout.name}: this variant is not supported",
             )
     return out

@@ -1,4 +1,4 @@
-"""What the converter has to know of a layout, and the names that nearly all of them share."""
+"""The description of a layout, and the tensor names that nearly all layouts share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from ..config import Config
 
-# GGUF names: upstream llama.cpp, src/models/eagle3.cpp; fc_norm, fc2, biases and q/k norms are ours
+# Checkpoint name -> GGUF name. GGUF names come from llama.cpp, src/models/eagle3.cpp. Those of fc_norm, fc2,
+# biases and q/k norms are ours.
 NAMES = {
     "fc.weight": "fc.weight",
     "fc.bias": "fc.bias",
@@ -18,7 +19,7 @@ NAMES = {
     "norm.weight": "output_norm.weight",
     "input_norm.weight": "enc.output_norm.weight",
     "d2t": "d2t",
-    "t2d": "t2d",  # only checked against d2t
+    "t2d": "t2d",  # not written, only checked against d2t
     **{f"{name}.{i}.weight": f"fc_norm.{i}.weight" for name in ("fc_norm", "fc_norms") for i in range(64)},
 }
 BLOCK = {
@@ -44,55 +45,60 @@ BLOCK = {
 
 
 class Ids(enum.Enum):
-    """What a config's list of layer ids counts."""
+    """The meaning of the layer ids in a config."""
 
-    OUTPUTS = "outputs"  # of layers: one less than llama.cpp's layer_inp
-    INPUTS = "inputs"  # of layers, n_layer being after the last: llama.cpp's layer_inp
+    OUTPUTS = "outputs"  # id k is the output of layer k, llama.cpp's layer_inp k + 1
+    INPUTS = "inputs"  # id k is the input of layer k, llama.cpp's layer_inp k; n_layer is the last output
 
 
 LAYER_IDS = (
     ("eagle_config.eagle_aux_hidden_state_layer_ids", Ids.OUTPUTS),  # SpecForge, ModelOpt; SGLang adds one
-    ("eagle_aux_hidden_state_layer_ids", Ids.INPUTS),  # vLLM takes them as they are
+    ("eagle_aux_hidden_state_layer_ids", Ids.INPUTS),  # vLLM uses them unchanged
 )
 
 
 @dataclass(frozen=True)
 class Layout:
+    """How one project stores its heads.
+
+    matches(config, tensor names): whether a checkpoint has this layout.
+    blocks: prefixes of the decoder layers' tensors, {i} is the layer's number; without {i} the number is 0.
+    names, block_names: tensor names outside and inside the decoder layers -> GGUF names.
+    arch: the GGUF architecture; "eagle" heads take one feature and have no final norm.
+    layer_ids: config keys that list the captured layers; the first key that is present counts.
+    ignored: suffixes of tensor names to skip, because they are not weights of the head.
+    flatten: moves the keys of a config to the places where the other layouts have them.
+    norm_output_gates: the key norm_output tells whether there is a final norm, not which state is fed back.
+    norm_before_residual: the value if config.json does not have the key.
+    interleaved: rows of q and k are in llama.cpp's order already, and d2t contains ids instead of offsets.
+    """
+
     name: str
-    matches: Callable[[Config, set[str]], bool]  # config, names of the tensors
-    blocks: tuple[str, ...]  # names of decoder layers, {i} for the number; where there is none it is 0
-    names: Mapping[str, str] = field(
-        default_factory=lambda: NAMES
-    )  # of tensors outside the decoder layers -> GGUF
+    matches: Callable[[Config, set[str]], bool]
+    blocks: tuple[str, ...]
+    names: Mapping[str, str] = field(default_factory=lambda: NAMES)
     block_names: Mapping[str, str] = field(default_factory=lambda: BLOCK)
-    arch: str = "eagle3"  # of the GGUF; "eagle" takes one feature and no final norm
-    layer_ids: tuple[tuple[str, Ids], ...] = (
-        LAYER_IDS  # config keys that list the captured layers, the first present counts
-    )
-    ignored: tuple[str, ...] = (
-        "rotary_emb.inv_freq",
-    )  # ends of the names of tensors that hold nothing of the head
-    flatten: Callable[[Config], Config] = lambda config: (
-        config
-    )  # its config with the keys where the others have them
-    norm_output_gates: bool = (
-        False  # its key norm_output says whether there is a final norm, not what is fed back
-    )
-    norm_before_residual: bool = False  # where config.json does not say
-    interleaved: bool = False  # rows of q and k are in llama.cpp's order already, d2t holds ids, not offsets
+    arch: str = "eagle3"
+    layer_ids: tuple[tuple[str, Ids], ...] = LAYER_IDS
+    ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
+    flatten: Callable[[Config], Config] = lambda config: config
+    norm_output_gates: bool = False
+    norm_before_residual: bool = False
+    interleaved: bool = False
 
     def gguf_name(self, name: str) -> str | None:
-        """A tensor's name in the checkpoint -> in the GGUF, None if the layout does not know it."""
+        """The GGUF name of a checkpoint's tensor, None if the layout does not have such a tensor."""
         name = name.removeprefix("model.")
         for block in self.blocks:
             pattern = re.escape(block).replace(re.escape("{i}"), r"(\d{1,4})") + r"\.(.*)"
             found = re.fullmatch(pattern, name)
-            if found and found[found.lastindex] in self.block_names:
-                return f"blk.{int(found[1]) if found.lastindex == 2 else 0}.{self.block_names[found[found.lastindex]]}"
+            *number, rest = found.groups() if found else ("",)
+            if rest in self.block_names:
+                return f"blk.{int(number[0]) if number else 0}.{self.block_names[rest]}"
         return self.names.get(name)
 
     def source_name(self, name: str) -> str:
-        """A GGUF name -> the checkpoint's, for messages."""
+        """The checkpoint's name of a GGUF tensor, for messages."""
         found = re.fullmatch(r"blk\.(\d+)\.(.*)", name)
         if found:
             theirs = next((t for t, ours in self.block_names.items() if ours == found[2]), None)

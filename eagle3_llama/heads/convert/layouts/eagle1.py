@@ -1,4 +1,7 @@
-"""EAGLE-1, whose weights serve EAGLE-2's trees too: fc makes one state of token and feature, then decoder layers follow."""
+"""EAGLE-1: fc combines token embedding and feature into one state, then decoder layers follow.
+
+EAGLE-2 uses the same weights and drafts trees.
+"""
 
 from __future__ import annotations
 

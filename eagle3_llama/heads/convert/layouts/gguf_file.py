@@ -1,4 +1,7 @@
-"""A GGUF: this project's, upstream llama.cpp's, or one of the branch before its merge (extract_layers, hidden_norm)."""
+"""GGUF heads: this project's, llama.cpp's, and older ones from before llama.cpp merged eagle3.
+
+The older ones have the key extract_layers and tensors called hidden_norm.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ _NAMES = {
 }
 _BLOCK = {**{name: name for name in BLOCK.values()}, "hidden_norm.weight": "attn_norm_2.weight"}
 
-# told apart by general.architecture, not by matches()
+# general.architecture tells which one a file has; matches() is not used
 EAGLE3_GGUF, EAGLE1_GGUF = (
     Layout(
         "GGUF",

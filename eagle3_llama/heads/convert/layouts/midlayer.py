@@ -1,18 +1,17 @@
-"""The layouts whose one decoder layer is called `midlayer`: SafeAILab, SpecForge, AngelSlim."""
+"""Layouts with one decoder layer, called `midlayer`: SafeAILab, SpecForge, AngelSlim."""
 
 from __future__ import annotations
 
+from ..config import Config
 from .base import Layout
 
 
-def _layout(name: str, architecture: str, **more) -> Layout:
-    def matches(config, names) -> bool:
-        return (
-            any(n.removeprefix("model.").startswith("midlayer.") for n in names)
-            and architecture in config.architectures()
-        )
+def _layout(name: str, architecture: str, norm_output_gates: bool = False) -> Layout:
+    def matches(config: Config, names: set[str]) -> bool:
+        midlayer = any(n.removeprefix("model.").startswith("midlayer.") for n in names)
+        return midlayer and architecture in config.architectures()
 
-    return Layout(name, matches, ("midlayer",), **more)
+    return Layout(name, matches, ("midlayer",), norm_output_gates=norm_output_gates)
 
 
 ANGELSLIM = _layout("AngelSlim", "Eagle3LlamaForCausalLM")

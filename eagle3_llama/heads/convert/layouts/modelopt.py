@@ -1,4 +1,7 @@
-"""NVIDIA ModelOpt: Hugging Face names (layers.N) or Megatron's (midlayer, midlayer.N); d2t and lm_head are optional."""
+"""NVIDIA ModelOpt: Hugging Face's names (layers.N) or Megatron's (midlayer, midlayer.N).
+
+d2t and lm_head are optional.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,10 @@ _OWN_KEYS = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_
 
 
 def _matches(config: Config, names: set[str]) -> bool:
-    own = isinstance(config.data.get("eagle_config"), dict) and any(
-        key in config.data["eagle_config"] for key in _OWN_KEYS
-    )
+    nested = config.data.get("eagle_config")
+    own = isinstance(nested, dict) and any(key in nested for key in _OWN_KEYS)
     numbered = any(n.removeprefix("model.").startswith(("layers.", "midlayer.0.")) for n in names)
-    reads_token = any(n.endswith("hidden_norm.weight") for n in names)  # else it is EAGLE-1's
+    reads_token = any(n.endswith("hidden_norm.weight") for n in names)  # EAGLE-1 heads do not have it
     return "LlamaForCausalLMEagle3" in config.architectures() and reads_token and (own or numbered)
 
 

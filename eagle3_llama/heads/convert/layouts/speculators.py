@@ -1,4 +1,4 @@
-"""vLLM speculators, RedHatAI: the decoder layer's config is nested, decoder layers are llama's or qwen3's."""
+"""vLLM speculators (RedHatAI): the config of the decoder layers is nested. They are llama or qwen3 layers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def _flatten(config: Config) -> Config:
     if nested is None:
         return config
     if not isinstance(nested, dict):
-        raise bad(_NESTED, "is no object")
+        raise bad(_NESTED, "is not an object")
     return Config({**nested, **{k: v for k, v in config.data.items() if k != _NESTED and v is not None}})
 
 
-# the verifier's own weights travel along for training; vLLM takes norm_before_residual as set where it is absent
+# The ignored verifier weights are only for training. vLLM assumes norm_before_residual if the key is missing.
 SPECULATORS = Layout(
     "speculators",
     _matches,

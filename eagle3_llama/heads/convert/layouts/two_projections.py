@@ -1,4 +1,4 @@
-"""Two projections: fc fuses the features, fc2 makes one state of feature and token, then decoder layers follow."""
+"""Two projections: fc fuses the features, fc2 combines them with the token, then decoder layers follow."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A head's guesses on a text that its target reads once, for many choices of the layers that the head is
-shown."""
+"""A head's predictions on a text for several choices of target layers. The target reads the text once."""
 
 from __future__ import annotations
 
@@ -13,37 +12,39 @@ import numpy as np
 
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import chat_tokens
-from ..llama.eagle_llama import EagleLlama, _address
-from ..runtime.binding import llama_cpp
+from ..llama.eagle_llama import EagleLlama
+from ..runtime.binding import address, llama_cpp
 from ..runtime.capture import Capture
 from ..runtime.engine import Engine
 from .convert.target import read_target
 
-LONGEST = 512  # tokens of a passage that are read
+LONGEST = 512  # tokens: the rest of a longer passage is not read
 TEXTS = Path(__file__).parents[1] / "data" / "self_test.txt"
 
 
 @dataclass(frozen=True)
 class Passage:
-    """Token ids, the first n_prompt of which are the question."""
+    """Token ids of a question and its answer. The first n_prompt are the question."""
 
     tokens: list[int]
     n_prompt: int
 
 
 def stored_texts() -> list[tuple[str, str]]:
-    """(what a user asks, what an assistant answers): prose, code, lists, dialogue, arithmetic, repetition."""
+    """(question, answer) pairs: prose, code, lists, dialogue, arithmetic, repetition."""
     parts = re.split(r"^=== (.*)\n\n", TEXTS.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     return [(question, answer.strip()) for question, answer in zip(parts[::2], parts[1::2])]
 
 
 class Reader:
-    """Target and head, opened once. layers: the head's own; n_layer: the target's. Raises EagleError as
-    loading does."""
+    """A target and a head, opened once. layers: the head's own. n_layer: the target's.
+
+    Raises EagleError as loading a model does.
+    """
 
     def __init__(self, head: str | Path, target: str | Path, n_threads: int | None = None) -> None:
         self.target, self.n_layer = Path(target), read_target(Path(target)).n_layer
-        n = n_threads or os.cpu_count()  # nothing here is decoded token by token
+        n = n_threads or os.cpu_count()  # more threads help, because nothing here is decoded token by token
         try:
             self.llm = EagleLlama(
                 str(target), n_ctx=LONGEST, n_batch=LONGEST, n_threads=n, n_threads_batch=n, verbose=False
@@ -51,13 +52,14 @@ class Reader:
         except ValueError as e:
             raise EagleError(ErrorKind.BAD_FILE, f"{target} cannot be loaded: {e}") from e
         try:
-            self._ctx = _address(self.llm._ctx.ctx)
-            self.engine = Engine(self._ctx, _address(self.llm._model.model), str(head))
+            self._ctx = address(self.llm._ctx.ctx)
+            self.engine = Engine(self._ctx, address(self.llm._model.model), str(head))
         except EagleError:
             self.llm.close()
             raise
-        self.engine.set_capture(False)  # each passage captures what its choices need
-        self.layers: list[int] = self.engine.head_info()["layers"]
+        self.engine.set_capture(False)  # _read captures the layers that the choices need
+        info: Any = self.engine.head_info()
+        self.layers: list[int] = info["layers"]
         self.d2t = self.engine.d2t()
 
     def __enter__(self) -> Reader:
@@ -68,7 +70,7 @@ class Reader:
         self.llm.close()
 
     def built_in(self) -> list[Passage]:
-        """The stored texts as this target's conversations."""
+        """The stored texts as conversations in this target's chat format."""
         found = []
         for question, answer in stored_texts():
             prompt = chat_tokens(self.llm, question)
@@ -78,32 +80,34 @@ class Reader:
     def guesses(
         self, passage: Passage, choices: list[list[int]]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What the target says at each position that counts, [positions]; whether that is the head's first
-        guess, and the mean log-likelihood in nats that the head gives to what the target may say, both
-        [choices, positions].
+        """(answers, hits, likelihoods) at the positions that count.
 
-        A position counts if the token before it is the answer's and the target's own: no draft starts from
-        another. What is not in the draft vocabulary is no guess, and adds nothing to the likelihood, whatever
-        the layers.
+        answers: the target's next token, [positions]. hits: whether it is the head's most likely token,
+        [choices, positions]. likelihoods: the mean log-likelihood in nats that the head gives to the target's
+        next token, [choices, positions].
+
+        A position counts if the token before it belongs to the answer and is the one that the target would
+        have chosen, because drafts start only from such tokens. A token outside the draft vocabulary is never
+        a hit and adds nothing to a likelihood, with any layers.
         """
         tokens, ids = passage.tokens[:LONGEST], sorted({i for c in choices for i in c})
         if len(tokens) < 2:
-            raise EagleError(ErrorKind.BAD_ARGUMENT, "a passage needs two tokens or more")
+            raise EagleError(ErrorKind.BAD_ARGUMENT, "a passage needs at least two tokens")
         features, logits = self._read(tokens, ids)
-        says, last = logits.argmax(axis=1), np.array(tokens[1:])
-        rows = np.flatnonzero(last == says[:-1])  # row p: token p + 1, inputs of p; it guesses says[p + 1]
+        best, last = logits.argmax(axis=1), np.array(tokens[1:])
+        rows = np.flatnonzero(last == best[:-1])  # row p: token p + 1, inputs of p; predicts best[p + 1]
         rows = rows[rows >= passage.n_prompt - 1]
-        may_say, answers = _softmax(logits[rows + 1])[:, self.d2t], says[rows + 1]
+        probabilities, answers = _softmax(logits[rows + 1])[:, self.d2t], best[rows + 1]
         hits = np.empty((len(choices), len(rows)), bool)
         likelihoods = np.empty(hits.shape)
         for i, layers in enumerate(choices):
             guess = self.engine.head_forward(last, features[:-1, [ids.index(k) for k in layers]])[2][rows]
             hits[i] = self.d2t[guess.argmax(axis=1)] == answers
-            likelihoods[i] = (may_say * _log_softmax(guess)).sum(axis=1, dtype=np.float64)
+            likelihoods[i] = (probabilities * _log_softmax(guess)).sum(axis=1, dtype=np.float64)
         return answers, hits, likelihoods
 
     def _read(self, tokens: list[int], layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs of the layers [n, layers, n_embd] and logits [n, n_vocab], valid until the next call."""
+        """The layer inputs, [n, layers, n_embd], and the logits, [n, n_vocab]. Valid until the next call."""
         n = len(tokens)
         self.engine.rewind(0)
         with Capture(self._ctx, layers, self.llm.n_embd()) as capture:
@@ -115,11 +119,11 @@ class Reader:
                     raise
                 raise EagleError(
                     ErrorKind.UNSUPPORTED,
-                    f"{self.target} does not show the inputs of its layers {layers}, so "
-                    f"no head can draft for it: {e}",
+                    f"cannot capture the inputs of layers {layers} of {self.target}, so no head can draft "
+                    f"for it: {e}",
                 ) from e
         if not np.isfinite(features).all():
-            raise EagleError(ErrorKind.BAD_VALUE, f"{self.target} gives layer inputs that are not finite")
+            raise EagleError(ErrorKind.BAD_VALUE, f"{self.target} has layer inputs that are not finite")
         logits = llama_cpp.llama_get_logits(self.llm._ctx.ctx)
         return features, np.ctypeslib.as_array(logits, shape=(n, self.llm.n_vocab()))
 

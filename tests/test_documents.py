@@ -1,0 +1,130 @@
+"""README and the pages: snippets run, commands exist, links lead somewhere, tables name their source."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_models
+import tiny_vision
+import typer
+from tiny_vision import needs_mtmd
+
+from eagle3_llama.cli.main import app
+from eagle3_llama.common.options import CONTEXT
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "eagle3_llama/docs").glob("*.md")),
+    *sorted((ROOT / ".github").glob("*.md")),
+]
+TEXT = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
+COMMANDS = typer.main.get_command(app).commands
+
+
+def blocks(kind):
+    """(page, code) of each fenced block."""
+    return [
+        (page, code)
+        for page, text in TEXT.items()
+        for code in re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)
+    ]
+
+
+SNIPPETS = [
+    (page, code) for page, code in blocks("python") if "base_url" not in code and "client." not in code
+]
+
+
+@pytest.mark.parametrize("page, code", [(p, c) for p, c in SNIPPETS if "mmproj" not in c])
+def test_snippets_run(page, code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "accepted_prediction_tokens" in done.stdout
+
+
+@needs_mtmd
+def test_the_snippet_with_an_image_runs(tmp_path):
+    """With files of the names that it gives, and an image at hand."""
+    [code] = [code for _, code in SNIPPETS if "mmproj" in code]
+    tiny_models.target(tmp_path / "vlm.gguf", chat_template=tiny_vision.CHAT, ends=False)
+    tiny_models.head(tmp_path / "head.gguf")
+    tiny_vision.projector(tmp_path / "mmproj.gguf")
+    here = "file:///home/me/cat.png"
+    assert here in code
+    code = code.replace(here, tiny_vision.picture(1))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_clients_snippets_run():
+    """Those of the server's page, in order, against a server with the shipped pair."""
+    httpx = pytest.importorskip("httpx")
+    pytest.importorskip("openai")
+    from server_tools import running, settings
+
+    from eagle3_llama.models import shipped_head, smollm2
+
+    snippets = [code for page, code in blocks("python") if page.endswith("serve.md")]
+    assert len(snippets) >= 3
+    given = settings(model=str(smollm2("Q4_0")), eagle=str(shipped_head()), n_ctx=512, n_parallel=2)
+    with running(given) as server:
+        code = "\n".join(snippets).replace("http://127.0.0.1:8000", server.url)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def commands():
+    """Each `eagle3-llama ...` line of a shell block or an indented one."""
+    for page, text in TEXT.items():
+        shell = "\n".join(code for p, code in blocks("bash") if p == page)
+        indented = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    eagle3-llama "))
+        for line in f"{shell}\n{indented}".replace("\\\n", " ").splitlines():
+            if line.strip().startswith("eagle3-llama "):
+                yield page, shlex.split(line, comments=True)
+
+
+@pytest.mark.parametrize("page, words", list(commands()))
+def test_commands_exist(page, words):
+    """The command line parses them: no option is made up, and no argument is missing."""
+    command = COMMANDS[words[1]]
+    command.make_context(words[1], words[2:], resilient_parsing=False, **CONTEXT)
+
+
+def links():
+    for page, text in TEXT.items():
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if not re.match(r"[a-z]+:", target):
+                yield page, target
+
+
+@pytest.mark.parametrize("page, target", list(links()))
+def test_links_lead_somewhere(page, target):
+    assert ((ROOT / page).parent / target.partition("#")[0]).exists()
+
+
+@pytest.mark.parametrize("page", TEXT)
+def test_files_that_are_named_exist(page):
+    """Patches by number, and paths in backticks that begin with a folder of the checkout."""
+    for number in re.findall(r"patches/(\d{4})", TEXT[page]):
+        assert list((ROOT / "patches").glob(f"{number}-*.patch")), f"patches/{number}"
+    for path in re.findall(r"`((?:eagle3_llama|native|scripts|tests|patches)/[\w./-]*)`", TEXT[page]):
+        assert re.fullmatch(r"patches/[\dx]{4}", path) or (ROOT / path).exists(), path
+
+
+def test_readme_is_short():
+    assert len(TEXT["README.md"].splitlines()) < 130
+
+
+def test_tables_of_performance_say_where_they_come_from():
+    """Each section with a table names a machine and a command; the first paragraph holds for all."""
+    intro, *sections = re.split(r"^## ", TEXT["eagle3_llama/docs/performance.md"], flags=re.MULTILINE)
+    assert "**Machine**" in intro
+    for section in sections:
+        if "\n|" in section:
+            assert re.search(r"machine", section, re.IGNORECASE), section[:60]
+            assert re.search(r"```bash|[Cc]ommand", section), section[:60]
