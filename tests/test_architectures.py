@@ -26,11 +26,7 @@ def tool(tmp_path_factory):
 
 
 def test_capture_is_the_graphs(tool):
-<<<<<<< HEAD
-    """Layer inputs are bit-equal or refused. The next decode works. README lists the architectures."""
-=======
     """Layer inputs are bit-equal or refused. The next decode works. The documents list them."""
->>>>>>> w-server-english
     found = {"captured": set(), "refused": set(), "missing": set()}
     for r in check_all(tool):
         if "why" in r:
