@@ -14,14 +14,13 @@ import concurrent.futures
 import logging
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..errors import EagleError, ErrorKind
 from ..llama.eagle_llama import EagleLlama
-from ..runtime.params import EagleParams, StaticTree
+from ..runtime.params import EagleParams
 from . import slot_file
 from .job import Job, RequestCancelled
 from .model import BatchModel, BatchSettings
@@ -57,7 +56,6 @@ class Batcher:
         self._closing: float | None = None  # time.monotonic() at which the last requests end
         self._n_jobs = 0
         self._rounds = Rounds(self.base, self._engine, settings.n_batch, self._free)
-        self._told: set[str] = set()  # warnings
         self._ended: BaseException | None = None  # why requests are no longer served
         self._thread = threading.Thread(target=self._run, name="eagle3-batcher", daemon=True)
         self._thread.start()
@@ -75,9 +73,8 @@ class Batcher:
     ) -> RequestLlama:
         """A Llama for one request.
 
-        params: drafting parameters; with None the planner chooses, n_max=0 decodes plainly. A StaticTree is
-        drafted as a chain of its depth, and n_min has no effect; a warning says so once. deadline: a value of
-        time.monotonic().
+        params: drafting parameters; with None the planner chooses, n_max=0 decodes plainly. deadline: a value
+        of time.monotonic().
 
         Raises RequestCancelled (shutdown) after close(), EagleError NATIVE if the batcher has failed.
         """
@@ -86,26 +83,7 @@ class Batcher:
             raise EagleError(
                 ErrorKind.UNSUPPORTED, "this context cannot check a tree: serve with flash attention"
             )
-        return RequestLlama(self, self._batched(params), deadline, request_id)
-
-    def _batched(self, params: EagleParams | None) -> EagleParams | None:
-        """The parameters that a batch supports."""
-        if params is None:
-            return None
-        if params.n_min > 0:
-            self._say_once("n_min has no effect in a batch: shorter drafts are verified too")
-        if isinstance(params.tree, StaticTree):
-            self._say_once(
-                "a batch drafts a tree of fixed choices as a chain of its depth; a Tree, such as '60x6x10',"
-                " stays a tree"
-            )
-            return params.chain()
-        return params
-
-    def _say_once(self, what: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
-            warnings.warn(what, RuntimeWarning, stacklevel=4)
+        return RequestLlama(self, params, deadline, request_id)
 
     def _check_open(self) -> None:
         if self._ended is not None:
