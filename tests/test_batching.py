@@ -250,6 +250,18 @@ def test_the_reader_hears_of_rounds(batcher):
         assert waits[:2] == [0, 1] and waits == sorted(set(waits)) and len(waits) == llm.stats.rounds
 
 
+def test_sent_tokens_are_refused(batcher, plain):
+    """A request cannot take them. The error says so, and the next generation is as ever."""
+    expected = alone(plain, 20, PROMPT, temp=0.0)
+    with batcher.request(params=EagleParams(4)) as llm:
+        steps = llm.generate(PROMPT, temp=0.0)
+        assert [next(steps), next(steps)] == expected[:2]
+        with pytest.raises(EagleError, match="no sent tokens"):
+            steps.send([5])
+        assert take(llm, 20, PROMPT, temp=0.0) == expected
+        assert llm.lora_path is None
+
+
 def test_tokens_gather(tiny, plain, monkeypatch):
     """With an interval, a request gets several rounds' tokens together, and its last ones without delay."""
     wait, woken = threading.Event.wait, []

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import numpy as np
 
 from ..errors import EagleError, ErrorKind
-from ..llama.generation import GeneratingLlama, Piece, prediction_details
+from ..llama.generation import GeneratingLlama, Piece, Sent, prediction_details
 from ..llama.ownership import Ownership
 from ..runtime.params import EagleParams
 from ..runtime.stats import EagleStats
@@ -23,7 +23,7 @@ SHARED = frozenset(
     "_model _ctx _batch _candidates _n_vocab _token_nl _token_eos _logits_all _is_recurrent _is_hybrid"
     " _chat_handlers _flash_attn _context_params model_params model_path metadata tokenizer_ chat_format"
     " chat_handler cache draft_model verbose spm_infill last_n_tokens_size n_batch n_threads n_threads_batch"
-    " scores".split()
+    " scores lora_base lora_path lora_scale numa tensor_split kv_overrides".split()
 )
 
 
@@ -156,6 +156,15 @@ class RequestLlama(GeneratingLlama):
         asked, self._asked = self._asked, Asked()
         self._writer = asked.writer
         return BatchTokens(self, asked)
+
+    def _yield_tokens(
+        self, pieces: Generator[Piece, Sent, None], stopping: Any
+    ) -> Generator[int, Sent, None]:
+        for token in super()._yield_tokens(pieces, stopping):
+            if (yield token):  # the batcher's thread has continued without them
+                raise EagleError(
+                    ErrorKind.UNSUPPORTED, "a batcher's request takes no sent tokens; use EagleLlama for them"
+                )
 
     def _count_token(self, piece: Piece, i: int) -> None:
         super()._count_token(piece, i)
