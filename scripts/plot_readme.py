@@ -19,7 +19,7 @@ def table(text: str, first: str) -> dict[str, list[str]]:
 
 
 def draw(out: Path) -> None:
-    """Bars of the planner and of the fastest chain of a fixed length, and the limit above them."""
+    """Bars of the planner, and the limit above them."""
     import matplotlib
 
     matplotlib.use("Agg")
