@@ -34,7 +34,7 @@ CALM = [
 CHAT, MODELS = "**/v1/chat/completions", "**/v1/models"
 WAIT = 120_000  # ms; CI's machine may be busy
 expect = sync_api.expect
-expect.set_options(timeout=30_000)
+expect.set_options(timeout=WAIT)
 
 
 @pytest.fixture(scope="module")
