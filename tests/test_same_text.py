@@ -36,13 +36,14 @@ def make_pair(fmt, **settings):
     path = str(smollm2(fmt))
     plain = Llama(path, logits_all=True, **COMMON, **settings)
     eagle = EagleLlama(path, eagle_path=str(shipped_head()), n_max=4, **COMMON, **settings)
+    eagle.create_completion("Name three rivers.", max_tokens=32, temperature=0.0)  # for same(): it has drafted
     yield plain, eagle
     plain.close()
     eagle.close()
 
 
 def same(pair, ask):
-    """ask(llm) of both, and that drafts were both accepted and rejected meanwhile or earlier."""
+    """Compares ask(llm) of both. Drafts have been accepted and rejected, in this call or an earlier one."""
     plain, eagle = pair
     expected, got = ask(plain), ask(eagle)
     assert got == expected
