@@ -36,7 +36,7 @@ def make_pair(fmt, **settings):
     path = str(smollm2(fmt))
     plain = Llama(path, logits_all=True, **COMMON, **settings)
     eagle = EagleLlama(path, eagle_path=str(shipped_head()), n_max=4, **COMMON, **settings)
-    eagle.create_completion("Name three rivers.", max_tokens=32, temperature=0.0)  # for same(): it has drafted
+    eagle.create_completion("Name three rivers.", max_tokens=32, temperature=0.0)  # same() needs it
     yield plain, eagle
     plain.close()
     eagle.close()
