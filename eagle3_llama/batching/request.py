@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ..errors import EagleError, ErrorKind
-from ..llama.generation import GeneratingLlama, Piece, Sent, prediction_details
+from ..llama.generation import GeneratingLlama, Piece, prediction_details
 from ..llama.ownership import Ownership
 from ..runtime.params import EagleParams
 from ..runtime.stats import EagleStats
@@ -156,15 +156,6 @@ class RequestLlama(GeneratingLlama):
         asked, self._asked = self._asked, Asked()
         self._writer = asked.writer
         return BatchTokens(self, asked)
-
-    def _yield_tokens(
-        self, pieces: Generator[Piece, Sent, None], stopping: Any
-    ) -> Generator[int, Sent, None]:
-        for token in super()._yield_tokens(pieces, stopping):
-            if (yield token):  # the batcher's thread has continued without them
-                raise EagleError(
-                    ErrorKind.UNSUPPORTED, "a batcher's request takes no sent tokens; use EagleLlama for them"
-                )
 
     def _count_token(self, piece: Piece, i: int) -> None:
         super()._count_token(piece, i)

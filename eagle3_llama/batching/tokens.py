@@ -30,7 +30,7 @@ class BatchTokens:
         self._told = 0.0  # time.monotonic() of the last on_wait()
 
     def pieces(self, generation: Generation) -> Generator[BatchPiece, Sent, None]:
-        """See TokenSource.pieces. Waits for a slot. Sent tokens are ignored."""
+        """See TokenSource.pieces. Waits for a slot. Raises EagleError UNSUPPORTED for sent tokens."""
         llm = self._llm
         if llm._job is not None:  # it was left half way and cannot continue; it may have the only slot
             self._batcher._cancel(llm._job, "cancelled")
@@ -53,7 +53,11 @@ class BatchTokens:
                 n_read += len(piece.tokens)
                 llm.stats.count_round(piece.drafted, len(piece.tokens))
                 self._asked.before += piece.before
-                yield piece
+                if (yield piece):  # the batcher's thread has continued without them
+                    raise EagleError(
+                        ErrorKind.UNSUPPORTED,
+                        "a batcher's request takes no sent tokens; use EagleLlama for them",
+                    )
         finally:
             self._batcher._cancel(job, "cancelled")
             llm._usage["reused"] += job.reused
