@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -160,7 +160,8 @@ class EagleLlama(GeneratingLlama):
                 )
             if self._engine.has_head and params.n_max != 0 and self._engine.costs is None:
                 self._measure()
-            self._engine.set_capture(params.n_max != 0)
+            with self._held("setting eagle_params"):
+                self._engine.set_capture(params.n_max != 0)
         self._params = params
 
     def _measure(self) -> None:
@@ -171,6 +172,18 @@ class EagleLlama(GeneratingLlama):
             self.native.plan(measured)
             self.native.release_threads()
             self.reset()
+
+    @contextlib.contextmanager
+    def _held(self, who: str) -> Iterator[None]:
+        """Holds the context for a call that leaves the text as it is. Raises EagleError BUSY in a round."""
+        with self._owner.hold(who):
+            if self._engine is not None and self._engine.in_round:
+                raise EagleError(
+                    ErrorKind.BUSY,
+                    f"{who} is not possible in a logits processor, where a round is under way: do it between"
+                    " two tokens or in a stopping criterion",
+                )
+            yield
 
     def _cost_key(self) -> list[object]:
         return cost_key(self, self._eagle_path)
@@ -318,8 +331,8 @@ class EagleLlama(GeneratingLlama):
 
     def save_state(self) -> LlamaState:
         """The state of target and head, with logits_all the scores too. A running generation can continue."""
-        self._owner.look()
-        return super().save_state() if self._engine is None else saved_state.save(self)
+        with self._held("save_state()"):
+            return super().save_state() if self._engine is None else saved_state.save(self)
 
     def load_state(self, state: LlamaState) -> None:
         """Restores save_state(). The state of a plain Llama, which has none of a head, works too."""
