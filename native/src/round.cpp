@@ -274,6 +274,8 @@ void session::verify(
     llama_sampler * const * samplers, int32_t * out, int32_t * counts, std::string & failure) {
     require(under_way(), EAGLE3_E_ARGUMENT, "nothing to verify: decode first");
     const size_t n = round_.slots.size();
+    require(
+        std::find(samplers, samplers + n, nullptr) == samplers + n, EAGLE3_E_ARGUMENT, "a sampler is NULL");
     std::vector<bool> over(n, false);
     for (const int slot : round_.slots) {
         at(slot).round_path.reserve(at(slot).round_tokens.size());
