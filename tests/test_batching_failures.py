@@ -302,7 +302,7 @@ def test_a_slot_at_its_context_s_end(endless):
         for params in (EagleParams(), EagleParams(8), EagleParams(tree="12x3x4")):
             alone = work(long, 99, params), work(PROMPT, 120, params)
             failed, own = [], batcher._rounds._one_by_one
-            batcher._rounds._one_by_one = lambda busy, e: (failed.append(e), own(busy, e))  # noqa: B023
+            batcher._rounds._one_by_one = lambda busy, e: (failed.append(e), own(busy, e))
             asked = [(long, 99, params), (PROMPT, 120, params)]
             got = jobs_at_once(batcher, [functools.partial(work, *a) for a in asked])
             batcher._rounds._one_by_one = own

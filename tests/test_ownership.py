@@ -22,10 +22,7 @@ N = 60  # tokens of the text
 def files(tmp_path_factory):
     """A target whose text does not end, and a head."""
     at = tmp_path_factory.mktemp("ownership")
-    return (
-        str(tiny_models.target(at / "target.gguf", ends=False)),
-        str(tiny_models.head(at / "head.gguf")),
-    )
+    return (str(tiny_models.target(at / "target.gguf", ends=False)), str(tiny_models.head(at / "head.gguf")))
 
 
 @pytest.fixture(params=["head", "plain"])
@@ -136,7 +133,7 @@ def test_a_change_waits_for_a_save(eagle, files, in_a_save, change):
 
 
 def test_a_save_s_own_thread_changes_nothing(eagle, files, in_a_save, monkeypatch):
-    """A signal handler that calls the model is refused; a generation that is collected ends after the save."""
+    """A signal handler that uses the model is refused. A collected generation ends after the save."""
     expected = take(eagle, N)
     generator = eagle.generate(PROMPT, temp=0.0)
     list(itertools.islice(generator, 20))
