@@ -221,3 +221,26 @@ def test_saves_beside_a_generation(eagle, files):
         if state.n_tokens >= len(PROMPT):
             assert goes_on(files, state, N) == expected
     assert take(eagle, N) == expected
+
+
+def test_a_chat_handler_decodes_by_itself(eagle):
+    """As those for images do, by the context. Meanwhile nobody else gets it, and the handler may go on."""
+    gate, two = Gate(), []
+
+    def handler(*, llama, messages, **_):
+        llama.reset()
+        llama.eval(PROMPT)
+        gate.passing(lambda: None)()
+        ask = dict(prompt=PROMPT, max_tokens=5, temperature=0.0)
+        two.extend(llama.create_completion(**ask)["choices"][0]["text"] for _ in range(2))
+        return two
+
+    eagle.chat_handler = handler
+    chat, got = started(lambda: eagle.create_chat_completion(messages=[]))
+    assert gate.reached.wait(60)
+    for use in (lambda: next(eagle.generate(PROMPT)), eagle.save_state, eagle.close):
+        with pytest.raises(EagleError, match=r"middle of a step of create_chat_completion\(\)"):
+            use()
+    gate.open.set()
+    ended(chat)
+    assert got == [two] and two[0] == two[1] and len(two) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import os
 import warnings
@@ -252,6 +253,17 @@ class EagleLlama(GeneratingLlama):
             super().reset()
             if self._engine is not None:
                 self._settle()  # an image's rows may follow, and begin at 0
+
+    @functools.wraps(Llama.create_chat_completion)
+    def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
+        """Same as Llama.create_chat_completion.
+
+        A chat handler decodes images by itself. Meanwhile nobody else gets the context.
+        """
+        if self.chat_handler is None:
+            return super().create_chat_completion(*args, **kwargs)
+        with self._owner.call("create_chat_completion()"):
+            return super().create_chat_completion(*args, **kwargs)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """Same as Llama.embed."""
