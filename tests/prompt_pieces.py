@@ -13,7 +13,7 @@ from eagle3_llama import EagleLlama  # before llama_cpp: it brings the library
 from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.models import smollm2
 
-WORDS = "the old river ran past a small town where nobody had ever seen so much snow in a single night".split()
+WORDS = "the old river ran past a small town where nobody had ever seen so much snow at night".split()
 RATES = [0.0, 300.0, 400.0, 700.0, 1111.0, 3000.0, 1e6]  # tokens/s
 
 
@@ -37,12 +37,14 @@ def main(fmt="Q4_K_M", seeds=20):
             alone.reset()
             expected = alone.create_completion(prompt, **ask)["choices"]
             pieces.clear()
+            batcher._on_thread(lambda: [batcher._keep(slot, 0) for slot in batcher._slots])
             with batcher.request() as llm:
                 got = llm.create_completion(prompt, **ask)["choices"]
             text, rows = expected[0]["text"], expected[0]["logprobs"]["token_logprobs"]
             same = got[0]["text"] == text and got[0]["logprobs"]["token_logprobs"] == rows
             different += not same
-            print(f"seed {seed}: {len(prompt)} tokens as {pieces}: {'same' if same else 'DIFFERENT'}", flush=True)
+            outcome = "same" if same else "DIFFERENT"
+            print(f"seed {seed}: {len(prompt)} tokens as {pieces}: {outcome}", flush=True)
     alone.close()
     print(f"{different} of {seeds} differ")
     return different > 0
