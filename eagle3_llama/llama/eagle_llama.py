@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 import os
 import warnings
@@ -254,7 +253,6 @@ class EagleLlama(GeneratingLlama):
             if self._engine is not None:
                 self._settle()  # an image's rows may follow, and begin at 0
 
-    @functools.wraps(Llama.create_chat_completion)
     def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
         """Same as Llama.create_chat_completion.
 
