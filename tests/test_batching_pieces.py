@@ -99,7 +99,7 @@ def empty(batcher, slot):
 
 @pytest.mark.parametrize("step", [4, 64])
 def test_how_prompts_are_cut(step):
-    """By definition: each row of more than INVARIANT_ROWS is where it would be, or in a row of fours alike."""
+    """By definition: what a piece decodes of a micro-batch has its rows where the whole has them."""
     rng = random.Random(step)
     for n, n_batch, n_ubatch in itertools.chain(
         itertools.product(range(1, 700), [512], [512]),

@@ -22,10 +22,7 @@ N = 60  # tokens of the text
 def files(tmp_path_factory):
     """A target whose text does not end, and a head."""
     at = tmp_path_factory.mktemp("ownership")
-    return (
-        str(tiny_models.target(at / "target.gguf", ends=False)),
-        str(tiny_models.head(at / "head.gguf")),
-    )
+    return (str(tiny_models.target(at / "target.gguf", ends=False)), str(tiny_models.head(at / "head.gguf")))
 
 
 @pytest.fixture(params=["head", "plain"])
@@ -136,7 +133,7 @@ def test_a_change_waits_for_a_save(eagle, files, in_a_save, change):
 
 
 def test_a_save_s_own_thread_changes_nothing(eagle, files, in_a_save, monkeypatch):
-    """A signal handler that calls the model is refused; a generation that is collected ends after the save."""
+    """A signal handler that uses the model is refused. A collected generation ends after the save."""
     expected = take(eagle, N)
     generator = eagle.generate(PROMPT, temp=0.0)
     list(itertools.islice(generator, 20))
@@ -224,3 +221,26 @@ def test_saves_beside_a_generation(eagle, files):
         if state.n_tokens >= len(PROMPT):
             assert goes_on(files, state, N) == expected
     assert take(eagle, N) == expected
+
+
+def test_a_chat_handler_decodes_by_itself(eagle):
+    """As those for images do, by the context. Meanwhile nobody else gets it, and the handler may go on."""
+    gate, two = Gate(), []
+
+    def handler(*, llama, messages, **_):
+        llama.reset()
+        llama.eval(PROMPT)
+        gate.passing(lambda: None)()
+        ask = dict(prompt=PROMPT, max_tokens=5, temperature=0.0)
+        two.extend(llama.create_completion(**ask)["choices"][0]["text"] for _ in range(2))
+        return two
+
+    eagle.chat_handler = handler
+    chat, got = started(lambda: eagle.create_chat_completion(messages=[]))
+    assert gate.reached.wait(60)
+    for use in (lambda: next(eagle.generate(PROMPT)), eagle.save_state, eagle.close):
+        with pytest.raises(EagleError, match=r"middle of a step of create_chat_completion\(\)"):
+            use()
+    gate.open.set()
+    ended(chat)
+    assert got == [two] and two[0] == two[1] and len(two) == 2

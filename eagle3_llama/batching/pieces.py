@@ -1,9 +1,9 @@
 """How a prompt is cut into pieces, so that others get their tokens in between and its bits stay the same.
 
-A single request decodes a prompt in batches of n_batch, of which llama.cpp makes micro-batches of n_ubatch. In
-a micro-batch of more than INVARIANT_ROWS tokens, a row's sums may depend on where it is: for K-quants, fours
-of rows go through one kernel and the rest through another. So a piece ends where a micro-batch ends, or it is
-a multiple of `step`, and piece and rest are on the same side of INVARIANT_ROWS as the whole micro-batch.
+A single request decodes a prompt in batches of n_batch, of which llama.cpp makes micro-batches of n_ubatch.
+In one of more than INVARIANT_ROWS tokens, a row's sums may depend on where it is: for K-quants, fours of rows
+go through one kernel and the rest through another. So a piece ends where a micro-batch ends, or it is a
+multiple of `step`, and piece and rest are on the same side of INVARIANT_ROWS as the whole micro-batch.
 """
 
 from __future__ import annotations

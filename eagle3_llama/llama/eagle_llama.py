@@ -253,6 +253,16 @@ class EagleLlama(GeneratingLlama):
             if self._engine is not None:
                 self._settle()  # an image's rows may follow, and begin at 0
 
+    def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
+        """Same as Llama.create_chat_completion.
+
+        A chat handler decodes images by itself. Meanwhile nobody else gets the context.
+        """
+        if self.chat_handler is None:
+            return super().create_chat_completion(*args, **kwargs)
+        with self._owner.call("create_chat_completion()"):
+            return super().create_chat_completion(*args, **kwargs)
+
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """Same as Llama.embed."""
         with self._owner.call("embed()"):
