@@ -10,7 +10,7 @@ from tiny_models import EOS, PROMPT
 
 from eagle3_llama import EagleError
 from eagle3_llama.batching import Batcher, BatchSettings
-from eagle3_llama.server import answers, header_timeout
+from eagle3_llama.server import answers, connections
 
 COMPLETIONS = "/v1/completions"
 ENDLESS = {"prompt": PROMPT, "logit_bias": {str(EOS): -100}}
@@ -118,7 +118,7 @@ def test_with_a_key_any_name_is_fine(files):
     "sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: "]
 )
 def test_headers_that_do_not_come(server, monkeypatch, sent):
-    monkeypatch.setattr(header_timeout, "SECONDS", 0.1)
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
     with connect(server) as s:
         s.sendall(sent)
         assert all_of(s).startswith(b"HTTP/1.1 408")
@@ -126,7 +126,7 @@ def test_headers_that_do_not_come(server, monkeypatch, sent):
 
 def test_further_requests_of_a_connection(server, monkeypatch):
     """Their headers have as long; an answer may take longer."""
-    monkeypatch.setattr(header_timeout, "SECONDS", 0.1)
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
     body = json.dumps({**ENDLESS, "max_tokens": 3}).encode()
     request = post_head(COMPLETIONS, len(body)) + body
     with connect(server) as patient, connect(server) as slow, Blocked(server) as blocked:
