@@ -135,6 +135,41 @@ def until(true, seconds=60.0):
         time.sleep(0.005)
 
 
+@contextlib.contextmanager
+def no_threads():
+    """No new thread can be started: the system has no room for its stack."""
+    usual = threading.stack_size(1 << 46)
+    try:
+        yield
+    finally:
+        threading.stack_size(usual)
+
+
+class Blocked:
+    """The batcher does nothing until the end of the block, or go()."""
+
+    def __init__(self, server):
+        self._go = threading.Event()
+        self._thread = threading.Thread(target=server.batcher._on_thread, args=(lambda: self._go.wait(60),))
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def go(self):
+        self._go.set()
+        self._thread.join(60)
+
+    def __exit__(self, *_):
+        self.go()
+
+
+def address(server):
+    """(host, port)."""
+    host, port = server.url.removeprefix("http://").split(":")
+    return host, int(port)
+
+
 def ask(client, text="Name three rivers.", path=CHAT, **more):
     """A chat request, or with another path what `more` says."""
     body = (

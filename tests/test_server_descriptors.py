@@ -10,7 +10,7 @@ import socket
 
 import httpx
 import pytest
-from server_tools import CHAT, ask, post_head, process, running, settings, until
+from server_tools import CHAT, address, ask, post_head, process, running, settings, until
 
 from eagle3_llama.errors import EagleError
 from eagle3_llama.models import smollm2
@@ -20,11 +20,6 @@ COMPLETIONS = "/v1/completions"
 KINDS = ("template", "grammar", "schema")
 NUMBERS = itertools.count()
 linux = pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux's prlimit and /proc")
-
-
-def address(url):
-    host, port = url.removeprefix("http://").split(":")
-    return host, int(port)
 
 
 def children(pid):
@@ -100,7 +95,7 @@ def test_idle_connections_leave_descriptors_for_all_else():
         with contextlib.ExitStack() as idle:
             for _ in range(250):
                 with contextlib.suppress(OSError):  # the server closes most of them at once
-                    idle.enter_context(socket.create_connection(address(p.url), timeout=60))
+                    idle.enter_context(socket.create_connection(address(p), timeout=60))
             kill_children(p.process.pid)
             for what in KINDS:
                 assert wants(what, client).status_code == 200
@@ -114,7 +109,7 @@ def test_connections_beyond_the_limit(files):
     """They are told so, whether they have sent a request or not. The others and later ones are served."""
     given = settings(model=files[0], eagle=None, n_ctx=256, n_parallel=1, threads=1, max_connections=3)
     with running(given) as s, contextlib.ExitStack() as stack:
-        connect = lambda: stack.enter_context(socket.create_connection(address(s.url), timeout=60))
+        connect = lambda: stack.enter_context(socket.create_connection(address(s), timeout=60))
         assert s.client.get("/health").status_code == 200
         held = [connect() for _ in range(2)]
         until(lambda: len(s.uvicorn.server_state.connections) == 3)
@@ -139,7 +134,7 @@ def test_far_more_connections_than_the_limit(files):
     with running(given) as s, contextlib.ExitStack() as stack:
         many = []
         for _ in range(3 * connections.REFUSALS):
-            many.append(stack.enter_context(socket.create_connection(address(s.url), timeout=60)))
+            many.append(stack.enter_context(socket.create_connection(address(s), timeout=60)))
         state = s.uvicorn.server_state
         until(lambda: len(state.connections) <= 2)  # the refused ones ask nothing, and their time ends
         for c in many:
@@ -155,7 +150,7 @@ def test_a_client_that_does_not_read_a_whole_answer(files, monkeypatch):
         content = json.dumps({"prompt": "x5", "max_tokens": 400, "logprobs": 20, "n": 4}).encode()
         with socket.socket() as c:
             c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            c.connect(address(s.url))
+            c.connect(address(s))
             state = s.uvicorn.server_state
             until(lambda: state.connections)
             for connection in state.connections:

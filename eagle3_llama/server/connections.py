@@ -17,7 +17,7 @@ from ..errors import EagleError, ErrorKind
 from .errors import ApiError
 
 HEADER_SECONDS = 20.0  # from the connection, or a further request's first byte, to the end of the headers
-UNREAD_SECONDS = 30.0  # a client that reads nothing of a finished answer for so long is disconnected
+UNREAD_SECONDS = 60.0  # a client that reads nothing for so long, while there is something to send, is cut off
 REFUSAL_SECONDS = 1.0  # that a connection beyond the limit has to send its request, and to read its refusal
 REFUSALS = 32  # connections beyond the limit that get an answer at once; further ones are closed without
 SPARE = 128  # file descriptors for all else: child processes, files, the model, the backends' devices
@@ -79,9 +79,17 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # a 
             self._unread.cancel()
         super().connection_lost(exc)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._watch_reader()
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._watch_reader(self.transport.get_write_buffer_size())
+        self._watch_reader()
 
     def _expect_headers(self) -> None:
         if self._headers_due is None:
@@ -114,22 +122,27 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # a 
             self.transport.write_eof()
         self._unread = self.loop.call_later(REFUSAL_SECONDS, self.transport.abort)
 
-    def _watch_reader(self, unread: int) -> None:
-        """Disconnects a client that does not read the rest of its answer: `unread` bytes."""
+    def _waiting(self) -> int:
+        """Number of bytes that wait for the client to read them; 0 while the server may add some."""
+        adding = self.cycle is not None and not self.cycle.response_complete and not self.flow.write_paused
+        return 0 if adding else self.transport.get_write_buffer_size()
+
+    def _watch_reader(self) -> None:
+        """Aborts the connection if bytes wait and the client reads none of them within UNREAD_SECONDS.
+
+        Closing it would not do: a transport closes when the client has read all.
+        """
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
-        if unread:
+        if unread := self._waiting():
             self._unread = self.loop.call_later(UNREAD_SECONDS, self._check_reader, unread)
 
     def _check_reader(self, unread: int) -> None:
-        left = self.transport.get_write_buffer_size()
-        if not self.cycle.response_complete:
-            return  # a further answer is being sent; its end comes back here
-        if left >= unread:
+        if self._waiting() >= unread:
             self.transport.abort()
         else:
-            self._watch_reader(left)
+            self._watch_reader()
 
 
 def _raw(e: ApiError, reason: str) -> bytes:

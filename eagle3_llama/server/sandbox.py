@@ -2,9 +2,9 @@
 
 A chat template is a program from a model file. Jinja's sandbox denies it files and attributes and limits
 range() to 100,000 steps, but two nested loops of that length run for hours. Grammars and JSON schemas are
-programs from requests. llama.cpp's parser recurses as deep as parentheses nest, until the stack overflows and
-the process ends. A schema may take any time to convert. Python cannot stop a thread, and a thread in an endless
-loop would slow down all others; but a process can always be killed. So both run in children
+programs from requests. llama.cpp's parser recurses as deep as parentheses nest, until the stack overflows
+and the process ends. A schema may take any time to convert. Python cannot stop a thread, and a thread in an
+endless loop would slow down all others; but a process can always be killed. So both run in children
 (sandbox_child.py), a few of each kind.
 """
 

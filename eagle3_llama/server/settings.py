@@ -20,16 +20,17 @@ MAX_BODY = 2_000_000  # bytes of a request's body
 class ServerSettings:
     """The server's settings. Raises EagleError BAD_ARGUMENT or BAD_FILE with the option at fault.
 
-    n_parallel: slots, decoded in one batch. n_ctx: tokens of one slot, prompt and answer together. max_queue:
-    requests that may wait for a slot; further ones get 503. max_connections: open connections, idle ones
-    included; None takes what the process's file descriptors suffice for. max_tokens_cap: most tokens of an
-    answer; None takes n_ctx. max_n: most choices of one request. max_draft: most draft tokens per round that
-    a request's `speculative` may ask for. timeout: seconds from a request's arrival to its last token. grace:
-    seconds that running requests have to finish after SIGTERM. template_timeout: time limit in seconds of a chat
-    template, a grammar or a JSON schema. stream_interval: seconds for which a stream collects tokens, after
-    its first one, before it sends them; 0 sends the tokens of each round at once. slot_save_limit: total
-    bytes of the files in slot_save_path. flash_attn: None enables it where the backend supports it. api_key:
-    every route except /health needs it. Without a key, the server listens only on loopback addresses.
+    n_parallel: slots, decoded in one batch. n_ctx: tokens of one slot, prompt and answer together.
+    max_queue: requests that may wait for a slot; further ones get 503. max_connections: open connections,
+    idle ones included; None takes what the process's file descriptors suffice for. max_tokens_cap: most
+    tokens of an answer; None takes n_ctx. max_n: most choices of one request. max_draft: most draft
+    tokens per round that a request's `speculative` may ask for. timeout: seconds from a request's arrival
+    to its last token. grace: seconds that running requests have to finish after SIGTERM.
+    template_timeout: time limit in seconds of a chat template, a grammar or a JSON schema.
+    stream_interval: seconds for which a stream collects tokens, after its first one, before it sends
+    them; 0 sends the tokens of each round at once. slot_save_limit: total bytes of the files in
+    slot_save_path. flash_attn: None enables it where the backend supports it. api_key: every route except
+    /health needs it. Without a key, the server listens only on loopback addresses.
     """
 
     model: str
