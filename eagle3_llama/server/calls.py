@@ -112,8 +112,9 @@ class Caller:
         arguments = self._sampling(body, None, 16)
         logprobs = None if body.logprobs is False else body.logprobs
         n = body.n or 1
-        if len(prompts) * n > self.settings.max_n:
-            said = f"{len(prompts)} prompts with {n} choices each are more than {self.settings.max_n} choices"
+        most = self.settings.most_choices
+        if len(prompts) * n > most:
+            said = f"{len(prompts)} prompts with {n} choices each are more than {most} choices"
             raise wrong("prompt", f"{said}, the most that this server allows")
         if body.echo and not all(isinstance(p, str) for p in prompts):
             raise wrong("echo", "it needs a prompt that is text, not token ids")

@@ -142,13 +142,6 @@ class Job:
         asked: str,
     ) -> None:
         """asked: the field that holds the prompt. Raises ApiError 503 if there is no room."""
-        self._size = sum(c.size for c in choices)
-        gate.logprobs.take(self._size)
-        try:
-            gate.enter(len(choices))
-        except ApiError:
-            gate.logprobs.give_back(self._size)
-            raise
         self.batcher, self.gate, self.choices, self.params = batcher, gate, choices, params
         self.request_id, self.asked, self.deadline = request_id, asked, time.monotonic() + timeout
         self.usage: dict[int, dict[str, Any]] = {}
@@ -158,11 +151,21 @@ class Job:
         self.failed: ApiError | None = None  # an error after the answer had begun
         self._mail, self._lock, self._cancelled, self._left = Mailbox(), threading.Lock(), False, len(choices)
         self._llms: dict[int, Any] = {}
+        self._enter()  # after all that may fail, because only the choices' threads leave
         late = Event(choices[0], error=deadline_passed())
         self._timer = asyncio.get_running_loop().call_later(timeout + LATE, self._mail.put, late)
         gate.jobs.add(self)
         for choice in choices:
             self._start(choice)
+
+    def _enter(self) -> None:
+        self._size = sum(c.size for c in self.choices)
+        self.gate.logprobs.take(self._size)
+        try:
+            self.gate.enter(len(self.choices))
+        except BaseException:
+            self.release()
+            raise
 
     def _start(self, choice: Choice) -> None:
         name = f"{self.request_id}-{choice.index}"

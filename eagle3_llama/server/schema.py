@@ -271,7 +271,7 @@ def bounded(model: type[BaseModel], settings: ServerSettings) -> type[BaseModel]
     about, own = f"an answer has at most {settings.most_tokens} tokens", model.model_fields
     names = [name for name in ("max_tokens", "max_completion_tokens") if name in own]
     fields: dict[str, Any] = {n: (Optional[int], Field(None, ge=1, description=about)) for n in names}
-    n_choices = Field(None, ge=1, le=settings.max_n, description=own["n"].description)
+    n_choices = Field(None, ge=1, le=settings.most_choices, description=own["n"].description)
     fields["n"] = (Optional[int], n_choices)
     return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
 
