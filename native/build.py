@@ -126,12 +126,12 @@ def _make(
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".new-") as tmp:
         fresh = Path(tmp) / "lib"
 
-        def make(gone: list[InstructionSet]) -> tuple[Path, list[InstructionSet]]:
+        def make(gone: list[InstructionSet]) -> proof.Built:
             build_dir = _configure(work, {**options, **toolchain.without(gone)})
             _compile(work, build_dir, targets)
             shutil.rmtree(fresh, ignore_errors=True)
             _collect(work, build_dir, fresh)
-            return fresh, toolchain.used_sets(build_dir, work.ninja)
+            return proof.Built(fresh, *toolchain.used_sets(build_dir, work.ninja))
 
         record = proof.prove(make, stock=work.stock) if checked else proof.unchecked(make)
         _write_record(fresh, {**record, **toolchain.described(options), **_versions(tree_key)})

@@ -54,82 +54,71 @@ class Fault(NamedTuple):
     text: str  # such as "products in q4_0 (AMX) end with SIGSEGV"
 
 
-def prove(
-    make: Callable[[list[InstructionSet]], tuple[Path, list[InstructionSet]]],
-    stock: bool = False,
-    patience: float = PATIENCE,
-    has: set[str] | None = None,
-) -> dict[str, Any]:
+class Built(NamedTuple):
+    folder: Path
+    used: list[InstructionSet]  # what the compiler may have used
+    foreign: list[str]  # those of them that this processor has not, as the user asked
+
+
+Make = Callable[[list[InstructionSet]], Built]  # builds without these sets
+
+
+def prove(make: Make, stock: bool = False, patience: float = PATIENCE) -> dict[str, Any]:
     """Builds, checks, and builds again without what fails. Returns the record of the last build.
 
-    make: builds without the given instruction sets; returns the folder, and the sets that the compiler may
-    use. stock: the library is unpatched. has: the processor's sets, in place of what /proc/cpuinfo says.
-    Raises BuildError if the library fails without all of them.
+    stock: the library is unpatched. Raises BuildError if the library fails without all sets of RUNGS.
     """
-    has = toolchain.cpu_sets() if has is None else has
-    gone: list[InstructionSet] = []
     left_out: list[dict[str, Any]] = []
     faults: list[Fault] = []
+    gone: list[InstructionSet] = []
     while True:
-        folder, used = make(gone)
-        lacking = [each.name for each in used if has is not None and each.name not in has]
-        if lacking:  # it was built for another machine, as the user asked
-            why = f"this processor has no {', '.join(lacking)}"
-            say(f"the library is not checked, because {why}")
-            return _record(used, left_out, why)
-        fault = _checked(folder, stock, patience)
+        built = make(gone)
+        fault = _checked(built.folder, stock, patience)
         if fault is None:
-            return _record(used, left_out)
-        if fault.kind == "cannot":
-            say(f"the library cannot be checked here: {fault.text}")
-            return _record(used, left_out, fault.text)
+            return _record(built, left_out)
+        if fault.kind == "cannot" or built.foreign:
+            why = f"this processor has no {', '.join(built.foreign)}" if built.foreign else fault.text
+            say(f"the library cannot be checked here: {why}")
+            return _record(built, left_out, why)
         faults.append(fault)
-        rungs = _next_rungs(used, folder, stock, patience)
+        rungs = _next_rungs(built, stock, patience)
         if not rungs:
-            return _at_the_bottom(make, faults, left_out, used)
+            return _at_the_bottom(make, built, faults, left_out)
         say(f"{fault.text} on this processor: building without {rungs[-1].name}")
         names = {name for rung in rungs for name in rung.sets}
-        out = [each for each in used if each.name in names]
-        left_out.append(
-            {
-                "what": " and ".join(rung.name for rung in rungs),
-                "sets": [each.name for each in out],
-                "why": fault.text,
-            }
-        )
+        out = [each for each in built.used if each.name in names]
+        what = " and ".join(rung.name for rung in rungs)
+        left_out.append({"what": what, "sets": [each.name for each in out], "why": fault.text})
         gone = [*gone, *out]
 
 
-def unchecked(make: Callable[[list[InstructionSet]], tuple[Path, list[InstructionSet]]]) -> dict[str, Any]:
+def unchecked(make: Make) -> dict[str, Any]:
     """Builds without a check, because the user asked for none."""
-    return _record(make([])[1], [], "EAGLE3_PROOF is OFF")
+    return _record(make([]), [], "EAGLE3_PROOF is OFF")
 
 
-def _next_rungs(used: list[InstructionSet], folder: Path, stock: bool, patience: float) -> list[Rung]:
+def _next_rungs(built: Built, stock: bool, patience: float) -> list[Rung]:
     """What to leave out next. AMX alone, only if the same library passes with EAGLE3_LLAMA_AMX=0."""
-    names = {each.name for each in used}
+    names = {each.name for each in built.used}
     rungs = [rung for rung in RUNGS if names.intersection(rung.sets)]
     if rungs and rungs[0].name == "AMX" and not stock:
-        passes = check(folder, patience=patience, env={"EAGLE3_LLAMA_AMX": "0"}) is None
+        passes = check(built.folder, patience=patience, env={"EAGLE3_LLAMA_AMX": "0"}) is None
         return rungs[:1] if passes else rungs[:2]
     return rungs[:1]
 
 
 def _at_the_bottom(
-    make: Callable[[list[InstructionSet]], tuple[Path, list[InstructionSet]]],
-    faults: list[Fault],
-    left_out: list[dict[str, Any]],
-    used: list[InstructionSet],
+    make: Make, built: Built, faults: list[Fault], left_out: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Nothing is left to leave out. Rows that differ are a smaller fault than a library without anything."""
     if all(fault.kind == "rows" for fault in faults):
         if left_out:
-            _, used = make([])
+            built = make([])
         say(
             f"{faults[0].text} on this processor, with every instruction set: the library is right, but two "
             "tokens of nearly the same probability may be exchanged against plain decoding"
         )
-        return {**_record(used, []), "note": faults[0].text}
+        return {**_record(built, []), "note": faults[0].text}
     without = f", also without {', '.join(each['what'] for each in left_out)}" if left_out else ""
     raise BuildError(
         f"{faults[-1].text} on this processor{without}: no library can be built here. Try another compiler "
@@ -137,14 +126,10 @@ def _at_the_bottom(
     )
 
 
-def _record(used: list[InstructionSet], left_out: list[dict[str, Any]], why_not: str = "") -> dict[str, Any]:
+def _record(built: Built, left_out: list[dict[str, Any]], why_not: str = "") -> dict[str, Any]:
     """What is written to RECORD. why_not: why the library was not checked, or "" if it passed."""
-    return {
-        "checked": not why_not,
-        "why_not": why_not,
-        "used": [each.name for each in used],
-        "left_out": left_out,
-    }
+    used = [each.name for each in built.used]
+    return {"checked": not why_not, "why_not": why_not, "used": used, "left_out": left_out}
 
 
 def _checked(folder: Path, stock: bool, patience: float) -> Fault | None:

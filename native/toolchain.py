@@ -173,32 +173,43 @@ def cpu() -> str:
     return "\n".join(line for line in text.splitlines() if line.startswith(kept))
 
 
-def cpu_sets() -> set[str] | None:
-    """The instruction sets that this processor has, by /proc/cpuinfo's names. None if nothing tells."""
+def cpu_sets() -> set[str]:
+    """The instruction sets that /proc/cpuinfo names. Empty where there is none, as on macOS."""
     match = re.search(r"^(?:flags|Features)\s*:(.*)$", cpu(), re.MULTILINE)
-    return set(match[1].split()) if match else None
+    return set(match[1].split()) if match else set()
 
 
-def used_sets(build_dir: Path, ninja: str) -> list[InstructionSet]:
-    """The instruction sets that the configured build lets the compiler use in the CPU backend.
+def used_sets(build_dir: Path, ninja: str) -> tuple[list[InstructionSet], list[str]]:
+    """The instruction sets that the configured CPU backend may use, and the names of those not of this processor.
 
-    Empty where there are several such backends, of which one is chosen at run time (GGML_BACKEND_DL).
+    A kernel may hide some of what the processor has, so the compiler is asked too. Both are empty where there
+    are several such backends, of which one is chosen at run time (GGML_BACKEND_DL).
     """
     told = subprocess.run(
         [ninja, "-C", str(build_dir), "-t", "compdb"], stdout=subprocess.PIPE, text=True, check=True
     )
     commands = [c["command"] for c in json.loads(told.stdout) if c["file"].endswith("/ggml-cpu/ggml-cpu.c")]
     if len(commands) != 1:
-        return []
-    words, preprocess = iter(shlex.split(commands[0])), []
+        return [], []
+    command = shlex.split(commands[0])
+    words, preprocess = iter(command), []
     for word in words:
         if word in ("-o", "-MF", "-MT"):
             next(words)
         elif word not in ("-c", "-MD"):
             preprocess.append(word)
+    used = _sets_of(preprocess, build_dir)
+    called = command[: next(i for i, word in enumerate(command) if word.startswith("-"))]
+    native = _sets_of([*called, "-march=native", "-x", "c", os.devnull], build_dir)
+    here = cpu_sets() | {each.name for each in native}
+    return used, [each.name for each in used if here and each.name not in here]
+
+
+def _sets_of(command: list[str], folder: Path) -> list[InstructionSet]:
+    """The instruction sets that this call of a compiler may use. None if the call fails."""
     done = subprocess.run(
-        [*preprocess, "-dM", "-E"],
-        cwd=build_dir,
+        [*command, "-dM", "-E"],
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -217,9 +228,15 @@ def without(sets: list[InstructionSet]) -> dict[str, str]:
 
 def described(options: dict[str, str]) -> dict[str, object]:
     """What a report of a fault needs: compiler, processor, and the variables that the user set."""
-    told = compiler(options, "CXX", "CXX", ("c++", "g++", "clang++")).splitlines()
+    told = compiler(options, "CXX", "CXX", ("c++", "g++", "clang++"))
+    name = ("GCC " if "Free Software Foundation" in told else "") + told.partition("\n")[0]
     set_here = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
-    return {"compiler": told[0], "target": told[-1], "processor": cpu_model(), "environment": set_here}
+    return {
+        "compiler": f"{name}, {told.split()[-1]}",
+        "processor": cpu_model(),
+        "processor_sets": sorted(cpu_sets() & {each.name for each in INSTRUCTION_SETS}),
+        "environment": set_here,
+    }
 
 
 def cpu_model() -> str:
