@@ -98,7 +98,9 @@ def build(
             work = _Work(
                 place, toolchain.tool(cmake, "cmake"), toolchain.tool(ninja, "ninja"), programs, mtmd, kind
             )
-            _make(work, options, out, ["llama", "ggml", *programs] if unpatched else ["all"], checked, tree_key)
+            _make(
+                work, options, out, ["llama", "ggml", *programs] if unpatched else ["all"], checked, tree_key
+            )
         os.utime(out)
     return out
 

@@ -1,9 +1,9 @@
 """Proves a library on this processor before anyone uses it, and leaves out instruction sets that fail.
 
-eagle3-proof (native/proof/), which is built with the library, runs in a child process: products in each weight
-format and tiny generations. If it ends by a signal, does not end, or its sums differ, the library is built
-again without the next instruction set of RUNGS. What was found is kept beside the library, in RECORD, for
-`eagle3-llama info --system`. This file uses the standard library only.
+eagle3-proof (native/proof/), which is built with the library, runs in a child process: products in each
+weight format and tiny generations. If it ends by a signal, does not end, or its sums differ, the library is
+built again without the next instruction set of RUNGS. What was found is kept beside the library, in RECORD,
+for `eagle3-llama info --system`. This file uses the standard library only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import toolchain
 from fetch import BuildError, say
 from toolchain import InstructionSet
 
@@ -144,10 +143,7 @@ def _checked(folder: Path, stock: bool, patience: float) -> Fault | None:
 
 
 def check(
-    folder: Path,
-    arguments: Sequence[str] = (),
-    patience: float = PATIENCE,
-    env: dict[str, str] | None = None,
+    folder: Path, arguments: Sequence[str] = (), patience: float = PATIENCE, env: dict[str, str] | None = None
 ) -> Fault | None:
     """Runs eagle3-proof of this folder. None if all is right."""
     with tempfile.TemporaryDirectory(prefix="eagle3-proof-") as tmp, tempfile.TemporaryFile() as errors:

@@ -180,7 +180,7 @@ def cpu_sets() -> set[str]:
 
 
 def used_sets(build_dir: Path, ninja: str) -> tuple[list[InstructionSet], list[str]]:
-    """The instruction sets that the configured CPU backend may use, and the names of those not of this processor.
+    """The instruction sets that the configured CPU backend may use, and which of them this processor lacks.
 
     A kernel may hide some of what the processor has, so the compiler is asked too. Both are empty where there
     are several such backends, of which one is chosen at run time (GGML_BACKEND_DL).

@@ -1,7 +1,8 @@
 """A built library is checked on this processor, and built again without an instruction set that fails.
 
-Every child process here is real: it ends by a real signal, hangs, or computes wrong sums. The ladder is climbed
-with a program of one file in the library's place; the check itself runs on the library, whole and broken.
+Every child process here is real: it ends by a real signal, hangs, or computes wrong sums. The ladder is
+climbed with a program of one file in the library's place; the check itself runs on the library, whole and
+broken.
 """
 
 import os
@@ -33,7 +34,10 @@ PROGRAM = r"""
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-static int amx(void) { const char * s = getenv("EAGLE3_LLAMA_AMX"); return !AT_RUN_TIME || !s || strcmp(s, "0"); }
+static int amx(void) {
+    const char * s = getenv("EAGLE3_LLAMA_AMX");
+    return !AT_RUN_TIME || !s || strcmp(s, "0");
+}
 int main(void) {
     puts("products in q4_0 (AMX)");
     fflush(stdout);
@@ -70,9 +74,7 @@ class Builder:
         source.write_text(PROGRAM)
         broken = [f"-DFAULTY={self.fault}"] if self.faulty & {each.name for each in left} else []
         flags = [f"-DAT_RUN_TIME={int(self.at_run_time)}", *broken]
-        subprocess.run(
-            ["cc", *flags, source, "-o", self.folder / proof.PROGRAM], check=True, timeout=120
-        )
+        subprocess.run(["cc", *flags, source, "-o", self.folder / proof.PROGRAM], check=True, timeout=120)
         return proof.Built(self.folder, left, self.foreign)
 
 
@@ -97,7 +99,9 @@ def test_every_way_to_fail_is_one_line_and_a_build_without(tmp_path, capsys, kin
     assert lines[1].endswith("building without AVX-512's VNNI, BF16, VBMI and FP16")
 
 
-@pytest.mark.parametrize("rung", [rung for rung in proof.RUNGS if "avx" in rung.sets[0]], ids=lambda r: r.name)
+@pytest.mark.parametrize(
+    "rung", [rung for rung in proof.RUNGS if "avx" in rung.sets[0]], ids=lambda r: r.name
+)
 def test_the_ladder_ends_where_the_fault_ends(tmp_path, rung):
     make = Builder(tmp_path, X86, rung.sets, "raise(SIGILL);")
     record = proof.prove(make, stock=True, patience=PATIENCE)
@@ -165,7 +169,9 @@ def test_no_flag_of_a_rung_stays():
         pytest.skip("the compiler knows no processor with AMX")
 
     def macros(flags):
-        done = subprocess.run([*target, *flags, *empty], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(
+            [*target, *flags, *empty], capture_output=True, text=True, timeout=60, check=True
+        )
         return {line.split()[1] for line in done.stdout.splitlines()}
 
     here = macros([])
