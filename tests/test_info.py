@@ -24,7 +24,7 @@ from eagle3_llama.runtime.library import find_lib_dir
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "native"))
 
-import fetch  # noqa: E402 - in the folder that sys.path has now
+import fetch
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,10 @@
 // Proves on this processor what a decode needs of the CPU backend: eagle3-proof [--stock]
 //
-// Products in each weight format, in each kind of buffer that a model's weights are put into (repacked, AMX's,
-// plain): 1 to 64 rows against sums in double, and against each row alone, bit for bit. Then tiny generations
-// of a random model. Says what it begins, a line each, and at the end "ok". It ends with 0 or with one of
-// these, and on stderr says what differs. --stock: an unpatched library, whose rows need not be alike.
+// Products in each weight format, in each kind of buffer that a model's weights are put into (repacked,
+// AMX's, plain): 1 to 64 rows against sums in double, and against each row alone, bit for bit. Then tiny
+// generations of a random model. Says what it begins, a line each, and at the end "ok". It ends with 0 or
+// with one of these, and on stderr says what differs. --stock: an unpatched library, whose rows need not be
+// alike.
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
@@ -102,16 +103,16 @@ struct matrix {
 bool made_of_bytes(ggml_type type, std::vector<uint8_t> & bytes) {
     const size_t size = ggml_type_size(type);
     switch (type) {
-        case GGML_TYPE_IQ2_XXS:
-        case GGML_TYPE_IQ2_XS:
-        case GGML_TYPE_IQ2_S:
-        case GGML_TYPE_IQ3_XXS:
-        case GGML_TYPE_IQ3_S:
-        case GGML_TYPE_IQ1_S:
-        case GGML_TYPE_IQ1_M:
-            break;
-        default:
-            return false;
+    case GGML_TYPE_IQ2_XXS:
+    case GGML_TYPE_IQ2_XS:
+    case GGML_TYPE_IQ2_S:
+    case GGML_TYPE_IQ3_XXS:
+    case GGML_TYPE_IQ3_S:
+    case GGML_TYPE_IQ1_S:
+    case GGML_TYPE_IQ1_M:
+        break;
+    default:
+        return false;
     }
     for (uint8_t & b : bytes) {
         b = (uint8_t) rng();
@@ -192,19 +193,19 @@ std::vector<float> multiply(ggml_tensor * weights, const float * x, int rows) {
 // Standard deviation of what rounding an activation in [-1, 1] adds: 8 bits a block, or a float's mantissa.
 double rounding(ggml_type type) {
     switch (type) {
-        case GGML_TYPE_F32:
-            return 1e-6;
-        case GGML_TYPE_F16:
-            return std::ldexp(1.0, -12);
-        case GGML_TYPE_BF16:
-            return std::ldexp(1.0, -9);
-        default:
-            return 1.0 / (127 * std::sqrt(12.0));
+    case GGML_TYPE_F32:
+        return 1e-6;
+    case GGML_TYPE_F16:
+        return std::ldexp(1.0, -12);
+    case GGML_TYPE_BF16:
+        return std::ldexp(1.0, -9);
+    default:
+        return 1.0 / (127 * std::sqrt(12.0));
     }
 }
 
-// Sums of products whose inputs were rounded lie around the true ones: within 12 standard deviations each, and
-// within two all together. One product of the 768 left out would make it nine.
+// Sums of products whose inputs were rounded lie around the true ones: within 12 standard deviations each,
+// and within two all together. One product of the 768 left out would make it nine.
 void check_sums(const matrix & w, const std::vector<float> & y) {
     const size_t n = y.size();
     double all     = 0;
@@ -274,8 +275,9 @@ void write_model(const std::string & path, ggml_type type) {
     gguf_set_val_str(file.get(), "general.architecture", "llama");
     gguf_set_val_str(file.get(), "tokenizer.ggml.model", "no_vocab");
     const std::map<const char *, int> sizes = {{"llama.block_count", N_LAYER}, {"llama.context_length", 128},
-        {"llama.embedding_length", N_EMBD}, {"llama.feed_forward_length", N_FF}, {"llama.vocab_size", N_VOCAB},
-        {"llama.attention.head_count", 4}, {"llama.attention.head_count_kv", 2}};
+        {"llama.embedding_length", N_EMBD}, {"llama.feed_forward_length", N_FF},
+        {"llama.vocab_size", N_VOCAB}, {"llama.attention.head_count", 4},
+        {"llama.attention.head_count_kv", 2}};
     for (const auto & [key, value] : sizes) {
         gguf_set_val_u32(file.get(), key, (uint32_t) value);
     }
@@ -283,10 +285,10 @@ void write_model(const std::string & path, ggml_type type) {
 
     ggml_context_ptr ctx(ggml_init({(size_t) 16 << 20, nullptr, false}));
     const auto add = [&](const std::string & name, ggml_type kind, int n, int rows) {
-        ggml_tensor * t            = rows > 0 ? ggml_new_tensor_2d(ctx.get(), kind, n, rows)
-                                              : ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, n);
-        const std::vector<float> w = rows > 0 ? random_floats((size_t) n * rows, 0.2f)
-                                              : std::vector<float>(n, 1.0f);
+        ggml_tensor * t = rows > 0 ? ggml_new_tensor_2d(ctx.get(), kind, n, rows)
+                                   : ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, n);
+        const std::vector<float> w =
+            rows > 0 ? random_floats((size_t) n * rows, 0.2f) : std::vector<float>(n, 1.0f);
         if (rows > 0) {
             ggml_quantize_chunk(kind, w.data(), t->data, 0, rows, n, nullptr);
         } else {
@@ -350,7 +352,8 @@ void check_near(const std::vector<float> & a, const std::vector<float> & b) {
         off += (double) (a[i] - b[i]) * (a[i] - b[i]);
     }
     if (!(size > 0) || !(off <= 0.0025 * size)) {  // 5% of the logits, root mean square
-        end(WRONG, "logits differ: " + std::to_string(std::sqrt(off)) + " of " + std::to_string(std::sqrt(size)));
+        end(WRONG,
+            "logits differ: " + std::to_string(std::sqrt(off)) + " of " + std::to_string(std::sqrt(size)));
     }
 }
 
