@@ -87,7 +87,7 @@ def build(
         tree, tree_key = patched_tree(source, patched=not unpatched)
         parts = ["proof", "bench"] if unpatched else ["include", "src", "proof", *["tests"] * tests]
         sources = _native_sources(parts)
-        programs = _programs(sources, ("proof", *["tests"] * tests, *["bench"] * bench))
+        programs = [proof.PROGRAM, *_programs(sources, [*["tests"] * tests, *["bench"] * bench])]
         wanted = f"{tree_key} {tests} {bench} {mtmd} {checked} {hash_files(NATIVE, sources)}"
         out = place / "out" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
         if not out.is_dir():
@@ -156,7 +156,7 @@ def _native_sources(parts: list[str]) -> list[Path]:
     return sources
 
 
-def _programs(sources: list[Path], folders: tuple[str, ...]) -> list[str]:
+def _programs(sources: list[Path], folders: list[str]) -> list[str]:
     """The executables: one for each .cpp file of these folders."""
     return [path.stem for path in sources if path.parent.name in folders and path.suffix == ".cpp"]
 

@@ -23,14 +23,14 @@ N = 48
 PROMPT = (
     "The three largest rivers of Europe are the Volga, the Danube and the Dnieper. The Danube flows through"
 )
-# Shares of the logits' spread. BF16 rounds activations to 8 bits of mantissa, quantised formats to 8 bits a block;
-# a rounding that falls to the other side moves a sum by that much.
+# Shares of the logits' spread. BF16 rounds activations to 8 bits of mantissa, quantised formats to 8 bits a
+# block; a rounding that falls to the other side moves a sum by that much.
 BOUNDS = {"F32": 0.005, "BF16": 0.05, "Q8_0": 0.05, "Q4_0": 0.05, "Q4_K_M": 0.05}
 NEAR_TIES = 0.06  # most positions where the best token may be another: 3 of 48
 
 
 def apart(a, b):
-    """Differences of logits [n, n_vocab] as shares of b's spread: root mean square by row, and the largest."""
+    """Differences of logits [n, n_vocab] as shares of b's spread, by row: root mean square, largest."""
     spread = b.std(axis=1, keepdims=True)
     off = np.abs(a - b) / spread
     return np.sqrt((off**2).mean(axis=1)), off.max(axis=1)
