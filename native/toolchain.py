@@ -20,7 +20,8 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from fetch import BuildError
 
-# Environment variables that compilers and CMake read. A build with another value is another build.
+# Environment variables that compilers and CMake read. A build with another value is another build. Without
+# MACOSX_DEPLOYMENT_TARGET, which packaging sets: it would build a second time.
 FLAG_VARIABLES = (
     "CFLAGS",
     "CXXFLAGS",
@@ -39,7 +40,6 @@ FLAG_VARIABLES = (
     "OBJCFLAGS",
     "OBJCXXFLAGS",
     "SDKROOT",
-    "MACOSX_DEPLOYMENT_TARGET",
     "CMAKE_TOOLCHAIN_FILE",
     "SOURCE_DATE_EPOCH",  # where it is set, ggml's CMake turns GGML_NATIVE off
 )

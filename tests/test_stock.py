@@ -46,7 +46,7 @@ def check_logits(ours, theirs, bound):
 
 
 def near_tie(logits, bound):
-    """Whether the two best tokens of each row are so close that differences within the bound exchange them."""
+    """Whether the two best tokens of each row are so close that the bound allows to exchange them."""
     two = np.sort(logits, axis=1)[:, -2:]
     return (two[:, 1] - two[:, 0]) <= 2 * 8 * bound * logits.std(axis=1)
 
