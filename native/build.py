@@ -19,24 +19,20 @@ unless CMAKE_ARGS turns it on. CMAKE_ARGS=-DEAGLE3_PROOF=OFF leaves out the chec
 from __future__ import annotations
 
 import argparse
-import collections
 import contextlib
 import hashlib
 import json
 import os
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import proof
 import toolchain
+from compiling import Work, compile_all, configure
 from fetch import COMMIT, PACKAGE, VERSION, BuildError, _prune, cache_dir, hash_files, patched_tree, say
 from toolchain import InstructionSet
 
@@ -95,7 +91,7 @@ def build(
             _sync(NATIVE, place / "native", sources)
             for name, on in (("TESTS", tests), ("BENCH", unpatched), ("MTMD", mtmd)):
                 options[f"EAGLE3_BUILD_{name}"] = "ON" if on else "OFF"
-            work = _Work(
+            work = Work(
                 place, toolchain.tool(cmake, "cmake"), toolchain.tool(ninja, "ninja"), programs, mtmd, kind
             )
             _make(
@@ -105,23 +101,8 @@ def build(
     return out
 
 
-class _Work(NamedTuple):
-    """One build folder and what comes out of it."""
-
-    place: Path
-    cmake: str
-    ninja: str
-    programs: list[str]
-    mtmd: bool
-    kind: str  # "", "sanitized-" or "stock-"
-
-    @property
-    def stock(self) -> bool:
-        return self.kind == "stock-"
-
-
 def _make(
-    work: _Work, options: dict[str, str], out: Path, targets: list[str], checked: bool, tree_key: str
+    work: Work, options: dict[str, str], out: Path, targets: list[str], checked: bool, tree_key: str
 ) -> None:
     """Builds into `out`, all or nothing, without the instruction sets that fail on this processor."""
     out.parent.mkdir(exist_ok=True)
@@ -129,8 +110,8 @@ def _make(
         fresh = Path(tmp) / "lib"
 
         def make(gone: list[InstructionSet]) -> proof.Built:
-            build_dir = _configure(work, {**options, **toolchain.without(gone)})
-            _compile(work, build_dir, targets)
+            build_dir = configure(work, {**options, **toolchain.without(gone)})
+            compile_all(work, build_dir, targets)
             shutil.rmtree(fresh, ignore_errors=True)
             _collect(work, build_dir, fresh)
             return proof.Built(fresh, *toolchain.used_sets(build_dir, work.ninja))
@@ -196,99 +177,7 @@ def _sync(source: Path, target: Path, paths: list[Path]) -> None:
             path.write_bytes(data)
 
 
-def _configure(work: _Work, options: dict[str, str]) -> Path:
-    place, cmake = work.place, work.cmake
-    version = subprocess.run(
-        [cmake, "--version"], stdout=subprocess.PIPE, text=True, check=True
-    ).stdout.split()[2]
-    build_dir = (place / f"cmake-{version}").resolve()
-    if not (build_dir / "build.ninja").is_file():  # configuring never finished
-        shutil.rmtree(build_dir, ignore_errors=True)
-    command = [
-        cmake,
-        "-S",
-        str(place / "native"),
-        "-B",
-        str(build_dir),
-        "-G",
-        "Ninja",
-        "--no-warn-unused-cli",
-    ]
-    command += [f"-DCMAKE_MAKE_PROGRAM={work.ninja}", f"-DEAGLE3_LLAMA_CPP_TREE={place / 'llama.cpp'}"]
-    # what an earlier build of this folder left out
-    stale = {each.option for each in toolchain.INSTRUCTION_SETS if each.option} - set(options)
-    command += [f"-U{name}" for name in sorted(stale)]
-    command += [f"-D{name}={value}" for name, value in sorted(options.items())]
-    env = {k: v for k, v in os.environ.items() if k != "CMAKE_GENERATOR"}
-    for _ in range(2):
-        again = build_dir.is_dir()
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
-        if done.returncode == 0 or not again:
-            break
-        shutil.rmtree(build_dir)  # it may name a compiler or CMake that is gone: try again from scratch
-    (place / "configure.log").write_text(done.stdout)
-    if done.returncode != 0:
-        raise BuildError(
-            f"CMake cannot configure the build (see above; full log: {place / 'configure.log'})", done.stdout
-        )
-    return build_dir
-
-
-def _compile(work: _Work, build_dir: Path, targets: list[str]) -> None:
-    place = work.place
-    jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(toolchain.cores())
-    command = [work.ninja, "-C", str(build_dir), "-j", jobs, *targets]
-    env = {**os.environ, "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
-    last: collections.deque[str] = collections.deque(maxlen=40)
-    with (
-        (place / "build.log").open("w") as log,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=env
-        ) as process,
-    ):
-        try:
-            what = {"sanitized-": ", sanitized", "stock-": ", unpatched"}.get(work.kind, "")
-            progress = _Progress(f"compiling{what}")
-            for line in process.stdout:
-                log.write(line)
-                last.append(line)
-                progress.line(line)
-        except BaseException:
-            process.terminate()
-            raise
-    progress.end()
-    if process.returncode != 0:
-        raise BuildError(f"the compiler failed (see above; full log: {place / 'build.log'})", "".join(last))
-
-
-class _Progress:
-    """Shows [done/total]: on one line of a terminal, or every 30 s on a new line of a log."""
-
-    def __init__(self, what: str) -> None:
-        self.what, self.tty = what, sys.stderr.isatty()
-        self.start = self.shown = time.monotonic()
-
-    def line(self, text: str) -> None:
-        match, now = re.match(r"\[(\d+)/(\d+)\] ", text), time.monotonic()
-        if match and now - self.shown >= (0.5 if self.tty else 30):
-            self.shown = now
-            status = f"eagle3-llama: {self.what} {match[1]}/{match[2]}, {now - self.start:.0f} s"
-            print(
-                f"\r{status}" if self.tty else status,
-                end="" if self.tty else "\n",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    def end(self) -> None:
-        seconds = time.monotonic() - self.start
-        if self.tty:
-            print("\r\033[K", end="", file=sys.stderr)
-        if seconds > 2:
-            say(f"{self.what} took {seconds:.0f} s")
-
-
-def _collect(work: _Work, build_dir: Path, fresh: Path) -> None:
+def _collect(work: Work, build_dir: Path, fresh: Path) -> None:
     """Copies the results to `fresh`, without a libmtmd that an earlier build left behind."""
     fresh.mkdir()
     for path in (build_dir / "bin").iterdir():

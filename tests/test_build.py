@@ -138,7 +138,7 @@ def test_libmtmd_is_shipped_unless_switched_off(tmp_path, mtmd):
         "native/include/eagle3.h",
     ):
         (tmp_path / path).write_text("")
-    work = native_build._Work(tmp_path, "cmake", "ninja", [], mtmd, "")
+    work = native_build.Work(tmp_path, "cmake", "ninja", [], mtmd, "")
     native_build._collect(work, tmp_path / "cmake", tmp_path / "lib")
     shipped = {path.name for path in (tmp_path / "lib").iterdir()}
     assert shipped == {"libllama.so", "eagle3.h", *(["libmtmd.so"] if mtmd else [])}

@@ -18,7 +18,7 @@ from eagle3_llama.runtime.library import find_lib_dir
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "native"))
 
-import build as native_build  # noqa: E402 - in the folder that sys.path has now
+import compiling  # noqa: E402 - in the folder that sys.path has now
 import fetch  # noqa: E402 - in the folder that sys.path has now
 import proof  # noqa: E402 - in the folder that sys.path has now
 import toolchain  # noqa: E402 - in the folder that sys.path has now
@@ -193,11 +193,11 @@ def test_the_second_build_has_no_such_flag(tmp_path, monkeypatch, given):
     (tmp_path / "llama.cpp").symlink_to(tree)
     (tmp_path / "native").symlink_to(ROOT / "native")
     tools = [toolchain.tool(None, name) for name in ("cmake", "ninja")]
-    work = native_build._Work(tmp_path, *tools, [], False, "")
+    work = compiling.Work(tmp_path, *tools, [], False, "")
     options = {"CMAKE_BUILD_TYPE": "Release", "EAGLE3_BUILD_MTMD": "OFF", **given}
 
     def used(gone):
-        build_dir = native_build._configure(work, {**options, **toolchain.without(gone)})
+        build_dir = compiling.configure(work, {**options, **toolchain.without(gone)})
         return toolchain.used_sets(build_dir, tools[1])[0]
 
     first = used([])
