@@ -36,6 +36,10 @@ def test_processors_are_told_apart(tmp_path):
         == 4
     )
     assert machine.cpu(tmp_path / "none")
+    assert machine.sets(tmp_path / "cpuinfo") == {"fp", "asimd"} and machine.sets(tmp_path / "none") == set()
+    of(X86.format(0, "AMD EPYC", 2400))
+    assert machine.sets(tmp_path / "cpuinfo") == {"fpu", "avx2"}
+    assert machine.model(tmp_path / "cpuinfo").startswith("AMD EPYC, ")
 
 
 def test_devices_are_those_that_ggml_sees():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -235,9 +236,22 @@ def bench(
 
 @app.command()
 def info(
-    file: Annotated[Path, typer.Argument(help="GGUF of a target or a head", show_default=False)],
+    file: Annotated[
+        Path | None, typer.Argument(help="GGUF of a target or a head", show_default=False)
+    ] = None,
+    system: Annotated[
+        bool, typer.Option("--system", help="describe this machine and the library, for a report of a fault")
+    ] = False,
 ) -> None:
     """Describe a GGUF: sizes, captured layers, variant, the target that a head fits. Reads no weights."""
+    if system == (file is not None):
+        raise EagleError(ErrorKind.BAD_ARGUMENT, "give a GGUF file to describe, or --system")
+    if file is None:
+        from ..runtime.system import describe as describe_system
+
+        for name, value in describe_system():  # plain lines, to be pasted
+            print(f"{name}: {one_line(value, 2000)}", flush=True)
+        return
     from rich.table import Table
 
     from ..heads.info import describe
@@ -277,6 +291,7 @@ app.command()(serve)
 
 def main() -> None:
     """Entry point. An EagleError is printed as one line, with exit code 2."""
+    faulthandler.enable()  # a crash in native code says where
     try:
         app()
     except EagleError as e:

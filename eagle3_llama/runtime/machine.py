@@ -29,6 +29,24 @@ def cpu(info: Path = Path("/proc/cpuinfo")) -> str:
     return "\n".join([platform.machine(), *(lines or [platform.processor()])])
 
 
+def sets(info: Path = Path("/proc/cpuinfo")) -> set[str]:
+    """The features of the processor, by the names that Linux gives them. Empty on another system."""
+    return {
+        word
+        for line in cpu(info).splitlines()
+        if line.startswith(("flags", "Features"))
+        for word in line.partition(":")[2].split()
+    }
+
+
+def model(info: Path = Path("/proc/cpuinfo")) -> str:
+    """The name of the processor and its architecture, for people."""
+    names = [
+        line.partition(":")[2].strip() for line in cpu(info).splitlines() if line.startswith("model name")
+    ]
+    return f"{names[0] if names else platform.processor() or 'unknown'}, {platform.machine()}"
+
+
 def cores() -> int:
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

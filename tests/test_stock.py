@@ -1,0 +1,125 @@
+"""This project's library against llama.cpp as upstream has it: logits and text, for one row and for many.
+
+All other references run in the patched library, where a patch that is wrong alike for one row and for many
+would be wrong in both. Patches sum in another order, so logits are compared within a bound: the root mean
+square of the differences, as a share of the logits' own.
+"""
+
+import json
+
+import numpy as np
+import pytest
+import stock
+import tiny_models
+from test_invariance import Decoder
+
+from eagle3_llama import EagleLlama
+from eagle3_llama.models import shipped_head, smollm2
+from eagle3_llama.runtime.hook import SUFFIX
+
+import llama_cpp
+
+N = 48
+PROMPT = (
+    "The three largest rivers of Europe are the Volga, the Danube and the Dnieper. The Danube flows through"
+)
+# Shares of the logits' spread. BF16 rounds activations to 8 bits of mantissa, quantised formats to 8 bits a
+# block; a rounding that falls to the other side moves a sum by that much.
+BOUNDS = {"F32": 0.005, "BF16": 0.05, "Q8_0": 0.05, "Q4_0": 0.05, "Q4_K_M": 0.05}
+NEAR_TIES = 0.06  # most positions where the best token may be another: 3 of 48
+
+
+def apart(a, b):
+    """Differences of logits [n, n_vocab] as shares of b's spread, by row: root mean square, largest."""
+    spread = b.std(axis=1, keepdims=True)
+    off = np.abs(a - b) / spread
+    return np.sqrt((off**2).mean(axis=1)), off.max(axis=1)
+
+
+def check_logits(ours, theirs, bound):
+    rms, largest = apart(ours, theirs)
+    assert np.isfinite(ours).all() and rms.max() <= bound, rms.max()
+    assert largest.max() <= 8 * bound, largest.max()
+    flipped = ours.argmax(axis=1) != theirs.argmax(axis=1)
+    assert flipped.mean() <= NEAR_TIES, flipped.sum()
+    assert near_tie(theirs[flipped], bound).all()
+
+
+def near_tie(logits, bound):
+    """Whether the two best tokens of each row are so close that the bound allows to exchange them."""
+    two = np.sort(logits, axis=1)[:, -2:]
+    return (two[:, 1] - two[:, 0]) <= 2 * 8 * bound * logits.std(axis=1)
+
+
+def follow(decoder, theirs, rows):
+    """Our logits along the text of the unpatched library, `rows` of it decoded together."""
+    prompt, text = theirs["prompt"].tolist(), theirs["text"].tolist()
+    decoder._decode(prompt[:-1], 0, False)
+    tokens, start, out = [prompt[-1], *text[:-1]], len(prompt) - 1, []
+    for i in range(0, len(tokens), rows):
+        out.append(decoder.rows(tokens[i : i + rows], start + i))
+        decoder._decode(tokens[i : i + rows], start + i, False)
+    decoder._forget()
+    return np.concatenate(out)
+
+
+@pytest.mark.parametrize("flash", [False, True], ids=["attention", "flash"])
+@pytest.mark.parametrize("fmt", BOUNDS)
+def test_logits_and_text_of_a_real_model(fmt, flash):
+    path = smollm2(fmt)
+    theirs = stock.decode_stock(path, PROMPT, N, flash)
+    decoder = Forgetful(path, flash)
+    for rows in (1, 4, 16):
+        check_logits(follow(decoder, theirs, rows), theirs["logits"], BOUNDS[fmt])
+    decoder.close()
+
+    llm = EagleLlama(
+        str(path), eagle=str(shipped_head()), n_max=3, n_ctx=512, n_threads=2, flash_attn=flash, verbose=False
+    )
+    text = tiny_models.take(llm, N, theirs["prompt"].tolist())
+    llm.close()
+    differs = np.flatnonzero(np.array(text) != theirs["text"][: len(text)])
+    if differs.size:  # behind the first difference the texts have nothing in common
+        assert near_tie(theirs["logits"][differs[:1]], BOUNDS[fmt]).all(), f"token {differs[0]}"
+
+
+@pytest.mark.parametrize("flash", [False, True], ids=["attention", "flash"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0"])
+def test_logits_of_a_tiny_model(tmp_path, kind, flash):
+    path = tiny_models.target(tmp_path / "tiny.gguf", kind=kind, n_embd=256)
+    theirs = stock.decode_stock(path, tiny_models.PROMPT, N, flash)
+    decoder = Forgetful(path, flash)
+    for rows in (1, 4, 16):
+        check_logits(follow(decoder, theirs, rows), theirs["logits"], 0.005 if kind == "F32" else 0.05)
+    decoder.close()
+
+
+class Forgetful(Decoder):
+    def _forget(self):
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.ctx), True)
+
+
+@pytest.mark.parametrize("fault", ["token", "position", "scale"])
+def test_small_faults_are_found(tmp_path, fault):
+    """One other token in the prompt, a row one position too far, logits 10% too large: over the bound."""
+    path = tiny_models.target(tmp_path / "tiny.gguf", kind="Q8_0", n_embd=256)
+    theirs = stock.decode_stock(path, tiny_models.PROMPT, N, True)
+    wrong, decoder = dict(theirs), Forgetful(path, True)
+    if fault == "token":
+        wrong["prompt"] = np.array([*tiny_models.PROMPT[:2], 71, *tiny_models.PROMPT[3:]])
+    elif fault == "position":
+        wrong["prompt"] = np.array([tiny_models.PROMPT[0], *tiny_models.PROMPT])
+    ours = follow(decoder, wrong, 4) * (1.1 if fault == "scale" else 1.0)
+    decoder.close()
+    with pytest.raises(AssertionError):
+        check_logits(ours, theirs["logits"], 0.05)
+
+
+def test_the_unpatched_library_is_unpatched():
+    """It has none of our functions, and the check on this processor passed."""
+    has = "import llama_cpp.llama_cpp as c; print(hasattr(c._lib, 'llama_set_logits_deferred'), c._lib._name)"
+    done = stock.run_stock(has)
+    assert done.stdout.split() == ["False", str(stock.stock_dir() / f"libllama{SUFFIX}")], done.stderr
+    assert hasattr(llama_cpp.llama_cpp._lib, "llama_set_logits_deferred")
+    record = json.loads((stock.stock_dir() / "proof.json").read_text())
+    assert record["checked"] or record["why_not"]
