@@ -59,7 +59,10 @@ TopP = Annotated[
 ]
 Seed = Annotated[int, typer.Option("--seed", help="seed for sampling; the same seed gives the same text")]
 Threads = Annotated[
-    int | None, typer.Option("--threads", "-t", min=1, help="CPU threads; default: all cores")
+    int | None,
+    typer.Option(
+        "--threads", "-t", min=1, help="CPU threads; default: one for each core that this process may use"
+    ),
 ]
 NCtx = Annotated[
     int, typer.Option("--n-ctx", "-c", min=16, help="context size in tokens, prompt and answer together")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import multiprocessing
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ..errors import EagleError, ErrorKind
 from ..runtime import costs
 from ..runtime.binding import Llama, LlamaState, address, llama_cpp
 from ..runtime.engine import Engine
+from ..runtime.machine import cores
 from ..runtime.params import EagleParams
 from ..runtime.stats import EagleStats
 from . import saved_state
@@ -82,6 +84,7 @@ class EagleLlama(GeneratingLlama):
         keywords.check_unused(eagle_path, self._params, extract_layers, kwargs)
         self._eagle_path, self._extract_layers = eagle_path, extract_layers
         self._engine: Engine | None = None
+        kwargs.update(_default_threads(kwargs))
         self._media = MediaRows()
         self._rows: ScoreRows | None = None
         self._guard: GuardedProcessors | None = None  # the logits processors of _sampler
@@ -337,3 +340,13 @@ class EagleLlama(GeneratingLlama):
             logits_all=bool(self._logits_all),
         )
         return {**super().__getstate__(), **ours}
+
+
+def _default_threads(given: Mapping[str, Any]) -> dict[str, int]:
+    """Llama's numbers of threads where none are given, but no more than the cores that this process may use.
+
+    Llama counts the machine's cores. Threads that share a core wait for each other at every product.
+    """
+    everywhere, mine = multiprocessing.cpu_count(), cores()
+    theirs = {"n_threads": max(everywhere // 2, 1), "n_threads_batch": everywhere}
+    return {name: min(n, mine) for name, n in theirs.items() if not given.get(name)}
