@@ -33,7 +33,11 @@ NMin = Annotated[
 PMin = Annotated[
     float,
     typer.Option(
-        "--p-min", min=0.0, max=1.0, help="stop a draft below this token probability; needs --n-max or --tree"
+        "--p-min",
+        min=0.0,
+        max=1.0,
+        help="end a chain before a less probable token, and leave out the nodes of a tree whose path is less"
+        " probable; needs --n-max or --tree",
     ),
 ]
 TreeShape = Annotated[

@@ -19,7 +19,7 @@ from ..runtime import costs
 from ..runtime.binding import Llama, LlamaState, address, llama_cpp
 from ..runtime.engine import Engine
 from ..runtime.machine import cores
-from ..runtime.params import EagleParams
+from ..runtime.params import NO_HEAD, EagleParams
 from ..runtime.stats import EagleStats
 from . import saved_state
 from .cost_key import cost_key
@@ -154,6 +154,8 @@ class EagleLlama(GeneratingLlama):
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT, f"eagle_params is {params!r:.80}, expected EagleParams(...)"
             )
+        if self._eagle_path is None:
+            params.check_no_head(NO_HEAD)
         if self._engine is not None:
             if self._engine.has_head and params.fixed_tree and not self._engine.can_tree:
                 raise EagleError(
