@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import EagleError, ErrorKind
 from ..llama.eagle_llama import EagleLlama
-from ..runtime.params import EagleParams
+from ..runtime.params import NO_HEAD, EagleParams
 from . import slot_file
 from .job import Job, RequestCancelled
 from .model import BatchModel, BatchSettings
@@ -77,9 +77,12 @@ class Batcher:
         params: drafting parameters; with None the planner chooses, n_max=0 decodes plainly. deadline: a value
         of time.monotonic().
 
-        Raises RequestCancelled (shutdown) after close(), EagleError NATIVE if the batcher has failed.
+        Raises RequestCancelled (shutdown) after close(), EagleError NATIVE if the batcher has failed, and as
+        EagleLlama does for params that it cannot use.
         """
         self._check_open()
+        if params is not None and self.settings.eagle is None:
+            params.check_no_head(NO_HEAD)
         if params is not None and params.fixed_tree and self._engine.has_head and not self._engine.can_tree:
             raise EagleError(
                 ErrorKind.UNSUPPORTED, "this context cannot check a tree: serve with flash attention"

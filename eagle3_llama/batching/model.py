@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from ..errors import EagleError, ErrorKind
 from ..llama.chat import is_end
 from ..llama.eagle_llama import EagleLlama
 from ..runtime.binding import llama_cpp
+from ..runtime.machine import cores
 from ..runtime.params import check_int
 
 MAX_SLOTS = 32
@@ -70,7 +70,7 @@ class BatchModel(EagleLlama):
 
     def __init__(self, s: BatchSettings) -> None:
         self._n_slots = s.n_parallel
-        n = s.n_threads or os.cpu_count() or 1
+        n = s.n_threads or cores()
         super().__init__(
             s.model,
             eagle=s.eagle,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import multiprocessing
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from ..errors import EagleError, ErrorKind
 from ..runtime import costs
 from ..runtime.binding import Llama, LlamaState, address, llama_cpp
 from ..runtime.engine import Engine
-from ..runtime.params import EagleParams
+from ..runtime.machine import cores
+from ..runtime.params import NO_HEAD, EagleParams
 from ..runtime.stats import EagleStats
 from . import saved_state
 from .cost_key import cost_key
@@ -82,6 +84,7 @@ class EagleLlama(GeneratingLlama):
         keywords.check_unused(eagle_path, self._params, extract_layers, kwargs)
         self._eagle_path, self._extract_layers = eagle_path, extract_layers
         self._engine: Engine | None = None
+        kwargs.update(_default_threads(kwargs))
         self._media = MediaRows()
         self._rows: ScoreRows | None = None
         self._guard: GuardedProcessors | None = None  # the logits processors of _sampler
@@ -151,6 +154,8 @@ class EagleLlama(GeneratingLlama):
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT, f"eagle_params is {params!r:.80}, expected EagleParams(...)"
             )
+        if self._eagle_path is None:
+            params.check_no_head(NO_HEAD)
         if self._engine is not None:
             if self._engine.has_head and params.fixed_tree and not self._engine.can_tree:
                 raise EagleError(
@@ -360,3 +365,13 @@ class EagleLlama(GeneratingLlama):
             logits_all=bool(self._logits_all),
         )
         return {**super().__getstate__(), **ours}
+
+
+def _default_threads(given: Mapping[str, Any]) -> dict[str, int]:
+    """Llama's numbers of threads where none are given, but no more than the cores that this process may use.
+
+    Llama counts the machine's cores. Threads that share a core wait for each other at every product.
+    """
+    everywhere, mine = multiprocessing.cpu_count(), cores()
+    theirs = {"n_threads": max(everywhere // 2, 1), "n_threads_batch": everywhere}
+    return {name: min(n, mine) for name, n in theirs.items() if not given.get(name)}

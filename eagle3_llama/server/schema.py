@@ -70,7 +70,11 @@ class Speculative(Body):
     enabled: bool = Field(default=True, description="false: plain decoding, with the same text")
     n_max: int | None = Field(default=None, ge=0, le=63, description="draft tokens per round, as a chain")
     p_min: float = Field(
-        default=0.0, ge=0, le=1, description="end a draft below this probability; needs n_max or tree"
+        default=0.0,
+        ge=0,
+        le=1,
+        description="end a chain before a less probable token; in a tree, leave out a node whose whole path"
+        " is less probable. Needs n_max or tree",
     )
     tree: Annotated[str, Field(pattern=r"^[1-9][0-9]?x[1-9][0-9]?x[1-9][0-9]?$")] | Literal[False] | None = (
         Field(

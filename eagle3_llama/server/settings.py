@@ -11,6 +11,7 @@ from typing import Any
 
 from ..common.keywords import strict
 from ..errors import EagleError, ErrorKind
+from ..runtime.machine import cores
 
 MAX_BODY = 2_000_000  # bytes of a request's body
 
@@ -136,7 +137,7 @@ class ServerSettings:
     def batch(self) -> dict[str, Any]:
         """Arguments of batching.BatchSettings."""
         names = "model eagle n_parallel n_ctx n_gpu_layers flash_attn chat_format n_batch".split()
-        more = {"n_threads": self.threads or os.cpu_count(), "interval": self.stream_interval}
+        more = {"n_threads": self.threads or cores(), "interval": self.stream_interval}
         return {name: getattr(self, name) for name in names} | more
 
 
