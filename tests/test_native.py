@@ -81,8 +81,20 @@ def passes(programs, name, *args, leaks=True):
 
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_rows_together_and_alone(programs, seed):
-    """Products of quantised matrices and attention, bit for bit."""
+    """Products and attention, bit for bit, and against plain loops."""
     passes(programs, "products_test", seed)
+
+
+def test_products_with_amx(programs):
+    """In its layout: rows, batches, several matrices, tiles of others; and it can be left out."""
+    found = subprocess.run([programs / "amx_test"], capture_output=True, text=True, timeout=600)
+    if found.returncode == 77:
+        pytest.skip("AMX: this processor or this build has none")
+    passes(programs, "amx_test", 1)
+    without = {**os.environ, "EAGLE3_LLAMA_AMX": "0"}
+    assert (
+        subprocess.run([programs / "amx_test"], env=without, capture_output=True, timeout=60).returncode == 77
+    )
 
 
 @pytest.mark.parametrize("seed", range(1, 4))
