@@ -117,6 +117,25 @@ def test_a_callback_that_raises(made):
     model.close()
 
 
+def test_a_pruned_window(made, recwarn):
+    """With swa_full=False the cache cannot take back a draft: one warning, and plain decoding."""
+    target, head = map(str, made("gemma2"))
+    common = {"n_ctx": 256, "n_threads": THREADS, "flash_attn": True, "verbose": False}
+    prompt = [5, 17, 29, 41, 53]
+    plain = EagleLlama(target, swa_full=False, **common)
+    answer = take(plain, 60, prompt)
+    plain.close()
+    for settings, n_warnings in (({"swa_full": False, "n_max": 3}, 1), ({"n_max": 3}, 0)):
+        recwarn.clear()
+        eagle = EagleLlama(target, eagle=head, **settings, **common)
+        warned = [w for w in recwarn if w.category is RuntimeWarning]
+        assert len(warned) == n_warnings and all("leave swa_full out" in str(w.message) for w in warned)
+        assert not warned or warned[0].filename == __file__
+        assert take(eagle, 60, prompt) == answer
+        assert (eagle.stats.drafted == 0) == bool(n_warnings)
+        eagle.close()
+
+
 def test_a_shared_round_that_fails(made, monkeypatch):
     """A recurrent memory has lost both slots' texts by then: both requests fail, and none goes on without."""
     target, prompts = str(made("mamba", with_head=False)[0]), [[5, 17, 29], [5, 41, 53, 9]]
