@@ -19,7 +19,7 @@ from eagle3_llama.server import answers, connections
 
 COMPLETIONS = "/v1/completions"
 ENDLESS = {"prompt": PROMPT, "logit_bias": {str(EOS): -100, str(BOS): -100}}
-LARGE = {**ENDLESS, "max_tokens": 450, "logprobs": 20, "n": 4}  # its answer fits no socket's buffers
+LARGE = {**ENDLESS, "max_tokens": 200, "logprobs": 20}  # its answer fits no socket's buffers
 
 
 def tiny(files, **more):
@@ -160,12 +160,12 @@ def test_a_slow_reader_gets_all(files, monkeypatch):
         size = next(int(x.split(b":")[1]) for x in head.split(b"\r\n") if x.lower().startswith(b"content-le"))
         for _ in range(20):
             pause.wait(0.1)  # together longer than the limit
-            got += c.recv(20_000)
+            got += c.recv(4000)
         while len(got) < size:
             part = c.recv(65536)
             assert part, "cut off"
             got += part
-        assert len(json.loads(got)["choices"]) == 4
+        assert len(json.loads(got)["choices"][0]["logprobs"]["tokens"]) >= 200
 
 
 def test_a_stream_that_is_long_over_time(files, monkeypatch):
@@ -256,24 +256,17 @@ def test_a_native_call_that_hangs_does_not_keep_the_process(files):
         url = p.stdout.readline().split()[-1]
         seen = []
         body = {"prompt": PROMPT, "max_tokens": 5}
-        asking = threading.Thread(target=lambda: seen.append(attempt(url, body)), daemon=True)
+        ask_it = lambda: seen.append(httpx.post(url + COMPLETIONS, json=body, timeout=120).json())
+        asking = threading.Thread(target=ask_it, daemon=True)
         asking.start()
         until(lambda: httpx.get(url + "/slots", timeout=60).json()[0]["busy"])
         p.send_signal(signal.SIGTERM)
         assert p.wait(60) == 128 + signal.SIGTERM
         asking.join(60)
-        assert seen in (["shutting_down"], ["lost"])
+        assert seen[0]["error"]["code"] == "shutting_down"
     finally:
         p.kill()
         p.wait(60)
-
-
-def attempt(url, body):
-    """The code of the error that a request ends with."""
-    try:
-        return httpx.post(url + COMPLETIONS, json=body, timeout=60).json()["error"]["code"]
-    except httpx.HTTPError:
-        return "lost"
 
 
 def test_a_signal_while_the_server_starts(files):

@@ -36,8 +36,9 @@ def server(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def stuck():
-    with running(settings(n_ctx=512, n_parallel=3)) as s:
+def stuck(files):
+    """A tiny model, all of whose letters are tokens of their own."""
+    with running(settings(model=files[0], eagle=files[1], n_ctx=512, n_parallel=3, threads=1)) as s:
         yield s
 
 
@@ -184,7 +185,8 @@ SCHEMAS = [
 ]
 
 
-STUCK = "[a-z]{150} [^\\x00-\\U0010FFFF]"  # longer than the sandbox looks ahead; then no token is left
+NO_TOKEN = "[^\\x00-\\U0010FFFF]"
+STUCK = "[a-z]{40} " + NO_TOKEN  # the sandbox does not look so far ahead
 
 
 @pytest.mark.parametrize(
@@ -207,17 +209,17 @@ def test_a_grammar_that_gets_stuck(stuck, sampling):
     alone = ask(stuck.client, max_tokens=20).json()["choices"][0]["message"]["content"]
     with Streams(stuck, 1, grammar="root ::= [a-z]+") as beside:
         until(lambda: stuck.gate.inside == 1)
-        r = ask(stuck.client, grammar=f"root ::= {STUCK}", max_tokens=400, **sampling)
+        r = ask(stuck.client, grammar=f"root ::= {STUCK}", max_tokens=100, **sampling)
         assert r.status_code == 400 and r.json()["error"]["code"] == "refused", r.text
         assert "grammar" in r.json()["error"]["message"]
-        assert "error" not in beside.texts[0] and "[DONE]" not in beside.texts[0]
+        assert "error" not in beside.texts[0]
     until(lambda: idle(stuck))
     assert ask(stuck.client, max_tokens=20).json()["choices"][0]["message"]["content"] == alone
 
 
 def test_a_grammar_with_a_way_out(stuck):
     """An alternative that no token can follow does not matter where another one is there."""
-    r = ask(stuck.client, grammar=f'root ::= "yes" | "no" | {STUCK[10:]}', max_tokens=20, temperature=0)
+    r = ask(stuck.client, grammar=f'root ::= "yes" | "no" | {NO_TOKEN}', max_tokens=20, temperature=0)
     assert r.status_code == 200 and r.json()["choices"][0]["message"]["content"] in ("yes", "no"), r.text
 
 

@@ -62,6 +62,8 @@ class Gate:
             job.cancel()
         while self.inside and time.monotonic() < end:
             await asyncio.sleep(0.02)
+        for job in list(self.jobs):  # those whose threads wait for a native call that does not return
+            job.fail(shutting_down())
 
     def leave(self, seconds: float) -> None:
         """One choice has ended after this many seconds."""
@@ -152,8 +154,8 @@ class Job:
         self._mail, self._lock, self._cancelled, self._left = Mailbox(), threading.Lock(), False, len(choices)
         self._llms: dict[int, Any] = {}
         self._enter()  # after all that may fail, because only the choices' threads leave
-        late = Event(choices[0], error=deadline_passed())
-        self._timer = asyncio.get_running_loop().call_later(timeout + LATE, self._mail.put, late)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(timeout + LATE, self.fail, deadline_passed())
         gate.jobs.add(self)
         for choice in choices:
             self._start(choice)
@@ -221,6 +223,10 @@ class Job:
         """Usage of all choices that have started, including cancelled ones."""
         with self._lock:
             return [llm.usage() for llm in self._llms.values()]
+
+    def fail(self, error: ApiError) -> None:
+        """Ends the answer with this error, whatever the choices' threads are at."""
+        self._mail.put(Event(self.choices[0], error=error))
 
     def cancel(self) -> None:
         """Ends all choices after the current round. Does nothing for choices that have ended."""
