@@ -116,7 +116,7 @@ def _make(
             _collect(work, build_dir, fresh)
             return proof.Built(fresh, *toolchain.used_sets(build_dir, work.ninja))
 
-        record = proof.prove(make, stock=work.stock) if checked else proof.unchecked(make)
+        record = proof.prove(make, work.kind) if checked else proof.unchecked(make)
         _write_record(fresh, {**record, **toolchain.described(options), **_versions(tree_key)})
         os.rename(fresh, out)
     _prune(out.parent, 2 if work.kind == "sanitized-" else 6)  # a sanitized set has 200 MB

@@ -26,7 +26,8 @@ from toolchain import InstructionSet
 
 PROGRAM, RECORD = "eagle3-proof", "proof.json"
 PATIENCE = 180.0  # seconds without a new step; a step takes milliseconds, a second under sanitizers
-_WRONG, _ROWS_DIFFER, _CANNOT = 1, 3, 4  # exit codes of eagle3-proof
+_ROWS_DIFFER, _CANNOT = 3, 4  # exit codes of eagle3-proof
+_ARGUMENTS = {"": [], "stock-": ["--stock"], "sanitized-": ["--few"]}
 
 
 class Rung(NamedTuple):
@@ -62,27 +63,28 @@ class Built(NamedTuple):
 Make = Callable[[list[InstructionSet]], Built]  # builds without these sets
 
 
-def prove(make: Make, stock: bool = False, patience: float = PATIENCE) -> dict[str, Any]:
+def prove(make: Make, kind: str = "", patience: float = PATIENCE) -> dict[str, Any]:
     """Builds, checks, and builds again without what fails. Returns the record of the last build.
 
-    stock: the library is unpatched. Raises BuildError if the library fails without all sets of RUNGS.
+    kind: "stock-" for an unpatched library, "sanitized-" for one with sanitizers. Raises BuildError if the
+    library fails without all sets of RUNGS.
     """
     left_out: list[dict[str, Any]] = []
-    faults: list[Fault] = []
     gone: list[InstructionSet] = []
     while True:
         built = make(gone)
-        fault = _checked(built.folder, stock, patience)
+        fault = _checked(built.folder, kind, patience)
         if fault is None:
             return _record(built, left_out)
         if fault.kind == "cannot" or built.foreign:
             why = f"this processor has no {', '.join(built.foreign)}" if built.foreign else fault.text
             say(f"the library cannot be checked here: {why}")
             return _record(built, left_out, why)
-        faults.append(fault)
-        rungs = _next_rungs(built, stock, patience)
+        rungs = _next_rungs(built, fault, kind, patience)
+        if not rungs and fault.kind == "rows":
+            return _accepted(built, fault, left_out)
         if not rungs:
-            return _at_the_bottom(make, built, faults, left_out)
+            raise BuildError(_nothing_left(fault, left_out))
         say(f"{fault.text} on this processor: building without {rungs[-1].name}")
         names = {name for rung in rungs for name in rung.sets}
         out = [each for each in built.used if each.name in names]
@@ -96,32 +98,33 @@ def unchecked(make: Make) -> dict[str, Any]:
     return _record(make([]), [], "EAGLE3_PROOF is OFF")
 
 
-def _next_rungs(built: Built, stock: bool, patience: float) -> list[Rung]:
-    """What to leave out next. AMX alone, only if the same library passes with EAGLE3_LLAMA_AMX=0."""
+def _next_rungs(built: Built, fault: Fault, kind: str, patience: float) -> list[Rung]:
+    """What to leave out next. AMX alone, only if the same library passes with EAGLE3_LLAMA_AMX=0.
+
+    Where only rows differ, nothing else than AMX: its sums are right, and without AVX-512 it would be slower.
+    """
     names = {each.name for each in built.used}
     rungs = [rung for rung in RUNGS if names.intersection(rung.sets)]
-    if rungs and rungs[0].name == "AMX" and not stock:
-        passes = check(built.folder, patience=patience, env={"EAGLE3_LLAMA_AMX": "0"}) is None
-        return rungs[:1] if passes else rungs[:2]
-    return rungs[:1]
+    if rungs and rungs[0].name == "AMX" and kind != "stock-":
+        passes = check(built.folder, _ARGUMENTS[kind], patience, {"EAGLE3_LLAMA_AMX": "0"}) is None
+        rungs = rungs[: 1 if passes else 2]
+        return rungs if passes or fault.kind != "rows" else []
+    return rungs[:1] if fault.kind != "rows" else []
 
 
-def _at_the_bottom(
-    make: Make, built: Built, faults: list[Fault], left_out: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """Nothing is left to leave out. Rows that differ are a smaller fault than a library without anything."""
-    if all(fault.kind == "rows" for fault in faults):
-        if left_out:
-            built = make([])
-        say(
-            f"{faults[0].text} on this processor, with every instruction set: the library is right, but two "
-            "tokens of nearly the same probability may be exchanged against plain decoding"
-        )
-        return {**_record(built, []), "note": faults[0].text}
+def _accepted(built: Built, fault: Fault, left_out: list[dict[str, Any]]) -> dict[str, Any]:
+    say(
+        f"{fault.text} on this processor: two tokens of nearly the same probability may be exchanged against "
+        "plain decoding; everything else is right"
+    )
+    return {**_record(built, left_out), "note": fault.text}
+
+
+def _nothing_left(fault: Fault, left_out: list[dict[str, Any]]) -> str:
     without = f", also without {', '.join(each['what'] for each in left_out)}" if left_out else ""
-    raise BuildError(
-        f"{faults[-1].text} on this processor{without}: no library can be built here. Try another compiler "
-        "(CC, CXX), and please report this line with the compiler's version and the output of lscpu"
+    return (
+        f"{fault.text} on this processor{without}: no library can be built here. Try another compiler (CC, "
+        "CXX), and please report this line with the compiler's version and the output of lscpu"
     )
 
 
@@ -131,12 +134,12 @@ def _record(built: Built, left_out: list[dict[str, Any]], why_not: str = "") -> 
     return {"checked": not why_not, "why_not": why_not, "used": used, "left_out": left_out}
 
 
-def _checked(folder: Path, stock: bool, patience: float) -> Fault | None:
+def _checked(folder: Path, kind: str, patience: float) -> Fault | None:
     """check(), with a line that shows how long it took."""
     print("eagle3-llama: checking the library ...", end="", file=sys.stderr, flush=True)
     start, fault = time.monotonic(), None
     try:
-        fault = check(folder, ["--stock"] * stock, patience)
+        fault = check(folder, _ARGUMENTS[kind], patience)
     finally:
         print(f" {time.monotonic() - start:.0f} s{', failed' if fault else ''}", file=sys.stderr, flush=True)
     return fault
@@ -209,7 +212,7 @@ def _judge(step: str, code: int | None, said: list[str]) -> Fault | None:
     if code == _CANNOT or not step:
         return Fault("cannot", last or f"{PROGRAM} ends with exit code {code}")
     if code == _ROWS_DIFFER:
-        return Fault("rows", f"{subject}: {last}")
+        return Fault("rows", last)
     are = "are" if plural else "is"
     return Fault("failed", f"{subject} {are} wrong ({last or f'exit code {code}'})")
 

@@ -56,8 +56,8 @@ FAULTS = {
     "abort": ("abort();", "products in q4_0 (AMX) end with SIGABRT"),
     "hang": ("sleep(100000);", "products in q4_0 (AMX) do not end"),
     "wrong": ('fputs("2 where 1 is right\\n", stderr); return 1;', "are wrong (2 where 1 is right)"),
-    "rows": ('fputs("rows differ\\n", stderr); return 3;', "products in q4_0 (AMX): rows differ"),
 }
+ROWS = 'fputs("products in q4_0: rows differ\\n", stderr); return 3;'
 
 
 class Builder:
@@ -86,7 +86,7 @@ def rungs_of(names):
 def test_every_way_to_fail_is_one_line_and_a_build_without(tmp_path, capsys, kind):
     fault, said = FAULTS[kind]
     make = Builder(tmp_path, X86, {"avx512_vnni"}, fault)
-    record = proof.prove(make, stock=True, patience=PATIENCE)
+    record = proof.prove(make, "stock-", patience=PATIENCE)
     assert record["checked"] and [each["what"] for each in record["left_out"]] == [
         "AMX",
         "AVX-512's VNNI, BF16, VBMI and FP16",
@@ -104,7 +104,7 @@ def test_every_way_to_fail_is_one_line_and_a_build_without(tmp_path, capsys, kin
 )
 def test_the_ladder_ends_where_the_fault_ends(tmp_path, rung):
     make = Builder(tmp_path, X86, rung.sets, "raise(SIGILL);")
-    record = proof.prove(make, stock=True, patience=PATIENCE)
+    record = proof.prove(make, "stock-", patience=PATIENCE)
     wanted = [r for r in proof.RUNGS[: proof.RUNGS.index(rung) + 1]]
     assert [each["what"] for each in record["left_out"]] == [r.name for r in wanted]
     below = {each.name for each in X86} - {name for r in wanted for name in r.sets}
@@ -136,18 +136,19 @@ def test_nothing_left_to_leave_out(tmp_path):
     make.faulty = {each.name for each in X86} | {""}
     make.used = [toolchain.InstructionSet("", "", "", ""), *X86]  # what cannot be left out
     with pytest.raises(fetch.BuildError, match="SIGBUS on this processor, also without AMX.*CC, CXX"):
-        proof.prove(make, stock=True, patience=PATIENCE)
+        proof.prove(make, "stock-", patience=PATIENCE)
 
 
-def test_rows_that_differ_everywhere_keep_every_set(tmp_path, capsys):
-    """The sums are right: a library without AVX2 would be slower and no better."""
-    base = toolchain.InstructionSet("", "", "", "")
-    avx2 = [each for each in X86 if each.name in ("avx2", "fma")]
-    make = Builder(tmp_path, [base, *avx2], {""}, FAULTS["rows"][0])
+def test_rows_that_differ_cost_no_set_but_amx(tmp_path, capsys):
+    """The sums are right: a library without AVX-512 would be slower and no better."""
+    make = Builder(tmp_path, X86, {"avx512f"}, ROWS)
     record = proof.prove(make, patience=PATIENCE)
-    assert make.gone == [[], ["avx2", "fma"], []]
-    assert "rows differ" in record["note"] and "avx2" in record["used"] and not record["left_out"]
-    assert "near" in capsys.readouterr().err.splitlines()[-1]
+    assert make.gone == [[]] and not record["left_out"] and record["note"] == "products in q4_0: rows differ"
+    assert "rows differ on this processor: two tokens of nearly" in capsys.readouterr().err
+
+    amx = Builder(tmp_path, X86, {"amx_int8"}, ROWS, at_run_time=True)
+    record = proof.prove(amx, patience=PATIENCE)
+    assert len(amx.gone) == 2 and record["left_out"][0]["what"] == "AMX" and "note" not in record
 
 
 def test_a_build_for_another_machine_is_not_judged_by_this_one(tmp_path, capsys):
@@ -209,7 +210,7 @@ def test_the_second_build_has_no_such_flag(tmp_path, monkeypatch, given):
 
 def test_this_library_is_right():
     assert proof.check(LIB) is None
-    assert proof.check(LIB, ["--stock"]) is None
+    assert proof.check(LIB, ["--stock", "--few"]) is None
 
 
 # a product of the library, replaced
@@ -239,7 +240,7 @@ void ggml_vec_dot_q3_K_q8_K(int n, float * s, size_t bs, const void * x, size_t 
         ("sleep(100000);", "failed", "products in q3_K do not end"),
         ("*s *= 1.02f;", "failed", "products in q3_K are wrong (with 64 rows"),
         ("*s += 1.0f;", "failed", "products in q3_K are wrong (with 64 rows"),
-        ("if (++calls % 97 == 0) *s *= 1.000001f;", "rows", "products in q3_K: rows differ"),
+        ("if (++calls % 97 == 0) *s *= 1.000001f;", "rows", "products in q3_K (CPU): rows differ"),
     ],
     ids=["whole", "signal", "hang", "scale", "sum", "rows"],
 )

@@ -141,7 +141,8 @@ void check_generation(ggml_type type) {
     if (!ctx) {
         end(WRONG, "the model cannot be loaded");
     }
-    std::vector<llama_token> text(40);
+    const size_t n = few ? 8 : 56;
+    std::vector<llama_token> text(n / 4 * 3);
     for (llama_token & t : text) {
         t = (llama_token) (rng() % N_VOCAB);
     }
@@ -149,7 +150,7 @@ void check_generation(ggml_type type) {
     for (size_t i = 0; i < text.size(); ++i) {
         const std::vector<float> y = decode(ctx.get(), {text[i]}, (int) i);
         alone.insert(alone.end(), y.begin(), y.end());
-        if (i + 1 == text.size() && text.size() < 56) {
+        if (i + 1 == text.size() && text.size() < n) {
             text.push_back(best(y));
         }
     }
