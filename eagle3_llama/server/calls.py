@@ -206,7 +206,7 @@ class Caller:
         return body.seed if body.seed is not None else secrets.randbits(31)
 
     def params(self, asked: Speculative | None) -> EagleParams | None:
-        """A request's drafting parameters; None: the planner's. Raises ApiError 400 for those without effect."""
+        """A request's drafting parameters; None: the planner chooses. Raises ApiError 400."""
         if asked is None or asked == Speculative(report=asked.report):
             return None
         if not asked.enabled:
