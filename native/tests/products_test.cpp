@@ -41,8 +41,10 @@ void check_product(ggml_type type, ggml_backend_buffer_type_t buft, const char *
     }
     alone.resize((size_t) 8 * m);
     expect_exact(type, q, x, alone, k, m, what);
-    // Q5_K's vec_dot adds its minima in plain C, which a compiler may fuse or not
-    if (buft == ggml_backend_cpu_buffer_type() && ggml_is_quantized(type) && type != GGML_TYPE_Q5_K) {
+    // Q5_K's vec_dot adds its minima in plain C, which a compiler may fuse or not; that of IQ4_NL has two
+    // sums
+    const bool sums_so = ggml_is_quantized(type) && type != GGML_TYPE_Q5_K && type != GGML_TYPE_IQ4_NL;
+    if (buft == ggml_backend_cpu_buffer_type() && sums_so) {
         const auto * traits = ggml_get_type_traits_cpu(type);
         std::vector<uint8_t> y(ggml_row_size(traits->vec_dot_type, k));
         std::vector<float> dots(m);
