@@ -29,16 +29,20 @@ struct {
 // While llama.cpp decodes and while ggml lays out a graph, operator new does not fail: they are not made for
 // it. That a buffer cannot be had is something they report.
 int sheltered = 0;
+bool decoding = false;  // nor do buffers: a context whose decode did not get one is not to be used again
 
 struct shelter {
     shelter() { ++sheltered; }
     ~shelter() { --sheltered; }
 };
 
-bool fails(long & n) {
-    if (n == 0 || --n > 0) {
+// stays: those after it fail too. ggml asks for a buffer again where it did not get one.
+bool fails(long & n, bool stays = false) {
+    if (n == 0 || n > 1) {
+        n -= n > 1;
         return false;
     }
+    n           = stays;
     failing.hit = true;
     return true;
 }
@@ -91,7 +95,7 @@ void operator delete[](void * p, const std::nothrow_t &) noexcept {
 
 extern "C" {
 ggml_backend_buffer_t ggml_backend_buft_alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
-    return fails(failing.buffer)
+    return !decoding && fails(failing.buffer, true)
                ? nullptr
                : real<decltype(ggml_backend_buft_alloc_buffer)>("ggml_backend_buft_alloc_buffer")(type, size);
 }
@@ -105,7 +109,10 @@ ggml_context * ggml_init(ggml_init_params params) {
 }
 int32_t llama_decode(llama_context * ctx, llama_batch batch) {
     const shelter here;
-    return real<decltype(llama_decode)>("llama_decode")(ctx, batch);
+    decoding     = true;
+    const int rc = real<decltype(llama_decode)>("llama_decode")(ctx, batch);
+    decoding     = false;
+    return rc;
 }
 gguf_context * gguf_init_from_file(const char * path, gguf_init_params params) {
     const shelter here;
