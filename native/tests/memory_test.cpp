@@ -10,6 +10,7 @@
 
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
+#include "gguf.h"
 
 #include <dlfcn.h>
 
@@ -28,16 +29,20 @@ struct {
 // While llama.cpp decodes and while ggml lays out a graph, operator new does not fail: they are not made for
 // it. That a buffer cannot be had is something they report.
 int sheltered = 0;
+bool decoding = false;  // nor do buffers: a context whose decode did not get one is not to be used again
 
 struct shelter {
     shelter() { ++sheltered; }
     ~shelter() { --sheltered; }
 };
 
-bool fails(long & n) {
-    if (n == 0 || --n > 0) {
+// stays: those after it fail too. ggml asks for a buffer again where it did not get one.
+bool fails(long & n, bool stays = false) {
+    if (n == 0 || n > 1) {
+        n -= n > 1;
         return false;
     }
+    n           = stays;
     failing.hit = true;
     return true;
 }
@@ -90,7 +95,7 @@ void operator delete[](void * p, const std::nothrow_t &) noexcept {
 
 extern "C" {
 ggml_backend_buffer_t ggml_backend_buft_alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
-    return fails(failing.buffer)
+    return !decoding && fails(failing.buffer, true)
                ? nullptr
                : real<decltype(ggml_backend_buft_alloc_buffer)>("ggml_backend_buft_alloc_buffer")(type, size);
 }
@@ -99,25 +104,37 @@ ggml_backend_t ggml_backend_cpu_init(void) {
                                   : real<decltype(ggml_backend_cpu_init)>("ggml_backend_cpu_init")();
 }
 ggml_context * ggml_init(ggml_init_params params) {
-    return fails(failing.graph_memory) ? nullptr : real<decltype(ggml_init)>("ggml_init")(params);
+    return !sheltered && fails(failing.graph_memory) ? nullptr
+                                                     : real<decltype(ggml_init)>("ggml_init")(params);
 }
 int32_t llama_decode(llama_context * ctx, llama_batch batch) {
     const shelter here;
-    return real<decltype(llama_decode)>("llama_decode")(ctx, batch);
+    decoding     = true;
+    const int rc = real<decltype(llama_decode)>("llama_decode")(ctx, batch);
+    decoding     = false;
+    return rc;
+}
+gguf_context * gguf_init_from_file(const char * path, gguf_init_params params) {
+    const shelter here;
+    return real<decltype(gguf_init_from_file)>("gguf_init_from_file")(path, params);
 }
 bool ggml_backend_sched_alloc_graph(ggml_backend_sched_t sched, ggml_cgraph * graph) {
     const shelter here;
     return real<decltype(ggml_backend_sched_alloc_graph)>("ggml_backend_sched_alloc_graph")(sched, graph);
 }
 ggml_status ggml_backend_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
-    return fails(failing.compute)
-               ? GGML_STATUS_FAILED
-               : real<decltype(ggml_backend_graph_compute)>("ggml_backend_graph_compute")(backend, graph);
+    if (fails(failing.compute)) {
+        return GGML_STATUS_FAILED;
+    }
+    const shelter here;
+    return real<decltype(ggml_backend_graph_compute)>("ggml_backend_graph_compute")(backend, graph);
 }
 ggml_status ggml_backend_sched_graph_compute(ggml_backend_sched_t sched, ggml_cgraph * graph) {
-    return fails(failing.head_compute) ? GGML_STATUS_FAILED
-                                       : real<decltype(ggml_backend_sched_graph_compute)>(
-                                             "ggml_backend_sched_graph_compute")(sched, graph);
+    if (fails(failing.head_compute)) {
+        return GGML_STATUS_FAILED;
+    }
+    const shelter here;
+    return real<decltype(ggml_backend_sched_graph_compute)>("ggml_backend_sched_graph_compute")(sched, graph);
 }
 }
 
@@ -144,7 +161,14 @@ struct world {
         : model(m), ctx(make_context(m, N_SLOTS, N_CTX, 64, 64)), plain(m, N_CTX), text(N_SLOTS),
           head_path(path) {
         CHECK(eagle3_head_open(path, m, &head) == EAGLE3_OK);
+    }
+
+    // A new session, which has no graphs yet: each pass of the head asks for buffers.
+    void open() {
+        eagle3_session_close(s);
+        s = nullptr;
         CHECK(eagle3_session_open(ctx, head, N_SLOTS, &s) == EAGLE3_OK);
+        llama_memory_clear(llama_get_memory(ctx), false);
         eagle3_costs c = {};
         for (int n = 1; n <= 64; ++n) {
             c.layers[n] = 1e-3f * (1.0f + 0.01f * n);
@@ -308,17 +332,11 @@ std::vector<step> steps() {
 }
 
 // Each request of each step fails once: the first, the second, and so on until none is left.
-int every_request(world & w, long & of, bool fresh_graphs, const std::vector<int> & codes) {
+int every_request(world & w, long & of, const std::vector<int> & codes) {
     int n_failed = 0;
     for (const step & c : steps()) {
         for (long n = 1;; ++n) {
-            if (fresh_graphs) {  // a session has none: each pass asks for buffers
-                eagle3_session_close(w.s);
-                CHECK(eagle3_session_open(w.ctx, w.head, N_SLOTS, &w.s) == EAGLE3_OK);
-                for (int slot = 0; slot < N_SLOTS; ++slot) {
-                    llama_memory_seq_rm(llama_get_memory(w.ctx), slot, -1, -1);
-                }
-            }
+            w.open();
             w.begin();
             c.before(w);
             failing          = {};
@@ -353,7 +371,12 @@ int main(int argc, char ** argv) {
     CHECK(model != nullptr);
     {
         world w(model, argv[2]);
-        CHECK(every_request(w, failing.memory, false, {EAGLE3_E_MEMORY}) > 100);
+        CHECK(every_request(w, failing.memory, {EAGLE3_E_MEMORY}) > 100);
+        CHECK(every_request(w, failing.buffer, {EAGLE3_E_MEMORY}) > 5);
+        CHECK(every_request(w, failing.backend, {EAGLE3_E_MEMORY}) == 1);  // of the head
+        CHECK(every_request(w, failing.graph_memory, {EAGLE3_E_MEMORY}) > 5);
+        CHECK(every_request(w, failing.compute, {EAGLE3_E_DECODE}) > 0);  // of the output matrix
+        CHECK(every_request(w, failing.head_compute, {EAGLE3_E_INTERNAL}) > 5);
     }
     llama_model_free(model);
     puts("ok");
