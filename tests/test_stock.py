@@ -23,9 +23,9 @@ N = 48
 PROMPT = (
     "The three largest rivers of Europe are the Volga, the Danube and the Dnieper. The Danube flows through"
 )
-# Root mean square of the differences of one row's logits, in units of their standard deviation. A rounding that
-# falls to the other side moves a sum by a step of the format, and 30 layers carry it on: with SmolLM2 0.007 was
-# seen in F32, 0.04 in BF16, 0.19 in Q4_K_M. A token or a position that is wrong makes it one.
+# Root mean square of the differences of one row's logits, in units of their standard deviation. A rounding
+# that falls to the other side moves a sum by a step of the format, and 30 layers carry it on: with SmolLM2
+# 0.007 was seen in F32, 0.04 in BF16, 0.19 in Q4_K_M. A token or a position that is wrong makes it one.
 BOUNDS = {"F32": 0.02, "F16": 0.15, "BF16": 0.15}
 QUANTISED = 0.4
 FORMATS = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_K_M")
