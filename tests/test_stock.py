@@ -16,6 +16,7 @@ from test_invariance import Decoder
 from eagle3_llama import EagleLlama
 from eagle3_llama.models import shipped_head, smollm2
 from eagle3_llama.runtime.hook import SUFFIX
+from eagle3_llama.runtime.library import find_lib_dir
 
 import llama_cpp
 
@@ -124,10 +125,11 @@ def test_small_faults_are_found(tmp_path, fault):
 
 
 def test_the_unpatched_library_is_unpatched():
-    """It has none of our functions, and the check on this processor passed."""
-    has = "import llama_cpp.llama_cpp as c; print(hasattr(c._lib, 'llama_set_logits_deferred'), c._lib._name)"
-    done = stock.run_stock(has)
-    assert done.stdout.split() == ["False", str(stock.stock_dir() / f"libllama{SUFFIX}")], done.stderr
-    assert hasattr(llama_cpp.llama_cpp._lib, "llama_set_logits_deferred")
+    """It has none of our functions, a child opens it, and it was checked on this processor."""
+    name, ours = f"libllama{SUFFIX}", b"llama_set_logits_deferred"
+    assert ours in (find_lib_dir() / name).read_bytes()
+    assert ours not in (stock.stock_dir() / name).read_bytes()
+    done = stock.run_stock("import llama_cpp.llama_cpp as c; print(c._lib._name)")
+    assert done.stdout.strip() == str(stock.stock_dir() / name), done.stderr
     record = json.loads((stock.stock_dir() / "proof.json").read_text())
     assert record["checked"] or record["why_not"]
