@@ -1,6 +1,7 @@
 """Fixtures that several test files share: a tiny target, its head, training data, an untrained head.
 
-Also for the whole run: its own folder of measured costs, and the end of its summary (skipped.py).
+Also for the whole run: its own folder of measured costs, the end of its summary (skipped.py), and what a worker
+process that dies means for it (workers.py).
 """
 
 import os
@@ -9,13 +10,16 @@ import tempfile
 
 import numpy as np
 import pytest
+import skipped
 import tiny_models
-from skipped import pytest_collectreport, pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown  # noqa: F401 - pytest finds these hooks here
 from training import lines, make_shards
+from workers import Workers
 
 
 def pytest_configure(config):
     """Costs that earlier runs measured are not used, and none are left for later runs. Workers share them."""
+    config.pluginmanager.register(skipped)
+    config.pluginmanager.register(Workers(config))
     if not hasattr(config, "workerinput"):
         config.costs = os.environ["EAGLE3_LLAMA_COSTS"] = tempfile.mkdtemp(prefix="eagle3-costs-")
 

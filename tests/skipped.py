@@ -1,11 +1,18 @@
-"""Hooks for conftest: the end of the summary says what was skipped, with one line for each reason."""
+"""Hooks for conftest: the end of the summary says what was skipped, with one line for each reason.
+
+EAGLE3_MAY_SKIP is for CI, which has what can be installed: a test that is skipped fails the run, unless the
+hardware is the reason or the reason matches this regular expression ("" matches none).
+"""
 
 import collections
+import os
+import re
 from pathlib import Path
 
 import pytest
 
 FILES = {}  # skipped as a whole, and why: xdist tells nobody
+NO_INSTALLATION_HELPS = r"processor|AMX|AVX|GPU|GNU's OpenMP counts|screenshots are taken with"
 
 
 def reason(report):
@@ -21,9 +28,14 @@ def pytest_collectreport(report):
         FILES[report.nodeid] = reason(report)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["skipped_files"] = FILES
+    elif session.exitstatus == pytest.ExitCode.OK:
+        reporter = session.config.pluginmanager.getplugin("terminalreporter")
+        if forbidden(skipped_lines(reporter)):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -53,11 +65,27 @@ def untried():
     ]
 
 
-def pytest_terminal_summary(terminalreporter):
+def skipped_lines(terminalreporter):
+    """[(what, reason)] of files that were skipped as a whole, and of the tests of others."""
     reports = [r for r in terminalreporter.stats.get("skipped", []) if r.nodeid not in FILES]
     found = collections.Counter((r.nodeid.partition("::")[0], reason(r)) for r in reports)
-    lines = [f"skipped: {name}, all of it: {why}" for name, why in FILES.items()]
-    lines += [f"skipped: {name}, {n} test{'s' * (n > 1)}: {why}" for (name, why), n in found.items()]
+    lines = [(f"{name}, all of it", why) for name, why in FILES.items()]
+    return sorted(lines + [(f"{name}, {n} test{'s' * (n > 1)}", why) for (name, why), n in found.items()])
+
+
+def forbidden(lines):
+    """Those of skipped_lines that EAGLE3_MAY_SKIP makes a failure."""
+    may = os.environ.get("EAGLE3_MAY_SKIP")
+    allowed = "|".join(filter(None, (NO_INSTALLATION_HELPS, may)))
+    return [] if may is None else [(what, why) for what, why in lines if not re.search(allowed, why)]
+
+
+def pytest_terminal_summary(terminalreporter):
+    lines = skipped_lines(terminalreporter)
     terminalreporter.section("not run here, and why")
-    for line in sorted(lines) + untried():
+    for what, why in lines:
+        terminalreporter.write_line(f"skipped: {what}: {why}")
+    for line in untried():
         terminalreporter.write_line(line)
+    for what, why in forbidden(lines):
+        terminalreporter.write_line(f"must not be skipped here: {what}: {why}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +34,7 @@ from ..common.options import (
 )
 from ..errors import EagleError, ErrorKind
 from ..heads.convert.cli import convert, one_line
+from ..runtime.machine import cores
 from ..runtime.params import EagleParams
 from ..server.cli import serve
 from ..train.cli import train
@@ -71,7 +71,7 @@ def _load(
     for path in (model, eagle):
         if path is not None and not path.is_file():
             raise EagleError(ErrorKind.BAD_FILE, f"no such file: {path}")
-    n = threads or os.cpu_count()
+    n = threads or cores()
     try:
         return EagleLlama(
             model,
@@ -217,7 +217,7 @@ def bench(
         n_predict=n_predict,
         rounds=rounds,
         sampling={"temp": temp, "top_p": top_p},
-        n_threads=threads or os.cpu_count() or 1,
+        n_threads=threads or cores(),
         n_ctx=n_ctx,
         flash_attn=flash_attn,
         explain=explain,
@@ -279,7 +279,7 @@ def compare(
     table = Table("stage")
     for name in ("largest error", "largest value", "cosine"):
         table.add_column(name, justify="right")
-    for stage in run(head, model, prompt, threads or os.cpu_count() or 1):
+    for stage in run(head, model, prompt, threads or cores()):
         table.add_row(stage.name, f"{stage.error:.3g}", f"{stage.largest:.3g}", f"{stage.cosine:.8f}")
     Console().print(table)
 
