@@ -7,10 +7,11 @@ libraries.
 """
 
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from commands import run
 
 HERE = Path(__file__).resolve().parent
 
@@ -31,7 +32,7 @@ def compile_tool(folder):
             *(tree / d for d in ("tests", "include", "ggml/include", "src")),
         )
     ]
-    subprocess.run(
+    run(
         [
             "c++",
             "-std=c++17",
@@ -47,8 +48,7 @@ def compile_tool(folder):
             "-lggml",
             "-lggml-base",
             f"-Wl,-rpath,{lib}",
-        ],
-        check=True,
+        ]
     )
     return tool
 
@@ -59,7 +59,7 @@ def check_all(tool):
     seen are layers whose inputs the graph showed, equal those that capture gave alike; plain is the code of a
     decode after it.
     """
-    listed = subprocess.run([tool, "list"], capture_output=True, text=True, check=True).stdout
+    listed = run([tool, "list"]).stdout
     for line in listed.splitlines():
         arch, supported, dense, moe = line.split("\t")
         if arch == "(unknown)":
@@ -72,7 +72,7 @@ def check_all(tool):
 
 
 def check(tool, arch, kind):
-    done = subprocess.run([tool, "check", arch, kind], capture_output=True, text=True, timeout=120)
+    done = run([tool, "check", arch, kind], code=None)
     if done.returncode != 0:
         return {
             "why": f"the generator ends with {done.returncode}: "

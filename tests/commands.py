@@ -10,10 +10,10 @@ SECONDS = 600  # what a loaded machine may need; below faulthandler_timeout, whi
 
 
 def run(command, code=0, seconds=SECONDS, input=None, **settings):
-    """subprocess.CompletedProcess of a command, whose output is read as text.
+    """subprocess.CompletedProcess of a command, whose output is read as text. settings are Popen's.
 
-    The test fails unless it ends with exit status `code` (None: any) within `seconds`. Then the command and what
-    it started are killed. settings are Popen's.
+    The test fails unless it ends with status `code` (None: any) within `seconds`. A command that does not
+    end is killed with all that it started.
     """
     __tracebackhide__ = True
     pipe, words = subprocess.PIPE, [str(word) for word in command]

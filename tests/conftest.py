@@ -1,7 +1,7 @@
 """Fixtures that several test files share: a tiny target, its head, training data, an untrained head.
 
-Also for the whole run: its own folder of measured costs, the end of its summary (skipped.py), and what a worker
-process that dies means for it (workers.py).
+Also for the whole run: a folder of measured costs, the end of the summary (skipped.py), and what becomes
+of it when a worker process dies (workers.py).
 """
 
 import os

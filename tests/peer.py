@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import gguf
 import tiny_models
 from architectures import compile_tool
+from commands import run as run_command
 from cores import THREADS
 from test_variants import converted
 
@@ -42,7 +42,7 @@ def models(folder):
     tool, made = compile_tool(folder), {}
     for arch in ("mamba", "falcon-h1"):
         (folder / arch).mkdir()
-        subprocess.run([tool, "save", arch, folder / arch], check=True, capture_output=True)
+        run_command([tool, "save", arch, folder / arch])
         model = with_letters(folder / arch / f"{arch}-dense.gguf", folder / f"{arch}.gguf")
         made[arch] = [str(model), str(converted(folder / arch, "speculators, llama", model, **SIZE)[1])]
     pooled = [
@@ -99,6 +99,11 @@ def run(folder, files, eagle, only=""):
         only,
         "tests",
     ]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
+    report.unlink(missing_ok=True)
+    done = run_command(command, None, cwd=folder, env=env)
     assert report.is_file(), done.stdout[-3000:] + done.stderr[-3000:]
-    return json.loads(report.read_text())
+    results = json.loads(report.read_text())
+    # the report is written before the interpreter ends, which may yet crash
+    failed = any(r["outcome"] == "failed" for r in results["tests"].values())
+    assert done.returncode == failed, (done.returncode, done.stdout[-3000:] + done.stderr[-3000:])
+    return results

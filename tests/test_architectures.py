@@ -1,12 +1,12 @@
 """Capture on every architecture that llama.cpp's generator can make, and text with every head on some."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import heads
 import pytest
 from architectures import check_all, compile_tool
+from commands import run
 from cores import THREADS
 from test_variants import converted
 from tiny_models import take
@@ -56,7 +56,7 @@ def readme_lists():
 @pytest.mark.parametrize("shape", SHAPES)
 def test_text_with_every_head(tool, tmp_path, shape):
     """Greedy text is plain decoding's with a head of each layout on a target of another family."""
-    subprocess.run([tool, "save", shape, tmp_path], check=True, capture_output=True)
+    run([tool, "save", shape, tmp_path])
     target = next(tmp_path.glob("*.gguf"))
     about = read_target(target)
     size = {"n_embd": about.n_embd, "n_layer": about.n_layer, "n_vocab": about.n_vocab}
@@ -77,7 +77,7 @@ def test_text_with_every_head(tool, tmp_path, shape):
 @pytest.mark.parametrize("arch", ["mamba", "jamba"])
 def test_self_test_of_targets_without_a_way_back(tool, tmp_path, arch):
     """Recurrent and hybrid targets cannot be drafted for: the self-test says so."""
-    subprocess.run([tool, "save", arch, tmp_path], check=True, capture_output=True)
+    run([tool, "save", arch, tmp_path])
     target = next(tmp_path.glob("*.gguf"))
     about = read_target(target)
     _, head = converted(

@@ -2,9 +2,10 @@
 
 import ctypes
 import os
-import subprocess
 import sys
 from pathlib import Path
+
+from commands import run
 
 import eagle3_llama  # noqa: F401
 
@@ -57,9 +58,8 @@ def test_sizes_and_offsets(tmp_path):
     )
     command = [os.environ.get("CXX", "c++"), "-std=c++17", "-Wno-invalid-offsetof"]
     command += [f"-I{tree / name}" for name in _HEADERS] + [source, "-o", tmp_path / "structs"]
-    compiled = subprocess.run(command, capture_output=True, text=True)
-    assert compiled.returncode == 0, compiled.stderr  # for instance a field that the header does not have
-    said = subprocess.run([tmp_path / "structs"], capture_output=True, text=True, check=True).stdout
+    run(command)  # fails for instance for a field that the header does not have
+    said = run([tmp_path / "structs"]).stdout
 
     ours = []
     for name, struct in structs.items():

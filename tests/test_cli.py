@@ -1,11 +1,11 @@
 """The command line and README's snippet, on the real model."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import run
 
 from eagle3_llama.bench.prompts import loop_flags, read_prompts
 from eagle3_llama.errors import EagleError
@@ -15,9 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def cli(*args, module="eagle3_llama.cli"):
-    return subprocess.run(
-        [sys.executable, "-m", module, *map(str, args)], capture_output=True, text=True, cwd=ROOT
-    )
+    return run([sys.executable, "-m", module, *args], None, cwd=ROOT)
 
 
 def test_generate_is_the_same_with_a_head():
@@ -208,9 +206,7 @@ def gates(tmp_path, *files):
     paths = [tmp_path / f"bench{i}.json" for i in range(len(files))]
     for path, results in zip(paths, files):
         path.write_text(json.dumps({"results": results}))
-    return subprocess.run(
-        [sys.executable, ROOT / "scripts" / "perf_gates.py", *paths], capture_output=True, text=True
-    )
+    return run([sys.executable, ROOT / "scripts" / "perf_gates.py", *paths], None)
 
 
 def test_perf_gates_of_several_files(tmp_path):

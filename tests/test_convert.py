@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from checkpoints import (
     write_safetensors,
     write_target,
 )
+from commands import run
 from typer.testing import CliRunner
 
 from eagle3_llama.errors import EagleError, ErrorKind
@@ -397,7 +397,7 @@ def test_no_space_left(tmp_path, target):
     out = tmp_path / "out"
     out.mkdir()
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-    done = subprocess.run(
+    done = run(
         [
             sys.executable,
             ROOT / "scripts" / "convert_eagle.py",
@@ -407,11 +407,10 @@ def test_no_space_left(tmp_path, target):
             "--out",
             out / "h.gguf",
         ],
-        capture_output=True,
-        text=True,
+        code=2,
         preexec_fn=limit,
     )
-    assert done.returncode == 2 and "h.gguf" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert "h.gguf" in done.stderr and len(done.stderr.strip().splitlines()) == 1
     assert os.listdir(out) == []
 
 

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import tiny_models
 import tiny_vision
 import typer
+from commands import run
 from tiny_vision import needs_mtmd
 
 from eagle3_llama.cli.main import app
@@ -41,8 +41,7 @@ SNIPPETS = [
 
 @pytest.mark.parametrize("page, code", [(p, c) for p, c in SNIPPETS if "mmproj" not in c])
 def test_snippets_run(page, code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    done = run([sys.executable, "-c", code], cwd=ROOT)
     assert "accepted_prediction_tokens" in done.stdout
 
 
@@ -56,8 +55,7 @@ def test_the_snippet_with_an_image_runs(tmp_path):
     here = "file:///home/me/cat.png"
     assert here in code
     code = code.replace(here, tiny_vision.picture(1))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    run([sys.executable, "-c", code], cwd=tmp_path)
 
 
 def test_the_clients_snippets_run():
@@ -73,12 +71,30 @@ def test_the_clients_snippets_run():
     given = settings(model=str(smollm2("Q4_0")), eagle=str(shipped_head()), n_ctx=512, n_parallel=2)
     with running(given) as server:
         code = "\n".join(snippets).replace("http://127.0.0.1:8000", server.url)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
+        run([sys.executable, "-c", code])
         assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-def commands():
+def test_the_searches_find_what_they_look_for():
+    """A pattern that finds nothing tests nothing."""
+    assert {"README.md", "eagle3_llama/docs/use.md"} <= {page for page, _ in SNIPPETS}
+    assert len(list(command_lines())) > 20 and "README.md" in {page for page, _ in command_lines()}
+    assert {words[1] for _, words in command_lines()} >= {
+        "generate",
+        "serve",
+        "bench",
+        "convert",
+        "train",
+        "info",
+    }
+    assert len(list(links())) > 20 and {"README.md", ".github/CONTRIBUTING.md"} <= {
+        page for page, _ in links()
+    }
+    named = [name for page in TEXT for name in patches_named(page) + paths_named(page)]
+    assert len(named) > 40
+
+
+def command_lines():
     """Each `eagle3-llama ...` line of a shell block or an indented one."""
     for page, text in TEXT.items():
         shell = "\n".join(code for p, code in blocks("bash") if p == page)
@@ -88,7 +104,7 @@ def commands():
                 yield page, shlex.split(line, comments=True)
 
 
-@pytest.mark.parametrize("page, words", list(commands()))
+@pytest.mark.parametrize("page, words", list(command_lines()))
 def test_commands_exist(page, words):
     """The command line parses them: no option is made up, and no argument is missing."""
     command = COMMANDS[words[1]]
@@ -110,10 +126,49 @@ def test_links_lead_somewhere(page, target):
 @pytest.mark.parametrize("page", TEXT)
 def test_files_that_are_named_exist(page):
     """Patches by number, and paths in backticks that begin with a folder of the checkout."""
-    for number in re.findall(r"patches/(\d{4})", TEXT[page]):
+    for number in patches_named(page):
         assert list((ROOT / "patches").glob(f"{number}-*.patch")), f"patches/{number}"
-    for path in re.findall(r"`((?:eagle3_llama|native|scripts|tests|patches)/[\w./-]*)`", TEXT[page]):
+    for path in paths_named(page):
         assert re.fullmatch(r"patches/[\dx]{4}", path) or (ROOT / path).exists(), path
+
+
+def patches_named(page):
+    return re.findall(r"patches/(\d{4})", TEXT[page])
+
+
+def paths_named(page):
+    return re.findall(r"`((?:eagle3_llama|native|scripts|tests|patches)/[\w./-]*)`", TEXT[page])
+
+
+def test_the_replicas_page(tmp_path, monkeypatch):
+    """scaling.md: options of its table exist, settings of its commands and its file are read as is."""
+    import inspect
+
+    import yaml
+
+    from eagle3_llama.server import ray
+
+    page = TEXT["eagle3_llama/docs/scaling.md"]
+    rows = re.findall(r"^\| (`--.*?) \|", page, re.MULTILINE)
+    table = re.findall(r"`--([\w-]+)`", "\n".join(rows))
+    options = inspect.signature(ray._with_server_options(ray.serve_replicas)).parameters
+    assert len(table) >= 6 and {o.replace("-", "_") for o in table} <= set(options)
+    for line in re.findall(r"^    python -m eagle3_llama\.server\.ray (.*)$", page, re.MULTILINE):
+        assert {o.replace("-", "_") for o in re.findall(r"--([\w-]+)", line)} <= set(options), line
+    lines = re.findall(r"ray:build (\S+=.*)$", page, re.MULTILINE)
+    words = [dict(w.split("=", 1) for w in line.split()) for line in lines]
+    [text] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    [app] = yaml.safe_load(text)["applications"]
+    assert app["import_path"] == "eagle3_llama.server.ray:build" and words
+    (tmp_path / "key").write_text("k" * 32)
+    here = {
+        "model": str(tiny_models.target(tmp_path / "target.gguf")),
+        "eagle": str(tiny_models.head(tmp_path / "head.gguf")),
+        "api_key_file": str(tmp_path / "key"),
+    }
+    for args in (*words, app["args"]):
+        settings, scale = ray._settings({**args, **{k: v for k, v in here.items() if k in args}})
+        assert (settings.threads, scale.least, scale.most) == (8, 1, 4)
 
 
 def test_readme_is_short():

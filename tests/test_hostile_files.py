@@ -1,13 +1,13 @@
 """Damaged and hostile files in the converter, in `info` and, under the sanitizers, in the loader.
 
-EAGLE3_FUZZ is how many inputs each part gets; README names the number of the full run.
+EAGLE3_FUZZ is how many inputs each part gets. A full run takes longer than a test may:
+EAGLE3_FUZZ=20000 ./scripts/test tests/test_hostile_files.py -n 0 -o faulthandler_timeout=0
 """
 
 import json
 import os
 import resource
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,15 +17,18 @@ import numpy as np
 import pytest
 import tiny_models
 from checkpoints import write_head
+from commands import run
 from test_native import programs  # noqa: F401 - a fixture
 from test_variants import shared
 
 from eagle3_llama import EagleError
+from eagle3_llama.errors import ErrorKind
 from eagle3_llama.heads.convert import convert
 from eagle3_llama.heads.info import describe
 
 N = int(os.environ.get("EAGLE3_FUZZ", "600"))
 MOST_MEMORY = 2 << 30
+SECONDS = max(600, N)  # of a part; so much more than it takes that only what never ends reaches it
 TIMES = 300  # limit of a damaged file, in units of the valid file: a wrong length that is believed takes more
 NASTY = [0, 1, 2, 3, 0x7F, 0x80, 0xFF]
 LENGTHS = [2**31 - 1, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1]
@@ -113,12 +116,13 @@ def files(tmp_path_factory):
 
 
 def only_errors(call, most):
-    """That a call ends within `most` seconds of computing, well or with an EagleError."""
+    """That a call ends within `most` seconds of computing, well or with an EagleError of one line."""
     start = time.process_time()
     try:
         call()
     except EagleError as e:
-        assert str(e) and "\n" not in str(e).strip()[:50]
+        assert isinstance(e.kind, ErrorKind) and len(str(e).split()) > 2, repr(e)
+        assert "\n" not in str(e) and str(e).isprintable(), repr(e)
     assert time.process_time() - start < most
 
 
@@ -135,7 +139,7 @@ def longest_of_whole(target, sources, out):
 
 def test_converter_and_info(files, tmp_path):
     """In a process of its own, whose memory is known at the end."""
-    done = subprocess.run(
+    done = run(
         [
             sys.executable,
             "-c",
@@ -143,11 +147,9 @@ def test_converter_and_info(files, tmp_path):
             *map(str, (files[0], tmp_path)),
             *map(str, files[1] + files[2]),
         ],
+        seconds=SECONDS,
         cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
     tried, refused, peak = map(int, done.stdout.split())
     assert tried == N and refused > N // 4 and peak < MOST_MEMORY
     assert not list(tmp_path.glob("out*")) and not list(tmp_path.glob(".out*"))
@@ -228,29 +230,16 @@ def test_loading_under_sanitizers(files, programs, tmp_path):  # noqa: F811 - th
         for path in paths:
             i, j = rng.integers(len(data), size=2)
             path.write_bytes(damaged(data[i], rng, data[j]))
-        run = subprocess.run(
-            [programs / "heads_test", target],
-            input="\n".join(map(str, paths)) + "\n",
-            capture_output=True,
-            text=True,
-            env=env,
-        )
-        lines = run.stdout.splitlines()
-        if run.returncode != 0 or len(lines) != len(paths):
+        # a wrong length that is believed would not end, or end for lack of memory
+        ended = run([programs / "heads_test", target], None, input="\n".join(map(str, paths)) + "\n", env=env)
+        lines = ended.stdout.splitlines()
+        if ended.returncode != 0 or len(lines) != len(paths):
             kept = Path(os.environ.get("TMPDIR", "/tmp")) / "hostile.gguf"
             shutil.copy(paths[min(len(lines), len(paths) - 1)], kept)
-            pytest.fail(f"{kept}: {run.stderr[-3000:]}")
+            pytest.fail(f"{kept}: {ended.stderr[-3000:]}")
         done += lines
-    took = [float(line.split()[1]) for line in done]
     refused = [line for line in done if line.startswith("-")]
-    run = subprocess.run(
-        [programs / "heads_test", target],
-        input="\n".join(map(str, ggufs)) + "\n",
-        capture_output=True,
-        text=True,
-        env=env,
-        check=True,
-    )
-    whole = max(float(line.split()[1]) for line in run.stdout.splitlines())
-    assert max(took) < TIMES * whole and len(done) // 10 < len(refused) < len(done)
+    whole = run([programs / "heads_test", target], input="\n".join(map(str, ggufs)) + "\n", env=env)
+    assert [line for line in whole.stdout.splitlines() if line.startswith("-")] == []
+    assert len(done) // 10 < len(refused) < len(done)
     assert all(len(line.split()) > 3 for line in refused), "every refusal says why"

@@ -4,13 +4,13 @@ import ast
 import graphlib
 import json
 import re
-import subprocess
 import sys
 from importlib.metadata import requires
 from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
+from commands import run
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "eagle3_llama"
@@ -51,9 +51,7 @@ for name in sys.argv[1:]:
 def outcomes():
     """What importing each module came to: its error, "" for none, and the package that was missing."""
     names = [name for name in FILES if name not in PROGRAMS]
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORT_EACH, *names], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = run([sys.executable, "-c", IMPORT_EACH, *names], cwd=ROOT)
     return dict(json.loads(line) for line in done.stdout.splitlines())
 
 

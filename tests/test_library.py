@@ -4,11 +4,11 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import run as run_command
 
 from eagle3_llama.errors import EagleError, ErrorKind
 from eagle3_llama.runtime.hook import SUFFIX
@@ -18,10 +18,15 @@ LIB = find_lib_dir()
 
 
 def run(code, **env):
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **env}
-    )
+    done = run_command([sys.executable, "-c", code], None, env={**os.environ, **env})
     return done.returncode, done.stdout + done.stderr
+
+
+def load(**env):
+    """What a process says that asks for EagleLlama and then ends in order."""
+    code, out = run(LOAD, **env)
+    assert code == 0, out
+    return out
 
 
 LOAD = (
@@ -36,18 +41,18 @@ def copy(to):
 
 
 def test_loads():
-    assert run(LOAD)[1].strip() == "loaded"
+    assert load().strip() == "loaded"
 
 
 def test_llama_cpp_imported_after_is_ours():
     code, out = run("import eagle3_llama, llama_cpp.llama_cpp as c; print(c._lib._name)")
-    assert Path(out.strip()).parent.resolve() == LIB.resolve()
+    assert code == 0 and Path(out.strip()).parent.resolve() == LIB.resolve()
 
 
 def test_foreign_libllama(tmp_path):
     other = copy(tmp_path / "lib")
-    out = run("import llama_cpp\n" + LOAD, LLAMA_CPP_LIB_PATH=str(other))[1]
-    assert (
+    code, out = run("import llama_cpp\n" + LOAD, LLAMA_CPP_LIB_PATH=str(other))
+    assert code == 0 and (
         out.startswith("library")
         and "another libllama" in out
         and "import eagle3_llama before llama_cpp" in out
@@ -105,9 +110,7 @@ def test_the_variable_stays_unset():
         "import os, eagle3_llama; eagle3_llama.EagleLlama; import llama_cpp; "
         "print('LLAMA_CPP_LIB_PATH' in os.environ)"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=env
-    )
+    done = run_command([sys.executable, "-W", "error", "-c", code], env=env)
     assert done.stdout.strip() == "False", done.stderr
 
 
@@ -132,7 +135,8 @@ def test_a_gpu_that_is_lost_is_said(tmp_path, where):
         and str(theirs) in out
     ), out
     (theirs / f"libggml-cuda{SUFFIX}").unlink()
-    assert "GPU" not in run("import eagle3_llama; eagle3_llama.EagleLlama", **env)[1]
+    code, out = run("import eagle3_llama; eagle3_llama.EagleLlama", **env)
+    assert code == 0 and "GPU" not in out
 
 
 def test_without_libmtmd_no_other_one(tmp_path):
@@ -140,17 +144,16 @@ def test_without_libmtmd_no_other_one(tmp_path):
     for path in copy(tmp_path / "lib").glob("libmtmd*"):
         path.unlink()
     code = f"{LOAD}\ntry: from llama_cpp import mtmd_cpp\nexcept ImportError as e: print(e)"
-    lines = (
-        run(code, EAGLE3_LLAMA_LIB_DIR=str(tmp_path / "lib"), MTMD_CPP_LIB=str(LIB))[1].strip().splitlines()
-    )
-    assert lines[0] == "loaded" and "LLAMA_BUILD_MTMD=OFF: build" in lines[1]
+    status, out = run(code, EAGLE3_LLAMA_LIB_DIR=str(tmp_path / "lib"), MTMD_CPP_LIB=str(LIB))
+    lines = out.strip().splitlines()
+    assert status == 0 and lines[0] == "loaded" and "LLAMA_BUILD_MTMD=OFF: build" in lines[1]
 
 
 def test_wrong_abi(tmp_path):
     other = copy(tmp_path / "lib")
     header = other / "eagle3.h"
     header.write_text(re.sub(r"(define EAGLE3_ABI_VERSION) \d+", r"\1 999", header.read_text()))
-    out = run(LOAD, EAGLE3_LLAMA_LIB_DIR=str(other))[1]
+    out = load(EAGLE3_LLAMA_LIB_DIR=str(other))
     assert out.startswith("library") and "999" in out and "reinstall" in out
 
 
@@ -169,7 +172,7 @@ def test_a_library_of_another_processor(tmp_path):
 
 
 def test_not_installed(tmp_path):
-    out = run(LOAD, EAGLE3_LLAMA_LIB_DIR=str(tmp_path))[1]
+    out = load(EAGLE3_LLAMA_LIB_DIR=str(tmp_path))
     assert out.startswith("library") and "missing" in out
 
 

@@ -3,11 +3,11 @@
 import importlib
 import inspect
 import os
-import subprocess
 import sys
 
 import pytest
 import typer
+from commands import run
 
 from eagle3_llama import __version__
 from eagle3_llama.batching import BatchSettings
@@ -72,10 +72,7 @@ def test_completion_of_an_option(tmp_path):
         "_EAGLE3_LLAMA_COMPLETE": "complete_bash",
     }
     code = "import sys; sys.argv = ['eagle3-llama']; from eagle3_llama.cli.main import main; main()"
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env).stdout.strip()
-        == "--no-flash-attn"
-    )
+    assert run([sys.executable, "-c", code], env=env).stdout.strip() == "--no-flash-attn"
 
 
 def test_the_same_defaults_everywhere():
@@ -115,10 +112,10 @@ def test_the_same_defaults_everywhere():
 
 
 def test_version_and_completion():
-    run = lambda *args: subprocess.run(
-        [sys.executable, "-m", "eagle3_llama.cli", *args], capture_output=True, text=True
+    assert (
+        run([sys.executable, "-m", "eagle3_llama.cli", "--version"]).stdout.strip()
+        == f"eagle3-llama {__version__}"
     )
-    assert run("--version").stdout.strip() == f"eagle3-llama {__version__}"
     assert {"--install-completion", "--show-completion"} <= {
         o for p in typer.main.get_command(app).params for o in p.opts
     }
@@ -135,19 +132,12 @@ def test_version_and_completion():
     ],
 )
 def test_names_as_they_are_typed(args, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "eagle3_llama.cli", *args], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert (
-        done.returncode == 2
-        and done.stderr.startswith("error: ")
-        and "none" in done.stderr
-        and done.stderr.count("\n") == 1
-    )
+    done = run([sys.executable, "-m", "eagle3_llama.cli", *args], code=2, cwd=tmp_path)
+    assert done.stderr.startswith("error: ") and "none" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_a_tree_without_flash_attention(files):
-    done = subprocess.run(
+    done = run(
         [
             sys.executable,
             "-m",
@@ -163,7 +153,6 @@ def test_a_tree_without_flash_attention(files):
             "8x3x3",
             "--no-flash-attn",
         ],
-        capture_output=True,
-        text=True,
+        code=2,
     )
-    assert done.returncode == 2 and "flash_attn" in done.stderr
+    assert "flash_attn" in done.stderr

@@ -1,9 +1,9 @@
 """Progress where no terminal shows a bar."""
 
 import io
-import subprocess
 import sys
 
+from commands import run
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
@@ -51,7 +51,7 @@ def test_a_bar_on_a_terminal():
 
 def test_bench_says_how_far_it_is(files, tmp_path):
     (tmp_path / "prompts.jsonl").write_text('"a1 b2"\n"c3"\n')
-    done = subprocess.run(
+    done = run(
         [
             sys.executable,
             "-m",
@@ -69,9 +69,7 @@ def test_bench_says_how_far_it_is(files, tmp_path):
             "256",
             "-t",
             "1",
-        ],
-        capture_output=True,
-        text=True,
+        ]
     )
     assert done.returncode == 0, done.stderr
     assert [line.partition(",")[0] for line in done.stderr.splitlines()][:1] == [

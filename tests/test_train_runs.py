@@ -2,18 +2,23 @@
 
 import dataclasses
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import SECONDS
+from commands import run as run_command
 from cores import THREADS
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from training import lines
 
 from eagle3_llama import EagleError, EagleLlama
+from eagle3_llama.errors import ErrorKind
 from eagle3_llama.models import smollm2
 
 # ruff: noqa: E402 - the imports below need torch, which may be absent
@@ -24,19 +29,20 @@ from eagle3_llama.train.loop import Trainer
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "wrong, kind, said",
     [
-        {"targets": ()},
-        {"steps": 0},
-        {"lr": float("nan")},
-        {"weights": (0, 0, 0)},
-        {"prompts": ("none.jsonl",)},
-        {"max_tokens": 3},
+        ({"targets": ()}, ErrorKind.BAD_ARGUMENT, "at least one GGUF with --model"),
+        ({"steps": 0}, ErrorKind.BAD_ARGUMENT, "steps is 0, expected at least 1"),
+        ({"lr": float("nan")}, ErrorKind.BAD_ARGUMENT, "lr is nan, expected 0..1"),
+        ({"weights": (0, 0, 0)}, ErrorKind.BAD_ARGUMENT, "weights are (0, 0, 0), expected"),
+        ({"prompts": ("none.jsonl",)}, ErrorKind.BAD_FILE, "no such file: none.jsonl"),
+        ({"max_tokens": 3}, ErrorKind.BAD_ARGUMENT, "max_tokens is 3, expected at least 256"),
     ],
 )
-def test_wrong_settings(tiny, wrong):
-    with pytest.raises(EagleError):
+def test_wrong_settings(tiny, wrong, kind, said):
+    with pytest.raises(EagleError, match=re.escape(said)) as e:
         dataclasses.replace(tiny, **wrong)
+    assert e.value.kind is kind
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -78,6 +84,34 @@ def test_training_learns_and_resumes(tiny, corpus, tmp_path, optimizer):
         Trainer(
             dataclasses.replace(tiny, epochs=5, lr=0.5, optimizer=optimizer), corpus, tmp_path / "a"
         ).resume()
+
+
+def test_training_goes_on_from_a_published_head(tiny, corpus, tmp_path):
+    """--init-from starts with that head's weights and vocabulary; each kind of wrong head is refused."""
+    settings = dataclasses.replace(tiny, epochs=6, lr=3e-3, init_from=None, data=str(Path(tiny.out) / "data"))
+    (tmp_path / "first").mkdir()
+    first = Trainer(dataclasses.replace(settings, out=str(tmp_path / "first")), corpus, tmp_path / "first")
+    first.train(lambda _: None)
+    write(first.head, corpus.layers, tmp_path / "head")
+
+    more = dataclasses.replace(
+        settings, out=str(tmp_path / "more"), epochs=1, init_from=str(tmp_path / "head")
+    )
+    (tmp_path / "more").mkdir()
+    second = Trainer(more, corpus, tmp_path / "more")
+    assert (second.head.d2t == first.head.d2t).all()
+    for (name, p), (_, q) in zip(first.head.state_dict().items(), second.head.state_dict().items()):
+        assert torch.equal(p.half().float(), q.float()) or "d2t" in name, name  # float16 in the file
+    second.train(lambda _: None)
+    fresh, learned = (first.state["rows"][i]["mean_accepted_length"] for i in (0, -1))
+    start = second.state["rows"][0]
+    assert start["step"] == 0 and learned > fresh
+    assert start["mean_accepted_length"] > (fresh + learned) / 2
+    assert not torch.equal(next(first.head.parameters()), next(second.head.parameters()))
+
+    save_file({"fc.weight": np.zeros((4, 4), np.float16)}, tmp_path / "head" / "model.safetensors")
+    with pytest.raises(EagleError, match="no d2t: --init-from needs"):
+        Trainer(more, corpus, tmp_path / "more")
 
 
 def test_checkpoint_is_what_servers_read(corpus, head, tmp_path):
@@ -130,11 +164,14 @@ def test_checkpoint_is_what_servers_read(corpus, head, tmp_path):
 
 def killed_at(command, out, seen):
     """Runs the command and kills it as soon as a file of that name exists, long before the end."""
-    child = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    while not list(out.glob(seen)):
-        assert child.poll() is None, f"the run ended, {child.returncode}, without {seen}"
-        time.sleep(0.01)
-    child.kill()
+    child, end = subprocess.Popen(command, stderr=subprocess.DEVNULL), time.monotonic() + SECONDS
+    try:
+        while not list(out.glob(seen)):
+            assert child.poll() is None, f"the run ended, {child.returncode}, without {seen}"
+            assert time.monotonic() < end, f"no {seen} in {SECONDS} s"
+            time.sleep(0.01)
+    finally:
+        child.kill()
     assert child.wait() == -signal.SIGKILL and not (out / "head.gguf").exists()
 
 
@@ -182,8 +219,7 @@ def test_real_model_on_a_tiny_budget(tmp_path):
         killed_at(command, out, seen)
         assert made == {p: p.stat().st_mtime_ns for p in made}  # what is there is not made again
         made = {p: p.stat().st_mtime_ns for p in out.glob("data/shard-*.safetensors")}
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = run_command(command)
     assert made and made == {p: p.stat().st_mtime_ns for p in out.glob("data/shard-*.safetensors")}
     assert "held-out greedy chains" in done.stdout
     llm = EagleLlama(

@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from commands import run as run_command
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "native"), str(ROOT / "scripts")]
@@ -146,10 +147,9 @@ def make_sdist(folder, version, source):
 
 
 def script(tmp_path, series, *args, **env):
-    done = subprocess.run(
+    done = run_command(
         [sys.executable, ROOT / "scripts" / "upgrade_check.py", "--patches", series, *args],
-        capture_output=True,
-        text=True,
+        None,
         env={**os.environ, "EAGLE3_LLAMA_CACHE": str(tmp_path / "cache"), **env},
     )
     return done.returncode, done.stdout, done.stderr

@@ -1,7 +1,7 @@
 """Hooks for conftest: what the death of a worker process means for the run, and which file is run first.
 
-xdist 3.8 alone waits for ever after a crash: the tests that the dead worker had finished go back into the queue
-too, and nobody reports them again. It also takes no notice of how a process ends that has finished its tests.
+xdist 3.8 alone waits for ever after a crash: the tests that the dead worker had finished go back into the
+queue too, and nobody reports them again. Nor does it notice how a process ends that has finished its tests.
 """
 
 import math
@@ -32,7 +32,7 @@ class FileScheduling(LoadFileScheduling):
         super().mark_test_complete(node, item_index, duration)
 
     def remove_node(self, node):
-        """The test that the node was running, or None. Its other tests are done by the nodes that are left."""
+        """The test that the node was running, or None. Its other tests go to the nodes that are left."""
         units = self.assigned_work.pop(node)
         left = [nodeid for unit in units.values() for nodeid, done in unit.items() if not done]
         crashed = next((nodeid for nodeid in left if nodeid in self.running), None)
@@ -79,7 +79,7 @@ class Workers:
         node.nodemanager.EXIT_TIMEOUT = EXIT_SECONDS
 
     def pytest_collection_modifyitems(self, config, items):
-        """In a worker: the file that took longest comes first; before it files not measured, by their size."""
+        """In a worker: first the files that were not measured, by size, then those that took longest."""
         if hasattr(config, "workerinput"):
             seconds = config.workerinput["seconds"]
             size = {path: path.stat().st_size for path in {item.path for item in items}}
