@@ -130,7 +130,7 @@ class EagleLlama(GeneratingLlama):
                 "EagleLlama decodes plainly: with swa_full=False the target cannot take back a draft; "
                 "leave swa_full out",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
             eagle_path = None
         try:
@@ -138,7 +138,7 @@ class EagleLlama(GeneratingLlama):
         except EagleError as e:
             if e.kind is not ErrorKind.UNSUPPORTED or eagle_path is None:
                 raise
-            warnings.warn(f"EagleLlama decodes plainly: {e}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"EagleLlama decodes plainly: {e}", RuntimeWarning, stacklevel=4)
             return Engine(ctx, model, None, self._n_slots)
 
     # -- settings and counters ----------------------------------------------------------------------------
