@@ -3,7 +3,9 @@
 import functools
 import itertools
 import random
+import re
 import subprocess
+import warnings
 
 import pytest
 from architectures import compile_tool
@@ -176,4 +178,45 @@ def test_a_text_that_cannot_go_back_is_gone(made, architecture):
         fails()
         got = again()
         assert list(got) in (answer, answer[:1]) or list(got)[:19] == answer[1:]
+    llm.close()
+
+
+@pytest.mark.parametrize(
+    "architecture, given, said",
+    [
+        ("mamba", {}, "recurrent or hybrid"),
+        ("jamba", {}, "recurrent or hybrid"),
+        ("gemma3", {"swa_full": False}, "swa_full=False .* leave swa_full out"),
+    ],
+)
+def test_one_warning_where_nothing_can_be_drafted(made, architecture, given, said):
+    """The text is that of the target without a head, whatever is asked for later; the user is told once."""
+    target, head = map(str, made(architecture))
+    common = {"n_ctx": 128, "n_threads": THREADS, "flash_attn": True, "verbose": False, **given}
+    prompt = [5, 17, 29, 41, 53]
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        plain = EagleLlama(target, **common)
+        text = take(plain, 40, prompt)
+        assert not heard
+        llm = EagleLlama(target, eagle=head, n_max=3, **common)
+        assert take(llm, 40, prompt) == text
+        for params in (EagleParams(2), EagleParams(tree="4x2x2"), EagleParams()):
+            llm.eagle_params = params
+            assert take(llm, 40, prompt) == text
+    ours = [w for w in heard if w.category is RuntimeWarning]
+    assert len(ours) == 1, [str(w.message) for w in heard]
+    assert re.search(f"decodes plainly: .*{said}", str(ours[0].message)) and ours[0].filename == __file__
+    assert llm.stats.drafted == 0 and llm.stats.tokens > 100
+    plain.close(), llm.close()
+
+
+def test_a_whole_window_is_drafted_for(made):
+    """The same target with its cache whole."""
+    target, head = map(str, made("gemma3"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        llm = EagleLlama(target, eagle=head, n_max=3, n_ctx=128, n_threads=THREADS, verbose=False)
+    take(llm, 20, [5, 17, 29, 41, 53])
+    assert llm.stats.drafted > 0
     llm.close()
