@@ -14,10 +14,11 @@
 //
 // Calls return 0 or a count, or on failure a code below 0, with a message for eagle3_last_error(). No C++
 // exception leaves the library. E_ARGUMENT changes nothing. After any other failure target and head hold
-// eagle3_n_past positions of a slot: what they held before the call, with two exceptions. A recurrent or hybrid
-// target cannot take back decoded rows: if a batch fails half way, eagle3_n_past of its slots is 0, and their
-// sequences are empty. Where the target did its part and the head failed (E_MEMORY, say), the rows stay, and
-// the head starts over behind them: it drafts nothing in the next round, and sees less of the past from then on.
+// eagle3_n_past positions of a slot: what they held before the call, with two exceptions. A recurrent or
+// hybrid target cannot take back decoded rows: if a batch fails half way, eagle3_n_past of its slots is 0,
+// and their sequences are empty. Where the target did its part and the head failed (E_MEMORY, say), the rows
+// stay, and the head starts over behind them: it drafts nothing in the next round, and sees less of the past
+// from then on.
 //
 // A session has one round at a time: none, drafted, decoded or verified. What may be called when:
 //
@@ -40,13 +41,13 @@
 //     (2) starts over at each slot's first row; samplers are where they are
 //     (3) does nothing
 //     (4) after a commit, until the next draft, prefill or measure_target
-//     (5) of a slot of the round: ends it first, for all its slots, and none of its rows stay; of another slot:
+//     (5) of a slot of the round: ends it first, for all its slots, and none of its rows stay; of another one:
 //         the round goes on
 //     (6) of a slot of the round; of another slot: yes, and the round goes on
 //
 // A call that is legal and fails leaves the round as it was, with three exceptions. eagle3_round_draft leaves
-// none, unless it returns E_ARGUMENT. eagle3_round_commit ends the round, unless it returns E_ARGUMENT. A slot
-// that is empty after a failure (see above) ends a drafted round.
+// none, unless it returns E_ARGUMENT. eagle3_round_commit ends the round, unless it returns E_ARGUMENT. A
+// slot that is empty after a failure (see above) ends a drafted round.
 #pragma once
 #include <stdint.h>
 #define EAGLE3_ABI_VERSION 6
@@ -118,9 +119,9 @@ int32_t eagle3_head_d2t(const eagle3_head * head, int32_t * out);  // out[n_voca
 int32_t eagle3_session_open(void * ctx, eagle3_head * head, int32_t n_slots, eagle3_session ** out);
 void eagle3_session_close(eagle3_session * s);  // drops a round under way, turns capture off; NULL is allowed
 
-// Turns capture off (0) or on for all slots, from the next decode on: a round under way ends as it was decoded.
-// While it is off, decoding costs what it costs without a head, and a slot that decodes drafts nothing until
-// new text has been captured.
+// Turns capture off (0) or on for all slots, from the next decode on: a round under way ends as it was
+// decoded. While it is off, decoding costs what it costs without a head, and a slot that decodes drafts
+// nothing until new text has been captured.
 int32_t eagle3_session_set_capture(eagle3_session * s, int32_t on);
 
 int32_t eagle3_can_tree(eagle3_session * s);  // whether the target's memory can hold a tree: 1 or 0
@@ -137,12 +138,12 @@ int32_t eagle3_prefill(
 
 // -- a round ----------------------------------------------------------------------------------------------
 enum eagle3_kind {
-    EAGLE3_PLAIN   = 0,  // no draft
-    EAGLE3_CHAIN   = 1,  // n_max greedy tokens, up to the first less probable than p_min; none if below n_min
-    EAGLE3_TREE    = 2,  // EAGLE-2: expands the `width` most probable nodes on each of `depth` levels, then
-                         // drafts the n_max most probable of all. A node is as probable as its path: the
-                         // product of the probabilities of its tokens, the first to its own. Those below p_min
-                         // are neither expanded nor drafted, also if none is left
+    EAGLE3_PLAIN = 0,  // no draft
+    EAGLE3_CHAIN = 1,  // n_max greedy tokens, up to the first less probable than p_min; none if below n_min
+    EAGLE3_TREE  = 2,  // EAGLE-2: expands the `width` most probable nodes on each of `depth` levels, then
+                       // drafts the n_max most probable of all. A node is as probable as its path: the
+                       // product of the probabilities of its tokens, the first to its own. Those below p_min
+                       // are neither expanded nor drafted, also if none is left
     EAGLE3_PLANNED = 3,  // what is expected to give the most tokens per second (needs eagle3_plan_set): at
                          // most n_max tokens, and in all planned slots together no more than the largest of
                          // their n_max; trees of at most `width` siblings (1: chains)
@@ -165,9 +166,9 @@ struct eagle3_ask {
 // to its own slot's room: what the context holds beyond eagle3_n_past and the token itself, and the slot's
 // share of the batch. The batch has min(n_batch, n_ubatch, 64) rows, n of them for the tokens; the rest is
 // shared equally, but for EAGLE3_PLANNED, which shares what the other kinds leave. So a slot near its
-// context's end drafts less, and costs the others nothing; E_ARGUMENT if a slot is full or n exceeds the batch.
-// GIVEN and CHOICES keep their first nodes. The head drafts once for each commit: until then a second call has
-// nothing new to go by. Returns the sum of drafted.
+// context's end drafts less, and costs the others nothing; E_ARGUMENT if a slot is full or n exceeds the
+// batch. GIVEN and CHOICES keep their first nodes. The head drafts once for each commit: until then a second
+// call has nothing new to go by. Returns the sum of drafted.
 int32_t eagle3_round_draft(eagle3_session * s, const struct eagle3_ask * asks, int32_t n, int32_t * drafted);
 
 // The draft of asks[i], level by level; room for 63 in each array. parents and probs may be NULL. probs are
@@ -175,16 +176,17 @@ int32_t eagle3_round_draft(eagle3_session * s, const struct eagle3_ask * asks, i
 int32_t eagle3_round_drafted(
     const eagle3_session * s, int32_t i, int32_t * tokens, int32_t * parents, float * probs);
 
-// One target batch of all rows. Rows of a tree see only the draft tokens that they follow. After E_DECODE (the
-// KV cache is full, say), E_MEMORY, and E_UNSUPPORTED (a tree that the target's memory cannot hold) the slots
-// are as before, and the round is still drafted: decode again, or draft less.
+// One target batch of all rows. Rows of a tree see only the draft tokens that they follow. After E_DECODE
+// (the KV cache is full, say), E_MEMORY, and E_UNSUPPORTED (a tree that the target's memory cannot hold) the
+// slots are as before, and the round is still drafted: decode again, or draft less.
 int32_t eagle3_round_decode(eagle3_session * s);
 
 // Samples each slot's rows with its sampler (a `struct llama_sampler *`), which accepts each token: from
 // child to child, until a token differs from the draft or ends generation. So samplers draw as often as in
 // plain decoding. out[n][64] holds counts[n] tokens of each slot; the last one is not decoded yet. A count
 // below 0 is the code of a slot whose sampler failed (eagle3_last_error has a message); the others are good.
-// E_DECODE if the output matrix could not be computed: the slots keep what they have, commit to end the round.
+// E_DECODE if the output matrix could not be computed: the slots keep what they have, commit to end the
+// round.
 int32_t eagle3_round_verify(eagle3_session * s, void * const * samplers, int32_t * out, int32_t * counts);
 
 // Ends the round: keep[i] rows of each slot stay, 0 for none. Of a chain they may be any, of a tree only rows
@@ -215,8 +217,9 @@ struct eagle3_costs {
     float context;     // positions
 };
 
-// From the next draft on EAGLE3_PLANNED drafts, and eagle3_round_verify computes the output matrix only for the
-// rows it reaches. NULL undoes it. E_ARGUMENT for a cost that is negative or not finite, or layers or head of 0.
+// From the next draft on EAGLE3_PLANNED drafts, and eagle3_round_verify computes the output matrix only for
+// the rows it reaches. NULL undoes it. E_ARGUMENT for a cost that is negative or not finite, or layers or
+// head of 0.
 int32_t eagle3_plan_set(eagle3_session * s, const struct eagle3_costs * costs);
 
 // What the planner expects of rounds with as many slots as the last one; E_ARGUMENT before eagle3_plan_set.

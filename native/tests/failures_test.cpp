@@ -40,7 +40,7 @@ void count_reserves(ggml_log_level, const char * text, void *) {
 }
 
 bool evaluated(ggml_tensor *, bool, void *) {
-    if (throws && throws_after-- == 0) {
+    if (throws && throws_after-- <= 0) {
         throw std::runtime_error("the callback's");
     }
     return false;  // the tensor itself is not wanted

@@ -52,8 +52,7 @@ void * take(size_t size) {
 }
 
 template <typename F> F * real(const char * name) {
-    static F * f = (F *) dlsym(RTLD_NEXT, name);
-    return f;
+    return (F *) dlsym(RTLD_NEXT, name);
 }
 
 }  // namespace

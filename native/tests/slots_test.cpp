@@ -7,6 +7,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 
 namespace {
 
@@ -185,6 +186,34 @@ void planned_shares(llama_model * model, const char * head) {
     }
 }
 
+// Of a tree, the nodes are drafted whose path is as probable as p_min, and no others; none, if none is.
+void probable_paths(llama_model * model, const char * head) {
+    fixture f(model, head, 1, MAX_ROWS);
+    const auto paths = [&](float p_min) {  // the tokens of each drafted path, and its probability
+        f.begin(0, 20);
+        tokens n, ids(63), parents(63);
+        std::vector<float> probs(63);
+        f.draft({ask_for(0, 9, EAGLE3_TREE, 63, 3, 3, p_min)}, n);
+        CHECK(eagle3_round_drafted(f.s, 0, ids.data(), parents.data(), probs.data()) == n[0]);
+        std::vector<std::pair<float, tokens>> out;
+        for (int i = 0; i < n[0]; ++i) {
+            out.push_back(parents[i] < 0 ? std::make_pair(1.0f, tokens()) : out[parents[i]]);
+            out.back().first *= probs[i];
+            out.back().second.push_back(ids[i]);
+        }
+        std::sort(out.begin(), out.end());
+        return out;
+    };
+    const std::vector<std::pair<float, tokens>> all = paths(0.0f);
+    CHECK(all.size() == 3 + 9 + 9);
+    for (size_t i = 0; i < all.size(); i += 4) {  // between two of them
+        const float p_min = i ? 0.5f * (all[i - 1].first + all[i].first) : 0.5f * all[0].first;
+        CHECK(!i || all[i - 1].first < p_min);
+        CHECK(paths(p_min) == decltype(all)(all.begin() + (long) i, all.end()));
+    }
+    CHECK(paths(1.5f).empty());
+}
+
 // A slot that is full has no round, and the others' is as good as it was.
 void full_slots(llama_model * model, const char * head) {
     fixture f(model, head, 2, MAX_ROWS);
@@ -318,6 +347,7 @@ int main(int argc, char ** argv) {
         }
         planned_shares(model, head);
         full_slots(model, head);
+        probable_paths(model, head);
     } else if (what == "many" && head && model) {
         many_slots(model, head);
     } else if (what == "bits" && model) {
