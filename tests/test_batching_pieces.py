@@ -13,6 +13,7 @@ from test_batching import wait_for
 
 from eagle3_llama import EagleLlama  # before llama_cpp: it brings the library
 from eagle3_llama.batching import Batcher, BatchSettings
+from eagle3_llama.batching.model import BatchModel
 from eagle3_llama.batching.pieces import INVARIANT_ROWS, least_piece, next_piece
 
 import llama_cpp
@@ -74,7 +75,7 @@ def test_k_quants(target, changing, n_batch, echo):
     """Texts and logprobs are EagleLlama's, bit by bit; and the prompts were really cut, in many ways."""
     common = {"n_ctx": N_CTX, "n_batch": n_batch, "n_threads": 1, "n_threads_batch": 1}
     alone = EagleLlama(target, flash_attn=True, verbose=False, **common)
-    rng = random.Random(1)
+    rng, cuts = random.Random(1), set()
     with Batcher(BatchSettings(target, n_parallel=2, n_ctx=N_CTX, n_batch=n_batch, n_threads=1)) as batcher:
         pieces = changing(batcher, rng)
         for seed, prompt in enumerate(prompts(alone)):
@@ -84,12 +85,32 @@ def test_k_quants(target, changing, n_batch, echo):
             for _ in range(3):
                 for slot in range(2):  # nothing of the prompt is there already
                     empty(batcher, slot)
+                pieces.clear()
                 with batcher.request() as llm:
                     assert said(llm, prompt, seed, echo) == expected, (len(prompt), pieces)
+                assert sum(pieces) == SIZES[seed]
+                cuts.add(tuple(pieces))
         assert batcher.snapshot()["reused_tokens"] == 0
     alone.close()
-    if n_batch == 512:
-        assert len(set(pieces)) > 6 and min(pieces) <= 100
+    if n_batch == 512:  # else nothing of a batch can be cut
+        for n in (200, 515, 530, 600):
+            assert len({cut for cut in cuts if sum(cut) == n and len(cut) > 1 + n // n_batch}) > 0, (n, cuts)
+        assert len(cuts) > len(SIZES)
+
+
+def test_where_prompts_may_be_cut(target, tmp_path):
+    """Rows per expert depend on the whole micro-batch: K-quants of mixtures of experts are not cut there."""
+    q8_0 = str(tiny_models.target(tmp_path / "Q8_0.gguf", kind="Q8_0"))
+    for path, changed, step in (
+        (target, {}, 4),
+        (target, {"llama.expert_count": "8"}, 512),
+        (q8_0, {"llama.expert_count": "8", "general.file_type": "7"}, 4),
+        (q8_0, {"llama.expert_count": "8"}, 512),  # it does not say what it is
+    ):
+        model = BatchModel(BatchSettings(path, n_parallel=1, n_ctx=1024, n_threads=1))
+        model.metadata.update(changed)
+        assert model.prompt_step() == step
+        model.close()
 
 
 def empty(batcher, slot):
