@@ -41,7 +41,12 @@ def connection_limit(wanted: int | None) -> int:
 
 def protocol(most: int) -> type[PatientProtocol]:
     """The protocol class of a server that allows `most` connections."""
-    return type("Protocol", (PatientProtocol,), {"most": most})
+
+    class Protocol(PatientProtocol):
+        pass
+
+    Protocol.most = most
+    return Protocol
 
 
 class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # a class that uvicorn chooses
