@@ -1,6 +1,6 @@
 """Build libeagle3, libllama, libmtmd and ggml with CMake and ninja, or find a finished build in the cache.
 
-    python native/build.py [--sanitize] [--tests] [--bench] [--print-dir] [-DNAME=VALUE ...]
+    python native/build.py [--sanitize] [--tests] [--bench | --stock] [--print-dir] [-DNAME=VALUE ...]
 
 Below fetch.cache_dir():
     build/<key>/          one for each combination of compiler, CPU and CMake flags; locked while in use
@@ -8,33 +8,33 @@ Below fetch.cache_dir():
                               compiles only what depends on them, whichever checkout the build comes from
         cmake-<version>/      CMake's build directory. Another version of CMake writes other commands, which
                               would compile everything again
-        out/<hash>/           finished sets of libraries, never changed; the hash covers patches and sources
+        out/<hash>/           finished sets of libraries, never changed; the hash covers patches and sources.
+                              proof.json in it says how the set was built and checked (see proof.py)
 An interrupted build leaves nothing in out/; the next one continues where it stopped. CMAKE_ARGS
 (CMAKE_ARGS=-DGGML_CUDA=on), CC, CXX, CFLAGS, CXXFLAGS and LDFLAGS have their usual effect.
 CMAKE_ARGS=-DLLAMA_BUILD_MTMD=OFF leaves out libmtmd (images and audio). The sanitized build leaves it out
-unless CMAKE_ARGS turns it on.
+unless CMAKE_ARGS turns it on. CMAKE_ARGS=-DEAGLE3_PROOF=OFF leaves out the check on this processor.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import contextlib
 import hashlib
+import json
 import os
-import platform
-import re
-import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from fetch import BuildError, _prune, cache_dir, hash_files, patched_tree, say
+import proof
+import toolchain
+from compiling import Work, compile_all, configure
+from fetch import COMMIT, PACKAGE, VERSION, BuildError, _prune, cache_dir, hash_files, patched_tree, say
+from toolchain import InstructionSet
 
 NATIVE = Path(__file__).resolve().parent
 _TREE_PARTS = (
@@ -50,25 +50,6 @@ _TREE_PARTS = (
     "vendor",
 )
 
-# Flags of the packaging or of llama-cpp-python's own build, which change nothing here.
-_NOT_OURS = re.compile(
-    r"^(CMAKE_INSTALL_.*|CMAKE_MAKE_PROGRAM|CMAKE_MODULE_PATH|CMAKE_PREFIX_PATH|SKBUILD.*"
-    r"|Python3?_.*|PYTHON_.*|LLAMA_BUILD|LLAVA_BUILD)$"
-)
-
-# Quick to compile, with readable stack traces. Without asserts, like a release: some of ggml's asserts test
-# values (no NaN in a norm) that a model file decides. Of CMAKE_ARGS, only LLAMA_BUILD_MTMD and the flags that
-# choose the processor's instructions apply.
-_SANITIZE = {
-    "EAGLE3_SANITIZE": "ON",
-    "CMAKE_BUILD_TYPE": "Debug",
-    "CMAKE_C_FLAGS_DEBUG": "-O1 -g1 -DNDEBUG",
-    "CMAKE_CXX_FLAGS_DEBUG": "-O1 -g1 -DNDEBUG",
-}
-_OF_SANITIZED = re.compile(
-    r"^(LLAMA_BUILD_MTMD|GGML_(NATIVE|SSE42|AVX\w*|FMA|F16C|BMI2|AMX_\w+|CPU_ARM_ARCH))$"
-)
-
 
 def build(
     sanitize: bool = False,
@@ -77,136 +58,88 @@ def build(
     cmake: str | None = None,
     ninja: str | None = None,
     bench: bool = False,
+    stock: bool = False,
 ) -> Path:
-    """The folder with libeagle3, libllama, libmtmd, ggml and eagle3.h.
+    """The folder with libeagle3, libllama, libmtmd, ggml and eagle3.h, checked on this processor.
 
     sanitize: with the address and undefined behaviour sanitizers. tests: with the executables of
-    native/tests. defines: CMake variables, which override CMAKE_ARGS. bench: instead, the executables of
-    native/bench and the unpatched llama.cpp that they measure. Raises BuildError.
+    native/tests. defines: CMake variables, which override CMAKE_ARGS. stock: instead, libllama and ggml as
+    upstream has them, with the same flags. bench: those, with the executables of native/bench. Raises
+    BuildError.
     """
-    options = _options(sanitize, {**_cmake_args(), **(defines or {})})
+    options = toolchain.cmake_options(sanitize, {**toolchain.cmake_args(), **(defines or {})})
     source = options.pop("EAGLE3_LLAMA_CPP_DIR", None) or os.environ.get("EAGLE3_LLAMA_CPP_DIR")
-    if options.get("EAGLE3_BUILD_TESTS", "").upper() in ("ON", "1", "TRUE", "YES"):
-        tests = True
-    mtmd = options.pop("LLAMA_BUILD_MTMD", "OFF" if sanitize or bench else "ON").upper() in (
-        "ON",
-        "1",
-        "TRUE",
-        "YES",
-    )
-    for name in ("EAGLE3_BUILD_TESTS", "EAGLE3_BUILD_BENCH", "EAGLE3_BUILD_MTMD"):
+    unpatched = bench or stock
+    tests = toolchain.is_on(options.pop("EAGLE3_BUILD_TESTS", "OFF")) or tests
+    mtmd = toolchain.is_on(options.pop("LLAMA_BUILD_MTMD", "OFF" if sanitize or unpatched else "ON"))
+    checked = toolchain.is_on(options.pop("EAGLE3_PROOF", "ON"))
+    for name in ("EAGLE3_BUILD_BENCH", "EAGLE3_BUILD_MTMD", "EAGLE3_WITHOUT"):
         options.pop(name, None)
-
-    place = cache_dir() / "build" / ("bench-" * bench + _key(options))
+    kind = "sanitized-" if sanitize else "stock-" if unpatched else ""
+    place = cache_dir() / "build" / (kind + toolchain.key(options))
     place.mkdir(parents=True, exist_ok=True)
     place = place.resolve()  # compile commands hold this path
     with _locked(place / "lock"):
-        tree, tree_key = patched_tree(source, patched=not bench)
-        sources = _native_sources(["tests"] * tests + ["bench"] * bench)
-        out = (
-            place
-            / "out"
-            / hashlib.sha256(
-                f"{tree_key} {tests} {bench} {mtmd} {hash_files(NATIVE, sources)}".encode()
-            ).hexdigest()[:16]
-        )
+        tree, tree_key = patched_tree(source, patched=not unpatched)
+        parts = ["proof", "bench"] if unpatched else ["include", "src", "proof", *["tests"] * tests]
+        sources = _native_sources(parts)
+        programs = [proof.PROGRAM, *_programs(sources, [*["tests"] * tests, *["bench"] * bench])]
+        wanted = f"{tree_key} {tests} {bench} {mtmd} {checked} {hash_files(NATIVE, sources)}"
+        out = place / "out" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
         if not out.is_dir():
             _sync(tree, place / "llama.cpp", [p for part in _TREE_PARTS for p in _files(tree / part)])
             _sync(NATIVE, place / "native", sources)
-            options["EAGLE3_BUILD_TESTS"] = "ON" if tests else "OFF"
-            options["EAGLE3_BUILD_BENCH"] = "ON" if bench else "OFF"
-            options["EAGLE3_BUILD_MTMD"] = "ON" if mtmd else "OFF"
-            build_dir = _configure(place, options, _tool(cmake, "cmake"), _tool(ninja, "ninja"))
-            _compile(place, build_dir, _tool(ninja, "ninja"))
-            _collect(place, build_dir, out, sources, mtmd)
+            for name, on in (("TESTS", tests), ("BENCH", unpatched), ("MTMD", mtmd)):
+                options[f"EAGLE3_BUILD_{name}"] = "ON" if on else "OFF"
+            work = Work(
+                place, toolchain.tool(cmake, "cmake"), toolchain.tool(ninja, "ninja"), programs, mtmd, kind
+            )
+            _make(
+                work, options, out, ["llama", "ggml", *programs] if unpatched else ["all"], checked, tree_key
+            )
         os.utime(out)
     return out
 
 
-def native_tests_dir() -> Path:
-    """The folder with a sanitized executable for each native/tests/*.cpp; builds them if necessary."""
-    return build(sanitize=True, tests=True)
+def _make(
+    work: Work, options: dict[str, str], out: Path, targets: list[str], checked: bool, tree_key: str
+) -> None:
+    """Builds into `out`, all or nothing, without the instruction sets that fail on this processor."""
+    out.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".new-") as tmp:
+        fresh = Path(tmp) / "lib"
+
+        def make(gone: list[InstructionSet]) -> proof.Built:
+            build_dir = configure(work, {**options, **toolchain.without(gone)})
+            compile_all(work, build_dir, targets)
+            shutil.rmtree(fresh, ignore_errors=True)
+            _collect(work, build_dir, fresh)
+            return proof.Built(fresh, *toolchain.used_sets(build_dir, work.ninja))
+
+        record = proof.prove(make, work.kind) if checked else proof.unchecked(make)
+        _write_record(fresh, {**record, **toolchain.described(options), **_versions(tree_key)})
+        os.rename(fresh, out)
+    _prune(out.parent, 2 if work.kind == "sanitized-" else 6)  # a sanitized set has 200 MB
 
 
-def _options(sanitize: bool, given: dict[str, str]) -> dict[str, str]:
-    """The CMake variables to set, given those that the user set."""
-    if sanitize:
-        return {**_SANITIZE, **{name: value for name, value in given.items() if _OF_SANITIZED.match(name)}}
-    return {
-        "CMAKE_BUILD_TYPE": "Release",
-        **{name: value for name, value in given.items() if not _NOT_OURS.match(name)},
-    }
+def _versions(tree_key: str) -> dict[str, str]:
+    return {PACKAGE: VERSION, "llama.cpp": COMMIT, "tree": tree_key}
 
 
-def _cmake_args() -> dict[str, str]:
-    return _parse_defines(shlex.split(os.environ.get("CMAKE_ARGS", "")), "CMAKE_ARGS")
+def _write_record(folder: Path, record: dict[str, object]) -> None:
+    (folder / proof.RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def _parse_defines(arguments: list[str], where: str) -> dict[str, str]:
-    """["-DA=1", "-D", "B:BOOL=ON"] as {"A": "1", "B": "ON"}."""
-    result, words = {}, iter(arguments)
-    for word in words:
-        text = next(words, "") if word == "-D" else word[2:]
-        match = re.match(r"(\w+)(?::\w+)?=(.*)$", text, re.DOTALL)
-        if not word.startswith("-D") or not match:
-            raise BuildError(f"{where}: cannot read {word!r}, only -DNAME=VALUE is understood")
-        result[match[1]] = match[2]
-    return result
-
-
-def _key(options: dict[str, str]) -> str:
-    """A hash of what changes every object file: flags, compilers and, because of -march=native, the CPU."""
-    flags = {
-        name: os.environ.get(name)
-        for name in ("CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "CUDACXX", "CUDA_HOME")
-    }
-    compilers = [
-        _compiler(options, "C", "CC", ("cc", "gcc", "clang")),
-        _compiler(options, "CXX", "CXX", ("c++", "g++", "clang++")),
-    ]
-    text = repr(
-        (sorted(options.items()), sorted(flags.items(), key=str), compilers, platform.platform(), _cpu())
-    )
-    return ("sanitized-" if "EAGLE3_SANITIZE" in options else "") + hashlib.sha256(text.encode()).hexdigest()[
-        :16
-    ]
-
-
-def _compiler(options: dict[str, str], language: str, variable: str, names: tuple[str, ...]) -> str:
-    """Version and target of the compiler that CMake will use, whatever name it is called by."""
-    asked = options.get(f"CMAKE_{language}_COMPILER") or os.environ.get(variable)
-    found = (
-        shutil.which(shlex.split(asked)[0]) if asked else next(filter(None, map(shutil.which, names)), None)
-    )
-    if not found:
-        raise BuildError(
-            f"no {'C' if language == 'C' else 'C++'} compiler: looked for {asked or ', '.join(names)}. "
-            "Install one (Debian, Ubuntu: apt install build-essential; Fedora: dnf install gcc-c++; "
-            f"macOS: xcode-select --install) or set {variable} to its path."
-        )
-    told = [
-        subprocess.run([found, flag], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
-        for flag in ("--version", "-dumpmachine")
-    ]
-    return "\n".join(told).partition(" ")[2]  # the first word is the name
-
-
-def _cpu() -> str:
-    """A text that tells apart CPUs that -march=native compiles differently for."""
-    try:
-        text = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    kept = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU ")
-    return "\n".join(line for line in text.splitlines() if line.startswith(kept))
-
-
-def _native_sources(more: list[str]) -> list[Path]:
-    parts = ["CMakeLists.txt", "include", "src", *more]
-    sources = [path for part in parts for path in _files(NATIVE / part)]
-    if not any(path.suffix == ".cpp" and path.parent.name == "src" for path in sources):
-        raise BuildError(f"no source files in {NATIVE / 'src'}")
+def _native_sources(parts: list[str]) -> list[Path]:
+    sources = [path for part in ["CMakeLists.txt", *parts] for path in _files(NATIVE / part)]
+    if not any(path.suffix == ".cpp" for path in sources):
+        raise BuildError(f"no source files in {NATIVE}")
     return sources
+
+
+def _programs(sources: list[Path], folders: list[str]) -> list[str]:
+    """The executables: one for each .cpp file of these folders."""
+    return [path.stem for path in sources if path.parent.name in folders and path.suffix == ".cpp"]
 
 
 def _files(path: Path) -> list[Path]:
@@ -244,126 +177,15 @@ def _sync(source: Path, target: Path, paths: list[Path]) -> None:
             path.write_bytes(data)
 
 
-def _configure(place: Path, options: dict[str, str], cmake: str, ninja: str) -> Path:
-    version = subprocess.run(
-        [cmake, "--version"], stdout=subprocess.PIPE, text=True, check=True
-    ).stdout.split()[2]
-    build_dir = (place / f"cmake-{version}").resolve()
-    if not (build_dir / "build.ninja").is_file():  # configuring never finished
-        shutil.rmtree(build_dir, ignore_errors=True)
-    command = [
-        cmake,
-        "-S",
-        str(place / "native"),
-        "-B",
-        str(build_dir),
-        "-G",
-        "Ninja",
-        "--no-warn-unused-cli",
-    ]
-    command += [f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DEAGLE3_LLAMA_CPP_TREE={place / 'llama.cpp'}"]
-    command += [f"-D{name}={value}" for name, value in sorted(options.items())]
-    env = {k: v for k, v in os.environ.items() if k != "CMAKE_GENERATOR"}
-    for _ in range(2):
-        again = build_dir.is_dir()
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
-        if done.returncode == 0 or not again:
-            break
-        shutil.rmtree(build_dir)  # it may name a compiler or CMake that is gone: try again from scratch
-    (place / "configure.log").write_text(done.stdout)
-    if done.returncode != 0:
-        raise BuildError(
-            f"CMake cannot configure the build (see above; full log: {place / 'configure.log'})", done.stdout
-        )
-    return build_dir
-
-
-def _compile(place: Path, build_dir: Path, ninja: str) -> None:
-    jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(_cores())
-    command = [ninja, "-C", str(build_dir), "-j", jobs, "all"]
-    env = {**os.environ, "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
-    last: collections.deque[str] = collections.deque(maxlen=40)
-    with (
-        (place / "build.log").open("w") as log,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=env
-        ) as process,
-    ):
-        try:
-            progress = _Progress("compiling, sanitized" if _is_sanitized(place) else "compiling")
-            for line in process.stdout:
-                log.write(line)
-                last.append(line)
-                progress.line(line)
-        except BaseException:
-            process.terminate()
-            raise
-    progress.end()
-    if process.returncode != 0:
-        raise BuildError(f"the compiler failed (see above; full log: {place / 'build.log'})", "".join(last))
-
-
-class _Progress:
-    """Shows [done/total]: on one line of a terminal, or every 30 s on a new line of a log."""
-
-    def __init__(self, what: str) -> None:
-        self.what, self.tty = what, sys.stderr.isatty()
-        self.start = self.shown = time.monotonic()
-
-    def line(self, text: str) -> None:
-        match, now = re.match(r"\[(\d+)/(\d+)\] ", text), time.monotonic()
-        if match and now - self.shown >= (0.5 if self.tty else 30):
-            self.shown = now
-            status = f"eagle3-llama: {self.what} {match[1]}/{match[2]}, {now - self.start:.0f} s"
-            print(
-                f"\r{status}" if self.tty else status,
-                end="" if self.tty else "\n",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    def end(self) -> None:
-        seconds = time.monotonic() - self.start
-        if self.tty:
-            print("\r\033[K", end="", file=sys.stderr)
-        if seconds > 2:
-            say(f"{self.what} took {seconds:.0f} s")
-
-
-def _collect(place: Path, build_dir: Path, out: Path, sources: list[Path], mtmd: bool) -> None:
-    """Copy the results to out, all or nothing; without a libmtmd that an earlier build left behind."""
-    programs = {
-        path.stem for path in sources if path.parent.name in ("tests", "bench") and path.suffix == ".cpp"
-    }
-    out.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".new-") as tmp:
-        fresh = Path(tmp) / "lib"
-        fresh.mkdir()
-        for path in (build_dir / "bin").iterdir():
-            if (
-                path.suffix in (".so", ".dylib") and (mtmd or path.stem != "libmtmd")
-            ) or path.name in programs:
-                shutil.copy2(path, fresh)
-        shutil.copyfile(place / "native" / "include" / "eagle3.h", fresh / "eagle3.h")
-        os.rename(fresh, out)
-    _prune(out.parent, 2 if _is_sanitized(place) else 6)  # a sanitized set has 200 MB
-
-
-def _is_sanitized(place: Path) -> bool:
-    return place.name.startswith("sanitized-")
-
-
-def _tool(given: str | None, name: str) -> str:
-    """The path of a tool. A virtual environment's own comes first: every way to build uses the same CMake."""
-    places = [Path(sys.executable).parent / name, NATIVE.parent / ".venv" / "bin" / name]
-    found = given or next((str(path) for path in places if path.is_file()), None) or shutil.which(name)
-    if not found:
-        raise BuildError(f"{name} is missing: install it with '{sys.executable} -m pip install {name}'")
-    return found
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _collect(work: Work, build_dir: Path, fresh: Path) -> None:
+    """Copies the results to `fresh`, without a libmtmd that an earlier build left behind."""
+    fresh.mkdir()
+    for path in (build_dir / "bin").iterdir():
+        library = path.suffix in (".so", ".dylib") and (work.mtmd or path.stem != "libmtmd")
+        if library or path.name in work.programs:
+            shutil.copy2(path, fresh)
+    if not work.stock:
+        shutil.copyfile(work.place / "native" / "include" / "eagle3.h", fresh / "eagle3.h")
 
 
 def main() -> None:
@@ -380,6 +202,11 @@ def main() -> None:
         help="instead, build the executables of native/bench with the unpatched llama.cpp",
     )
     parser.add_argument(
+        "--stock",
+        action="store_true",
+        help="instead, the unpatched libllama and ggml, for llama-cpp-python's LLAMA_CPP_LIB_PATH",
+    )
+    parser.add_argument(
         "--print-dir", action="store_true", help="print only the folder of the result to stdout"
     )
     parser.add_argument("--cmake", help="path of cmake")
@@ -389,10 +216,11 @@ def main() -> None:
         out = build(
             arguments.sanitize,
             arguments.tests,
-            _parse_defines(rest, "arguments"),
+            toolchain.parse_defines(rest, "arguments"),
             arguments.cmake,
             arguments.ninja,
             arguments.bench,
+            arguments.stock,
         )
     except BuildError as error:
         error.exit()

@@ -49,12 +49,14 @@ def main() -> None:
 
 
 def state_key() -> str:
-    """A hash of everything that the installation depends on, including this script and CMAKE_ARGS."""
+    """A hash of everything that the installation depends on: this script, the environment, the processor."""
+    sys.path.insert(0, str(ROOT / "native"))
+    from toolchain import VARIABLES, cpu  # here, because an older Python must reach restart_with_newer_python
+
     paths = [ROOT / "pyproject.toml", Path(__file__).resolve(), *(ROOT / "patches").glob("*.patch")]
     suffixes = (".cpp", ".hpp", ".h", ".txt", ".py")
     paths += [path for path in (ROOT / "native").rglob("*") if path.suffix in suffixes]
-    variables = [os.environ.get(name) for name in ("CMAKE_ARGS", "CC", "CXX", "EAGLE3_LLAMA_CPP_DIR")]
-    digest = hashlib.sha256(repr(variables).encode())
+    digest = hashlib.sha256(repr([[os.environ.get(name) for name in VARIABLES], cpu()]).encode())
     for path in sorted(paths):
         digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()

@@ -8,13 +8,13 @@ round (decode, then keep one path). The two ways alternate, and medians are show
 """
 
 import argparse
-import os
 import random
 import statistics
 import time
 
 from eagle3_llama import EagleLlama  # before llama_cpp, so that llama_cpp opens our libllama
 from eagle3_llama.runtime.costs import fill_context
+from eagle3_llama.runtime.machine import cores
 
 import llama_cpp
 
@@ -115,7 +115,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("target")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=int, default=cores())
     parser.add_argument("--context", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=15)
     a = parser.parse_args()

@@ -39,6 +39,7 @@ from eagle3_llama.bench.prompts import read_prompts
 from eagle3_llama.bench.run import spaced
 from eagle3_llama.llama.chat import chat_tokens, generate
 from eagle3_llama.models import shipped_head, smollm2
+from eagle3_llama.runtime.machine import cores
 
 PROMPTS = Path(__file__).resolve().parent.parent / "tests" / "data" / "eval_prompts.jsonl"
 TEXT = "megabytes of words, " * 50_000  # a megabyte to tokenise
@@ -47,7 +48,7 @@ TEXT = "megabytes of words, " * 50_000  # a megabyte to tokenise
 NEAR_TIE = 0.05
 app = typer.Typer(add_completion=False, help=__doc__)
 console = Console(highlight=False)
-_CORES = os.cpu_count() or 1
+_CORES = cores()
 _COMMON: dict[str, Any] = {
     "n_threads": _CORES,
     "n_threads_batch": _CORES,

@@ -164,7 +164,7 @@ RECIPES = {
     "ModelOpt, midlayer": Recipe(
         "midlayer",
         {**_EAGLE3, "eagle_config": {**_MODELOPT, "eagle_aux_hidden_state_layer_ids": [0, 1, 4]}},
-        layers=(1, 2, 5),
+        layers=(0, 1, 4),
     ),
     "EAGLE-1": Recipe(
         "layers.{i}",

@@ -50,15 +50,13 @@ def running(given, batcher=None):
     """A server of these settings: url, client (httpx), app, batcher, settings."""
     from eagle3_llama.batching import Batcher, BatchSettings
     from eagle3_llama.server.app import create_app
-    from eagle3_llama.server.header_timeout import PatientProtocol
-    from eagle3_llama.server.run import listen_at
+    from eagle3_llama.server.connections import connection_limit
+    from eagle3_llama.server.run import listen_at, uvicorn_config
 
     own = batcher is None
     batcher = batcher or Batcher(BatchSettings(**given.batch()))
     app = create_app(given, batcher)
-    server = uvicorn.Server(
-        uvicorn.Config(app, http=PatientProtocol, log_config=None, timeout_graceful_shutdown=1)
-    )
+    server = uvicorn.Server(uvicorn_config(app, connection_limit(given.max_connections)))
     listener = listen_at(dataclasses.replace(given, port=0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -89,9 +87,12 @@ def other(server, **more):
 
 
 @contextlib.contextmanager
-def process(*args, env=None):
-    """`python -m eagle3_llama.server` on a free port: url, process, lines (of stderr so far)."""
+def process(*args, env=None, files=None):
+    """`python -m eagle3_llama.server` on a free port: url, process, lines (of stderr so far).
+
+    files: number of files that it may open."""
     command = [
+        *(["sh", "-c", f'ulimit -n {files} && exec "$0" "$@"'] if files else []),
         sys.executable,
         "-m",
         "eagle3_llama.server",
@@ -126,12 +127,47 @@ def process(*args, env=None):
         reader.join(5)
 
 
-def until(true, seconds=60.0):
+def until(true, seconds=180.0):
     """Waits for true(); the seconds are for a test that hangs."""
     start = time.monotonic()
     while not true():
         assert time.monotonic() - start < seconds, "it did not happen"
         time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def no_threads():
+    """No new thread can be started: the system has no room for its stack."""
+    usual = threading.stack_size(1 << 46)
+    try:
+        yield
+    finally:
+        threading.stack_size(usual)
+
+
+class Blocked:
+    """The batcher does nothing until the end of the block, or go()."""
+
+    def __init__(self, server):
+        self._go = threading.Event()
+        self._thread = threading.Thread(target=server.batcher._on_thread, args=(lambda: self._go.wait(60),))
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def go(self):
+        self._go.set()
+        self._thread.join(60)
+
+    def __exit__(self, *_):
+        self.go()
+
+
+def address(server):
+    """(host, port)."""
+    host, port = server.url.removeprefix("http://").split(":")
+    return host, int(port)
 
 
 def ask(client, text="Name three rivers.", path=CHAT, **more):

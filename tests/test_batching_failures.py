@@ -1,18 +1,34 @@
 """What fails in the batcher's thread: whoever waits is told, and the capacity comes back."""
 
+import ctypes
+import functools
+import itertools
 import threading
 
 import pytest
+import tiny_models
+from test_batching import wait_for
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleError, EagleParams, ErrorKind
 from eagle3_llama.batching import Batcher, BatchSettings, slot_file
+from eagle3_llama.runtime.costs import Costs
+
+import llama_cpp
 
 
 @pytest.fixture
 def batcher(files):
     with Batcher(BatchSettings(*files, n_parallel=1, n_ctx=256, n_threads=1)) as b:
         yield b
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory):
+    """A target whose text does not end, and a head."""
+    at = tmp_path_factory.mktemp("endless")
+    target = tiny_models.target(at / "target.gguf", ends=False)
+    return str(target), str(tiny_models.head(at / "head.gguf"))
 
 
 def text(batcher, n=8):
@@ -145,3 +161,150 @@ def test_tokens_are_counted_as_requests_get_them(batcher):
     after = batcher.snapshot()
     assert after["tokens"] - before["tokens"] == llm._job.n_tokens >= n == 7
     assert llm._job.n_tokens == llm.stats.tokens and 0 < after["drafts"] <= after["rounds"]
+
+
+def test_a_call_is_answered_whatever_fails_before_it(batcher, monkeypatch):
+    """The batcher frees slots before it runs a call from outside. If that fails, the call is answered."""
+    expected = text(batcher)
+    drop, failed = batcher._drop, []
+
+    def broken():
+        if batcher._calls and not failed:
+            failed.append(1)
+            raise RuntimeError("dropping is broken")
+        drop()
+
+    monkeypatch.setattr(batcher, "_drop", broken)
+    data = outcome(batcher.save_slot, 0)
+    assert isinstance(data, bytes) and failed
+    assert outcome(batcher.load_slot, 0, data) == batcher.slots()[0]["n_past"] > 0
+    assert batcher.alive() and outcome(text, batcher) == expected
+
+
+def test_a_call_beside_a_close(files, monkeypatch):
+    """One that comes after the batcher has looked for calls, and before it is closed, is answered."""
+    b = Batcher(BatchSettings(*files, n_parallel=1, n_ctx=256, n_threads=1))
+    text(b)
+    busy, asked, got = b._busy, threading.Event(), []
+    saver = threading.Thread(target=lambda: got.append(outcome(b._on_thread, lambda: "answered")))
+    check = b._check_open
+
+    def open_until_asked():
+        """The call gets in; then the batcher is closed."""
+        check()
+        if threading.current_thread() is not b._thread and not asked.is_set():
+            asked.set()
+
+    monkeypatch.setattr(b, "_check_open", open_until_asked)
+
+    def late():
+        if not asked.is_set():
+            b._closing, closing = None, b._closing  # as if close() came a moment later
+            saver.start()
+            assert asked.wait(60)
+            with b._wake:  # the call is in the queue before
+                b._closing = closing
+        return busy()
+
+    monkeypatch.setattr(b, "_busy", late)
+    b.close()
+    saver.join(60)
+    assert got == ["answered"]
+
+
+def test_a_sampler_that_cannot_be_freed(batcher, monkeypatch):
+    """Those who wait behind its request are told of the end as well."""
+    expected = text(batcher)
+    with batcher.request() as running, batcher.request() as waiting:
+        stream = running.generate(PROMPT, temp=0.0)
+        next(stream)
+        second = threading.Thread(target=lambda: late.append(outcome(next, waiting.generate(PROMPT))))
+        late = []
+        second.start()
+        wait_for(lambda: batcher.waiting() == 1)
+        for job in (running._job, waiting._job):
+            monkeypatch.setattr(job.sampler, "close", lambda: 1 / 0)
+        batcher._on_thread(lambda: batcher._fail_all(EagleError(ErrorKind.NATIVE, "all of them")))
+        second.join(60)
+        assert "all of them" in str(late[0]) and "all of them" in str(outcome(list, stream))
+    assert outcome(text, batcher) == expected
+
+
+def jobs_at_once(batcher, works):
+    """Runs each work in a thread of its own; their requests get their slots together."""
+    go_on, got = threading.Event(), [None] * len(works)
+    threading.Thread(target=batcher._on_thread, args=(go_on.wait,)).start()
+
+    def run(i):
+        got[i] = outcome(works[i])
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(works))]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: batcher.waiting() == len(works))
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    return got
+
+
+def shared_rounds_fail(batcher, monkeypatch, times=1):
+    """llama.cpp aborts the decode of a round of several slots, so many times. The sizes of the rounds."""
+    engine, sizes, left = batcher._engine, [], [times]
+    own, abort = engine.round, ctypes.c_bool(False)
+    callback = llama_cpp.ggml_abort_callback(lambda _: abort.value)
+    llama_cpp.llama_set_abort_callback(batcher.base._ctx.ctx, callback, None)
+
+    def round_(asks, samplers, on_draft):
+        sizes.append(len(asks))
+        abort.value = len(asks) > 1 and left[0] > 0
+        left[0] -= abort.value
+        try:
+            return own(asks, samplers, on_draft)
+        finally:
+            abort.value = False
+
+    monkeypatch.setattr(engine, "round", round_)
+    batcher._abort = callback  # it must live as long as the context
+    return sizes
+
+
+@pytest.mark.parametrize("params", [EagleParams(3), EagleParams(tree="8x2x2"), EagleParams(0)], ids=str)
+def test_a_shared_round_that_fails(endless, monkeypatch, params):
+    """Its slots go on one by one, and nobody's text changes."""
+    with Batcher(BatchSettings(*endless, n_parallel=3, n_ctx=256, n_threads=1)) as batcher:
+        prompts = [PROMPT, [*PROMPT, 9], [1, 77]]
+
+        def work(prompt):
+            with batcher.request(params=params) as llm:
+                return list(itertools.islice(llm.generate(prompt, temp=0.0), 20))
+
+        expected = [work(prompt) for prompt in prompts]
+        sizes = shared_rounds_fail(batcher, monkeypatch)
+        got = jobs_at_once(batcher, [functools.partial(work, prompt) for prompt in prompts])
+        first = next(i for i, n in enumerate(sizes) if n > 1)
+        assert sizes[first + 1 :][: sizes[first]] == [1] * sizes[first]
+        assert got == expected and batcher.snapshot()["failures"] == 0
+
+
+def test_a_slot_at_its_context_s_end(endless):
+    """The last tokens that fit are generated beside another slot, whose drafts go on: no round fails."""
+    with Batcher(BatchSettings(*endless, n_parallel=2, n_ctx=256, n_threads=1)) as batcher:
+        flat = [1e-3] * 65  # rows and passes cost nothing: the planner drafts all that there is room for
+        costs = Costs(flat, [1e-6] * 65, [1e-6] * 65, [0.0] * 65, 0.0, 0.0, 8)
+        batcher._on_thread(lambda: batcher._engine.plan(costs))
+
+        def work(prompt, n, params):
+            with batcher.request(params=params) as llm:
+                return list(itertools.islice(llm.generate(prompt, temp=0.0), n))
+
+        long = [1, *(3 + i % 250 for i in range(199))]
+        for params in (EagleParams(), EagleParams(8), EagleParams(tree="12x3x4")):
+            alone = work(long, 99, params), work(PROMPT, 120, params)
+            failed, own = [], batcher._rounds._one_by_one
+            batcher._rounds._one_by_one = lambda busy, e: (failed.append(e), own(busy, e))
+            asked = [(long, 99, params), (PROMPT, 120, params)]
+            got = jobs_at_once(batcher, [functools.partial(work, *a) for a in asked])
+            batcher._rounds._one_by_one = own
+            assert tuple(got) == alone and not failed
+            assert len(alone[0]) == 256 - len(long) and batcher.snapshot()["failures"] == 0

@@ -1,5 +1,6 @@
 """What can go wrong before anything is compiled: one clear line each, and nothing is left behind."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ sys.path.insert(0, str(ROOT / "native"))
 
 import build as native_build  # noqa: E402 - in the folder that sys.path has now
 import fetch  # noqa: E402 - in the folder that sys.path has now
+import toolchain  # noqa: E402 - in the folder that sys.path has now
 
 
 def build(cache, *args, script="build.py", **env):
@@ -48,7 +50,7 @@ def test_other_instructions_reach_every_build(monkeypatch):
     places = []
     for given in ("", "-DGGML_NATIVE=OFF", "-DGGML_NATIVE=OFF -DGGML_AVX512=ON -DGGML_CUDA=ON"):
         monkeypatch.setenv("CMAKE_ARGS", given)
-        told = [native_build._options(sanitize, native_build._cmake_args()) for sanitize in (False, True)]
+        told = [toolchain.cmake_options(sanitize, toolchain.cmake_args()) for sanitize in (False, True)]
         for name in ("GGML_NATIVE", "GGML_AVX512"):
             assert all((name in options) == (name in given) for options in told)
         assert (
@@ -56,8 +58,43 @@ def test_other_instructions_reach_every_build(monkeypatch):
             and "GGML_CUDA" not in told[1]
             and told[1]["EAGLE3_SANITIZE"] == "ON"
         )
-        places += map(native_build._key, told)
+        places += map(toolchain.key, told)
     assert len(set(places)) == 6
+
+
+@pytest.fixture
+def env_script(monkeypatch):
+    """scripts/_env.py, with none of the variables set."""
+    for name in toolchain.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    spec = importlib.util.spec_from_file_location("_env", ROOT / "scripts" / "_env.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", toolchain.VARIABLES)
+def test_a_changed_variable_is_noticed_by_the_scripts(env_script, monkeypatch, name):
+    """scripts/demo and scripts/test install again what the build would build again."""
+    before = env_script.state_key()
+    monkeypatch.setenv(name, "-DSOMETHING=else")
+    assert env_script.state_key() != before
+    monkeypatch.delenv(name)
+    assert env_script.state_key() == before
+
+
+def test_another_processor_is_noticed_by_the_scripts(env_script, monkeypatch):
+    before = env_script.state_key()
+    monkeypatch.setattr(toolchain, "cpu", lambda: "flags: fpu")
+    assert env_script.state_key() != before
+
+
+@pytest.mark.parametrize("name", ["CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "CUDAARCHS", "HIPFLAGS"])
+def test_flags_have_a_build_of_their_own(monkeypatch, name):
+    monkeypatch.delenv(name, raising=False)
+    before = toolchain.key({})
+    monkeypatch.setenv(name, "-DSOMETHING=else")
+    assert toolchain.key({}) != before
 
 
 def test_another_file_by_that_name(tmp_path, monkeypatch):
@@ -101,6 +138,7 @@ def test_libmtmd_is_shipped_unless_switched_off(tmp_path, mtmd):
         "native/include/eagle3.h",
     ):
         (tmp_path / path).write_text("")
-    native_build._collect(tmp_path, tmp_path / "cmake", tmp_path / "out" / "key", [], mtmd)
-    shipped = {path.name for path in (tmp_path / "out" / "key").iterdir()}
+    work = native_build.Work(tmp_path, "cmake", "ninja", [], mtmd, "")
+    native_build._collect(work, tmp_path / "cmake", tmp_path / "lib")
+    shipped = {path.name for path in (tmp_path / "lib").iterdir()}
     assert shipped == {"libllama.so", "eagle3.h", *(["libmtmd.so"] if mtmd else [])}

@@ -115,6 +115,86 @@ def test_layer_ids(tmp_path, target, listed, override, layers):
     assert report.layers == layers and str(layers) in report.notes[0]
 
 
+KEY = "eagle_aux_hidden_state_layer_ids"
+
+
+@pytest.mark.parametrize(
+    "keys, layers, other",
+    [
+        ({"eagle_config": {KEY: [2, 7, 9]}}, [2, 7, 9], [3, 8, 10]),  # SGLang's reading, and SpecForge's
+        ({"eagle_config": {KEY: [0, 4, 9]}}, [0, 4, 9], [1, 5, 10]),
+        ({"eagle_config": {KEY: [1, 7, 9]}}, [2, 8, 10], None),
+        ({"eagle_config": {KEY: [4, 7, 12]}}, [4, 7, 12], None),
+        ({KEY: [3, 7, 9]}, [3, 7, 9], None),
+        ({"eagle_config": {KEY: [2, 7, 9]}, KEY: [3, 8, 10]}, [3, 8, 10], None),  # both: nothing to decide
+        ({"eagle_config": {KEY: [3, 8, 10]}, KEY: [3, 8, 10]}, [3, 8, 10], None),
+        ({KEY: [2, 7, 9], "target_layer_ids": [5, 6, 7]}, [2, 7, 9], None),
+    ],
+)
+def test_a_list_of_layers_with_two_readings(tmp_path, target, keys, layers, other):
+    config, tensors = checkpoint("SafeAILab")
+    report = convert(
+        write_head(tmp_path / "head", {**config, **keys}, tensors), target, tmp_path / "out.gguf"
+    )
+    assert (report.layers, report.other_layers) == (layers, other)
+    assert other is None or str(other) in report.notes[0]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_layers_under_a_key_that_is_counted_both_ways(tmp_path, target, nested):
+    config, tensors = checkpoint("SafeAILab")
+    ids = {"target_layer_ids": [2, 7, 9]}
+    head = write_head(tmp_path / "head", {**config, **({"eagle_config": ids} if nested else ids)}, tensors)
+    refuses(tmp_path, head, target, "target_layer_ids")
+    with pytest.raises(EagleError, match="--extract-layers 2,7,9 if they are inputs, or 3,8,10 if") as e:
+        convert(head, target, tmp_path / "out.gguf")
+    assert e.value.kind is ErrorKind.BAD_CONFIG
+    assert convert(head, target, tmp_path / "out.gguf", extract_layers=[2, 7, 9]).layers == [2, 7, 9]
+
+
+def gains(choices, best):
+    """A self-test's report in which `best` guesses right more often than the other layers."""
+    from eagle3_llama.heads import self_test
+
+    rng = np.random.default_rng(0)
+    n = 4 * self_test.FEWEST
+    hits = np.array([rng.random(n) < (0.6 if c == best else 0.3) for c in choices])
+    noise = rng.normal(0, 0.01, n)
+    likelihoods = np.array([noise - (1.0 if c == best else 2.0) + rng.normal(0, 0.1, n) for c in choices])
+    return self_test.report(choices, rng.integers(0, 1000, n), hits, likelihoods)
+
+
+@pytest.mark.parametrize(
+    "best, layers, said",
+    [
+        ([3, 8, 10], [3, 8, 10], "converted again with layers [3, 8, 10]"),
+        ([2, 7, 9], [2, 7, 9], "[2, 7, 9] are right"),
+        ([2, 7, 8], [2, 7, 9], "convert it again with --extract-layers 2,7,8"),
+        (
+            None,
+            [2, 7, 9],
+            "not decided: if few drafts are accepted, convert again with --extract-layers 3,8,10",
+        ),
+    ],
+)
+def test_the_self_test_decides_between_two_readings(
+    tmp_path, target, capsys, monkeypatch, best, layers, said
+):
+    """Also without --self-test. This target has no weights, so it cannot run; the trial's result is given."""
+    from eagle3_llama.heads import self_test
+
+    if best is not None:
+        choices = self_test.neighbours([2, 7, 9], 12)
+        monkeypatch.setattr(self_test, "self_test", lambda *_, **__: gains(choices, best))
+    config, tensors = checkpoint("SafeAILab")
+    head = write_head(tmp_path / "head", {**config, "eagle_config": {KEY: [2, 7, 9]}}, tensors)
+    command(head, target, tmp_path / "out.gguf", None, None, False)
+    printed = "".join(capsys.readouterr())
+    assert said in printed and (best is not None or "cannot run with this target" in printed), printed
+    keys, _ = read(tmp_path / "out.gguf")
+    assert list(keys["eagle3.target_layers"]) == layers
+
+
 def test_llama3_rope_factors(tmp_path, target):
     config, tensors = checkpoint()
     config["rope_scaling"] = {

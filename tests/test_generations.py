@@ -24,7 +24,7 @@ from eagle3_llama import (  # before llama_cpp: it brings the library
 )
 from eagle3_llama.batching import Batcher, BatchSettings
 
-from llama_cpp import Llama, LogitsProcessorList
+from llama_cpp import Llama, LlamaGrammar, LogitsProcessorList
 
 N, SCHEDULES = 14, 200  # tokens of a generation
 PROMPTS = [PROMPT, PROMPT + [110, 120, 130], PROMPT[:3] + [200, 201], [1, *range(60, 100)]]
@@ -231,7 +231,10 @@ def test_random_schedules(eagle, alone, monkeypatch):
     ended = {"own": 0, "taken": 0}
     for seed in range(SCHEDULES):
         schedule = Schedule(eagle, said, random.Random(seed))
-        schedule.run()
+        try:
+            schedule.run()
+        except Exception as e:
+            raise AssertionError(f"schedule {seed} of {SCHEDULES}: {e!r}") from e
         ended = {k: n + schedule.ended[k] for k, n in ended.items()}
     gc.collect()
     assert not unraisable
@@ -321,6 +324,50 @@ def test_callbacks_that_use_the_model(eagle, alone, callback, use):
         list(GREEDY.start(eagle, **{callback: given}))
     assert e.value.kind is ErrorKind.BUSY and errors == [ErrorKind.BUSY]
     assert list(GREEDY.start(eagle)) == alone[0][GREEDY]
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=["planner", "chain", "tree", "plain"])
+@pytest.mark.parametrize("stuck", ["grammar", "processor"])
+def test_a_round_that_fails_beside_a_processor(eagle, files, params, stuck):
+    """A grammar that becomes too ambiguous, or a processor that raises: the text is what was said before."""
+    plain = Llama(files[0], **SETTINGS)
+    x = next(t for t in range(plain.n_vocab()) if plain.detokenize([t]).startswith(b"x"))
+    eagle.eagle_params = params
+
+    def sampling():
+        def processor(ids, scores):
+            if stuck == "processor" and len(ids) > len(PROMPT) + 4:
+                raise Boom
+            if stuck == "grammar":
+                scores[x] = 100.0
+            return scores
+
+        twice_as_many_readings = 'root ::= s\ns ::= "x" s "b" | "x" s "c" | "d"'
+        grammar = LlamaGrammar.from_string(twice_as_many_readings, verbose=False)
+        return {
+            "temp": 0.0,
+            "logits_processor": LogitsProcessorList([processor]),
+            "grammar": grammar if stuck == "grammar" else None,
+        }
+
+    for after in (
+        lambda llm: (llm.eval([9, 10]), llm.sample(temp=0.0))[1],
+        lambda llm: next(llm.generate([], reset=False, temp=0.0)),
+        lambda llm: next(llm.generate([*PROMPT, 9], temp=0.0)),
+    ):
+        said = []
+        with pytest.raises((EagleError, Boom)):
+            for token in eagle.generate(PROMPT, **sampling()):
+                said.append(token)
+        text = [*PROMPT, *said[:-1]]  # the last one was not decoded for good
+        assert said and eagle._input_ids.tolist() == text
+        assert eagle._engine.n_past() == eagle.n_tokens == len(text)
+        eagle._sampler = plain._sampler = None  # sample() would take the failed generation's
+        plain.reset()
+        plain.eval(text)
+        assert after(eagle) == after(plain)
+    assert list(GREEDY.start(eagle)) == list(GREEDY.start(plain))
+    plain.close()
 
 
 def test_a_request_that_is_refused_disturbs_nobody(eagle, alone):

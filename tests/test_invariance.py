@@ -21,7 +21,7 @@ class Decoder:
         p = llama_cpp.llama_context_default_params()
         p.n_ctx, p.n_batch, p.n_threads, p.n_threads_batch, p.flash_attn_type = (
             1024,
-            512,
+            1024,
             n_threads,
             n_threads,
             int(flash),
@@ -39,11 +39,12 @@ class Decoder:
         llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self.ctx), 0, pos, -1)
         return out
 
-    def _decode(self, tokens, pos, logits):
+    def _decode(self, tokens, pos, logits, last=False):
         batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
         batch.n_tokens = len(tokens)
         for i, t in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = t, pos + i, 1, logits
+            batch.token[i], batch.pos[i], batch.n_seq_id[i] = t, pos + i, 1
+            batch.logits[i] = logits or (last and i == len(tokens) - 1)
             batch.seq_id[i][0] = 0
         assert llama_cpp.llama_decode(self.ctx, batch) == 0
         llama_cpp.llama_batch_free(batch)
@@ -57,6 +58,16 @@ class Decoder:
             )
         llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self.ctx), 0, pos, -1)
         return np.stack(out)
+
+    def last(self, tokens, sizes):
+        """Logits, float32 [n_vocab], of the last of tokens, which come in parts of these sizes."""
+        done = 0
+        for n in sizes:
+            self._decode(tokens[done : done + n], done, False, last=done + n == len(tokens))
+            done += n
+        out = np.ctypeslib.as_array(llama_cpp.llama_get_logits(self.ctx), shape=(self.n_vocab,)).copy()
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.ctx), True)
+        return out
 
     def close(self):
         llama_cpp.llama_free(self.ctx)
@@ -117,4 +128,42 @@ def test_k_quants_of_wide_rows(tmp_path, ftype):
     alone = decoder.one_by_one(text[60:76], 60)
     for n in (1, 2, 3, 4, 8, 16):
         assert (decoder.rows(text[60 : 60 + n], 60).view(np.uint32) == alone[:n].view(np.uint32)).all()
+    decoder.close()
+
+
+def check_cuts(decoder, n, cuts):
+    """A prompt of n tokens whole, and cut in two: the last logits."""
+    text = [int(t) for t in np.random.default_rng(1).integers(3, min(decoder.n_vocab, 40000), n)]
+    whole = decoder.last(text, [n])
+    assert np.abs(whole).max() > 0.1
+    for cut in cuts:
+        same = decoder.last(text, [cut, n - cut]).view(np.uint32) == whole.view(np.uint32)
+        assert same.all(), f"cut at {cut}: {(~same).sum()} of {same.size} logits differ"
+
+
+@pytest.mark.parametrize("head", [16, 24, 32, 40, 64, 80, 128])
+def test_a_cut_leaves_no_trace_for_heads_of_any_size(tmp_path, head):
+    import tiny_models
+
+    path = tiny_models.target(tmp_path / "target.gguf", kind="Q8_0", n_embd=head * tiny_models.N_HEAD)
+    decoder = Decoder(path, head != 32)  # both kinds of attention
+    check_cuts(decoder, 160, [1, 4, 33, 64, 65, 100, 150, 159])
+    decoder.close()
+
+
+@pytest.mark.parametrize("cache", ["F32", "Q8_0"])
+def test_a_cut_leaves_no_trace_in_other_caches(tmp_path, cache):
+    """520 tokens: more than a chunk of cells."""
+    import tiny_models
+
+    path = tiny_models.target(tmp_path / "target.gguf", kind="Q8_0", n_embd=128)
+    decoder = Decoder(path, True, cache=cache)
+    check_cuts(decoder, 520, [4, 65, 300, 515])
+    decoder.close()
+
+
+@pytest.mark.parametrize("fmt", ["Q8_0", "Q4_0", "Q4_1"])
+def test_a_cut_leaves_no_trace_in_a_real_model(fmt):
+    decoder = Decoder(smollm2(fmt), True)
+    check_cuts(decoder, 300, [1, 4, 33, 64, 65, 100, 150, 299])
     decoder.close()

@@ -132,8 +132,13 @@ def test_a_head_is_not_dropped_in_silence(load, files, given, said):
 
 
 def test_settings_without_a_head(load):
-    assert "n_max has no effect, because there is no head to draft with" in warned(lambda: load(n_max=3))[0]
-    assert "tree has no effect" in warned(lambda: load(tree="4x2x2"))[0]
+    for given in ({"n_max": 3}, {"tree": "4x2x2"}, {"extract_layers": [1, 2, 3]}):
+        (name,) = given
+        with pytest.raises(
+            EagleError, match=f"{name} has no effect, because there is no head to draft with"
+        ) as e:
+            load(**given)
+        assert e.value.kind is ErrorKind.BAD_ARGUMENT
     assert warned(lambda: load(n_max=0)) == warned(load) == []
 
 
@@ -143,7 +148,8 @@ def test_a_head_beside_a_draft_model(load, files):
     draft_model = LlamaPromptLookupDecoding()
     with pytest.raises(EagleError, match="eagle or draft_model"):
         load(head=files[1], draft_model=draft_model)
-    assert "draft_model has its own settings" in warned(lambda: load(draft_model=draft_model, n_max=3))[0]
+    with pytest.raises(EagleError, match="draft_model has its own settings: give eagle, or leave n_max out"):
+        load(draft_model=draft_model, n_max=3)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Loading: one clear error for each way it can go wrong."""
 
+import json
 import os
 import re
 import shutil
@@ -154,6 +155,20 @@ def test_wrong_abi(tmp_path):
     header.write_text(re.sub(r"(define EAGLE3_ABI_VERSION) \d+", r"\1 999", header.read_text()))
     out = load(EAGLE3_LLAMA_LIB_DIR=str(other))
     assert out.startswith("library") and "999" in out and "reinstall" in out
+
+
+def test_a_library_of_another_processor(tmp_path):
+    """It is refused before an instruction that is not there ends the process."""
+    other = copy(tmp_path / "lib")
+    record = {"used": ["avx4096", "avx2"], "processor_sets": ["avx4096"]}
+    (other / "proof.json").write_text(json.dumps(record))
+    out = run(LOAD, EAGLE3_LLAMA_LIB_DIR=str(other))[1]
+    assert out.startswith("library") and "a processor with avx4096," in out and "build it here" in out
+    # what its kernel did not name then may have no name here either
+    (other / "proof.json").write_text(json.dumps({**record, "processor_sets": []}))
+    assert run(LOAD, EAGLE3_LLAMA_LIB_DIR=str(other))[1].strip() == "loaded"
+    (other / "proof.json").write_text("{")
+    assert run(LOAD, EAGLE3_LLAMA_LIB_DIR=str(other))[1].strip() == "loaded"
 
 
 def test_not_installed(tmp_path):

@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -174,10 +175,10 @@ def test_prompt_over_many_batches(plain, eagle):
     assert eagle.stats.drafted > 0
 
 
-def test_prompt_that_does_not_fit(eagle):
+def test_prompt_that_does_not_fit(plain, eagle):
     with pytest.raises((EagleError, ValueError)):
         take(eagle, 1, [1] * (N_CTX + 1))
-    assert len(take(eagle, 5)) == 5
+    assert take(eagle, 5) == take(plain, 5)
 
 
 def test_drafts_obey_the_parameters(eagle):
@@ -246,17 +247,21 @@ def test_calls_out_of_order(eagle):
 )
 def test_no_threads_are_left_behind(files):
     """Otherwise the next thread's decode sleeps at its barriers and takes three times as long."""
-    threads = lambda: len(os.listdir("/proc/self/task"))
+    threads = lambda: set(os.listdir("/proc/self/task"))
     llm = EagleLlama(
         files[0], eagle_path=files[1], n_ctx=N_CTX, n_threads=4, n_threads_batch=4, verbose=False
     )
     before = threads()
     generator = llm.generate(PROMPT, temp=0.0)
     next(generator)
+    workers = threads() - before
     with open("/proc/self/maps", encoding="utf-8") as maps:
-        assert threads() == before + 3 or "libgomp" not in maps.read()
+        assert workers or "libgomp" not in maps.read()
     generator.close()
-    assert threads() == before
+    end = time.monotonic() + 120
+    while workers & threads():  # an ending thread may still be listed
+        assert time.monotonic() < end
+        time.sleep(0.005)
     llm.close()
 
 
@@ -273,7 +278,7 @@ def test_drafting_switched_off_and_on(plain, eagle):
     assert got == answer[:75]
 
 
-def test_damaged_states_are_refused(eagle):
+def test_damaged_states_are_refused(plain, eagle):
     take(eagle, 20)
     state = eagle._engine.state()
     for damaged in (b"", state[:-1], state[: len(state) // 2], b"x" + state[1:], state + b"x"):
@@ -287,7 +292,7 @@ def test_damaged_states_are_refused(eagle):
     saved.llama_state_size //= 2
     with pytest.raises(EagleError):
         eagle.load_state(saved)
-    assert len(take(eagle, 5)) == 5
+    assert take(eagle, 5) == take(plain, 5)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,24 @@
 """Targets with other memories than a plain KV cache: MLA (no V), sparse attention, recurrent."""
 
+import functools
+import itertools
 import random
+import re
 import subprocess
+import warnings
 
 import pytest
 from architectures import compile_tool
 from cores import THREADS
+from test_batching_failures import jobs_at_once, shared_rounds_fail
 from test_native import passes, programs  # noqa: F401 - a fixture
 from test_trees import drafts, random_tree
 from test_variants import converted
 from tiny_models import take
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams
-from eagle3_llama.batching.model import BatchModel, BatchSettings
+from eagle3_llama.batching import Batcher, BatchSettings
+from eagle3_llama.batching.model import BatchModel
 from eagle3_llama.heads.convert.target import read_target
 from eagle3_llama.runtime.binding import address
 from eagle3_llama.runtime.engine import Ask
@@ -113,6 +119,44 @@ def test_a_callback_that_raises(made):
     model.close()
 
 
+def test_a_pruned_window(made, recwarn):
+    """With swa_full=False the cache cannot take back a draft: one warning, and plain decoding."""
+    target, head = map(str, made("gemma2"))
+    common = {"n_ctx": 256, "n_threads": THREADS, "flash_attn": True, "verbose": False}
+    prompt = [5, 17, 29, 41, 53]
+    plain = EagleLlama(target, swa_full=False, **common)
+    answer = take(plain, 60, prompt)
+    plain.close()
+    for settings, n_warnings in (({"swa_full": False, "n_max": 3}, 1), ({"n_max": 3}, 0)):
+        recwarn.clear()
+        eagle = EagleLlama(target, eagle=head, **settings, **common)
+        warned = [w for w in recwarn if w.category is RuntimeWarning]
+        assert len(warned) == n_warnings and all("leave swa_full out" in str(w.message) for w in warned)
+        assert not warned or warned[0].filename == __file__
+        assert take(eagle, 60, prompt) == answer
+        assert (eagle.stats.drafted == 0) == bool(n_warnings)
+        eagle.close()
+
+
+def test_a_shared_round_that_fails(made, monkeypatch):
+    """A recurrent memory has lost both slots' texts by then: both requests fail, and none goes on without."""
+    target, prompts = str(made("mamba", with_head=False)[0]), [[5, 17, 29], [5, 41, 53, 9]]
+    with Batcher(BatchSettings(target, n_parallel=2, n_ctx=128, n_threads=1)) as batcher:
+
+        def work(prompt):
+            with batcher.request() as llm:
+                return list(itertools.islice(llm.generate(prompt, temp=0.0), 12))
+
+        expected = [work(prompt) for prompt in prompts]
+        sizes = shared_rounds_fail(batcher, monkeypatch)
+        got = jobs_at_once(batcher, [functools.partial(work, prompt) for prompt in prompts])
+        assert 2 in sizes
+        for error in got:
+            assert isinstance(error, EagleError) and "cannot go back" in str(error), error
+        assert [work(prompt) for prompt in prompts] == expected and batcher.alive()
+        assert batcher.snapshot()["failures"] == 2
+
+
 @pytest.mark.parametrize("architecture", ["mamba", "jamba"])
 def test_a_text_that_cannot_go_back_is_gone(made, architecture):
     """A recurrent target that fails in the middle of a round is empty, and the next call works."""
@@ -134,4 +178,45 @@ def test_a_text_that_cannot_go_back_is_gone(made, architecture):
         fails()
         got = again()
         assert list(got) in (answer, answer[:1]) or list(got)[:19] == answer[1:]
+    llm.close()
+
+
+@pytest.mark.parametrize(
+    "architecture, given, said",
+    [
+        ("mamba", {}, "recurrent or hybrid"),
+        ("jamba", {}, "recurrent or hybrid"),
+        ("gemma3", {"swa_full": False}, "swa_full=False .* leave swa_full out"),
+    ],
+)
+def test_one_warning_where_nothing_can_be_drafted(made, architecture, given, said):
+    """The text is that of the target without a head, whatever is asked for later; the user is told once."""
+    target, head = map(str, made(architecture))
+    common = {"n_ctx": 128, "n_threads": THREADS, "flash_attn": True, "verbose": False, **given}
+    prompt = [5, 17, 29, 41, 53]
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        plain = EagleLlama(target, **common)
+        text = take(plain, 40, prompt)
+        assert not heard
+        llm = EagleLlama(target, eagle=head, n_max=3, **common)
+        assert take(llm, 40, prompt) == text
+        for params in (EagleParams(2), EagleParams(tree="4x2x2"), EagleParams()):
+            llm.eagle_params = params
+            assert take(llm, 40, prompt) == text
+    ours = [w for w in heard if w.category is RuntimeWarning]
+    assert len(ours) == 1, [str(w.message) for w in heard]
+    assert re.search(f"decodes plainly: .*{said}", str(ours[0].message)) and ours[0].filename == __file__
+    assert llm.stats.drafted == 0 and llm.stats.tokens > 100
+    plain.close(), llm.close()
+
+
+def test_a_whole_window_is_drafted_for(made):
+    """The same target with its cache whole."""
+    target, head = map(str, made("gemma3"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        llm = EagleLlama(target, eagle=head, n_max=3, n_ctx=128, n_threads=THREADS, verbose=False)
+    take(llm, 20, [5, 17, 29, 41, 53])
+    assert llm.stats.drafted > 0
     llm.close()

@@ -29,6 +29,44 @@ def test_rounds_under_sanitizers(programs, tmp_path, seed):
     passes(programs, "rounds_test", target, head, seed, 400)
 
 
+def test_every_call_in_every_state(programs, files):
+    """And every call after every other: what eagle3.h allows works, the rest changes nothing."""
+    passes(programs, "states_test", *files)
+
+
+@pytest.mark.parametrize("case", ["rooms", "many"])
+def test_slots_that_share_a_round(programs, files, case):
+    """A slot at its context's end drafts what fits, the others as ever; 5 to 32 slots draft together."""
+    passes(programs, "slots_test", case, *files)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K"])
+def test_bits_of_every_row(programs, tmp_path, kind):
+    """Rows of trees, of chains and of several slots: those of their text, decoded plainly and alone."""
+    made = tiny_models.target(
+        tmp_path / "made.gguf", kind="F32" if kind == "Q4_K" else kind, n_embd=256 if kind == "Q4_K" else 64
+    )
+    passes(programs, "slots_test", "bits", quantized(made, tmp_path / "q.gguf") if kind == "Q4_K" else made)
+
+
+def quantized(target, path):
+    """As Q4_K_S: Python's gguf cannot write K-quants."""
+    import llama_cpp
+
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_S
+    assert llama_cpp.llama_model_quantize(str(target).encode(), str(path).encode(), params) == 0
+    return path
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere a program's functions do not stand before a library's"
+)
+def test_memory_that_runs_out(programs, files):
+    """At every request for it: E_MEMORY, slots that hold what they say, and the same text afterwards."""
+    passes(programs, "memory_test", *files)
+
+
 @pytest.mark.parametrize("name", ["speculators, qwen3", "EAGLE-1", "two projections, two layers"])
 def test_rounds_of_variants_under_sanitizers(programs, tmp_path, name):
     target = tiny_models.target(tmp_path / "target.gguf", n_layer=12)
@@ -37,7 +75,7 @@ def test_rounds_of_variants_under_sanitizers(programs, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "case", ["features", "throws", "measure", "close", "capture", "joint", "shapes", "cuts", "split"]
+    "case", ["features", "full", "throws", "measure", "close", "capture", "joint", "shapes", "cuts", "split"]
 )
 def test_failures_under_sanitizers(programs, files, case):
     """The state after a failed call, and what must not grow or change: see native/tests/failures_test.cpp."""
@@ -81,8 +119,20 @@ def passes(programs, name, *args, leaks=True):
 
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_rows_together_and_alone(programs, seed):
-    """Products of quantised matrices and attention, bit for bit."""
+    """Products and attention, bit for bit, and against plain loops."""
     passes(programs, "products_test", seed)
+
+
+def test_products_with_amx(programs):
+    """In its layout: rows, batches, several matrices, tiles of others; and it can be left out."""
+    found = subprocess.run([programs / "amx_test"], capture_output=True, text=True, timeout=600)
+    if found.returncode == 77:
+        pytest.skip("AMX: this processor or this build has none")
+    passes(programs, "amx_test", 1)
+    without = {**os.environ, "EAGLE3_LLAMA_AMX": "0"}
+    assert (
+        subprocess.run([programs / "amx_test"], env=without, capture_output=True, timeout=60).returncode == 77
+    )
 
 
 @pytest.mark.parametrize("seed", range(1, 4))

@@ -200,6 +200,79 @@ def test_a_disturbed_load_is_not_believed_for_ever(tmp_path, monkeypatch):
     assert [c["layers"] == disturbed for c in json.loads(path.read_text())] == [True, False]
 
 
+LENGTH = MAX_ROWS + 1
+UNSOUND = {
+    "0 of a row": {"layers": [0.0] * LENGTH},
+    "0 of a pass": {"head": [0.0] * LENGTH},
+    "0 of many rows": {"head": [0.0, *[1e-3] * (MAX_ROWS - 1), 0.0]},
+    "less than any clock shows": {"layers": [0.0, *[1e-50] * MAX_ROWS]},  # 0 as the planner's 32 bits
+    "negative": {"output": [0.0, *[-1e-3] * MAX_ROWS]},
+    "NaN": {"cell": [0.0, *[float("nan")] * MAX_ROWS]},
+    "infinite": {"layers": [0.0, *[float("inf")] * MAX_ROWS]},
+    "a year": {"head": [0.0, *[3e7] * MAX_ROWS]},
+    "lists of other lengths, the same in sum": {"output": [1e-3] * (LENGTH - 1), "cell": [0.0] * (LENGTH + 1)},
+    "text": {"layers": "1" * LENGTH},
+    "text in a list": {"layers": [0.0, *["1"] * MAX_ROWS]},
+    "true": {"layers": [0.0, *[True] * MAX_ROWS]},
+    "null": {"first": None},
+    "a list in place of a number": {"context": [8]},
+    "negative positions": {"context": -1},
+    "a field too many": {"backend": "CPU"},
+}
+
+
+@pytest.mark.parametrize("unsound", UNSOUND.values(), ids=UNSOUND)
+def test_unsound_costs_are_measured_anew(unsound, tmp_path, monkeypatch):
+    """Every measurement in the file is replaced, and what comes out is what the planner takes."""
+    machine = Machine(0.006, 0.25, 6e-6, 0.001, 1 / 700)
+    monkeypatch.setattr(time, "perf_counter", lambda: machine.now)
+    monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
+    sound = dataclasses.asdict(cached(machine, ["key"], 512, 64))
+    path = newest(tmp_path)
+    path.write_text(json.dumps([sound, sound | unsound, sound, sound]))
+    costs = cached(machine, ["key"], 512, 64)
+    (kept,) = json.loads(path.read_text())
+    assert all(kept[name] == pytest.approx(sound[name], rel=0.01) for name in sound)
+    assert min(*costs.layers[1:], *costs.head[1:]) > 0
+
+
+@pytest.mark.parametrize("text", ["", "[", "null", "7", "{}", "[{}]", "[[]]", "[" * 100_000, b"\xff\xfe"])
+def test_a_broken_file_of_costs_is_replaced(text, tmp_path, monkeypatch):
+    machine = Machine(0.006, 0.25, 6e-6, 0.001, 1 / 700)
+    monkeypatch.setattr(time, "perf_counter", lambda: machine.now)
+    monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
+    cached(machine, ["key"], 512, 64)
+    path = newest(tmp_path)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert cached(machine, ["key"], 512, 64).layers[1] > 0
+    assert len(json.loads(path.read_text())) == 1
+
+
+def test_costs_that_cannot_be_kept_are_used(tmp_path, monkeypatch):
+    """The next load measures again; nothing half-written stays."""
+    machine = Machine(0.006, 0.25, 6e-6, 0.001, 1 / 700)
+    monkeypatch.setattr(time, "perf_counter", lambda: machine.now)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path / "file" / "costs"))  # no folder can be there
+    assert cached(machine, ["key"], 512, 64).layers[1] > 0
+    monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path / "costs"))
+    cached(machine, ["key"], 512, 64)
+    path = newest(tmp_path / "costs")
+    path.unlink()
+    path.mkdir()  # a folder where the file should be
+    assert cached(machine, ["key"], 512, 64).layers[1] > 0
+    assert list((tmp_path / "costs").iterdir()) == [path] and not any(path.iterdir())
+
+
+def test_a_clock_too_coarse_for_the_head(monkeypatch):
+    """What took no time by the clock is not free: the planner refuses costs of 0."""
+    machine = Machine(0.006, 0.25, 6e-6, 0.001, 1 / 700)
+    monkeypatch.setattr(time, "perf_counter", lambda: machine.now)
+    monkeypatch.setattr(machine, "measure_head", lambda n, slot=0: 0.0)
+    costs = measure(machine, 512, 64)
+    assert min(costs.head[1:]) > 0
+
+
 @pytest.mark.parametrize("n_ctx, n_batch", [(256, 64), (24, 24), (16, 8), (512, 1)])
 def test_costs_in_little_room(files, tmp_path, monkeypatch, n_ctx, n_batch):
     monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))

@@ -1,13 +1,16 @@
 """EagleLlama against llama_cpp.Llama on the real model: whatever is asked, the same answer."""
 
+import contextlib
 import itertools
 import re
 
 import numpy as np
 import pytest
+from tiny_models import scripted
 
 from eagle3_llama import EagleLlama, EagleParams  # before llama_cpp: it brings the library
 from eagle3_llama.models import shipped_head, smollm2
+from eagle3_llama.runtime.engine import Draft
 
 from llama_cpp import Llama, LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 
@@ -17,7 +20,7 @@ COMMON = {"n_ctx": 1024, "n_threads": 2, "n_threads_batch": 2, "verbose": False}
 
 @pytest.fixture(scope="module")
 def pair():
-    """(plain, eagle) of one target; a draft of four is wrong somewhere in nearly every round."""
+    """(plain, eagle) of one target."""
     yield from make_pair("Q4_0")
 
 
@@ -36,19 +39,62 @@ def make_pair(fmt, **settings):
     path = str(smollm2(fmt))
     plain = Llama(path, logits_all=True, **COMMON, **settings)
     eagle = EagleLlama(path, eagle_path=str(shipped_head()), n_max=4, **COMMON, **settings)
-    eagle.create_completion("Name three rivers.", max_tokens=32, temperature=0.0)  # same() needs it
     yield plain, eagle
     plain.close()
     eagle.close()
 
 
-def same(pair, ask):
-    """Compares ask(llm) of both. Drafts have been accepted and rejected, in this call or an earlier one."""
+def same(pair, ask, drafts=True):
+    """Compares ask(llm) of both. Meanwhile, draft tokens are accepted and rejected; drafts=False: none."""
     plain, eagle = pair
-    expected, got = ask(plain), ask(eagle)
+    with recorded(plain) as texts:
+        expected = ask(plain)
+    eagle.stats.reset()
+    with drafting(eagle, texts):
+        got = ask(eagle)
     assert got == expected
-    assert eagle.stats.drafted > eagle.stats.accepted > 0
+    assert eagle.stats.drafted > eagle.stats.accepted > 0 if drafts else eagle.stats.drafted == 0
     return got
+
+
+@contextlib.contextmanager
+def recorded(llm):
+    """The texts of the generations inside: prompt and answer."""
+    texts, own = [], llm.generate
+
+    def generate(tokens, *args, **kwargs):
+        texts.append(list(tokens))
+        for token in own(tokens, *args, **kwargs):
+            texts[-1].append(token)
+            yield token
+
+    llm.generate = generate
+    try:
+        yield texts
+    finally:
+        del llm.generate
+
+
+@contextlib.contextmanager
+def drafting(llm, texts):
+    """By turns, the head drafts and somebody who knows the texts: two right tokens, then a wrong one.
+
+    Whoever asks for no draft gets none.
+    """
+    turns, known = itertools.count(), sorted(texts, key=len, reverse=True)
+
+    def propose(ask):
+        if ask.params.n_max == 0 or next(turns) % 2:
+            return None
+        seq = [*llm._input_ids.tolist(), ask.token]
+        right = next((t[len(seq) :] for t in known if t[: len(seq)] == seq), [])
+        return Draft([*right[:2], (right[2] + 1) % llm.n_vocab() if len(right) > 2 else 7])
+
+    undo = scripted(llm, propose)
+    try:
+        yield
+    finally:
+        undo()
 
 
 def answer(llm, text=TEXT, **settings):
@@ -118,7 +164,7 @@ def test_trees(flash_pair, params, settings):
 def test_every_length(pair):
     """max_tokens falls on every place in a block of accepted tokens."""
     for n in range(1, 12):
-        same(pair, lambda llm: answer(llm, max_tokens=n, temperature=0))
+        same(pair, lambda llm: answer(llm, max_tokens=n, temperature=0), drafts=n > 1)
         assert pair[1](TEXT, max_tokens=n, temperature=0)["usage"]["completion_tokens"] == n
 
 
@@ -209,7 +255,7 @@ def test_callbacks_see_what_plain_ones_see(pair):
 
         return answer(
             llm, max_tokens=20, temperature=0.8, seed=2, logits_processor=LogitsProcessorList([processor])
-        ), seen
+        ), seen[:20]  # the last round may go beyond what is asked for
 
     same(pair, processed)
 
@@ -343,8 +389,11 @@ def test_usage_and_stats_count_the_same(pair):
 )
 def test_any_setting(pair, params):
     before, pair[1].eagle_params = pair[1].eagle_params, params
-    same(pair, lambda llm: answer(llm, max_tokens=48, temperature=0.7, seed=11))
-    pair[1].eagle_params = before
+    try:
+        ask = lambda llm: answer(llm, max_tokens=48, temperature=0.7, seed=11)
+        same(pair, ask, drafts=params.n_max != 0)
+    finally:
+        pair[1].eagle_params = before
 
 
 def test_without_a_head(pair):

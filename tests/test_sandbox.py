@@ -3,7 +3,9 @@
 import threading
 
 import pytest
+from server_tools import no_threads, until
 
+from eagle3_llama.server import sandbox as module
 from eagle3_llama.server.chat_format import call_tool
 from eagle3_llama.server.sandbox import Sandbox, SandboxBusy, SandboxError
 from eagle3_llama.server.sized_cache import SizedCache
@@ -39,18 +41,24 @@ def hang(sandbox, ended):
 
 
 def busy_child(sandbox):
-    while True:
-        with sandbox._changed:
-            if busy := sandbox._children - set(sandbox._free):
-                return next(iter(busy))
-            sandbox._changed.wait(0.01)
+    """The child that has a call."""
+    busy = lambda: sandbox._children - set(sandbox._free)
+    until(busy)
+    return next(iter(busy()))
+
+
+def both_started(sandbox):
+    until(lambda: len(sandbox._children) == sandbox.CHILDREN)
 
 
 def test_others_are_served_beside_one_that_hangs(sandbox):
+    assert render(sandbox, "a") == "a"
+    both_started(sandbox)
     ended = []
     thread = hang(sandbox, ended)
-    assert render(sandbox, "a") == "a" and render(sandbox, "b") == "b"
-    assert thread.is_alive() and not ended
+    child = busy_child(sandbox)
+    assert render(sandbox, "b") == "b" and render(sandbox, "c") == "c"
+    assert busy_child(sandbox) is child and child.poll() is None and not ended
     sandbox.close()
     thread.join(60)
     assert isinstance(ended[0], SandboxBusy)
@@ -59,9 +67,7 @@ def test_others_are_served_beside_one_that_hangs(sandbox):
 def test_nobody_waits_for_the_next_child_to_start(sandbox, monkeypatch):
     """One is killed, and another cannot be had: the one that is left serves."""
     assert render(sandbox, "a") == "a"
-    with sandbox._changed:
-        while len(sandbox._children) < sandbox.CHILDREN:
-            sandbox._changed.wait(1)
+    both_started(sandbox)
     ended = []
     thread = hang(sandbox, ended)
     child = busy_child(sandbox)
@@ -83,6 +89,37 @@ def test_a_child_that_cannot_start_is_said():
     s.close()
     with pytest.raises(SandboxBusy):
         s.call(do="check", text='root ::= "x"')
+
+
+def test_threads_that_run_out_and_come_back(sandbox):
+    """Calls are told that it is busy, more of them than there are children; then all is as before."""
+    assert render(sandbox, "a") == "a"
+    both_started(sandbox)
+    with no_threads():
+        for _ in range(2 * sandbox.CHILDREN):
+            with pytest.raises(SandboxBusy):
+                render(sandbox, "b")
+    assert render(sandbox, "c") == "c"
+    both_started(sandbox)
+
+
+def test_a_call_that_breaks_loses_no_child(sandbox, monkeypatch):
+    """Whatever is raised between taking a child and its answer."""
+    assert render(sandbox, "a") == "a"
+    here, receive = threading.current_thread(), module.receive
+
+    def fails_here(pipe):
+        if threading.current_thread() is here:  # not in the threads that wait for new children
+            raise MemoryError
+        return receive(pipe)
+
+    with monkeypatch.context() as m:
+        m.setattr(module, "receive", fails_here)
+        for _ in range(2 * sandbox.CHILDREN):
+            with pytest.raises(MemoryError):
+                render(sandbox, "b")
+    assert render(sandbox, "c") == "c"
+    both_started(sandbox)
 
 
 def test_the_cache_counts_sizes():

@@ -13,9 +13,7 @@ import hypothesis
 import pytest
 import schemathesis
 from schemathesis.specs.openapi.checks import positive_data_acceptance
-from server_tools import CHAT, JSON, ask, idle, running, settings, until
-
-from eagle3_llama.server.gbnf import complement, meets, merge, terminals
+from server_tools import CHAT, JSON, Streams, ask, idle, running, settings, until
 
 KEY = {"Authorization": "Bearer k"}
 N = int(os.environ.get("EAGLE3_FUZZ", 300))
@@ -34,6 +32,13 @@ def server(tmp_path_factory):
             slot_save_path=str(tmp_path_factory.mktemp("slots")),
         )
     ) as s:
+        yield s
+
+
+@pytest.fixture(scope="module")
+def stuck(files):
+    """A tiny model, all of whose letters are tokens of their own."""
+    with running(settings(model=files[0], eagle=files[1], n_ctx=512, n_parallel=3, threads=1)) as s:
         yield s
 
 
@@ -180,24 +185,42 @@ SCHEMAS = [
 ]
 
 
-def test_what_a_grammar_asks_for():
-    found = dict(terminals('root ::= [^a-c] "x\\"]" # "z"\n | <[5]> [\\x41\\u00e9-] [] "" [b-a]'))
-    assert found == {
-        "[^a-c]": [(1, 96), (100, 0x10FFFF)],
-        "x": [(120, 120)],
-        '\\"': [(34, 34)],
-        "]": [(93, 93)],
-        "<[5]>": None,
-        "[\\x41\\u00e9-]": [(45, 45), (65, 65), (233, 233)],
-        "[b-a]": [],
-    }
-    rng = random.Random(0)
-    for _ in range(300):
-        sets = [{rng.randint(1, 30) for _ in range(rng.randint(0, 8))} for _ in range(2)]
-        a, b = ([(x, x) for x in some] for some in sets)
-        assert meets(merge(a), merge(b)) == bool(sets[0] & sets[1])
-        outside = {x for low, high in complement(merge(a)) for x in range(low, min(high, 31) + 1)}
-        assert outside == set(range(1, 32)) - sets[0]
+NO_TOKEN = "[b-a]"  # a range without a character
+STUCK = "[a-z]{40} " + NO_TOKEN  # the sandbox does not look so far ahead
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0},
+        {"temperature": 1.5, "seed": 1},
+        {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 2},
+        {"temperature": 1, "typical_p": 0.3, "repeat_penalty": 1.3, "seed": 3},
+        {"mirostat_mode": 1, "seed": 4},
+        {"mirostat_mode": 2, "seed": 5},
+        {"temperature": 0, "logprobs": True, "top_logprobs": 5},
+        {"temperature": 0, "speculative": {"n_max": 4}},
+        {"temperature": 0.8, "seed": 6, "n": 2, "logit_bias": {"5": 3}},
+    ],
+    ids=lambda sampling: ",".join(name for name in sampling if name != "seed"),
+)
+def test_a_grammar_that_gets_stuck(stuck, sampling):
+    """The request fails, streamed or not, and the one beside it has its own text."""
+    alone = ask(stuck.client, max_tokens=20).json()["choices"][0]["message"]["content"]
+    with Streams(stuck, 1, grammar="root ::= [a-z]+") as beside:
+        until(lambda: stuck.gate.inside == 1)
+        r = ask(stuck.client, grammar=f"root ::= {STUCK}", max_tokens=100, **sampling)
+        assert r.status_code == 400 and r.json()["error"]["code"] == "refused", r.text
+        assert "grammar" in r.json()["error"]["message"]
+        assert "error" not in beside.texts[0]
+    until(lambda: idle(stuck))
+    assert ask(stuck.client, max_tokens=20).json()["choices"][0]["message"]["content"] == alone
+
+
+def test_a_grammar_with_a_way_out(stuck):
+    """An alternative that no token can follow does not matter where another one is there."""
+    r = ask(stuck.client, grammar=f'root ::= "yes" | "no" | {NO_TOKEN}', max_tokens=20, temperature=0)
+    assert r.status_code == 200 and r.json()["choices"][0]["message"]["content"] in ("yes", "no"), r.text
 
 
 def valid(rng):

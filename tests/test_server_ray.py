@@ -220,7 +220,7 @@ def server():
             (m[0] for line in lines if line.startswith("serving") and (m := re.search(r"http://\S+", line))),
             None,
         )
-        until(lambda: url() or p.poll() is not None, 80)
+        until(lambda: url() or p.poll() is not None, 300)
         assert url(), "".join(lines)
         seen = below(p.pid)
         yield SimpleNamespace(
@@ -309,7 +309,7 @@ class Client(threading.Thread):
             prompt = PROMPTS[i % 6]
             try:
                 with httpx.Client(
-                    base_url=self.server.url, timeout=30, headers=self.server.headers
+                    base_url=self.server.url, timeout=120, headers=self.server.headers
                 ) as client:
                     self.outcomes.append((prompt, *(self._stream if i % 2 else self._whole)(client, prompt)))
             except (httpx.TimeoutException, AssertionError) as e:
@@ -350,7 +350,7 @@ def test_one_is_killed_under_load(server, texts):
     clients = [Client(server, n) for n in range(6)]
     for c in clients:
         c.start()
-    until(lambda: all(c.begun.is_set() for c in clients), 20)
+    until(lambda: all(c.begun.is_set() for c in clients), 120)
     victim = min(before)
     children = below(victim)
     assert any("sandbox" in command for command in children.values())
@@ -358,12 +358,12 @@ def test_one_is_killed_under_load(server, texts):
     killed = time.monotonic()
     n = [len(c.outcomes) for c in clients]
     until(
-        lambda: all(len(c.outcomes) > k + 1 or not c.is_alive() for c, k in zip(clients, n)), 40
+        lambda: all(len(c.outcomes) > k + 1 or not c.is_alive() for c, k in zip(clients, n)), 300
     )  # all have gone on since
     for c in clients:
         c.stop.set()
     for c in clients:
-        c.join(35)
+        c.join(150)
         assert not c.is_alive() and c.lost is None, c.lost
     outcomes = [o for c in clients for o in c.outcomes]
     errors = [wrong for _, text, wrong in outcomes if text is None]
@@ -371,13 +371,13 @@ def test_one_is_killed_under_load(server, texts):
     assert 1 <= len(errors) <= 12, (
         errors
     )  # those that it was at, and perhaps some sent before its end was known
-    with httpx.Client(base_url=server.url, timeout=30, headers=server.headers) as client:
+    with httpx.Client(base_url=server.url, timeout=120, headers=server.headers) as client:
         for p in PROMPTS:
             assert content(ask(client, p, max_tokens=48)) == texts[p]
-        until(lambda: len(replicas(server) - {victim}) == 2, 40)
+        until(lambda: len(replicas(server) - {victim}) == 2, 300)
         assert not any(os.path.exists(f"/proc/{pid}") for pid in children), "what it had started is left"
         names = set()
-        until(lambda: names.add(ask(client, max_tokens=1).headers["x-replica"]) or len(names) == 2, 40)
+        until(lambda: names.add(ask(client, max_tokens=1).headers["x-replica"]) or len(names) == 2, 300)
     print(
         f"\n{len(outcomes)} requests, {errors} after the kill, "
         f"two replicas again after {time.monotonic() - killed:.1f} s"
@@ -390,13 +390,13 @@ def test_sigterm_drains(server):
     mine = below(server.process.pid)
     body = {"messages": [{"role": "user", "content": PROMPTS[0]}], "max_tokens": 250, "stream": True, **LONG}
     with (
-        httpx.Client(base_url=server.url, timeout=30, headers=server.headers) as client,
+        httpx.Client(base_url=server.url, timeout=120, headers=server.headers) as client,
         client.stream("POST", CHAT, json=body) as r,
     ):
         lines = r.iter_lines()
         next(lines)
         server.process.send_signal(signal.SIGTERM)
-        with httpx.Client(base_url=server.url, timeout=30, headers=server.headers) as other:
+        with httpx.Client(base_url=server.url, timeout=120, headers=server.headers) as other:
             until(lambda: other.get("/health").status_code == 503)
             refused = ask(other)
         *_, last = (line for line in lines if line)
@@ -406,5 +406,5 @@ def test_sigterm_drains(server):
         and "retry-after" in refused.headers
     )
     assert last == "data: [DONE]"
-    assert server.process.wait(30) == 0
-    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in mine), 10)
+    assert server.process.wait(120) == 0
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in mine), 60)

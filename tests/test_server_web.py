@@ -2,15 +2,14 @@
 
 import json
 import socket
-import threading
 
 import pytest
-from server_tools import CHAT, JSON, ask, idle, post_head, running, settings, until
+from server_tools import CHAT, JSON, Blocked, address, ask, idle, post_head, running, settings, until
 from tiny_models import EOS, PROMPT
 
 from eagle3_llama import EagleError
 from eagle3_llama.batching import Batcher, BatchSettings
-from eagle3_llama.server import answers, header_timeout
+from eagle3_llama.server import answers, connections
 
 COMPLETIONS = "/v1/completions"
 ENDLESS = {"prompt": PROMPT, "logit_bias": {str(EOS): -100}}
@@ -34,8 +33,7 @@ def server(files):
 
 
 def connect(server):
-    host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=60)
+    return socket.create_connection(address(server), timeout=60)
 
 
 def all_of(s):
@@ -43,25 +41,6 @@ def all_of(s):
     while part := s.recv(65536):
         data += part
     return data
-
-
-class Blocked:
-    """The batcher does nothing until the end of the block, or go()."""
-
-    def __init__(self, server):
-        self._go = threading.Event()
-        self._thread = threading.Thread(target=server.batcher._on_thread, args=(lambda: self._go.wait(60),))
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def go(self):
-        self._go.set()
-        self._thread.join(60)
-
-    def __exit__(self, *_):
-        self.go()
 
 
 # -- browsers ---------------------------------------------------------------------------------------------
@@ -118,22 +97,24 @@ def test_with_a_key_any_name_is_fine(files):
     "sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: "]
 )
 def test_headers_that_do_not_come(server, monkeypatch, sent):
-    monkeypatch.setattr(header_timeout, "SECONDS", 0.1)
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
     with connect(server) as s:
         s.sendall(sent)
-        assert all_of(s).startswith(b"HTTP/1.1 408")
+        answer = all_of(s)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "slow_headers"
 
 
 def test_further_requests_of_a_connection(server, monkeypatch):
     """Their headers have as long; an answer may take longer."""
-    monkeypatch.setattr(header_timeout, "SECONDS", 0.1)
     body = json.dumps({**ENDLESS, "max_tokens": 3}).encode()
     request = post_head(COMPLETIONS, len(body)) + body
-    with connect(server) as patient, connect(server) as slow, Blocked(server) as blocked:
+    with connect(server) as patient, Blocked(server) as blocked:
         patient.sendall(request)
         until(lambda: server.batcher.waiting() == 1)
-        slow.sendall(b"GET /heal")
-        assert all_of(slow).startswith(b"HTTP/1.1 408")  # so long has the other waited
+        monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
+        with connect(server) as slow:
+            assert all_of(slow).startswith(b"HTTP/1.1 408")  # so long has the other waited
         blocked.go()
         assert patient.recv(65536).startswith(b"HTTP/1.1 200")
         patient.sendall(b"GET /heal")

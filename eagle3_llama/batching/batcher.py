@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import EagleError, ErrorKind
 from ..llama.eagle_llama import EagleLlama
-from ..runtime.params import EagleParams
+from ..runtime.params import NO_HEAD, EagleParams
 from . import slot_file
 from .job import Job, RequestCancelled
 from .model import BatchModel, BatchSettings
@@ -47,6 +47,7 @@ class Batcher:
         self.n_parallel = settings.n_parallel
         self.n_ctx = settings.n_ctx
         self.model_name = self.base.metadata.get("general.name") or Path(settings.model).stem
+        self._identity = slot_file.identity(self)  # now: another thread may close the model
         self._slots = [Slot(i) for i in range(settings.n_parallel)]
         self._waiting: collections.deque[Job] = collections.deque()
         self._calls: collections.deque[tuple[Callable[[], Any], concurrent.futures.Future[Any]]] = (
@@ -55,7 +56,7 @@ class Batcher:
         self._wake = threading.Condition()
         self._closing: float | None = None  # time.monotonic() at which the last requests end
         self._n_jobs = 0
-        self._rounds = Rounds(self.base, self._engine, settings.n_batch, self._free)
+        self._rounds = Rounds(self.base, self._engine, self._free)
         self._ended: BaseException | None = None  # why requests are no longer served
         self._thread = threading.Thread(target=self._run, name="eagle3-batcher", daemon=True)
         self._thread.start()
@@ -76,9 +77,12 @@ class Batcher:
         params: drafting parameters; with None the planner chooses, n_max=0 decodes plainly. deadline: a value
         of time.monotonic().
 
-        Raises RequestCancelled (shutdown) after close(), EagleError NATIVE if the batcher has failed.
+        Raises RequestCancelled (shutdown) after close(), EagleError NATIVE if the batcher has failed, and as
+        EagleLlama does for params that it cannot use.
         """
         self._check_open()
+        if params is not None and self.settings.eagle is None:
+            params.check_no_head(NO_HEAD)
         if params is not None and params.fixed_tree and self._engine.has_head and not self._engine.can_tree:
             raise EagleError(
                 ErrorKind.UNSUPPORTED, "this context cannot check a tree: serve with flash attention"
@@ -142,21 +146,23 @@ class Batcher:
 
     def slots(self) -> list[dict[str, Any]]:
         """The state of each slot."""
+        seen = [(s, s.job) for s in self._slots]  # the batcher's thread may take a job away meanwhile
         return [
             {
                 "id": s.id,
-                "busy": s.job is not None,
+                "busy": job is not None,
                 "n_past": len(s.tokens),
-                "request_id": s.job.request_id if s.job else None,
+                "request_id": job.request_id if job else None,
             }
-            for s in self._slots
+            for s, job in seen
         ]
 
     def snapshot(self) -> dict[str, Any]:
         """Counters since load.
 
         tokens: handed to requests, including those that end a text. drafts: rounds of a slot that drafted.
-        rows: of the last round. accepted_at, drafted_at: draft tokens by position.
+        rows: of the last round. drafted_at: drafts that reached each position (a tree has several tokens
+        there). accepted_at: accepted draft tokens by position.
         """
         st = self._engine.stats
         return {
@@ -182,14 +188,14 @@ class Batcher:
         Raises EagleError BAD_ARGUMENT if the slot is busy or does not exist.
         """
         contents = self._on_thread(lambda: slot_file.take(self, self._free_slot(slot)))
-        return slot_file.pack(slot_file.identity(self), contents)  # meanwhile other requests continue
+        return slot_file.pack(self._identity, contents)  # meanwhile other requests continue
 
     def load_slot(self, slot: int, data: bytes) -> int:
         """Restores save_slot() and returns the number of tokens.
 
         Raises EagleError BAD_VALUE for damaged bytes or those of another model. The slot is empty then.
         """
-        contents = slot_file.unpack(self, data)
+        contents = slot_file.unpack(self._identity, self.n_ctx, data)
         return self._on_thread(lambda: slot_file.put(self, self._free_slot(slot), contents))
 
     def _free_slot(self, i: int) -> Slot:
@@ -217,29 +223,34 @@ class Batcher:
                 if idle:
                     self._engine.release_threads()
                 self._wake.wait(None if idle else DEADLINE_STEP)
-            calls = list(self._calls)
-            self._calls.clear()
-        if calls:
-            self._drop()  # frees the slots of requests that have ended
-        for call, future in calls:
-            try:
-                future.set_result(call())
-            except BaseException as e:
-                future.set_exception(e)
-        if self._closing is not None and not self._busy():
-            return False
         try:
+            self._answer_calls()
+            if self._closing is not None and not self._busy():
+                return False
             self._step()
         except Exception as e:
             self._fail_all(e)
         return True
 
+    def _answer_calls(self) -> None:
+        """Runs the calls from outside, after freeing the slots of requests that have ended."""
+        if self._calls:
+            try:
+                self._drop()
+            except Exception as e:  # a call is answered all the same
+                self._fail_all(e)
+        for _ in range(len(self._calls)):
+            call, future = self._calls.popleft()
+            try:
+                future.set_result(call())
+            except BaseException as e:
+                future.set_exception(e)
+
     def _end_all(self, error: BaseException) -> None:
         """Serves no request any more, and tells everybody who waits."""
         with self._wake:
             self._ended = error
-            calls = list(self._calls)
-            self._calls.clear()
+            calls, self._calls = self._calls, collections.deque()
         for _, future in calls:
             future.set_exception(error)
         self._fail_all(EagleError(ErrorKind.NATIVE, f"no request can be served any more: {error!r:.200}"))
@@ -257,7 +268,7 @@ class Batcher:
     def _busy(self) -> bool:
         if time.monotonic() >= (self._closing or 0.0):
             self._fail_all(RequestCancelled("shutdown"))
-        return bool(self._waiting) or any(s.job for s in self._slots)
+        return bool(self._waiting or self._calls) or any(s.job for s in self._slots)
 
     def _fail_all(self, error: Exception) -> None:
         with self._wake:
@@ -333,7 +344,7 @@ class Batcher:
             self._end(job, error)
 
     def _end(self, job: Job, error: Exception | None) -> None:
-        """Ends a job. The reader is told of the end, whatever fails here."""
+        """Ends a job. The reader is told of the end, whatever fails here. Raises nothing: others wait too."""
         if error is not None and not isinstance(error, RequestCancelled):
             self._rounds.count["failures"] += 1
         job.ended_at = time.monotonic()
@@ -341,10 +352,11 @@ class Batcher:
             if job.sampler is not None:
                 # No round uses it now. It refers to itself: its 600 KB would wait for the garbage collector.
                 job.sampler.close()
-            job.sampler = job.processors = None
-        finally:
-            job.pieces.put(error)
-            job.due.set()
+        except Exception:
+            log.exception("a sampler could not be freed")
+        job.sampler = job.processors = None
+        job.pieces.put(error)
+        job.due.set()
 
 
 def _over(job: Job, now: float) -> str | None:

@@ -30,10 +30,12 @@ class RequestCancelled(EagleError):
 class BatchPiece(Piece):
     """A Piece with what the batcher's thread kept of the rows, which the next batch overwrites.
 
-    rows: the logits that the tokens were sampled from, float32 [n_vocab] each, if the request reads them.
+    levels: of the round's draft, None if the piece is not of a round but of the prompt. rows: the logits that
+    the tokens were sampled from, float32 [n_vocab] each, if the request reads them.
     tops: the most likely tokens of these rows, and before: of the prompt's rows, if it asks for logprobs.
     """
 
+    levels: int | None = None
     rows: list[np.ndarray] = dataclasses.field(default_factory=list)
     tops: list[TopRow] = dataclasses.field(default_factory=list)
     before: list[TopRow] = dataclasses.field(default_factory=list)

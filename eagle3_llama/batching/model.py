@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +12,21 @@ from ..common.keywords import strict
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import is_end
 from ..llama.eagle_llama import EagleLlama
+from ..runtime.binding import llama_cpp
+from ..runtime.machine import cores
 from ..runtime.params import check_int
 
 MAX_SLOTS = 32
 MAX_INTERVAL = 10.0  # seconds
+GEMM_STEP = 4  # rows that llama.cpp's products of repacked matrices take together
+RECURRENT_STEP = 64  # tokens that a gated delta net computes together
+# file types (LLAMA_FTYPE_...) without K-quants: a row's product does not depend on the rows beside it
+ROWS_ALIKE = frozenset(
+    getattr(llama_cpp, f"LLAMA_FTYPE_{name}")
+    for name in (
+        "ALL_F32 MOSTLY_F16 MOSTLY_BF16 MOSTLY_Q4_0 MOSTLY_Q4_1 MOSTLY_Q5_0 MOSTLY_Q5_1 MOSTLY_Q8_0"
+    ).split()
+)
 
 
 @strict
@@ -60,7 +70,7 @@ class BatchModel(EagleLlama):
 
     def __init__(self, s: BatchSettings) -> None:
         self._n_slots = s.n_parallel
-        n = s.n_threads or os.cpu_count() or 1
+        n = s.n_threads or cores()
         super().__init__(
             s.model,
             eagle=s.eagle,
@@ -84,6 +94,24 @@ class BatchModel(EagleLlama):
     def context_params(self, params: Any) -> None:
         params.n_seq_max = self._n_slots  # Llama has no argument for it
         self._context_params = params
+
+    def batch_sizes(self) -> tuple[int, int]:
+        """n_batch and n_ubatch of the context."""
+        return llama_cpp.llama_n_batch(self._ctx.ctx), llama_cpp.llama_n_ubatch(self._ctx.ctx)
+
+    def prompt_step(self) -> int:
+        """A piece of a micro-batch has a multiple of so many tokens, so that its bits are the whole's."""
+        if self._int_of("expert_count") and self._int_of("file_type", "general") not in ROWS_ALIKE:
+            return self.batch_sizes()[1]  # how many rows an expert gets depends on the whole micro-batch
+        return RECURRENT_STEP if self._is_recurrent or self._is_hybrid else GEMM_STEP
+
+    def _int_of(self, name: str, group: str | None = None) -> int:
+        """A number from the file's metadata, -1 if it has none. group: by default the architecture."""
+        group = group or self.metadata.get("general.architecture", "")
+        try:
+            return int(self.metadata.get(f"{group}.{name}", -1))
+        except ValueError:
+            return -1
 
     def is_end(self, token: int) -> bool:
         """Whether a token ends generation."""

@@ -15,9 +15,8 @@ from ..runtime.engine import MAX_DRAFT, Ask, Engine, Round
 from .job import BatchPiece, Job
 from .logprobs import TopRow, top_row
 from .model import BatchModel
+from .pieces import INVARIANT_ROWS, least_piece, next_piece
 
-# native: up to this number of rows, the bits of a row do not depend on it; above it, sums have another order
-INVARIANT_ROWS = 64
 STALL = 0.25  # seconds that the prompts of a turn should take while others wait for their next token
 
 
@@ -38,9 +37,11 @@ class Rounds:
     """Decodes for the slots and hands the tokens to their jobs. free: frees a slot, with an error or None."""
 
     def __init__(
-        self, base: BatchModel, engine: Engine, n_batch: int, free: Callable[[Slot, Exception | None], None]
+        self, base: BatchModel, engine: Engine, free: Callable[[Slot, Exception | None], None]
     ) -> None:
-        self._base, self._engine, self._n_batch, self._free = base, engine, n_batch, free
+        self._base, self._engine, self._free = base, engine, free
+        self._n_batch, self._n_ubatch = base.batch_sizes()
+        self._step = base.prompt_step()
         self._prompt_rate = 0.0  # tokens/s
         self._turn = 0
         self.count = dict.fromkeys(("prompt_tokens", "reused_tokens", "failures", "rows", "drafts"), 0)
@@ -62,7 +63,7 @@ class Rounds:
         """
         self._turn += 1
         first = self._turn % len(busy)
-        end, room = time.monotonic() + STALL, self._least_piece()
+        end, room = time.monotonic() + STALL, min(self._least_piece(), self._n_batch)
         for i, (slot, job) in enumerate(busy[first:] + busy[:first]):
             n = self._piece_size(job)
             if i == 0 or (n <= room and time.monotonic() < end):
@@ -99,19 +100,13 @@ class Rounds:
             job.pieces.put(BatchPiece([], [], before=before))
 
     def _piece_size(self, job: Job) -> int:
-        """Tokens of the next piece of a prompt.
-
-        A single request decodes its prompt in batches of n_batch. These are cut into equal pieces that are on
-        the same side of INVARIANT_ROWS as the whole, so the prompt's bits are the same.
-        """
-        rest = len(job.prompt) - job.prompt_at
-        done = (job.prompt_at - job.reused) % self._n_batch
-        block = min(self._n_batch - done, rest)
-        return block // max(block // self._least_piece(), 1)
+        """Tokens of the next piece of a prompt."""
+        done, n = job.prompt_at - job.reused, len(job.prompt) - job.reused
+        return next_piece(done, n, self._n_batch, self._n_ubatch, self._least_piece(), self._step)
 
     def _least_piece(self) -> int:
         """Tokens of a prompt that take STALL; a piece may have up to twice as many."""
-        return min(max(int(self._prompt_rate * STALL), INVARIANT_ROWS + 1), self._n_batch)
+        return least_piece(self._prompt_rate * STALL, self._step)
 
     def _capture(self, jobs: list[Job]) -> None:
         """Hidden states are kept while a request drafts."""
@@ -142,9 +137,8 @@ class Rounds:
         except EagleError as e:
             if len(busy) == 1:
                 self._free(busy[0][0], e)
-            else:  # one by one, so that only the slot that caused it fails
-                for each in busy:
-                    self._round([each])
+            else:
+                self._one_by_one(busy, e)
             return
         self.plan = self._engine.plan_info() if self._engine.costs is not None else {}
         self.count["rows"] = sum(1 + getattr(r, "drafted", 0) for r in rounds)
@@ -157,9 +151,25 @@ class Rounds:
             except Exception as e:
                 self._free(slot, e)
 
+    def _one_by_one(self, busy: list[Busy], failure: EagleError) -> None:
+        """After the failure of a round of all: only the slot that caused it fails again.
+
+        A memory that cannot drop a part of a sequence has lost all of it, and there is nothing to go on from.
+        """
+        for slot, job in busy:
+            if self._engine.n_past(slot.id) == len(slot.tokens):
+                self._round([(slot, job)])
+                continue
+            lost = EagleError(
+                failure.kind,
+                f"a round of several requests failed ({failure}), and this model's memory cannot go back to"
+                " where it was before: send the request again",
+            )
+            self._free(slot, lost)
+
     def _take_round(self, slot: Slot, job: Job, out: Round) -> None:
         self.count["drafts"] += out.drafted > 0
-        for k in range(out.drafted):
+        for k in range(out.levels):
             self.drafted_at[k] += 1
         slot.tokens += [job.token, *out[:-1]]
         if job.processors is not None:
@@ -170,7 +180,8 @@ class Rounds:
         job.token = out[-1]
         rows, tops = self._kept(job, sampled)
         sources = [*range(1, len(out)), 0]
-        self._deliver(slot, job, BatchPiece(list(out), sources, out.drafted, rows=rows, tops=tops))
+        piece = BatchPiece(list(out), sources, out.drafted, levels=out.levels, rows=rows, tops=tops)
+        self._deliver(slot, job, piece)
 
     def _deliver(self, slot: Slot, job: Job, piece: BatchPiece) -> None:
         """Hands over the tokens of a round that the request wants. Frees the slot at the end of the text."""

@@ -114,8 +114,11 @@ def _clear(batcher: Any, slot: Any) -> None:
     slot.tokens = []
 
 
-def unpack(batcher: Any, data: bytes) -> Contents:
-    """The contents that pack() wrote. Raises EagleError BAD_VALUE for damaged bytes or another model's."""
+def unpack(expected: dict[str, Any], n_ctx: int, data: bytes) -> Contents:
+    """The contents that pack() wrote. expected: identity(). n_ctx: tokens of a slot.
+
+    Raises EagleError BAD_VALUE for damaged bytes or those of another model.
+    """
 
     def bad(why: str) -> EagleError:
         return EagleError(ErrorKind.BAD_VALUE, f"not a slot that can be restored: {why}")
@@ -134,13 +137,13 @@ def unpack(batcher: Any, data: bytes) -> Contents:
         of, tokens, sizes = header["of"], header["tokens"], (header["target"], header["head"])
     except (ValueError, KeyError, TypeError, RecursionError):
         raise bad("damaged") from None
-    if of != json.loads(json.dumps(identity(batcher))):
+    if of != json.loads(json.dumps(expected)):
         raise bad("it belongs to another model, head or cache (n_parallel counts)")
-    n_vocab = batcher.base.n_vocab()
+    n_vocab = expected["n_vocab"]
     if not isinstance(tokens, list) or not all(type(t) is int and 0 <= t < n_vocab for t in tokens):
         raise bad("damaged")
-    if len(tokens) >= batcher.n_ctx:
-        raise bad(f"it has {len(tokens)} tokens, a slot here {batcher.n_ctx}")
+    if len(tokens) >= n_ctx:
+        raise bad(f"it has {len(tokens)} tokens, a slot here {n_ctx}")
     if not all(type(x) is int and x >= 0 for x in sizes) or at + n + sum(sizes) + 32 != len(data):
         raise bad("damaged")
     target = (ctypes.c_uint8 * sizes[0]).from_buffer_copy(view[at + n : at + n + sizes[0]])

@@ -51,7 +51,9 @@ class BatchTokens:
                     finally:
                         del piece  # its traceback refers to this frame: else they would form a cycle
                 n_read += len(piece.tokens)
-                llm.stats.count_round(piece.drafted, len(piece.tokens))
+                if piece.levels is not None:
+                    n_accepted = sum(source > 0 for source in piece.sources)
+                    llm.stats.count_round(piece.drafted, n_accepted, piece.levels)
                 self._asked.before += piece.before
                 if (yield piece):  # the batcher's thread has continued without them
                     raise EagleError(

@@ -55,8 +55,9 @@ def parse_modes(
 ) -> list[Mode]:
     """Modes by name, one per head. fixed: further settings to try besides params, such as 3 or 60x6x10.
 
-    Raises EagleError BAD_ARGUMENT.
+    Raises EagleError BAD_ARGUMENT, also for what none of the modes uses.
     """
+    _check_used(names, heads, draft_model, params, fixed)
     modes = []
     for name in names:
         if name not in KINDS:
@@ -74,6 +75,29 @@ def parse_modes(
         else:
             modes.append(Mode(name, name, draft_model if name == "draft_model" else None))
     return modes
+
+
+def _check_used(
+    names: Sequence[str],
+    heads: Sequence[str],
+    draft_model: str | None,
+    params: EagleParams,
+    fixed: Sequence[str],
+) -> None:
+    eagle = [*params.given, *(["fixed"] if fixed else [])]
+    users = {
+        **{name: ("eagle",) for name in eagle},
+        **({"eagle": ("eagle", "upstream")} if heads else {}),
+        **({"draft_model": ("draft_model",)} if draft_model is not None else {}),
+    }
+    for name, modes in users.items():
+        if not set(modes) & set(names):
+            option = "--" + name.replace("_", "-")
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT,
+                f"{option} has no effect in the modes {', '.join(names)}: leave it out, or add {modes[0]} to"
+                " --modes",
+            )
 
 
 def _stem(head: str, heads: Sequence[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from rich.text import Text
 from ..common.files import replacing
 from ..errors import EagleError
 from ..llama.chat import COLOURS, chat_tokens, generate, stream
+from ..runtime.machine import cores
 
 PROMPT = "Thomas is very healthy, but he has to go to the hospital every day. What could be the reasons?"
 ROUNDS = 5
@@ -60,7 +60,8 @@ def _run(console: Console, fmt: str, prompt: str, n_predict: int) -> dict[str, A
     path = str(smollm2(fmt))
     common: dict[str, Any] = {
         "n_ctx": 2048,
-        "n_threads": os.cpu_count(),
+        "n_threads": cores(),
+        "n_threads_batch": cores(),
         "flash_attn": True,
         "verbose": False,
     }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +34,7 @@ from ..common.options import (
 )
 from ..errors import EagleError, ErrorKind
 from ..heads.convert.cli import convert, one_line
+from ..runtime.machine import cores
 from ..runtime.params import EagleParams
 from ..server.cli import serve
 from ..train.cli import train
@@ -70,7 +71,7 @@ def _load(
     for path in (model, eagle):
         if path is not None and not path.is_file():
             raise EagleError(ErrorKind.BAD_FILE, f"no such file: {path}")
-    n = threads or os.cpu_count()
+    n = threads or cores()
     try:
         return EagleLlama(
             model,
@@ -216,7 +217,7 @@ def bench(
         n_predict=n_predict,
         rounds=rounds,
         sampling={"temp": temp, "top_p": top_p},
-        n_threads=threads or os.cpu_count() or 1,
+        n_threads=threads or cores(),
         n_ctx=n_ctx,
         flash_attn=flash_attn,
         explain=explain,
@@ -235,9 +236,22 @@ def bench(
 
 @app.command()
 def info(
-    file: Annotated[Path, typer.Argument(help="GGUF of a target or a head", show_default=False)],
+    file: Annotated[
+        Path | None, typer.Argument(help="GGUF of a target or a head", show_default=False)
+    ] = None,
+    system: Annotated[
+        bool, typer.Option("--system", help="describe this machine and the library, for a report of a fault")
+    ] = False,
 ) -> None:
     """Describe a GGUF: sizes, captured layers, variant, the target that a head fits. Reads no weights."""
+    if system == (file is not None):
+        raise EagleError(ErrorKind.BAD_ARGUMENT, "give a GGUF file to describe, or --system")
+    if file is None:
+        from ..runtime.system import describe as describe_system
+
+        for name, value in describe_system():  # plain lines, to be pasted
+            print(f"{name}: {one_line(value, 2000)}", flush=True)
+        return
     from rich.table import Table
 
     from ..heads.info import describe
@@ -265,7 +279,7 @@ def compare(
     table = Table("stage")
     for name in ("largest error", "largest value", "cosine"):
         table.add_column(name, justify="right")
-    for stage in run(head, model, prompt, threads or os.cpu_count() or 1):
+    for stage in run(head, model, prompt, threads or cores()):
         table.add_row(stage.name, f"{stage.error:.3g}", f"{stage.largest:.3g}", f"{stage.cosine:.8f}")
     Console().print(table)
 
@@ -277,6 +291,7 @@ app.command()(serve)
 
 def main() -> None:
     """Entry point. An EagleError is printed as one line, with exit code 2."""
+    faulthandler.enable()  # a crash in native code says where
     try:
         app()
     except EagleError as e:

@@ -78,9 +78,10 @@ def check_ignored(given: Iterable[str], theirs: Sequence[str], later: Iterable[s
 
 
 def check_unused(eagle: str | None, params: Any, extract_layers: Any, others: Mapping[str, Any]) -> None:
-    """Warns about a head that will not be used, or settings without a head. others: the arguments for Llama.
+    """Warns about a head that will not be used. others: the arguments for Llama.
 
-    Raises EagleError BAD_ARGUMENT if both a head and a draft_model are given.
+    Raises EagleError BAD_ARGUMENT if both a head and a draft_model are given, or drafting settings (params:
+    EagleParams) without a head.
     """
     if eagle is not None:
         if others.get("draft_model") is not None:
@@ -92,9 +93,12 @@ def check_unused(eagle: str | None, params: Any, extract_layers: Any, others: Ma
         return
     own_drafts = others.get("draft_model") is not None
     why = "the draft_model has its own settings" if own_drafts else "there is no head to draft with"
-    given = {"n_max": params.n_max, "tree": params.fixed_tree, "extract_layers": extract_layers is not None}
-    for name in (name for name, value in given.items() if value):
-        _warn(f"{name} has no effect, because {why}: give eagle, or leave {name} out")
+    params.check_no_head(why)
+    if extract_layers is not None:
+        raise EagleError(
+            ErrorKind.BAD_ARGUMENT,
+            f"extract_layers has no effect, because {why}: give eagle, or leave extract_layers out",
+        )
 
 
 def _warn(message: str) -> None:

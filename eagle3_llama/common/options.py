@@ -33,7 +33,11 @@ NMin = Annotated[
 PMin = Annotated[
     float,
     typer.Option(
-        "--p-min", min=0.0, max=1.0, help="stop a draft below this token probability; needs --n-max or --tree"
+        "--p-min",
+        min=0.0,
+        max=1.0,
+        help="end a chain before a less probable token, and leave out the nodes of a tree whose path is less"
+        " probable; needs --n-max or --tree",
     ),
 ]
 TreeShape = Annotated[
@@ -59,7 +63,10 @@ TopP = Annotated[
 ]
 Seed = Annotated[int, typer.Option("--seed", help="seed for sampling; the same seed gives the same text")]
 Threads = Annotated[
-    int | None, typer.Option("--threads", "-t", min=1, help="CPU threads; default: all cores")
+    int | None,
+    typer.Option(
+        "--threads", "-t", min=1, help="CPU threads; default: one for each core that this process may use"
+    ),
 ]
 NCtx = Annotated[
     int, typer.Option("--n-ctx", "-c", min=16, help="context size in tokens, prompt and answer together")

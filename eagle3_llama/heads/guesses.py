@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from ..llama.eagle_llama import EagleLlama
 from ..runtime.binding import address, llama_cpp
 from ..runtime.capture import Capture
 from ..runtime.engine import Engine
+from ..runtime.machine import cores
 from .convert.target import read_target
 
 LONGEST = 512  # tokens: the rest of a longer passage is not read
@@ -44,7 +44,7 @@ class Reader:
 
     def __init__(self, head: str | Path, target: str | Path, n_threads: int | None = None) -> None:
         self.target, self.n_layer = Path(target), read_target(Path(target)).n_layer
-        n = n_threads or os.cpu_count()  # more threads help, because nothing here is decoded token by token
+        n = n_threads or cores()  # more threads help, because nothing here is decoded token by token
         try:
             self.llm = EagleLlama(
                 str(target), n_ctx=LONGEST, n_batch=LONGEST, n_threads=n, n_threads_batch=n, verbose=False

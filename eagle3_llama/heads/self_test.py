@@ -82,10 +82,10 @@ def self_test(
     The target reads the passages. The head is tested where a passage continues as the target would continue
     it.
 
-    passages: the built-in ones if None. n_threads: all cores if None. on_passage(done, total) is called after
-    each passage. Raises EagleError as loading a model does; also UNSUPPORTED if the target's layer inputs
-    cannot be captured, and BAD_ARGUMENT for no passages, a passage of fewer than two tokens, or unknown
-    tokens.
+    passages: the built-in ones if None. n_threads: one for each core that this process may use if None.
+    on_passage(done, total) is called after each passage. Raises EagleError as loading a model does; also
+    UNSUPPORTED if the target's layer inputs cannot be captured, and BAD_ARGUMENT for no passages, a passage
+    of fewer than two tokens, or unknown tokens.
     """
     if passages is not None and not passages:
         raise EagleError(

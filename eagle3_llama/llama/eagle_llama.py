@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import multiprocessing
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from ..errors import EagleError, ErrorKind
 from ..runtime import costs
 from ..runtime.binding import Llama, LlamaState, address, llama_cpp
 from ..runtime.engine import Engine
-from ..runtime.params import EagleParams
+from ..runtime.machine import cores
+from ..runtime.params import NO_HEAD, EagleParams
 from ..runtime.stats import EagleStats
 from . import saved_state
 from .cost_key import cost_key
@@ -82,6 +84,7 @@ class EagleLlama(GeneratingLlama):
         keywords.check_unused(eagle_path, self._params, extract_layers, kwargs)
         self._eagle_path, self._extract_layers = eagle_path, extract_layers
         self._engine: Engine | None = None
+        kwargs.update(_default_threads(kwargs))
         self._media = MediaRows()
         self._rows: ScoreRows | None = None
         self._guard: GuardedProcessors | None = None  # the logits processors of _sampler
@@ -127,7 +130,7 @@ class EagleLlama(GeneratingLlama):
                 "EagleLlama decodes plainly: with swa_full=False the target cannot take back a draft; "
                 "leave swa_full out",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
             eagle_path = None
         try:
@@ -135,7 +138,7 @@ class EagleLlama(GeneratingLlama):
         except EagleError as e:
             if e.kind is not ErrorKind.UNSUPPORTED or eagle_path is None:
                 raise
-            warnings.warn(f"EagleLlama decodes plainly: {e}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"EagleLlama decodes plainly: {e}", RuntimeWarning, stacklevel=4)
             return Engine(ctx, model, None, self._n_slots)
 
     # -- settings and counters ----------------------------------------------------------------------------
@@ -151,6 +154,8 @@ class EagleLlama(GeneratingLlama):
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT, f"eagle_params is {params!r:.80}, expected EagleParams(...)"
             )
+        if self._eagle_path is None:
+            params.check_no_head(NO_HEAD)
         if self._engine is not None:
             if self._engine.has_head and params.fixed_tree and not self._engine.can_tree:
                 raise EagleError(
@@ -160,7 +165,8 @@ class EagleLlama(GeneratingLlama):
                 )
             if self._engine.has_head and params.n_max != 0 and self._engine.costs is None:
                 self._measure()
-            self._engine.set_capture(params.n_max != 0)
+            with self._held("setting eagle_params"):
+                self._engine.set_capture(params.n_max != 0)
         self._params = params
 
     def _measure(self) -> None:
@@ -171,6 +177,18 @@ class EagleLlama(GeneratingLlama):
             self.native.plan(measured)
             self.native.release_threads()
             self.reset()
+
+    @contextlib.contextmanager
+    def _held(self, who: str) -> Iterator[None]:
+        """Holds the context for a call that leaves the text as it is. Raises EagleError BUSY in a round."""
+        with self._owner.hold(who):
+            if self._engine is not None and self._engine.in_round:
+                raise EagleError(
+                    ErrorKind.BUSY,
+                    f"{who} is not possible in a logits processor, where a round is under way: do it between"
+                    " two tokens or in a stopping criterion",
+                )
+            yield
 
     def _cost_key(self) -> list[object]:
         return cost_key(self, self._eagle_path)
@@ -239,6 +257,16 @@ class EagleLlama(GeneratingLlama):
             super().reset()
             if self._engine is not None:
                 self._settle()  # an image's rows may follow, and begin at 0
+
+    def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
+        """Same as Llama.create_chat_completion.
+
+        A chat handler decodes images by itself. Meanwhile nobody else gets the context.
+        """
+        if self.chat_handler is None:
+            return super().create_chat_completion(*args, **kwargs)
+        with self._owner.call("create_chat_completion()"):
+            return super().create_chat_completion(*args, **kwargs)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """Same as Llama.embed."""
@@ -318,8 +346,8 @@ class EagleLlama(GeneratingLlama):
 
     def save_state(self) -> LlamaState:
         """The state of target and head, with logits_all the scores too. A running generation can continue."""
-        self._owner.look()
-        return super().save_state() if self._engine is None else saved_state.save(self)
+        with self._held("save_state()"):
+            return super().save_state() if self._engine is None else saved_state.save(self)
 
     def load_state(self, state: LlamaState) -> None:
         """Restores save_state(). The state of a plain Llama, which has none of a head, works too."""
@@ -337,3 +365,13 @@ class EagleLlama(GeneratingLlama):
             logits_all=bool(self._logits_all),
         )
         return {**super().__getstate__(), **ours}
+
+
+def _default_threads(given: Mapping[str, Any]) -> dict[str, int]:
+    """Llama's numbers of threads where none are given, but no more than the cores that this process may use.
+
+    Llama counts the machine's cores. Threads that share a core wait for each other at every product.
+    """
+    everywhere, mine = multiprocessing.cpu_count(), cores()
+    theirs = {"n_threads": max(everywhere // 2, 1), "n_threads_batch": everywhere}
+    return {name: min(n, mine) for name, n in theirs.items() if not given.get(name)}

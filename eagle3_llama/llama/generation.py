@@ -129,7 +129,10 @@ class GeneratingLlama(FlashLlama):
             steps = super().generate(tokens, *args, **kwargs)
         else:
             steps, claim.adopts = self._generate(claim, tokens, *args, **kwargs), False
-        yield from self._owner.run(claim, steps, take=True)
+        try:
+            yield from self._owner.run(claim, steps, take=True)
+        finally:
+            claim.adopts = True  # the call that it is part of may make another
 
     def _generate(
         self, claim: Claim, tokens: Sequence[int], *args: Any, **kwargs: Any

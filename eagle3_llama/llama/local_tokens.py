@@ -57,8 +57,7 @@ class LocalTokens:
                     rounds = self._rounds(token, params)
                     sent = yield Piece([token], [0], logits=self._last_logits)
                     continue
-                sampled = next(rounds)
-                self._row = None
+                sampled = self._round(rounds)
                 llm._raise_processors()
                 sources = [*range(1, len(sampled)), 0]
                 sent = yield Piece(sampled, sources, sampled.drafted, self._logits)
@@ -67,7 +66,6 @@ class LocalTokens:
 
     def _end(self) -> None:
         """After a generation, wherever it stopped."""
-        self._row = None
         self._llm._settle()
         self._engine.release_threads()  # the next call may come from another thread
 
@@ -77,6 +75,17 @@ class LocalTokens:
             self._llm.n_tokens = self._row
             self._row += 1
         return self._llm._input_ids
+
+    def _round(self, rounds: Iterator[Round]) -> Round:
+        """The next round. If it fails, the text is as it was before, whatever processors were shown of it."""
+        llm, n = self._llm, self._llm.n_tokens
+        try:
+            return next(rounds)
+        except BaseException:
+            llm._requires_eval = True  # the last row of the batch follows a token that was taken back
+            raise
+        finally:
+            self._row, llm.n_tokens = None, n
 
     def _rounds(self, token: int, params: EagleParams) -> Iterator[Round]:
         return self._engine.rounds(0, token, params, address(self._llm._sampler.sampler), self._on_draft)

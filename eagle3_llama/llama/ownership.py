@@ -3,6 +3,8 @@
 A generator may be left half way, be continued after another one has used the context, or be finalised by
 the garbage collector during another's step, even on another thread. Therefore each has a claim. Each step,
 and each clean-up in a `finally`, checks that the claim still holds the context.
+
+A call that leaves the text as it is, such as save_state(), holds the context without taking it from anybody.
 """
 
 from __future__ import annotations
@@ -29,12 +31,18 @@ class Claim:
 
 
 class Ownership:
-    """Ownership of one model's context. Nobody waits: a step during another's step is refused."""
+    """Ownership of one model's context.
+
+    Nobody waits for a step: a callback in it may wait for whoever waits. What comes during one is refused.
+    Everybody waits for a hold() of another thread, which is short and calls nobody.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a generator may be finalised while its thread holds the lock
         self._holder: Claim | None = None  # whose text the context holds
         self._running: Claim | None = None  # whose step is running
+        self._held = 0  # depth of hold(), for which its thread keeps the lock
+        self._late: list[tuple[Claim, Callable[[], None]]] = []  # releases that came during a hold()
 
     def claim(self, who: str, adopts: bool = False) -> Claim:
         """A new claim. During a step that adopts calls, the claim of that step."""
@@ -68,14 +76,29 @@ class Ownership:
         finally:
             self._running = before
 
-    def look(self) -> None:
-        """For calls that only read the context. A callback may make them.
+    @contextlib.contextmanager
+    def hold(self, who: str) -> Iterator[None]:
+        """For a call that leaves the text as it is. Inside, nobody else gets the context.
+
+        A callback may make such a call during its own step. A generation can continue afterwards.
 
         Raises EagleError BUSY during another thread's step.
         """
-        running = self._running
-        if running is not None and running.thread != threading.get_ident():
-            raise _busy(running)
+        with self._lock:
+            before = self._running
+            if before is not None and before.thread != threading.get_ident():
+                raise _busy(before)
+            mine = Claim(who, adopts=False)
+            mine.thread = threading.get_ident()
+            self._running = mine
+            self._held += 1
+            try:
+                yield
+            finally:
+                self._held -= 1
+                self._running = before
+                if not self._held:
+                    self._release_late()
 
     @contextlib.contextmanager
     def call(self, who: str) -> Iterator[None]:
@@ -101,8 +124,19 @@ class Ownership:
             steps.close()
 
     def release(self, claim: Claim, settle: Callable[[], None]) -> None:
-        """For a `finally`: calls settle if the claim still holds the context, before anybody else gets it."""
+        """For a `finally`: calls settle if the claim still holds the context, before anybody else gets it.
+
+        During a hold() of this thread, in which the collector may finalise a generator, it waits for its end.
+        """
         with self._lock:
+            if self._held:
+                self._late.append((claim, settle))
+            elif self._holder is claim:
+                settle()
+
+    def _release_late(self) -> None:
+        late, self._late = self._late, []
+        for claim, settle in late:
             if self._holder is claim:
                 settle()
 

@@ -31,6 +31,7 @@ ENOUGH = 1.25  # seconds after which the second and later rounds begin no furthe
 MOST = 1.35  # seconds after which the first round begins no further size
 MOST_SLOW = 2.5  # the same for a slow model
 MAX_ROWS = 64
+SMALLEST, LARGEST = 1e-6, 1e6  # seconds of a decode or a pass that are believed; the clock counts microseconds
 LOADS = 4  # the first LOADS loads of a model measure, because other programs may disturb one measurement
 DISTURBED = 1.25  # a load was disturbed if one row took this many times as long as in the fastest load
 
@@ -116,10 +117,12 @@ class Times:
             each = {n: one * statistics.median(relative(n)) for n in sizes}
             return {n: min(t for m, t in each.items() if m >= n) for n in sizes}
 
-        out, head = _curve(figures("output") or {1: 0.0}), _curve(figures("head") or {1: 1.0})
+        out, head = _curve(figures("output") or {1: 0.0}), figures("head") or {1: 1.0}
         first, layers = figures("first").get(1, 0.0), figures("layers")
-        layers[1] = min(max(one - out[1], 1e-6), *layers.values())  # a decode of one row includes its output
-        return Costs(_curve(layers), out, head, _curve({1: 0.0}), max(first - head[1], 0.0), 0.0, context)
+        layers[1] = min(one - out[1], *layers.values())  # a decode of one row includes its output
+        layers, head = ({n: max(t, SMALLEST) for n, t in part.items()} for part in (layers, head))
+        first = max(first - head[1], 0.0)
+        return Costs(_curve(layers), out, _curve(head), _curve({1: 0.0}), first, 0.0, context)
 
 
 def _cells(engine: Any, near_at: int, far_at: int, slot: int) -> dict[int, float]:
@@ -231,15 +234,24 @@ def merged(loads: Sequence[Costs]) -> Costs:
 
 
 def _read(path: Path) -> list[Costs]:
-    """The measurements of earlier loads. Empty if the file does not exist or has other contents."""
+    """The measurements of earlier loads. Empty if one of them is not what measure() returns."""
     try:
         loads = [Costs(**c) for c in json.loads(path.read_text(encoding="utf-8"))]
-        for c in loads:
-            rows = [*c.layers, *c.output, *c.head, *c.cell]
-            numbers = [*rows, c.first, c.other, c.context]
-            valid = all(isinstance(x, (int, float)) and 0 <= x < 1e6 for x in numbers)
-            if len(rows) != 4 * (MAX_ROWS + 1) or not valid or not c.layers[1]:
-                return []
-        return loads
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return []
+    return loads if all(map(_is_sound, loads)) else []
+
+
+def _is_sound(c: Costs) -> bool:
+    """Whether the planner takes them, and measure() could have returned them: see eagle3_plan_set."""
+
+    def curve(rows: object, least: float) -> bool:
+        sized = isinstance(rows, list) and len(rows) == MAX_ROWS + 1
+        return sized and number(rows[0], 0.0) and all(number(x, least) for x in rows[1:])
+
+    def number(x: object, least: float) -> bool:
+        return isinstance(x, (int, float)) and not isinstance(x, bool) and least <= x < LARGEST
+
+    positive = curve(c.layers, SMALLEST) and curve(c.head, SMALLEST)
+    rest = all(number(x, 0.0) for x in (c.first, c.other, c.context))
+    return positive and curve(c.output, 0.0) and curve(c.cell, 0.0) and rest

@@ -54,9 +54,13 @@ class Ask:
 
 
 class Round(list[int]):
-    """The tokens that one round sampled: accepted draft tokens, then the bonus. `drafted` counts drafts."""
+    """The tokens that one round sampled: accepted draft tokens, then the bonus.
+
+    drafted: number of draft tokens. levels: number of positions that they were for, fewer in a tree.
+    """
 
     drafted: int = 0
+    levels: int = 0
 
 
 class _Buffers:
@@ -92,12 +96,13 @@ class Engine:
     ) -> None:
         self.ffi, self.lib = load()
         self._head = self._session = self.ffi.NULL
-        self._drafts = self.ffi.new(f"int32_t[{MAX_DRAFT}]")
+        self._drafts, self._parents = (self.ffi.new(f"int32_t[{MAX_DRAFT}]") for _ in range(2))
         self._buffers: dict[int, _Buffers] = {}  # by number of asks
         self._shapes: dict[StaticTree, tuple[Any, Any]] = {}  # parents and ranks
         self.stats = EagleStats()
         self.costs: Any = None  # the planner's, once it has them
         self.can_tree = False
+        self.in_round = False  # between the decode of a round and its commit
         if head_path is not None:
             out = self.ffi.new("eagle3_head **")
             self._check(
@@ -192,7 +197,9 @@ class Engine:
         self._decode_what_fits(b, n)
         t2 = now()
         b.keep[0:n] = b.zeros
+        self.in_round = True
         try:
+            levels = [self._levels(i, ask, b.drafted[i]) for i, ask in enumerate(asks)]
             on_draft()
             b.samplers[0:n] = samplers
             self._check(lib.eagle3_round_verify(s, b.sampler_pointers, b.sampled, b.counts))
@@ -202,6 +209,7 @@ class Engine:
             t3 = now()
         finally:
             code = lib.eagle3_round_commit(s, b.keep)  # whatever happened, nothing unverified stays
+            self.in_round = False
             if code < 0:  # of the slots that do not hold what they should
                 failure, keep = self._error(code), b.keep
                 errors.update(
@@ -213,8 +221,8 @@ class Engine:
                 rounds.append(errors[i])
                 continue
             out = Round(self.ffi.unpack(b.of_ask[i], count))
-            out.drafted = b.drafted[i]
-            stats.count_round(out.drafted, count)
+            out.drafted, out.levels = b.drafted[i], levels[i]
+            stats.count_round(out.drafted, count - 1, out.levels)
             rounds.append(out)
         stats.draft += t1 - t0
         stats.target += t2 - t1
@@ -228,6 +236,17 @@ class Engine:
         n = self._check(self.lib.eagle3_round_drafted(self._session, i, self._drafts, null, null))
         drafts: list[int] = self.ffi.unpack(self._drafts, n)
         return drafts
+
+    def _levels(self, i: int, ask: Ask, n: int) -> int:
+        """The number of levels of the i-th ask's draft of n tokens."""
+        tree = self.trees(ask.params) if ask.given is None else ask.given.parents is not None
+        if n == 0 or not tree:
+            return n
+        null, levels = self.ffi.NULL, list[int]()
+        self._check(self.lib.eagle3_round_drafted(self._session, i, self._drafts, self._parents, null))
+        for parent in self.ffi.unpack(self._parents, n):
+            levels.append(1 if parent < 0 else levels[parent] + 1)
+        return max(levels)
 
     def _draft(self, asks: Sequence[Ask], b: _Buffers) -> None:
         arrays = [self._fill(a, ask, len(asks)) for a, ask in zip(b.asks, asks)]

@@ -8,13 +8,14 @@ process, each would use handles that the other one created.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 from pathlib import Path
 from typing import Any
 
 from ..errors import EagleError, ErrorKind
-from . import hook
+from . import hook, machine
 
 _NAME = f"libeagle3{hook.SUFFIX}"
 
@@ -61,8 +62,33 @@ def load() -> tuple[Any, Any]:
             raise _error(
                 f"{name} is missing from {lib_dir}: reinstall eagle3-llama, or correct EAGLE3_LLAMA_LIB_DIR"
             )
+    _refuse_another_processor(lib_dir)
     _import_llama_cpp(lib_dir)
     return _open(lib_dir)
+
+
+def record(lib_dir: Path) -> dict[str, Any]:
+    """What native/build.py wrote down about the library: instruction sets, compiler, versions. May be {}."""
+    try:
+        found = json.loads((lib_dir / "proof.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _refuse_another_processor(lib_dir: Path) -> None:
+    """An instruction that the processor does not have would end the process.
+
+    Compared is what Linux said of the processor when the library was built, with what it says now.
+    """
+    built, here = record(lib_dir), machine.sets()
+    needed = set(built.get("used", ())) & set(built.get("processor_sets", ()))
+    if missing := sorted(needed - here) if here else []:
+        raise _error(
+            f"the library in {lib_dir} was built on a processor with {', '.join(missing)}, and this one has "
+            "no such instructions: build it here (pip install --force-reinstall --no-deps eagle3-llama), or, "
+            "for machines that share it, with CMAKE_ARGS=-DGGML_NATIVE=OFF"
+        )
 
 
 def _import_llama_cpp(lib_dir: Path) -> None:

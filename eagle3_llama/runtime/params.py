@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..common.keywords import strict
@@ -12,6 +13,7 @@ from ..errors import EagleError, ErrorKind
 
 MAX_DRAFT = 63  # native/src/planner.hpp: together with the sampled token, the largest batch-invariant batch
 MAX_WIDTH = 16  # native/src/tree.cpp
+NO_HEAD = "there is no head to draft with"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +55,14 @@ class StaticTree:
     choices: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "choices", tuple(sorted({tuple(c) for c in self.choices}, key=lambda c: (len(c), c)))
-        )
+        try:
+            choices = tuple(sorted({tuple(c) for c in self.choices}, key=lambda c: (len(c), c)))
+        except TypeError:
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT,
+                f"tree is {self.choices!r:.80}, expected choices such as [(0,), (1,), (0, 0)]",
+            ) from None
+        object.__setattr__(self, "choices", choices)
         check_int("number of choices", len(self.choices), 1, MAX_DRAFT)
         for choice in self.choices:
             for rank in choice:
@@ -75,19 +82,71 @@ class StaticTree:
         return [choice[-1] for choice in self.choices]
 
 
+class Kind(enum.Enum):
+    """What is drafted. The values name the kinds in docs/use.md."""
+
+    PLAIN = "plain decoding"  # nothing
+    CHAIN = "chain"  # up to n_max tokens
+    TREE = "dynamic tree"  # a Tree
+    CHOICES = "fixed tree"  # a StaticTree
+    PLANNED = "planned"  # chains or trees, as the planner chooses
+    PLANNED_CHAINS = "planned chains"
+
+
+class Use(enum.Enum):
+    """What a setting does in a kind of draft. The values stand in the table of docs/use.md."""
+
+    CHOOSES = "chooses it"  # its value makes the draft one of this kind
+    USED = "used"
+    HOLDS = "holds"  # tree=False where there are no trees in any case
+    REFUSED = "refused"
+
+
+_CHOOSES, _USED, _HOLDS = Use.CHOOSES, Use.USED, Use.HOLDS
+_PLANNER = "needs n_max: without n_max the planner decides where a draft ends"
+_SHAPE = (
+    "has no effect in a tree of fixed choices, which is always drafted whole: leave it out, or give a Tree"
+)
+_BOTH = "is for chains, and tree for trees: give n_max or tree, not both"
+_NOTHING = "has no effect with n_max=0, which drafts nothing: leave it out, or raise n_max"
+
+# What each setting does in each kind of draft: a Use, or why it is refused and how to mend it.
+USES: Mapping[Kind, Mapping[str, Use | str]] = {
+    Kind.PLAIN: {"n_max": _CHOOSES, "n_min": _NOTHING, "p_min": _NOTHING, "tree": _HOLDS},
+    Kind.CHAIN: {"n_max": _CHOOSES, "n_min": _USED, "p_min": _USED, "tree": _HOLDS},
+    Kind.TREE: {
+        "n_max": _BOTH,
+        "n_min": "has no effect in a tree: leave it out, or give n_max instead of tree",
+        "p_min": _USED,
+        "tree": _CHOOSES,
+    },
+    Kind.CHOICES: {"n_max": _BOTH, "n_min": _SHAPE, "p_min": _SHAPE, "tree": _CHOOSES},
+    Kind.PLANNED: {
+        "n_max": _CHOOSES,
+        "n_min": _PLANNER,
+        "p_min": _PLANNER + "; or give a Tree",
+        "tree": _CHOOSES,
+    },
+    Kind.PLANNED_CHAINS: {"n_max": _CHOOSES, "n_min": _PLANNER, "p_min": _PLANNER, "tree": _CHOOSES},
+}
+
+
 @strict
 @dataclasses.dataclass(frozen=True)
 class EagleParams:
     """Drafting parameters, named as in llama.cpp. By default the planner chooses drafts by measured cost.
 
-    n_max: fixed number of draft tokens per round, 0..63. 0: plain decoding. None: the planner chooses.
+    n_max: fixed number of draft tokens per round, 0..63, as a chain. 0: plain decoding. None: the planner
+    chooses.
     n_min: discard chains of fewer tokens. Only with n_max.
-    p_min: stop a chain before a token whose probability over the draft vocabulary is lower; in a tree, give
-    no children to such a node. Only with n_max or a fixed tree. tree: a Tree, its text form, or choices for a
-    StaticTree, instead of a chain. None: the planner may draft trees if the target can verify them. False:
-    only chains. Trees need flash attention in the target.
+    p_min: a probability over the draft vocabulary. A chain ends before a token that is less probable. A Tree
+    leaves out a node whose whole path, the product of its tokens' probabilities, is less probable. Only with
+    n_max or a Tree.
+    tree: a Tree, its text form, or choices for a StaticTree, instead of a chain. None: the planner may draft
+    trees if the target can verify them. False: only chains. Trees need flash attention in the target.
 
-    Raises EagleError BAD_ARGUMENT.
+    USES says what each of them does in each kind of draft. None is accepted and ignored: raises EagleError
+    BAD_ARGUMENT for one that would have no effect.
     """
 
     n_max: int | None = None
@@ -99,29 +158,58 @@ class EagleParams:
         if self.n_max is not None:
             check_int("n_max", self.n_max, 0, MAX_DRAFT)
         check_int("n_min", self.n_min, 0, MAX_DRAFT)
-        if self.n_max is not None and self.n_min > self.n_max:
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"n_min {self.n_min} exceeds n_max {self.n_max}")
         number = isinstance(self.p_min, (int, float)) and not isinstance(self.p_min, bool)
         if not number or not 0 <= self.p_min <= 1:
             raise EagleError(ErrorKind.BAD_ARGUMENT, f"p_min is {self.p_min!r}, expected a number 0..1")
+        self._read_tree()
+        for name in self.given:
+            use = USES[self.kind][name]
+            if isinstance(use, str):
+                raise EagleError(ErrorKind.BAD_ARGUMENT, f"{name} {use}")
+        if self.n_max is not None and self.n_min > self.n_max:
+            raise EagleError(ErrorKind.BAD_ARGUMENT, f"n_min {self.n_min} exceeds n_max {self.n_max}")
+
+    def _read_tree(self) -> None:
         if isinstance(self.tree, str):
             object.__setattr__(self, "tree", Tree.parse(self.tree))
         elif isinstance(self.tree, Sequence):
             choices: Any = tuple(self.tree)  # StaticTree makes tuples of them
             object.__setattr__(self, "tree", StaticTree(choices))
-        if self.tree is not None and not isinstance(self.tree, (Tree, StaticTree, bool)):
+        if self.tree is not None and self.tree is not False and not isinstance(self.tree, (Tree, StaticTree)):
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT,
-                f"tree is {self.tree!r}, expected a Tree, a list of choices, False or None",
+                f"tree is {self.tree!r}, expected a Tree, such as 60x6x10, a list of choices, or False;"
+                " leave it out for trees that the planner chooses",
             )
-        if self.planned and (self.n_min or self.p_min):
-            name = "n_min" if self.n_min else "p_min"
+
+    @property
+    def given(self) -> list[str]:
+        """The settings that differ from their defaults."""
+        return [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
+
+    @functools.cached_property  # every round reads it
+    def kind(self) -> Kind:
+        """What is drafted with these parameters, by a head and a target that can."""
+        if self.fixed_tree:
+            return Kind.TREE if isinstance(self.tree, Tree) else Kind.CHOICES
+        if self.n_max is None:
+            return Kind.PLANNED if self.tree is None else Kind.PLANNED_CHAINS
+        return Kind.CHAIN if self.n_max else Kind.PLAIN
+
+    @property
+    def needs_head(self) -> str | None:
+        """The setting that asks for drafts; None if plain decoding is all that is asked for."""
+        if self.n_max:
+            return "n_max"
+        return "tree" if self.fixed_tree else None
+
+    def check_no_head(self, why: str) -> None:
+        """Raises EagleError BAD_ARGUMENT if these ask for drafts where there are none. why: the reason."""
+        if name := self.needs_head:
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT,
-                f"{name} needs n_max: without n_max the planner decides where a draft ends",
+                f"{name} has no effect, because {why}: give eagle, or leave {name} out",
             )
-        if self.n_max is not None and self.fixed_tree:
-            raise EagleError(ErrorKind.BAD_ARGUMENT, "give n_max, for chains, or tree, not both")
 
     @property
     def fixed_tree(self) -> bool:
@@ -133,11 +221,11 @@ class EagleParams:
         return self.n_max is None and not self.fixed_tree
 
     def chain(self) -> EagleParams:
-        """The same parameters for chains only, for targets that cannot verify trees."""
+        """The same parameters for chains only: as long as a tree is deep, with no more tokens than it has."""
         if isinstance(self.tree, Tree):
-            return EagleParams(self.tree.depth, p_min=self.p_min)
+            return EagleParams(min(self.tree.depth, self.tree.nodes), p_min=self.p_min)
         if isinstance(self.tree, StaticTree):
-            return EagleParams(max(map(len, self.tree.choices)), p_min=self.p_min)
+            return EagleParams(max(map(len, self.tree.choices)))
         return dataclasses.replace(self, tree=False)
 
 

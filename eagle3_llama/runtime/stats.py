@@ -29,14 +29,13 @@ class EagleStats:
         """Sets all counters to zero."""
         vars(self).update(vars(EagleStats()))
 
-    def count_round(self, n_drafted: int, n_sampled: int) -> None:
-        """Counts a round with n_drafted draft tokens and n_sampled sampled ones, the last being the bonus."""
+    def count_round(self, n_drafted: int, n_accepted: int, n_levels: int) -> None:
+        """Counts a round. n_levels: positions of its draft; a tree has several tokens at each."""
         self.rounds += 1
         self.drafted += n_drafted
-        self.accepted += n_sampled - 1
-        while len(self.accepted_at) < n_drafted:
-            self.accepted_at.append(0)
-        for i in range(n_sampled - 1):
+        self.accepted += n_accepted
+        self.accepted_at += [0] * (n_levels - len(self.accepted_at))
+        for i in range(n_accepted):
             self.accepted_at[i] += 1
 
     @property

@@ -48,6 +48,7 @@ class Caller:
         self._templates = Sandbox(settings.template_timeout, templates=setup) if setup else None
         self._grammars = Sandbox(settings.template_timeout, model=os.path.abspath(base.model_path))
         self.size = PromptSize(base, settings.n_ctx)
+        self._has_head = base.native.has_head
         self._eos = setup["eos"] if setup else ""
         self._checked = SizedCache(GRAMMAR_CACHE)
 
@@ -112,8 +113,9 @@ class Caller:
         arguments = self._sampling(body, None, 16)
         logprobs = None if body.logprobs is False else body.logprobs
         n = body.n or 1
-        if len(prompts) * n > self.settings.max_n:
-            said = f"{len(prompts)} prompts with {n} choices each are more than {self.settings.max_n} choices"
+        most = self.settings.most_choices
+        if len(prompts) * n > most:
+            said = f"{len(prompts)} prompts with {n} choices each are more than {most} choices"
             raise wrong("prompt", f"{said}, the most that this server allows")
         if body.echo and not all(isinstance(p, str) for p in prompts):
             raise wrong("echo", "it needs a prompt that is text, not token ids")
@@ -204,10 +206,13 @@ class Caller:
         return body.seed if body.seed is not None else secrets.randbits(31)
 
     def params(self, asked: Speculative | None) -> EagleParams | None:
-        """The request's drafting parameters. None: the planner chooses."""
+        """A request's drafting parameters; None: the planner chooses. Raises ApiError 400."""
         if asked is None or asked == Speculative(report=asked.report):
             return None
         if not asked.enabled:
+            if useless := [name for name in ("n_max", "p_min", "tree") if getattr(asked, name)]:
+                said = f"{useless[0]} has no effect with enabled: false; leave one of them out"
+                raise wrong("speculative", said)
             return EagleParams(0)
         most = self.settings.max_draft
         try:
@@ -215,6 +220,11 @@ class Caller:
             params = EagleParams(asked.n_max, p_min=asked.p_min, tree=tree)
         except EagleError as e:
             raise wrong("speculative", str(e)) from None
+        if (name := params.needs_head) and not self._has_head:
+            why = "cannot take back drafts" if self.settings.eagle else "has no head"
+            raise wrong(
+                "speculative", f"{name} has no effect, because this server's model {why}; leave it out"
+            )
         if max(params.n_max or 0, tree.nodes if isinstance(tree, Tree) else 0) > most:
             raise wrong("speculative", f"this server allows at most {most} draft tokens per round")
         return params

@@ -43,6 +43,10 @@ def serve(
     max_queue: Annotated[
         int, typer.Option(help="requests that may wait for a slot; further ones get 503")
     ] = 64,
+    max_connections: Annotated[
+        int | None,
+        typer.Option(help="open connections; further ones get 503; default: by the limit on open files"),
+    ] = None,
     max_tokens_cap: Annotated[
         int | None, typer.Option(help="most tokens of an answer; default: --n-ctx")
     ] = None,

@@ -62,6 +62,8 @@ class Gate:
             job.cancel()
         while self.inside and time.monotonic() < end:
             await asyncio.sleep(0.02)
+        for job in list(self.jobs):  # those whose threads wait for a native call that does not return
+            job.fail(shutting_down())
 
     def leave(self, seconds: float) -> None:
         """One choice has ended after this many seconds."""
@@ -142,13 +144,6 @@ class Job:
         asked: str,
     ) -> None:
         """asked: the field that holds the prompt. Raises ApiError 503 if there is no room."""
-        self._size = sum(c.size for c in choices)
-        gate.logprobs.take(self._size)
-        try:
-            gate.enter(len(choices))
-        except ApiError:
-            gate.logprobs.give_back(self._size)
-            raise
         self.batcher, self.gate, self.choices, self.params = batcher, gate, choices, params
         self.request_id, self.asked, self.deadline = request_id, asked, time.monotonic() + timeout
         self.usage: dict[int, dict[str, Any]] = {}
@@ -158,11 +153,21 @@ class Job:
         self.failed: ApiError | None = None  # an error after the answer had begun
         self._mail, self._lock, self._cancelled, self._left = Mailbox(), threading.Lock(), False, len(choices)
         self._llms: dict[int, Any] = {}
-        late = Event(choices[0], error=deadline_passed())
-        self._timer = asyncio.get_running_loop().call_later(timeout + LATE, self._mail.put, late)
+        self._enter()  # after all that may fail, because only the choices' threads leave
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(timeout + LATE, self.fail, deadline_passed())
         gate.jobs.add(self)
         for choice in choices:
             self._start(choice)
+
+    def _enter(self) -> None:
+        self._size = sum(c.size for c in self.choices)
+        self.gate.logprobs.take(self._size)
+        try:
+            self.gate.enter(len(self.choices))
+        except BaseException:
+            self.release()
+            raise
 
     def _start(self, choice: Choice) -> None:
         name = f"{self.request_id}-{choice.index}"
@@ -218,6 +223,10 @@ class Job:
         """Usage of all choices that have started, including cancelled ones."""
         with self._lock:
             return [llm.usage() for llm in self._llms.values()]
+
+    def fail(self, error: ApiError) -> None:
+        """Ends the answer with this error, whatever the choices' threads are at."""
+        self._mail.put(Event(self.choices[0], error=error))
 
     def cancel(self) -> None:
         """Ends all choices after the current round. Does nothing for choices that have ended."""

@@ -97,7 +97,7 @@ class _Engine:
         s = self._batcher.snapshot()
         for name, about in _COUNTERS.items():
             yield self._one(CounterMetricFamily, f"eagle3_{name}", about, s.get(name, 0))
-        for name, about in (("drafted_at", "draft tokens"), ("accepted_at", "accepted draft tokens")):
+        for name, about in (("drafted_at", "drafts that reach it"), ("accepted_at", "accepted draft tokens")):
             family = CounterMetricFamily(
                 f"eagle3_{name}", f"{about}, by position in the draft", labels=["model", "position"]
             )

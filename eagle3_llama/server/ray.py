@@ -104,6 +104,8 @@ def application(settings: ServerSettings, scale: Scale) -> Application:
         "replicas do not support --slot-save-path, because a request cannot choose its replica: leave it out"
     )
     _check(settings.slot_save_path is None, said, ErrorKind.UNSUPPORTED)
+    said = "Ray's proxy accepts the connections, not the replicas: leave --max-connections out"
+    _check(settings.max_connections is None, said, ErrorKind.UNSUPPORTED)
     serve = ray_serve()
     from ray.serve.config import RequestRouterConfig
 

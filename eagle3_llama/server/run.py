@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import logging
 import os
@@ -13,10 +14,11 @@ import threading
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from ..errors import EagleError, ErrorKind
 from .app import create_app
-from .header_timeout import PatientProtocol
+from .connections import connection_limit, protocol
 from .settings import ServerSettings
 
 M_MMAP_THRESHOLD, LARGE = -3, 1 << 17  # from malloc.h; glibc's initial threshold in bytes
@@ -25,6 +27,7 @@ OVERTIME = 5.0  # seconds past --grace until the process ends although a native 
 
 def serve(settings: ServerSettings) -> None:
     """Loads the model and serves until SIGTERM or SIGINT. Raises EagleError if it cannot start."""
+    most = connection_limit(settings.max_connections)
     listener = listen_at(settings)
     log_to_stderr()
     keep_memory_flat()
@@ -36,22 +39,27 @@ def serve(settings: ServerSettings) -> None:
     except ValueError as e:
         raise EagleError(ErrorKind.BAD_FILE, f"{settings.model} cannot be loaded: {e}") from e
     app = create_app(settings, batcher)
-    config = uvicorn.Config(
-        app,
-        http=PatientProtocol,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=1,
-        lifespan="on",
-    )
-    server = DrainingServer(config, settings, app.state.server.gate)
+    server = DrainingServer(uvicorn_config(app, most), settings, app.state.server.gate)
     try:
         server.run(sockets=[listener])
     finally:
         if server.gate.inside:  # threads that have not ended within --grace still use the model
             os._exit(128 + signal.SIGTERM)
         batcher.close(0.0)
+
+
+def uvicorn_config(app: FastAPI, most: int) -> uvicorn.Config:
+    """uvicorn's configuration for a server with up to `most` connections."""
+    return uvicorn.Config(
+        app,
+        http=protocol(most),
+        ws="none",  # there is no such route; uvicorn would count the connection no longer
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+        lifespan="on",
+    )
 
 
 def keep_memory_flat() -> None:
@@ -116,7 +124,8 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         self.gate.draining = True
-        _stop_at(self.settings.grace + OVERTIME)
+        with contextlib.suppress(RuntimeError):  # no more threads: draining must begin all the same
+            _stop_at(self.settings.grace + OVERTIME)
         loop = getattr(self, "_loop", None)
         if loop is None:
             self.should_exit = True

@@ -2,15 +2,17 @@
 
 A chat template is a program from a model file. Jinja's sandbox denies it files and attributes and limits
 range() to 100,000 steps, but two nested loops of that length run for hours. Grammars and JSON schemas are
-programs from requests. llama.cpp's parser recurses as deep as parentheses nest, and a grammar that no token
-satisfies aborts the process. Python cannot stop a thread, and a thread in an endless loop would slow down all
-others; but a process can always be killed. So both run in children (sandbox_child.py), a few of each kind.
+programs from requests. llama.cpp's parser recurses as deep as parentheses nest, until the stack overflows
+and the process ends. A schema may take any time to convert. Python cannot stop a thread, and a thread in an
+endless loop would slow down all others; but a process can always be killed. So both run in children
+(sandbox_child.py), a few of each kind.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import struct
@@ -20,6 +22,8 @@ import threading
 import time
 from pathlib import Path
 from typing import IO, Any
+
+log = logging.getLogger("eagle3_llama.server")
 
 START_SECONDS = 60.0  # time limit for a child to start: it loads libllama and the model's vocabulary
 MAX_MESSAGE = 1 << 26
@@ -36,14 +40,15 @@ class SandboxError(Exception):
 
 
 class SandboxBusy(Exception):
-    """No child became free in time, or the server is shutting down."""
+    """No child became free in time, none can be started at the moment, or the server is shutting down."""
 
 
 class Sandbox:
     """A few child processes, each with one call at a time. Calls may come from any thread.
 
     A child that was killed is replaced in the background. The other children serve meanwhile, so that a
-    request that kills a child delays no other request.
+    request that kills a child delays no other request. If the system has no more file descriptors, processes
+    or threads, the child stays missing, and each further call tries again to start it.
     """
 
     CHILDREN = 2
@@ -51,13 +56,13 @@ class Sandbox:
     def __init__(self, seconds: float, **setup: Any) -> None:
         self.seconds, self._setup = seconds, setup
         self._changed = threading.Condition()
-        self._children: set[subprocess.Popen[bytes]] = set()  # those that have started
-        self._free: list[
-            subprocess.Popen[bytes]
-        ] = []  # those without a call; the last one has the warmest caches
+        # a child is in one of these two from its start to its end: what they lack is missing
         self._starting: set[subprocess.Popen[bytes]] = set()
-        self._missing = self.CHILDREN  # number of those neither started nor starting
-        self._failures: list[Exception] = []  # why children failed to start
+        self._children: set[subprocess.Popen[bytes]] = set()  # those that have started
+        # those without a call; the last one has the warmest caches
+        self._free: list[subprocess.Popen[bytes]] = []
+        self._failed = 0  # number of children that failed to start
+        self._why: SandboxError | SandboxBusy = SandboxBusy()  # why the last of them did
         self._closed = False
 
     def start(self) -> None:
@@ -71,7 +76,8 @@ class Sandbox:
         try:
             answer = self._exchange(child, request, self.seconds)
         except BaseException:
-            with self._changed:
+            self._drop(child)  # whatever went wrong, it may still be at work on this request
+            with contextlib.suppress(SandboxBusy):  # then the next call tries again
                 self._fill()
             raise
         self._put(child)
@@ -86,22 +92,21 @@ class Sandbox:
             children = [*self._children, *self._starting]
             self._changed.notify_all()
         for child in children:
-            child.kill()
-            child.wait()
+            self._drop(child)
 
     def _take(self) -> subprocess.Popen[bytes]:
         """Waits for a free child: for ten calls' time limit, or START_SECONDS if none has started yet."""
         began = time.monotonic()
         with self._changed:
-            n_failures = len(self._failures)
+            failed = self._failed
             while not self._closed:
                 while self._free:
                     if (child := self._free.pop()).poll() is None:
                         return child
                     self._drop(child)
-                if len(self._failures) > n_failures and not self._children and not self._starting:
-                    raise SandboxError(str(self._failures[-1]))
-                if len(self._failures) == n_failures:
+                if self._failed > failed and not self._children and not self._starting:
+                    raise type(self._why)(*self._why.args)
+                if self._failed == failed:
                     self._fill()
                 left = began + (10 * self.seconds if self._children else START_SECONDS) - time.monotonic()
                 if left <= 0 or not self._changed.wait(left):
@@ -114,25 +119,41 @@ class Sandbox:
             self._changed.notify()
 
     def _fill(self) -> None:
-        """Starts the missing children, in threads. The caller holds the lock."""
-        for _ in range(0 if self._closed else self._missing):
-            self._missing -= 1
-            child = self._spawn()
-            self._starting.add(child)
+        """Starts the missing children, each with a thread that waits for it.
+
+        Raises SandboxBusy if one cannot be started and no other child is there to wait for.
+        """
+        with self._changed:
+            try:
+                while not self._closed and len(self._starting) + len(self._children) < self.CHILDREN:
+                    self._start_one()
+            except (OSError, RuntimeError) as e:  # no more file descriptors, processes, memory or threads
+                log.warning("cannot start a child process for templates or grammars: %s", e)
+                if not self._starting and not self._children:
+                    raise SandboxBusy from e
+
+    def _start_one(self) -> None:
+        child = self._spawn()
+        self._starting.add(child)
+        try:
             threading.Thread(target=self._wait_for, args=(child,), daemon=True).start()
+        except BaseException:
+            self._drop(child)
+            raise
 
     def _wait_for(self, child: subprocess.Popen[bytes]) -> None:
         try:
             self._exchange(child, {**self._setup, "seconds": self.seconds}, START_SECONDS)
-            ready = True
-        except (SandboxError, SandboxBusy) as e:
-            self._failures.append(e)
-            ready = False
+        except BaseException as e:
+            with self._changed:
+                self._failed += 1
+                self._why = e if isinstance(e, (SandboxError, SandboxBusy)) else SandboxBusy()
+                self._drop(child)
+            return
         with self._changed:
             self._starting.discard(child)
-            if ready:
-                self._children.add(child)
-                self._free.append(child)
+            self._children.add(child)
+            self._free.append(child)
             self._changed.notify_all()
 
     @staticmethod
@@ -143,30 +164,35 @@ class Sandbox:
         return subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=null)
 
     def _drop(self, child: subprocess.Popen[bytes]) -> int:
-        """Kills a child and returns its exit status."""
+        """Kills a child and returns its exit status. May be called again."""
         child.kill()
         status = child.wait()
         for pipe in filter(None, (child.stdin, child.stdout)):
             with contextlib.suppress(OSError):  # closing sends what is still in the buffer
                 pipe.close()
         with self._changed:
+            self._starting.discard(child)
             self._children.discard(child)
-            self._missing += 1
             self._changed.notify_all()
         return status
 
     def _exchange(
         self, child: subprocess.Popen[bytes], request: dict[str, Any], seconds: float
     ) -> dict[str, Any]:
+        """Sends a request and waits for the answer. If this raises, the caller drops the child."""
         assert child.stdin and child.stdout  # pipes, by _spawn()
         timer = threading.Timer(seconds, child.kill)
         timer.daemon = True
-        timer.start()
+        try:
+            timer.start()
+        except RuntimeError as e:  # the system has no more threads
+            raise SandboxBusy from e
         try:
             send(child.stdin, request)
             return receive(child.stdout)
         except (OSError, EOFError, ValueError):
-            killed = self._drop(child)
+            child.kill()
+            killed = child.wait()
             if self._closed:
                 raise SandboxBusy from None
             slow, too_complex = (

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ..runtime import library
-from .gbnf import EVERY, Ranges, meets, merge, terminals
 from .sandbox import receive, send
 
 MAX_PROMPT = 8_000_000  # characters of a rendered prompt
 MAX_GBNF = 200_000  # characters of a grammar that was converted from a schema
 MEMORY = 1 << 30  # bytes that the child may allocate after its start
 STEPS = 8  # tokens of the random walk through a grammar
+STUCK = "the grammar reaches a place where it allows no token of this model"
 
 
 def main() -> None:
@@ -91,7 +91,6 @@ class Grammars:
         self.model = llama_cpp.llama_model_load_from_file(model.encode(), params)
         self.vocab = llama_cpp.llama_model_get_vocab(self.model)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(self.vocab)
-        self.within_reach = self._characters()
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
         return {"check": self.check, "convert": self.convert}
@@ -110,17 +109,14 @@ class Grammars:
         return grammar
 
     def check(self, text: str) -> None:
-        """Parses a grammar, looks for characters that the model cannot produce, and samples a few tokens.
+        """Parses a grammar and samples a few tokens of it.
 
-        Raises ValueError if the grammar is invalid or reaches a place where no token is allowed. A grammar
-        that llama.cpp cannot process crashes or blocks this process.
+        Raises ValueError if the grammar is invalid, or allows no token within these few. A grammar that
+        llama.cpp cannot process crashes or blocks this process. One that gets stuck later fails its request.
         """
         sampler, said = self._parse(text)
         if not sampler:
             raise ValueError(f"the grammar is invalid: {said}")
-        for written, characters in {w: c for w, c in terminals(text)}.items():
-            if not (self._is_said(written) if characters is None else meets(characters, self.within_reach)):
-                raise ValueError(f"this model has no token for {written!r:.80}")
         rng = random.Random(0)
         for _ in range(STEPS):
             allowed = self._allowed(sampler)
@@ -130,26 +126,7 @@ class Grammars:
             self.llama.llama_sampler_accept(sampler, token)
         self.llama.llama_sampler_free(sampler)
         if token is None:
-            raise ValueError("the grammar reaches a place where it allows no token of this model")
-
-    def _is_said(self, token: str) -> bool:
-        """Whether a grammar of this one token, <...> or !<...>, allows any token of the vocabulary."""
-        sampler, _ = self._parse(f"root ::= {token}")
-        allowed = self._allowed(sampler)
-        self.llama.llama_sampler_free(sampler)
-        return bool(allowed)
-
-    def _characters(self) -> Ranges:
-        """The characters that can always be produced: all if every byte is a token, else single tokens."""
-        piece, pieces = ctypes.create_string_buffer(256), set()
-        for token in range(self.n_vocab):
-            n = self.llama.llama_token_to_piece(self.vocab, token, piece, 256, 0, True)
-            if 0 < n <= 4 and not self.llama.llama_vocab_is_eog(self.vocab, token):
-                pieces.add(piece.raw[:n])
-        if all(bytes([b]) in pieces for b in [*range(1, 0xC0), *range(0xC2, 0xF5)]):
-            return EVERY
-        texts = (p.decode("utf-8", "ignore") for p in pieces)
-        return merge([(ord(t), ord(t)) for t in texts if len(t) == 1 and t != "\0"])
+            raise ValueError(STUCK)
 
     def _allowed(self, sampler: Any) -> list[int]:
         import numpy as np

@@ -70,7 +70,11 @@ class Speculative(Body):
     enabled: bool = Field(default=True, description="false: plain decoding, with the same text")
     n_max: int | None = Field(default=None, ge=0, le=63, description="draft tokens per round, as a chain")
     p_min: float = Field(
-        default=0.0, ge=0, le=1, description="end a draft below this probability; needs n_max or tree"
+        default=0.0,
+        ge=0,
+        le=1,
+        description="end a chain before a less probable token; in a tree, leave out a node whose whole path"
+        " is less probable. Needs n_max or tree",
     )
     tree: Annotated[str, Field(pattern=r"^[1-9][0-9]?x[1-9][0-9]?x[1-9][0-9]?$")] | Literal[False] | None = (
         Field(
@@ -271,7 +275,7 @@ def bounded(model: type[BaseModel], settings: ServerSettings) -> type[BaseModel]
     about, own = f"an answer has at most {settings.most_tokens} tokens", model.model_fields
     names = [name for name in ("max_tokens", "max_completion_tokens") if name in own]
     fields: dict[str, Any] = {n: (Optional[int], Field(None, ge=1, description=about)) for n in names}
-    n_choices = Field(None, ge=1, le=settings.max_n, description=own["n"].description)
+    n_choices = Field(None, ge=1, le=settings.most_choices, description=own["n"].description)
     fields["n"] = (Optional[int], n_choices)
     return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
 

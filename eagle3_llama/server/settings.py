@@ -11,6 +11,7 @@ from typing import Any
 
 from ..common.keywords import strict
 from ..errors import EagleError, ErrorKind
+from ..runtime.machine import cores
 
 MAX_BODY = 2_000_000  # bytes of a request's body
 
@@ -20,15 +21,17 @@ MAX_BODY = 2_000_000  # bytes of a request's body
 class ServerSettings:
     """The server's settings. Raises EagleError BAD_ARGUMENT or BAD_FILE with the option at fault.
 
-    n_parallel: slots, decoded in one batch. n_ctx: tokens of one slot, prompt and answer together. max_queue:
-    requests that may wait for a slot; further ones get 503. max_tokens_cap: most tokens of an answer; None
-    takes n_ctx. max_n: most choices of one request. max_draft: most draft tokens per round that a request's
-    `speculative` may ask for. timeout: seconds from a request's arrival to its last token. grace: seconds
-    that running requests have to finish after SIGTERM. template_timeout: time limit in seconds of a chat
-    template, a grammar or a JSON schema. stream_interval: seconds for which a stream collects tokens, after
-    its first one, before it sends them; 0 sends the tokens of each round at once. slot_save_limit: total
-    bytes of the files in slot_save_path. flash_attn: None enables it where the backend supports it. api_key:
-    every route except /health needs it. Without a key, the server listens only on loopback addresses.
+    n_parallel: slots, decoded in one batch. n_ctx: tokens of one slot, prompt and answer together.
+    max_queue: requests that may wait for a slot; further ones get 503. max_connections: open connections,
+    idle ones included; None takes what the process's file descriptors suffice for. max_tokens_cap: most
+    tokens of an answer; None takes n_ctx. max_n: most choices of one request. max_draft: most draft
+    tokens per round that a request's `speculative` may ask for. timeout: seconds from a request's arrival
+    to its last token. grace: seconds that running requests have to finish after SIGTERM.
+    template_timeout: time limit in seconds of a chat template, a grammar or a JSON schema.
+    stream_interval: seconds for which a stream collects tokens, after its first one, before it sends
+    them; 0 sends the tokens of each round at once. slot_save_limit: total bytes of the files in
+    slot_save_path. flash_attn: None enables it where the backend supports it. api_key: every route except
+    /health needs it. Without a key, the server listens only on loopback addresses.
     """
 
     model: str
@@ -45,6 +48,7 @@ class ServerSettings:
     chat_format: str | None = None
     model_alias: str | None = None
     max_queue: int = 64
+    max_connections: int | None = None
     max_tokens_cap: int | None = None
     max_n: int = 8
     max_draft: int = 63
@@ -70,13 +74,14 @@ class ServerSettings:
             ("threads", 1, 4096),
             ("n_gpu_layers", -1, 1 << 16),
             ("max_queue", 0, 1 << 16),
+            ("max_connections", 1, 1 << 16),
             ("max_tokens_cap", 1, 1 << 24),
             ("max_n", 1, 256),
             ("max_draft", 0, 63),
             ("slot_save_limit", 1, 1 << 50),
         ):
             value = getattr(self, name)
-            unset = value is None and name in ("threads", "max_tokens_cap")
+            unset = value is None and name in ("threads", "max_connections", "max_tokens_cap")
             fine = unset or type(value) is int and least <= value <= most
             self._check(fine, f"{_option(name)} is {value!r}, expected an integer {least}..{most}")
         for name, low, high in (
@@ -120,6 +125,11 @@ class ServerSettings:
         return min(self.max_tokens_cap or self.n_ctx, self.n_ctx)
 
     @property
+    def most_choices(self) -> int:
+        """The most choices of one request: more than can run or wait at once could never be admitted."""
+        return min(self.max_n, self.capacity)
+
+    @property
     def capacity(self) -> int:
         """Choices that may run or wait at once."""
         return self.n_parallel + self.max_queue
@@ -127,7 +137,7 @@ class ServerSettings:
     def batch(self) -> dict[str, Any]:
         """Arguments of batching.BatchSettings."""
         names = "model eagle n_parallel n_ctx n_gpu_layers flash_attn chat_format n_batch".split()
-        more = {"n_threads": self.threads or os.cpu_count(), "interval": self.stream_interval}
+        more = {"n_threads": self.threads or cores(), "interval": self.stream_interval}
         return {name: getattr(self, name) for name in names} | more
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
 import threading
@@ -12,6 +14,7 @@ from typing import Any
 from ..common.files import replacing
 from ..errors import EagleError, ErrorKind
 from .errors import ApiError
+from .work import busy
 
 MAX_FILES = 10_000  # in the folder
 
@@ -39,8 +42,12 @@ def save(limit: int, batcher: Any, folder: str, slot: int, filename: str) -> dic
 
 
 def _check_room(folder: Path, limit: int, filename: str, size: int) -> None:
-    others = [entry for entry in os.scandir(folder) if entry.name != filename]
-    used = sum(entry.stat(follow_symlinks=False).st_size for entry in others)
+    with os.scandir(folder) as entries:
+        others = [entry for entry in entries if entry.name != filename]
+    used = 0
+    for entry in others:
+        with contextlib.suppress(FileNotFoundError):  # somebody has made room meanwhile
+            used += entry.stat(follow_symlinks=False).st_size
     if used + size > limit or len(others) >= MAX_FILES:
         said = f"no room for {filename} of {size} bytes: {len(others)} other files have {used} bytes"
         limits = f"the limits are {MAX_FILES} files and {limit} bytes"
@@ -65,12 +72,16 @@ def _read(path: Path) -> bytes:
     except FileNotFoundError:
         raise ApiError(404, f"there is no file {path.name}", "filename", "no_such_file") from None
     except OSError as e:
+        if e.errno in (errno.EMFILE, errno.ENFILE):  # no more file descriptors
+            raise busy("save or restore slots") from None
         raise ApiError(400, f"cannot read {path.name}: {e.strerror}", "filename", "bad_file") from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ApiError(400, f"{path.name} is not a regular file", "filename", "bad_file")
+        with open(fd, "rb", closefd=False) as f:
+            return f.read()
+    finally:
         os.close(fd)
-        raise ApiError(400, f"{path.name} is not a regular file", "filename", "bad_file")
-    with open(fd, "rb") as f:
-        return f.read()
 
 
 def _ms(started: float) -> float:

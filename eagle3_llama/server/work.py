@@ -29,13 +29,17 @@ class Work:
         self._running = asyncio.Semaphore(at_once)
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Runs function(*args) in a thread. Raises ApiError 503 if the queue is full."""
+        """Runs function(*args) in a thread. Raises ApiError 503 if the queue is full or no thread starts."""
         if self.inside >= self.most:
             raise busy(self.what)
         self.inside += 1
         try:
             async with self._running:
-                return await asyncio.to_thread(function, *args)
+                try:
+                    running = asyncio.get_running_loop().run_in_executor(None, function, *args)
+                except RuntimeError as e:  # the system has no more threads
+                    raise busy(self.what) from e
+                return await running
         finally:
             self.inside -= 1
 

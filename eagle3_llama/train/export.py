@@ -17,7 +17,7 @@ from .model import Head
 
 
 def config(head: Head, layers: Sequence[int], dtype: torch.dtype) -> dict[str, object]:
-    """config.json. SpecForge lists layers whose *outputs* are read, one less than llama.cpp's input ids."""
+    """config.json. Its two lists of layers are those of SGLang and of vLLM."""
     s = head.shape
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -38,12 +38,20 @@ def config(head: Head, layers: Sequence[int], dtype: torch.dtype) -> dict[str, o
         "attention_bias": False,
         "torch_dtype": str(dtype).removeprefix("torch."),
         "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": [k - 1 for k in layers],  # SGLang adds one
+            "eagle_aux_hidden_state_layer_ids": _nested_ids(layers),
             "use_aux_hidden_state": True,
         },
         # vLLM uses these ids unchanged; without them it would use those above, which are one too low for it
         "eagle_aux_hidden_state_layer_ids": list(layers),
     }
+
+
+def _nested_ids(layers: Sequence[int]) -> list[int]:
+    """The ids under eagle_config, as SGLang reads them: it adds one to lists that begin with 1, to no others.
+
+    (Layers that begin with 1 cannot be told to it. Source: SGLang, pull request 25454.)
+    """
+    return [k - 1 for k in layers] if layers[0] in (1, 2) else list(layers)
 
 
 def tensors(head: Head, dtype: torch.dtype) -> dict[str, torch.Tensor]:

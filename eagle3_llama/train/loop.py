@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..common.files import replacing
+from ..runtime.machine import cores
 from . import checkpoint
 from .acceptance import Acceptance, measure
 from .data import Corpus, batches, draft_vocabulary, split
@@ -47,8 +48,7 @@ class Trainer:
 
     def __init__(self, settings: TrainSettings, corpus: Corpus, out: Path) -> None:
         self.s, self.corpus, self.out = settings, corpus, out
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
+        torch.set_num_threads(settings.threads or min(torch.get_num_threads(), cores()))
         self.train_items, self.heldout = split(corpus, settings.heldout, settings.seed)
         weights = TargetWeights(settings.targets[0])
         d2t, self.coverage = self._vocabulary(weights)

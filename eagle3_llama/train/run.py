@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from ..common.progress import Lines, progress
 from ..errors import EagleError, ErrorKind
 from ..heads.convert import convert
+from ..runtime.machine import cores
 from .settings import TrainSettings
 from .shards import Shards
 from .target import Target
@@ -88,7 +88,7 @@ def _data(settings: TrainSettings, out: Path, console: Console) -> list[Path]:
     n_ctx = settings.n_predict + 512
 
     def open_target(path: str) -> Target:
-        layers, threads = settings.capture_layers or settings.layers, settings.threads or os.cpu_count() or 1
+        layers, threads = settings.capture_layers or settings.layers, settings.threads or cores()
         device = settings.device if settings.capture == "torch" else None
         return Target(path, layers, settings.slots, n_ctx, threads, device)
 

@@ -13,10 +13,40 @@
 // session from one thread at a time.
 //
 // Calls return 0 or a count, or on failure a code below 0, with a message for eagle3_last_error(). No C++
-// exception leaves the library. After a failure target and head hold eagle3_n_past positions of a slot: what
-// they held before the call, with two exceptions. A recurrent target cannot take back decoded rows: the slot
-// is empty. Where the target did its part and the head failed (E_MEMORY), the rows stay, and the head starts
-// over behind them.
+// exception leaves the library. E_ARGUMENT changes nothing. After any other failure target and head hold
+// eagle3_n_past positions of a slot: what they held before the call, with two exceptions. A recurrent or hybrid
+// target cannot take back decoded rows: if a batch fails half way, eagle3_n_past of its slots is 0, and their
+// sequences are empty. Where the target did its part and the head failed (E_MEMORY, say), the rows stay, and
+// the head starts over behind them: it drafts nothing in the next round, and sees less of the past from then on.
+//
+// A session has one round at a time: none, drafted, decoded or verified. What may be called when:
+//
+//                                             none      drafted   decoded   verified
+//     eagle3_round_draft                      yes       yes (1)   no        no
+//     eagle3_round_decode                     no        yes       no        no
+//     eagle3_round_verify                     no        no        yes       yes (2)
+//     eagle3_round_commit                     yes (3)   yes (3)   yes       yes
+//     eagle3_round_drafted                    no        yes       yes       yes
+//     eagle3_verified_row                     yes (4)   no        no        yes
+//     eagle3_prefill, measure_target          yes       yes (1)   no        no
+//     eagle3_can_tree                         yes       yes       no        no
+//     eagle3_rewind, state_reset              yes       yes (1)   yes (5)   yes (5)
+//     eagle3_state_set, head_forward, _trace  yes       yes (1)   no (6)    no (6)
+//     eagle3_state_get                        yes       yes       no (6)    no (6)
+//     all others, eagle3_session_close too    yes       yes       yes       yes
+//
+//     no  E_ARGUMENT, and nothing changes
+//     (1) drops the draft, of all its slots, whichever slot the call is for: draft again before decode
+//     (2) starts over at each slot's first row; samplers are where they are
+//     (3) does nothing
+//     (4) after a commit, until the next draft, prefill or measure_target
+//     (5) of a slot of the round: ends it first, for all its slots, and none of its rows stay; of another slot:
+//         the round goes on
+//     (6) of a slot of the round; of another slot: yes, and the round goes on
+//
+// A call that is legal and fails leaves the round as it was, with three exceptions. eagle3_round_draft leaves
+// none, unless it returns E_ARGUMENT. eagle3_round_commit ends the round, unless it returns E_ARGUMENT. A slot
+// that is empty after a failure (see above) ends a drafted round.
 #pragma once
 #include <stdint.h>
 #define EAGLE3_ABI_VERSION 6
@@ -88,14 +118,16 @@ int32_t eagle3_head_d2t(const eagle3_head * head, int32_t * out);  // out[n_voca
 int32_t eagle3_session_open(void * ctx, eagle3_head * head, int32_t n_slots, eagle3_session ** out);
 void eagle3_session_close(eagle3_session * s);  // drops a round under way, turns capture off; NULL is allowed
 
-// Turns capture off (0) or on for all slots, at any time. While it is off, decoding costs what it costs
-// without a head, and a slot that decodes drafts nothing until new text has been captured.
+// Turns capture off (0) or on for all slots, from the next decode on: a round under way ends as it was decoded.
+// While it is off, decoding costs what it costs without a head, and a slot that decodes drafts nothing until
+// new text has been captured.
 int32_t eagle3_session_set_capture(eagle3_session * s, int32_t on);
 
 int32_t eagle3_can_tree(eagle3_session * s);  // whether the target's memory can hold a tree: 1 or 0
 int32_t eagle3_n_past(const eagle3_session * s, int32_t slot);  // tokens decoded and kept in the slot
 
-// Forgets the positions from n_past on, in target and head. A round under way ends first, for all its slots.
+// Forgets the positions from n_past on, in target and head. Its round ends first. E_UNSUPPORTED if the target
+// cannot drop part of a sequence: nothing has changed.
 int32_t eagle3_rewind(eagle3_session * s, int32_t slot, int32_t n_past);
 
 // Decodes n prompt tokens (1..n_batch) and shows them to the head. Logits are computed for the last token, or
@@ -108,9 +140,12 @@ enum eagle3_kind {
     EAGLE3_PLAIN   = 0,  // no draft
     EAGLE3_CHAIN   = 1,  // n_max greedy tokens, up to the first less probable than p_min; none if below n_min
     EAGLE3_TREE    = 2,  // EAGLE-2: expands the `width` most probable nodes on each of `depth` levels, then
-                         // drafts the n_max most probable of all, none whose path is less probable than p_min
+                         // drafts the n_max most probable of all. A node is as probable as its path: the
+                         // product of the probabilities of its tokens, the first to its own. Those below p_min
+                         // are neither expanded nor drafted, also if none is left
     EAGLE3_PLANNED = 3,  // what is expected to give the most tokens per second (needs eagle3_plan_set): at
-                         // most n_max over all slots, trees of at most `width` siblings (1: chains)
+                         // most n_max tokens, and in all planned slots together no more than the largest of
+                         // their n_max; trees of at most `width` siblings (1: chains)
     EAGLE3_CHOICES = 4,  // a tree of fixed shape: n nodes, node i the ranks[i]-th most probable child (from
                          // 0) of node parents[i]
     EAGLE3_GIVEN   = 5   // the caller's own n tokens; parents NULL for a chain
@@ -122,13 +157,17 @@ struct eagle3_ask {
     int32_t slot, token, kind;                // token is sampled and not decoded yet
     int32_t n_max, n_min, depth, width;       // n_max < 64, depth >= 1, width 1..16
     float p_min;                              // a probability over the draft vocabulary
-    int32_t n;                                // nodes in the arrays, < 64; level by level
+    int32_t n;                                // nodes in the arrays, < 64; level by level, or E_ARGUMENT
     const int32_t *parents, *ranks, *tokens;  // ranks 0..15
 };
 
-// Begins a round of n different slots; drafted[i] is the number of draft tokens of asks[i]. Drafts are cut to
-// the room in the context and in the batch. The head drafts once for each commit: until then a second call
-// has nothing new to go by. Until decode, another call replaces the round. Returns the sum of drafted.
+// Begins a round of n different slots; drafted[i] is the number of draft tokens of asks[i]. Each draft is cut
+// to its own slot's room: what the context holds beyond eagle3_n_past and the token itself, and the slot's
+// share of the batch. The batch has min(n_batch, n_ubatch, 64) rows, n of them for the tokens; the rest is
+// shared equally, but for EAGLE3_PLANNED, which shares what the other kinds leave. So a slot near its
+// context's end drafts less, and costs the others nothing; E_ARGUMENT if a slot is full or n exceeds the batch.
+// GIVEN and CHOICES keep their first nodes. The head drafts once for each commit: until then a second call has
+// nothing new to go by. Returns the sum of drafted.
 int32_t eagle3_round_draft(eagle3_session * s, const struct eagle3_ask * asks, int32_t n, int32_t * drafted);
 
 // The draft of asks[i], level by level; room for 63 in each array. parents and probs may be NULL. probs are
@@ -136,24 +175,27 @@ int32_t eagle3_round_draft(eagle3_session * s, const struct eagle3_ask * asks, i
 int32_t eagle3_round_drafted(
     const eagle3_session * s, int32_t i, int32_t * tokens, int32_t * parents, float * probs);
 
-// One target batch of all rows. Rows of a tree see only the draft tokens that they follow. On E_DECODE the
-// slots are as before the round. E_UNSUPPORTED for a tree that the target's memory cannot hold.
+// One target batch of all rows. Rows of a tree see only the draft tokens that they follow. After E_DECODE (the
+// KV cache is full, say), E_MEMORY, and E_UNSUPPORTED (a tree that the target's memory cannot hold) the slots
+// are as before, and the round is still drafted: decode again, or draft less.
 int32_t eagle3_round_decode(eagle3_session * s);
 
 // Samples each slot's rows with its sampler (a `struct llama_sampler *`), which accepts each token: from
 // child to child, until a token differs from the draft or ends generation. So samplers draw as often as in
 // plain decoding. out[n][64] holds counts[n] tokens of each slot; the last one is not decoded yet. A count
 // below 0 is the code of a slot whose sampler failed (eagle3_last_error has a message); the others are good.
+// E_DECODE if the output matrix could not be computed: the slots keep what they have, commit to end the round.
 int32_t eagle3_round_verify(eagle3_session * s, void * const * samplers, int32_t * out, int32_t * counts);
 
 // Ends the round: keep[i] rows of each slot stay, 0 for none. Of a chain they may be any, of a tree only rows
-// that verification went through. Does nothing without a round under way. After E_ARGUMENT (keep) the round
-// is still under way. If a slot fails, the others keep their rows, and the first failure is returned;
-// eagle3_n_past tells which slot: one whose rows could not be dropped is empty (E_UNSUPPORTED).
+// that verification went through; before it, the first alone. Does nothing unless a round is decoded. After
+// E_ARGUMENT (keep) the round is still under way. If a slot fails, the others keep their rows, and the first
+// failure is returned; eagle3_n_past tells which slot: one whose rows could not be dropped is empty
+// (E_UNSUPPORTED). E_INTERNAL if the context's owner has decoded in between: the head starts over.
 int32_t eagle3_round_commit(eagle3_session * s, const int32_t * keep);
 
-// Row of the last batch that the slot's i-th token of eagle3_round_verify was sampled from. Until the next
-// decode llama_get_logits_ith has its logits; those of rows that verification did not reach may be missing.
+// Row of the last batch that the slot's i-th token of eagle3_round_verify was sampled from.
+// llama_get_logits_ith has its logits; those of rows that verification did not reach may be missing.
 int32_t eagle3_verified_row(const eagle3_session * s, int32_t slot, int32_t i);
 
 // As llama_sampler_sample, for a row of the last decode (-1: its last with logits). E_ARGUMENT for a row
@@ -173,8 +215,8 @@ struct eagle3_costs {
     float context;     // positions
 };
 
-// From now on EAGLE3_PLANNED drafts, and eagle3_round_verify computes the output matrix only for the rows it
-// reaches. NULL undoes it. E_ARGUMENT for a cost that is negative or not finite, or layers or head of 0.
+// From the next draft on EAGLE3_PLANNED drafts, and eagle3_round_verify computes the output matrix only for the
+// rows it reaches. NULL undoes it. E_ARGUMENT for a cost that is negative or not finite, or layers or head of 0.
 int32_t eagle3_plan_set(eagle3_session * s, const struct eagle3_costs * costs);
 
 // What the planner expects of rounds with as many slots as the last one; E_ARGUMENT before eagle3_plan_set.
@@ -195,8 +237,8 @@ int32_t eagle3_measure_head(eagle3_session * s, int32_t slot, int32_t n, float *
 // -- state ------------------------------------------------------------------------------------------------
 // The head's state of a slot, as bytes to store beside llama_state_*. get returns the bytes written,
 // E_ARGUMENT if cap is too small. set copies; damaged or foreign bytes are E_FORMAT and change nothing.
-// E_ARGUMENT while the slot's round is under way, and without a head. reset tells the slot that its sequence
-// holds n_past tokens that the head never saw.
+// E_ARGUMENT without a head. reset tells the slot that its sequence holds n_past tokens that the head never
+// saw.
 int64_t eagle3_state_size(const eagle3_session * s, int32_t slot);
 int64_t eagle3_state_get(const eagle3_session * s, int32_t slot, uint8_t * out, int64_t cap);
 int32_t eagle3_state_set(eagle3_session * s, int32_t slot, const uint8_t * data, int64_t size);

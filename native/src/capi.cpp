@@ -249,7 +249,7 @@ int32_t eagle3_plan_set(eagle3_session * s, const struct eagle3_costs * c) {
             out.other   = c->other;
             out.context = c->context;
         }
-        get(s).plan().set(out);
+        get(s).set_plan(out);
         return EAGLE3_OK;
     });
 }
@@ -313,6 +313,7 @@ int32_t eagle3_round_drafted(
     return guard([&]() -> int32_t {
         not_null(tokens, "tokens");
         const std::vector<int> & slots = get(s).round_slots();
+        require(get(s).round_stage() != stage::none, EAGLE3_E_ARGUMENT, "no round is drafted");
         require(
             i >= 0 && i < (int32_t) slots.size(), EAGLE3_E_ARGUMENT, format("the round has no ask %d", i));
         const slot_state & slot = get(s).slot(slots[i]);
@@ -342,13 +343,10 @@ int32_t eagle3_round_verify(eagle3_session * s, void * const * samplers, int32_t
         not_null(samplers, "samplers");
         not_null(out, "out");
         not_null(counts, "counts");
-        for (size_t i = 0; i < get(s).round_slots().size(); ++i) {
-            not_null(samplers[i], "a sampler");
-        }
         std::string failure;
         get(s).verify((llama_sampler * const *) samplers, out, counts, failure);
         if (!failure.empty()) {
-            last_error = failure;
+            fail(EAGLE3_OK, failure.c_str());
         }
         return EAGLE3_OK;
     });

@@ -65,6 +65,7 @@ runner::runner(const head & h, int n_slots, int n_ctx, int n_threads)
 
     ggml_init_params params = {2 * h.blocks.size() * ggml_tensor_overhead(), nullptr, /*.no_alloc =*/true};
     cache_ctx_.reset(ggml_init(params));
+    require(cache_ctx_ != nullptr, EAGLE3_E_MEMORY, "not enough memory for the head's cache");
     for (size_t i = 0; i < h.blocks.size(); ++i) {
         auto cells = [&] {
             return ggml_new_tensor_2d(
@@ -283,6 +284,7 @@ runner::built & runner::get(const pass_shape & shape) {
     ggml_init_params params = {ggml_tensor_overhead() * size + ggml_graph_overhead_custom(size, false),
         nullptr, /*.no_alloc =*/true};
     b->ctx.reset(ggml_init(params));
+    require(b->ctx != nullptr, EAGLE3_E_MEMORY, "not enough memory for the head's graph");
     b->graph = ggml_new_graph_custom(b->ctx.get(), size, false);
     builder{*this, *b}.build();
 

@@ -49,6 +49,10 @@ void head_source::kept(const kept_tokens & k) {
     }
     try {
         take(k);
+    } catch (const error & e) {
+        s.clear_pending(n_past);
+        // E_ARGUMENT says that nothing has changed, but the target has these tokens
+        throw error(e.status == EAGLE3_E_ARGUMENT ? EAGLE3_E_INTERNAL : e.status, e.what());
     } catch (...) {
         s.clear_pending(n_past);
         throw;
@@ -57,7 +61,8 @@ void head_source::kept(const kept_tokens & k) {
 
 void head_source::take(const kept_tokens & k) {
     seen & s = slots_[k.slot];
-    if (n_pending(s) > 0 && (int) s.tokens.size() == n_pending(s) - 1) {
+    if (n_pending(s) > 0) {
+        s.tokens.resize(n_pending(s) - 1);  // a draft that failed has left the token that it was for
         s.tokens.push_back(k.tokens[0]);
     }
     begin_pending(s, k.pos);

@@ -13,6 +13,7 @@ namespace eagle3 {
 // their memory cannot drop part of a sequence.
 void session::run_rows(int n, const std::vector<int> & slots) {
     batch_.n_tokens = n;
+    round_.sampled  = false;
     int rc          = 0;
     try {
         rc = llama_decode(
@@ -27,6 +28,7 @@ void session::run_rows(int n, const std::vector<int> & slots) {
     drop_rows(slots);
     require(rc != -4, EAGLE3_E_UNSUPPORTED,
         "this target does not let the layers be captured that the head reads");
+    require(rc != -2, EAGLE3_E_MEMORY, "not enough memory to decode");
     throw error(
         EAGLE3_E_DECODE, rc == 1 ? "the context's memory is full" : format("llama_decode returned %d", rc));
 }
@@ -46,6 +48,7 @@ bool session::drop_from(int slot, int n_past) {
         return true;
     }
     llama_memory_seq_rm(memory_, slot, -1, -1);
+    drop_draft();
     at(slot) = slot_state();
     for (const auto & from : sources_) {
         from->reset(slot, 0);
@@ -53,14 +56,19 @@ bool session::drop_from(int slot, int n_past) {
     return false;
 }
 
-void session::run_batch(int slot, const int32_t * tokens, int n, bool all_logits) {
+// Decodes tokens after what the slot holds. Returns what its sources will be told of them.
+kept_tokens session::run_batch(int slot, const int32_t * tokens, int n, bool all_logits) {
     const slot_state & s = at(slot);
-    require(!round_.open, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
+    check_rests();
     require(n >= 1 && n <= n_batch_, EAGLE3_E_ARGUMENT,
         format("a batch of %d tokens, n_batch is %d", n, n_batch_));
     require(s.n_past + n <= n_ctx_, EAGLE3_E_ARGUMENT,
         format("%d tokens do not fit after %d of %d", n, s.n_past, n_ctx_));
     check_tokens(tokens, n);
+    const std::vector<int> slots(1, slot);
+    kept_tokens k = {slot, s.n_past, {tokens, tokens + n}, std::vector<int32_t>(n), true};
+    std::iota(k.rows.begin(), k.rows.end(), 0);
+    drop_draft();
     for (int i = 0; i < n; ++i) {
         batch_.token[i]     = tokens[i];
         batch_.pos[i]       = s.n_past + i;
@@ -68,14 +76,13 @@ void session::run_batch(int slot, const int32_t * tokens, int n, bool all_logits
         batch_.seq_id[i][0] = slot;
         batch_.logits[i]    = all_logits || i == n - 1;
     }
-    run_rows(n, {slot});
+    run_rows(n, slots);
+    return k;
 }
 
 void session::prefill(int slot, const int32_t * tokens, int n, bool all_logits) {
-    slot_state & s = at(slot);
-    run_batch(slot, tokens, n, all_logits || (head_ && head_->needs_all_logits()));
-    kept_tokens k = {slot, s.n_past, {tokens, tokens + n}, std::vector<int32_t>(n), true};
-    std::iota(k.rows.begin(), k.rows.end(), 0);
+    slot_state & s      = at(slot);
+    const kept_tokens k = run_batch(slot, tokens, n, all_logits || (head_ && head_->needs_all_logits()));
     s.n_past += n;
     s.trust.fill(1.0f);
     planner_.new_text();
@@ -87,22 +94,13 @@ void session::prefill(int slot, const int32_t * tokens, int n, bool all_logits) 
 // The slot's rows of the round: the token, then its draft.
 void session::begin_round(slot_state & s, int32_t token) {
     const int n = (int) s.draft_tokens.size();
-    require(s.n_past + n + 1 <= n_ctx_, EAGLE3_E_ARGUMENT,
-        format("%d tokens do not fit after %d of %d", n + 1, s.n_past, n_ctx_));
     s.round_tokens.assign(1, token);
     s.round_parents.assign(1, -1);
     s.round_path.assign(1, 0);
     s.round_tree = false;
-    std::vector<int> depth(1, 0);
     for (int i = 0; i < n; ++i) {
-        const int32_t id = s.draft_tokens[i], parent = s.draft_parents[i] + 1;
-        require(id >= 0 && id < n_vocab_, EAGLE3_E_ARGUMENT, format("token %d is not in the vocabulary", id));
-        require(parent >= 0 && parent <= i, EAGLE3_E_ARGUMENT,
-            format("draft %d follows draft %d: parents come first", i, parent - 1));
-        require(depth[parent] + 1 >= depth[i], EAGLE3_E_ARGUMENT,
-            format("draft %d is on a higher level than draft %d: levels come in order", i, i - 1));
-        depth.push_back(depth[parent] + 1);
-        s.round_tokens.push_back(id);
+        const int32_t parent = s.draft_parents[i] + 1;
+        s.round_tokens.push_back(s.draft_tokens[i]);
         s.round_parents.push_back(parent);
         s.round_tree = s.round_tree || parent != i;  // a chain is one that any target can check
     }
@@ -149,8 +147,23 @@ void session::lay_out_rows() {
     }
 }
 
+// Tells the memory which rows of the next batch follow which. If that fails, no tree stays behind: the next
+// batch, a prompt say, would be taken for it.
+void session::set_tree(const std::vector<int32_t> & parents) {
+    try {
+        if (!llama_memory_tree_set(memory_, parents.data(), round_.tree ? (uint32_t) parents.size() : 0)) {
+            throw error(
+                EAGLE3_E_UNSUPPORTED, "the target's memory cannot hold a tree: it needs flash attention");
+        }
+    } catch (...) {
+        llama_memory_tree_set(memory_, nullptr, 0);
+        throw;
+    }
+}
+
 void session::decode() {
-    require(!round_.slots.empty() && !round_.open, EAGLE3_E_ARGUMENT, "nothing to decode: draft first");
+    require(round_.at == stage::drafted, EAGLE3_E_ARGUMENT,
+        under_way() ? "a round is under way: commit it first" : "nothing to decode: draft first");
     const std::vector<int> & slots = round_.slots;
     lay_out_rows();
     const int n = (int) round_.slot_of.size();
@@ -164,8 +177,7 @@ void session::decode() {
     }
     require(!round_.tree || (int) llama_n_ubatch(ctx_) >= n, EAGLE3_E_ARGUMENT,
         format("a tree of %d rows does not fit a micro-batch of %u", n, llama_n_ubatch(ctx_)));
-    require(llama_memory_tree_set(memory_, parents.data(), round_.tree ? n : 0), EAGLE3_E_UNSUPPORTED,
-        "the target's memory cannot hold a tree: it needs flash attention");
+    set_tree(parents);
     const bool defers = planner_.ready() && known && drafted;
     const deferral deferred(ctx_, defers);
     const int64_t start = ggml_time_us();
@@ -174,7 +186,7 @@ void session::decode() {
     round_.layers_seconds = 1e-6f * (ggml_time_us() - start);
     round_.done           = defers ? 0 : ~uint64_t(0);
     round_.output_seconds = 0.0f;
-    round_.open           = true;
+    round_.at             = stage::decoded;
     for (const int slot : slots) {
         at(slot).in_round = true;
     }
@@ -232,15 +244,45 @@ int session::sample_row(slot_state & s, llama_sampler * sampler, int32_t & token
     return 1;
 }
 
-// Goes level by level, in the order of the batch.
+namespace {
+
+// The code of the exception being handled, and its message.
+int32_t caught(std::string & message) {
+    try {
+        try {
+            throw;
+        } catch (const error & e) {
+            message = e.what();
+            return e.status;
+        } catch (const std::bad_alloc &) {
+            throw;
+        } catch (const std::exception & e) {  // a sampler's, of a grammar say
+            message = e.what();
+            return EAGLE3_E_INTERNAL;
+        }
+    } catch (const std::bad_alloc &) {
+        message = "out of memory";
+        return EAGLE3_E_MEMORY;
+    }
+}
+
+}  // namespace
+
+// Goes level by level, in the order of the batch. Once a sampler has taken a token, nothing is allocated:
+// what it took is reported.
 void session::verify(
     llama_sampler * const * samplers, int32_t * out, int32_t * counts, std::string & failure) {
-    require(round_.open, EAGLE3_E_ARGUMENT, "nothing to verify: decode first");
+    require(under_way(), EAGLE3_E_ARGUMENT, "nothing to verify: decode first");
     const size_t n = round_.slots.size();
+    require(
+        std::find(samplers, samplers + n, nullptr) == samplers + n, EAGLE3_E_ARGUMENT, "a sampler is NULL");
+    std::vector<bool> over(n, false);
     for (const int slot : round_.slots) {
+        at(slot).round_path.reserve(at(slot).round_tokens.size());
         at(slot).round_path.assign(1, 0);
     }
-    std::vector<bool> over(n, false);
+    round_.at      = stage::verified;
+    round_.sampled = true;
     std::fill_n(counts, n, 0);
     for (bool more = true; more;) {
         more = false;
@@ -251,17 +293,12 @@ void session::verify(
             try {
                 over[i] = !sample_row(at(round_.slots[i]), samplers[i], out[i * (MAX_DRAFT + 1) + counts[i]]);
                 ++counts[i];
-            } catch (const error & e) {
-                if (e.status == EAGLE3_E_DECODE) {
+            } catch (...) {  // the others go on
+                counts[i] = caught(failure);
+                over[i]   = true;
+                if (counts[i] == EAGLE3_E_DECODE) {
                     throw;
                 }
-                counts[i] = e.status;
-                failure   = e.what();
-                over[i]   = true;
-            } catch (const std::exception & e) {  // a sampler's, of a grammar say: the others go on
-                counts[i] = EAGLE3_E_INTERNAL;
-                failure   = e.what();
-                over[i]   = true;
             }
             more = more || !over[i];
         }
@@ -269,15 +306,17 @@ void session::verify(
 }
 
 int session::verified_row(int slot, int i) const {
-    const slot_state & s = at(slot);
+    const slot_state & s           = at(slot);
+    const std::vector<int> & slots = round_.slots;
+    require(round_.sampled && std::find(slots.begin(), slots.end(), slot) != slots.end(), EAGLE3_E_ARGUMENT,
+        format("slot %d sampled no rows of the last decode", slot));
     require(i >= 0 && i < (int) s.round_path.size(), EAGLE3_E_ARGUMENT,
         format("the last round sampled %zu rows, not %d", s.round_path.size(), i + 1));
     return s.round_at[s.round_path[i]];
 }
 
 bool session::can_tree() {
-    require(
-        !round_.open, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");  // its tree would be lost
+    check_rests();  // its tree would be lost
     const int32_t root = -1;
     const bool ok      = llama_memory_tree_set(memory_, &root, 1);
     llama_memory_tree_set(memory_, nullptr, 0);
@@ -286,9 +325,28 @@ bool session::can_tree() {
 
 // -- commit -----------------------------------------------------------------------------------------------
 
-// Ends the round; none of its rows stay.
+// The round is over for all its slots; what they keep is another matter.
+void session::end_round() {
+    round_.at = stage::none;
+    for (const int slot : round_.slots) {
+        at(slot).in_round = false;
+    }
+}
+
+// Ends the round; none of its rows stay. Allocates nothing, so that it works without memory, too.
 void session::abandon_round() {
-    commit(std::vector<int32_t>(round_.slots.size(), 0).data());
+    end_round();
+    draft_.planned = false;
+    llama_memory_tree_set(memory_, nullptr, 0);
+    bool whole = true;
+    for (const int slot : round_.slots) {
+        whole = drop_from(slot, at(slot).n_past) && whole;
+    }
+    set_capture(capture_);
+    if (!whole) {
+        throw error(EAGLE3_E_UNSUPPORTED,
+            "the target cannot drop part of a sequence: the slots of the round are empty now");
+    }
 }
 
 // The first n rows of the slot's path. Of a chain they may be any, verified or not.
@@ -304,40 +362,62 @@ std::vector<int32_t> session::kept_path(const slot_state & s, int n) const {
     return path;
 }
 
-// The rows of the batch that stay, ascending.
-std::vector<uint32_t> session::kept_rows(const int32_t * keep) const {
-    std::vector<uint32_t> rows;
+// What each slot keeps of the round, for its sources.
+std::vector<kept_tokens> session::kept_of(const int32_t * keep) const {
+    std::vector<kept_tokens> kept;
     for (size_t i = 0; i < round_.slots.size(); ++i) {
         const slot_state & s = at(round_.slots[i]);
+        kept_tokens k        = {round_.slots[i], s.n_past, {}, {}, false};
         for (const int32_t row : kept_path(s, keep[i])) {
-            rows.push_back(s.round_at[row]);
+            k.tokens.push_back(s.round_tokens[row]);
+            k.rows.push_back(s.round_at[row]);
         }
+        kept.push_back(std::move(k));
     }
-    std::sort(rows.begin(), rows.end());
-    return rows;
+    return kept;
 }
 
-// Ends the round of every slot, also if one of them fails. Throws the first failure.
-void session::commit(const int32_t * keep) {
-    if (!round_.open) {
+// Of a tree: these rows stay in the target's memory, in order, and no others.
+void session::keep_tree(const std::vector<kept_tokens> & kept) {
+    if (!round_.tree) {
         return;
     }
-    const std::vector<uint32_t> rows = kept_rows(keep);
-    round_.open                      = false;
-    for (const int slot : round_.slots) {
-        at(slot).in_round = false;
+    std::vector<uint32_t> rows;
+    for (const kept_tokens & k : kept) {
+        rows.insert(rows.end(), k.rows.begin(), k.rows.end());
     }
-    if (round_.tree && !llama_memory_tree_keep(memory_, rows.data(), (uint32_t) rows.size())) {
-        draft_.planned = false;
-        drop_rows(round_.slots);
+    std::sort(rows.begin(), rows.end());
+    if (!llama_memory_tree_keep(memory_, rows.data(), (uint32_t) rows.size())) {
         throw error(EAGLE3_E_INTERNAL, "the target's memory has lost its tree");
     }
+}
+
+// Ends the round of every slot, also if one of them fails. Throws the first failure. E_ARGUMENT leaves it
+// under way.
+void session::commit(const int32_t * keep) {
+    if (!under_way()) {
+        return;
+    }
+    std::vector<kept_tokens> kept;
+    try {
+        kept = kept_of(keep);
+        keep_tree(kept);
+    } catch (const error & e) {
+        if (e.status != EAGLE3_E_ARGUMENT) {
+            abandon_round();
+        }
+        throw;
+    } catch (...) {
+        abandon_round();
+        throw;
+    }
+    end_round();
     int n_tokens = 0;
     std::exception_ptr failure;
-    for (size_t i = 0; i < round_.slots.size(); ++i) {
+    for (const kept_tokens & k : kept) {
         try {
-            keep_rows(round_.slots[i], keep[i]);
-            n_tokens += keep[i];
+            keep_rows(k);
+            n_tokens += (int) k.tokens.size();
         } catch (...) {
             failure = failure ? failure : std::current_exception();
         }
@@ -346,31 +426,28 @@ void session::commit(const int32_t * keep) {
         tell_planner(n_tokens);
     }
     draft_.planned = false;
+    set_capture(capture_);
     if (failure) {
         std::rethrow_exception(failure);
     }
 }
 
 // Commits a slot: in the target, then in the sources. If a source fails, the rows stay.
-void session::keep_rows(int slot, int n_keep) {
-    slot_state & s = at(slot);
-    if (!round_.tree && n_keep < (int) s.round_tokens.size()) {
-        require(drop_from(slot, s.n_past + n_keep), EAGLE3_E_UNSUPPORTED,
-            format("the target cannot drop part of a sequence: slot %d is empty now", slot));
+void session::keep_rows(const kept_tokens & k) {
+    slot_state & s   = at(k.slot);
+    const int n_keep = (int) k.tokens.size();
+    if (!round_.tree && n_keep < (int) s.round_tokens.size() && !drop_from(k.slot, s.n_past + n_keep)) {
+        throw error(EAGLE3_E_UNSUPPORTED,
+            format("the target cannot drop part of a sequence: slot %d is empty now", k.slot));
     }
     if (n_keep == 0) {
         return;
     }
-    kept_tokens k = {slot, s.n_past, {}, {}, false};
-    for (const int32_t row : kept_path(s, n_keep)) {
-        k.tokens.push_back(s.round_tokens[row]);
-        k.rows.push_back(s.round_at[row]);
-    }
     s.n_past += n_keep;
+    tell(k);
     if (planner_.ready()) {
         learn(s);
     }
-    tell(k);
 }
 
 // Teaches the planner which of the draft tokens that verification reached were accepted, for each source that

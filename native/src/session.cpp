@@ -57,10 +57,18 @@ head_source & session::need_head() {
     return *head_;
 }
 
+// A round under way was decoded with capture or without, and ends so.
 void session::set_capture(bool on) {
-    if (head_) {
+    capture_ = on;
+    if (head_ && !under_way()) {
         head_->set_capture(on);
     }
+}
+
+// The round under way was drafted by other costs: its time is not counted.
+void session::set_plan(const costs & c) {
+    planner_.set(c);
+    draft_.planned = false;
 }
 
 void session::check_tokens(const int32_t * tokens, int n) const {
@@ -76,11 +84,10 @@ void session::rewind(int slot, int n_past) {
     slot_state & s = at(slot);
     require(n_past >= 0 && n_past <= s.n_past, EAGLE3_E_ARGUMENT,
         format("cannot rewind from %d to %d", s.n_past, n_past));
-    if (s.in_round) {
-        abandon_round();
+    end_round_of(s);
+    if (!llama_memory_seq_rm(memory_, slot, n_past, -1)) {
+        throw error(EAGLE3_E_UNSUPPORTED, "the target cannot drop part of a sequence");
     }
-    require(llama_memory_seq_rm(memory_, slot, n_past, -1), EAGLE3_E_UNSUPPORTED,
-        "the target cannot drop part of a sequence");
     s.n_past = n_past;
     for (const auto & from : sources_) {
         from->rewind(slot, n_past);
@@ -93,9 +100,7 @@ void session::reset(int slot, int n_past) {
         format("position %d is outside the context", n_past));
     require(n_past == 0 || llama_memory_seq_pos_max(memory_, slot) >= 0, EAGLE3_E_ARGUMENT,
         format("slot %d cannot be at position %d: the target holds nothing of its sequence", slot, n_past));
-    if (s.in_round) {
-        abandon_round();
-    }
+    end_round_of(s);
     s        = slot_state();
     s.n_past = n_past;
     for (const auto & from : sources_) {
@@ -118,12 +123,33 @@ void session::tell(const kept_tokens & k) {
     }
 }
 
-// -- state: the bytes of the sources, one after the other -------------------------------------------------
+// The next decode would overwrite the rows of a round under way.
+void session::check_rests() const {
+    require(!under_way(), EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
+}
 
 void session::check_slot_rests(int slot) const {
     require(head_ != nullptr, EAGLE3_E_ARGUMENT, "the session has no head");
-    require(!at(slot).in_round, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
+    require(!at(slot).in_round, EAGLE3_E_ARGUMENT,
+        format("a round of slot %d is under way: commit it first", slot));
 }
+
+// A slot has changed, or time has passed that is no part of a round: a draft that is not decoded yet is void.
+void session::drop_draft() {
+    if (round_.at == stage::drafted) {
+        round_.at = stage::none;
+    }
+}
+
+// Before the slot changes: the round that it takes part in ends, for all its slots.
+void session::end_round_of(const slot_state & s) {
+    if (s.in_round) {
+        abandon_round();
+    }
+    drop_draft();
+}
+
+// -- state: the bytes of the sources, one after the other -------------------------------------------------
 
 int64_t session::state_size(int slot) const {
     at(slot);
@@ -151,6 +177,7 @@ void session::state_set(int slot, const uint8_t * data, int64_t size) {
         begins.push_back(begins.back() + from->check(data + begins.back(), size - begins.back()));
     }
     require(begins.back() == size, EAGLE3_E_FORMAT, "the state is damaged or belongs to another head");
+    drop_draft();
     slot_state s;
     s.n_past = head_source::saved_n_past(data);  // the head is the first source
     for (size_t i = 0; i < sources_.size(); ++i) {
@@ -161,20 +188,23 @@ void session::state_set(int slot, const uint8_t * data, int64_t size) {
 
 // -- the head alone ---------------------------------------------------------------------------------------
 
+void session::check_head_alone(int slot, const int32_t * tokens, int n) {
+    check_slot_rests(slot);
+    require(n >= 1 && n <= n_ctx_, EAGLE3_E_ARGUMENT, format("%d rows, expected 1..%d", n, n_ctx_));
+    check_tokens(tokens, n);
+    drop_draft();
+}
+
 void session::head_forward(int slot, const int32_t * tokens, const float * features, int n, float * g,
     float * state, float * logits) {
-    const int n_past = at(slot).n_past;
-    head_source & h  = need_head();
-    check_tokens(tokens, n);
-    h.forward(slot, n_past, tokens, features, n, g, state, logits);
+    check_head_alone(slot, tokens, n);
+    head_->forward(slot, at(slot).n_past, tokens, features, n, g, state, logits);
 }
 
 const std::vector<float> & session::head_trace(
     int slot, const int32_t * tokens, const float * features, int n, const char * stage) {
-    const int n_past = at(slot).n_past;
-    head_source & h  = need_head();
-    check_tokens(tokens, n);
-    return h.trace(slot, n_past, tokens, features, n, stage);
+    check_head_alone(slot, tokens, n);
+    return head_->trace(slot, at(slot).n_past, tokens, features, n, stage);
 }
 
 }  // namespace eagle3

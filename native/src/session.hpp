@@ -14,6 +14,9 @@ namespace eagle3 {
 // Of a slot. With the token itself, a batch of which every row is computed as if it were alone.
 constexpr int MAX_DRAFT = MAX_ROWS - 1;
 
+// How far a round is: see the table in eagle3.h.
+enum class stage { none, drafted, decoded, verified };
+
 // What the target has decoded of a slot, and the slot's part of a round.
 struct slot_state {
     int n_past = 0;
@@ -59,17 +62,21 @@ class session {
     int verified_row(int slot, int i) const;
     bool can_tree();
 
-    // The four steps of a round; a slot takes part at most once. draft returns the number of draft tokens.
+    // The four steps of a round; a slot takes part at most once. Calls that are not legal at a stage of the
+    // round throw E_ARGUMENT and change nothing: see the table in eagle3.h. draft returns the number of draft
+    // tokens.
     // counts and keep have an entry for each slot, in the order of the asks. A count below 0 is the code of a
     // slot whose sampler failed, and failure holds its message; the other slots' tokens are good.
     int draft(const std::vector<ask> & asks);
     void decode();
     void verify(llama_sampler * const * samplers, int32_t * out, int32_t * counts, std::string & failure);
     void commit(const int32_t * keep);
+    stage round_stage() const { return round_.at; }
     const std::vector<int> & round_slots() const { return round_.slots; }
     const slot_state & slot(int i) const { return at(i); }
 
-    planner & plan() { return planner_; }
+    const planner & plan() const { return planner_; }
+    void set_plan(const costs & c);
     head_source & need_head();  // E_ARGUMENT without a head
 
     float measure_target(int slot, int n);
@@ -89,23 +96,31 @@ class session {
     slot_state & at(int slot);
     const slot_state & at(int slot) const;
     void check_tokens(const int32_t * tokens, int n) const;
+    bool under_way() const { return round_.at >= stage::decoded; }
+    void check_rests() const;
     void check_slot_rests(int slot) const;
+    void check_head_alone(int slot, const int32_t * tokens, int n);
     bool ready(int slot) const;
-    void run_batch(int slot, const int32_t * tokens, int n, bool all_logits);
+    kept_tokens run_batch(int slot, const int32_t * tokens, int n, bool all_logits);
     void run_rows(int n, const std::vector<int> & slots);
     void drop_rows(const std::vector<int> & slots);
     bool drop_from(int slot, int n_past);
+    void drop_draft();
+    void end_round_of(const slot_state & s);
+    void end_round();
     void abandon_round();
     void tell(const kept_tokens & k);
 
     void begin_round(slot_state & s, int32_t token);
     void lay_out_rows();
+    void set_tree(const std::vector<int32_t> & parents);
     void need_logits(int row);
     int sample_row(slot_state & s, llama_sampler * sampler, int32_t & token);
     void reach_now();
     std::vector<int32_t> kept_path(const slot_state & s, int n) const;
-    std::vector<uint32_t> kept_rows(const int32_t * keep) const;
-    void keep_rows(int slot, int n_keep);
+    std::vector<kept_tokens> kept_of(const int32_t * keep) const;
+    void keep_tree(const std::vector<kept_tokens> & kept);
+    void keep_rows(const kept_tokens & k);
     void learn(slot_state & s);
     void tell_planner(int n_tokens);
 
@@ -115,6 +130,8 @@ class session {
     std::vector<int> fixed_front(const growth & g) const;
     std::vector<int> planned_front(const growth & g) const;
     int planned_room(const growth & g) const;
+    std::vector<int> candidates(const growth & g, int most) const;
+    std::vector<int> extensible(const growth & g, const std::vector<int> & candidates) const;
     void take_nodes(const growth & g, int ask, std::vector<int> order);
     void grow(growth & g);
     bool planner_drafts(const std::vector<ask> & asks);
@@ -122,6 +139,7 @@ class session {
     std::vector<std::vector<int>> choose(const growth & g);
     void grow_drafts(std::vector<ask> asks);
     void check_asks(const std::vector<ask> & asks) const;
+    void check_kind(const ask & a) const;
 
     llama_context * ctx_;
     llama_memory_t memory_;
@@ -132,14 +150,17 @@ class session {
     std::vector<slot_state> slots_;
     llama_batch batch_;
     planner planner_;
+    bool capture_ = true;  // of the next decode; the head follows when no round is under way
 
-    // the round under way, or the last one
+    // the round, or the last one
     struct {
+        stage at = stage::none;
         std::vector<int> slots;
         std::vector<int32_t> slot_of, row_of;  // of each row of the batch, its slot and its number there
         std::vector<float> reach;              // probability that verification gets to it
-        uint64_t done = 0;                     // rows whose logits are there, a bit each
-        bool open = false, tree = false;
+        uint64_t done        = 0;              // rows whose logits are there, a bit each
+        bool tree            = false;
+        bool sampled         = false;  // the context still has the rows that verification sampled from
         float layers_seconds = 0.0f;
         float output_seconds = 0.0f;  // expected, of the pieces computed so far
     } round_;

@@ -21,10 +21,21 @@ bool has_children(const ask & a, int choice) {
     return choice >= 0 && std::find(a.parents, a.parents + a.n_max, choice) != a.parents + a.n_max;
 }
 
-void check_choices(const ask & a) {
+// Nodes come level by level: so the first of them, as many as there is room for, are a tree too.
+void check_parents(const ask & a) {
+    std::vector<int> depth(1, 0);
     for (int i = 0; i < a.n; ++i) {
-        require(a.parents[i] >= -1 && a.parents[i] < i, EAGLE3_E_ARGUMENT,
-            format("choice %d follows choice %d: parents come first", i, a.parents[i]));
+        const int32_t parent = a.parents[i];
+        require(parent >= -1 && parent < i, EAGLE3_E_ARGUMENT,
+            format("node %d of a draft follows node %d: parents come first", i, parent));
+        require(depth[parent + 1] + 1 >= depth[i], EAGLE3_E_ARGUMENT,
+            format("node %d of a draft is on a higher level than node %d: levels come in order", i, i - 1));
+        depth.push_back(depth[parent + 1] + 1);
+    }
+}
+
+void check_ranks(const ask & a) {
+    for (int i = 0; i < a.n; ++i) {
         require(a.ranks[i] >= 0 && a.ranks[i] < MAX_WIDTH, EAGLE3_E_ARGUMENT,
             format("choice %d has rank %d, expected 0..%d", i, a.ranks[i], MAX_WIDTH - 1));
     }
@@ -48,7 +59,7 @@ ask session::grown(ask a, int n_asks) const {
         a.depth = MAX_DRAFT;
     }
     a.n_max = std::min(a.n_max, room(a, n_asks));
-    a.depth = a.kind == EAGLE3_CHAIN ? a.n_max : a.depth;
+    a.depth = a.kind == EAGLE3_CHAIN ? a.n_max : std::min(a.depth, a.n_max);  // a path of n levels is n nodes
     return a;
 }
 
@@ -112,6 +123,7 @@ std::vector<int> session::fixed_front(const growth & g) const {
     return front;
 }
 
+// The most nodes that the planner may draft in all slots together.
 int session::planned_room(const growth & g) const {
     int room = 0;
     for (const ask & a : g.asks) {
@@ -120,11 +132,44 @@ int session::planned_room(const growth & g) const {
     return room;
 }
 
+// What the planner may draft, the likeliest first: of each ask no more nodes than its own n_max, which its
+// room has cut, and `most` of all. A parent comes before its children, so it is there with each of them.
+std::vector<int> session::candidates(const growth & g, int most) const {
+    std::vector<int> order, n_of(g.asks.size(), 0);
+    for (const int v : g.planned()) {
+        const int a = g.nodes[v].ask;
+        if ((int) order.size() < most && n_of[a] < g.asks[a].n_max) {
+            ++n_of[a];
+            order.push_back(v);
+        }
+    }
+    return order;
+}
+
+// Nodes of the last level that the planner may extend, the likeliest first. A child of one that is no
+// candidate would be none either, and one on level n needs n nodes.
+std::vector<int> session::extensible(const growth & g, const std::vector<int> & candidates) const {
+    std::vector<bool> is_candidate(g.nodes.size(), false);
+    std::vector<int> n_of(g.asks.size(), 0), level;
+    for (const int v : candidates) {
+        is_candidate[v] = true;
+        ++n_of[g.nodes[v].ask];
+    }
+    std::vector<int> used(g.asks.size(), 0);
+    for (const int v : g.level_by_reach([&](const growth::node & v) { return g.is_planned(v); })) {
+        const int a    = g.nodes[v].ask;
+        const ask & q  = g.asks[a];
+        const bool out = n_of[a] >= q.n_max && !is_candidate[v];
+        if (!out && g.nodes[v].depth < q.n_max && used[a] < std::min(q.width, head_->n_extensible(a))) {
+            ++used[a];
+            level.push_back(v);
+        }
+    }
+    return level;
+}
+
 // Nodes of the last level that the planner extends: of all slots together, as many as pay.
 std::vector<int> session::planned_front(const growth & g) const {
-    const auto planned = [&](const growth::node & v) {
-        return g.is_planned(v);
-    };
     std::vector<float> reach, level_reach;
     const int room = planned_room(g);
     int n_children = 1, n_fixed = g.n_given;
@@ -135,24 +180,18 @@ std::vector<int> session::planned_front(const growth & g) const {
     for (const ask & a : g.asks) {
         n_children = a.kind == EAGLE3_PLANNED ? std::max(n_children, a.width) : n_children;
     }
-    n_fixed = std::min(n_fixed, most_rows_ - g.n_asks - room);
-    for (const int v : g.planned()) {
-        if ((int) reach.size() < room) {
-            reach.push_back(g.nodes[v].reach);
-        }
+    n_fixed                      = std::min(n_fixed, most_rows_ - g.n_asks - room);
+    const std::vector<int> nodes = candidates(g, room);
+    for (const int v : nodes) {
+        reach.push_back(g.nodes[v].reach);
     }
-    std::vector<int> used(g.asks.size(), 0), level;
-    for (const int v : g.level_by_reach(planned)) {
-        const int a = g.nodes[v].ask;
-        if (used[a] < std::min(g.asks[a].width, head_->n_extensible(a))) {
-            ++used[a];
-            level.push_back(v);
-            level_reach.push_back(g.nodes[v].reach);
-            trust += (*g.trust[a])[head_->id];
-        }
-    }
+    std::vector<int> level = extensible(g, nodes);
     if (level.empty() || (int) reach.size() >= room) {
         return {};
+    }
+    for (const int v : level) {
+        level_reach.push_back(g.nodes[v].reach);
+        trust += (*g.trust[g.nodes[v].ask])[head_->id];
     }
     level.resize(planner_.grow_width(reach, g.nodes[level[0]].depth, level_reach, n_children,
         trust / (float) level.size(), std::max(n_fixed, 0)));
@@ -199,7 +238,6 @@ bool session::planner_drafts(const std::vector<ask> & asks) {
         n_past += (float) at(a.slot).n_past / (float) asks.size();
         any = any || (a.kind == EAGLE3_PLANNED && a.n_max > 0 && ready(a.slot));
     }
-    require(planner_.ready(), EAGLE3_E_ARGUMENT, "the planner has no costs: eagle3_plan_set");
     planner_.begin((int) asks.size(), n_past);
     return any && planner_.wants_draft();
 }
@@ -222,8 +260,7 @@ void session::catch_up(const std::vector<ask> & asks) {
 // slots together.
 std::vector<std::vector<int>> session::choose(const growth & g) {
     std::vector<std::vector<int>> chosen(g.asks.size());
-    const int room = planned_room(g);
-    int n_fixed    = g.n_given;
+    int n_fixed = g.n_given;
     for (int i = 0; i < (int) g.asks.size(); ++i) {
         const ask & a = g.asks[i];
         if (a.kind == EAGLE3_PLANNED) {
@@ -242,13 +279,14 @@ std::vector<std::vector<int>> session::choose(const growth & g) {
         }
         n_fixed += (int) chosen[i].size();
     }
-    const std::vector<int> planned = g.planned();
+    const std::vector<int> planned =
+        candidates(g, std::min(planned_room(g), most_rows_ - g.n_asks - n_fixed));
     if (planned.empty()) {
         return chosen;
     }
     std::vector<float> reach;
-    for (int i = 0; i < std::min({(int) planned.size(), room, most_rows_ - g.n_asks - n_fixed}); ++i) {
-        reach.push_back(g.nodes[planned[i]].reach);
+    for (const int v : planned) {
+        reach.push_back(g.nodes[v].reach);
     }
     const planner::choice c = planner_.best(reach, n_fixed);
     draft_.value            = c.value;
@@ -284,44 +322,54 @@ void session::grow_drafts(std::vector<ask> asks) {
 }
 
 void session::check_asks(const std::vector<ask> & asks) const {
-    require(!round_.open, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
+    check_rests();
     require(!asks.empty() && (int) asks.size() <= most_rows_, EAGLE3_E_ARGUMENT,
         format("a round of %zu slots, expected 1..%d", asks.size(), most_rows_));
     std::vector<bool> seen(slots_.size(), false);
     for (const ask & a : asks) {
-        at(a.slot);
+        const slot_state & s = at(a.slot);
         require(!seen[a.slot], EAGLE3_E_ARGUMENT, format("slot %d is in the round twice", a.slot));
         seen[a.slot] = true;
-        require(a.kind >= EAGLE3_PLAIN && a.kind <= EAGLE3_GIVEN, EAGLE3_E_ARGUMENT,
-            format("there is no kind %d of draft", a.kind));
+        require(s.n_past < n_ctx_, EAGLE3_E_ARGUMENT,
+            format("slot %d is full: it has no room for a token after %d positions", a.slot, s.n_past));
         require(a.token >= 0 && a.token < n_vocab_, EAGLE3_E_ARGUMENT,
             format("token %d is not in the vocabulary", a.token));
-        if (a.kind == EAGLE3_CHAIN || a.kind == EAGLE3_TREE || a.kind == EAGLE3_PLANNED) {
-            require(a.n_max >= 0 && a.n_max <= MAX_DRAFT, EAGLE3_E_ARGUMENT,
-                format("n_max is %d, expected 0..%d", a.n_max, MAX_DRAFT));
-            require(std::isfinite(a.p_min), EAGLE3_E_ARGUMENT, "p_min is not finite");
-        }
-        if (a.kind == EAGLE3_TREE || a.kind == EAGLE3_PLANNED) {
-            require((a.depth >= 1 || a.kind == EAGLE3_PLANNED) && a.width >= 1 && a.width <= MAX_WIDTH,
-                EAGLE3_E_ARGUMENT,
-                format("a tree of depth %d and width %d, expected a width of 1..%d", a.depth, a.width,
-                    MAX_WIDTH));
-        }
-        if (a.kind == EAGLE3_CHOICES || a.kind == EAGLE3_GIVEN) {
-            require(a.n >= 0 && a.n <= MAX_DRAFT, EAGLE3_E_ARGUMENT,
-                format("a draft of %d tokens, at most %d are allowed", a.n, MAX_DRAFT));
-            require(a.n == 0 || (a.kind == EAGLE3_GIVEN ? a.tokens != nullptr : a.parents && a.ranks),
-                EAGLE3_E_ARGUMENT, "an array of the ask is NULL");
-        }
-        if (a.kind == EAGLE3_CHOICES) {
-            check_choices(a);
-        }
+        check_kind(a);
     }
+}
+
+// The fields that the ask's kind names.
+void session::check_kind(const ask & a) const {
+    require(a.kind >= EAGLE3_PLAIN && a.kind <= EAGLE3_GIVEN, EAGLE3_E_ARGUMENT,
+        format("there is no kind %d of draft", a.kind));
+    const bool tree = a.kind == EAGLE3_TREE, planned = a.kind == EAGLE3_PLANNED,
+               given = a.kind == EAGLE3_GIVEN;
+    require(!planned || planner_.ready(), EAGLE3_E_ARGUMENT, "the planner has no costs: eagle3_plan_set");
+    require(!(a.kind == EAGLE3_CHAIN || tree || planned) || (a.n_max >= 0 && a.n_max <= MAX_DRAFT),
+        EAGLE3_E_ARGUMENT, format("n_max is %d, expected 0..%d", a.n_max, MAX_DRAFT));
+    require(!(a.kind == EAGLE3_CHAIN || tree) || std::isfinite(a.p_min), EAGLE3_E_ARGUMENT,
+        "p_min is not finite");
+    require(!tree || a.depth >= 1, EAGLE3_E_ARGUMENT, format("a tree of depth %d", a.depth));
+    require(!(tree || planned) || (a.width >= 1 && a.width <= MAX_WIDTH), EAGLE3_E_ARGUMENT,
+        format("a tree of width %d, expected 1..%d", a.width, MAX_WIDTH));
+    if (a.kind != EAGLE3_CHOICES && !given) {
+        return;
+    }
+    require(a.n >= 0 && a.n <= MAX_DRAFT, EAGLE3_E_ARGUMENT,
+        format("a draft of %d tokens, at most %d are allowed", a.n, MAX_DRAFT));
+    require(a.n == 0 || (given ? a.tokens != nullptr : a.parents && a.ranks), EAGLE3_E_ARGUMENT,
+        "an array of the ask is NULL");
+    if (a.parents) {
+        check_parents(a);
+    }
+    given ? check_tokens(a.tokens, a.n) : check_ranks(a);
 }
 
 int session::draft(const std::vector<ask> & asks) {
     check_asks(asks);
-    round_.slots.clear();  // nothing to decode, should a slot fail
+    round_.at      = stage::none;  // nothing to decode, should a slot fail
+    round_.sampled = false;
+    round_.slots.clear();
     grow_drafts(asks);
     std::vector<int> slots;
     int total = 0;
@@ -339,6 +387,7 @@ int session::draft(const std::vector<ask> & asks) {
         total += (int) s.draft_tokens.size();
     }
     round_.slots = std::move(slots);
+    round_.at    = stage::drafted;
     return total;
 }
 

@@ -28,17 +28,19 @@
 namespace {
 
 constexpr int N_SLOTS = 3;
+constexpr int N_CTX   = 512;
 constexpr int ROOM    = 64;  // of eagle3_round_verify's tokens, for each slot
 
-int n_reserves = 0;      // of llama.cpp's scheduler, by its log
-bool throws    = false;  // the next tensor evaluated
+int n_reserves   = 0;      // of llama.cpp's scheduler, by its log
+bool throws      = false;  // the next tensor evaluated, or the one after these
+int throws_after = 0;
 
 void count_reserves(ggml_log_level, const char * text, void *) {
     n_reserves += strstr(text, "sched_reserve: reserving ...") != nullptr;
 }
 
 bool evaluated(ggml_tensor *, bool, void *) {
-    if (throws) {
+    if (throws && throws_after-- == 0) {
         throw std::runtime_error("the callback's");
     }
     return false;  // the tensor itself is not wanted
@@ -50,11 +52,12 @@ struct fixture {
     eagle3_head * head  = nullptr;
     eagle3_session * s  = nullptr;
 
-    fixture(const char * target, const char * head_path, bool callback = false) {
+    fixture(const char * target, const char * head_path, bool callback = false, bool unified = false) {
         model = llama_model_load_from_file(target, llama_model_default_params());
         CHECK(model != nullptr);
         llama_context_params p = llama_context_default_params();
-        p.n_ctx                = 512 * N_SLOTS;
+        p.n_ctx                = unified ? N_CTX : N_CTX * N_SLOTS;
+        p.kv_unified           = unified;
         p.n_batch              = 512;
         p.n_ubatch             = 64;
         p.n_seq_max            = N_SLOTS;
@@ -120,6 +123,13 @@ void begin_round(fixture & f, int kind) {
     }
 }
 
+void check_slots(const fixture & f, const std::vector<int> & n_past) {
+    for (int slot = 0; slot < N_SLOTS; ++slot) {
+        CHECK(eagle3_n_past(f.s, slot) == n_past[slot]);
+        CHECK(llama_memory_seq_pos_max(llama_get_memory(f.ctx), slot) == n_past[slot] - 1);
+    }
+}
+
 // No slot waits for a round that is over: prompts, rounds and states work in each.
 void check_usable(fixture & f) {
     for (int slot = 0; slot < N_SLOTS; ++slot) {
@@ -166,11 +176,94 @@ void lost_features(const char * target, const char * head, int kind) {
     const int32_t too_many[N_SLOTS] = {1, 99, 1}, keep[N_SLOTS] = {1, 0, 1};
     CHECK(eagle3_round_commit(f.s, too_many) == EAGLE3_E_ARGUMENT);
     CHECK(draft(f.s, ask_for(0, 9, EAGLE3_PLAIN)) == EAGLE3_E_ARGUMENT);  // still under way
-    CHECK(eagle3_round_commit(f.s, keep) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_round_commit(f.s, keep) == EAGLE3_E_INTERNAL);
     for (int slot = 0; slot < N_SLOTS; ++slot) {
         CHECK(eagle3_n_past(f.s, slot) == 10 + slot + keep[slot]);
     }
     check_usable(f);
+}
+
+// The tree is gone at commit, as the context's owner ended it: none of its rows stay.
+void lost_trees(const char * target, const char * head) {
+    fixture f(target, head);
+    for (int slot = 0; slot < N_SLOTS; ++slot) {
+        f.prefill(slot, 10 + slot);
+    }
+    begin_round(f, EAGLE3_TREE);
+    llama_memory_tree_set(llama_get_memory(f.ctx), nullptr, 0);
+    const int32_t keep[N_SLOTS] = {1, 1, 1};
+    CHECK(eagle3_round_commit(f.s, keep) == EAGLE3_E_INTERNAL);
+    for (int slot = 0; slot < N_SLOTS; ++slot) {
+        CHECK(eagle3_n_past(f.s, slot) == 10 + slot);
+        CHECK(llama_memory_seq_pos_max(llama_get_memory(f.ctx), slot) == 9 + slot);
+    }
+    check_usable(f);
+}
+
+// A cache that slots share is full before their positions are: E_DECODE, the slots are as before, the round
+// is still drafted, and one that drafts less goes through.
+void full_cache(const char * target, const char * head) {
+    fixture f(target, head, false, true);
+    const std::vector<int32_t> more(N_CTX, 7);
+    f.prefill(0, N_CTX - 60);
+    f.prefill(1, 40);
+    const eagle3_ask chains[2] = {ask_given(0, 9, more.data(), 20), ask_given(1, 9, more.data(), 20)};
+    int32_t drafted[2]         = {};
+    for (int turn = 0; turn < 2; ++turn) {
+        CHECK(eagle3_round_draft(f.s, chains, 2, drafted) == 40);
+        CHECK(eagle3_round_decode(f.s) == EAGLE3_E_DECODE);
+        CHECK(strstr(eagle3_last_error(), "full") != nullptr);
+        CHECK(eagle3_round_decode(f.s) == EAGLE3_E_DECODE);
+        CHECK(eagle3_prefill(f.s, 1, more.data(), 30, 0) == EAGLE3_E_DECODE);
+        CHECK(eagle3_round_decode(f.s) == EAGLE3_E_ARGUMENT);  // the prompt dropped the draft
+        CHECK(eagle3_n_past(f.s, 0) == N_CTX - 60 && eagle3_n_past(f.s, 1) == 40);
+        for (int slot = 0; slot < 2; ++slot) {
+            CHECK(llama_memory_seq_pos_max(llama_get_memory(f.ctx), slot) == eagle3_n_past(f.s, slot) - 1);
+        }
+    }
+    CHECK(eagle3_round_draft(f.s, chains, 2, drafted) == 40 && eagle3_round_decode(f.s) == EAGLE3_E_DECODE);
+    CHECK(eagle3_rewind(f.s, 0, 100) == EAGLE3_OK);  // makes room, and drops the draft
+    CHECK(eagle3_round_decode(f.s) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_round_draft(f.s, chains, 2, drafted) == 40 && eagle3_round_decode(f.s) == EAGLE3_OK);
+    const int32_t keep[2] = {21, 21};
+    CHECK(eagle3_round_commit(f.s, keep) == EAGLE3_OK);
+    CHECK(eagle3_n_past(f.s, 0) == 121 && eagle3_n_past(f.s, 1) == 61);
+}
+
+// A recurrent target's batch fails: the slots that it was for hold nothing, and say so; the others are as
+// they were.
+void failed_recurrent_decodes(const char * target) {
+    for (const int n : {1, 5, 150}) {           // tokens: up to three micro-batches
+        for (const int after : {0, 40, 200}) {  // tensors that are evaluated before
+            fixture f(target, nullptr, true);
+            for (int slot = 0; slot < N_SLOTS; ++slot) {
+                f.prefill(slot, 10 + slot);
+            }
+            const std::vector<int32_t> more(n, 7);
+            throws_after = after;
+            throws       = true;
+            const int rc = eagle3_prefill(f.s, 1, more.data(), n, 0);
+            throws       = false;
+            CHECK(rc == EAGLE3_OK || rc == EAGLE3_E_INTERNAL);
+            check_slots(f, {10, rc == EAGLE3_OK ? 11 + n : 0, 12});
+
+            std::vector<eagle3_ask> asks = {ask_for(0, 9, EAGLE3_PLAIN), ask_for(1, 9, EAGLE3_PLAIN)};
+            int32_t drafted[N_SLOTS];
+            CHECK(eagle3_round_draft(f.s, asks.data(), 2, drafted) == 0);
+            throws_after = after;
+            throws       = true;
+            const int rd = eagle3_round_decode(f.s);
+            throws       = false;
+            if (rd == EAGLE3_OK) {
+                const int32_t keep[2] = {1, 1};
+                CHECK(eagle3_round_commit(f.s, keep) == EAGLE3_OK);
+            } else {
+                check_slots(f, {0, 0, 12});
+                CHECK(eagle3_round_decode(f.s) == EAGLE3_E_ARGUMENT);  // of slots that are empty
+            }
+            check_usable(f);
+        }
+    }
 }
 
 // llama_decode throws: the slots are as before, and the text goes on as if nothing had been.
@@ -411,10 +504,14 @@ int main(int argc, char ** argv) {
     llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
     if (what == "commit") {
         failed_commits(argv[2]);
+        failed_recurrent_decodes(argv[2]);
     } else if (what == "features" && head) {
         for (const int kind : {EAGLE3_PLAIN, EAGLE3_CHAIN, EAGLE3_TREE}) {
             lost_features(argv[2], head, kind);
         }
+        lost_trees(argv[2], head);
+    } else if (what == "full" && head) {
+        full_cache(argv[2], head);
     } else if (what == "throws" && head) {
         thrown_decodes(argv[2], head, EAGLE3_CHAIN);
         thrown_decodes(argv[2], head, EAGLE3_TREE);
@@ -436,7 +533,7 @@ int main(int argc, char ** argv) {
         split_tensors(argv[2], head);
     } else {
         fprintf(stderr, "usage: failures_test "
-                        "commit|features|throws|measure|close|capture|joint|shapes|cuts|shared|split "
+                        "commit|features|full|throws|measure|close|capture|joint|shapes|cuts|shared|split "
                         "TARGET.gguf [HEAD.gguf]\n");
         return 2;
     }

@@ -1,85 +1,14 @@
-// Products and attention of several rows against each row alone, bit for bit, and products of quantised
-// matrices against vec_dot: products_test SEED
-#include "ggml-alloc.h"
-#include "ggml-backend.h"
-#include "ggml-cpp.h"
-#include "ggml-cpu.h"
-#include "ggml.h"
+// Products and attention of several rows against each row alone, bit for bit; products of quantised matrices
+// against vec_dot; both against plain loops in double precision: products_test SEED
+#include "graphs.hpp"
 
+#include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <random>
-#include <vector>
+#include <initializer_list>
 
 namespace {
 
-constexpr int N_ROWS = 10;
-
-std::mt19937 rng;
-
-std::vector<float> random_floats(size_t n) {
-    std::uniform_real_distribution<float> u(-1.0f, 1.0f);
-    std::vector<float> out(n);
-    for (float & x : out) {
-        x = u(rng);
-    }
-    return out;
-}
-
-std::vector<ggml_fp16_t> halves(const std::vector<float> & x) {
-    std::vector<ggml_fp16_t> out(x.size());
-    ggml_fp32_to_fp16_row(x.data(), out.data(), (int64_t) x.size());
-    return out;
-}
-
-ggml_backend_t backend() {
-    static ggml_backend_ptr b(ggml_backend_cpu_init());
-    ggml_backend_cpu_set_n_threads(b.get(), 2);
-    return b.get();
-}
-
-ggml_backend_buffer_type_t repacking() {
-    ggml_backend_dev_t dev = ggml_backend_get_device(backend());
-    auto get               = (ggml_backend_dev_get_extra_bufts_t) ggml_backend_reg_get_proc_address(
-        ggml_backend_dev_backend_reg(dev), "ggml_backend_dev_get_extra_bufts");
-    for (ggml_backend_buffer_type_t * b = get ? get(dev) : nullptr; b && *b; ++b) {
-        if (std::strstr(ggml_backend_buft_name(*b), "REPACK")) {
-            return *b;
-        }
-    }
-    return nullptr;
-}
-
-ggml_context_ptr context(size_t n) {
-    return ggml_context_ptr(ggml_init({n * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true}));
-}
-
-// what a graph of one operation computes; fill gives its inputs their data
-std::vector<float> compute(const std::function<ggml_tensor *(ggml_context *)> & make,
-    const std::function<void(ggml_context *)> & fill) {
-    ggml_context_ptr ctx = context(16);
-    ggml_tensor * out    = make(ctx.get());
-    ggml_cgraph * graph  = ggml_new_graph(ctx.get());
-    ggml_build_forward_expand(graph, out);
-    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx.get(), backend()));
-    fill(ctx.get());
-    if (ggml_backend_graph_compute(backend(), graph) != GGML_STATUS_SUCCESS) {
-        std::abort();
-    }
-    std::vector<float> y(ggml_nelements(out));
-    ggml_backend_tensor_get(out, y.data(), 0, ggml_nbytes(out));
-    return y;
-}
-
-void expect_same(const float * a, const float * b, size_t n, const char * what, const char * type, int rows) {
-    if (std::memcmp(a, b, n * sizeof(float)) != 0) {
-        std::fprintf(stderr, "%s %s: %d rows differ\n", what, type, rows);
-        std::exit(1);
-    }
-}
+constexpr int N_ROWS = 64;  // GGML_CPU_INVARIANT_ROWS
 
 void check_product(ggml_type type, ggml_backend_buffer_type_t buft, const char * what) {
     const int k = 768, m = 72;
@@ -107,11 +36,15 @@ void check_product(ggml_type type, ggml_backend_buffer_type_t buft, const char *
         const std::vector<float> y = product(r, 1);
         alone.insert(alone.end(), y.begin(), y.end());
     }
-    for (int n = 1; n <= N_ROWS; ++n) {
+    for (const int n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16, 17, 18, 19, 31, 32, 33, 48, 63, 64}) {
         expect_same(product(0, n).data(), alone.data(), (size_t) n * m, what, ggml_type_name(type), n);
     }
-    // Q5_K's vec_dot adds its minima in plain C, which a compiler may fuse or not
-    if (buft == ggml_backend_cpu_buffer_type() && type != GGML_TYPE_Q5_K) {
+    alone.resize((size_t) 8 * m);
+    expect_exact(type, q, x, alone, k, m, what);
+    // Q5_K's vec_dot adds its minima in plain C, which a compiler may fuse or not; that of IQ4_NL has two
+    // sums
+    const bool sums_so = ggml_is_quantized(type) && type != GGML_TYPE_Q5_K && type != GGML_TYPE_IQ4_NL;
+    if (buft == ggml_backend_cpu_buffer_type() && sums_so) {
         const auto * traits = ggml_get_type_traits_cpu(type);
         std::vector<uint8_t> y(ggml_row_size(traits->vec_dot_type, k));
         std::vector<float> dots(m);
@@ -123,34 +56,93 @@ void check_product(ggml_type type, ggml_backend_buffer_type_t buft, const char *
     }
 }
 
-// Rows that see different cells: a prompt's, then some of their own; here and there a hidden one
-void check_attention(
-    int d, int n_head, int n_head_kv, int n_seen, float max_bias, float softcap, bool sinks) {
-    const int n_kv             = (n_seen + N_ROWS + 255) / 256 * 256;
-    const std::vector<float> q = random_floats((size_t) d * n_head * N_ROWS), s = random_floats(n_head);
-    const std::vector<ggml_fp16_t> k = halves(random_floats((size_t) d * n_head_kv * n_kv)),
-                                   v = halves(random_floats((size_t) d * n_head_kv * n_kv));
-    std::vector<float> hidden((size_t) n_kv * N_ROWS, -INFINITY);
-    for (int r = 0; r < N_ROWS; ++r) {
-        for (int c = 0; c < n_seen + r; ++c) {
-            hidden[(size_t) r * n_kv + c] = c > 0 && rng() % (c < n_seen ? 97 : 3) == 0 ? -INFINITY : 0.0f;
+struct attention {
+    int d, n_head, n_head_kv, n_seen;
+    float max_bias, softcap;
+    bool sinks;
+    int n_rows;  // of the batch; more than N_ROWS is a prompt
+    ggml_type cache = GGML_TYPE_F16;
+    int d_v         = 0;  // of values, if another number than of keys
+
+    int values() const { return d_v ? d_v : d; }
+};
+
+// what ggml_flash_attn_ext promises, in double precision; keys and values [head][cell][d], mask [row][cell]
+std::vector<double> attended(const attention & a, int n_kv, const float * q, const std::vector<float> & k,
+    const std::vector<float> & v, const float * mask, const std::vector<float> & sinks, int head) {
+    const int n2       = 1 << (int) std::floor(std::log2(a.n_head));
+    const double base  = head < n2 ? std::pow(2.0, -a.max_bias / n2) : std::pow(2.0, -a.max_bias / 2 / n2);
+    const double slope = a.max_bias > 0 ? std::pow(base, head < n2 ? head + 1 : 2 * (head - n2) + 1) : 1.0;
+    const int kv       = head / (a.n_head / a.n_head_kv);
+    double total = a.sinks ? std::exp((double) sinks[head]) : 0.0;  // scores are small: no maximum needed
+    std::vector<double> out(a.values());
+    for (int c = 0; c < n_kv; ++c) {
+        if (mask[c] == -INFINITY) {
+            continue;
+        }
+        double score = 0;
+        for (int i = 0; i < a.d; ++i) {
+            score += (double) q[i] * k[((size_t) kv * n_kv + c) * a.d + i];
+        }
+        score /= std::sqrt((double) a.d);
+        score          = (a.softcap > 0 ? a.softcap * std::tanh(score / a.softcap) : score) + slope * mask[c];
+        const double p = std::exp(score);
+        total += p;
+        for (int i = 0; i < a.values(); ++i) {
+            out[i] += p * v[((size_t) kv * n_kv + c) * a.values() + i];
+        }
+    }
+    for (double & x : out) {
+        x /= total;
+    }
+    return out;
+}
+
+// x as a cache of this type holds it, and what it then is
+std::vector<uint8_t> stored(ggml_type type, std::vector<float> & x, int d) {
+    std::vector<uint8_t> out(ggml_row_size(type, (int64_t) x.size()));
+    ggml_quantize_chunk(type, x.data(), out.data(), 0, (int64_t) x.size() / d, d, nullptr);
+    if (type != GGML_TYPE_F32) {
+        ggml_get_type_traits(type)->to_float(out.data(), x.data(), (int64_t) x.size());
+    }
+    return out;
+}
+
+// Rows that see different cells: a prompt's, then some of their own; here and there a hidden one. Each row
+// alone gives the bits that it gives among the others, and what a plain loop gives.
+void check_attention(const attention & a) {
+    const int n_rows           = a.n_rows;
+    const int n_kv             = (a.n_seen + n_rows + 255) / 256 * 256;
+    const size_t width         = (size_t) a.values() * a.n_head;
+    const std::vector<float> q = random_floats((size_t) a.d * a.n_head * n_rows), s = random_floats(a.n_head);
+    std::vector<float> k                = random_floats((size_t) a.d * a.n_head_kv * n_kv),
+                       v                = random_floats((size_t) a.values() * a.n_head_kv * n_kv);
+    const std::vector<uint8_t> k_stored = stored(a.cache, k, a.d), v_stored = stored(a.cache, v, a.values());
+    std::vector<float> hidden((size_t) n_kv * n_rows, -INFINITY);
+    for (int r = 0; r < n_rows; ++r) {
+        for (int c = 0; c < a.n_seen + r; ++c) {
+            const float seen              = a.max_bias > 0 ? (float) (c - a.n_seen - r) / 16 : 0.0f;
+            const bool hide               = c > 0 && rng() % (c < a.n_seen ? 97 : 3) == 0;
+            hidden[(size_t) r * n_kv + c] = hide ? -INFINITY : seen;
         }
     }
     const std::vector<ggml_fp16_t> mask = halves(hidden);
+    ggml_fp16_to_fp32_row(mask.data(), hidden.data(), (int64_t) hidden.size());
 
-    const auto attend = [&](int from, int n) {  // [d, n_head, n]
+    const auto attend = [&](int from, int n) {  // [values, n_head, n]
         return compute(
             [&](ggml_context * ctx) {
-                auto input = [&](ggml_type type, const char * name, int a, int b, int c) {
-                    return ggml_set_name(ggml_new_tensor_3d(ctx, type, a, b, c), name);
+                auto input = [&](ggml_type type, const char * name, int x, int y, int z) {
+                    return ggml_set_name(ggml_new_tensor_3d(ctx, type, x, y, z), name);
                 };
                 ggml_tensor * out = ggml_flash_attn_ext(ctx,
-                    ggml_permute(ctx, input(GGML_TYPE_F32, "q", d, n_head, n), 0, 2, 1, 3),
-                    input(GGML_TYPE_F16, "k", d, n_kv, n_head_kv),
-                    input(GGML_TYPE_F16, "v", d, n_kv, n_head_kv), input(GGML_TYPE_F16, "mask", n_kv, n, 1),
-                    1.0f / std::sqrt((float) d), max_bias, softcap);
-                if (sinks) {
-                    ggml_flash_attn_ext_add_sinks(out, input(GGML_TYPE_F32, "sinks", n_head, 1, 1));
+                    ggml_permute(ctx, input(GGML_TYPE_F32, "q", a.d, a.n_head, n), 0, 2, 1, 3),
+                    input(a.cache, "k", a.d, n_kv, a.n_head_kv),
+                    input(a.cache, "v", a.values(), n_kv, a.n_head_kv),
+                    input(GGML_TYPE_F16, "mask", n_kv, n, 1), 1.0f / std::sqrt((float) a.d), a.max_bias,
+                    a.softcap);
+                if (a.sinks) {
+                    ggml_flash_attn_ext_add_sinks(out, input(GGML_TYPE_F32, "sinks", a.n_head, 1, 1));
                 }
                 return out;
             },
@@ -159,24 +151,33 @@ void check_attention(
                     ggml_backend_tensor_set(
                         ggml_get_tensor(ctx, name), data, 0, ggml_nbytes(ggml_get_tensor(ctx, name)));
                 };
-                set("q", q.data() + (size_t) from * d * n_head);
-                set("k", k.data());
-                set("v", v.data());
+                set("q", q.data() + (size_t) from * a.d * a.n_head);
+                set("k", k_stored.data());
+                set("v", v_stored.data());
                 set("mask", mask.data() + (size_t) from * n_kv);
-                if (sinks) {
+                if (a.sinks) {
                     set("sinks", s.data());
                 }
             });
     };
-    const std::vector<float> all = attend(0, N_ROWS);
-    for (int r = 0; r < N_ROWS; ++r) {
-        expect_same(attend(r, 1).data(), all.data() + (size_t) r * d * n_head, (size_t) d * n_head,
-            "attention", "F16", r);
-    }
-    for (const float x : all) {
-        if (!std::isfinite(x)) {
-            std::fprintf(stderr, "attention: not finite\n");
-            std::exit(1);
+    const std::vector<float> all = attend(0, n_rows);
+    char what[64];
+    std::snprintf(what, sizeof(what), "attention of %d, %d rows,", a.d, n_rows);
+    // keys and values are exact here; kernels may round queries and sums to halves, and queries to Q8_0
+    const double bound = ggml_is_quantized(a.cache) ? 1e-2 : 2e-3;
+    for (int r = 0; r < n_rows; r += n_rows > 16 ? 7 : 1) {
+        expect_same(attend(r, 1).data(), all.data() + r * width, width, what, ggml_type_name(a.cache), r);
+        for (int h = 0; h < a.n_head; h += std::max(1, a.n_head / 3)) {
+            const float * x                = all.data() + r * width + (size_t) h * a.values();
+            const std::vector<double> want = attended(a, n_kv, q.data() + ((size_t) r * a.n_head + h) * a.d,
+                k, v, hidden.data() + (size_t) r * n_kv, s, h);
+            for (int i = 0; i < a.values(); ++i) {
+                if (!(std::fabs(x[i] - want[i]) <= bound)) {
+                    std::fprintf(stderr, "%s %s: row %d, head %d, value %d is %g, not %g\n", what,
+                        ggml_type_name(a.cache), r, h, i, x[i], want[i]);
+                    std::exit(1);
+                }
+            }
         }
     }
 }
@@ -185,20 +186,35 @@ void check_attention(
 
 int main(int argc, char ** argv) {
     rng.seed(argc > 1 ? std::atoi(argv[1]) : 1);
-    for (const ggml_type type : {GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0,
-             GGML_TYPE_Q5_1, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K}) {
+    for (const ggml_type type : {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0,
+             GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K,
+             GGML_TYPE_Q6_K}) {
         check_product(type, ggml_backend_cpu_buffer_type(), "product");
     }
-    for (const ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q4_K}) {
-        if (repacking()) {
-            check_product(type, repacking(), "repacked product");
+    for (const ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q4_K, GGML_TYPE_IQ4_NL}) {
+        if (buffer_type("REPACK")) {
+            check_product(type, buffer_type("REPACK"), "repacked product");
         }
     }
-    check_attention(64, 9, 3, 700, 0.0f, 0.0f, false);
-    check_attention(64, 8, 1, 30, 0.0f, 0.0f, true);
-    check_attention(80, 4, 4, 511, 8.0f, 0.0f, false);
-    check_attention(96, 4, 2, 520, 0.0f, 9.0f, true);
-    check_attention(128, 6, 2, 1, 0.0f, 0.0f, false);
-    check_attention(256, 2, 1, 130, 0.0f, 0.0f, false);
+    for (const attention & a : std::initializer_list<attention>{
+             {64, 9, 3, 700, 0.0f, 0.0f, false, 10},
+             {64, 8, 1, 30, 0.0f, 0.0f, true, 10},
+             {16, 4, 2, 520, 0.0f, 0.0f, true, 70},
+             {80, 4, 4, 511, 8.0f, 0.0f, false, 10},
+             {96, 4, 2, 520, 0.0f, 9.0f, true, 10},
+             {128, 6, 2, 1, 0.0f, 0.0f, false, 10},
+             {256, 2, 1, 130, 0.0f, 0.0f, false, 10},
+             {64, 6, 2, 450, 0.0f, 0.0f, false, 100},
+             {8, 2, 1, 3, 0.0f, 0.0f, false, 66},
+             {40, 6, 2, 480, 4.0f, 5.0f, true, 70},
+             {128, 4, 2, 440, 8.0f, 0.0f, false, 80},
+             {256, 2, 1, 450, 0.0f, 30.0f, true, 70},
+             {192, 2, 2, 40, 0.0f, 0.0f, false, 70, GGML_TYPE_F16, 128},
+             {64, 2, 1, 480, 0.0f, 0.0f, false, 70, GGML_TYPE_F32},
+             {72, 2, 1, 40, 0.0f, 0.0f, true, 70, GGML_TYPE_BF16},
+             {64, 4, 2, 480, 0.0f, 0.0f, true, 70, GGML_TYPE_Q8_0},
+         }) {
+        check_attention(a);
+    }
     std::puts("ok");
 }

@@ -250,7 +250,7 @@ int main(int argc, char ** argv) {
     s.add_source(std::move(owned));
     CHECK(source.id == 1);
     CHECK(chain_of_head(s, f) == chain);  // a chain is the head's alone
-    s.plan().set(costs);
+    s.set_plan(costs);
     const int widths[] = {1, s.can_tree() ? 4 : 1};
     for (const int n_slots : {1, N_SLOTS}) {
         for (const int width : widths) {

@@ -44,6 +44,7 @@ class ConvertReport:
     layers: list[int]  # the target layers whose inputs are captured
     draft_vocab: int
     notes: list[str]  # what the converter inferred and why, one line each
+    other_layers: list[int] | None = None  # what config.json's list may mean as well: only a trial can tell
 
 
 def convert(
@@ -77,14 +78,16 @@ def convert(
     if not variant.final_norm:
         tensors.pop("output_norm.weight", None)
     g = measure(config, layout, tensors, model, variant.final_norm)
-    layers, note = infer_layers(config, layout, g.n_features, model.n_layer, extract_layers)
+    found = infer_layers(config, layout, g.n_features, model.n_layer, extract_layers)
     rope = source.rope or read_rope(config, g.head_dim)
     outs = [constant("rope_freqs.weight", rope.factors)] if rope.factors is not None else []
     outs += _tensors(tensors, g, layout, outtype)
-    metadata = build_metadata(head.resolve().stem, outtype, config, variant, g, layers, rope, model)
+    metadata = build_metadata(head.resolve().stem, outtype, config, variant, g, found.ids, rope, model)
     n_bytes = write_gguf(out, g.arch, metadata, outs, progress)
-    notes = (note, *variant.notes, *_notes(layout.name, g, tensors, outs, outtype))
-    return ConvertReport(out, n_bytes, len(outs), layout.name, layers, g.draft_vocab, list(notes))
+    notes = (found.why, *variant.notes, *_notes(layout.name, g, tensors, outs, outtype))
+    return ConvertReport(
+        out, n_bytes, len(outs), layout.name, found.ids, g.draft_vocab, list(notes), found.other
+    )
 
 
 def _tensors(tensors: dict[str, HeadTensor], g: Geometry, layout: Layout, outtype: str) -> list[OutTensor]:

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -15,6 +15,10 @@ from rich.progress import BarColumn, DownloadColumn, ProgressColumn, TextColumn
 from ...common.options import CONTEXT
 from ...common.progress import progress
 from ...errors import EagleError, ErrorKind
+
+if TYPE_CHECKING:
+    from ..self_test import Verdict
+    from . import ConvertReport
 
 
 def convert(
@@ -55,7 +59,11 @@ def convert(
             report = run(head, model, out, outtype, _layers(extract_layers), done)
         print(*report.notes, sep="\n")
         print(f"wrote {report.out}: {report.n_tensors} tensors, {report.n_bytes / 1e6:.1f} MB")
-        if self_test:
+        if report.other_layers is not None and _other_is_right(report, model):
+            with _bar("converting", "bytes", DownloadColumn()) as done:
+                report = run(head, model, out, outtype, report.other_layers, done)
+            print(f"converted again with layers {report.layers}, because the self-test prefers them")
+        elif self_test and report.other_layers is None:
             _self_test(report.out, model)
     except (EagleError, MemoryError) as e:
         no_memory = f"not enough memory for {head}: close other programs"
@@ -63,7 +71,26 @@ def convert(
         raise typer.Exit(2) from None
 
 
-def _self_test(head: Path, target: Path) -> None:
+def _other_is_right(report: ConvertReport, target: Path) -> bool:
+    """Tries the head where config.json's layers have two readings. Says so if the trial cannot decide."""
+    from ..self_test import Verdict
+
+    print(f"which layers are right, {report.layers} or {report.other_layers}, is for the self-test to say:")
+    try:
+        kind, best = _self_test(report.out, target)
+    except EagleError as e:
+        print(f"the self-test cannot run with this target: {one_line(str(e))}")
+        kind, best = Verdict.CANNOT_TELL, report.layers
+    if kind is Verdict.WRONG and best == report.other_layers:
+        return True
+    if kind is Verdict.CANNOT_TELL:
+        other = ",".join(map(str, report.other_layers or ()))
+        print(f"not decided: if few drafts are accepted, convert again with --extract-layers {other}")
+    return False
+
+
+def _self_test(head: Path, target: Path) -> tuple[Verdict, list[int]]:
+    """Prints the results. Returns the verdict, and the layers that the head likes best."""
     from ..self_test import Verdict, self_test, verdict
 
     with _bar("self-test", "texts", TextColumn("{task.completed} of {task.total} texts")) as done:
@@ -80,6 +107,7 @@ def _self_test(head: Path, target: Path) -> None:
         console.print(f"WARNING: {line}", style="bold red")
     else:
         print(f"self-test: {line}")
+    return kind, max(found.trials, key=lambda t: t.likelihood.mean).layers
 
 
 def main() -> None:

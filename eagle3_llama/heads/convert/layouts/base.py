@@ -52,7 +52,7 @@ class Ids(enum.Enum):
 
 
 LAYER_IDS = (
-    ("eagle_config.eagle_aux_hidden_state_layer_ids", Ids.OUTPUTS),  # SpecForge, ModelOpt; SGLang adds one
+    ("eagle_config.eagle_aux_hidden_state_layer_ids", Ids.OUTPUTS),  # SpecForge, ModelOpt; see layers.py
     ("eagle_aux_hidden_state_layer_ids", Ids.INPUTS),  # vLLM uses them unchanged
 )
 

@@ -1,0 +1,173 @@
+"""`eagle3-llama info --system`: the processor, the library and its check, for a report of a fault.
+
+The library is loaded and checked in child processes, because one that does not suit the processor may end a
+process.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import EagleError
+from . import library, machine
+
+Row = tuple[str, str]
+
+# instruction sets that the CPU backend has code for, by Linux's names
+_KNOWN_SETS = set(
+    "ssse3 sse4_2 avx f16c fma avx2 bmi2 avx_vnni avx512f avx512bw avx512cd avx512dq avx512vl avx512vbmi "
+    "avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_int8 amx_bf16 "
+    "asimd asimdhp asimddp i8mm sve sve2 sme".split()
+)
+# shown if set: what changes a build, a decode, or the library that is loaded
+_VARIABLES = re.compile(r"^(EAGLE3_LLAMA_\w+|CMAKE_ARGS|OMP_\w+|GOMP_\w+|KMP_\w+|GGML_\w+|LLAMA_\w+|MTMD_\w+"
+                        r"|CUDA_VISIBLE_DEVICES|LD_LIBRARY_PATH|LD_PRELOAD)$")  # fmt: skip
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
+_LONGEST = 120.0  # seconds for a child; it takes a few
+_LOAD = "from eagle3_llama.runtime.system import tell; tell()"
+
+
+def describe() -> Iterator[Row]:
+    """The system as (name, value) rows. Works without a library, and with one that cannot be loaded."""
+    lib_dir = library.find_lib_dir()
+    record = library.record(lib_dir) if lib_dir is not None else {}
+    yield from _versions(record)
+    yield from _machine()
+    yield from _instruction_sets(record)
+    yield from _library(lib_dir, record)
+    yield "environment", _environment(dict(os.environ))
+
+
+def _versions(record: dict[str, Any]) -> Iterator[Row]:
+    for package in ("eagle3-llama", "llama-cpp-python"):
+        try:
+            yield package, importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            yield package, "not installed"
+    if "llama.cpp" in record:
+        yield "llama.cpp", f"{record['llama.cpp']}, patched tree {record.get('tree', 'unknown')}"
+    yield "Python", f"{platform.python_version()}, {platform.python_implementation()}"
+
+
+def _machine() -> Iterator[Row]:
+    yield "system", f"{platform.platform()}, {' '.join(platform.libc_ver()) or 'unknown libc'}"
+    yield "processor", machine.model()
+    yield "cores", f"{machine.cores()} usable of {os.cpu_count()}; so many threads by default"
+
+
+def _instruction_sets(record: dict[str, Any]) -> Iterator[Row]:
+    known = machine.sets()
+    mine = sorted(known & (_KNOWN_SETS | set(record.get("used", ()))))
+    yield "it has", ", ".join(mine) or "unknown"
+    if "used" not in record:
+        yield "used", "unknown: the library has no proof.json, which native/build.py writes"
+        return
+    yield "used", ", ".join(record["used"]) or "no special ones"
+    for each in record.get("left_out", ()):
+        yield "left out", f"{each['what']}, because {each['why']}"
+    if record.get("note"):
+        yield "note", record["note"]
+
+
+def _library(lib_dir: Path | None, record: dict[str, Any]) -> Iterator[Row]:
+    if lib_dir is None:
+        yield "library", "not installed: install the package with pip"
+        return
+    if "compiler" in record:
+        set_then = [f"{name}={_private(value)}" for name, value in record.get("environment", {}).items()]
+        yield "compiled by", ", ".join([record["compiler"], *set_then])
+    if record.get("why_not"):
+        yield "checked when built", f"no: {record['why_not']}"
+    yield "folder", _private(str(lib_dir))
+    told = _child([sys.executable, "-c", _LOAD])
+    try:
+        loaded = json.loads(told.splitlines()[-1])
+    except (IndexError, ValueError):
+        loaded = {"error": told}
+    if "error" in loaded:
+        yield "library", f"cannot be loaded: {_private(loaded['error'])}"
+    else:
+        yield "library", f"loads, ABI {loaded['abi']}"
+        yield "devices", ", ".join(loaded["devices"]) or "none"
+        yield "ggml", loaded["ggml"]
+    if (proof := lib_dir / "eagle3-proof").is_file():
+        end = _child([str(proof)])
+        last = end.splitlines()[-1] if end else ""
+        yield "products", "right on this processor" if last == "ok" else _private(last)
+
+
+def tell() -> None:
+    """Loads the library and prints what it says of itself, as JSON: `describe` calls this in a child."""
+    try:
+        _, lib = library.load()
+        import llama_cpp
+
+        lib_dir = library.find_lib_dir()
+        told: dict[str, Any] = {
+            "abi": lib.eagle3_abi_version(),
+            "devices": machine.devices(lib_dir) if lib_dir is not None else [],
+            "ggml": llama_cpp.llama_print_system_info().decode("utf-8", "replace").strip(" |"),
+        }
+    except EagleError as e:
+        told = {"error": str(e)}
+    print(json.dumps(told))
+
+
+def _child(command: Sequence[str]) -> str:
+    """What a child prints. If it fails, the last line says how: a signal, an exit code, no end."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LONGEST,
+        )
+    except subprocess.TimeoutExpired as e:
+        return f"{_after(_text(e.stdout))}no end within {_LONGEST:.0f} s"
+    except OSError as e:
+        return f"it does not run: {e.strerror}"
+    if done.returncode == 0:
+        return done.stdout
+    last = (done.stderr.strip().splitlines() or [""])[-1]
+    if done.returncode > 0:
+        return f"{_after(done.stdout)}{last or f'exit code {done.returncode}'}"
+    try:
+        name = signal.Signals(-done.returncode).name
+    except ValueError:
+        name = f"signal {-done.returncode}"
+    return f"{_after(done.stdout)}the process ends with {name}"
+
+
+def _text(output: bytes | str | None) -> str:
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+
+
+def _after(printed: str) -> str:
+    """The last step that a child began."""
+    steps = printed.strip().splitlines()
+    return f"{steps[-1]}: " if steps else ""
+
+
+def _environment(env: dict[str, str]) -> str:
+    shown = {name: value for name, value in sorted(env.items()) if _VARIABLES.match(name)}
+    return ", ".join(
+        f"{name}={'(set)' if _SECRET.search(name) else _private(value)}" for name, value in shown.items()
+    ) or "nothing set that matters"  # fmt: skip
+
+
+def _private(text: str) -> str:
+    """Without the path of the user's home."""
+    home = str(Path.home())
+    return text.replace(home, "~") if len(home) > 1 else text

@@ -1,0 +1,167 @@
+"""Limits on connections: how many there may be, and how long a client may take to send headers and to read.
+
+uvicorn has none of these. A connection takes a file descriptor even if it never sends a byte and has no key.
+Without descriptors the server can start no child process and open no file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from ..errors import EagleError, ErrorKind
+from .errors import ApiError
+
+HEADER_SECONDS = 20.0  # from the connection, or a further request's first byte, to the end of the headers
+UNREAD_SECONDS = 60.0  # a client that reads nothing for so long, while there is something to send, is cut off
+REFUSAL_SECONDS = 1.0  # that a connection beyond the limit has to send its request, and to read its refusal
+REFUSALS = 32  # connections beyond the limit that get an answer at once; further ones are closed without
+SPARE = 128  # file descriptors for all else: child processes, files, the model, the backends' devices
+MOST, FEWEST = 4096, 16  # connections that the server chooses by itself
+
+
+def connection_limit(wanted: int | None) -> int:
+    """The number of connections to allow: `wanted`, or what this process's file descriptors suffice for.
+
+    Raises EagleError BAD_ARGUMENT if they do not suffice.
+    """
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    room = 1 << 20 if files == resource.RLIM_INFINITY else files - SPARE - REFUSALS
+    if room < (wanted or FEWEST):
+        needed = (wanted or FEWEST) + SPARE + REFUSALS
+        said = f"{wanted or FEWEST} connections need {needed} file descriptors, this process may open {files}"
+        mend = "raise the limit with `ulimit -n`" + (", or reduce --max-connections" if wanted else "")
+        raise EagleError(ErrorKind.BAD_ARGUMENT, f"{said}: {mend}")
+    return wanted or min(room, MOST)
+
+
+def protocol(most: int) -> type[PatientProtocol]:
+    """The protocol class of a server that allows `most` connections."""
+    return type("Protocol", (PatientProtocol,), {"most": most})
+
+
+class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # a class that uvicorn chooses
+    """uvicorn's HTTP protocol with these limits."""
+
+    most = MOST
+    _headers_due: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
+    _refused = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        beyond = len(self.connections) - self.most
+        if beyond > REFUSALS:
+            transport.abort()
+        elif beyond > 0:
+            self._refused = True
+            self._headers_due = self.loop.call_later(REFUSAL_SECONDS, self._refuse)
+        else:
+            self._expect_headers()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            self._refuse()
+            return
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
+            self._expect_headers()
+        else:
+            self._forget()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        if self._unread is not None:
+            self._unread.cancel()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._watch_reader()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_reader()
+
+    def _expect_headers(self) -> None:
+        if self._headers_due is None:
+            self._headers_due = self.loop.call_later(HEADER_SECONDS, self._give_up)
+
+    def _forget(self) -> None:
+        if self._headers_due is not None:
+            self._headers_due.cancel()
+            self._headers_due = None
+
+    def _give_up(self) -> None:
+        self._headers_due = None
+        # an upgrade may have given the transport to another protocol
+        ours = not self.transport.is_closing() and self.transport.get_protocol() is self
+        if ours and (self.cycle is None or self.cycle.response_complete):
+            self.transport.write(_TOO_SLOW)
+            self.transport.close()
+
+    def _refuse(self) -> None:
+        """Answers at the first byte or after REFUSAL_SECONDS, and discards what else comes for as long.
+
+        If the server closed the connection while the client still sends, TCP would reset it, and the client
+        might never see the answer.
+        """
+        if self._headers_due is None:
+            return  # it has been answered
+        self._forget()
+        self.transport.write(_TOO_MANY)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._unread = self.loop.call_later(REFUSAL_SECONDS, self.transport.abort)
+
+    def _waiting(self) -> int:
+        """Number of bytes that wait for the client to read them; 0 while the server may add some."""
+        adding = self.cycle is not None and not self.cycle.response_complete and not self.flow.write_paused
+        return 0 if adding else self.transport.get_write_buffer_size()
+
+    def _watch_reader(self) -> None:
+        """Aborts the connection if bytes wait and the client reads none of them within UNREAD_SECONDS.
+
+        Closing it would not do: a transport closes when the client has read all.
+        """
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+        if unread := self._waiting():
+            self._unread = self.loop.call_later(UNREAD_SECONDS, self._check_reader, unread)
+
+    def _check_reader(self, unread: int) -> None:
+        if self._waiting() >= unread:
+            self.transport.abort()
+        else:
+            self._watch_reader()
+
+
+def _raw(e: ApiError, reason: str) -> bytes:
+    """A whole answer with this error, for a connection on which no request has been read."""
+    body = json.dumps(e.body()).encode()
+    headers = {"content-type": "application/json", "content-length": len(body), "connection": "close"}
+    lines = [
+        f"HTTP/1.1 {e.status} {reason}",
+        *(f"{k}: {v}" for k, v in (headers | e.headers).items()),
+        "",
+        "",
+    ]
+    return "\r\n".join(lines).encode() + body
+
+
+_TOO_SLOW = _raw(
+    ApiError(408, "the headers did not arrive in time", code="slow_headers"), reason="Request Timeout"
+)
+_TOO_MANY = _raw(
+    ApiError(503, "too many connections: try again later", code="busy", headers={"Retry-After": "2"}),
+    reason="Service Unavailable",
+)

@@ -1,0 +1,66 @@
+// Proves on this processor what a decode needs of the CPU backend: eagle3-proof [--stock] [--few]
+//
+// Says what it begins, a line each, and at the end "ok". It ends with 0 or with a code of proof.hpp, and on
+// stderr says what differs.
+#include "proof.hpp"
+
+#include "llama.h"
+
+#include <cstdio>
+#include <cstring>
+
+#include <unistd.h>
+
+bool stock = false, few = false;
+std::mt19937 rng(1);
+
+static std::string current, differing;  // the step, and the first in which rows differ
+
+void begin(const std::string & step) {
+    current = step;
+    std::printf("%s\n", step.c_str());
+    std::fflush(stdout);
+}
+
+[[noreturn]] void end(int code, const std::string & what) {
+    std::fprintf(stderr, "%s\n", what.c_str());
+    std::fflush(stderr);
+    _exit(code);  // no destructor hides the reason
+}
+
+std::vector<float> random_floats(size_t n, float size) {
+    std::vector<float> out(n);
+    for (float & x : out) {
+        x = size * ((float) (rng() % 20001) / 10000.0f - 1.0f);
+    }
+    return out;
+}
+
+ggml_backend_dev_t cpu() {
+    ggml_backend_dev_t dev = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    return dev ? dev : (end(CANNOT, "ggml has no CPU backend"), nullptr);
+}
+
+void check_same(const float * a, const float * b, size_t n, int rows) {
+    if (!stock && differing.empty() && std::memcmp(a, b, n * sizeof(float)) != 0) {
+        differing = current + ": rows differ when " + std::to_string(rows) + " are computed together";
+    }
+}
+
+int main(int argc, char ** argv) {
+    for (int i = 1; i < argc; ++i) {
+        stock = stock || std::strcmp(argv[i], "--stock") == 0;
+        few   = few || std::strcmp(argv[i], "--few") == 0;
+    }
+    llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
+    ggml_backend_load_all();
+    check_all_products();
+    for (ggml_type type : {GGML_TYPE_F32, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_K}) {
+        check_generation(type);
+    }
+    if (!differing.empty()) {
+        end(ROWS_DIFFER, differing);
+    }
+    begin("ok");
+    return 0;
+}

@@ -1,0 +1,187 @@
+"""File descriptors: there may be none for a moment, and connections leave enough of them for all else."""
+
+import contextlib
+import itertools
+import json
+import os
+import resource
+import signal
+import socket
+
+import httpx
+import pytest
+from server_tools import CHAT, address, ask, post_head, process, running, settings, until
+
+from eagle3_llama.errors import EagleError
+from eagle3_llama.models import smollm2
+from eagle3_llama.server import connections
+
+COMPLETIONS = "/v1/completions"
+KINDS = ("template", "grammar", "schema")
+NUMBERS = itertools.count()
+linux = pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux's prlimit and /proc")
+
+
+def children(pid):
+    """The sandboxes' processes of a server."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{entry}/stat") as stat, open(f"/proc/{entry}/cmdline", "rb") as cmdline:
+                if (
+                    stat.read().rpartition(")")[2].split()[1] == str(pid)
+                    and b"sandbox_child" in cmdline.read()
+                ):
+                    found.append(int(entry))
+    return found
+
+
+def kill_children(pid):
+    killed = children(pid)
+    for child in killed:
+        os.kill(child, signal.SIGKILL)
+    until(lambda: not set(killed) & set(children(pid)))
+
+
+@contextlib.contextmanager
+def no_descriptors(pid):
+    """The process can open nothing until the end of the block, but for one connection to ask through."""
+    usual = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    used = {int(fd) for fd in os.listdir(f"/proc/{pid}/fd")}
+    free = [fd for fd in range(usual[0]) if fd not in used]
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free[1], usual[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, usual)
+
+
+def wants(what, client):
+    """A request that needs a child of the sandbox for templates or of the one for grammars."""
+    i = next(NUMBERS)  # the server remembers grammars and schemas
+    if what == "template":
+        return ask(client, max_tokens=1)
+    prompt = {"path": COMPLETIONS, "prompt": "x", "max_tokens": 4}  # needs no template
+    if what == "grammar":
+        return ask(client, **prompt, grammar=f'root ::= "{i}"')
+    schema = {"type": "object", "properties": {"n": {"enum": [i]}}, "required": ["n"]}
+    return ask(client, response_format={"type": "json_object", "schema": schema}, max_tokens=40)
+
+
+@linux
+def test_descriptors_that_run_out_and_come_back():
+    """What needs a child process is told to come again, and is served once there are descriptors."""
+    with process("--threads", 1) as p, httpx.Client(base_url=p.url, timeout=120) as client:
+        for what in KINDS:
+            assert wants(what, client).status_code == 200
+        until(lambda: len(children(p.process.pid)) == 4)
+        for what in KINDS:
+            with no_descriptors(p.process.pid):
+                kill_children(p.process.pid)
+                for _ in range(4):  # more often than there are children
+                    r = wants(what, client)
+                    assert r.status_code == 503 and r.json()["error"]["code"] == "busy", r.text
+                    assert "retry-after" in r.headers
+            for each in KINDS:
+                assert wants(each, client).status_code == 200
+            until(lambda: len(children(p.process.pid)) == 4)
+
+
+@linux
+def test_idle_connections_leave_descriptors_for_all_else():
+    """More of them than the process may open files. Nobody is hindered who has a connection."""
+    with process("--threads", 1, files=200) as p, httpx.Client(base_url=p.url, timeout=120) as client:
+        assert wants("template", client).status_code == 200
+        with contextlib.ExitStack() as idle:
+            for _ in range(250):
+                with contextlib.suppress(OSError):  # the server closes most of them at once
+                    idle.enter_context(socket.create_connection(address(p), timeout=60))
+            kill_children(p.process.pid)
+            for what in KINDS:
+                assert wants(what, client).status_code == 200
+            assert len(os.listdir(f"/proc/{p.process.pid}/fd")) < 200
+        until(lambda: len(os.listdir(f"/proc/{p.process.pid}/fd")) < 60)
+        with httpx.Client(base_url=p.url, timeout=120) as another:
+            until(lambda: another.get("/health").status_code == 200)
+
+
+def test_connections_beyond_the_limit(files):
+    """They are told so, whether they have sent a request or not. The others and later ones are served."""
+    given = settings(model=files[0], eagle=None, n_ctx=256, n_parallel=1, threads=1, max_connections=3)
+    with running(given) as s, contextlib.ExitStack() as stack:
+        connect = lambda: stack.enter_context(socket.create_connection(address(s), timeout=60))
+        assert s.client.get("/health").status_code == 200
+        held = [connect() for _ in range(2)]
+        until(lambda: len(s.uvicorn.server_state.connections) == 3)
+        with httpx.Client(base_url=s.url, timeout=60) as another:
+            r = another.get("/health")
+            assert r.status_code == 503 and r.json()["error"]["code"] == "busy" and "retry-after" in r.headers
+            r = another.post(CHAT, json={"messages": [{"role": "user", "content": "x" * 1_000_000}]})
+            assert r.status_code == 503
+        silent = connect()
+        assert silent.recv(65536).startswith(b"HTTP/1.1 503")
+        held[0].sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert held[0].recv(65536).startswith(b"HTTP/1.1 200")
+        held[1].close()
+        until(lambda: len(s.uvicorn.server_state.connections) <= 2)
+        with httpx.Client(base_url=s.url, timeout=60) as another:
+            assert another.get("/health").status_code == 200
+
+
+def test_far_more_connections_than_the_limit(files):
+    """Only some of them get an answer; all are closed, and nothing of them is left."""
+    given = settings(model=files[0], eagle=None, n_ctx=256, n_parallel=1, threads=1, max_connections=2)
+    with running(given) as s, contextlib.ExitStack() as stack:
+        many = []
+        for _ in range(3 * connections.REFUSALS):
+            many.append(stack.enter_context(socket.create_connection(address(s), timeout=60)))
+        state = s.uvicorn.server_state
+        until(lambda: len(state.connections) <= 2)  # the refused ones ask nothing, and their time ends
+        for c in many:
+            c.close()
+        until(lambda: not state.connections)
+        assert s.client.get("/health").status_code == 200
+
+
+def test_a_client_that_does_not_read_a_whole_answer(files, monkeypatch):
+    """It is disconnected, even after the answer has left the server's hands."""
+    monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.1)
+    with running(settings(model=files[0], eagle=None, n_ctx=512, n_parallel=1, threads=1)) as s:
+        content = json.dumps({"prompt": "x5", "max_tokens": 400, "logprobs": 20, "n": 4}).encode()
+        with socket.socket() as c:
+            c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            c.connect(address(s))
+            state = s.uvicorn.server_state
+            until(lambda: state.connections)
+            for connection in state.connections:
+                own = connection.transport.get_extra_info("socket")
+                own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            c.sendall(post_head(COMPLETIONS, len(content)) + content)
+            until(lambda: state.total_requests == 1)
+            until(lambda: not state.connections)
+        assert s.client.get("/health").status_code == 200
+
+
+def test_the_limit_comes_from_the_system(monkeypatch):
+    files = 1024
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (files, 4096))
+    assert connections.connection_limit(None) == 1024 - connections.SPARE - connections.REFUSALS
+    assert connections.connection_limit(500) == 500
+    with pytest.raises(EagleError, match="2160 file descriptors.*1024.*ulimit -n.*--max-connections"):
+        connections.connection_limit(2000)
+    files = 1 << 20
+    assert connections.connection_limit(None) == connections.MOST
+    files = resource.RLIM_INFINITY
+    assert (
+        connections.connection_limit(None) == connections.MOST and connections.connection_limit(9999) == 9999
+    )
+    files = 150
+    with pytest.raises(EagleError, match="ulimit -n"):
+        connections.connection_limit(None)
+
+
+def test_too_few_descriptors_are_refused_at_the_start():
+    with process("--model", smollm2("Q8_0"), files=100) as p:
+        assert p.process.wait(120) == 2
+    said = "".join(p.lines)
+    assert said.startswith("error: ") and "ulimit -n" in said and said.count("\n") == 1
