@@ -82,3 +82,9 @@ def files(tmp_path_factory):
     """A tiny random target and a head for it."""
     d = tmp_path_factory.mktemp("tiny")
     return str(tiny_models.target(d / "target.gguf")), str(tiny_models.head(d / "head.gguf"))
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory):
+    """A tiny random target of 12 layers, in which the layers that heads read are far apart."""
+    return tiny_models.target(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=12)

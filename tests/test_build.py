@@ -21,6 +21,7 @@ def build(cache, *args, script="build.py", **env):
         [sys.executable, ROOT / "native" / script, *args],
         capture_output=True,
         text=True,
+        timeout=600,
         env={**os.environ, "EAGLE3_LLAMA_CACHE": str(cache), **env},
     )
     return done.returncode, done.stderr.strip().splitlines()[-1]

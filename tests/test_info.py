@@ -10,7 +10,6 @@ from pathlib import Path
 
 import heads
 import pytest
-import tiny_models
 from test_variants import converted
 from typer.testing import CliRunner
 
@@ -25,11 +24,6 @@ from eagle3_llama.runtime.library import find_lib_dir
 sys.path.insert(0, str(Path(__file__).parent.parent / "native"))
 
 import fetch
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    return tiny_models.target(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=12)
 
 
 def test_target(target):

@@ -1,11 +1,11 @@
 """Names of settings: aliases work, a wrong one is told the right one, and nothing is dropped in silence."""
 
 import os
-import subprocess
 import sys
 import warnings
 
 import pytest
+from commands import run
 from tiny_models import PROMPT, take
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind
@@ -218,7 +218,7 @@ def test_paths_may_be_paths(files):
 def test_a_cache_named_by_its_tilde():
     code = "from eagle3_llama.models import cache_dir; print(cache_dir())"
     env = {**os.environ, "HOME": "/home/someone", "EAGLE3_LLAMA_CACHE": "~/models"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    done = run([sys.executable, "-c", code], env=env)
     assert done.stdout.strip() == "/home/someone/models"
 
 

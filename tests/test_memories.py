@@ -4,11 +4,11 @@ import functools
 import itertools
 import random
 import re
-import subprocess
 import warnings
 
 import pytest
 from architectures import compile_tool
+from commands import run
 from cores import THREADS
 from test_batching_failures import jobs_at_once, shared_rounds_fail
 from test_native import passes, programs  # noqa: F401 - a fixture
@@ -38,7 +38,7 @@ def made(tmp_path_factory):
         folder = at / architecture
         if not folder.is_dir():
             folder.mkdir()
-            subprocess.run([tool, "save", architecture, folder], check=True, capture_output=True)
+            run([tool, "save", architecture, folder])
             target = next(folder.glob("*.gguf"))
             if with_head:
                 about = read_target(target)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny_models
+from commands import run
 from test_variants import converted
 
 ROOT = Path(__file__).parent.parent
@@ -15,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture(scope="session")
 def programs():
     build = [sys.executable, ROOT / "native" / "build.py", "--sanitize", "--tests", "--print-dir"]
-    return Path(subprocess.run(build, check=True, capture_output=True, text=True).stdout.strip())
+    return Path(run(build).stdout.strip())  # scripts/test has built them
 
 
 @pytest.mark.parametrize("seed", range(4))

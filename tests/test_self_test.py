@@ -40,11 +40,6 @@ DATA = Path(__file__).parent / "data"
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    return tiny_models.target(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=12)
-
-
-@pytest.fixture(scope="module")
 def passage(target):
     """The tiny target's text with a foreign token after every seventh token. The first few do not count."""
     llm, tokens = EagleLlama(str(target), n_ctx=128, n_threads=THREADS, verbose=False), [*tiny_models.PROMPT]

@@ -513,6 +513,7 @@ def test_refusals_at_start_are_one_line(args, said):
         [sys.executable, "-m", *module, "--model", str(smollm2("Q8_0")), *args],
         capture_output=True,
         text=True,
+        timeout=600,
         env=env,
     )
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr, done.stderr

@@ -104,6 +104,7 @@ def test_options_are_the_servers_and_more():
         ],
         capture_output=True,
         text=True,
+        timeout=600,
         env={k: v for k, v in os.environ.items() if k != "EAGLE3_API_KEY"},
     )
     assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1

@@ -1,5 +1,6 @@
 """scripts/test itself: a crash, a hang or a missing part ends the run as a failure that names the test."""
 
+import ast
 import os
 import re
 import shlex
@@ -94,6 +95,16 @@ def test_every_test_has_a_limit():
     text = (ROOT / "pyproject.toml").read_text()
     limit = int(re.search(r"^faulthandler_timeout = (\d+)$", text, re.MULTILINE)[1])
     assert commands.SECONDS < limit <= 1800 and "\nfaulthandler_exit_on_timeout = true\n" in text
+
+
+def test_every_command_of_a_test_has_a_limit():
+    for path in (ROOT / "tests").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and re.match(
+                r"subprocess\.(run|check_\w+|call)$", ast.unparse(node.func)
+            ):
+                named = {k.arg for k in node.keywords}
+                assert "timeout" in named, f"{path.name}:{node.lineno}: take commands.run, or give a timeout"
 
 
 @pytest.mark.parametrize(

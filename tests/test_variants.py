@@ -16,11 +16,6 @@ from eagle3_llama.heads.compare.read import read_reference
 from eagle3_llama.heads.convert import convert
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    return tiny_models.target(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=12)
-
-
 def shared(path):
     """What a target lends, and the epsilon of its norms."""
     reader = gguf.GGUFReader(path)
