@@ -6,7 +6,7 @@
 namespace eagle3 {
 
 float session::measure_target(int slot, int n) {
-    slot_state & s = at(slot);
+    const slot_state & s = at(slot);
     require(!s.in_round, EAGLE3_E_ARGUMENT, "a round is under way: commit it first");
     require(n >= 1 && n <= MAX_ROWS, EAGLE3_E_ARGUMENT, format("%d rows, expected 1..%d", n, MAX_ROWS));
     std::vector<int32_t> tokens;
@@ -18,8 +18,8 @@ float session::measure_target(int slot, int n) {
     run_batch(slot, tokens.data(), n, true);
     llama_synchronize(ctx_);
     const float seconds = 1e-6f * (ggml_time_us() - start);
-    require(llama_memory_seq_rm(memory_, slot, s.n_past, -1), EAGLE3_E_UNSUPPORTED,
-        "the target cannot drop part of a sequence");
+    require(drop_from(slot, s.n_past), EAGLE3_E_UNSUPPORTED,
+        format("the target cannot drop part of a sequence: slot %d is empty now", slot));
     return seconds;
 }
 

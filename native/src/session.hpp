@@ -31,6 +31,13 @@ struct slot_state {
     std::vector<evidence_list> draft_evidence;  // empty like draft_reach
     trust_list trust;                           // in each source; follows the last few tokens
 
+    struct first_token {
+        int32_t token;
+        evidence_list evidence;
+    };
+    std::vector<first_token> undrafted;  // what the sources offered, if nothing of it was drafted
+    int32_t sampled = -1;                // the first token that verification sampled, -1 before it
+
     slot_state() { trust.fill(1.0f); }
 
     void clear_draft() {
@@ -38,6 +45,7 @@ struct slot_state {
         draft_parents.clear();
         draft_reach.clear();
         draft_evidence.clear();
+        undrafted.clear();
     }
 };
 
@@ -107,11 +115,13 @@ class session {
     std::vector<uint32_t> kept_rows(const int32_t * keep) const;
     void keep_rows(int slot, int n_keep);
     void learn(slot_state & s);
+    void learn_undrafted(slot_state & s);
     void tell_planner(int n_tokens);
 
     int room(const ask & a, int n_asks) const;
     ask grown(ask a, int n_asks) const;
     void begin_growth(growth & g, const std::vector<ask> & asks);
+    float first_pass_seconds(const growth & g, const std::vector<int> & asks) const;
     std::vector<int> fixed_front(const growth & g) const;
     std::vector<int> planned_front(const growth & g) const;
     int planned_room(const growth & g) const;
@@ -141,7 +151,7 @@ class session {
         uint64_t done = 0;                     // rows whose logits are there, a bit each
         bool open = false, tree = false;
         float layers_seconds = 0.0f;
-        float output_seconds = 0.0f;  // expected, of the pieces computed so far
+        float output_seconds = 0.0f;  // of the pieces computed so far
     } round_;
 
     // the last draft, until the planner learns how its round went
@@ -149,7 +159,8 @@ class session {
         bool planned = false;
         int steps    = 0;
         float value = 0.0f, seconds = 0.0f;
-        int64_t start = 0;  // ggml_time_us()
+        float passes_seconds = 0.0f;  // expected of the head's passes
+        int64_t start        = 0;     // ggml_time_us()
     } draft_;
 };
 

@@ -133,6 +133,7 @@ class trial {
                 reach.push_back((reach.empty() ? 1.0f : reach.back()) *
                                 plan_.accept(0, (int) q.size(), q.back(), trust_));
                 r.draft_s += c_.head[1];
+                r.passes_s += plan_.pass_seconds(1, r.passes_s == 0.0f);
             } while ((int) q.size() < 16 &&
                      plan_.grow_width(reach, (int) q.size(), {reach.back()}, 1, trust_) > 0);
             r.draft_s += c_.first;
@@ -146,7 +147,7 @@ class trial {
         for (int row = 0; choice.n > 0 && row <= got;) {
             const int n = plan_.piece(reach, row);
             output += c_.output[n];
-            r.output_s += plan_.piece_seconds(n);
+            plan_.saw_piece(n, c_.output[n]);
             row += n;
         }
         for (int i = 0; i < std::min(got + 1, choice.n); ++i) {
@@ -155,6 +156,7 @@ class trial {
         r.n_rows   = choice.n + 1;
         r.whole    = choice.n == 0;
         r.layers_s = layers(choice.n + 1, s) * (0.9f + 0.2f * uniform_(rng_)) + (r.whole ? output : 0.0f);
+        r.output_s = r.whole ? 0.0f : output;
         r.total_s  = r.layers_s + (r.whole ? 0.0f : output) + r.draft_s;
         r.n_tokens = got + 1;
         r.value    = choice.value;
@@ -204,6 +206,7 @@ void check_rests(const costs & c) {
             r.n_tokens = n_slots;
             r.layers_s = c.layers[n_slots] + c.output[n_slots];
             r.draft_s  = r.tried ? c.head[1] + c.first : 0.0f;
+            r.output_s = r.whole ? 0.0f : output;
             r.total_s  = r.layers_s + r.draft_s;
             p.saw_round(r);
             rest = p.asleep();
@@ -231,6 +234,7 @@ float worth_to_eight(const costs & c, bool alone_before) {
             r.whole    = true;
             r.n_tokens = 8;
             r.layers_s = 2.0f * (c.layers[8] + c.output[8]);
+            r.output_s = r.whole ? 0.0f : output;
             r.total_s  = r.layers_s;
             p.saw_round(r);
         }
