@@ -12,31 +12,38 @@ constexpr float KEEP_TALLY = 0.995f;  // of a bin's counts at each further one: 
 constexpr float KEEP_RATE  = 0.98f;   // of tokens and seconds at each further round: about the last 50
 constexpr float KEEP_GAIN  = 0.95f;
 constexpr float PRIOR      = 8.0f;  // observations that the prior counts for
-constexpr float TRUST_STEP = 0.05f, TRUST_STEP_RESTING = 0.2f, TRUST_LEAST = 0.1f, TRUST_MOST = 3.0f;
-constexpr float KEEP_AWAKE = 0.25f;  // of what drafts brought, over a rest: texts turn
-constexpr float LEAST_GAIN = 1.0f,
-                LEAST_OF_MANY =
-                    1.04f;  // of drafting's measured rate over plain decoding's: of one slot, of several
-constexpr float MOST_LOSS = 0.02f;  // expected of drafting, tokens a round, that is no cause to rest: a draft
-                                    // not made teaches nothing
-constexpr int MIN_DRAFTS  = 12;     // rounds before drafting may be given up
+constexpr float TRUST_STEP = 0.05f, TRUST_LEAST = 0.1f, TRUST_MOST = 3.0f;
+constexpr float TRUST_STEP_RESTING = 0.2f;   // while drafts rest, a token in ten rounds has to teach it
+constexpr float KEEP_AWAKE         = 0.25f;  // of what drafts brought, over a rest: texts turn
+// of drafting's measured rate over plain decoding's: of one slot, of several
+constexpr float LEAST_GAIN = 1.0f, LEAST_OF_MANY = 1.04f;
+// expected of drafting, tokens a round, that is no cause to rest: a draft not made teaches nothing
+constexpr float MOST_LOSS = 0.02f;
+constexpr int MIN_DRAFTS  = 12;  // rounds before drafting may be given up
+// rounds of a rest, which doubles, and rounds awake after it. 200 rounds have to hold three rests.
 constexpr int NAP_FIRST = 8, NAP_MOST = 64, PROBES = 6;
-constexpr int LOOK_CLOSE = 16, LOOK = 128,
-              FIRST_LOOKS =
-                  4;  // rounds from one plain round to the next where drafting gains little, and much
+constexpr int IDLE         = 2,
+              IDLE_OF_MANY = 1;  // rounds awake that draft nothing and end it: of one slot, of several
+// rounds from one plain round to the next where drafting gains little, and much
+constexpr int LOOK_CLOSE = 16, LOOK = 128, FIRST_LOOKS = 4;
 constexpr float CLOSE_GAIN = 1.15f;
-constexpr float KEEP_DRIFT = 0.95f,
-                KEEP_PLAIN = 0.9f;  // at each further round of a size, at each further plain round
-constexpr float KEEP_HEAD  = 0.8f;
-constexpr float FADE       = 0.98f;  // of a factor's weight at each round without it
+// weight of what was seen of a factor, at each further time: of decodes with drafts, of plain ones, of passes
+constexpr float KEEP_DRIFT = 0.95f, KEEP_PLAIN = 0.9f, KEEP_HEAD = 0.8f;
+constexpr float FADE = 0.98f, FADE_PLAIN = 0.995f;  // the same at each round without it
+// Of a factor, each round, back to 1: without drafts, of another size than is drafted. Slower, and a load is
+// remembered for too long; faster, and costs that were measured wrong are forgotten before the next draft.
 constexpr float RELAX = 1.0f / 96.0f, RELAX_SIZE = 1.0f / 600.0f;
-constexpr float FADE_PLAIN = 0.995f, STALE = 0.5f, TRY = 0.7f;
-constexpr float HOPE          = 0.4f;
-constexpr float SURPRISED     = 0.2f;
-constexpr int HURRY           = 8;
-constexpr float KEEP_SURPRISE = 0.85f, TURNED = 2.0f, CURIOUS = 0.8f, KEEP_EXCESS = 0.95f,
-                TURNED_AWAKE = 6.0f, KEEP_TURNED = 0.01f;
-constexpr int IDLE = 2, IDLE_OF_MANY = 1;
+constexpr float STALE = 0.5f,
+                TRY   = 0.7f;  // a weight so low that pieces are tried, as if they cost so much less
+constexpr float HOPE  = 0.4f;  // of a row's cost: what a draft must bring at least to try whether it is less
+constexpr float SURPRISED = 0.2f;  // a decode's time that differs so much from the expected calls for a look
+constexpr int HURRY       = 8;     // rounds by which that look comes nearer
+// Hits of first tokens above what was expected of them, in a window of 7 while drafts rest and of 20 else,
+// that show that the text has turned: more than two deviations, for the price is some drafts, and nearly
+// four.
+constexpr float KEEP_SURPRISE = 0.85f, TURNED = 2.0f;
+constexpr float KEEP_EXCESS = 0.95f, TURNED_AWAKE = 6.0f;
+constexpr float CURIOUS     = 0.8f;  // as many hits are cause to stay awake for another round
 constexpr float LEAST_RATIO = 0.5f, MOST_RATIO = 2.0f;  // of the time expected, that is believed
 constexpr float MOST_REST = 0.25f;                      // of a plain round, more than what was expected
 constexpr int AHEAD       = 4;                          // further nodes that growing looks at
@@ -365,7 +372,9 @@ void planner::saw_round(const round & r) {
     }
 }
 
-bool planner::rests(mode & m) const {
+// Whether to draft nothing for a while: if drafts brought too little, or a rest is over and nothing was worth
+// drafting since.
+bool planner::rests(const mode & m) const {
     if (m.nap == NAP_MOST && m.n_idle >= (n_slots_ == 1 ? IDLE : IDLE_OF_MANY) && m.gain <= 0.0f &&
         !m.hopes) {
         return true;

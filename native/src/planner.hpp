@@ -68,7 +68,7 @@ class planner {
         int n_children, float trust, int n_fixed = 0) const;
     // How many rows of the output matrix to compute at once, from row i on of those whose reach is given.
     int piece(const std::vector<float> & reach, int i) const;
-    void saw_piece(int n, float seconds);
+    void saw_piece(int n, float seconds);  // a piece of the output matrix took so long
     // Expected of a pass over the head; first: of a draft.
     float pass_seconds(int n, bool first) const {
         return (costs_.head[n] + (first ? costs_.first : 0.0f)) * at().plain.value * at().head.value;
@@ -94,6 +94,7 @@ class planner {
   private:
     struct mode;
     struct calibration;
+
     static constexpr int N_DEPTH = 5, N_BIN = 13, N_RANK = 3;
 
     struct tally {
@@ -118,7 +119,7 @@ class planner {
     bool gains(float least) const;
     void look_for_turn(calibration & c, int rank, float surprise, float & trust);
     void time_passes(bool tried, bool drafted, int n_rows);
-    bool rests(mode & m) const;
+    bool rests(const mode & m) const;
 
     // of rounds with so many slots
     struct mode {
@@ -136,8 +137,8 @@ class planner {
             0.0f;  // the same of one with a draft, above plain_rest and what is expected of the output matrix
         int n_plain = 0, n_drafted = 0;  // plain rounds, the first few; rounds with drafts since the last one
         int n_drafts = 0, asleep = 0, nap = 0, n_naps = 0;
-        bool hopes = false;
-        int n_idle = 0;  // probes in a row that drafted nothing
+        bool hopes = false;  // a draft that does not seem to pay is tried, for the costs may have changed
+        int n_idle = 0;      // probes in a row that drafted nothing
 
         void forget_drafts() {
             gain = seen_tokens = seen_plain = 0.0f;
@@ -154,9 +155,9 @@ class planner {
     struct calibration {
         std::array<std::array<tally, N_BIN>, N_DEPTH> bins{};
         std::array<std::array<tally, N_RANK>, N_DEPTH> ranks{};
-        int pardons    = 0;
-        float excess   = 0.0f;
-        float surprise = 0.0f;  // hits of undrafted tokens above what was expected, decaying
+        float surprise = 0.0f;  // hits of first tokens above what was expected, decaying: while drafts rest
+        float excess   = 0.0f;  // and always, over more of them
+        int pardons    = 0;     // first tokens whose slots are trusted again, after a turn of the text
     };
     std::array<calibration, MAX_SOURCES> calibrations_{};  // of each source
 };

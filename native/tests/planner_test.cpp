@@ -191,9 +191,10 @@ void check(bool ok, const char * what, const machine & m, bool deferred, const o
     }
 }
 
-// Drafts that bring nothing lead to long rests, longer with several slots; a lone slot's ends with its text.
+// Drafts that bring nothing lead to rests, none so long that a turn of the text goes unseen; a lone slot's
+// ends with its text.
 void check_rests(const costs & c) {
-    for (const auto & [n_slots, least] : {std::pair(1, 64), {4, 256}}) {
+    for (const auto & [n_slots, least] : {std::pair(1, 64), {4, 64}}) {
         planner p;
         p.set(c);
         p.begin(n_slots, 0.0f);
@@ -206,7 +207,6 @@ void check_rests(const costs & c) {
             r.n_tokens = n_slots;
             r.layers_s = c.layers[n_slots] + c.output[n_slots];
             r.draft_s  = r.tried ? c.head[1] + c.first : 0.0f;
-            r.output_s = r.whole ? 0.0f : output;
             r.total_s  = r.layers_s + r.draft_s;
             p.saw_round(r);
             rest = p.asleep();
@@ -234,7 +234,6 @@ float worth_to_eight(const costs & c, bool alone_before) {
             r.whole    = true;
             r.n_tokens = 8;
             r.layers_s = 2.0f * (c.layers[8] + c.output[8]);
-            r.output_s = r.whole ? 0.0f : output;
             r.total_s  = r.layers_s;
             p.saw_round(r);
         }
