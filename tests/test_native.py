@@ -140,3 +140,9 @@ def test_products_with_amx(programs):
 def test_planner_in_counted_time(programs, seed):
     """At least 0.97 of the best fixed length and of plain decoding; with wrong costs, 0.96 of plain."""
     passes(programs, "planner_test", seed)
+
+
+@pytest.mark.parametrize("case", ["load", "measured", "turn", "steady"])
+def test_what_the_planner_learnt_does_not_stick(programs, case):
+    """Within 200 rounds of a change it is within 3% of a planner that begins there, on a simulated clock."""
+    passes(programs, "planner_states_test", case)

@@ -25,6 +25,7 @@ class head_source : public source {
 
     bool takes_passes() const override { return true; }
     bool ready(int slot) const override { return n_pending(slots_[slot]) > 0; }
+    int n_pending(int slot) const { return n_pending(slots_[slot]); }  // rows of the slot's next pass
     void catch_up(int slot, int at_most) override;
     void begin(growth & g, const std::vector<int> & asks) override;
     void extend(growth & g, const std::vector<int> & nodes) override;

@@ -52,7 +52,9 @@ class planner {
     // q is the source's own estimate, depth counts from 1. Learnt from drafts of that source that
     // verification reached; older ones count less. trust: the slot's in that source.
     float accept(int source, int depth, float q, float trust) const;
-    // rank counts a source's siblings from 0, the likeliest first. trust follows the slot's last few tokens.
+    // To be told of all draft tokens that verification reached, and of first ones that were offered and not
+    // drafted: where no draft pays, these are all that there is to learn from. rank counts a source's
+    // siblings from 0, the likeliest first. trust follows the slot's last few tokens.
     void learn(int source, int depth, int rank, float q, bool accepted, float & trust);
 
     // Of nodes sorted by reach, how many to draft, and what that is worth. n_fixed: other nodes that are
@@ -66,16 +68,21 @@ class planner {
         int n_children, float trust, int n_fixed = 0) const;
     // How many rows of the output matrix to compute at once, from row i on of those whose reach is given.
     int piece(const std::vector<float> & reach, int i) const;
-    float piece_seconds(int n) const { return costs_.output[n] * at().drift; }
+    void saw_piece(int n, float seconds);  // a piece of the output matrix took so long
+    // Expected of a pass over the head; first: of a draft.
+    float pass_seconds(int n, bool first) const {
+        return (costs_.head[n] + (first ? costs_.first : 0.0f)) * at().plain.value * at().head.value;
+    }
 
     struct round {
         int n_rows     = 0;
         bool tried     = false;  // the head ran
         bool whole     = false;  // the decode computed the output matrix too
         float layers_s = 0.0f, draft_s = 0.0f, total_s = 0.0f;
+        float passes_s = 0.0f;  // expected of the head's passes
         int n_tokens   = 0;     // that it brought
         float value    = 0.0f;  // of its draft, from best()
-        float output_s = 0.0f;  // expected of the pieces that the output matrix was computed in, unless whole
+        float output_s = 0.0f;  // of the pieces that the output matrix was computed in, unless whole
     };
     void saw_round(const round & r);
 
@@ -85,22 +92,42 @@ class planner {
     int asleep() const { return at().asleep; }
 
   private:
+    struct mode;
+    struct calibration;
+
     static constexpr int N_DEPTH = 5, N_BIN = 13, N_RANK = 3;
 
     struct tally {
         float tries = 0.0f, hits = 0.0f;
     };
 
+    // Time taken against time measured, of something that does not happen in each round. The longer it has
+    // not been seen, the more the next time counts.
+    struct factor {
+        float value = 1.0f, weight = 0.0f;
+        std::array<float, 2> last = {1.0f, 1.0f};  // ratios of the last two times
+        float steady(float ratio);
+        void correct(float ratio, float keep);
+        void fade(float keep) { weight *= keep; }  // in a round without it
+        void relax(float rate) { value = 1.0f + (value - 1.0f) * (1.0f - rate); }
+    };
+
     float layers(int n) const;
+    float output(int n) const;
     float row_seconds(int i, float reach) const;
     float mean_accept(int depth, int rank, float trust) const;  // of the head's
     bool gains(float least) const;
-    float steady(int n_rows, float ratio);
+    void look_for_turn(calibration & c, int rank, float surprise, float & trust);
+    void time_passes(bool tried, bool drafted, int n_rows);
+    bool rests(const mode & m) const;
 
     // of rounds with so many slots
     struct mode {
-        float drift =
-            1.0f;  // time taken against time measured, of plain rounds, whose size is another in each mode
+        factor plain;    // of plain rounds, whose size is another in each mode: the machine's drift
+        factor drafted;  // of rounds with drafts, beyond that
+        std::array<factor, MAX_ROWS + 1> sizes;  // of each size of these, beyond both
+        factor one, many;  // of pieces of the output matrix in these, of one row and of more, beyond plain
+        factor head;       // of the head's passes, beyond plain
         float tokens = 0.0f, seconds = 0.0f;  // decaying
         float gain        = 0.0f;             // of drafting over not drafting, tokens a round, decaying
         float seen_tokens = 0.0f,
@@ -109,14 +136,13 @@ class planner {
         float draft_rest =
             0.0f;  // the same of one with a draft, above plain_rest and what is expected of the output matrix
         int n_plain = 0, n_drafted = 0;  // plain rounds, the first few; rounds with drafts since the last one
-        int n_drafts = 0, asleep = 0, nap = 0;
-        std::array<float, MAX_ROWS + 1> drift_of;  // of each size, beyond drift
-        std::array<std::array<float, 2>, MAX_ROWS + 1>
-            ratios;  // of each size's last two rounds, time taken against expected
+        int n_drafts = 0, asleep = 0, nap = 0, n_naps = 0;
+        bool hopes = false;  // a draft that does not seem to pay is tried, for the costs may have changed
+        int n_idle = 0;      // probes in a row that drafted nothing
 
-        mode() {
-            drift_of.fill(1.0f);
-            ratios.fill({1.0f, 1.0f});
+        void forget_drafts() {
+            gain = seen_tokens = seen_plain = 0.0f;
+            n_drafts = nap = n_idle = 0;
         }
     };
     mode & at() { return modes_[n_slots_]; }
@@ -129,6 +155,9 @@ class planner {
     struct calibration {
         std::array<std::array<tally, N_BIN>, N_DEPTH> bins{};
         std::array<std::array<tally, N_RANK>, N_DEPTH> ranks{};
+        float surprise = 0.0f;  // hits of first tokens above what was expected, decaying: while drafts rest
+        float excess   = 0.0f;  // and always, over more of them
+        int pardons    = 0;     // first tokens whose slots are trusted again, after a turn of the text
     };
     std::array<calibration, MAX_SOURCES> calibrations_{};  // of each source
 };

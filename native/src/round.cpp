@@ -98,6 +98,7 @@ void session::begin_round(slot_state & s, int32_t token) {
     s.round_parents.assign(1, -1);
     s.round_path.assign(1, 0);
     s.round_tree = false;
+    s.sampled    = -1;
     for (int i = 0; i < n; ++i) {
         const int32_t parent = s.draft_parents[i] + 1;
         s.round_tokens.push_back(s.draft_tokens[i]);
@@ -220,9 +221,12 @@ void session::need_logits(int row) {
         return;
     }
     reach_now();
-    const int n = planner_.piece(round_.reach, row);
+    const int n         = planner_.piece(round_.reach, row);
+    const int64_t start = ggml_time_us();
     compute_logits(ctx_, row, n);
-    round_.output_seconds += planner_.piece_seconds(n);
+    const float seconds = 1e-6f * (ggml_time_us() - start);
+    planner_.saw_piece(n, seconds);
+    round_.output_seconds += seconds;
     for (int i = row; i < row + n; ++i) {
         round_.done |= uint64_t(1) << i;
     }
@@ -232,8 +236,9 @@ void session::need_logits(int row) {
 int session::sample_row(slot_state & s, llama_sampler * sampler, int32_t & token) {
     const int row = s.round_path.back(), n_rows = (int) s.round_tokens.size();
     need_logits(s.round_at[row]);
-    token    = sample(sampler, s.round_at[row]);
-    int next = row + 1;
+    token     = sample(sampler, s.round_at[row]);
+    s.sampled = row == 0 ? token : s.sampled;
+    int next  = row + 1;
     while (next < n_rows && !(s.round_parents[next] == row && s.round_tokens[next] == token)) {
         ++next;
     }
@@ -473,6 +478,19 @@ void session::learn(slot_state & s) {
             }
         }
     }
+    learn_undrafted(s);
+}
+
+// Teaches the planner which of the first tokens that were offered and not drafted the target sampled.
+void session::learn_undrafted(slot_state & s) {
+    std::array<int, MAX_SOURCES> ranks{};
+    for (const slot_state::first_token & v : s.undrafted) {
+        for (int from = 0; from < MAX_SOURCES && s.sampled >= 0; ++from) {
+            if (v.evidence[from] != NOT_OFFERED) {
+                planner_.learn(from, 1, ranks[from]++, v.evidence[from], v.token == s.sampled, s.trust[from]);
+            }
+        }
+    }
 }
 
 // Tells the planner how long the round took and how many tokens it brought.
@@ -490,6 +508,7 @@ void session::tell_planner(int n_tokens) {
     r.n_tokens = n_tokens;
     r.value    = draft_.value;
     r.output_s = round_.output_seconds;
+    r.passes_s = draft_.passes_seconds;
     planner_.saw_round(r);
 }
 

@@ -34,6 +34,13 @@ struct slot_state {
     std::vector<evidence_list> draft_evidence;  // empty like draft_reach
     trust_list trust;                           // in each source; follows the last few tokens
 
+    struct first_token {
+        int32_t token;
+        evidence_list evidence;
+    };
+    std::vector<first_token> undrafted;  // what the sources offered, if nothing of it was drafted
+    int32_t sampled = -1;                // the first token that verification sampled, -1 before it
+
     slot_state() { trust.fill(1.0f); }
 
     void clear_draft() {
@@ -41,6 +48,7 @@ struct slot_state {
         draft_parents.clear();
         draft_reach.clear();
         draft_evidence.clear();
+        undrafted.clear();
     }
 };
 
@@ -122,11 +130,13 @@ class session {
     void keep_tree(const std::vector<kept_tokens> & kept);
     void keep_rows(const kept_tokens & k);
     void learn(slot_state & s);
+    void learn_undrafted(slot_state & s);
     void tell_planner(int n_tokens);
 
     int room(const ask & a, int n_asks) const;
     ask grown(ask a, int n_asks) const;
     void begin_growth(growth & g, const std::vector<ask> & asks);
+    float first_pass_seconds(const growth & g, const std::vector<int> & asks) const;
     std::vector<int> fixed_front(const growth & g) const;
     std::vector<int> planned_front(const growth & g) const;
     int planned_room(const growth & g) const;
@@ -162,7 +172,7 @@ class session {
         bool tree            = false;
         bool sampled         = false;  // the context still has the rows that verification sampled from
         float layers_seconds = 0.0f;
-        float output_seconds = 0.0f;  // expected, of the pieces computed so far
+        float output_seconds = 0.0f;  // of the pieces computed so far
     } round_;
 
     // the last draft, until the planner learns how its round went
@@ -170,7 +180,8 @@ class session {
         bool planned = false;
         int steps    = 0;
         float value = 0.0f, seconds = 0.0f;
-        int64_t start = 0;  // ggml_time_us()
+        float passes_seconds = 0.0f;  // expected of the head's passes
+        int64_t start        = 0;     // ggml_time_us()
     } draft_;
 };
 

@@ -97,9 +97,19 @@ void session::begin_growth(growth & g, const std::vector<ask> & asks) {
             }
         }
         if (!open.empty()) {
+            draft_.passes_seconds += from->takes_passes() ? first_pass_seconds(g, open) : 0.0f;
             from->begin(g, open);
         }
     }
+}
+
+// What the planner expects of the head's first pass, for these asks.
+float session::first_pass_seconds(const growth & g, const std::vector<int> & asks) const {
+    int n = 0;
+    for (const int a : asks) {
+        n += head_->n_pending(g.asks[a].slot);
+    }
+    return planner_.pass_seconds(std::min(n, MAX_ROWS), true);
 }
 
 // Nodes of the last level that drafts of a given size extend.
@@ -208,6 +218,7 @@ void session::grow(growth & g) {
             return;
         }
         g.level.clear();
+        draft_.passes_seconds += planner_.pass_seconds(std::min((int) front.size(), MAX_ROWS), false);
         head_->extend(g, front);
         ++draft_.steps;
     }
@@ -217,6 +228,11 @@ void session::grow(growth & g) {
 // never below its child's, so every node's parent is among them.
 void session::take_nodes(const growth & g, int a, std::vector<int> order) {
     slot_state & s = at(g.asks[a].slot);
+    for (const growth::node & v : g.nodes) {
+        if (order.empty() && v.ask == a && v.parent < 0 && g.is_planned(v)) {
+            s.undrafted.push_back({v.token, v.evidence});
+        }
+    }
     std::vector<int> place(g.nodes.size(), -1);
     std::stable_sort(
         order.begin(), order.end(), [&](int i, int j) { return g.nodes[i].depth < g.nodes[j].depth; });

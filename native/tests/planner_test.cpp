@@ -133,6 +133,7 @@ class trial {
                 reach.push_back((reach.empty() ? 1.0f : reach.back()) *
                                 plan_.accept(0, (int) q.size(), q.back(), trust_));
                 r.draft_s += c_.head[1];
+                r.passes_s += plan_.pass_seconds(1, r.passes_s == 0.0f);
             } while ((int) q.size() < 16 &&
                      plan_.grow_width(reach, (int) q.size(), {reach.back()}, 1, trust_) > 0);
             r.draft_s += c_.first;
@@ -146,7 +147,7 @@ class trial {
         for (int row = 0; choice.n > 0 && row <= got;) {
             const int n = plan_.piece(reach, row);
             output += c_.output[n];
-            r.output_s += plan_.piece_seconds(n);
+            plan_.saw_piece(n, c_.output[n]);
             row += n;
         }
         for (int i = 0; i < std::min(got + 1, choice.n); ++i) {
@@ -155,6 +156,7 @@ class trial {
         r.n_rows   = choice.n + 1;
         r.whole    = choice.n == 0;
         r.layers_s = layers(choice.n + 1, s) * (0.9f + 0.2f * uniform_(rng_)) + (r.whole ? output : 0.0f);
+        r.output_s = r.whole ? 0.0f : output;
         r.total_s  = r.layers_s + (r.whole ? 0.0f : output) + r.draft_s;
         r.n_tokens = got + 1;
         r.value    = choice.value;
@@ -189,9 +191,10 @@ void check(bool ok, const char * what, const machine & m, bool deferred, const o
     }
 }
 
-// Drafts that bring nothing lead to long rests, longer with several slots; a lone slot's ends with its text.
+// Drafts that bring nothing lead to rests, none so long that a turn of the text goes unseen; a lone slot's
+// ends with its text.
 void check_rests(const costs & c) {
-    for (const auto & [n_slots, least] : {std::pair(1, 64), {4, 256}}) {
+    for (const auto & [n_slots, least] : {std::pair(1, 64), {4, 64}}) {
         planner p;
         p.set(c);
         p.begin(n_slots, 0.0f);

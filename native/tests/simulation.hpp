@@ -1,0 +1,397 @@
+// Rounds on a simulated clock: the planner and growing drafts are the product's, the target, the head and the
+// time that they take are made up. Steps and their order are those of tree.cpp and round.cpp.
+#pragma once
+
+#include "growth.hpp"
+#include "planner.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <utility>
+#include <vector>
+
+namespace eagle3 {
+
+// A decode of 1, 2, 4, 8 and 16 rows with the output matrix, in units of one row; one row in seconds.
+struct curve {
+    const char * name;
+    float seconds;
+    float rows[5];
+};
+
+// As machines measured them, without and with dear rows.
+const curve CURVES[] = {
+    {"BF16, cheap rows", 0.011f, {1.0f, 1.00f, 1.17f, 1.58f, 2.84f}},
+    {"Q8_0, cheap rows", 0.0053f, {1.0f, 1.10f, 1.32f, 2.08f, 3.72f}},
+    {"Q4_0, cheap rows", 0.0046f, {1.0f, 1.19f, 1.51f, 1.98f, 3.28f}},
+    {"Q4_K_M, cheap rows", 0.0050f, {1.0f, 1.13f, 1.41f, 2.00f, 3.87f}},
+    {"BF16, dear rows", 0.0207f, {1.0f, 1.17f, 1.48f, 2.23f, 3.58f}},
+    {"Q8_0, dear rows", 0.0154f, {1.0f, 1.32f, 1.79f, 2.85f, 5.33f}},
+    {"Q4_0, dear rows", 0.0112f, {1.0f, 1.43f, 1.70f, 2.87f, 5.29f}},
+    {"Q4_K_M, dear rows", 0.0137f, {1.0f, 1.30f, 1.97f, 3.69f, 6.03f}},
+};
+
+inline costs costs_of(const curve & m) {
+    costs c;
+    for (int n = 1; n <= MAX_ROWS; ++n) {
+        int k = 0;
+        while (k < 3 && (2 << k) < n) {
+            ++k;
+        }
+        const float whole =
+            m.rows[k] + (m.rows[k + 1] - m.rows[k]) * (float) (n - (1 << k)) / (float) (1 << k);
+        const float output = std::min(0.21f + 0.1f * (float) (n - 1), 0.5f * whole);
+        c.layers[n]        = m.seconds * (whole - output);
+        c.output[n]        = m.seconds * output;
+        c.head[n]          = m.seconds * 0.05f *
+                             (1.0f + 0.15f * (float) std::min(n - 1, 7) + 0.05f * (float) std::max(n - 8, 0));
+    }
+    c.first = 0.03f * m.seconds;
+    return c;
+}
+
+// What other programs do to the times: of rounds without a draft, of rows with drafts beyond that, of the
+// head.
+struct load {
+    float plain = 1.0f, drafted = 1.0f, head = 1.0f;
+};
+
+// What the costs look like if they are measured under a load.
+inline costs measured_under(costs c, const load & l) {
+    for (int n = 1; n <= MAX_ROWS; ++n) {
+        const float f = l.plain * (n > 1 ? l.drafted : 1.0f);
+        c.layers[n] *= f;
+        c.output[n] *= f;
+        c.head[n] *= l.head;
+    }
+    c.first *= l.head;
+    return c;
+}
+
+// How well a head foresees a text: its best guess is spread as Beta(sure, 0.7), the next ones share the rest;
+// a guess is right `truth` times as often as the head says, and 0.93 times that on each further level.
+struct text {
+    float sure, truth;
+};
+
+class simulation {
+  public:
+    simulation(const costs & true_costs, const costs & told, int n_slots, unsigned seed)
+        : c_(true_costs), rng_(seed), trust_(n_slots) {
+        plan_.set(told);
+        for (trust_list & t : trust_) {
+            t.fill(1.0f);
+        }
+    }
+
+    struct sums {
+        double seconds = 0, tokens = 0, rounds = 0, drafted = 0;
+        double rate() const { return tokens / seconds; }
+        sums & operator+=(const sums & o) {
+            seconds += o.seconds;
+            tokens += o.tokens;
+            rounds += o.rounds;
+            drafted += o.drafted;
+            return *this;
+        }
+    };
+
+    // plain: without the planner
+    sums run(const text & t, const load & l, int n_rounds, bool plain = false) {
+        sums s;
+        for (int i = 0; i < n_rounds; ++i) {
+            text_ = t;
+            load_ = l;
+            if (plain) {
+                s += {decode_seconds((int) trust_.size(), true), (double) trust_.size(), 1, 0};
+            } else {
+                s += round();
+            }
+        }
+        return s;
+    }
+
+    planner & plan() { return plan_; }
+    const trust_list & trust(int slot) const { return trust_[slot]; }
+    bool verbose = false;
+
+  private:
+    // -- the machine --
+    float noise() {
+        const float u = uniform_(rng_);
+        return 0.9f + 0.2f * uniform_(rng_) + (u < 0.01f ? 1.0f : 0.0f);  // one round in 100 is disturbed
+    }
+
+    float slowed(int n_rows) const {
+        return load_.plain * (n_rows > (int) trust_.size() ? load_.drafted : 1.0f);
+    }
+
+    float decode_seconds(int n_rows, bool whole) {
+        return (c_.layers[n_rows] + (whole ? c_.output[n_rows] : 0.0f)) * slowed(n_rows) * noise();
+    }
+
+    float pass_seconds(int n_rows, bool first) {
+        return (c_.head[n_rows] + (first ? c_.first : 0.0f)) * load_.head * noise();
+    }
+
+    // -- the head --
+    void offer_children(growth & g, int a, int parent) {
+        std::gamma_distribution<float> x(text_.sure, 1.0f), y(0.7f, 1.0f);
+        const float u = x(rng_), v = y(rng_);
+        float q = std::clamp(u / (u + v), 1e-4f, 1.0f), rest = 1.0f - q;
+        const float depth = parent < 0 ? 0.0f : (float) g.nodes[parent].depth;
+        const float truth = text_.truth * std::pow(0.93f, depth);
+        float hit         = uniform_(rng_);
+        for (int k = 0; k < g.asks[a].width; ++k) {
+            const int node = g.offer(0, a, parent, next_token_++, q, k);
+            right_.resize(g.nodes.size(), false);
+            right_[node] = hit >= 0.0f && hit < truth * q;
+            hit -= truth * q;
+            g.level.push_back(node);
+            q = rest * 0.5f;
+            rest -= q;
+        }
+    }
+
+    void begin_growth(growth & g, planner::round & r) {
+        const int n = (int) trust_.size();
+        g.plan      = &plan_;
+        g.n_asks    = n;
+        right_.clear();
+        for (int a = 0; a < n; ++a) {
+            ask q{};
+            q.slot  = a;
+            q.kind  = EAGLE3_PLANNED;
+            q.n_max = std::min(24 * n, MAX_ROWS - n);
+            q.width = 4;
+            g.asks.push_back(q);
+            g.n_past.push_back(0);
+            g.trust.push_back(&trust_[a]);
+        }
+        n_pending_ = std::min(n_pending_, 16);  // catching up counts for nothing: it is due at any rate
+        r.draft_s += pass_seconds(std::min(n_pending_, MAX_ROWS), true);
+#ifndef OLD_PLANNER
+        r.passes_s += plan_.pass_seconds(std::min(n_pending_, MAX_ROWS), true);
+#endif
+        n_pending_ = 0;
+        for (int a = 0; a < n; ++a) {
+            offer_children(g, a, -1);
+        }
+    }
+
+    std::vector<int> planned_front(const growth & g) const {
+        std::vector<float> reach, level_reach;
+        const int room = g.asks[0].n_max;
+        float trust    = 0.0f;
+        for (const int v : g.planned()) {
+            if ((int) reach.size() < room) {
+                reach.push_back(g.nodes[v].reach);
+            }
+        }
+        std::vector<int> used(g.asks.size(), 0), level;
+        for (const int v : g.level_by_reach([](const growth::node &) { return true; })) {
+            const int a = g.nodes[v].ask;
+            if (used[a] < g.asks[a].width) {
+                ++used[a];
+                level.push_back(v);
+                level_reach.push_back(g.nodes[v].reach);
+                trust += trust_[a][0];
+            }
+        }
+        if (level.empty() || (int) reach.size() >= room) {
+            return {};
+        }
+        level.resize(plan_.grow_width(
+            reach, g.nodes[level[0]].depth, level_reach, g.asks[0].width, trust / (float) level.size()));
+        return level;
+    }
+
+    void grow(growth & g, planner::round & r) {
+        for (std::vector<int> front = planned_front(g); !front.empty(); front = planned_front(g)) {
+            g.level.clear();
+            r.draft_s += pass_seconds((int) front.size(), false);
+#ifndef OLD_PLANNER
+            r.passes_s += plan_.pass_seconds((int) front.size(), false);
+#endif
+            for (const int v : front) {
+                offer_children(g, g.nodes[v].ask, v);
+            }
+        }
+    }
+
+    // -- a slot's part of the round --
+    struct row {
+        int slot, parent, depth;  // parent: of the batch, -1 for the root
+        float reach, evidence;
+        int rank;
+        bool right;
+    };
+
+    // Rows level by level over all slots, as lay_out_rows.
+    std::vector<row> lay_out(const growth & g, const std::vector<int> & chosen) const {
+        std::vector<row> rows;
+        for (int a = 0; a < (int) trust_.size(); ++a) {
+            rows.push_back({a, -1, 0, 1.0f, 0.0f, 0, true});
+        }
+        std::vector<int> order = chosen, place(g.nodes.size(), -1);
+        std::sort(order.begin(), order.end(), [&](int v, int w) {
+            const growth::node &x = g.nodes[v], &y = g.nodes[w];
+            return std::make_pair(x.depth, x.ask) < std::make_pair(y.depth, y.ask) ||
+                   (x.depth == y.depth && x.ask == y.ask && x.reach > y.reach);
+        });
+        std::vector<int> n_children(g.nodes.size() + trust_.size(), 0);
+        for (const int v : order) {
+            const growth::node & n = g.nodes[v];
+            const int parent       = n.parent < 0 ? n.ask : place[n.parent];
+            place[v]               = (int) rows.size();
+            int & rank             = n_children[n.parent < 0 ? (int) g.nodes.size() + n.ask : n.parent];
+            rows.push_back({n.ask, parent, n.depth, n.reach, n.evidence[0], rank++, right_[v]});
+        }
+        return rows;
+    }
+
+    // Takes the slots' paths as far as the target agrees; computes the output matrix as it is needed.
+    std::vector<std::vector<int>> verify(
+        const std::vector<row> & rows, bool defers, planner::round & r, float & output) {
+        const int n_slots = (int) trust_.size(), n = (int) rows.size();
+        std::vector<std::vector<int>> paths(n_slots);
+        std::vector<bool> over(n_slots, false), done(n, !defers);
+        for (int a = 0; a < n_slots; ++a) {
+            paths[a].push_back(a);
+        }
+        for (bool more = true; more;) {
+            more = false;
+            for (int a = 0; a < n_slots; ++a) {
+                if (over[a]) {
+                    continue;
+                }
+                const int now = paths[a].back();
+                if (!done[now]) {
+                    const int m      = plan_.piece(reach_now(rows, paths), now);
+                    const float took = c_.output[m] * slowed(n);
+                    output += took;
+#ifdef OLD_PLANNER
+                    r.output_s += plan_.piece_seconds(m);
+#else
+                    plan_.saw_piece(m, took);
+#endif
+                    std::fill_n(done.begin() + now, m, true);
+                }
+                int next = now + 1;
+                while (next < n && !(rows[next].parent == now && rows[next].right)) {
+                    ++next;
+                }
+                over[a] = next == n;
+                if (!over[a]) {
+                    paths[a].push_back(next);
+                    more = true;
+                }
+            }
+        }
+        return paths;
+    }
+
+    std::vector<float> reach_now(
+        const std::vector<row> & rows, const std::vector<std::vector<int>> & paths) const {
+        std::vector<float> reach(rows.size(), 0.0f);
+        std::vector<bool> below(rows.size(), false);
+        for (int i = 0; i < (int) rows.size(); ++i) {
+            const int now = paths[rows[i].slot].back();
+            below[i]      = i == now || (i > now && rows[i].parent >= 0 && below[rows[i].parent]);
+            if (below[i]) {
+                reach[i] = rows[i].reach / std::max(rows[now].reach, 1e-6f);
+            }
+        }
+        return reach;
+    }
+
+    void learn(const std::vector<row> & rows, const std::vector<std::vector<int>> & paths) {
+        for (int a = 0; a < (int) trust_.size(); ++a) {
+            for (int i = (int) trust_.size(); i < (int) rows.size(); ++i) {
+                const row & v = rows[i];
+                if (v.slot != a) {
+                    continue;
+                }
+                const auto at = std::find(paths[a].begin(), paths[a].end(), v.parent);
+                if (at != paths[a].end()) {
+                    const bool accepted = at + 1 != paths[a].end() && at[1] == i;
+                    plan_.learn(0, v.depth, v.rank, v.evidence, accepted, trust_[a][0]);
+                }
+            }
+        }
+    }
+
+    sums round() {
+        const int n_slots = (int) trust_.size();
+        planner::round r;
+        growth g;
+        plan_.begin(n_slots, 0.0f);
+        std::vector<int> chosen;
+        if (plan_.wants_draft()) {
+            r.tried = true;
+            begin_growth(g, r);
+            grow(g, r);
+            const std::vector<int> planned = g.planned();
+            std::vector<float> reach;
+            for (int i = 0; i < std::min((int) planned.size(), MAX_ROWS - n_slots); ++i) {
+                reach.push_back(g.nodes[planned[i]].reach);
+            }
+            const planner::choice c = plan_.best(reach);
+            r.value                 = c.value;
+            chosen.assign(planned.begin(), planned.begin() + c.n);
+        }
+        const std::vector<row> rows = lay_out(g, chosen);
+        r.n_rows                    = (int) rows.size();
+        r.whole                     = chosen.empty();
+        r.layers_s                  = decode_seconds(r.n_rows, r.whole);
+        float output                = 0.0f;
+        const auto paths            = verify(rows, !r.whole, r, output);
+        for (const auto & path : paths) {
+            r.n_tokens += (int) path.size();
+        }
+#ifndef OLD_PLANNER
+        r.output_s = r.whole ? 0.0f : output;
+#endif
+        r.total_s = r.draft_s + r.layers_s + output;
+        n_pending_ += r.n_tokens;
+        learn(rows, paths);
+#ifndef OLD_PLANNER
+        if (r.tried) {
+            learn_undrafted(g, chosen);
+        }
+#endif
+        plan_.saw_round(r);
+        return {r.total_s, (double) r.n_tokens, 1, chosen.empty() ? 0.0 : 1.0};
+    }
+
+#ifndef OLD_PLANNER
+    // Of slots without a draft, what would have become of their first tokens.
+    void learn_undrafted(const growth & g, const std::vector<int> & chosen) {
+        std::vector<bool> drafts(trust_.size(), false);
+        for (const int v : chosen) {
+            drafts[g.nodes[v].ask] = true;
+        }
+        std::vector<int> rank(trust_.size(), 0);
+        for (int v = 0; v < (int) g.nodes.size(); ++v) {
+            const growth::node & n = g.nodes[v];
+            if (n.parent < 0 && !drafts[n.ask]) {
+                plan_.learn(0, 1, rank[n.ask]++, n.evidence[0], right_[v], trust_[n.ask][0]);
+            }
+        }
+    }
+#endif
+
+    const costs c_;
+    std::mt19937 rng_;
+    std::uniform_real_distribution<float> uniform_{0.0f, 1.0f};
+    std::vector<trust_list> trust_;
+    planner plan_;
+    text text_{};
+    load load_{};
+    std::vector<bool> right_;  // of each node: whether it is what the target samples after its parent
+    int n_pending_      = 1;   // features that wait for the head's first pass
+    int32_t next_token_ = 0;
+};
+
+}  // namespace eagle3
