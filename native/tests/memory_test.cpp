@@ -51,6 +51,11 @@ void * take(size_t size) {
     return !sheltered && fails(failing.memory) ? nullptr : malloc(size ? size : 1);
 }
 
+// Not inlined: GCC would take `free` for the wrong partner of an operator new that it did not inline.
+__attribute__((noinline)) void give(void * p) {
+    free(p);
+}
+
 template <typename F> F * real(const char * name) {
     return (F *) dlsym(RTLD_NEXT, name);
 }
@@ -74,22 +79,22 @@ void * operator new[](size_t size, const std::nothrow_t &) noexcept {
     return take(size);
 }
 void operator delete(void * p) noexcept {
-    free(p);
+    give(p);
 }
 void operator delete[](void * p) noexcept {
-    free(p);
+    give(p);
 }
 void operator delete(void * p, size_t) noexcept {
-    free(p);
+    give(p);
 }
 void operator delete[](void * p, size_t) noexcept {
-    free(p);
+    give(p);
 }
 void operator delete(void * p, const std::nothrow_t &) noexcept {
-    free(p);
+    give(p);
 }
 void operator delete[](void * p, const std::nothrow_t &) noexcept {
-    free(p);
+    give(p);
 }
 
 extern "C" {
