@@ -248,7 +248,7 @@ def _read(path: Path) -> list[Costs]:
 def _is_sound(c: Costs) -> bool:
     """Whether the planner takes them, and measure() could have returned them: see eagle3_plan_set."""
 
-    def curve(rows: object, least: float) -> bool:
+    def curve(rows: Any, least: float) -> bool:
         sized = isinstance(rows, list) and len(rows) == MAX_ROWS + 1
         return sized and number(rows[0], 0.0) and all(number(x, least) for x in rows[1:])
 

@@ -41,8 +41,8 @@
 //     (2) starts over at each slot's first row; samplers are where they are
 //     (3) does nothing
 //     (4) after a commit, until the next draft, prefill or measure_target
-//     (5) of a slot of the round: ends it first, for all its slots, and none of its rows stay; of another one:
-//         the round goes on
+//     (5) of a slot of the round: ends it first, for all its slots, and none of its rows stay; of another
+//         slot: the round goes on
 //     (6) of a slot of the round; of another slot: yes, and the round goes on
 //
 // A call that is legal and fails leaves the round as it was, with three exceptions. eagle3_round_draft leaves

@@ -292,7 +292,8 @@ static round_draft make_draft(eagle3_session * s, int slot, int32_t token, int r
     return d;
 }
 
-// One slot: random drafts, some right, some of the head's, random acceptance; logits are a fresh decode's, bit for bit.
+// One slot: random drafts, some right, some of the head's, random acceptance; logits are a fresh decode's,
+// bit for bit.
 static void rounds(llama_model * model, llama_context * ctx, eagle3_session * s, int n_slots, int n_rounds) {
     const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
     std::vector<std::vector<int32_t>> text(n_slots);
