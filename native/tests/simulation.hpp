@@ -171,9 +171,7 @@ class simulation {
         }
         n_pending_ = std::min(n_pending_, 16);  // catching up counts for nothing: it is due at any rate
         r.draft_s += pass_seconds(std::min(n_pending_, MAX_ROWS), true);
-#ifndef OLD_PLANNER
         r.passes_s += plan_.pass_seconds(std::min(n_pending_, MAX_ROWS), true);
-#endif
         n_pending_ = 0;
         for (int a = 0; a < n; ++a) {
             offer_children(g, a, -1);
@@ -211,9 +209,7 @@ class simulation {
         for (std::vector<int> front = planned_front(g); !front.empty(); front = planned_front(g)) {
             g.level.clear();
             r.draft_s += pass_seconds((int) front.size(), false);
-#ifndef OLD_PLANNER
             r.passes_s += plan_.pass_seconds((int) front.size(), false);
-#endif
             for (const int v : front) {
                 offer_children(g, g.nodes[v].ask, v);
             }
@@ -252,8 +248,7 @@ class simulation {
     }
 
     // Takes the slots' paths as far as the target agrees; computes the output matrix as it is needed.
-    std::vector<std::vector<int>> verify(
-        const std::vector<row> & rows, bool defers, planner::round & r, float & output) {
+    std::vector<std::vector<int>> verify(const std::vector<row> & rows, bool defers, float & output) {
         const int n_slots = (int) trust_.size(), n = (int) rows.size();
         std::vector<std::vector<int>> paths(n_slots);
         std::vector<bool> over(n_slots, false), done(n, !defers);
@@ -271,11 +266,7 @@ class simulation {
                     const int m      = plan_.piece(reach_now(rows, paths), now);
                     const float took = c_.output[m] * slowed(n);
                     output += took;
-#ifdef OLD_PLANNER
-                    r.output_s += plan_.piece_seconds(m);
-#else
                     plan_.saw_piece(m, took);
-#endif
                     std::fill_n(done.begin() + now, m, true);
                 }
                 int next = now + 1;
@@ -346,26 +337,21 @@ class simulation {
         r.whole                     = chosen.empty();
         r.layers_s                  = decode_seconds(r.n_rows, r.whole);
         float output                = 0.0f;
-        const auto paths            = verify(rows, !r.whole, r, output);
+        const auto paths            = verify(rows, !r.whole, output);
         for (const auto & path : paths) {
             r.n_tokens += (int) path.size();
         }
-#ifndef OLD_PLANNER
         r.output_s = r.whole ? 0.0f : output;
-#endif
-        r.total_s = r.draft_s + r.layers_s + output;
+        r.total_s  = r.draft_s + r.layers_s + output;
         n_pending_ += r.n_tokens;
         learn(rows, paths);
-#ifndef OLD_PLANNER
         if (r.tried) {
             learn_undrafted(g, chosen);
         }
-#endif
         plan_.saw_round(r);
         return {r.total_s, (double) r.n_tokens, 1, chosen.empty() ? 0.0 : 1.0};
     }
 
-#ifndef OLD_PLANNER
     // Of slots without a draft, what would have become of their first tokens.
     void learn_undrafted(const growth & g, const std::vector<int> & chosen) {
         std::vector<bool> drafts(trust_.size(), false);
@@ -380,7 +366,6 @@ class simulation {
             }
         }
     }
-#endif
 
     const costs c_;
     std::mt19937 rng_;
