@@ -170,6 +170,15 @@ def address(server):
     return host, int(port)
 
 
+def rest(s):
+    """All that still comes over a connection, until its end."""
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := s.recv(65536):
+            data += part
+    return data
+
+
 def ask(client, text="Name three rivers.", path=CHAT, **more):
     """A chat request, or with another path what `more` says."""
     body = (
