@@ -170,6 +170,23 @@ def replicas(server):
     }
 
 
+def start(command, env):
+    """(process, its lines so far, the thread that reads them)."""
+    p = subprocess.Popen(
+        [str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+    )
+    lines = []
+    reader = threading.Thread(target=lambda: lines.extend(p.stdout), daemon=True)
+    reader.start()
+    return p, lines, reader
+
+
+def url_in(lines):
+    """The address that the command has printed; None if it has not."""
+    said = (re.search(r"http://\S+", line) for line in list(lines) if line.startswith("serving"))
+    return next((m[0] for m in said if m), None)
+
+
 @pytest.fixture(scope="module")
 def server():
     """`python -m eagle3_llama.server.ray` with two replicas: url, key, process, lines."""
@@ -208,23 +225,19 @@ def server():
         "--timeout",
         60,
     ]
-    p = subprocess.Popen(
-        [str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
-    )
-    lines = []
-    reader = threading.Thread(target=lambda: lines.extend(p.stdout), daemon=True)
-    reader.start()
+    p, lines, reader = start(command, env)
     seen = {}
     try:
-        url = lambda: next(
-            (m[0] for line in lines if line.startswith("serving") and (m := re.search(r"http://\S+", line))),
-            None,
-        )
-        until(lambda: url() or p.poll() is not None, 300)
-        assert url(), "".join(lines)
+        for _ in range(3):
+            until(lambda: url_in(lines) or p.poll() is not None, 300)
+            if url_in(lines) or "timed out during startup" not in "".join(lines):
+                break  # Ray gives a node 30 s to start, whatever the machine is at
+            reader.join(60)
+            p, lines, reader = start(command, env)
+        assert url_in(lines), "".join(lines)
         seen = below(p.pid)
         yield SimpleNamespace(
-            url=url(), key=key, process=p, lines=lines, headers={"Authorization": f"Bearer {key}"}
+            url=url_in(lines), key=key, process=p, lines=lines, headers={"Authorization": f"Bearer {key}"}
         )
     finally:
         seen |= below(p.pid)
