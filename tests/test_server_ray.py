@@ -228,12 +228,13 @@ def server():
     p, lines, reader = start(command, env)
     seen = {}
     try:
-        for _ in range(3):
+        for more in range(4, -1, -1):
             until(lambda: url_in(lines) or p.poll() is not None, 300)
-            if url_in(lines) or "timed out during startup" not in "".join(lines):
-                break  # Ray gives a node 30 s to start, whatever the machine is at
-            reader.join(60)
-            p, lines, reader = start(command, env)
+            if p.poll() is not None:
+                reader.join(60)
+            if url_in(lines) or not more or "timed out during startup" not in "".join(lines):
+                break
+            p, lines, reader = start(command, env)  # Ray gives a node 30 s to start, on any machine
         assert url_in(lines), "".join(lines)
         seen = below(p.pid)
         yield SimpleNamespace(
