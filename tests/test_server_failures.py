@@ -12,7 +12,7 @@ import threading
 
 import httpx
 import pytest
-from server_tools import Blocked, address, ask, idle, no_threads, post_head, running, settings, until
+from server_tools import Blocked, address, ask, idle, no_threads, post_head, rest, running, settings, until
 from tiny_models import BOS, EOS, PROMPT
 
 from eagle3_llama.server import answers, connections
@@ -48,15 +48,6 @@ def sent(server, **content):
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         s.sendall(post_head(COMPLETIONS, len(raw)) + raw)
         yield s
-
-
-def rest(s):
-    """All that still comes."""
-    data = b""
-    with contextlib.suppress(ConnectionResetError):
-        while part := s.recv(65536):
-            data += part
-    return data
 
 
 # -- failures inside --------------------------------------------------------------------------------------
