@@ -46,7 +46,9 @@ class EagleLlamaWithHead(eagle3_llama.EagleLlama):
     """Drafts in every round, whatever that costs here."""
 
     def __init__(self, model_path, *args, **kwargs):
-        super().__init__(model_path, *args, eagle_path=HEADS.get(model_path), n_max=3, **kwargs)
+        head = HEADS.get(model_path)
+        drafts = {"eagle_path": head, "n_max": 3} if head else {}
+        super().__init__(model_path, *args, **drafts, **kwargs)
         STATS.append(self.stats)
 
 

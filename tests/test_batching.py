@@ -514,12 +514,11 @@ def test_settings_are_checked(tiny):
     for wrong in ({"n_parallel": 0}, {"n_parallel": 33}, {"n_ctx": 5}, {"n_batch": 1}):
         with pytest.raises(EagleError, match=next(iter(wrong))):
             BatchSettings(tiny[0], **wrong)
-    b = Batcher(
-        BatchSettings(tiny[0], n_parallel=2, n_ctx=128, n_threads=1, flash_attn=False)
-    )  # no head, no trees
-    with b.request(params=EagleParams(tree="8x2x2")) as llm:
-        assert len(take(llm, 5, PROMPT, temp=0.0)) == 5
-    b.close()
+    with Batcher(BatchSettings(tiny[0], n_parallel=2, n_ctx=128, n_threads=1, flash_attn=False)) as b:
+        with pytest.raises(EagleError, match="no head"):
+            b.request(params=EagleParams(tree="8x2x2"))
+        with b.request() as llm:
+            assert len(take(llm, 5, PROMPT, temp=0.0)) == 5
 
 
 def test_real_model():

@@ -39,19 +39,12 @@ def made(tmp_path_factory):
         if not folder.is_dir():
             folder.mkdir()
             run([tool, "save", architecture, folder])
-            target = next(folder.glob("*.gguf"))
-            if with_head:
-                about = read_target(target)
-                converted(
-                    folder,
-                    "SafeAILab",
-                    target,
-                    "q8_0",
-                    n_embd=about.n_embd,
-                    n_layer=about.n_layer,
-                    n_vocab=about.n_vocab,
-                )
-        return sorted(folder.glob(f"{architecture}-*.gguf"))[0], folder / "q8_0.gguf"
+        target, head = sorted(folder.glob(f"{architecture}-*.gguf"))[0], folder / "q8_0.gguf"
+        if with_head and not head.is_file():
+            about = read_target(target)
+            sizes = {"n_embd": about.n_embd, "n_layer": about.n_layer, "n_vocab": about.n_vocab}
+            converted(folder, "SafeAILab", target, "q8_0", **sizes)
+        return target, head
 
     return make
 

@@ -26,8 +26,9 @@ PROMPT = (
 )
 # Root mean square of the differences of one row's logits, in units of their standard deviation. A rounding
 # that falls to the other side moves a sum by a step of the format, and 30 layers carry it on: with SmolLM2
-# 0.007 was seen in F32, 0.04 in BF16, 0.19 in Q4_K_M. A token or a position that is wrong makes it one.
-BOUNDS = {"F32": 0.02, "F16": 0.15, "BF16": 0.15}
+# 0.007 was seen in F32, 0.04 in BF16, 0.19 in Q4_K_M; with a tiny random model 0.022 in F32, as upstream's
+# attention adds in F16 where ours adds in F32. A token or a position that is wrong makes it one.
+BOUNDS = {"F32": 0.05, "F16": 0.15, "BF16": 0.15}
 QUANTISED = 0.4
 FORMATS = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_K_M")
 NEAR_TIES = 0.125  # of the positions may have another best token: 6 of 48

@@ -347,7 +347,7 @@ void session::check_asks(const std::vector<ask> & asks) const {
         require(!seen[a.slot], EAGLE3_E_ARGUMENT, format("slot %d is in the round twice", a.slot));
         seen[a.slot] = true;
         require(s.n_past < n_ctx_, EAGLE3_E_ARGUMENT,
-            format("slot %d is full: it has no room for a token after %d positions", a.slot, s.n_past));
+            format("slot %d is full: no token fits after its %d positions", a.slot, s.n_past));
         require(a.token >= 0 && a.token < n_vocab_, EAGLE3_E_ARGUMENT,
             format("token %d is not in the vocabulary", a.token));
         check_kind(a);
