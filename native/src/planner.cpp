@@ -35,7 +35,10 @@ constexpr float FADE = 0.98f, FADE_PLAIN = 0.995f;  // the same at each round wi
 constexpr float RELAX = 1.0f / 96.0f, RELAX_SIZE = 1.0f / 600.0f;
 constexpr float STALE = 0.5f,
                 TRY   = 0.7f;  // a weight so low that pieces are tried, as if they cost so much less
-constexpr float HOPE  = 0.4f;  // of a row's cost: what a draft must bring at least to try whether it is less
+// Of a row's cost, what a draft must bring at least to try whether the row costs less: after a rest, and where
+// nothing has been seen of drafts since the machine or the text became another.
+constexpr float HOPE = 0.4f, HOPE_ANEW = 0.15f, NO_HOPE = INFINITY;
+constexpr float CHANGED = 0.3f;  // a drift of plain rounds that makes it another machine
 constexpr float SURPRISED = 0.2f;  // a decode's time that differs so much from the expected calls for a look
 constexpr int HURRY       = 8;     // rounds by which that look comes nearer
 // Hits of first tokens above what was expected of them, in a window of 7 while drafts rest and of 20 else,
@@ -153,6 +156,7 @@ void planner::look_for_turn(calibration & c, int rank, float surprise, float & t
         c.pardons = 2 * n_slots_;
         trust     = std::max(trust, 1.0f);
         m.forget_drafts();
+        m.hope = HOPE_ANEW;
     }
 }
 
@@ -206,8 +210,8 @@ planner::choice planner::best(const std::vector<float> & reach, int n_fixed) con
             c = {i + 1, v};
         }
     }
-    if (c.n == 0 && at().hopes && !reach.empty() && base < MAX_ROWS &&
-        reach[0] > HOPE * rate() * row_seconds(base, reach[0])) {
+    if (c.n == 0 && !reach.empty() && base < MAX_ROWS &&
+        reach[0] > at().hope * rate() * row_seconds(base, reach[0])) {
         c.n = 1;
     }
     return c;
@@ -285,7 +289,7 @@ void planner::time_passes(bool tried, bool drafted, int n_rows) {
         m.plain.fade(FADE_PLAIN);
     } else {
         m.drafted.fade(FADE);
-        m.drafted.relax(RELAX);
+        m.drafted.relax(m.drafted.value > 1.0f ? RELAX : 0.0f);
         m.one.relax(RELAX);
         m.many.relax(RELAX);
         m.draft_rest *= 1.0f - RELAX;
@@ -298,7 +302,7 @@ void planner::time_passes(bool tried, bool drafted, int n_rows) {
     for (int n = 1; n <= MAX_ROWS; ++n) {
         if (!drafted || n != n_rows) {
             m.sizes[n].fade(FADE);
-            m.sizes[n].relax(drafted ? RELAX_SIZE : RELAX);
+            m.sizes[n].relax(m.sizes[n].value < 1.0f ? 0.0f : drafted ? RELAX_SIZE : RELAX);
         }
     }
 }
@@ -315,6 +319,10 @@ void planner::saw_round(const round & r) {
     // the machine's drift is that of plain rounds: of other sizes, it may be what measuring them got wrong
     if (plain) {
         m.plain.correct(ratio, KEEP_PLAIN);
+        if (std::fabs(std::log(m.plain.value / m.plain_tried)) > CHANGED) {
+            m.plain_tried = m.plain.value;
+            m.hope        = HOPE_ANEW;
+        }
     } else {
         factor & size = m.sizes[r.n_rows];
         m.drafted.correct(size.value * ratio, KEEP_DRIFT);
@@ -348,8 +356,9 @@ void planner::saw_round(const round & r) {
     if (!r.tried) {
         return;
     }
-    const bool forced = m.hopes;
-    m.hopes           = m.hopes && !plain && raw < 1.0f - SURPRISED;
+    const bool cheap  = !plain && raw < 1.0f - SURPRISED;  // cheaper than thought: worth another
+    const bool forced = m.hope < NO_HOPE && !cheap;
+    m.hope            = plain || cheap ? m.hope : NO_HOPE;
     m.n_idle          = plain || forced ? m.n_idle + 1 : 0;
     m.seen_tokens     = m.seen_tokens * KEEP_RATE + (float) r.n_tokens;
     m.seen_plain = m.seen_plain * KEEP_RATE + (float) n_slots_ * seconds / std::max(plain_seconds(), 1e-9f);
@@ -361,7 +370,7 @@ void planner::saw_round(const round & r) {
     if (rests(m)) {
         m.nap      = m.nap ? std::min(2 * m.nap, NAP_MOST) : NAP_FIRST;
         m.asleep   = m.nap;
-        m.hopes    = ++m.n_naps % 2 == 0;
+        m.hope     = ++m.n_naps % 2 == 0 ? std::min(m.hope, HOPE) : m.hope;
         m.gain     = 0.0f;
         m.n_drafts = MIN_DRAFTS - PROBES;
         m.n_idle   = 0;
@@ -375,8 +384,7 @@ void planner::saw_round(const round & r) {
 // Whether to draft nothing for a while: if drafts brought too little, or a rest is over and nothing was worth
 // drafting since.
 bool planner::rests(const mode & m) const {
-    if (m.nap == NAP_MOST && m.n_idle >= (n_slots_ == 1 ? IDLE : IDLE_OF_MANY) && m.gain <= 0.0f &&
-        !m.hopes) {
+    if (m.nap == NAP_MOST && m.n_idle >= (n_slots_ == 1 ? IDLE : IDLE_OF_MANY) && m.gain <= 0.0f) {
         return true;
     }
     return m.n_drafts >= MIN_DRAFTS &&
