@@ -33,8 +33,9 @@ constexpr float FADE = 0.98f, FADE_PLAIN = 0.995f;  // the same at each round wi
 // Of a factor, each round, back to 1: without drafts, of another size than is drafted. Slower, and a load is
 // remembered for too long; faster, and costs that were measured wrong are forgotten before the next draft.
 constexpr float RELAX = 1.0f / 96.0f, RELAX_SIZE = 1.0f / 600.0f;
-constexpr float STALE = 0.5f,
-                TRY   = 0.7f;  // a weight so low that pieces are tried, as if they cost so much less
+// A weight so low that pieces are tried, as if they cost so much less: those of two rows, which lose least if
+// they do not, and others.
+constexpr float STALE = 0.5f, TRY_TWO = 0.3f, TRY = 0.7f;
 // Of a row's cost, what a draft must bring at least to try whether the row costs less: after a rest, and where
 // nothing has been seen of drafts since the machine or the text became another.
 constexpr float HOPE = 0.4f, HOPE_ANEW = 0.15f, NO_HOPE = INFINITY;
@@ -169,7 +170,7 @@ int planner::piece(const std::vector<float> & reach, int i) const {
     std::array<float, MAX_ROWS + 2> rest{}, seconds{};
     for (int m = 1; m <= n_rows; ++m) {
         const factor & f = m == 1 ? at().one : at().many;
-        seconds[m]       = output(m) * (f.weight < STALE ? TRY : 1.0f);
+        seconds[m]       = output(m) * (f.weight >= STALE ? 1.0f : m == 2 ? TRY_TWO : TRY);
     }
     int best = 1;
     for (int k = n_rows - 1; k >= i; --k) {
@@ -197,7 +198,9 @@ float planner::row_seconds(int i, float reach) const {
 
 void planner::saw_piece(int n, float seconds) {
     factor & f = n == 1 ? at().one : at().many;
-    f.correct(f.steady(seconds / std::max(costs_.output[n] * at().plain.value * f.value, 1e-9f)), KEEP_DRIFT);
+    const float ratio = seconds / std::max(costs_.output[n] * at().plain.value * f.value, 1e-9f);
+    f.correct(f.steady(ratio), KEEP_DRIFT);
+    f.weight = ratio < 1.0f - SURPRISED ? 0.0f : f.weight;  // cheaper than thought: tried again soon
 }
 
 planner::choice planner::best(const std::vector<float> & reach, int n_fixed) const {
@@ -289,7 +292,7 @@ void planner::time_passes(bool tried, bool drafted, int n_rows) {
         m.plain.fade(FADE_PLAIN);
     } else {
         m.drafted.fade(FADE);
-        m.drafted.relax(m.drafted.value > 1.0f ? RELAX : 0.0f);
+        m.drafted.relax(m.drafted.value > 1.0f ? RELAX : RELAX_SIZE);
         m.one.relax(RELAX);
         m.many.relax(RELAX);
         m.draft_rest *= 1.0f - RELAX;
@@ -302,7 +305,7 @@ void planner::time_passes(bool tried, bool drafted, int n_rows) {
     for (int n = 1; n <= MAX_ROWS; ++n) {
         if (!drafted || n != n_rows) {
             m.sizes[n].fade(FADE);
-            m.sizes[n].relax(m.sizes[n].value < 1.0f ? 0.0f : drafted ? RELAX_SIZE : RELAX);
+            m.sizes[n].relax(drafted || m.sizes[n].value < 1.0f ? RELAX_SIZE : RELAX);
         }
     }
 }
