@@ -288,11 +288,14 @@ void planner::factor::correct(float ratio, float keep) {
 // What a round did not show is believed less and less.
 void planner::time_passes(bool tried, bool drafted, int n_rows) {
     mode & m = at();
+    // what is thought too dear is not drafted, what is thought too cheap is, and corrected: but several slots
+    // draft often, so that each such draft costs them more than what it shows is worth
+    const float slow = n_slots_ == 1 ? RELAX_SIZE : RELAX;
     if (drafted) {
         m.plain.fade(FADE_PLAIN);
     } else {
         m.drafted.fade(FADE);
-        m.drafted.relax(m.drafted.value > 1.0f ? RELAX : RELAX_SIZE);
+        m.drafted.relax(m.drafted.value < 1.0f ? slow : RELAX);
         m.one.relax(RELAX);
         m.many.relax(RELAX);
         m.draft_rest *= 1.0f - RELAX;
@@ -305,7 +308,7 @@ void planner::time_passes(bool tried, bool drafted, int n_rows) {
     for (int n = 1; n <= MAX_ROWS; ++n) {
         if (!drafted || n != n_rows) {
             m.sizes[n].fade(FADE);
-            m.sizes[n].relax(drafted || m.sizes[n].value < 1.0f ? RELAX_SIZE : RELAX);
+            m.sizes[n].relax(drafted ? RELAX_SIZE : m.sizes[n].value < 1.0f ? slow : RELAX);
         }
     }
 }

@@ -88,8 +88,6 @@ int main(int argc, char ** argv) {
         check_change({"measured under a load", BUSY, 0, {}, BUSY}, EASY);
         check_change({"measured under a load", BUSY, 0, {}, BUSY}, MEDIUM);
     } else if (!strcmp(which, "heavy")) {
-        // Not met yet, one slot: 0.77 to 0.97. Of rows told at three times their cost, a draft is rarely
-        // tried.
         check_change({"drafts measured under a load", DEAR_DRAFTS, 300, {}, BUSY}, EASY);
     } else if (!strcmp(which, "turn")) {
         check_change({"a text that the head misjudged", CALM, BEFORE, MISJUDGED, CALM}, EASY);
