@@ -364,7 +364,7 @@ void planner::saw_round(const round & r) {
     }
     const bool cheap  = !plain && raw < 1.0f - SURPRISED;  // cheaper than thought: worth another
     const bool forced = m.hope < NO_HOPE && !cheap;
-    m.hope            = plain || cheap ? m.hope : NO_HOPE;
+    m.hope            = cheap || (plain && m.hope == HOPE_ANEW) ? m.hope : NO_HOPE;
     m.n_idle          = plain || forced ? m.n_idle + 1 : 0;
     m.seen_tokens     = m.seen_tokens * KEEP_RATE + (float) r.n_tokens;
     m.seen_plain = m.seen_plain * KEEP_RATE + (float) n_slots_ * seconds / std::max(plain_seconds(), 1e-9f);
