@@ -170,7 +170,7 @@ int planner::piece(const std::vector<float> & reach, int i) const {
     std::array<float, MAX_ROWS + 2> rest{}, seconds{};
     for (int m = 1; m <= n_rows; ++m) {
         const factor & f = m == 1 ? at().one : at().many;
-        seconds[m]       = output(m) * (f.weight >= STALE ? 1.0f : m == 2 ? TRY_TWO : TRY);
+        seconds[m]       = output(m) * (f.weight >= STALE ? 1.0f : m == 2 && n_slots_ == 1 ? TRY_TWO : TRY);
     }
     int best = 1;
     for (int k = n_rows - 1; k >= i; --k) {
