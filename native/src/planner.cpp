@@ -36,10 +36,10 @@ constexpr float RELAX = 1.0f / 96.0f, RELAX_SIZE = 1.0f / 600.0f;
 // A weight so low that pieces are tried, as if they cost so much less: those of two rows, which lose least if
 // they do not, and others.
 constexpr float STALE = 0.5f, TRY_TWO = 0.3f, TRY = 0.7f;
-// Of a row's cost, what a draft must bring at least to try whether the row costs less: after a rest, and where
-// nothing has been seen of drafts since the machine or the text became another.
-constexpr float HOPE = 0.4f, HOPE_ANEW = 0.15f, NO_HOPE = INFINITY;
-constexpr float CHANGED = 0.3f;  // a drift of plain rounds that makes it another machine
+// Of a row's cost, what a draft must bring at least to try whether the row costs less, after a rest.
+// Where the machine or the text has become another, HOPE_ANEW is enough.
+constexpr float HOPE = 0.4f, NO_HOPE = INFINITY;
+constexpr float CHANGED   = 0.3f;  // a drift of plain rounds that makes it another machine
 constexpr float SURPRISED = 0.2f;  // a decode's time that differs so much from the expected calls for a look
 constexpr int HURRY       = 8;     // rounds by which that look comes nearer
 // Hits of first tokens above what was expected of them, in a window of 7 while drafts rest and of 20 else,
@@ -197,7 +197,7 @@ float planner::row_seconds(int i, float reach) const {
 }
 
 void planner::saw_piece(int n, float seconds) {
-    factor & f = n == 1 ? at().one : at().many;
+    factor & f        = n == 1 ? at().one : at().many;
     const float ratio = seconds / std::max(costs_.output[n] * at().plain.value * f.value, 1e-9f);
     f.correct(f.steady(ratio), KEEP_DRIFT);
     f.weight = ratio < 1.0f - SURPRISED ? 0.0f : f.weight;  // cheaper than thought: tried again soon
@@ -213,7 +213,7 @@ planner::choice planner::best(const std::vector<float> & reach, int n_fixed) con
             c = {i + 1, v};
         }
     }
-    if (c.n == 0 && !reach.empty() && base < MAX_ROWS &&
+    if (c.n == 0 && at().hope < NO_HOPE && !reach.empty() && base < MAX_ROWS &&
         reach[0] > at().hope * rate() * row_seconds(base, reach[0])) {
         c.n = 1;
     }
