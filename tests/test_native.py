@@ -142,7 +142,7 @@ def test_planner_in_counted_time(programs, seed):
     passes(programs, "planner_test", seed)
 
 
-@pytest.mark.parametrize("case", ["load", "measured", "turn", "steady"])
+@pytest.mark.parametrize("case", ["load", "measured", "heavy", "turn", "steady"])
 def test_what_the_planner_learnt_does_not_stick(programs, case):
     """Within 200 rounds of a change it is within 3% of a planner that begins there, on a simulated clock."""
     passes(programs, "planner_states_test", case)

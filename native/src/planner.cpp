@@ -33,9 +33,13 @@ constexpr float FADE = 0.98f, FADE_PLAIN = 0.995f;  // the same at each round wi
 // Of a factor, each round, back to 1: without drafts, of another size than is drafted. Slower, and a load is
 // remembered for too long; faster, and costs that were measured wrong are forgotten before the next draft.
 constexpr float RELAX = 1.0f / 96.0f, RELAX_SIZE = 1.0f / 600.0f;
-constexpr float STALE = 0.5f,
-                TRY   = 0.7f;  // a weight so low that pieces are tried, as if they cost so much less
-constexpr float HOPE  = 0.4f;  // of a row's cost: what a draft must bring at least to try whether it is less
+// A weight so low that pieces are tried, as if they cost so much less: those of two rows, which lose least if
+// they do not, and others.
+constexpr float STALE = 0.5f, TRY_TWO = 0.3f, TRY = 0.7f;
+// Of a row's cost, what a draft must bring at least to try whether the row costs less, after a rest.
+// Where the machine or the text has become another, HOPE_ANEW is enough.
+constexpr float HOPE = 0.4f, NO_HOPE = INFINITY;
+constexpr float CHANGED   = 0.3f;  // a drift of plain rounds that makes it another machine
 constexpr float SURPRISED = 0.2f;  // a decode's time that differs so much from the expected calls for a look
 constexpr int HURRY       = 8;     // rounds by which that look comes nearer
 // Hits of first tokens above what was expected of them, in a window of 7 while drafts rest and of 20 else,
@@ -153,6 +157,7 @@ void planner::look_for_turn(calibration & c, int rank, float surprise, float & t
         c.pardons = 2 * n_slots_;
         trust     = std::max(trust, 1.0f);
         m.forget_drafts();
+        m.hope = HOPE_ANEW;
     }
 }
 
@@ -165,7 +170,7 @@ int planner::piece(const std::vector<float> & reach, int i) const {
     std::array<float, MAX_ROWS + 2> rest{}, seconds{};
     for (int m = 1; m <= n_rows; ++m) {
         const factor & f = m == 1 ? at().one : at().many;
-        seconds[m]       = output(m) * (f.weight < STALE ? TRY : 1.0f);
+        seconds[m]       = output(m) * (f.weight >= STALE ? 1.0f : m == 2 && n_slots_ == 1 ? TRY_TWO : TRY);
     }
     int best = 1;
     for (int k = n_rows - 1; k >= i; --k) {
@@ -192,8 +197,10 @@ float planner::row_seconds(int i, float reach) const {
 }
 
 void planner::saw_piece(int n, float seconds) {
-    factor & f = n == 1 ? at().one : at().many;
-    f.correct(f.steady(seconds / std::max(costs_.output[n] * at().plain.value * f.value, 1e-9f)), KEEP_DRIFT);
+    factor & f        = n == 1 ? at().one : at().many;
+    const float ratio = seconds / std::max(costs_.output[n] * at().plain.value * f.value, 1e-9f);
+    f.correct(f.steady(ratio), KEEP_DRIFT);
+    f.weight = ratio < 1.0f - SURPRISED ? 0.0f : f.weight;  // cheaper than thought: tried again soon
 }
 
 planner::choice planner::best(const std::vector<float> & reach, int n_fixed) const {
@@ -206,8 +213,8 @@ planner::choice planner::best(const std::vector<float> & reach, int n_fixed) con
             c = {i + 1, v};
         }
     }
-    if (c.n == 0 && at().hopes && !reach.empty() && base < MAX_ROWS &&
-        reach[0] > HOPE * rate() * row_seconds(base, reach[0])) {
+    if (c.n == 0 && at().hope < NO_HOPE && !reach.empty() && base < MAX_ROWS &&
+        reach[0] > at().hope * rate() * row_seconds(base, reach[0])) {
         c.n = 1;
     }
     return c;
@@ -281,11 +288,14 @@ void planner::factor::correct(float ratio, float keep) {
 // What a round did not show is believed less and less.
 void planner::time_passes(bool tried, bool drafted, int n_rows) {
     mode & m = at();
+    // what is thought too dear is not drafted, what is thought too cheap is, and corrected: but several slots
+    // draft often, so that each such draft costs them more than what it shows is worth
+    const float slow = n_slots_ == 1 ? RELAX_SIZE : RELAX;
     if (drafted) {
         m.plain.fade(FADE_PLAIN);
     } else {
         m.drafted.fade(FADE);
-        m.drafted.relax(RELAX);
+        m.drafted.relax(m.drafted.value < 1.0f ? slow : RELAX);
         m.one.relax(RELAX);
         m.many.relax(RELAX);
         m.draft_rest *= 1.0f - RELAX;
@@ -298,7 +308,7 @@ void planner::time_passes(bool tried, bool drafted, int n_rows) {
     for (int n = 1; n <= MAX_ROWS; ++n) {
         if (!drafted || n != n_rows) {
             m.sizes[n].fade(FADE);
-            m.sizes[n].relax(drafted ? RELAX_SIZE : RELAX);
+            m.sizes[n].relax(drafted ? RELAX_SIZE : m.sizes[n].value < 1.0f ? slow : RELAX);
         }
     }
 }
@@ -315,6 +325,10 @@ void planner::saw_round(const round & r) {
     // the machine's drift is that of plain rounds: of other sizes, it may be what measuring them got wrong
     if (plain) {
         m.plain.correct(ratio, KEEP_PLAIN);
+        if (std::fabs(std::log(m.plain.value / m.plain_tried)) > CHANGED) {
+            m.plain_tried = m.plain.value;
+            m.hope        = HOPE_ANEW;
+        }
     } else {
         factor & size = m.sizes[r.n_rows];
         m.drafted.correct(size.value * ratio, KEEP_DRIFT);
@@ -348,8 +362,9 @@ void planner::saw_round(const round & r) {
     if (!r.tried) {
         return;
     }
-    const bool forced = m.hopes;
-    m.hopes           = m.hopes && !plain && raw < 1.0f - SURPRISED;
+    const bool cheap  = !plain && raw < 1.0f - SURPRISED;  // cheaper than thought: worth another
+    const bool forced = m.hope < NO_HOPE && !cheap;
+    m.hope            = cheap || (plain && m.hope == HOPE_ANEW) ? m.hope : NO_HOPE;
     m.n_idle          = plain || forced ? m.n_idle + 1 : 0;
     m.seen_tokens     = m.seen_tokens * KEEP_RATE + (float) r.n_tokens;
     m.seen_plain = m.seen_plain * KEEP_RATE + (float) n_slots_ * seconds / std::max(plain_seconds(), 1e-9f);
@@ -361,7 +376,7 @@ void planner::saw_round(const round & r) {
     if (rests(m)) {
         m.nap      = m.nap ? std::min(2 * m.nap, NAP_MOST) : NAP_FIRST;
         m.asleep   = m.nap;
-        m.hopes    = ++m.n_naps % 2 == 0;
+        m.hope     = ++m.n_naps % 2 == 0 ? std::min(m.hope, HOPE) : m.hope;
         m.gain     = 0.0f;
         m.n_drafts = MIN_DRAFTS - PROBES;
         m.n_idle   = 0;
@@ -375,8 +390,7 @@ void planner::saw_round(const round & r) {
 // Whether to draft nothing for a while: if drafts brought too little, or a rest is over and nothing was worth
 // drafting since.
 bool planner::rests(const mode & m) const {
-    if (m.nap == NAP_MOST && m.n_idle >= (n_slots_ == 1 ? IDLE : IDLE_OF_MANY) && m.gain <= 0.0f &&
-        !m.hopes) {
+    if (m.nap == NAP_MOST && m.n_idle >= (n_slots_ == 1 ? IDLE : IDLE_OF_MANY) && m.gain <= 0.0f) {
         return true;
     }
     return m.n_drafts >= MIN_DRAFTS &&

@@ -96,6 +96,7 @@ class planner {
     struct calibration;
 
     static constexpr int N_DEPTH = 5, N_BIN = 13, N_RANK = 3;
+    static constexpr float HOPE_ANEW = 0.15f;  // mode::hope before anything was seen of drafts
 
     struct tally {
         float tries = 0.0f, hits = 0.0f;
@@ -137,8 +138,10 @@ class planner {
             0.0f;  // the same of one with a draft, above plain_rest and what is expected of the output matrix
         int n_plain = 0, n_drafted = 0;  // plain rounds, the first few; rounds with drafts since the last one
         int n_drafts = 0, asleep = 0, nap = 0, n_naps = 0;
-        bool hopes = false;  // a draft that does not seem to pay is tried, for the costs may have changed
-        int n_idle = 0;      // probes in a row that drafted nothing
+        // a draft that brings this part of its cost is tried, for the cost may be another than is thought
+        float hope        = HOPE_ANEW;
+        float plain_tried = 1.0f;  // the drift when that was last due
+        int n_idle        = 0;     // probes in a row that drafted nothing
 
         void forget_drafts() {
             gain = seen_tokens = seen_plain = 0.0f;
