@@ -2,6 +2,7 @@
 // sanitizers.
 //     failures_test CASE TARGET.gguf [HEAD.gguf]    CASE: see main
 #include "asks.hpp"
+#include "check.hpp"
 #include "llama.h"
 
 #include "llama-ext.h"
@@ -16,14 +17,6 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
-
-#define CHECK(x)                                                                                             \
-    do {                                                                                                     \
-        if (!(x)) {                                                                                          \
-            fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #x, eagle3_last_error());                \
-            exit(1);                                                                                         \
-        }                                                                                                    \
-    } while (0)
 
 namespace {
 

@@ -98,6 +98,10 @@ void operator delete[](void * p, const std::nothrow_t &) noexcept {
 }
 
 extern "C" {
+// ggml loses what it has so far when an exception passes through it.
+const char * __lsan_default_suppressions() {
+    return "leak:ggml_backend_cpu_init\nleak:ggml_backend_cpu_buffer_type_alloc_buffer\n";
+}
 ggml_backend_buffer_t ggml_backend_buft_alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
     return !decoding && fails(failing.buffer, true)
                ? nullptr

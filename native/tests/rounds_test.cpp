@@ -1,6 +1,7 @@
 // Random rounds against fresh decodes, damaged input and calls out of order; run under the sanitizers.
 //     rounds_test TARGET.gguf HEAD.gguf SEED ROUNDS [chains]    chains: the target's memory holds no trees
 #include "asks.hpp"
+#include "check.hpp"
 #include "llama.h"
 
 #include <algorithm>
@@ -13,14 +14,6 @@
 #include <random>
 #include <string>
 #include <vector>
-
-#define CHECK(x)                                                                                             \
-    do {                                                                                                     \
-        if (!(x)) {                                                                                          \
-            fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #x, eagle3_last_error());                \
-            exit(1);                                                                                         \
-        }                                                                                                    \
-    } while (0)
 
 static std::mt19937 rng;
 static bool flash = false;  // attention

@@ -170,6 +170,8 @@ void planned_shares(llama_model * model, const char * head) {
                     asks.push_back(ask_for(slot, 9, EAGLE3_PLANNED, slot ? n_max : 20, 1, slot % 2 ? 3 : 1));
                     left = std::max(left, slot ? n_max : std::min(20, room));
                 }
+                f.plan();  // what the planner has seen of the clock is forgotten: it would look at a plain
+                           // round
                 tokens n;
                 f.draft(asks, n);
                 int total = 0, own = 0;
