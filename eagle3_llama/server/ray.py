@@ -39,7 +39,7 @@ SPARE = (
     16  # requests that a full replica still accepts: /health, /metrics, and those that it answers with 503
 )
 OVERTIME = 5.0  # seconds that Ray waits past the replica's own time limits
-SESSIONS = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
+SESSIONS: Any = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 
 
 @dataclasses.dataclass(frozen=True)
