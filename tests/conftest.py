@@ -88,3 +88,11 @@ def files(tmp_path_factory):
 def target(tmp_path_factory):
     """A tiny random target of 12 layers, in which the layers that heads read are far apart."""
     return tiny_models.target(tmp_path_factory.mktemp("target") / "target.gguf", n_layer=12)
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory):
+    """A target whose text does not end, and a head."""
+    d = tmp_path_factory.mktemp("endless")
+    target = tiny_models.target(d / "target.gguf", ends=False)
+    return str(target), str(tiny_models.head(d / "head.gguf"))

@@ -6,8 +6,8 @@ import itertools
 import threading
 
 import pytest
-import tiny_models
 from test_batching import wait_for
+from threads import outcome
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleError, EagleParams, ErrorKind
@@ -23,36 +23,11 @@ def batcher(files):
         yield b
 
 
-@pytest.fixture(scope="module")
-def endless(tmp_path_factory):
-    """A target whose text does not end, and a head."""
-    at = tmp_path_factory.mktemp("endless")
-    target = tiny_models.target(at / "target.gguf", ends=False)
-    return str(target), str(tiny_models.head(at / "head.gguf"))
-
-
 def text(batcher, n=8):
     with batcher.request() as llm:
         said = llm.create_completion(PROMPT, max_tokens=n, temperature=0.0)["choices"][0]["text"]
     batcher._on_thread(lambda: None)  # before it runs this, the slot of a request that has gone is free
     return said
-
-
-def outcome(work, *args):
-    """What work(*args) returns or raises, in a thread of its own: one that waits for ever fails the test."""
-    got = []
-
-    def run():
-        try:
-            got.append(work(*args))
-        except Exception as e:
-            got.append(e)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(60)
-    assert got, "it waits for ever"
-    return got[0]
 
 
 def failing(batcher, monkeypatch, name, times):

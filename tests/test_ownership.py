@@ -5,7 +5,7 @@ import itertools
 import threading
 
 import pytest
-import tiny_models
+from threads import ended, started
 from tiny_models import PROMPT, take
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind
@@ -18,40 +18,13 @@ CTX = {"n_ctx": 256, "n_batch": 32, "n_threads": 1, "n_threads_batch": 1, "flash
 N = 60  # tokens of the text
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """A target whose text does not end, and a head."""
-    at = tmp_path_factory.mktemp("ownership")
-    return (str(tiny_models.target(at / "target.gguf", ends=False)), str(tiny_models.head(at / "head.gguf")))
-
-
 @pytest.fixture(params=["head", "plain"])
-def eagle(request, files):
-    llm = EagleLlama(files[0], eagle=files[1] if request.param == "head" else None, verbose=False, **CTX)
+def eagle(request, endless):
+    llm = EagleLlama(endless[0], eagle=endless[1] if request.param == "head" else None, verbose=False, **CTX)
     if request.param == "head":
         llm.eagle_params = EagleParams(n_max=3)
     yield llm
     llm.close()
-
-
-def started(work, *args):
-    """A thread that runs work(*args), and the list that its result or error will be in."""
-    got = []
-
-    def run():
-        try:
-            got.append(work(*args))
-        except BaseException as e:
-            got.append(e)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread, got
-
-
-def ended(thread):
-    thread.join(60)
-    assert not thread.is_alive(), "it waits for ever"
 
 
 class Gate:
@@ -82,9 +55,9 @@ def in_a_save(eagle, monkeypatch):
     return gate
 
 
-def goes_on(files, state, n):
+def goes_on(endless, state, n):
     """What a fresh model says from a state on."""
-    other = EagleLlama(files[0], eagle=files[1], n_max=3, verbose=False, **CTX)
+    other = EagleLlama(endless[0], eagle=endless[1], n_max=3, verbose=False, **CTX)
     other.load_state(state)
     text = [int(t) for t in state.input_ids[: state.n_tokens]]
     out = [*text[len(PROMPT) :], *take(other, n - (len(text) - len(PROMPT)), text)]
@@ -92,21 +65,27 @@ def goes_on(files, state, n):
     return out
 
 
-def test_a_generation_waits_for_a_save(eagle, files, in_a_save):
+def save_that_delays(in_a_save, eagle, work, *args):
+    """What is saved, and what work(*args) returns, which begins during the save and ends behind it."""
+    saver, saved = started(eagle.save_state)
+    assert in_a_save.reached.wait(60)
+    worker, got = started(work, *args)
+    worker.join(0.2)
+    assert worker.is_alive(), "it had the context during a save"
+    in_a_save.open.set()
+    ended(saver), ended(worker)
+    return saved[0], got[0]
+
+
+def test_a_generation_waits_for_a_save(eagle, endless, in_a_save):
     """What is saved is the text as it was when the save began."""
     expected = take(eagle, N)
     generator = eagle.generate(PROMPT, temp=0.0)
     begun = list(itertools.islice(generator, 20))
-    saver, saved = started(eagle.save_state)
-    assert in_a_save.reached.wait(60)
-    reader, more = started(next, generator)
-    reader.join(0.2)
-    assert reader.is_alive(), "a step ran during a save"
-    in_a_save.open.set()
-    ended(saver), ended(reader)
-    assert [*begun, more[0], *itertools.islice(generator, N - 21)] == expected
+    saved, token = save_that_delays(in_a_save, eagle, next, generator)
+    assert [*begun, token, *itertools.islice(generator, N - 21)] == expected
     generator.close()
-    assert saved[0].n_tokens == len(PROMPT) + 19 and goes_on(files, saved[0], N) == expected
+    assert saved.n_tokens == len(PROMPT) + 19 and goes_on(endless, saved, N) == expected
 
 
 @pytest.mark.parametrize(
@@ -119,20 +98,14 @@ def test_a_generation_waits_for_a_save(eagle, files, in_a_save):
     ],
     ids=["close", "reset", "eval", "eagle_params"],
 )
-def test_a_change_waits_for_a_save(eagle, files, in_a_save, change):
+def test_a_change_waits_for_a_save(eagle, endless, in_a_save, change):
     expected = take(eagle, N)
     take(eagle, 20)
-    saver, saved = started(eagle.save_state)
-    assert in_a_save.reached.wait(60)
-    changer, changed = started(change, eagle)
-    changer.join(0.2)
-    assert changer.is_alive(), "the context was changed during a save"
-    in_a_save.open.set()
-    ended(saver), ended(changer)
-    assert changed == [None] and goes_on(files, saved[0], N) == expected
+    saved, changed = save_that_delays(in_a_save, eagle, change, eagle)
+    assert changed is None and goes_on(endless, saved, N) == expected
 
 
-def test_a_save_s_own_thread_changes_nothing(eagle, files, in_a_save, monkeypatch):
+def test_a_save_s_own_thread_changes_nothing(eagle, endless, in_a_save, monkeypatch):
     """A signal handler that uses the model is refused. A collected generation ends after the save."""
     expected = take(eagle, N)
     generator = eagle.generate(PROMPT, temp=0.0)
@@ -157,7 +130,7 @@ def test_a_save_s_own_thread_changes_nothing(eagle, files, in_a_save, monkeypatc
     monkeypatch.setattr(saved_state.llama_cpp, "llama_state_get_data", interrupted)
     state = eagle.save_state()
     assert refused == [ErrorKind.BUSY] * 3
-    assert goes_on(files, state, N) == expected == take(eagle, N)
+    assert goes_on(endless, state, N) == expected == take(eagle, N)
 
 
 def test_during_a_step_it_is_refused(eagle, monkeypatch):
@@ -195,7 +168,7 @@ def test_in_a_logits_processor_it_is_refused(eagle):
     assert len(errors) >= 2 * (N - 1) and set(errors) == {ErrorKind.BUSY}
 
 
-def test_saves_beside_a_generation(eagle, files):
+def test_saves_beside_a_generation(eagle, endless):
     """200 states saved while another thread generates: each goes on with the same text."""
     expected = take(eagle, N)
     over, states, refused, wrong = threading.Event(), [], 0, []
@@ -219,7 +192,7 @@ def test_saves_beside_a_generation(eagle, files):
     assert errors == [None] and not wrong and len(states) == 200
     for state in states[::20]:
         if state.n_tokens >= len(PROMPT):
-            assert goes_on(files, state, N) == expected
+            assert goes_on(endless, state, N) == expected
     assert take(eagle, N) == expected
 
 

@@ -31,10 +31,7 @@ ENOUGH = 1.25  # seconds after which the second and later rounds begin no furthe
 MOST = 1.35  # seconds after which the first round begins no further size
 MOST_SLOW = 2.5  # the same for a slow model
 MAX_ROWS = 64
-SMALLEST, LARGEST = (
-    1e-6,
-    1e6,
-)  # seconds of a decode or a pass that are believed; the clock counts microseconds
+SMALLEST, LARGEST = 1e-6, 1e6  # seconds of a decode or a pass that are believed; the clock's step is 1e-6
 LOADS = 4  # the first LOADS loads of a model measure, because other programs may disturb one measurement
 DISTURBED = 1.25  # a load was disturbed if one row took this many times as long as in the fastest load
 

@@ -238,15 +238,19 @@ class Engine:
         return drafts
 
     def _levels(self, i: int, ask: Ask, n: int) -> int:
-        """The number of levels of the i-th ask's draft of n tokens."""
+        """The number of levels of the i-th ask's draft of n tokens.
+
+        Levels come in order, so it is the depth of the last token.
+        """
         tree = self.trees(ask.params) if ask.given is None else ask.given.parents is not None
         if n == 0 or not tree:
             return n
-        null, levels = self.ffi.NULL, list[int]()
+        null = self.ffi.NULL
         self._check(self.lib.eagle3_round_drafted(self._session, i, self._drafts, self._parents, null))
-        for parent in self.ffi.unpack(self._parents, n):
-            levels.append(1 if parent < 0 else levels[parent] + 1)
-        return max(levels)
+        depth, node = 0, n - 1
+        while node >= 0:
+            depth, node = depth + 1, self._parents[node]
+        return depth
 
     def _draft(self, asks: Sequence[Ask], b: _Buffers) -> None:
         arrays = [self._fill(a, ask, len(asks)) for a, ask in zip(b.asks, asks)]

@@ -54,9 +54,8 @@ def _from_config(config: Config, layout: Layout, n_features: int, n_layer: int) 
     lists = {key: listed for key, _ in layout.layer_ids if (listed := config.integers(key)) is not None}
     for key, meaning in layout.layer_ids:
         if key in lists:
-            return _resolve(
-                lists[key], meaning, own, n_layer, list(lists.values())
-            ), f"key {key} of config.json"
+            found = _resolve(lists[key], meaning, own, n_layer, list(lists.values()))
+            return found, f"key {key} of config.json"
     _refuse_unsettled(config)
     if n_features != 3:
         raise EagleError(
