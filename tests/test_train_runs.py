@@ -36,6 +36,10 @@ from eagle3_llama.train.loop import Trainer
         ({"lr": float("nan")}, ErrorKind.BAD_ARGUMENT, "lr is nan, expected 0..1"),
         ({"weights": (0, 0, 0)}, ErrorKind.BAD_ARGUMENT, "weights are (0, 0, 0), expected"),
         ({"prompts": ("none.jsonl",)}, ErrorKind.BAD_FILE, "no such file: none.jsonl"),
+        ({"layers": (1, 99)}, ErrorKind.BAD_ARGUMENT, "layers has 99, expected numbers 1..4"),
+        ({"layers": (0, 1)}, ErrorKind.BAD_ARGUMENT, "layers has 0, expected numbers 1..4"),
+        ({"capture_layers": (1, 2)}, ErrorKind.BAD_ARGUMENT, "capture_layers lacks [3]"),
+        ({"init_from": "none"}, ErrorKind.BAD_FILE, "init_from is none, expected the folder"),
         ({"max_tokens": 3}, ErrorKind.BAD_ARGUMENT, "max_tokens is 3, expected at least 256"),
     ],
 )
@@ -43,6 +47,28 @@ def test_wrong_settings(tiny, wrong, kind, said):
     with pytest.raises(EagleError, match=re.escape(said)) as e:
         dataclasses.replace(tiny, **wrong)
     assert e.value.kind is kind
+
+
+@pytest.mark.parametrize("when", ["reading the prompts", "loading the target", "the first answers"])
+def test_a_failed_run_leaves_nothing(tiny, tmp_path, when, monkeypatch):
+    """So the corrected command finds no data of other settings."""
+    from eagle3_llama.train import generate
+    from eagle3_llama.train.run import train
+
+    out = tmp_path / "out"
+    bad, wrong = tmp_path / "bad.jsonl", {}
+    if when == "reading the prompts":
+        bad.write_text("no JSON")
+        wrong = {"conversations": (str(bad),)}
+    elif when == "loading the target":
+        cut = tmp_path / "cut.gguf"
+        cut.write_bytes(Path(tiny.targets[0]).read_bytes()[:-200])
+        wrong = {"targets": (str(cut),)}
+    else:
+        monkeypatch.setattr(generate, "read", lambda *_: 1 / 0)
+    with pytest.raises((EagleError, ZeroDivisionError)):
+        train(dataclasses.replace(tiny, out=str(out), **wrong))
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -34,7 +34,7 @@ def main(
     """Generate with and without the head, and compare speed and text."""
     console = Console()
     try:
-        results = [_run(console, fmt.strip(), prompt, n_predict) for fmt in format.split(",")]
+        results = [_run(console, fmt.strip(), prompt, n_predict) for fmt in format.upper().split(",")]
         identical = all(r["identical"] for r in results)
         if json_file is not None:
             out = {"identical": identical, "prompt": prompt, "n_predict": n_predict, "results": results}

@@ -67,28 +67,26 @@ def _load(
     flash_attn: bool | None,
 ) -> Any:
     from ..llama.eagle_llama import EagleLlama
+    from .conversation import say
 
-    for path in (model, eagle):
-        if path is not None and not path.is_file():
-            raise EagleError(ErrorKind.BAD_FILE, f"no such file: {path}")
     n = threads or cores()
-    try:
-        return EagleLlama(
-            model,
-            eagle=eagle,
-            n_max=params.n_max,
-            n_min=params.n_min,
-            p_min=params.p_min,
-            tree=params.tree,
-            n_ctx=n_ctx,
-            n_threads=n,
-            n_threads_batch=n,
-            n_gpu_layers=gpu_layers,
-            flash_attn=flash_attn,
-            verbose=False,
-        )
-    except ValueError as e:
-        raise EagleError(ErrorKind.BAD_FILE, f"{model} cannot be loaded: {e}") from e
+    llm = EagleLlama(
+        model,
+        eagle=eagle,
+        n_max=params.n_max,
+        n_min=params.n_min,
+        p_min=params.p_min,
+        tree=params.tree,
+        n_ctx=n_ctx,
+        n_threads=n,
+        n_threads_batch=n,
+        n_gpu_layers=gpu_layers,
+        flash_attn=flash_attn,
+        verbose=False,
+    )
+    if llm.n_ctx() != n_ctx:
+        say(f"[the context has {llm.n_ctx()} tokens, because llama.cpp rounds {n_ctx} up]")
+    return llm
 
 
 @app.command()

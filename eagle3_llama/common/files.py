@@ -38,7 +38,10 @@ def replacing(out: Path) -> Iterator[Path]:
     """
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
+        part.touch()
+        mode = part.stat().st_mode  # as the umask has it; some writers make a file that only its owner reads
         yield part
+        os.chmod(part, mode)
         with part.open("rb+") as f:
             os.fsync(f.fileno())
         os.replace(part, out)

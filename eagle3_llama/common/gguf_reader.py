@@ -94,6 +94,12 @@ def read_gguf(path: Path) -> Gguf:
         return _Walk(f, path).read()
 
 
+def read_architecture(path: Path) -> str:
+    """general.architecture. Reads no further than that key, which files have first. Raises as read_gguf()."""
+    with reading(path), path.open("rb") as f:
+        return _Walk(f, path).architecture()
+
+
 class _Walk:
     """Walks through the metadata. Before each read it checks the length against the size of the file."""
 
@@ -102,19 +108,32 @@ class _Walk:
         self.size = path.stat().st_size
 
     def read(self) -> Gguf:
-        if self.f.read(4) != b"GGUF":
-            raise EagleError(ErrorKind.BAD_FILE, f"{self.path} is not a GGUF file")
-        self.pos = 4
-        if (version := self.scalar(T.UINT32)) not in (2, 3):
-            raise EagleError(
-                ErrorKind.BAD_FILE, f"{self.path} is GGUF version {version}, expected 2 or 3, little-endian"
-            )
-        n_tensors, n_keys = self.scalar(T.UINT64), self.scalar(T.UINT64)
+        n_tensors, n_keys = self.begin()
         keys: dict[str, Value] = {}
         for _ in range(n_keys):
             name = self.string().decode("utf-8", "replace")
             keys[name] = self.value(self.type())
         return Gguf(self.path, keys, self.tensors(n_tensors, keys), self.size)
+
+    def architecture(self) -> str:
+        for _ in range(self.begin()[1]):
+            name, value = self.string(), self.value(self.type())
+            if name == b"general.architecture":
+                return Gguf(self.path, {name.decode(): value}, {}, self.size).string(name.decode())
+        raise EagleError(ErrorKind.BAD_VALUE, f"key general.architecture of {self.path} is missing")
+
+    def begin(self) -> tuple[int, int]:
+        """Reads the header. Returns the numbers of tensors and keys."""
+        if self.f.read(4) != b"GGUF":
+            raise EagleError(
+                ErrorKind.BAD_FILE, f"{self.path} is not a GGUF file, as models and heads are here"
+            )
+        self.pos = 4
+        if (version := self.scalar(T.UINT32)) not in (2, 3):
+            raise EagleError(
+                ErrorKind.BAD_FILE, f"{self.path} is GGUF version {version}, expected 2 or 3, little-endian"
+            )
+        return self.scalar(T.UINT64), self.scalar(T.UINT64)
 
     def value(self, type_: T) -> Value:
         if type_ is not T.ARRAY:

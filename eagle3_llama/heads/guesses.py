@@ -45,12 +45,9 @@ class Reader:
     def __init__(self, head: str | Path, target: str | Path, n_threads: int | None = None) -> None:
         self.target, self.n_layer = Path(target), read_target(Path(target)).n_layer
         n = n_threads or cores()  # more threads help, because nothing here is decoded token by token
-        try:
-            self.llm = EagleLlama(
-                str(target), n_ctx=LONGEST, n_batch=LONGEST, n_threads=n, n_threads_batch=n, verbose=False
-            )
-        except ValueError as e:
-            raise EagleError(ErrorKind.BAD_FILE, f"{target} cannot be loaded: {e}") from e
+        self.llm = EagleLlama(
+            str(target), n_ctx=LONGEST, n_batch=LONGEST, n_threads=n, n_threads_batch=n, verbose=False
+        )
         try:
             self._ctx = address(self.llm._ctx.ctx)
             self.engine = Engine(self._ctx, address(self.llm._model.model), str(head))

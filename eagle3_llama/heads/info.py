@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 
 from ..common.gguf_reader import Gguf, read_gguf
+from ..common.model_files import check_file
 from ..errors import EagleError, ErrorKind
 
 _HEADS = {"eagle3": "EAGLE-3 head", "eagle": "EAGLE-1 head"}
@@ -21,6 +22,7 @@ def describe(path: str | Path) -> list[tuple[str, str]]:
 
     Raises EagleError: BAD_FILE, TRUNCATED, BAD_VALUE.
     """
+    check_file(path)
     file = read_gguf(Path(path))
     arch = file.string("general.architecture")
     rows = [

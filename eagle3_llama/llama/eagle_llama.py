@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..common import keywords
+from ..common.model_files import check_models
 from ..errors import EagleError, ErrorKind
 from ..runtime import costs
 from ..runtime.binding import Llama, LlamaState, address, llama_cpp
@@ -24,6 +25,7 @@ from ..runtime.stats import EagleStats
 from . import saved_state
 from .cost_key import cost_key
 from .generation import GeneratingLlama, GuardedProcessors
+from .guards import Closed, check_draft_model, load_error
 from .local_tokens import LocalTokens
 from .media import MediaRows
 from .ownership import Ownership
@@ -82,6 +84,8 @@ class EagleLlama(GeneratingLlama):
         )
         self._params = EagleParams(n_max, n_min, p_min, tree)
         keywords.check_unused(eagle_path, self._params, extract_layers, kwargs)
+        check_draft_model(kwargs.get("draft_model"))
+        check_models(model_path, eagle_path)
         self._eagle_path, self._extract_layers = eagle_path, extract_layers
         self._engine: Engine | None = None
         kwargs.update(_default_threads(kwargs))
@@ -101,6 +105,9 @@ class EagleLlama(GeneratingLlama):
             )
             if not delegates:
                 self._begin(logits_all)
+        except ValueError as e:
+            self.close()
+            raise load_error(os.fspath(model_path), e) from e
         except BaseException:
             self.close()  # the traceback holds this object, which would hold the model
             raise
@@ -121,6 +128,13 @@ class EagleLlama(GeneratingLlama):
         if hasattr(self, "_stack"):  # false if the constructor was never entered
             with self._owner.call("close()"):
                 super().close()
+                self._model = self._ctx = self.tokenizer_ = Closed()  # type: ignore[assignment]
+
+    def __enter__(self) -> EagleLlama:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _open_engine(self, eagle_path: str | None) -> Engine:
         ctx, model = address(self._ctx.ctx), address(self._model.model)

@@ -78,14 +78,14 @@ def from_exception(e: BaseException, n_ctx: int, begun: bool, param: str | None 
         return e
     if (reason := getattr(e, "reason", None)) is not None:
         return _cancelled(reason)
+    if isinstance(e, ValueError) and (found := _CONTEXT.search(str(e))):
+        said = f"the prompt has {found[1]} tokens, the context has room for {n_ctx}: shorten the prompt"
+        return ApiError(400, said, param, "context_length_exceeded")
     if isinstance(e, EagleError):
         if e.kind is ErrorKind.NATIVE and "grammar" in str(e):  # llama.cpp's, while it samples
             said = f"the answer cannot follow the grammar or schema to its end: {e}"
             return ApiError(400, said, code="refused")
         return ApiError(_KINDS.get(e.kind, 500), str(e), code=e.kind.value)
-    if isinstance(e, ValueError) and (found := _CONTEXT.search(str(e))):
-        said = f"the prompt has {found[1]} tokens, the context has room for {n_ctx}: shorten the prompt"
-        return ApiError(400, said, param, "context_length_exceeded")
     # one of llama-cpp-python's chat formats raises this after it has generated
     unsupported = isinstance(e, ValueError) and "not supported" in str(e)
     by_messages = isinstance(e, (ValueError, TypeError, LookupError, AttributeError, AssertionError))

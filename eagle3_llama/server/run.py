@@ -34,10 +34,7 @@ def serve(settings: ServerSettings) -> None:
     # imported here, because it loads libllama: a port in use is reported before that
     from ..batching.batcher import Batcher, BatchSettings
 
-    try:
-        batcher = Batcher(BatchSettings(**settings.batch()))
-    except ValueError as e:
-        raise EagleError(ErrorKind.BAD_FILE, f"{settings.model} cannot be loaded: {e}") from e
+    batcher = Batcher(BatchSettings(**settings.batch()))
     app = create_app(settings, batcher)
     server = DrainingServer(uvicorn_config(app, most), settings, app.state.server.gate)
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.keywords import strict
+from ..common.model_files import check_models
 from ..errors import EagleError, ErrorKind
 from ..runtime.machine import cores
 
@@ -63,9 +64,7 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cors_origin", tuple(self.cors_origin))
-        for name in ("model", "eagle"):
-            path = getattr(self, name)
-            self._check(path is None or Path(path).is_file(), f"no such file: {path}", ErrorKind.BAD_FILE)
+        check_models(self.model, self.eagle)
         for name, least, most in (
             ("port", 0, 65535),
             ("n_parallel", 1, 32),
@@ -107,12 +106,16 @@ class ServerSettings:
 
     def _check_places(self) -> None:
         folder = self.slot_save_path
-        said = f"--slot-save-path {folder} is not a folder: create it"
-        self._check(folder is None or Path(folder).is_dir(), said, ErrorKind.BAD_FILE)
         for origin in self.cors_origin:
             site = origin.startswith(("http://", "https://")) and "/" not in origin.split("://")[1]
             said = f"--cors-origin is {origin!r}, expected a site such as https://example.org, or *"
             self._check(origin == "*" or site, said)
+        if folder is not None:  # last, because nothing is made for settings that are refused
+            try:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+            except OSError as e:
+                said = f"--slot-save-path {folder} cannot be made a folder: {e.strerror or e}"
+                raise EagleError(ErrorKind.BAD_FILE, said) from e
 
     @staticmethod
     def _check(ok: bool, message: str, kind: ErrorKind = ErrorKind.BAD_ARGUMENT) -> None:

@@ -40,7 +40,9 @@ def train(
     weights: Annotated[
         str, typer.Option(help="shares of self-written prompts, --prompts, --conversations in the data")
     ] = "1,1,1",
-    max_tokens: Annotated[int, typer.Option(help="tokens of training data")] = 1_000_000,
+    max_tokens: Annotated[
+        int, typer.Option(help="least tokens of training data; the answers under way are finished")
+    ] = 1_000_000,
     max_gb: Annotated[float, typer.Option(help="most gigabytes of training data on disk")] = 20.0,
     n_predict: Annotated[
         int, typer.Option("--n-predict", "-n", help="most tokens to generate per answer")

@@ -40,8 +40,8 @@ class TrainReport:
 def train(settings: TrainSettings) -> TrainReport:
     """Creates training data and a head in the folder settings.out.
 
-    It writes data/, log.csv, config.json, model.safetensors, head.gguf and acceptance.png. You can stop it at
-    any time; the same call then continues. Raises EagleError.
+    It writes data/, checkpoint.pt, best.pt, log.csv, config.json, model.safetensors, head.gguf and
+    acceptance.png. You can stop it at any time; the same call then continues. Raises EagleError.
     """
     try:
         import torch  # noqa: F401 - only to check that it is installed
@@ -55,8 +55,8 @@ def train(settings: TrainSettings) -> TrainReport:
 
     out = Path(settings.out)
     console = Console(stderr=True)
+    paths = _data(settings, out, console)  # what fails before the first answers leaves nothing behind
     out.mkdir(parents=True, exist_ok=True)
-    paths = _data(settings, out, console)
     corpus = Corpus(paths, settings.layers)
     if len(corpus.items) < 2:
         raise EagleError(
@@ -101,6 +101,8 @@ def _data(settings: TrainSettings, out: Path, console: Console) -> list[Path]:
                 start.append(time.monotonic())
             rate = made / max(time.monotonic() - start[0], 1e-3)
             note = f"{rate:.0f} tokens/s, {dropped} answers dropped"
+            if tokens >= settings.max_tokens:
+                note = f"{tokens:,} tokens, finishing running answers, {note}"
             bar.update(task, completed=min(tokens, settings.max_tokens), note=note)
 
         return shards.fill(open_target, progress)

@@ -6,7 +6,9 @@ import dataclasses
 import math
 from pathlib import Path
 
+from ..common.gguf_reader import read_gguf
 from ..common.keywords import strict
+from ..common.model_files import check_file, check_models
 from ..errors import EagleError, ErrorKind
 
 
@@ -70,8 +72,14 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         self._check(bool(self.targets), "give at least one GGUF with --model")
-        for path in (*self.targets, *self.prompts, *self.conversations):
-            self._check(Path(path).is_file(), f"no such file: {path}", ErrorKind.BAD_FILE)
+        for target in self.targets:
+            check_models(target)
+        for path in (*self.prompts, *self.conversations):
+            check_file(path)
+        for name in ("capture", "optimizer"):
+            object.__setattr__(self, name, str(getattr(self, name)).lower())
+        self._check_layers()
+        self._check_places()
         for name, least in (
             ("max_tokens", 256),
             ("n_predict", 8),
@@ -112,6 +120,29 @@ class TrainSettings:
             f"weights are {self.weights}, expected three numbers, not all 0",
         )
 
+    def _check_layers(self) -> None:
+        """The head's checkpoint lists outputs of layers, so it has no number for the input of layer 0."""
+        n_layer = min(layers_of(Path(target)) for target in self.targets)
+        for name, least in (("layers", 1), ("capture_layers", 0)):
+            for layer in getattr(self, name) or ():
+                self._check(
+                    type(layer) is int and least <= layer <= n_layer,
+                    f"{name} has {layer!r:.40}, expected numbers {least}..{n_layer}: the target has {n_layer}"
+                    " layers",
+                )
+        missing = set(self.layers or ()) - set(self.capture_layers or self.layers or ())
+        self._check(not missing, f"capture_layers lacks {sorted(missing)}, which layers has: add them")
+
+    def _check_places(self) -> None:
+        for name in ("out", "data"):
+            place = getattr(self, name)
+            fine = place is None or not Path(place).exists() or Path(place).is_dir()
+            self._check(fine, f"{name} is {place}, a file: name a folder")
+        if self.init_from is not None:
+            fine = (Path(self.init_from) / "config.json").is_file()
+            said = f"init_from is {self.init_from}, expected the folder with a head's config.json"
+            self._check(fine, said, ErrorKind.BAD_FILE)
+
     @staticmethod
     def _check(ok: bool, message: str, kind: ErrorKind = ErrorKind.BAD_ARGUMENT) -> None:
         if not ok:
@@ -140,3 +171,10 @@ class TrainSettings:
         }
         layers = self.capture_layers or self.layers
         return {**{name: getattr(self, name) for name in names}, **files, "layers": layers}
+
+
+def layers_of(target: Path) -> int:
+    """The number of layers of a model, without those for multi-token prediction. Raises EagleError."""
+    file = read_gguf(target)
+    arch = file.string("general.architecture")
+    return file.size_of(f"{arch}.block_count") - file.size_of(f"{arch}.nextn_predict_layers", 0)

@@ -32,16 +32,19 @@ class Shards:
 
     def __init__(self, folder: Path, settings: TrainSettings) -> None:
         self.folder, self.settings = folder, settings
-        folder.mkdir(parents=True, exist_ok=True)
-        key = json.loads(json.dumps(settings.data_key()))
-        about = folder / "settings.json"
-        if about.exists() and json.loads(about.read_text(encoding="utf-8")) != key:
+        self.key, self.about = json.loads(json.dumps(settings.data_key())), folder / "settings.json"
+        made = any(folder.glob("shard-*.safetensors"))  # without any, a run of other settings has failed
+        if made and self.about.exists() and json.loads(self.about.read_text(encoding="utf-8")) != self.key:
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT,
                 f"{folder} has data made with other settings: choose another --out, or remove it",
             )
-        with replacing(about) as part:
-            part.write_text(json.dumps(key, indent=1) + "\n", encoding="utf-8")
+
+    def _begin(self) -> None:
+        """Makes the folder. Called before the first shard is written, so that a failed run leaves nothing."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with replacing(self.about) as part:
+            part.write_text(json.dumps(self.key, indent=1) + "\n", encoding="utf-8")
 
     def path(self, n: int) -> Path:
         return self.folder / f"shard-{n:05d}.safetensors"
@@ -112,6 +115,7 @@ class Shards:
             if good is not None:
                 kept[n].append(good)
             if not missing[n]:
+                self._begin()
                 write_shard(self.path(n), sorted(kept.pop(n), key=lambda c: c.index), target)
             yield len(good.tokens) if good is not None else 0, int(good is None), not missing[n]
 

@@ -93,10 +93,7 @@ class Target:
         device: str | None = None,
     ) -> None:
         self.path, self.n_slots, self.n_ctx = path, n_slots, n_ctx
-        try:
-            self.llm = EagleLlama(path, n_ctx=32, n_batch=32, verbose=False)  # tokenizer, template, weights
-        except ValueError as e:
-            raise EagleError(ErrorKind.BAD_FILE, f"{path} cannot be loaded: {e}") from e
+        self.llm = EagleLlama(path, n_ctx=32, n_batch=32, verbose=False)  # tokenizer, template, weights
         model = self.llm._model.model
         self.n_layer = llama_cpp.llama_model_n_layer(model)
         self.n_embd, self.n_vocab = llama_cpp.llama_model_n_embd(model), self.llm.n_vocab()

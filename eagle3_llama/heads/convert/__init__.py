@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from ...common.files import reading
+from ...common.model_files import check_models
 from ...errors import EagleError, ErrorKind
 from .geometry import Geometry, measure
 from .layers import infer_layers
@@ -65,11 +66,13 @@ def convert(
     Raises EagleError, which names the tensor or key. `out` is unchanged then.
     """
     head, target, out = Path(head), Path(target), Path(out)
+    outtype = outtype.lower() if outtype is not None else None
     if outtype is not None and outtype not in QTYPES:
         raise EagleError(
             ErrorKind.BAD_ARGUMENT, f"--outtype is {outtype!r:.40}, expected one of {', '.join(QTYPES)}"
         )
     _check_out(head, target, out)
+    check_models(target, head if head.is_file() and head.suffix == ".gguf" else None)
     source, model = read_source(head), read_target(target)
     outtype = outtype or source.outtype
     layout = source.layout or detect(source.config, source.tensors)

@@ -32,6 +32,8 @@ def read_source(head: Path) -> Source:
     """Raises EagleError if anything is missing or malformed in the folder or the GGUF."""
     if head.is_file() and head.suffix == ".gguf":
         return Source(*read_gguf_head(head))
+    if not head.exists():
+        raise EagleError(ErrorKind.BAD_FILE, f"no such file or folder: {head}")
     if not head.is_dir():
         raise EagleError(
             ErrorKind.BAD_ARGUMENT,

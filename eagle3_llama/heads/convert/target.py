@@ -8,6 +8,7 @@ from pathlib import Path
 from gguf import GGUFValueType as T
 
 from ...common.gguf_reader import Value, read_gguf
+from ...common.model_files import check_models
 from ...errors import EagleError, ErrorKind
 
 _TOKENS = "tokenizer.ggml.tokens"
@@ -26,13 +27,9 @@ class Target:
 
 def read_target(path: Path) -> Target:
     """Raises EagleError: BAD_FILE (not a GGUF), TRUNCATED, BAD_VALUE, HEAD_MISMATCH (the file is a head)."""
+    check_models(path)
     file = read_gguf(path)
     arch = file.string("general.architecture")
-    if arch.startswith("eagle"):
-        raise EagleError(
-            ErrorKind.HEAD_MISMATCH,
-            f"{path} is a head itself (general.architecture is {arch}): give the target model",
-        )
     tokens = file.keys.get(_TOKENS)
     if tokens is None or tokens.item_type is not T.STRING or not tokens.value:
         raise EagleError(

@@ -1,0 +1,71 @@
+"""Checks model files before anything is loaded or written: each is there, is a GGUF, and is of its kind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..errors import EagleError, ErrorKind, TargetError
+from .gguf_reader import read_architecture
+
+HEADS = ("eagle3", "eagle")  # general.architecture of heads
+
+Name = str | os.PathLike[str]
+
+
+def check_models(target: Name, *heads: Name | None) -> None:
+    """Checks a target and its heads (None: no head). Reads the first bytes of each file.
+
+    Raises TargetError if the target is at fault, else EagleError: BAD_FILE (missing, a folder, no GGUF),
+    TRUNCATED, BAD_VALUE, HEAD_MISMATCH (a head in the target's place, no head in a head's place).
+    """
+    given = [Path(head) for head in heads if head is not None]
+    try:
+        kind = _architecture(Path(target))
+    except EagleError as e:
+        raise TargetError(e.kind, str(e)) from e
+    kinds = [_architecture(head) for head in given]
+    if kind in HEADS:
+        swapped = next((h for h, k in zip(given, kinds) if k not in HEADS), None)
+        mend = (
+            f"{swapped} is a model: exchange the two"
+            if swapped
+            else "give the model that it was trained for, and this file as its head"
+        )
+        raise TargetError(
+            ErrorKind.HEAD_MISMATCH, f"{target} is a head itself, and stands in the target's place: {mend}"
+        )
+    for head, found in zip(given, kinds):
+        if found not in HEADS:
+            raise EagleError(
+                ErrorKind.HEAD_MISMATCH,
+                f"{head} is not an EAGLE head, but a model (its general.architecture is {found!r:.40}): give "
+                "the GGUF of a head for this target; eagle3-llama convert makes one of a checkpoint",
+            )
+
+
+def check_file(path: Name) -> None:
+    """Raises EagleError BAD_FILE unless there is a file at `path`. It says how to mend what is there."""
+    path = Path(path)
+    if path.is_dir():
+        raise EagleError(ErrorKind.BAD_FILE, f"{path} is a folder: {_mend_folder(path)}")
+    if not path.is_file():
+        raise EagleError(ErrorKind.BAD_FILE, f"no such file: {path}")
+
+
+def _architecture(path: Path) -> str:
+    check_file(path)
+    return read_architecture(path)
+
+
+def _mend_folder(folder: Path) -> str:
+    """What to give instead of a folder."""
+    ggufs = sorted(folder.glob("*.gguf"))
+    if ggufs:
+        return f"use {' or '.join(map(str, ggufs[:3]))}"
+    if (folder / "config.json").is_file():
+        return (
+            f"a checkpoint's; for a head, eagle3-llama convert {folder} --model TARGET.gguf --out head.gguf "
+            "makes a GGUF file of it"
+        )
+    return "give a file"

@@ -1,0 +1,100 @@
+"""What a user may do to an EagleLlama by mistake: use it after close(), assign a drafting setting to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Generator
+from typing import Any, NoReturn
+
+from ..errors import EagleError, ErrorKind, TargetError
+
+_TOO_LONG = re.compile(r"exceed context window of \d+")  # Llama's ValueError
+_AT_LOAD = {  # Llama's ValueErrors, and what is likely
+    "Failed to load model from file": "the file is damaged, or its architecture is newer than this llama.cpp",
+    "Failed to create llama_context": "llama.cpp made no context for it: give a smaller n_ctx if there is too "
+    "little memory; verbose=True shows its reason",
+}
+
+
+class Closed:
+    """Stands where the model and its context were. llama-cpp-python would hand freed memory to llama.cpp."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise EagleError(ErrorKind.BAD_ARGUMENT, "the model is closed: load it again with EagleLlama(...)")
+
+
+def load_error(path: str, error: ValueError) -> TargetError:
+    """The error for a ValueError of Llama's constructor."""
+    if isinstance(error, TargetError):
+        return error
+    for said, why in _AT_LOAD.items():
+        if said in str(error):
+            return TargetError(ErrorKind.BAD_FILE, f"{path} cannot be loaded: {why}")
+    return TargetError(ErrorKind.BAD_ARGUMENT, str(error))
+
+
+def check_draft_model(draft_model: Any) -> None:
+    """Raises EagleError BAD_ARGUMENT for a path. Llama would fail at the first draft."""
+    if draft_model is not None and not callable(draft_model):
+        raise EagleError(
+            ErrorKind.BAD_ARGUMENT,
+            f"draft_model is {draft_model!r:.80}, expected a llama_cpp LlamaDraftModel: for a head use eagle=",
+        )
+
+
+def completions(steps: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    """The items of Llama._create_completion. json.dumps() can write their logprobs, whose values are Llama's.
+
+    Raises TargetError BAD_ARGUMENT if the prompt is too long for the context.
+    """
+    try:
+        for item in steps:
+            for choice in item["choices"]:
+                if logprobs := choice.get("logprobs"):
+                    _python_floats(logprobs)
+            yield item
+    except ValueError as e:
+        if isinstance(e, EagleError) or not _TOO_LONG.search(str(e)):
+            raise
+        raise TargetError(
+            ErrorKind.BAD_ARGUMENT, f"{e}: shorten the prompt, or load the model with a larger n_ctx"
+        ) from e
+    finally:
+        steps.close()
+
+
+def _python_floats(logprobs: dict[str, Any]) -> None:
+    plain = lambda x: x if x is None else float(x)
+    if "token_logprobs" in logprobs:
+        logprobs["token_logprobs"] = [plain(x) for x in logprobs["token_logprobs"]]
+    if logprobs.get("top_logprobs"):
+        logprobs["top_logprobs"] = [
+            row if row is None else {token: plain(x) for token, x in row.items()}
+            for row in logprobs["top_logprobs"]
+        ]
+
+
+def _setting(name: str) -> property:
+    def get(self: Any) -> Any:
+        return getattr(self.eagle_params, name)
+
+    def assign(self: Any, value: Any) -> None:
+        if type(self).eagle_params.fset is None:
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT, f"{name} of a request cannot change: give it to Batcher.request()"
+            )
+        self.eagle_params = dataclasses.replace(self.eagle_params, **{name: value})
+
+    return property(get, assign, doc=f"{name} of eagle_params. Assigning it makes new eagle_params.")
+
+
+class DraftSettings:
+    """The fields of eagle_params as attributes. What is assigned is checked, and holds from the next call."""
+
+    n_max = _setting("n_max")
+    n_min = _setting("n_min")
+    p_min = _setting("p_min")
+    tree = _setting("tree")

@@ -1,0 +1,194 @@
+"""Files and calls that a new user gets wrong: each command and class answers the same, before anything else."""
+
+import json
+
+import pytest
+import tiny_models
+
+from eagle3_llama import EagleError, EagleLlama, EagleParams
+from eagle3_llama.batching import Batcher, BatchSettings
+from eagle3_llama.bench.modes import parse_modes
+from eagle3_llama.bench.run import BenchSettings
+from eagle3_llama.cli.main import app
+from eagle3_llama.common.model_files import check_models
+from eagle3_llama.errors import ErrorKind, TargetError
+from eagle3_llama.heads.convert import convert
+from eagle3_llama.heads.info import describe
+from eagle3_llama.server.settings import ServerSettings
+from eagle3_llama.train.settings import TrainSettings
+
+CTX = {"n_ctx": 256, "n_threads": 1, "verbose": False}
+
+
+@pytest.fixture(scope="module")
+def wrong(files, tmp_path_factory):
+    """What is given as the target or the head: path, the error's kind, what it says."""
+    d = tmp_path_factory.mktemp("wrong")
+    (d / "text.gguf").write_text("Once upon a time")
+    (d / "empty.gguf").write_bytes(b"")
+    (d / "cut.gguf").write_bytes(b"GGUF\3\0\0\0")
+    for name in ("folder", "checkpoint", "trained"):
+        (d / name).mkdir()
+    (d / "checkpoint/config.json").write_text("{}")
+    tiny_models.head(d / "trained/head.gguf")
+    bad = ErrorKind.BAD_FILE
+    return {
+        "missing": (str(d / "none.gguf"), bad, "no such file"),
+        "a text": (str(d / "text.gguf"), bad, "is not a GGUF file"),
+        "empty": (str(d / "empty.gguf"), bad, "is not a GGUF file"),
+        "cut off": (str(d / "cut.gguf"), ErrorKind.TRUNCATED, "truncated"),
+        "a folder": (str(d / "folder"), bad, "is a folder: give a file"),
+        "a checkpoint": (str(d / "checkpoint"), bad, "eagle3-llama convert"),
+        "a trained head's folder": (str(d / "trained"), bad, "trained/head.gguf"),
+    }
+
+
+CASES = ("missing", "a text", "empty", "cut off", "a folder", "a checkpoint", "a trained head's folder")
+
+
+def ways(target, head, out):
+    """Everything that takes a target and a head, by name."""
+    prompts = out / "prompts.jsonl"
+    prompts.write_text('"x"\n')
+    modes = lambda: tuple(parse_modes(["plain", "eagle"], [head], None, EagleParams(), []))
+    return {
+        "EagleLlama": lambda: EagleLlama(target, eagle=head, **CTX),
+        "Batcher": lambda: Batcher(BatchSettings(target, head, n_ctx=128, n_threads=1)),
+        "serve": lambda: ServerSettings(model=target, eagle=head),
+        "bench": lambda: BenchSettings((target,), modes(), str(prompts)),
+        "generate": lambda: app(
+            ["generate", "-m", target, "--eagle", head, "-p", "x"], standalone_mode=False
+        ),
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_wrong_files(files, wrong, case, tmp_path):
+    """As the target and as the head."""
+    path, kind, said = wrong[case]
+    for target, head in ((path, files[1]), (files[0], path)):
+        for way, call in ways(target, head, tmp_path).items():
+            with pytest.raises(EagleError) as error:
+                call()
+            assert error.value.kind is kind and said in str(error.value), way
+            assert path in str(error.value) and "\n" not in str(error.value), way
+            assert isinstance(error.value, ValueError) == (target == path), way
+    for call in (
+        lambda: describe(path),
+        lambda: TrainSettings(targets=(path,), out=str(tmp_path / "out")),
+        lambda: convert(files[1], path, tmp_path / "out.gguf"),
+    ):
+        with pytest.raises(EagleError) as error:
+            call()
+        assert error.value.kind is kind and said in str(error.value)
+
+
+def test_heads_in_the_wrong_place(files, tmp_path):
+    target, head = files
+    for given, said in (
+        ((head, target), "exchange the two"),
+        ((head, head), "is a head itself"),
+        ((target, target), "is not an EAGLE head, but a model"),
+    ):
+        for way, call in ways(*given, tmp_path).items():
+            with pytest.raises(EagleError) as error:
+                call()
+            assert error.value.kind is ErrorKind.HEAD_MISMATCH and said in str(error.value), way
+    for call in (
+        lambda: check_models(head),
+        lambda: EagleLlama(head, **CTX),
+        lambda: TrainSettings(targets=(head,), out=str(tmp_path / "out")),
+        lambda: convert(target, head, tmp_path / "out.gguf"),
+    ):
+        with pytest.raises(EagleError, match="is a head itself"):
+            call()
+    check_models(target, head, None)
+
+
+def test_a_target_that_llama_cpp_refuses(files, tmp_path):
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(open(files[0], "rb").read()[:-200])
+    with pytest.raises(TargetError, match="cut.gguf cannot be loaded: the file is damaged"):
+        EagleLlama(cut, **CTX)
+
+
+def test_a_long_prompt_is_both_errors(files):
+    with EagleLlama(files[0], **CTX) as llm:
+        for error in (EagleError, ValueError):
+            with pytest.raises(error, match=r"exceed context window of 256: shorten the prompt") as found:
+                llm([1] * 300)
+            assert found.value.kind is ErrorKind.BAD_ARGUMENT
+
+
+def test_a_path_as_draft_model(files):
+    with pytest.raises(EagleError, match="for a head use eagle="):
+        EagleLlama(files[0], draft_model=files[1], **CTX)
+
+
+def test_a_closed_model_says_so(files):
+    """Llama's methods would end the process."""
+    with EagleLlama(files[0], eagle=files[1], **CTX) as llm:
+        llm([1, 60], max_tokens=2)
+    chat = [{"role": "user", "content": "x"}]
+    for call in (
+        lambda: llm("x"),
+        lambda: list(llm("x", stream=True)),
+        lambda: llm.create_chat_completion(chat),
+        lambda: llm.tokenize(b"x"),
+        lambda: llm.detokenize([60]),
+        lambda: llm.n_ctx(),
+        lambda: llm.token_bos(),
+        lambda: next(llm.generate([1, 60])),
+        lambda: llm.eval([1]),
+        lambda: llm.embed("x"),
+        lambda: llm.save_state(),
+        llm.sample,
+        llm.reset,
+    ):
+        with pytest.raises(EagleError, match="closed|NULL"):
+            call()
+    llm.close()
+    assert llm.stats.tokens == 2
+
+
+def test_assigned_settings_hold_or_are_refused(files):
+    with EagleLlama(files[0], eagle=files[1], **CTX) as llm:
+        llm.n_max = 3
+        llm.p_min = 0.25
+        assert llm.eagle_params == EagleParams(3, p_min=0.25) and (llm.n_max, llm.p_min) == (3, 0.25)
+        for name, value in (("n_max", 99), ("tree", "8x2x2"), ("n_min", 4)):
+            with pytest.raises(EagleError):
+                setattr(llm, name, value)
+        assert llm.eagle_params == EagleParams(3, p_min=0.25)
+    with EagleLlama(files[0], **CTX) as llm, pytest.raises(EagleError, match="no head"):
+        llm.n_max = 3
+    with Batcher(BatchSettings(*files, n_parallel=1, n_ctx=128, n_threads=1)) as batcher:
+        with batcher.request() as llm, pytest.raises(EagleError, match="Batcher.request"):
+            llm.n_max = 3
+
+
+def test_logprobs_can_be_written(files):
+    """As JSON, with Llama's values."""
+    from eagle3_llama.runtime.binding import Llama
+
+    asked = {"max_tokens": 4, "logprobs": 2, "temperature": 0.0, "echo": True}
+    told = []
+    for make, more in ((Llama, {"logits_all": True}), (EagleLlama, {})):
+        llm = make(files[0], **CTX, **more)
+        told.append(llm("ab", **asked)["choices"][0]["logprobs"])
+        llm.close()
+    assert json.loads(json.dumps(told[1])) == told[1] == told[0]
+
+
+def test_case_of_names_does_not_matter(files, tmp_path):
+    """Formats, types and modes, as llama.cpp writes them or not."""
+    from eagle3_llama.models import smollm2
+
+    convert(files[1], files[0], tmp_path / "out.gguf", "Q8_0")
+    assert "Q8_0" in dict(describe(tmp_path / "out.gguf"))["weights"]
+    assert smollm2("q4_1") == smollm2("Q4_1")
+    with pytest.raises(EagleError, match="unknown format 'Q9_9'"):
+        smollm2("q9_9")
+    assert [m.kind for m in parse_modes(["Plain"], [], None, EagleParams(), [])] == ["plain"]
+    settings = TrainSettings((files[0],), str(tmp_path / "out"), optimizer="Muon", capture="LLAMA")
+    assert (settings.optimizer, settings.capture) == ("muon", "llama")
