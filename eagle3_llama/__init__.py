@@ -19,16 +19,17 @@ from .runtime.library import prefer_our_libllama
 if TYPE_CHECKING:
     from .errors import EagleError, ErrorKind
     from .llama.eagle_llama import EagleLlama
-    from .runtime.params import EagleParams
+    from .runtime.params import EagleParams, Tree
 
 __version__ = "0.1.0"
-__all__ = ["EagleError", "EagleLlama", "EagleParams", "ErrorKind"]
+__all__ = ["EagleError", "EagleLlama", "EagleParams", "ErrorKind", "Tree"]
 
 _HOME = {
     "EagleError": "errors",
     "EagleLlama": "llama",
     "EagleParams": "runtime.params",
     "ErrorKind": "errors",
+    "Tree": "runtime.params",
 }
 
 prefer_our_libllama()

@@ -44,7 +44,8 @@ def shipped_head() -> Path:
 def smollm2(fmt: str = "Q4_1") -> Path:
     """The path of SmolLM2-135M-Instruct as a GGUF of the given format. The first call creates the file.
 
-    fmt: such as Q4_0 or q4_0. Q4_1 is the file from the pip package. Every other format is quantised from it. Raises EagleError.
+    fmt: such as Q4_0 or q4_0. Q4_1 is the file from the pip package, from which every other format is
+    quantised. Raises EagleError.
     """
     fmt = fmt.upper()
     path = cache_dir() / f"smollm2-135m-instruct-{fmt}.gguf"

@@ -1,4 +1,4 @@
-"""Files and calls that a new user gets wrong: each command and class answers the same, before anything else."""
+"""Files and calls that a new user gets wrong: all commands and classes answer alike."""
 
 import json
 

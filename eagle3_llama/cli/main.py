@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from rich.markup import escape
 
 from .. import __version__
 from ..common.files import replacing
+from ..common.model_files import check_models
 from ..common.options import (
     CONTEXT,
     N_CTX,
@@ -29,9 +29,11 @@ from ..common.options import (
     Seed,
     Temp,
     Threads,
+    TopK,
     TopP,
     TreeShape,
 )
+from ..common.terminal import say_error, say_warnings
 from ..errors import EagleError, ErrorKind
 from ..heads.convert.cli import convert, one_line
 from ..runtime.machine import cores
@@ -51,7 +53,8 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def eagle3_llama(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and exit")
+        bool,
+        typer.Option("--version", metavar="", callback=_version, is_eager=True, help="print the version"),
     ] = False,
 ) -> None:
     """EAGLE speculative decoding for llama.cpp: same seed, same text, only faster."""
@@ -95,9 +98,10 @@ def generate(
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="the user's message", show_default=False)],
     eagle: Eagle = None,
     n_predict: NPredict = 256,
-    raw: Annotated[bool, typer.Option(help="do not use the chat template")] = False,
+    raw: Annotated[bool, typer.Option(metavar="", help="do not use the chat template")] = False,
     temp: Temp = 0.8,
     top_p: TopP = 0.95,
+    top_k: TopK = 40,
     seed: Seed = 1,
     n_max: NMax = None,
     n_min: NMin = 0,
@@ -122,7 +126,7 @@ def generate(
             ErrorKind.BAD_ARGUMENT,
             f"the prompt has {len(tokens)} tokens, but the context has {llm.n_ctx()}: raise --n-ctx",
         )
-    answer(llm, tokens, n_predict, Console(highlight=False), temp=temp, top_p=top_p)
+    answer(llm, tokens, n_predict, Console(highlight=False), temp=temp, top_p=top_p, top_k=top_k)
 
 
 @app.command()
@@ -135,6 +139,7 @@ def chat(
     ] = None,
     temp: Temp = 0.8,
     top_p: TopP = 0.95,
+    top_k: TopK = 40,
     seed: Seed = 1,
     n_max: NMax = None,
     n_min: NMin = 0,
@@ -152,7 +157,7 @@ def chat(
         model, eagle, EagleParams(n_max, n_min, p_min, tree), n_ctx, threads, n_gpu_layers, flash_attn
     )
     llm.set_seed(seed)
-    converse(llm, n_predict, system, Console(highlight=False), temp=temp, top_p=top_p)
+    converse(llm, n_predict, system, Console(highlight=False), temp=temp, top_p=top_p, top_k=top_k)
 
 
 @app.command()
@@ -192,7 +197,7 @@ def bench(
     n_ctx: NCtx = N_CTX,
     flash_attn: FlashAttn = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="print costs, the planner's choices and its predicted speed")
+        bool, typer.Option("--explain", metavar="", help="print costs, and what the planner chose")
     ] = False,
     plot: Annotated[
         Path | None, typer.Option(help="write plots of acceptance, speed and costs to this folder")
@@ -238,7 +243,7 @@ def info(
         Path | None, typer.Argument(help="GGUF of a target or a head", show_default=False)
     ] = None,
     system: Annotated[
-        bool, typer.Option("--system", help="describe this machine and the library, for a report of a fault")
+        bool, typer.Option("--system", metavar="", help="describe this machine, for a report of a fault")
     ] = False,
 ) -> None:
     """Describe a GGUF: sizes, captured layers, variant, the target that a head fits. Reads no weights."""
@@ -269,17 +274,26 @@ def compare(
     ] = "The capital of France is Paris, and the capital of Italy is",
     threads: Threads = None,
 ) -> None:
-    """Compare the native head with a NumPy reference, stage by stage. Useful for adding a new variant."""
+    """Compare the native head with a NumPy reference, stage by stage. Useful for adding a new variant.
+
+    The last line is the verdict. The exit code is 1 if a stage differs by more than rounding.
+    """
     from rich.table import Table
 
+    from ..heads.compare import agrees, verdict
     from ..heads.compare import compare as run
 
     table = Table("stage")
     for name in ("largest error", "largest value", "cosine"):
         table.add_column(name, justify="right")
-    for stage in run(head, model, prompt, threads or cores()):
+    check_models(model, head)
+    stages = run(head, model, prompt, threads or cores())
+    for stage in stages:
         table.add_row(stage.name, f"{stage.error:.3g}", f"{stage.largest:.3g}", f"{stage.cosine:.8f}")
     Console().print(table)
+    print(verdict(stages))
+    if not all(map(agrees, stages)):
+        raise typer.Exit(1)
 
 
 app.command()(convert)
@@ -290,10 +304,11 @@ app.command()(serve)
 def main() -> None:
     """Entry point. An EagleError is printed as one line, with exit code 2."""
     faulthandler.enable()  # a crash in native code says where
+    say_warnings(app)
     try:
         app()
     except EagleError as e:
-        print(f"error: {e}", file=sys.stderr)
+        say_error(e, app)
         raise SystemExit(2) from None
 
 

@@ -125,9 +125,7 @@ class _Walk:
     def begin(self) -> tuple[int, int]:
         """Reads the header. Returns the numbers of tensors and keys."""
         if self.f.read(4) != b"GGUF":
-            raise EagleError(
-                ErrorKind.BAD_FILE, f"{self.path} is not a GGUF file, as models and heads are here"
-            )
+            raise EagleError(ErrorKind.BAD_FILE, f"{self.path} is not a GGUF file: give one")
         self.pos = 4
         if (version := self.scalar(T.UINT32)) not in (2, 3):
             raise EagleError(

@@ -47,6 +47,7 @@ FlashAttn = Annotated[
     bool | None,
     typer.Option(
         "--flash-attn/--no-flash-attn",
+        metavar="",
         show_default=False,
         help="flash attention, required for draft trees; default: on if the backend supports it",
     ),
@@ -61,6 +62,9 @@ TopP = Annotated[
         help="sample from the most likely tokens whose probabilities add up to this",
     ),
 ]
+TopK = Annotated[
+    int, typer.Option("--top-k", min=0, help="sample from this many of the most likely tokens; 0: from all")
+]
 Seed = Annotated[int, typer.Option("--seed", help="seed for sampling; the same seed gives the same text")]
 Threads = Annotated[
     int | None,
@@ -69,9 +73,14 @@ Threads = Annotated[
     ),
 ]
 NCtx = Annotated[
-    int, typer.Option("--n-ctx", "-c", min=16, help="context size in tokens, prompt and answer together")
+    int,
+    typer.Option(
+        "--n-ctx", "-c", min=16, help="tokens of prompt and answer; rounded up to a multiple of 256"
+    ),
 ]
-NPredict = Annotated[int, typer.Option("--n-predict", "-n", min=1, help="most tokens to generate per answer")]
+NPredict = Annotated[
+    int, typer.Option("--n-predict", "--max-tokens", "-n", min=1, help="most tokens to generate per answer")
+]
 GpuLayers = Annotated[
     int, typer.Option("--n-gpu-layers", "-ngl", help="layers to offload to the GPU; -1: all of them")
 ]

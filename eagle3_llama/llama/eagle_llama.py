@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..common import keywords
+from ..common import keywords, tokenizers
 from ..common.model_files import check_models
 from ..errors import EagleError, ErrorKind
 from ..runtime import costs
@@ -148,7 +148,10 @@ class EagleLlama(GeneratingLlama):
             )
             eagle_path = None
         try:
-            return Engine(ctx, model, eagle_path, self._n_slots, self._extract_layers)
+            engine = Engine(ctx, model, eagle_path, self._n_slots, self._extract_layers)
+            if eagle_path is not None and (said := tokenizers.warning(self.model_path, eagle_path)):
+                warnings.warn(said, RuntimeWarning, stacklevel=4)
+            return engine
         except EagleError as e:
             if e.kind is not ErrorKind.UNSUPPORTED or eagle_path is None:
                 raise

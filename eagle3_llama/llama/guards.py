@@ -11,9 +11,9 @@ from ..errors import EagleError, ErrorKind, TargetError
 
 _TOO_LONG = re.compile(r"exceed context window of \d+")  # Llama's ValueError
 _AT_LOAD = {  # Llama's ValueErrors, and what is likely
-    "Failed to load model from file": "the file is damaged, or its architecture is newer than this llama.cpp",
-    "Failed to create llama_context": "llama.cpp made no context for it: give a smaller n_ctx if there is too "
-    "little memory; verbose=True shows its reason",
+    "Failed to load model from file": "the file is damaged, or newer than this llama.cpp",
+    "Failed to create llama_context": "llama.cpp made no context for it: give a smaller n_ctx if "
+    "there is too little memory; verbose=True shows its reason",
 }
 
 
@@ -41,7 +41,7 @@ def check_draft_model(draft_model: Any) -> None:
     if draft_model is not None and not callable(draft_model):
         raise EagleError(
             ErrorKind.BAD_ARGUMENT,
-            f"draft_model is {draft_model!r:.80}, expected a llama_cpp LlamaDraftModel: for a head use eagle=",
+            f"draft_model is {draft_model!r:.80}, expected a LlamaDraftModel: for a head use eagle=",
         )
 
 

@@ -175,6 +175,12 @@ class EagleParams:
         elif isinstance(self.tree, Sequence):
             choices: Any = tuple(self.tree)  # StaticTree makes tuples of them
             object.__setattr__(self, "tree", StaticTree(choices))
+        if self.tree is True:
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT,
+                "tree=True names no shape: give one, such as tree='60x6x10', or leave tree out, and the"
+                " planner may draft trees",
+            )
         if self.tree is not None and self.tree is not False and not isinstance(self.tree, (Tree, StaticTree)):
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import typer
 
 from ..common.options import CONTEXT
+from ..common.terminal import say_error, say_warnings
 from ..errors import EagleError
 from .cli import serve
 
@@ -15,10 +14,11 @@ def main() -> None:
     """Entry point. Prints an EagleError as one line and exits with code 2."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(context_settings=CONTEXT)(serve)
+    say_warnings(app)
     try:
         app(prog_name="python -m eagle3_llama.server")
     except EagleError as e:
-        print(f"error: {e}", file=sys.stderr)
+        say_error(e, app)
         raise SystemExit(2) from None
 
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
+from starlette.routing import Match
 
 from .errors import ApiError, internal
 from .generation import Job
@@ -62,6 +63,8 @@ class Access:
         talk = _Talk(record, receive, send, unread=has_body)
         try:
             refused = self._refusal(scope, headers)
+            if refused is not None:
+                record.error = refused.code
             await (self.app if refused is None else error_response(refused))(scope, talk.receive, talk.send)
         except Exception:
             log.exception("request %s failed", record.request_id)
@@ -122,7 +125,7 @@ class Access:
     def _note(self, scope: Any, record: Record) -> None:
         job, seconds = record.job, time.monotonic() - record.started
         status = 499 if job is not None and job.gone else record.status or 499
-        route = getattr(scope.get("route"), "path", "other")
+        route = getattr(scope.get("route") or _route(scope), "path", "other")
         self.metrics.count(route, status, seconds, job)
         line = {
             "request_id": record.request_id,
@@ -138,6 +141,12 @@ class Access:
         if self.settings.log_prompts and record.prompt is not None:
             line["prompt"] = record.prompt
         access_log.info(json.dumps(line))
+
+
+def _route(scope: Any) -> Any:
+    """The route that a request would have reached, if it was refused before; None for an unknown path."""
+    routes = scope["app"].router.routes if "app" in scope else ()
+    return next((r for r in routes if r.matches(scope)[0] is not Match.NONE), None)
 
 
 def _about(job: Job) -> dict[str, Any]:

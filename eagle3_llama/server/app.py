@@ -11,6 +11,7 @@ import importlib.resources
 import re
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -46,7 +47,7 @@ class Server:
 
     def __init__(self, settings: ServerSettings, batcher: Any) -> None:
         self.settings, self.batcher = settings, batcher
-        self.name = settings.model_alias or batcher.model_name
+        self.name = settings.model_alias or Path(settings.model).stem
         self.created = int(time.time())
         self.gate = Gate(settings.capacity, settings.n_parallel)
         self.metrics = Metrics(batcher, self.name)

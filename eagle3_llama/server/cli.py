@@ -38,7 +38,7 @@ def serve(
         str | None, typer.Option(help="a chat format of llama-cpp-python; default: the model's template")
     ] = None,
     model_alias: Annotated[
-        str | None, typer.Option(help="model name that clients see; default: the model's own name")
+        str | None, typer.Option(help="model name that clients see; default: the name of its file")
     ] = None,
     max_queue: Annotated[
         int, typer.Option(help="requests that may wait for a slot; further ones get 503")
@@ -69,7 +69,7 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="site whose pages may send requests; may be repeated")
     ] = None,
-    log_prompts: Annotated[bool, typer.Option(help="write prompts to the log")] = False,
+    log_prompts: Annotated[bool, typer.Option(metavar="", help="write prompts to the log")] = False,
 ) -> None:
     """Serve a model through OpenAI's API, many requests in one batch, with speculative decoding."""
     given: dict[str, Any] = {k: str(v) if isinstance(v, Path) else v for k, v in locals().items()}

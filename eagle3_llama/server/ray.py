@@ -216,7 +216,7 @@ def serve_replicas(
         float | None, typer.Option(help="GPUs reserved for a replica; default: 1 with --n-gpu-layers")
     ] = None,
     session_affinity: Annotated[
-        bool, typer.Option(help="send requests with the same X-Session-Id to the same replica")
+        bool, typer.Option(metavar="", help="send requests with the same X-Session-Id to the same replica")
     ] = False,
     address: Annotated[
         str | None, typer.Option(help="address of a Ray cluster, or auto; default: start Ray here")

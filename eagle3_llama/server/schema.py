@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from typing import Annotated, Any, Literal, Optional, Union
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, create_model
 
 from .settings import ServerSettings
 
@@ -38,11 +39,20 @@ def _plain_json(value: Any) -> Any:
     raise ValueError(f"it is nested deeper than {MAX_NESTING} levels")
 
 
+def _tree_shape(value: str) -> str:
+    if not re.fullmatch(_TREE, value):
+        raise ValueError(f"expected NODESxDEPTHxWIDTH, such as 60x6x10, or false; not {value!r:.40}")
+    return value
+
+
 def _length(most: int, least: int | None = None) -> Any:
     """The length of a list. Its validation stops at the first error, not after a million of them."""
     return Field(min_length=least, max_length=most, fail_fast=True)
 
 
+_TREE = r"^[1-9][0-9]?x[1-9][0-9]?x[1-9][0-9]?$"
+# the pattern is for the OpenAPI document: pydantic's own error would show it to the client
+TreeShape = Annotated[str, AfterValidator(_tree_shape), WithJsonSchema({"type": "string", "pattern": _TREE})]
 Object = Annotated[dict[str, Any], AfterValidator(_plain_json)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Word = Annotated[str, Field(max_length=512)]
@@ -76,10 +86,8 @@ class Speculative(Body):
         description="end a chain before a less probable token; in a tree, leave out a node whose whole path"
         " is less probable. Needs n_max or tree",
     )
-    tree: Annotated[str, Field(pattern=r"^[1-9][0-9]?x[1-9][0-9]?x[1-9][0-9]?$")] | Literal[False] | None = (
-        Field(
-            default=None, description="NODESxDEPTHxWIDTH, such as 60x6x10; false: the planner drafts no trees"
-        )
+    tree: TreeShape | Literal[False] | None = Field(
+        default=None, description="NODESxDEPTHxWIDTH, such as 60x6x10; false: the planner drafts no trees"
     )
     report: bool = Field(
         default=False, description="streamed chunks say how each token was produced; the last one has timings"

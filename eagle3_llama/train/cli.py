@@ -41,13 +41,15 @@ def train(
         str, typer.Option(help="shares of self-written prompts, --prompts, --conversations in the data")
     ] = "1,1,1",
     max_tokens: Annotated[
-        int, typer.Option(help="least tokens of training data; the answers under way are finished")
+        int, typer.Option(help="least tokens of training data; running answers are finished")
     ] = 1_000_000,
     max_gb: Annotated[float, typer.Option(help="most gigabytes of training data on disk")] = 20.0,
     n_predict: Annotated[
         int, typer.Option("--n-predict", "-n", help="most tokens to generate per answer")
     ] = 256,
-    drop_truncated: Annotated[bool, typer.Option(help="drop answers that reach --n-predict")] = False,
+    drop_truncated: Annotated[
+        bool, typer.Option(metavar="", help="drop answers that reach --n-predict")
+    ] = False,
     slots: Annotated[int, typer.Option(help="sequences that are generated in parallel")] = 32,
     capture: Annotated[
         str,

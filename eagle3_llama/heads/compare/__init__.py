@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import numpy as np
 
 from ...errors import EagleError, ErrorKind
 
-__all__ = ["Stage", "compare", "stage_names"]
+__all__ = ["Stage", "agrees", "compare", "stage_names", "verdict"]
+
+LEAST = 0.999  # cosine of a stage: quantised products round activations to 8 bits, which costs about 0.0002
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,26 @@ def compare(head: str | Path, target: str | Path, prompt: str, n_threads: int = 
         if engine is not None:
             engine.close()
         graph.close()
+
+
+def agrees(stage: Stage) -> bool:
+    """Whether a stage is the reference's but for rounding."""
+    return stage.cosine >= LEAST  # and not NaN
+
+
+def verdict(stages: Sequence[Stage]) -> str:
+    """One sentence: whether all stages agree with the reference, or which is the first that does not."""
+    wrong = next((s for s in stages if not agrees(s)), None)
+    if wrong is None:
+        least = min(s.cosine for s in stages)
+        return (
+            f"the native graph agrees with the reference: no cosine is below {LEAST} (lowest {least:.5f})."
+            " What is left is rounding; compare a largest error with the largest value beside it"
+        )
+    return (
+        f"the native graph DIFFERS from the reference, first at {wrong.name}: cosine {wrong.cosine:.5f},"
+        f" expected at least {LEAST}"
+    )
 
 
 def _stage(name: str, ours: np.ndarray, theirs: np.ndarray) -> Stage:

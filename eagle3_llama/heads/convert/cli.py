@@ -45,7 +45,9 @@ def convert(
     ] = None,
     self_test: Annotated[
         bool,
-        typer.Option("--self-test", help="afterwards test the head on stored texts, also with other layers"),
+        typer.Option(
+            "--self-test", metavar="", help="then test the head on stored texts, also with other layers"
+        ),
     ] = False,
 ) -> None:
     """Convert a head to GGUF.

@@ -1,0 +1,58 @@
+"""How the commands say what is wrong: in the words of the command line, one line each, without Python."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import typer
+
+_PHRASES = (  # settings whose names are words too
+    (r"\bgive eagle\b", "give --eagle"),
+    (r"\b(leave|instead of|or) tree\b", r"\1 --tree"),
+    (r"^tree (has|is)\b", r"--tree \1"),
+    (r"\band tree for\b", "and --tree for"),
+    (r"\ba Tree\b", "--tree"),
+)
+
+
+def as_options(message: str, names: Iterable[str]) -> str:
+    """A message in which settings are options: n_min is --n-min, flash_attn=True is --flash-attn.
+
+    names: the settings, such as n_min. Names inside paths stay as they are.
+    """
+
+    def option(found: re.Match[str]) -> str:
+        value = f" {found[2]}" if found[2] and found[2][0].isdigit() else ""
+        return ("--no-" if found[2] == "False" else "--") + found[1].replace("_", "-") + value
+
+    known = "|".join(sorted((n for n in names if "_" in n), key=len, reverse=True))
+    if known:
+        message = re.sub(rf"(?<![\w/.-])({known})(?:=(True|False|[0-9]+))?(?![\w=-]|[./]\w)", option, message)
+    for phrase, words in _PHRASES:
+        message = re.sub(phrase, words, message)
+    return message
+
+
+def option_names(app: typer.Typer) -> set[str]:
+    """The names of all parameters of an application's commands."""
+    command: Any = typer.main.get_command(app)
+    commands = getattr(command, "commands", {"": command}).values()
+    return {p.name for c in commands for p in c.params}
+
+
+def say_error(error: Exception, app: typer.Typer) -> None:
+    """Prints an error as one line on stderr."""
+    print(f"error: {as_options(str(error), option_names(app))}", file=sys.stderr)
+
+
+def say_warnings(app: typer.Typer) -> None:
+    """From now on a warning is one line on stderr, without the place in the source."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"warning: {as_options(str(message), option_names(app))}", file=sys.stderr)
+
+    warnings.showwarning = show
