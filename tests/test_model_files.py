@@ -7,8 +7,6 @@ import tiny_models
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams
 from eagle3_llama.batching import Batcher, BatchSettings
-from eagle3_llama.bench.modes import parse_modes
-from eagle3_llama.bench.run import BenchSettings
 from eagle3_llama.cli.main import app
 from eagle3_llama.common.model_files import check_models
 from eagle3_llama.errors import ErrorKind, TargetError
@@ -50,15 +48,13 @@ def ways(target, head, out):
     """Everything that takes a target and a head, by name."""
     prompts = out / "prompts.jsonl"
     prompts.write_text('"x"\n')
-    modes = lambda: tuple(parse_modes(["plain", "eagle"], [head], None, EagleParams(), []))
+    command = lambda name, *more: app([name, "-m", target, "--eagle", head, *more], standalone_mode=False)
     return {
         "EagleLlama": lambda: EagleLlama(target, eagle=head, **CTX),
         "Batcher": lambda: Batcher(BatchSettings(target, head, n_ctx=128, n_threads=1)),
         "serve": lambda: ServerSettings(model=target, eagle=head),
-        "bench": lambda: BenchSettings((target,), modes(), str(prompts)),
-        "generate": lambda: app(
-            ["generate", "-m", target, "--eagle", head, "-p", "x"], standalone_mode=False
-        ),
+        "bench": lambda: command("bench", "--prompts", str(prompts)),
+        "generate": lambda: command("generate", "-p", "x"),
     }
 
 
@@ -189,6 +185,5 @@ def test_case_of_names_does_not_matter(files, tmp_path):
     assert smollm2("q4_1") == smollm2("Q4_1")
     with pytest.raises(EagleError, match="unknown format 'Q9_9'"):
         smollm2("q9_9")
-    assert [m.kind for m in parse_modes(["Plain"], [], None, EagleParams(), [])] == ["plain"]
     settings = TrainSettings((files[0],), str(tmp_path / "out"), optimizer="Muon", capture="LLAMA")
     assert (settings.optimizer, settings.capture) == ("muon", "llama")

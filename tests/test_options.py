@@ -155,4 +155,4 @@ def test_a_tree_without_flash_attention(files):
         ],
         code=2,
     )
-    assert "flash_attn" in done.stderr
+    assert "--flash-attn" in done.stderr

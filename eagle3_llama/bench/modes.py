@@ -57,7 +57,6 @@ def parse_modes(
 
     Raises EagleError BAD_ARGUMENT, also for what none of the modes uses.
     """
-    names = [name.lower() for name in names]
     _check_used(names, heads, draft_model, params, fixed)
     modes = []
     for name in names:

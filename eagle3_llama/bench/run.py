@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..common.model_files import check_file, check_models
 from ..common.progress import progress
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import chat_tokens
@@ -41,12 +40,9 @@ class BenchSettings:
     explain: bool = False
 
     def __post_init__(self) -> None:
-        heads = [m.head for m in self.modes if m.head and m.kind != "draft_model"]
-        for target in self.targets:
-            check_models(target, *heads)
-        for small in (m.head for m in self.modes if m.head and m.kind == "draft_model"):
-            check_models(small)
-        check_file(self.prompts)
+        for path in [*self.targets, *(m.head for m in self.modes if m.head), self.prompts]:
+            if not Path(path).is_file():
+                raise EagleError(ErrorKind.BAD_FILE, f"no such file: {path}")
         if self.sampling.get("temp") and any(m.kind in ("upstream", "draft_model") for m in self.modes):
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT, "modes upstream and draft_model are greedy only: leave --temp out"

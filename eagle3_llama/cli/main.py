@@ -205,6 +205,10 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures to this file")] = None,
 ) -> None:
     """Compare the speed and the text of decoding modes, alternating between them for every prompt."""
+    for target in model:
+        check_models(target, *(eagle or ()))
+    if draft_model is not None:
+        check_models(draft_model)
     from ..bench.modes import parse_modes
     from ..bench.run import BenchSettings, run_bench
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from ..runtime.binding import Llama, llama_cpp
+from .guards import DraftSettings, completions
 
 
-class FlashLlama(Llama):
+class FlashLlama(DraftSettings, Llama):
     """flash_attn=None is llama.cpp's `auto`: on if the backend supports it. Default: False, as in Llama."""
 
     def __init__(self, model_path: str, *, flash_attn: bool | None = False, **kwargs: Any) -> None:
@@ -23,6 +25,9 @@ class FlashLlama(Llama):
     @context_params.setter
     def context_params(self, params: Any) -> None:
         self._context_params = params
+
+    def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        yield from completions(super()._create_completion(*args, **kwargs))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "flash_attn": self._flash_attn}

@@ -17,7 +17,6 @@ from ..runtime.engine import Engine
 from ..runtime.params import EagleParams
 from ..runtime.stats import EagleStats
 from .flash import FlashLlama
-from .guards import DraftSettings, completions
 from .ownership import Claim, Ownership
 from .scores import ScoreRows
 
@@ -96,7 +95,7 @@ class GuardedProcessors:
             raise error
 
 
-class GeneratingLlama(DraftSettings, FlashLlama):
+class GeneratingLlama(FlashLlama):
     """A Llama whose generate() takes its tokens from a TokenSource. Everything else makes text from these."""
 
     _owner: Ownership
@@ -212,7 +211,7 @@ class GeneratingLlama(DraftSettings, FlashLlama):
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Llama's, with logprobs that need no logits_all, and with the counts of draft tokens in `usage`."""
         claim = self._owner.claim(GENERATION, adopts=True)
-        steps: Any = completions(super()._create_completion(*args, **kwargs))
+        steps: Any = super()._create_completion(*args, **kwargs)
         if not self._delegates:
             logprobs, echo = kwargs.get("logprobs"), kwargs.get("echo")
             claim.record = "none" if logprobs is None else "prompt" if echo else "all"

@@ -45,7 +45,7 @@ def check_draft_model(draft_model: Any) -> None:
         )
 
 
-def completions(steps: Generator[Any, None, None]) -> Generator[Any, None, None]:
+def completions(steps: Any) -> Generator[Any, None, None]:
     """The items of Llama._create_completion. json.dumps() can write their logprobs, whose values are Llama's.
 
     Raises TargetError BAD_ARGUMENT if the prompt is too long for the context.
@@ -82,7 +82,7 @@ def _setting(name: str) -> property:
         return getattr(self.eagle_params, name)
 
     def assign(self: Any, value: Any) -> None:
-        if type(self).eagle_params.fset is None:
+        if type(self).eagle_params.fset is None:  # a request's
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT, f"{name} of a request cannot change: give it to Batcher.request()"
             )
