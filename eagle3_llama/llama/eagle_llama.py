@@ -22,10 +22,9 @@ from ..runtime.engine import Engine
 from ..runtime.machine import cores
 from ..runtime.params import NO_HEAD, EagleParams
 from ..runtime.stats import EagleStats
-from . import saved_state
+from . import guards, saved_state
 from .cost_key import cost_key
 from .generation import GeneratingLlama, GuardedProcessors
-from .guards import Closed, check_draft_model, load_error
 from .local_tokens import LocalTokens
 from .media import MediaRows
 from .ownership import Ownership
@@ -84,7 +83,7 @@ class EagleLlama(GeneratingLlama):
         )
         self._params = EagleParams(n_max, n_min, p_min, tree)
         keywords.check_unused(eagle_path, self._params, extract_layers, kwargs)
-        check_draft_model(kwargs.get("draft_model"))
+        guards.check_draft_model(kwargs.get("draft_model"))
         check_models(model_path, eagle_path)
         self._eagle_path, self._extract_layers = eagle_path, extract_layers
         self._engine: Engine | None = None
@@ -107,7 +106,7 @@ class EagleLlama(GeneratingLlama):
                 self._begin(logits_all)
         except ValueError as e:
             self.close()
-            raise load_error(os.fspath(model_path), e) from e
+            raise guards.load_error(os.fspath(model_path), e) from e
         except BaseException:
             self.close()  # the traceback holds this object, which would hold the model
             raise
@@ -128,7 +127,7 @@ class EagleLlama(GeneratingLlama):
         if hasattr(self, "_stack"):  # false if the constructor was never entered
             with self._owner.call("close()"):
                 super().close()
-                self._model = self._ctx = self.tokenizer_ = Closed()  # type: ignore[assignment]
+                self._model = self._ctx = self.tokenizer_ = guards.Closed()  # type: ignore[assignment]
 
     def __enter__(self) -> EagleLlama:
         return self
