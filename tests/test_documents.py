@@ -102,7 +102,7 @@ def command_lines():
         indented = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    eagle3-llama "))
         for line in f"{shell}\n{indented}".replace("\\\n", " ").splitlines():
             if line.strip().startswith("eagle3-llama "):
-                yield page, shlex.split(line, comments=True)
+                yield page, shlex.split(line.removesuffix(" &"), comments=True)
 
 
 @pytest.mark.parametrize("page, words", list(command_lines()))
