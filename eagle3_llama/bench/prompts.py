@@ -13,7 +13,8 @@ from typing import Any
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import chat_tokens
 from ..runtime.costs import Costs, Times, fill_context, measure_in_use
-from .modes import Run, Target
+from .target import Target
+from .turns import Run
 
 
 @dataclasses.dataclass
@@ -93,12 +94,13 @@ def bench_target(
     for i, (category, prompt) in enumerate(_tokenized(target.plain, prompts, n_predict)):
         answer, times = Answer(category, {m.name: [] for m in target.modes}), Times()
         for r in range(rounds):
-            for mode in target.modes if (i + r) % 2 == 0 else reversed(target.modes):
+            for mode in target.working()[:: 1 if (i + r) % 2 == 0 else -1]:
                 target.seed(i + 1)
-                answer.runs[mode.name].append(target.run(mode, prompt, n_predict, sampling))
+                if (run := target.run(mode, prompt, n_predict, sampling)) is not None:
+                    answer.runs[mode.name].append(run)
             if drafting:
                 answer.costs = measure_in_use(drafting[0]._engine, drafting[0].n_ctx(), times)
-        for mode in target.modes:
+        for mode in target.working():
             if answer.tokens(mode.name) != answer.tokens("plain"):
                 answer.gaps[mode.name] = target.gap(prompt, answer.tokens("plain"), answer.tokens(mode.name))
         answers.append(answer)

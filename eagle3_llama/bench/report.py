@@ -11,8 +11,9 @@ import numpy as np
 from rich.table import Table
 
 from ..runtime.costs import Costs
-from .modes import Mode, Target
+from .modes import Mode
 from .prompts import Answer, loop_flags
+from .target import Target
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 
@@ -23,8 +24,20 @@ def results(target: Target, answers: Sequence[Answer]) -> list[dict[str, Any]]:
     categories = sorted({a.category for a in answers})
     for category in [*(categories if len(categories) > 1 else []), "all"]:
         chosen = [a for a in answers if category in ("all", a.category)]
-        out += [_result(target, chosen, mode, category) for mode in target.modes]
-    return out
+        out += [_result(target, chosen, mode, category) for mode in target.working()]
+    return out + [_failure(target, mode) for mode in target.modes if mode.name in target.failed]
+
+
+def _failure(target: Target, mode: Mode) -> dict[str, Any]:
+    """The entry of a mode that could not go on. It has no figures, also not of the prompts before."""
+    return {
+        "target": target.path,
+        "format": target.format,
+        "mode": mode.name,
+        "kind": mode.kind,
+        "category": "all",
+        "failed": target.failed[mode.name],
+    }
 
 
 def cost_curve(costs: Costs) -> dict[str, dict[str, float]]:
@@ -68,10 +81,9 @@ def _result(target: Target, answers: Sequence[Answer], mode: Mode, category: str
     }
     out.update(_acceptance(answers, mode))
     out["time_share"] = _time_share(answers, name)
-    if mode.kind in ("upstream", "draft_model"):
-        out["n_max"] = target.llm(mode).n_max
+    out.update(mode.used(target.llm(mode)))
     measured = [a for a in answers if a.costs is not None]
-    if measured and mode.kind != "plain":
+    if measured and mode.drafts and mode.limited:
         out["limit"] = _limit(measured, name)
         out["share_of_limit"] = round(out["ratio"] / out["limit"], 4) if out["limit"] else None
     return out
@@ -83,7 +95,7 @@ def _loop_share(answers: Sequence[Answer], mode: str) -> float:
 
 
 def _acceptance(answers: Sequence[Answer], mode: Mode) -> dict[str, Any]:
-    if mode.kind == "plain":
+    if not mode.drafts:
         return {
             "mean_accepted_length": 1.0,
             "accept_per_position": [],

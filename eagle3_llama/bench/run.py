@@ -14,9 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from ..common.progress import progress
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import chat_tokens
-from .modes import Mode, Target
+from .modes import Mode
 from .prompts import bench_target, capture_cost, read_prompts
 from .report import cost_curve, curve_in_use, explanation, results, table
+from .target import Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +44,11 @@ class BenchSettings:
         for path in [*self.targets, *(m.head for m in self.modes if m.head), self.prompts]:
             if not Path(path).is_file():
                 raise EagleError(ErrorKind.BAD_FILE, f"no such file: {path}")
-        if self.sampling.get("temp") and any(m.kind in ("upstream", "draft_model") for m in self.modes):
+        greedy = sorted({m.kind for m in self.modes if m.greedy_only})
+        if self.sampling.get("temp") and greedy:
             raise EagleError(
-                ErrorKind.BAD_ARGUMENT, "modes upstream and draft_model are greedy only: leave --temp out"
+                ErrorKind.BAD_ARGUMENT,
+                f"these modes decode greedily only: {', '.join(greedy)}; leave --temp out",
             )
 
 
@@ -69,7 +72,7 @@ def run_bench(s: BenchSettings) -> dict[str, Any]:
             task = bar.add_task(Path(path).name, total=len(chosen))
             target = Target(path, s.modes, s.n_threads, s.n_ctx, s.flash_attn)
             _measure(target, report)
-            _settle(target, chosen)
+            target.settle([chat_tokens(target.plain, text) for _, text in spaced(chosen, 6)])
             answers = bench_target(
                 target, chosen, s.n_predict, s.rounds, s.sampling, functools.partial(bar.advance, task)
             )
@@ -95,18 +98,10 @@ def _measure(target: Target, report: dict[str, Any]) -> None:
         report["capture_cost"][target.format] = round(capture_cost(llm), 4)
 
 
-def _settle(target: Target, prompts: Sequence[tuple[str, str]]) -> None:
-    """Sets llama.cpp's own drafters to their best draft length."""
-    few = [chat_tokens(target.plain, text) for _, text in spaced(prompts, 6)]
-    for mode in target.modes:
-        if mode.kind in ("upstream", "draft_model"):
-            target.llm(mode).settle(few)
-
-
 def _explain(target: Target, rows: Sequence[dict[str, Any]], report: dict[str, Any]) -> list[Any]:
     out = []
     for mode in target.drafting():
-        if mode.params is not None and mode.params.planned:
+        if mode.params.planned:
             row = next(r for r in rows if r["mode"] == mode.name and r["category"] == "all")
             info = target.llm(mode)._engine.plan_info()
             row["predicted"] = round(info["rate"] / info["plain_rate"], 4)
