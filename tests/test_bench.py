@@ -9,7 +9,7 @@ from eagle3_llama import EagleParams
 from eagle3_llama.bench.modes import Eagle, Plain
 from eagle3_llama.bench.prompts import Answer
 from eagle3_llama.bench.report import results
-from eagle3_llama.bench.target import Target
+from eagle3_llama.bench.target import BenchTarget
 from eagle3_llama.bench.turns import Run
 from eagle3_llama.runtime.costs import Costs
 
@@ -46,7 +46,7 @@ def test_plain_decoding_by_turns_is_what_counts():
 def test_turns(files, n):
     """Both answers are whole and the same, however the turns cut them; only plain decoding runs alone."""
     eagle = Eagle("eagle", files[1], EagleParams(n_max=2))
-    target = Target(files[0], [PLAIN, eagle], 1, 256)
+    target = BenchTarget(files[0], [PLAIN, eagle], 1, 256)
     alone = target.run(PLAIN, PROMPT, n, {"temp": 0.0})
     run = target.run(eagle, PROMPT, n, {"temp": 0.0})
     assert alone.plain is None and len(alone.tokens) == n and alone.tokens == run.tokens == run.plain.tokens

@@ -12,7 +12,7 @@ from ..runtime.params import EagleParams, Tree
 from .turns import Run, take_turns
 
 if TYPE_CHECKING:
-    from .target import Loading, Target
+    from .target import BenchTarget, Loading
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Mode:
         """The settings that settle() found, for the report."""
         return {}
 
-    def run(self, target: Target, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
+    def run(self, target: BenchTarget, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
         """Generates one answer."""
         return take_turns(target.llm(self), target.plain, prompt, n_predict, sampling)
 
@@ -113,7 +113,7 @@ class Eagle(Mode):
 
         return EagleLlama(loading.path, eagle=self.head, **loading.settings())
 
-    def run(self, target: Target, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
+    def run(self, target: BenchTarget, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
         target.llm(self).eagle_params = self.params
         return super().run(target, prompt, n_predict, sampling)
 
@@ -160,7 +160,7 @@ class Upstream(Mode):
     def used(self, llm: Any) -> dict[str, int]:
         return {"n_max": llm.n_max}
 
-    def run(self, target: Target, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
+    def run(self, target: BenchTarget, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
         tokens, seconds, rounds = target.llm(self).run(prompt, n_predict)
         return Run(tokens, seconds, rounds, {})
 
@@ -179,7 +179,61 @@ class DraftModel(Upstream):
         yield cls(cls.kind, given.draft_model)
 
 
-KINDS: dict[str, type[Mode]] = {cls.kind: cls for cls in (Plain, Eagle, PromptLookup, Upstream, DraftModel)}
+class Stock(Mode):
+    """llama-cpp-python's own loop on an unpatched library, in a process of its own."""
+
+    kind, drafts, limited = "stock", False, False
+    lookup: ClassVar[bool] = False
+
+    def prepare(self) -> None:
+        from .stock import libraries
+
+        libraries()
+
+    def load(self, loading: Loading) -> Any:
+        from .stock import StockProcess
+
+        sizes = loading.n_threads, loading.n_ctx, loading.flash_attn
+        return StockProcess(loading.path, *sizes, lookup=self.lookup)
+
+    def run(self, target: BenchTarget, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
+        run: Run = target.llm(self).run(prompt, n_predict, sampling)
+        return run
+
+
+@dataclasses.dataclass(frozen=True)
+class StockPromptLookup(Stock):
+    """Stock with llama-cpp-python's prompt lookup. n_draft: num_pred_tokens; None: the fastest of four."""
+
+    n_draft: int | None = None
+
+    kind, drafts = "stock_prompt_lookup", True
+    lookup = True
+
+    @classmethod
+    def parse(cls, argument: str, given: Given) -> Iterator[Mode]:
+        if argument and not (argument.isdecimal() and int(argument)):
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT,
+                f"mode {cls.kind}:{argument}: write a number of draft tokens behind the colon, such as 3",
+            )
+        yield cls(f"{cls.kind}:{argument}" if argument else cls.kind, n_draft=int(argument or 0) or None)
+
+    def settle(self, llm: Any, prompts: list[list[int]]) -> None:
+        if self.n_draft is None:
+            llm.settle(prompts)
+
+    def used(self, llm: Any) -> dict[str, int]:
+        return {"num_pred_tokens": self.n_draft or llm.n_draft}
+
+    def run(self, target: BenchTarget, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
+        run: Run = target.llm(self).run(prompt, n_predict, sampling, self.n_draft)
+        return run
+
+
+KINDS: dict[str, type[Mode]] = {
+    cls.kind: cls for cls in (Plain, Eagle, PromptLookup, Stock, StockPromptLookup, Upstream, DraftModel)
+}
 
 
 def parse_modes(

@@ -13,8 +13,10 @@ from typing import Any
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import chat_tokens
 from ..runtime.costs import Costs, Times, fill_context, measure_in_use
-from .target import Target
+from .target import BenchTarget
 from .turns import Run
+
+DEFAULT = Path(__file__).parents[1] / "data" / "bench_prompts.jsonl"  # eight prompts of four categories
 
 
 @dataclasses.dataclass
@@ -78,7 +80,7 @@ def read_prompts(path: str | Path, category: str | None = None) -> list[tuple[st
 
 
 def bench_target(
-    target: Target,
+    target: BenchTarget,
     prompts: Iterable[tuple[str, str]],
     n_predict: int,
     rounds: int,

@@ -14,10 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from ..common.progress import progress
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import chat_tokens
+from ..runtime import machine
 from .modes import Mode
-from .prompts import bench_target, capture_cost, read_prompts
-from .report import cost_curve, curve_in_use, explanation, results, table
-from .target import Target
+from .prompts import DEFAULT, bench_target, capture_cost, read_prompts
+from .report import cost_curve, curve_in_use, results
+from .table import explanation, results_table, terminal_width
+from .target import BenchTarget
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +31,7 @@ class BenchSettings:
 
     targets: tuple[str, ...]
     modes: tuple[Mode, ...]
-    prompts: str
+    prompts: str = str(DEFAULT)
     category: str | None = None
     limit: int | None = None
     n_predict: int = 128
@@ -63,14 +65,17 @@ def run_bench(s: BenchSettings) -> dict[str, Any]:
     """Runs the benchmark, prints its tables, and returns the report that bench --json writes."""
     chosen = spaced(read_prompts(s.prompts, s.category), s.limit)
     report: dict[str, Any] = {"results": [], "cost_curve": {}, "cost_in_use": {}, "capture_cost": {}}
+    report.update(processor=machine.model(), n_prompts=len(chosen), settings=dataclasses.asdict(s))
     report.update(n_threads=s.n_threads, sampling=s.sampling)
     times = TimeElapsedColumn(), TimeRemainingColumn()
-    tables = []
+    tables: list[list[str]] = []
+    for mode in s.modes:
+        mode.prepare()
     bar_columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times
     with progress(Console(stderr=True), *bar_columns) as bar:
         for path in s.targets:
             task = bar.add_task(Path(path).name, total=len(chosen))
-            target = Target(path, s.modes, s.n_threads, s.n_ctx, s.flash_attn)
+            target = BenchTarget(path, s.modes, s.n_threads, s.n_ctx, s.flash_attn)
             _measure(target, report)
             target.settle([chat_tokens(target.plain, text) for _, text in spaced(chosen, 6)])
             answers = bench_target(
@@ -82,14 +87,12 @@ def run_bench(s: BenchSettings) -> dict[str, Any]:
             if s.explain:
                 tables += _explain(target, rows, report)
             target.close()
-    console = Console(width=220)
-    console.print(table(report["results"]))
-    for t in tables:
-        console.print(t)
+    tables.insert(0, results_table(report["results"], terminal_width()))
+    print("\n" + "\n\n".join("\n".join(lines) for lines in tables))
     return report
 
 
-def _measure(target: Target, report: dict[str, Any]) -> None:
+def _measure(target: BenchTarget, report: dict[str, Any]) -> None:
     """Adds the costs that the planner uses, and the cost of capture, to the report."""
     drafting = target.drafting()
     if drafting:
@@ -98,7 +101,7 @@ def _measure(target: Target, report: dict[str, Any]) -> None:
         report["capture_cost"][target.format] = round(capture_cost(llm), 4)
 
 
-def _explain(target: Target, rows: Sequence[dict[str, Any]], report: dict[str, Any]) -> list[Any]:
+def _explain(target: BenchTarget, rows: Sequence[dict[str, Any]], report: dict[str, Any]) -> list[list[str]]:
     out = []
     for mode in target.drafting():
         if mode.params.planned:
@@ -106,5 +109,5 @@ def _explain(target: Target, rows: Sequence[dict[str, Any]], report: dict[str, A
             info = target.llm(mode)._engine.plan_info()
             row["predicted"] = round(info["rate"] / info["plain_rate"], 4)
             curve, in_use = (report[name][target.format] for name in ("cost_curve", "cost_in_use"))
-            out.append(explanation(target.format, curve, in_use, row, row["predicted"]))
+            out.append(explanation(target.format, curve, in_use, row, row["predicted"], terminal_width()))
     return out

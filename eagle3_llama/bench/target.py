@@ -28,7 +28,7 @@ class Loading:
         return {**threads, "n_ctx": self.n_ctx, "flash_attn": self.flash_attn, "verbose": False}
 
 
-class Target:
+class BenchTarget:
     """The loads of a model, which share the weights through mmap if possible.
 
     failed: why modes cannot go on, by their names. Their processes ended; the others are run to the end.

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from ..llama.chat import generate
+from .stock_child import Counting
 
 TURN = 16  # tokens that each mode generates before it is the other's turn
 
@@ -92,19 +93,6 @@ class _Watch:
         if self.stats is None:
             return {}
         return {name: getattr(self.stats, name) for name in ("target", "draft", "verify", "other")}
-
-
-class Counting:
-    """A LlamaDraftModel that counts its calls and draft tokens. llama-cpp-python calls it once a round."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner, self.rounds, self.drafted = inner, 0, 0
-
-    def __call__(self, ids: Any, **kwargs: Any) -> Any:
-        draft = self.inner(ids, **kwargs)
-        self.rounds += 1
-        self.drafted += len(draft)
-        return draft
 
 
 def rounds_from(starts: list[tuple[int, int]], n_tokens: int) -> list[tuple[int, int, int]]:
