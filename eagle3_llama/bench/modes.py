@@ -62,6 +62,11 @@ class Mode:
     def key(self) -> tuple[str, str | None]:
         return self.kind, self.head
 
+    def check_files(self, targets: Sequence[str]) -> None:
+        """Raises EagleError if a file of the mode is not there."""
+        if self.head is not None and not Path(self.head).is_file():
+            raise EagleError(ErrorKind.BAD_FILE, f"no such file: {self.head}")
+
     def prepare(self) -> None:
         """Builds what the mode needs. Called before anything is loaded. Raises EagleError."""
 
@@ -248,7 +253,7 @@ def parse_modes(
     Raises EagleError BAD_ARGUMENT, also for what none of the modes uses.
     """
     given, modes = Given(heads, draft_model, params, fixed), list[Mode]()
-    wanted = [name.partition(":") for name in names]
+    wanted = [name.lower().partition(":") for name in names]
     _check_used([kind for kind, _, _ in wanted], given)
     for kind, _, argument in wanted:
         if kind not in KINDS:

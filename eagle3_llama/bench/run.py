@@ -43,9 +43,11 @@ class BenchSettings:
     explain: bool = False
 
     def __post_init__(self) -> None:
-        for path in [*self.targets, *(m.head for m in self.modes if m.head), self.prompts]:
+        for path in (*self.targets, self.prompts):
             if not Path(path).is_file():
                 raise EagleError(ErrorKind.BAD_FILE, f"no such file: {path}")
+        for mode in self.modes:
+            mode.check_files(self.targets)
         greedy = sorted({m.kind for m in self.modes if m.greedy_only})
         if self.sampling.get("temp") and greedy:
             raise EagleError(
