@@ -12,6 +12,7 @@ from commands import run
 from eagle3_llama.bench.prompts import DEFAULT, read_prompts
 from eagle3_llama.bench.report import ROWS
 from eagle3_llama.bench.table import FIGURES, explanation, lay_out, results_table, terminal_width
+from eagle3_llama.cli import demo
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "readme_table.py"
@@ -127,6 +128,20 @@ def test_the_planners_choices_fit():
     assert max(map(len, lines)) <= 80 and "predicted 1.40, measured 1.30" in " ".join(lines)
     assert [line.split()[0] for line in lines if line[:1].isdigit()] == [str(n) for n in ROWS]
     assert next(line for line in lines if line.startswith("4 ")).endswith("100%")
+
+
+def test_the_demos_table_fits():
+    """Its header is whole, and no figure is on another line."""
+    result = {
+        **{name: 234.5 for name in ("plain_tok_per_s", "eagle_tok_per_s")},
+        **{name: 1.5 for name in ("ratio", "mean_drafted", "mean_accepted_length")},
+        "accept_per_position": [0.5] * 8,
+        "format": "Q4_K_M",
+        "identical": True,
+    }
+    lines = demo.table([result], 80)
+    assert max(map(len, lines)) <= 80 and lines[0].endswith("same text") and lines[1].endswith("yes")
+    assert lines[2] == ""
 
 
 def test_the_prompts_of_the_package():
