@@ -166,8 +166,12 @@ def bench(
         list[Path], typer.Option("--model", "-m", help="target model, GGUF; repeatable", show_default=False)
     ],
     prompts: Annotated[
-        Path, typer.Option(help=".jsonl of strings or objects {prompt, category}", show_default=False)
-    ],
+        Path | None,
+        typer.Option(
+            help=".jsonl of strings or objects {prompt, category, topic}; default: eight prompts that the"
+            " package has"
+        ),
+    ] = None,
     eagle: Annotated[
         list[Path] | None,
         typer.Option("--eagle", help="EAGLE head of the model, GGUF; repeat it to compare several"),
@@ -178,7 +182,11 @@ def bench(
     ] = None,
     n_predict: NPredict = 128,
     modes: Annotated[
-        str, typer.Option(help="decoding modes: plain, eagle, prompt_lookup, upstream, draft_model")
+        str,
+        typer.Option(
+            help="decoding modes: plain, eagle, prompt_lookup, upstream, draft_model; stock and"
+            " stock_prompt_lookup[:N] are llama-cpp-python without this package"
+        ),
     ] = "plain,eagle",
     rounds: Annotated[int, typer.Option(min=1, help="repetitions of each answer; the median counts")] = 1,
     n_max: NMax = None,
@@ -210,6 +218,7 @@ def bench(
     if draft_model is not None:
         check_models(draft_model)
     from ..bench.modes import parse_modes
+    from ..bench.prompts import DEFAULT
     from ..bench.run import BenchSettings, run_bench
 
     split = lambda text: [x.strip() for x in text.split(",") if x.strip()]
@@ -218,7 +227,7 @@ def bench(
     settings = BenchSettings(
         targets=tuple(map(str, model)),
         modes=tuple(wanted),
-        prompts=str(prompts),
+        prompts=str(prompts or DEFAULT),
         category=category,
         limit=limit,
         n_predict=n_predict,
