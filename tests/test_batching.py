@@ -241,7 +241,7 @@ def test_a_criterion_sees_each_row(batcher, plain):
     with batcher.request(params=EagleParams(n_max=4)) as llm:
         got = take(llm, 99, PROMPT, temp=0.0, stopping_criteria=criterion)
         assert got == alone(plain, 39, PROMPT, temp=0.0) == seen[:-1]
-        assert llm._rows.array().shape == (1, plain.n_vocab())
+        assert llm._scores.shape == (1, plain.n_vocab())
 
 
 def test_the_reader_hears_of_rounds(batcher):

@@ -230,12 +230,12 @@ def shared_rounds_fail(batcher, monkeypatch, times=1):
     callback = llama_cpp.ggml_abort_callback(lambda _: abort.value)
     llama_cpp.llama_set_abort_callback(batcher.base._ctx.ctx, callback, None)
 
-    def round_(asks, samplers, on_draft):
+    def round_(asks, samplers):
         sizes.append(len(asks))
         abort.value = len(asks) > 1 and left[0] > 0
         left[0] -= abort.value
         try:
-            return own(asks, samplers, on_draft)
+            return own(asks, samplers)
         finally:
             abort.value = False
 

@@ -8,6 +8,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from ..common.keywords import strict
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import is_end
@@ -112,6 +114,10 @@ class BatchModel(EagleLlama):
             return int(self.metadata.get(f"{group}.{name}", -1))
         except ValueError:
             return -1
+
+    def logits(self, row: int) -> np.ndarray:
+        """A row of the last batch, float32 [n_vocab]; the next batch overwrites it."""
+        return self._context.logits(row)
 
     def is_end(self, token: int) -> bool:
         """Whether a token ends generation."""

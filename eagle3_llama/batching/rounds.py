@@ -114,26 +114,20 @@ class Rounds:
             self._engine.set_capture(any(job.params.n_max != 0 for job in jobs))
 
     def _top_row(self, job: Job, row: int, token: int) -> TopRow:
-        return top_row(self._base._logits(row), token, job.top or 0)
+        return top_row(self._base.logits(row), token, job.top or 0)
 
     def _kept(self, job: Job, sampled: list[tuple[int, int]]) -> tuple[list[np.ndarray], list[TopRow]]:
         """Copies what a request reads of rows, each given with the token sampled from it."""
-        rows = [self._base._logits(row).copy() for row, _ in sampled] if job.rows else []
+        rows = [self._base.logits(row).copy() for row, _ in sampled] if job.rows else []
         tops = [self._top_row(job, row, token) for row, token in sampled] if job.top is not None else []
         return rows, tops
 
     def _round(self, busy: list[Busy]) -> None:
         jobs = [job for _, job in busy]
         self._capture(jobs)
-        asks = [Ask(s.id, j.token, j.params, max(j.wanted - j.n_tokens - 1, 0)) for s, j in busy]
-
-        def on_draft() -> None:
-            for i, job in enumerate(jobs):
-                if job.processors is not None:
-                    job.processors.begin([job.token, *self._engine.round_drafts(i)])
-
+        asks = [_ask(slot, job) for slot, job in busy]
         try:
-            rounds = self._engine.round(asks, [address(j.sampler.sampler) for j in jobs], on_draft)
+            rounds = self._engine.round(asks, [address(j.sampler.sampler) for j in jobs])
         except EagleError as e:
             if len(busy) == 1:
                 self._free(busy[0][0], e)
@@ -198,3 +192,8 @@ class Rounds:
             job.due.set()
         if over:
             self._free(slot, None)
+
+
+def _ask(slot: Slot, job: Job) -> Ask:
+    show = job.processors.begin_round if job.processors is not None else None
+    return Ask(slot.id, job.token, job.params, max(job.wanted - job.n_tokens - 1, 0), on_draft=show)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,8 @@ class Draft:
 class Ask:
     """What a slot wants of a round. `token` was sampled and is not decoded yet.
 
-    most: the number of draft tokens that are of use. given: a draft instead of the head's.
+    most: the number of draft tokens that are of use. given: a draft instead of the head's. on_draft: called
+    with [token, *drafts] before the sampler reads their rows.
     """
 
     slot: int
@@ -51,6 +51,7 @@ class Ask:
     params: EagleParams
     most: int = MAX_DRAFT
     given: Draft | None = None
+    on_draft: Callable[[list[int]], None] | None = None
 
 
 class Round(list[int]):
@@ -152,40 +153,11 @@ class Engine:
 
     # -- the hot loop -------------------------------------------------------------------------------------
 
-    def rounds(
-        self,
-        slot: int,
-        token: int,
-        params: EagleParams,
-        sampler: int,
-        on_draft: Callable[[int, list[int]], None],
-    ) -> Iterator[Round]:
-        """Rounds of speculative decoding after `token`, which is sampled but not decoded yet.
-
-        sampler is the address of a llama_sampler chain. on_draft(token, drafts) is called before it runs.
-        Yields the tokens of each round, without end; the last of them is the next round's `token`. After each
-        yield, and after an error, target and head hold the same positions: n_past(slot).
-        """
-
-        def report(token: int) -> None:
-            on_draft(token, self.round_drafts(0))
-
-        while True:
-            ask = Ask(slot, token, params)
-            (out,) = self.round([ask], [sampler], functools.partial(report, token))
-            if isinstance(out, EagleError):
-                raise out
-            token = out[-1]
-            yield out
-
-    def round(
-        self, asks: Sequence[Ask], samplers: Sequence[int], on_draft: Callable[[], None]
-    ) -> list[Round | EagleError]:
+    def round(self, asks: Sequence[Ask], samplers: Sequence[int]) -> list[Round | EagleError]:
         """One round of several slots: of each its tokens, or the error of its sampler or commit.
 
-        samplers are addresses of llama_sampler chains. on_draft() is called before they run. An error of the
-        round itself is raised; the slots are then as they were. The caller counts stats.tokens, because it
-        knows which of the tokens are of use.
+        samplers are addresses of llama_sampler chains. An error of the round itself is raised; the slots are
+        then as they were. The caller counts stats.tokens, because it knows which of the tokens are of use.
         """
         s, lib, n, stats, now = self._session, self.lib, len(asks), self.stats, time.perf_counter
         b = self._buffers.get(n) or self._buffers.setdefault(n, _Buffers(self.ffi, n))
@@ -200,7 +172,7 @@ class Engine:
         self.in_round = True
         try:
             levels = [self._levels(i, ask, b.drafted[i]) for i, ask in enumerate(asks)]
-            on_draft()
+            self._show_drafts(asks)
             b.samplers[0:n] = samplers
             self._check(lib.eagle3_round_verify(s, b.sampler_pointers, b.sampled, b.counts))
             counts = self.ffi.unpack(b.counts, n)
@@ -229,6 +201,11 @@ class Engine:
         stats.verify += t3 - t2
         stats.other += now() - t3
         return rounds
+
+    def _show_drafts(self, asks: Sequence[Ask]) -> None:
+        for i, ask in enumerate(asks):
+            if ask.on_draft is not None:
+                ask.on_draft([ask.token, *self.round_drafts(i)])
 
     def round_drafts(self, i: int) -> list[int]:
         """The draft tokens of the i-th ask of the round under way."""

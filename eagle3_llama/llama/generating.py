@@ -1,0 +1,149 @@
+"""A Llama whose tokens come from a TokenSource: EagleLlama and a batcher's requests."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import inspect
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..runtime.binding import Llama
+from ..runtime.engine import Engine
+from ..runtime.params import EagleParams
+from ..runtime.stats import EagleStats
+from . import loop
+from .flash import FlashLlama
+from .loop import Piece, Sent, TokenSource
+from .ownership import Claim, Ownership
+from .processors import GuardedProcessors
+from .text import Text
+from .usage import TokenUsage
+
+GENERATE = inspect.signature(Llama.generate)
+SAMPLER_ARGS = set(inspect.signature(Llama._init_sampler).parameters) - {"self", "logits_processor"}
+GENERATION = "another generation"
+
+
+@dataclasses.dataclass
+class Generation:
+    """One call of generate(). arguments: those of Llama.generate, with their defaults."""
+
+    prompt: list[int]
+    arguments: dict[str, Any]
+    claim: Claim
+
+    @property
+    def stopping(self) -> Any:
+        return self.arguments["stopping_criteria"]
+
+
+def text_property(name: str) -> Any:
+    """An attribute that Llama has, and its text owns."""
+
+    def set_it(llm: Any, value: Any) -> None:
+        setattr(llm._text, name, value)
+
+    return property(lambda llm: getattr(llm._text, name), set_it)
+
+
+class GeneratingLlama(FlashLlama):
+    """A Llama whose generate() takes its tokens from a TokenSource. Everything else makes text from these."""
+
+    _owner: Ownership
+    _params: EagleParams
+    _text: Text
+    _used: TokenUsage  # of all generations
+    _sampler: Any
+
+    n_tokens = text_property("n_tokens")
+    input_ids = text_property("input_ids")
+    scores = text_property("scores")
+    token_source = text_property("token_source")  # of the last token
+    _requires_eval = text_property("stale")
+
+    @property
+    def stats(self) -> EagleStats:
+        """Counters of all generations since load or stats.reset()."""
+        raise NotImplementedError
+
+    @property
+    def _scores(self) -> np.ndarray:
+        return self._text.kept()
+
+    @property
+    def _delegates(self) -> bool:
+        """Whether llama-cpp-python itself generates."""
+        return False
+
+    def _tokens_from(self, generation: Generation) -> TokenSource:
+        """Called in the generation's first step."""
+        raise NotImplementedError
+
+    # -- generation ---------------------------------------------------------------------------------------
+
+    def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Generator[int, Sent, None]:
+        """Same as Llama.generate, with the same tokens for the same seed."""
+        claim = self._owner.claim(GENERATION, adopts=True)
+        steps: Generator[Any, Any, None]
+        if self._delegates:
+            steps = super().generate(tokens, *args, **kwargs)
+        else:
+            steps, claim.adopts = self._steps(claim, tokens, *args, **kwargs), False
+        try:
+            yield from self._owner.run(claim, steps, take=True)
+        finally:
+            claim.adopts = True  # the call that it is part of may make another
+
+    def _steps(
+        self, claim: Claim, tokens: Sequence[int], *args: Any, **kwargs: Any
+    ) -> Generator[int, Sent, None]:
+        bound = GENERATE.bind(self, tokens, *args, **kwargs)
+        bound.apply_defaults()
+        self._mirostat_mu = ctypes.c_float(2.0 * bound.arguments["mirostat_tau"])
+        generation = Generation(list(tokens), bound.arguments, claim)
+        begin = functools.partial(self._tokens_from, generation)
+        return loop.generate(begin, self._text, generation.stopping, self._count_token)
+
+    def _count_token(self, piece: Piece, i: int) -> None:
+        """Called before the i-th token of a piece is yielded."""
+        self._used.accepted += piece.sources[i] > 0
+        self.stats.tokens += 1
+
+    def _new_sampler(self, arguments: dict[str, Any], processors: GuardedProcessors | None) -> Any:
+        """A sampler from the arguments of generate() or sample()."""
+        guarded: Any = [processors] if processors is not None else None
+        return self._init_sampler(**{k: arguments[k] for k in SAMPLER_ARGS}, logits_processor=guarded)
+
+    def _params_for(self, processors: bool, engine: Engine) -> EagleParams:
+        """Logits processors read the text before their row, which is contiguous only in a chain."""
+        return self._params.chain() if processors and engine.trees(self._params) else self._params
+
+    # -- completions --------------------------------------------------------------------------------------
+
+    def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Llama's, with logprobs that need no logits_all, and with the counts of draft tokens in `usage`."""
+        claim = self._owner.claim(GENERATION, adopts=True)
+        steps: Any = super()._create_completion(*args, **kwargs)
+        if not self._delegates:
+            logprobs, echo = kwargs.get("logprobs"), kwargs.get("echo")
+            claim.record = "none" if logprobs is None else "prompt" if echo else "all"
+            steps = self._complete(claim, steps)
+        yield from self._owner.run(claim, steps)
+
+    def _complete(self, claim: Claim, steps: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        before = self._used.copy()
+        try:
+            for item in steps:
+                if "usage" in item:
+                    item["usage"]["completion_tokens_details"] = (self._used - before).prediction()
+                yield item
+        finally:
+            steps.close()
+            self._owner.release(claim, self._forget_rows)
+
+    def _forget_rows(self) -> None:
+        self._text.rows = None
