@@ -20,6 +20,7 @@ from eagle3_llama import (  # before llama_cpp: it brings the library
 from eagle3_llama.batching import Batcher, BatchSettings, RequestCancelled
 from eagle3_llama.batching.job import Job
 from eagle3_llama.batching.rounds import Slot
+from eagle3_llama.llama.usage import TokenUsage
 from eagle3_llama.models import shipped_head, smollm2
 
 from llama_cpp import Llama, LlamaGrammar
@@ -228,6 +229,29 @@ def test_logits_are_kept_where_asked_for(batcher, plain):
             "rejected_prediction_tokens",
         }
     full.close()
+
+
+def test_a_request_has_what_a_llama_has(batcher, plain):
+    """Methods that it inherits read them. The context's own things stay with the batcher's model."""
+    with batcher.request() as llm:
+        for name, value in vars(plain).items():
+            if name != "_stack":  # it frees the model
+                assert type(getattr(llm, name)) is type(value) or name in ("_logits_all", "_flash_attn"), name
+        assert llm._ctx is batcher.base._ctx and llm._text is not batcher.base._text
+        for name in ("_engine", "_stack", "nothing_of_the_kind"):
+            assert not hasattr(llm, name)
+
+
+def test_what_was_used():
+    one, two = TokenUsage(5, 2, 7, 4, 3), TokenUsage(1, 1, 1, 1, 0)
+    assert sum((one, two), TokenUsage()) == TokenUsage(6, 3, 8, 5, 3) and one + two - two == one
+    assert one.body() == {
+        "prompt_tokens": 5,
+        "completion_tokens": 7,
+        "total_tokens": 12,
+        "completion_tokens_details": {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 1},
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
 
 
 def test_a_criterion_sees_each_row(batcher, plain):

@@ -207,6 +207,10 @@ class RequestLlama(GeneratingLlama):
         out, self._sources = self._sources, []
         return out
 
+    def used(self) -> TokenUsage:
+        """Tokens of all generations of this request."""
+        return self._used.copy()
+
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object for all generations of this request."""
         return self._used.body()

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 
+from ..llama.usage import TokenUsage
 from .errors import ApiError, internal
 from .generation import Job
 from .metrics import Metrics
@@ -141,14 +142,14 @@ class Access:
 
 
 def _about(job: Job) -> dict[str, Any]:
-    usages, timings = job.spent(), job.timings.values()
-    detail = lambda name: sum(u.get("completion_tokens_details", {}).get(name, 0) for u in usages)
-    out = {
+    spent, timings = job.spent(), job.timings.values()
+    total = sum(spent, TokenUsage())
+    out: dict[str, Any] = {
         "choices": len(job.choices),
-        "prompt_tokens": max((u["prompt_tokens"] for u in usages), default=0),
-        "completion_tokens": sum(u["completion_tokens"] for u in usages),
-        "accepted": detail("accepted_prediction_tokens"),
-        "rejected": detail("rejected_prediction_tokens"),
+        "prompt_tokens": max((used.prompt for used in spent), default=0),
+        "completion_tokens": total.completion,
+        "accepted": total.accepted,
+        "rejected": total.drafted - total.accepted,
     }
     out |= {
         name: round(max((t[name] for t in timings), default=0.0), 4)
