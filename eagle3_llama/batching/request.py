@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import EagleError, ErrorKind
-from ..llama.generating import GeneratingLlama, Generation
+from ..llama.generation import GeneratingLlama, Generation
 from ..llama.loop import Piece
 from ..llama.ownership import Ownership
 from ..llama.scores import ScoreRows

@@ -24,7 +24,7 @@ from ..runtime.params import NO_HEAD, EagleParams
 from ..runtime.stats import EagleStats
 from . import saved_state
 from .cost_key import cost_key
-from .generating import GeneratingLlama, Generation
+from .generation import GeneratingLlama, Generation
 from .local_tokens import LocalTokens
 from .ownership import Ownership
 from .processors import GuardedProcessors
