@@ -92,9 +92,8 @@ class ContextText(Text):
         self.engine, self.ctx, self.n_batch = engine, ctx, n_batch
         model = llama_cpp.llama_get_model(ctx.ctx)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-        self._cannot_rewind = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(
-            model
-        )
+        of_kind = (llama_cpp.llama_model_is_recurrent, llama_cpp.llama_model_is_hybrid)
+        self._cannot_rewind = any(is_it(model) for is_it in of_kind)
         self._media = MediaRows()
 
     # -- positions ----------------------------------------------------------------------------------------
