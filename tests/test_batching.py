@@ -19,7 +19,7 @@ from eagle3_llama import (  # before llama_cpp: it brings the library
 )
 from eagle3_llama.batching import Batcher, BatchSettings, RequestCancelled
 from eagle3_llama.batching.job import Job
-from eagle3_llama.batching.rounds import Slot
+from eagle3_llama.batching.scheduler import BatchSlot
 from eagle3_llama.llama.usage import TokenUsage
 from eagle3_llama.models import shipped_head, smollm2
 
@@ -158,9 +158,9 @@ def test_prefix_is_taken_up(batcher, plain):
 
 
 def test_short_prompts_start_together(batcher, monkeypatch):
-    monkeypatch.setattr("eagle3_llama.batching.rounds.STALL", 1e3)  # seconds: this machine may be slow
-    rounds, go_on, work = [], threading.Event(), batcher._rounds._round
-    monkeypatch.setattr(batcher._rounds, "_round", lambda busy: (rounds.append(len(busy)), work(busy)))
+    monkeypatch.setattr("eagle3_llama.batching.scheduler.STALL", 1e3)  # seconds: this machine may be slow
+    rounds, go_on, work = [], threading.Event(), batcher._scheduler._round
+    monkeypatch.setattr(batcher._scheduler, "_round", lambda busy: (rounds.append(len(busy)), work(busy)))
     threading.Thread(
         target=batcher._on_thread, args=(go_on.wait,)
     ).start()  # nothing is decoded before all have come
@@ -478,7 +478,7 @@ def test_stats_of_a_request_count_rounds(batcher):
     """Not the pieces of its prompt, which an echo with logprobs brings."""
     text = " ".join(chr(97 + i % 26) for i in range(100))  # more than one piece
     with batcher.request(params=EagleParams(4)) as llm:
-        batcher._rounds._prompt_rate = 1.0
+        batcher._scheduler._prompt_rate = 1.0
         llm.create_completion(text, max_tokens=12, temperature=0.0, logprobs=2, echo=True)
         s = llm.stats
         assert 0 <= s.accepted == sum(s.accepted_at) <= s.drafted and 0 < s.rounds <= 12
@@ -486,7 +486,7 @@ def test_stats_of_a_request_count_rounds(batcher):
 
 
 def test_a_job_may_end_while_slots_are_read(batcher, monkeypatch):
-    class Leaving(Slot):
+    class Leaving(BatchSlot):
         reads = [Job([1], None, EagleParams(), 1, 1, None, request_id="the one")] * 2
 
         @property

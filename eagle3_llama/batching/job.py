@@ -46,7 +46,7 @@ class BatchPiece(Piece):
 
 
 @dataclasses.dataclass(eq=False)
-class Asked:
+class CompletionOptions:
     """What a completion asks of its generation, besides the arguments of generate().
 
     before, writer: where the generation puts the rows for the logprobs.
@@ -96,6 +96,10 @@ class Job:
 
     def wants_more(self) -> bool:
         return self.prompt_at < len(self.prompt) or self.n_tokens < self.wanted
+
+    def over(self, now: float) -> str | None:
+        """Why the request has to end, None if it does not. now: of time.monotonic()."""
+        return self.cancelled or ("deadline" if self.deadline is not None and now >= self.deadline else None)
 
     def raise_processors(self) -> None:
         """Raises what a logits processor raised."""

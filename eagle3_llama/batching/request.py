@@ -18,7 +18,7 @@ from ..llama.text import Text
 from ..llama.usage import TokenUsage
 from ..runtime.params import EagleParams
 from ..runtime.stats import EagleStats
-from .job import Asked, BatchPiece, Job, RequestCancelled, RequestProcessors
+from .job import BatchPiece, CompletionOptions, Job, RequestCancelled, RequestProcessors
 from .logprobs import Logprobs, TopRow
 from .samplers import with_bias
 from .tokens import BatchTokens
@@ -47,7 +47,7 @@ class RequestLlama(GeneratingLlama):
         self._text = Text(np.zeros(batcher.n_ctx, np.intc), batcher.base.scores)
         self._seed = secrets.randbits(31)  # requests that name no seed differ
         self._job: Job | None = None  # of the last generation
-        self._asked = Asked()  # of a completion whose generation begins with its next step
+        self._options = CompletionOptions()  # of a completion whose generation begins with its next step
         self._writer: Logprobs | None = None  # of the running generation
         self._stats, self._used = EagleStats(), TokenUsage()
         self._sources: list[int] = []
@@ -126,41 +126,43 @@ class RequestLlama(GeneratingLlama):
         if logprobs is not None:
             writer = Logprobs(self.detokenize, self.token_bos(), 0 if echo else len(prompt))
         whole = writer is not None and echo and not stream
-        asked = Asked(kwargs.get("max_tokens"), bias or {}, logprobs, whole, writer)
-        self._asked = asked
+        options = CompletionOptions(kwargs.get("max_tokens"), bias or {}, logprobs, whole, writer)
+        self._options = options
         try:
             for item in super()._create_completion(*args, prompt=prompt, **kwargs):
                 if writer is not None:
-                    self._add_logprobs(item["choices"][0], asked, writer, stream)
+                    self._add_logprobs(item["choices"][0], options, writer, stream)
                 yield item
         finally:
-            if self._asked is asked:  # its generation did not begin
-                self._asked = Asked()
+            if self._options is options:  # its generation did not begin
+                self._options = CompletionOptions()
 
     @staticmethod
-    def _add_logprobs(choice: dict[str, Any], asked: Asked, writer: Logprobs, stream: bool) -> None:
+    def _add_logprobs(
+        choice: dict[str, Any], options: CompletionOptions, writer: Logprobs, stream: bool
+    ) -> None:
         if stream:
             choice["logprobs"] = writer.chunk(choice["text"]) if choice["finish_reason"] is None else None
             return
-        choice["logprobs"] = out = writer.whole(asked.before)
-        if asked.echo and out["tokens"]:  # OpenAI gives null for the first token, even after a BOS
+        choice["logprobs"] = out = writer.whole(options.before)
+        if options.echo and out["tokens"]:  # OpenAI gives null for the first token, even after a BOS
             out["token_logprobs"][0] = out["top_logprobs"][0] = None
 
     def _tokens_from(self, generation: Generation) -> BatchTokens:
-        asked, self._asked = self._asked, Asked()
-        self._writer = asked.writer
+        options, self._options = self._options, CompletionOptions()
+        self._writer = options.writer
         if self._job is not None:  # it was left half way and cannot continue; it may have the only slot
             self._batcher._cancel(self._job, "cancelled")
-        job = self._make_job(generation, asked)
+        job = self._make_job(generation, options)
         self._used.prompt += len(job.prompt)
         self._job = job
         if self._cancelled:  # since _make_job() looked; from now on cancel() sees the job
             raise RequestCancelled(self._cancelled)
         return BatchTokens(
-            self._batcher, job, self._text, self._used, self._stats, asked.before, lambda: self.on_wait()
+            self._batcher, job, self._text, self._used, self._stats, options.before, lambda: self.on_wait()
         )
 
-    def _make_job(self, generation: Generation, asked: Asked) -> Job:
+    def _make_job(self, generation: Generation, options: CompletionOptions) -> Job:
         prompt, a = generation.prompt, generation.arguments
         if not prompt or len(prompt) >= self._n_ctx:
             raise EagleError(
@@ -170,12 +172,12 @@ class RequestLlama(GeneratingLlama):
             raise RequestCancelled(self._cancelled)
         processors = RequestProcessors(a["logits_processor"], prompt) if a["logits_processor"] else None
         sampler = self._new_sampler(a, processors)
-        if asked.bias:
-            sampler = with_bias(sampler, asked.bias, self._n_vocab)
+        if options.bias:
+            sampler = with_bias(sampler, options.bias, self._n_vocab)
         stopping = generation.stopping is not None  # it reads one row at a time
         self._text.rows = ScoreRows(self._n_vocab, len(prompt) - 1, False) if stopping else None
-        if asked.echo and prompt[0] != self.token_bos():
-            asked.before.append(TopRow(prompt[0], 0.0, np.empty(0, np.int32), np.empty(0, np.float32)))
+        if options.echo and prompt[0] != self.token_bos():
+            options.before.append(TopRow(prompt[0], 0.0, np.empty(0, np.int32), np.empty(0, np.float32)))
         room = self._n_ctx - len(prompt)
         return Job(
             prompt,
@@ -185,11 +187,11 @@ class RequestLlama(GeneratingLlama):
             limit=room,
             deadline=self._deadline,
             rows=stopping,
-            top=asked.top,
-            echo=asked.echo,
+            top=options.top,
+            echo=options.echo,
             request_id=self._request_id,
             processors=processors,
-            usual=asked.limit if asked.limit and asked.limit > 0 else room,
+            usual=options.limit if options.limit and options.limit > 0 else room,
         )
 
     def _count_token(self, piece: Piece, i: int) -> None:

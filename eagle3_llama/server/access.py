@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from ..llama.usage import TokenUsage
 from .errors import ApiError, internal
-from .generation import Job
+from .jobs import RequestJob
 from .metrics import Metrics
 from .settings import ServerSettings, is_loopback
 from .shapes import dumps
@@ -40,7 +40,7 @@ class Record:
     request_id: str
     started: float = field(default_factory=time.monotonic)
     status: int = 0
-    job: Job | None = None
+    job: RequestJob | None = None
     stream: bool = False
     error: str | None = None
     prompt: Any = None  # only with --log-prompts
@@ -141,7 +141,7 @@ class Access:
         access_log.info(json.dumps(line))
 
 
-def _about(job: Job) -> dict[str, Any]:
+def _about(job: RequestJob) -> dict[str, Any]:
     spent, timings = job.spent(), job.timings.values()
     total = sum(spent, TokenUsage())
     out: dict[str, Any] = {

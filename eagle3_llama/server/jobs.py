@@ -31,7 +31,7 @@ class Gate:
         self.capacity, self.n_parallel = capacity, n_parallel
         self.draining = False
         self.logprobs = Room(MAX_LOGPROBS, "ask for logprobs")
-        self.jobs: set[Job] = set()
+        self.jobs: set[RequestJob] = set()
         self._inside, self._seconds = 0, 1.0
         self._lock = threading.Lock()
 
@@ -128,7 +128,7 @@ class Mailbox:
                 return items
 
 
-class Job:
+class RequestJob:
     """The choices of one HTTP request. Ends when all have ended, when one has failed, or by cancel().
 
     Create it in the event loop.
@@ -288,7 +288,7 @@ class Job:
         return error
 
 
-def total_usage(job: Job) -> dict[str, Any]:
+def total_usage(job: RequestJob) -> dict[str, Any]:
     """OpenAI's usage object of all choices together. A prompt that several choices answer counts once."""
     total, counted = TokenUsage(), set[int]()
     for choice in job.choices:
@@ -299,7 +299,7 @@ def total_usage(job: Job) -> dict[str, Any]:
     return total.body()
 
 
-def total_timings(job: Job) -> Any:
+def total_timings(job: RequestJob) -> Any:
     """The timings of a single choice, or a list with those of each choice."""
     out = [job.timings[i] for i in itertools.takewhile(job.timings.__contains__, itertools.count())]
     return out[0] if len(out) == 1 else out
