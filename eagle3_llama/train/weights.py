@@ -13,7 +13,7 @@ from ..errors import EagleError, ErrorKind
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class TargetSizes:
     """The sizes of the target, which its head shares."""
 
     n_embd: int
@@ -48,13 +48,13 @@ class TargetWeights:
             return default
         return field.contents()
 
-    def _shape(self) -> Shape:
+    def _shape(self) -> TargetSizes:
         get = lambda key, default=None: self._field(f"{self.arch}.{key}", default)
         n_embd, n_head = int(get("embedding_length")), int(get("attention.head_count"))
         embedding = self.tensors.get("token_embd.weight")
         if embedding is None:
             raise EagleError(ErrorKind.MISSING_TENSOR, f"{self.path} has no token_embd.weight")
-        return Shape(
+        return TargetSizes(
             n_embd,
             n_head,
             int(get("attention.head_count_kv", n_head)),
