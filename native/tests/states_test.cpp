@@ -391,7 +391,7 @@ void every_pair(world & w, plain_decodes & plain, const std::vector<call> & call
     bool changed                      = true;
     for (size_t i = 0; i < calls.size(); ++i) {
         for (size_t k = all ? 0 : (i + at) % 2; k < calls.size(); k += all ? 1 : 2) {
-            const call & first = calls[i], &second = calls[k];
+            const call &first = calls[i], &second = calls[k];
             const int how           = n_pairs % 2;
             const std::string begin = std::string(names[at]) + " (" + calls[how].name + ")";
             if (changed) {
