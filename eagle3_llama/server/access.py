@@ -63,6 +63,8 @@ class Access:
         talk = _Talk(record, receive, send, unread=has_body)
         try:
             refused = self._refusal(scope, headers)
+            if refused is not None:
+                record.error = refused.code
             await (self.app if refused is None else error_response(refused))(scope, talk.receive, talk.send)
         except Exception:
             log.exception("request %s failed", record.request_id)
