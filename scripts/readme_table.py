@@ -93,7 +93,8 @@ def command(reports: list[Report]) -> str:
         words.append("--flash-attn" if s["flash_attn"] else "--no-flash-attn")
     models = " ".join(f'--model "$(model {fmt})"' for fmt in formats)
     lines = [f"eagle3-llama bench {models}", " ".join(words[:2]), " ".join([*words[2:], "--json speed.json"])]
-    return "\n".join([MODEL, " \\\n    ".join(lines), "scripts/readme_table.py speed.json"])
+    bench = " \\\n    ".join(lines)
+    return "\n".join(["source .venv/bin/activate", MODEL, bench, "scripts/readme_table.py speed.json"])
 
 
 def _formats(reports: list[Report]) -> list[str]:

@@ -144,6 +144,13 @@ def test_names_of_modes():
     assert list(KINDS)[:2] == ["plain", "eagle"] and all(cls.kind == kind for kind, cls in KINDS.items())
 
 
+def test_an_installed_package_says_that_it_needs_a_checkout(tmp_path, monkeypatch):
+    monkeypatch.setattr(child, "__file__", str(tmp_path / "eagle3_llama" / "bench" / "child.py"))
+    with pytest.raises(EagleError, match="use a checkout") as e:
+        child.unpatched.__wrapped__("--stock")
+    assert e.value.kind is ErrorKind.UNSUPPORTED
+
+
 def test_a_prompt_of_several_batches(endless):
     """llama-cpp-python's prompt lookup raises on it without logits_all."""
     process = stock.StockProcess(endless[0], 1, 1024, None, lookup=True)
