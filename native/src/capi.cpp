@@ -83,35 +83,36 @@ void eagle3_release_threads(void) {
 #endif
 }
 
-int32_t eagle3_capture_set(void * ctx, const int32_t * layers, int32_t n) {
+int32_t eagle3_capture_set(struct llama_context * ctx, const int32_t * layers, int32_t n) {
     return guard([&]() -> int32_t {
         not_null(ctx, "ctx");
         require(layers != nullptr || n == 0, EAGLE3_E_ARGUMENT, "layers is NULL");
-        capture_set((llama_context *) ctx, layers, n);
+        capture_set(ctx, layers, n);
         return EAGLE3_OK;
     });
 }
 
-int32_t eagle3_capture_get(void * ctx, const int32_t * layers, int32_t n, int32_t n_tokens, float * out) {
+int32_t eagle3_capture_get(
+    struct llama_context * ctx, const int32_t * layers, int32_t n, int32_t n_tokens, float * out) {
     return guard([&]() -> int32_t {
         not_null(ctx, "ctx");
         not_null(out, "out");
         require(layers != nullptr || n == 0, EAGLE3_E_ARGUMENT, "layers is NULL");
-        require(n_tokens >= 0 && n_tokens <= (int32_t) llama_n_batch((llama_context *) ctx),
-            EAGLE3_E_ARGUMENT, "n_tokens exceeds n_batch");
+        require(n_tokens >= 0 && n_tokens <= (int32_t) llama_n_batch(ctx), EAGLE3_E_ARGUMENT,
+            "n_tokens exceeds n_batch");
         std::vector<int32_t> rows(n_tokens);
         std::iota(rows.begin(), rows.end(), 0);
-        capture_rows((llama_context *) ctx, layers, n, rows, out);
+        capture_rows(ctx, layers, n, rows, out);
         return EAGLE3_OK;
     });
 }
 
-int32_t eagle3_head_open(const char * path, void * model, eagle3_head ** out) {
+int32_t eagle3_head_open(const char * path, struct llama_model * model, eagle3_head ** out) {
     return guard([&]() -> int32_t {
         not_null(path, "path");
         not_null(model, "model");
         not_null(out, "out");
-        *out = new eagle3_head{load_head(path, (const llama_model *) model)};
+        *out = new eagle3_head{load_head(path, model)};
         return EAGLE3_OK;
     });
 }
@@ -171,16 +172,14 @@ int32_t eagle3_head_d2t(const eagle3_head * head, int32_t * out) {
     });
 }
 
-int32_t eagle3_session_open(void * ctx, eagle3_head * head, int32_t n_slots, eagle3_session ** out) {
+int32_t eagle3_session_open(
+    struct llama_context * ctx, eagle3_head * head, int32_t n_slots, eagle3_session ** out) {
     return guard([&]() -> int32_t {
         not_null(ctx, "ctx");
         not_null(out, "out");
-        require(n_slots >= 1 && n_slots <= (int32_t) llama_n_seq_max((llama_context *) ctx),
-            EAGLE3_E_ARGUMENT,
-            format("n_slots is %d, the context has %u sequences", n_slots,
-                llama_n_seq_max((llama_context *) ctx)));
-        *out = new eagle3_session{
-            std::make_unique<session>((llama_context *) ctx, head ? head->impl.get() : nullptr, n_slots)};
+        require(n_slots >= 1 && n_slots <= (int32_t) llama_n_seq_max(ctx), EAGLE3_E_ARGUMENT,
+            format("n_slots is %d, the context has %u sequences", n_slots, llama_n_seq_max(ctx)));
+        *out = new eagle3_session{std::make_unique<session>(ctx, head ? head->impl.get() : nullptr, n_slots)};
         return EAGLE3_OK;
     });
 }
@@ -226,30 +225,10 @@ int32_t eagle3_verified_row(const eagle3_session * s, int32_t slot, int32_t i) {
 
 int32_t eagle3_plan_set(eagle3_session * s, const struct eagle3_costs * c) {
     return guard([&]() -> int32_t {
-        costs out;
         if (c) {
-            for (int i = 1; i <= MAX_ROWS; ++i) {
-                for (const float v : {c->layers[i], c->head[i]}) {
-                    require(std::isfinite(v) && v > 0.0f, EAGLE3_E_ARGUMENT,
-                        format("the costs of %d rows are not positive", i));
-                }
-                for (const float v : {c->output[i], c->cell[i]}) {
-                    require(std::isfinite(v) && v >= 0.0f, EAGLE3_E_ARGUMENT,
-                        format("the costs of %d rows are negative or not finite", i));
-                }
-                out.layers[i] = c->layers[i];
-                out.output[i] = c->output[i];
-                out.head[i]   = c->head[i];
-                out.cell[i]   = c->cell[i];
-            }
-            for (const float v : {c->first, c->other, c->context}) {
-                require(std::isfinite(v) && v >= 0.0f, EAGLE3_E_ARGUMENT, "a cost is negative or not finite");
-            }
-            out.first   = c->first;
-            out.other   = c->other;
-            out.context = c->context;
+            check(*c);
         }
-        get(s).set_plan(out);
+        get(s).set_plan(c ? *c : costs{});
         return EAGLE3_OK;
     });
 }
@@ -288,10 +267,10 @@ int32_t eagle3_measure_head(eagle3_session * s, int32_t slot, int32_t n, float *
     });
 }
 
-int32_t eagle3_sample(eagle3_session * s, void * sampler, int32_t row) {
+int32_t eagle3_sample(eagle3_session * s, struct llama_sampler * sampler, int32_t row) {
     return guard([&]() -> int32_t {
         not_null(sampler, "sampler");
-        return get(s).sample((llama_sampler *) sampler, row);
+        return get(s).sample(sampler, row);
     });
 }
 
@@ -338,13 +317,14 @@ int32_t eagle3_round_decode(eagle3_session * s) {
     });
 }
 
-int32_t eagle3_round_verify(eagle3_session * s, void * const * samplers, int32_t * out, int32_t * counts) {
+int32_t eagle3_round_verify(
+    eagle3_session * s, struct llama_sampler * const * samplers, int32_t * out, int32_t * counts) {
     return guard([&]() -> int32_t {
         not_null(samplers, "samplers");
         not_null(out, "out");
         not_null(counts, "counts");
         std::string failure;
-        get(s).verify((llama_sampler * const *) samplers, out, counts, failure);
+        get(s).verify(samplers, out, counts, failure);
         if (!failure.empty()) {
             fail(EAGLE3_OK, failure.c_str());
         }

@@ -1,5 +1,7 @@
 #include "planner.hpp"
 
+#include "error.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -8,49 +10,7 @@ namespace eagle3 {
 
 namespace {
 
-constexpr float KEEP_TALLY = 0.995f;  // of a bin's counts at each further one: about the last 200
-constexpr float KEEP_RATE  = 0.98f;   // of tokens and seconds at each further round: about the last 50
-constexpr float KEEP_GAIN  = 0.95f;
-constexpr float PRIOR      = 8.0f;  // observations that the prior counts for
-constexpr float TRUST_STEP = 0.05f, TRUST_LEAST = 0.1f, TRUST_MOST = 3.0f;
-constexpr float TRUST_STEP_RESTING = 0.2f;   // while drafts rest, a token in ten rounds has to teach it
-constexpr float KEEP_AWAKE         = 0.25f;  // of what drafts brought, over a rest: texts turn
-// of drafting's measured rate over plain decoding's: of one slot, of several
-constexpr float LEAST_GAIN = 1.0f, LEAST_OF_MANY = 1.04f;
-// expected of drafting, tokens a round, that is no cause to rest: a draft not made teaches nothing
-constexpr float MOST_LOSS = 0.02f;
-constexpr int MIN_DRAFTS  = 12;  // rounds before drafting may be given up
-// rounds of a rest, which doubles, and rounds awake after it. 200 rounds have to hold three rests.
-constexpr int NAP_FIRST = 8, NAP_MOST = 64, PROBES = 6;
-constexpr int IDLE         = 2,
-              IDLE_OF_MANY = 1;  // rounds awake that draft nothing and end it: of one slot, of several
-// rounds from one plain round to the next where drafting gains little, and much
-constexpr int LOOK_CLOSE = 16, LOOK = 128, FIRST_LOOKS = 4;
-constexpr float CLOSE_GAIN = 1.15f;
-// weight of what was seen of a factor, at each further time: of decodes with drafts, of plain ones, of passes
-constexpr float KEEP_DRIFT = 0.95f, KEEP_PLAIN = 0.9f, KEEP_HEAD = 0.8f;
-constexpr float FADE = 0.98f, FADE_PLAIN = 0.995f;  // the same at each round without it
-// Of a factor, each round, back to 1: without drafts, of another size than is drafted. Slower, and a load is
-// remembered for too long; faster, and costs that were measured wrong are forgotten before the next draft.
-constexpr float RELAX = 1.0f / 96.0f, RELAX_SIZE = 1.0f / 600.0f;
-// A weight so low that pieces are tried, as if they cost so much less: those of two rows, which lose least if
-// they do not, and others.
-constexpr float STALE = 0.5f, TRY_TWO = 0.3f, TRY = 0.7f;
-// Of a row's cost, what a draft must bring at least to try whether the row costs less, after a rest.
-// Where the machine or the text has become another, HOPE_ANEW is enough.
-constexpr float HOPE = 0.4f, NO_HOPE = INFINITY;
-constexpr float CHANGED   = 0.3f;  // a drift of plain rounds that makes it another machine
-constexpr float SURPRISED = 0.2f;  // a decode's time that differs so much from the expected calls for a look
-constexpr int HURRY       = 8;     // rounds by which that look comes nearer
-// Hits of first tokens above what was expected of them, in a window of 7 while drafts rest and of 20 else,
-// that show that the text has turned: more than two deviations, for the price is some drafts, and nearly
-// four.
-constexpr float KEEP_SURPRISE = 0.85f, TURNED = 2.0f;
-constexpr float KEEP_EXCESS = 0.95f, TURNED_AWAKE = 6.0f;
-constexpr float CURIOUS     = 0.8f;  // as many hits are cause to stay awake for another round
-constexpr float LEAST_RATIO = 0.5f, MOST_RATIO = 2.0f;  // of the time expected, that is believed
-constexpr float MOST_REST = 0.25f;                      // of a plain round, more than what was expected
-constexpr int AHEAD       = 4;                          // further nodes that growing looks at
+constexpr float NO_HOPE = INFINITY;
 
 const float EDGES[] = {0.02f, 0.05f, 0.1f, 0.2f, 0.3f, 0.4f, 0.5f, 0.6f, 0.7f, 0.8f, 0.9f, 0.97f};
 
@@ -60,10 +20,28 @@ int bin_of(float q) {
 
 }  // namespace
 
+void check(const costs & c) {
+    for (int i = 1; i <= MAX_ROWS; ++i) {
+        for (const float v : {c.layers[i], c.head[i]}) {
+            require(std::isfinite(v) && v > 0.0f, EAGLE3_E_ARGUMENT,
+                format("the costs of %d rows are not positive", i));
+        }
+        for (const float v : {c.output[i], c.cell[i]}) {
+            require(std::isfinite(v) && v >= 0.0f, EAGLE3_E_ARGUMENT,
+                format("the costs of %d rows are negative or not finite", i));
+        }
+    }
+    for (const float v : {c.first, c.other, c.context}) {
+        require(std::isfinite(v) && v >= 0.0f, EAGLE3_E_ARGUMENT, "a cost is negative or not finite");
+    }
+}
+
 void planner::set(const costs & c) {
     costs_   = c;
     n_slots_ = 1;
-    modes_.fill(mode());
+    mode fresh;
+    fresh.hope = tune_.hope_anew;
+    modes_.fill(fresh);
     begin(1, c.context);
 }
 
@@ -81,7 +59,7 @@ void planner::new_text() {
     mode & m = modes_[1];
     m.asleep = m.nap = 0;
     m.gain           = std::min(m.gain, 0.0f);
-    m.n_drafts       = std::min(m.n_drafts, MIN_DRAFTS - PROBES);
+    m.n_drafts       = std::min(m.n_drafts, tune_.min_drafts - tune_.probes);
 }
 
 // -- what is known ----------------------------------------------------------------------------------------
@@ -107,16 +85,16 @@ float planner::accept(int source, int depth, float q, float trust) const {
     float p       = q;
     for (int d = 0; d < std::min(depth, N_DEPTH); ++d) {
         const tally & t = calibrations_[source].bins[d][bin];
-        p               = (t.hits + PRIOR * p) / (t.tries + PRIOR);
+        p               = (t.hits + tune_.prior * p) / (t.tries + tune_.prior);
     }
     return std::min(p * trust, 1.0f);
 }
 
 float planner::mean_accept(int depth, int rank, float trust) const {
-    float p = rank == 0 ? 0.5f : 0.1f;
+    float p = rank == 0 ? tune_.first_guess : tune_.next_guess;
     for (int d = 0; d < std::min(depth, N_DEPTH); ++d) {
         const tally & t = calibrations_[0].ranks[d][rank];
-        p               = (t.hits + PRIOR * p) / (t.tries + PRIOR);
+        p               = (t.hits + tune_.prior * p) / (t.tries + tune_.prior);
     }
     return std::min(p * trust, 1.0f);
 }
@@ -124,15 +102,15 @@ float planner::mean_accept(int depth, int rank, float trust) const {
 void planner::learn(int source, int depth, int rank, float q, bool accepted, float & trust) {
     const float surprise = (accepted ? 1.0f : 0.0f) - accept(source, depth, q, trust);
     // what was found last weighs more than the tallies can: texts turn
-    const float step = depth == 1 && at().nap == NAP_MOST ? TRUST_STEP_RESTING : TRUST_STEP;
-    trust            = std::clamp(trust * std::exp(step * surprise), TRUST_LEAST, TRUST_MOST);
+    const float step = depth == 1 && at().nap == tune_.nap_most ? tune_.trust_step_resting : tune_.trust_step;
+    trust            = std::clamp(trust * std::exp(step * surprise), tune_.trust_least, tune_.trust_most);
 
     const int d     = std::min(depth, N_DEPTH) - 1;
     calibration & c = calibrations_[source];
     for (tally * t : {&c.bins[d][bin_of(q)], rank < N_RANK ? &c.ranks[d][rank] : nullptr}) {
         if (t) {
-            t->tries = t->tries * KEEP_TALLY + 1.0f;
-            t->hits  = t->hits * KEEP_TALLY + (accepted ? 1.0f : 0.0f);
+            t->tries = t->tries * tune_.keep_tally + 1.0f;
+            t->hits  = t->hits * tune_.keep_tally + (accepted ? 1.0f : 0.0f);
         }
     }
     if (depth == 1) {
@@ -145,19 +123,19 @@ void planner::learn(int source, int depth, int rank, float q, bool accepted, flo
 void planner::look_for_turn(calibration & c, int rank, float surprise, float & trust) {
     mode & m         = at();
     const bool rests = m.nap > 0;
-    c.surprise       = rests ? c.surprise * (rank == 0 ? KEEP_SURPRISE : 1.0f) + surprise : 0.0f;
-    c.excess         = rank == 0 ? c.excess * KEEP_EXCESS + surprise : c.excess;
-    m.n_idle         = c.surprise > CURIOUS ? 0 : m.n_idle;
+    c.surprise       = rests ? c.surprise * (rank == 0 ? tune_.keep_surprise : 1.0f) + surprise : 0.0f;
+    c.excess         = rank == 0 ? c.excess * tune_.keep_excess + surprise : c.excess;
+    m.n_idle         = c.surprise > tune_.curious ? 0 : m.n_idle;
     if (c.pardons > 0 && rank == 0) {
         --c.pardons;
         trust = std::max(trust, 1.0f);
     }
-    if (c.surprise > TURNED || c.excess > TURNED_AWAKE) {
+    if (c.surprise > tune_.turned || c.excess > tune_.turned_awake) {
         c         = calibration();
-        c.pardons = 2 * n_slots_;
+        c.pardons = tune_.pardons * n_slots_;
         trust     = std::max(trust, 1.0f);
         m.forget_drafts();
-        m.hope = HOPE_ANEW;
+        m.hope = tune_.hope_anew;
     }
 }
 
@@ -170,7 +148,9 @@ int planner::piece(const std::vector<float> & reach, int i) const {
     std::array<float, MAX_ROWS + 2> rest{}, seconds{};
     for (int m = 1; m <= n_rows; ++m) {
         const factor & f = m == 1 ? at().one : at().many;
-        seconds[m]       = output(m) * (f.weight >= STALE ? 1.0f : m == 2 && n_slots_ == 1 ? TRY_TWO : TRY);
+        seconds[m]       = output(m) * (f.weight >= tune_.stale      ? 1.0f
+                                           : m == 2 && n_slots_ == 1 ? tune_.try_two
+                                                                     : tune_.try_piece);
     }
     int best = 1;
     for (int k = n_rows - 1; k >= i; --k) {
@@ -199,8 +179,8 @@ float planner::row_seconds(int i, float reach) const {
 void planner::saw_piece(int n, float seconds) {
     factor & f        = n == 1 ? at().one : at().many;
     const float ratio = seconds / std::max(costs_.output[n] * at().plain.value * f.value, 1e-9f);
-    f.correct(f.steady(ratio), KEEP_DRIFT);
-    f.weight = ratio < 1.0f - SURPRISED ? 0.0f : f.weight;  // cheaper than thought: tried again soon
+    f.correct(steady(f, ratio), tune_.keep_drift, tune_.least_weight);
+    f.weight = ratio < 1.0f - tune_.surprised ? 0.0f : f.weight;  // cheaper than thought: tried again soon
 }
 
 planner::choice planner::best(const std::vector<float> & reach, int n_fixed) const {
@@ -228,7 +208,7 @@ int planner::grow_width(const std::vector<float> & reach, int depth, const std::
     float most = best(reach, n_fixed).value;
     for (int w = 1; w <= (int) level.size(); w *= 2) {
         std::vector<float> all = reach, front(level.begin(), level.begin() + w);
-        for (int m = 1; m <= AHEAD && (int) all.size() < MAX_ROWS - 1; ++m) {
+        for (int m = 1; m <= tune_.ahead && (int) all.size() < MAX_ROWS - 1; ++m) {
             std::vector<float> next;
             for (const float p : front) {
                 for (int k = 0; k < std::min(n_children, N_RANK); ++k) {
@@ -259,7 +239,8 @@ bool planner::wants_draft() {
         --m.asleep;
         return false;
     }
-    if (m.n_drafted >= (m.n_plain >= FIRST_LOOKS && gains(CLOSE_GAIN) ? LOOK : LOOK_CLOSE)) {
+    if (m.n_drafted >=
+        (m.n_plain >= tune_.first_looks && gains(tune_.close_gain) ? tune_.look : tune_.look_close)) {
         m.n_drafted = 0;  // another slot's draft may leave no round plain
         return false;
     }
@@ -274,15 +255,16 @@ bool planner::gains(float least) const {
 
 // A single round that took long was disturbed; several that did, and the machine has changed, for this size
 // at least.
-float planner::factor::steady(float ratio) {
+float planner::steady(factor & f, float ratio) const {
+    auto & last        = f.last;
     const float middle = std::max(std::min(last[0], last[1]), std::min(std::max(last[0], last[1]), ratio));
     last               = {last[1], ratio};
-    return std::clamp(middle, LEAST_RATIO, MOST_RATIO);
+    return std::clamp(middle, tune_.least_ratio, tune_.most_ratio);
 }
 
-void planner::factor::correct(float ratio, float keep) {
+void planner::factor::correct(float ratio, float keep, float least_weight) {
     weight = weight * keep + 1.0f;
-    value *= 1.0f + (ratio - 1.0f) / std::max(weight, 2.0f);
+    value *= 1.0f + (ratio - 1.0f) / std::max(weight, least_weight);
 }
 
 // What a round did not show is believed less and less.
@@ -290,25 +272,25 @@ void planner::time_passes(bool tried, bool drafted, int n_rows) {
     mode & m = at();
     // what is thought too dear is not drafted, what is thought too cheap is, and corrected: but several slots
     // draft often, so that each such draft costs them more than what it shows is worth
-    const float slow = n_slots_ == 1 ? RELAX_SIZE : RELAX;
+    const float slow = n_slots_ == 1 ? tune_.relax_size : tune_.relax;
     if (drafted) {
-        m.plain.fade(FADE_PLAIN);
+        m.plain.fade(tune_.fade_plain);
     } else {
-        m.drafted.fade(FADE);
-        m.drafted.relax(m.drafted.value < 1.0f ? slow : RELAX);
-        m.one.relax(RELAX);
-        m.many.relax(RELAX);
-        m.draft_rest *= 1.0f - RELAX;
+        m.drafted.fade(tune_.fade);
+        m.drafted.relax(m.drafted.value < 1.0f ? slow : tune_.relax);
+        m.one.relax(tune_.relax);
+        m.many.relax(tune_.relax);
+        m.draft_rest *= 1.0f - tune_.relax;
     }
-    m.one.fade(FADE);
-    m.many.fade(FADE);
+    m.one.fade(tune_.fade);
+    m.many.fade(tune_.fade);
     if (!tried) {
-        m.head.fade(FADE);
+        m.head.fade(tune_.fade);
     }
     for (int n = 1; n <= MAX_ROWS; ++n) {
         if (!drafted || n != n_rows) {
-            m.sizes[n].fade(FADE);
-            m.sizes[n].relax(drafted ? RELAX_SIZE : m.sizes[n].value < 1.0f ? slow : RELAX);
+            m.sizes[n].fade(tune_.fade);
+            m.sizes[n].relax(drafted ? tune_.relax_size : m.sizes[n].value < 1.0f ? slow : tune_.relax);
         }
     }
 }
@@ -318,25 +300,25 @@ void planner::saw_round(const round & r) {
     const bool plain     = r.n_rows == n_slots_;
     const float expected = layers(r.n_rows) + (r.whole ? costs_.output[r.n_rows] * m.plain.value : 0.0f);
     const float raw      = r.layers_s / std::max(expected, 1e-9f);
-    const float ratio    = (plain ? m.plain : m.sizes[r.n_rows]).steady(raw);
+    const float ratio    = steady(plain ? m.plain : m.sizes[r.n_rows], raw);
     time_passes(r.tried, !plain, r.n_rows);
-    const float gain_plain = 1.0f / std::max(m.plain.weight * KEEP_PLAIN + 1.0f, 2.0f);
+    const float gain_plain = 1.0f / std::max(m.plain.weight * tune_.keep_plain + 1.0f, tune_.least_weight);
     const float before     = m.drafted.value;
     // the machine's drift is that of plain rounds: of other sizes, it may be what measuring them got wrong
     if (plain) {
-        m.plain.correct(ratio, KEEP_PLAIN);
-        if (std::fabs(std::log(m.plain.value / m.plain_tried)) > CHANGED) {
+        m.plain.correct(ratio, tune_.keep_plain, tune_.least_weight);
+        if (std::fabs(std::log(m.plain.value / m.plain_tried)) > tune_.changed) {
             m.plain_tried = m.plain.value;
-            m.hope        = HOPE_ANEW;
+            m.hope        = tune_.hope_anew;
         }
     } else {
         factor & size = m.sizes[r.n_rows];
-        m.drafted.correct(size.value * ratio, KEEP_DRIFT);
+        m.drafted.correct(size.value * ratio, tune_.keep_drift, tune_.least_weight);
         size.value *= before / m.drafted.value;
-        size.correct(ratio, KEEP_DRIFT);
+        size.correct(ratio, tune_.keep_drift, tune_.least_weight);
     }
     if (r.tried && r.passes_s > 0.0f) {
-        m.head.correct(m.head.steady(r.draft_s / r.passes_s), KEEP_HEAD);
+        m.head.correct(steady(m.head, r.draft_s / r.passes_s), tune_.keep_head, tune_.least_weight);
     }
     // what else ran on the machine for a moment is no matter of the draft
     const float seconds = r.total_s - r.layers_s + ratio * expected;
@@ -344,44 +326,46 @@ void planner::saw_round(const round & r) {
     if (plain) {
         m.plain_rest += (std::max(rest, 0.0f) - m.plain_rest) * gain_plain;
     } else if (r.tried && !r.whole) {
-        const float most = MOST_REST * plain_seconds();
-        m.draft_rest     = m.draft_rest * KEEP_PLAIN +
-                           std::clamp(rest - r.output_s - m.plain_rest, -most, most) * (1.0f - KEEP_PLAIN);
+        const float most = tune_.most_rest * plain_seconds();
+        m.draft_rest = m.draft_rest * tune_.keep_plain +
+                       std::clamp(rest - r.output_s - m.plain_rest, -most, most) * (1.0f - tune_.keep_plain);
     }
-    m.n_plain   = std::min(m.n_plain + plain, FIRST_LOOKS);
-    m.n_drafted = plain ? 0 : std::min(m.n_drafted + 1, LOOK);
-    if (std::fabs(std::log(plain ? raw : ratio)) > SURPRISED && m.asleep == 0) {
+    m.n_plain   = std::min(m.n_plain + plain, tune_.first_looks);
+    m.n_drafted = plain ? 0 : std::min(m.n_drafted + 1, tune_.look);
+    if (std::fabs(std::log(plain ? raw : ratio)) > tune_.surprised && m.asleep == 0) {
         // look again
-        m.plain.weight *= plain ? 0.5f : 1.0f;
-        m.n_drafted =
-            std::min(m.n_drafted + (plain && std::fabs(std::log(ratio)) < SURPRISED ? LOOK : HURRY), LOOK);
+        m.plain.weight *= plain ? tune_.doubt : 1.0f;
+        m.n_drafted = std::min(
+            m.n_drafted + (plain && std::fabs(std::log(ratio)) < tune_.surprised ? tune_.look : tune_.hurry),
+            tune_.look);
     }
 
-    m.tokens  = m.tokens * KEEP_RATE + (float) r.n_tokens;
-    m.seconds = m.seconds * KEEP_RATE + seconds;
+    m.tokens  = m.tokens * tune_.keep_rate + (float) r.n_tokens;
+    m.seconds = m.seconds * tune_.keep_rate + seconds;
     if (!r.tried) {
         return;
     }
-    const bool cheap  = !plain && raw < 1.0f - SURPRISED;  // cheaper than thought: worth another
+    const bool cheap  = !plain && raw < 1.0f - tune_.surprised;  // cheaper than thought: worth another
     const bool forced = m.hope < NO_HOPE && !cheap;
-    m.hope            = cheap || (plain && m.hope == HOPE_ANEW) ? m.hope : NO_HOPE;
+    m.hope            = cheap || (plain && m.hope == tune_.hope_anew) ? m.hope : NO_HOPE;
     m.n_idle          = plain || forced ? m.n_idle + 1 : 0;
-    m.seen_tokens     = m.seen_tokens * KEEP_RATE + (float) r.n_tokens;
-    m.seen_plain = m.seen_plain * KEEP_RATE + (float) n_slots_ * seconds / std::max(plain_seconds(), 1e-9f);
+    m.seen_tokens     = m.seen_tokens * tune_.keep_rate + (float) r.n_tokens;
+    m.seen_plain =
+        m.seen_plain * tune_.keep_rate + (float) n_slots_ * seconds / std::max(plain_seconds(), 1e-9f);
     // against a round without a draft, at today's rate
     const float gain =
         (r.value - rate() * (r.draft_s + costs_.other)) - ((float) n_slots_ - rate() * plain_seconds());
-    m.gain = m.gain * KEEP_GAIN + gain * (1.0f - KEEP_GAIN);
+    m.gain = m.gain * tune_.keep_gain + gain * (1.0f - tune_.keep_gain);
     ++m.n_drafts;
     if (rests(m)) {
-        m.nap      = m.nap ? std::min(2 * m.nap, NAP_MOST) : NAP_FIRST;
+        m.nap      = m.nap ? std::min(2 * m.nap, tune_.nap_most) : tune_.nap_first;
         m.asleep   = m.nap;
-        m.hope     = ++m.n_naps % 2 == 0 ? std::min(m.hope, HOPE) : m.hope;
+        m.hope     = ++m.n_naps % 2 == 0 ? std::min(m.hope, tune_.hope) : m.hope;
         m.gain     = 0.0f;
-        m.n_drafts = MIN_DRAFTS - PROBES;
+        m.n_drafts = tune_.min_drafts - tune_.probes;
         m.n_idle   = 0;
-        m.seen_tokens *= KEEP_AWAKE;
-        m.seen_plain *= KEEP_AWAKE;
+        m.seen_tokens *= tune_.keep_awake;
+        m.seen_plain *= tune_.keep_awake;
     } else if (m.gain > 0.0f) {
         m.nap = 0;
     }
@@ -390,11 +374,12 @@ void planner::saw_round(const round & r) {
 // Whether to draft nothing for a while: if drafts brought too little, or a rest is over and nothing was worth
 // drafting since.
 bool planner::rests(const mode & m) const {
-    if (m.nap == NAP_MOST && m.n_idle >= (n_slots_ == 1 ? IDLE : IDLE_OF_MANY) && m.gain <= 0.0f) {
+    if (m.nap == tune_.nap_most && m.n_idle >= (n_slots_ == 1 ? tune_.idle : tune_.idle_of_many) &&
+        m.gain <= 0.0f) {
         return true;
     }
-    return m.n_drafts >= MIN_DRAFTS &&
-           (m.gain < -MOST_LOSS || !gains(n_slots_ == 1 ? LEAST_GAIN : LEAST_OF_MANY));
+    return m.n_drafts >= tune_.min_drafts &&
+           (m.gain < -tune_.most_loss || !gains(n_slots_ == 1 ? tune_.least_gain : tune_.least_of_many));
 }
 
 }  // namespace eagle3

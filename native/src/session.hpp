@@ -12,7 +12,8 @@
 namespace eagle3 {
 
 // Of a slot. With the token itself, a batch of which every row is computed as if it were alone.
-constexpr int MAX_DRAFT = MAX_ROWS - 1;
+constexpr int MAX_DRAFT = EAGLE3_MAX_DRAFT;
+static_assert(MAX_DRAFT == MAX_ROWS - 1);
 
 // How far a round is: see the table in eagle3.h.
 enum class stage { none, drafted, decoded, verified };

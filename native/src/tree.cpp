@@ -10,7 +10,7 @@ namespace eagle3 {
 
 namespace {
 
-constexpr int MAX_WIDTH = 16;
+constexpr int MAX_WIDTH = EAGLE3_MAX_WIDTH;
 constexpr int OVERDUE   = 16;  // pending features of a slot, more than most rounds with drafts leave
 
 bool grows(const ask & a) {

@@ -238,7 +238,7 @@ int main(int argc, char ** argv) {
         CHECK(chain.size() == 8);
         s.rewind(0, 0);
     }
-    eagle3::costs costs;
+    eagle3::costs costs = {};
     for (int n = 1; n <= eagle3::MAX_ROWS; ++n) {
         costs.layers[n] = 1e-3f * (1.0f + 0.01f * n);
         costs.head[n]   = 1e-5f;
