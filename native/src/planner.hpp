@@ -6,6 +6,7 @@
 #include "tuning.hpp"
 
 #include <array>
+#include <cmath>
 #include <vector>
 
 namespace eagle3 {
@@ -92,6 +93,7 @@ class planner {
     struct mode;
     struct calibration;
 
+    static constexpr float NO_HOPE = INFINITY;  // mode::hope: no draft is tried
     static constexpr int N_DEPTH = 5, N_BIN = 13, N_RANK = 3;
 
     struct tally {
@@ -116,6 +118,11 @@ class planner {
     bool gains(float least) const;
     void look_for_turn(calibration & c, int rank, float surprise, float & trust);
     void time_passes(bool tried, bool drafted, int n_rows);
+    void learn_times(const round & r, bool plain, float ratio);
+    void learn_rest(const round & r, bool plain, float gain_plain);
+    void plan_look(bool plain, float raw, float ratio);
+    void saw_draft(const round & r, bool plain, float raw, float seconds);
+    void rest_or_wake();
     bool rests(const mode & m) const;
 
     // of rounds with so many slots

@@ -453,7 +453,7 @@ void cut_prompts(const char * target, const char * head) {
             own.s.prefill(k, text.data() + at, std::min(steps[k], 400 - at), false);
         }
         CHECK(own.s.draft({ask_for(k, 9, EAGLE3_CHAIN, 6)}) == 6);
-        for (const eagle3::evidence_list & e : own.s.slot(k).draft_evidence) {
+        for (const eagle3::evidence_list & e : own.s.slot(k).draft.evidence) {
             probs[k].push_back(e[0]);
         }
     }

@@ -1,5 +1,5 @@
 // Rounds on a simulated clock: the planner and growing drafts are the product's, the target, the head and the
-// time that they take are made up. Steps and their order are those of tree.cpp and round.cpp.
+// time that they take are made up. Steps and their order are those of draft.cpp and round.cpp.
 #pragma once
 
 #include "growth.hpp"
@@ -56,6 +56,8 @@ inline costs costs_of(const curve & m) {
 struct load {
     float plain = 1.0f, drafted = 1.0f, head = 1.0f;
     float jolts = 0.01f;  // part of the rounds that something disturbs
+    float rest =
+        0.0f;  // what callers take between rounds, in plain decodes; one in 20 takes 10 times as long
 };
 
 // What the costs look like if they are measured under a load.
@@ -146,6 +148,13 @@ class simulation {
 
     float decode_seconds(int n_rows, bool whole) {
         return (c_.layers[n_rows] + (whole ? c_.output[n_rows] : 0.0f)) * slowed(n_rows) * noise();
+    }
+
+    float rest_seconds() {
+        if (load_.rest == 0.0f) {
+            return 0.0f;
+        }
+        return load_.rest * c_.layers[1] * noise() * (uniform_(noise_rng_) < 0.05f ? 10.0f : 1.0f);
     }
 
     float pass_seconds(int n_rows, bool first) {
@@ -365,7 +374,7 @@ class simulation {
             r.n_tokens += (int) path.size();
         }
         r.output_s = r.whole ? 0.0f : output;
-        r.total_s  = r.draft_s + r.layers_s + output;
+        r.total_s  = r.draft_s + r.layers_s + output + rest_seconds();
         n_pending_ += r.n_tokens;
         learn(rows, paths);
         if (r.tried) {
