@@ -91,9 +91,12 @@ def _trees(fmt, parts):
 
 
 def _upstream(fmt, rows):
-    upstream = [r["ratio"] for r in rows if r["kind"] == "upstream" and r["category"] == "all"]
-    if not upstream:
+    every = [r for r in rows if r["kind"] == "upstream" and r["category"] == "all"]
+    upstream = [r["ratio"] for r in every if "failed" not in r]
+    if not every:
         yield f"{fmt}: mode upstream was not run"
+    elif not upstream:
+        yield f"{fmt}: mode upstream {every[0]['failed']}"
     elif (share := planner_row(rows)["ratio"] / max(upstream)) < OVER_UPSTREAM:
         yield f"{fmt}: {share:.3f} of upstream's speed, expected {OVER_UPSTREAM}"
 

@@ -21,15 +21,15 @@ def main(fmt="Q4_K_M", seeds=20):
     path, different = str(smollm2(fmt)), 0
     alone = EagleLlama(path, n_ctx=768, flash_attn=True, n_threads=2, n_threads_batch=2, verbose=False)
     with Batcher(BatchSettings(path, n_parallel=2, n_ctx=768, n_threads=2)) as batcher:
-        rng, rounds, pieces = random.Random(0), batcher._rounds, []
-        decode = rounds._prompt_piece
+        rng, rounds, pieces = random.Random(0), batcher._scheduler, []
+        decode = rounds._prompt_chunk
 
         def piece(slot, job, n):
             pieces.append(n)
             decode(slot, job, n)
             rounds._prompt_rate = rng.choice(RATES)
 
-        rounds._prompt_piece = piece
+        rounds._prompt_chunk = piece
         for seed in range(int(seeds)):
             words = " ".join(rng.choice(WORDS) for _ in range(600))
             prompt = alone.tokenize(words.encode())[: rng.randint(100, 600)]

@@ -1,8 +1,6 @@
 """Stock llama-cpp-python on an unpatched libllama of the same version and flags, in processes of its own."""
 
-import functools
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -11,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from eagle3_llama.bench.stock import environment
+from eagle3_llama.bench.stock import libraries as stock_dir
 
 # Reads a path and settings, and writes what greedy decoding gives: the prompt's tokens, the text's, and the
 # logits that chose each of them. It imports llama_cpp alone.
@@ -33,23 +32,14 @@ np.savez(out, prompt=prompt, text=text, logits=np.stack(rows), library=llama_cpp
 """
 
 
-@functools.cache
-def stock_dir():
-    """The folder of the unpatched libraries. The first call of a session builds or finds them."""
-    build = [sys.executable, ROOT / "native" / "build.py", "--stock", "--print-dir"]
-    done = subprocess.run(build, stdout=subprocess.PIPE, text=True, check=True, timeout=3600)
-    return Path(done.stdout.strip())
-
-
 def run_stock(code, *arguments, timeout=900):
     """Runs Python code whose llama_cpp opens the unpatched libllama. Returns the finished process."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("EAGLE3_LLAMA_LIB", "MTMD_CPP"))}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
         timeout=timeout,
-        env={**env, "LLAMA_CPP_LIB_PATH": str(stock_dir())},
+        env=environment(stock_dir()),
     )
 
 

@@ -19,7 +19,8 @@ from eagle3_llama import (  # before llama_cpp: it brings the library
 )
 from eagle3_llama.batching import Batcher, BatchSettings, RequestCancelled
 from eagle3_llama.batching.job import Job
-from eagle3_llama.batching.rounds import Slot
+from eagle3_llama.batching.scheduler import BatchSlot
+from eagle3_llama.llama.usage import TokenUsage
 from eagle3_llama.models import shipped_head, smollm2
 
 from llama_cpp import Llama, LlamaGrammar
@@ -157,9 +158,9 @@ def test_prefix_is_taken_up(batcher, plain):
 
 
 def test_short_prompts_start_together(batcher, monkeypatch):
-    monkeypatch.setattr("eagle3_llama.batching.rounds.STALL", 1e3)  # seconds: this machine may be slow
-    rounds, go_on, work = [], threading.Event(), batcher._rounds._round
-    monkeypatch.setattr(batcher._rounds, "_round", lambda busy: (rounds.append(len(busy)), work(busy)))
+    monkeypatch.setattr("eagle3_llama.batching.scheduler.STALL", 1e3)  # seconds: this machine may be slow
+    rounds, go_on, work = [], threading.Event(), batcher._scheduler._round
+    monkeypatch.setattr(batcher._scheduler, "_round", lambda busy: (rounds.append(len(busy)), work(busy)))
     threading.Thread(
         target=batcher._on_thread, args=(go_on.wait,)
     ).start()  # nothing is decoded before all have come
@@ -230,6 +231,29 @@ def test_logits_are_kept_where_asked_for(batcher, plain):
     full.close()
 
 
+def test_a_request_has_what_a_llama_has(batcher, plain):
+    """Methods that it inherits read them. The context's own things stay with the batcher's model."""
+    with batcher.request() as llm:
+        for name, value in vars(plain).items():
+            if name != "_stack":  # it frees the model
+                assert type(getattr(llm, name)) is type(value) or name in ("_logits_all", "_flash_attn"), name
+        assert llm._ctx is batcher.base._ctx and llm._text is not batcher.base._text
+        for name in ("_engine", "_stack", "nothing_of_the_kind"):
+            assert not hasattr(llm, name)
+
+
+def test_what_was_used():
+    one, two = TokenUsage(5, 2, 7, 4, 3), TokenUsage(1, 1, 1, 1, 0)
+    assert sum((one, two), TokenUsage()) == TokenUsage(6, 3, 8, 5, 3) and one + two - two == one
+    assert one.body() == {
+        "prompt_tokens": 5,
+        "completion_tokens": 7,
+        "total_tokens": 12,
+        "completion_tokens_details": {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 1},
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+
+
 def test_a_criterion_sees_each_row(batcher, plain):
     """One at a time: only logprobs need all of them kept."""
     seen = []
@@ -241,7 +265,7 @@ def test_a_criterion_sees_each_row(batcher, plain):
     with batcher.request(params=EagleParams(n_max=4)) as llm:
         got = take(llm, 99, PROMPT, temp=0.0, stopping_criteria=criterion)
         assert got == alone(plain, 39, PROMPT, temp=0.0) == seen[:-1]
-        assert llm._rows.array().shape == (1, plain.n_vocab())
+        assert llm._scores.shape == (1, plain.n_vocab())
 
 
 def test_the_reader_hears_of_rounds(batcher):
@@ -454,7 +478,7 @@ def test_stats_of_a_request_count_rounds(batcher):
     """Not the pieces of its prompt, which an echo with logprobs brings."""
     text = " ".join(chr(97 + i % 26) for i in range(100))  # more than one piece
     with batcher.request(params=EagleParams(4)) as llm:
-        batcher._rounds._prompt_rate = 1.0
+        batcher._scheduler._prompt_rate = 1.0
         llm.create_completion(text, max_tokens=12, temperature=0.0, logprobs=2, echo=True)
         s = llm.stats
         assert 0 <= s.accepted == sum(s.accepted_at) <= s.drafted and 0 < s.rounds <= 12
@@ -462,7 +486,7 @@ def test_stats_of_a_request_count_rounds(batcher):
 
 
 def test_a_job_may_end_while_slots_are_read(batcher, monkeypatch):
-    class Leaving(Slot):
+    class Leaving(BatchSlot):
         reads = [Job([1], None, EagleParams(), 1, 1, None, request_id="the one")] * 2
 
         @property

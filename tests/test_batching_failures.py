@@ -230,12 +230,12 @@ def shared_rounds_fail(batcher, monkeypatch, times=1):
     callback = llama_cpp.ggml_abort_callback(lambda _: abort.value)
     llama_cpp.llama_set_abort_callback(batcher.base._ctx.ctx, callback, None)
 
-    def round_(asks, samplers, on_draft):
+    def round_(asks, samplers):
         sizes.append(len(asks))
         abort.value = len(asks) > 1 and left[0] > 0
         left[0] -= abort.value
         try:
-            return own(asks, samplers, on_draft)
+            return own(asks, samplers)
         finally:
             abort.value = False
 
@@ -276,10 +276,10 @@ def test_a_slot_at_its_context_s_end(endless):
         long = [1, *(3 + i % 250 for i in range(199))]
         for params in (EagleParams(), EagleParams(8), EagleParams(tree="12x3x4")):
             alone = work(long, 99, params), work(PROMPT, 120, params)
-            failed, own = [], batcher._rounds._one_by_one
-            batcher._rounds._one_by_one = lambda busy, e: (failed.append(e), own(busy, e))
+            failed, own = [], batcher._scheduler._one_by_one
+            batcher._scheduler._one_by_one = lambda busy, e: (failed.append(e), own(busy, e))
             asked = [(long, 99, params), (PROMPT, 120, params)]
             got = jobs_at_once(batcher, [functools.partial(work, *a) for a in asked])
-            batcher._rounds._one_by_one = own
+            batcher._scheduler._one_by_one = own
             assert tuple(got) == alone and not failed
             assert len(alone[0]) == 256 - len(long) and batcher.snapshot()["failures"] == 0

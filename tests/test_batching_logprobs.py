@@ -142,14 +142,14 @@ class NoBeginning:
 def test_rows_in_flight_are_few(batcher, monkeypatch):
     """No row of logits is kept. Reduced rows are kept only for the rounds by which a slow reader lags."""
     most, pieces = [], []
-    deliver = batcher._rounds._deliver
+    deliver = batcher._scheduler._deliver
 
     def watched(slot, job, piece):
         pieces.append(piece)
         deliver(slot, job, piece)
         most.append(slot.job.pieces.qsize() if slot.job is not None else 0)
 
-    monkeypatch.setattr(batcher._rounds, "_deliver", watched)
+    monkeypatch.setattr(batcher._scheduler, "_deliver", watched)
     with batcher.request(params=EagleParams(0)) as llm:
         stream = llm.create_completion(
             PROMPT,

@@ -13,8 +13,8 @@ from test_batching import wait_for
 
 from eagle3_llama import EagleLlama  # before llama_cpp: it brings the library
 from eagle3_llama.batching import Batcher, BatchSettings
+from eagle3_llama.batching.chunks import INVARIANT_ROWS, least_chunk, next_chunk
 from eagle3_llama.batching.model import BatchModel
-from eagle3_llama.batching.pieces import INVARIANT_ROWS, least_piece, next_piece
 
 import llama_cpp
 
@@ -55,15 +55,15 @@ def changing(monkeypatch):
     """changing(batcher, rng): after each piece, another speed of prompts was measured. The list of pieces."""
 
     def change(batcher, rng):
-        rounds, pieces = batcher._rounds, []
-        decode = rounds._prompt_piece
+        rounds, pieces = batcher._scheduler, []
+        decode = rounds._prompt_chunk
 
         def piece(slot, job, n):
             pieces.append(n)
             decode(slot, job, n)
             rounds._prompt_rate = rng.choice([0.0, 300.0, 400.0, 700.0, 1111.0, 3000.0, 1e6])
 
-        monkeypatch.setattr(rounds, "_prompt_piece", piece)
+        monkeypatch.setattr(rounds, "_prompt_chunk", piece)
         return pieces
 
     return change
@@ -130,8 +130,8 @@ def test_how_prompts_are_cut(step):
         n_ubatch = min(n_ubatch, n_batch)
         done, rates = 0, [0, rng.randrange(1, 700), 10**6]
         while done < n:
-            least = least_piece(rng.choice(rates), step)
-            size = next_piece(done, n, n_batch, n_ubatch, least, step)
+            least = least_chunk(rng.choice(rates), step)
+            size = next_chunk(done, n, n_batch, n_ubatch, least, step)
             assert 1 <= size <= n_batch
             for start, end, micro in micro_batches(done, size, n, n_batch, n_ubatch):
                 whole = (start, end) == micro

@@ -6,12 +6,14 @@ import pytest
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleParams
-from eagle3_llama.bench.modes import Mode, Run, Target
+from eagle3_llama.bench.modes import Eagle, Plain
 from eagle3_llama.bench.prompts import Answer
 from eagle3_llama.bench.report import results
+from eagle3_llama.bench.target import BenchTarget
+from eagle3_llama.bench.turns import Run
 from eagle3_llama.runtime.costs import Costs
 
-PLAIN, EAGLE = Mode("plain", "plain"), Mode("eagle", "eagle", "head.gguf")
+PLAIN, EAGLE = Plain("plain"), Eagle("eagle", "head.gguf")
 
 
 def answer(plain, eagle, n=10):
@@ -20,7 +22,10 @@ def answer(plain, eagle, n=10):
 
 
 def ratios(*answers):
-    target = SimpleNamespace(modes=[PLAIN, EAGLE], path="t.gguf", format="Q8_0")
+    modes = [PLAIN, EAGLE]
+    target = SimpleNamespace(
+        modes=modes, path="t.gguf", format="Q8_0", failed={}, working=lambda: modes, llm=lambda mode: None
+    )
     return {r["mode"]: r for r in results(target, answers)}
 
 
@@ -40,8 +45,8 @@ def test_plain_decoding_by_turns_is_what_counts():
 @pytest.mark.parametrize("n", [1, 16, 40])
 def test_turns(files, n):
     """Both answers are whole and the same, however the turns cut them; only plain decoding runs alone."""
-    eagle = Mode("eagle", "eagle", files[1], EagleParams(n_max=2))
-    target = Target(files[0], [PLAIN, eagle], 1, 256)
+    eagle = Eagle("eagle", files[1], EagleParams(n_max=2))
+    target = BenchTarget(files[0], [PLAIN, eagle], 1, 256)
     alone = target.run(PLAIN, PROMPT, n, {"temp": 0.0})
     run = target.run(eagle, PROMPT, n, {"temp": 0.0})
     assert alone.plain is None and len(alone.tokens) == n and alone.tokens == run.tokens == run.plain.tokens

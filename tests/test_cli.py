@@ -57,7 +57,7 @@ def test_bench_json(tmp_path):
         "--prompts",
         prompts,
         "--n-predict",
-        16,
+        8,
         "--modes",
         "plain,eagle,prompt_lookup",
         "--fixed",
@@ -138,7 +138,7 @@ def test_bench_of_two_heads(tmp_path):
         "--prompts",
         prompts,
         "--n-predict",
-        16,
+        8,
         "--category",
         "numbers",
         "--n-max",
@@ -259,6 +259,10 @@ def test_perf_gates_of_several_files(tmp_path):
         (
             {"format": "BF16", "mode": "eagle", "share_of_limit": 0.84},
             "BF16: 0.84 of the limit, expected 0.85",
+        ),
+        (
+            {"format": "BF16", "mode": "upstream", "failed": "crashed: SIGSEGV"},
+            "BF16: mode upstream crashed: SIGSEGV",
         ),
         (None, "Q8_0: mode eagle was not run"),
     ],

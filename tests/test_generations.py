@@ -327,6 +327,26 @@ def test_callbacks_that_use_the_model(eagle, alone, callback, use):
 
 
 @pytest.mark.parametrize("params", PARAMS, ids=["planner", "chain", "tree", "plain"])
+def test_what_logits_processors_are_shown(eagle, alone, params):
+    """The text before each row, drafts included, of which input_ids only gets what was accepted."""
+    draft_from(eagle, texts_of(alone), random.Random(8))
+    eagle.eagle_params = params
+    shown = []
+
+    def processor(ids, scores):
+        shown.append(ids.tolist())
+        assert eagle.n_tokens <= len(ids) and eagle._input_ids.tolist() == ids[: eagle.n_tokens].tolist()
+        return scores
+
+    said = list(GREEDY.start(eagle, logits_processor=LogitsProcessorList([processor])))
+    assert said == alone[0][GREEDY]
+    assert shown[: len(said)] == [[*PROMPT, *said[:i]] for i in range(len(said))]
+    assert params.n_max == 0 or eagle.stats.accepted > 0
+    eagle.sample()  # with the generation's sampler, between two rounds
+    assert shown[-1] == eagle._input_ids.tolist()
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=["planner", "chain", "tree", "plain"])
 @pytest.mark.parametrize("stuck", ["grammar", "processor"])
 def test_a_round_that_fails_beside_a_processor(eagle, files, params, stuck):
     """A grammar that becomes too ambiguous, or a processor that raises: the text is what was said before."""

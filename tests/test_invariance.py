@@ -10,7 +10,7 @@ from eagle3_llama.models import smollm2
 
 import llama_cpp
 
-SIZES = (1, 2, 3, 4, 8, 16, 64)
+SIZES = (1, 2, 3, 4, 8, 16)
 
 
 class Decoder:
@@ -74,10 +74,11 @@ class Decoder:
         llama_cpp.llama_model_free(self.model)
 
 
-def check(decoder, starts, sizes=SIZES):
+def check(decoder, starts):
+    """starts: {position: how many rows are decoded there}, ascending."""
     text = [int(t) for t in np.random.default_rng(0).integers(100, 40000, 1000)]
     done = 0
-    for start in starts:  # the padded cache grows at 256, 512, ...
+    for start, sizes in starts.items():
         while done < start:
             n = min(256, start - done)
             decoder._decode(text[done : done + n], done, False)
@@ -94,7 +95,7 @@ def check(decoder, starts, sizes=SIZES):
 @pytest.mark.parametrize("fmt", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K"])
 def test_rows_are_alike(fmt, flash):
     decoder = Decoder(smollm2(fmt), flash)
-    check(decoder, [250], (1, 2, 3, 4, 8, 16))
+    check(decoder, {250 if flash else 30: SIZES})  # the padded cache grows at 256, 512, ...
     decoder.close()
 
 
@@ -102,14 +103,14 @@ def test_rows_are_alike(fmt, flash):
 @pytest.mark.parametrize("cache", ["F16", "F32"])
 def test_long_drafts_and_contexts(flash, cache):
     decoder = Decoder(smollm2("BF16"), flash, cache=cache)
-    check(decoder, [30, 500, 700])
+    check(decoder, {30: (64,), 250: SIZES, 509: (5,)})
     decoder.close()
 
 
 @pytest.mark.parametrize("n_threads", [1, 3])
 def test_any_number_of_threads(n_threads):
     decoder = Decoder(smollm2("BF16"), True, n_threads)
-    check(decoder, [500], (1, 3, 16))
+    check(decoder, {250: (1, 3, 16)})
     decoder.close()
 
 
@@ -165,5 +166,5 @@ def test_a_cut_leaves_no_trace_in_other_caches(tmp_path, cache):
 @pytest.mark.parametrize("fmt", ["Q8_0", "Q4_0", "Q4_1"])
 def test_a_cut_leaves_no_trace_in_a_real_model(fmt):
     decoder = Decoder(smollm2(fmt), True)
-    check_cuts(decoder, 300, [1, 4, 33, 64, 65, 100, 150, 299])
+    check_cuts(decoder, 140, [1, 4, 33, 64, 100, 139])
     decoder.close()

@@ -89,26 +89,23 @@ def test_a_callback_that_raises(made):
         BatchSettings(str(made("mamba", with_head=False)[0]), n_parallel=3, n_ctx=64, n_threads=1)
     )
     engine, samplers = model._engine, [model._init_sampler(temp=0.0) for _ in range(3)]
-    asks, chains = (
-        [Ask(slot, 9, EagleParams(0)) for slot in range(3)],
-        [address(s.sampler) for s in samplers],
-    )
+    chains = [address(s.sampler) for s in samplers]
 
-    def turn(on_draft):
+    def turn(on_draft=None):
         for slot in range(3):
             engine.prefill([5, 6, 7 + slot], slot)
-        return engine.round(asks, chains, on_draft)
+        return engine.round([Ask(slot, 9, EagleParams(0), on_draft=on_draft) for slot in range(3)], chains)
 
-    def fail():
+    def fail(tokens):
         raise ValueError("the callback's")
 
-    expected = turn(lambda: None)
+    expected = turn()
     for slot in range(3):
         engine.rewind(0, slot)
     with pytest.raises(ValueError, match="the callback's"):
         turn(fail)
     assert [engine.n_past(slot) for slot in range(3)] == [0, 0, 0]
-    assert turn(lambda: None) == expected and [len(r) for r in expected] == [1, 1, 1]
+    assert turn() == expected and [len(r) for r in expected] == [1, 1, 1]
     model.close()
 
 

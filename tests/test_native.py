@@ -27,11 +27,14 @@ def test_rounds_under_sanitizers(programs, tmp_path, seed):
         kind=["F32", "Q8_0", "F32", "F16"][seed],
         layers=[(1, 2, 3), (0, 2), (1, 2, 3, 4), (3,)][seed],
     )
-    passes(programs, "rounds_test", target, head, seed, 400)
+    passes(programs, "rounds_test", target, head, seed, 150)
 
 
 def test_every_call_in_every_state(programs, files):
-    """And every call after every other: what eagle3.h allows works, the rest changes nothing."""
+    """And every call after every other: what eagle3.h allows works, the rest changes nothing.
+
+    The program's argument `all` tries each pair in each state.
+    """
     passes(programs, "states_test", *files)
 
 
@@ -64,7 +67,10 @@ def quantized(target, path):
     sys.platform != "linux", reason="elsewhere a program's functions do not stand before a library's"
 )
 def test_memory_that_runs_out(programs, files):
-    """At every request for it: E_MEMORY, slots that hold what they say, and the same text afterwards."""
+    """At any request for it: E_MEMORY, slots that hold what they say, and the same text afterwards.
+
+    The program's argument `all` lets each single request fail.
+    """
     passes(programs, "memory_test", *files)
 
 

@@ -87,14 +87,14 @@ def test_live_features_match_reference(target):
 def test_acceptance_matches_reference(target, heads):
     """At the first three positions, acceptance rates are within 3 points of the reference's (greedy chains).
 
-    The chains run over the reference's answers, so that they do not depend on the CPU.
+    The chains run over the reference's answers, so that they do not depend on the CPU. A third of the texts.
     """
     expected = json.loads((DATA / "expected.json").read_text())
-    chain, accepted, rounds = expected["chain"], [0] * expected["chain"], 0
+    chain, accepted, rounds, texts = expected["chain"], [0] * expected["chain"], 0, expected["texts"][::3]
     llm = EagleLlama(
         target, eagle_path=heads["f32"], n_max=chain, n_ctx=1024, n_threads=THREADS, verbose=False
     )
-    for text in expected["texts"]:
+    for text in texts:
         tokens, at = [*text["prompt_tokens"], *text["greedy_tokens"]], len(text["prompt_tokens"])
         llm.reset()
         llm.eval(tokens[:at])
@@ -108,7 +108,8 @@ def test_acceptance_matches_reference(target, heads):
             accepted = [count + (i < n) for i, count in enumerate(accepted)]
             llm.eval(tokens[at : at + n + 1])
             at, rounds = at + n + 1, rounds + 1
-    assert abs(rounds - expected["rounds"]) < 0.03 * expected["rounds"]
-    for count, theirs in zip(accepted[:3], expected["accept_per_position"]):
-        assert abs(count / rounds - theirs) <= 0.03
+    theirs = sum(text["rounds"] for text in texts)
+    assert abs(rounds - theirs) < 0.03 * theirs
+    for i in range(3):
+        assert abs(accepted[i] / rounds - sum(text["accepted"][i] for text in texts) / theirs) <= 0.03
     llm.close()

@@ -1,7 +1,6 @@
 """`convert --self-test`: which layers are tried, what is counted, what the errors are, and the verdicts on
 the real model."""
 
-import itertools
 import re
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from test_variants import converted, shared
 
 from eagle3_llama import EagleError, EagleLlama
 from eagle3_llama.errors import ErrorKind
+from eagle3_llama.heads import guesses
 from eagle3_llama.heads.compare.graph import GraphLayers
 from eagle3_llama.heads.compare.read import read_reference
 from eagle3_llama.heads.convert import convert
@@ -275,20 +275,27 @@ def test_command_on_a_tiny_target(tmp_path, target):
 # -- the real model -----------------------------------------------------------------------------------------
 
 
-def test_shipped_head():
+@pytest.fixture
+def half_of_the_texts(monkeypatch):
+    """Enough for a verdict; tests/self_test_matrix.py tries all of them, in several formats."""
+    texts = stored_texts()[::2]
+    monkeypatch.setattr(guesses, "stored_texts", lambda: texts)
+
+
+def test_shipped_head(half_of_the_texts):
     """No wrong verdict for the right layers, for all shifted by one, and for one of three shifted."""
-    singles = [s for s in itertools.product((-1, 0, 1), repeat=3) if sum(map(abs, s)) == 1]
-    wrong = [(-1, -1, -1), (1, 1, 1), *singles[:3]]
-    found = trials_of_wrong_layers(shipped_head(), smollm2("Q4_0"), [(0, 0, 0), *wrong], THREADS)
-    assert found[0, 0, 0].positions >= 1500
+    found = trials_of_wrong_layers(
+        shipped_head(), smollm2("Q4_0"), [(0, 0, 0), (1, 1, 1), (0, 0, -1)], THREADS
+    )
+    assert found[0, 0, 0].positions >= FEWEST
     for shift, what in found.items():
         kind, line = verdict(what)
         if shift == (0, 0, 0):
             assert kind is not Verdict.WRONG, line
-        elif shift in singles:
-            assert kind is not Verdict.FINE, line
-        else:
+        elif shift == (1, 1, 1):
             assert kind is Verdict.WRONG, line
+        else:
+            assert kind is not Verdict.FINE, line
         assert kind is not Verdict.WRONG or what_is_named(line) == CENTRE, line
 
 
@@ -296,7 +303,7 @@ def what_is_named(line):
     return [int(i) for i in line.rsplit("--extract-layers ", 1)[1].split(",")]
 
 
-def test_command_finds_wrong_layers(tmp_path):
+def test_command_finds_wrong_layers(tmp_path, half_of_the_texts):
     """The reference head converted with all its layers one too low: the command says so, and names the right
     ones."""
     layers = ",".join(map(str, shifted((-1, -1, -1))))

@@ -27,7 +27,7 @@ def test_the_hostile_load(files, load, monkeypatch):
     with running(settings(model=files[0], eagle=files[1], n_ctx=512, n_parallel=2, threads=1)) as s:
         shared = s.app.state.server
 
-        deliver = s.batcher._rounds._deliver
+        deliver = s.batcher._scheduler._deliver
 
         def watched(slot, job, piece):
             assert not piece.rows and all(len(top.ids) == 20 for top in piece.tops)
@@ -36,7 +36,7 @@ def test_the_hostile_load(files, load, monkeypatch):
             inside.append(shared.tokenizing.inside)
             reserved.append(shared.gate.logprobs.held)
 
-        monkeypatch.setattr(s.batcher._rounds, "_deliver", watched)
+        monkeypatch.setattr(s.batcher._scheduler, "_deliver", watched)
         port = int(s.url.rsplit(":", 1)[1])
         seen = load.hostile_load(
             port, lambda: health.append(1) or 0, clients=6, tokens=120, texts=20, seconds=3600.0, lag=0.0

@@ -521,7 +521,7 @@ def test_refusals_at_start_are_one_line(args, said):
 
 def test_mailboxes_lose_nothing():
     """Items of many threads, taken in batches, each in its thread's order."""
-    from eagle3_llama.server.generation import Mailbox
+    from eagle3_llama.server.jobs import Mailbox
 
     async def collect():
         box, got = Mailbox(), []

@@ -20,7 +20,7 @@ from eagle3_llama.runtime.library import find_lib_dir
 
 import llama_cpp
 
-N = 48
+N = 24
 PROMPT = (
     "The three largest rivers of Europe are the Volga, the Danube and the Dnieper. The Danube flows through"
 )
@@ -31,7 +31,7 @@ PROMPT = (
 BOUNDS = {"F32": 0.05, "F16": 0.15, "BF16": 0.15}
 QUANTISED = 0.4
 FORMATS = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_K_M")
-NEAR_TIES = 0.125  # of the positions may have another best token: 6 of 48
+NEAR_TIES = 0.125  # of the positions may have another best token: 3 of 24
 
 
 def apart(a, b):

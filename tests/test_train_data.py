@@ -16,7 +16,7 @@ from eagle3_llama.train.data import Corpus, batches, split
 from eagle3_llama.train.generate import OPENING, WINDOW, loop_end
 from eagle3_llama.train.shards import Shards, shard_info
 from eagle3_llama.train.sources import Tasks, read_conversations, read_prompts
-from eagle3_llama.train.target import Target
+from eagle3_llama.train.target import TrainingTarget
 
 
 def test_sources(tmp_path, tiny):
@@ -68,7 +68,7 @@ def test_data_is_the_same_after_a_kill(tiny, tmp_path):
 
 def test_sequences_together_are_as_alone(tiny):
     """Features of many sequences in one batch: each as if alone."""
-    target = Target(tiny.targets[0], (1, 2, 3), 4, 64, 1)
+    target = TrainingTarget(tiny.targets[0], (1, 2, 3), 4, 64, 1)
     text = [[1, *range(10 + 7 * s, 30 + 7 * s)] for s in range(4)]
     for s in range(4):
         target.prefill(text[s][:-1], s)
@@ -83,7 +83,7 @@ def test_sequences_together_are_as_alone(tiny):
 
 def test_capture_in_pytorch(tiny):
     """The second backend gives llama.cpp's logits and features, for a prompt and for a batch of sequences."""
-    backends = [Target(tiny.targets[0], (1, 2, 3), 3, 64, 1, device) for device in (None, "cpu")]
+    backends = [TrainingTarget(tiny.targets[0], (1, 2, 3), 3, 64, 1, device) for device in (None, "cpu")]
     text = [[1, *range(10 + 7 * s, 25 + 9 * s)] for s in range(3)]
     results = []
     for target in backends:
@@ -101,7 +101,7 @@ def test_capture_in_pytorch_on_the_real_model():
     text = "The sky is blue because"
     rows = []
     for device in (None, "cpu"):
-        target = Target(str(smollm2("Q8_0")), None, 1, 64, 2, device)
+        target = TrainingTarget(str(smollm2("Q8_0")), None, 1, 64, 2, device)
         features, best, _ = target.prefill(target.llm.tokenize(text.encode()), 0)
         rows.append((features.astype(np.float64), best))
         target.close()

@@ -181,7 +181,7 @@ def test_real_model_on_a_tiny_budget(tmp_path):
         tmp_path / "head",
         lines(
             tmp_path / "p.jsonl",
-            ["Why is the sky blue?", "Name three rivers.", "Write a haiku about rain."] * 12,
+            ["Why is the sky blue?", "Name three rivers.", "Write a haiku about rain."] * 8,
         ),
     )
     command = [
@@ -198,9 +198,9 @@ def test_real_model_on_a_tiny_budget(tmp_path):
         "--weights",
         "1,1,0",
         "--max-tokens",
-        "3000",
+        "600",
         "--n-predict",
-        "48",
+        "32",
         "--epochs",
         "1",
         "--eval-every",
@@ -208,9 +208,9 @@ def test_real_model_on_a_tiny_budget(tmp_path):
         "--draft-vocab",
         "2048",
         "--heldout",
-        "6",
+        "4",
         "--slots",
-        "16",
+        "6",
         "--threads",
         THREADS,
     ]

@@ -119,7 +119,7 @@ def test_logits_after_random_trees(files, plain, eagle):
             engine.commit(len(sampled))
             text += [token, *sampled[:-1]]
             engine.decode(sampled[-1], [])
-            ours = eagle._logits(0).copy()
+            ours = eagle._text.logits(0).copy()
             engine.commit(0)
             plain.reset()
             plain.eval([*text, sampled[-1]])
@@ -180,13 +180,13 @@ def test_logits_on_demand_are_the_same(eagle):
     engine.rewind(0)
     engine.prefill(PROMPT)
     engine.decode(tokens[0], tokens[1:])  # no draft of the head's: computed whole
-    whole = [eagle._logits(i).copy() for i in range(8)]
+    whole = [eagle._text.logits(i).copy() for i in range(8)]
     engine.commit(0)
     for n in (1, 3, 8):
         engine.measure_target(8)
         engine.measure_output(n)
         for i in range(n):
-            assert np.array_equal(eagle._logits(i), whole[i])
+            assert np.array_equal(eagle._text.logits(i), whole[i])
     with pytest.raises(EagleError, match="no 9 rows"):
         engine.measure_output(9)
 

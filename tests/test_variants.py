@@ -1,5 +1,7 @@
 """Every layout and variant: conversion, the native graph against the NumPy reference, text against plain."""
 
+import dataclasses
+
 import gguf
 import heads
 import numpy as np
@@ -108,12 +110,11 @@ def spy(engine, drafts):
     """Writes down each round's (n_past, token, draft tokens)."""
     inner = engine.round
 
-    def watched(asks, samplers, on_draft):
-        def look():
-            drafts.append((engine.n_past(), asks[0].token, engine.round_drafts(0)))
-            on_draft()
+    def watched(asks, samplers):
+        def look(tokens):
+            drafts.append((engine.n_past(), tokens[0], tokens[1:]))
 
-        return inner(asks, samplers, look)
+        return inner([dataclasses.replace(asks[0], on_draft=look), *asks[1:]], samplers)
 
     engine.round = watched
 

@@ -160,8 +160,8 @@ def scripted(llm, propose):
     undoes it."""
     engine, own = llm._engine, llm._engine.round
 
-    def given_round(asks, samplers, on_draft):
-        return own([dataclasses.replace(a, given=propose(a)) for a in asks], samplers, on_draft)
+    def given_round(asks, samplers):
+        return own([dataclasses.replace(a, given=propose(a)) for a in asks], samplers)
 
     engine.round = given_round
     return lambda: setattr(engine, "round", own)

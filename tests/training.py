@@ -12,9 +12,9 @@ def lines(path, items):
 
 def make_shards(settings, out, report=lambda *_: None):
     from eagle3_llama.train.shards import Shards
-    from eagle3_llama.train.target import Target
+    from eagle3_llama.train.target import TrainingTarget
 
     def open_target(path):
-        return Target(path, settings.capture_layers or settings.layers, settings.slots, 256, 1)
+        return TrainingTarget(path, settings.capture_layers or settings.layers, settings.slots, 256, 1)
 
     return Shards(Path(out) / "data", settings).fill(open_target, report)

@@ -1,7 +1,7 @@
 """Many requests at once: continuous batching with speculative decoding for every slot.
 
 A thread of its own owns the target's context. In each turn it frees the slots of requests that have ended,
-gives free slots to waiting requests, decodes a piece of one prompt or several short ones, and runs one round:
+gives free slots to waiting requests, decodes a chunk of one prompt or several short ones, and runs one round:
 one pass of the head per level of the drafts, then one batch of the target with the last token and the drafts
 of every slot. A slot's text is the same as that of a single request, because its rows do not depend on the
 other slots.
@@ -25,7 +25,7 @@ from . import slot_file
 from .job import Job, RequestCancelled
 from .model import BatchModel, BatchSettings
 from .request import RequestLlama
-from .rounds import Rounds, Slot
+from .scheduler import BatchSlot, Scheduler
 
 __all__ = ["BatchSettings", "Batcher", "RequestCancelled", "RequestLlama"]
 
@@ -48,7 +48,7 @@ class Batcher:
         self.n_ctx = settings.n_ctx
         self.model_name = self.base.metadata.get("general.name") or Path(settings.model).stem
         self._identity = slot_file.identity(self)  # now: another thread may close the model
-        self._slots = [Slot(i) for i in range(settings.n_parallel)]
+        self._slots = [BatchSlot(i) for i in range(settings.n_parallel)]
         self._waiting: collections.deque[Job] = collections.deque()
         self._calls: collections.deque[tuple[Callable[[], Any], concurrent.futures.Future[Any]]] = (
             collections.deque()
@@ -56,7 +56,7 @@ class Batcher:
         self._wake = threading.Condition()
         self._closing: float | None = None  # time.monotonic() at which the last requests end
         self._n_jobs = 0
-        self._rounds = Rounds(self.base, self._engine, self._free)
+        self._scheduler = Scheduler(self.base, self._engine, self._free)
         self._ended: BaseException | None = None  # why requests are no longer served
         self._thread = threading.Thread(target=self._run, name="eagle3-batcher", daemon=True)
         self._thread.start()
@@ -146,16 +146,7 @@ class Batcher:
 
     def slots(self) -> list[dict[str, Any]]:
         """The state of each slot."""
-        seen = [(s, s.job) for s in self._slots]  # the batcher's thread may take a job away meanwhile
-        return [
-            {
-                "id": s.id,
-                "busy": job is not None,
-                "n_past": len(s.tokens),
-                "request_id": job.request_id if job else None,
-            }
-            for s, job in seen
-        ]
+        return [slot.state() for slot in self._slots]
 
     def snapshot(self) -> dict[str, Any]:
         """Counters since load.
@@ -166,16 +157,16 @@ class Batcher:
         """
         st = self._engine.stats
         return {
-            **self._rounds.count,
+            **self._scheduler.count,
             "rounds": st.rounds,
             "tokens": st.tokens,
             "drafted": st.drafted,
             "accepted": st.accepted,
             "accepted_at": list(st.accepted_at),
-            "drafted_at": self._rounds.drafted_at[: len(st.accepted_at)],
+            "drafted_at": self._scheduler.drafted_at[: len(st.accepted_at)],
             "slots_busy": sum(s.job is not None for s in self._slots),
             "waiting": self.waiting(),
-            "planner": self._rounds.plan,
+            "planner": self._scheduler.plan,
             "kv_used": sum(len(s.tokens) for s in self._slots),
             "kv_size": self.n_ctx * self.n_parallel,
         }
@@ -198,7 +189,7 @@ class Batcher:
         contents = slot_file.unpack(self._identity, self.n_ctx, data)
         return self._on_thread(lambda: slot_file.put(self, self._free_slot(slot), contents))
 
-    def _free_slot(self, i: int) -> Slot:
+    def _free_slot(self, i: int) -> BatchSlot:
         if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < self.n_parallel:
             raise EagleError(ErrorKind.BAD_ARGUMENT, f"there is no slot {i}, only 0..{self.n_parallel - 1}")
         if self._slots[i].job is not None:
@@ -260,9 +251,9 @@ class Batcher:
         return bool(
             self._calls
             or self._closing is not None
-            or any(_over(j, now) for j in self._waiting)
+            or any(j.over(now) for j in self._waiting)
             or (self._waiting and any(s.job is None for s in self._slots))
-            or any(s.job is not None and (_over(s.job, now) or s.job.wants_more()) for s in self._slots)
+            or any(s.job is not None and (s.job.over(now) or s.job.wants_more()) for s in self._slots)
         )
 
     def _busy(self) -> bool:
@@ -282,16 +273,16 @@ class Batcher:
     def _step(self) -> None:
         self._drop()
         self._admit()
-        self._rounds.turn(self._slots)
+        self._scheduler.turn(self._slots)
 
     def _drop(self) -> None:
         """Ends requests that were cancelled or whose time is up."""
         now = time.monotonic()
         for slot in self._slots:
-            if slot.job is not None and (reason := _over(slot.job, now)):
+            if slot.job is not None and (reason := slot.job.over(now)):
                 self._free(slot, RequestCancelled(reason))
         with self._wake:
-            gone = [(job, reason) for job in self._waiting if (reason := _over(job, now))]
+            gone = [(job, reason) for job in self._waiting if (reason := job.over(now))]
             for job, _ in gone:
                 self._waiting.remove(job)
         for job, reason in gone:
@@ -307,9 +298,7 @@ class Batcher:
                 job = self._waiting.popleft()
             shared = {s: EagleLlama.longest_token_prefix(s.tokens, job.prompt) for s in free}
             slot = max(free, key=lambda s: (shared[s], -s.used))
-            n = (
-                min(shared[slot], len(job.prompt) - 1) if not job.echo else 0
-            )  # it needs the logits of every token
+            n = 0 if job.echo else min(shared[slot], len(job.prompt) - 1)  # echo: every token's logits
             try:
                 n = self._keep(slot, n)
             except Exception as e:
@@ -319,9 +308,9 @@ class Batcher:
             slot.job, slot.used = job, self._n_jobs
             job.prompt_at = job.reused = n
             job.started_at = time.monotonic()
-            self._rounds.count["reused_tokens"] += n
+            self._scheduler.count["reused_tokens"] += n
 
-    def _keep(self, slot: Slot, n: int) -> int:
+    def _keep(self, slot: BatchSlot, n: int) -> int:
         """Keeps the first n tokens of a slot, or none if its memory cannot drop a part. Returns how many."""
         try:
             self._engine.rewind(n, slot.id)
@@ -331,7 +320,7 @@ class Batcher:
         del slot.tokens[n:]
         return n
 
-    def _free(self, slot: Slot, error: Exception | None) -> None:
+    def _free(self, slot: BatchSlot, error: Exception | None) -> None:
         """Ends the slot's request. The text stays, for the next request that shares a prefix with it."""
         job, slot.job = slot.job, None
         try:
@@ -346,7 +335,7 @@ class Batcher:
     def _end(self, job: Job, error: Exception | None) -> None:
         """Ends a job. The reader is told of the end, whatever fails here. Raises nothing: others wait too."""
         if error is not None and not isinstance(error, RequestCancelled):
-            self._rounds.count["failures"] += 1
+            self._scheduler.count["failures"] += 1
         job.ended_at = time.monotonic()
         try:
             if job.sampler is not None:
@@ -357,7 +346,3 @@ class Batcher:
         job.sampler = job.processors = None
         job.pieces.put(error)
         job.due.set()
-
-
-def _over(job: Job, now: float) -> str | None:
-    return job.cancelled or ("deadline" if job.deadline is not None and now >= job.deadline else None)

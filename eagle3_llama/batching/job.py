@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import EagleError, ErrorKind
-from ..llama.generation import GuardedProcessors, Piece
+from ..llama.loop import Piece
+from ..llama.processors import GuardedProcessors
 from ..runtime.params import EagleParams
 from .logprobs import Logprobs, TopRow
 
@@ -45,7 +46,7 @@ class BatchPiece(Piece):
 
 
 @dataclasses.dataclass(eq=False)
-class Asked:
+class CompletionOptions:
     """What a completion asks of its generation, besides the arguments of generate().
 
     before, writer: where the generation puts the rows for the logprobs.
@@ -96,6 +97,10 @@ class Job:
     def wants_more(self) -> bool:
         return self.prompt_at < len(self.prompt) or self.n_tokens < self.wanted
 
+    def over(self, now: float) -> str | None:
+        """Why the request has to end, None if it does not. now: of time.monotonic()."""
+        return self.cancelled or ("deadline" if self.deadline is not None and now >= self.deadline else None)
+
     def raise_processors(self) -> None:
         """Raises what a logits processor raised."""
         if self.processors is not None:
@@ -111,14 +116,5 @@ class RequestProcessors(GuardedProcessors):
     catches = Exception  # anything else would end the batcher
 
     def __init__(self, processors: Sequence[Any], prompt: Sequence[int]) -> None:
-        super().__init__(processors, self._next_text)
-        self.ids, self._tokens, self._row = list(prompt), list[int](), 0
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        """The next rows follow ids and the first of these tokens, then the second too, and so on."""
-        self._tokens, self._row = list(tokens), 1
-
-    def _next_text(self) -> np.ndarray:
-        text = np.array([*self.ids, *self._tokens[: self._row]], np.intc)
-        self._row += 1
-        return text
+        super().__init__(processors, lambda: np.array(self.ids, np.intc))
+        self.ids = list(prompt)

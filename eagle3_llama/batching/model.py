@@ -8,6 +8,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from ..common.keywords import strict
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import is_end
@@ -100,7 +102,7 @@ class BatchModel(EagleLlama):
         return llama_cpp.llama_n_batch(self._ctx.ctx), llama_cpp.llama_n_ubatch(self._ctx.ctx)
 
     def prompt_step(self) -> int:
-        """A piece of a micro-batch has a multiple of so many tokens, so that its bits are the whole's."""
+        """A chunk of a micro-batch has a multiple of so many tokens, so that its bits are the whole's."""
         if self._int_of("expert_count") > 0 and self._int_of("file_type", "general") not in ROWS_ALIKE:
             return self.batch_sizes()[1]  # how many rows an expert gets depends on the whole micro-batch
         return RECURRENT_STEP if self._is_recurrent or self._is_hybrid else GEMM_STEP
@@ -112,6 +114,10 @@ class BatchModel(EagleLlama):
             return int(self.metadata.get(f"{group}.{name}", -1))
         except ValueError:
             return -1
+
+    def logits(self, row: int) -> np.ndarray:
+        """A row of the last batch, float32 [n_vocab]; the next batch overwrites it."""
+        return self._context.logits(row)
 
     def is_end(self, token: int) -> bool:
         """Whether a token ends generation."""

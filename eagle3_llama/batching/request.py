@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 
 from ..errors import EagleError, ErrorKind
-from ..llama.generation import GeneratingLlama, Piece, prediction_details
+from ..llama.generation import GeneratingLlama, Generation
+from ..llama.loop import Piece
 from ..llama.ownership import Ownership
+from ..llama.scores import ScoreRows
+from ..llama.text import Text
+from ..llama.usage import TokenUsage
 from ..runtime.params import EagleParams
 from ..runtime.stats import EagleStats
-from .job import Asked, BatchPiece, Job
-from .logprobs import Logprobs
+from .job import BatchPiece, CompletionOptions, Job, RequestCancelled, RequestProcessors
+from .logprobs import Logprobs, TopRow
+from .samplers import with_bias
 from .tokens import BatchTokens
 
-# What a request reads of the batcher's model. The model owns it.
-SHARED = frozenset(
-    "_model _ctx _batch _candidates _n_vocab _token_nl _token_eos _logits_all _is_recurrent _is_hybrid"
-    " _chat_handlers _flash_attn _context_params model_params model_path metadata tokenizer_ chat_format"
-    " chat_handler cache draft_model verbose spm_infill last_n_tokens_size n_batch n_threads n_threads_batch"
-    " scores lora_base lora_path lora_scale numa tensor_split kv_overrides".split()
-)
+# What a request does not take over from the batcher's model: what belongs to its context and its calls.
+OWN = frozenset("_engine _stack _owner _text _used _params _processors _sampler".split())
 
 
 class RequestLlama(GeneratingLlama):
@@ -38,28 +38,22 @@ class RequestLlama(GeneratingLlama):
     def __init__(
         self, batcher: Any, params: EagleParams | None, deadline: float | None, request_id: str
     ) -> None:
-        self._shared, self._owner = batcher.base, Ownership()
+        shared = vars(batcher.base).copy()  # at once: another thread may add to it
+        vars(self).update({name: shared[name] for name in shared.keys() - OWN})
         self._batcher, self._deadline, self._request_id = batcher, deadline, request_id
+        self._owner = Ownership()
         self._params = params if params is not None else EagleParams()
-        self._n_ctx, self._interval = batcher.n_ctx, batcher.settings.interval
-        self.input_ids = np.zeros(batcher.n_ctx, np.intc)
-        self.n_tokens = self.token_source = self._drafted_out = self._accepted_out = 0
+        self._n_ctx, self._sampler = batcher.n_ctx, None
+        self._text = Text(np.zeros(batcher.n_ctx, np.intc), batcher.base.scores)
         self._seed = secrets.randbits(31)  # requests that name no seed differ
-        self._rows = self._sampler = None
         self._job: Job | None = None  # of the last generation
-        self._asked = Asked()  # of a completion whose generation begins with its next step
+        self._options = CompletionOptions()  # of a completion whose generation begins with its next step
         self._writer: Logprobs | None = None  # of the running generation
-        self._stats = EagleStats()
+        self._stats, self._used = EagleStats(), TokenUsage()
         self._sources: list[int] = []
         self._cancelled: str | None = None
         # called in the request's thread before it waits, and once an interval
         self.on_wait: Callable[[], None] = lambda: None
-        self._usage = dict.fromkeys(("prompt", "completion", "reused"), 0)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in SHARED:
-            return getattr(self._shared, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __enter__(self) -> RequestLlama:
         return self
@@ -132,35 +126,78 @@ class RequestLlama(GeneratingLlama):
         if logprobs is not None:
             writer = Logprobs(self.detokenize, self.token_bos(), 0 if echo else len(prompt))
         whole = writer is not None and echo and not stream
-        asked = Asked(kwargs.get("max_tokens"), bias or {}, logprobs, whole, writer)
-        self._asked = asked
+        options = CompletionOptions(kwargs.get("max_tokens"), bias or {}, logprobs, whole, writer)
+        self._options = options
         try:
             for item in super()._create_completion(*args, prompt=prompt, **kwargs):
                 if writer is not None:
-                    self._add_logprobs(item["choices"][0], asked, writer, stream)
+                    self._add_logprobs(item["choices"][0], options, writer, stream)
                 yield item
         finally:
-            if self._asked is asked:  # its generation did not begin
-                self._asked = Asked()
+            if self._options is options:  # its generation did not begin
+                self._options = CompletionOptions()
 
     @staticmethod
-    def _add_logprobs(choice: dict[str, Any], asked: Asked, writer: Logprobs, stream: bool) -> None:
+    def _add_logprobs(
+        choice: dict[str, Any], options: CompletionOptions, writer: Logprobs, stream: bool
+    ) -> None:
         if stream:
             choice["logprobs"] = writer.chunk(choice["text"]) if choice["finish_reason"] is None else None
             return
-        choice["logprobs"] = out = writer.whole(asked.before)
-        if asked.echo and out["tokens"]:  # OpenAI gives null for the first token, even after a BOS
+        choice["logprobs"] = out = writer.whole(options.before)
+        if options.echo and out["tokens"]:  # OpenAI gives null for the first token, even after a BOS
             out["token_logprobs"][0] = out["top_logprobs"][0] = None
 
-    def _tokens_from(self) -> BatchTokens:
-        asked, self._asked = self._asked, Asked()
-        self._writer = asked.writer
-        return BatchTokens(self, asked)
+    def _tokens_from(self, generation: Generation) -> BatchTokens:
+        options, self._options = self._options, CompletionOptions()
+        self._writer = options.writer
+        if self._job is not None:  # it was left half way and cannot continue; it may have the only slot
+            self._batcher._cancel(self._job, "cancelled")
+        job = self._make_job(generation, options)
+        self._used.prompt += len(job.prompt)
+        self._job = job
+        if self._cancelled:  # since _make_job() looked; from now on cancel() sees the job
+            raise RequestCancelled(self._cancelled)
+        return BatchTokens(
+            self._batcher, job, self._text, self._used, self._stats, options.before, lambda: self.on_wait()
+        )
+
+    def _make_job(self, generation: Generation, options: CompletionOptions) -> Job:
+        prompt, a = generation.prompt, generation.arguments
+        if not prompt or len(prompt) >= self._n_ctx:
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT, f"the prompt has {len(prompt)} tokens, expected 1..{self._n_ctx - 1}"
+            )
+        if self._cancelled:
+            raise RequestCancelled(self._cancelled)
+        processors = RequestProcessors(a["logits_processor"], prompt) if a["logits_processor"] else None
+        sampler = self._new_sampler(a, processors)
+        if options.bias:
+            sampler = with_bias(sampler, options.bias, self._n_vocab)
+        stopping = generation.stopping is not None  # it reads one row at a time
+        self._text.rows = ScoreRows(self._n_vocab, len(prompt) - 1, False) if stopping else None
+        if options.echo and prompt[0] != self.token_bos():
+            options.before.append(TopRow(prompt[0], 0.0, np.empty(0, np.int32), np.empty(0, np.float32)))
+        room = self._n_ctx - len(prompt)
+        return Job(
+            prompt,
+            sampler,
+            self._params_for(processors is not None, self._batcher._engine),
+            wanted=1,
+            limit=room,
+            deadline=self._deadline,
+            rows=stopping,
+            top=options.top,
+            echo=options.echo,
+            request_id=self._request_id,
+            processors=processors,
+            usual=options.limit if options.limit and options.limit > 0 else room,
+        )
 
     def _count_token(self, piece: Piece, i: int) -> None:
         super()._count_token(piece, i)
         if not self._batcher.base.is_end(piece.tokens[i]):
-            self._usage["completion"] += 1
+            self._used.completion += 1
             self._sources.append(piece.sources[i])
             if self._writer is not None and isinstance(piece, BatchPiece) and piece.tops:
                 self._writer.rows.append(piece.tops[i])
@@ -172,16 +209,13 @@ class RequestLlama(GeneratingLlama):
         out, self._sources = self._sources, []
         return out
 
+    def used(self) -> TokenUsage:
+        """Tokens of all generations of this request."""
+        return self._used.copy()
+
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object for all generations of this request."""
-        prompt, completion = self._usage["prompt"], self._usage["completion"]
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "completion_tokens_details": prediction_details(self._stats.drafted, self._accepted_out),
-            "prompt_tokens_details": {"cached_tokens": self._usage["reused"]},
-        }
+        return self._used.body()
 
     def waits(self) -> dict[str, float] | None:
         """Seconds of the last generation, whether or not it was completed; None before the first one.

@@ -22,7 +22,7 @@ def draw(report: dict[str, Any], folder: str | Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise EagleError(ErrorKind.BAD_FILE, f"cannot create {folder}: {e.strerror or e}") from e
-    rows = [r for r in report["results"] if r["category"] == "all"]
+    rows = [r for r in report["results"] if r["category"] == "all" and "failed" not in r]
     out = []
     for name, what in (("acceptance", _acceptance), ("speed", _speed), ("costs", _costs)):
         figure, axes = plt.subplots(figsize=(8, 4.5))

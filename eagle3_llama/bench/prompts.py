@@ -13,7 +13,10 @@ from typing import Any
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import chat_tokens
 from ..runtime.costs import Costs, Times, fill_context, measure_in_use
-from .modes import Run, Target
+from .target import BenchTarget
+from .turns import Run
+
+DEFAULT = Path(__file__).parents[1] / "data" / "bench_prompts.jsonl"  # eight prompts of four categories
 
 
 @dataclasses.dataclass
@@ -77,7 +80,7 @@ def read_prompts(path: str | Path, category: str | None = None) -> list[tuple[st
 
 
 def bench_target(
-    target: Target,
+    target: BenchTarget,
     prompts: Iterable[tuple[str, str]],
     n_predict: int,
     rounds: int,
@@ -93,12 +96,13 @@ def bench_target(
     for i, (category, prompt) in enumerate(_tokenized(target.plain, prompts, n_predict)):
         answer, times = Answer(category, {m.name: [] for m in target.modes}), Times()
         for r in range(rounds):
-            for mode in target.modes if (i + r) % 2 == 0 else reversed(target.modes):
+            for mode in target.working()[:: 1 if (i + r) % 2 == 0 else -1]:
                 target.seed(i + 1)
-                answer.runs[mode.name].append(target.run(mode, prompt, n_predict, sampling))
+                if (run := target.run(mode, prompt, n_predict, sampling)) is not None:
+                    answer.runs[mode.name].append(run)
             if drafting:
                 answer.costs = measure_in_use(drafting[0]._engine, drafting[0].n_ctx(), times)
-        for mode in target.modes:
+        for mode in target.working():
             if answer.tokens(mode.name) != answer.tokens("plain"):
                 answer.gaps[mode.name] = target.gap(prompt, answer.tokens("plain"), answer.tokens(mode.name))
         answers.append(answer)

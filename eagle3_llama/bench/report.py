@@ -1,4 +1,4 @@
-"""The figures and tables of a benchmark."""
+"""The figures of a benchmark."""
 
 from __future__ import annotations
 
@@ -8,23 +8,35 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 from ..runtime.costs import Costs
-from .modes import Mode, Target
+from .modes import Mode
 from .prompts import Answer, loop_flags
+from .target import BenchTarget
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 
 
-def results(target: Target, answers: Sequence[Answer]) -> list[dict[str, Any]]:
+def results(target: BenchTarget, answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """One entry per mode and category, and one per mode for the category `all`."""
     out = []
-    categories = sorted({a.category for a in answers})
-    for category in [*(categories if len(categories) > 1 else []), "all"]:
+    categories = sorted({a.category for a in answers})  # "all" are also those that have none
+    for category in [*(c for c in categories if c != "all" and len(categories) > 1), "all"]:
         chosen = [a for a in answers if category in ("all", a.category)]
-        out += [_result(target, chosen, mode, category) for mode in target.modes]
-    return out
+        out += [_result(target, chosen, mode, category) for mode in target.working()]
+    return out + [_failure(target, mode) for mode in target.modes if mode.name in target.failed]
+
+
+def _failure(target: BenchTarget, mode: Mode) -> dict[str, Any]:
+    """The entry of a mode that could not go on. It has no figures, also not of the prompts before."""
+    return {
+        "target": target.path,
+        "format": target.format,
+        "mode": mode.name,
+        "kind": mode.kind,
+        "category": "all",
+        "failed": target.failed[mode.name],
+    }
 
 
 def cost_curve(costs: Costs) -> dict[str, dict[str, float]]:
@@ -44,7 +56,7 @@ def cost_curve(costs: Costs) -> dict[str, dict[str, float]]:
     }
 
 
-def _result(target: Target, answers: Sequence[Answer], mode: Mode, category: str) -> dict[str, Any]:
+def _result(target: BenchTarget, answers: Sequence[Answer], mode: Mode, category: str) -> dict[str, Any]:
     name = mode.name
     tokens = sum(len(a.tokens(name)) for a in answers)
     seconds = sum(a.seconds(name) for a in answers)
@@ -61,6 +73,7 @@ def _result(target: Target, answers: Sequence[Answer], mode: Mode, category: str
         "tok_per_s": round(tokens / seconds, 2) if seconds else 0.0,
         "ratio": round(sum(plain) / sum(p * r for p, r in zip(plain, relative)), 4) if seconds else 0.0,
         "spread": [round(1 / r, 3) for r in np.quantile(relative, quartiles)] if seconds else None,
+        "answers": len(answers),
         "runs": sum(len(a.runs[name]) for a in answers),
         "identical": all(a.tokens(name) == a.tokens("plain") for a in answers),
         "first_divergence_gaps": [a.gaps[name] for a in answers if name in a.gaps],
@@ -68,10 +81,9 @@ def _result(target: Target, answers: Sequence[Answer], mode: Mode, category: str
     }
     out.update(_acceptance(answers, mode))
     out["time_share"] = _time_share(answers, name)
-    if mode.kind in ("upstream", "draft_model"):
-        out["n_max"] = target.llm(mode).n_max
+    out.update(mode.used(target.llm(mode)))
     measured = [a for a in answers if a.costs is not None]
-    if measured and mode.kind != "plain":
+    if measured and mode.drafts and mode.limited:
         out["limit"] = _limit(measured, name)
         out["share_of_limit"] = round(out["ratio"] / out["limit"], 4) if out["limit"] else None
     return out
@@ -83,7 +95,7 @@ def _loop_share(answers: Sequence[Answer], mode: str) -> float:
 
 
 def _acceptance(answers: Sequence[Answer], mode: Mode) -> dict[str, Any]:
-    if mode.kind == "plain":
+    if not mode.drafts:
         return {
             "mean_accepted_length": 1.0,
             "accept_per_position": [],
@@ -132,50 +144,6 @@ def _limit(answers: Sequence[Answer], mode: str) -> float | None:
     return round(plain / seconds, 4) if seconds else None
 
 
-def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The figures as a table for the terminal."""
-    t = Table(title="speed relative to plain decoding, greedy decoding unless set otherwise")
-    for name in (
-        "format",
-        "mode",
-        "category",
-        "tokens",
-        "tok/s",
-        "ratio",
-        "limit",
-        "of limit",
-        "tokens per round",
-        "outside loops",
-        "accepted at 1, 2, ...",
-        "drafted",
-        "loops",
-        "target/draft/verify/other",
-        "same text",
-    ):
-        t.add_column(name, justify="left" if name in ("format", "mode", "category") else "right")
-    for r in rows:
-        share = r["time_share"]
-        mode = f"{r['mode']} n_max={r['n_max']}" if "n_max" in r else r["mode"]
-        t.add_row(
-            r["format"],
-            mode,
-            r["category"],
-            str(r["tokens"]),
-            f"{r['tok_per_s']:.1f}",
-            f"{r['ratio']:.2f}",
-            f"{r['limit']:.2f}" if r.get("limit") else "",
-            f"{r['share_of_limit']:.0%}" if r.get("share_of_limit") else "",
-            f"{r['mean_accepted_length']:.2f}",
-            f"{r['mean_accepted_length_outside_loops']:.2f}",
-            " ".join(f"{x:.2f}" for x in r["accept_per_position"][:6]),
-            f"{r['mean_drafted']:.2f}",
-            f"{r['loop_share']:.0%}",
-            " ".join(f"{v:.1%}" for v in share.values()) if share else "",
-            "yes" if r["identical"] else f"no, gaps {r['first_divergence_gaps']}",
-        )
-    return t
-
-
 def curve_in_use(answers: Sequence[Answer]) -> dict[str, float]:
     """The cost of a complete decode by number of rows, measured between the runs: the median over prompts.
 
@@ -184,28 +152,3 @@ def curve_in_use(answers: Sequence[Answer]) -> dict[str, float]:
     curves = [cost_curve(a.costs) for a in answers if a.costs is not None]
     rows = [str(n) for n in ROWS if curves]
     return {n: round(statistics.median(c[n]["decode"] for c in curves), 3) for n in rows}
-
-
-def explanation(
-    fmt: str,
-    curve: dict[str, dict[str, float]],
-    in_use: dict[str, float],
-    row: dict[str, Any],
-    predicted: float,
-) -> Table:
-    """Explains the planner's choices: costs, how often it chose each size, predicted and measured speed."""
-    speeds = f"predicted {predicted:.2f}x, measured {row['ratio']:.2f}x plain decoding"
-    t = Table(title=f"{fmt}, {row['mode']}: {speeds}; costs relative to one row")
-    columns = ("rows", "decode", "layers", "output matrix", "head", "decode, measured between runs", "chosen")
-    for name in columns:
-        t.add_column(name, justify="right")
-    rounds = row["rounds_by_drafted"]
-    total = sum(rounds.values()) or 1
-    for n, c in curve.items():
-        t.add_row(
-            n,
-            *(f"{c[k]:.2f}" for k in ("decode", "layers", "output", "head")),
-            f"{in_use.get(n, 0.0):.2f}",
-            f"{rounds.get(str(int(n) - 1), 0) / total:.0%}",
-        )
-    return t

@@ -14,9 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from ..common.progress import progress
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import chat_tokens
-from .modes import Mode, Target
-from .prompts import bench_target, capture_cost, read_prompts
-from .report import cost_curve, curve_in_use, explanation, results, table
+from ..runtime import machine
+from .modes import Mode
+from .prompts import DEFAULT, bench_target, capture_cost, read_prompts
+from .report import cost_curve, curve_in_use, results
+from .table import explanation, results_table, terminal_width
+from .target import BenchTarget
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +31,7 @@ class BenchSettings:
 
     targets: tuple[str, ...]
     modes: tuple[Mode, ...]
-    prompts: str
+    prompts: str = str(DEFAULT)
     category: str | None = None
     limit: int | None = None
     n_predict: int = 128
@@ -40,12 +43,16 @@ class BenchSettings:
     explain: bool = False
 
     def __post_init__(self) -> None:
-        for path in [*self.targets, *(m.head for m in self.modes if m.head), self.prompts]:
+        for path in (*self.targets, self.prompts):
             if not Path(path).is_file():
                 raise EagleError(ErrorKind.BAD_FILE, f"no such file: {path}")
-        if self.sampling.get("temp") and any(m.kind in ("upstream", "draft_model") for m in self.modes):
+        for mode in self.modes:
+            mode.check_files(self.targets)
+        greedy = sorted({m.kind for m in self.modes if m.greedy_only})
+        if self.sampling.get("temp") and greedy:
             raise EagleError(
-                ErrorKind.BAD_ARGUMENT, "modes upstream and draft_model are greedy only: leave --temp out"
+                ErrorKind.BAD_ARGUMENT,
+                f"these modes decode greedily only: {', '.join(greedy)}; leave --temp out",
             )
 
 
@@ -60,16 +67,19 @@ def run_bench(s: BenchSettings) -> dict[str, Any]:
     """Runs the benchmark, prints its tables, and returns the report that bench --json writes."""
     chosen = spaced(read_prompts(s.prompts, s.category), s.limit)
     report: dict[str, Any] = {"results": [], "cost_curve": {}, "cost_in_use": {}, "capture_cost": {}}
+    report.update(processor=machine.model(), n_prompts=len(chosen), settings=dataclasses.asdict(s))
     report.update(n_threads=s.n_threads, sampling=s.sampling)
     times = TimeElapsedColumn(), TimeRemainingColumn()
-    tables = []
+    tables: list[list[str]] = []
+    for mode in s.modes:
+        mode.prepare()
     bar_columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times
     with progress(Console(stderr=True), *bar_columns) as bar:
         for path in s.targets:
             task = bar.add_task(Path(path).name, total=len(chosen))
-            target = Target(path, s.modes, s.n_threads, s.n_ctx, s.flash_attn)
+            target = BenchTarget(path, s.modes, s.n_threads, s.n_ctx, s.flash_attn)
             _measure(target, report)
-            _settle(target, chosen)
+            target.settle([chat_tokens(target.plain, text) for _, text in spaced(chosen, 6)])
             answers = bench_target(
                 target, chosen, s.n_predict, s.rounds, s.sampling, functools.partial(bar.advance, task)
             )
@@ -79,14 +89,12 @@ def run_bench(s: BenchSettings) -> dict[str, Any]:
             if s.explain:
                 tables += _explain(target, rows, report)
             target.close()
-    console = Console(width=220)
-    console.print(table(report["results"]))
-    for t in tables:
-        console.print(t)
+    tables.insert(0, results_table(report["results"], terminal_width()))
+    print("\n" + "\n\n".join("\n".join(lines) for lines in tables))
     return report
 
 
-def _measure(target: Target, report: dict[str, Any]) -> None:
+def _measure(target: BenchTarget, report: dict[str, Any]) -> None:
     """Adds the costs that the planner uses, and the cost of capture, to the report."""
     drafting = target.drafting()
     if drafting:
@@ -95,21 +103,13 @@ def _measure(target: Target, report: dict[str, Any]) -> None:
         report["capture_cost"][target.format] = round(capture_cost(llm), 4)
 
 
-def _settle(target: Target, prompts: Sequence[tuple[str, str]]) -> None:
-    """Sets llama.cpp's own drafters to their best draft length."""
-    few = [chat_tokens(target.plain, text) for _, text in spaced(prompts, 6)]
-    for mode in target.modes:
-        if mode.kind in ("upstream", "draft_model"):
-            target.llm(mode).settle(few)
-
-
-def _explain(target: Target, rows: Sequence[dict[str, Any]], report: dict[str, Any]) -> list[Any]:
+def _explain(target: BenchTarget, rows: Sequence[dict[str, Any]], report: dict[str, Any]) -> list[list[str]]:
     out = []
     for mode in target.drafting():
-        if mode.params is not None and mode.params.planned:
+        if mode.params.planned:
             row = next(r for r in rows if r["mode"] == mode.name and r["category"] == "all")
             info = target.llm(mode)._engine.plan_info()
             row["predicted"] = round(info["rate"] / info["plain_rate"], 4)
             curve, in_use = (report[name][target.format] for name in ("cost_curve", "cost_in_use"))
-            out.append(explanation(target.format, curve, in_use, row, row["predicted"]))
+            out.append(explanation(target.format, curve, in_use, row, row["predicted"], terminal_width()))
     return out

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import functools
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 from ..errors import EagleError, ErrorKind
+from .child import Child, unpatched
 
 N_MAX = 8  # the longest chain to try
-_TYPES = {"upstream": "draft-eagle3", "draft_model": "draft-simple"}
 
 
 class Drafter:
     """A target with a head or draft model. run() uses n_max and backend_sampling; settle() finds the best."""
 
     def __init__(
-        self, target: str, head: str, kind: str, n_threads: int, n_ctx: int, flash_attn: bool | None
+        self, target: str, head: str, speculation: str, n_threads: int, n_ctx: int, flash_attn: bool | None
     ) -> None:
         self.n_max, self.backend_sampling = 3, True  # upstream's defaults
         flash = -1 if flash_attn is None else int(flash_attn)
-        self._args = [target, head, _TYPES[kind], n_threads, n_ctx, N_MAX, flash]
+        self._args = [target, head, speculation, n_threads, n_ctx, N_MAX, flash]
         self._programs: dict[bool, _Program] = {}
         self._program()
 
@@ -66,53 +62,22 @@ class _Program:
     """The running program native/bench/upstream.cpp: a line of numbers in, a line of words out."""
 
     def __init__(self, args: list[object]) -> None:
-        # the log goes to a file, because a pipe that nobody reads would fill up
-        self._log = tempfile.TemporaryFile("w+", errors="replace")
-        command, pipe = [str(a) for a in (_build(), *args)], subprocess.PIPE
-        self._process = subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=self._log)
-        assert self._process.stdin is not None and self._process.stdout is not None  # they are pipes
-        self._in, self._out = self._process.stdin, self._process.stdout
-        if self._out.readline().strip() != "ready":
-            raise EagleError(
-                ErrorKind.NATIVE, f"llama.cpp's own drafter cannot use {args[1]}: {self._last_words()}"
-            )
+        self._child = Child([build(), *args])
+        if self._child.read() != "ready":
+            words = self._child.last_words()
+            raise EagleError(ErrorKind.NATIVE, f"llama.cpp's own drafter cannot use {args[1]}: {words}")
 
     def ask(self, numbers: list[int]) -> list[str]:
-        try:
-            self._in.write(" ".join(map(str, numbers)) + "\n")
-            self._in.flush()
-        except OSError:  # the program has ended; its log tells why
-            pass
-        line = self._out.readline().split()
+        line = self._child.ask(" ".join(map(str, numbers))).split()
         if not line:
-            raise EagleError(ErrorKind.NATIVE, f"llama.cpp's own drafter has ended: {self._last_words()}")
+            words = self._child.last_words()
+            raise EagleError(ErrorKind.NATIVE, f"llama.cpp's own drafter has ended: {words}")
         return line
 
-    def _last_words(self) -> str:
-        self.close()
-        self._log.seek(0)
-        return (self._log.read().strip().splitlines() or ["it printed nothing"])[-1]
-
     def close(self) -> None:
-        try:
-            self._in.close()
-        except OSError:
-            pass
-        self._process.wait()
+        self._child.close()
 
 
-@functools.cache
-def _build() -> Path:
+def build() -> Path:
     """The path of the program. It is built from the checkout's sources if necessary."""
-    build = Path(__file__).resolve().parents[2] / "native" / "build.py"
-    if not build.is_file():
-        raise EagleError(
-            ErrorKind.UNSUPPORTED,
-            "the installed package does not contain llama.cpp's own drafters: use a checkout of the project",
-        )
-    done = subprocess.run(
-        [sys.executable, build, "--bench", "--print-dir"], stdout=subprocess.PIPE, text=True
-    )
-    if done.returncode != 0:
-        raise EagleError(ErrorKind.NATIVE, "llama.cpp's own drafter could not be built")
-    return Path(done.stdout.strip()) / "upstream"
+    return unpatched("--bench") / "upstream"

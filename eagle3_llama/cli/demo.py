@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import statistics
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from rich.text import Text
 
+from ..bench.table import lay_out, terminal_width
 from ..common.files import replacing
 from ..errors import EagleError
 from ..llama.chat import COLOURS, chat_tokens, generate, stream
@@ -43,7 +43,7 @@ def main(
     except EagleError as e:
         Console(stderr=True).print(f"error: {e}", style="red", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
-    console.print(_table(results))
+    print("\n" + "\n".join(table(results, terminal_width())))
     for r in results:
         if r["mean_drafted"] < 0.1:
             why = "drafting with this head is hardly ever faster on this machine, so it decodes plainly"
@@ -116,27 +116,28 @@ def _measure(fmt: str, plain: Any, eagle: Any, prompt: list[int], n_predict: int
     }
 
 
-def _table(results: list[dict[str, Any]]) -> Table:
-    caption = (
-        "t/s: tokens per second; drafted: draft tokens per round; length: tokens per round, including the "
-        "bonus; accepted at: share of rounds whose draft token at position 1, 2, ... was accepted"
-    )
-    t = Table(box=box.SIMPLE, padding=(0, 1), caption=caption)
-    speeds = ("plain t/s", "head t/s", "ratio")
-    for name in ("format", *speeds, "drafted", "length", "accepted at", "identical text"):
-        t.add_column(name, justify="right")
-    for r in results:
-        t.add_row(
+def table(results: list[dict[str, Any]], width: int) -> list[str]:
+    """Lines of the figures, and what they mean."""
+    titles = ("format", "plain", "head", "ratio", "drafted", "per round", "accepted at", "same text")
+    rows = [
+        [
             r["format"],
             f"{r['plain_tok_per_s']:.1f}",
             f"{r['eagle_tok_per_s']:.1f}",
             f"{r['ratio']:.2f}",
             f"{r['mean_drafted']:.2f}",
             f"{r['mean_accepted_length']:.2f}",
-            " ".join(f"{x:.2f}" for x in r["accept_per_position"]),
+            " ".join(f"{x:.2f}" for x in r["accept_per_position"][:4]),
             "yes" if r["identical"] else "NO",
-        )
-    return t
+        ]
+        for r in results
+    ]
+    legend = (
+        "plain, head: tokens a second without and with the head. drafted: draft tokens a round. per round:"
+        " tokens a round, the one that the target adds by itself included. accepted at: the share of rounds"
+        " whose draft token at position 1, 2, ... was accepted."
+    )
+    return [*lay_out(titles, rows, 1, width), "", *textwrap.wrap(legend, width)]
 
 
 if __name__ == "__main__":

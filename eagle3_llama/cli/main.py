@@ -163,8 +163,12 @@ def bench(
         list[Path], typer.Option("--model", "-m", help="target model, GGUF; repeatable", show_default=False)
     ],
     prompts: Annotated[
-        Path, typer.Option(help=".jsonl of strings or objects {prompt, category}", show_default=False)
-    ],
+        Path | None,
+        typer.Option(
+            help=".jsonl of strings or objects {prompt, category, topic}; default: eight prompts that the"
+            " package has"
+        ),
+    ] = None,
     eagle: Annotated[
         list[Path] | None,
         typer.Option("--eagle", help="EAGLE head of the model, GGUF; repeat it to compare several"),
@@ -175,7 +179,11 @@ def bench(
     ] = None,
     n_predict: NPredict = 128,
     modes: Annotated[
-        str, typer.Option(help="decoding modes: plain, eagle, prompt_lookup, upstream, draft_model")
+        str,
+        typer.Option(
+            help="decoding modes: plain, eagle, prompt_lookup, upstream, draft_model; stock and"
+            " stock_prompt_lookup[:N] are llama-cpp-python without this package"
+        ),
     ] = "plain,eagle",
     rounds: Annotated[int, typer.Option(min=1, help="repetitions of each answer; the median counts")] = 1,
     n_max: NMax = None,
@@ -203,6 +211,7 @@ def bench(
 ) -> None:
     """Compare the speed and the text of decoding modes, alternating between them for every prompt."""
     from ..bench.modes import parse_modes
+    from ..bench.prompts import DEFAULT
     from ..bench.run import BenchSettings, run_bench
 
     split = lambda text: [x.strip() for x in text.split(",") if x.strip()]
@@ -211,7 +220,7 @@ def bench(
     settings = BenchSettings(
         targets=tuple(map(str, model)),
         modes=tuple(wanted),
-        prompts=str(prompts),
+        prompts=str(prompts or DEFAULT),
         category=category,
         limit=limit,
         n_predict=n_predict,

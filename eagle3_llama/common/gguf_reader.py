@@ -1,4 +1,4 @@
-"""Reads the metadata of an untrusted GGUF: its keys and the positions of its tensors. It reads no weights.
+"""Reads an untrusted GGUF: its keys, the positions of its tensors, and on demand their values.
 
 Unlike gguf.GGUFReader, it checks every length in the file and does not take seconds to read a vocabulary.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import gguf
+import numpy as np
 from gguf import GGUFValueType as T
 
 from ..errors import EagleError, ErrorKind
@@ -86,6 +87,27 @@ class Gguf:
     def get(self, key: str, default: Any = None) -> Any:
         """The unchecked value, or the default. Strings are bytes, arrays are lists."""
         return self.keys[key].value if key in self.keys else default
+
+    def floats(self, name: str, rows: np.ndarray | None = None) -> np.ndarray:
+        """A tensor as float32 in its shape, rows first; with `rows`, these rows of a matrix alone.
+
+        Raises EagleError MISSING_TENSOR, and UNSUPPORTED for a type that the gguf package cannot read.
+        """
+        info = self.tensors.get(name)
+        if info is None or info.qtype is None:
+            raise EagleError(ErrorKind.MISSING_TENSOR, f"{self.path} has no readable tensor {name}")
+        per_row = info.n_bytes // max(math.prod(info.shape[:-1]), 1)
+        data = np.memmap(self.path, np.uint8, "r", info.offset, (info.n_bytes,)).reshape(-1, per_row)
+        shape = info.shape if rows is None else (len(rows), *info.shape[1:])
+        try:
+            found = gguf.quants.dequantize(data if rows is None else data[rows], info.qtype)
+        except NotImplementedError as e:
+            raise EagleError(
+                ErrorKind.UNSUPPORTED,
+                f"tensor {name} of {self.path} has type {info.qtype.name}, which the gguf package "
+                "cannot read",
+            ) from e
+        return np.array(found, np.float32).reshape(shape)
 
 
 def read_gguf(path: Path) -> Gguf:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import multiprocessing
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,14 @@ from ..runtime.params import NO_HEAD, EagleParams
 from ..runtime.stats import EagleStats
 from . import saved_state
 from .cost_key import cost_key
-from .generation import GeneratingLlama, GuardedProcessors
+from .generation import GeneratingLlama, Generation
 from .local_tokens import LocalTokens
-from .media import MediaRows
 from .ownership import Ownership
+from .processors import GuardedProcessors
 from .saved_state import EagleState  # noqa: F401 - states that were pickled earlier name it here
-from .scores import ScoreRows, reserved_rows
+from .scores import reserved_rows
+from .text import ContextText, Text
+from .usage import TokenUsage
 
 _SAMPLE = inspect.signature(Llama.sample)
 _LLAMA_NAMES = tuple(
@@ -85,10 +88,8 @@ class EagleLlama(GeneratingLlama):
         self._eagle_path, self._extract_layers = eagle_path, extract_layers
         self._engine: Engine | None = None
         kwargs.update(_default_threads(kwargs))
-        self._media = MediaRows()
-        self._rows: ScoreRows | None = None
-        self._guard: GuardedProcessors | None = None  # the logits processors of _sampler
-        self._drafted_out = self._accepted_out = self.token_source = 0
+        self._text, self._used = Text(), TokenUsage()
+        self._processors: GuardedProcessors | None = None  # of _sampler
         delegates = (
             kwargs.get("draft_model") is not None or kwargs.get("embedding") or kwargs.get("vocab_only")
         )
@@ -108,12 +109,12 @@ class EagleLlama(GeneratingLlama):
     def _begin(self, logits_all: bool) -> None:
         # Logits are kept only where they are read. With False, llama-cpp-python would refuse logprobs.
         self._logits_all = logits_all or None  # type: ignore[assignment]
-        # Llama allocates n_ctx ids as it was given; the context may have rounded n_ctx up.
-        self.input_ids = np.zeros(self._n_ctx, np.intc)
-        if logits_all:
-            self.scores = reserved_rows(self._n_ctx, self._n_vocab)
+        scores = reserved_rows(self._n_ctx, self._n_vocab) if logits_all else self.scores
         self._engine = self._open_engine(self._eagle_path)
         self._stack.callback(self._engine.close)
+        # Llama allocates n_ctx ids as it was given; the context may have rounded n_ctx up.
+        ids = np.zeros(self._n_ctx, np.intc)
+        self._text = ContextText(self._engine, self._ctx, ids, scores, logits_all, self.n_batch)
         self.eagle_params = self._params
 
     def close(self) -> None:
@@ -200,6 +201,11 @@ class EagleLlama(GeneratingLlama):
         return self._engine
 
     @property
+    def _context(self) -> ContextText:
+        assert isinstance(self._text, ContextText), "llama-cpp-python decodes itself"
+        return self._text
+
+    @property
     def _delegates(self) -> bool:
         return self._engine is None
 
@@ -210,53 +216,21 @@ class EagleLlama(GeneratingLlama):
 
     # -- evaluation ---------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """Makes the engine hold exactly n_tokens positions.
-
-        If the context has more of them than the engine decoded, an image is there. If it has none at all, a
-        recurrent target lost them, because it could not take back rows; then the text is empty too.
-        """
-        n_past = self.native.n_past()
-        if n_past == 0 < self.n_tokens and llama_cpp.llama_memory_seq_pos_max(self._ctx.memory, 0) < 0:
-            super().reset()
-        elif n_past > self.n_tokens:
-            self.native.rewind(self.n_tokens)
-            self._requires_eval = True
-        elif n_past < self.n_tokens:
-            self.native.state_reset(self.n_tokens)  # the head continues after them
-            n_image = self.n_tokens - n_past
-            self.input_ids[n_past : self.n_tokens] = self._media.ids(n_past, n_image, self._n_vocab)
-
-    def _forget_text(self) -> None:
-        super().reset()
-
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluates tokens after the present text, in batches of n_batch."""
         with self._owner.call("eval()"):
             if self._engine is None:
                 super().eval(tokens)
             else:
-                self._rows = None
-                self._eval(tokens, all_logits=False)
-
-    def _eval(self, tokens: Sequence[int], all_logits: bool) -> None:
-        self._settle()
-        all_logits = bool(all_logits or self._logits_all)
-        for i in range(0, len(tokens), self.n_batch):
-            batch = list(tokens[i : i + self.n_batch])
-            self.native.prefill(batch, all_logits=all_logits)
-            for row in range(len(batch) if all_logits else 0):
-                self._keep_row(self.n_tokens + row, self._logits, row)
-            self.input_ids[self.n_tokens : self.n_tokens + len(batch)] = batch
-            self.n_tokens += len(batch)
-            self._requires_eval = False
+                self._context.rows = None
+                self._context.eval(tokens)
 
     def reset(self) -> None:
         """Forgets the text."""
         with self._owner.call("reset()"):
             super().reset()
             if self._engine is not None:
-                self._settle()  # an image's rows may follow, and begin at 0
+                self._context.settle()  # an image's rows may follow, and begin at 0
 
     def create_chat_completion(self, *args: Any, **kwargs: Any) -> Any:
         """Same as Llama.create_chat_completion.
@@ -282,72 +256,56 @@ class EagleLlama(GeneratingLlama):
         bound = _SAMPLE.bind(self, *args, **kwargs)
         bound.apply_defaults()
         a = bound.arguments
-        self._refresh()
-        row = -1 if a["idx"] is None else a["idx"] - self.n_tokens
+        text = self._context
+        text.refresh()
+        row = -1 if a["idx"] is None else a["idx"] - text.n_tokens
         if not llama_cpp.llama_get_logits_ith(self._ctx.ctx, row):
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT,
                 f"idx is {a['idx']}: the logits of that position are not there"
                 " (logits_all=True keeps those of the last batch)",
             )
-        if own := self._sampler is None:
-            self._guard = self._guarded(a["logits_processor"], lambda: self._input_ids)
-        sampler = self._new_sampler(a, self._guard) if own else self._sampler
+        if self._sampler is not None:
+            return text.draw(self._sampler, self._processors, row)
+        processors = self._guarded(a["logits_processor"])
+        sampler = self._new_sampler(a, processors)
         try:
-            return self._draw(sampler, row)
+            return text.draw(sampler, processors, row)
         finally:
-            if own:
-                sampler.close()
-                self._guard = None
+            sampler.close()
 
-    def _draw(self, sampler: Any, row: int = -1) -> int:
-        """A token from a row of the last batch. Raises what a logits processor raised."""
-        token = self.native.sample(address(sampler.sampler), row)
-        self._raise_processors()
-        return token
+    def _guarded(self, processors: Sequence[Any] | None) -> GuardedProcessors | None:
+        text = self._context
+        return GuardedProcessors(processors, lambda: text.ids) if processors is not None else None
 
-    def _raise_processors(self) -> None:
-        if self._guard is not None:
-            self._guard.raise_error()
-
-    def _guarded(
-        self, processors: Sequence[Any] | None, text: Callable[[], np.ndarray]
-    ) -> GuardedProcessors | None:
-        return GuardedProcessors(processors, text) if processors is not None else None
-
-    def _refresh(self) -> None:
-        """Decodes the last token again if the last row of the batch is a rejected draft's."""
-        if self.n_tokens == 0:
-            raise EagleError(
-                ErrorKind.BAD_ARGUMENT, "there is nothing to sample from: call eval() first, or give a prompt"
-            )
-        if self._requires_eval:
-            self._settle()
-            self.native.rewind(self.n_tokens - 1)
-            self.n_tokens -= 1
-            self._eval([int(self.input_ids[self.n_tokens])], all_logits=False)
-
-    def _logits(self, row: int) -> np.ndarray:
-        pointer = llama_cpp.llama_get_logits_ith(self._ctx.ctx, row)
-        return np.ctypeslib.as_array(pointer, shape=(self._n_vocab,))
-
-    def _keep_row(
-        self, position: int, logits: Callable[[int], np.ndarray] | None, i: int
-    ) -> np.ndarray | None:
-        if not self._logits_all or logits is None:
-            return super()._keep_row(position, logits, i)
-        self.scores[position] = logits(i)
-        return self.scores[position]
-
-    def _tokens_from(self) -> LocalTokens:
-        return LocalTokens(self, self.native)
+    def _tokens_from(self, generation: Generation) -> LocalTokens:
+        a, record = generation.arguments, generation.claim.record
+        processors = self._guarded(a["logits_processor"])
+        sampler, last = self._new_sampler(a, processors), self._sampler
+        self._sampler, self._processors = sampler, processors
+        if last is not None:
+            last.close()  # it refers to itself: else only the collector of cycles would free it
+        return LocalTokens(
+            self._context,
+            generation.prompt,
+            self._params_for(bool(a["logits_processor"]), self.native),
+            sampler,
+            processors,
+            self._used,
+            functools.partial(self._owner.release, generation.claim),
+            reset=a["reset"],
+            record="last" if record == "none" and generation.stopping is not None else record,
+            verbose=self.verbose,
+        )
 
     # -- state --------------------------------------------------------------------------------------------
 
     def save_state(self) -> LlamaState:
         """The state of target and head, with logits_all the scores too. A running generation can continue."""
         with self._held("save_state()"):
-            return super().save_state() if self._engine is None else saved_state.save(self)
+            if self._engine is None:
+                return super().save_state()
+            return saved_state.save(self._context, self._seed)
 
     def load_state(self, state: LlamaState) -> None:
         """Restores save_state(). The state of a plain Llama, which has none of a head, works too."""
@@ -355,7 +313,8 @@ class EagleLlama(GeneratingLlama):
             if self._engine is None:
                 super().load_state(state)
             else:
-                saved_state.load(self, state)
+                saved_state.load(self._context, state)
+                self._seed = state.seed
 
     def __getstate__(self) -> dict[str, Any]:
         ours = {f.name: getattr(self._params, f.name) for f in dataclasses.fields(self._params)}

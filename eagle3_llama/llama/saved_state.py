@@ -9,6 +9,7 @@ import numpy as np
 
 from ..errors import EagleError, ErrorKind
 from ..runtime.binding import LlamaState, llama_cpp
+from .text import ContextText
 
 
 class EagleState(LlamaState):
@@ -27,21 +28,22 @@ class EagleState(LlamaState):
         """Ignored: LlamaState is given the size of the target's state alone."""
 
 
-def save(llm: Any) -> EagleState:
-    """The state of an EagleLlama. Changes nothing, so a running generation can continue.
+def save(text: ContextText, seed: int) -> EagleState:
+    """The state of a text with its context. Changes nothing, so a running generation can continue.
 
     Tokens that were accepted but not yielded yet are saved too.
     """
-    if llm._engine.n_past() < llm.n_tokens:
-        llm._settle()
-    head = llm._engine.state() if llm._engine.has_head else None  # raises during a round
-    scores = llm._scores.copy() if llm._logits_all else np.empty((0, llm._n_vocab), np.float32)
-    target = _target_state(llm._ctx.ctx)
+    engine = text.engine
+    if engine.n_past() < text.n_tokens:
+        text.settle()
+    head = engine.state() if engine.has_head else None  # raises during a round
+    scores = text.kept().copy() if text.logits_all else np.empty((0, text.n_vocab), np.float32)
+    target = _target_state(text.ctx.ctx)
     state = EagleState(
-        input_ids=llm.input_ids.copy(),
+        input_ids=text.input_ids.copy(),
         scores=scores,
-        n_tokens=llm.n_tokens,
-        seed=llm._seed,
+        n_tokens=text.n_tokens,
+        seed=seed,
         llama_state=target,
         llama_state_size=len(target),
     )
@@ -58,29 +60,28 @@ def _target_state(ctx: Any) -> bytes:
     return bytes(memoryview(buffer)[:n])
 
 
-def load(llm: Any, state: LlamaState) -> None:
-    """Loads a state into an EagleLlama.
+def load(text: ContextText, state: LlamaState) -> None:
+    """Loads a state into a text with its context.
 
     Raises EagleError BAD_VALUE if it belongs to another model or context. The context is empty then.
     """
-    n = state.n_tokens
-    llm.n_tokens, llm._requires_eval, llm._rows = 0, True, None
+    n, room = state.n_tokens, len(text.input_ids)
+    text.n_tokens, text.stale, text.rows = 0, True, None
     try:
-        if n > len(llm.input_ids):
-            room = len(llm.input_ids)
+        if n > room:
             raise EagleError(
                 ErrorKind.BAD_VALUE, f"the state has {n} tokens, the context has room for {room}"
             )
-        _load_target(llm._ctx.ctx, state.llama_state)
-        _load_head(llm._engine, getattr(state, "eagle_state", None), n)
+        _load_target(text.ctx.ctx, state.llama_state)
+        _load_head(text.engine, getattr(state, "eagle_state", None), n)
     except EagleError:
-        llama_cpp.llama_memory_clear(llm._ctx.memory, True)
-        llm._engine.state_reset(0)
+        text.clear()
         raise
-    llm.input_ids[:n] = state.input_ids[:n]
-    llm.n_tokens, llm._seed = n, state.seed
-    if llm._logits_all:  # a state without scores leaves them unknown
-        llm._scores[:] = state.scores if state.scores.shape == llm._scores.shape else np.nan
+    text.input_ids[:n] = state.input_ids[:n]
+    text.n_tokens = n
+    if text.logits_all:  # a state without scores leaves them unknown
+        known = text.kept()
+        known[:] = state.scores if state.scores.shape == known.shape else np.nan
 
 
 def _load_target(ctx: Any, data: bytes) -> None:

@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 
+from ..llama.usage import TokenUsage
 from .errors import ApiError, internal
-from .generation import Job
+from .jobs import RequestJob
 from .metrics import Metrics
 from .settings import ServerSettings, is_loopback
 from .shapes import dumps
@@ -39,7 +40,7 @@ class Record:
     request_id: str
     started: float = field(default_factory=time.monotonic)
     status: int = 0
-    job: Job | None = None
+    job: RequestJob | None = None
     stream: bool = False
     error: str | None = None
     prompt: Any = None  # only with --log-prompts
@@ -62,6 +63,8 @@ class Access:
         talk = _Talk(record, receive, send, unread=has_body)
         try:
             refused = self._refusal(scope, headers)
+            if refused is not None:
+                record.error = refused.code
             await (self.app if refused is None else error_response(refused))(scope, talk.receive, talk.send)
         except Exception:
             log.exception("request %s failed", record.request_id)
@@ -140,15 +143,15 @@ class Access:
         access_log.info(json.dumps(line))
 
 
-def _about(job: Job) -> dict[str, Any]:
-    usages, timings = job.spent(), job.timings.values()
-    detail = lambda name: sum(u.get("completion_tokens_details", {}).get(name, 0) for u in usages)
-    out = {
+def _about(job: RequestJob) -> dict[str, Any]:
+    spent, timings = job.spent(), job.timings.values()
+    total = sum(spent, TokenUsage())
+    out: dict[str, Any] = {
         "choices": len(job.choices),
-        "prompt_tokens": max((u["prompt_tokens"] for u in usages), default=0),
-        "completion_tokens": sum(u["completion_tokens"] for u in usages),
-        "accepted": detail("accepted_prediction_tokens"),
-        "rejected": detail("rejected_prediction_tokens"),
+        "prompt_tokens": max((used.prompt for used in spent), default=0),
+        "completion_tokens": total.completion,
+        "accepted": total.accepted,
+        "rejected": total.drafted - total.accepted,
     }
     out |= {
         name: round(max((t[name] for t in timings), default=0.0), 4)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .errors import ApiError
-from .generation import Event, Job, total_timings, total_usage
+from .jobs import Event, RequestJob, total_timings, total_usage
 from .shapes import DONE, KEEP_ALIVE_COMMENT, Shape, dumps, event
 
 KEEP_ALIVE = 10.0  # s without data until a stream sends a comment; proxies close idle connections after 60 s
@@ -20,7 +20,7 @@ _OVER: Any = object()
 
 
 async def respond(
-    request: Request, job: Job, shape: Shape, stream: bool, include_usage: bool, report: bool
+    request: Request, job: RequestJob, shape: Shape, stream: bool, include_usage: bool, report: bool
 ) -> Response:
     """Waits for the whole answer, or for the first events of a streamed answer.
 
@@ -102,7 +102,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        job: Job,
+        job: RequestJob,
         shape: Shape,
         events: AsyncIterator[list[Event] | None],
         watch: asyncio.Task[None],

@@ -28,7 +28,7 @@ from .answers import respond
 from .body import Bodies
 from .calls import Caller
 from .errors import ApiError, from_exception, shutting_down, wrong
-from .generation import Gate, Job
+from .jobs import Gate, RequestJob
 from .metrics import CONTENT_TYPE, Metrics
 from .schema import ChatBody, CompletionBody, DetokenizeBody, SlotFile, TokenizeBody, bounded
 from .settings import ServerSettings
@@ -67,7 +67,7 @@ class Server:
         choices = await self.preparing.run(prepare, body)  # in a thread: texts may be long
         params, asked = self.caller.params(body.speculative), "messages" if chat else "prompt"
         seconds, request_id = self.settings.timeout, record.request_id
-        record.job = job = Job(self.batcher, self.gate, choices, params, seconds, request_id, asked)
+        record.job = job = RequestJob(self.batcher, self.gate, choices, params, seconds, request_id, asked)
         answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{request_id}"
         top, legacy = getattr(body, "top_logprobs", None) or 0, bool(getattr(body, "functions", None))
         shape = Shape(chat, answer_id, int(time.time()), self.name, record.stream, top, legacy)

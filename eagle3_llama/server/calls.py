@@ -13,7 +13,7 @@ from ..errors import EagleError
 from ..runtime.params import EagleParams, Tree
 from .chat_format import ask, call_tool, handler_of, plain_messages, sandboxed_handler, template_setup
 from .errors import wrong
-from .generation import MAX_LOGPROBS, Choice
+from .jobs import MAX_LOGPROBS, Choice
 from .prompt_size import PromptSize
 from .sandbox import Sandbox
 from .schema import ChatBody, CompletionBody, Named, Sampling, Speculative

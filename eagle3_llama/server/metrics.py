@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from .generation import Job
+from .jobs import RequestJob
 from .metrics_vllm import VllmNames
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -61,7 +61,7 @@ class Metrics:
         self.registry.register(_Engine(batcher, model))
         ProcessCollector(registry=self.registry)
 
-    def count(self, route: str, status: int, seconds: float, job: Job | None) -> None:
+    def count(self, route: str, status: int, seconds: float, job: RequestJob | None) -> None:
         """Counts a finished request. Cancelled choices count too, so that overload is visible."""
         self._requests.labels(self._model, route, str(status)).inc()
         self._seconds.labels(self._model, route).observe(seconds)

@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from .generation import Job
+from .jobs import RequestJob
 
 _LABELS = ("model_name", "engine")
 _COUNTERS = {
@@ -58,7 +58,7 @@ class VllmNames:
         self._ended = Counter("vllm:request_success", "answered requests", labels, registry=registry)
         registry.register(self)
 
-    def count(self, status: int, seconds: float, job: Job) -> None:
+    def count(self, status: int, seconds: float, job: RequestJob) -> None:
         """Counts a finished request."""
         self._whole.observe(seconds)
         for reason in job.reasons.values() if status == 200 else ():

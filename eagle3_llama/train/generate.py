@@ -11,7 +11,7 @@ from ..bench.prompts import loop_flags
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import has_template
 from .sources import Task
-from .target import Target
+from .target import TrainingTarget
 
 MARK = "\u2063user text\u2063"  # rendered with the chat template, to find where the user's text begins
 # an answer loops if REPEATED of WINDOW tokens end n-grams that occurred before; it is cut at the window's end
@@ -49,7 +49,7 @@ def loop_end(answer: Sequence[int]) -> int | None:
     return int(full[0]) + WINDOW if len(full) else None
 
 
-class Slot:
+class GrowingText:
     """A sequence that is being generated."""
 
     def __init__(self, task: Task, seed: int) -> None:
@@ -59,7 +59,7 @@ class Slot:
         self.best: list[np.ndarray] = []
         self.n_prompt, self.writing = 0, task.kind == "write"
 
-    def start(self, target: Target, slot: int, tokens: Sequence[int]) -> int:
+    def start(self, target: TrainingTarget, slot: int, tokens: Sequence[int]) -> int:
         """Prefills the tokens and samples the first token of the answer."""
         self.tokens, self.n_prompt = list(tokens), len(tokens)
         features, best, logits = target.prefill(self.tokens, slot)
@@ -103,7 +103,7 @@ def sample(logits: np.ndarray, rng: np.random.Generator, temperature: float, top
     return int(ids[min(int(np.searchsorted(np.cumsum(p), rng.random())), len(ids) - 1)])
 
 
-def user_opening(target: Target) -> list[int]:
+def user_opening(target: TrainingTarget) -> list[int]:
     """The tokens of the chat template before the user's text. After them, an instruct model writes a prompt.
 
     A model without a template gets only the BOS token and writes a text.
@@ -121,7 +121,7 @@ def user_opening(target: Target) -> list[int]:
     return target.llm.tokenize(text[: text.index(MARK)].encode(), add_bos=False, special=True)
 
 
-def read(target: Target, task: Task, slot: int) -> Conversation | None:
+def read(target: TrainingTarget, task: Task, slot: int) -> Conversation | None:
     """The features of a finished conversation, by prefill. None if its answer is too short."""
     tokens, n_prompt = list(task.tokens), task.n_prompt
     if task.messages:
@@ -146,14 +146,14 @@ def read(target: Target, task: Task, slot: int) -> Conversation | None:
 
 
 def converse(
-    target: Target, tasks: Iterable[Task], n_predict: int, seed: int
+    target: TrainingTarget, tasks: Iterable[Task], n_predict: int, seed: int
 ) -> Iterator[tuple[int, Conversation | None]]:
     """Runs the tasks, up to n_slots at the same time. Yields (index, conversation) when a task ends.
 
     The conversation is None for a task that gave nothing to train on.
     """
     waiting = iter(tasks)
-    active: dict[int, tuple[Slot, int]] = {}  # slot -> (its sequence, the token to decode next)
+    active: dict[int, tuple[GrowingText, int]] = {}  # slot -> (its sequence, the token to decode next)
     opening: list[int] = []
     while True:
         free = [slot for slot in range(target.n_slots) if slot not in active]
@@ -161,7 +161,7 @@ def converse(
             if task.kind == "read":
                 yield task.index, read(target, task, free[0])
                 continue
-            s = Slot(task, seed)
+            s = GrowingText(task, seed)
             if s.writing and not opening:
                 opening = user_opening(target)
             prompt = opening if s.writing else target.chat(list(task.messages))
@@ -178,7 +178,7 @@ def converse(
 
 
 def advance(
-    target: Target, active: dict[int, tuple[Slot, int]], n_predict: int
+    target: TrainingTarget, active: dict[int, tuple[GrowingText, int]], n_predict: int
 ) -> Iterator[tuple[int, Conversation | None]]:
     """Removes sequences that have ended and yields their conversations. Written prompts become questions."""
     for slot, (s, token) in list(active.items()):
@@ -200,7 +200,7 @@ def advance(
         active[slot] = (s, s.start(target, slot, prompt))
 
 
-def step(target: Target, active: dict[int, tuple[Slot, int]]) -> None:
+def step(target: TrainingTarget, active: dict[int, tuple[GrowingText, int]]) -> None:
     """Decodes one token in every active slot."""
     slots = sorted(active)
     tokens, positions = [active[s][1] for s in slots], [len(active[s][0].tokens) for s in slots]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .weights import Shape, TargetWeights
+from .weights import TargetSizes, TargetWeights
 
 
 class RMSNorm(nn.Module):
@@ -26,7 +26,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, s: Shape) -> None:
+    def __init__(self, s: TargetSizes) -> None:
         super().__init__()
         self.n_head, self.n_kv, self.d = s.n_head, s.n_head_kv, s.head_dim
         self.q_proj = nn.Linear(2 * s.n_embd, s.n_head * s.head_dim, bias=False)
@@ -45,7 +45,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, s: Shape) -> None:
+    def __init__(self, s: TargetSizes) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(s.n_embd, s.n_ff, bias=False)
         self.up_proj = nn.Linear(s.n_embd, s.n_ff, bias=False)
@@ -56,7 +56,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, s: Shape) -> None:
+    def __init__(self, s: TargetSizes) -> None:
         super().__init__()
         self.self_attn, self.mlp = Attention(s), MLP(s)
         self.input_layernorm = RMSNorm(s.n_embd, s.rms_eps)
@@ -75,7 +75,7 @@ class Head(nn.Module):
     d2t: Tensor
     frequencies: Tensor
 
-    def __init__(self, s: Shape, n_features: int, embedding: Tensor, d2t: Tensor) -> None:
+    def __init__(self, s: TargetSizes, n_features: int, embedding: Tensor, d2t: Tensor) -> None:
         super().__init__()
         self.shape, self.n_features = s, n_features
         self.fc = nn.Linear(n_features * s.n_embd, s.n_embd, bias=False)
@@ -162,7 +162,7 @@ class Chain:
         return out
 
 
-def rotary_frequencies(s: Shape) -> Tensor:
+def rotary_frequencies(s: TargetSizes) -> Tensor:
     """Radians per position, float32 [head_dim / 2]."""
     half = torch.arange(0, s.head_dim, 2, dtype=torch.float64) / s.head_dim
     return (s.rope_theta**-half).float()

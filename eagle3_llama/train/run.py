@@ -16,7 +16,7 @@ from ..heads.convert import convert
 from ..runtime.machine import cores
 from .settings import TrainSettings
 from .shards import Shards
-from .target import Target
+from .target import TrainingTarget
 
 if TYPE_CHECKING:  # these modules need PyTorch
     from .loop import Progress as TrainProgress
@@ -87,10 +87,10 @@ def _data(settings: TrainSettings, out: Path, console: Console) -> list[Path]:
     shards = Shards(Path(settings.data) if settings.data else out / "data", settings)
     n_ctx = settings.n_predict + 512
 
-    def open_target(path: str) -> Target:
+    def open_target(path: str) -> TrainingTarget:
         layers, threads = settings.capture_layers or settings.layers, settings.threads or cores()
         device = settings.device if settings.capture == "torch" else None
-        return Target(path, layers, settings.slots, n_ctx, threads, device)
+        return TrainingTarget(path, layers, settings.slots, n_ctx, threads, device)
 
     with _bar(console, "{task.fields[note]}") as bar:
         task = bar.add_task("data", total=settings.max_tokens, note="")

@@ -16,7 +16,7 @@ from ..errors import EagleError, ErrorKind
 from .generate import Conversation, converse
 from .settings import TrainSettings
 from .sources import Tasks
-from .target import Target
+from .target import TrainingTarget
 
 BLOCK = 64  # tasks per shard
 RUN = 4  # shards that one target generates together before it is the next target's turn
@@ -51,7 +51,7 @@ class Shards:
         return n // RUN % len(self.settings.targets)
 
     def fill(
-        self, open_target: Callable[[str], Target], progress: Callable[[int, int, int], None]
+        self, open_target: Callable[[str], TrainingTarget], progress: Callable[[int, int, int], None]
     ) -> list[Path]:
         """Generates missing shards until max_tokens or max_gb is reached. Returns the paths of all shards.
 
@@ -60,7 +60,7 @@ class Shards:
         """
         tasks, paths = Tasks(self.settings), []
         tokens = made = dropped = n_bytes = n = 0
-        target: Target | None = None
+        target: TrainingTarget | None = None
         making: Iterator[tuple[int, int, bool]] | None = None
         try:
             s = self.settings
@@ -96,7 +96,9 @@ class Shards:
             raise EagleError(ErrorKind.BAD_VALUE, "there is nothing to train on: all answers were empty")
         return paths
 
-    def make(self, tasks: Tasks, target: Target, numbers: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
+    def make(
+        self, tasks: Tasks, target: TrainingTarget, numbers: Sequence[int]
+    ) -> Iterator[tuple[int, int, bool]]:
         """Generates shards of one target. Yields (tokens, dropped answers, written) after each task."""
 
         wanted = {
@@ -116,7 +118,7 @@ class Shards:
             yield len(good.tokens) if good is not None else 0, int(good is None), not missing[n]
 
 
-def write_shard(path: Path, conversations: list[Conversation], target: Target) -> None:
+def write_shard(path: Path, conversations: list[Conversation], target: TrainingTarget) -> None:
     """Writes a shard, also an empty one, because an existing file means that the block is done."""
     shape = (0, len(target.layers) + 1, target.n_embd)
     cat = lambda arrays, dtype, empty=(0,): np.concatenate(arrays) if arrays else np.empty(empty, dtype)

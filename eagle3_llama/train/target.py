@@ -76,7 +76,7 @@ class LlamaBackend:
         llama_cpp.llama_free(self.ctx)
 
 
-class Target:
+class TrainingTarget:
     """A GGUF with n_slots sequences of n_ctx tokens each.
 
     Its features are the inputs of `layers` and the output of the last layer. device: None computes with

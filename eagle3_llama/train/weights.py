@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
-import gguf
 import numpy as np
 
+from ..common.gguf_reader import read_gguf
 from ..errors import EagleError, ErrorKind
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class TargetSizes:
     """The sizes of the target, which its head shares."""
 
     n_embd: int
@@ -29,54 +28,48 @@ class Shape:
 
 
 class TargetWeights:
-    """Reads tensors of a GGUF as float32. Raises EagleError BAD_FILE, BAD_CONFIG, MISSING_TENSOR."""
+    """Reads tensors of a GGUF as float32. Raises EagleError as read_gguf() does, and MISSING_TENSOR."""
 
     def __init__(self, path: str | Path) -> None:
-        try:
-            self.reader = gguf.GGUFReader(str(path))
-        except (OSError, ValueError, KeyError, IndexError) as e:
-            raise EagleError(ErrorKind.BAD_FILE, f"{path} is not a readable GGUF: {e}") from e
-        self.path, self.tensors = str(path), {t.name: t for t in self.reader.tensors}
-        self.arch = str(self._field("general.architecture"))
+        self.file = read_gguf(Path(path))
+        self.path, self.tensors = str(path), self.file.tensors
+        self.arch = self.file.string("general.architecture")
         self.shape = self._shape()
 
-    def _field(self, key: str, default: object = None) -> Any:
-        field = self.reader.get_field(key)
-        if field is None:
-            if default is None:
-                raise EagleError(ErrorKind.BAD_CONFIG, f"{self.path} has no key {key}")
-            return default
-        return field.contents()
-
-    def _shape(self) -> Shape:
-        get = lambda key, default=None: self._field(f"{self.arch}.{key}", default)
-        n_embd, n_head = int(get("embedding_length")), int(get("attention.head_count"))
+    def _shape(self) -> TargetSizes:
+        size = lambda key, default=None: self.file.size_of(f"{self.arch}.{key}", default)
+        n_embd, n_head = size("embedding_length"), size("attention.head_count")
         embedding = self.tensors.get("token_embd.weight")
         if embedding is None:
             raise EagleError(ErrorKind.MISSING_TENSOR, f"{self.path} has no token_embd.weight")
-        return Shape(
+        return TargetSizes(
             n_embd,
             n_head,
-            int(get("attention.head_count_kv", n_head)),
-            int(get("attention.key_length", n_embd // n_head)),
-            int(get("feed_forward_length")),
-            int(get("block_count")),
-            int(embedding.shape[1]),
-            float(get("attention.layer_norm_rms_epsilon")),
-            float(get("rope.freq_base", 10000.0)),
-            int(get("context_length")),
+            size("attention.head_count_kv", n_head),
+            size("attention.key_length", n_embd // n_head),
+            size("feed_forward_length"),
+            size("block_count"),
+            embedding.shape[0],
+            self._number("attention.layer_norm_rms_epsilon"),
+            self._number("rope.freq_base", 10000.0),
+            size("context_length"),
         )
+
+    def _number(self, key: str, default: float | None = None) -> float:
+        value = self.file.get(f"{self.arch}.{key}", default)
+        if not isinstance(value, float):
+            raise EagleError(
+                ErrorKind.BAD_VALUE, f"key {self.arch}.{key} of {self.path} is missing or not a number"
+            )
+        return value
 
     def get(self, name: str) -> np.ndarray | None:
         """A tensor as float32, rows first. None if the model does not have it."""
-        t = self.tensors.get(name)
-        return None if t is None else self.rows(name)
+        return self.rows(name) if name in self.tensors else None
 
     def rows(self, name: str, rows: np.ndarray | None = None) -> np.ndarray:
         """Some rows of a matrix, or all of them."""
-        t = self.tensors[name]
-        data = t.data if rows is None else t.data[rows]
-        return np.array(gguf.quants.dequantize(data, t.tensor_type), np.float32)
+        return self.file.floats(name, rows)
 
     @property
     def output_name(self) -> str:

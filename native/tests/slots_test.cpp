@@ -343,10 +343,8 @@ int main(int argc, char ** argv) {
     llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
     llama_model * model = llama_model_load_from_file(argc > 2 ? argv[2] : "", llama_model_default_params());
     if (what == "rooms" && head && model) {
-        for (const int n_ubatch : {MAX_ROWS, 16}) {
-            near_the_end(model, head, 2, n_ubatch);
-            near_the_end(model, head, 4, n_ubatch);
-        }
+        near_the_end(model, head, 2, MAX_ROWS);
+        near_the_end(model, head, 4, 16);
         planned_shares(model, head);
         full_slots(model, head);
         probable_paths(model, head);

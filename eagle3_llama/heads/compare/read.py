@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import gguf
 import numpy as np
 
 from ...common.gguf_reader import Gguf, read_gguf
@@ -28,10 +27,10 @@ def read_reference(head: Path, target: Path) -> ReferenceHead:
         )
     n_head = file.size_of(f"{arch}.attention.head_count")
     n_head_kv = file.size_of(f"{arch}.attention.head_count_kv", n_head)
-    w = {name: _values(file, name) for name in file.tensors if name not in ("d2t", "rope_freqs.weight")}
+    w = {name: file.floats(name) for name in file.tensors if name not in ("d2t", "rope_freqs.weight")}
     for name, theirs in _SHARED.items():
         if name not in w:
-            w[name] = _values(lender, next((n for n in theirs if n in lender.tensors), name))
+            w[name] = lender.floats(next((n for n in theirs if n in lender.tensors), name))
     if "blk.0.hidden_norm.weight" in w:
         w["blk.0.attn_norm_2.weight"] = w.pop("blk.0.hidden_norm.weight")
     for name in w:
@@ -42,7 +41,7 @@ def read_reference(head: Path, target: Path) -> ReferenceHead:
     if arch == "eagle":
         w.update({f"fc2.{kind}": w.pop(f"fc.{kind}") for kind in ("weight", "bias") if f"fc.{kind}" in w})
         eps = file.get("eagle.feature_norm_epsilon", 0.0)
-        feature_norm = (_values(lender, "output_norm.weight"), eps) if eps else None
+        feature_norm = (lender.floats("output_norm.weight"), eps) if eps else None
     if not file.get(f"{arch}.norm_before_fc", False):
         w.pop("enc.output_norm.weight", None)
     head_dim = file.size_of(
@@ -65,7 +64,7 @@ def _rope(file: Gguf, arch: str) -> ReferenceRope:
     get = lambda key, default: file.get(f"{arch}.rope.{key}", default)
     base, factor = get("freq_base", 10000.0), get("scaling.factor", 1.0)
     if "rope_freqs.weight" in file.tensors:
-        return ReferenceRope(base, "llama3", divisors=_values(file, "rope_freqs.weight"))
+        return ReferenceRope(base, "llama3", divisors=file.floats("rope_freqs.weight"))
     kind = file.string(f"{arch}.rope.scaling.type", "none")
     context = get("scaling.original_context_length", file.get(f"{arch}.context_length", 4096))
     attention = get("scaling.attn_factor", 1.0) * (1 + 0.1 * math.log(factor) if factor > 1 else 1.0)
@@ -78,21 +77,6 @@ def _rope(file: Gguf, arch: str) -> ReferenceRope:
         get("scaling.yarn_beta_slow", 1.0),
         attention,
     )
-
-
-def _values(file: Gguf, name: str) -> np.ndarray:
-    info = file.tensors.get(name)
-    if info is None or info.qtype is None:
-        raise EagleError(ErrorKind.MISSING_TENSOR, f"{file.path} has no readable tensor {name}")
-    data = np.memmap(file.path, np.uint8, "r", info.offset, (info.n_bytes,))
-    try:
-        rows = data.reshape(-1, info.n_bytes // max(math.prod(info.shape[:-1]), 1))
-        return gguf.quants.dequantize(rows, info.qtype).astype(np.float32).reshape(info.shape)
-    except NotImplementedError as e:
-        raise EagleError(
-            ErrorKind.UNSUPPORTED,
-            f"tensor {name} of {file.path} has type {info.qtype.name}, which the gguf package cannot read",
-        ) from e
 
 
 def _half_split(w: np.ndarray, n_head: int) -> np.ndarray:

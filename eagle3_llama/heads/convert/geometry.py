@@ -9,7 +9,7 @@ from ...errors import EagleError, ErrorKind
 from .config import Config
 from .layouts.base import Layout
 from .safetensors_file import FLOATS, HeadTensor
-from .target import Target
+from .target import TargetFile
 
 _VOCABULARY = ("token_embd.weight", "output.weight", "d2t", "t2d")
 _OPTIONAL = (*_VOCABULARY, "enc.output_norm.weight", "rope_freqs.weight", "fc2.bias")
@@ -93,7 +93,7 @@ class Geometry:
 
 
 def measure(
-    config: Config, layout: Layout, tensors: dict[str, HeadTensor], target: Target, final_norm: bool
+    config: Config, layout: Layout, tensors: dict[str, HeadTensor], target: TargetFile, final_norm: bool
 ) -> Geometry:
     """Measures a head. tensors: by GGUF name. final_norm: whether the head has a final norm.
 
@@ -169,7 +169,7 @@ def _blocks(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> t
 
 
 def _target_hidden(
-    config: Config, layout: Layout, hidden: int, tensors: dict[str, HeadTensor], target: Target
+    config: Config, layout: Layout, hidden: int, tensors: dict[str, HeadTensor], target: TargetFile
 ) -> int:
     given = config.integer("target_hidden_size", None)
     if given is not None and given != target.n_embd:

@@ -17,7 +17,7 @@ from ...errors import EagleError, ErrorKind
 from .config import Config
 from .geometry import Geometry
 from .rope import Rope
-from .target import Target
+from .target import TargetFile
 from .variant import Variant
 
 FILE_TYPES = {
@@ -38,7 +38,7 @@ def build_metadata(
     g: Geometry,
     layers: list[int],
     rope: Rope,
-    target: Target,
+    target: TargetFile,
 ) -> dict[str, Value]:
     """Key -> value in the order of the file. The writer adds general.architecture itself."""
     out = dict(_general(name, outtype))
@@ -54,7 +54,7 @@ def _general(name: str, outtype: str) -> Iterator[tuple[str, Value]]:
 
 
 def _head(
-    config: Config, variant: Variant, g: Geometry, layers: list[int], rope: Rope, target: Target
+    config: Config, variant: Variant, g: Geometry, layers: list[int], rope: Rope, target: TargetFile
 ) -> Iterator[tuple[str, Value]]:
     context = config.integer("max_position_embeddings", None) or target.n_ctx or 2048
     sizes = {
@@ -87,7 +87,7 @@ def _head(
         yield "feature_norm_epsilon", Value(_final_norm_epsilon(target), T.FLOAT32)
 
 
-def _final_norm_epsilon(target: Target) -> float:
+def _final_norm_epsilon(target: TargetFile) -> float:
     """EAGLE-1 was trained on the target's state after its final norm, Hugging Face's last hidden state."""
     if target.norm_eps is None:
         raise EagleError(

@@ -14,7 +14,7 @@ _TOKENS = "tokenizer.ggml.tokens"
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetFile:
     architecture: str
     n_layer: int  # without layers for multi-token prediction
     n_embd: int
@@ -24,7 +24,7 @@ class Target:
     tokenizer: dict[str, Value]
 
 
-def read_target(path: Path) -> Target:
+def read_target(path: Path) -> TargetFile:
     """Raises EagleError: BAD_FILE (not a GGUF), TRUNCATED, BAD_VALUE, HEAD_MISMATCH (the file is a head)."""
     file = read_gguf(path)
     arch = file.string("general.architecture")
@@ -43,7 +43,7 @@ def read_target(path: Path) -> Target:
     tokenizer = {k: v for k, v in keys.items() if v.type is not T.ARRAY or v.value}
     n_ctx = file.size_of(f"{arch}.context_length", 0)
     eps = file.get(f"{arch}.attention.layer_norm_rms_epsilon")
-    return Target(
+    return TargetFile(
         arch,
         n_layer,
         file.size_of(f"{arch}.embedding_length"),

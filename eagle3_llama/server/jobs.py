@@ -9,9 +9,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..llama.usage import TokenUsage
 from ..runtime.params import EagleParams
 from .errors import ApiError, deadline_passed, from_exception, shutting_down
 from .work import Room
@@ -30,7 +31,7 @@ class Gate:
         self.capacity, self.n_parallel = capacity, n_parallel
         self.draining = False
         self.logprobs = Room(MAX_LOGPROBS, "ask for logprobs")
-        self.jobs: set[Job] = set()
+        self.jobs: set[RequestJob] = set()
         self._inside, self._seconds = 0, 1.0
         self._lock = threading.Lock()
 
@@ -89,7 +90,7 @@ class Event:
     choice: Choice
     chunk: dict[str, Any] = field(default_factory=dict)  # empty at the end and for a failure
     sources: list[int] = field(default_factory=list)
-    usage: dict[str, Any] | None = None
+    used: TokenUsage | None = None
     timings: dict[str, float] | None = None
     error: ApiError | None = None
 
@@ -127,7 +128,7 @@ class Mailbox:
                 return items
 
 
-class Job:
+class RequestJob:
     """The choices of one HTTP request. Ends when all have ended, when one has failed, or by cancel().
 
     Create it in the event loop.
@@ -146,7 +147,7 @@ class Job:
         """asked: the field that holds the prompt. Raises ApiError 503 if there is no room."""
         self.batcher, self.gate, self.choices, self.params = batcher, gate, choices, params
         self.request_id, self.asked, self.deadline = request_id, asked, time.monotonic() + timeout
-        self.usage: dict[int, dict[str, Any]] = {}
+        self.used: dict[int, TokenUsage] = {}
         self.timings: dict[int, dict[str, float]] = {}
         self.reasons: dict[int, str] = {}  # finish_reason of each choice
         self.gone = False  # whether the client has disconnected
@@ -190,9 +191,9 @@ class Job:
             for e in events[:failed]:
                 if e.chunk and (reason := e.chunk["choices"][0]["finish_reason"]) is not None:
                     self.reasons[e.choice.index] = reason
-                if e.usage is not None and e.timings is not None:
+                if e.used is not None and e.timings is not None:
                     left -= 1
-                    self.usage[e.choice.index], self.timings[e.choice.index] = e.usage, e.timings
+                    self.used[e.choice.index], self.timings[e.choice.index] = e.used, e.timings
             if failed > 0:
                 yield events[:failed]
             for error in (e.error for e in events[failed:] if e.error is not None):
@@ -219,10 +220,10 @@ class Job:
         with self._lock:
             return [waits for llm in self._llms.values() if (waits := llm.waits()) is not None]
 
-    def spent(self) -> list[dict[str, Any]]:
-        """Usage of all choices that have started, including cancelled ones."""
+    def spent(self) -> list[TokenUsage]:
+        """Tokens of all choices that have started, including cancelled ones."""
         with self._lock:
-            return [llm.usage() for llm in self._llms.values()]
+            return [llm.used() for llm in self._llms.values()]
 
     def fail(self, error: ApiError) -> None:
         """Ends the answer with this error, whatever the choices' threads are at."""
@@ -275,10 +276,10 @@ class Job:
             delta = chunk["choices"][0].get("delta", {})
             opening = "role" in delta and not delta.get("content")  # a chat's first chunk holds no token
             yield Event(choice, chunk, [] if opening else llm.take_sources())
-        yield Event(choice, usage=llm.usage(), timings=llm.timings())
+        yield Event(choice, used=llm.used(), timings=llm.timings())
 
     def _explain(self, e: BaseException, llm: Any) -> ApiError:
-        begun = llm is not None and llm.usage().get("completion_tokens", 0) > 0
+        begun = llm is not None and llm.used().completion > 0
         error = from_exception(e, self.batcher.n_ctx, begun, self.asked)
         if self.gate.draining and error.code == "cancelled":
             return shutting_down()
@@ -287,30 +288,18 @@ class Job:
         return error
 
 
-def total_usage(job: Job) -> dict[str, Any]:
-    """Usage of all choices together. A prompt that several choices answer counts once."""
-    prompts = {c.prompt: job.usage[c.index] for c in reversed(job.choices)}.values()
-    total = lambda us, *path: sum(_dig(u, path) for u in us)
-    prompt, completion = total(prompts, "prompt_tokens"), total(job.usage.values(), "completion_tokens")
-    names = ("accepted_prediction_tokens", "rejected_prediction_tokens")
-    details = {name: total(job.usage.values(), "completion_tokens_details", name) for name in names}
-    cached = total(prompts, "prompt_tokens_details", "cached_tokens")
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "completion_tokens_details": details,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
+def total_usage(job: RequestJob) -> dict[str, Any]:
+    """OpenAI's usage object of all choices together. A prompt that several choices answer counts once."""
+    total, counted = TokenUsage(), set[int]()
+    for choice in job.choices:
+        used = job.used[choice.index]
+        again = choice.prompt in counted
+        counted.add(choice.prompt)
+        total += replace(used, prompt=0, reused=0) if again else used
+    return total.body()
 
 
-def _dig(usage: Any, path: tuple[str, ...]) -> int:
-    for name in path:
-        usage = usage.get(name) or {}
-    return usage or 0
-
-
-def total_timings(job: Job) -> Any:
+def total_timings(job: RequestJob) -> Any:
     """The timings of a single choice, or a list with those of each choice."""
     out = [job.timings[i] for i in itertools.takewhile(job.timings.__contains__, itertools.count())]
     return out[0] if len(out) == 1 else out

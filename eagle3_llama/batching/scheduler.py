@@ -1,4 +1,4 @@
-"""What the batcher's thread decodes in a turn: pieces of prompts, and a round of the slots that generate."""
+"""What the batcher's thread decodes in a turn: chunks of prompts, and a round of the slots that generate."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy as np
 from ..errors import EagleError
 from ..runtime.binding import address
 from ..runtime.engine import MAX_DRAFT, Ask, Engine, Round
+from .chunks import INVARIANT_ROWS, least_chunk, next_chunk
 from .job import BatchPiece, Job
 from .logprobs import TopRow, top_row
 from .model import BatchModel
-from .pieces import INVARIANT_ROWS, least_piece, next_piece
 
 STALL = 0.25  # seconds that the prompts of a turn should take while others wait for their next token
 
 
 @dataclasses.dataclass(eq=False)
-class Slot:
+class BatchSlot:
     """A sequence of the context. tokens: what target and head hold of it."""
 
     id: int
@@ -29,15 +29,21 @@ class Slot:
     job: Job | None = None
     used: int = 0  # number of the last request that had it
 
+    def state(self) -> dict[str, Any]:
+        """For any thread."""
+        job = self.job  # the batcher's thread may take it away meanwhile
+        request_id = job.request_id if job is not None else None
+        return {"id": self.id, "busy": job is not None, "n_past": len(self.tokens), "request_id": request_id}
 
-Busy = tuple[Slot, Job]
+
+Busy = tuple[BatchSlot, Job]
 
 
-class Rounds:
+class Scheduler:
     """Decodes for the slots and hands the tokens to their jobs. free: frees a slot, with an error or None."""
 
     def __init__(
-        self, base: BatchModel, engine: Engine, free: Callable[[Slot, Exception | None], None]
+        self, base: BatchModel, engine: Engine, free: Callable[[BatchSlot, Exception | None], None]
     ) -> None:
         self._base, self._engine, self._free = base, engine, free
         self._n_batch, self._n_ubatch = base.batch_sizes()
@@ -48,36 +54,36 @@ class Rounds:
         self.drafted_at = [0] * MAX_DRAFT
         self.plan: dict[str, float] = {}  # what the planner reported after the last round
 
-    def turn(self, slots: list[Slot]) -> None:
-        """Decodes pieces of the prompts, then one round of the slots whose requests want tokens."""
+    def turn(self, slots: list[BatchSlot]) -> None:
+        """Decodes chunks of the prompts, then one round of the slots whose requests want tokens."""
         if prompts := [(s, s.job) for s in slots if s.job and s.job.prompt_at < len(s.job.prompt)]:
-            self._prompt_pieces(prompts)
+            self._prompt_chunks(prompts)
         whole = [(s, s.job) for s in slots if s.job and s.job.prompt_at == len(s.job.prompt)]
         if active := [(slot, job) for slot, job in whole if job.wants_more()]:
             self._round(active)
 
-    def _prompt_pieces(self, busy: list[Busy]) -> None:
-        """Decodes a piece of the next slot's prompt, and those of other slots that fit into the time left.
+    def _prompt_chunks(self, busy: list[Busy]) -> None:
+        """Decodes a chunk of the next slot's prompt, and those of other slots that fit into the time left.
 
         So, requests that come together start together.
         """
         self._turn += 1
         first = self._turn % len(busy)
-        end, room = time.monotonic() + STALL, min(self._least_piece(), self._n_batch)
+        end, room = time.monotonic() + STALL, min(self._least_chunk(), self._n_batch)
         for i, (slot, job) in enumerate(busy[first:] + busy[:first]):
-            n = self._piece_size(job)
+            n = self._chunk_size(job)
             if i == 0 or (n <= room and time.monotonic() < end):
                 room -= n
-                self._prompt_piece(slot, job, n)
+                self._prompt_chunk(slot, job, n)
 
-    def _prompt_piece(self, slot: Slot, job: Job, n: int) -> None:
-        piece = job.prompt[job.prompt_at : job.prompt_at + n]
+    def _prompt_chunk(self, slot: BatchSlot, job: Job, n: int) -> None:
+        chunk = job.prompt[job.prompt_at : job.prompt_at + n]
         start = time.perf_counter()
         before: list[TopRow] = []
         try:
             self._capture([job])
-            self._engine.prefill(piece, slot.id, all_logits=job.echo)
-            slot.tokens += piece
+            self._engine.prefill(chunk, slot.id, all_logits=job.echo)
+            slot.tokens += chunk
             job.prompt_at += n
             done = job.prompt_at == len(job.prompt)
             if job.echo:
@@ -99,14 +105,14 @@ class Rounds:
         elif before:
             job.pieces.put(BatchPiece([], [], before=before))
 
-    def _piece_size(self, job: Job) -> int:
-        """Tokens of the next piece of a prompt."""
+    def _chunk_size(self, job: Job) -> int:
+        """Tokens of the next chunk of a prompt."""
         done, n = job.prompt_at - job.reused, len(job.prompt) - job.reused
-        return next_piece(done, n, self._n_batch, self._n_ubatch, self._least_piece(), self._step)
+        return next_chunk(done, n, self._n_batch, self._n_ubatch, self._least_chunk(), self._step)
 
-    def _least_piece(self) -> int:
-        """Tokens of a prompt that take STALL; a piece may have up to twice as many."""
-        return least_piece(self._prompt_rate * STALL, self._step)
+    def _least_chunk(self) -> int:
+        """Tokens of a prompt that take STALL; a chunk may have up to twice as many."""
+        return least_chunk(self._prompt_rate * STALL, self._step)
 
     def _capture(self, jobs: list[Job]) -> None:
         """Hidden states are kept while a request drafts."""
@@ -114,26 +120,20 @@ class Rounds:
             self._engine.set_capture(any(job.params.n_max != 0 for job in jobs))
 
     def _top_row(self, job: Job, row: int, token: int) -> TopRow:
-        return top_row(self._base._logits(row), token, job.top or 0)
+        return top_row(self._base.logits(row), token, job.top or 0)
 
     def _kept(self, job: Job, sampled: list[tuple[int, int]]) -> tuple[list[np.ndarray], list[TopRow]]:
         """Copies what a request reads of rows, each given with the token sampled from it."""
-        rows = [self._base._logits(row).copy() for row, _ in sampled] if job.rows else []
+        rows = [self._base.logits(row).copy() for row, _ in sampled] if job.rows else []
         tops = [self._top_row(job, row, token) for row, token in sampled] if job.top is not None else []
         return rows, tops
 
     def _round(self, busy: list[Busy]) -> None:
         jobs = [job for _, job in busy]
         self._capture(jobs)
-        asks = [Ask(s.id, j.token, j.params, max(j.wanted - j.n_tokens - 1, 0)) for s, j in busy]
-
-        def on_draft() -> None:
-            for i, job in enumerate(jobs):
-                if job.processors is not None:
-                    job.processors.begin([job.token, *self._engine.round_drafts(i)])
-
+        asks = [_ask(slot, job) for slot, job in busy]
         try:
-            rounds = self._engine.round(asks, [address(j.sampler.sampler) for j in jobs], on_draft)
+            rounds = self._engine.round(asks, [address(j.sampler.sampler) for j in jobs])
         except EagleError as e:
             if len(busy) == 1:
                 self._free(busy[0][0], e)
@@ -167,7 +167,7 @@ class Rounds:
             )
             self._free(slot, lost)
 
-    def _take_round(self, slot: Slot, job: Job, out: Round) -> None:
+    def _take_round(self, slot: BatchSlot, job: Job, out: Round) -> None:
         self.count["drafts"] += out.drafted > 0
         for k in range(out.levels):
             self.drafted_at[k] += 1
@@ -183,7 +183,7 @@ class Rounds:
         piece = BatchPiece(list(out), sources, out.drafted, levels=out.levels, rows=rows, tops=tops)
         self._deliver(slot, job, piece)
 
-    def _deliver(self, slot: Slot, job: Job, piece: BatchPiece) -> None:
+    def _deliver(self, slot: BatchSlot, job: Job, piece: BatchPiece) -> None:
         """Hands over the tokens of a round that the request wants. Frees the slot at the end of the text."""
         is_end, tokens = self._base.is_end, piece.tokens
         end = next((i + 1 for i, t in enumerate(tokens) if is_end(t)), len(tokens))
@@ -198,3 +198,8 @@ class Rounds:
             job.due.set()
         if over:
             self._free(slot, None)
+
+
+def _ask(slot: BatchSlot, job: Job) -> Ask:
+    show = job.processors.begin_round if job.processors is not None else None
+    return Ask(slot.id, job.token, job.params, max(job.wanted - job.n_tokens - 1, 0), on_draft=show)

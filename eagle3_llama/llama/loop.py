@@ -1,0 +1,85 @@
+"""The way of a token: prompt, round after round, and from each round token by token to the caller."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol
+
+from ..errors import EagleError, ErrorKind
+from .text import Logits, Text
+
+Sent = Sequence[int] | None
+
+
+@dataclasses.dataclass
+class Piece:
+    """The tokens of one round.
+
+    sources: for each token its position in the accepted draft, 0 if the target sampled it. drafted: number
+    of draft tokens. logits: returns the row, float32 [n_vocab], that the i-th token was sampled from.
+    """
+
+    tokens: list[int]
+    sources: list[int]
+    drafted: int = 0
+    logits: Logits | None = None
+
+
+class TokenSource(Protocol):
+    """Where the tokens of a generation come from: LocalTokens, or a batcher's BatchTokens."""
+
+    def prompt(self) -> Piece | None:
+        """Decodes the prompt and samples the first token. The text is the prompt afterwards."""
+
+    def round(self) -> Piece | None:
+        """The tokens of the next round; None at the end. The text is as it was before."""
+
+    def go_on(self, tokens: Sequence[int]) -> Piece:
+        """In place of the rest of a round: decodes tokens after the text, and samples the next one."""
+
+    def end(self) -> None:
+        """Called once, wherever the generation stopped."""
+
+
+def generate(
+    begin: Callable[[], TokenSource], text: Text, stopping: Any, count: Callable[[Piece, int], None]
+) -> Generator[int, Sent, None]:
+    """Yields the tokens of a generation. text always holds what precedes the token that is yielded.
+
+    First the target decodes the prompt, and the sampler gives a token. Each round then drafts what may
+    follow, decodes the last token with the drafts, verifies them in order, and commits what was accepted:
+    Engine.round() does it, for this text or for those of a whole batch. It brings one token or more.
+
+    stopping: Llama's stopping criteria, asked before each token. count(piece, i) is called before the i-th
+    token of a piece is yielded. A caller may send tokens; the generation continues after them.
+    """
+    source = begin()
+    try:
+        piece, last = source.prompt(), None
+        while piece is not None:
+            sent: Sent = None
+            for i, token in enumerate(piece.tokens):
+                if last is not None:
+                    text.append(last)
+                n, text.token_source = text.n_tokens, piece.sources[i]
+                scores = text.keep_row(n - 1, piece.logits, i)
+                if stopping is not None and stopping(text.ids, scores):
+                    return
+                count(piece, i)
+                last = token
+                sent = yield token
+                if text.n_tokens != n:
+                    raise EagleError(
+                        ErrorKind.CONTEXT_TAKEN,
+                        f"this generation cannot continue: n_tokens was {n} at its last token and is"
+                        f" {text.n_tokens} now",
+                    )
+                if sent:
+                    break
+            if sent and last is not None:
+                piece, last = source.go_on([last, *sent]), None
+            else:
+                piece = source.round()
+    finally:
+        source.end()

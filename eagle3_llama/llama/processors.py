@@ -1,0 +1,54 @@
+"""Logits processors in a sampler: they read the text before their row, and their errors are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+
+class GuardedProcessors:
+    """Logits processors whose errors are kept, because llama-cpp-python loses exceptions raised in a sampler.
+
+    text: returns the token ids before the row, int32 [n]; in a round, those before its first token.
+    """
+
+    catches: type[BaseException] = BaseException
+
+    def __init__(self, processors: Sequence[Any], text: Callable[[], np.ndarray]) -> None:
+        self.processors, self.text = processors, text
+        self.error: BaseException | None = None
+        self._round: np.ndarray | None = None  # the text with the round's tokens
+        self._n = 0  # of them, those before the next row
+
+    def __call__(self, _: Any, scores: Any) -> Any:
+        if self.error is not None:
+            return scores
+        ids = self._next_text()
+        try:
+            for processor in self.processors:
+                scores[:] = processor(ids, scores)
+        except self.catches as e:
+            self.error = e
+        return scores
+
+    def begin_round(self, tokens: Sequence[int]) -> None:
+        """The next rows follow the text and the first of these tokens, then the second too, and so on."""
+        text = self.text()
+        self._round, self._n = np.concatenate([text, np.asarray(tokens, np.intc)]), len(text)
+
+    def end_round(self) -> None:
+        self._round = None
+
+    def _next_text(self) -> np.ndarray:
+        if self._round is None:
+            return self.text()
+        self._n += 1
+        return self._round[: self._n]
+
+    def raise_error(self) -> None:
+        """Raises the error once."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error

@@ -1,0 +1,220 @@
+"""A text: its token ids, how many of them there are, the rows of logits that are kept, and its images.
+
+Text alone is what a reader has of a text that another thread decodes. ContextText is what a context holds: it
+moves the position together with the engine, and nobody else does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import EagleError, ErrorKind
+from ..runtime.binding import Llama, address, llama_cpp
+from ..runtime.engine import Ask, Engine, Round
+from ..runtime.params import EagleParams
+from .media import MediaRows
+from .processors import GuardedProcessors
+from .scores import ScoreRows
+
+_NOTHING = np.empty(0, np.intc)
+Logits = Callable[[int], np.ndarray]  # the row, float32 [n_vocab], that the i-th token was sampled from
+
+
+class Text:
+    """Token ids with the logits behind them.
+
+    input_ids: int32 [n_ctx], of which the first n_tokens are the text. scores: float32 [n, n_vocab], the
+    logits by position, written only if logits_all. rows: the rows that are kept otherwise, if any.
+    stale: the last row of the last batch is not that of the last token. token_source: of the token that
+    follows, its position in an accepted draft, 0 if the target sampled it.
+    """
+
+    def __init__(
+        self, input_ids: np.ndarray = _NOTHING, scores: np.ndarray = _NOTHING, logits_all: bool = False
+    ) -> None:
+        self.input_ids, self.scores, self.logits_all = input_ids, scores, logits_all
+        self.n_tokens = self.token_source = 0
+        self.rows: ScoreRows | None = None
+        self.stale = True
+
+    @property
+    def ids(self) -> np.ndarray:
+        """int32 [n_tokens]; a view."""
+        return self.input_ids[: self.n_tokens]
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """The text is the prompt."""
+        self.input_ids[: len(prompt)] = prompt
+        self.n_tokens = len(prompt)
+
+    def append(self, token: int) -> None:
+        self.input_ids[self.n_tokens] = token
+        self.n_tokens += 1
+
+    def keep_row(self, position: int, logits: Logits | None, i: int) -> np.ndarray | None:
+        """Copies logits(i), the row of a position, to where the scores are read from, and returns the copy.
+
+        None if no row is kept.
+        """
+        if logits is None:
+            return None
+        if self.logits_all:
+            self.scores[position] = logits(i)
+            return self.scores[position]
+        return self.rows.put(position, logits(i)) if self.rows is not None else None
+
+    def kept(self) -> np.ndarray:
+        """The logits of the text by position, float32 [n_tokens, n_vocab], or only the rows that are kept."""
+        return self.scores[: self.n_tokens, :] if self.rows is None else self.rows.array()
+
+
+class ContextText(Text):
+    """The text in a context, which an engine decodes. Between two calls both hold the same positions.
+
+    During a generation the engine may be ahead, by accepted tokens that were not yielded yet. Behind it the
+    context may have an image, which another decoded. ctx: llama-cpp-python's object for the context.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        ctx: Any,
+        input_ids: np.ndarray,
+        scores: np.ndarray,
+        logits_all: bool,
+        n_batch: int,
+    ) -> None:
+        super().__init__(input_ids, scores, logits_all)
+        self.engine, self.ctx, self.n_batch = engine, ctx, n_batch
+        model = llama_cpp.llama_get_model(ctx.ctx)
+        self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        of_kind = (llama_cpp.llama_model_is_recurrent, llama_cpp.llama_model_is_hybrid)
+        self._cannot_rewind = any(is_it(model) for is_it in of_kind)
+        self._media = MediaRows()
+
+    # -- positions ----------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Makes the engine hold exactly n_tokens positions.
+
+        If the context has more of them than the engine decoded, an image is there. If it has none at all, a
+        recurrent target lost them, because it could not take back rows; then the text is empty too.
+        """
+        n_past = self.engine.n_past()
+        if n_past == 0 < self.n_tokens and llama_cpp.llama_memory_seq_pos_max(self.ctx.memory, 0) < 0:
+            self.forget()
+        elif n_past > self.n_tokens:
+            self.engine.rewind(self.n_tokens)
+            self.stale = True
+        elif n_past < self.n_tokens:
+            self.engine.state_reset(self.n_tokens)  # the head continues after them
+            n_image = self.n_tokens - n_past
+            self.input_ids[n_past : self.n_tokens] = self._media.ids(n_past, n_image, self.n_vocab)
+
+    def forget(self) -> None:
+        """Empties the text, as Llama.reset() does."""
+        self.n_tokens, self.stale = 0, True
+        if self._cannot_rewind:
+            llama_cpp.llama_memory_clear(self.ctx.memory, True)
+
+    def clear(self) -> None:
+        """Empties text, context and engine, whatever is there."""
+        self.n_tokens, self.stale = 0, True
+        llama_cpp.llama_memory_clear(self.ctx.memory, True)
+        self.engine.state_reset(0)
+
+    def reuse_prefix(self, prompt: list[int], whole: bool, verbose: bool) -> list[int]:
+        """Keeps the prefix that context and prompt share, and returns the rest of the prompt.
+
+        Returns [] if the logits of the prompt's last token are there already. whole: every row is wanted.
+        """
+        n = 0 if whole else Llama.longest_token_prefix(self.ids.tolist(), prompt)
+        self.settle()
+        if n == len(prompt) == self.n_tokens and not self.stale:
+            return []
+        n = min(n, max(len(prompt) - 1, 0))
+        self._media.check(prompt, n)
+        try:
+            self.engine.rewind(n)
+        except EagleError:  # a memory that cannot drop a part of a sequence is cleared
+            n = 0
+            self.engine.rewind(0)
+        if n == 0:
+            self.forget()
+            return prompt
+        self.n_tokens = n
+        if verbose:
+            rest = len(prompt) - n
+            print(
+                f"Llama.generate: {n} prefix-match hit, remaining {rest} prompt tokens to eval",
+                file=sys.stderr,
+            )
+        return prompt[n:]
+
+    # -- decoding and sampling ----------------------------------------------------------------------------
+
+    def eval(self, tokens: Sequence[int], all_logits: bool = False) -> None:
+        """Decodes tokens after the present text, in batches of n_batch. all_logits: keeps the row of each."""
+        self.settle()
+        all_logits = bool(all_logits or self.logits_all)
+        for i in range(0, len(tokens), self.n_batch):
+            batch = list(tokens[i : i + self.n_batch])
+            self.engine.prefill(batch, all_logits=all_logits)
+            for row in range(len(batch) if all_logits else 0):
+                self.keep_row(self.n_tokens + row, self.logits, row)
+            self.input_ids[self.n_tokens : self.n_tokens + len(batch)] = batch
+            self.n_tokens += len(batch)
+            self.stale = False
+
+    def refresh(self) -> None:
+        """Decodes the last token again if the last row of the batch is a rejected draft's."""
+        if self.n_tokens == 0:
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT, "there is nothing to sample from: call eval() first, or give a prompt"
+            )
+        if self.stale:
+            self.settle()
+            self.engine.rewind(self.n_tokens - 1)
+            self.n_tokens -= 1
+            self.eval([int(self.input_ids[self.n_tokens])])
+
+    def draw(self, sampler: Any, processors: GuardedProcessors | None, row: int = -1) -> int:
+        """A token from a row of the last batch. Raises what a logits processor raised."""
+        token = self.engine.sample(address(sampler.sampler), row)
+        if processors is not None:
+            processors.raise_error()
+        return token
+
+    def round(
+        self, token: int, params: EagleParams, sampler: Any, processors: GuardedProcessors | None
+    ) -> Round:
+        """One round after the text and `token`, which was sampled and is not decoded yet.
+
+        The text stays as it is: it grows as the tokens are yielded. Raises what a logits processor raised.
+        """
+        ask = Ask(0, token, params, on_draft=processors.begin_round if processors is not None else None)
+        self.stale = True  # after a failure, the last row follows a token that was taken back
+        try:
+            (out,) = self.engine.round([ask], [address(sampler.sampler)])
+        finally:
+            if processors is not None:
+                processors.end_round()
+        if isinstance(out, EagleError):
+            raise out
+        self.stale = out.drafted > 0  # then the last row may be a rejected draft's
+        if processors is not None:
+            processors.raise_error()
+        return out
+
+    def logits(self, row: int) -> np.ndarray:
+        """A row of the last batch, float32 [n_vocab]; the next batch overwrites it."""
+        pointer = llama_cpp.llama_get_logits_ith(self.ctx.ctx, row)
+        return np.ctypeslib.as_array(pointer, shape=(self.n_vocab,))
+
+    def round_logits(self, i: int) -> np.ndarray:
+        """The row that the i-th token of the last round was sampled from."""
+        return self.logits(self.engine.row(i) if i > 0 else i)

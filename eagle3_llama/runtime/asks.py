@@ -1,0 +1,135 @@
+"""What a round is asked for, and how it is told to the library."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .params import MAX_DRAFT, EagleParams, StaticTree, Tree
+from .session import Session
+
+PLANNED_NODES, PLANNED_WIDTH = 24, 4  # what the planner may grow; more has never paid
+
+
+@dataclasses.dataclass(frozen=True)
+class Draft:
+    """Draft tokens that a caller brings: a chain, or a tree, level by level, in which tokens[i] follows
+    tokens[parents[i]], or the ask's own token where that is -1."""
+
+    tokens: Sequence[int]
+    parents: Sequence[int] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ask:
+    """What a slot wants of a round. `token` was sampled and is not decoded yet.
+
+    most: the number of draft tokens that are of use. given: a draft instead of the head's. on_draft: called
+    with [token, *drafts] before the sampler reads their rows.
+    """
+
+    slot: int
+    token: int
+    params: EagleParams
+    most: int = MAX_DRAFT
+    given: Draft | None = None
+    on_draft: Callable[[list[int]], None] | None = None
+
+
+class Round(list[int]):
+    """The tokens that one round sampled: accepted draft tokens, then the bonus.
+
+    drafted: number of draft tokens. levels: number of positions that they were for, fewer in a tree.
+    """
+
+    drafted: int = 0
+    levels: int = 0
+
+
+class Buffers:
+    """What a round of n asks passes to the library, allocated once."""
+
+    def __init__(self, ffi: Any, n: int) -> None:
+        self.asks = ffi.new("struct eagle3_ask[]", n)
+        self.drafted, self.counts, self.keep = (ffi.new("int32_t[]", n) for _ in range(3))
+        self.sampled = ffi.new("int32_t[]", n * (MAX_DRAFT + 1))
+        self.of_ask = [self.sampled + i * (MAX_DRAFT + 1) for i in range(n)]
+        self.samplers = ffi.new("uintptr_t[]", n)
+        self.sampler_pointers = ffi.cast("struct llama_sampler **", self.samplers)
+        self.zeros = [0] * n
+
+
+class Asking(Session):
+    """A session that drafts for asks."""
+
+    def trees(self, params: EagleParams) -> bool:
+        """Whether drafts made with params are trees."""
+        return params.fixed_tree or (params.planned and params.tree is not False and self.can_tree)
+
+    def _draft(self, asks: Sequence[Ask], b: Buffers) -> None:
+        arrays = [self._fill(a, ask, len(asks)) for a, ask in zip(b.asks, asks)]
+        self._check(self.lib.eagle3_round_draft(self._session, b.asks, len(asks), b.drafted))
+        del arrays  # read until here
+
+    def _fill(self, a: Any, ask: Ask, n: int) -> object:
+        """The native form of an ask of a round of n. Returns what must live until the call has read it."""
+        lib, p = self.lib, ask.params
+        a.slot, a.token = ask.slot, ask.token
+        if ask.given is not None:
+            return self._fill_given(a, ask.given)
+        if p.n_max == 0 or not self.has_head or (p.planned and self.costs is None):
+            a.kind = lib.EAGLE3_PLAIN
+        elif p.planned:
+            a.kind, a.n_max = lib.EAGLE3_PLANNED, min(PLANNED_NODES * n, MAX_DRAFT)
+            a.width = PLANNED_WIDTH if self.trees(p) else 1
+        elif isinstance(p.tree, Tree):
+            a.kind, a.n_max, a.p_min = lib.EAGLE3_TREE, min(p.tree.nodes, ask.most), p.p_min
+            a.depth, a.width = p.tree.depth, p.tree.width
+        elif isinstance(p.tree, StaticTree):
+            a.kind, a.n = lib.EAGLE3_CHOICES, min(len(p.tree.parents), ask.most)
+            a.parents, a.ranks = self._shapes.get(p.tree) or self._shapes.setdefault(
+                p.tree, (self._ints(p.tree.parents), self._ints(p.tree.ranks))
+            )
+        else:
+            a.kind, a.n_max = lib.EAGLE3_CHAIN, min(p.n_max or 0, ask.most)
+            a.n_min, a.p_min = p.n_min, p.p_min
+        return None
+
+    def _fill_given(self, a: Any, given: Draft) -> object:
+        tokens = self._ints(given.tokens)
+        parents = self.ffi.NULL if given.parents is None else self._ints(given.parents)
+        a.kind, a.n, a.tokens, a.parents = self.lib.EAGLE3_GIVEN, len(given.tokens), tokens, parents
+        return tokens, parents
+
+    def _ints(self, values: Sequence[int]) -> Any:
+        return self.ffi.new("int32_t[]", list(values) or 1)
+
+    # -- what was drafted ---------------------------------------------------------------------------------
+
+    def _show_drafts(self, asks: Sequence[Ask]) -> None:
+        for i, ask in enumerate(asks):
+            if ask.on_draft is not None:
+                ask.on_draft([ask.token, *self.round_drafts(i)])
+
+    def round_drafts(self, i: int) -> list[int]:
+        """The draft tokens of the i-th ask of the round under way."""
+        null = self.ffi.NULL
+        n = self._check(self.lib.eagle3_round_drafted(self._session, i, self._drafts, null, null))
+        drafts: list[int] = self.ffi.unpack(self._drafts, n)
+        return drafts
+
+    def _levels(self, i: int, ask: Ask, n: int) -> int:
+        """The number of levels of the i-th ask's draft of n tokens.
+
+        Levels come in order, so it is the depth of the last token.
+        """
+        tree = self.trees(ask.params) if ask.given is None else ask.given.parents is not None
+        if n == 0 or not tree:
+            return n
+        null = self.ffi.NULL
+        self._check(self.lib.eagle3_round_drafted(self._session, i, self._drafts, self._parents, null))
+        depth, node = 0, n - 1
+        while node >= 0:
+            depth, node = depth + 1, self._parents[node]
+        return depth

@@ -1,0 +1,45 @@
+"""The planner of a session: what it is told, what it expects, and the measurements that it is told of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .session import Session
+
+
+class Planning(Session):
+    """Costs of the planner, in seconds. The measurements leave rows of their own in the context."""
+
+    def plan(self, costs: Any) -> None:
+        """Gives the planner its costs (costs.Costs)."""
+        c = self.ffi.new("struct eagle3_costs *")
+        c.layers, c.output, c.head, c.cell = (
+            list(costs.layers),
+            list(costs.output),
+            list(costs.head),
+            list(costs.cell),
+        )
+        c.first, c.other, c.context = costs.first, costs.other, costs.context
+        self._check(self.lib.eagle3_plan_set(self._session, c))
+        self.costs = costs
+
+    def plan_info(self) -> dict[str, float]:
+        """What the planner expects: rate and plain_rate in tokens/s, trust in the head, rounds it rests."""
+        out = self.ffi.new("struct eagle3_plan_info *")
+        self._check(self.lib.eagle3_plan_get(self._session, out))
+        return {name: getattr(out, name) for name in ("rate", "plain_rate", "trust", "asleep")}
+
+    def measure_target(self, n: int, slot: int = 0) -> float:
+        return self._seconds(lambda out: self.lib.eagle3_measure_target(self._session, slot, n, out))
+
+    def measure_output(self, n: int) -> float:
+        return self._seconds(lambda out: self.lib.eagle3_measure_output(self._session, n, out))
+
+    def measure_head(self, n: int, slot: int = 0) -> float:
+        return self._seconds(lambda out: self.lib.eagle3_measure_head(self._session, slot, n, out))
+
+    def _seconds(self, call: Callable[[Any], int]) -> float:
+        out = self.ffi.new("float *")
+        self._check(call(out))
+        return out[0]

@@ -1,0 +1,140 @@
+"""A native session: what it holds, and the positions and states of its slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import EagleError, ErrorKind
+from .library import load
+from .params import MAX_DRAFT
+from .stats import EagleStats
+
+_KINDS = {
+    -1: ErrorKind.BAD_ARGUMENT,
+    -2: ErrorKind.BAD_FILE,
+    -3: ErrorKind.BAD_VALUE,
+    -4: ErrorKind.HEAD_MISMATCH,
+    -5: ErrorKind.MEMORY,
+    -6: ErrorKind.DECODE,
+    -7: ErrorKind.UNSUPPORTED,
+    -8: ErrorKind.NATIVE,
+}
+
+
+class Session:
+    """A target context, optionally with a head.
+
+    ctx and model are addresses of a llama_context and its llama_model; both must outlive the session, which
+    therefore closes first. Without head_path nothing is drafted. extract_layers: target layers whose inputs
+    the head reads, if not those that its file names.
+    """
+
+    def __init__(
+        self,
+        ctx: int,
+        model: int,
+        head_path: str | None = None,
+        n_slots: int = 1,
+        extract_layers: Sequence[int] | None = None,
+    ) -> None:
+        self.ffi, self.lib = load()
+        self._head = self._session = self.ffi.NULL
+        self._drafts, self._parents = (self.ffi.new(f"int32_t[{MAX_DRAFT}]") for _ in range(2))
+        self._buffers: dict[int, Any] = {}  # by number of asks
+        self._shapes: dict[Any, tuple[Any, Any]] = {}  # parents and ranks
+        self.stats = EagleStats()
+        self.costs: Any = None  # the planner's, once it has them
+        self.can_tree = False
+        self.in_round = False  # between the decode of a round and its commit
+        if head_path is not None:
+            out = self.ffi.new("eagle3_head **")
+            self._check(
+                self.lib.eagle3_head_open(str(head_path).encode(), self.ffi.cast("void *", model), out)
+            )
+            self._head = out[0]
+        out = self.ffi.new("eagle3_session **")
+        try:
+            if head_path is not None and extract_layers is not None:
+                layers = self.ffi.new("int32_t[]", list(extract_layers))
+                self._check(self.lib.eagle3_head_set_layers(self._head, layers, len(layers)))
+            self._check(self.lib.eagle3_session_open(self.ffi.cast("void *", ctx), self._head, n_slots, out))
+            self._session = out[0]
+            self.can_tree = bool(self._check(self.lib.eagle3_can_tree(self._session)))
+        except BaseException:
+            self.close()
+            raise
+
+    def _check(self, code: int) -> int:
+        if code >= 0:
+            return code
+        raise self._error(code)
+
+    def _error(self, code: int) -> EagleError:
+        message = self.ffi.string(self.lib.eagle3_last_error()).decode("utf-8", "replace")
+        return EagleError(_KINDS.get(code, ErrorKind.NATIVE), message)
+
+    @property
+    def has_head(self) -> bool:
+        return self._head != self.ffi.NULL
+
+    def close(self) -> None:
+        """Frees session and head; may be called twice."""
+        if self._session != self.ffi.NULL:
+            self.lib.eagle3_session_close(self._session)
+            self._session = self.ffi.NULL
+        if self._head != self.ffi.NULL:
+            self.lib.eagle3_head_close(self._head)
+            self._head = self.ffi.NULL
+
+    def release_threads(self) -> None:
+        """Ends this thread's worker threads: call it if the thread will not compute for a while.
+
+        Otherwise decodes of other threads take several times as long.
+        """
+        self.lib.eagle3_release_threads()
+
+    # -- positions and states of a slot -------------------------------------------------------------------
+
+    def n_past(self, slot: int = 0) -> int:
+        """Positions decoded and kept."""
+        return self._check(self.lib.eagle3_n_past(self._session, slot))
+
+    def prefill(self, tokens: Sequence[int], slot: int = 0, all_logits: bool = False) -> None:
+        """Decodes at most n_batch prompt tokens. The context then has the logits of the last one, or all."""
+        ids = self.ffi.new("int32_t[]", list(tokens))
+        self._check(self.lib.eagle3_prefill(self._session, slot, ids, len(tokens), int(all_logits)))
+
+    def sample(self, sampler: int, row: int = -1) -> int:
+        """One token from a row of the last decode; a sampler that fails raises."""
+        return self._check(self.lib.eagle3_sample(self._session, self.ffi.cast("void *", sampler), row))
+
+    def row(self, i: int, slot: int = 0) -> int:
+        """The target's row that the i-th token of the last round was sampled from."""
+        return self._check(self.lib.eagle3_verified_row(self._session, slot, i))
+
+    def rewind(self, n_past: int, slot: int = 0) -> None:
+        """Forgets positions from n_past on."""
+        self._check(self.lib.eagle3_rewind(self._session, slot, n_past))
+
+    def state_reset(self, n_past: int, slot: int = 0) -> None:
+        """The sequence now holds n_past tokens that the head never saw."""
+        self._check(self.lib.eagle3_state_reset(self._session, slot, n_past))
+
+    def set_capture(self, on: bool) -> None:
+        """Off: decoding costs what it costs without a head, and drafts are empty."""
+        self._check(self.lib.eagle3_session_set_capture(self._session, int(on)))
+
+    def state(self, slot: int = 0) -> bytes:
+        """The head's state of a slot, to be kept beside the target's."""
+        size = self._check(self.lib.eagle3_state_size(self._session, slot))
+        buf = self.ffi.new("uint8_t[]", size)
+        return bytes(
+            self.ffi.buffer(buf, self._check(self.lib.eagle3_state_get(self._session, slot, buf, size)))
+        )
+
+    def set_state(self, data: bytes, slot: int = 0) -> None:
+        """Restores state(); damaged or foreign bytes are refused and change nothing."""
+        self._check(
+            self.lib.eagle3_state_set(self._session, slot, self.ffi.from_buffer("uint8_t[]", data), len(data))
+        )
