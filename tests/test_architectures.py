@@ -55,14 +55,14 @@ def readme_lists():
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_text_with_every_head(tool, tmp_path, shape):
-    """Greedy text is plain decoding's with a head of each layout on a target of another family."""
+    """Greedy text is plain decoding's with a head on a target of another family: three for each layout."""
     run([tool, "save", shape, tmp_path])
     target = next(tmp_path.glob("*.gguf"))
     about = read_target(target)
     size = {"n_embd": about.n_embd, "n_layer": about.n_layer, "n_vocab": about.n_vocab}
     prompt = [5, 17, 29, 41, 53]
     plain = take(EagleLlama(str(target), n_ctx=128, n_threads=THREADS, verbose=False), 24, prompt)
-    for name in heads.RECIPES:
+    for name in list(heads.RECIPES)[SHAPES.index(shape) % 2 :: 2]:
         folder = tmp_path / name.replace(" ", "-")
         folder.mkdir()
         _, path = converted(folder, name, target, "q8_0", **size)

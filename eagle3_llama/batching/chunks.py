@@ -8,8 +8,10 @@ multiple of `step`, and chunk and rest are on the same side of INVARIANT_ROWS as
 
 from __future__ import annotations
 
-# native: up to this number of rows, the bits of a row do not depend on it; above it, sums have another order
-INVARIANT_ROWS = 64
+from ..common.limits import MAX_ROWS
+
+# up to this number of rows, the bits of a row do not depend on it; above it, sums have another order
+INVARIANT_ROWS = MAX_ROWS
 
 
 def least_chunk(tokens: float, step: int) -> int:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from .limits import MAX_DRAFT
+
 N_CTX = 4096  # default context size of every command, in tokens
 OTHER_NAMES = {"target": "model", "head": "eagle", "eagle-path": "eagle", "n-threads": "threads"}
 
@@ -25,10 +27,10 @@ Eagle = Annotated[
 ]
 NMax = Annotated[
     int | None,
-    typer.Option("--n-max", min=0, max=63, help="draft tokens per round; default: by measured cost"),
+    typer.Option("--n-max", min=0, max=MAX_DRAFT, help="draft tokens per round; default: by measured cost"),
 ]
 NMin = Annotated[
-    int, typer.Option("--n-min", min=0, max=63, help="discard drafts of fewer tokens; needs --n-max")
+    int, typer.Option("--n-min", min=0, max=MAX_DRAFT, help="discard drafts of fewer tokens; needs --n-max")
 ]
 PMin = Annotated[
     float,

@@ -56,7 +56,7 @@ class Buffers:
         self.sampled = ffi.new("int32_t[]", n * (MAX_DRAFT + 1))
         self.of_ask = [self.sampled + i * (MAX_DRAFT + 1) for i in range(n)]
         self.samplers = ffi.new("uintptr_t[]", n)
-        self.sampler_pointers = ffi.cast("void **", self.samplers)
+        self.sampler_pointers = ffi.cast("struct llama_sampler **", self.samplers)
         self.zeros = [0] * n
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..common.files import cache_dir, replacing
+from ..common.limits import MAX_ROWS
 from ..errors import EagleError
 
 # Numbers of rows to measure in one round, the most important first. Costs in between are interpolated.
@@ -30,7 +31,6 @@ WARM = 0.2  # seconds of warm-up decodes, which do not count
 ENOUGH = 1.25  # seconds after which the second and later rounds begin no further size
 MOST = 1.35  # seconds after which the first round begins no further size
 MOST_SLOW = 2.5  # the same for a slow model
-MAX_ROWS = 64
 SMALLEST, LARGEST = 1e-6, 1e6  # seconds of a decode or a pass that are believed; the clock's step is 1e-6
 LOADS = 4  # the first LOADS loads of a model measure, because other programs may disturb one measurement
 DISTURBED = 1.25  # a load was disturbed if one row took this many times as long as in the fastest load

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..common.keywords import strict
+from ..common.limits import MAX_DRAFT, MAX_WIDTH
 from ..errors import EagleError, ErrorKind
 
-MAX_DRAFT = 63  # native/src/planner.hpp: together with the sampled token, the largest batch-invariant batch
-MAX_WIDTH = 16  # native/src/tree.cpp
 NO_HEAD = "there is no head to draft with"
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..common.limits import MAX_DRAFT
 from ..common.options import N_CTX, Eagle, FlashAttn, GpuLayers, Model, Threads
 from ..errors import EagleError, ErrorKind
 from .settings import ServerSettings, read_key
@@ -53,7 +54,7 @@ def serve(
     max_n: Annotated[int, typer.Option(help="most choices of one request")] = 8,
     max_draft: Annotated[
         int, typer.Option(help="most draft tokens per round that a request may ask for")
-    ] = 63,
+    ] = MAX_DRAFT,
     timeout: Annotated[float, typer.Option(help="time limit of a request in seconds")] = 600.0,
     grace: Annotated[
         float, typer.Option(help="seconds that running requests have to finish after SIGTERM")

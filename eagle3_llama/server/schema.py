@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, create_model
 
+from ..common.limits import MAX_DRAFT
 from .settings import ServerSettings
 
 MAX_STOP, MAX_STOP_LENGTH = 16, 256
@@ -78,7 +79,9 @@ class Speculative(Body):
     """Speculative decoding of this request. By default the planner chooses drafts by measured cost."""
 
     enabled: bool = Field(default=True, description="false: plain decoding, with the same text")
-    n_max: int | None = Field(default=None, ge=0, le=63, description="draft tokens per round, as a chain")
+    n_max: int | None = Field(
+        default=None, ge=0, le=MAX_DRAFT, description="draft tokens per round, as a chain"
+    )
     p_min: float = Field(
         default=0.0,
         ge=0,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.keywords import strict
+from ..common.limits import MAX_DRAFT
 from ..common.model_files import check_models
 from ..errors import EagleError, ErrorKind
 from ..runtime.machine import cores
@@ -52,7 +53,7 @@ class ServerSettings:
     max_connections: int | None = None
     max_tokens_cap: int | None = None
     max_n: int = 8
-    max_draft: int = 63
+    max_draft: int = MAX_DRAFT
     timeout: float = 600.0
     grace: float = 30.0
     template_timeout: float = 2.0
@@ -76,7 +77,7 @@ class ServerSettings:
             ("max_connections", 1, 1 << 16),
             ("max_tokens_cap", 1, 1 << 24),
             ("max_n", 1, 256),
-            ("max_draft", 0, 63),
+            ("max_draft", 0, MAX_DRAFT),
             ("slot_save_limit", 1, 1 << 50),
         ):
             value = getattr(self, name)

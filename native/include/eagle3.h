@@ -1,7 +1,7 @@
 // eagle3.h - EAGLE speculative decoding on top of llama.cpp. This header is the library's manual.
 //
 // It is plain C with opaque handles, so that any language can load it. Python reads what is between the cdef
-// marks. A round of speculative decoding is four calls, for one slot or for up to 64 at once:
+// marks. A round of speculative decoding is four calls, for one slot or for several at once:
 //
 //     eagle3_round_draft     drafts tokens that may follow each slot's last sampled token
 //     eagle3_round_decode    runs one target batch: of each slot the sampled token and its draft tokens
@@ -48,6 +48,29 @@
 // A call that is legal and fails leaves the round as it was, with three exceptions. eagle3_round_draft leaves
 // none, unless it returns E_ARGUMENT. eagle3_round_commit ends the round, unless it returns E_ARGUMENT. A
 // slot that is empty after a failure (see above) ends a drafted round.
+//
+// The loop of one slot, whose prompt eagle3_prefill has decoded; `last` is the token sampled after it. It
+// returns how many tokens it wrote to out, which has room for most + EAGLE3_MAX_DRAFT, or the code of a
+// failure:
+//
+//     int32_t generate(eagle3_session * s, struct llama_sampler * sampler, int32_t last, int32_t * out,
+//         int32_t most) {
+//         struct eagle3_ask ask = {.slot = 0, .token = last, .kind = EAGLE3_CHAIN, .n_max = 3};
+//         int32_t n = 0;
+//         while (n < most) {
+//             int32_t drafted, count = 0, keep;
+//             int32_t code = eagle3_round_draft(s, &ask, 1, &drafted);
+//             if (code >= 0) code = eagle3_round_decode(s);
+//             if (code >= 0) code = eagle3_round_verify(s, &sampler, out + n, &count);
+//             if (code >= 0 && count < 0) code = count;
+//             keep = code < 0 ? 0 : count;  // the row of ask.token, and of each accepted draft token
+//             const int32_t ended = eagle3_round_commit(s, &keep);
+//             if (code < 0 || ended < 0) return code < 0 ? code : ended;
+//             n += count;
+//             ask.token = out[n - 1];
+//         }
+//         return n;
+//     }
 #pragma once
 #include <stdint.h>
 #define EAGLE3_ABI_VERSION 6
@@ -55,6 +78,17 @@
 extern "C" {
 #endif
 // cdef-begin
+struct llama_model;
+struct llama_context;
+struct llama_sampler;
+
+enum {
+    EAGLE3_MAX_ROWS   = 64,  // of a round: the most that are computed as if each were alone
+    EAGLE3_MAX_DRAFT  = 63,  // draft tokens of a slot: beside them, its token needs a row
+    EAGLE3_MAX_WIDTH  = 16,  // children of a node
+    EAGLE3_MAX_LAYERS = 64   // of the target that a head reads
+};
+
 typedef struct eagle3_head eagle3_head;        // a head's weights, on the device of the target's output
 typedef struct eagle3_session eagle3_session;  // a target context, a head, and the state of the slots
 
@@ -82,20 +116,21 @@ const char * eagle3_last_error(void);
 void eagle3_release_threads(void);
 
 // -- capture ----------------------------------------------------------------------------------------------
-// From now on each llama_decode on ctx (a `struct llama_context *`) keeps the inputs of these target layers:
+// From now on each llama_decode on ctx keeps the inputs of these target layers:
 // features. Ids 0..n_layer, ascending, n_layer for what follows the last layer; with it, every token of a
 // batch must ask for logits. n = 0 turns capture off; then it costs no time.
-int32_t eagle3_capture_set(void * ctx, const int32_t * layers, int32_t n);
+int32_t eagle3_capture_set(struct llama_context * ctx, const int32_t * layers, int32_t n);
 
 // Copies what the last llama_decode on ctx kept: out[n_tokens][n][n_embd], float32, in batch order.
 // E_ARGUMENT for a layer that was not captured, or for more tokens than that batch had.
-int32_t eagle3_capture_get(void * ctx, const int32_t * layers, int32_t n, int32_t n_tokens, float * out);
+int32_t eagle3_capture_get(
+    struct llama_context * ctx, const int32_t * layers, int32_t n, int32_t n_tokens, float * out);
 
 // -- head -------------------------------------------------------------------------------------------------
-// Reads a head (GGUF, architecture eagle3, or eagle for EAGLE-1) for model, a `struct llama_model *` that
-// must outlive it, as the two may share weights. *out is the caller's to close. E_FILE, E_FORMAT, E_MISMATCH,
+// Reads a head (GGUF, architecture eagle3, or eagle for EAGLE-1) for model, which must outlive it,
+// as the two may share weights. *out is the caller's to close. E_FILE, E_FORMAT, E_MISMATCH,
 // E_MEMORY; E_UNSUPPORTED for a model loaded with LLAMA_SPLIT_MODE_TENSOR.
-int32_t eagle3_head_open(const char * path, void * model, eagle3_head ** out);
+int32_t eagle3_head_open(const char * path, struct llama_model * model, eagle3_head ** out);
 void eagle3_head_close(eagle3_head * head);  // NULL is allowed; close its sessions first
 
 // Captures other target layers than the file names: as many, ascending. Before the head's first session.
@@ -105,7 +140,7 @@ struct eagle3_head_info {
     int32_t n_embd, n_embd_target;  // hidden sizes
     int32_t n_vocab_draft;
     int32_t n_blocks;  // decoder layers
-    int32_t n_layers_captured, layers[64];
+    int32_t n_layers_captured, layers[EAGLE3_MAX_LAYERS];
     int64_t n_bytes;       // of weights
     int64_t n_bytes_step;  // of those that one draft step reads
 };
@@ -116,7 +151,8 @@ int32_t eagle3_head_d2t(const eagle3_head * head, int32_t * out);  // out[n_voca
 // Binds ctx and head, both of which must outlive the session, and turns capture on. 1 <= n_slots <= the
 // context's n_seq_max. With head = NULL, nothing is drafted. *out is the caller's to close. E_UNSUPPORTED if
 // the target cannot drop part of a sequence.
-int32_t eagle3_session_open(void * ctx, eagle3_head * head, int32_t n_slots, eagle3_session ** out);
+int32_t eagle3_session_open(
+    struct llama_context * ctx, eagle3_head * head, int32_t n_slots, eagle3_session ** out);
 void eagle3_session_close(eagle3_session * s);  // drops a round under way, turns capture off; NULL is allowed
 
 // Turns capture off (0) or on for all slots, from the next decode on: a round under way ends as it was
@@ -156,23 +192,23 @@ enum eagle3_kind {
 // parents, -1 stands for `token`, and parents[i] < i.
 struct eagle3_ask {
     int32_t slot, token, kind;                // token is sampled and not decoded yet
-    int32_t n_max, n_min, depth, width;       // n_max < 64, depth >= 1, width 1..16
+    int32_t n_max, n_min, depth, width;       // n_max up to EAGLE3_MAX_DRAFT, depth >= 1, width >= 1
     float p_min;                              // a probability over the draft vocabulary
-    int32_t n;                                // nodes in the arrays, < 64; level by level, or E_ARGUMENT
-    const int32_t *parents, *ranks, *tokens;  // ranks 0..15
+    int32_t n;                                // nodes in the arrays; level by level, or E_ARGUMENT
+    const int32_t *parents, *ranks, *tokens;  // ranks 0..EAGLE3_MAX_WIDTH - 1
 };
 
 // Begins a round of n different slots; drafted[i] is the number of draft tokens of asks[i]. Each draft is cut
 // to its own slot's room: what the context holds beyond eagle3_n_past and the token itself, and the slot's
-// share of the batch. The batch has min(n_batch, n_ubatch, 64) rows, n of them for the tokens; the rest is
-// shared equally, but for EAGLE3_PLANNED, which shares what the other kinds leave. So a slot near its
-// context's end drafts less, and costs the others nothing; E_ARGUMENT if a slot is full or n exceeds the
+// share of the batch. The batch has min(n_batch, n_ubatch, EAGLE3_MAX_ROWS) rows, n of them for the tokens;
+// the rest is shared equally, but for EAGLE3_PLANNED, which shares what the other kinds leave. So a slot near
+// its context's end drafts less, and costs the others nothing; E_ARGUMENT if a slot is full or n exceeds the
 // batch. GIVEN and CHOICES keep their first nodes. The head drafts once for each commit: until then a second
 // call has nothing new to go by. Returns the sum of drafted.
 int32_t eagle3_round_draft(eagle3_session * s, const struct eagle3_ask * asks, int32_t n, int32_t * drafted);
 
-// The draft of asks[i], level by level; room for 63 in each array. parents and probs may be NULL. probs are
-// the head's, each given its parent; 0 for EAGLE3_GIVEN. Returns the number of draft tokens.
+// The draft of asks[i], level by level; room for EAGLE3_MAX_DRAFT in each array. parents and probs may be
+// NULL. probs are the head's, each given its parent; 0 for EAGLE3_GIVEN. Returns the number of draft tokens.
 int32_t eagle3_round_drafted(
     const eagle3_session * s, int32_t i, int32_t * tokens, int32_t * parents, float * probs);
 
@@ -181,13 +217,14 @@ int32_t eagle3_round_drafted(
 // slots are as before, and the round is still drafted: decode again, or draft less.
 int32_t eagle3_round_decode(eagle3_session * s);
 
-// Samples each slot's rows with its sampler (a `struct llama_sampler *`), which accepts each token: from
+// Samples each slot's rows with its sampler, which accepts each token: from
 // child to child, until a token differs from the draft or ends generation. So samplers draw as often as in
-// plain decoding. out[n][64] holds counts[n] tokens of each slot; the last one is not decoded yet. A count
-// below 0 is the code of a slot whose sampler failed (eagle3_last_error has a message); the others are good.
-// E_DECODE if the output matrix could not be computed: the slots keep what they have, commit to end the
-// round.
-int32_t eagle3_round_verify(eagle3_session * s, void * const * samplers, int32_t * out, int32_t * counts);
+// plain decoding. out[n][EAGLE3_MAX_ROWS] holds counts[n] tokens of each slot; the last one is not decoded
+// yet. A count below 0 is the code of a slot whose sampler failed (eagle3_last_error has a message); the
+// others are good. E_DECODE if the output matrix could not be computed: the slots keep what they have, commit
+// to end the round.
+int32_t eagle3_round_verify(
+    eagle3_session * s, struct llama_sampler * const * samplers, int32_t * out, int32_t * counts);
 
 // Ends the round: keep[i] rows of each slot stay, 0 for none. Of a chain they may be any, of a tree only rows
 // that verification went through; before it, the first alone. Does nothing unless a round is decoded. After
@@ -202,19 +239,20 @@ int32_t eagle3_verified_row(const eagle3_session * s, int32_t slot, int32_t i);
 
 // As llama_sampler_sample, for a row of the last decode (-1: its last with logits). E_ARGUMENT for a row
 // without logits, E_INTERNAL for a sampler's exception.
-int32_t eagle3_sample(eagle3_session * s, void * sampler, int32_t row);
+int32_t eagle3_sample(eagle3_session * s, struct llama_sampler * sampler, int32_t row);
 
 // -- planner ----------------------------------------------------------------------------------------------
 // What decoding and drafting cost on this machine, in seconds; entry n is for n rows, entry 0 is unused. The
 // planner corrects the target's part as it decodes.
 struct eagle3_costs {
-    float layers[65];  // a target decode without the output matrix, after `context` positions
-    float output[65];  // the output matrix (lm_head)
-    float head[65];    // a pass of the head
-    float cell[65];    // what each position beyond `context` adds to a target decode; may be 0
-    float first;       // what the first pass of a draft costs above head[1]
-    float other;       // the rest of a round that drafts
-    float context;     // positions
+    float
+        layers[EAGLE3_MAX_ROWS + 1];  // a target decode without the output matrix, after `context` positions
+    float output[EAGLE3_MAX_ROWS + 1];  // the output matrix (lm_head)
+    float head[EAGLE3_MAX_ROWS + 1];    // a pass of the head
+    float cell[EAGLE3_MAX_ROWS + 1];  // what each position beyond `context` adds to a target decode; may be 0
+    float first;                      // what the first pass of a draft costs above head[1]
+    float other;                      // the rest of a round that drafts
+    float context;                    // positions
 };
 
 // From the next draft on EAGLE3_PLANNED drafts, and eagle3_round_verify computes the output matrix only for
@@ -230,10 +268,10 @@ struct eagle3_plan_info {
 };
 int32_t eagle3_plan_get(eagle3_session * s, struct eagle3_plan_info * out);
 
-// Measure what eagle3_plan_set wants, for 1..64 rows: a decode after what the slot holds, which stays
-// (without the output matrix where that can be deferred; n = 1: with it); the output matrix for rows of that
-// decode; a pass of the head.
-// E_UNSUPPORTED if the target cannot drop the measured rows: the slot is empty then.
+// Measure what eagle3_plan_set wants, for 1..EAGLE3_MAX_ROWS rows: a decode after what the slot holds, which
+// stays (without the output matrix where that can be deferred; n = 1: with it); the output matrix for rows of
+// that decode; a pass of the head. E_UNSUPPORTED if the target cannot drop the measured rows: the slot is
+// empty then.
 int32_t eagle3_measure_target(eagle3_session * s, int32_t slot, int32_t n, float * seconds);
 int32_t eagle3_measure_output(eagle3_session * s, int32_t n, float * seconds);
 int32_t eagle3_measure_head(eagle3_session * s, int32_t slot, int32_t n, float * seconds);

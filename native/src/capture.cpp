@@ -9,14 +9,23 @@
 
 namespace eagle3 {
 
+int first_bad_layer(const int32_t * layers, int n, int n_layer) {
+    int i = 0;
+    while (i < n && is_layer(layers[i], n_layer) && (i == 0 || layers[i] > layers[i - 1])) {
+        ++i;
+    }
+    return i;
+}
+
 void capture_set(llama_context * ctx, const int32_t * layers, int n) {
     const int n_layer = llama_model_n_layer(llama_get_model(ctx));
     require(
         n >= 0 && n <= n_layer + 1, EAGLE3_E_ARGUMENT, format("cannot capture %d layers of %d", n, n_layer));
-    for (int i = 0; i < n; ++i) {
-        require(layers[i] >= 0 && layers[i] <= n_layer, EAGLE3_E_ARGUMENT,
-            format("layer %d is out of range: the model has layers 0..%d", layers[i], n_layer));
-        require(i == 0 || layers[i] > layers[i - 1], EAGLE3_E_ARGUMENT, "layers are not ascending");
+    const int bad = first_bad_layer(layers, n, n_layer);
+    if (bad < n) {
+        require(is_layer(layers[bad], n_layer), EAGLE3_E_ARGUMENT,
+            format("layer %d is out of range: the model has layers 0..%d", layers[bad], n_layer));
+        throw error(EAGLE3_E_ARGUMENT, "layers are not ascending");
     }
     std::vector<bool> on(n_layer + 1);
     for (int i = 0; i < n; ++i) {

@@ -3,6 +3,7 @@
 
 #include "eagle3.h"
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -22,6 +23,25 @@ std::string format(const char * fmt, ...);
 inline void require(bool ok, eagle3_status status, const std::string & what) {
     if (!ok) {
         throw error(status, what);
+    }
+}
+
+// Calls f for each item, also if it fails for some. Returns the first failure, or null.
+template <typename T, typename F> std::exception_ptr for_all(T & items, F && f) {
+    std::exception_ptr failure;
+    for (auto & item : items) {
+        try {
+            f(item);
+        } catch (...) {
+            failure = failure ? failure : std::current_exception();
+        }
+    }
+    return failure;
+}
+
+inline void rethrow(const std::exception_ptr & failure) {
+    if (failure) {
+        std::rethrow_exception(failure);
     }
 }
 

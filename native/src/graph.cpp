@@ -1,86 +1,19 @@
-#include "graph.hpp"
+// Builds the head's forward pass as a ggml graph.
+#include "graph_parts.hpp"
 
 #include "ggml-cpu.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <iterator>
 
 namespace eagle3 {
 
 namespace {
 
-constexpr int KV_PAD       = 256;  // a graph serves this many positions before the next one is built
 constexpr size_t MAX_BUILT = 64;
 constexpr int GRAPH_SIZE   = 64;  // nodes, and as many again for each decoder layer
 
-int pad(int n, int to) {
-    return (n + to - 1) / to * to;
-}
-
-// by probability, then by id; insertion, as k is small
-void sort_best(int32_t * ids, float * probs, int k) {
-    for (int i = 1; i < k; ++i) {
-        for (int j = i;
-            j > 0 && (probs[j] > probs[j - 1] || (probs[j] == probs[j - 1] && ids[j] < ids[j - 1])); --j) {
-            std::swap(probs[j], probs[j - 1]);
-            std::swap(ids[j], ids[j - 1]);
-        }
-    }
-}
-
 }  // namespace
-
-// What some of the rows need to attend: their positions, what they see, and, for rows of several slots, the
-// row in each place of the rectangle and each row's place.
-struct runner::attention {
-    ggml_tensor *pos = nullptr, *mask = nullptr, *row = nullptr, *place = nullptr;
-};
-
-struct runner::built {
-    pass_shape shape;
-    uint64_t used = 0;
-    ggml_context_ptr ctx;
-    ggml_cgraph * graph = nullptr;
-    ggml_backend_sched_ptr sched;
-    ggml_tensor *tokens = nullptr, *x = nullptr, *pos = nullptr, *cells = nullptr,
-                *out_rows = nullptr;  // inputs
-    attention inner, last;            // of all rows, in the layers before the last one; of those with outputs
-    ggml_tensor *g = nullptr, *state = nullptr, *logits = nullptr, *ids = nullptr,
-                *probs = nullptr;  // outputs
-};
-
-runner::runner(const head & h, int n_slots, int n_ctx, int n_threads)
-    : h_(h), n_slots_(n_slots), n_ctx_(pad(n_ctx, KV_PAD)) {
-    if (ggml_backend_dev_type(h.device) != GGML_BACKEND_DEVICE_TYPE_CPU) {
-        backends_.emplace_back(ggml_backend_dev_init(h.device, nullptr));
-    }
-    backends_.emplace_back(ggml_backend_cpu_init());
-    for (const auto & b : backends_) {
-        require(b != nullptr, EAGLE3_E_MEMORY, "cannot start the head's backend");
-    }
-    // the target's number of threads: then OpenMP has one team for both
-    ggml_backend_cpu_set_n_threads(backends_.back().get(), n_threads);
-
-    ggml_init_params params = {2 * h.blocks.size() * ggml_tensor_overhead(), nullptr, /*.no_alloc =*/true};
-    cache_ctx_.reset(ggml_init(params));
-    require(cache_ctx_ != nullptr, EAGLE3_E_MEMORY, "not enough memory for the head's cache");
-    for (size_t i = 0; i < h.blocks.size(); ++i) {
-        auto cells = [&] {
-            return ggml_new_tensor_2d(
-                cache_ctx_.get(), GGML_TYPE_F16, h.n_embd_kv(), (int64_t) n_slots * n_ctx_);
-        };
-        ggml_tensor * k = cells();
-        cache_.push_back({k, cells()});
-    }
-    cache_buffer_.reset(
-        ggml_backend_alloc_ctx_tensors_from_buft(cache_ctx_.get(), ggml_backend_dev_buffer_type(h.device)));
-    require(cache_buffer_ != nullptr, EAGLE3_E_MEMORY, "not enough memory for the head's cache");
-    ggml_backend_buffer_clear(cache_buffer_.get(), 0);  // masked cells are read too
-}
-
-runner::~runner() = default;
 
 // A graph's parts, one function each, in the order of the forward pass.
 struct runner::builder {
@@ -220,6 +153,20 @@ struct runner::builder {
     void build() const {
         const pass_shape & s = b.shape;
         const int n_layer    = (int) h.blocks.size();
+        make_inputs(n_layer);
+        ggml_tensor * g   = stage(s.features ? fuse(b.x) : b.x, "g");
+        ggml_tensor * e   = ggml_get_rows(ctx, h.tok_embd, b.tokens);
+        ggml_tensor * cur = h.embd_fc ? product(h.embd_fc, ggml_concat(ctx, e, g, 0), h.embd_fc_bias) : g;
+        for (int il = 0; il < n_layer; ++il) {
+            cur = layer(il, cur, e, il + 1 == n_layer);
+        }
+        if (n_out > 0) {
+            make_outputs(g, cur);
+        }
+    }
+
+    void make_inputs(int n_layer) const {
+        const pass_shape & s = b.shape;
         b.tokens             = ids(n_rows);
         b.pos                = ids(n_rows);
         b.x = input(ggml_new_tensor_2d(ctx, GGML_TYPE_F32, s.features ? h.n_features() : h.n_embd, n_rows));
@@ -233,16 +180,11 @@ struct runner::builder {
         if (!s.out_last) {
             b.out_rows = ids(n_out);
         }
+    }
 
-        ggml_tensor * g   = stage(s.features ? fuse(b.x) : b.x, "g");
-        ggml_tensor * e   = ggml_get_rows(ctx, h.tok_embd, b.tokens);
-        ggml_tensor * cur = h.embd_fc ? product(h.embd_fc, ggml_concat(ctx, e, g, 0), h.embd_fc_bias) : g;
-        for (int il = 0; il < n_layer; ++il) {
-            cur = layer(il, cur, e, il + 1 == n_layer);
-        }
-        if (n_out == 0) {
-            return;
-        }
+    // cur: the last layer's, for the rows with outputs
+    void make_outputs(ggml_tensor * g, ggml_tensor * cur) const {
+        const pass_shape & s = b.shape;
         ggml_tensor * out =
             h.output_norm ? norm(stage(cur, "prenorm"), h.output_norm) : stage(cur, "prenorm");
         b.g      = s.out_last ? outs(g) : nullptr;
@@ -298,217 +240,6 @@ runner::built & runner::get(const pass_shape & shape) {
         format("not enough memory for a pass of %d rows over the head", shape.rows.n));
     built_.push_back(std::move(b));
     return *built_.back();
-}
-
-std::vector<pass_row> pass::chain(int slot, const int32_t * tokens, int pos, int from, int n, int n_out) {
-    std::vector<pass_row> rows(n);
-    for (int i = 0; i < n; ++i) {
-        pass_row & r = rows[i];
-        r.slot       = slot;
-        r.token      = tokens[i];
-        r.pos = r.cell = pos + i;
-        r.from         = from;
-        r.base         = pos + i + 1;
-        r.out          = i >= n - n_out;
-    }
-    return rows;
-}
-
-namespace {
-
-void set(ggml_tensor * t, const void * data) {
-    if (t->buffer) {  // an input that nothing reads has none
-        ggml_backend_tensor_set(t, data, 0, ggml_nbytes(t));
-    }
-}
-
-std::vector<pass_row> out_rows(const std::vector<pass_row> & rows) {
-    std::vector<pass_row> out;
-    std::copy_if(rows.begin(), rows.end(), std::back_inserter(out), [](const pass_row & r) { return r.out; });
-    return out;
-}
-
-// `most` is rounded up for several slots: fewer shapes
-row_layout layout_of(const std::vector<pass_row> & rows, int n_slots) {
-    row_layout l = {(int) rows.size(), (int) rows.size()};
-    if (n_slots > 1) {
-        int most = 0, run = 0;
-        for (size_t i = 0; i < rows.size(); ++i) {
-            run  = i > 0 && rows[i].slot == rows[i - 1].slot ? run + 1 : 1;
-            most = std::max(most, run);
-        }
-        for (l.most = 1; l.most < most; l.most *= 2) {
-        }
-    }
-    return l;
-}
-
-}  // namespace
-
-void runner::set_attention(
-    const attention & a, const pass_shape & shape, const std::vector<pass_row> & rows) {
-    const int n_kv = shape.n_kv, most = (int) a.mask->ne[1];
-    const ggml_fp16_t zero = ggml_fp32_to_fp16(0.0f);
-    mask_.assign(ggml_nelements(a.mask), ggml_fp32_to_fp16(-INFINITY));
-    std::vector<int32_t> row(a.row ? ggml_nelements(a.row) : 0, 0), place(rows.size());
-    ids_.clear();
-    int run = 0;
-    for (size_t i = 0; i < rows.size(); ++i) {
-        const pass_row & r = rows[i];
-        run                = i > 0 && r.slot == rows[i - 1].slot ? run + 1 : 0;
-        place[i]           = (r.slot - shape.slot) * most + run;
-        ids_.push_back(r.pos);
-        if (a.row) {
-            row[place[i]] = (int32_t) i;
-        }
-        ggml_fp16_t * seen = mask_.data() + (size_t) place[i] * n_kv;
-        std::fill(seen + r.from, seen + r.base, zero);
-        for (int c = 0; c < 64 && r.path >> c; ++c) {
-            if ((r.path >> c) & 1) {
-                seen[r.base + c] = zero;
-            }
-        }
-    }
-    set(a.pos, ids_.data());
-    set(a.mask, mask_.data());
-    if (a.row) {
-        set(a.row, row.data());
-        set(a.place, place.data());
-    }
-}
-
-void runner::set_inputs(const built & b, const pass & p) {
-    std::vector<int32_t> pos, out;
-    ids_.clear();
-    cells_.clear();
-    for (size_t i = 0; i < p.rows.size(); ++i) {
-        const pass_row & r = p.rows[i];
-        ids_.push_back(r.token);
-        pos.push_back(r.pos);
-        cells_.push_back((int64_t) r.slot * n_ctx_ + r.cell);
-        if (r.out) {
-            out.push_back((int32_t) i);
-        }
-    }
-    set(b.tokens, ids_.data());
-    set(b.pos, pos.data());
-    set(b.x, p.x);
-    set(b.cells, cells_.data());
-    if (b.out_rows) {
-        set(b.out_rows, out.data());
-    }
-    if (b.inner.mask) {
-        set_attention(b.inner, b.shape, p.rows);
-    }
-    if (b.last.mask) {
-        set_attention(b.last, b.shape, out_rows(p.rows));
-    }
-}
-
-void runner::run(const pass & p) {
-    const int n = (int) p.rows.size();
-    require(n >= 1, EAGLE3_E_ARGUMENT, "a pass of no rows");
-    const std::vector<pass_row> out = out_rows(p.rows);
-    int first = n_slots_, last = 0, n_cells = 0;
-    for (const pass_row & r : p.rows) {
-        const int end = std::max(r.base, r.cell + 1);
-        require(r.slot >= 0 && r.slot < n_slots_ && r.pos >= 0 && r.cell >= 0 && end <= n_ctx_,
-            EAGLE3_E_ARGUMENT,
-            format("a row at cell %d of slot %d does not fit into %d slots of %d cells", r.cell, r.slot,
-                n_slots_, n_ctx_));
-        first   = std::min(first, r.slot);
-        last    = std::max(last, r.slot);
-        n_cells = std::max(n_cells, end);
-    }
-
-    pass_shape shape;
-    shape.slot    = first;
-    shape.n_slots = last - first + 1;
-    shape.rows    = layout_of(p.rows, shape.n_slots);
-    shape.out     = layout_of(out, shape.n_slots);
-    shape.out_last =
-        std::none_of(p.rows.begin(), p.rows.end() - out.size(), [](const pass_row & r) { return r.out; });
-    shape.n_layer = (int) h_.blocks.size();
-    shape.n_kv    = !out.empty() || shape.n_layer > 1 ? pad(n_cells, KV_PAD) : 0;
-    if (shape.n_kv == 0) {  // nothing attends: one graph for every slot
-        shape.slot    = 0;
-        shape.n_slots = 1;
-        shape.rows    = {n, n};
-        shape.out     = {};
-    }
-    shape.k        = out.empty() ? 0 : p.k;
-    shape.features = p.features;
-    shape.traced   = p.stage != nullptr;
-    built & b      = get(shape);
-
-    set_inputs(b, p);
-    require(ggml_backend_sched_graph_compute(b.sched.get(), b.graph) == GGML_STATUS_SUCCESS,
-        EAGLE3_E_INTERNAL, "the head's graph failed");
-
-    auto read = [](ggml_tensor * t, void * out) {
-        if (out) {
-            ggml_backend_tensor_get(t, out, 0, ggml_nbytes(t));
-        }
-    };
-    if (!out.empty()) {
-        read(b.g, p.g);
-        read(b.state, p.state);
-        read(b.logits, p.k ? nullptr : p.logits);
-    }
-    if (p.stage) {
-        ggml_tensor * t = ggml_get_tensor(b.ctx.get(), p.stage);
-        require(t != nullptr, EAGLE3_E_ARGUMENT, format("this head has no stage %.40s", p.stage));
-        p.stage_out->resize(ggml_nelements(t));
-        read(t, p.stage_out->data());
-    }
-    if (!out.empty() && p.k) {
-        read(b.ids, p.ids);
-        read(b.probs, p.probs);
-        for (int r = 0; r < (int) out.size(); ++r) {
-            sort_best(p.ids + r * p.k, p.probs + r * p.k, p.k);
-        }
-    }
-}
-
-size_t runner::n_bytes() const {
-    size_t n = 0;
-    for (const auto & b : built_) {
-        for (const auto & backend : backends_) {
-            n += ggml_backend_sched_get_buffer_size(b->sched.get(), backend.get());
-        }
-    }
-    return n;
-}
-
-size_t runner::cells_size(int from, int to) const {
-    return 2 * cache_.size() * (size_t) (to - from) * cache_[0].k->nb[1];
-}
-
-// f(keys or values of a layer, offset, bytes) for each region that holds the rows [from, to) of a slot
-template <typename F> void runner::each_region(int slot, int from, int to, F && f) const {
-    const size_t row = cache_[0].k->nb[1], n = (size_t) (to - from) * row,
-                 offset = ((size_t) slot * n_ctx_ + from) * row;
-    for (const cache & c : cache_) {
-        for (ggml_tensor * t : {c.k, c.v}) {
-            if (n) {
-                f(t, offset, n);
-            }
-        }
-    }
-}
-
-void runner::cells_get(int slot, int from, int to, uint8_t * out) const {
-    each_region(slot, from, to, [&](ggml_tensor * t, size_t offset, size_t n) {
-        ggml_backend_tensor_get(t, out, offset, n);
-        out += n;
-    });
-}
-
-void runner::cells_set(int slot, int from, int to, const uint8_t * data) {
-    each_region(slot, from, to, [&](ggml_tensor * t, size_t offset, size_t n) {
-        ggml_backend_tensor_set(t, data, offset, n);
-        data += n;
-    });
 }
 
 }  // namespace eagle3

@@ -89,6 +89,8 @@ class runner {
 
   private:
     struct built;
+    pass_shape shape_of(const pass & p, const std::vector<pass_row> & out) const;
+    void read_outputs(const built & b, const pass & p, int n_out) const;
     built & get(const pass_shape & shape);
     struct builder;
     template <typename F> void each_region(int slot, int from, int to, F && f) const;

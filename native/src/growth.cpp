@@ -18,6 +18,15 @@ int choice_of(const ask & a, int parent, int rank) {
 
 }  // namespace
 
+std::vector<int> depths(const int32_t * parents, size_t n) {
+    std::vector<int> depth;
+    depth.reserve(n);
+    for (size_t i = 0; i < n; ++i) {
+        depth.push_back(parents[i] < 0 ? 0 : depth[parents[i]] + 1);
+    }
+    return depth;
+}
+
 int growth::offer(int source, int a, int parent, int32_t token, float evidence, int rank) {
     const ask & q = asks[a];
     node v        = {token, a, parent, parent < 0 ? 1 : nodes[parent].depth + 1, 0.0f, 0.0f, -1, {}};

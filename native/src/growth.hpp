@@ -19,6 +19,9 @@ using trust_list = std::array<float, MAX_SOURCES>;  // a slot's trust in each so
 using evidence_list         = std::array<float, MAX_SOURCES>;
 constexpr float NOT_OFFERED = -1.0f;
 
+// How many parents are above each of n nodes. A parent comes before its children; -1 stands for none.
+std::vector<int> depths(const int32_t * parents, size_t n);
+
 struct growth {
     struct node {
         int32_t token;

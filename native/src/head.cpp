@@ -1,8 +1,10 @@
 #include "head.hpp"
 
+#include "capture.hpp"
+
 #include "ggml-cpu.h"
 #include "llama-ext.h"
-#include "metadata.hpp"
+#include "head_keys.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -17,20 +19,12 @@ std::string shape_of(const ggml_tensor * t) {
     return format("[%" PRId64 ", %" PRId64 "]", t->ne[0], t->ne[1]);
 }
 
-constexpr int MAX_BLOCKS = 64;
-
 // What the kernels can multiply by: not every type of a GGUF.
 bool is_weight_type(ggml_type type) {
     return type == GGML_TYPE_F32 || ggml_get_type_traits_cpu(type)->vec_dot != nullptr;
 }
 
-struct loader {
-    metadata meta;
-    head & h;
-    std::string arch;
-
-    std::string key(const char * name) const { return arch + "." + name; }
-
+struct loader : head_keys {
     // a weight by name; ne1 = 0 stands for a vector
     ggml_tensor * get(const std::string & name, int64_t ne0, int64_t ne1, bool optional = false) {
         ggml_tensor * t = ggml_get_tensor(h.ctx.get(), name.c_str());
@@ -53,55 +47,6 @@ struct loader {
         return get(name, ne0, ne1, true);
     }
 
-    void read_geometry() {
-        arch = meta.string("general.architecture");
-        require(arch == "eagle3" || arch == "eagle", EAGLE3_E_FORMAT,
-            format("general.architecture is \"%.60s\", expected "
-                   "\"eagle3\" or \"eagle\": not an EAGLE head (convert it with eagle3-llama convert)",
-                arch.c_str()));
-        h.blocks.resize(meta.integer(key("block_count"), 1, MAX_BLOCKS));
-        h.n_embd      = meta.integer(key("embedding_length"), 1, 1 << 20);
-        h.n_ff        = meta.integer(key("feed_forward_length"), 1, 1 << 22);
-        h.n_head      = meta.integer(key("attention.head_count"), 1, 1 << 14);
-        h.n_head_kv   = meta.integer(key("attention.head_count_kv"), 1, 1 << 14, h.n_head);
-        h.n_embd_head = meta.integer(key("attention.key_length"), 1, 1 << 14, h.n_embd / h.n_head);
-        require(h.n_head % h.n_head_kv == 0, EAGLE3_E_FORMAT,
-            format("%s %d is no multiple of head_count_kv %d", key("attention.head_count").c_str(), h.n_head,
-                h.n_head_kv));
-        h.n_embd_target        = meta.integer(key("target_hidden_size"), 1, 1 << 20, h.n_embd);
-        h.norm_eps             = meta.real(key("attention.layer_norm_rms_epsilon"), 1e-5f);
-        h.feature_norm_eps     = meta.real(key("feature_norm_epsilon"), 0.0f);
-        h.norm_before_residual = meta.boolean(key("norm_before_residual"));
-        h.norm_output          = meta.boolean(key("norm_output"));
-        h.layers               = meta.integers(key("target_layers"));
-        if (h.layers.empty()) {
-            h.layers = meta.integers(key("extract_layers"));  // files written before the merge upstream
-        }
-        require(!h.layers.empty(), EAGLE3_E_FORMAT, "key " + key("target_layers") + " is missing");
-    }
-
-    void read_rope() {
-        rope_params & r = h.rope;
-        r.n_dims        = meta.integer(key("rope.dimension_count"), 2, h.n_embd_head, h.n_embd_head);
-        require(r.n_dims % 2 == 0, EAGLE3_E_FORMAT, key("rope.dimension_count") + " is odd");
-        r.freq_base            = meta.real(key("rope.freq_base"), 10000.0f);
-        const std::string type = meta.string(key("rope.scaling.type"));
-        const float factor     = meta.real(key("rope.scaling.factor"), 1.0f);
-        require(factor > 0.0f, EAGLE3_E_FORMAT, key("rope.scaling.factor") + " is 0");
-        if (type == "linear" || type == "yarn") {
-            r.freq_scale = 1.0f / factor;
-        }
-        r.n_ctx_orig = meta.integer(key("rope.scaling.original_context_length"), 1, 1 << 30,
-            meta.integer(key("context_length"), 1, 1 << 30, 4096));
-        if (type == "yarn") {
-            r.ext_factor = 1.0f;
-            r.beta_fast  = meta.real(key("rope.scaling.yarn_beta_fast"), 32.0f);
-            r.beta_slow  = meta.real(key("rope.scaling.yarn_beta_slow"), 1.0f);
-            // ggml scales by 1 + 0.1 ln(factor) itself; the file's factor is on top of that
-            r.attn_factor = meta.real(key("rope.scaling.attn_factor"), 1.0f);
-        }
-    }
-
     void check_target() {
         // such a device asks the target how to split every tensor, by its name, and the head's are named like
         // the target's
@@ -118,14 +63,18 @@ struct loader {
             format("this head is for a target of hidden size %d, "
                    "the target has %d: take the head trained for this model",
                 h.n_embd_target, n_embd));
-        for (size_t i = 0; i < h.layers.size(); ++i) {
-            require(h.layers[i] >= 0 && h.layers[i] <= n_layer, EAGLE3_E_MISMATCH,
+        const int n = (int) h.layers.size(), bad = first_bad_layer(h.layers.data(), n, n_layer);
+        if (bad < n) {
+            require(is_layer(h.layers[bad], n_layer), EAGLE3_E_MISMATCH,
                 format("this head reads layer %d, "
                        "the target has layers 0..%d: take the head trained for this model",
-                    h.layers[i], n_layer));
-            require(i == 0 || h.layers[i] > h.layers[i - 1], EAGLE3_E_FORMAT,
-                key("target_layers") + " is not ascending");
+                    h.layers[bad], n_layer));
+            throw error(EAGLE3_E_FORMAT, key("target_layers") + " is not ascending");
         }
+        check_vocab();
+    }
+
+    void check_vocab() {
         h.n_vocab_target = llama_vocab_n_tokens(llama_model_get_vocab(h.target));
         const int64_t id = meta.find("tokenizer.ggml.tokens");
         if (id >= 0 && gguf_get_kv_type(meta.gguf.get(), id) == GGUF_TYPE_ARRAY) {
@@ -235,6 +184,13 @@ struct loader {
         b.b_down           = find(at + "ffn_down.bias", n_embd);
     }
 
+    template <typename F> void each_tensor(F && f) const {
+        for (ggml_tensor * t = ggml_get_first_tensor(h.ctx.get()); t;
+            t                = ggml_get_next_tensor(h.ctx.get(), t)) {
+            f(t);
+        }
+    }
+
     // Every weight of the file is one that the graph reads: what it does not know would be left out in
     // silence.
     void check_names() {
@@ -244,21 +200,19 @@ struct loader {
             used.insert({b.attn_norm, b.hidden_norm, b.wq, b.wk, b.wv, b.wo, b.bq, b.bk, b.bv, b.bo, b.q_norm,
                 b.k_norm, b.ffn_norm, b.ffn_gate, b.ffn_up, b.ffn_down, b.b_gate, b.b_up, b.b_down});
         }
-        for (ggml_tensor * t = ggml_get_first_tensor(h.ctx.get()); t;
-            t                = ggml_get_next_tensor(h.ctx.get(), t)) {
+        each_tensor([&](ggml_tensor * t) {
             require(used.count(t) || strcmp(t->name, "d2t") == 0, EAGLE3_E_FORMAT,
                 format("tensor %s is not one that this version knows", t->name));
-        }
+        });
     }
 
     // That all weights are in the file, before memory is taken for them.
     void check_size(uint64_t size) const {
-        for (ggml_tensor * t = ggml_get_first_tensor(h.ctx.get()); t;
-            t                = ggml_get_next_tensor(h.ctx.get(), t)) {
+        each_tensor([&](ggml_tensor * t) {
             const uint64_t offset = offset_of(t), n = ggml_nbytes(t);
             require(offset <= size && n <= size - offset, EAGLE3_E_FORMAT,
                 format("the file is truncated: tensor %s ends beyond it", t->name));
-        }
+        });
     }
 
     uint64_t offset_of(const ggml_tensor * t) const {
@@ -268,8 +222,7 @@ struct loader {
 
     void read_data(std::ifstream & file) {
         std::vector<char> buf;
-        for (ggml_tensor * t = ggml_get_first_tensor(h.ctx.get()); t;
-            t                = ggml_get_next_tensor(h.ctx.get(), t)) {
+        each_tensor([&](ggml_tensor * t) {
             buf.resize(ggml_nbytes(t));
             file.seekg((std::streamoff) offset_of(t));
             file.read(buf.data(), (std::streamsize) buf.size());
@@ -277,7 +230,7 @@ struct loader {
             require(t->type == GGML_TYPE_I64 || ggml_validate_row_data(t->type, buf.data(), buf.size()),
                 EAGLE3_E_FORMAT, format("tensor %s has values that are NaN or infinite", t->name));
             ggml_backend_tensor_set(t, buf.data(), 0, buf.size());
-        }
+        });
     }
 
     void read_d2t() {
@@ -332,7 +285,7 @@ std::unique_ptr<head> load_head(const std::string & path, const llama_model * ta
     h->ctx.reset(ctx);
     require(gguf && ctx, EAGLE3_E_FORMAT, path + " is not a valid GGUF file (truncated or damaged)");
 
-    loader l{{std::move(gguf)}, *h, {}};
+    loader l{{{std::move(gguf)}, *h, {}}};
     l.read_geometry();
     l.read_rope();
     l.check_target();

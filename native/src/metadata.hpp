@@ -92,8 +92,8 @@ struct metadata {
         require(t == GGUF_TYPE_INT32 || t == GGUF_TYPE_UINT32, EAGLE3_E_FORMAT,
             "key " + key + " is not a list of integers");
         const size_t n = gguf_get_arr_n(gguf.get(), id);
-        require(n >= 1 && n <= 64, EAGLE3_E_FORMAT,
-            format("key %s has %zu entries, expected 1..64", key.c_str(), n));
+        require(n >= 1 && n <= EAGLE3_MAX_LAYERS, EAGLE3_E_FORMAT,
+            format("key %s has %zu entries, expected 1..%d", key.c_str(), n, EAGLE3_MAX_LAYERS));
         const int32_t * data = (const int32_t *) gguf_get_arr_data(gguf.get(), id);
         out.assign(data, data + n);
         return out;

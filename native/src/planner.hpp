@@ -2,25 +2,21 @@
 // checks, and whether to draft at all.
 #pragma once
 
+#include "eagle3.h"
+#include "tuning.hpp"
+
 #include <array>
+#include <cmath>
 #include <vector>
 
 namespace eagle3 {
 
-constexpr int MAX_ROWS    = 64;
+constexpr int MAX_ROWS    = EAGLE3_MAX_ROWS;
 constexpr int MAX_SOURCES = 4;  // of draft tokens; 0 is the head
 
-// Seconds. Entry n is for n rows, entry 0 is unused.
-struct costs {
-    std::array<float, MAX_ROWS + 1>
-        layers{};  // a target decode without the output matrix, at `context` positions
-    std::array<float, MAX_ROWS + 1> output{};  // the output matrix
-    std::array<float, MAX_ROWS + 1> head{};    // a pass over the head
-    std::array<float, MAX_ROWS + 1> cell{};    // more for each position beyond, a target decode
-    float first   = 0.0f;                      // what the first pass of a draft costs above head[1]
-    float other   = 0.0f;                      // the rest of a round that drafts
-    float context = 0.0f;                      // positions before the measured rows
-};
+using costs = eagle3_costs;
+// E_ARGUMENT for costs that eagle3_plan_set refuses.
+void check(const costs & c);
 
 // The value of a draft of n nodes is the tokens it is expected to bring less what its time would bring
 // elsewhere:
@@ -35,6 +31,8 @@ struct costs {
 // rest. What a round takes and brings is remembered for each number of slots.
 class planner {
   public:
+    explicit planner(const tuning & t = {}) : tune_(t) {}
+
     void set(const costs & c);
     bool ready() const { return costs_.layers[1] > 0.0f; }
 
@@ -95,8 +93,8 @@ class planner {
     struct mode;
     struct calibration;
 
+    static constexpr float NO_HOPE = INFINITY;  // mode::hope: no draft is tried
     static constexpr int N_DEPTH = 5, N_BIN = 13, N_RANK = 3;
-    static constexpr float HOPE_ANEW = 0.15f;  // mode::hope before anything was seen of drafts
 
     struct tally {
         float tries = 0.0f, hits = 0.0f;
@@ -107,12 +105,12 @@ class planner {
     struct factor {
         float value = 1.0f, weight = 0.0f;
         std::array<float, 2> last = {1.0f, 1.0f};  // ratios of the last two times
-        float steady(float ratio);
-        void correct(float ratio, float keep);
+        void correct(float ratio, float keep, float least_weight);
         void fade(float keep) { weight *= keep; }  // in a round without it
         void relax(float rate) { value = 1.0f + (value - 1.0f) * (1.0f - rate); }
     };
 
+    float steady(factor & f, float ratio) const;
     float layers(int n) const;
     float output(int n) const;
     float row_seconds(int i, float reach) const;
@@ -120,6 +118,11 @@ class planner {
     bool gains(float least) const;
     void look_for_turn(calibration & c, int rank, float surprise, float & trust);
     void time_passes(bool tried, bool drafted, int n_rows);
+    void learn_times(const round & r, bool plain, float ratio);
+    void learn_rest(const round & r, bool plain, float gain_plain);
+    void plan_look(bool plain, float raw, float ratio);
+    void saw_draft(const round & r, bool plain, float raw, float seconds);
+    void rest_or_wake();
     bool rests(const mode & m) const;
 
     // of rounds with so many slots
@@ -139,7 +142,7 @@ class planner {
         int n_plain = 0, n_drafted = 0;  // plain rounds, the first few; rounds with drafts since the last one
         int n_drafts = 0, asleep = 0, nap = 0, n_naps = 0;
         // a draft that brings this part of its cost is tried, for the cost may be another than is thought
-        float hope        = HOPE_ANEW;
+        float hope        = 0.0f;
         float plain_tried = 1.0f;  // the drift when that was last due
         int n_idle        = 0;     // probes in a row that drafted nothing
 
@@ -151,7 +154,8 @@ class planner {
     mode & at() { return modes_[n_slots_]; }
     const mode & at() const { return modes_[n_slots_]; }
 
-    costs costs_;
+    tuning tune_;
+    costs costs_{};
     float context_ = 0.0f;  // positions before the rows at hand
     int n_slots_   = 1;
     std::array<mode, MAX_ROWS + 1> modes_{};

@@ -1,5 +1,8 @@
-// Samples a row as llama_sampler_sample does, greedy decoding without its list of candidates.
-#include "session.hpp"
+#include "sampling.hpp"
+
+#include "error.hpp"
+
+#include <new>
 
 namespace eagle3 {
 
@@ -55,13 +58,33 @@ int likeliest(const float * x, int n) {
 
 }  // namespace
 
-int session::sample(llama_sampler * sampler, int row) {
-    const float * logits = llama_get_logits_ith(ctx_, row);
+// The code of the exception being handled, and its message.
+int32_t caught(std::string & message) {
+    try {
+        try {
+            throw;
+        } catch (const error & e) {
+            message = e.what();
+            return e.status;
+        } catch (const std::bad_alloc &) {
+            throw;
+        } catch (const std::exception & e) {  // a sampler's, of a grammar say
+            message = e.what();
+            return EAGLE3_E_INTERNAL;
+        }
+    } catch (const std::bad_alloc &) {
+        message = "out of memory";
+        return EAGLE3_E_MEMORY;
+    }
+}
+
+int sample(llama_context * ctx, llama_sampler * sampler, int row) {
+    const float * logits = llama_get_logits_ith(ctx, row);
     require(logits != nullptr, EAGLE3_E_ARGUMENT, format("the last decode has no logits in row %d", row));
     if (!takes_likeliest(sampler)) {
-        return llama_sampler_sample(sampler, ctx_, row);
+        return llama_sampler_sample(sampler, ctx, row);
     }
-    const int token = likeliest(logits, n_vocab_);
+    const int token = likeliest(logits, llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx))));
     llama_sampler_accept(sampler, token);
     return token;
 }

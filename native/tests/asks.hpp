@@ -53,7 +53,7 @@ inline int32_t decode(eagle3_session * s, const eagle3_ask & a) {
 }
 
 // The number of tokens in out, or the error's code.
-inline int32_t verify(eagle3_session * s, void * sampler, int32_t * out) {
+inline int32_t verify(eagle3_session * s, llama_sampler * sampler, int32_t * out) {
     int32_t count    = 0;
     const int32_t rc = eagle3_round_verify(s, &sampler, out, &count);
     return rc < 0 ? rc : count;

@@ -87,9 +87,8 @@ struct fixture {
         while ((int) out.size() < n) {
             const eagle3_ask ask = ask_for(slot, out.back(), kind, 6, 3, kind == EAGLE3_TREE ? 3 : 1);
             int32_t drafted = 0, tokens[ROOM], count = 0;
-            void * sampler = greedy;
             CHECK(eagle3_round_draft(s, &ask, 1, &drafted) >= 0 && eagle3_round_decode(s) == EAGLE3_OK);
-            CHECK(eagle3_round_verify(s, &sampler, tokens, &count) == EAGLE3_OK && count > 0);
+            CHECK(eagle3_round_verify(s, &greedy, tokens, &count) == EAGLE3_OK && count > 0);
             CHECK(eagle3_round_commit(s, &count) == EAGLE3_OK);
             out.insert(out.end(), tokens, tokens + count);
         }
@@ -102,7 +101,7 @@ struct fixture {
 // A round of all slots up to verification.
 void begin_round(fixture & f, int kind) {
     std::vector<eagle3_ask> asks;
-    std::vector<void *> samplers;
+    std::vector<llama_sampler *> samplers;
     for (int slot = 0; slot < N_SLOTS; ++slot) {
         asks.push_back(ask_for(slot, 9 + slot, kind, 6, 3, kind == EAGLE3_TREE ? 3 : 1));
         samplers.push_back(llama_sampler_init_greedy());
@@ -111,8 +110,8 @@ void begin_round(fixture & f, int kind) {
     CHECK(eagle3_round_draft(f.s, asks.data(), N_SLOTS, drafted) >= 0);
     CHECK(eagle3_round_decode(f.s) == EAGLE3_OK);
     CHECK(eagle3_round_verify(f.s, samplers.data(), out, counts) == EAGLE3_OK);
-    for (void * sampler : samplers) {
-        llama_sampler_free((llama_sampler *) sampler);
+    for (llama_sampler * sampler : samplers) {
+        llama_sampler_free(sampler);
     }
 }
 
@@ -383,14 +382,14 @@ void joint_text(const char * target, const char * head) {
     }
     CHECK(eagle3_plan_set(f.s, &costs) == EAGLE3_OK);  // from then on rows wait for verification
     std::vector<std::vector<int32_t>> expected, text;
-    std::vector<void *> samplers;
+    std::vector<llama_sampler *> samplers;
     int total = 0;
     for (int slot = 0; slot < N_SLOTS; ++slot) {
         plain.prefill(slot, 10 + slot);
         expected.push_back(plain.text(slot, N, EAGLE3_PLAIN));
         f.prefill(slot, 10 + slot);
         samplers.push_back(llama_sampler_init_greedy());
-        text.push_back({eagle3_sample(f.s, (llama_sampler *) samplers.back(), -1)});
+        text.push_back({eagle3_sample(f.s, samplers.back(), -1)});
     }
     while ((int) std::min({text[0].size(), text[1].size(), text[2].size()}) < N) {
         std::vector<eagle3_ask> asks;
@@ -409,7 +408,7 @@ void joint_text(const char * target, const char * head) {
     for (int slot = 0; slot < N_SLOTS; ++slot) {
         text[slot].resize(N);
         CHECK(text[slot] == expected[slot]);
-        llama_sampler_free((llama_sampler *) samplers[slot]);
+        llama_sampler_free(samplers[slot]);
     }
     CHECK(total > N);
 }
@@ -454,7 +453,7 @@ void cut_prompts(const char * target, const char * head) {
             own.s.prefill(k, text.data() + at, std::min(steps[k], 400 - at), false);
         }
         CHECK(own.s.draft({ask_for(k, 9, EAGLE3_CHAIN, 6)}) == 6);
-        for (const eagle3::evidence_list & e : own.s.slot(k).draft_evidence) {
+        for (const eagle3::evidence_list & e : own.s.slot(k).draft.evidence) {
             probs[k].push_back(e[0]);
         }
     }

@@ -211,7 +211,7 @@ struct world {
     }
 
     int verify() {
-        void * const samplers[N_SLOTS] = {greedy, greedy};
+        llama_sampler * const samplers[N_SLOTS] = {greedy, greedy};
         int32_t out[N_SLOTS * 64], counts[N_SLOTS];
         const int rc = eagle3_round_verify(s, samplers, out, counts);
         return rc == EAGLE3_OK ? std::min({0, counts[0], counts[1]}) : rc;

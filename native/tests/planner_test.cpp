@@ -41,7 +41,7 @@ float between(const float * at, int n) {
 
 // deferred: the output matrix can wait
 costs costs_of(const machine & m, bool deferred) {
-    costs c;
+    costs c = {};
     for (int n = 1; n <= MAX_ROWS; ++n) {
         const float whole  = between(m.rows, n);
         const float output = deferred ? std::min(0.21f + m.output * (n - 1), 0.5f * whole) : 0.0f;

@@ -426,7 +426,7 @@ static void wrong_rounds(eagle3_session * s) {
     asks[0] = ask_for(0, 5, EAGLE3_TREE, 3, 1, 99);
     CHECK(eagle3_round_draft(s, asks, 1, n) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_round_decode(s) == EAGLE3_E_ARGUMENT);
-    void * samplers[1] = {nullptr};
+    llama_sampler * samplers[1] = {nullptr};
     CHECK(eagle3_round_verify(s, samplers, out, n) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_round_drafted(s, 7, out, n, nullptr) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_round_commit(s, n) == EAGLE3_OK);  // none under way
@@ -445,7 +445,7 @@ static void joint_rounds(
     }
     for (int r = 0; r < n_rounds; ++r) {
         std::vector<eagle3_ask> asks;
-        std::vector<void *> samplers;
+        std::vector<llama_sampler *> samplers;
         for (int slot = 0; slot < n_slots; ++slot) {
             std::vector<int32_t> & t = text[slot];
             if (t.empty() || t.size() > 200) {

@@ -1,5 +1,5 @@
 // Rounds on a simulated clock: the planner and growing drafts are the product's, the target, the head and the
-// time that they take are made up. Steps and their order are those of tree.cpp and round.cpp.
+// time that they take are made up. Steps and their order are those of draft.cpp and round.cpp.
 #pragma once
 
 #include "growth.hpp"
@@ -33,7 +33,7 @@ const curve CURVES[] = {
 };
 
 inline costs costs_of(const curve & m) {
-    costs c;
+    costs c = {};
     for (int n = 1; n <= MAX_ROWS; ++n) {
         int k = 0;
         while (k < 3 && (2 << k) < n) {
@@ -55,6 +55,9 @@ inline costs costs_of(const curve & m) {
 // head.
 struct load {
     float plain = 1.0f, drafted = 1.0f, head = 1.0f;
+    float jolts = 0.01f;  // part of the rounds that something disturbs
+    float rest =
+        0.0f;  // what callers take between rounds, in plain decodes; one in 20 takes 10 times as long
 };
 
 // What the costs look like if they are measured under a load.
@@ -77,8 +80,9 @@ struct text {
 
 class simulation {
   public:
-    simulation(const costs & true_costs, const costs & told, int n_slots, unsigned seed)
-        : c_(true_costs), rng_(seed), trust_(n_slots) {
+    simulation(
+        const costs & true_costs, const costs & told, int n_slots, unsigned seed, const tuning & t = {})
+        : c_(true_costs), seed_(seed), rng_(seed), trust_(n_slots), plan_(t) {
         plan_.set(told);
         for (trust_list & t : trust_) {
             t.fill(1.0f);
@@ -87,12 +91,14 @@ class simulation {
 
     struct sums {
         double seconds = 0, tokens = 0, rounds = 0, drafted = 0;
+        double expected = 0;  // tokens, without the luck of which drafts were accepted
         double rate() const { return tokens / seconds; }
         sums & operator+=(const sums & o) {
             seconds += o.seconds;
             tokens += o.tokens;
             rounds += o.rounds;
             drafted += o.drafted;
+            expected += o.expected;
             return *this;
         }
     };
@@ -104,13 +110,25 @@ class simulation {
             text_ = t;
             load_ = l;
             if (plain) {
-                s += {decode_seconds((int) trust_.size(), true), (double) trust_.size(), 1, 0};
+                s += {decode_seconds((int) trust_.size(), true), (double) trust_.size(), 1, 0,
+                    (double) trust_.size()};
             } else {
                 s += round();
             }
         }
         return s;
     }
+
+    // A slot begins another text, as with a prompt.
+    void new_text() {
+        plan_.new_text();
+        for (trust_list & t : trust_) {
+            t.fill(1.0f);
+        }
+    }
+
+    // Luck that depends on the seed and the round alone: two planners that decide alike have the same.
+    bool same_luck = false;
 
     planner & plan() { return plan_; }
     const trust_list & trust(int slot) const { return trust_[slot]; }
@@ -119,8 +137,9 @@ class simulation {
   private:
     // -- the machine --
     float noise() {
-        const float u = uniform_(rng_);
-        return 0.9f + 0.2f * uniform_(rng_) + (u < 0.01f ? 1.0f : 0.0f);  // one round in 100 is disturbed
+        std::mt19937 & rng = same_luck ? noise_rng_ : rng_;
+        const float u      = uniform_(rng);
+        return 0.9f + 0.2f * uniform_(rng) + (u < load_.jolts ? 1.0f : 0.0f);
     }
 
     float slowed(int n_rows) const {
@@ -129,6 +148,13 @@ class simulation {
 
     float decode_seconds(int n_rows, bool whole) {
         return (c_.layers[n_rows] + (whole ? c_.output[n_rows] : 0.0f)) * slowed(n_rows) * noise();
+    }
+
+    float rest_seconds() {
+        if (load_.rest == 0.0f) {
+            return 0.0f;
+        }
+        return load_.rest * c_.layers[1] * noise() * (uniform_(noise_rng_) < 0.05f ? 10.0f : 1.0f);
     }
 
     float pass_seconds(int n_rows, bool first) {
@@ -147,6 +173,8 @@ class simulation {
             const int node = g.offer(0, a, parent, next_token_++, q, k);
             right_.resize(g.nodes.size(), false);
             right_[node] = hit >= 0.0f && hit < truth * q;
+            chance_.resize(g.nodes.size(), 0.0f);
+            chance_[node] = truth * q * (parent < 0 ? 1.0f : chance_[parent]);
             hit -= truth * q;
             g.level.push_back(node);
             q = rest * 0.5f;
@@ -317,6 +345,10 @@ class simulation {
         const int n_slots = (int) trust_.size();
         planner::round r;
         growth g;
+        if (same_luck) {
+            rng_.seed(seed_ * 7919u + n_rounds_);
+            noise_rng_.seed(seed_ * 104729u + n_rounds_++);
+        }
         plan_.begin(n_slots, 0.0f);
         std::vector<int> chosen;
         if (plan_.wants_draft()) {
@@ -342,14 +374,18 @@ class simulation {
             r.n_tokens += (int) path.size();
         }
         r.output_s = r.whole ? 0.0f : output;
-        r.total_s  = r.draft_s + r.layers_s + output;
+        r.total_s  = r.draft_s + r.layers_s + output + rest_seconds();
         n_pending_ += r.n_tokens;
         learn(rows, paths);
         if (r.tried) {
             learn_undrafted(g, chosen);
         }
         plan_.saw_round(r);
-        return {r.total_s, (double) r.n_tokens, 1, chosen.empty() ? 0.0 : 1.0};
+        double expected = n_slots;
+        for (const int v : chosen) {
+            expected += chance_[v];
+        }
+        return {r.total_s, (double) r.n_tokens, 1, chosen.empty() ? 0.0 : 1.0, expected};
     }
 
     // Of slots without a draft, what would have become of their first tokens.
@@ -368,14 +404,17 @@ class simulation {
     }
 
     const costs c_;
-    std::mt19937 rng_;
+    const unsigned seed_;
+    unsigned n_rounds_ = 0;
+    std::mt19937 rng_, noise_rng_;
     std::uniform_real_distribution<float> uniform_{0.0f, 1.0f};
     std::vector<trust_list> trust_;
     planner plan_;
     text text_{};
     load load_{};
-    std::vector<bool> right_;  // of each node: whether it is what the target samples after its parent
-    int n_pending_      = 1;   // features that wait for the head's first pass
+    std::vector<float> chance_;  // of each node: that verification gets to it and accepts it
+    std::vector<bool> right_;    // of each node: whether it is what the target samples after its parent
+    int n_pending_      = 1;     // features that wait for the head's first pass
     int32_t next_token_ = 0;
 };
 

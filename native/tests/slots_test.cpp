@@ -81,7 +81,7 @@ struct fixture {
     // The rest of the round: what verification reaches has the bits of its text, and all of that stays.
     void finish(const std::vector<eagle3_ask> & asks, const tokens & n) {
         CHECK(eagle3_round_decode(s) == EAGLE3_OK);
-        const std::vector<void *> samplers(asks.size(), greedy);
+        const std::vector<llama_sampler *> samplers(asks.size(), greedy);
         tokens out(asks.size() * MAX_ROWS), counts(asks.size());
         CHECK(eagle3_round_verify(s, samplers.data(), out.data(), counts.data()) == EAGLE3_OK);
         for (size_t i = 0; i < asks.size(); ++i) {

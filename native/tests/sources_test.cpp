@@ -137,16 +137,16 @@ bool begins_with(const std::vector<int32_t> & text, const std::vector<int32_t> &
 // Drafts of the head and of the script as one: siblings differ, and there are no more than the width. Where
 // the script is right, its tokens are drafted.
 void check_draft(const eagle3::slot_state & slot, int width) {
-    const size_t n = slot.draft_tokens.size();
+    const size_t n = slot.draft.tokens.size();
     for (size_t i = 0; i < n; ++i) {
         int siblings = 0;
         for (size_t j = 0; j < n; ++j) {
-            siblings += slot.draft_parents[i] == slot.draft_parents[j];
-            CHECK(i == j || slot.draft_parents[i] != slot.draft_parents[j] ||
-                  slot.draft_tokens[i] != slot.draft_tokens[j]);
+            siblings += slot.draft.parents[i] == slot.draft.parents[j];
+            CHECK(i == j || slot.draft.parents[i] != slot.draft.parents[j] ||
+                  slot.draft.tokens[i] != slot.draft.tokens[j]);
         }
-        CHECK(siblings <= width && slot.draft_parents[i] < (int) i);
-        CHECK(slot.draft_evidence[i][0] >= 0.0f || slot.draft_evidence[i][1] >= 0.0f);
+        CHECK(siblings <= width && slot.draft.parents[i] < (int) i);
+        CHECK(slot.draft.evidence[i][0] >= 0.0f || slot.draft.evidence[i][1] >= 0.0f);
     }
 }
 
@@ -167,7 +167,7 @@ tally generate(eagle3::session & s, const fixture & f, const script & source, in
                 CHECK(
                     (int) source.texts[i].size() == s.n_past(i) && s.n_past(i) + 1 == (int) texts[i].size());
                 check_draft(s.slot(i), width);
-                for (const eagle3::evidence_list & e : s.slot(i).draft_evidence) {
+                for (const eagle3::evidence_list & e : s.slot(i).draft.evidence) {
                     t.scripted += e[source.id] >= 0.0f;
                 }
             }
@@ -213,7 +213,7 @@ void check_state(eagle3::session & s, const fixture & f, const script & source) 
 std::vector<int32_t> chain_of_head(eagle3::session & s, const fixture & f) {
     const std::vector<std::vector<int32_t>> texts = begin(s, f, 1);
     s.draft({ask_for(0, texts[0].back(), EAGLE3_CHAIN, 8)});
-    return s.slot(0).draft_tokens;
+    return s.slot(0).draft.tokens;
 }
 
 }  // namespace
@@ -238,7 +238,7 @@ int main(int argc, char ** argv) {
         CHECK(chain.size() == 8);
         s.rewind(0, 0);
     }
-    eagle3::costs costs;
+    eagle3::costs costs = {};
     for (int n = 1; n <= eagle3::MAX_ROWS; ++n) {
         costs.layers[n] = 1e-3f * (1.0f + 0.01f * n);
         costs.head[n]   = 1e-5f;

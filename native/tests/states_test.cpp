@@ -62,7 +62,7 @@ struct world {
     void drop_draft() { at = at == DRAFTED ? NONE : at; }
 
     int verify() {
-        std::vector<void *> samplers(slots.size(), greedy);
+        std::vector<llama_sampler *> samplers(slots.size(), greedy);
         tokens out(64 * std::max<size_t>(slots.size(), 1)), counts(std::max<size_t>(slots.size(), 1));
         samplers.resize(std::max<size_t>(slots.size(), 1), greedy);
         const int rc = eagle3_round_verify(s, samplers.data(), out.data(), counts.data());

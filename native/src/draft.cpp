@@ -1,0 +1,226 @@
+// Drafts: chains, EAGLE-2's dynamic trees of a given size, trees of fixed shape, and the planner's choice
+// among what all sources offer. The head's are grown level by level, for all slots in the same passes.
+// Source: EAGLE-2 (arXiv 2406.16858), section 4.
+#include "draft.hpp"
+
+#include <algorithm>
+
+namespace eagle3 {
+
+namespace {
+
+constexpr int OVERDUE = 16;  // pending features of a slot, more than most rounds with drafts leave
+
+bool grows(const ask & a) {
+    return a.kind != EAGLE3_PLAIN && a.kind != EAGLE3_GIVEN;
+}
+
+}  // namespace
+
+void drafter::draft(const std::vector<ask> & asks) {
+    grow_drafts(asks);
+    for (const ask & a : asks) {
+        if (a.kind == EAGLE3_GIVEN) {
+            take_given(a, (int) asks.size());
+        }
+    }
+}
+
+void drafter::take_given(const ask & a, int n_asks) {
+    slot_draft & d = slots_.at(a.slot).draft;
+    const int n    = std::min(a.n, room(a, n_asks));
+    d.tokens.assign(a.tokens, a.tokens + n);
+    for (int i = 0; i < n; ++i) {
+        d.parents.push_back(a.parents ? a.parents[i] : i - 1);
+    }
+}
+
+// Makes the drafts of all asks but those that callers brought.
+void drafter::grow_drafts(std::vector<ask> asks) {
+    spent_       = {};
+    spent_.start = ggml_time_us();
+    spent_.planned =
+        std::any_of(asks.begin(), asks.end(), [](const ask & a) { return a.kind == EAGLE3_PLANNED; });
+    if (spent_.planned && !planner_drafts(asks)) {
+        for (ask & a : asks) {
+            a.kind = a.kind == EAGLE3_PLANNED ? EAGLE3_PLAIN : a.kind;
+        }
+    }
+    growth g;
+    begin_growth(g, asks);
+    if (g.asks.empty()) {
+        return;
+    }
+    spent_.steps = 1;
+    grow(g);
+    const std::vector<std::vector<int>> chosen = choose(g);
+    spent_.seconds                             = 1e-6f * (ggml_time_us() - spent_.start);
+    for (int i = 0; i < (int) g.asks.size(); ++i) {
+        take_nodes(g, i, chosen[i]);
+    }
+}
+
+// Whether the planner drafts in this round. To be called once a round: the planner counts them.
+bool drafter::planner_drafts(const std::vector<ask> & asks) {
+    float n_past = 0.0f;
+    bool any     = false;
+    for (const ask & a : asks) {
+        n_past += (float) slots_.at(a.slot).n_past / (float) asks.size();
+        any = any || (a.kind == EAGLE3_PLANNED && a.n_max > 0 && slots_.ready(a.slot));
+    }
+    planner_.begin((int) asks.size(), n_past);
+    return any && planner_.wants_draft();
+}
+
+// Does the work that gathered while there were no drafts, so that the first pass of all slots has at most
+// MAX_ROWS rows. Its time does not count as the draft's: the planner would take drafts for expensive.
+void drafter::catch_up(const std::vector<ask> & asks) {
+    const int most = std::min(OVERDUE, MAX_ROWS / std::max((int) asks.size(), 1));
+    for (const ask & a : asks) {
+        for (const auto & from : slots_.sources()) {
+            if (grows(a)) {
+                from->catch_up(a.slot, most);
+            }
+        }
+    }
+    spent_.start = ggml_time_us();
+}
+
+// Collects what the sources offer at first: the head the first level of its trees, the others all that they
+// have.
+void drafter::begin_growth(growth & g, const std::vector<ask> & asks) {
+    catch_up(asks);
+    begin_asks(g, asks);
+    for (const auto & from : slots_.sources()) {
+        std::vector<int> open;
+        for (int a = 0; a < (int) g.asks.size(); ++a) {
+            if (from->ready(g.asks[a].slot) && (from->takes_passes() || g.asks[a].kind == EAGLE3_PLANNED)) {
+                open.push_back(a);
+            }
+        }
+        if (!open.empty()) {
+            spent_.passes_seconds += from->takes_passes() ? first_pass_seconds(g, open) : 0.0f;
+            from->begin(g, open);
+        }
+    }
+}
+
+// An ask drafts nothing if there is no room for it or no source is ready.
+void drafter::begin_asks(growth & g, const std::vector<ask> & asks) {
+    g.plan   = &planner_;
+    g.n_asks = (int) asks.size();
+    for (const ask & q : asks) {
+        slot_state & s = slots_.at(q.slot);
+        s.draft.clear();
+        if (q.kind == EAGLE3_GIVEN) {
+            g.n_given += std::min(q.n, room(q, g.n_asks));
+        }
+        const ask a = grown(q, g.n_asks);
+        const bool offers =
+            a.kind == EAGLE3_PLANNED ? slots_.ready(a.slot) : slots_.head() && slots_.head()->ready(a.slot);
+        if (grows(a) && a.n_max > 0 && offers) {
+            g.asks.push_back(a);
+            g.n_past.push_back(s.n_past);
+            g.trust.push_back(&s.trust);
+        }
+    }
+}
+
+// What the planner expects of the head's first pass, for these asks.
+float drafter::first_pass_seconds(const growth & g, const std::vector<int> & asks) const {
+    int n = 0;
+    for (const int a : asks) {
+        n += slots_.head()->n_pending(g.asks[a].slot);
+    }
+    return planner_.pass_seconds(std::min(n, MAX_ROWS), true);
+}
+
+// The most draft tokens that there is room for. The ask's own token needs a cell and a row, too.
+int drafter::room(const ask & a, int n_asks) const {
+    const int rows = (slots_.most_rows - n_asks) / (a.kind == EAGLE3_PLANNED ? 1 : n_asks);
+    return std::max(std::min(slots_.n_ctx - slots_.at(a.slot).n_past - 1, rows), 0);
+}
+
+// The ask as growth takes it: chains and choices are trees of a certain depth and width.
+ask drafter::grown(ask a, int n_asks) const {
+    if (a.kind == EAGLE3_CHOICES) {
+        a.n_max = a.n;
+        a.width = 1 + (a.n ? *std::max_element(a.ranks, a.ranks + a.n) : 0);
+    } else if (a.kind == EAGLE3_CHAIN) {
+        a.width = 1;
+        a.depth = MAX_DRAFT;
+    }
+    a.n_max = std::min(a.n_max, room(a, n_asks));
+    a.depth = a.kind == EAGLE3_CHAIN ? a.n_max : std::min(a.depth, a.n_max);  // a path of n levels is n nodes
+    return a;
+}
+
+// Of each ask's nodes, those to draft: as many as were asked for, or, of the planner's, as many as pay in all
+// slots together.
+std::vector<std::vector<int>> drafter::choose(const growth & g) {
+    std::vector<std::vector<int>> chosen(g.asks.size());
+    int n_fixed = g.n_given;
+    for (int i = 0; i < (int) g.asks.size(); ++i) {
+        if (g.asks[i].kind != EAGLE3_PLANNED) {
+            chosen[i] = chosen_of(g, i);
+            n_fixed += (int) chosen[i].size();
+        }
+    }
+    const std::vector<int> planned =
+        candidates(g, std::min(planned_room(g), slots_.most_rows - g.n_asks - n_fixed));
+    if (planned.empty()) {
+        return chosen;
+    }
+    std::vector<float> reach;
+    for (const int v : planned) {
+        reach.push_back(g.nodes[v].reach);
+    }
+    const planner::choice c = planner_.best(reach, n_fixed);
+    spent_.value            = c.value;
+    for (int i = 0; i < c.n; ++i) {
+        chosen[g.nodes[planned[i]].ask].push_back(planned[i]);
+    }
+    return chosen;
+}
+
+// Of an ask that is not the planner's.
+std::vector<int> drafter::chosen_of(const growth & g, int i) const {
+    const ask & a = g.asks[i];
+    std::vector<int> chosen;
+    if (a.kind == EAGLE3_CHOICES) {
+        chosen = g.by_reach([&](const growth::node & v) { return v.ask == i && v.choice >= 0; });
+        std::sort(chosen.begin(), chosen.end(),
+            [&](int v, int w) { return g.nodes[v].choice < g.nodes[w].choice; });
+        return chosen;
+    }
+    chosen = g.by_reach([&](const growth::node & v) { return v.ask == i && g.is_likely(v); });
+    chosen.resize(std::min((int) chosen.size(), a.n_max));
+    if (a.kind == EAGLE3_CHAIN && (int) chosen.size() < a.n_min) {
+        chosen.clear();
+    }
+    return chosen;
+}
+
+// Makes these nodes of an ask, the likeliest first, the slot's draft, level by level. A parent's reach is
+// never below its child's, so every node's parent is among them.
+void drafter::take_nodes(const growth & g, int a, std::vector<int> order) {
+    slot_state & s = slots_.at(g.asks[a].slot);
+    for (const growth::node & v : g.nodes) {
+        if (order.empty() && v.ask == a && v.parent < 0 && g.is_planned(v)) {
+            s.draft.undrafted.push_back({v.token, v.evidence});
+        }
+    }
+    std::vector<int> place(g.nodes.size(), -1);
+    std::stable_sort(
+        order.begin(), order.end(), [&](int i, int j) { return g.nodes[i].depth < g.nodes[j].depth; });
+    for (int i = 0; i < (int) order.size(); ++i) {
+        const growth::node & v = g.nodes[order[i]];
+        place[order[i]]        = i;
+        s.draft.tokens.push_back(v.token);
+        s.draft.parents.push_back(v.parent < 0 ? -1 : place[v.parent]);
+        s.draft.reach.push_back(v.reach);
+        s.draft.evidence.push_back(v.evidence);
+    }
+}
+
+}  // namespace eagle3

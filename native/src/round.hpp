@@ -1,0 +1,80 @@
+// A round over some of the slots: draft, decode, verify, commit.
+#pragma once
+
+#include "draft.hpp"
+#include "planner.hpp"
+#include "slots.hpp"
+
+#include <string>
+#include <vector>
+
+namespace eagle3 {
+
+// How far a round is: see the table in eagle3.h.
+enum class stage { none, drafted, decoded, verified };
+
+class round {
+  public:
+    round(slots & s, drafter & d, planner & p) : slots_(s), drafter_(d), planner_(p) {}
+
+    // The four steps; a slot takes part at most once. Calls that are not legal at a stage of the round throw
+    // E_ARGUMENT and change nothing. draft returns the number of draft tokens.
+    // counts and keep have an entry for each slot, in the order of the asks. A count below 0 is the code of a
+    // slot whose sampler failed, and failure holds its message; the other slots' tokens are good.
+    int draft(const std::vector<ask> & asks);
+    void decode();
+    void verify(llama_sampler * const * samplers, int32_t * out, int32_t * counts, std::string & failure);
+    void commit(const int32_t * keep);
+
+    stage at() const { return at_; }
+    const std::vector<int> & of() const { return of_; }  // its slots, in the order of the asks
+    bool under_way() const { return at_ >= stage::decoded; }
+    void check_rests() const;          // the next decode would overwrite the rows of a round under way
+    void check_rests(int slot) const;  // the same of a slot's round
+    int verified_row(int slot, int i) const;
+
+    void drop_draft();  // what is drafted is void: a slot changes, or time passes that is no part of a round
+    void end_of(int slot);  // before the slot changes: its round ends, for all its slots
+    void begin_other();     // before a decode that is no round's
+    void abandon();         // none of its rows stay. Allocates nothing, so that it works without memory, too.
+
+  private:
+    void begin(slot_state & s, int32_t token);
+    void lay_out();
+    void set_tree();
+    bool knows_reach() const;
+    void run(int n);
+    void end();
+
+    void begin_paths();
+    void need_logits(int row);
+    int sample_row(slot_round & r, llama_sampler * sampler, int32_t & token);
+    void reach_now();
+
+    std::vector<int32_t> kept_path(const slot_round & r, int n) const;
+    std::vector<kept_tokens> kept_of(const int32_t * keep) const;
+    void keep_tree(const std::vector<kept_tokens> & kept);
+    std::vector<kept_tokens> begin_commit(const int32_t * keep);
+    void keep_rows(const kept_tokens & k);
+
+    void learn(slot_state & s);
+    void learn_undrafted(slot_state & s);
+    void tell_planner(int n_tokens);
+
+    slots & slots_;
+    drafter & drafter_;
+    planner & planner_;
+
+    // the round, or the last one
+    stage at_ = stage::none;
+    std::vector<int> of_;
+    std::vector<int32_t> slot_of_, row_of_;  // of each row of the batch, its slot and its number there
+    std::vector<float> reach_;               // probability that verification gets to it
+    uint64_t done_        = 0;               // rows whose logits are there, a bit each
+    bool tree_            = false;
+    bool sampled_         = false;  // the context still has the rows that verification sampled from
+    float layers_seconds_ = 0.0f;
+    float output_seconds_ = 0.0f;  // of the pieces computed so far
+};
+
+}  // namespace eagle3

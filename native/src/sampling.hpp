@@ -1,0 +1,18 @@
+// Samples a row as llama_sampler_sample does, greedy decoding without its list of candidates.
+#pragma once
+
+#include "llama.h"
+
+#include <cstdint>
+#include <string>
+
+namespace eagle3 {
+
+// Row of the last decode, -1 for its last with logits. The sampler accepts the token. E_ARGUMENT for a row
+// without logits; throws what the sampler throws.
+int sample(llama_context * ctx, llama_sampler * sampler, int row);
+
+// The code of the exception being handled, a sampler's say, and its message. Rethrows nothing.
+int32_t caught(std::string & message);
+
+}  // namespace eagle3

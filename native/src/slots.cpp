@@ -1,0 +1,211 @@
+#include "slots.hpp"
+
+#include "llama-ext.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace eagle3 {
+
+slots::slots(llama_context * ctx, const eagle3::head * h, int n_slots)
+    : ctx(ctx), memory(llama_get_memory(ctx)), n_batch((int) llama_n_batch(ctx)),
+      n_ctx((int) llama_n_ctx_seq(ctx)),
+      n_vocab(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)))),
+      most_rows(std::min({n_batch, (int) llama_n_ubatch(ctx), MAX_ROWS})), slots_(n_slots) {
+    const llama_model * model = llama_get_model(ctx);
+    require(memory != nullptr, EAGLE3_E_UNSUPPORTED, "the target has no memory of its sequence");
+    if (h) {
+        require(model == h->target, EAGLE3_E_ARGUMENT, "the head was opened for another model");
+        require(!llama_model_is_recurrent(model) && !llama_model_is_hybrid(model), EAGLE3_E_UNSUPPORTED,
+            "the target is recurrent or hybrid and cannot drop part of a sequence");
+        auto own = std::make_unique<head_source>(ctx, *h, n_slots, n_ctx);
+        head_    = own.get();
+        sources_.push_back(std::move(own));
+    }
+    batch_ = llama_batch_init(n_batch, 0, 1);
+}
+
+slots::~slots() {
+    llama_batch_free(batch_);
+}
+
+slot_state & slots::at(int slot) {
+    require(slot >= 0 && slot < size(), EAGLE3_E_ARGUMENT, format("no slot %d", slot));
+    return slots_[slot];
+}
+
+const slot_state & slots::at(int slot) const {
+    return const_cast<slots *>(this)->at(slot);
+}
+
+void slots::check_tokens(const int32_t * tokens, int n) const {
+    for (int i = 0; i < n; ++i) {
+        require(tokens[i] >= 0 && tokens[i] < n_vocab, EAGLE3_E_ARGUMENT,
+            format("token %d is not in the vocabulary", tokens[i]));
+    }
+}
+
+// -- sources ----------------------------------------------------------------------------------------------
+
+void slots::add_source(std::unique_ptr<source> source) {
+    const int id = 1 + (int) sources_.size() - (head_ != nullptr);  // 0 is the head's
+    require(id < MAX_SOURCES, EAGLE3_E_ARGUMENT, "too many sources of drafts");
+    require(!source->takes_passes(), EAGLE3_E_ARGUMENT, "only the head may draft by passes");
+    source->id = id;
+    sources_.push_back(std::move(source));
+}
+
+head_source & slots::need_head() const {
+    require(head_ != nullptr, EAGLE3_E_ARGUMENT, "the session has no head");
+    return *head_;
+}
+
+bool slots::ready(int slot) const {
+    return std::any_of(
+        sources_.begin(), sources_.end(), [&](const auto & from) { return from->ready(slot); });
+}
+
+void slots::tell(const kept_tokens & k) {
+    rethrow(for_all(sources_, [&](const auto & from) { from->kept(k); }));
+}
+
+void slots::apply_capture() {
+    if (head_) {
+        head_->set_capture(capture_);
+    }
+}
+
+// -- texts ------------------------------------------------------------------------------------------------
+
+void slots::rewind(int slot, int n_past) {
+    if (!llama_memory_seq_rm(memory, slot, n_past, -1)) {
+        throw error(EAGLE3_E_UNSUPPORTED, "the target cannot drop part of a sequence");
+    }
+    at(slot).n_past = n_past;
+    for (const auto & from : sources_) {
+        from->rewind(slot, n_past);
+    }
+}
+
+void slots::reset(int slot, int n_past) {
+    slot_state & s = at(slot);
+    s              = slot_state();
+    s.n_past       = n_past;
+    for (const auto & from : sources_) {
+        from->reset(slot, n_past);
+    }
+}
+
+void slots::put_row(int row, int32_t token, int pos, int slot, bool logits) {
+    batch_.token[row]     = token;
+    batch_.pos[row]       = pos;
+    batch_.n_seq_id[row]  = 1;
+    batch_.seq_id[row][0] = slot;
+    batch_.logits[row]    = logits;
+}
+
+kept_tokens slots::lay_out_text(int slot, const int32_t * tokens, int n, bool all_logits) {
+    const slot_state & s = at(slot);
+    require(
+        n >= 1 && n <= n_batch, EAGLE3_E_ARGUMENT, format("a batch of %d tokens, n_batch is %d", n, n_batch));
+    require(s.n_past + n <= n_ctx, EAGLE3_E_ARGUMENT,
+        format("%d tokens do not fit after %d of %d", n, s.n_past, n_ctx));
+    check_tokens(tokens, n);
+    kept_tokens k = {slot, s.n_past, {tokens, tokens + n}, std::vector<int32_t>(n), true};
+    std::iota(k.rows.begin(), k.rows.end(), 0);
+    for (int i = 0; i < n; ++i) {
+        put_row(i, tokens[i], s.n_past + i, slot, all_logits || i == n - 1);
+    }
+    return k;
+}
+
+void slots::run_rows(int n, const int * of, int n_of) {
+    batch_.n_tokens = n;
+    int rc          = 0;
+    try {
+        rc = llama_decode(
+            ctx, batch_);  // which may throw: a graph that cannot be built, an evaluation callback
+    } catch (...) {
+        drop_rows(of, n_of);
+        throw;
+    }
+    if (rc == 0) {
+        return;
+    }
+    drop_rows(of, n_of);
+    require(rc != -4, EAGLE3_E_UNSUPPORTED,
+        "this target does not let the layers be captured that the head reads");
+    require(rc != -2, EAGLE3_E_MEMORY, "not enough memory to decode");
+    throw error(
+        EAGLE3_E_DECODE, rc == 1 ? "the context's memory is full" : format("llama_decode returned %d", rc));
+}
+
+bool slots::drop_from(int slot, int n_past) {
+    if (llama_memory_seq_rm(memory, slot, n_past, -1)) {
+        return true;
+    }
+    llama_memory_seq_rm(memory, slot, -1, -1);
+    reset(slot, 0);
+    return false;
+}
+
+// No message is made before: there may be no memory for one.
+void slots::must_drop_from(int slot, int n_past) {
+    if (!drop_from(slot, n_past)) {
+        throw error(EAGLE3_E_UNSUPPORTED,
+            format("the target cannot drop part of a sequence: slot %d is empty now", slot));
+    }
+}
+
+bool slots::drop_rows(const int * of, int n_of) {
+    llama_memory_tree_set(memory, nullptr, 0);
+    bool whole = true;
+    for (int i = 0; i < n_of; ++i) {
+        whole = drop_from(of[i], at(of[i]).n_past) && whole;
+    }
+    return whole;
+}
+
+void slots::kept_prompt(const kept_tokens & k) {
+    slot_state & s = at(k.slot);
+    s.n_past += (int) k.tokens.size();
+    s.trust.fill(1.0f);
+    tell(k);
+}
+
+// -- state ------------------------------------------------------------------------------------------------
+
+int64_t slots::state_size(int slot) const {
+    int64_t size = 0;
+    for (const auto & from : sources_) {
+        size += from->state_size(slot);
+    }
+    return size;
+}
+
+void slots::state_get(int slot, uint8_t * out) const {
+    for (const auto & from : sources_) {
+        from->save(slot, at(slot).n_past, out);
+        out += from->state_size(slot);
+    }
+}
+
+std::vector<int64_t> slots::check_state(const uint8_t * data, int64_t size) const {
+    std::vector<int64_t> begins(1, 0);
+    for (const auto & from : sources_) {
+        begins.push_back(begins.back() + from->check(data + begins.back(), size - begins.back()));
+    }
+    require(begins.back() == size, EAGLE3_E_FORMAT, "the state is damaged or belongs to another head");
+    return begins;
+}
+
+void slots::state_set(int slot, const uint8_t * data, const std::vector<int64_t> & begins) {
+    slot_state s;
+    s.n_past = head_source::saved_n_past(data);  // the head is the first source
+    for (size_t i = 0; i < sources_.size(); ++i) {
+        sources_[i]->restore(slot, s.n_past, data + begins[i]);
+    }
+    at(slot) = std::move(s);
+}
+
+}  // namespace eagle3

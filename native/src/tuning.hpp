@@ -1,0 +1,224 @@
+// The planner's constants. Each has its unit, its reason, and what half and twice its value do, and what it
+// is like without it: tokens a second, in percent of what they are with the value below, by
+//
+//     planner_constants [NAME...]      (native/tests; the build of `native/build.py --tests`)
+//
+// which simulates rounds on 26 cases: texts that are easy to foresee, hard, or turn; loads that come and go;
+// costs that were measured under a load; for most_rest also a caller that is slow now and then. The first
+// number is the mean of all cases, the second is of the case that loses most, with one slot (x1) or four.
+// Luck makes up to 0.05 of a mean and 0.5 of a case, up to 1 where texts or loads change.
+//
+// "Keeps x" is a window: at each further observation, what was seen before counts x times as much, so about
+// the last 1 / (1 - x) count. Half and twice are those of the window, of a ratio those of what is above 1.
+#pragma once
+
+namespace eagle3 {
+
+struct tuning {
+    // -- What the head's estimates are worth --
+    // Keeps 0.995 of a bin's counts: some 200 draft tokens. Shorter follows texts, longer is surer.
+    // half +0.03, drafts dearer x1 -0.25; twice -0.04, load comes and goes x4 -0.34; without -0.10, load
+    // comes and goes x1 -0.51.
+    float keep_tally = 0.995f;
+    // Observations that the estimate itself counts for in a bin. Without it, the first hit or miss decides.
+    // half -0.16, misjudged turns x1 -1.46; twice -0.10, misjudged turns x1 -1.44; without -1.32, turns x1
+    // -5.24.
+    float prior = 8.0f;
+    // Probability that the head's likeliest child is right, before anything is known of the level.
+    // half -0.14, load comes and goes x1 -1.09; twice -0.11, misjudged turns x1 -0.96; without -0.07, turns
+    // x1 -0.62.
+    float first_guess = 0.5f;
+    // The same of each further child.
+    // half -0.02, jolted x1 -0.27; twice -0.05, load comes and goes x1 -0.32; without -0.04, misjudged turns
+    // x1 -0.81.
+    float next_guess = 0.1f;
+    // Of the surprise of a draft token, what goes into the logarithm of the slot's trust: a text differs from
+    // others for tens of tokens.
+    // half -0.19, misjudged turns x1 -3.00; twice -0.19, misjudged turns x1 -0.87; without -0.38, misjudged
+    // turns x1 -3.34.
+    float trust_step = 0.05f;
+    // The same of first tokens while drafting takes its longest rests: a token in ten rounds has to teach it.
+    // half -0.03, misjudged turns x1 -0.75; twice -0.04, load comes and goes x1 -0.73; without -0.06, load
+    // comes and goes x4 -0.85.
+    float trust_step_resting = 0.2f;
+
+    // -- What rounds bring --
+    // Keeps 0.98 of tokens and seconds: some 50 rounds. It is the rate that a draft's time is weighed by.
+    // half -0.09, misjudged turns x1 -1.01; twice +0.02, turns x4 -0.38; without -0.03, misjudged turns x1
+    // -0.89.
+    float keep_rate = 0.98f;
+    // Keeps 0.95 of what drafts are expected to gain: some 20 rounds. One poor draft is no cause to rest.
+    // half -0.04, misjudged turns x1 -0.98; twice -0.06, misjudged turns x1 -1.45; without -1.26, drafts
+    // measured busy x1 -4.85.
+    float keep_gain = 0.95f;
+    // Of one slot: the measured rate of drafting over that of plain decoding below which it rests.
+    // half +0.00; twice +0.00; without -0.09, load comes and goes x1 -0.85.
+    float least_gain = 1.0f;
+    // The same of several slots, where a draft of one delays all.
+    // half +0.02, turns x4 -0.23; twice -0.09, medium x4 -0.62; without +0.02, turns x4 -0.35.
+    float least_of_many = 1.04f;
+    // Expected loss of drafting, tokens a round, that is no cause to rest: a draft not made teaches nothing.
+    // half -0.03, load comes and goes x1 -0.82; twice -0.02, misjudged turns x1 -0.64; without -0.05,
+    // misjudged turns x1 -1.53.
+    float most_loss = 0.02f;
+    // Rounds with drafts before drafting may be given up.
+    // half -0.04, misjudged turns x1 -2.90; twice -0.17, load comes and goes x4 -1.18; without -1.74, drafts
+    // dearer x4 -8.96.
+    int min_drafts = 12;
+
+    // -- Rests: rounds for which nothing is drafted --
+    // Rounds of the first rest; each further one is twice as long.
+    // half -0.20, misjudged turns x1 -2.02; twice -0.01, misjudged turns x1 -2.44; without -0.08, misjudged
+    // turns x1 -1.50.
+    int nap_first = 8;
+    // Rounds of the longest: a change is noticed within 200 rounds, which have to hold three rests.
+    // half +0.10, drafts dearer x4 -0.38; twice -0.19, misjudged turns x1 -3.68; without -0.12, misjudged
+    // turns x1 -3.02.
+    int nap_most = 64;
+    // Rounds awake after a rest, before the next may begin.
+    // half +0.07, misjudged turns x1 -1.97; twice -0.17, load comes and goes x4 -1.32; without -0.31, load
+    // comes and goes x4 -2.78.
+    int probes = 6;
+    // Of what drafts brought, what counts after a rest: texts turn.
+    // half -0.03, load comes and goes x1 -0.59; twice -0.07, load comes and goes x4 -0.83; without -0.15,
+    // load comes and goes x1 -1.28.
+    float keep_awake = 0.25f;
+    // Of one slot: rounds awake in a row for which nothing was worth drafting, that end a probe.
+    // half -0.25, misjudged turns x1 -5.69; twice -0.00, unforeseeable x1 -0.28; without +0.03, load comes
+    // and goes x1 -0.18.
+    int idle = 2;
+    // The same of several slots.
+    // half +0.00; twice -0.01, drafts dearer x4 -0.43; without -0.04, drafts dearer x4 -0.48.
+    int idle_of_many = 1;
+
+    // -- Whether a text or the machine has become another --
+    // While resting, keeps 0.85 of the hits of first tokens above what was expected: a window of 7.
+    // half -0.01, misjudged turns x1 -0.72; twice -0.09, misjudged turns x1 -1.18; without -0.10, misjudged
+    // turns x1 -2.18.
+    float keep_surprise = 0.85f;
+    // As many hits in that window show that the text has turned: more than two deviations, as the price is
+    // some drafts.
+    // half -0.39, drafts dearer x4 -3.56; twice -0.08, misjudged turns x1 -2.07; without -0.10, misjudged
+    // turns x1 -2.07.
+    float turned = 2.0f;
+    // As many are cause to stay awake for another round.
+    // half +0.01, unforeseeable x1 -0.11; twice -0.01, misjudged turns x1 -0.72; without -0.01, misjudged
+    // turns x1 -0.72.
+    float curious = 0.8f;
+    // Keeps 0.95 of the same hits at all times: a window of 20.
+    // half -0.02, misjudged turns x1 -0.23; twice -0.04, jolted x1 -0.38; without -0.04, misjudged turns x1
+    // -0.84.
+    float keep_excess = 0.95f;
+    // As many hits in that window, nearly four deviations, show it too.
+    // half -0.05, easy x1 -0.42; twice -0.04, misjudged turns x1 -0.84; without -0.04, misjudged turns x1
+    // -0.84.
+    float turned_awake = 6.0f;
+    // First tokens of each slot that trust it in full again after a turn.
+    // half -0.01, misjudged turns x1 -0.37; twice +0.01, turns x1 -0.07; without -0.04, misjudged turns x1
+    // -0.69.
+    int pardons = 2;
+    // A drift of plain rounds, as a logarithm, that makes it another machine.
+    // half -0.07, load comes and goes x4 -1.04; twice -0.03, jolted x4 -0.34; without -0.00, jolted x4 -0.34.
+    float changed = 0.3f;
+    // After every second rest: of a row's cost, what a draft must bring to be tried, as the row may cost
+    // less.
+    // half -0.01, turns x4 -0.08; twice -0.01, misjudged turns x1 -0.92; without -0.02, misjudged turns x1
+    // -1.23.
+    float hope = 0.4f;
+    // The same before anything was seen of drafts, or where text or machine has become another.
+    // half -0.00, load comes and goes x4 -0.03; twice +0.00, load comes and goes x4 -0.42; without -0.74,
+    // drafts measured busy x1 -19.37.
+    float hope_anew = 0.15f;
+
+    // -- Looks: plain rounds between drafts, so that their time is known --
+    // Rounds from one look to the next where drafting gains little.
+    // half -0.23, misjudged turns x1 -2.23; twice -0.10, load comes and goes x1 -0.79; without -0.06, drafts
+    // measured busy x4 -2.61.
+    int look_close = 16;
+    // The same where it gains much.
+    // half -0.10, misjudged turns x1 -0.77; twice +0.02, load comes and goes x1 -0.54; without -0.46,
+    // misjudged turns x1 -1.84.
+    int look = 128;
+    // Looks that are close in any case, at the start.
+    // half -0.02, drafts measured busy x4 -0.25; twice -0.08, drafts measured busy x4 -0.55; without -0.12,
+    // drafts measured busy x4 -2.62.
+    int first_looks = 4;
+    // Drafting's measured rate over plain decoding's that is much.
+    // half +0.04, load comes and goes x1 -0.32; twice -0.09, misjudged turns x1 -0.40; without +0.07, turns
+    // x4 -0.25.
+    float close_gain = 1.15f;
+    // A decode's time that differs so much from the expected, as a logarithm, brings the next look nearer.
+    // half -0.20, misjudged turns x1 -2.04; twice -0.08, load comes and goes x1 -0.78; without -0.95, drafts
+    // measured busy x1 -19.62.
+    float surprised = 0.2f;
+    // Rounds by which it does.
+    // half -0.04, drafts measured busy x4 -0.53; twice -0.13, load comes and goes x1 -1.41; without -0.09,
+    // measured busy x4 -1.13.
+    int hurry = 8;
+
+    // -- How measured costs are corrected --
+    // Of decodes with drafts: keeps 0.95 of the weight of what was seen. Some 20 decodes.
+    // half +0.00, misjudged turns x1 -1.34; twice -0.12, load comes and goes x1 -1.09; without -0.29, jolted
+    // x1 -3.48.
+    float keep_drift = 0.95f;
+    // The same of plain decodes, which are rare, and of what rounds take beside them: 10.
+    // half -0.14, load comes and goes x4 -1.19; twice -0.03, misjudged turns x1 -1.38; without -0.12, load
+    // comes and goes x4 -0.89.
+    float keep_plain = 0.9f;
+    // The same of the head's passes: 5.
+    // half -0.04, misjudged turns x1 -0.68; twice -0.05, load comes and goes x4 -0.37; without -0.03, drafts
+    // measured busy x4 -0.25.
+    float keep_head = 0.8f;
+    // Times that the newest counts against, at least: half of what it says is believed at once.
+    // half -0.09, misjudged turns x1 -0.68; twice -0.05, measured busy x4 -0.63; without -0.09, misjudged
+    // turns x1 -0.68.
+    float least_weight = 2.0f;
+    // Keeps 0.98 of a weight in each round that does not show it.
+    // half -0.08, misjudged turns x1 -0.83; twice -0.09, load comes and goes x1 -0.63; without -0.07, drafts
+    // dearer x4 -1.20.
+    float fade = 0.98f;
+    // The same of plain decodes' in rounds with drafts.
+    // half -0.04, load comes and goes x4 -0.54; twice -0.05, load comes and goes x1 -0.46; without -0.07,
+    // load comes and goes x4 -0.49.
+    float fade_plain = 0.995f;
+    // Of a correction, what is forgotten in each round without drafts. Slower, and a load is remembered for
+    // too long; faster, and costs that were measured wrong are back before the next draft.
+    // half -0.02, load comes and goes x4 -0.43; twice -0.13, load comes and goes x1 -1.35; without -0.22,
+    // misjudged turns x1 -2.94.
+    float relax = 1.0f / 96.0f;
+    // The same of sizes that are not drafted, in rounds with drafts, and of one slot's cheap rows: such
+    // drafts cost it least.
+    // half -0.04, misjudged turns x1 -0.72; twice -0.06, load comes and goes x1 -0.60; without -0.05, load
+    // comes and goes x4 -0.23.
+    float relax_size = 1.0f / 600.0f;
+    // Of the time expected, the least that is believed of a decode.
+    // half -0.03, measured busy x1 -0.41; twice -3.62, drafts measured busy x1 -33.45; without -0.03,
+    // measured busy x1 -0.41.
+    float least_ratio = 0.5f;
+    // The most: what took longer was disturbed.
+    // half -1.64, drafts measured busy x4 -23.62; twice -0.05, load comes and goes x1 -0.73; without -0.05,
+    // load comes and goes x1 -0.73.
+    float most_ratio = 2.0f;
+    // Of a plain round, the most that is believed of what a round with a draft takes beside its parts.
+    // half -0.00, slow caller x4 -0.05; twice +0.00; without -0.01, slow caller x1 -0.27.
+    float most_rest = 0.25f;
+
+    // -- The output matrix, and how far to grow --
+    // A weight so low that pieces of the output matrix are tried.
+    // half -0.02, load comes and goes x1 -0.99; twice -0.04, drafts dearer x1 -0.39; without -0.21, drafts
+    // measured busy x1 -3.83.
+    float stale = 0.5f;
+    // As if two rows cost so much of what is thought: they lose least if they do not.
+    // half -0.01, drafts measured busy x1 -0.10; twice -0.14, drafts measured busy x1 -3.83; without -0.15,
+    // drafts measured busy x1 -3.83.
+    float try_two = 0.3f;
+    // The same of other pieces.
+    // half -0.03, load comes and goes x1 -0.51; twice -0.19, drafts measured busy x4 -1.65; without -0.02,
+    // load comes and goes x1 -0.29.
+    float try_piece = 0.7f;
+    // Levels that growing looks ahead.
+    // half -0.00, turns x1 -0.13; twice -0.00, turns x4 -0.12; without -0.04, turns x4 -0.31.
+    int ahead = 4;
+};
+
+}  // namespace eagle3

@@ -1,0 +1,82 @@
+// Verification: sampling along the draft, and the rows of the output matrix that it needs.
+#include "round.hpp"
+
+#include "deferral.hpp"
+#include "sampling.hpp"
+
+#include <algorithm>
+
+namespace eagle3 {
+
+void round::begin_paths() {
+    for (const int slot : of_) {
+        slot_round & r = slots_.at(slot).round;
+        r.path.reserve(r.tokens.size());
+        r.path.assign(1, 0);
+    }
+}
+
+// Computes the reach of each row, given the path that each slot's verification has taken so far.
+void round::reach_now() {
+    reach_.assign(slot_of_.size(), 0.0f);
+    for (const int slot : of_) {
+        const slot_state & s = slots_.at(slot);
+        const int now        = s.round.path.back();
+        const auto reach     = [&](int row) {
+            return row == 0 ? 1.0f : row - 1 < (int) s.draft.reach.size() ? s.draft.reach[row - 1] : 1.0f;
+        };
+        std::vector<bool> below(s.round.tokens.size(), false);
+        for (int row = now; row < (int) s.round.tokens.size() && s.round.under_way; ++row) {
+            below[row] = row == now || (s.round.parents[row] >= now && below[s.round.parents[row]]);
+            if (below[row]) {
+                reach_[s.round.at[row]] = reach(row) / std::max(reach(now), 1e-6f);
+            }
+        }
+    }
+}
+
+// Computes the logits of a row of the batch unless they are there, and with them those of the rows after it
+// that are likely enough to be reached.
+void round::need_logits(int row) {
+    if ((done_ >> row) & 1) {
+        return;
+    }
+    reach_now();
+    const int n         = planner_.piece(reach_, row);
+    const int64_t start = ggml_time_us();
+    compute_logits(slots_.ctx, row, n);
+    const float seconds = 1e-6f * (ggml_time_us() - start);
+    planner_.saw_piece(n, seconds);
+    output_seconds_ += seconds;
+    for (int i = row; i < row + n; ++i) {
+        done_ |= uint64_t(1) << i;
+    }
+}
+
+// Samples at the end of the slot's path. If a draft token agrees, the path continues with it: 1, else 0.
+int round::sample_row(slot_round & r, llama_sampler * sampler, int32_t & token) {
+    const int row = r.path.back(), n_rows = (int) r.tokens.size();
+    need_logits(r.at[row]);
+    token     = sample(slots_.ctx, sampler, r.at[row]);
+    r.sampled = row == 0 ? token : r.sampled;
+    int next  = row + 1;
+    while (next < n_rows && !(r.parents[next] == row && r.tokens[next] == token)) {
+        ++next;
+    }
+    if (next == n_rows || llama_vocab_is_eog(llama_model_get_vocab(llama_get_model(slots_.ctx)), token)) {
+        return 0;
+    }
+    r.path.push_back(next);
+    return 1;
+}
+
+int round::verified_row(int slot, int i) const {
+    const slot_round & r = slots_.at(slot).round;
+    require(sampled_ && std::find(of_.begin(), of_.end(), slot) != of_.end(), EAGLE3_E_ARGUMENT,
+        format("slot %d sampled no rows of the last decode", slot));
+    require(i >= 0 && i < (int) r.path.size(), EAGLE3_E_ARGUMENT,
+        format("the last round sampled %zu rows, not %d", r.path.size(), i + 1));
+    return r.at[r.path[i]];
+}
+
+}  // namespace eagle3
