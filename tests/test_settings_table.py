@@ -147,7 +147,7 @@ def test_p_min_of_a_tree_is_that_of_a_whole_path(eagle):
 @pytest.mark.parametrize(
     "tree, said",
     [
-        (True, "leave it out for trees"),
+        (True, "names no shape"),
         ([0, 1], "expected choices"),
         ([("a",), (0,)], "expected choices"),
         (b"8x2", "expected choices"),
