@@ -1,4 +1,5 @@
-"""Every module of the package imports alone, in a process that has imported none before it."""
+"""Every module of the package imports alone, in a process that has imported none before it. Files and
+functions are short, and no two classes have one name."""
 
 import ast
 import graphlib
@@ -166,3 +167,36 @@ def test_no_import_runs_upwards():
         if name != "eagle3_llama" and layer(wanted) > layer(name)
     ]
     assert not upwards, "\n".join(upwards)
+
+
+LONGEST_FILE, LONGEST_FUNCTION = 350, 50  # lines
+COMMANDS = {"serve", "train", "bench"}  # a line or two for each of their options
+
+
+@pytest.mark.parametrize(
+    "folder, suffix", [("eagle3_llama", ".py"), ("native/src", ".cpp"), ("native/src", ".hpp")]
+)
+def test_files_are_short(folder, suffix):
+    paths = list((ROOT / folder).rglob(f"*{suffix}"))
+    lines = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in paths}
+    assert lines and not {name: n for name, n in lines.items() if n > LONGEST_FILE}
+
+
+def test_functions_are_short():
+    long = {}
+    for name, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                n = node.end_lineno - node.lineno + 1
+                if n > LONGEST_FUNCTION and not (node.name in COMMANDS and "typer" in path.read_text()):
+                    long[f"{name}.{node.name}"] = n
+    assert not long
+
+
+def test_no_two_classes_have_one_name():
+    where = {}
+    for name, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                where.setdefault(node.name, []).append(name)
+    assert len(where) > 100 and not {name: at for name, at in where.items() if len(at) > 1}

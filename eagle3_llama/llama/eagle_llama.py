@@ -35,11 +35,6 @@ from .text import ContextText, Text
 from .usage import TokenUsage
 
 _SAMPLE = inspect.signature(Llama.sample)
-_LLAMA_NAMES = tuple(
-    name for name in inspect.signature(Llama.__init__).parameters if name not in ("self", "kwargs")
-)
-_CALLS = (Llama.create_completion, Llama.create_chat_completion)
-_CALL_NAMES = {name for call in _CALLS for name in inspect.signature(call).parameters}
 
 
 class EagleLlama(GeneratingLlama):
@@ -81,9 +76,8 @@ class EagleLlama(GeneratingLlama):
         eagle_path = keywords.one_of(
             {"eagle": eagle, **{name: kwargs.pop(name, None) for name in keywords.ALIASES}}
         )
-        keywords.check_ignored(
-            [name for name in kwargs if name not in _LLAMA_NAMES], _LLAMA_NAMES, _CALL_NAMES
-        )
+        ignored = [name for name in kwargs if name not in guards.LLAMA_NAMES]
+        keywords.check_ignored(ignored, guards.LLAMA_NAMES, guards.CALL_NAMES)
         self._params = EagleParams(n_max, n_min, p_min, tree)
         keywords.check_unused(eagle_path, self._params, extract_layers, kwargs)
         guards.check_draft_model(kwargs.get("draft_model"))

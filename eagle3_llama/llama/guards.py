@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Generator
 from typing import Any, NoReturn
 
 from ..errors import EagleError, ErrorKind, TargetError
+from ..runtime.binding import Llama
 
+LLAMA_NAMES = tuple(  # the settings that Llama knows
+    name for name in inspect.signature(Llama.__init__).parameters if name not in ("self", "kwargs")
+)
+_CALLS = (Llama.create_completion, Llama.create_chat_completion)
+CALL_NAMES = {name for call in _CALLS for name in inspect.signature(call).parameters}
 _TOO_LONG = re.compile(r"exceed context window of \d+")  # Llama's ValueError
 _AT_LOAD = {  # Llama's ValueErrors, and what is likely
     "Failed to load model from file": "the file is damaged, or newer than this llama.cpp",
