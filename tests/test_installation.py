@@ -47,8 +47,8 @@ def python(code, place, *args, status=0, **env):
 @pytest.mark.parametrize(
     "args, said",
     [
-        (["serve", "-m", "{target}"], "pip install 'eagle3-llama[server]'"),
-        (["train", "-m", "{target}", "--out", "{out}"], "pip install 'eagle3-llama[train]'"),
+        (["serve", "-m", "{target}"], "pip install '.[server]'"),
+        (["train", "-m", "{target}", "--out", "{out}"], "pip install '.[train]'"),
     ],
 )
 def test_a_command_names_the_extra_that_it_needs(files, tmp_path, args, said):

@@ -24,7 +24,7 @@ from eagle3_llama.models import shipped_head, smollm2
 from eagle3_llama.server import ray as ours
 from eagle3_llama.server import replica as theirs
 
-MISSING = "ray is not installed (360 MB): pip install 'eagle3-llama[ray]'"
+MISSING = "ray is not installed (360 MB): pip install '.[ray]'"
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=MISSING)
 PROMPTS = [
     f"Name {what}." for what in ("three rivers", "a colour", "two cities", "a king", "four animals", "a poet")
@@ -73,7 +73,7 @@ def test_settings_of_words(monkeypatch):
         with pytest.raises(EagleError, match=re.escape(said)):
             ours.build({"model": model, **wrong})
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(EagleError, match=re.escape("pip install 'eagle3-llama[ray]'")):
+    with pytest.raises(EagleError, match=re.escape("pip install '.[ray]'")):
         ours.build({"model": model})
 
 

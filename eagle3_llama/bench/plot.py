@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..common import extras
 from ..errors import EagleError, ErrorKind
 
 
@@ -13,7 +14,7 @@ def draw(report: dict[str, Any], folder: str | Path) -> list[Path]:
     try:
         import matplotlib
     except ImportError as e:
-        raise EagleError(ErrorKind.LIBRARY, "plots need matplotlib: pip install 'eagle3-llama[plots]'") from e
+        raise EagleError(ErrorKind.LIBRARY, f"plots need matplotlib: {extras.command('plots')}") from e
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..common import extras
 from ..common.limits import MAX_DRAFT
 from ..common.options import N_CTX, Eagle, FlashAttn, GpuLayers, Model, Threads
 from ..errors import EagleError, ErrorKind
@@ -81,6 +82,6 @@ def serve(
     try:
         from .run import serve as run
     except ModuleNotFoundError as e:
-        said = f"the server needs {e.name}: pip install 'eagle3-llama[server]'"
+        said = f"the server needs {e.name}: {extras.command('server')}"
         raise EagleError(ErrorKind.LIBRARY, said) from e
     run(settings)

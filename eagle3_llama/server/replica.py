@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ..common import extras
 from ..errors import EagleError, ErrorKind
 from .settings import ServerSettings, is_loopback
 
@@ -15,7 +16,7 @@ def ray_serve() -> Any:
     try:
         from ray import serve
     except ModuleNotFoundError as e:
-        raise EagleError(ErrorKind.LIBRARY, f"replicas need {e.name}: pip install 'eagle3-llama[ray]'") from e
+        raise EagleError(ErrorKind.LIBRARY, f"replicas need {e.name}: {extras.command('ray')}") from e
     return serve
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from ..common import extras
 from ..common.progress import Lines, progress
 from ..errors import EagleError, ErrorKind
 from ..heads.convert import convert
@@ -46,9 +47,7 @@ def train(settings: TrainSettings) -> TrainReport:
     try:
         import torch  # noqa: F401 - only to check that it is installed
     except ImportError as e:
-        raise EagleError(
-            ErrorKind.LIBRARY, "training needs PyTorch: pip install 'eagle3-llama[train]'"
-        ) from e
+        raise EagleError(ErrorKind.LIBRARY, f"training needs PyTorch: {extras.command('train')}") from e
     from .data import Corpus
     from .export import write
     from .loop import Trainer
@@ -129,7 +128,9 @@ def _plot(rows: list[dict[str, Any]], out: Path, console: Console) -> None:
     try:
         import matplotlib
     except ImportError:
-        console.print("no acceptance.png without matplotlib: pip install 'eagle3-llama[plots]'", style="dim")
+        console.print(
+            f"no acceptance.png without matplotlib: {extras.command('plots')}", style="dim", markup=False
+        )
         return
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
