@@ -41,7 +41,7 @@ def main(
             with replacing(json_file) as part:
                 part.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
     except EagleError as e:
-        Console(stderr=True).print(f"error: {e}", style="red", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"error: {e}", style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
     print("\n" + "\n".join(table(results, terminal_width())))
     for r in results:
