@@ -2,8 +2,10 @@
 """Prints README's table of speeds, as Markdown, from the figures of `eagle3-llama bench --json`.
 
     scripts/readme_table.py FILE.json [FILE.json ...] [--into README.md]
+    scripts/readme_table.py FILE.json --measure BF16,Q8_0,Q4_0 [--limit N] [-n TOKENS] [-t THREADS]
 
-The files must have the modes stock, stock_prompt_lookup, plain and eagle of SmolLM2. Files from one processor
+With --measure it runs the bench first, on these formats of SmolLM2, and writes FILE.json: about ten minutes.
+The files must have the modes stock, stock_prompt_lookup, plain and eagle. Files from one processor
 become one table; each other processor has a table of its own. --into replaces what stands between the two
 comments of README that name this script.
 """
@@ -13,7 +15,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import shlex
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +32,8 @@ TITLES = (
     "eagle3-llama, plain",
     "eagle3-llama with the head",
 )
-MODEL = "model() { python -c \"from eagle3_llama.models import smollm2; print(smollm2('$1'))\"; }"
+MODES = "stock,stock_prompt_lookup,plain,eagle"
+PROMPTS = ROOT / "tests" / "data" / "eval_prompts.jsonl"
 WIDTH = 110  # of README's lines
 Report = dict[str, Any]
 
@@ -83,28 +87,26 @@ def texts(results: list[Report]) -> str:
 
 def command(reports: list[Report]) -> str:
     """The command that measures the formats of these reports."""
-    s, formats = reports[0]["settings"], _formats(reports)
-    head = next(m["head"] for m in s["modes"] if m["head"])
-    modes = ",".join(m["name"] for m in s["modes"] if " " not in m["name"])
-    words = [f"--eagle {_local(head)}", f"--prompts {_local(s['prompts'])}"]
-    words += [f"--limit {s['limit']}"] * (s["limit"] is not None) + [f"-n {s['n_predict']}"]
-    words += [f"-t {s['n_threads']}", f"--modes {modes}"]
-    if s["flash_attn"] is not None:
-        words.append("--flash-attn" if s["flash_attn"] else "--no-flash-attn")
-    models = " ".join(f'--model "$(model {fmt})"' for fmt in formats)
-    lines = [f"eagle3-llama bench {models}", " ".join(words[:2]), " ".join([*words[2:], "--json speed.json"])]
-    bench = " \\\n    ".join(lines)
-    return "\n".join(["source .venv/bin/activate", MODEL, bench, "scripts/readme_table.py speed.json"])
+    s, formats = reports[0]["settings"], ",".join(_formats(reports))
+    limit = f" --limit {s['limit']}" if s["limit"] is not None else ""
+    sizes = f"{limit} -n {s['n_predict']} -t {s['n_threads']}"
+    return f".venv/bin/python scripts/readme_table.py speed.json --measure {formats}{sizes}"
+
+
+def measure(file: Path, formats: str, limit: int | None, n_predict: int, n_threads: int) -> None:
+    """Runs the bench and writes its figures to the file. Raises SystemExit if it fails."""
+    from eagle3_llama.models import shipped_head, smollm2  # here, because a table needs no package
+
+    words = [f"--model={smollm2(fmt)}" for fmt in formats.split(",")]
+    words += [f"--eagle={shipped_head()}", f"--prompts={PROMPTS}", f"--modes={MODES}", "--flash-attn"]
+    words += [f"--limit={limit}"] * (limit is not None) + ["-n", str(n_predict), "-t", str(n_threads)]
+    done = subprocess.run([sys.executable, "-m", "eagle3_llama.cli", "bench", *words, f"--json={file}"])
+    if done.returncode:
+        raise SystemExit(done.returncode)
 
 
 def _formats(reports: list[Report]) -> list[str]:
     return list(dict.fromkeys(r["format"] for report in reports for r in report["results"]))
-
-
-def _local(path: str) -> str:
-    """A path inside the checkout, relative to it; of another one only the name."""
-    full = Path(path).resolve()
-    return shlex.quote(str(full.relative_to(ROOT)) if full.is_relative_to(ROOT) else full.name)
 
 
 def section(reports: list[Report]) -> Iterator[str]:
@@ -112,14 +114,14 @@ def section(reports: list[Report]) -> Iterator[str]:
     results = [r for report in reports for r in report["results"]]
     header = [f"| {' | '.join(TITLES)} |", "|---" * len(TITLES) + "|"]
     yield "\n".join([*header, *(row(results, fmt) for fmt in _formats(reports))])
-    yield textwrap.fill(conditions(reports), WIDTH)
     yield textwrap.fill(
-        "*Stock* is llama-cpp-python of the same version and compiler flags without this package, in a"
-        " process of its own, alternating with ours; *times* is the speed in units of it. Its prompt lookup"
-        f" has the best of 2, 3, 5 and 10 draft tokens. {texts(results)}",
+        f"{conditions(reports)} *Stock* is llama-cpp-python of the same version and compiler flags without"
+        " this package, in a process of its own, alternating with ours; *times* is the speed in units of it. Its"
+        f" prompt lookup has the best of 2, 3, 5 and 10 draft tokens. {texts(results)} Measured by"
+        f" `{command(reports)}`.",
         WIDTH,
+        break_on_hyphens=False,
     )
-    yield f"```bash\n{command(reports)}\n```"
 
 
 def markdown(reports: list[Report]) -> str:
@@ -140,7 +142,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--into", type=Path, help="a page to write the table into")
+    parser.add_argument(
+        "--measure", metavar="FORMATS", help="measure these formats first, into the only file"
+    )
+    parser.add_argument("--limit", type=int, help="prompts, spread over their kinds; all if it is left out")
+    parser.add_argument("-n", type=int, default=48, metavar="TOKENS", help="most tokens of an answer")
+    parser.add_argument("-t", type=int, default=2, metavar="THREADS")
     given = parser.parse_args()
+    if given.measure:
+        if len(given.files) != 1:
+            parser.error("--measure writes one file")
+        measure(given.files[0], given.measure, given.limit, given.n, given.t)
     text = markdown([json.loads(file.read_text(encoding="utf-8")) for file in given.files])
     if given.into is None:
         print(text)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 import sys
 from pathlib import Path
 
@@ -187,11 +186,14 @@ def test_readmes_table(tmp_path):
     text = " ".join(out)
     assert "AMD EPYC, x86_64, 2 threads;" in text and "12 prompts, at most 48 tokens each" in text
     assert "The head changes no text. Stock's 24 answers are the same, too." in text
-    command = "\n".join(out).partition("eagle3-llama bench ")[2].partition("\nscripts")[0]
-    words = shlex.split(command.replace("\\\n", " "))
-    assert words[:4] == ["--model", "$(model Q8_0)", "--model", "$(model BF16)"]
-    assert words[words.index("--modes") + 1] == "stock,stock_prompt_lookup,plain,eagle"
-    assert words[words.index("--prompts") + 1] == "tests/data/eval_prompts.jsonl"
+    command = text.partition("Measured by `")[2].partition("`")[0]
+    assert command.endswith("readme_table.py speed.json --measure Q8_0,BF16 --limit 12 -n 48 -t 2")
+
+
+def test_readmes_command_measures(tmp_path):
+    """It runs the bench with the modes that the table needs; here on a format that does not exist."""
+    done = run([sys.executable, SCRIPT, tmp_path / "speed.json", "--measure", "Q9_9", "-n", "4"], None)
+    assert done.returncode != 0 and "Q9_9" in done.stderr and not (tmp_path / "speed.json").exists()
 
 
 def test_readmes_table_of_two_processors_and_of_a_crash(tmp_path):
