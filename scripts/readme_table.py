@@ -116,8 +116,8 @@ def section(reports: list[Report]) -> Iterator[str]:
     yield "\n".join([*header, *(row(results, fmt) for fmt in _formats(reports))])
     yield textwrap.fill(
         f"{conditions(reports)} *Stock* is llama-cpp-python of the same version and compiler flags without"
-        " this package, in a process of its own, alternating with ours; *times* is the speed in units of it. Its"
-        f" prompt lookup has the best of 2, 3, 5 and 10 draft tokens. {texts(results)} Measured by"
+        " this package, in a process of its own, alternating with ours; *times* is the speed in units of it."
+        f" Its prompt lookup has the best of 2, 3, 5 and 10 draft tokens. {texts(results)} Measured by"
         f" `{command(reports)}`.",
         WIDTH,
         break_on_hyphens=False,
