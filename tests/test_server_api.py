@@ -187,7 +187,7 @@ def test_gathered_text_is_one_event():
         event(one, {}, "stop"),
     ]
     out = joined(events)
-    said = [(e.choice.index, e.chunk["choices"][0]["delta"], e.sources) for e in out]
+    said = [(e.choice.index, e.chunk["choices"][0]["delta"], e.positions) for e in out]
     assert said == [
         (0, {"role": "assistant"}, [1]),
         (0, {"content": "Rhine, "}, [1, 1]),
@@ -204,7 +204,7 @@ def test_gathered_text_is_one_event():
         ("Rhine", None),
         (", Po", "length"),
     ]
-    assert [len(e.sources) for e in completion] == [2, 1] and joined([]) == []
+    assert [len(e.positions) for e in completion] == [2, 1] and joined([]) == []
 
 
 def test_choices_are_seeded_in_order(client, alone):

@@ -50,7 +50,7 @@ class RequestLlama(GeneratingLlama):
         self._options = CompletionOptions()  # of a completion whose generation begins with its next step
         self._writer: Logprobs | None = None  # of the running generation
         self._stats, self._used = EagleStats(), TokenUsage()
-        self._sources: list[int] = []
+        self._positions: list[int] = []
         self._cancelled: str | None = None
         # called in the request's thread before it waits, and once an interval
         self.on_wait: Callable[[], None] = lambda: None
@@ -198,15 +198,15 @@ class RequestLlama(GeneratingLlama):
         super()._count_token(piece, i)
         if not self._batcher.base.is_end(piece.tokens[i]):
             self._used.completion += 1
-            self._sources.append(piece.sources[i])
+            self._positions.append(piece.positions[i])
             if self._writer is not None and isinstance(piece, BatchPiece) and piece.tops:
                 self._writer.rows.append(piece.tops[i])
 
     # -- what the request did -----------------------------------------------------------------------------
 
-    def take_sources(self) -> list[int]:
-        """token_source of each token since the last call."""
-        out, self._sources = self._sources, []
+    def take_positions(self) -> list[int]:
+        """draft_position of each token since the last call."""
+        out, self._positions = self._positions, []
         return out
 
     def used(self) -> TokenUsage:

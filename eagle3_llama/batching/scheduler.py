@@ -179,8 +179,8 @@ class Scheduler:
             sampled = [(self._engine.row(i, slot.id), token) for i, token in enumerate(out)]
         job.token = out[-1]
         rows, tops = self._kept(job, sampled)
-        sources = [*range(1, len(out)), 0]
-        piece = BatchPiece(list(out), sources, out.drafted, levels=out.levels, rows=rows, tops=tops)
+        positions = [*range(1, len(out)), 0]
+        piece = BatchPiece(list(out), positions, out.drafted, levels=out.levels, rows=rows, tops=tops)
         self._deliver(slot, job, piece)
 
     def _deliver(self, slot: BatchSlot, job: Job, piece: BatchPiece) -> None:
@@ -192,7 +192,7 @@ class Scheduler:
         over = full or (n == end and is_end(tokens[end - 1]))
         job.n_tokens += n
         self._engine.stats.tokens += n
-        piece.tokens, piece.sources = tokens[:n], piece.sources[:n]
+        piece.tokens, piece.positions = tokens[:n], piece.positions[:n]
         job.pieces.put(piece)
         if not job.wants_more():
             job.due.set()

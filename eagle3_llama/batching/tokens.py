@@ -58,7 +58,7 @@ class BatchTokens:
         self._n_read += len(piece.tokens)
         self._used.drafted += piece.drafted
         if piece.levels is not None:
-            n_accepted = sum(source > 0 for source in piece.sources)
+            n_accepted = sum(source > 0 for source in piece.positions)
             self._stats.count_round(piece.drafted, n_accepted, piece.levels)
         self._before += piece.before
         return piece

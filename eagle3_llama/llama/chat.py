@@ -92,7 +92,7 @@ def stream(
         for token in answer:
             start = start or time.perf_counter()
             tokens.append(token)
-            printer.write(token, getattr(llm, "token_source", 0))
+            printer.write(token, getattr(llm, "draft_position", 0))
             if stop():
                 break
     console.print()

@@ -62,7 +62,7 @@ class GeneratingLlama(FlashLlama):
     n_tokens = text_property("n_tokens")
     input_ids = text_property("input_ids")
     scores = text_property("scores")
-    token_source = text_property("token_source")  # of the last token
+    draft_position = text_property("draft_position")  # of the last token
     _requires_eval = text_property("stale")
 
     @property
@@ -110,7 +110,7 @@ class GeneratingLlama(FlashLlama):
 
     def _count_token(self, piece: Piece, i: int) -> None:
         """Called before the i-th token of a piece is yielded."""
-        self._used.accepted += piece.sources[i] > 0
+        self._used.accepted += piece.positions[i] > 0
         self.stats.tokens += 1
 
     def _new_sampler(self, arguments: dict[str, Any], processors: GuardedProcessors | None) -> Any:

@@ -16,12 +16,12 @@ Sent = Sequence[int] | None
 class Piece:
     """The tokens of one round.
 
-    sources: for each token its position in the accepted draft, 0 if the target sampled it. drafted: number
-    of draft tokens. logits: returns the row, float32 [n_vocab], that the i-th token was sampled from.
+    positions: of each token in the accepted draft, 0 if the target sampled it. drafted: number of draft
+    tokens. logits: returns the row, float32 [n_vocab], that the i-th token was sampled from.
     """
 
     tokens: list[int]
-    sources: list[int]
+    positions: list[int]
     drafted: int = 0
     logits: Logits | None = None
 
@@ -62,7 +62,7 @@ def generate(
             for i, token in enumerate(piece.tokens):
                 if last is not None:
                     text.append(last)
-                n, text.token_source = text.n_tokens, piece.sources[i]
+                n, text.draft_position = text.n_tokens, piece.positions[i]
                 scores = text.keep_row(n - 1, piece.logits, i)
                 if stopping is not None and stopping(text.ids, scores):
                     return

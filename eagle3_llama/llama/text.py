@@ -29,7 +29,7 @@ class Text:
 
     input_ids: int32 [n_ctx], of which the first n_tokens are the text. scores: float32 [n, n_vocab], the
     logits by position, written only if logits_all. rows: the rows that are kept otherwise, if any.
-    stale: the last row of the last batch is not that of the last token. token_source: of the token that
+    stale: the last row of the last batch is not that of the last token. draft_position: of the token that
     follows, its position in an accepted draft, 0 if the target sampled it.
     """
 
@@ -37,7 +37,7 @@ class Text:
         self, input_ids: np.ndarray = _NOTHING, scores: np.ndarray = _NOTHING, logits_all: bool = False
     ) -> None:
         self.input_ids, self.scores, self.logits_all = input_ids, scores, logits_all
-        self.n_tokens = self.token_source = 0
+        self.n_tokens = self.draft_position = 0
         self.rows: ScoreRows | None = None
         self.stale = True
 

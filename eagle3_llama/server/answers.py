@@ -56,7 +56,7 @@ def joined(events: list[Event]) -> list[Event]:
             choice, text = e.chunk["choices"][0], before + text
             said = {"delta": {"content": text}} if "delta" in choice else {"text": text}
             chunk = {"choices": [{**choice, **said}]}
-            out[-1] = dataclasses.replace(e, chunk=chunk, sources=out[-1].sources + e.sources)
+            out[-1] = dataclasses.replace(e, chunk=chunk, positions=out[-1].positions + e.positions)
         else:
             out.append(e)
     return out
@@ -149,7 +149,7 @@ class EventStream(Response):
         if self.include_usage:
             out["usage"] = None
         if self.report:
-            out["eagle"] = {"sources": e.sources}
+            out["eagle"] = {"sources": e.positions}
         return event(out)
 
     def _last(self) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class Event:
 
     choice: Choice
     chunk: dict[str, Any] = field(default_factory=dict)  # empty at the end and for a failure
-    sources: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
     used: TokenUsage | None = None
     timings: dict[str, float] | None = None
     error: ApiError | None = None
@@ -275,7 +275,7 @@ class RequestJob:
         for chunk in [result] if isinstance(result, dict) else result:
             delta = chunk["choices"][0].get("delta", {})
             opening = "role" in delta and not delta.get("content")  # a chat's first chunk holds no token
-            yield Event(choice, chunk, [] if opening else llm.take_sources())
+            yield Event(choice, chunk, [] if opening else llm.take_positions())
         yield Event(choice, used=llm.used(), timings=llm.timings())
 
     def _explain(self, e: BaseException, llm: Any) -> ApiError:
