@@ -70,7 +70,7 @@ def test_command(tmp_path, target):
     (tmp_path / "no.gguf").write_bytes(b"nothing")
     with pytest.raises(EagleError, match="no.gguf is not a GGUF"):
         describe(tmp_path / "no.gguf")
-    with pytest.raises(EagleError, match="cannot read"):
+    with pytest.raises(EagleError, match="no such file"):
         describe(tmp_path / "none.gguf")
 
 

@@ -130,7 +130,7 @@ def test_other_sites(server):
         ({"timeout": float("nan")}, "--timeout"),
         ({"max_tokens_cap": 0}, "--max-tokens-cap"),
         ({"model": "/none.gguf"}, "/none.gguf"),
-        ({"slot_save_path": "/none"}, "--slot-save-path"),
+        ({"slot_save_path": "/dev/null/slots"}, "--slot-save-path"),
         ({"cors_origin": ("example.org/x",)}, "--cors-origin"),
     ],
 )
