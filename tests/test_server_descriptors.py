@@ -80,8 +80,7 @@ def test_descriptors_that_run_out_and_come_back():
                 kill_children(p.process.pid)
                 for _ in range(4):  # more often than there are children
                     r = wants(what, client)
-                    busy = r.status_code == 503 and r.json()["error"]["code"] == "busy"
-                    assert busy or "took longer than" in r.text, r.text  # of a machine that is slow too
+                    assert r.status_code == 503 and r.json()["error"]["code"] == "busy", r.text
                     assert "retry-after" in r.headers
             for each in KINDS:
                 assert wants(each, client).status_code == 200
