@@ -115,7 +115,7 @@ class Asking(Session):
     def round_drafts(self, i: int) -> list[int]:
         """The draft tokens of the i-th ask of the round under way."""
         null = self.ffi.NULL
-        n = self._check(self.lib.eagle3_round_drafted(self._session, i, self._drafts, null, null))
+        n = self._check(self.lib.eagle3_round_drafted(self._session, i, self._drafts, null, null, null))
         drafts: list[int] = self.ffi.unpack(self._drafts, n)
         return drafts
 
@@ -128,7 +128,7 @@ class Asking(Session):
         if n == 0 or not tree:
             return n
         null = self.ffi.NULL
-        self._check(self.lib.eagle3_round_drafted(self._session, i, self._drafts, self._parents, null))
+        self._check(self.lib.eagle3_round_drafted(self._session, i, self._drafts, self._parents, null, null))
         depth, node = 0, n - 1
         while node >= 0:
             depth, node = depth + 1, self._parents[node]

@@ -73,7 +73,7 @@
 //     }
 #pragma once
 #include <stdint.h>
-#define EAGLE3_ABI_VERSION 6
+#define EAGLE3_ABI_VERSION 7
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -149,7 +149,7 @@ int32_t eagle3_head_d2t(const eagle3_head * head, int32_t * out);  // out[n_voca
 
 // -- session ----------------------------------------------------------------------------------------------
 // Binds ctx and head, both of which must outlive the session, and turns capture on. 1 <= n_slots <= the
-// context's n_seq_max. With head = NULL, nothing is drafted. *out is the caller's to close. E_UNSUPPORTED if
+// context's n_seq_max. With head = NULL, drafts are the text's and the caller's. *out is the caller's to close. E_UNSUPPORTED if
 // the target cannot drop part of a sequence.
 int32_t eagle3_session_open(
     struct llama_context * ctx, eagle3_head * head, int32_t n_slots, eagle3_session ** out);
@@ -180,7 +180,8 @@ enum eagle3_kind {
                        // drafts the n_max most probable of all. A node is as probable as its path: the
                        // product of the probabilities of its tokens, the first to its own. Those below p_min
                        // are neither expanded nor drafted, also if none is left
-    EAGLE3_PLANNED = 3,  // what is expected to give the most tokens per second (needs eagle3_plan_set): at
+    EAGLE3_PLANNED = 3,  // what is expected to give the most tokens per second (needs eagle3_plan_set), of
+                         // what the head offers and, with `text`, the slot's own text: at
                          // most n_max tokens, and in all planned slots together no more than the largest of
                          // their n_max; trees of at most `width` siblings (1: chains)
     EAGLE3_CHOICES = 4,  // a tree of fixed shape: n nodes, node i the ranks[i]-th most probable child (from
@@ -196,6 +197,7 @@ struct eagle3_ask {
     float p_min;                              // a probability over the draft vocabulary
     int32_t n;                                // nodes in the arrays; level by level, or E_ARGUMENT
     const int32_t *parents, *ranks, *tokens;  // ranks 0..EAGLE3_MAX_WIDTH - 1
+    int32_t text;  // 1: also tokens that followed the slot's last ones where its text has these already
 };
 
 // Begins a round of n different slots; drafted[i] is the number of draft tokens of asks[i]. Each draft is cut
@@ -207,10 +209,17 @@ struct eagle3_ask {
 // call has nothing new to go by. Returns the sum of drafted.
 int32_t eagle3_round_draft(eagle3_session * s, const struct eagle3_ask * asks, int32_t n, int32_t * drafted);
 
-// The draft of asks[i], level by level; room for EAGLE3_MAX_DRAFT in each array. parents and probs may be
-// NULL. probs are the head's, each given its parent; 0 for EAGLE3_GIVEN. Returns the number of draft tokens.
-int32_t eagle3_round_drafted(
-    const eagle3_session * s, int32_t i, int32_t * tokens, int32_t * parents, float * probs);
+enum eagle3_source { EAGLE3_FROM_HEAD = 1, EAGLE3_FROM_TEXT = 2 };  // bits: both may offer a token
+
+// The draft of asks[i], level by level; room for EAGLE3_MAX_DRAFT in each array. parents, probs and sources
+// may be NULL. probs are the head's, each given its parent, and 0 where it offered nothing; sources are bits of
+// eagle3_source, and 0 for EAGLE3_GIVEN. Returns the number of draft tokens.
+int32_t eagle3_round_drafted(const eagle3_session * s, int32_t i, int32_t * tokens, int32_t * parents,
+    float * probs, int32_t * sources);
+
+// How many of the slot's last tokens, with `token` behind them, stand in its text already with a token after
+// them: at most 32; 0 for none. Costs a microsecond, and no decode.
+int32_t eagle3_text_match(const eagle3_session * s, int32_t slot, int32_t token);
 
 // One target batch of all rows. Rows of a tree see only the draft tokens that they follow. After E_DECODE
 // (the KV cache is full, say), E_MEMORY, and E_UNSUPPORTED (a tree that the target's memory cannot hold) the
@@ -277,10 +286,10 @@ int32_t eagle3_measure_output(eagle3_session * s, int32_t n, float * seconds);
 int32_t eagle3_measure_head(eagle3_session * s, int32_t slot, int32_t n, float * seconds);
 
 // -- state ------------------------------------------------------------------------------------------------
-// The head's state of a slot, as bytes to store beside llama_state_*. get returns the bytes written,
-// E_ARGUMENT if cap is too small. set copies; damaged or foreign bytes are E_FORMAT and change nothing.
-// E_ARGUMENT without a head. reset tells the slot that its sequence holds n_past tokens that the head never
-// saw.
+// What drafts are made from, the head's state of a slot and its text, as bytes to store beside llama_state_*.
+// get returns the bytes written, E_ARGUMENT if cap is too small. set copies; damaged or foreign bytes are
+// E_FORMAT and change nothing. E_UNSUPPORTED without a head if the target is recurrent or hybrid. reset tells
+// the slot that its sequence holds n_past tokens that neither the head nor the text ever saw.
 int64_t eagle3_state_size(const eagle3_session * s, int32_t slot);
 int64_t eagle3_state_get(const eagle3_session * s, int32_t slot, uint8_t * out, int64_t cap);
 int32_t eagle3_state_set(eagle3_session * s, int32_t slot, const uint8_t * data, int64_t size);

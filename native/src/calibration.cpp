@@ -40,7 +40,8 @@ float planner::mean_accept(int depth, int rank, float trust) const {
 void planner::learn(int source, int depth, int rank, float q, bool accepted, float & trust) {
     const float surprise = (accepted ? 1.0f : 0.0f) - accept(source, depth, q, trust);
     // what was found last weighs more than the tallies can: texts turn
-    const float step = depth == 1 && at().nap == tune_.nap_most ? tune_.trust_step_resting : tune_.trust_step;
+    const bool resting = source == HEAD && depth == 1 && at().nap == tune_.nap_most;
+    const float step   = resting ? tune_.trust_step_resting : tune_.trust_step;
     trust *= std::exp(step * surprise);  // bounded: what is hardly trusted hardly surprises, nor what is sure
 
     const int d     = std::min(depth, N_DEPTH) - 1;
@@ -51,7 +52,7 @@ void planner::learn(int source, int depth, int rank, float q, bool accepted, flo
             t->hits  = t->hits * tune_.keep_tally + (accepted ? 1.0f : 0.0f);
         }
     }
-    if (depth == 1) {
+    if (source == HEAD && depth == 1) {
         look_for_turn(c, rank, surprise, trust);
     }
 }

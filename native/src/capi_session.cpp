@@ -121,7 +121,7 @@ int32_t eagle3_round_draft(eagle3_session * s, const struct eagle3_ask * asks, i
 }
 
 int32_t eagle3_round_drafted(
-    const eagle3_session * s, int32_t i, int32_t * tokens, int32_t * parents, float * probs) {
+    const eagle3_session * s, int32_t i, int32_t * tokens, int32_t * parents, float * probs, int32_t * sources) {
     return guard([&]() -> int32_t {
         not_null(tokens, "tokens");
         const eagle3::round & r = get(s).last_round();
@@ -137,7 +137,14 @@ int32_t eagle3_round_drafted(
         if (probs) {
             std::fill_n(probs, n, 0.0f);
             std::transform(d.evidence.begin(), d.evidence.end(), probs,
-                [](const evidence_list & e) { return std::max(e[0], 0.0f); });  // the head's
+                [](const evidence_list & e) { return std::max(e[HEAD], 0.0f); });
+        }
+        if (sources) {
+            std::fill_n(sources, n, 0);
+            std::transform(d.evidence.begin(), d.evidence.end(), sources, [](const evidence_list & e) {
+                return (e[HEAD] == NOT_OFFERED ? 0 : EAGLE3_FROM_HEAD) |
+                       (e[TEXT] == NOT_OFFERED ? 0 : EAGLE3_FROM_TEXT);
+            });
         }
         return (int32_t) n;
     });
@@ -171,6 +178,10 @@ int32_t eagle3_round_commit(eagle3_session * s, const int32_t * keep) {
         get(s).commit(keep);
         return EAGLE3_OK;
     });
+}
+
+int32_t eagle3_text_match(const eagle3_session * s, int32_t slot, int32_t token) {
+    return guard([&]() -> int32_t { return get(s).text_match(slot, token); });
 }
 
 int64_t eagle3_state_size(const eagle3_session * s, int32_t slot) {

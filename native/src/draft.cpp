@@ -4,6 +4,7 @@
 #include "draft.hpp"
 
 #include <algorithm>
+#include <functional>
 
 namespace eagle3 {
 
@@ -41,18 +42,21 @@ void drafter::grow_drafts(std::vector<ask> asks) {
     spent_.start = ggml_time_us();
     spent_.planned =
         std::any_of(asks.begin(), asks.end(), [](const ask & a) { return a.kind == EAGLE3_PLANNED; });
-    if (spent_.planned && !planner_drafts(asks)) {
-        for (ask & a : asks) {
-            a.kind = a.kind == EAGLE3_PLANNED ? EAGLE3_PLAIN : a.kind;
-        }
+    const planner::turn now = spent_.planned ? turn_of(asks) : planner::turn::draft;
+    for (ask & a : asks) {
+        a.kind = a.kind == EAGLE3_PLANNED && now == planner::turn::look ? EAGLE3_PLAIN : a.kind;
     }
     growth g;
-    begin_growth(g, asks);
+    begin_asks(g, asks);
     if (g.asks.empty()) {
         return;
     }
-    spent_.steps = 1;
-    grow(g);
+    offer_for_free(g);
+    if (runs_head(g, now)) {
+        catch_up(g);
+        begin_head(g, now);
+        grow(g);
+    }
     const std::vector<std::vector<int>> chosen = choose(g);
     spent_.seconds                             = 1e-6f * (ggml_time_us() - spent_.start);
     for (int i = 0; i < (int) g.asks.size(); ++i) {
@@ -60,8 +64,8 @@ void drafter::grow_drafts(std::vector<ask> asks) {
     }
 }
 
-// Whether the planner drafts in this round. To be called once a round: the planner counts them.
-bool drafter::planner_drafts(const std::vector<ask> & asks) {
+// What the round is for. To be called once a round: the planner counts them.
+planner::turn drafter::turn_of(const std::vector<ask> & asks) {
     float n_past = 0.0f;
     bool any     = false;
     for (const ask & a : asks) {
@@ -69,39 +73,107 @@ bool drafter::planner_drafts(const std::vector<ask> & asks) {
         any = any || (a.kind == EAGLE3_PLANNED && a.n_max > 0 && slots_.ready(a.slot));
     }
     planner_.begin((int) asks.size(), n_past);
-    return any && planner_.wants_draft();
+    return any ? planner_.next_turn() : planner::turn::look;
 }
 
-// Does the work that gathered while there were no drafts, so that the first pass of all slots has at most
-// MAX_ROWS rows. Its time does not count as the draft's: the planner would take drafts for expensive.
-void drafter::catch_up(const std::vector<ask> & asks) {
-    const int most = std::min(OVERDUE, MAX_ROWS / std::max((int) asks.size(), 1));
-    for (const ask & a : asks) {
-        for (const auto & from : slots_.sources()) {
-            if (grows(a)) {
-                from->catch_up(a.slot, most);
-            }
-        }
+// Whether the source drafts for this ask.
+bool drafter::drafts_for(const source & from, const ask & a) const {
+    if (from.takes_passes()) {
+        return from.ready(a.slot);
     }
-    spent_.start = ggml_time_us();
+    return a.kind == EAGLE3_PLANNED && from.ready(a.slot) && (&from != slots_.text() || a.text != 0);
 }
 
-// Collects what the sources offer at first: the head the first level of its trees, the others all that they
-// have.
-void drafter::begin_growth(growth & g, const std::vector<ask> & asks) {
-    catch_up(asks);
-    begin_asks(g, asks);
+// What the sources offer that take no pass of the head.
+void drafter::offer_for_free(growth & g) {
     for (const auto & from : slots_.sources()) {
         std::vector<int> open;
-        for (int a = 0; a < (int) g.asks.size(); ++a) {
-            if (from->ready(g.asks[a].slot) && (from->takes_passes() || g.asks[a].kind == EAGLE3_PLANNED)) {
+        for (int a = 0; a < (int) g.asks.size() && !from->takes_passes(); ++a) {
+            if (drafts_for(*from, g.asks[a])) {
                 open.push_back(a);
             }
         }
         if (!open.empty()) {
-            spent_.passes_seconds += from->takes_passes() ? first_pass_seconds(g, open) : 0.0f;
             from->begin(g, open);
         }
+    }
+    spent_.offered = !g.nodes.empty();
+}
+
+// The asks that the head drafts for in this round.
+std::vector<int> drafter::head_asks(const growth & g, planner::turn now) const {
+    std::vector<int> open;
+    for (int a = 0; a < (int) g.asks.size() && slots_.head(); ++a) {
+        if (drafts_for(*slots_.head(), g.asks[a]) &&
+            (g.asks[a].kind != EAGLE3_PLANNED || now == planner::turn::draft)) {
+            open.push_back(a);
+        }
+    }
+    return open;
+}
+
+// Whether the head drafts: where an ask is for the head alone, or nothing else was offered, or its first pass
+// is expected to pay beside what was.
+bool drafter::runs_head(const growth & g, planner::turn now) {
+    const std::vector<int> open = head_asks(g, now);
+    const bool fixed            = std::any_of(
+        open.begin(), open.end(), [&](int a) { return g.asks[a].kind != EAGLE3_PLANNED; });
+    if (open.empty() || fixed || g.nodes.empty()) {
+        return !open.empty();
+    }
+    const std::vector<int> nodes = candidates(g, planned_room(g));
+    std::vector<float> reach, left(g.asks.size(), 0.0f);
+    for (const int a : open) {
+        left[a] = 1.0f;
+    }
+    for (const int v : nodes) {
+        reach.push_back(g.nodes[v].reach);
+        left[g.nodes[v].ask] -= g.nodes[v].depth == 1 ? g.nodes[v].prob : 0.0f;
+    }
+    spent_.base = planner_.best(reach, g.n_given).value;
+    std::sort(left.begin(), left.end(), std::greater<float>());
+    left.erase(std::find_if(left.begin(), left.end(), [](float p) { return p <= 0.0f; }), left.end());
+    float trust    = 0.0f;
+    int n_children = 1;
+    for (const int a : open) {
+        trust += (*g.trust[a])[HEAD] / (float) open.size();
+        n_children = std::max(n_children, g.asks[a].width);
+    }
+    const float extra = std::max(first_pass_seconds(g, open) - planner_.pass_seconds(1, false), 0.0f);
+    return planner_.grow_width(reach, 0, left, n_children, trust, g.n_given, extra) > 0;
+}
+
+// Does the head's work that gathered while it drafted nothing, so that the first pass of all slots has at
+// most MAX_ROWS rows. Its time does not count as the draft's: the planner would take drafts for expensive.
+void drafter::catch_up(const growth & g) {
+    const int64_t start = ggml_time_us();
+    const int most      = std::min(OVERDUE, MAX_ROWS / std::max(g.n_asks, 1));
+    for (const ask & a : g.asks) {
+        slots_.head()->catch_up(a.slot, most);
+    }
+    spent_.start += ggml_time_us() - start;
+}
+
+// The head's first pass, and what the others offer behind its tokens.
+void drafter::begin_head(growth & g, planner::turn now) {
+    const std::vector<int> open = head_asks(g, now);
+    spent_.passes_seconds += first_pass_seconds(g, open);
+    spent_.steps = 1;
+    g.level.clear();
+    slots_.head()->begin(g, open);
+    follow(g);
+}
+
+void drafter::follow(growth & g) {
+    for (const auto & from : slots_.sources()) {
+        std::vector<int> nodes;
+        for (const int v : g.level) {
+            if (!from->takes_passes() && g.nodes[v].evidence[from->id] == NOT_OFFERED &&
+                drafts_for(*from, g.asks[g.nodes[v].ask])) {
+                nodes.push_back(v);
+            }
+        }
+        from->follow(g, nodes);
     }
 }
 
@@ -128,9 +200,10 @@ void drafter::begin_asks(growth & g, const std::vector<ask> & asks) {
 
 // What the planner expects of the head's first pass, for these asks.
 float drafter::first_pass_seconds(const growth & g, const std::vector<int> & asks) const {
-    int n = 0;
+    int n          = 0;
+    const int most = std::min(OVERDUE, MAX_ROWS / std::max(g.n_asks, 1));  // catch_up() does the others
     for (const int a : asks) {
-        n += slots_.head()->n_pending(g.asks[a].slot);
+        n += std::min(slots_.head()->n_pending(g.asks[a].slot), most);
     }
     return planner_.pass_seconds(std::min(n, MAX_ROWS), true);
 }

@@ -4,6 +4,7 @@
 #include "planner.hpp"
 #include "slots.hpp"
 
+#include <cmath>
 #include <vector>
 
 namespace eagle3 {
@@ -19,7 +20,9 @@ class drafter {
     struct spent {
         bool planned = false;
         int steps    = 0;
+        bool offered = false;           // a source without passes offered something
         float value = 0.0f, seconds = 0.0f;
+        float base = -INFINITY;         // value without the head, where it is known
         float passes_seconds = 0.0f;  // expected of the head's passes
         int64_t start        = 0;     // ggml_time_us()
     };
@@ -30,9 +33,14 @@ class drafter {
     void check_kind(const ask & a) const;
 
     void grow_drafts(std::vector<ask> asks);
-    bool planner_drafts(const std::vector<ask> & asks);
-    void catch_up(const std::vector<ask> & asks);
-    void begin_growth(growth & g, const std::vector<ask> & asks);
+    planner::turn turn_of(const std::vector<ask> & asks);
+    bool drafts_for(const source & from, const ask & a) const;
+    void offer_for_free(growth & g);
+    std::vector<int> head_asks(const growth & g, planner::turn now) const;
+    bool runs_head(const growth & g, planner::turn now);
+    void catch_up(const growth & g);
+    void begin_head(growth & g, planner::turn now);
+    void follow(growth & g);
     void begin_asks(growth & g, const std::vector<ask> & asks);
     float first_pass_seconds(const growth & g, const std::vector<int> & asks) const;
     int room(const ask & a, int n_asks) const;

@@ -112,7 +112,7 @@ std::vector<int> drafter::planned_front(const growth & g) const {
 
 // The head extends what it offered, as long as that pays.
 void drafter::grow(growth & g) {
-    while (slots_.head()) {
+    while (true) {
         std::vector<int> front         = fixed_front(g);
         const std::vector<int> planned = planned_front(g);
         front.insert(front.end(), planned.begin(), planned.end());
@@ -122,6 +122,7 @@ void drafter::grow(growth & g) {
         g.level.clear();
         spent_.passes_seconds += planner_.pass_seconds(std::min((int) front.size(), MAX_ROWS), false);
         slots_.head()->extend(g, front);
+        follow(g);
         ++spent_.steps;
     }
 }

@@ -16,6 +16,13 @@ int choice_of(const ask & a, int parent, int rank) {
     return -1;
 }
 
+// What two guesses that agree are worth, if each would be right by chance one time in four.
+float agreement(float h, float t) {
+    const auto odds = [](float p) { return std::clamp(p, 0.001f, 0.999f) / (1.0f - std::clamp(p, 0.001f, 0.999f)); };
+    const float o   = odds(h) * odds(t) / odds(0.25f);
+    return o / (1.0f + o);
+}
+
 }  // namespace
 
 std::vector<int> depths(const int32_t * parents, size_t n) {
@@ -38,19 +45,68 @@ int growth::offer(int source, int a, int parent, int32_t token, float evidence, 
     v.reach = (parent < 0 ? 1.0f : nodes[parent].reach) * v.prob;
     v.evidence.fill(NOT_OFFERED);
     v.evidence[source] = evidence;
-    mixed              = mixed || source != 0;
+    mixed              = mixed || source != HEAD;
     const auto same    = std::find_if(mixed ? nodes.begin() + (parent + 1) : nodes.end(), nodes.end(),
         [&](const node & o) { return o.ask == a && o.parent == parent && o.token == token; });
+    const int at       = (int) (same - nodes.begin());
     if (same == nodes.end()) {
         nodes.push_back(v);
-        return (int) nodes.size() - 1;
+    } else {
+        same->evidence[source] = std::max(same->evidence[source], evidence);
+        if (v.prob > same->prob) {
+            same->prob = v.prob;
+            update_reach(at);
+        }
     }
-    same->evidence[source] = std::max(same->evidence[source], evidence);
-    if (v.prob > same->prob) {
-        same->prob = v.prob;
-        update_reach((int) (same - nodes.begin()));
+    below_.resize(asks.size(), 0);
+    unsigned & below = parent < 0 ? below_[a] : nodes[parent].below;
+    below |= 1u << source;
+    if (((below >> HEAD) & 1) && ((below >> TEXT) & 1)) {
+        settle(a, parent);
     }
-    return (int) (same - nodes.begin());
+    return at;
+}
+
+// Calibrated, of one source, as if no other had offered anything. 0 if it did not.
+float growth::accept(const node & v, int source) const {
+    const float q = v.evidence[source];
+    return q == NOT_OFFERED ? 0.0f : plan->accept(source, v.depth, q, (*trust[v.ask])[source]);
+}
+
+// The probabilities of a node's children, of which head and text offered some. What both offer is likelier
+// than either says, what the text alone offers is less likely, and what it leaves is the head's.
+void growth::settle(int ask, int parent) {
+    float most_of_head = 0.0f, agreed = 0.0f, of_text = 0.0f;
+    std::vector<int> children;
+    for (int i = parent + 1; i < (int) nodes.size(); ++i) {
+        if (nodes[i].ask == ask && nodes[i].parent == parent) {
+            children.push_back(i);
+            const float h = accept(nodes[i], HEAD);
+            most_of_head  = std::max(most_of_head, nodes[i].evidence[TEXT] == NOT_OFFERED ? h : 0.0f);
+            agreed += nodes[i].evidence[TEXT] == NOT_OFFERED ? 0.0f : h;
+        }
+    }
+    for (const int i : children) {
+        node & v      = nodes[i];
+        const float t = accept(v, TEXT), h = accept(v, HEAD);
+        if (v.evidence[TEXT] == NOT_OFFERED) {
+            continue;
+        }
+        const int from   = v.evidence[HEAD] == NOT_OFFERED ? DISPUTED : BOTH;
+        v.evidence[from] = from == BOTH ? agreement(h, t) : t * (1.0f - most_of_head);
+        v.prob           = accept(v, from);
+        of_text += v.prob;
+    }
+    const float left = std::max(1.0f - of_text, 0.0f) / std::max(1.0f - agreed, 0.05f);
+    for (const int i : children) {
+        if (nodes[i].evidence[TEXT] == NOT_OFFERED && nodes[i].evidence[HEAD] != NOT_OFFERED) {
+            nodes[i].prob = std::min(accept(nodes[i], HEAD) * left, 1.0f);
+        }
+        for (int other = OTHER; other < BOTH; ++other) {
+            nodes[i].prob = std::max(nodes[i].prob, accept(nodes[i], other));
+        }
+    }
+    update_reach(parent + 1);
 }
 
 // Of this node and of those below it.

@@ -32,6 +32,7 @@ struct growth {
         float reach;  // of the whole path to it: that verification gets to it and accepts it
         int choice;   // of EAGLE3_CHOICES, which of them it is; else -1
         evidence_list evidence;
+        unsigned below = 0;  // sources that offered children of it, a bit each
     };
 
     const planner * plan = nullptr;
@@ -46,7 +47,7 @@ struct growth {
 
     // A source offers a token that may follow node `parent` (-1: the ask's own token). rank counts the
     // siblings that it offers from 0, the most probable first. Returns the node. If another source offered
-    // the token there before, that node gets the evidence of both, and the higher probability.
+    // the token there before, that node gets the evidence of both.
     int offer(int source, int ask, int parent, int32_t token, float evidence, int rank);
 
     // nodes for which want(node) holds, the likeliest first
@@ -83,6 +84,10 @@ struct growth {
   private:
     void sort(std::vector<int> & order) const;
     void update_reach(int from);
+    float accept(const node & v, int source) const;
+    void settle(int ask, int parent);
+
+    std::vector<unsigned> below_;  // of each ask's own token, as node::below
 };
 
 }  // namespace eagle3

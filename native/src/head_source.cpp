@@ -200,6 +200,15 @@ void head_source::offer_children(growth & g, int a, int row, int parent, uint64_
         marks_[node] = {row, path};
         g.level.push_back(node);
     }
+    // those of other sources can be extended too
+    for (int i = parent + 1; g.mixed && i < (int) g.nodes.size(); ++i) {
+        const growth::node & v = g.nodes[i];
+        if (v.ask == a && v.parent == parent && v.evidence[HEAD] == NOT_OFFERED) {
+            marks_.resize(g.nodes.size());
+            marks_[i] = {row, path};
+            g.level.push_back(i);
+        }
+    }
 }
 
 void head_source::extend(growth & g, const std::vector<int> & nodes) {

@@ -58,6 +58,8 @@ void round::tell_planner(int n_tokens) {
     r.total_s  = 1e-6f * (ggml_time_us() - drafter_.last().start);
     r.n_tokens = n_tokens;
     r.value    = drafter_.last().value;
+    r.base     = drafter_.last().base;
+    r.offered  = drafter_.last().offered;
     r.output_s = output_seconds_;
     r.passes_s = drafter_.last().passes_seconds;
     planner_.saw_round(r);

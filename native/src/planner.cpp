@@ -123,7 +123,7 @@ planner::choice planner::best(const std::vector<float> & reach, int n_fixed) con
 // Of the last level's nodes, likeliest first, how many to go on from: as many as, with the levels that may
 // follow, are expected to raise the value most.
 int planner::grow_width(const std::vector<float> & reach, int depth, const std::vector<float> & level,
-    int n_children, float trust, int n_fixed) const {
+    int n_children, float trust, int n_fixed, float extra) const {
     int width  = 0;
     float most = best(reach, n_fixed).value;
     for (int w = 1; w <= (int) level.size(); w *= 2) {
@@ -141,7 +141,7 @@ int planner::grow_width(const std::vector<float> & reach, int depth, const std::
             all.resize(std::min((int) all.size(), MAX_ROWS - 1));
             next.resize(std::min((int) next.size(), w));
             front         = std::move(next);
-            const float v = best(all, n_fixed).value - rate() * pass_seconds(w, false) * m;
+            const float v = best(all, n_fixed).value - rate() * (pass_seconds(w, false) * m + extra);
             if (v > most) {
                 most  = v;
                 width = w;

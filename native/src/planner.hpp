@@ -12,7 +12,10 @@
 namespace eagle3 {
 
 constexpr int MAX_ROWS    = EAGLE3_MAX_ROWS;
-constexpr int MAX_SOURCES = 4;  // of draft tokens; 0 is the head
+
+// Sources of draft tokens, by their ids, and two more that have statistics of their own: where head and text
+// offer the same token, and where the text offers one that the head does not.
+enum { HEAD = 0, TEXT = 1, OTHER = 2, BOTH = 4, DISPUTED = 5, MAX_SOURCES = 6 };
 
 using costs = eagle3_costs;
 // E_ARGUMENT for costs that eagle3_plan_set refuses.
@@ -43,8 +46,13 @@ class planner {
     // apply to it.
     void new_text();
 
-    // Whether the next round should draft. Counts a round.
-    bool wants_draft();
+    // What the next round is for. Counts a round.
+    enum class turn {
+        look,   // nothing is drafted, so that a plain round's time is known
+        rest,   // the head drafts nothing; what costs no pass may
+        draft,  // everything drafts
+    };
+    turn next_turn();
 
     // Probability that a draft token is the one that the target samples, if verification gets to its parent.
     // q is the source's own estimate, depth counts from 1. Learnt from drafts of that source that
@@ -62,8 +70,10 @@ class planner {
         float value;
     };
     choice best(const std::vector<float> & reach, int n_fixed = 0) const;
+    // Of a level's nodes, how many the head should extend. extra: seconds that the first pass takes beyond the
+    // others.
     int grow_width(const std::vector<float> & reach, int depth, const std::vector<float> & level,
-        int n_children, float trust, int n_fixed = 0) const;
+        int n_children, float trust, int n_fixed = 0, float extra = 0.0f) const;
     // How many rows of the output matrix to compute at once, from row i on of those whose reach is given.
     int piece(const std::vector<float> & reach, int i) const;
     void saw_piece(int n, float seconds);  // a piece of the output matrix took so long
@@ -75,11 +85,13 @@ class planner {
     struct round {
         int n_rows     = 0;
         bool tried     = false;  // the head ran
+        bool offered   = false;  // other sources offered something
         bool whole     = false;  // the decode computed the output matrix too
         float layers_s = 0.0f, draft_s = 0.0f, total_s = 0.0f;
         float passes_s = 0.0f;  // expected of the head's passes
         int n_tokens   = 0;     // that it brought
         float value    = 0.0f;  // of its draft, from best()
+        float base     = -INFINITY;  // the same without the head
         float output_s = 0.0f;  // of the pieces that the output matrix was computed in, unless whole
     };
     void saw_round(const round & r);
@@ -122,6 +134,7 @@ class planner {
     void learn_rest(const round & r, bool plain, float gain_plain);
     void plan_look(bool plain, float raw, float ratio);
     void saw_draft(const round & r, bool plain, float raw, float seconds);
+    void saw_free(const round & r, bool plain, float raw);
     void rest_or_wake();
     bool rests(const mode & m) const;
 
@@ -145,6 +158,7 @@ class planner {
         float hope        = 0.0f;
         float plain_tried = 1.0f;  // the drift when that was last due
         int n_idle        = 0;     // probes in a row that drafted nothing
+        int n_declined    = 0;     // rounds without a draft, though one cost no pass
 
         void forget_drafts() {
             gain = seen_tokens = seen_plain = 0.0f;

@@ -72,22 +72,28 @@ void session::reset(int slot, int n_past) {
 
 int64_t session::state_size(int slot) const {
     slots_.at(slot);
-    slots_.need_head();
+    slots_.need_state();
     return slots_.state_size(slot);
 }
 
 void session::state_get(int slot, uint8_t * out) const {
-    slots_.need_head();
+    slots_.need_state();
     round_.check_rests(slot);
     slots_.state_get(slot, out);
 }
 
 void session::state_set(int slot, const uint8_t * data, int64_t size) {
-    slots_.need_head();
+    slots_.need_state();
     round_.check_rests(slot);
     const std::vector<int64_t> begins = slots_.check_state(data, size);
     round_.drop_draft();
     slots_.state_set(slot, data, begins);
+}
+
+int session::text_match(int slot, int32_t token) const {
+    slots_.at(slot);
+    slots_.check_tokens(&token, 1);
+    return slots_.text() ? slots_.text()->match(slot, token) : 0;
 }
 
 // -- the planner's costs ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ class session {
     session(llama_context * ctx, const head * h, int n_slots);  // h may be null
     ~session();
 
-    // Adds a source of drafts, before the first prompt. E_ARGUMENT if there are MAX_SOURCES, or if it takes
+    // Adds a source of drafts, before the first prompt. E_ARGUMENT if there are too many, or if it takes
     // passes.
     void add_source(std::unique_ptr<source> source) { slots_.add_source(std::move(source)); }
     head_source & need_head() { return slots_.need_head(); }  // E_ARGUMENT without a head
@@ -30,6 +30,7 @@ class session {
     }
     void commit(const int32_t * keep) { round_.commit(keep); }
     const round & last_round() const { return round_; }
+    int text_match(int slot, int32_t token) const;  // see text_source::match
 
     int sample(llama_sampler * sampler, int row) { return eagle3::sample(slots_.ctx, sampler, row); }
     void prefill(int slot, const int32_t * tokens, int n, bool all_logits);

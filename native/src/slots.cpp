@@ -14,12 +14,19 @@ slots::slots(llama_context * ctx, const eagle3::head * h, int n_slots)
       most_rows(std::min({n_batch, (int) llama_n_ubatch(ctx), MAX_ROWS})), slots_(n_slots) {
     const llama_model * model = llama_get_model(ctx);
     require(memory != nullptr, EAGLE3_E_UNSUPPORTED, "the target has no memory of its sequence");
+    const bool drops = !llama_model_is_recurrent(model) && !llama_model_is_hybrid(model);
     if (h) {
         require(model == h->target, EAGLE3_E_ARGUMENT, "the head was opened for another model");
-        require(!llama_model_is_recurrent(model) && !llama_model_is_hybrid(model), EAGLE3_E_UNSUPPORTED,
+        require(drops, EAGLE3_E_UNSUPPORTED,
             "the target is recurrent or hybrid and cannot drop part of a sequence");
         auto own = std::make_unique<head_source>(ctx, *h, n_slots, n_ctx);
         head_    = own.get();
+        sources_.push_back(std::move(own));
+    }
+    if (drops) {
+        auto own = std::make_unique<text_source>(n_slots, n_ctx);
+        text_    = own.get();
+        own->id  = TEXT;
         sources_.push_back(std::move(own));
     }
     batch_ = llama_batch_init(n_batch, 0, 1);
@@ -48,8 +55,8 @@ void slots::check_tokens(const int32_t * tokens, int n) const {
 // -- sources ----------------------------------------------------------------------------------------------
 
 void slots::add_source(std::unique_ptr<source> source) {
-    const int id = 1 + (int) sources_.size() - (head_ != nullptr);  // 0 is the head's
-    require(id < MAX_SOURCES, EAGLE3_E_ARGUMENT, "too many sources of drafts");
+    const int id = OTHER + (int) sources_.size() - (head_ != nullptr) - (text_ != nullptr);
+    require(id < BOTH, EAGLE3_E_ARGUMENT, "too many sources of drafts");
     require(!source->takes_passes(), EAGLE3_E_ARGUMENT, "only the head may draft by passes");
     source->id = id;
     sources_.push_back(std::move(source));
@@ -175,6 +182,10 @@ void slots::kept_prompt(const kept_tokens & k) {
 
 // -- state ------------------------------------------------------------------------------------------------
 
+void slots::need_state() const {
+    require(head_ || text_, EAGLE3_E_UNSUPPORTED, "nothing can draft for this target: there is no state");
+}
+
 int64_t slots::state_size(int slot) const {
     int64_t size = 0;
     for (const auto & from : sources_) {
@@ -193,7 +204,10 @@ void slots::state_get(int slot, uint8_t * out) const {
 std::vector<int64_t> slots::check_state(const uint8_t * data, int64_t size) const {
     std::vector<int64_t> begins(1, 0);
     for (const auto & from : sources_) {
-        begins.push_back(begins.back() + from->check(data + begins.back(), size - begins.back()));
+        const int64_t left = size - begins.back();
+        // a state that was saved before there was this source ends here
+        const bool has = left > 0 || begins.size() == 1;
+        begins.push_back(begins.back() + (has ? from->check(data + begins.back(), left) : 0));
     }
     require(begins.back() == size, EAGLE3_E_FORMAT, "the state is damaged or belongs to another head");
     return begins;
@@ -201,9 +215,10 @@ std::vector<int64_t> slots::check_state(const uint8_t * data, int64_t size) cons
 
 void slots::state_set(int slot, const uint8_t * data, const std::vector<int64_t> & begins) {
     slot_state s;
-    s.n_past = head_source::saved_n_past(data);  // the head is the first source
+    s.n_past = head_ ? head_source::saved_n_past(data) : text_source::saved_n_past(data);  // the first source
     for (size_t i = 0; i < sources_.size(); ++i) {
-        sources_[i]->restore(slot, s.n_past, data + begins[i]);
+        begins[i] == begins[i + 1] ? sources_[i]->reset(slot, s.n_past)
+                                   : sources_[i]->restore(slot, s.n_past, data + begins[i]);
     }
     at(slot) = std::move(s);
 }

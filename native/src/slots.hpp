@@ -3,6 +3,7 @@
 
 #include "head_source.hpp"
 #include "source.hpp"
+#include "text_source.hpp"
 
 #include <memory>
 #include <vector>
@@ -77,6 +78,7 @@ class slots {
     const std::vector<std::unique_ptr<source>> & sources() const { return sources_; }
     head_source * head() const { return head_; }  // the first of them, or null
     head_source & need_head() const;              // E_ARGUMENT without a head
+    text_source * text() const { return text_; }  // null if the target cannot drop part of a sequence
     bool ready(int slot) const;                   // whether a source has anything to offer
     void tell(const kept_tokens & k);             // every source, also if one fails; throws the first failure
     void want_capture(bool on) { capture_ = on; }
@@ -99,6 +101,7 @@ class slots {
     void kept_prompt(const kept_tokens & k);    // these stay in the slot
 
     // -- state: the bytes of the sources, one after the other --
+    void need_state() const;  // E_UNSUPPORTED if there is no source
     int64_t state_size(int slot) const;
     void state_get(int slot, uint8_t * out) const;
     std::vector<int64_t> check_state(const uint8_t * data, int64_t size) const;  // where each source's begin
@@ -107,6 +110,7 @@ class slots {
   private:
     std::vector<std::unique_ptr<source>> sources_;
     head_source * head_ = nullptr;
+    text_source * text_ = nullptr;
     std::vector<slot_state> slots_;
     llama_batch batch_;
     bool capture_ = true;

@@ -24,8 +24,8 @@ class source {
     virtual ~source() = default;
 
     // What offering costs: nothing, or a pass of the head for each level of the tree. The planner's costs
-    // know one kind of pass, so only the head may be such a source. A source without cost offers all that it
-    // has in begin() and drafts for EAGLE3_PLANNED alone.
+    // know one kind of pass, so only the head may be such a source. A source without cost offers what it has
+    // in begin(), before the head does, and drafts for EAGLE3_PLANNED alone.
     virtual bool takes_passes() const { return false; }
 
     // Whether there is anything to offer after a token that follows the slot's text.
@@ -39,7 +39,11 @@ class source {
     // offers one level; others may offer descendants, too.
     virtual void begin(growth & g, const std::vector<int> & asks) = 0;
 
-    // With passes only: offers children of these nodes in one pass. It offered all of them itself.
+    // Without passes only: may offer descendants of these nodes, which a source with passes offered.
+    virtual void follow(growth & /* g */, const std::vector<int> & /* nodes */) {}
+
+    // With passes only: offers children of these nodes in one pass. Their parents were in the pass before, but
+    // other sources may have offered them.
     virtual void extend(growth & /* g */, const std::vector<int> & /* nodes */) {}
     // With passes only: the number of nodes of an ask that it can still extend.
     virtual int n_extensible(int /* ask */) const { return 0; }
@@ -59,8 +63,8 @@ class source {
     virtual int64_t check(const uint8_t * data, int64_t size) const  = 0;
     virtual void restore(int slot, int n_past, const uint8_t * data) = 0;
 
-    // The number of its offers, and of its statistics in the planner. 0 is the head; session::add_source sets
-    // the others'.
+    // The number of its offers, and of its statistics in the planner: see growth.hpp. slots::add_source sets
+    // it.
     int id = 0;
 };
 

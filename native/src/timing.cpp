@@ -15,18 +15,16 @@ void planner::saw_piece(int n, float seconds) {
 
 // Between drafts a plain round is looked at now and then: what it takes is else only what the load's
 // measurement said.
-bool planner::wants_draft() {
-    mode & m = at();
-    if (m.asleep > 0) {
-        --m.asleep;
-        return false;
-    }
+planner::turn planner::next_turn() {
+    mode & m         = at();
+    const bool rests = m.asleep > 0;
+    m.asleep -= rests;
     if (m.n_drafted >=
         (m.n_plain >= tune_.first_looks && gains(tune_.close_gain) ? tune_.look : tune_.look_close)) {
         m.n_drafted = 0;  // another slot's draft may leave no round plain
-        return false;
+        return turn::look;
     }
-    return true;
+    return rests ? turn::rest : turn::draft;
 }
 
 // Whether rounds that drafted brought this many times the tokens of plain ones in the same time. It decides
@@ -95,6 +93,8 @@ void planner::saw_round(const round & r) {
     if (r.tried) {
         saw_draft(r, plain, raw, seconds);
         rest_or_wake();
+    } else {
+        saw_free(r, plain, raw);
     }
 }
 
@@ -125,7 +125,7 @@ void planner::learn_rest(const round & r, bool plain, float gain_plain) {
     const float rest = r.total_s - r.layers_s - r.draft_s;
     if (plain) {
         m.plain_rest += (std::max(rest, 0.0f) - m.plain_rest) * gain_plain;
-    } else if (r.tried && !r.whole) {
+    } else if (!r.whole) {
         const float most = tune_.most_rest * plain_seconds();
         m.draft_rest = m.draft_rest * tune_.keep_plain +
                        std::clamp(rest - r.output_s - m.plain_rest, -most, most) * (1.0f - tune_.keep_plain);
@@ -152,11 +152,24 @@ void planner::saw_draft(const round & r, bool plain, float raw, float seconds) {
     m.seen_tokens     = m.seen_tokens * tune_.keep_rate + (float) r.n_tokens;
     m.seen_plain =
         m.seen_plain * tune_.keep_rate + (float) n_slots_ * seconds / std::max(plain_seconds(), 1e-9f);
-    // against a round without a draft, at today's rate
-    const float gain =
-        (r.value - rate() * (r.draft_s + costs_.other)) - ((float) n_slots_ - rate() * plain_seconds());
+    // against a round without the head, at today's rate
+    const float without = std::max(r.base, (float) n_slots_ - rate() * plain_seconds());
+    const float gain    = (r.value - rate() * (r.draft_s + costs_.other)) - without;
     m.gain = m.gain * tune_.keep_gain + gain * (1.0f - tune_.keep_gain);
     ++m.n_drafts;
+}
+
+// A round without the head. What the others offer is declined for as long as its rows are thought too dear:
+// now and then one is tried.
+void planner::saw_free(const round & r, bool plain, float raw) {
+    mode & m = at();
+    if (!plain) {
+        m.n_declined = 0;
+        m.hope       = raw < 1.0f - tune_.surprised ? m.hope : NO_HOPE;
+    } else if (r.offered && ++m.n_declined >= tune_.declined) {
+        m.n_declined = 0;
+        m.hope       = std::min(m.hope, tune_.hope);
+    }
 }
 
 void planner::rest_or_wake() {

@@ -130,6 +130,9 @@ struct tuning {
     // drafts measured busy x1 -19.37.
     float hope_anew = 0.15f;
 
+    // Rounds in which what costs no pass was offered and declined, until it is tried all the same.
+    int declined = 128;
+
     // -- Looks: plain rounds between drafts, so that their time is known --
     // Rounds from one look to the next where drafting gains little.
     // half -0.23, misjudged turns x1 -2.23; twice -0.10, load comes and goes x1 -0.79; without -0.06, drafts

@@ -43,7 +43,7 @@ inline int32_t draft(eagle3_session * s, const eagle3_ask & a) {
 inline int32_t draft(eagle3_session * s, const eagle3_ask & a, int32_t * tokens, int32_t * parents = nullptr,
     float * probs = nullptr) {
     const int32_t n = draft(s, a);
-    return n < 0 ? n : eagle3_round_drafted(s, 0, tokens, parents, probs);
+    return n < 0 ? n : eagle3_round_drafted(s, 0, tokens, parents, probs, nullptr);
 }
 
 // Drafts and decodes.

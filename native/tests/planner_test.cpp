@@ -126,7 +126,7 @@ class trial {
         planner::round r;
         std::vector<float> q, reach;
         plan_.begin(1, s.context);
-        if (plan_.wants_draft()) {
+        if (plan_.next_turn() == planner::turn::draft) {
             r.tried = true;
             do {
                 q.push_back(word(s));
@@ -201,7 +201,7 @@ void check_rests(const costs & c) {
         int rest = 0;
         for (int i = 0; i < 5000 && rest < least; ++i) {
             planner::round r;
-            r.tried    = p.wants_draft();
+            r.tried    = p.next_turn() == planner::turn::draft;
             r.n_rows   = n_slots;
             r.whole    = true;
             r.n_tokens = n_slots;

@@ -428,7 +428,7 @@ static void wrong_rounds(eagle3_session * s) {
     CHECK(eagle3_round_decode(s) == EAGLE3_E_ARGUMENT);
     llama_sampler * samplers[1] = {nullptr};
     CHECK(eagle3_round_verify(s, samplers, out, n) == EAGLE3_E_ARGUMENT);
-    CHECK(eagle3_round_drafted(s, 7, out, n, nullptr) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_round_drafted(s, 7, out, n, nullptr, nullptr) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_round_commit(s, n) == EAGLE3_OK);  // none under way
 }
 

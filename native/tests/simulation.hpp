@@ -351,7 +351,7 @@ class simulation {
         }
         plan_.begin(n_slots, 0.0f);
         std::vector<int> chosen;
-        if (plan_.wants_draft()) {
+        if (plan_.next_turn() == planner::turn::draft) {
             r.tried = true;
             begin_growth(g, r);
             grow(g, r);

@@ -196,7 +196,7 @@ void probable_paths(llama_model * model, const char * head) {
         tokens n, ids(63), parents(63);
         std::vector<float> probs(63);
         f.draft({ask_for(0, 9, EAGLE3_TREE, 63, 3, 3, p_min)}, n);
-        CHECK(eagle3_round_drafted(f.s, 0, ids.data(), parents.data(), probs.data()) == n[0]);
+        CHECK(eagle3_round_drafted(f.s, 0, ids.data(), parents.data(), probs.data(), nullptr) == n[0]);
         std::vector<std::pair<float, tokens>> out;
         for (int i = 0; i < n[0]; ++i) {
             out.push_back(parents[i] < 0 ? std::make_pair(1.0f, tokens()) : out[parents[i]]);

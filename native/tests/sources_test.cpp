@@ -34,15 +34,17 @@ class script : public eagle3::source {
 
     void begin(eagle3::growth & g, const std::vector<int> & asks) override {
         for (const int a : asks) {
-            if (copies) {
-                for (const int v : std::vector<int>(g.level)) {
-                    CHECK(g.nodes[v].ask != a || g.offer(id, a, -1, g.nodes[v].token, 0.3f, 1) == v);
-                }
-            }
             int parent = -1;
             for (size_t at = g.n_past[a] + 1, n = 0; at < right.size() && n < N_AHEAD; ++at, ++n) {
                 parent = g.offer(id, a, parent, lies ? (right[at] + 1) % 50 : right[at], 0.9f, 0);
             }
+        }
+    }
+
+    void follow(eagle3::growth & g, const std::vector<int> & nodes) override {
+        for (const int v : nodes) {
+            const eagle3::growth::node n = g.nodes[v];
+            CHECK(!copies || g.offer(id, n.ask, n.parent, n.token, 0.3f, 1) == v);
         }
     }
 
@@ -146,7 +148,7 @@ void check_draft(const eagle3::slot_state & slot, int width) {
                   slot.draft.tokens[i] != slot.draft.tokens[j]);
         }
         CHECK(siblings <= width && slot.draft.parents[i] < (int) i);
-        CHECK(slot.draft.evidence[i][0] >= 0.0f || slot.draft.evidence[i][1] >= 0.0f);
+        CHECK(slot.draft.evidence[i][eagle3::HEAD] >= 0.0f || slot.draft.evidence[i][eagle3::OTHER] >= 0.0f);
     }
 }
 
@@ -248,7 +250,7 @@ int main(int argc, char ** argv) {
     script & source = *owned;
     source.right    = plain[0];
     s.add_source(std::move(owned));
-    CHECK(source.id == 1);
+    CHECK(source.id == eagle3::OTHER);
     CHECK(chain_of_head(s, f) == chain);  // a chain is the head's alone
     s.set_plan(costs);
     const int widths[] = {1, s.can_tree() ? 4 : 1};

@@ -147,7 +147,7 @@ std::vector<call> round_calls() {
     calls.push_back({"drafted",
         [](world & w) {
             int32_t out[63];
-            return (int64_t) eagle3_round_drafted(w.s, 0, out, nullptr, nullptr);
+            return (int64_t) eagle3_round_drafted(w.s, 0, out, nullptr, nullptr, nullptr);
         },
         [](const world & w) { return w.at != NONE; }, nothing});
     for (const int slot : {0, 2}) {
