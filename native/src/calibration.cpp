@@ -25,7 +25,8 @@ float planner::accept(int source, int depth, float q, float trust) const {
         const tally & t = calibrations_[source].bins[d][bin];
         p               = (t.hits + tune_.prior * p) / (t.tries + tune_.prior);
     }
-    return std::min(p * trust, 1.0f);
+    // a head's guesses are rarely sure; the text's often are, and stay below 1
+    return source == HEAD ? std::min(p * trust, 1.0f) : p * trust / (1.0f - p + p * trust);
 }
 
 float planner::mean_accept(int depth, int rank, float trust) const {
@@ -41,7 +42,7 @@ void planner::learn(int source, int depth, int rank, float q, bool accepted, flo
     const float surprise = (accepted ? 1.0f : 0.0f) - accept(source, depth, q, trust);
     // what was found last weighs more than the tallies can: texts turn
     const bool resting = source == HEAD && depth == 1 && at().nap == tune_.nap_most;
-    const float step   = resting ? tune_.trust_step_resting : tune_.trust_step;
+    const float step   = source != HEAD ? tune_.trust_step_text : resting ? tune_.trust_step_resting : tune_.trust_step;
     trust *= std::exp(step * surprise);  // bounded: what is hardly trusted hardly surprises, nor what is sure
 
     const int d     = std::min(depth, N_DEPTH) - 1;

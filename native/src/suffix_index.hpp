@@ -19,8 +19,8 @@ class suffix_index {
   public:
     static constexpr int N_ORDERS  = 4;
     static constexpr int MAX_MATCH = 32;  // tokens that are compared: a longer match is as good as this
-    static constexpr int N_VISITS  = 16;  // places of each order that are looked at, the last ones
-    static constexpr int N_FOUND   = 24;  // places that find returns at most
+    static constexpr int N_VISITS  = 8;  // places of each order that are looked at, the last ones
+    static constexpr int N_FOUND   = 16;  // places that find returns at most
     static constexpr std::array<int, N_ORDERS> ORDERS = {8, 4, 2, 1};
     static constexpr int BYTES_A_TOKEN = 4 * (1 + N_ORDERS), BYTES_A_PLACE = 4 * N_ORDERS;
 

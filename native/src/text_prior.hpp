@@ -1,24 +1,20 @@
 // What matches of the text are worth before a planner has seen how they turn out.
 #pragma once
 
-#include <algorithm>
+#include <cmath>
 
 namespace eagle3 {
 
 // The probability that the target's next token is the one that follows a match. length: tokens of its longest
-// match, n: matches that say it, n_other: matches at least as long that say another.
+// match, n: matches that say it, n_other: matches at least as long that say another token.
+//
+// A logistic regression over 120,000 answer tokens of SmolLM2-135M to prompts of all kinds (greedy and sampled);
+// `text_replay FILE prior` (native/tests) prints the counts that it is fitted to. A match that others contradict
+// is worth the same at any length.
 inline float text_prior(int length, int n, int n_other) {
-    constexpr float SOLE[] = {0.0f, 0.15f, 0.30f, 0.45f, 0.55f, 0.65f, 0.72f, 0.78f, 0.82f};
-    float p = SOLE[std::min(length, 8)];
-    if (length > 8) {
-        p = length > 16 ? 0.92f : 0.86f;
-    }
-    if (n_other > 0) {
-        p *= (float) n / (float) (n + n_other);
-    } else if (n > 1) {
-        p += (1.0f - p) * 0.3f;
-    }
-    return p;
+    const float sole = n_other == 0 ? 0.64f * std::log2((float) length) : 0.0f;
+    const float odds = -1.13f + sole + 0.63f * std::log2((float) n) - 0.73f * std::log2(1.0f + (float) n_other);
+    return 1.0f / (1.0f + std::exp(-odds));
 }
 
 }  // namespace eagle3

@@ -41,6 +41,9 @@ struct tuning {
     // half -0.03, misjudged turns x1 -0.75; twice -0.04, load comes and goes x1 -0.73; without -0.06, load
     // comes and goes x4 -0.85.
     float trust_step_resting = 0.2f;
+    // The same of the text's draft tokens, into the logarithm of the odds: length and number of its matches
+    // say most of it already.
+    float trust_step_text = 0.02f;
 
     // -- What rounds bring --
     // Keeps 0.98 of tokens and seconds: some 50 rounds. It is the rate that a draft's time is weighed by.
