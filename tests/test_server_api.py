@@ -8,7 +8,7 @@ from typing import Literal
 import openai
 import pydantic
 import pytest
-from server_tools import CHAT, ENDLESS, ask, events, metric, running, settings
+from server_tools import CHAT, ENDLESS, ask, events, idle, metric, running, settings, until
 
 from eagle3_llama import EagleLlama
 from eagle3_llama.models import smollm2
@@ -499,6 +499,7 @@ def test_metrics(server):
     ):
         assert metric(server, name, model) > 0, name
     assert metric(server, "eagle3_accepted_at_total", model, 'position="1"') > 0
+    until(lambda: idle(server))
     for what in ("drafted", "accepted"):
         by = [metric(server, f"eagle3_{what}_from_total", model, f'source="{s}"') for s in DRAFTERS]
         assert sum(by) == metric(server, f"eagle3_{what}_total", model) and by[0] > 0

@@ -64,12 +64,6 @@ class EagleStats:
             self.accepted_from[SOURCES[bits]] += 1
 
     @property
-    def from_sources(self) -> str:
-        """How many draft tokens of each source were accepted, such as "head 5 of 9, text 7 of 8"."""
-        said = (f"{name} {self.accepted_from[name]} of {n}" for name, n in self.drafted_from.items() if n)
-        return ", ".join(said)
-
-    @property
     def accept_per_position(self) -> list[float]:
         """For draft positions 1, 2, ...: the share of all rounds whose draft token there was accepted."""
         return [n / self.rounds for n in self.accepted_at] if self.rounds else []
