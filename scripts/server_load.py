@@ -285,7 +285,7 @@ def _received(marks: list[tuple[int, float]], data: bytearray, start: float, end
     """The number of an answer's tokens that arrived between start and end."""
     came = lambda n_bytes: marks[bisect.bisect_left(marks, (n_bytes, 0.0))][1]
     counted = (c for n_bytes, c in _chunks(data) if start < came(n_bytes) <= end)
-    return sum(len(c.get("eagle", {}).get("sources", ())) for c in counted)
+    return sum(len(c.get("eagle", {}).get("positions", ())) for c in counted)
 
 
 def _over(runs: list[list[tuple[_Load, _Load]]]) -> float:

@@ -136,11 +136,13 @@ def test_the_demos_table_fits():
         **{name: 1.5 for name in ("ratio", "mean_drafted", "mean_accepted_length")},
         "accept_per_position": [0.5] * 8,
         "format": "Q4_K_M",
+        "drafts": "head",
         "identical": True,
     }
-    lines = demo.table([result], 80)
-    assert max(map(len, lines)) <= 80 and lines[0].endswith("same text") and lines[1].endswith("yes")
-    assert lines[2] == ""
+    lines = demo.table([result, result | {"drafts": "text", "identical": False}], 80)
+    assert max(map(len, lines)) <= 80 and lines[0].endswith("same text")
+    assert [line.split()[1] + line.split()[-1] for line in lines[1:3]] == ["headyes", "textNO"]
+    assert lines[3] == ""
 
 
 def test_the_prompts_of_the_package():

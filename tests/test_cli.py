@@ -162,7 +162,8 @@ def test_demo_json(tmp_path):
     out = tmp_path / "out.json"
     done = cli("--format", "Q4_0", "--n-predict", 12, "--json", out, module="eagle3_llama.cli.demo")
     assert done.returncode == 0, done.stderr
-    assert json.loads(out.read_text())["identical"] is True
+    report = json.loads(out.read_text())
+    assert report["identical"] is True and [r["drafts"] for r in report["results"]] == ["head", "text"]
 
 
 def test_prompt_files(tmp_path):

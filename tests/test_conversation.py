@@ -15,7 +15,7 @@ from eagle3_llama.cli.conversation import converse, fit
 from eagle3_llama.llama.chat import chat_tokens
 
 N_CTX = 256
-STATISTICS = re.compile(r"\[(\d+) tokens, [\d.]+/s(?:, [\d.]+ tokens per round)?\]")
+STATISTICS = re.compile(r"\[(\d+) tokens, [\d.]+/s(?:, [\d.]+ tokens per round, accepted: [a-z0-9, ]+)?\]")
 LEFT_OUT = re.compile(rf"the context of {N_CTX} tokens is full: the oldest (\d+) messages are left out")
 
 

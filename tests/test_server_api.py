@@ -8,10 +8,11 @@ from typing import Literal
 import openai
 import pydantic
 import pytest
-from server_tools import CHAT, ENDLESS, ask, events, metric, running, settings
+from server_tools import CHAT, ENDLESS, ask, events, idle, metric, running, settings, until
 
 from eagle3_llama import EagleLlama
 from eagle3_llama.models import smollm2
+from eagle3_llama.runtime.drafted import DRAFTERS
 from eagle3_llama.server.answers import joined
 from eagle3_llama.server.jobs import Choice, Event, Mailbox
 
@@ -136,7 +137,7 @@ def test_streams_say_what_answers_say(client):
     assert all(c.usage is None for c in chunks[:-1])
 
 
-def test_sources_and_timings(server):
+def test_positions_sources_and_timings(server):
     """A chunk says where each of its tokens came from; together they are all tokens of the answer."""
     total = 0
     for seed in range(8):  # in none of so many texts might a draft be accepted by chance
@@ -151,14 +152,18 @@ def test_sources_and_timings(server):
         }
         with server.client.stream("POST", CHAT, json=body) as r:
             *chunks, last, done = events(r)
-        sources = [s for c in chunks for s in c["eagle"]["sources"]]
-        usage, timings = last["usage"], last["timings"]
-        assert done is None and len(sources) == usage["completion_tokens"] == timings["tokens"]
-        assert len(sources) >= 32  # more where the last one ends within a character
-        accepted = usage["completion_tokens_details"]["accepted_prediction_tokens"]
-        assert sum(s > 0 for s in sources) == accepted and max(sources) <= 4
+        positions, sources = ([x for c in chunks for x in c["eagle"][k]] for k in ("positions", "sources"))
+        usage, timings, totals = last["usage"], last["timings"], last["eagle"]
+        assert done is None and len(positions) == usage["completion_tokens"] == timings["tokens"]
+        assert len(positions) >= 32  # more where the last one ends within a character
+        details = usage["completion_tokens_details"]
+        accepted = details["accepted_prediction_tokens"]
+        assert sum(k > 0 for k in positions) == accepted and max(positions) <= 4
+        assert sources == ["head" if k > 0 else "target" for k in positions]  # n_max: the head alone
+        assert totals["accepted"] == {"head": accepted, "text": 0, "both": 0}
+        assert sum(totals["drafted"].values()) == sum(details.values())
         for c in chunks:
-            assert c["choices"][0]["delta"].get("content") or c["eagle"]["sources"] == []
+            assert c["choices"][0]["delta"].get("content") or c["eagle"] == {"positions": [], "sources": []}
         assert timings["generation"] > 0 <= timings["queued"]
         total += accepted
     assert total > 0
@@ -171,7 +176,10 @@ def test_gathered_text_is_one_event():
     def event(choice, delta=None, finish=None, logprobs=None, **said):
         said = said or {"delta": delta if isinstance(delta, dict) else {"content": delta}}
         return Event(
-            choice, {"choices": [{"index": 0, "finish_reason": finish, "logprobs": logprobs, **said}]}, [1]
+            choice,
+            {"choices": [{"index": 0, "finish_reason": finish, "logprobs": logprobs, **said}]},
+            [1],
+            ["text"],
         )
 
     events = [
@@ -205,6 +213,7 @@ def test_gathered_text_is_one_event():
         (", Po", "length"),
     ]
     assert [len(e.positions) for e in completion] == [2, 1] and joined([]) == []
+    assert [e.sources for e in completion] == [["text", "text"], ["text"]]
 
 
 def test_choices_are_seeded_in_order(client, alone):
@@ -490,6 +499,10 @@ def test_metrics(server):
     ):
         assert metric(server, name, model) > 0, name
     assert metric(server, "eagle3_accepted_at_total", model, 'position="1"') > 0
+    until(lambda: idle(server))
+    for what in ("drafted", "accepted"):
+        by = [metric(server, f"eagle3_{what}_from_total", model, f'source="{s}"') for s in DRAFTERS]
+        assert sum(by) == metric(server, f"eagle3_{what}_total", model) and by[0] > 0
     assert metric(server, "eagle3_waiting", model) == 0 <= metric(server, "eagle3_slots_busy", model)
 
 

@@ -89,11 +89,13 @@ def target(
     ends=True,
     pooling=None,
     tied=False,
+    adds=0.3,
 ):
     """Writes a llama, or a qwen2vl (M-RoPE). kind: name of a GGML type.
 
     ends=False: it hardly ever samples its end token. pooling: of embeddings. tied: the token embeddings are
-    its output matrix too.
+    its output matrix too. adds: the size of what layers add; with 0 a token depends on the one before it
+    alone, so that a greedy text soon repeats itself.
     """
     rng, kind = np.random.default_rng(seed), gguf.GGMLQuantizationType[kind]
     w = gguf.GGUFWriter(path, arch)
@@ -116,7 +118,7 @@ def target(
         )
     w.add_tensor("output_norm.weight", np.ones(n_embd, np.float32))
     for i in range(n_layer):
-        _layer(w, i, rng, n_embd, kind, n_embd)
+        _layer(w, i, rng, n_embd, kind, n_embd, adds)
     _finish(w)
     return path
 

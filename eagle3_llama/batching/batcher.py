@@ -153,7 +153,7 @@ class Batcher:
 
         tokens: handed to requests, including those that end a text. drafts: rounds of a slot that drafted.
         rows: of the last round. drafted_at: drafts that reached each position (a tree has several tokens
-        there). accepted_at: accepted draft tokens by position.
+        there). accepted_at: accepted draft tokens by position. drafted_from, accepted_from: by source.
         """
         st = self._engine.stats
         return {
@@ -163,6 +163,8 @@ class Batcher:
             "drafted": st.drafted,
             "accepted": st.accepted,
             "accepted_at": list(st.accepted_at),
+            "drafted_from": dict(st.drafted_from),
+            "accepted_from": dict(st.accepted_from),
             "drafted_at": self._scheduler.drafted_at[: len(st.accepted_at)],
             "slots_busy": sum(s.job is not None for s in self._slots),
             "waiting": self.waiting(),

@@ -16,6 +16,7 @@ from ..llama.ownership import Ownership
 from ..llama.scores import ScoreRows
 from ..llama.text import Text
 from ..llama.usage import TokenUsage
+from ..runtime.drafted import SOURCES
 from ..runtime.params import EagleParams
 from ..runtime.stats import EagleStats
 from .job import BatchPiece, CompletionOptions, Job, RequestCancelled, RequestProcessors
@@ -51,6 +52,7 @@ class RequestLlama(GeneratingLlama):
         self._writer: Logprobs | None = None  # of the running generation
         self._stats, self._used = EagleStats(), TokenUsage()
         self._positions: list[int] = []
+        self._sources: list[str] = []
         self._cancelled: str | None = None
         # called in the request's thread before it waits, and once an interval
         self.on_wait: Callable[[], None] = lambda: None
@@ -199,14 +201,15 @@ class RequestLlama(GeneratingLlama):
         if not self._batcher.base.is_end(piece.tokens[i]):
             self._used.completion += 1
             self._positions.append(piece.positions[i])
+            self._sources.append(SOURCES[piece.sources[i]])
             if self._writer is not None and isinstance(piece, BatchPiece) and piece.tops:
                 self._writer.rows.append(piece.tops[i])
 
     # -- what the request did -----------------------------------------------------------------------------
 
-    def take_positions(self) -> list[int]:
-        """draft_position of each token since the last call."""
-        out, self._positions = self._positions, []
+    def take_report(self) -> tuple[list[int], list[str]]:
+        """draft_position and draft_source of each token since the last call."""
+        out, self._positions, self._sources = (self._positions, self._sources), [], []
         return out
 
     def used(self) -> TokenUsage:

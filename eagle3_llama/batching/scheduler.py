@@ -101,9 +101,9 @@ class Scheduler:
         if done:
             job.first_at = time.monotonic()
             rows, tops = self._kept(job, [(-1, job.token)])
-            self._deliver(slot, job, BatchPiece([job.token], [0], rows=rows, tops=tops, before=before))
+            self._deliver(slot, job, BatchPiece([job.token], [0], [0], rows=rows, tops=tops, before=before))
         elif before:
-            job.pieces.put(BatchPiece([], [], before=before))
+            job.pieces.put(BatchPiece([], [], [], before=before))
 
     def _chunk_size(self, job: Job) -> int:
         """Tokens of the next chunk of a prompt."""
@@ -179,8 +179,8 @@ class Scheduler:
             sampled = [(self._engine.row(i, slot.id), token) for i, token in enumerate(out)]
         job.token = out[-1]
         rows, tops = self._kept(job, sampled)
-        positions = [*range(1, len(out)), 0]
-        piece = BatchPiece(list(out), positions, out.drafted, levels=out.levels, rows=rows, tops=tops)
+        told: dict[str, Any] = {"drafted_from": out.drafted_from, "levels": out.levels}
+        piece = BatchPiece(list(out), out.positions, out.sources, **told, rows=rows, tops=tops)
         self._deliver(slot, job, piece)
 
     def _deliver(self, slot: BatchSlot, job: Job, piece: BatchPiece) -> None:
@@ -192,7 +192,7 @@ class Scheduler:
         over = full or (n == end and is_end(tokens[end - 1]))
         job.n_tokens += n
         self._engine.stats.tokens += n
-        piece.tokens, piece.positions = tokens[:n], piece.positions[:n]
+        piece.tokens, piece.positions, piece.sources = tokens[:n], piece.positions[:n], piece.sources[:n]
         job.pieces.put(piece)
         if not job.wants_more():
             job.due.set()

@@ -56,10 +56,10 @@ class BatchTokens:
         if piece is None:
             return None
         self._n_read += len(piece.tokens)
-        self._used.drafted += piece.drafted
+        self._used.count_draft(piece.drafted_from)
         if piece.levels is not None:
-            n_accepted = sum(source > 0 for source in piece.positions)
-            self._stats.count_round(piece.drafted, n_accepted, piece.levels)
+            drafted, accepted = sum(piece.drafted_from), sum(k > 0 for k in piece.positions)
+            self._stats.count_round(drafted, accepted, piece.levels, piece.drafted_from, piece.sources)
         self._before += piece.before
         return piece
 

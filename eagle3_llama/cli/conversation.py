@@ -10,9 +10,10 @@ from typing import Any
 
 import jinja2
 from rich.console import Console
+from rich.text import Text
 
 from ..errors import EagleError, ErrorKind
-from ..llama.chat import chat_tokens, stream
+from ..llama.chat import chat_tokens, stream, styled_counts
 
 Messages = list[dict[str, str]]
 ENDED = "[ended; during an answer, Ctrl-C stops only the answer]"
@@ -32,9 +33,11 @@ def answer(
     """
     llm.stats.reset()
     tokens, _ = stream(llm, prompt, min(n_predict, llm.n_ctx() - len(prompt)), console, stop, **sampling)
-    s = llm.stats
-    drafts = f", {s.mean_accepted_length:.2f} tokens per round" if s.drafted else ""
-    say(f"[{s.tokens} tokens, {s.tokens_per_second:.1f}/s{drafts}]")
+    s, out = llm.stats, Console(stderr=True, highlight=False)
+    line = Text(f"[{s.tokens} tokens, {s.tokens_per_second:.1f}/s")
+    if s.drafted:
+        line += Text(f", {s.mean_accepted_length:.2f} tokens per round, accepted: ") + styled_counts(s, out)
+    out.print(line + Text("]"), style="dim", soft_wrap=True)
     return llm.detokenize(tokens).decode("utf-8", "replace")
 
 

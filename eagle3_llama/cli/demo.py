@@ -1,10 +1,12 @@
-"""The demo: one answer of a real model with plain decoding and one with the head, and their speeds."""
+"""The demo: a real model's answers plainly, with the head, and with drafts from the text; their speeds."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import textwrap
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,11 +18,20 @@ from rich.text import Text
 from ..bench.table import lay_out, terminal_width
 from ..common.files import replacing
 from ..errors import EagleError
-from ..llama.chat import COLOURS, chat_tokens, generate, stream
+from ..llama.chat import chat_tokens, generate, stream, style_of
+from ..runtime.drafted import DRAFTERS
 from ..runtime.machine import cores
 
 PROMPT = "Thomas is very healthy, but he has to go to the hospital every day. What could be the reasons?"
-ROUNDS = 5
+# An answer that quotes: SmolLM2 copies most of it, in every format.
+QUOTE = """Repeat the following list word for word.
+
+Opening hours:
+- Monday to Thursday: from 9 in the morning to 5 in the afternoon
+- Friday: from 9 in the morning to 8 in the evening
+- Saturday: from 10 in the morning to 4 in the afternoon
+- Sunday: closed"""
+ROUNDS = {"head": 5, "text": 3}  # pairs of timed answers
 
 
 def main(
@@ -31,10 +42,11 @@ def main(
     n_predict: Annotated[int, typer.Option(min=1, max=1500, help="most tokens to generate per answer")] = 128,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures to this file")] = None,
 ) -> None:
-    """Generate with and without the head, and compare speed and text."""
+    """Generate plainly, with the head, and with drafts from the text; compare speed and text."""
     console = Console()
     try:
-        results = [_run(console, fmt.strip(), prompt, n_predict) for fmt in format.upper().split(",")]
+        formats = [fmt.strip() for fmt in format.upper().split(",")]
+        results = [r for fmt in formats for r in _run(console, fmt, prompt, n_predict)]
         identical = all(r["identical"] for r in results)
         if json_file is not None:
             out = {"identical": identical, "prompt": prompt, "n_predict": n_predict, "results": results}
@@ -46,12 +58,13 @@ def main(
     print("\n" + "\n".join(table(results, terminal_width())))
     for r in results:
         if r["mean_drafted"] < 0.1:
-            why = "drafting with this head is hardly ever faster on this machine, so it decodes plainly"
-            console.print(f"{r['format']}: {why}.")
+            why = "drafts are hardly ever faster on this machine, so it decodes plainly"
+            console.print(f"{r['format']}, {r['drafts']}: {why}.")
     raise typer.Exit(0 if identical else 1)
 
 
-def _run(console: Console, fmt: str, prompt: str, n_predict: int) -> dict[str, Any]:
+def _run(console: Console, fmt: str, prompt: str, n_predict: int) -> list[dict[str, Any]]:
+    """The demo in a format: an answer with the head, and one that quotes without it, each beside plain's."""
     from ..llama.eagle_llama import EagleLlama
     from ..models import shipped_head, smollm2
 
@@ -65,40 +78,55 @@ def _run(console: Console, fmt: str, prompt: str, n_predict: int) -> dict[str, A
         "flash_attn": True,
         "verbose": False,
     }
-    with console.status(f"{fmt}: loading the model, and measuring the costs of decoding and drafting"):
-        plain, eagle = Llama(path, **common), EagleLlama(path, eagle_path=str(shipped_head()), **common)
-    tokens = chat_tokens(plain, prompt)
+    results = []
+    with contextlib.closing(Llama(path, **common)) as plain:
+        with console.status(f"{fmt}: loading the model, and measuring the costs of decoding and drafting"):
+            eagle = EagleLlama(path, eagle_path=str(shipped_head()), **common)
+        with eagle:
+            results.append(_compare(console, (plain, eagle), fmt, "head", prompt, n_predict))
+        with EagleLlama(path, **common) as alone:
+            results.append(_compare(console, (plain, alone), fmt, "text", QUOTE, n_predict))
+    return results
 
+
+def _compare(
+    console: Console, llms: tuple[Any, Any], fmt: str, drafts: str, prompt: str, n_predict: int
+) -> dict[str, Any]:
+    """Prints the answers of both, plain first. Returns the figures of the second."""
+    plain, eagle = llms
+    tokens = chat_tokens(plain, prompt)
+    if drafts == "text":
+        console.rule(f"{fmt}: a prompt whose answer quotes it")
+        console.print(prompt, style="dim", markup=False, highlight=False)
     console.rule(f"{fmt}: plain decoding")
     a, _ = stream(plain, tokens, n_predict, console, temp=0.0)
-    legend = [(f" {i}", COLOURS[i]) for i in range(1, len(COLOURS))]
-    console.rule(Text.assemble(f"{fmt}: with the head; accepted draft tokens coloured by position", *legend))
+    what = "with the head" if drafts == "head" else "without a head: drafts from the text alone"
+    names = DRAFTERS if drafts == "head" else ("text",)
+    legend = [part for name in names for part in (" ", (name, style_of(name, console)))]
+    console.rule(Text.assemble(f"{fmt}: {what}; who drafted a token:", *legend))
     eagle.stats.reset()
     b, _ = stream(eagle, tokens, n_predict, console, temp=0.0)
-    result = {"format": fmt, "identical": a == b, "tokens": len(b)}
-    result.update(_measure(fmt, plain, eagle, tokens, n_predict))
+    result = {"format": fmt, "drafts": drafts, "identical": a == b, "tokens": len(b)}
+    result.update(_measure(f"{fmt}, {drafts}", plain, eagle, tokens, n_predict, ROUNDS[drafts]))
     stats = eagle.stats
-    result.update(
-        {
-            "mean_drafted": round(stats.drafted / max(stats.rounds, 1), 3),
-            "mean_accepted_length": round(stats.mean_accepted_length, 3),
-            "accept_per_position": [round(x, 3) for x in stats.accept_per_position],
-            "time_share": {k: round(v, 4) for k, v in stats.time_share.items()},
-        }
-    )
-    plain.close()
-    eagle.close()
-    return result
+    return result | {
+        "mean_drafted": round(stats.drafted / max(stats.rounds, 1), 3),
+        "mean_accepted_length": round(stats.mean_accepted_length, 3),
+        "accept_per_position": [round(x, 3) for x in stats.accept_per_position],
+        "drafted_from": stats.drafted_from,
+        "accepted_from": stats.accepted_from,
+        "time_share": {k: round(v, 4) for k, v in stats.time_share.items()},
+    }
 
 
-def _measure(fmt: str, plain: Any, eagle: Any, prompt: list[int], n_predict: int) -> dict[str, float]:
+def _measure(
+    name: str, plain: Any, eagle: Any, prompt: list[int], n_predict: int, rounds: int
+) -> dict[str, float]:
     """Tokens per second of both, alternating. The ratio is the median of the pairs' ratios."""
-    import time
-
     pairs = []
     with Progress(transient=True) as progress:
-        task = progress.add_task(f"{fmt}: timing both, alternating", total=2 * ROUNDS * n_predict)
-        for i in range(ROUNDS):
+        task = progress.add_task(f"{name}: timing both, alternating", total=2 * rounds * n_predict)
+        for i in range(rounds):
             rate = {}
             for llm in (plain, eagle) if i % 2 == 0 else (eagle, plain):
                 llm.reset()
@@ -118,26 +146,38 @@ def _measure(fmt: str, plain: Any, eagle: Any, prompt: list[int], n_predict: int
 
 def table(results: list[dict[str, Any]], width: int) -> list[str]:
     """Lines of the figures, and what they mean."""
-    titles = ("format", "plain", "head", "ratio", "drafted", "per round", "accepted at", "same text")
+    titles = (
+        "format",
+        "drafts",
+        "plain",
+        "with",
+        "ratio",
+        "drafted",
+        "per round",
+        "accepted at",
+        "same text",
+    )
     rows = [
         [
             r["format"],
+            r["drafts"],
             f"{r['plain_tok_per_s']:.1f}",
             f"{r['eagle_tok_per_s']:.1f}",
             f"{r['ratio']:.2f}",
             f"{r['mean_drafted']:.2f}",
             f"{r['mean_accepted_length']:.2f}",
-            " ".join(f"{x:.2f}" for x in r["accept_per_position"][:4]),
+            " ".join(f"{x:.2f}" for x in r["accept_per_position"][:2]),
             "yes" if r["identical"] else "NO",
         ]
         for r in results
     ]
     legend = (
-        "plain, head: tokens a second without and with the head. drafted: draft tokens a round. per round:"
-        " tokens a round, the one that the target adds by itself included. accepted at: the share of rounds"
-        " whose draft token at position 1, 2, ... was accepted."
+        "drafts: with the head, and the text beside it; or from the text alone, on a prompt whose answer"
+        " quotes it. plain, with: tokens a second without and with drafts. drafted: draft tokens a round. per"
+        " round: tokens a round, the one that the target adds by itself included. accepted at: the share of"
+        " rounds whose draft token at position 1, 2, ... was accepted."
     )
-    return [*lay_out(titles, rows, 1, width), "", *textwrap.wrap(legend, width)]
+    return [*lay_out(titles, rows, 2, width), "", *textwrap.wrap(legend, width)]
 
 
 if __name__ == "__main__":

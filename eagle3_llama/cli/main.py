@@ -112,7 +112,7 @@ def generate(
     n_gpu_layers: GpuLayers = 0,
     flash_attn: FlashAttn = None,
 ) -> None:
-    """Generate one answer. Accepted draft tokens are coloured by their position in the draft."""
+    """Generate one answer. Accepted draft tokens are coloured by who drafted them: head, text or both."""
     from ..llama.chat import chat_tokens
     from .conversation import answer
 

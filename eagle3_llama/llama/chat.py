@@ -11,8 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-# position in an accepted draft -> colour; 0: sampled by the target
-COLOURS = ["default", "green", "cyan", "magenta", "yellow", "blue"]
+from ..runtime.stats import EagleStats
+
+# Who drafted a token -> how a terminal shows it. Not by colour alone, which not everybody can tell apart.
+STYLES = {"target": "", "head": "green bold", "text": "cyan underline", "both": "magenta bold underline"}
 
 
 def chat_tokens(llm: Any, messages: list[dict[str, str]] | str) -> list[int]:
@@ -62,6 +64,21 @@ def generate(llm: Any, prompt: list[int], n_predict: int, **sampling: Any) -> Ge
                 return
 
 
+def style_of(source: str, console: Console) -> str:
+    """The style of a source, none on a terminal without colours, where text stays as it is."""
+    return "" if console.no_color else STYLES[source]
+
+
+def styled_counts(stats: EagleStats, console: Console) -> Text:
+    """How many draft tokens of each source were accepted, each source in its style: a legend too."""
+    parts = [
+        Text.assemble((name, style_of(name, console)), f" {stats.accepted_from[name]} of {n}")
+        for name, n in stats.drafted_from.items()
+        if n
+    ]
+    return Text(", ").join(parts)
+
+
 class Printer:
     """Prints tokens as they come. The bytes of one character may be split over several tokens."""
 
@@ -70,11 +87,11 @@ class Printer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._before: list[int] = []
 
-    def write(self, token: int, source: int = 0) -> str:
-        """Prints a token in the colour of its position in the draft, and returns its text."""
+    def write(self, token: int, source: str = "target") -> str:
+        """Prints a token in the style of who drafted it, and returns its text."""
         text = self._decoder.decode(self.llm.detokenize([token], prev_tokens=self._before or None))
         self._before = [*self._before[-8:], token]
-        self.console.print(Text(text, style=COLOURS[min(source, len(COLOURS) - 1)]), end="", soft_wrap=True)
+        self.console.print(Text(text, style=style_of(source, self.console)), end="", soft_wrap=True)
         return text
 
 
@@ -92,7 +109,7 @@ def stream(
         for token in answer:
             start = start or time.perf_counter()
             tokens.append(token)
-            printer.write(token, getattr(llm, "draft_position", 0))
+            printer.write(token, getattr(llm, "draft_source", "target"))
             if stop():
                 break
     console.print()

@@ -63,6 +63,7 @@ class GeneratingLlama(FlashLlama):
     input_ids = text_property("input_ids")
     scores = text_property("scores")
     draft_position = text_property("draft_position")  # of the last token
+    draft_source = text_property("draft_source")
     _requires_eval = text_property("stale")
 
     @property
@@ -110,7 +111,8 @@ class GeneratingLlama(FlashLlama):
 
     def _count_token(self, piece: Piece, i: int) -> None:
         """Called before the i-th token of a piece is yielded."""
-        self._used.accepted += piece.positions[i] > 0
+        if piece.positions[i] > 0:
+            self._used.count_accepted(piece.sources[i])
         self.stats.tokens += 1
 
     def _new_sampler(self, arguments: dict[str, Any], processors: GuardedProcessors | None) -> Any:

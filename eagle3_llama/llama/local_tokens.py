@@ -61,10 +61,10 @@ class LocalTokens:
 
     def round(self) -> Piece:
         """See TokenSource. There is no end: the caller stops at an end-of-generation token."""
-        tokens = self._text.round(self._token, self._params, self._sampler, self._processors)
-        self._token = tokens[-1]
-        self._usage.drafted += tokens.drafted
-        return Piece(list(tokens), [*range(1, len(tokens)), 0], tokens.drafted, self._text.round_logits)
+        out = self._text.round(self._token, self._params, self._sampler, self._processors)
+        self._token = out[-1]
+        self._usage.count_draft(out.drafted_from)
+        return Piece(list(out), out.positions, out.sources, out.drafted_from, self._text.round_logits)
 
     def go_on(self, tokens: Sequence[int]) -> Piece:
         """See TokenSource."""
@@ -81,4 +81,4 @@ class LocalTokens:
 
     def _sample(self) -> Piece:
         self._token = self._text.draw(self._sampler, self._processors)
-        return Piece([self._token], [0], logits=lambda _: self._text.logits(-1))
+        return Piece([self._token], [0], [0], logits=lambda _: self._text.logits(-1))

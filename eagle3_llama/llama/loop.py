@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 from ..errors import EagleError, ErrorKind
+from ..runtime.drafted import SOURCES
 from .text import Logits, Text
 
 Sent = Sequence[int] | None
@@ -16,13 +17,15 @@ Sent = Sequence[int] | None
 class Piece:
     """The tokens of one round.
 
-    positions: of each token in the accepted draft, 0 if the target sampled it. drafted: number of draft
-    tokens. logits: returns the row, float32 [n_vocab], that the i-th token was sampled from.
+    positions: of each token in the accepted draft, 0 if the target sampled it. sources: of each token the
+    bits of who drafted it, drafted_from: number of draft tokens, by these bits; see Round. logits: returns
+    the row, float32 [n_vocab], that the i-th token was sampled from.
     """
 
     tokens: list[int]
     positions: list[int]
-    drafted: int = 0
+    sources: Sequence[int]
+    drafted_from: Sequence[int] = ()
     logits: Logits | None = None
 
 
@@ -63,6 +66,7 @@ def generate(
                 if last is not None:
                     text.append(last)
                 n, text.draft_position = text.n_tokens, piece.positions[i]
+                text.draft_source = SOURCES[piece.sources[i]]
                 scores = text.keep_row(n - 1, piece.logits, i)
                 if stopping is not None and stopping(text.ids, scores):
                     return

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import EagleError, ErrorKind
 from ..runtime.binding import Llama, address, llama_cpp
+from ..runtime.drafted import SOURCES
 from ..runtime.engine import Ask, Engine, Round
 from ..runtime.params import EagleParams
 from .media import MediaRows
@@ -30,7 +31,8 @@ class Text:
     input_ids: int32 [n_ctx], of which the first n_tokens are the text. scores: float32 [n, n_vocab], the
     logits by position, written only if logits_all. rows: the rows that are kept otherwise, if any.
     stale: the last row of the last batch is not that of the last token. draft_position: of the token that
-    follows, its position in an accepted draft, 0 if the target sampled it.
+    follows, its position in an accepted draft, 0 if the target sampled it. draft_source: who drafted it:
+    head, text or both; target if nobody did.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Text:
     ) -> None:
         self.input_ids, self.scores, self.logits_all = input_ids, scores, logits_all
         self.n_tokens = self.draft_position = 0
+        self.draft_source = SOURCES[0]
         self.rows: ScoreRows | None = None
         self.stale = True
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .drafted import SOURCES, Drafted
 from .params import MAX_DRAFT, EagleParams, StaticTree, Tree
 from .session import Session
 
@@ -41,10 +42,19 @@ class Round(list[int]):
     """The tokens that one round sampled: accepted draft tokens, then the bonus.
 
     drafted: number of draft tokens. levels: number of positions that they were for, fewer in a tree.
+    drafted_from: number of draft tokens by source, and sources: of each token its source, both by the bits of
+    SOURCES (0: the target sampled it, or the caller drafted it).
     """
 
     drafted: int = 0
     levels: int = 0
+    drafted_from: Sequence[int] = (0,) * len(SOURCES)
+    sources: Sequence[int] = ()
+
+    @property
+    def positions(self) -> list[int]:
+        """Of each token its position in the accepted draft, 0 if the target sampled it."""
+        return [*range(1, len(self)), 0]
 
 
 class Buffers:
@@ -107,29 +117,9 @@ class Asking(Session):
 
     # -- what was drafted ---------------------------------------------------------------------------------
 
-    def _show_drafts(self, asks: Sequence[Ask]) -> None:
-        for i, ask in enumerate(asks):
-            if ask.on_draft is not None:
-                ask.on_draft([ask.token, *self.round_drafts(i)])
-
-    def round_drafts(self, i: int) -> list[int]:
-        """The draft tokens of the i-th ask of the round under way."""
-        null = self.ffi.NULL
-        n = self._check(self.lib.eagle3_round_drafted(self._session, i, self._drafts, null, null, null))
-        drafts: list[int] = self.ffi.unpack(self._drafts, n)
-        return drafts
-
-    def _levels(self, i: int, ask: Ask, n: int) -> int:
-        """The number of levels of the i-th ask's draft of n tokens.
-
-        Levels come in order, so it is the depth of the last token.
-        """
-        tree = self.trees(ask.params) if ask.given is None else ask.given.parents is not None
-        if n == 0 or not tree:
-            return n
-        null = self.ffi.NULL
-        self._check(self.lib.eagle3_round_drafted(self._session, i, self._drafts, self._parents, null, null))
-        depth, node = 0, n - 1
-        while node >= 0:
-            depth, node = depth + 1, self._parents[node]
-        return depth
+    def drafted(self, i: int) -> Drafted:
+        """The draft of the i-th ask of the round under way."""
+        tokens, parents, sources = self._drafts, self._parents, self._sources
+        null, unpack = self.ffi.NULL, self.ffi.unpack
+        n = self._check(self.lib.eagle3_round_drafted(self._session, i, tokens, parents, null, sources))
+        return Drafted(unpack(tokens, n), unpack(parents, n), unpack(sources, n))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from ..errors import EagleError, ErrorKind
 from .asks import Ask, Buffers, Draft, Round
+from .drafted import Drafted
 from .head_alone import HeadAlone
 from .params import MAX_DRAFT
 from .planning import Planning
@@ -38,8 +39,8 @@ class Engine(Stepwise, Planning, HeadAlone):
         t2 = now()
         b.keep[0:n], self.in_round = b.zeros, True
         try:
-            levels = [self._levels(i, ask, b.drafted[i]) for i, ask in enumerate(asks)]
-            self._show_drafts(asks)
+            drafts = [self.drafted(i) if b.drafted[i] else Drafted() for i in range(n)]
+            _show(asks, drafts)
             counts = self._verify_rows(b, samplers, errors)
             t3 = now()
         finally:  # whatever happened, nothing unverified stays
@@ -49,10 +50,9 @@ class Engine(Stepwise, Planning, HeadAlone):
             if i in errors:
                 rounds.append(errors[i])
                 continue
-            out = Round(self.ffi.unpack(b.of_ask[i], count))
-            out.drafted, out.levels = b.drafted[i], levels[i]
-            stats.count_round(out.drafted, count - 1, out.levels)
+            out = _round(self.ffi.unpack(b.of_ask[i], count), drafts[i])
             rounds.append(out)
+            stats.count_round(out.drafted, count - 1, out.levels, out.drafted_from, out.sources)
         stats.draft += t1 - t0
         stats.target += t2 - t1
         stats.verify += t3 - t2
@@ -99,3 +99,16 @@ class Engine(Stepwise, Planning, HeadAlone):
             errors.update(
                 (i, failure) for i, ask in enumerate(asks) if self.n_past(ask.slot) != held[i] + b.keep[i]
             )
+
+
+def _show(asks: Sequence[Ask], drafts: Sequence[Drafted]) -> None:
+    for ask, draft in zip(asks, drafts):
+        if ask.on_draft is not None:
+            ask.on_draft([ask.token, *draft.tokens])
+
+
+def _round(tokens: list[int], draft: Drafted) -> Round:
+    out = Round(tokens)
+    out.drafted, out.levels, out.drafted_from = len(draft.tokens), draft.levels, draft.counts()
+    out.sources = [*draft.along(tokens[:-1]), 0]
+    return out

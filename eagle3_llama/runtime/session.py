@@ -40,7 +40,7 @@ class Session:
     ) -> None:
         self.ffi, self.lib = load()
         self._head = self._session = self.ffi.NULL
-        self._drafts, self._parents = (self.ffi.new(f"int32_t[{MAX_DRAFT}]") for _ in range(2))
+        self._drafts, self._parents, self._sources = (self.ffi.new(f"int32_t[{MAX_DRAFT}]") for _ in range(3))
         self._buffers: dict[int, Any] = {}  # by number of asks
         self._shapes: dict[Any, tuple[Any, Any]] = {}  # parents and ranks
         self.stats = EagleStats()

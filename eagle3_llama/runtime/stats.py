@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+
+from .drafted import DRAFTERS, SOURCES
+
+
+def _none() -> dict[str, int]:
+    return dict.fromkeys(DRAFTERS, 0)
 
 
 @dataclasses.dataclass
@@ -10,6 +17,8 @@ class EagleStats:
     """Counters since the model was loaded or since the last reset().
 
     tokens: generated tokens. drafted, accepted: draft tokens. accepted_at: accepted draft tokens by position.
+    drafted_from, accepted_from: draft tokens that the head alone offered, the text alone, or both. A caller's
+    own draft tokens are in none of the three.
     Times in seconds: target (llama_decode in rounds), draft (the head), verify (the sampler), other (Python
     and bookkeeping), prompt (prompts, including the head's part).
     """
@@ -19,6 +28,8 @@ class EagleStats:
     drafted: int = 0
     accepted: int = 0
     accepted_at: list[int] = dataclasses.field(default_factory=list)
+    drafted_from: dict[str, int] = dataclasses.field(default_factory=_none)
+    accepted_from: dict[str, int] = dataclasses.field(default_factory=_none)
     target: float = 0.0
     draft: float = 0.0
     verify: float = 0.0
@@ -29,14 +40,28 @@ class EagleStats:
         """Sets all counters to zero."""
         vars(self).update(vars(EagleStats()))
 
-    def count_round(self, n_drafted: int, n_accepted: int, n_levels: int) -> None:
-        """Counts a round. n_levels: positions of its draft; a tree has several tokens at each."""
+    def count_round(
+        self,
+        n_drafted: int,
+        n_accepted: int,
+        n_levels: int,
+        drafted_from: Sequence[int] = (),
+        sources: Sequence[int] = (),
+    ) -> None:
+        """Counts a round. n_levels: positions of its draft; a tree has several tokens at each.
+
+        drafted_from, sources: see Round.
+        """
         self.rounds += 1
         self.drafted += n_drafted
         self.accepted += n_accepted
         self.accepted_at += [0] * (n_levels - len(self.accepted_at))
         for i in range(n_accepted):
             self.accepted_at[i] += 1
+        for bits, n in enumerate(drafted_from[1:], 1):
+            self.drafted_from[SOURCES[bits]] += n
+        for bits in filter(None, sources):
+            self.accepted_from[SOURCES[bits]] += 1
 
     @property
     def accept_per_position(self) -> list[float]:

@@ -159,6 +159,7 @@ def _about(job: RequestJob) -> dict[str, Any]:
         "completion_tokens": total.completion,
         "accepted": total.accepted,
         "rejected": total.drafted - total.accepted,
+        "accepted_from": total.by_source("accepted"),
     }
     out |= {
         name: round(max((t[name] for t in timings), default=0.0), 4)

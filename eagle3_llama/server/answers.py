@@ -35,8 +35,8 @@ async def respond(
             first = await anext(parts)
             return EventStream(job, shape, _chain(first, parts), watch, include_usage or report, report)
         completions = [(e.choice.index, e.chunk) async for batch in events for e in batch if e.chunk]
-        more = {"timings": total_timings(job)} if report else {}
-        encode = lambda: dumps(shape.whole(completions, total_usage(job)) | more)
+        more = total_report(job) if report else {}
+        encode = lambda: dumps(shape.whole(completions, total_usage(job).body()) | more)
         body = await asyncio.to_thread(encode)  # logprobs may be megabytes
         watch.cancel()
         return Response(body, media_type="application/json")
@@ -56,7 +56,8 @@ def joined(events: list[Event]) -> list[Event]:
             choice, text = e.chunk["choices"][0], before + text
             said = {"delta": {"content": text}} if "delta" in choice else {"text": text}
             chunk = {"choices": [{**choice, **said}]}
-            out[-1] = dataclasses.replace(e, chunk=chunk, positions=out[-1].positions + e.positions)
+            positions, sources = out[-1].positions + e.positions, out[-1].sources + e.sources
+            out[-1] = dataclasses.replace(e, chunk=chunk, positions=positions, sources=sources)
         else:
             out.append(e)
     return out
@@ -149,9 +150,16 @@ class EventStream(Response):
         if self.include_usage:
             out["usage"] = None
         if self.report:
-            out["eagle"] = {"sources": e.positions}
+            out["eagle"] = {"positions": e.positions, "sources": e.sources}
         return event(out)
 
     def _last(self) -> dict[str, Any]:
-        timings = {"timings": total_timings(self.job)} if self.report else {}
-        return {**self.shape.head, "choices": [], "usage": total_usage(self.job), **timings}
+        report = total_report(self.job) if self.report else {}
+        return {**self.shape.head, "choices": [], "usage": total_usage(self.job).body(), **report}
+
+
+def total_report(job: RequestJob) -> dict[str, Any]:
+    """What a request with `report` gets beside its usage: draft tokens by source, and the timings."""
+    used = total_usage(job)
+    drafts = {what: used.by_source(what) for what in ("drafted", "accepted")}
+    return {"eagle": drafts, "timings": total_timings(job)}

@@ -89,7 +89,8 @@ class Event:
 
     choice: Choice
     chunk: dict[str, Any] = field(default_factory=dict)  # empty at the end and for a failure
-    positions: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)  # draft_position of each token
+    sources: list[str] = field(default_factory=list)  # draft_source of each token
     used: TokenUsage | None = None
     timings: dict[str, float] | None = None
     error: ApiError | None = None
@@ -275,7 +276,8 @@ class RequestJob:
         for chunk in [result] if isinstance(result, dict) else result:
             delta = chunk["choices"][0].get("delta", {})
             opening = "role" in delta and not delta.get("content")  # a chat's first chunk holds no token
-            yield Event(choice, chunk, [] if opening else llm.take_positions())
+            positions, sources = ([], []) if opening else llm.take_report()
+            yield Event(choice, chunk, positions, sources)
         yield Event(choice, used=llm.used(), timings=llm.timings())
 
     def _explain(self, e: BaseException, llm: Any) -> ApiError:
@@ -288,15 +290,15 @@ class RequestJob:
         return error
 
 
-def total_usage(job: RequestJob) -> dict[str, Any]:
-    """OpenAI's usage object of all choices together. A prompt that several choices answer counts once."""
+def total_usage(job: RequestJob) -> TokenUsage:
+    """The tokens of all choices together. A prompt that several choices answer counts once."""
     total, counted = TokenUsage(), set[int]()
     for choice in job.choices:
         used = job.used[choice.index]
         again = choice.prompt in counted
         counted.add(choice.prompt)
         total += replace(used, prompt=0, reused=0) if again else used
-    return total.body()
+    return total
 
 
 def total_timings(job: RequestJob) -> Any:

@@ -104,6 +104,12 @@ class _Engine:
             for i, n in enumerate(s.get(name, ()), 1):
                 family.add_metric([self._model, str(i)], n)
             yield family
+        for name, about in (("drafted_from", "draft tokens"), ("accepted_from", "accepted draft tokens")):
+            about += ", by who offered them: the head alone, the text alone, or both"
+            family = CounterMetricFamily(f"eagle3_{name}", about, labels=["model", "source"])
+            for source, n in s.get(name, {}).items():
+                family.add_metric([self._model, source], n)
+            yield family
         for prefix, names, values in (("", _GAUGES, s), ("planner_", _PLANNER, s.get("planner") or {})):
             for name, about in names.items():
                 if name in values:
