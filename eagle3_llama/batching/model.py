@@ -38,7 +38,8 @@ class BatchSettings:
 
     n_ctx: tokens of one slot; the cache has room for n_parallel times as many. interval: seconds for which a
     request lets tokens gather before it reads them; with 0 it reads those of each round at once. flash_attn:
-    None turns it on if the backend supports it. An unknown name raises EagleError BAD_ARGUMENT, which names
+    None turns it on if the backend supports it. text: whether requests that leave the drafts to the
+    planner also draft from their text. An unknown name raises EagleError BAD_ARGUMENT, which names
     the most similar known one.
     """
 
@@ -51,6 +52,7 @@ class BatchSettings:
     flash_attn: bool | None = None
     chat_format: str | None = None
     extract_layers: tuple[int, ...] | None = None
+    text: bool = True
     n_batch: int = 512
     interval: float = 0.0
 
@@ -77,6 +79,7 @@ class BatchModel(EagleLlama):
             s.model,
             eagle=s.eagle,
             extract_layers=s.extract_layers,
+            text=s.text,
             n_ctx=s.n_ctx * s.n_parallel,
             n_batch=s.n_batch,
             n_threads=n,

@@ -43,7 +43,7 @@ class RequestLlama(GeneratingLlama):
         vars(self).update({name: shared[name] for name in shared.keys() - OWN})
         self._batcher, self._deadline, self._request_id = batcher, deadline, request_id
         self._owner = Ownership()
-        self._params = params if params is not None else EagleParams()
+        self._params = params if params is not None else EagleParams(text=batcher.settings.text)
         self._n_ctx, self._sampler = batcher.n_ctx, None
         self._text = Text(np.zeros(batcher.n_ctx, np.intc), batcher.base.scores)
         self._seed = secrets.randbits(31)  # requests that name no seed differ

@@ -57,7 +57,7 @@ def take(batcher: Any, slot: Any) -> Contents:
     if slot.tokens and llama_cpp.llama_state_seq_get_data(ctx, target, size, slot.id) != size:
         raise EagleError(ErrorKind.NATIVE, "the target's state cannot be saved")
     return Contents(
-        list(slot.tokens), target, batcher._engine.state(slot.id) if batcher._engine.has_head else b""
+        list(slot.tokens), target, batcher._engine.state(slot.id) if batcher._engine.has_state else b""
     )
 
 
@@ -93,12 +93,10 @@ def put(batcher: Any, slot: Any, contents: Contents) -> int:
                 or llama_cpp.llama_memory_seq_pos_max(memory, slot.id) != len(tokens) - 1
             ):
                 raise EagleError(ErrorKind.BAD_VALUE, "the saved slot does not fit this model's cache")
-        if batcher._engine.has_head:
+        if batcher._engine.has_head or contents.head:
             batcher._engine.set_state(contents.head, slot.id)
             if batcher._engine.n_past(slot.id) != len(tokens):
-                raise EagleError(
-                    ErrorKind.BAD_VALUE, "target and head of the saved slot do not belong together"
-                )
+                raise EagleError(ErrorKind.BAD_VALUE, "the parts of the saved slot do not belong together")
         else:
             batcher._engine.state_reset(len(tokens), slot.id)
     except EagleError:

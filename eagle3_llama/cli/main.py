@@ -19,6 +19,7 @@ from ..common.options import (
     N_CTX,
     Eagle,
     FlashAttn,
+    FromText,
     GpuLayers,
     Model,
     NCtx,
@@ -80,6 +81,7 @@ def _load(
         n_min=params.n_min,
         p_min=params.p_min,
         tree=params.tree,
+        text=params.text,
         n_ctx=n_ctx,
         n_threads=n,
         n_threads_batch=n,
@@ -107,6 +109,7 @@ def generate(
     n_min: NMin = 0,
     p_min: PMin = 0.0,
     tree: TreeShape = None,
+    text: FromText = True,
     n_ctx: NCtx = N_CTX,
     threads: Threads = None,
     n_gpu_layers: GpuLayers = 0,
@@ -117,7 +120,7 @@ def generate(
     from .conversation import answer
 
     llm = _load(
-        model, eagle, EagleParams(n_max, n_min, p_min, tree), n_ctx, threads, n_gpu_layers, flash_attn
+        model, eagle, EagleParams(n_max, n_min, p_min, tree, text), n_ctx, threads, n_gpu_layers, flash_attn
     )
     llm.set_seed(seed)
     tokens = llm.tokenize(prompt.encode()) if raw else chat_tokens(llm, prompt)
@@ -145,6 +148,7 @@ def chat(
     n_min: NMin = 0,
     p_min: PMin = 0.0,
     tree: TreeShape = None,
+    text: FromText = True,
     n_ctx: NCtx = N_CTX,
     threads: Threads = None,
     n_gpu_layers: GpuLayers = 0,
@@ -154,7 +158,7 @@ def chat(
     from .conversation import converse
 
     llm = _load(
-        model, eagle, EagleParams(n_max, n_min, p_min, tree), n_ctx, threads, n_gpu_layers, flash_attn
+        model, eagle, EagleParams(n_max, n_min, p_min, tree, text), n_ctx, threads, n_gpu_layers, flash_attn
     )
     llm.set_seed(seed)
     converse(llm, n_predict, system, Console(highlight=False), temp=temp, top_p=top_p, top_k=top_k)
@@ -193,6 +197,7 @@ def bench(
     n_min: NMin = 0,
     p_min: PMin = 0.0,
     tree: TreeShape = None,
+    text: FromText = True,
     fixed: Annotated[
         str, typer.Option(help="further --n-max or --tree settings for mode eagle, such as 1,2,3,60x6x10")
     ] = "",
@@ -222,7 +227,7 @@ def bench(
     from ..bench.run import BenchSettings, run_bench
 
     split = lambda text: [x.strip() for x in text.split(",") if x.strip()]
-    params, heads = EagleParams(n_max, n_min, p_min, tree), [str(h) for h in eagle or ()]
+    params, heads = EagleParams(n_max, n_min, p_min, tree, text), [str(h) for h in eagle or ()]
     wanted = parse_modes(split(modes), heads, str(draft_model) if draft_model else None, params, split(fixed))
     settings = BenchSettings(
         targets=tuple(map(str, model)),

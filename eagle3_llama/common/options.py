@@ -23,7 +23,8 @@ CONTEXT = {"token_normalize_func": _one_name}
 
 Model = Annotated[Path, typer.Option("--model", "-m", help="target model, a GGUF file", show_default=False)]
 Eagle = Annotated[
-    Path | None, typer.Option("--eagle", help="EAGLE head of the model, a GGUF file; default: plain decoding")
+    Path | None,
+    typer.Option("--eagle", help="EAGLE head of the model, a GGUF file; default: drafts from the text alone"),
 ]
 NMax = Annotated[
     int | None,
@@ -44,6 +45,15 @@ PMin = Annotated[
 ]
 TreeShape = Annotated[
     str | None, typer.Option("--tree", help="draft trees of this shape, NODESxDEPTHxWIDTH, such as 60x6x10")
+]
+FromText = Annotated[
+    bool,
+    typer.Option(
+        "--text/--no-text",
+        metavar="",
+        show_default=False,
+        help="draft also from the text itself, where it repeats itself; with or without a head; default: on",
+    ),
 ]
 FlashAttn = Annotated[
     bool | None,

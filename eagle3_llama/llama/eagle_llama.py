@@ -40,15 +40,16 @@ _SAMPLE = inspect.signature(Llama.sample)
 class EagleLlama(GeneratingLlama):
     """A faster `llama_cpp.Llama`: same arguments with the same defaults, same methods, same text.
 
-    eagle: a head (GGUF) that was trained for this model; None decodes plainly, with the same code.
+    eagle: a head (GGUF) that was trained for this model; with None, drafts come from the text alone.
     (eagle_path and head are other names for it.)
     flash_attn: False as in Llama, because it changes the text where two tokens are nearly equally likely.
     With None, llama.cpp turns it on if the backend supports it; the commands, the server and Batcher use
     None. Trees need it.
     extract_layers: the target layers whose inputs the head reads, if its file names the wrong ones.
-    n_max, n_min, p_min, tree: see EagleParams. By default the planner chooses the drafts by their cost and
-    their acceptance rate on this machine. The costs are measured when a model is loaded for the first time
-    (a second or two) and kept in the cache.
+    n_max, n_min, p_min, tree, text: see EagleParams. By default the planner chooses the drafts by their cost and
+    their acceptance rate on this machine. The costs are measured when a model is loaded with a head for the
+    first time (two seconds), without a head when its text first repeats itself, and kept in the cache.
+    text=False without a head decodes plainly, with the same code.
 
     Raises EagleError HEAD_MISMATCH if the head belongs to another target, and BAD_ARGUMENT for a keyword that
     means one of these. It warns once about any other keyword that Llama would silently ignore. Some targets
@@ -67,6 +68,7 @@ class EagleLlama(GeneratingLlama):
         n_min: int = 0,
         p_min: float = 0.0,
         tree: Any = None,
+        text: bool = True,
         extract_layers: Sequence[int] | None = None,
         logits_all: bool = False,
         flash_attn: bool | None = False,
@@ -78,7 +80,7 @@ class EagleLlama(GeneratingLlama):
         )
         ignored = [name for name in kwargs if name not in guards.LLAMA_NAMES]
         keywords.check_ignored(ignored, guards.LLAMA_NAMES, guards.CALL_NAMES)
-        self._params = EagleParams(n_max, n_min, p_min, tree)
+        self._params = EagleParams(n_max, n_min, p_min, tree, text)
         keywords.check_unused(eagle_path, self._params, extract_layers, kwargs)
         guards.check_draft_model(kwargs.get("draft_model"))
         check_models(model_path, eagle_path)
@@ -143,6 +145,7 @@ class EagleLlama(GeneratingLlama):
             eagle_path = None
         try:
             engine = Engine(ctx, model, eagle_path, self._n_slots, self._extract_layers)
+            engine.drafts_from_text &= not windowed or bool(self.context_params.swa_full)
             if eagle_path is not None and (said := tokenizers.warning(self.model_path, eagle_path)):
                 warnings.warn(said, RuntimeWarning, stacklevel=4)
             return engine
@@ -176,6 +179,8 @@ class EagleLlama(GeneratingLlama):
                 )
             if self._engine.has_head and params.n_max != 0 and self._engine.costs is None:
                 self._measure()
+            elif params.from_text and self._engine.drafts_from_text and self._engine.costs is None:
+                self._read_costs()
             with self._held("setting eagle_params"):
                 self._engine.set_capture(params.n_max != 0)
         self._params = params
@@ -183,11 +188,35 @@ class EagleLlama(GeneratingLlama):
     def _measure(self) -> None:
         """Gives the planner its costs, measured or from the cache. The context is empty afterwards."""
         with self._owner.call("measuring the costs of rows and drafts"):
-            room = llama_cpp.llama_n_ctx_seq(self._ctx.ctx)  # of one sequence; n_ctx() may be that of several
-            measured = costs.cached(self.native, self._cost_key(), room, min(self.n_batch, 256))
+            measured = costs.cached(self.native, self._cost_key(), self._room, min(self.n_batch, 256))
             self.native.plan(measured)
             self.native.release_threads()
             self.reset()
+
+    def _read_costs(self) -> None:
+        """Gives the planner the costs of earlier loads. Without a head, they are measured when first needed."""
+        found, more = costs.known(self._cost_key(), self._room)
+        if found is not None:
+            self.native.plan(found)
+        if more:
+            self.native.on_match = self._measure_in_use
+
+    def _measure_in_use(self, slot: int) -> None:
+        """Measures after what a slot holds, which stays. If that fails, nothing is drafted."""
+        engine = self.native
+        try:
+            found = costs.measure_in_use(
+                engine, self._room, costs.Times(), rounds=2, slot=slot, n_batch=min(self.n_batch, 256)
+            )
+        except EagleError:
+            return
+        if found is not None:
+            engine.plan(costs.remember(self._cost_key(), self._room, found))
+
+    @property
+    def _room(self) -> int:
+        """Positions of one sequence; n_ctx() may be those of several."""
+        return int(llama_cpp.llama_n_ctx_seq(self._ctx.ctx))
 
     @contextlib.contextmanager
     def _held(self, who: str) -> Iterator[None]:

@@ -13,7 +13,7 @@ from .text import ContextText
 
 
 class EagleState(LlamaState):
-    """A saved state. eagle_state is the head's, None if there was no head."""
+    """A saved state. eagle_state is what drafts are made from, None if nothing can be drafted."""
 
     eagle_state: bytes | None = None
 
@@ -36,7 +36,7 @@ def save(text: ContextText, seed: int) -> EagleState:
     engine = text.engine
     if engine.n_past() < text.n_tokens:
         text.settle()
-    head = engine.state() if engine.has_head else None  # raises during a round
+    drafting = engine.state() if engine.has_state else None  # raises during a round
     scores = text.kept().copy() if text.logits_all else np.empty((0, text.n_vocab), np.float32)
     target = _target_state(text.ctx.ctx)
     state = EagleState(
@@ -47,7 +47,7 @@ def save(text: ContextText, seed: int) -> EagleState:
         llama_state=target,
         llama_state_size=len(target),
     )
-    state.eagle_state = head
+    state.eagle_state = drafting
     return state
 
 
@@ -73,7 +73,7 @@ def load(text: ContextText, state: LlamaState) -> None:
                 ErrorKind.BAD_VALUE, f"the state has {n} tokens, the context has room for {room}"
             )
         _load_target(text.ctx.ctx, state.llama_state)
-        _load_head(text.engine, getattr(state, "eagle_state", None), n)
+        _load_drafting(text.engine, getattr(state, "eagle_state", None), n)
     except EagleError:
         text.clear()
         raise
@@ -90,8 +90,8 @@ def _load_target(ctx: Any, data: bytes) -> None:
         raise EagleError(ErrorKind.BAD_VALUE, "the state does not fit this model and context")
 
 
-def _load_head(engine: Any, data: bytes | None, n_tokens: int) -> None:
-    if data is not None and engine.has_head:
+def _load_drafting(engine: Any, data: bytes | None, n_tokens: int) -> None:
+    if data is not None and engine.holds_state(data):
         engine.set_state(data)
     else:
         engine.state_reset(n_tokens)

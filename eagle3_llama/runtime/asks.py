@@ -10,7 +10,8 @@ from .drafted import SOURCES, Drafted
 from .params import MAX_DRAFT, EagleParams, StaticTree, Tree
 from .session import Session
 
-PLANNED_NODES, PLANNED_WIDTH = 24, 4  # what the planner may grow; more has never paid
+PLANNED_NODES, PLANNED_WIDTH = 24, 4  # what the planner may grow with the head; more has never paid
+MATCH = 4  # tokens of a match that make it worth to measure what drafts cost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +79,8 @@ class Asking(Session):
         return params.fixed_tree or (params.planned and params.tree is not False and self.can_tree)
 
     def _draft(self, asks: Sequence[Ask], b: Buffers) -> None:
+        if self.on_match is not None:
+            self._measure_for(asks)
         arrays = [self._fill(a, ask, len(asks)) for a, ask in zip(b.asks, asks)]
         self._check(self.lib.eagle3_round_draft(self._session, b.asks, len(asks), b.drafted))
         del arrays  # read until here
@@ -88,10 +91,12 @@ class Asking(Session):
         a.slot, a.token = ask.slot, ask.token
         if ask.given is not None:
             return self._fill_given(a, ask.given)
-        if p.n_max == 0 or not self.has_head or (p.planned and self.costs is None):
+        if not self._can_draft(p):
             a.kind = lib.EAGLE3_PLAIN
         elif p.planned:
-            a.kind, a.n_max = lib.EAGLE3_PLANNED, min(PLANNED_NODES * n, MAX_DRAFT)
+            text = p.text and self.drafts_from_text
+            a.kind, a.text = lib.EAGLE3_PLANNED, int(text)
+            a.n_max = MAX_DRAFT if text else min(PLANNED_NODES * n, MAX_DRAFT)
             a.width = PLANNED_WIDTH if self.trees(p) else 1
         elif isinstance(p.tree, Tree):
             a.kind, a.n_max, a.p_min = lib.EAGLE3_TREE, min(p.tree.nodes, ask.most), p.p_min
@@ -105,6 +110,21 @@ class Asking(Session):
             a.kind, a.n_max = lib.EAGLE3_CHAIN, min(p.n_max or 0, ask.most)
             a.n_min, a.p_min = p.n_min, p.p_min
         return None
+
+    def _can_draft(self, p: EagleParams) -> bool:
+        """Whether there is something to draft with these parameters, and known what it costs."""
+        if p.n_max == 0 or (p.planned and self.costs is None):
+            return False
+        return self.has_head or (p.from_text and self.drafts_from_text)
+
+    def _measure_for(self, asks: Sequence[Ask]) -> None:
+        """Measures what rows cost before the first round in which the text has a match that is worth it."""
+        for ask in asks:
+            if ask.params.from_text and self.text_match(ask.token, ask.slot) >= MATCH:
+                measure, self.on_match = self.on_match, None
+                if measure is not None:
+                    measure(ask.slot)
+                return
 
     def _fill_given(self, a: Any, given: Draft) -> object:
         tokens = self._ints(given.tokens)

@@ -21,6 +21,7 @@ from ..errors import EagleError
 
 # Numbers of rows to measure in one round, the most important first. Costs in between are interpolated.
 SIZES = (1, 4, 2, 1, 8, 3, 1, 6, 5, 1, 12)
+LARGE = (1, 16, 32, 64)  # the same, once: only long matches of the text make such drafts
 CONTEXTS = (8, 256)  # tokens in the KV cache before the rows, for the near and the far measurement
 # Filling the far context: tokens per batch, seconds after the start when it ends, least seconds it takes.
 PIECE, FILL, LEAST_FILL = 32, 0.45, 0.1
@@ -31,6 +32,7 @@ WARM = 0.2  # seconds of warm-up decodes, which do not count
 ENOUGH = 1.25  # seconds after which the second and later rounds begin no further size
 MOST = 1.35  # seconds after which the first round begins no further size
 MOST_SLOW = 2.5  # the same for a slow model
+MOST_LARGE = 2.2  # seconds after which no further large size begins
 SMALLEST, LARGEST = 1e-6, 1e6  # seconds of a decode or a pass that are believed; the clock's step is 1e-6
 LOADS = 4  # the first LOADS loads of a model measure, because other programs may disturb one measurement
 DISTURBED = 1.25  # a load was disturbed if one row took this many times as long as in the fastest load
@@ -171,21 +173,33 @@ def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot:
         measured = list(dict.fromkeys(sizes)) if slow else sizes
         times.add(engine, measured, slot, most - elapsed(), one if slow else None)
         rounds += 1
+    large = [n for n in LARGE if n <= min(n_ctx - near_at, n_batch)]
+    if not slow:
+        times.add(engine, large, slot, MOST_LARGE - elapsed())
     engine.rewind(0, slot)
     return dataclasses.replace(times.costs(near_at), cell=_curve(cells))
 
 
-def measure_in_use(engine: Any, n_ctx: int, times: Times, rounds: int = 3) -> Costs | None:
-    """Measures after an answer, with the KV cache as the answer left it, and adds the times to `times`.
+def measure_in_use(
+    engine: Any, n_ctx: int, times: Times, rounds: int = 3, slot: int = 0, n_batch: int = MAX_ROWS
+) -> Costs | None:
+    """Measures with the slot's KV cache as an answer left it, or leaves it, and adds the times to `times`.
 
-    Returns the costs from all times so far, or None if there is no room in the KV cache.
+    The text stays. Returns the costs from all times so far, or None if there is no room in the KV cache.
     """
-    sizes = [n for n in SIZES if n <= n_ctx - engine.n_past()]
+    room = min(n_ctx - engine.n_past(slot), n_batch)
+    sizes = [n for n in SIZES if n <= room]
     if 8 not in sizes:
         return None
-    for _ in range(rounds):
-        times.add(engine, sizes)
-    return times.costs(engine.n_past())
+    start, elapsed = time.perf_counter(), lambda: time.perf_counter() - start
+    one = engine.measure_target(1, slot)
+    slow = one > SLOW
+    for _ in range(1 if slow else rounds):
+        measured = list(dict.fromkeys(sizes)) if slow else sizes
+        times.add(engine, measured, slot, (MOST_SLOW if slow else MOST) - elapsed(), one if slow else None)
+    if not slow and elapsed() < MOST_LARGE:
+        times.add(engine, [n for n in LARGE if n <= room], slot, MOST_LARGE - elapsed())
+    return times.costs(engine.n_past(slot))
 
 
 def _curve(points: dict[int, float]) -> list[float]:
@@ -208,19 +222,35 @@ def cached(engine: Any, key: Sequence[object], n_ctx: int, n_batch: int) -> Cost
     Only the first LOADS loads measure. With a single measurement, a disturbance would stay in the costs for
     ever.
     """
+    loads = _read(_path(key, n_ctx))
+    if len(loads) < LOADS:
+        return remember(key, n_ctx, measure(engine, n_ctx, n_batch))
+    return merged(loads)
+
+
+def known(key: Sequence[object], n_ctx: int) -> tuple[Costs | None, bool]:
+    """The costs that earlier loads measured, None if none did, and whether another should measure."""
+    loads = _read(_path(key, n_ctx))
+    return merged(loads) if loads else None, len(loads) < LOADS
+
+
+def remember(key: Sequence[object], n_ctx: int, costs: Costs) -> Costs:
+    """Adds a measurement to those of earlier loads, in their file. Returns what all of them say."""
+    path = _path(key, n_ctx)
+    loads = [*_read(path), costs][:LOADS]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as part:
+            part.write_text(json.dumps([dataclasses.asdict(c) for c in loads]) + "\n", encoding="utf-8")
+    except (EagleError, OSError):
+        pass  # the next load measures again
+    return merged(loads)
+
+
+def _path(key: Sequence[object], n_ctx: int) -> Path:
     room = min(n_ctx, max(CONTEXTS) + 8)  # the part of the context that measure() uses
     digest = hashlib.sha256(json.dumps([str(k) for k in (*key, room)]).encode()).hexdigest()
-    path = costs_dir() / f"{digest[:24]}.json"
-    loads = _read(path)
-    if len(loads) < LOADS:
-        loads.append(measure(engine, n_ctx, n_batch))
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as part:
-                part.write_text(json.dumps([dataclasses.asdict(c) for c in loads]) + "\n", encoding="utf-8")
-        except (EagleError, OSError):
-            pass  # the next load measures again
-    return merged(loads)
+    return costs_dir() / f"{digest[:24]}.json"
 
 
 def merged(loads: Sequence[Costs]) -> Costs:

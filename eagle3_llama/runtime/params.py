@@ -97,7 +97,7 @@ class Use(enum.Enum):
 
     CHOOSES = "chooses it"  # its value makes the draft one of this kind
     USED = "used"
-    HOLDS = "holds"  # tree=False where there are no trees in any case
+    HOLDS = "holds"  # tree=False and text=False where there are none of these in any case
     REFUSED = "refused"
 
 
@@ -111,22 +111,30 @@ _NOTHING = "has no effect with n_max=0, which drafts nothing: leave it out, or r
 
 # What each setting does in each kind of draft: a Use, or why it is refused and how to mend it.
 USES: Mapping[Kind, Mapping[str, Use | str]] = {
-    Kind.PLAIN: {"n_max": _CHOOSES, "n_min": _NOTHING, "p_min": _NOTHING, "tree": _HOLDS},
-    Kind.CHAIN: {"n_max": _CHOOSES, "n_min": _USED, "p_min": _USED, "tree": _HOLDS},
+    Kind.PLAIN: {"n_max": _CHOOSES, "n_min": _NOTHING, "p_min": _NOTHING, "tree": _HOLDS, "text": _HOLDS},
+    Kind.CHAIN: {"n_max": _CHOOSES, "n_min": _USED, "p_min": _USED, "tree": _HOLDS, "text": _HOLDS},
     Kind.TREE: {
         "n_max": _BOTH,
         "n_min": "has no effect in a tree: leave it out, or give n_max instead of tree",
         "p_min": _USED,
         "tree": _CHOOSES,
+        "text": _HOLDS,
     },
-    Kind.CHOICES: {"n_max": _BOTH, "n_min": _SHAPE, "p_min": _SHAPE, "tree": _CHOOSES},
+    Kind.CHOICES: {"n_max": _BOTH, "n_min": _SHAPE, "p_min": _SHAPE, "tree": _CHOOSES, "text": _HOLDS},
     Kind.PLANNED: {
         "n_max": _CHOOSES,
         "n_min": _PLANNER,
         "p_min": _PLANNER + "; or give a Tree",
         "tree": _CHOOSES,
+        "text": _USED,
     },
-    Kind.PLANNED_CHAINS: {"n_max": _CHOOSES, "n_min": _PLANNER, "p_min": _PLANNER, "tree": _CHOOSES},
+    Kind.PLANNED_CHAINS: {
+        "n_max": _CHOOSES,
+        "n_min": _PLANNER,
+        "p_min": _PLANNER,
+        "tree": _CHOOSES,
+        "text": _USED,
+    },
 }
 
 
@@ -152,6 +160,7 @@ class EagleParams:
     n_min: int = 0
     p_min: float = 0.0
     tree: Tree | StaticTree | Sequence[Sequence[int]] | str | bool | None = None
+    text: bool = True
 
     def __post_init__(self) -> None:
         if self.n_max is not None:
@@ -160,6 +169,8 @@ class EagleParams:
         number = isinstance(self.p_min, (int, float)) and not isinstance(self.p_min, bool)
         if not number or not 0 <= self.p_min <= 1:
             raise EagleError(ErrorKind.BAD_ARGUMENT, f"p_min is {self.p_min!r}, expected a number 0..1")
+        if not isinstance(self.text, bool):
+            raise EagleError(ErrorKind.BAD_ARGUMENT, f"text is {self.text!r}, expected True or False")
         self._read_tree()
         for name in self.given:
             use = USES[self.kind][name]
@@ -213,12 +224,18 @@ class EagleParams:
         if name := self.needs_head:
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT,
-                f"{name} has no effect, because {why}: give eagle, or leave {name} out",
+                f"{name} has no effect, because {why}: give eagle, or leave {name} out"
+                " (drafts from the text are the planner's, and need neither)",
             )
 
     @property
     def fixed_tree(self) -> bool:
         return isinstance(self.tree, (Tree, StaticTree))
+
+    @property
+    def from_text(self) -> bool:
+        """Whether drafts may come from the text."""
+        return self.text and self.planned
 
     @property
     def planned(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import EagleError, ErrorKind
@@ -20,13 +20,14 @@ _KINDS = {
     -7: ErrorKind.UNSUPPORTED,
     -8: ErrorKind.NATIVE,
 }
+TEXT_MAGIC = b"E3TEXT1\0"  # a state that begins so has the text alone (native/src/text_source.cpp)
 
 
 class Session:
     """A target context, optionally with a head.
 
     ctx and model are addresses of a llama_context and its llama_model; both must outlive the session, which
-    therefore closes first. Without head_path nothing is drafted. extract_layers: target layers whose inputs
+    therefore closes first. Without head_path drafts come from the text alone. extract_layers: target layers whose inputs
     the head reads, if not those that its file names.
     """
 
@@ -46,6 +47,10 @@ class Session:
         self.stats = EagleStats()
         self.costs: Any = None  # the planner's, once it has them
         self.can_tree = False
+        self.has_state = False  # whether state() has something to save: the head's state, or the text
+        self.drafts_from_text = False  # may be set to False where the target must not take back rows
+        # called once with a slot before a round whose drafts may pay, while there are no costs
+        self.on_match: Callable[[int], None] | None = None
         self.in_round = False  # between the decode of a round and its commit
         if head_path is not None:
             out = self.ffi.new("eagle3_head **")
@@ -61,6 +66,8 @@ class Session:
             self._check(self.lib.eagle3_session_open(self.ffi.cast("void *", ctx), self._head, n_slots, out))
             self._session = out[0]
             self.can_tree = bool(self._check(self.lib.eagle3_can_tree(self._session)))
+            self.has_state = self.lib.eagle3_state_size(self._session, 0) >= 0
+            self.drafts_from_text = self.has_state
         except BaseException:
             self.close()
             raise
@@ -125,13 +132,21 @@ class Session:
         """Off: decoding costs what it costs without a head, and drafts are empty."""
         self._check(self.lib.eagle3_session_set_capture(self._session, int(on)))
 
+    def text_match(self, token: int, slot: int = 0) -> int:
+        """How many of the slot's last tokens, and `token`, stand in its text already with a token after."""
+        return self._check(self.lib.eagle3_text_match(self._session, slot, token))
+
     def state(self, slot: int = 0) -> bytes:
-        """The head's state of a slot, to be kept beside the target's."""
+        """What drafts of a slot are made from, its text and the head's state, to keep beside the target's."""
         size = self._check(self.lib.eagle3_state_size(self._session, slot))
         buf = self.ffi.new("uint8_t[]", size)
         return bytes(
             self.ffi.buffer(buf, self._check(self.lib.eagle3_state_get(self._session, slot, buf, size)))
         )
+
+    def holds_state(self, data: bytes | None) -> bool:
+        """Whether these bytes are state() of a session that has a head as this one has, or none as this."""
+        return self.has_state and bool(data) and self.has_head != (data or b"").startswith(TEXT_MAGIC)
 
     def set_state(self, data: bytes, slot: int = 0) -> None:
         """Restores state(); damaged or foreign bytes are refused and change nothing."""

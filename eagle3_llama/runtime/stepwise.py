@@ -18,7 +18,9 @@ class Stepwise(Asking):
         """What the head drafts after `token`: target ids and their probabilities, each given its parent."""
         self._draft([Ask(slot, token, params)], Buffers(self.ffi, 1))
         probs = self.ffi.new(f"float[{MAX_DRAFT}]")
-        n = self._check(self.lib.eagle3_round_drafted(self._session, 0, self._drafts, self.ffi.NULL, probs, self.ffi.NULL))
+        n = self._check(
+            self.lib.eagle3_round_drafted(self._session, 0, self._drafts, self.ffi.NULL, probs, self.ffi.NULL)
+        )
         return list(self._drafts[0:n]), list(probs[0:n])
 
     def decode(

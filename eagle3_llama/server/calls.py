@@ -205,19 +205,24 @@ class Caller:
         """The request's seed, or a random one. Choice i is generated with seed + i."""
         return body.seed if body.seed is not None else secrets.randbits(31)
 
+    def _text(self, asked: Speculative) -> bool:
+        if asked.text and not self.settings.text:
+            raise wrong("speculative", "text has no effect: this server was started with --no-text")
+        return self.settings.text if asked.text is None else asked.text
+
     def params(self, asked: Speculative | None) -> EagleParams | None:
         """A request's drafting parameters; None: the planner chooses. Raises ApiError 400."""
         if asked is None or asked == Speculative(report=asked.report):
             return None
         if not asked.enabled:
-            if useless := [name for name in ("n_max", "p_min", "tree") if getattr(asked, name)]:
+            if useless := [name for name in ("n_max", "p_min", "tree", "text") if getattr(asked, name)]:
                 said = f"{useless[0]} has no effect with enabled: false; leave one of them out"
                 raise wrong("speculative", said)
             return EagleParams(0)
         most = self.settings.max_draft
         try:
             tree = Tree.parse(asked.tree) if isinstance(asked.tree, str) else asked.tree
-            params = EagleParams(asked.n_max, p_min=asked.p_min, tree=tree)
+            params = EagleParams(asked.n_max, p_min=asked.p_min, tree=tree, text=self._text(asked))
         except EagleError as e:
             raise wrong("speculative", str(e)) from None
         if (name := params.needs_head) and not self._has_head:

@@ -9,7 +9,7 @@ import typer
 
 from ..common import extras
 from ..common.limits import MAX_DRAFT
-from ..common.options import N_CTX, Eagle, FlashAttn, GpuLayers, Model, Threads
+from ..common.options import N_CTX, Eagle, FlashAttn, FromText, GpuLayers, Model, Threads
 from ..errors import EagleError, ErrorKind
 from .settings import ServerSettings, read_key
 
@@ -56,6 +56,7 @@ def serve(
     max_draft: Annotated[
         int, typer.Option(help="most draft tokens per round that a request may ask for")
     ] = MAX_DRAFT,
+    text: FromText = True,
     timeout: Annotated[float, typer.Option(help="time limit of a request in seconds")] = 600.0,
     grace: Annotated[
         float, typer.Option(help="seconds that running requests have to finish after SIGTERM")

@@ -92,6 +92,9 @@ class Speculative(Body):
     tree: TreeShape | Literal[False] | None = Field(
         default=None, description="NODESxDEPTHxWIDTH, such as 60x6x10; false: the planner drafts no trees"
     )
+    text: bool | None = Field(
+        default=None, description="false: no drafts from the slot's own text; null: as the server was started"
+    )
     report: bool = Field(
         default=False, description="streamed chunks say how each token was produced; the last one has timings"
     )

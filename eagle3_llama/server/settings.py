@@ -27,7 +27,8 @@ class ServerSettings:
     max_queue: requests that may wait for a slot; further ones get 503. max_connections: open connections,
     idle ones included; None takes what the process's file descriptors suffice for. max_tokens_cap: most
     tokens of an answer; None takes n_ctx. max_n: most choices of one request. max_draft: most draft
-    tokens per round that a request's `speculative` may ask for. timeout: seconds from a request's arrival
+    tokens per round that a request's `speculative` may ask for. text: whether drafts also come from a
+    slot's own text. timeout: seconds from a request's arrival
     to its last token. grace: seconds that running requests have to finish after SIGTERM.
     template_timeout: time limit in seconds of a chat template, a grammar or a JSON schema.
     stream_interval: seconds for which a stream collects tokens, after its first one, before it sends
@@ -54,6 +55,7 @@ class ServerSettings:
     max_tokens_cap: int | None = None
     max_n: int = 8
     max_draft: int = MAX_DRAFT
+    text: bool = True
     timeout: float = 600.0
     grace: float = 30.0
     template_timeout: float = 2.0
@@ -140,7 +142,7 @@ class ServerSettings:
 
     def batch(self) -> dict[str, Any]:
         """Arguments of batching.BatchSettings."""
-        names = "model eagle n_parallel n_ctx n_gpu_layers flash_attn chat_format n_batch".split()
+        names = "model eagle n_parallel n_ctx n_gpu_layers flash_attn chat_format n_batch text".split()
         more = {"n_threads": self.threads or cores(), "interval": self.stream_interval}
         return {name: getattr(self, name) for name in names} | more
 
