@@ -96,6 +96,11 @@ def test_a_second_source_of_drafts(programs, files):
     passes(programs, "sources_test", *files)
 
 
+def test_drafts_from_the_text(programs, files):
+    """Its index, sessions with and without a head, whose text is plain decoding's, and states."""
+    passes(programs, "text_test", *files)
+
+
 def test_weights_that_are_shared(programs, tmp_path):
     """Q4_0 weights are repacked for products, which makes rows unreadable: the model keeps two copies."""
     target = tiny_models.target(tmp_path / "target.gguf", kind="Q4_0", tied=True)

@@ -3,8 +3,9 @@
 // Source: EAGLE-2 (arXiv 2406.16858), section 4.
 #include "draft.hpp"
 
+#include "front.hpp"
+
 #include <algorithm>
-#include <functional>
 
 namespace eagle3 {
 
@@ -14,6 +15,10 @@ constexpr int OVERDUE = 16;  // pending features of a slot, more than most round
 
 bool grows(const ask & a) {
     return a.kind != EAGLE3_PLAIN && a.kind != EAGLE3_GIVEN;
+}
+
+bool has_children(const ask & a, int choice) {
+    return choice >= 0 && std::find(a.parents, a.parents + a.n_max, choice) != a.parents + a.n_max;
 }
 
 }  // namespace
@@ -121,26 +126,7 @@ bool drafter::runs_head(const growth & g, planner::turn now) {
     if (open.empty() || fixed || g.nodes.empty()) {
         return !open.empty();
     }
-    const std::vector<int> nodes = candidates(g, planned_room(g));
-    std::vector<float> reach, left(g.asks.size(), 0.0f);
-    for (const int a : open) {
-        left[a] = 1.0f;
-    }
-    for (const int v : nodes) {
-        reach.push_back(g.nodes[v].reach);
-        left[g.nodes[v].ask] -= g.nodes[v].depth == 1 ? g.nodes[v].prob : 0.0f;
-    }
-    spent_.base = planner_.best(reach, g.n_given).value;
-    std::sort(left.begin(), left.end(), std::greater<float>());
-    left.erase(std::find_if(left.begin(), left.end(), [](float p) { return p <= 0.0f; }), left.end());
-    float trust    = 0.0f;
-    int n_children = 1;
-    for (const int a : open) {
-        trust += (*g.trust[a])[HEAD] / (float) open.size();
-        n_children = std::max(n_children, g.asks[a].width);
-    }
-    const float extra = std::max(first_pass_seconds(g, open) - planner_.pass_seconds(1, false), 0.0f);
-    return planner_.grow_width(reach, 0, left, n_children, trust, g.n_given, extra) > 0;
+    return head_pays(g, open, first_pass_seconds(g, open), spent_.base);
 }
 
 // Does the head's work that gathered while it drafted nothing, so that the first pass of all slots has at
@@ -174,6 +160,45 @@ void drafter::follow(growth & g) {
             }
         }
         from->follow(g, nodes);
+    }
+}
+
+// Nodes of the last level that drafts of a given size extend.
+std::vector<int> drafter::fixed_front(const growth & g) const {
+    std::vector<int> front;
+    for (int i = 0; i < (int) g.asks.size(); ++i) {
+        const ask & a = g.asks[i];
+        if (a.kind == EAGLE3_PLANNED) {
+            continue;
+        }
+        std::vector<int> level = g.level_by_reach([&](const growth::node & v) { return v.ask == i; });
+        if (a.kind == EAGLE3_CHOICES) {
+            std::copy_if(level.begin(), level.end(), std::back_inserter(front),
+                [&](int v) { return has_children(a, g.nodes[v].choice); });
+            continue;
+        }
+        level.resize(std::min({(int) level.size(), a.width, slots_.head()->n_extensible(i)}));
+        std::copy_if(level.begin(), level.end(), std::back_inserter(front),
+            [&](int v) { return g.nodes[v].depth < a.depth && g.is_likely(g.nodes[v]); });
+    }
+    return front;
+}
+
+// The head extends what it offered, as long as that pays.
+void drafter::grow(growth & g) {
+    while (true) {
+        std::vector<int> front         = fixed_front(g);
+        const std::vector<int> planned = planned_front(
+            g, slots_.most_rows, [&](int a) { return slots_.head()->n_extensible(a); });
+        front.insert(front.end(), planned.begin(), planned.end());
+        if (front.empty()) {
+            return;
+        }
+        g.level.clear();
+        spent_.passes_seconds += planner_.pass_seconds(std::min((int) front.size(), MAX_ROWS), false);
+        slots_.head()->extend(g, front);
+        follow(g);
+        ++spent_.steps;
     }
 }
 

@@ -48,10 +48,6 @@ class drafter {
 
     void grow(growth & g);
     std::vector<int> fixed_front(const growth & g) const;
-    std::vector<int> planned_front(const growth & g) const;
-    std::vector<int> extensible(const growth & g, const std::vector<int> & candidates) const;
-    int planned_room(const growth & g) const;
-    std::vector<int> candidates(const growth & g, int most) const;
 
     std::vector<std::vector<int>> choose(const growth & g);
     std::vector<int> chosen_of(const growth & g, int ask) const;

@@ -34,7 +34,7 @@ void check(const costs & c);
 // rest. What a round takes and brings is remembered for each number of slots.
 class planner {
   public:
-    explicit planner(const tuning & t = {}) : tune_(t) {}
+    explicit planner(const tuning & t = {}, const text_tuning & text = {}) : tune_(t), of_text_(text) {}
 
     void set(const costs & c);
     bool ready() const { return costs_.layers[1] > 0.0f; }
@@ -100,6 +100,7 @@ class planner {
     float plain_seconds() const;  // of a round without drafts
     int n_slots() const { return n_slots_; }
     int asleep() const { return at().asleep; }
+    const text_tuning & of_text() const { return of_text_; }
 
   private:
     struct mode;
@@ -169,6 +170,7 @@ class planner {
     const mode & at() const { return modes_[n_slots_]; }
 
     tuning tune_;
+    text_tuning of_text_;
     costs costs_{};
     float context_ = 0.0f;  // positions before the rows at hand
     int n_slots_   = 1;

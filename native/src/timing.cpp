@@ -166,7 +166,7 @@ void planner::saw_free(const round & r, bool plain, float raw) {
     if (!plain) {
         m.n_declined = 0;
         m.hope       = raw < 1.0f - tune_.surprised ? m.hope : NO_HOPE;
-    } else if (r.offered && ++m.n_declined >= tune_.declined) {
+    } else if (r.offered && ++m.n_declined >= of_text_.declined) {
         m.n_declined = 0;
         m.hope       = std::min(m.hope, tune_.hope);
     }

@@ -41,9 +41,6 @@ struct tuning {
     // half -0.03, misjudged turns x1 -0.75; twice -0.04, load comes and goes x1 -0.73; without -0.06, load
     // comes and goes x4 -0.85.
     float trust_step_resting = 0.2f;
-    // The same of the text's draft tokens, into the logarithm of the odds: length and number of its matches
-    // say most of it already.
-    float trust_step_text = 0.02f;
 
     // -- What rounds bring --
     // Keeps 0.98 of tokens and seconds: some 50 rounds. It is the rate that a draft's time is weighed by.
@@ -132,9 +129,6 @@ struct tuning {
     // half -0.00, load comes and goes x4 -0.03; twice +0.00, load comes and goes x4 -0.42; without -0.74,
     // drafts measured busy x1 -19.37.
     float hope_anew = 0.15f;
-
-    // Rounds in which what costs no pass was offered and declined, until it is tried all the same.
-    int declined = 128;
 
     // -- Looks: plain rounds between drafts, so that their time is known --
     // Rounds from one look to the next where drafting gains little.
@@ -225,6 +219,19 @@ struct tuning {
     // Levels that growing looks ahead.
     // half -0.00, turns x1 -0.13; twice -0.00, turns x4 -0.12; without -0.04, turns x4 -0.31.
     int ahead = 4;
+};
+
+// Those of drafts that take no pass of the head. What half and twice do is by `replay FILE "" both NAME=VALUE`
+// (native/tests) on recorded answers to 40 prompts of four kinds: the mean over eight cost curves.
+struct text_tuning {
+    // Of the surprise of a draft token, what goes into the logarithm of the slot's trust, here of the odds. The
+    // length and the number of its matches say most of it already.
+    float trust_step = 0.02f;
+    // Of the probability of first tokens that cost no pass, what is taken for granted when the head's passes
+    // are weighed against it: the head also tells whether they are right.
+    float sure = 0.7f;
+    // Rounds in which such tokens were offered and declined, until one is tried all the same.
+    int declined = 128;
 };
 
 }  // namespace eagle3
