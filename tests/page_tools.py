@@ -104,12 +104,17 @@ def done(page):
     expect(page.locator("#go")).to_have_text("Send", timeout=WAIT)
 
 
+def positions(page, where=".turn:last-child"):
+    return [int(k) for k in of_tokens(page, where, "positions")]
+
+
 def sources(page, where=".turn:last-child"):
-    return [
-        int(k)
-        for span in page.locator(f"{where} .tok").all()
-        for k in (span.get_attribute("data-sources") or "").split()
-    ]
+    return of_tokens(page, where, "sources")
+
+
+def of_tokens(page, where, name):
+    spans = page.locator(f"{where} .tok").all()
+    return [x for span in spans for x in (span.get_attribute(f"data-{name}") or "").split()]
 
 
 def text_of(page, where=".turn:last-child"):
@@ -121,12 +126,13 @@ def stat(page, name):
 
 
 def stream(*chunks, end="data: [DONE]\n\n"):
-    """What a server might answer: pairs of text and sources."""
+    """What a server might answer: of each chunk its text, positions, and sources if not the head's."""
 
-    def chunk(text, sources):
+    def chunk(text, positions, sources=None):
+        sources = sources or ["head" if k else "target" for k in positions]
         return {
             "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}],
-            "eagle": {"sources": sources},
+            "eagle": {"positions": positions, "sources": sources},
         }
 
     return "".join(f"data: {json.dumps(chunk(*c))}\n\n" for c in chunks) + end

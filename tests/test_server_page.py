@@ -15,6 +15,7 @@ from page_tools import (  # noqa: F401 - some names are fixtures and the mark
     configure,
     done,
     expect,
+    positions,
     pytestmark,
     server,
     sources,
@@ -76,13 +77,14 @@ def test_a_question_by_keyboard(visit):
     seen = page.evaluate("[...seen]")
     assert len(seen) > 3  # they came one after another
 
-    ks = sources(page)
+    ks = positions(page)
     assert ks[0] == 0 and max(ks) >= 1 and len(ks) >= 32
     for before, k in zip(ks, ks[1:]):
         assert k == 0 or k == before + 1  # accepted tokens of a round follow each other
-    title = page.locator(".tok[data-k='1']").first.get_attribute("title")
-    assert title == "draft token accepted at position 1"
-    assert page.locator(".tok[data-k='0']").first.get_attribute("title") == "the target’s own"
+    assert [k > 0 for k in ks] == [source != "target" for source in sources(page)]
+    title = page.locator(".tok[data-s='head'][data-positions='1']").first.get_attribute("title")
+    assert title == "draft token of the head, accepted at position 1"
+    assert page.locator(".tok[data-s='target']").first.get_attribute("title") == "the target’s own"
     assert "Why is the\nsky blue?" in page.locator(".said").text_content()
     assert len(text_of(page)) > 40
     assert stat(page, "speed") > 0
@@ -103,12 +105,12 @@ def test_without_speculation_every_token_is_the_targets_own(visit):
     configure(page, max_tokens=32, seed=5, n_max=3)  # the planner may find that drafts do not pay here
     page.locator("#speculate").press("Space")
     ask(page, "Name three rivers.")
-    plain, ks = text_of(page), sources(page)
+    plain, ks = text_of(page), positions(page)
     assert set(ks) == {0} and len(ks) >= 16 and stat(page, "speed") > 0
     page.locator("#speculate").press("Space")
     page.click(".again")
     done(page)
-    assert text_of(page) == plain and max(sources(page)) >= 1
+    assert text_of(page) == plain and max(positions(page)) >= 1
     assert stat(page, "plain") > 0  # measured by the first answer
     expect(page.locator(".turn")).to_have_count(1)
 
@@ -128,7 +130,9 @@ def test_side_by_side(visit, at_once):
     expect(page.locator("[data-stat=same]")).to_have_text("The two texts are identical.")
     one, two = (page.locator(f"[data-run={name}]") for name in ("speculation", "plain"))
     assert one.locator(".out").text_content() == two.locator(".out").text_content() != ""
-    assert max(sources(page, "[data-run=speculation]")) >= 1 and set(sources(page, "[data-run=plain]")) == {0}
+    assert max(positions(page, "[data-run=speculation]")) >= 1 and set(
+        positions(page, "[data-run=plain]")
+    ) == {0}
     speeds = [float(run.locator("h3 b").text_content().split()[0]) for run in (one, two)]
     assert stat(page, "ratio") == pytest.approx(speeds[0] / speeds[1], abs=0.1)
 
@@ -169,7 +173,7 @@ def test_stop_keeps_what_came(visit, server, how):
     configure(page, max_tokens=8)
     ask(page, "And now?")
     expect(page.locator(".turn")).to_have_count(2)
-    assert len(sources(page)) >= 1
+    assert len(positions(page)) >= 1
 
 
 def test_on_a_phone_nothing_is_cut_off(visit):
@@ -195,7 +199,8 @@ def test_on_a_phone_nothing_is_cut_off(visit):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_themes_can_be_read(visit, scheme):
     page = visit(color_scheme=scheme, reduced_motion="reduce")
-    answers(page, body=stream(*((f" word{k}", [k]) for k in range(7))))
+    names = ("head", "text", "both")
+    answers(page, body=stream((" own", [0]), *((f" {n}", [k], [n]) for k, n in enumerate(names, 1))))
     ask(page, "Colours?")
     style = lambda selector, name: page.locator(selector).first.evaluate(f"(e) => getComputedStyle(e).{name}")
     paper = style("body", "backgroundColor")
@@ -203,34 +208,62 @@ def test_themes_can_be_read(visit, scheme):
     assert contrast(style(".out", "color"), paper) > 10
     for soft in ("#model", ".note", "#hint", ".key"):
         assert contrast(style(soft, "color"), paper) > 4.5
-    marks = [
-        re.search(r"rgb\([^)]+\)", style(f".tok[data-k='{k}']", "backgroundImage"))[0] for k in range(1, 6)
+    line = lambda name, what, of=".tok": style(f"{of}[data-s='{name}']", f"textDecoration{what}")
+    marks = [line(name, "Color") for name in names]
+    assert len(set(marks)) == 3 and all(contrast(m, paper) >= 3 for m in marks)
+    assert [line(name, "Style") for name in names] == ["solid", "dashed", "double"]  # not by colour alone
+    assert [(line(n, "Color", ".key i"), line(n, "Style", ".key i")) for n in names] == [
+        (line(n, "Color"), line(n, "Style")) for n in names
     ]
-    assert len(set(marks)) == 5 and all(contrast(m, paper) >= 3 for m in marks)
-    assert page.locator(".tok").last.get_attribute("data-k") == "5"
-    assert "rgba(0, 0, 0, 0)" in style(".tok[data-k='0']", "backgroundImage")
+    assert line("target", "Line") == "none" and page.locator("#key li").count() == 4
     page.uncheck("#colours")
-    assert style(".tok[data-k='2']", "backgroundImage") == "none"
+    assert {line(name, "Line") for name in names} == {"none"} and not page.is_visible("#key")
     page.click("#theme")
     assert (luminance(style("body", "backgroundColor")) > 0.5) == (scheme == "dark")
     page.reload()
     assert (luminance(style("body", "backgroundColor")) > 0.5) == (scheme == "dark")
 
 
-def test_without_a_head_the_page_says_so(visit):
-    def headless(route):
+def only(**eagle):
+    """Opens the page of a server that drafts from nothing else than this."""
+
+    def answered(route):
         model = route.fetch().json()
-        model["data"][0]["eagle"]["head"] = False
+        model["data"][0]["eagle"] |= eagle
         route.fulfill(json=model)
 
-    page = visit(before=lambda page: page.route(MODELS, headless))
+    return lambda page: page.route(MODELS, answered)
+
+
+def test_without_a_head_the_page_drafts_from_the_text(visit):
+    page = visit(before=only(head=False, text=True))
     expect(page.locator("#model")).to_contain_text("without a head")
-    expect(page.locator("#nohead")).to_contain_text("The server has no head")
+    expect(page.locator("#nohead")).to_have_text("The server has no head: it drafts from the text.")
+    expect(page.locator("#who")).to_have_text("The text itself drafts.")
+    assert [page.is_visible(f"#key [data-s={n}]") for n in ("head", "text", "both")] == [False, True, False]
+    for control in ("#speculate", "#compare"):
+        expect(page.locator(control)).to_be_enabled()
+    assert page.locator("#drafts").evaluate("(e) => e.disabled")  # settings of a head
+    bodies = []
+    page.on("request", lambda r: bodies.append(r.post_data_json) if r.method == "POST" else None)
+    answers(page, body=stream(("a", [0]), (" b", [1], ["text"]), (" c", [2], ["text"]), ("!", [0])))
+    ask(page, "Again?")
+    assert bodies[0]["speculative"] == {"enabled": True, "report": True}
+    assert sources(page) == ["target", "text", "text", "target"]
+    assert page.locator(".tok").nth(2).get_attribute("title") == (
+        "draft token from the text itself, accepted at position 2"
+    )
+    expect(page.locator(".note")).to_contain_text("Accepted draft tokens: 2 from the text itself.")
+
+
+def test_without_drafts_the_page_says_so(visit):
+    page = visit(before=only(head=False, text=False))
+    expect(page.locator("#nohead")).to_contain_text("all tokens are the target’s own")
     for control in ("#speculate", "#compare"):
         expect(page.locator(control)).to_be_disabled()
     configure(page, max_tokens=8)
     ask(page, "Hello?")
-    assert set(sources(page)) == {0}
+    assert set(positions(page)) == {0}
 
 
 def test_what_is_set_is_sent(visit):
@@ -298,15 +331,15 @@ def test_fixed_drafts_are_taken_by_the_server(visit):
     page = visit()
     configure(page, max_tokens=24, temperature=0, n_max=2)
     ask(page, "Count to ten.")
-    assert 1 <= max(sources(page)) <= 2
+    assert 1 <= max(positions(page)) <= 2
     configure(page, tree="8x4x2")
     ask(page, "Count to ten again.")
-    assert 1 <= max(sources(page)) <= 4
+    assert 1 <= max(positions(page)) <= 4
     page.click("#settings")
     page.check("[value=chains]")
     page.click("#close")
     ask(page, "And once more.")
-    assert sources(page)
+    assert positions(page)
 
 
 def test_copy_clear_and_bring_back(visit):
@@ -329,8 +362,12 @@ def test_bytes_of_one_character_are_shown_with_it(visit):
     ask(page, "Smile")
     spans = page.locator(".tok")
     assert [s.text_content() for s in spans.all()] == [" ", "😊", "!"]
-    assert spans.nth(1).get_attribute("title").startswith("3 tokens: draft token accepted at position 1, ")
-    assert spans.nth(1).get_attribute("data-k") == "3"
+    assert (
+        spans.nth(1)
+        .get_attribute("title")
+        .startswith("3 tokens: draft token of the head, accepted at position 1; draft token of ")
+    )
+    assert spans.nth(1).get_attribute("data-positions") == "1 2 3"
     expect(page.locator(".chart svg")).to_have_attribute(
         "aria-label", re.compile("1 token: 1, .*4 tokens: 1")
     )

@@ -78,7 +78,8 @@ class Server:
 
     def model(self) -> dict[str, Any]:
         sizes = {"n_ctx": self.batcher.n_ctx, "n_parallel": self.batcher.n_parallel}
-        eagle = {"head": self.settings.eagle is not None, **sizes}
+        text = getattr(self.settings, "text", True)
+        eagle = {"head": self.settings.eagle is not None, "text": text, **sizes}
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "eagle3-llama"} | {
             "eagle": eagle
         }

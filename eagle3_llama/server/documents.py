@@ -81,6 +81,7 @@ class Completion(BaseModel):
 
 class AboutEagle(BaseModel):
     head: bool
+    text: bool
     n_ctx: int
     n_parallel: int
 
