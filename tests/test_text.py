@@ -1,0 +1,215 @@
+"""Drafts from the text itself: same text as plain decoding, with a head and without, in every way to ask."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+
+import pytest
+import tiny_models
+
+from eagle3_llama import EagleError, EagleLlama, EagleParams
+from eagle3_llama.batching import Batcher, BatchSettings
+from eagle3_llama.runtime import costs as costs_module
+from eagle3_llama.runtime.costs import Costs
+
+N = 90
+PROMPT = [40, 41, 42, 43, 44, 45, 46, 47] * 3
+LAYERS = [0.0, *(0.010 * (0.95 + 0.05 * n) for n in range(1, 65))]
+CHEAP = Costs(LAYERS, [t / 4 for t in LAYERS], [t / 20 for t in LAYERS], [0.0] * 65, 0.0, 0.0, 8.0)
+SAMPLINGS = {
+    "greedy": {"temp": 0.0},
+    "sampled": {"temp": 0.15, "top_p": 0.95},
+    "penalties": {"temp": 0.15, "repeat_penalty": 1.02},
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    target = tiny_models.target(folder / "target.gguf", adds=0.0, ends=False)
+    return target, tiny_models.head(folder / "head.gguf")
+
+
+@pytest.fixture(autouse=True)
+def cheap_rows(monkeypatch, tmp_path):
+    """Rows cost so little that drafts pay, whatever this machine is like."""
+    monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
+    monkeypatch.setattr(costs_module, "measure", lambda *_, **__: CHEAP)
+    monkeypatch.setattr(costs_module, "measure_in_use", lambda *_, **__: CHEAP)
+
+
+def load(files, head=False, **settings):
+    common = {"n_ctx": 512, "n_threads": 1, "flash_attn": True, "verbose": False}
+    return EagleLlama(files[0], eagle=files[1] if head else None, **common | settings)
+
+
+def tokens_of(llm, n=N, **arguments):
+    llm.set_seed(5)
+    return list(itertools.islice(llm.generate(PROMPT, **arguments), n))
+
+
+@pytest.fixture(scope="module")
+def plain(files):
+    with load(files, text=False) as llm:
+        texts = {name: tokens_of(llm, **a) for name, a in SAMPLINGS.items()}
+        assert llm.stats.drafted == 0
+    return texts
+
+
+@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize("tree", [None, False])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_the_text_is_plain_decodings(files, plain, head, tree, sampling):
+    with load(files, head, tree=tree) as llm:
+        for _ in range(2):  # the second time the planner knows more
+            assert tokens_of(llm, **SAMPLINGS[sampling]) == plain[sampling]
+        assert llm.stats.accepted_from["text"] + llm.stats.accepted_from["both"] > 0
+
+
+def test_without_the_text_only_the_head_drafts(files, plain):
+    with load(files, head=True, text=False) as llm:
+        assert tokens_of(llm, temp=0.0) == plain["greedy"]
+        assert llm.stats.drafted_from["text"] == llm.stats.drafted_from["both"] == 0 < llm.stats.drafted
+
+
+def test_it_can_be_turned_off_and_on_between_calls(files, plain):
+    with load(files) as llm:
+        drafted = []
+        for text in (True, False, True):
+            llm.eagle_params = EagleParams(text=text)
+            assert tokens_of(llm, temp=0.0) == plain["greedy"]
+            drafted.append(llm.stats.drafted)
+        assert 0 < drafted[0] == drafted[1] < drafted[2]
+
+
+@pytest.mark.parametrize("value", [1, None, "yes"])
+def test_values_that_are_neither_true_nor_false_are_refused(value):
+    with pytest.raises(EagleError, match="text is .*True or False"):
+        EagleParams(text=value)
+
+
+def test_logits_processors_and_stopping_criteria_see_the_same(files, plain):
+    def seen_by(llm):
+        seen = []
+
+        def processor(ids, scores):
+            seen.append(len(ids))
+            return scores
+
+        def stop(ids, _):
+            return len(ids) >= len(PROMPT) + 60
+
+        out = tokens_of(llm, temp=0.0, logits_processor=[processor], stopping_criteria=stop)
+        return out, set(seen)
+
+    with load(files, text=False) as a, load(files) as b:
+        (of_a, seen_a), (of_b, seen_b) = seen_by(a), seen_by(b)
+        assert of_a == of_b and seen_a <= seen_b  # rows behind the end may have been verified
+        assert b.stats.accepted_from["text"] > 0
+
+
+def test_a_saved_state_carries_the_text(files, plain):
+    """In the middle of an answer, into another object, and what nothing drafts from is read, too."""
+    with load(files) as llm, load(files) as other, load(files, text=False) as without:
+        steps = llm.generate(PROMPT, temp=0.0)
+        begun = list(itertools.islice(steps, 60))
+        state = llm.save_state()
+        assert begun + list(itertools.islice(steps, N - 60)) == plain["greedy"]
+        steps.close()
+        for loaded in (other, without):
+            loaded.load_state(state)
+            rest = itertools.islice(loaded.generate(PROMPT + begun, reset=True, temp=0.0), N - 60)
+            assert begun + list(rest) == plain["greedy"]
+        assert other.stats.accepted_from["text"] > 0 == without.stats.drafted
+
+
+@pytest.mark.parametrize("saved, loaded", [(False, True), (True, False)])
+def test_states_of_with_and_without_a_head_are_read(files, plain, saved, loaded):
+    with load(files, saved) as a, load(files, loaded) as b:
+        begun = tokens_of(a, 40, temp=0.0)
+        b.load_state(a.save_state())
+        rest = itertools.islice(b.generate(PROMPT + begun, temp=0.0), N - 40)
+        assert begun + list(rest) == plain["greedy"]
+
+
+# -- costs --------------------------------------------------------------------------------------------------
+
+
+def test_costs_are_measured_when_the_text_repeats_itself(files, monkeypatch, tmp_path):
+    """Not at the load, and not for a text without a match; then in the middle of an answer, once."""
+    calls = []
+
+    def measured(engine, n_ctx, times, rounds, slot, n_batch):
+        calls.append(engine.n_past(slot))
+        return CHEAP
+
+    monkeypatch.setattr(costs_module, "measure_in_use", measured)
+    with load(files) as llm:
+        assert llm.native.costs is None
+        list(itertools.islice(llm.generate([40, 41, 42], temp=0.0), 2))
+        assert not calls
+        tokens_of(llm, temp=0.0)
+        tokens_of(llm, temp=0.0)
+        assert len(calls) == 1 and calls[0] >= len(PROMPT) - 1
+    with load(files) as llm:  # a later load knows them at once
+        assert llm.native.costs is not None
+    (path,) = tmp_path.iterdir()
+    assert len(json.loads(path.read_text())) == 1
+
+
+def test_measuring_in_an_answer_leaves_no_trace(files, plain, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(costs_module, "known", lambda *_: (None, True))
+    monkeypatch.setattr(costs_module, "remember", lambda key, n_ctx, costs: costs)
+    for sampling in SAMPLINGS:
+        with load(files) as llm:
+            assert tokens_of(llm, **SAMPLINGS[sampling]) == plain[sampling]
+            assert isinstance(llm.native.costs, Costs)
+
+
+def test_no_room_to_measure_in(files, plain, monkeypatch):
+    """The KV cache ends behind the text: nothing is drafted, and nothing fails."""
+    monkeypatch.undo()
+    monkeypatch.setattr(costs_module, "known", lambda *_: (None, True))
+    with load(files, text=False, n_ctx=256) as a, load(files, n_ctx=256) as b:
+        prompt = (PROMPT * 20)[:250]
+        texts = [list(itertools.islice(m.generate(prompt, temp=0.0), 5)) for m in (a, b)]
+        assert texts[0] == texts[1] and b.native.costs is None
+
+
+# -- many slots ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_slots_beside_each_other(files, plain, head):
+    settings = BatchSettings(
+        str(files[0]), str(files[1]) if head else None, n_parallel=4, n_ctx=512, n_threads=1, flash_attn=True
+    )
+    texts = {}
+    with Batcher(settings) as batcher:
+
+        def run(i, name):
+            with batcher.request(params=EagleParams(text=i % 4 != 3) if i % 2 else None) as llm:
+                texts[i, name] = tokens_of(llm, **SAMPLINGS[name])
+
+        jobs = [(i, name) for i in range(4) for name in SAMPLINGS]
+        threads = [threading.Thread(target=run, args=job) for job in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(300)
+        seen = batcher.snapshot()
+        saved = batcher.save_slot(0)
+        assert batcher.load_slot(1, saved) > 0
+    assert set(texts) == set(jobs)
+    assert all(texts[i, name] == plain[name] for i, name in jobs)
+    assert seen["accepted_from"]["text"] + seen["accepted_from"]["both"] > 0
+
+
+def test_a_batcher_without_the_text(files, plain):
+    settings = BatchSettings(str(files[0]), n_parallel=2, n_ctx=512, n_threads=1, flash_attn=True, text=False)
+    with Batcher(settings) as batcher, batcher.request() as llm:
+        assert tokens_of(llm, temp=0.0) == plain["greedy"]
+        assert batcher.snapshot()["drafted"] == 0
