@@ -76,7 +76,7 @@ def test_nobody_waits_for_the_next_child_to_start(sandbox, monkeypatch):
     monkeypatch.setattr(sandbox, "_wait_for", lambda c: (held.set(), go.wait(60), wait_for(sandbox, c)))
     child.kill()
     thread.join(60)
-    assert "longer than" in str(ended[0]) and held.wait(60)
+    assert isinstance(ended[0], SandboxBusy) and held.wait(60)  # not its fault: it was killed before its time
     assert [render(sandbox, t) for t in "bcd"] == ["b", "c", "d"] and not go.is_set()
     go.set()
 

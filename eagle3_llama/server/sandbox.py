@@ -26,6 +26,7 @@ from typing import IO, Any
 log = logging.getLogger("eagle3_llama.server")
 
 START_SECONDS = 60.0  # time limit for a child to start: it loads libllama and the model's vocabulary
+REAP_SECONDS = 5.0  # from the end of a child's pipe to its own end, which follows at once
 MAX_MESSAGE = 1 << 26
 # the filter removes the working directory, so that a child imports nothing from there
 _CHILD = """
@@ -179,9 +180,13 @@ class Sandbox:
     def _exchange(
         self, child: subprocess.Popen[bytes], request: dict[str, Any], seconds: float
     ) -> dict[str, Any]:
-        """Sends a request and waits for the answer. If this raises, the caller drops the child."""
+        """Sends a request and waits for the answer. If this raises, the caller drops the child.
+
+        SandboxBusy if somebody else killed the child: that says nothing of the request.
+        """
         assert child.stdin and child.stdout  # pipes, by _spawn()
-        timer = threading.Timer(seconds, child.kill)
+        late = threading.Event()
+        timer = threading.Timer(seconds, lambda: (late.set(), child.kill()))
         timer.daemon = True
         try:
             timer.start()
@@ -191,19 +196,23 @@ class Sandbox:
             send(child.stdin, request)
             return receive(child.stdout)
         except (OSError, EOFError, ValueError):
-            child.kill()
-            killed = child.wait()
-            if self._closed:
+            status = _status(child)
+            slow = late.is_set() or status == -signal.SIGALRM
+            if self._closed or (status == -signal.SIGKILL and not slow):
                 raise SandboxBusy from None
-            slow, too_complex = (
-                f"it took longer than {seconds:g} s",
-                "it is too large, too deep, or not supported",
-            )
-            raise SandboxError(
-                slow if killed in (-signal.SIGKILL, -signal.SIGALRM) else too_complex
-            ) from None
+            said = f"it took longer than {seconds:g} s"
+            raise SandboxError(said if slow else "it is too large, too deep, or not supported") from None
         finally:
             timer.cancel()
+
+
+def _status(child: subprocess.Popen[bytes]) -> int | None:
+    """The exit status of a child that has closed its pipe, None if it has not ended and is killed now."""
+    try:
+        return child.wait(REAP_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return None
 
 
 def send(pipe: IO[bytes], message: dict[str, Any]) -> None:
