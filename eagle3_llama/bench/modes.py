@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -123,8 +125,38 @@ class Eagle(Mode):
         return super().run(target, prompt, n_predict, sampling)
 
 
+class Text(Eagle):
+    """EagleLlama without a head: drafts from the text alone."""
+
+    kind = "text"
+    takes = ()
+
+    @classmethod
+    def parse(cls, argument: str, given: Given) -> Iterator[Mode]:
+        cls.refuse(argument)
+        yield cls(cls.kind)
+
+    def load(self, loading: Loading) -> Any:
+        llm = super().load(loading)
+        if llm.native.costs is None:  # not in the middle of an answer that is timed
+            llm._measure()
+        return llm
+
+
+class HeadAlone(Eagle):
+    """EagleLlama with a head, without drafts from the text."""
+
+    kind = "head"
+    takes = ("eagle",)
+
+    @classmethod
+    def parse(cls, argument: str, given: Given) -> Iterator[Mode]:
+        for mode in _per_head(cls, argument, given):
+            yield dataclasses.replace(mode, params=EagleParams(text=False))
+
+
 class PromptLookup(Mode):
-    """llama-cpp-python's prompt lookup on this package's library."""
+    """llama-cpp-python's prompt lookup on this package's library, with the fastest of four lengths."""
 
     kind = "prompt_lookup"
 
@@ -137,16 +169,57 @@ class PromptLookup(Mode):
         lookup = LlamaPromptLookupDecoding(num_pred_tokens=2)
         return FlashLlama(loading.path, draft_model=lookup, logits_all=True, **loading.settings())
 
+    def settle(self, llm: Any, prompts: list[list[int]], n_predict: int = 32) -> None:
+        from .stock import LENGTHS
 
+        seconds = dict.fromkeys(LENGTHS, 0.0)
+        for prompt in prompts:
+            for llm.draft_model.num_pred_tokens in LENGTHS:
+                llm.reset()
+                steps = llm.generate(prompt, temp=0.0)
+                next(steps)
+                start = time.perf_counter()
+                n = sum(1 for _ in itertools.islice(steps, n_predict))
+                seconds[llm.draft_model.num_pred_tokens] += (time.perf_counter() - start) / max(n, 1)
+        llm.draft_model.num_pred_tokens = min(LENGTHS, key=lambda n: seconds[n])
+
+    def used(self, llm: Any) -> dict[str, int]:
+        return {"num_pred_tokens": llm.draft_model.num_pred_tokens}
+
+
+@dataclasses.dataclass(frozen=True)
 class Upstream(Mode):
-    """llama.cpp's own drafter with the head, on an unpatched library, in a process of its own."""
+    """llama.cpp's own drafters, on an unpatched library, in a process of its own, at their best setting.
+
+    spec: names of --spec-type with + between them, such as ngram-mod or draft-eagle3+ngram-mod.
+    """
+
+    spec: str = "draft-eagle3"
 
     kind, takes, greedy_only = "upstream", ("eagle",), True
-    speculation: ClassVar[str] = "draft-eagle3"  # llama.cpp's name
 
     @classmethod
     def parse(cls, argument: str, given: Given) -> Iterator[Mode]:
-        yield from _per_head(cls, argument, given)
+        from .upstream import SPECS
+
+        specs = (argument or cls.spec).split("+")
+        if unknown := [s for s in specs if s not in SPECS]:
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT,
+                f"mode {cls.kind}:{argument}: there is no {unknown[0]!r}; choose from {', '.join(SPECS)},"
+                " with + between several",
+            )
+        spec = ",".join(specs)
+        if "draft-eagle3" in specs:
+            for mode in _per_head(cls, "", given):
+                name = mode.name if not argument else mode.name.replace(cls.kind, f"{cls.kind}:{argument}", 1)
+                yield dataclasses.replace(mode, name=name, spec=spec)
+        else:
+            yield cls(f"{cls.kind}:{argument}", spec=spec)
+
+    @property
+    def key(self) -> tuple[str, str | None]:
+        return f"{self.kind}:{self.spec}", self.head
 
     def prepare(self) -> None:
         from .upstream import build
@@ -157,24 +230,27 @@ class Upstream(Mode):
         from .upstream import Drafter
 
         sizes = loading.n_threads, loading.n_ctx, loading.flash_attn
-        return Drafter(loading.path, str(self.head), self.speculation, *sizes)
+        return Drafter(loading.path, self.head, self.spec, *sizes)
 
     def settle(self, llm: Any, prompts: list[list[int]]) -> None:
         llm.settle(prompts)
 
     def used(self, llm: Any) -> dict[str, int]:
-        return {"n_max": llm.n_max}
+        used: dict[str, int] = llm.setting.used()
+        return used
 
     def run(self, target: BenchTarget, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
         tokens, seconds, rounds = target.llm(self).run(prompt, n_predict)
         return Run(tokens, seconds, rounds, {})
 
 
+@dataclasses.dataclass(frozen=True)
 class DraftModel(Upstream):
     """llama.cpp's own drafter with a small model."""
 
+    spec: str = "draft-simple"
+
     kind, takes = "draft_model", ("draft_model",)
-    speculation = "draft-simple"
 
     @classmethod
     def parse(cls, argument: str, given: Given) -> Iterator[Mode]:
@@ -237,7 +313,8 @@ class StockPromptLookup(Stock):
 
 
 KINDS: dict[str, type[Mode]] = {
-    cls.kind: cls for cls in (Plain, Eagle, PromptLookup, Stock, StockPromptLookup, Upstream, DraftModel)
+    cls.kind: cls
+    for cls in (Plain, Eagle, Text, HeadAlone, PromptLookup, Stock, StockPromptLookup, Upstream, DraftModel)
 }
 
 

@@ -50,11 +50,13 @@ class Answer:
         return statistics.median(each(r) / each(p) for r, p in pairs) if pairs else 1.0
 
 
-def read_prompts(path: str | Path, category: str | None = None) -> list[tuple[str, str]]:
+def read_prompts(
+    path: str | Path, category: str | None = None, split: str | None = None
+) -> list[tuple[str, str]]:
     """(category, prompt) pairs from a .jsonl file. A line is a string or an object with `prompt`, `category`.
 
-    category: only these prompts. The result then has each prompt's `topic` as its category, if it has one.
-    Raises EagleError BAD_VALUE.
+    split: only prompts whose `split` is this. category: only these prompts. The result then has each prompt's
+    `topic` as its category, if it has one. Raises EagleError BAD_VALUE.
     """
     out = []
     for n, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
@@ -63,6 +65,8 @@ def read_prompts(path: str | Path, category: str | None = None) -> list[tuple[st
         try:
             item = json.loads(line)
             item = {"prompt": item} if isinstance(item, str) else item
+            if split is not None and item.get("split") != split:
+                continue
             if category is None:
                 out.append((str(item.get("category", "all")), str(item["prompt"])))
             elif item.get("category") == category:
@@ -74,7 +78,10 @@ def read_prompts(path: str | Path, category: str | None = None) -> list[tuple[st
             ) from e
     if not out:
         raise EagleError(
-            ErrorKind.BAD_VALUE, f"{path} has no prompts" + (f" of category {category!r}" if category else "")
+            ErrorKind.BAD_VALUE,
+            f"{path} has no prompts"
+            + (f" of category {category!r}" if category else "")
+            + (f" of split {split!r}" if split else ""),
         )
     return out
 

@@ -26,13 +26,15 @@ from .target import BenchTarget
 class BenchSettings:
     """Settings of a benchmark. Every prompt runs in every mode, `rounds` times.
 
-    prompts: a .jsonl file. category: only prompts of this category. limit: this many prompts, evenly spaced.
+    prompts: a .jsonl file. category: only prompts of this category. split: only those of
+    this half. limit: this many prompts, evenly spaced.
     """
 
     targets: tuple[str, ...]
     modes: tuple[Mode, ...]
     prompts: str = str(DEFAULT)
     category: str | None = None
+    split: str | None = None
     limit: int | None = None
     n_predict: int = 128
     rounds: int = 1
@@ -65,7 +67,7 @@ def spaced(items: Sequence[Any], n: int | None) -> list[Any]:
 
 def run_bench(s: BenchSettings) -> dict[str, Any]:
     """Runs the benchmark, prints its tables, and returns the report that bench --json writes."""
-    chosen = spaced(read_prompts(s.prompts, s.category), s.limit)
+    chosen = spaced(read_prompts(s.prompts, s.category, s.split), s.limit)
     report: dict[str, Any] = {"results": [], "cost_curve": {}, "cost_in_use": {}, "capture_cost": {}}
     report.update(processor=machine.model(), n_prompts=len(chosen), settings=dataclasses.asdict(s))
     report.update(n_threads=s.n_threads, sampling=s.sampling)
@@ -98,7 +100,8 @@ def _measure(target: BenchTarget, report: dict[str, Any]) -> None:
     """Adds the costs that the planner uses, and the cost of capture, to the report."""
     drafting = target.drafting()
     if drafting:
-        llm = target.llm(drafting[0])
+        llms = [target.llm(mode) for mode in drafting]
+        llm = next((m for m in llms if m.native.has_head), llms[0])
         report["cost_curve"][target.format] = cost_curve(llm._engine.costs)
         report["capture_cost"][target.format] = round(capture_cost(llm), 4)
 

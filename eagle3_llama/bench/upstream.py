@@ -2,34 +2,72 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from ..errors import EagleError, ErrorKind
 from .child import Child, unpatched
 
-N_MAX = 8  # the longest chain to try
+N_MAX = 8  # the longest chain of a head or a small model to try
+N_GRAMS = (2, 3, 5, 8)  # tokens of a match of the ngram types to try
+N_TEXTS = (2, 4, 8, 24)  # tokens of their drafts
+DEFAULTS = {"ngram-mod": (24, 64)}  # of upstream's, tried too; of the other ngram types:
+DEFAULT = (12, 48)
+SPECS = ("draft-eagle3", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """n_max: draft tokens of a head or small model. n_gram, n_text: of the ngram types, match and draft."""
+
+    n_max: int = 0
+    n_gram: int = 0
+    n_text: int = 0
+    backend_sampling: bool = True
+
+    def used(self) -> dict[str, int]:
+        return {k: v for k in ("n_max", "n_gram", "n_text") if (v := getattr(self, k))}
 
 
 class Drafter:
-    """A target with a head or draft model. run() uses n_max and backend_sampling; settle() finds the best."""
+    """A target with drafters of upstream's. run() uses `setting`; settle() finds the best.
+
+    speculation: names of --spec-type, with commas between them. head: None for types that need none.
+    """
 
     def __init__(
-        self, target: str, head: str, speculation: str, n_threads: int, n_ctx: int, flash_attn: bool | None
+        self,
+        target: str,
+        head: str | None,
+        speculation: str,
+        n_threads: int,
+        n_ctx: int,
+        flash_attn: bool | None,
     ) -> None:
-        self.n_max, self.backend_sampling = 3, True  # upstream's defaults
+        kinds = speculation.split(",")
+        self._heads = [k for k in kinds if k.startswith("draft-")]
+        self._ngrams = [k for k in kinds if k.startswith("ngram-") and k != "ngram-cache"]
+        self.setting = self._first()
         flash = -1 if flash_attn is None else int(flash_attn)
-        self._args = [target, head, speculation, n_threads, n_ctx, N_MAX, flash]
+        self._args = [target, head or "-", speculation, n_threads, n_ctx, N_MAX, flash]
         self._programs: dict[bool, _Program] = {}
         self._program()
 
+    def _first(self) -> Setting:
+        """Upstream's defaults."""
+        n_gram, n_text = DEFAULTS.get(self._ngrams[0], DEFAULT) if self._ngrams else (0, 0)
+        return Setting(3 if self._heads else 0, n_gram, n_text)
+
     def _program(self) -> _Program:
-        if self.backend_sampling not in self._programs:
-            self._programs[self.backend_sampling] = _Program([*self._args, int(self.backend_sampling)])
-        return self._programs[self.backend_sampling]
+        sampling = self.setting.backend_sampling
+        if sampling not in self._programs:
+            self._programs[sampling] = _Program([*self._args, int(sampling)])
+        return self._programs[sampling]
 
     def run(self, prompt: list[int], n_predict: int) -> tuple[list[int], float, list[tuple[int, int, int]]]:
         """Greedy decoding: tokens without the end of generation, seconds, and rounds as in modes.Run."""
-        line = self._program().ask([self.n_max, n_predict, *prompt])
+        s = self.setting
+        line = self._program().ask([s.n_max, s.n_gram, s.n_text, n_predict, *prompt])
         seconds, n_rounds = float(line[0]), int(line[1])
         lengths = [tuple(map(int, r.split("/"))) for r in line[2 : 2 + n_rounds]]
         tokens = list(map(int, line[2 + n_rounds :]))
@@ -40,15 +78,28 @@ class Drafter:
         return tokens, seconds, [r for r in rounds if r[1] > 0]
 
     def settle(self, prompts: list[list[int]], n_predict: int = 48) -> None:
-        """Tries every draft length, with and without backend sampling, on the prompts. Keeps the fastest."""
+        """Tries settings on the prompts and keeps the fastest: first the head's, then the n-grams'."""
+        if self._heads:
+            tried = [
+                dataclasses.replace(self.setting, n_max=n, backend_sampling=sampling)
+                for n in range(1, N_MAX + 1)
+                for sampling in (True, False)
+            ]
+            self._best(tried, prompts, n_predict)
+        if self._ngrams:
+            sizes = [(g, t) for g in N_GRAMS for t in N_TEXTS]
+            sizes.append((self.setting.n_gram, self.setting.n_text))
+            tried = [dataclasses.replace(self.setting, n_gram=g, n_text=t) for g, t in sizes]
+            self._best(tried, prompts, n_predict)
+        for sampling in [s for s in self._programs if s != self.setting.backend_sampling]:
+            self._programs.pop(sampling).close()
+
+    def _best(self, settings: list[Setting], prompts: list[list[int]], n_predict: int) -> None:
         rate = {}
-        for self.n_max in range(1, N_MAX + 1):
-            for self.backend_sampling in (True, False):
-                runs = [self.run(p, n_predict) for p in prompts]
-                tokens, seconds = sum(len(r[0]) for r in runs), sum(r[1] for r in runs)
-                rate[self.n_max, self.backend_sampling] = tokens / seconds
-        self.n_max, self.backend_sampling = max(rate, key=lambda k: rate[k])
-        self._programs.pop(not self.backend_sampling).close()
+        for self.setting in settings:
+            runs = [self.run(p, n_predict) for p in prompts]
+            rate[self.setting] = sum(len(r[0]) for r in runs) / sum(r[1] for r in runs)
+        self.setting = max(rate, key=lambda s: rate[s])
 
     def set_seed(self, seed: int) -> None:
         """Does nothing, because decoding is greedy."""
@@ -65,7 +116,7 @@ class _Program:
         self._child = Child([build(), *args])
         if self._child.read() != "ready":
             words = self._child.last_words()
-            raise EagleError(ErrorKind.NATIVE, f"llama.cpp's own drafter cannot use {args[1]}: {words}")
+            raise EagleError(ErrorKind.NATIVE, f"llama.cpp's own drafter ({args[2]}) cannot start: {words}")
 
     def ask(self, numbers: list[int]) -> list[str]:
         line = self._child.ask(" ".join(map(str, numbers))).split()

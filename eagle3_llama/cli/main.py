@@ -184,12 +184,16 @@ def bench(
     category: Annotated[
         str | None, typer.Option(help="run only prompts of this category; the results are by topic")
     ] = None,
+    split_name: Annotated[
+        str | None, typer.Option("--split", help="run only prompts whose field split is this: tune or report")
+    ] = None,
     n_predict: NPredict = 128,
     modes: Annotated[
         str,
         typer.Option(
-            help="decoding modes: plain, eagle, prompt_lookup, upstream, draft_model; stock and"
-            " stock_prompt_lookup[:N] are llama-cpp-python without this package"
+            help="decoding modes: plain; eagle (head and text), head, text; prompt_lookup; stock and"
+            " stock_prompt_lookup[:N], llama-cpp-python without this package; upstream[:SPEC], llama.cpp's"
+            " drafters, such as upstream:ngram-mod or upstream:draft-eagle3+ngram-mod; draft_model"
         ),
     ] = "plain,eagle",
     rounds: Annotated[int, typer.Option(min=1, help="repetitions of each answer; the median counts")] = 1,
@@ -234,6 +238,7 @@ def bench(
         modes=tuple(wanted),
         prompts=str(prompts or DEFAULT),
         category=category,
+        split=split_name,
         limit=limit,
         n_predict=n_predict,
         rounds=rounds,
@@ -251,7 +256,7 @@ def bench(
         from ..bench.plot import draw
 
         draw(report, plot)
-    if not all(r["identical"] for r in report["results"] if r["kind"] == "eagle"):
+    if not all(r["identical"] for r in report["results"] if r["kind"] in ("eagle", "head", "text")):
         raise typer.Exit(1)
 
 

@@ -186,7 +186,12 @@ class Sandbox:
         """
         assert child.stdin and child.stdout  # pipes, by _spawn()
         late = threading.Event()
-        timer = threading.Timer(seconds, lambda: (late.set(), child.kill()))
+
+        def end() -> None:
+            late.set()
+            child.kill()
+
+        timer = threading.Timer(seconds, end)
         timer.daemon = True
         try:
             timer.start()

@@ -1,11 +1,12 @@
 // The pinned tree's own drafters (common/speculative.cpp), greedy, for `eagle3-llama bench --modes
-// upstream,draft_model`.
+// upstream,upstream:SPEC,draft_model`.
 //
-//     upstream TARGET.gguf HEAD.gguf draft-eagle3|draft-simple N_THREADS N_CTX N_MAX FLASH_ATTN
-//     BACKEND_SAMPLING
+//     upstream TARGET.gguf HEAD.gguf SPEC[,SPEC] N_THREADS N_CTX N_MAX FLASH_ATTN BACKEND_SAMPLING
 //
-// Says "ready", then reads requests, a line each: n_max n_predict token token ... (the prompt; n_max at most
-// N_MAX). Answers each with a line: seconds from the first token to the last, how many rounds,
+// HEAD.gguf is - without one; SPEC as in llama-server's --spec-type. Says "ready", then reads requests, a line
+// each: n_max n_gram n_text n_predict token token ... (the prompt). n_max, at most N_MAX: draft tokens of a head
+// or a small model. n_gram and n_text: tokens of a match and of a draft of the ngram types. Each request begins
+// with an empty memory of n-grams. Answers each with a line: seconds from the first token to the last, how many rounds,
 // sampled/drafted of each, then the tokens, the end of generation not among them. Ends with its input.
 #include "common.h"
 #include "llama.h"
@@ -21,6 +22,8 @@
 
 namespace {
 
+constexpr int MOST_TEXT = 64;  // draft tokens of the ngram types
+
 struct answer {
     llama_tokens tokens;
     int64_t us = 0;
@@ -32,7 +35,9 @@ answer generate(llama_context * ctx_tgt, llama_context * ctx_dft, common_specula
     common_sampler * smpl, const llama_tokens & prompt, int n_max, int n_predict) {
     const llama_vocab * vocab = llama_model_get_vocab(llama_get_model(ctx_tgt));
     llama_memory_clear(llama_get_memory(ctx_tgt), true);
-    llama_memory_clear(llama_get_memory(ctx_dft), true);
+    if (ctx_dft) {
+        llama_memory_clear(llama_get_memory(ctx_dft), true);
+    }
     common_sampler_reset(smpl);
 
     answer out;
@@ -67,9 +72,11 @@ answer generate(llama_context * ctx_tgt, llama_context * ctx_dft, common_specula
         dp.id_last              = last;
         dp.prompt               = &text;
         dp.result               = &draft;
-        const llama_pos dft_max = llama_memory_seq_pos_max(llama_get_memory(ctx_dft), 0);
+        const llama_pos dft_max = ctx_dft ? llama_memory_seq_pos_max(llama_get_memory(ctx_dft), 0) : -1;
         common_speculative_draft(spec);
-        llama_memory_seq_rm(llama_get_memory(ctx_dft), 0, dft_max + 1, -1);
+        if (ctx_dft) {
+            llama_memory_seq_rm(llama_get_memory(ctx_dft), 0, dft_max + 1, -1);
+        }
 
         batch.clear();
         batch.add(last, n_past, 0, true);
@@ -92,7 +99,9 @@ answer generate(llama_context * ctx_tgt, llama_context * ctx_dft, common_specula
             }
         }
         llama_memory_seq_rm(llama_get_memory(ctx_tgt), 0, n_past, -1);
-        llama_memory_seq_rm(llama_get_memory(ctx_dft), 0, n_past, -1);
+        if (ctx_dft) {
+            llama_memory_seq_rm(llama_get_memory(ctx_dft), 0, n_past, -1);
+        }
         out.rounds.push_back({(int) ids.size(), (int) draft.size()});
     }
     out.us = ggml_time_us() - start;
@@ -103,11 +112,21 @@ answer generate(llama_context * ctx_tgt, llama_context * ctx_dft, common_specula
     return out;
 }
 
+void set(common_params_speculative & p, int n_max, int n_gram, int n_text) {
+    p.draft.n_max       = std::max(n_max, 1);
+    p.ngram_mod.n_match = std::max(n_gram, 1);
+    p.ngram_mod.n_max   = std::max(n_text, 1);
+    p.ngram_mod.n_min   = n_text >= 64 ? 48 : 1;  // upstream's default belongs to its default of 64
+    for (common_params_speculative_ngram_map * map : {&p.ngram_simple, &p.ngram_map_k, &p.ngram_map_k4v}) {
+        map->size_n = (uint16_t) std::max(n_gram, 1);
+        map->size_m = (uint16_t) std::max(n_text, 1);
+    }
+}
+
 int run(int argc, char ** argv) {
     if (argc != 9) {
         fprintf(stderr,
-            "usage: %s TARGET.gguf HEAD.gguf draft-eagle3|draft-simple N_THREADS N_CTX N_MAX FLASH_ATTN "
-            "BACKEND_SAMPLING\n",
+            "usage: %s TARGET.gguf HEAD.gguf|- SPEC[,SPEC] N_THREADS N_CTX N_MAX FLASH_ATTN BACKEND_SAMPLING\n",
             argv[0]);
         return 2;
     }
@@ -120,13 +139,14 @@ int run(int argc, char ** argv) {
     params.sampling.temp                  = 0.0f;
     params.warmup                         = false;
     params.fit_params                     = false;
-    params.speculative.types              = {common_speculative_type_from_name(argv[3])};
-    params.speculative.draft.mparams.path = argv[2];
+    const bool has_head                   = std::string(argv[2]) != "-";
+    params.speculative.types              = common_speculative_types_from_names(string_split<std::string>(argv[3], ','));
+    params.speculative.draft.mparams.path = has_head ? argv[2] : "";
     params.speculative.draft.n_max        = atoi(argv[6]);
     params.speculative.draft.backend_sampling = atoi(argv[8]) != 0;
     params.speculative.draft.cpuparams = params.speculative.draft.cpuparams_batch = params.cpuparams;
     const auto limits =
-        common_speculative_get_output_limits(params.n_batch, 1, params.speculative.draft.n_max);
+        common_speculative_get_output_limits(params.n_batch, 1, std::max(params.speculative.draft.n_max, MOST_TEXT));
     params.n_outputs_max         = limits.total;
     params.n_outputs_max_per_seq = limits.per_seq;
 
@@ -134,14 +154,16 @@ int run(int argc, char ** argv) {
     auto target              = common_init_from_params(params);
     llama_context * ctx_tgt  = target->context();
     common_params params_dft = common_base_params_to_speculative(params);
-    auto init                = common_speculative_init_from_params(params_dft, target->model(), ctx_tgt);
-    llama_context * ctx_dft  = init->context();
+    common_init_result_ptr init;
+    if (has_head) {
+        init = common_speculative_init_from_params(params_dft, target->model(), ctx_tgt);
+    }
+    llama_context * ctx_dft          = init ? init->context() : nullptr;
     params.speculative.draft.ctx_tgt = ctx_tgt;
     params.speculative.draft.ctx_dft = ctx_dft;
     common_speculative_ptr spec(common_speculative_init(params.speculative, 1));
-    int spec_n_max = params.speculative.draft.n_max;
     common_sampler_ptr smpl(common_sampler_init(target->model(), params.sampling));
-    if (!spec || !ctx_dft) {
+    if (!spec || (has_head && !ctx_dft)) {
         fprintf(stderr, "the drafter could not be started\n");
         return 1;
     }
@@ -151,20 +173,18 @@ int run(int argc, char ** argv) {
     std::string line;
     while (std::getline(std::cin, line)) {
         std::istringstream in(line);
-        int n_max = 0, n_predict = 0;
+        int n_max = 0, n_gram = 0, n_text = 0, n_predict = 0;
         llama_tokens prompt;
-        in >> n_max >> n_predict;
+        in >> n_max >> n_gram >> n_text >> n_predict;
         for (llama_token t; in >> t;) {
             prompt.push_back(t);
         }
-        if (n_max > 0 && n_max != spec_n_max) {
-            // the drafters of heads draft as many as they were made for, whatever a round asks for, and cut
-            // the rest off
-            params.speculative.draft.n_max = spec_n_max = n_max;
-            spec.reset();
-            spec.reset(common_speculative_init(params.speculative, 1));
-        }
-        const answer a = generate(ctx_tgt, ctx_dft, spec.get(), smpl.get(), prompt, n_max, n_predict);
+        // drafters draft as many as they were made for, whatever a round asks for; and n-grams of the last
+        // request, which may have had the same prompt, would be known
+        set(params.speculative, n_max, n_gram, std::min(n_text, MOST_TEXT));
+        spec.reset();
+        spec.reset(common_speculative_init(params.speculative, 1));
+        const answer a = generate(ctx_tgt, ctx_dft, spec.get(), smpl.get(), prompt, std::max(n_max, n_text), n_predict);
         printf("%.6f %d", a.us * 1e-6, (int) a.rounds.size());
         for (const auto & [sampled, drafted] : a.rounds) {
             printf(" %d/%d", sampled, drafted);
