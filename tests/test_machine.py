@@ -11,6 +11,7 @@ import pytest
 
 import eagle3_llama
 from eagle3_llama import EagleLlama
+from eagle3_llama.llama.model_costs import cost_key
 from eagle3_llama.runtime import machine
 from eagle3_llama.runtime.library import find_lib_dir
 
@@ -56,6 +57,7 @@ import json, multiprocessing, os, sys
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 os.cpu_count = multiprocessing.cpu_count = lambda: 8
 from eagle3_llama import EagleLlama
+from eagle3_llama.llama.model_costs import cost_key
 from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.bench import run as bench
 from eagle3_llama.cli import main
@@ -143,7 +145,7 @@ def test_devices_are_those_that_ggml_sees():
 def key(files):
     def key(**given):
         llm = EagleLlama(files[0], eagle=files[1], **{**COMMON, **given})
-        out = [str(k) for k in llm._cost_key()]
+        out = [str(k) for k in cost_key(llm, llm._eagle_path)]
         llm.close()
         return out
 

@@ -10,6 +10,7 @@ from test_memories import made  # noqa: F401 - a fixture
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind
+from eagle3_llama.llama.model_costs import cost_key
 from eagle3_llama.runtime import library as _library
 from eagle3_llama.runtime.binding import address
 from eagle3_llama.runtime.costs import LOADS, MAX_ROWS, Costs, cached, measure, merged
@@ -112,10 +113,10 @@ def test_costs_are_those_of_the_libraries(eagle, tmp_path, monkeypatch):
     """An upgrade puts others in the same place."""
     (tmp_path / "lib").mkdir()
     monkeypatch.setattr(_library, "find_lib_dir", lambda: tmp_path / "lib")
-    keys = [eagle._cost_key()]
+    keys = [cost_key(eagle, eagle._eagle_path)]
     for content in (b"one", b"another"):
         (tmp_path / "lib" / "libggml-cpu.so").write_bytes(content)
-        keys.append(eagle._cost_key())
+        keys.append(cost_key(eagle, eagle._eagle_path))
     assert keys[0] != keys[1] != keys[2]
 
 

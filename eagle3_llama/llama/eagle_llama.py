@@ -17,14 +17,12 @@ import numpy as np
 from ..common import keywords, tokenizers
 from ..common.model_files import check_models
 from ..errors import EagleError, ErrorKind
-from ..runtime import costs
 from ..runtime.binding import Llama, LlamaState, address, llama_cpp
 from ..runtime.engine import Engine
 from ..runtime.machine import cores
 from ..runtime.params import NO_HEAD, EagleParams
 from ..runtime.stats import EagleStats
-from . import guards, saved_state
-from .cost_key import cost_key
+from . import guards, model_costs, saved_state
 from .generation import GeneratingLlama, Generation
 from .local_tokens import LocalTokens
 from .ownership import Ownership
@@ -46,9 +44,9 @@ class EagleLlama(GeneratingLlama):
     With None, llama.cpp turns it on if the backend supports it; the commands, the server and Batcher use
     None. Trees need it.
     extract_layers: the target layers whose inputs the head reads, if its file names the wrong ones.
-    n_max, n_min, p_min, tree, text: see EagleParams. By default the planner chooses the drafts by their cost and
-    their acceptance rate on this machine. The costs are measured when a model is loaded with a head for the
-    first time (two seconds), without a head when its text first repeats itself, and kept in the cache.
+    n_max, n_min, p_min, tree, text: see EagleParams. By default the planner chooses the drafts by their cost
+    and their acceptance rate on this machine. The costs are measured when a model is loaded with a head for
+    the first time (two seconds), without a head when its text first repeats itself; the cache keeps them.
     text=False without a head decodes plainly, with the same code.
 
     Raises EagleError HEAD_MISMATCH if the head belongs to another target, and BAD_ARGUMENT for a keyword that
@@ -180,7 +178,7 @@ class EagleLlama(GeneratingLlama):
             if self._engine.has_head and params.n_max != 0 and self._engine.costs is None:
                 self._measure()
             elif params.from_text and self._engine.drafts_from_text and self._engine.costs is None:
-                self._read_costs()
+                model_costs.read(self)
             with self._held("setting eagle_params"):
                 self._engine.set_capture(params.n_max != 0)
         self._params = params
@@ -188,35 +186,8 @@ class EagleLlama(GeneratingLlama):
     def _measure(self) -> None:
         """Gives the planner its costs, measured or from the cache. The context is empty afterwards."""
         with self._owner.call("measuring the costs of rows and drafts"):
-            measured = costs.cached(self.native, self._cost_key(), self._room, min(self.n_batch, 256))
-            self.native.plan(measured)
-            self.native.release_threads()
+            model_costs.measure(self)
             self.reset()
-
-    def _read_costs(self) -> None:
-        """Gives the planner the costs of earlier loads. Without a head, they are measured when first needed."""
-        found, more = costs.known(self._cost_key(), self._room)
-        if found is not None:
-            self.native.plan(found)
-        if more:
-            self.native.on_match = self._measure_in_use
-
-    def _measure_in_use(self, slot: int) -> None:
-        """Measures after what a slot holds, which stays. If that fails, nothing is drafted."""
-        engine = self.native
-        try:
-            found = costs.measure_in_use(
-                engine, self._room, costs.Times(), rounds=2, slot=slot, n_batch=min(self.n_batch, 256)
-            )
-        except EagleError:
-            return
-        if found is not None:
-            engine.plan(costs.remember(self._cost_key(), self._room, found))
-
-    @property
-    def _room(self) -> int:
-        """Positions of one sequence; n_ctx() may be those of several."""
-        return int(llama_cpp.llama_n_ctx_seq(self._ctx.ctx))
 
     @contextlib.contextmanager
     def _held(self, who: str) -> Iterator[None]:
@@ -229,9 +200,6 @@ class EagleLlama(GeneratingLlama):
                     " two tokens or in a stopping criterion",
                 )
             yield
-
-    def _cost_key(self) -> list[object]:
-        return cost_key(self, self._eagle_path)
 
     @property
     def native(self) -> Engine:

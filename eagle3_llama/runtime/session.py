@@ -27,8 +27,8 @@ class Session:
     """A target context, optionally with a head.
 
     ctx and model are addresses of a llama_context and its llama_model; both must outlive the session, which
-    therefore closes first. Without head_path drafts come from the text alone. extract_layers: target layers whose inputs
-    the head reads, if not those that its file names.
+    therefore closes first. Without head_path drafts come from the text alone. extract_layers: target layers
+    whose inputs the head reads, if not those that its file names.
     """
 
     def __init__(

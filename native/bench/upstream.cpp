@@ -3,11 +3,12 @@
 //
 //     upstream TARGET.gguf HEAD.gguf SPEC[,SPEC] N_THREADS N_CTX N_MAX FLASH_ATTN BACKEND_SAMPLING
 //
-// HEAD.gguf is - without one; SPEC as in llama-server's --spec-type. Says "ready", then reads requests, a line
-// each: n_max n_gram n_text n_predict token token ... (the prompt). n_max, at most N_MAX: draft tokens of a head
-// or a small model. n_gram and n_text: tokens of a match and of a draft of the ngram types. Each request begins
-// with an empty memory of n-grams. Answers each with a line: seconds from the first token to the last, how many rounds,
-// sampled/drafted of each, then the tokens, the end of generation not among them. Ends with its input.
+// HEAD.gguf is - without one; SPEC as in llama-server's --spec-type. Says "ready", then reads requests, a
+// line each: n_max n_gram n_text n_predict token token ... (the prompt). n_max, at most N_MAX: draft tokens
+// of a head or a small model. n_gram and n_text: tokens of a match and of a draft of the ngram types. Each
+// request begins with an empty memory of n-grams. Answers each with a line: seconds from the first token to
+// the last, how many rounds, sampled/drafted of each, then the tokens, the end of generation not among them.
+// Ends with its input.
 #include "common.h"
 #include "llama.h"
 #include "sampling.h"
@@ -126,7 +127,8 @@ void set(common_params_speculative & p, int n_max, int n_gram, int n_text) {
 int run(int argc, char ** argv) {
     if (argc != 9) {
         fprintf(stderr,
-            "usage: %s TARGET.gguf HEAD.gguf|- SPEC[,SPEC] N_THREADS N_CTX N_MAX FLASH_ATTN BACKEND_SAMPLING\n",
+            "usage: %s TARGET.gguf HEAD.gguf|- SPEC[,SPEC] N_THREADS N_CTX N_MAX FLASH_ATTN "
+            "BACKEND_SAMPLING\n",
             argv[0]);
         return 2;
     }
@@ -135,18 +137,18 @@ int run(int argc, char ** argv) {
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = atoi(argv[4]);
     params.n_ctx                                                  = atoi(argv[5]);
     params.n_parallel                                             = 1;
-    params.flash_attn_type                = (llama_flash_attn_type) atoi(argv[7]);  // -1: llama.cpp's choice
-    params.sampling.temp                  = 0.0f;
-    params.warmup                         = false;
-    params.fit_params                     = false;
-    const bool has_head                   = std::string(argv[2]) != "-";
-    params.speculative.types              = common_speculative_types_from_names(string_split<std::string>(argv[3], ','));
-    params.speculative.draft.mparams.path = has_head ? argv[2] : "";
-    params.speculative.draft.n_max        = atoi(argv[6]);
+    params.flash_attn_type   = (llama_flash_attn_type) atoi(argv[7]);  // -1: llama.cpp's choice
+    params.sampling.temp     = 0.0f;
+    params.warmup            = false;
+    params.fit_params        = false;
+    const bool has_head      = std::string(argv[2]) != "-";
+    params.speculative.types = common_speculative_types_from_names(string_split<std::string>(argv[3], ','));
+    params.speculative.draft.mparams.path     = has_head ? argv[2] : "";
+    params.speculative.draft.n_max            = atoi(argv[6]);
     params.speculative.draft.backend_sampling = atoi(argv[8]) != 0;
     params.speculative.draft.cpuparams = params.speculative.draft.cpuparams_batch = params.cpuparams;
-    const auto limits =
-        common_speculative_get_output_limits(params.n_batch, 1, std::max(params.speculative.draft.n_max, MOST_TEXT));
+    const auto limits = common_speculative_get_output_limits(
+        params.n_batch, 1, std::max(params.speculative.draft.n_max, MOST_TEXT));
     params.n_outputs_max         = limits.total;
     params.n_outputs_max_per_seq = limits.per_seq;
 
@@ -184,7 +186,8 @@ int run(int argc, char ** argv) {
         set(params.speculative, n_max, n_gram, std::min(n_text, MOST_TEXT));
         spec.reset();
         spec.reset(common_speculative_init(params.speculative, 1));
-        const answer a = generate(ctx_tgt, ctx_dft, spec.get(), smpl.get(), prompt, std::max(n_max, n_text), n_predict);
+        const answer a =
+            generate(ctx_tgt, ctx_dft, spec.get(), smpl.get(), prompt, std::max(n_max, n_text), n_predict);
         printf("%.6f %d", a.us * 1e-6, (int) a.rounds.size());
         for (const auto & [sampled, drafted] : a.rounds) {
             printf(" %d/%d", sampled, drafted);

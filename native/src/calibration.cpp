@@ -42,7 +42,9 @@ void planner::learn(int source, int depth, int rank, float q, bool accepted, flo
     const float surprise = (accepted ? 1.0f : 0.0f) - accept(source, depth, q, trust);
     // what was found last weighs more than the tallies can: texts turn
     const bool resting = source == HEAD && depth == 1 && at().nap == tune_.nap_most;
-    const float step   = source != HEAD ? of_text_.trust_step : resting ? tune_.trust_step_resting : tune_.trust_step;
+    const float step   = source != HEAD ? of_text_.trust_step
+                         : resting      ? tune_.trust_step_resting
+                                        : tune_.trust_step;
     trust *= std::exp(step * surprise);  // bounded: what is hardly trusted hardly surprises, nor what is sure
 
     const int d     = std::min(depth, N_DEPTH) - 1;

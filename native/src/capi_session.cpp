@@ -120,8 +120,8 @@ int32_t eagle3_round_draft(eagle3_session * s, const struct eagle3_ask * asks, i
     });
 }
 
-int32_t eagle3_round_drafted(
-    const eagle3_session * s, int32_t i, int32_t * tokens, int32_t * parents, float * probs, int32_t * sources) {
+int32_t eagle3_round_drafted(const eagle3_session * s, int32_t i, int32_t * tokens, int32_t * parents,
+    float * probs, int32_t * sources) {
     return guard([&]() -> int32_t {
         not_null(tokens, "tokens");
         const eagle3::round & r = get(s).last_round();

@@ -121,8 +121,8 @@ std::vector<int> drafter::head_asks(const growth & g, planner::turn now) const {
 // is expected to pay beside what was.
 bool drafter::runs_head(const growth & g, planner::turn now) {
     const std::vector<int> open = head_asks(g, now);
-    const bool fixed            = std::any_of(
-        open.begin(), open.end(), [&](int a) { return g.asks[a].kind != EAGLE3_PLANNED; });
+    const bool fixed =
+        std::any_of(open.begin(), open.end(), [&](int a) { return g.asks[a].kind != EAGLE3_PLANNED; });
     if (open.empty() || fixed || g.nodes.empty()) {
         return !open.empty();
     }
@@ -187,9 +187,9 @@ std::vector<int> drafter::fixed_front(const growth & g) const {
 // The head extends what it offered, as long as that pays.
 void drafter::grow(growth & g) {
     while (true) {
-        std::vector<int> front         = fixed_front(g);
-        const std::vector<int> planned = planned_front(
-            g, slots_.most_rows, [&](int a) { return slots_.head()->n_extensible(a); });
+        std::vector<int> front = fixed_front(g);
+        const std::vector<int> planned =
+            planned_front(g, slots_.most_rows, [&](int a) { return slots_.head()->n_extensible(a); });
         front.insert(front.end(), planned.begin(), planned.end());
         if (front.empty()) {
             return;

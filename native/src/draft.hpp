@@ -20,11 +20,11 @@ class drafter {
     struct spent {
         bool planned = false;
         int steps    = 0;
-        bool offered = false;           // a source without passes offered something
+        bool offered = false;  // a source without passes offered something
         float value = 0.0f, seconds = 0.0f;
-        float base = -INFINITY;         // value without the head, where it is known
-        float passes_seconds = 0.0f;  // expected of the head's passes
-        int64_t start        = 0;     // ggml_time_us()
+        float base           = -INFINITY;  // value without the head, where it is known
+        float passes_seconds = 0.0f;       // expected of the head's passes
+        int64_t start        = 0;          // ggml_time_us()
     };
     const spent & last() const { return spent_; }
     void forget_last() { spent_.planned = false; }  // its time is not counted

@@ -18,8 +18,10 @@ int choice_of(const ask & a, int parent, int rank) {
 
 // What two guesses that agree are worth, if each would be right by chance one time in four.
 float agreement(float h, float t) {
-    const auto odds = [](float p) { return std::clamp(p, 0.001f, 0.999f) / (1.0f - std::clamp(p, 0.001f, 0.999f)); };
-    const float o   = odds(h) * odds(t) / odds(0.25f);
+    const auto odds = [](float p) {
+        return std::clamp(p, 0.001f, 0.999f) / (1.0f - std::clamp(p, 0.001f, 0.999f));
+    };
+    const float o = odds(h) * odds(t) / odds(0.25f);
     return o / (1.0f + o);
 }
 

@@ -11,7 +11,7 @@
 
 namespace eagle3 {
 
-constexpr int MAX_ROWS    = EAGLE3_MAX_ROWS;
+constexpr int MAX_ROWS = EAGLE3_MAX_ROWS;
 
 // Sources of draft tokens, by their ids, and two more that have statistics of their own: where head and text
 // offer the same token, and where the text offers one that the head does not.
@@ -70,8 +70,8 @@ class planner {
         float value;
     };
     choice best(const std::vector<float> & reach, int n_fixed = 0) const;
-    // Of a level's nodes, how many the head should extend. extra: seconds that the first pass takes beyond the
-    // others.
+    // Of a level's nodes, how many the head should extend. extra: seconds that the first pass takes beyond
+    // the others.
     int grow_width(const std::vector<float> & reach, int depth, const std::vector<float> & level,
         int n_children, float trust, int n_fixed = 0, float extra = 0.0f) const;
     // How many rows of the output matrix to compute at once, from row i on of those whose reach is given.
@@ -88,11 +88,11 @@ class planner {
         bool offered   = false;  // other sources offered something
         bool whole     = false;  // the decode computed the output matrix too
         float layers_s = 0.0f, draft_s = 0.0f, total_s = 0.0f;
-        float passes_s = 0.0f;  // expected of the head's passes
-        int n_tokens   = 0;     // that it brought
-        float value    = 0.0f;  // of its draft, from best()
+        float passes_s = 0.0f;       // expected of the head's passes
+        int n_tokens   = 0;          // that it brought
+        float value    = 0.0f;       // of its draft, from best()
         float base     = -INFINITY;  // the same without the head
-        float output_s = 0.0f;  // of the pieces that the output matrix was computed in, unless whole
+        float output_s = 0.0f;       // of the pieces that the output matrix was computed in, unless whole
     };
     void saw_round(const round & r);
 

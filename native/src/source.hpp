@@ -42,8 +42,8 @@ class source {
     // Without passes only: may offer descendants of these nodes, which a source with passes offered.
     virtual void follow(growth & /* g */, const std::vector<int> & /* nodes */) {}
 
-    // With passes only: offers children of these nodes in one pass. Their parents were in the pass before, but
-    // other sources may have offered them.
+    // With passes only: offers children of these nodes in one pass. Their parents were in the pass before,
+    // but other sources may have offered them.
     virtual void extend(growth & /* g */, const std::vector<int> & /* nodes */) {}
     // With passes only: the number of nodes of an ask that it can still extend.
     virtual int n_extensible(int /* ask */) const { return 0; }

@@ -78,7 +78,9 @@ int suffix_index::find(const int32_t * last, int n, match * out) const {
             while (length < most && tokens_[at - length] == last[n - 1 - length]) {
                 ++length;
             }
-            const auto known = [&](const match & m) { return m.next == at + 1; };
+            const auto known = [&](const match & m) {
+                return m.next == at + 1;
+            };
             if (length < ORDERS[o] || at + 1 >= size() || std::any_of(out, out + found, known)) {
                 continue;
             }

@@ -11,15 +11,15 @@ namespace eagle3 {
 // For each length of ORDERS, chains of the positions where tokens of one hash end, the last position first.
 // A token that goes is the head of its chains, so going back restores exactly what was there before.
 //
-// Memory: at most 1.5 times BYTES_A_TOKEN for each token of the longest text so far, and BYTES_A_PLACE for each
-// place, of which there are as many as the next power of two from the capacity on; nothing before the first
-// token. Work: an append, or a token that goes, takes 15 steps of a hash; a find compares at most N_VISITS
-// times MAX_MATCH tokens for each order.
+// Memory: at most 1.5 times BYTES_A_TOKEN for each token of the longest text so far, and BYTES_A_PLACE for
+// each place, of which there are as many as the next power of two from the capacity on; nothing before the
+// first token. Work: an append, or a token that goes, takes 15 steps of a hash; a find compares at most
+// N_VISITS times MAX_MATCH tokens for each order.
 class suffix_index {
   public:
     static constexpr int N_ORDERS  = 4;
     static constexpr int MAX_MATCH = 32;  // tokens that are compared: a longer match is as good as this
-    static constexpr int N_VISITS  = 8;  // places of each order that are looked at, the last ones
+    static constexpr int N_VISITS  = 8;   // places of each order that are looked at, the last ones
     static constexpr int N_FOUND   = 16;  // places that find returns at most
     static constexpr std::array<int, N_ORDERS> ORDERS = {8, 4, 2, 1};
     static constexpr int BYTES_A_TOKEN = 4 * (1 + N_ORDERS), BYTES_A_PLACE = 4 * N_ORDERS;

@@ -56,8 +56,10 @@ void text_source::follow(growth & g, const std::vector<int> & nodes) {
 // Offers what may follow a node, the likeliest paths first, and no more than the ask may draft.
 void text_source::grow(growth & g, int ask, int node, const int32_t * last, int n_last) {
     const suffix_index & index = slots_[g.asks[ask].slot].index;
-    const auto less            = [](const open_node & a, const open_node & b) { return a.reach < b.reach; };
-    const size_t most          = g.nodes.size() + std::max(g.asks[ask].n_max, 0);
+    const auto less            = [](const open_node & a, const open_node & b) {
+        return a.reach < b.reach;
+    };
+    const size_t most = g.nodes.size() + std::max(g.asks[ask].n_max, 0);
     pool_.resize(suffix_index::N_FOUND);
     const int n = index.find(last, n_last, pool_.data());
     pool_.resize(n);
@@ -89,7 +91,8 @@ void text_source::offer_children(growth & g, int ask, const open_node & from) {
     std::vector<child> children;
     for (int i = from.first; i < from.first + from.n; ++i) {
         const int32_t token = t.index[pool_[i].next];
-        auto c = std::find_if(children.begin(), children.end(), [&](const child & k) { return k.token == token; });
+        auto c =
+            std::find_if(children.begin(), children.end(), [&](const child & k) { return k.token == token; });
         if (c == children.end()) {
             c = children.insert(c, child{token});
         }
@@ -102,7 +105,8 @@ void text_source::offer_children(growth & g, int ask, const open_node & from) {
         }
         c.q = text_prior(c.length, c.n, c.n_other);
     }
-    std::stable_sort(children.begin(), children.end(), [](const child & a, const child & b) { return a.q > b.q; });
+    std::stable_sort(
+        children.begin(), children.end(), [](const child & a, const child & b) { return a.q > b.q; });
     children.resize(std::min<size_t>(children.size(), std::min(MOST_WIDTH, g.asks[ask].width)));
     for (int k = 0; k < (int) children.size(); ++k) {
         const int node    = g.offer(id, ask, from.node, children[k].token, children[k].q, k);

@@ -39,8 +39,8 @@ class text_source : public source {
     };
     struct state_header;
     struct open_node {
-        int node;       // of the growth, -1: the ask's own token
-        int first, n;   // its matches in pool_
+        int node;      // of the growth, -1: the ask's own token
+        int first, n;  // its matches in pool_
         float reach;
     };
 

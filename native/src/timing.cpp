@@ -155,7 +155,7 @@ void planner::saw_draft(const round & r, bool plain, float raw, float seconds) {
     // against a round without the head, at today's rate
     const float without = std::max(r.base, (float) n_slots_ - rate() * plain_seconds());
     const float gain    = (r.value - rate() * (r.draft_s + costs_.other)) - without;
-    m.gain = m.gain * tune_.keep_gain + gain * (1.0f - tune_.keep_gain);
+    m.gain              = m.gain * tune_.keep_gain + gain * (1.0f - tune_.keep_gain);
     ++m.n_drafts;
 }
 

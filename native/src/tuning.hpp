@@ -221,11 +221,12 @@ struct tuning {
     int ahead = 4;
 };
 
-// Those of drafts that take no pass of the head. What half and twice do is by `replay FILE "" both NAME=VALUE`
-// (native/tests) on recorded answers to 40 prompts of four kinds: the mean over eight cost curves.
+// Those of drafts that take no pass of the head. What half and twice do is by `replay FILE "" both
+// NAME=VALUE` (native/tests) on recorded answers to 40 prompts of four kinds: the mean over eight cost
+// curves.
 struct text_tuning {
-    // Of the surprise of a draft token, what goes into the logarithm of the slot's trust, here of the odds. The
-    // length and the number of its matches say most of it already.
+    // Of the surprise of a draft token, what goes into the logarithm of the slot's trust, here of the odds.
+    // The length and the number of its matches say most of it already.
     float trust_step = 0.02f;
     // Of the probability of first tokens that cost no pass, what is taken for granted when the head's passes
     // are weighed against it: the head also tells whether they are right.

@@ -1,13 +1,16 @@
-// Replays recorded texts: growing drafts, the text as a source and the planner are the product's; what the head
-// offers was recorded, and time is that of a cost curve.
+// Replays recorded texts: growing drafts, the text as a source and the planner are the product's; what the
+// head offers was recorded, and time is that of a cost curve.
 //
-//     replay FILE [CURVE [MODES [NAME=VALUE...]]]   tokens a second over plain decoding's, by kind of text, of each mode (head,
+//     replay FILE [CURVE [MODES [NAME=VALUE...]]]   tokens a second over plain decoding's, by kind of text,
+//     of each mode (head,
 //                                   text, both), and what the planner forecast; CURVE: part of a curve's name
-//     replay FILE prior             of all matches, how often the next token was the text's: what text_prior.hpp
+//     replay FILE prior             of all matches, how often the next token was the text's: what
+//     text_prior.hpp
 //                                   is fitted to
 //
 // FILE has for each text a line: kind, number of prompt tokens, the tokens. For each answer token a line may
-// follow: T, then token, parent and probability of each node that the head offers after it (scripts/record.py).
+// follow: T, then token, parent and probability of each node that the head offers after it
+// (scripts/record.py).
 #include "front.hpp"
 #include "simulation.hpp"
 #include "text_source.hpp"
@@ -65,7 +68,8 @@ std::vector<recorded> read(const char * path) {
 
 struct sums {
     double seconds = 0, plain = 0, tokens = 0, rounds = 0, drafted = 0, passes = 0;
-    double forecast = 0;  // seconds that plain decoding would take for what the planner expected of its rounds
+    double forecast =
+        0;  // seconds that plain decoding would take for what the planner expected of its rounds
     void add(const sums & o) {
         seconds += o.seconds;
         plain += o.plain;
@@ -191,8 +195,8 @@ class replay {
             if (uses_text_) {
                 source_.begin(g, {0});
             }
-            r.offered = !g.nodes.empty();
-            const bool head = uses_head_ && now == planner::turn::draft && !text_->trees.empty();
+            r.offered         = !g.nodes.empty();
+            const bool head   = uses_head_ && now == planner::turn::draft && !text_->trees.empty();
             const float first = plan_.pass_seconds(std::min(n_pending_, 16), true);
             if (head && (g.nodes.empty() || head_pays(g, {0}, first, r.base))) {
                 run_head(g, r);
@@ -233,8 +237,8 @@ class replay {
     int verify(const growth & g, const std::vector<int> & chosen) {
         int n = 1, node = -1;
         for (bool more = true; more && at_ + n < (int) text_->tokens.size();) {
-            more            = false;
-            int next        = node;
+            more     = false;
+            int next = node;
             std::array<int, MAX_SOURCES> ranks{};
             for (const int v : chosen) {
                 if (g.nodes[v].parent == node) {
@@ -346,8 +350,9 @@ void print_mode(
     }
     printf("%s, %s\n", m.name, mode.c_str());
     for (const auto & [kind, s] : kinds) {
-        printf("  %-16s %.3f (forecast %.3f), %.2f tokens a round, %.2f drafted, %.2f with the head\n", kind.c_str(),
-            s.plain / s.seconds, (s.forecast + s.rounds * whole(m).layers[1]) / s.seconds, s.tokens / s.rounds, s.drafted / s.rounds, s.passes / s.rounds);
+        printf("  %-16s %.3f (forecast %.3f), %.2f tokens a round, %.2f drafted, %.2f with the head\n",
+            kind.c_str(), s.plain / s.seconds, (s.forecast + s.rounds * whole(m).layers[1]) / s.seconds,
+            s.tokens / s.rounds, s.drafted / s.rounds, s.passes / s.rounds);
     }
 }
 

@@ -1,5 +1,6 @@
 // Drafts from the slot's own text: the index against a search by hand and against one built anew, its memory;
-// sessions with and without a head, whose text is plain decoding's; states; slots that see only their own text.
+// sessions with and without a head, whose text is plain decoding's; states; slots that see only their own
+// text.
 //     text_test TARGET.gguf HEAD.gguf
 #include "asks.hpp"
 #include "check.hpp"
@@ -155,7 +156,8 @@ struct result {
 };
 
 // Greedy decoding of a slot, n tokens. kind: PLAIN, or PLANNED from the text or not.
-result generate(eagle3_session * s, const fixture & f, int slot, const tokens & prompt, int n, int kind, int text) {
+result generate(
+    eagle3_session * s, const fixture & f, int slot, const tokens & prompt, int n, int kind, int text) {
     result r;
     CHECK(eagle3_rewind(s, slot, 0) == 0);
     for (size_t at = 0; at < prompt.size(); at += 64) {
@@ -228,10 +230,11 @@ void test_matches(const fixture & f) {
     eagle3_session * s = open(f, nullptr, cheap_rows());
     CHECK(eagle3_text_match(s, 0, 5) == 0);  // nothing is there yet
     CHECK(eagle3_prefill(s, 0, PROMPT.data(), (int) PROMPT.size(), 0) == 0);
-    CHECK(eagle3_text_match(s, 0, 8) == 4);   // 5 6 7 8
+    CHECK(eagle3_text_match(s, 0, 8) == 4);  // 5 6 7 8
     CHECK(eagle3_text_match(s, 0, 100) == 0);
-    CHECK(eagle3_text_match(s, 1, 8) == 0);   // another slot's text
-    CHECK(eagle3_text_match(s, 2, 8) == EAGLE3_E_ARGUMENT && eagle3_text_match(s, 0, -1) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_text_match(s, 1, 8) == 0);  // another slot's text
+    CHECK(
+        eagle3_text_match(s, 2, 8) == EAGLE3_E_ARGUMENT && eagle3_text_match(s, 0, -1) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_rewind(s, 0, 4) == 0 && eagle3_text_match(s, 0, 5) == 1 && eagle3_text_match(s, 0, 8) == 0);
     CHECK(eagle3_state_reset(s, 0, 2) == 0 && eagle3_text_match(s, 0, 5) == 0);  // of tokens never seen
     eagle3_session_close(s);
@@ -250,7 +253,7 @@ void test_states(const fixture & f) {
         for (const int64_t cut : {int64_t(1), of_text - 1, (int64_t) state.size() - 1}) {
             CHECK(eagle3_state_set(s, 1, state.data(), (int64_t) state.size() - cut) == EAGLE3_E_FORMAT);
         }
-        std::vector<uint8_t> damaged = state;
+        std::vector<uint8_t> damaged         = state;
         damaged[state.size() - of_text + 12] = 0x7f;  // the number of tokens
         damaged[state.size() - of_text + 13] = 0x7f;
         CHECK(eagle3_state_set(s, 1, damaged.data(), (int64_t) damaged.size()) == EAGLE3_E_FORMAT);

@@ -1,0 +1,173 @@
+"""Modes of what else there is: llama-cpp-python's own, and llama.cpp's drafters."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..errors import EagleError, ErrorKind
+from .mode import Given, Mode, per_head
+from .turns import Run
+
+if TYPE_CHECKING:
+    from .target import BenchTarget, Loading
+
+
+class PromptLookup(Mode):
+    """llama-cpp-python's prompt lookup on this package's library, with the fastest of four lengths."""
+
+    kind = "prompt_lookup"
+
+    def load(self, loading: Loading) -> Any:
+        from ..llama.flash import FlashLlama
+
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+        # without logits_all, llama-cpp-python keeps too few rows for a prompt of several batches
+        lookup = LlamaPromptLookupDecoding(num_pred_tokens=2)
+        return FlashLlama(loading.path, draft_model=lookup, logits_all=True, **loading.settings())
+
+    def settle(self, llm: Any, prompts: list[list[int]], n_predict: int = 32) -> None:
+        from .stock import LENGTHS
+
+        seconds = dict.fromkeys(LENGTHS, 0.0)
+        for prompt in prompts:
+            for llm.draft_model.num_pred_tokens in LENGTHS:
+                llm.reset()
+                steps = llm.generate(prompt, temp=0.0)
+                next(steps)
+                start = time.perf_counter()
+                n = sum(1 for _ in itertools.islice(steps, n_predict))
+                seconds[llm.draft_model.num_pred_tokens] += (time.perf_counter() - start) / max(n, 1)
+        llm.draft_model.num_pred_tokens = min(LENGTHS, key=lambda n: seconds[n])
+
+    def used(self, llm: Any) -> dict[str, int]:
+        return {"num_pred_tokens": llm.draft_model.num_pred_tokens}
+
+
+@dataclasses.dataclass(frozen=True)
+class Upstream(Mode):
+    """llama.cpp's own drafters, on an unpatched library, in a process of its own, at their best setting.
+
+    spec: names of --spec-type with + between them, such as ngram-mod or draft-eagle3+ngram-mod.
+    """
+
+    spec: str = "draft-eagle3"
+
+    kind, takes, greedy_only = "upstream", ("eagle",), True
+
+    @classmethod
+    def parse(cls, argument: str, given: Given) -> Iterator[Mode]:
+        from .upstream import SPECS
+
+        specs = (argument or cls.spec).split("+")
+        if unknown := [s for s in specs if s not in SPECS]:
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT,
+                f"mode {cls.kind}:{argument}: there is no {unknown[0]!r}; choose from {', '.join(SPECS)},"
+                " with + between several",
+            )
+        spec = ",".join(specs)
+        if "draft-eagle3" in specs:
+            for mode in per_head(cls, "", given):
+                name = mode.name if not argument else mode.name.replace(cls.kind, f"{cls.kind}:{argument}", 1)
+                yield dataclasses.replace(mode, name=name, spec=spec)
+        else:
+            yield cls(f"{cls.kind}:{argument}", spec=spec)
+
+    @property
+    def key(self) -> tuple[str, str | None]:
+        return f"{self.kind}:{self.spec}", self.head
+
+    def prepare(self) -> None:
+        from .upstream import build
+
+        build()
+
+    def load(self, loading: Loading) -> Any:
+        from .upstream import Drafter
+
+        sizes = loading.n_threads, loading.n_ctx, loading.flash_attn
+        return Drafter(loading.path, self.head, self.spec, *sizes)
+
+    def settle(self, llm: Any, prompts: list[list[int]]) -> None:
+        llm.settle(prompts)
+
+    def used(self, llm: Any) -> dict[str, int]:
+        used: dict[str, int] = llm.setting.used()
+        return used
+
+    def run(self, target: BenchTarget, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
+        tokens, seconds, rounds = target.llm(self).run(prompt, n_predict)
+        return Run(tokens, seconds, rounds, {})
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftModel(Upstream):
+    """llama.cpp's own drafter with a small model."""
+
+    spec: str = "draft-simple"
+
+    kind, takes = "draft_model", ("draft_model",)
+
+    @classmethod
+    def parse(cls, argument: str, given: Given) -> Iterator[Mode]:
+        if given.draft_model is None:
+            raise EagleError(ErrorKind.BAD_ARGUMENT, "mode draft_model needs --draft-model")
+        cls.refuse(argument)
+        yield cls(cls.kind, given.draft_model)
+
+
+class Stock(Mode):
+    """llama-cpp-python's own loop on an unpatched library, in a process of its own."""
+
+    kind, drafts, limited = "stock", False, False
+    lookup: ClassVar[bool] = False
+
+    def prepare(self) -> None:
+        from .stock import libraries
+
+        libraries()
+
+    def load(self, loading: Loading) -> Any:
+        from .stock import StockProcess
+
+        sizes = loading.n_threads, loading.n_ctx, loading.flash_attn
+        return StockProcess(loading.path, *sizes, lookup=self.lookup)
+
+    def run(self, target: BenchTarget, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
+        run: Run = target.llm(self).run(prompt, n_predict, sampling)
+        return run
+
+
+@dataclasses.dataclass(frozen=True)
+class StockPromptLookup(Stock):
+    """Stock with llama-cpp-python's prompt lookup. n_draft: num_pred_tokens; None: the fastest of four."""
+
+    n_draft: int | None = None
+
+    kind, drafts = "stock_prompt_lookup", True
+    lookup = True
+
+    @classmethod
+    def parse(cls, argument: str, given: Given) -> Iterator[Mode]:
+        if argument and not (argument.isdecimal() and int(argument)):
+            raise EagleError(
+                ErrorKind.BAD_ARGUMENT,
+                f"mode {cls.kind}:{argument}: write a number of draft tokens behind the colon, such as 3",
+            )
+        yield cls(f"{cls.kind}:{argument}" if argument else cls.kind, n_draft=int(argument or 0) or None)
+
+    def settle(self, llm: Any, prompts: list[list[int]]) -> None:
+        if self.n_draft is None:
+            llm.settle(prompts)
+
+    def used(self, llm: Any) -> dict[str, int]:
+        return {"num_pred_tokens": self.n_draft or llm.n_draft}
+
+    def run(self, target: BenchTarget, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
+        run: Run = target.llm(self).run(prompt, n_predict, sampling, self.n_draft)
+        return run

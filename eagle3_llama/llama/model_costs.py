@@ -1,0 +1,58 @@
+"""The costs of a loaded model for its planner: measured, or from the cache of earlier loads."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+from ..errors import EagleError
+from ..runtime import costs, library, machine
+from ..runtime.binding import llama_cpp
+
+MOST_BATCH = 256  # rows of a batch while measuring
+
+
+def cost_key(llm: Any, head: Any) -> list[object]:
+    """Files, those of the libraries too, the machine, where tensors are, threads, and the cache."""
+    p, m, lib_dir = llm.context_params, llm.model_params, library.find_lib_dir()
+    files = [llm.model_path, head, llm.lora_path, *(sorted(lib_dir.iterdir()) if lib_dir else [])]
+    about = [(str(f), os.path.getsize(f), os.path.getmtime(f)) for f in files if f]
+    placed = [m.n_gpu_layers, m.split_mode, m.main_gpu, llm.tensor_split, m.load_mode]
+    adapted = [llm.numa, llm.kv_overrides, llm.lora_scale]
+    cache = [p.type_k, p.type_v, p.offload_kqv, p.op_offload, p.swa_full, p.kv_unified, p.n_seq_max]
+    sizes = [p.n_threads, p.n_threads_batch, p.n_batch, p.n_ubatch]
+    return [about, machine.identity(lib_dir), placed + adapted, [*cache, p.flash_attn_type], *sizes]
+
+
+def measure(llm: Any) -> None:
+    """Gives the planner costs from the cache, or measured now. Empties the first slot."""
+    key = cost_key(llm, llm._eagle_path)
+    llm.native.plan(costs.cached(llm.native, key, room(llm), min(llm.n_batch, MOST_BATCH)))
+    llm.native.release_threads()
+
+
+def read(llm: Any) -> None:
+    """Gives the planner the costs that earlier loads measured. Without any, they are measured when needed."""
+    found, more = costs.known(cost_key(llm, llm._eagle_path), room(llm))
+    if found is not None:
+        llm.native.plan(found)
+    if more:
+        llm.native.on_match = functools.partial(measure_in_use, llm)
+
+
+def measure_in_use(llm: Any, slot: int) -> None:
+    """Measures after what a slot holds, which stays. If there is no room for that, nothing is drafted."""
+    engine, size = llm.native, room(llm)
+    most = min(llm.n_batch, MOST_BATCH)
+    try:
+        found = costs.measure_in_use(engine, size, costs.Times(), rounds=2, slot=slot, n_batch=most)
+    except EagleError:
+        return
+    if found is not None:
+        engine.plan(costs.remember(cost_key(llm, llm._eagle_path), size, found))
+
+
+def room(llm: Any) -> int:
+    """Positions of one sequence; n_ctx() may be those of several."""
+    return int(llama_cpp.llama_n_ctx_seq(llm._ctx.ctx))
