@@ -1,0 +1,163 @@
+"""Who drafted a token, the head, the slot's own text or both: what rounds, reports and statistics say."""
+
+import io
+import itertools
+
+import pytest
+import tiny_models
+from rich.console import Console
+from server_tools import events, idle, metric, running, settings, until
+from test_planner import made_up
+from tiny_models import PROMPT
+
+from eagle3_llama import EagleLlama, EagleParams
+from eagle3_llama.batching import Batcher, BatchSettings
+from eagle3_llama.llama.chat import Printer, styled_counts
+from eagle3_llama.runtime.asks import Ask, Draft
+from eagle3_llama.runtime.binding import address
+from eagle3_llama.runtime.drafted import DRAFTERS, SOURCES, Drafted
+from eagle3_llama.runtime.stats import EagleStats
+
+CHEAP = made_up(row=0.0, head=1e-3)  # whatever is likely enough is drafted
+N = 120
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A target whose greedy text soon repeats itself and never ends, and a head that knows nothing."""
+    at = tmp_path_factory.mktemp("sources")
+    target = tiny_models.target(at / "target.gguf", ends=False, adds=0.0)
+    return str(target), str(tiny_models.head(at / "head.gguf"))
+
+
+@pytest.fixture
+def llm(files):
+    llm = EagleLlama(files[0], eagle=files[1], n_ctx=512, n_threads=1, flash_attn=True, verbose=False)
+    llm._engine.plan(CHEAP)
+    yield llm
+    llm.close()
+
+
+def rounds(llm, params, given=None):
+    """The rounds of N tokens or more after PROMPT, each with the text before it."""
+    engine, sampler, text, out = llm._engine, llm._init_sampler(temp=0.0), list(PROMPT), []
+    engine.prefill(text[:-1])
+    while len(text) < len(PROMPT) + N:
+        ask = Ask(0, text[-1], params, given=given and Draft(*given))
+        (tokens,) = engine.round([ask], [address(sampler.sampler)])
+        out.append((list(text), tokens))
+        text += tokens
+    return out
+
+
+def test_a_round_says_who_drafted_its_tokens(llm):
+    out = rounds(llm, EagleParams())
+    for before, tokens in out:
+        assert len(tokens.sources) == len(tokens) and tokens.sources[-1] == 0 and 0 not in tokens.sources[:-1]
+        assert sum(tokens.drafted_from) == tokens.drafted and tokens.drafted_from[0] == 0
+        text = [*before, *tokens]
+        for i, source in enumerate(tokens.sources, len(before)):
+            if source & 2:  # it followed the token before it already
+                assert (text[i - 1], text[i]) in itertools.pairwise(text[:i]), (i, source)
+    assert sum(source >= 2 for _, tokens in out for source in tokens.sources) > N // 4
+    stats = llm.stats
+    assert sum(stats.drafted_from.values()) == stats.drafted == sum(t.drafted for _, t in out)
+    assert sum(stats.accepted_from.values()) == stats.accepted == sum(len(t) - 1 for _, t in out)
+    for i, name in enumerate(DRAFTERS, 1):
+        assert stats.accepted_from[name] == sum(list(t.sources).count(i) for _, t in out)
+    stats.reset()
+    assert stats == EagleStats() and set(stats.drafted_from.values()) == {0}
+
+
+def test_drafts_of_the_head_alone_and_of_the_caller(llm):
+    for tree in (None, "8x3x2"):
+        out = rounds(llm, EagleParams(4) if tree is None else EagleParams(tree=tree))
+        assert {source for _, tokens in out for source in tokens.sources[:-1]} <= {1}
+        assert llm.stats.drafted_from == {"head": llm.stats.drafted, "text": 0, "both": 0} != {"head": 0}
+        llm._engine.rewind(0)
+        llm.stats.reset()
+    after = rounds(llm, EagleParams(0))[0][1][0]  # what the target says first
+    llm._engine.rewind(0)
+    ((_, tokens), *_) = rounds(llm, EagleParams(), given=([after - 1, after], [-1, -1]))
+    assert len(tokens) == 2 and tokens.sources == [0, 0] and tokens.positions == [1, 0]
+    assert tokens.drafted_from == [2, 0, 0, 0] and llm.stats.accepted > sum(llm.stats.accepted_from.values())
+
+
+def test_the_path_through_a_tree():
+    draft = Drafted([5, 6, 7, 5, 6, 5], [-1, -1, 0, 1, 1, 3], [1, 2, 1, 3, 2, 1])
+    assert draft.levels == 3 and draft.counts() == [0, 3, 2, 1]
+    assert draft.along([6, 5, 5]) == [2, 3, 1] and draft.along([5, 7]) == [1, 1] and draft.along([]) == []
+    assert Drafted().levels == 0 and Drafted().counts() == [0, 0, 0, 0]
+
+
+def test_a_generation_says_it_of_each_token(llm):
+    seen = []
+    for token in itertools.islice(llm.generate(PROMPT, temp=0.0), N):
+        seen.append((token, llm.draft_position, llm.draft_source))
+    assert all((k > 0) == (source in DRAFTERS) for _, k, source in seen) and seen[0][2] == "target"
+    assert "text" in {source for *_, source in seen}
+    used = llm._used
+    accepted = [source for _, k, source in seen if k > 0]
+    assert used.by_source("accepted") == {name: accepted.count(name) for name in DRAFTERS}
+    assert used.by_source("drafted") == llm.stats.drafted_from
+
+
+def test_a_batcher_says_it_of_each_token(files):
+    with Batcher(BatchSettings(files[0], files[1], n_parallel=2, n_ctx=512, n_threads=1)) as batcher:
+        batcher._engine.plan(CHEAP)
+        with batcher.request() as llm:
+            n = sum(1 for _ in itertools.islice(llm.generate(PROMPT, temp=0.0), N))
+            positions, sources = llm.take_report()
+            assert len(positions) == len(sources) == n == N and llm.take_report() == ([], [])
+            assert all((k > 0) == (source in DRAFTERS) for k, source in zip(positions, sources))
+            assert "text" in sources
+            by = llm.used().by_source("accepted")
+            assert by == {name: sources.count(name) for name in DRAFTERS}
+            assert all(llm.stats.accepted_from[name] >= by[name] for name in DRAFTERS)
+        until(lambda: batcher.snapshot()["slots_busy"] == 0)  # counters of a round that runs differ
+        counted = batcher.snapshot()
+        assert sum(counted["drafted_from"].values()) == counted["drafted"] > 0
+        assert sum(counted["accepted_from"].values()) == counted["accepted"] > 0
+
+
+def test_a_server_says_it_of_each_token(files):
+    given = settings(model=files[0], eagle=files[1], n_ctx=512, n_parallel=2, threads=1)
+    with running(given) as server:
+        server.batcher._engine.plan(CHEAP)
+        body = {"prompt": PROMPT, "max_tokens": N, "temperature": 0, "speculative": {"report": True}}
+        whole = server.client.post("/v1/completions", json=body).json()
+        with server.client.stream("POST", "/v1/completions", json=body | {"stream": True}) as r:
+            *chunks, last, _ = events(r)
+        sources, positions = ([x for c in chunks for x in c["eagle"][k]] for k in ("sources", "positions"))
+        assert all((k > 0) == (source in DRAFTERS) for k, source in zip(positions, sources, strict=True))
+        assert "text" in sources
+        accepted = {name: sources.count(name) for name in DRAFTERS}
+        assert last["eagle"]["accepted"] == accepted
+        assert whole["eagle"].keys() == last["eagle"].keys() == {"drafted", "accepted"}
+        assert sum(whole["eagle"]["accepted"].values()) > 0
+        until(lambda: idle(server))
+        for what in ("drafted", "accepted"):
+            by = [metric(server, f"eagle3_{what}_from_total", f'source="{name}"') for name in DRAFTERS]
+            assert sum(by) == metric(server, f"eagle3_{what}_total") and by[1] + by[2] > 0
+
+
+def printed(llm, **console):
+    out = io.StringIO()
+    console = Console(file=out, width=200, **console)
+    printer = Printer(console, llm)
+    text = "".join(printer.write(80 + i, source) for i, source in enumerate(SOURCES))
+    console.print(styled_counts(EagleStats(drafted_from={"head": 3, "text": 2, "both": 0}), console))
+    return text, out.getvalue()
+
+
+def test_a_terminal_shows_who_drafted_a_token(llm):
+    """By colour and by weight or underline, so that each differs without its colour too."""
+    text, plain = printed(llm)
+    assert plain == text + "head 0 of 3, text 0 of 2\n"
+    assert printed(llm, force_terminal=True, no_color=True)[1] == plain
+    codes = [
+        set(part.split("m")[0].split(";"))
+        for part in printed(llm, force_terminal=True, color_system="standard")[1].split("\x1b[")[1:6:2]
+    ]
+    attributes = [code & {"1", "4"} for code in codes]
+    assert attributes == [{"1"}, {"4"}, {"1", "4"}] and len({min(c - {"1", "4"}) for c in codes}) == 3
