@@ -78,8 +78,7 @@ class Server:
 
     def model(self) -> dict[str, Any]:
         sizes = {"n_ctx": self.batcher.n_ctx, "n_parallel": self.batcher.n_parallel}
-        text = getattr(self.settings, "text", True)
-        eagle = {"head": self.settings.eagle is not None, "text": text, **sizes}
+        eagle = {"head": self.settings.eagle is not None, "text": self.settings.text, **sizes}
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "eagle3-llama"} | {
             "eagle": eagle
         }
