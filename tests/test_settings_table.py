@@ -33,6 +33,7 @@ VALUES = {
     "n_min": [2],
     "p_min": [0.01],
     "tree": [False, Tree(5, 2, 4), StaticTree(((0,), (0, 0)))],
+    "text": [False],
 }
 PAIRS = [(kind, name) for kind in Kind for name in VALUES]
 DRAFTING = [
@@ -66,7 +67,7 @@ def drafted(engine, **params):
     engine.prefill(PROMPT)
     engine.draft(5, EagleParams(**params))
     parents, probs = engine.ffi.new(f"int32_t[{MAX_DRAFT}]"), engine.ffi.new(f"float[{MAX_DRAFT}]")
-    n = engine._check(engine.lib.eagle3_round_drafted(engine._session, 0, engine._drafts, parents, probs))
+    n = engine._check(engine.lib.eagle3_round_drafted(engine._session, 0, engine._drafts, parents, probs, engine.ffi.NULL))
     return list(engine._drafts[0:n]), list(parents[0:n]), list(probs[0:n])
 
 
@@ -96,7 +97,8 @@ def test_every_setting_in_every_kind_of_draft(eagle, kind, name):
         assert not isinstance(use, str), f"{name}={value!r} is accepted in a {kind.value}"
         before, after = asked(eagle._engine, base), asked(eagle._engine, params)
         if use is Use.HOLDS and value is False:
-            assert (params.kind, after) == (kind, before) and not eagle._engine.trees(params)
+            assert (params.kind, after) == (kind, before)
+            assert name == "text" or not eagle._engine.trees(params)
         else:
             assert after != before, f"{name}={value!r} is ignored in a {kind.value}"
         if use is Use.USED:
@@ -193,9 +195,10 @@ def test_every_setting_on_the_command_line(files, monkeypatch, kind, name):
     """--tree takes no choices and no False; all else is as in Python, with a head and without one."""
     monkeypatch.setattr(conversation, "answer", lambda llm, *_, **__: seen.append(llm.eagle_params))
     written = lambda v: f"{v.nodes}x{v.depth}x{v.width}" if isinstance(v, Tree) else str(v)
-    value = next(v for v in VALUES[name] if v is not False and v != BASE[kind].get(name))
-    given = {**BASE[kind], name: value}
-    options = [word for n, v in given.items() for word in (OPTIONS[n], written(v))]
+    values = VALUES[name] if name == "text" else [v for v in VALUES[name] if v is not False]
+    given = {**BASE[kind], name: next(v for v in values if v != BASE[kind].get(name))}
+    of = lambda n, v: ["--no-text"] if n == "text" else [OPTIONS[n], written(v)]
+    options = [word for n, v in given.items() for word in of(n, v)]
     for head in (["--eagle", files[1]], []):
         seen = []
         args = ["generate", "-m", files[0], "-p", "x", "--raw", "-c", "128", "-t", "1", *head, *options]
@@ -247,6 +250,12 @@ def test_every_setting_of_a_request_to_the_server(files, with_head):
         ({"tree": False}, EagleParams(tree=False)),
         ({"tree": False, "p_min": 0.5}, "400"),
         ({"p_min": 0.5}, "400"),
+        ({"text": False}, EagleParams(text=False)),
+        ({"text": True}, EagleParams()),
+        ({"text": False, "tree": False}, EagleParams(tree=False, text=False)),
+        ({"text": False, "n_max": 3}, EagleParams(3, text=False)),
+        ({"enabled": False, "text": True}, "400"),
+        ({"enabled": False, "text": False}, EagleParams(0)),
     ):
         if not with_head and isinstance(expected, EagleParams) and expected.needs_head:
             expected = "400"
@@ -256,6 +265,10 @@ def test_every_setting_of_a_request_to_the_server(files, with_head):
             assert expected == "400" and e.status == 400, (body, e)
         else:
             assert params == expected, body
+    caller.settings = ServerSettings(files[0], head, text=False)
+    assert caller.params(Speculative(tree=False)) == EagleParams(tree=False, text=False)
+    with pytest.raises(ApiError, match="--no-text"):
+        caller.params(Speculative(text=True))
     caller.close()
     batcher.close()
 
