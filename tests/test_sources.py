@@ -1,5 +1,6 @@
 """Who drafted a token, the head, the slot's own text or both: what rounds, reports and statistics say."""
 
+import dataclasses
 import io
 import itertools
 
@@ -139,6 +140,9 @@ def test_a_server_says_it_of_each_token(files):
         for what in ("drafted", "accepted"):
             by = [metric(server, f"eagle3_{what}_from_total", f'source="{name}"') for name in DRAFTERS]
             assert sum(by) == metric(server, f"eagle3_{what}_total") and by[1] + by[2] > 0
+        with running(dataclasses.replace(given, text=False), server.batcher) as other:
+            told = [s.client.get("/v1/models").json()["data"][0]["eagle"] for s in (server, other)]
+        assert [(t["head"], t["text"]) for t in told] == [(True, True), (True, False)]
 
 
 def printed(llm, **console):
