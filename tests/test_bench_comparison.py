@@ -7,11 +7,11 @@ import pytest
 from eagle3_llama.bench import upstream
 from eagle3_llama.bench.bars import ALONE, OTHERS, WITH_HEAD, compared, ratios, tables
 from eagle3_llama.bench.comparison import Comparison, run_slice
-from eagle3_llama.bench.modes import Plain, Text
+from eagle3_llama.bench.modes import Plain, TextMode
 from eagle3_llama.bench.others import PromptLookup
 from eagle3_llama.errors import EagleError, ErrorKind
 
-MODES = (Plain("plain"), Text("text"), PromptLookup("prompt_lookup"))
+MODES = (Plain("plain"), TextMode("text"), PromptLookup("prompt_lookup"))
 
 
 @pytest.fixture

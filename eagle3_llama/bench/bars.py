@@ -121,8 +121,12 @@ def _means(cells: dict[Cell, dict[str, float]], titles: Sequence[str]) -> Iterat
         "geometric mean",
         *(f"{geometric_mean(list(c.values())):.3f}" if c else "" for c in columns),
     ]
-    worst = [min(c, key=lambda cell, c=c: c[cell]) if c else None for c in columns]
-    yield ["all", "worst", *(f"{c[w]:.3f} ({' '.join(w)})" if w else "" for c, w in zip(columns, worst))]
+    yield ["all", "worst", *(_worst(c) if c else "" for c in columns)]
+
+
+def _worst(values: dict[Cell, float]) -> str:
+    cell = min(values, key=lambda c: values[c])
+    return f"{values[cell]:.3f} ({' '.join(cell)})"
 
 
 def _compared(
@@ -147,9 +151,8 @@ def _said(bar: Bar, by: dict[Cell, dict[str, float]]) -> str:
     start = f"- {bar.title}, {where}, {what} at least {bar.least}: "
     if not values:
         return start + "not measured"
-    worst = min(values, key=lambda cell: values[cell])
-    value = values[worst] if bar.worst else geometric_mean(list(values.values()))
-    told = f"{value:.3f} ({' '.join(worst)})" if bar.worst else f"{value:.3f}"
+    value = min(values.values()) if bar.worst else geometric_mean(list(values.values()))
+    told = _worst(values) if bar.worst else f"{value:.3f}"
     return f"{start}{told}, {'reached' if value >= bar.least else '**missed**'}"
 
 

@@ -48,7 +48,7 @@ class PromptLookup(Mode):
     def used(self, llm: Any) -> dict[str, int]:
         return {"num_pred_tokens": _lookup(llm).num_pred_tokens}
 
-    def use(self, llm: Any, found: dict[str, int]) -> None:
+    def use(self, llm: Any, found: dict[str, Any]) -> None:
         _lookup(llm).num_pred_tokens = found["num_pred_tokens"]
 
 
@@ -109,13 +109,13 @@ class Upstream(Mode):
         used: dict[str, int] = llm.setting.used()
         return used
 
-    def found(self, llm: Any) -> dict[str, int]:
+    def found(self, llm: Any) -> dict[str, Any]:
         return dataclasses.asdict(llm.setting)
 
-    def use(self, llm: Any, found: dict[str, int]) -> None:
+    def use(self, llm: Any, found: dict[str, Any]) -> None:
         from .upstream import Setting
 
-        llm.setting = Setting(**{**found, "backend_sampling": bool(found["backend_sampling"])})
+        llm.setting = Setting(**found)
 
     def run(self, target: BenchTarget, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
         tokens, seconds, rounds = target.llm(self).run(prompt, n_predict)
@@ -185,7 +185,7 @@ class StockPromptLookup(Stock):
     def used(self, llm: Any) -> dict[str, int]:
         return {"num_pred_tokens": self.n_draft or llm.n_draft}
 
-    def use(self, llm: Any, found: dict[str, int]) -> None:
+    def use(self, llm: Any, found: dict[str, Any]) -> None:
         llm.n_draft = found["num_pred_tokens"]
 
     def run(self, target: BenchTarget, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
