@@ -192,7 +192,7 @@ def bench(
     the speed is also compared with EagleLlama's in another process.
     """
     counts = [int(c) for c in clients.split(",")]
-    texts = [text for _, text in spaced(read_prompts(PROMPTS), prompts)]
+    texts = [str(text) for _, text in spaced(read_prompts(PROMPTS), prompts)]
     if len(texts) < max(counts):
         raise typer.BadParameter(f"{max(counts)} clients need as many prompts, --prompts gives {len(texts)}")
     # groups of prompts by number of clients, with one prompt per client
@@ -362,7 +362,7 @@ def equality(fmt: Format = "Q8_0", requests: int = 200, n_parallel: int = 8, see
 
 def _jobs(rng: random.Random, n: int) -> list[tuple[str, int, int | None]]:
     """(prompt, max_tokens, chunks after which the client disconnects or None) for n requests."""
-    texts = [text for _, text in read_prompts(PROMPTS)]
+    texts = [str(text) for _, text in read_prompts(PROMPTS)]
     leave_after = lambda: rng.randrange(1, 12) if rng.random() < 0.25 else None
     return [(rng.choice(texts), rng.choice([4, 16, 32, 64]), leave_after()) for _ in range(n)]
 

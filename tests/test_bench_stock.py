@@ -107,7 +107,7 @@ def test_a_library_that_crashes_when_it_loads(endless, tmp_path, monkeypatch, ca
     prompts.write_text('"a1 b2"\n')
     monkeypatch.setattr(stock, "environment", lambda folder: {**out(folder), "PYTHONPATH": str(tmp_path)})
     modes = parse_modes(["stock", "plain", "stock_prompt_lookup:3"], [], None, EagleParams(), [])
-    report = run_bench(BenchSettings((endless[0],), tuple(modes), str(prompts), n_predict=8, n_ctx=256))
+    report = run_bench(BenchSettings((endless[0],), tuple(modes), (str(prompts),), n_predict=8, n_ctx=256))
     failed = {r["mode"]: r["failed"] for r in report["results"] if "failed" in r}
     assert failed == {"stock": said, "stock_prompt_lookup:3": said}
     lines = capsys.readouterr().out.splitlines()

@@ -173,6 +173,20 @@ def test_prompt_files(tmp_path):
         read_prompts(bad)
 
 
+def test_several_prompt_files_with_conversations_and_halves(tmp_path):
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    one.write_text('"a"\n{"prompt": "b", "category": "x", "split": "tune"}\n')
+    turns = [{"role": "system", "content": "s"}, {"role": "user", "content": "c"}]
+    two.write_text(json.dumps({"messages": turns, "category": "y", "split": "report"}) + "\n")
+    assert read_prompts([one, two]) == [("all", "a"), ("x", "b"), ("y", turns)]
+    assert read_prompts([one, two], split="report") == [("y", turns)]
+    with pytest.raises(EagleError, match=r"one\.jsonl, .*two\.jsonl has no prompts of split 'other'"):
+        read_prompts([one, two], split="other")
+    two.write_text(json.dumps({"messages": [*turns, {"role": "assistant", "content": "d"}]}) + "\n")
+    with pytest.raises(EagleError, match="line 1.*ends with the turn that is to be answered"):
+        read_prompts(two)
+
+
 def test_loops_are_seen():
     assert loop_flags([1, 2, 3, 4, 5, 6, 7, 8, 9]) == [False] * 9
     assert loop_flags([1, 2] * 6) == [False] * 9 + [True] * 3

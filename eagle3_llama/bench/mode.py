@@ -80,6 +80,13 @@ class Mode:
         """The settings that settle() found, for the report."""
         return {}
 
+    def found(self, llm: Any) -> dict[str, Any]:
+        """What settle() found, for use(): everything that it set."""
+        return self.used(llm)
+
+    def use(self, llm: Any, found: dict[str, Any]) -> None:
+        """Sets what settle() found before."""
+
     def run(self, target: BenchTarget, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
         """Generates one answer."""
         return take_turns(target.llm(self), target.plain, prompt, n_predict, sampling)

@@ -54,7 +54,7 @@ class Eagle(Mode):
         return super().run(target, prompt, n_predict, sampling)
 
 
-class Text(Eagle):
+class TextMode(Eagle):
     """EagleLlama without a head: drafts from the text alone."""
 
     kind = "text"
@@ -72,7 +72,7 @@ class Text(Eagle):
         return llm
 
 
-class HeadAlone(Eagle):
+class HeadMode(Eagle):
     """EagleLlama with a head, without drafts from the text."""
 
     kind = "head"
@@ -86,7 +86,17 @@ class HeadAlone(Eagle):
 
 KINDS: dict[str, type[Mode]] = {
     cls.kind: cls
-    for cls in (Plain, Eagle, Text, HeadAlone, PromptLookup, Stock, StockPromptLookup, Upstream, DraftModel)
+    for cls in (
+        Plain,
+        Eagle,
+        TextMode,
+        HeadMode,
+        PromptLookup,
+        Stock,
+        StockPromptLookup,
+        Upstream,
+        DraftModel,
+    )
 }
 
 

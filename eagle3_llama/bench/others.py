@@ -33,19 +33,28 @@ class PromptLookup(Mode):
     def settle(self, llm: Any, prompts: list[list[int]], n_predict: int = 32) -> None:
         from .stock import LENGTHS
 
+        lookup = _lookup(llm)
         seconds = dict.fromkeys(LENGTHS, 0.0)
         for prompt in prompts:
-            for llm.draft_model.num_pred_tokens in LENGTHS:
+            for lookup.num_pred_tokens in LENGTHS:
                 llm.reset()
                 steps = llm.generate(prompt, temp=0.0)
                 next(steps)
                 start = time.perf_counter()
                 n = sum(1 for _ in itertools.islice(steps, n_predict))
-                seconds[llm.draft_model.num_pred_tokens] += (time.perf_counter() - start) / max(n, 1)
-        llm.draft_model.num_pred_tokens = min(LENGTHS, key=lambda n: seconds[n])
+                seconds[lookup.num_pred_tokens] += (time.perf_counter() - start) / max(n, 1)
+        lookup.num_pred_tokens = min(LENGTHS, key=lambda n: seconds[n])
 
     def used(self, llm: Any) -> dict[str, int]:
-        return {"num_pred_tokens": llm.draft_model.num_pred_tokens}
+        return {"num_pred_tokens": _lookup(llm).num_pred_tokens}
+
+    def use(self, llm: Any, found: dict[str, Any]) -> None:
+        _lookup(llm).num_pred_tokens = found["num_pred_tokens"]
+
+
+def _lookup(llm: Any) -> Any:
+    """The draft model itself. A run of a benchmark wraps it in what counts its rounds."""
+    return getattr(llm.draft_model, "inner", llm.draft_model)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +108,14 @@ class Upstream(Mode):
     def used(self, llm: Any) -> dict[str, int]:
         used: dict[str, int] = llm.setting.used()
         return used
+
+    def found(self, llm: Any) -> dict[str, Any]:
+        return dataclasses.asdict(llm.setting)
+
+    def use(self, llm: Any, found: dict[str, Any]) -> None:
+        from .upstream import Setting
+
+        llm.setting = Setting(**found)
 
     def run(self, target: BenchTarget, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
         tokens, seconds, rounds = target.llm(self).run(prompt, n_predict)
@@ -167,6 +184,9 @@ class StockPromptLookup(Stock):
 
     def used(self, llm: Any) -> dict[str, int]:
         return {"num_pred_tokens": self.n_draft or llm.n_draft}
+
+    def use(self, llm: Any, found: dict[str, Any]) -> None:
+        llm.n_draft = found["num_pred_tokens"]
 
     def run(self, target: BenchTarget, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
         run: Run = target.llm(self).run(prompt, n_predict, sampling, self.n_draft)

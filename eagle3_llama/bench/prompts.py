@@ -6,7 +6,7 @@ import dataclasses
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +50,32 @@ class Answer:
         return statistics.median(each(r) / each(p) for r, p in pairs) if pairs else 1.0
 
 
-def read_prompts(
-    path: str | Path, category: str | None = None, split: str | None = None
-) -> list[tuple[str, str]]:
-    """(category, prompt) pairs from a .jsonl file. A line is a string or an object with `prompt`, `category`.
+Prompt = str | list[dict[str, str]]  # one user message, or a conversation
 
+
+def read_prompts(
+    paths: str | Path | Sequence[str | Path], category: str | None = None, split: str | None = None
+) -> list[tuple[str, Prompt]]:
+    """(category, prompt) pairs from .jsonl files. A line is a string, or an object.
+
+    An object has `prompt`, a string, or `messages`, a conversation that ends with the user's turn; and
+    `category`.
     split: only prompts whose `split` is this. category: only these prompts. The result then has each prompt's
     `topic` as its category, if it has one. Raises EagleError BAD_VALUE.
     """
-    out = []
+    files = [paths] if isinstance(paths, str | Path) else list(paths)
+    out = [pair for path in files for pair in _read(path, category, split)]
+    if not out:
+        raise EagleError(
+            ErrorKind.BAD_VALUE,
+            f"{', '.join(map(str, files))} has no prompts"
+            + (f" of category {category!r}" if category else "")
+            + (f" of split {split!r}" if split else ""),
+        )
+    return out
+
+
+def _read(path: str | Path, category: str | None, split: str | None) -> Iterator[tuple[str, Prompt]]:
     for n, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
             continue
@@ -68,27 +85,28 @@ def read_prompts(
             if split is not None and item.get("split") != split:
                 continue
             if category is None:
-                out.append((str(item.get("category", "all")), str(item["prompt"])))
+                yield str(item.get("category", "all")), _prompt(item)
             elif item.get("category") == category:
-                out.append((str(item.get("topic", category)), str(item["prompt"])))
+                yield str(item.get("topic", category)), _prompt(item)
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise EagleError(
                 ErrorKind.BAD_VALUE,
-                f'{path}, line {n}: expected a JSON string or an object with "prompt" ({e})',
+                f'{path}, line {n}: expected a JSON string or an object with "prompt" or "messages" ({e})',
             ) from e
-    if not out:
-        raise EagleError(
-            ErrorKind.BAD_VALUE,
-            f"{path} has no prompts"
-            + (f" of category {category!r}" if category else "")
-            + (f" of split {split!r}" if split else ""),
-        )
-    return out
+
+
+def _prompt(item: dict[str, Any]) -> Prompt:
+    if "messages" not in item:
+        return str(item["prompt"])
+    turns = [{"role": str(m["role"]), "content": str(m["content"])} for m in item["messages"]]
+    if not turns or turns[-1]["role"] == "assistant":
+        raise ValueError('"messages" ends with the turn that is to be answered')
+    return turns
 
 
 def bench_target(
     target: BenchTarget,
-    prompts: Iterable[tuple[str, str]],
+    prompts: Iterable[tuple[str, Prompt]],
     n_predict: int,
     rounds: int,
     sampling: dict[str, Any],
@@ -117,7 +135,9 @@ def bench_target(
     return answers
 
 
-def _tokenized(llm: Any, prompts: Iterable[tuple[str, str]], n_predict: int) -> list[tuple[str, list[int]]]:
+def _tokenized(
+    llm: Any, prompts: Iterable[tuple[str, Prompt]], n_predict: int
+) -> list[tuple[str, list[int]]]:
     """(category, token ids) of all prompts. Raises EagleError BAD_ARGUMENT if one of them is too long."""
     out, room = [], llm.n_ctx() - n_predict
     for category, text in prompts:
@@ -125,8 +145,8 @@ def _tokenized(llm: Any, prompts: Iterable[tuple[str, str]], n_predict: int) -> 
         if len(prompt) > room:
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT,
-                f"prompt {text[:40]!r} has {len(prompt)} tokens, but --n-ctx leaves room for {room} besides "
-                "the answer: raise --n-ctx",
+                f"prompt {str(text)[:40]!r} has {len(prompt)} tokens, but --n-ctx leaves room for {room}"
+                " besides the answer: raise --n-ctx",
             )
         out.append((category, prompt))
     return out

@@ -26,13 +26,13 @@ from .target import BenchTarget
 class BenchSettings:
     """Settings of a benchmark. Every prompt runs in every mode, `rounds` times.
 
-    prompts: a .jsonl file. category: only prompts of this category. split: only those of
+    prompts: .jsonl files. category: only prompts of this category. split: only those of
     this half. limit: this many prompts, evenly spaced.
     """
 
     targets: tuple[str, ...]
     modes: tuple[Mode, ...]
-    prompts: str = str(DEFAULT)
+    prompts: tuple[str, ...] = (str(DEFAULT),)
     category: str | None = None
     split: str | None = None
     limit: int | None = None
@@ -45,7 +45,7 @@ class BenchSettings:
     explain: bool = False
 
     def __post_init__(self) -> None:
-        for path in (*self.targets, self.prompts):
+        for path in (*self.targets, *self.prompts):
             if not Path(path).is_file():
                 raise EagleError(ErrorKind.BAD_FILE, f"no such file: {path}")
         for mode in self.modes:

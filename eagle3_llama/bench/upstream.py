@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from pathlib import Path
 
@@ -13,12 +14,16 @@ N_GRAMS = (2, 3, 5, 8)  # tokens of a match of the ngram types to try
 N_TEXTS = (2, 4, 8, 24)  # tokens of their drafts
 DEFAULTS = {"ngram-mod": (24, 64)}  # of upstream's, tried too; of the other ngram types:
 DEFAULT = (12, 48)
+CACHE_TEXTS = (1, 2, 4, 8)  # ngram-cache: its own limit is 8, and it takes no length of a match
 SPECS = ("draft-eagle3", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """n_max: draft tokens of a head or small model. n_gram, n_text: of the ngram types, match and draft."""
+    """n_max: draft tokens of a head or small model. n_gram, n_text: of the ngram types, match and draft.
+
+    n_text alone: ngram-cache has no length of a match to set.
+    """
 
     n_max: int = 0
     n_gram: int = 0
@@ -47,6 +52,7 @@ class Drafter:
         kinds = speculation.split(",")
         self._heads = [k for k in kinds if k.startswith("draft-")]
         self._ngrams = [k for k in kinds if k.startswith("ngram-") and k != "ngram-cache"]
+        self._cache = "ngram-cache" in kinds
         self.setting = self._first()
         flash = -1 if flash_attn is None else int(flash_attn)
         self._args = [target, head or "-", speculation, n_threads, n_ctx, N_MAX, flash]
@@ -56,6 +62,8 @@ class Drafter:
     def _first(self) -> Setting:
         """Upstream's defaults."""
         n_gram, n_text = DEFAULTS.get(self._ngrams[0], DEFAULT) if self._ngrams else (0, 0)
+        if self._cache and not self._ngrams:
+            n_text = CACHE_TEXTS[-1]
         return Setting(3 if self._heads else 0, n_gram, n_text)
 
     def _program(self) -> _Program:
@@ -91,15 +99,25 @@ class Drafter:
             sizes.append((self.setting.n_gram, self.setting.n_text))
             tried = [dataclasses.replace(self.setting, n_gram=g, n_text=t) for g, t in sizes]
             self._best(tried, prompts, n_predict)
+        elif self._cache:
+            tried = [dataclasses.replace(self.setting, n_text=t) for t in CACHE_TEXTS]
+            self._best(tried, prompts, n_predict)
         for sampling in [s for s in self._programs if s != self.setting.backend_sampling]:
             self._programs.pop(sampling).close()
 
     def _best(self, settings: list[Setting], prompts: list[list[int]], n_predict: int) -> None:
-        rate = {}
-        for self.setting in settings:
-            runs = [self.run(p, n_predict) for p in prompts]
-            rate[self.setting] = sum(len(r[0]) for r in runs) / sum(r[1] for r in runs)
-        self.setting = max(rate, key=lambda s: rate[s])
+        """Keeps the fastest setting. Only the best third on the first prompt is tried on the others."""
+        tokens, seconds = collections.Counter[Setting](), collections.Counter[Setting]()
+        rate = lambda s: tokens[s] / seconds[s] if seconds[s] else 0.0
+        left = list(settings)
+        for i, prompt in enumerate(prompts):
+            for self.setting in left:
+                run = self.run(prompt, n_predict)
+                tokens[self.setting] += len(run[0])
+                seconds[self.setting] += run[1]  # type: ignore[assignment]  # a Counter of floats
+            if i == 0:
+                left = sorted(left, key=rate, reverse=True)[: max(len(left) // 3, 2)]
+        self.setting = max(left, key=rate)
 
     def set_seed(self, seed: int) -> None:
         """Does nothing, because decoding is greedy."""

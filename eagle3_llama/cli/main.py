@@ -170,10 +170,10 @@ def bench(
         list[Path], typer.Option("--model", "-m", help="target model, GGUF; repeatable", show_default=False)
     ],
     prompts: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
-            help=".jsonl of strings or objects {prompt, category, topic}; default: eight prompts that the"
-            " package has"
+            help=".jsonl of strings or objects {prompt or messages, category, topic, split}; repeatable;"
+            " default: eight prompts that the package has"
         ),
     ] = None,
     eagle: Annotated[
@@ -236,7 +236,7 @@ def bench(
     settings = BenchSettings(
         targets=tuple(map(str, model)),
         modes=tuple(wanted),
-        prompts=str(prompts or DEFAULT),
+        prompts=tuple(map(str, prompts or (DEFAULT,))),
         category=category,
         split=split_name,
         limit=limit,
