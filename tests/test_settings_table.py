@@ -67,7 +67,9 @@ def drafted(engine, **params):
     engine.prefill(PROMPT)
     engine.draft(5, EagleParams(**params))
     parents, probs = engine.ffi.new(f"int32_t[{MAX_DRAFT}]"), engine.ffi.new(f"float[{MAX_DRAFT}]")
-    n = engine._check(engine.lib.eagle3_round_drafted(engine._session, 0, engine._drafts, parents, probs, engine.ffi.NULL))
+    n = engine._check(
+        engine.lib.eagle3_round_drafted(engine._session, 0, engine._drafts, parents, probs, engine.ffi.NULL)
+    )
     return list(engine._drafts[0:n]), list(parents[0:n]), list(probs[0:n])
 
 
