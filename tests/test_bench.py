@@ -56,6 +56,19 @@ def test_turns(files, n):
     target.close()
 
 
+def test_draft_tokens_by_source(files):
+    eagle = Eagle("eagle", files[1], EagleParams(n_max=2))
+    target = BenchTarget(files[0], [PLAIN, eagle], 1, 256)
+    run = target.run(eagle, PROMPT, 16, {"temp": 0.0})
+    stats, alone = target.llm(eagle).stats, target.run(PLAIN, PROMPT, 4, {"temp": 0.0})
+    a = Answer("all", {"plain": [alone], "eagle": [run]})
+    rows = {r["mode"]: r["sources"] for r in results(target, [a, a])}
+    target.close()
+    assert alone.sources == {} and rows["plain"] == {} and set(run.sources) <= {"head", "text", "both"}
+    drafted, accepted = (sum(s[k] for s in rows["eagle"].values()) for k in ("drafted", "accepted"))
+    assert (drafted, accepted) == (2 * stats.drafted, 2 * stats.accepted) and drafted > 0
+
+
 def test_long_answers_count_more():
     """3 s in 1.5 s and 1 s in 1 s: 4 s in 2.5 s."""
     assert ratios(answer([3.0], [1.5], 30), answer([1.0], [1.0]))["eagle"]["ratio"] == pytest.approx(1.6)

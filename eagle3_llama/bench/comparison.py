@@ -190,6 +190,7 @@ def _answers(
             "relative": answer.relative(mode.name),
             "rounds": len(run.rounds),
             "drafted": sum(n for _, _, n in run.rounds),
+            "sources": run.sources,  # accepted and all draft tokens of each
             "same": run.tokens == plain.tokens,
             "gap": None if run.tokens == plain.tokens else target.gap(ids, plain.tokens, run.tokens),
         }

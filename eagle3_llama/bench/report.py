@@ -80,6 +80,7 @@ def _result(target: BenchTarget, answers: Sequence[Answer], mode: Mode, category
         "loop_share": _loop_share(answers, name),
     }
     out.update(_acceptance(answers, mode))
+    out["sources"] = _sources(answers, name)
     out["time_share"] = _time_share(answers, name)
     out.update(mode.used(target.llm(mode)))
     measured = [a for a in answers if a.costs is not None]
@@ -121,6 +122,16 @@ def _acceptance(answers: Sequence[Answer], mode: Mode) -> dict[str, Any]:
         "mean_drafted": mean(drafted),
         "rounds_by_drafted": {str(n): c for n, c in sorted(collections.Counter(drafted).items())},
     }
+
+
+def _sources(answers: Sequence[Answer], mode: str) -> dict[str, dict[str, int]]:
+    """By source of drafts: its draft tokens, and those that were accepted."""
+    out: dict[str, dict[str, int]] = {}
+    for source, (accepted, drafted) in ((s, n) for a in answers for s, n in a.runs[mode][0].sources.items()):
+        counts = out.setdefault(source, {"drafted": 0, "accepted": 0})
+        counts["drafted"] += drafted
+        counts["accepted"] += accepted
+    return out
 
 
 def _time_share(answers: Sequence[Answer], mode: str) -> dict[str, float] | None:

@@ -19,7 +19,8 @@ class Run:
 
     seconds: from the first token to the last. rounds: (index of the round's first token, sampled tokens,
     draft tokens). The first token of an answer comes from the prompt's decode and belongs to no round.
-    shares: seconds by part, only for kind eagle. plain: plain decoding of the same prompt, taking turns with
+    shares: seconds by part, only for EagleLlama; as sources: by source, its accepted draft tokens and all of
+    them. plain: plain decoding of the same prompt, taking turns with
     this run. None for plain decoding itself, and for modes that cannot pause between tokens.
     """
 
@@ -28,6 +29,7 @@ class Run:
     rounds: list[tuple[int, int, int]]
     shares: dict[str, float]
     plain: Run | None = None
+    sources: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
 
 def take_turns(llm: Any, plain: Any, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
@@ -66,7 +68,8 @@ class Answering:
         return len(self._tokens) == end
 
     def run(self) -> Run:
-        return Run(self._tokens, self._seconds, self._watch.rounds(len(self._tokens)), self._watch.shares())
+        watch, rounds = self._watch, self._watch.rounds(len(self._tokens))
+        return Run(self._tokens, self._seconds, rounds, watch.shares(), sources=watch.sources())
 
 
 class _Watch:
@@ -93,6 +96,12 @@ class _Watch:
         if self.stats is None:
             return {}
         return {name: getattr(self.stats, name) for name in ("target", "draft", "verify", "other")}
+
+    def sources(self) -> dict[str, tuple[int, int]]:
+        if self.stats is None:
+            return {}
+        drafted, accepted = self.stats.drafted_from, self.stats.accepted_from
+        return {source: (accepted[source], n) for source, n in drafted.items() if n}
 
 
 def rounds_from(starts: list[tuple[int, int]], n_tokens: int) -> list[tuple[int, int, int]]:
