@@ -172,10 +172,10 @@ class Machine:
 @pytest.mark.parametrize(
     "machine, most",
     [
-        (Machine(0.020, 0.08, 6e-6, 0.006, 1 / 500), 1.5),  # SmolLM2 in F32 on two cores
-        (Machine(0.006, 0.25, 6e-6, 0.001, 1 / 700), 1.1),  # in Q4_0
-        (Machine(0.033, 0.08, 6e-6, 0.009, 1 / 300), 1.6),  # F32 on two busy cores
-        (Machine(0.070, 0.15, 6e-6, 0.008, 1 / 100), 1.7),  # 1B
+        (Machine(0.020, 0.08, 6e-6, 0.006, 1 / 500), 1.7),  # SmolLM2 in F32 on two cores
+        (Machine(0.006, 0.25, 6e-6, 0.001, 1 / 700), 1.4),  # in Q4_0
+        (Machine(0.033, 0.08, 6e-6, 0.009, 1 / 300), 2.1),  # F32 on two busy cores
+        (Machine(0.070, 0.15, 6e-6, 0.008, 1 / 100), 2.1),  # 1B
         (Machine(0.400, 0.10, 1e-5, 0.020, 1 / 20), 3.0),  # 8B
         (Machine(1.000, 0.10, 1e-5, 0.050, 1 / 8), 4.0),  # 20B
     ],
@@ -189,6 +189,8 @@ def test_measuring_ends_in_time(machine, most, monkeypatch):
     machine.n = int(costs.context)
     assert costs.one_row == pytest.approx(machine.layers(1) + machine.output, rel=0.01)
     assert costs.head[1] == pytest.approx(0.1 * machine.row)
+    for n in (16, 64):  # drafts from the text may have so many
+        assert costs.layers[n] == pytest.approx(machine.layers(n), rel=0.05)
     for n in (1, 4, 8):
         assert costs.layers[n] == pytest.approx(machine.layers(n), rel=0.02)
         assert costs.cell[n] == pytest.approx(

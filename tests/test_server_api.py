@@ -429,7 +429,7 @@ def test_models(client, server):
         and "smollm2" in model.id.lower()
         and "/" not in model.id
     )
-    assert model.eagle == {"head": True, "n_ctx": 1024, "n_parallel": 3}
+    assert model.eagle == {"head": True, "text": True, "n_ctx": 1024, "n_parallel": 3}
     with pytest.raises(openai.NotFoundError) as e:
         client.models.retrieve("gpt-4/../x")
     assert e.value.code == "model_not_found"

@@ -13,6 +13,7 @@ namespace {
 
 constexpr float LEAST_REACH = 0.02f;  // nothing below such a node is worth a row
 constexpr int MOST_WIDTH    = 4;      // different tokens that are offered after one node
+constexpr int LEAST_NODES   = 8;      // that are offered to each of many slots, for whom there are few rows
 
 }  // namespace
 
@@ -59,7 +60,8 @@ void text_source::grow(growth & g, int ask, int node, const int32_t * last, int 
     const auto less            = [](const open_node & a, const open_node & b) {
         return a.reach < b.reach;
     };
-    const size_t most = g.nodes.size() + std::max(g.asks[ask].n_max, 0);
+    const int share   = std::max(2 * EAGLE3_MAX_DRAFT / std::max(g.n_asks, 1), LEAST_NODES);
+    const size_t most = g.nodes.size() + std::clamp(g.asks[ask].n_max, 0, share);
     pool_.resize(suffix_index::N_FOUND);
     const int n = index.find(last, n_last, pool_.data());
     pool_.resize(n);
