@@ -156,7 +156,7 @@ int run(int argc, char ** argv) {
     auto target              = common_init_from_params(params);
     llama_context * ctx_tgt  = target->context();
     common_params params_dft = common_base_params_to_speculative(params);
-    common_init_result_ptr init;
+    common_speculative_init_result_ptr init;
     if (has_head) {
         init = common_speculative_init_from_params(params_dft, target->model(), ctx_tgt);
     }
