@@ -141,7 +141,7 @@ def test_costs_are_measured_when_the_text_repeats_itself(files, monkeypatch, tmp
     """Not at the load, and not for a text without a match; then in the middle of an answer, once."""
     calls = []
 
-    def measured(engine, n_ctx, times, rounds, slot, n_batch):
+    def measured(engine, n_ctx, times, rounds, slot, n_batch, large):
         calls.append(engine.n_past(slot))
         return CHEAP
 
@@ -161,7 +161,7 @@ def test_costs_are_measured_when_the_text_repeats_itself(files, monkeypatch, tmp
 
 def test_measuring_in_an_answer_leaves_no_trace(files, plain, monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(costs_module, "known", lambda *_: (None, True))
+    monkeypatch.setattr(costs_module, "known", lambda *_: None)
     monkeypatch.setattr(costs_module, "remember", lambda key, n_ctx, costs: costs)
     for sampling in SAMPLINGS:
         with load(files) as llm:
@@ -172,7 +172,7 @@ def test_measuring_in_an_answer_leaves_no_trace(files, plain, monkeypatch):
 def test_no_room_to_measure_in(files, plain, monkeypatch):
     """The KV cache ends behind the text: nothing is drafted, and nothing fails."""
     monkeypatch.undo()
-    monkeypatch.setattr(costs_module, "known", lambda *_: (None, True))
+    monkeypatch.setattr(costs_module, "known", lambda *_: None)
     with load(files, text=False, n_ctx=256) as a, load(files, n_ctx=256) as b:
         prompt = (PROMPT * 20)[:250]
         texts = [list(itertools.islice(m.generate(prompt, temp=0.0), 5)) for m in (a, b)]

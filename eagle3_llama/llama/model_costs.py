@@ -33,11 +33,14 @@ def measure(llm: Any) -> None:
 
 
 def read(llm: Any) -> None:
-    """Gives the planner the costs that earlier loads measured. Without any, they are measured when needed."""
-    found, more = costs.known(cost_key(llm, llm._eagle_path), room(llm))
+    """Gives the planner the costs that a load measured. Without any, they are measured when needed.
+
+    Once: it is in the middle of an answer. The planner corrects what another program disturbed.
+    """
+    found = costs.known(cost_key(llm, llm._eagle_path), room(llm))
     if found is not None:
         llm.native.plan(found)
-    if more:
+    else:
         llm.native.on_match = functools.partial(measure_in_use, llm)
 
 
@@ -46,7 +49,7 @@ def measure_in_use(llm: Any, slot: int) -> None:
     engine, size = llm.native, room(llm)
     most = min(llm.n_batch, MOST_BATCH)
     try:
-        found = costs.measure_in_use(engine, size, costs.Times(), rounds=2, slot=slot, n_batch=most)
+        found = costs.measure_in_use(engine, size, costs.Times(), 1, slot, most, large=True)
     except EagleError:
         return
     if found is not None:

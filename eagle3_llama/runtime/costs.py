@@ -181,11 +181,18 @@ def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot:
 
 
 def measure_in_use(
-    engine: Any, n_ctx: int, times: Times, rounds: int = 3, slot: int = 0, n_batch: int = MAX_ROWS
+    engine: Any,
+    n_ctx: int,
+    times: Times,
+    rounds: int = 3,
+    slot: int = 0,
+    n_batch: int = MAX_ROWS,
+    large: bool = False,
 ) -> Costs | None:
     """Measures with the slot's KV cache as an answer left it, or leaves it, and adds the times to `times`.
 
-    The text stays. Returns the costs from all times so far, or None if there is no room in the KV cache.
+    The text stays. large: also what long drafts cost. Returns the costs from all times so far, or None if
+    there is no room in the KV cache.
     """
     room = min(n_ctx - engine.n_past(slot), n_batch)
     sizes = [n for n in SIZES if n <= room]
@@ -197,7 +204,7 @@ def measure_in_use(
     for _ in range(1 if slow else rounds):
         measured = list(dict.fromkeys(sizes)) if slow else sizes
         times.add(engine, measured, slot, (MOST_SLOW if slow else MOST) - elapsed(), one if slow else None)
-    if not slow and elapsed() < MOST_LARGE:
+    if large and not slow:
         times.add(engine, [n for n in LARGE if n <= room], slot, MOST_LARGE - elapsed())
     return times.costs(engine.n_past(slot))
 
@@ -228,10 +235,10 @@ def cached(engine: Any, key: Sequence[object], n_ctx: int, n_batch: int) -> Cost
     return merged(loads)
 
 
-def known(key: Sequence[object], n_ctx: int) -> tuple[Costs | None, bool]:
-    """The costs that earlier loads measured, None if none did, and whether another should measure."""
+def known(key: Sequence[object], n_ctx: int) -> Costs | None:
+    """The costs that earlier loads measured, None if none did."""
     loads = _read(_path(key, n_ctx))
-    return merged(loads) if loads else None, len(loads) < LOADS
+    return merged(loads) if loads else None
 
 
 def remember(key: Sequence[object], n_ctx: int, costs: Costs) -> Costs:
