@@ -159,6 +159,12 @@ def test_costs_are_measured_when_the_text_repeats_itself(files, monkeypatch, tmp
     assert len(json.loads(path.read_text())) == 1
 
 
+def test_costs_that_are_known_are_not_measured_again(files):
+    with load(files) as llm:
+        llm._measure()
+        assert llm.native.costs is not None and llm.native.on_match is None
+
+
 def test_measuring_in_an_answer_leaves_no_trace(files, plain, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(costs_module, "known", lambda *_: None)

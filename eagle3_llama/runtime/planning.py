@@ -22,7 +22,7 @@ class Planning(Session):
         )
         c.first, c.other, c.context = costs.first, costs.other, costs.context
         self._check(self.lib.eagle3_plan_set(self._session, c))
-        self.costs = costs
+        self.costs, self.on_match = costs, None
 
     def plan_info(self) -> dict[str, float]:
         """What the planner expects: rate and plain_rate in tokens/s, trust in the head, rounds it rests."""
