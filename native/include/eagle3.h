@@ -149,8 +149,8 @@ int32_t eagle3_head_d2t(const eagle3_head * head, int32_t * out);  // out[n_voca
 
 // -- session ----------------------------------------------------------------------------------------------
 // Binds ctx and head, both of which must outlive the session, and turns capture on. 1 <= n_slots <= the
-// context's n_seq_max. With head = NULL, drafts are the text's and the caller's. *out is the caller's to close. E_UNSUPPORTED if
-// the target cannot drop part of a sequence.
+// context's n_seq_max. With head = NULL, drafts are the text's and the caller's. *out is the caller's to
+// close. E_UNSUPPORTED if the target cannot drop part of a sequence.
 int32_t eagle3_session_open(
     struct llama_context * ctx, eagle3_head * head, int32_t n_slots, eagle3_session ** out);
 void eagle3_session_close(eagle3_session * s);  // drops a round under way, turns capture off; NULL is allowed
@@ -212,8 +212,8 @@ int32_t eagle3_round_draft(eagle3_session * s, const struct eagle3_ask * asks, i
 enum eagle3_source { EAGLE3_FROM_HEAD = 1, EAGLE3_FROM_TEXT = 2 };  // bits: both may offer a token
 
 // The draft of asks[i], level by level; room for EAGLE3_MAX_DRAFT in each array. parents, probs and sources
-// may be NULL. probs are the head's, each given its parent, and 0 where it offered nothing; sources are bits of
-// eagle3_source, and 0 for EAGLE3_GIVEN. Returns the number of draft tokens.
+// may be NULL. probs are the head's, each given its parent, and 0 where it offered nothing; sources are bits
+// of eagle3_source, and 0 for EAGLE3_GIVEN. Returns the number of draft tokens.
 int32_t eagle3_round_drafted(const eagle3_session * s, int32_t i, int32_t * tokens, int32_t * parents,
     float * probs, int32_t * sources);
 
