@@ -1,5 +1,6 @@
 """Children that may be killed: who brings one down waits for nobody but himself, and nobody for him."""
 
+import signal
 import threading
 
 import pytest
@@ -16,8 +17,15 @@ TEMPLATE = "{% if messages[0].content == 'hang' %}" + LOOP + "{% endif %}{{ mess
 
 
 @pytest.fixture
-def sandbox():
+def sandbox(monkeypatch):
     s = Sandbox(3600.0, templates={"template": TEMPLATE, "eos": "", "bos": ""})
+    receive, s.last = module.receive, {}  # each child's last message, by its pipe
+
+    def noted(pipe):
+        s.last[pipe] = receive(pipe)
+        return s.last[pipe]
+
+    monkeypatch.setattr(module, "receive", noted)
     yield s
     s.close()
 
@@ -41,8 +49,9 @@ def hang(sandbox, ended):
 
 
 def busy_child(sandbox):
-    """The child that has a call."""
-    busy = lambda: sandbox._children - set(sandbox._free)
+    """The child that has a call, and has said that it received it."""
+    taken = lambda: sandbox._children - set(sandbox._free)
+    busy = lambda: {c for c in taken() if sandbox.last.get(c.stdout) == module.RECEIVED}
     until(busy)
     return next(iter(busy()))
 
@@ -79,6 +88,42 @@ def test_nobody_waits_for_the_next_child_to_start(sandbox, monkeypatch):
     assert isinstance(ended[0], SandboxBusy) and held.wait(60)  # not its fault: it was killed before its time
     assert [render(sandbox, t) for t in "bcd"] == ["b", "c", "d"] and not go.is_set()
     go.set()
+
+
+@pytest.mark.parametrize("number", (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+def test_a_child_that_somebody_ends_is_no_fault_of_the_request(sandbox, number):
+    """The request has an hour. What ends the child says nothing of it."""
+    ended = []
+    thread = hang(sandbox, ended)
+    child = busy_child(sandbox)
+    both_started(sandbox)
+    child.send_signal(number)
+    thread.join(60)
+    assert isinstance(ended[0], SandboxBusy)
+    both_started(sandbox)
+    assert render(sandbox, "a") == "a"
+
+
+def test_a_child_that_breaks_down_is_the_requests_fault(sandbox):
+    ended = []
+    thread = hang(sandbox, ended)
+    child = busy_child(sandbox)
+    child.send_signal(signal.SIGSEGV)
+    thread.join(60)
+    assert "too large, too deep" in str(ended[0])
+
+
+def test_a_child_killed_while_it_is_free_gets_no_request(sandbox, monkeypatch):
+    """For a moment after its kill nobody can tell: the request goes to the next one."""
+    assert render(sandbox, "a") == "a"
+    for _ in range(2):
+        both_started(sandbox)
+        until(lambda: len(sandbox._free) == sandbox.CHILDREN)
+        with monkeypatch.context() as m:
+            for child in sandbox._children:
+                child.kill()
+                m.setattr(child, "poll", lambda: None)
+            assert render(sandbox, "b") == "b"
 
 
 def test_a_child_that_cannot_start_is_said():

@@ -28,6 +28,9 @@ log = logging.getLogger("eagle3_llama.server")
 START_SECONDS = 60.0  # time limit for a child to start: it loads libllama and the model's vocabulary
 REAP_SECONDS = 5.0  # from the end of a child's pipe to its own end, which follows at once
 MAX_MESSAGE = 1 << 26
+RECEIVED: dict[str, Any] = {"received": True}  # what a child says before it works on a request
+# ends of a child that neither a request nor a limit causes: somebody else wanted it to end
+_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 # the filter removes the working directory, so that a child imports nothing from there
 _CHILD = """
 import sys; sys.path[:] = filter(None, sys.path)
@@ -41,7 +44,12 @@ class SandboxError(Exception):
 
 
 class SandboxBusy(Exception):
-    """No child became free in time, none can be started at the moment, or the server is shutting down."""
+    """No child can answer now: none became free in time, none can be started, somebody else ended the child
+    that was at work, or the server is shutting down."""
+
+
+class _NotReceived(SandboxBusy):
+    """The child had been ended before it received the request."""
 
 
 class Sandbox:
@@ -73,6 +81,18 @@ class Sandbox:
 
     def call(self, **request: Any) -> Any:
         """A child's answer to one request. Raises SandboxBusy, or SandboxError with a line for the client."""
+        answer = self._answer(request)
+        if "error" in answer:
+            raise SandboxError(answer["error"])
+        return answer["result"]
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        for _ in range(self.CHILDREN):  # each may have been killed while it was free, and look alive still
+            with contextlib.suppress(_NotReceived):
+                return self._ask(request)
+        return self._ask(request)
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         child = self._take()
         try:
             answer = self._exchange(child, request, self.seconds)
@@ -82,9 +102,7 @@ class Sandbox:
                 self._fill()
             raise
         self._put(child)
-        if "error" in answer:
-            raise SandboxError(answer["error"])
-        return answer["result"]
+        return answer
 
     def close(self) -> None:
         """Kills the children. Later calls raise SandboxBusy."""
@@ -182,7 +200,8 @@ class Sandbox:
     ) -> dict[str, Any]:
         """Sends a request and waits for the answer. If this raises, the caller drops the child.
 
-        SandboxBusy if somebody else killed the child: that says nothing of the request.
+        SandboxBusy if somebody else ended the child: that says nothing of the request. It is _NotReceived
+        if the child had not yet said that it has the request.
         """
         assert child.stdin and child.stdout  # pipes, by _spawn()
         late = threading.Event()
@@ -197,14 +216,18 @@ class Sandbox:
             timer.start()
         except RuntimeError as e:  # the system has no more threads
             raise SandboxBusy from e
+        received = False
         try:
             send(child.stdin, request)
+            received = receive(child.stdout) == RECEIVED
             return receive(child.stdout)
         except (OSError, EOFError, ValueError):
             status = _status(child)
             slow = late.is_set() or status == -signal.SIGALRM
-            if self._closed or (status == -signal.SIGKILL and not slow):
+            if self._closed:
                 raise SandboxBusy from None
+            if status in _FROM_OUTSIDE and not slow:
+                raise (SandboxBusy if received else _NotReceived) from None
             said = f"it took longer than {seconds:g} s"
             raise SandboxError(said if slow else "it is too large, too deep, or not supported") from None
         finally:

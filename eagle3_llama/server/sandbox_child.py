@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..runtime import library
-from .sandbox import receive, send
+from .sandbox import RECEIVED, receive, send
 
 MAX_PROMPT = 8_000_000  # characters of a rendered prompt
 MAX_GBNF = 200_000  # characters of a grammar that was converted from a schema
@@ -27,6 +27,7 @@ def main() -> None:
     pipe_in, pipe_out = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not mix with the answers
     setup = receive(pipe_in)
+    send(pipe_out, RECEIVED)
     library.load()
     worker = Templates(setup["templates"]) if "templates" in setup else Grammars(setup["model"])
     handlers = worker.handlers()
@@ -37,6 +38,7 @@ def main() -> None:
             request = receive(pipe_in)
         except EOFError:
             return
+        send(pipe_out, RECEIVED)
         signal.alarm(int(setup["seconds"]) + 2)  # ends this process even if the parent has died
         send(pipe_out, _answer(handlers, request))
         signal.alarm(0)
