@@ -40,18 +40,24 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=9.0, help="time of this slice")
     parser.add_argument("--formats", default="BF16,Q8_0,Q4_0")
     parser.add_argument("--modes", default=MODES, help=f"default: {MODES}".replace("%", "%%"))
-    parser.add_argument("--prompts", type=Path, action="append", help="default: tests/data/prompts_*.jsonl")
+    parser.add_argument(
+        "--prompts", type=Path, nargs="+", metavar="FILE", help="default: tests/data/prompts_*.jsonl"
+    )
     parser.add_argument("--split", default="report", help="the half of the prompts; all: both")
     parser.add_argument("--limit", type=int, help="prompts of each category, evenly spaced")
     parser.add_argument("--searched", type=int, default=2, help="prompts that a best setting is found on")
     parser.add_argument("-n", type=int, default=96, metavar="TOKENS", help="most tokens of an answer")
     parser.add_argument("-t", type=int, default=2, metavar="THREADS")
     given = parser.parse_args()
-    done = given.table or measure(given)
     from eagle3_llama.bench.bars import tables
+    from eagle3_llama.errors import EagleError
 
-    lines = given.file.read_text(encoding="utf-8").splitlines()
-    print("\n".join(tables([json.loads(line) for line in lines])))
+    try:
+        done = given.table or measure(given)
+        lines = given.file.read_text(encoding="utf-8").splitlines()
+        print("\n".join(tables([json.loads(line) for line in lines])))
+    except (EagleError, OSError, ValueError) as e:
+        parser.error(str(e))
     return 0 if done else LEFT
 
 

@@ -62,7 +62,7 @@ def running(given, batcher=None):
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     until(lambda: server.started)
-    headers = {"Authorization": f"Bearer {given.api_key}"} if given.api_key else {}
+    headers = {"Authorization": f"Bearer {given.api_keys[0]}"} if given.api_keys else {}
     try:
         with httpx.Client(base_url=url, timeout=60, headers=headers) as client:
             yield SimpleNamespace(

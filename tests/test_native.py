@@ -101,6 +101,11 @@ def test_drafts_from_the_text(programs, files):
     passes(programs, "text_test", *files)
 
 
+def test_drafts_from_earlier_texts(programs, files):
+    """Their memory: its bound, what it forgets, who sees it; a memory that lies."""
+    passes(programs, "text_memory_test", *files)
+
+
 def test_weights_that_are_shared(programs, tmp_path):
     """Q4_0 weights are repacked for products, which makes rows unreadable: the model keeps two copies."""
     target = tiny_models.target(tmp_path / "target.gguf", kind="Q4_0", tied=True)

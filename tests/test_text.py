@@ -8,21 +8,12 @@ import threading
 
 import pytest
 import tiny_models
+from text_tools import CHEAP, PROMPT, SAMPLINGS, N, load, tokens_of
 
-from eagle3_llama import EagleError, EagleLlama, EagleParams
+from eagle3_llama import EagleError, EagleParams
 from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.runtime import costs as costs_module
 from eagle3_llama.runtime.costs import Costs
-
-N = 90
-PROMPT = [40, 41, 42, 43, 44, 45, 46, 47] * 3
-LAYERS = [0.0, *(0.010 * (0.95 + 0.05 * n) for n in range(1, 65))]
-CHEAP = Costs(LAYERS, [t / 4 for t in LAYERS], [t / 20 for t in LAYERS], [0.0] * 65, 0.0, 0.0, 8.0)
-SAMPLINGS = {
-    "greedy": {"temp": 0.0},
-    "sampled": {"temp": 0.15, "top_p": 0.95},
-    "penalties": {"temp": 0.15, "repeat_penalty": 1.02},
-}
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +29,6 @@ def cheap_rows(monkeypatch, tmp_path):
     monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
     monkeypatch.setattr(costs_module, "measure", lambda *_, **__: CHEAP)
     monkeypatch.setattr(costs_module, "measure_in_use", lambda *_, **__: CHEAP)
-
-
-def load(files, head=False, **settings):
-    common = {"n_ctx": 512, "n_threads": 1, "flash_attn": True, "verbose": False}
-    return EagleLlama(files[0], eagle=files[1] if head else None, **common | settings)
-
-
-def tokens_of(llm, n=N, **arguments):
-    llm.set_seed(5)
-    return list(itertools.islice(llm.generate(PROMPT, **arguments), n))
 
 
 @pytest.fixture(scope="module")

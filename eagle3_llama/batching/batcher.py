@@ -23,6 +23,7 @@ from ..llama.eagle_llama import EagleLlama
 from ..runtime.params import NO_HEAD, EagleParams
 from . import slot_file
 from .job import Job, RequestCancelled
+from .memories import Memories
 from .model import BatchModel, BatchSettings
 from .request import RequestLlama
 from .scheduler import BatchSlot, Scheduler
@@ -57,6 +58,7 @@ class Batcher:
         self._closing: float | None = None  # time.monotonic() at which the last requests end
         self._n_jobs = 0
         self._scheduler = Scheduler(self.base, self._engine, self._free)
+        self._memories = Memories(self._engine, int(settings.text_memory), settings.text_memory_prompts)
         self._ended: BaseException | None = None  # why requests are no longer served
         self._thread = threading.Thread(target=self._run, name="eagle3-batcher", daemon=True)
         self._thread.start()
@@ -70,12 +72,17 @@ class Batcher:
     # -- requests (any thread) ----------------------------------------------------------------------------
 
     def request(
-        self, *, params: EagleParams | None = None, deadline: float | None = None, request_id: str = ""
+        self,
+        *,
+        params: EagleParams | None = None,
+        deadline: float | None = None,
+        request_id: str = "",
+        client: str = "",
     ) -> RequestLlama:
         """A Llama for one request.
 
         params: drafting parameters; with None the planner chooses, n_max=0 decodes plainly. deadline: a value
-        of time.monotonic().
+        of time.monotonic(). client: whose texts the text memory gives, and keeps the answers with.
 
         Raises RequestCancelled (shutdown) after close(), EagleError NATIVE if the batcher has failed, and as
         EagleLlama does for params that it cannot use.
@@ -87,7 +94,7 @@ class Batcher:
             raise EagleError(
                 ErrorKind.UNSUPPORTED, "this context cannot check a tree: serve with flash attention"
             )
-        return RequestLlama(self, params, deadline, request_id)
+        return RequestLlama(self, params, deadline, request_id, client)
 
     def _check_open(self) -> None:
         if self._ended is not None:
@@ -132,6 +139,7 @@ class Batcher:
             self._wake.notify()
         if self._thread is not threading.current_thread():
             self._thread.join()
+            self._memories.close()
             self.base.close()
 
     # -- looking inside (any thread) ----------------------------------------------------------------------
@@ -155,41 +163,31 @@ class Batcher:
         rows: of the last round. drafted_at: drafts that reached each position (a tree has several tokens
         there). accepted_at: accepted draft tokens by position. drafted_from, accepted_from: by source.
         """
-        st = self._engine.stats
         return {
-            **self._scheduler.count,
-            "rounds": st.rounds,
-            "tokens": st.tokens,
-            "drafted": st.drafted,
-            "accepted": st.accepted,
-            "accepted_at": list(st.accepted_at),
-            "drafted_from": dict(st.drafted_from),
-            "accepted_from": dict(st.accepted_from),
-            "drafted_at": self._scheduler.drafted_at[: len(st.accepted_at)],
+            **self._scheduler.snapshot(),
             "slots_busy": sum(s.job is not None for s in self._slots),
             "waiting": self.waiting(),
-            "planner": self._scheduler.plan,
             "kv_used": sum(len(s.tokens) for s in self._slots),
             "kv_size": self.n_ctx * self.n_parallel,
         }
 
     # -- slot files ---------------------------------------------------------------------------------------
 
-    def save_slot(self, slot: int) -> bytes:
-        """The text of a free slot with the states of target and head.
+    def save_slot(self, slot: int, client: str = "") -> bytes:
+        """The text of a free slot with the states of target and head, and the client's text memory.
 
         Raises EagleError BAD_ARGUMENT if the slot is busy or does not exist.
         """
-        contents = self._on_thread(lambda: slot_file.take(self, self._free_slot(slot)))
+        contents = self._on_thread(lambda: slot_file.take(self, self._free_slot(slot), client))
         return slot_file.pack(self._identity, contents)  # meanwhile other requests continue
 
-    def load_slot(self, slot: int, data: bytes) -> int:
-        """Restores save_slot() and returns the number of tokens.
+    def load_slot(self, slot: int, data: bytes, client: str = "") -> int:
+        """Restores save_slot() and returns the number of tokens. Texts go into the client's text memory.
 
         Raises EagleError BAD_VALUE for damaged bytes or those of another model. The slot is empty then.
         """
         contents = slot_file.unpack(self._identity, self.n_ctx, data)
-        return self._on_thread(lambda: slot_file.put(self, self._free_slot(slot), contents))
+        return self._on_thread(lambda: slot_file.put(self, self._free_slot(slot), contents, client))
 
     def _free_slot(self, i: int) -> BatchSlot:
         if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < self.n_parallel:
@@ -212,8 +210,7 @@ class Batcher:
         """Waits for work and does some. Returns False when the batcher is closed."""
         with self._wake:
             while not self._has_work():
-                idle = not self._waiting and all(s.job is None for s in self._slots)
-                if idle:
+                if idle := not self._waiting and all(s.job is None for s in self._slots):
                     self._engine.release_threads()
                 self._wake.wait(None if idle else DEADLINE_STEP)
         try:
@@ -303,6 +300,7 @@ class Batcher:
             n = 0 if job.echo else min(shared[slot], len(job.prompt) - 1)  # echo: every token's logits
             try:
                 n = self._keep(slot, n)
+                self._memories.use(slot.id, job.client)
             except Exception as e:
                 self._end(job, e)
                 continue
@@ -313,7 +311,7 @@ class Batcher:
             self._scheduler.count["reused_tokens"] += n
 
     def _keep(self, slot: BatchSlot, n: int) -> int:
-        """Keeps the first n tokens of a slot, or none if its memory cannot drop a part. Returns how many."""
+        """Keeps the first n tokens of a slot, or none if the cache cannot drop a part. Returns how many."""
         try:
             self._engine.rewind(n, slot.id)
         except EagleError:
@@ -332,6 +330,8 @@ class Batcher:
             slot.tokens = []
             log.exception("slot %d could not be cleared", slot.id)
         if job is not None:
+            if error is None or isinstance(error, RequestCancelled):  # also what a stop string has ended
+                self._memories.add(job, slot.tokens)
             self._end(job, error)
 
     def _end(self, job: Job, error: Exception | None) -> None:

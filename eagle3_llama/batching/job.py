@@ -77,6 +77,7 @@ class Job:
     top: int | None = None  # number of most likely tokens to keep of each row, for logprobs
     echo: bool = False  # keep those of the prompt's rows too
     request_id: str = ""
+    client: str = ""  # whose earlier texts it may be drafted from
     processors: RequestProcessors | None = None
     usual: int = 0  # tokens at which a completion usually ends
     pieces: queue.SimpleQueue[BatchPiece | Exception | None] = dataclasses.field(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..common.keywords import strict
+from ..common.memory_size import check_memory, parse_size
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import is_end
 from ..llama.eagle_llama import EagleLlama
@@ -39,8 +40,9 @@ class BatchSettings:
     n_ctx: tokens of one slot; the cache has room for n_parallel times as many. interval: seconds for which a
     request lets tokens gather before it reads them; with 0 it reads those of each round at once. flash_attn:
     None turns it on if the backend supports it. text: whether requests that leave the drafts to the
-    planner also draft from their text. An unknown name raises EagleError BAD_ARGUMENT, which names
-    the most similar known one.
+    planner also draft from their text. text_memory: bytes (64M) for the answers of each client, from which
+    its later requests are drafted; 0: none are kept. text_memory_prompts: prompts are kept too. An unknown
+    name raises EagleError BAD_ARGUMENT, which names the most similar known one.
     """
 
     model: str
@@ -53,10 +55,14 @@ class BatchSettings:
     chat_format: str | None = None
     extract_layers: tuple[int, ...] | None = None
     text: bool = True
+    text_memory: int | str = 0
+    text_memory_prompts: bool = False
     n_batch: int = 512
     interval: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "text_memory", parse_size(self.text_memory))
+        check_memory(int(self.text_memory), self.text_memory_prompts, self.text)
         check_int("n_parallel", self.n_parallel, 1, MAX_SLOTS)
         check_int("n_ctx", self.n_ctx, 64, 1 << 22)
         check_int("n_batch", self.n_batch, 64, 1 << 14)

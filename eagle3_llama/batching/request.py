@@ -37,11 +37,12 @@ class RequestLlama(GeneratingLlama):
     """
 
     def __init__(
-        self, batcher: Any, params: EagleParams | None, deadline: float | None, request_id: str
+        self, batcher: Any, params: EagleParams | None, deadline: float | None, request_id: str, client: str
     ) -> None:
         shared = vars(batcher.base).copy()  # at once: another thread may add to it
         vars(self).update({name: shared[name] for name in shared.keys() - OWN})
         self._batcher, self._deadline, self._request_id = batcher, deadline, request_id
+        self._client = client
         self._owner = Ownership()
         self._params = params if params is not None else EagleParams(text=batcher.settings.text)
         self._n_ctx, self._sampler = batcher.n_ctx, None
@@ -192,6 +193,7 @@ class RequestLlama(GeneratingLlama):
             top=options.top,
             echo=options.echo,
             request_id=self._request_id,
+            client=self._client,
             processors=processors,
             usual=options.limit if options.limit and options.limit > 0 else room,
         )

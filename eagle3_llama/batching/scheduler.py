@@ -54,6 +54,22 @@ class Scheduler:
         self.drafted_at = [0] * MAX_DRAFT
         self.plan: dict[str, float] = {}  # what the planner reported after the last round
 
+    def snapshot(self) -> dict[str, Any]:
+        """The counters of Batcher.snapshot() that a round changes. For any thread."""
+        st = self._engine.stats
+        return {
+            **self.count,
+            "rounds": st.rounds,
+            "tokens": st.tokens,
+            "drafted": st.drafted,
+            "accepted": st.accepted,
+            "accepted_at": list(st.accepted_at),
+            "drafted_from": dict(st.drafted_from),
+            "accepted_from": dict(st.accepted_from),
+            "drafted_at": self.drafted_at[: len(st.accepted_at)],
+            "planner": self.plan,
+        }
+
     def turn(self, slots: list[BatchSlot]) -> None:
         """Decodes chunks of the prompts, then one round of the slots whose requests want tokens."""
         if prompts := [(s, s.job) for s in slots if s.job and s.job.prompt_at < len(s.job.prompt)]:

@@ -1,9 +1,10 @@
 """A slot as bytes: its text, the target's keys and values, the head's state.
 
-    magic "eagle3slot1\\n" | uint32 size of header | JSON header | target's state | head's state | sha256
+    magic "eagle3slot1\\n" | uint32 size of header | JSON header | target | head | texts | sha256
 
 The header names the model and the head. The state of another model or head is refused, and so are damaged
-bytes. The check protects against accidents only: a user who may write into the folder of slots is trusted.
+bytes. The texts are those of the client's text memory, as TextMemory.tokens() gives them. The check protects
+against accidents only: a user who may write into the folder of slots is trusted.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ import os
 import struct
 from typing import Any
 
+import numpy as np
+
 from ..errors import EagleError, ErrorKind
 from ..runtime.binding import llama_cpp
+from ..runtime.text_memory import END
 
 MAGIC = b"eagle3slot1\n"
 MAX_HEADER = 1 << 26  # bytes; a token takes at most 8 of them
@@ -47,23 +51,23 @@ class Contents:
     tokens: list[int]
     target: Any  # ctypes array of uint8
     head: bytes
+    texts: bytes = b""
 
 
-def take(batcher: Any, slot: Any) -> Contents:
+def take(batcher: Any, slot: Any, client: str) -> Contents:
     """Copies the slot's contents. It does nothing else, because it runs in the batcher's thread."""
     ctx = batcher.base._ctx.ctx
     size = llama_cpp.llama_state_seq_get_size(ctx, slot.id) if slot.tokens else 0
     target = (ctypes.c_uint8 * size)()
     if slot.tokens and llama_cpp.llama_state_seq_get_data(ctx, target, size, slot.id) != size:
         raise EagleError(ErrorKind.NATIVE, "the target's state cannot be saved")
-    return Contents(
-        list(slot.tokens), target, batcher._engine.state(slot.id) if batcher._engine.has_state else b""
-    )
+    head = batcher._engine.state(slot.id) if batcher._engine.has_state else b""
+    return Contents(list(slot.tokens), target, head, batcher._memories.tokens(client))
 
 
 def pack(of: dict[str, Any], contents: Contents) -> bytes:
     """The bytes of a slot's file. of: identity()."""
-    sizes = {"target": len(contents.target), "head": len(contents.head)}
+    sizes = {"target": len(contents.target), "head": len(contents.head), "texts": len(contents.texts)}
     header = json.dumps({"of": of, "tokens": contents.tokens, **sizes}).encode()
     parts: list[Any] = [
         MAGIC,
@@ -71,6 +75,7 @@ def pack(of: dict[str, Any], contents: Contents) -> bytes:
         header,
         memoryview(contents.target).cast("B"),
         contents.head,
+        contents.texts,
     ]
     check = hashlib.sha256()
     for part in parts:
@@ -78,7 +83,7 @@ def pack(of: dict[str, Any], contents: Contents) -> bytes:
     return b"".join([*parts, check.digest()])
 
 
-def put(batcher: Any, slot: Any, contents: Contents) -> int:
+def put(batcher: Any, slot: Any, contents: Contents, client: str) -> int:
     """Fills the slot and returns its number of tokens. Runs in the batcher's thread.
 
     Raises EagleError BAD_VALUE, and empties the slot, if the contents do not fit.
@@ -103,6 +108,7 @@ def put(batcher: Any, slot: Any, contents: Contents) -> int:
         _clear(batcher, slot)
         raise
     slot.tokens = list(tokens)
+    batcher._memories.restore(client, contents.texts)
     return len(tokens)
 
 
@@ -132,7 +138,8 @@ def unpack(expected: dict[str, Any], n_ctx: int, data: bytes) -> Contents:
         raise bad("damaged")
     try:
         header = json.loads(data[at : at + n])
-        of, tokens, sizes = header["of"], header["tokens"], (header["target"], header["head"])
+        of, tokens = header["of"], header["tokens"]
+        sizes = header["target"], header["head"], header.get("texts", 0)  # older files have none
     except (ValueError, KeyError, TypeError, RecursionError):
         raise bad("damaged") from None
     if of != json.loads(json.dumps(expected)):
@@ -144,5 +151,9 @@ def unpack(expected: dict[str, Any], n_ctx: int, data: bytes) -> Contents:
         raise bad(f"it has {len(tokens)} tokens, a slot here {n_ctx}")
     if not all(type(x) is int and x >= 0 for x in sizes) or at + n + sum(sizes) + 32 != len(data):
         raise bad("damaged")
-    target = (ctypes.c_uint8 * sizes[0]).from_buffer_copy(view[at + n : at + n + sizes[0]])
-    return Contents(tokens, target, data[at + n + sizes[0] : -32])
+    head_at, texts_at = at + n + sizes[0], at + n + sizes[0] + sizes[1]
+    texts = np.frombuffer(data[texts_at:-32], np.int32) if sizes[2] % 4 == 0 else np.array([-2])
+    if texts.size and not (texts.min() >= END and texts.max() < n_vocab and texts[-1] == END):
+        raise bad("damaged")
+    target = (ctypes.c_uint8 * sizes[0]).from_buffer_copy(view[at + n : head_at])
+    return Contents(tokens, target, data[head_at:texts_at], data[texts_at:-32])

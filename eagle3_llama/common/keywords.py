@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ..errors import EagleError, ErrorKind
 
-OURS = ("eagle", "n_max", "n_min", "p_min", "tree", "text", "extract_layers")
+OURS = ("eagle", "n_max", "n_min", "p_min", "tree", "text", "text_memory", "extract_layers")
 ALIASES = {"eagle_path": "eagle", "head": "eagle"}
 NEAR = 0.75  # difflib ratio of similar names: 0.89 for trees and tree, 0.6 for the old n_gqa and n_max
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .limits import MAX_DRAFT
+from .memory_size import parse_size
 
 N_CTX = 4096  # default context size of every command, in tokens
 OTHER_NAMES = {"target": "model", "head": "eagle", "eagle-path": "eagle", "n-threads": "threads"}
@@ -54,6 +55,17 @@ FromText = Annotated[
         show_default=False,
         help="draft also from the text itself, where it repeats itself; with or without a head; default: on",
     ),
+]
+TextMemorySize = Annotated[
+    int,
+    typer.Option(
+        parser=parse_size,
+        metavar="SIZE",
+        help="bytes (64M) in which answers are kept, to draft later ones of the same API key from; 0: none",
+    ),
+]
+TextMemoryPrompts = Annotated[
+    bool, typer.Option("--text-memory-prompts", metavar="", help="keep prompts in --text-memory, too")
 ]
 FlashAttn = Annotated[
     bool | None,

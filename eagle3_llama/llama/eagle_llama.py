@@ -6,20 +6,20 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import multiprocessing
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..common import keywords, tokenizers
+from ..common.memory_size import check_memory, parse_size
 from ..common.model_files import check_models
 from ..errors import EagleError, ErrorKind
 from ..runtime.binding import Llama, LlamaState, address, llama_cpp
 from ..runtime.engine import Engine
-from ..runtime.machine import cores
+from ..runtime.machine import default_threads
 from ..runtime.params import NO_HEAD, EagleParams
 from ..runtime.stats import EagleStats
 from . import guards, model_costs, saved_state
@@ -48,6 +48,8 @@ class EagleLlama(GeneratingLlama):
     and their acceptance rate on this machine. The costs are measured when a model is loaded with a head for
     the first time (two seconds), without a head when its text first repeats itself; the cache keeps them.
     text=False without a head decodes plainly, with the same code.
+    text_memory: bytes (64M) in which answers are kept for drafts of later ones; 0: none. text_memory_prompts:
+    prompts too.
 
     Raises EagleError HEAD_MISMATCH if the head belongs to another target, and BAD_ARGUMENT for a keyword that
     means one of these. It warns once about any other keyword that Llama would silently ignore. Some targets
@@ -67,6 +69,8 @@ class EagleLlama(GeneratingLlama):
         p_min: float = 0.0,
         tree: Any = None,
         text: bool = True,
+        text_memory: int | str = 0,
+        text_memory_prompts: bool = False,
         extract_layers: Sequence[int] | None = None,
         logits_all: bool = False,
         flash_attn: bool | None = False,
@@ -76,20 +80,22 @@ class EagleLlama(GeneratingLlama):
         eagle_path = keywords.one_of(
             {"eagle": eagle, **{name: kwargs.pop(name, None) for name in keywords.ALIASES}}
         )
-        ignored = [name for name in kwargs if name not in guards.LLAMA_NAMES]
-        keywords.check_ignored(ignored, guards.LLAMA_NAMES, guards.CALL_NAMES)
+        keywords.check_ignored(
+            sorted(kwargs.keys() - guards.LLAMA_NAMES), guards.LLAMA_NAMES, guards.CALL_NAMES
+        )
         self._params = EagleParams(n_max, n_min, p_min, tree, text)
         keywords.check_unused(eagle_path, self._params, extract_layers, kwargs)
         guards.check_draft_model(kwargs.get("draft_model"))
+        self._memory = parse_size(text_memory), bool(text_memory_prompts)
+        check_memory(*self._memory, text, kwargs.get("draft_model"))
         check_models(model_path, eagle_path)
         self._eagle_path, self._extract_layers = eagle_path, extract_layers
         self._engine: Engine | None = None
-        kwargs.update(_default_threads(kwargs))
+        kwargs.update(default_threads(kwargs))
         self._text, self._used = Text(), TokenUsage()
         self._processors: GuardedProcessors | None = None  # of _sampler
-        delegates = (
-            kwargs.get("draft_model") is not None or kwargs.get("embedding") or kwargs.get("vocab_only")
-        )
+        alone = kwargs.get("embedding") or kwargs.get("vocab_only")
+        delegates = kwargs.get("draft_model") is not None or alone
         try:
             super().__init__(
                 os.fspath(model_path),
@@ -115,6 +121,7 @@ class EagleLlama(GeneratingLlama):
         # Llama allocates n_ctx ids as it was given; the context may have rounded n_ctx up.
         ids = np.zeros(self._n_ctx, np.intc)
         self._text = ContextText(self._engine, self._ctx, ids, scores, logits_all, self.n_batch)
+        self._context.open_memory(*self._memory, self._stack)
         self.eagle_params = self._params
 
     def close(self) -> None:
@@ -328,16 +335,8 @@ class EagleLlama(GeneratingLlama):
         ours.update(
             eagle_path=self._eagle_path,
             extract_layers=self._extract_layers,
+            text_memory=self._memory[0],
+            text_memory_prompts=self._memory[1],
             logits_all=bool(self._logits_all),
         )
         return {**super().__getstate__(), **ours}
-
-
-def _default_threads(given: Mapping[str, Any]) -> dict[str, int]:
-    """Llama's numbers of threads where none are given, but no more than the cores that this process may use.
-
-    Llama counts the machine's cores. Threads that share a core wait for each other at every product.
-    """
-    everywhere, mine = multiprocessing.cpu_count(), cores()
-    theirs = {"n_threads": max(everywhere // 2, 1), "n_threads_batch": everywhere}
-    return {name: min(n, mine) for name, n in theirs.items() if not given.get(name)}

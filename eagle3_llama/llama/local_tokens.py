@@ -41,6 +41,7 @@ class LocalTokens:
         self._usage, self._release = usage, release
         self._reset, self._record, self._verbose = reset, record, verbose
         self._token = -1  # sampled, and not decoded yet
+        self._new_at = -1  # where the text begins that is new to the memory of earlier texts
 
     def prompt(self) -> Piece:
         """See TokenSource."""
@@ -54,7 +55,9 @@ class LocalTokens:
         if self._record != "none" and not text.logits_all:
             row0 = text.n_tokens if whole else text.n_tokens + len(tokens) - 1
             text.rows = ScoreRows(text.n_vocab, row0, keep_all=self._record != "last")
+        memory, reused = text.memory, text.n_tokens
         text.eval(tokens, whole)
+        self._new_at = reused if memory is not None and memory.prompts else text.n_tokens
         piece = self._sample()
         text.engine.stats.prompt += time.perf_counter() - started
         return piece
@@ -76,6 +79,8 @@ class LocalTokens:
         self._release(self._settle)
 
     def _settle(self) -> None:
+        if self._new_at >= 0:
+            self._text.remember(self._new_at, self._token)
         self._text.settle()
         self._text.engine.release_threads()  # the next call may come from another thread
 

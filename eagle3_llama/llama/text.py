@@ -6,7 +6,9 @@ moves the position together with the engine, and nobody else does.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ from ..runtime.binding import Llama, address, llama_cpp
 from ..runtime.drafted import SOURCES
 from ..runtime.engine import Ask, Engine, Round
 from ..runtime.params import EagleParams
+from ..runtime.text_memory import TextMemory
 from .media import MediaRows
 from .processors import GuardedProcessors
 from .scores import ScoreRows
@@ -96,6 +99,7 @@ class ContextText(Text):
         model = llama_cpp.llama_get_model(ctx.ctx)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         of_kind = (llama_cpp.llama_model_is_recurrent, llama_cpp.llama_model_is_hybrid)
+        self.memory: TextMemory | None = None  # of texts that have ended
         self._cannot_rewind = any(is_it(model) for is_it in of_kind)
         self._media = MediaRows()
 
@@ -117,6 +121,21 @@ class ContextText(Text):
             self.engine.state_reset(self.n_tokens)  # the head continues after them
             n_image = self.n_tokens - n_past
             self.input_ids[n_past : self.n_tokens] = self._media.ids(n_past, n_image, self.n_vocab)
+
+    def open_memory(self, n_bytes: int, prompts: bool, stack: contextlib.ExitStack) -> None:
+        """Keeps texts that have ended, and drafts from them, until the stack closes. 0 bytes: keeps none."""
+        if n_bytes and not self.engine.drafts_from_text:
+            said = "text_memory has no effect: this target cannot take back drafts"
+            warnings.warn(said, RuntimeWarning, stacklevel=5)
+        elif n_bytes:
+            self.memory = TextMemory(n_bytes, prompts)
+            stack.callback(self.memory.close)
+            self.engine.use_memory(self.memory)
+
+    def remember(self, start: int, last: int) -> None:
+        """Keeps the text from position `start` on, and the token behind it, as one that has ended."""
+        if self.memory is not None and start <= self.n_tokens:
+            self.memory.add([*self.ids[start:].tolist(), last])
 
     def forget(self) -> None:
         """Empties the text, as Llama.reset() does."""

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import math
+import multiprocessing
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from .hook import SUFFIX
 
@@ -55,6 +58,16 @@ def cores() -> int:
     """The number of cores that this process may use: those of its affinity, and no more than its quota."""
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(math.ceil(min(mine, quota())), 1)
+
+
+def default_threads(given: Mapping[str, Any]) -> dict[str, int]:
+    """Llama's numbers of threads where none are given, but no more than the cores that this process may use.
+
+    Llama counts the machine's cores. Threads that share a core wait for each other at every product.
+    """
+    everywhere, mine = multiprocessing.cpu_count(), cores()
+    theirs = {"n_threads": max(everywhere // 2, 1), "n_threads_batch": everywhere}
+    return {name: min(n, mine) for name, n in theirs.items() if not given.get(name)}
 
 
 def quota(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float:

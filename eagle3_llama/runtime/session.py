@@ -9,6 +9,7 @@ from ..errors import EagleError, ErrorKind
 from .library import load
 from .params import MAX_DRAFT
 from .stats import EagleStats
+from .text_memory import TextMemory
 
 _KINDS = {
     -1: ErrorKind.BAD_ARGUMENT,
@@ -132,8 +133,13 @@ class Session:
         """Off: decoding costs what it costs without a head, and drafts are empty."""
         self._check(self.lib.eagle3_session_set_capture(self._session, int(on)))
 
+    def use_memory(self, memory: TextMemory | None, slot: int = 0) -> None:
+        """From the next draft on the slot drafts from these texts, too. None: from its own text alone."""
+        handle = memory.handle if memory is not None else self.ffi.NULL
+        self._check(self.lib.eagle3_text_memory_use(self._session, slot, handle))
+
     def text_match(self, token: int, slot: int = 0) -> int:
-        """How many of the slot's last tokens, and `token`, stand in its text already with a token after."""
+        """How many of its last tokens, and `token`, stand in a slot's text or its memory, and go on there."""
         return self._check(self.lib.eagle3_text_match(self._session, slot, token))
 
     def state(self, slot: int = 0) -> bytes:

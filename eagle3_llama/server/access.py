@@ -39,6 +39,7 @@ class Record:
     """What the log and the metrics report about one request. Routes fill it in."""
 
     request_id: str
+    client: str = ""  # which of the keys it came with; "" if the server has none
     started: float = field(default_factory=time.monotonic)
     status: int = 0
     job: RequestJob | None = None
@@ -63,7 +64,10 @@ class Access:
         has_body = "content-length" in headers or "transfer-encoding" in headers
         talk = _Talk(record, receive, send, unread=has_body)
         try:
-            refused = self._refusal(scope, headers)
+            keys, given = self.settings.api_keys, headers.get("authorization", "")
+            found = next((i for i, key in enumerate(keys) if _same_key(given, key)), None)
+            record.client = "" if found is None else f"key {found}"
+            refused = self._refusal(scope, headers, found is not None)
             if refused is not None:
                 record.error = refused.code
             await (self.app if refused is None else error_response(refused))(scope, talk.receive, talk.send)
@@ -77,21 +81,21 @@ class Access:
                 record.job.release()  # the answer has been sent
             self._note(scope, record)
 
-    def _refusal(self, scope: Any, headers: Headers) -> ApiError | None:
-        key = self.settings.api_key
+    def _refusal(self, scope: Any, headers: Headers, has_key: bool) -> ApiError | None:
+        keys = self.settings.api_keys
         if scope["path"] in OPEN_ROUTES:
             return None
-        if key is not None and not _same_key(headers.get("authorization", ""), key):
+        if keys and not has_key:
             # Basic makes a browser ask for a password. Only opening the page should do that.
             challenge = {
                 "WWW-Authenticate": 'Basic realm="eagle3-llama"' if scope["path"] == "/" else "Bearer"
             }
             said = "this server needs an API key: send the header Authorization: Bearer KEY"
             return ApiError(401, said, code="invalid_api_key", headers=challenge)
-        if key is None and not self._own_origin(headers.get("origin")):
+        if not keys and not self._own_origin(headers.get("origin")):
             said = "the request comes from another site's page: allow that site with --cors-origin"
             return ApiError(403, said, code="origin")
-        if key is None and not self._own_host(headers.get("host")):
+        if not keys and not self._own_host(headers.get("host")):
             said = "the Host header names another site: allow it with --cors-origin, or set an API key"
             return ApiError(403, said, code="host")
         return None

@@ -67,9 +67,9 @@ class Server:
         prepare = self.caller.chat if chat else self.caller.completion
         choices = await self.preparing.run(prepare, body)  # in a thread: texts may be long
         params, asked = self.caller.params(body.speculative), "messages" if chat else "prompt"
-        seconds, request_id = self.settings.timeout, record.request_id
-        record.job = job = RequestJob(self.batcher, self.gate, choices, params, seconds, request_id, asked)
-        answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{request_id}"
+        seconds, who = self.settings.timeout, (record.request_id, record.client)
+        record.job = job = RequestJob(self.batcher, self.gate, choices, params, seconds, *who, asked)
+        answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{record.request_id}"
         top, legacy = getattr(body, "top_logprobs", None) or 0, bool(getattr(body, "functions", None))
         shape = Shape(chat, answer_id, int(time.time()), self.name, record.stream, top, legacy)
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -134,7 +134,7 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     bodies: list[type[BaseModel]] = [server.chat_body, server.completion_body, TokenizeBody, DetokenizeBody]
-    documents.install(app, [*bodies, SlotFile], settings.api_key is not None)
+    documents.install(app, [*bodies, SlotFile], bool(settings.api_keys))
     return app
 
 
@@ -214,7 +214,8 @@ def _add_state(app: FastAPI, server: Server) -> None:
         if not 0 <= slot < n_slots:
             said = f"there is no slot {slot!s:.20}: this server has the slots 0..{n_slots - 1}"
             raise ApiError(404, said, "slot", "no_such_slot")
-        return await server.ask(server.files, doing, server.batcher, folder, slot, body.filename)
+        client = request.scope["record"].client
+        return await server.ask(server.files, doing, server.batcher, folder, slot, body.filename, client)
 
 
 def _add_page(app: FastAPI) -> None:

@@ -9,9 +9,19 @@ import typer
 
 from ..common import extras
 from ..common.limits import MAX_DRAFT
-from ..common.options import N_CTX, Eagle, FlashAttn, FromText, GpuLayers, Model, Threads
+from ..common.options import (
+    N_CTX,
+    Eagle,
+    FlashAttn,
+    FromText,
+    GpuLayers,
+    Model,
+    TextMemoryPrompts,
+    TextMemorySize,
+    Threads,
+)
 from ..errors import EagleError, ErrorKind
-from .settings import ServerSettings, read_key
+from .settings import ServerSettings, read_keys
 
 
 def serve(
@@ -26,7 +36,8 @@ def serve(
         typer.Option(envvar="EAGLE3_API_KEY", show_envvar=True, help="key that every client must send"),
     ] = None,
     api_key_file: Annotated[
-        Path | None, typer.Option(help="file with the key; other users can see a command line, not this file")
+        Path | None,
+        typer.Option(help="file with one key a line; other users can see a command line, not this file"),
     ] = None,
     n_parallel: Annotated[int, typer.Option(help="number of slots: requests decoded in one batch")] = 4,
     n_ctx: Annotated[
@@ -57,6 +68,8 @@ def serve(
         int, typer.Option(help="most draft tokens per round that a request may ask for")
     ] = MAX_DRAFT,
     text: FromText = True,
+    text_memory: TextMemorySize = 0,
+    text_memory_prompts: TextMemoryPrompts = False,
     timeout: Annotated[float, typer.Option(help="time limit of a request in seconds")] = 600.0,
     grace: Annotated[
         float, typer.Option(help="seconds that running requests have to finish after SIGTERM")
@@ -78,7 +91,7 @@ def serve(
     given: dict[str, Any] = {k: str(v) if isinstance(v, Path) else v for k, v in locals().items()}
     key_file = given.pop("api_key_file")
     if key_file is not None:
-        given["api_key"] = read_key(key_file)
+        given["api_key"] = read_keys(key_file)
     settings = ServerSettings(**given | {"cors_origin": tuple(cors_origin or ())})
     try:
         from .run import serve as run

@@ -143,11 +143,16 @@ class RequestJob:
         params: EagleParams | None,
         timeout: float,
         request_id: str,
+        client: str,
         asked: str,
     ) -> None:
-        """asked: the field that holds the prompt. Raises ApiError 503 if there is no room."""
+        """client: whose text memory it uses. asked: the field that holds the prompt.
+
+        Raises ApiError 503 if there is no room.
+        """
         self.batcher, self.gate, self.choices, self.params = batcher, gate, choices, params
         self.request_id, self.asked, self.deadline = request_id, asked, time.monotonic() + timeout
+        self.client = client
         self.used: dict[int, TokenUsage] = {}
         self.timings: dict[int, dict[str, float]] = {}
         self.reasons: dict[int, str] = {}  # finish_reason of each choice
@@ -244,9 +249,8 @@ class RequestJob:
     def _run(self, choice: Choice) -> None:
         started, llm = time.monotonic(), None
         try:
-            with self.batcher.request(
-                params=self.params, deadline=self.deadline, request_id=self.request_id
-            ) as llm:
+            who = {"request_id": self.request_id, "client": self.client}
+            with self.batcher.request(params=self.params, deadline=self.deadline, **who) as llm:
                 self._enlist(choice, llm)
                 llm.on_wait = self._mail.wake  # sends all collected tokens together
                 for event in self._events(choice, llm):

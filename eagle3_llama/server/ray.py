@@ -30,7 +30,7 @@ from ..common.options import CONTEXT
 from ..errors import EagleError, ErrorKind
 from .cli import serve as plain_serve
 from .replica import NAME, Replica, ray_serve
-from .settings import ServerSettings, read_key
+from .settings import ServerSettings, read_keys
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -154,7 +154,7 @@ def _settings(given: dict[str, Any]) -> tuple[ServerSettings, Scale]:
     """Both from values by name. Raises EagleError for an unknown name or a value of a wrong type."""
     given = dict(given)
     if (file := given.pop("api_key_file", None)) is not None:
-        given["api_key"] = read_key(file)
+        given["api_key"] = read_keys(file)
     if isinstance(given.get("cors_origin"), str):
         given["cors_origin"] = given["cors_origin"].split(",")
     hints = typing.get_type_hints(ServerSettings) | typing.get_type_hints(Scale)

@@ -40,7 +40,7 @@ class Replica:
         app = create_app(self.settings, self.batcher)
         self.server = app.state.server
         self.own_metrics, self.server.metrics = self.server.metrics, EveryReplica(self)
-        app.add_middleware(Door, replica=self.id, keyed=self.settings.api_key is not None)
+        app.add_middleware(Door, replica=self.id, keyed=bool(self.settings.api_keys))
         return app
 
     def check_health(self) -> None:

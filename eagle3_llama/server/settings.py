@@ -11,6 +11,7 @@ from typing import Any
 
 from ..common.keywords import strict
 from ..common.limits import MAX_DRAFT
+from ..common.memory_size import LEAST_SIZE, check_memory, parse_size
 from ..common.model_files import check_models
 from ..errors import EagleError, ErrorKind
 from ..runtime.machine import cores
@@ -28,20 +29,23 @@ class ServerSettings:
     idle ones included; None takes what the process's file descriptors suffice for. max_tokens_cap: most
     tokens of an answer; None takes n_ctx. max_n: most choices of one request. max_draft: most draft
     tokens per round that a request's `speculative` may ask for. text: whether drafts also come from a
-    slot's own text. timeout: seconds from a request's arrival
-    to its last token. grace: seconds that running requests have to finish after SIGTERM.
+    slot's own text. text_memory: bytes (64M) for answers, from which later requests with the same API key
+    are drafted; the keys share them equally; 0: none are kept. text_memory_prompts: prompts are kept too.
+    timeout: seconds from a request's arrival to its last token. grace: seconds that running requests have to
+    finish after SIGTERM.
     template_timeout: time limit in seconds of a chat template, a grammar or a JSON schema.
     stream_interval: seconds for which a stream collects tokens, after its first one, before it sends
     them; 0 sends the tokens of each round at once. slot_save_limit: total bytes of the files in
-    slot_save_path. flash_attn: None enables it where the backend supports it. api_key: every route except
-    /health needs it. Without a key, the server listens only on loopback addresses.
+    slot_save_path. flash_attn: None enables it where the backend supports it. api_key: one or several, one
+    for each client; every route except /health needs one of them. Without a key, the server listens only
+    on loopback addresses.
     """
 
     model: str
     eagle: str | None = None
     host: str = "127.0.0.1"
     port: int = 8000
-    api_key: str | None = dataclasses.field(default=None, repr=False)
+    api_key: str | tuple[str, ...] | None = dataclasses.field(default=None, repr=False)
     n_parallel: int = 4
     n_ctx: int = 4096
     n_batch: int = 512
@@ -56,6 +60,8 @@ class ServerSettings:
     max_n: int = 8
     max_draft: int = MAX_DRAFT
     text: bool = True
+    text_memory: int | str = 0
+    text_memory_prompts: bool = False
     timeout: float = 600.0
     grace: float = 30.0
     template_timeout: float = 2.0
@@ -67,6 +73,8 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cors_origin", tuple(self.cors_origin))
+        object.__setattr__(self, "text_memory", parse_size(self.text_memory))
+        check_memory(int(self.text_memory), self.text_memory_prompts, self.text)
         check_models(self.model, self.eagle)
         for name, least, most in (
             ("port", 0, 65535),
@@ -96,14 +104,17 @@ class ServerSettings:
             fine = math.isfinite(value) and low <= value <= high
             self._check(fine, f"{_option(name)} is {value!r}, expected seconds {low}..{high}")
         self._check_key()
+        n = max(len(self.api_keys), 1)
+        said = f"--text-memory has {self.text_memory} bytes, expected {LEAST_SIZE} for each of {n} keys"
+        self._check(not self.text_memory or int(self.text_memory) // n >= LEAST_SIZE, said)
         self._check_places()
 
     def _check_key(self) -> None:
-        key = self.api_key
-        if key is not None:
-            fine = key.isascii() and key.isprintable() and key.strip() == key != ""
+        for key in self.api_keys:
+            fine = isinstance(key, str) and key.isascii() and key.isprintable() and key.strip() == key != ""
             self._check(fine, "--api-key must be printable ASCII without spaces at its ends")
-        else:
+        self._check(len(set(self.api_keys)) == len(self.api_keys), "--api-key-file has a key twice")
+        if not self.api_keys:
             mend = "set --api-key, --api-key-file or EAGLE3_API_KEY, or use --host 127.0.0.1"
             self._check(is_loopback(self.host), f"other machines can reach --host {self.host}: {mend}")
 
@@ -126,6 +137,12 @@ class ServerSettings:
             raise EagleError(kind, message)
 
     @property
+    def api_keys(self) -> tuple[str, ...]:
+        """The keys of the clients; () if none is needed."""
+        key = self.api_key
+        return () if key is None else key if isinstance(key, tuple) else (key,)
+
+    @property
     def most_tokens(self) -> int:
         """The most tokens of any answer."""
         return min(self.max_tokens_cap or self.n_ctx, self.n_ctx)
@@ -143,7 +160,9 @@ class ServerSettings:
     def batch(self) -> dict[str, Any]:
         """Arguments of batching.BatchSettings."""
         names = "model eagle n_parallel n_ctx n_gpu_layers flash_attn chat_format n_batch text".split()
-        more = {"n_threads": self.threads or cores(), "interval": self.stream_interval}
+        more: dict[str, Any] = {"n_threads": self.threads or cores(), "interval": self.stream_interval}
+        more["text_memory"] = int(self.text_memory) // max(len(self.api_keys), 1)
+        more["text_memory_prompts"] = self.text_memory_prompts
         return {name: getattr(self, name) for name in names} | more
 
 
@@ -155,10 +174,11 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def read_key(path: str | os.PathLike[str]) -> str:
-    """The key in a file, without the newline at its end."""
+def read_keys(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """The keys in a file, one a line. Of a file without any, an empty one, which the settings refuse."""
     try:
-        return Path(path).read_text(encoding="utf-8").strip()
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        return tuple(line.strip() for line in lines if line.strip()) or ("",)
     except (OSError, UnicodeDecodeError) as e:
         said = f"cannot read --api-key-file {path}: {getattr(e, 'strerror', None) or e}"
         raise EagleError(ErrorKind.BAD_FILE, said) from e

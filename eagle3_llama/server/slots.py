@@ -21,14 +21,14 @@ MAX_FILES = 10_000  # in the folder
 _writing = threading.Lock()  # two writers of one file name would share its temporary file
 
 
-def save(limit: int, batcher: Any, folder: str, slot: int, filename: str) -> dict[str, Any]:
+def save(limit: int, batcher: Any, folder: str, slot: int, filename: str, client: str) -> dict[str, Any]:
     """Writes a slot's state to a file, whole or not at all.
 
     Raises ApiError 507 if the folder would then hold more than `limit` bytes, or if the disk is full.
     """
     started = time.perf_counter()
     n_saved = next((s["n_past"] for s in batcher.slots() if s["id"] == slot), 0)
-    data = batcher.save_slot(slot)
+    data = batcher.save_slot(slot, client)
     try:
         with _writing:
             _check_room(Path(folder), limit, filename, len(data))
@@ -54,14 +54,14 @@ def _check_room(folder: Path, limit: int, filename: str, size: int) -> None:
         raise ApiError(507, f"{said}; {limits}", "filename", "slot_files_full")
 
 
-def restore(batcher: Any, folder: str, slot: int, filename: str) -> dict[str, Any]:
+def restore(batcher: Any, folder: str, slot: int, filename: str, client: str) -> dict[str, Any]:
     """Restores a slot's state from a file.
 
     Raises ApiError 404 if there is no such file, EagleError BAD_VALUE if it is damaged or of another model.
     """
     started = time.perf_counter()
     data = _read(Path(folder) / filename)
-    counts = {"n_restored": batcher.load_slot(slot, data), "n_read": len(data)}
+    counts = {"n_restored": batcher.load_slot(slot, data, client), "n_read": len(data)}
     return {"id_slot": slot, "filename": filename, **counts, "timings": {"restore_ms": _ms(started)}}
 
 

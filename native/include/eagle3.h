@@ -73,7 +73,7 @@
 //     }
 #pragma once
 #include <stdint.h>
-#define EAGLE3_ABI_VERSION 7
+#define EAGLE3_ABI_VERSION 8
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -91,6 +91,7 @@ enum {
 
 typedef struct eagle3_head eagle3_head;        // a head's weights, on the device of the target's output
 typedef struct eagle3_session eagle3_session;  // a target context, a head, and the state of the slots
+typedef struct eagle3_text_memory eagle3_text_memory;  // texts of earlier requests
 
 enum eagle3_status {
     EAGLE3_OK            = 0,
@@ -217,8 +218,8 @@ enum eagle3_source { EAGLE3_FROM_HEAD = 1, EAGLE3_FROM_TEXT = 2 };  // bits: bot
 int32_t eagle3_round_drafted(const eagle3_session * s, int32_t i, int32_t * tokens, int32_t * parents,
     float * probs, int32_t * sources);
 
-// How many of the slot's last tokens, with `token` behind them, stand in its text already with a token after
-// them: at most 32; 0 for none. Costs a microsecond, and no decode.
+// How many of the slot's last tokens, with `token` behind them, stand in its text (or its text memory)
+// already with a token after them: at most 32; 0 for none. Costs a microsecond, and no decode.
 int32_t eagle3_text_match(const eagle3_session * s, int32_t slot, int32_t token);
 
 // One target batch of all rows. Rows of a tree see only the draft tokens that they follow. After E_DECODE
@@ -249,6 +250,27 @@ int32_t eagle3_verified_row(const eagle3_session * s, int32_t slot, int32_t i);
 // As llama_sampler_sample, for a row of the last decode (-1: its last with logits). E_ARGUMENT for a row
 // without logits, E_INTERNAL for a sampler's exception.
 int32_t eagle3_sample(eagle3_session * s, struct llama_sampler * sampler, int32_t row);
+
+// -- text memory ------------------------------------------------------------------------------------------
+// Texts of earlier requests, from which slots that use it draft as from their own: a match of four tokens or
+// more counts. It has n_bytes at most (65,536 or more), about 38 bytes a token, and takes them as it fills;
+// when it is full, the older half of its texts is forgotten. Sessions of one vocabulary may share it, in one
+// thread. *out is the caller's to close; slots that use it keep it until they use another, or are closed.
+// E_ARGUMENT, E_MEMORY.
+int32_t eagle3_text_memory_open(int64_t n_bytes, eagle3_text_memory ** out);
+void eagle3_text_memory_close(eagle3_text_memory * m);  // NULL is allowed
+
+// Adds a text, or its end if half of the memory does not hold it. E_ARGUMENT for a token below 0; E_MEMORY:
+// the newer half of its texts is forgotten.
+int32_t eagle3_text_memory_add(eagle3_text_memory * m, const int32_t * tokens, int32_t n);
+
+// Copies the texts, oldest first, each with a -1 behind it. Returns their number of tokens, these included;
+// out may be NULL. E_ARGUMENT if cap is too small.
+int64_t eagle3_text_memory_get(const eagle3_text_memory * m, int32_t * out, int64_t cap);
+
+// From its next draft on a slot drafts from this memory, too; NULL: from its own text alone, as at first.
+// Does nothing for a target that cannot take back drafts.
+int32_t eagle3_text_memory_use(eagle3_session * s, int32_t slot, const eagle3_text_memory * m);
 
 // -- planner ----------------------------------------------------------------------------------------------
 // What decoding and drafting cost on this machine, in seconds; entry n is for n rows, entry 0 is unused. The

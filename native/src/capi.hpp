@@ -16,6 +16,10 @@ struct eagle3_session {
     std::unique_ptr<eagle3::session> impl;
 };
 
+struct eagle3_text_memory {
+    std::shared_ptr<eagle3::text_memory> impl;  // slots hold it, too
+};
+
 namespace eagle3 {
 
 // Keeps the message for eagle3_last_error, and returns status.
@@ -43,6 +47,11 @@ inline session & get(eagle3_session * s) {
 
 inline const session & get(const eagle3_session * s) {
     return get(const_cast<eagle3_session *>(s));
+}
+
+inline text_memory & get(const eagle3_text_memory * m) {
+    require(m != nullptr, EAGLE3_E_ARGUMENT, "memory is NULL");
+    return *m->impl;
 }
 
 inline void not_null(const void * p, const char * name) {

@@ -96,6 +96,13 @@ int session::text_match(int slot, int32_t token) const {
     return slots_.text() ? slots_.text()->match(slot, token) : 0;
 }
 
+void session::set_memory(int slot, std::shared_ptr<const text_memory> memory) {
+    slots_.at(slot);
+    if (slots_.text()) {
+        slots_.text()->set_memory(slot, std::move(memory));
+    }
+}
+
 // -- the planner's costs ----------------------------------------------------------------------------------
 
 // The round under way was drafted by other costs: its time is not counted.

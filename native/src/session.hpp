@@ -31,6 +31,7 @@ class session {
     void commit(const int32_t * keep) { round_.commit(keep); }
     const round & last_round() const { return round_; }
     int text_match(int slot, int32_t token) const;  // see text_source::match
+    void set_memory(int slot, std::shared_ptr<const text_memory> memory);
 
     int sample(llama_sampler * sampler, int row) { return eagle3::sample(slots_.ctx, sampler, row); }
     void prefill(int slot, const int32_t * tokens, int n, bool all_logits);

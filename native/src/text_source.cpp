@@ -14,11 +14,12 @@ namespace {
 constexpr float LEAST_REACH = 0.02f;  // nothing below such a node is worth a row
 constexpr int MOST_WIDTH    = 4;      // different tokens that are offered after one node
 constexpr int LEAST_NODES   = 8;      // that are offered to each of many slots, for whom there are few rows
+constexpr int LEAST_MATCH   = 4;      // tokens of a match in other texts: shorter ones are chance
 
 }  // namespace
 
 text_source::text_source(int n_slots, int n_ctx)
-    : n_ctx_(n_ctx), slots_(n_slots, text{0, suffix_index(n_ctx)}) {}
+    : n_ctx_(n_ctx), slots_(n_slots, text{0, suffix_index(n_ctx), nullptr}) {}
 
 // -- drafts -----------------------------------------------------------------------------------------------
 
@@ -38,36 +39,57 @@ std::vector<int32_t> text_source::last_tokens(const growth & g, int ask, int nod
     return path;
 }
 
+// Finds what stands in the slot's text and, if it is to be remembered, in its memory: the longest matches.
+void text_source::find(
+    int slot, const std::vector<int32_t> & last, bool remembered, std::vector<found> & out) const {
+    const text & t = slots_[slot];
+    std::array<suffix_index::match, suffix_index::N_FOUND> at;
+    out.clear();
+    const auto search = [&](const suffix_index & in, int least) {
+        const int n = in.find(last.data(), (int) last.size(), at.data());
+        for (int i = 0; i < n; ++i) {
+            if (at[i].length >= least && in[at[i].next] != text_memory::END) {
+                out.push_back({&in, at[i].next, at[i].length});
+            }
+        }
+    };
+    search(t.index, 1);
+    if (remembered && t.memory) {
+        for (const suffix_index * half : t.memory->halves()) {
+            search(*half, LEAST_MATCH);
+        }
+        std::stable_sort(
+            out.begin(), out.end(), [](const found & a, const found & b) { return a.length > b.length; });
+        out.resize(std::min<size_t>(out.size(), suffix_index::N_FOUND));
+    }
+}
+
 void text_source::begin(growth & g, const std::vector<int> & asks) {
     for (const int a : asks) {
-        const std::vector<int32_t> last = last_tokens(g, a, -1);
-        grow(g, a, -1, last.data(), (int) last.size());
+        grow(g, a, -1);
     }
 }
 
 void text_source::follow(growth & g, const std::vector<int> & nodes) {
     for (const int v : nodes) {
         if (g.nodes[v].reach >= LEAST_REACH) {
-            const std::vector<int32_t> last = last_tokens(g, g.nodes[v].ask, v);
-            grow(g, g.nodes[v].ask, v, last.data(), (int) last.size());
+            grow(g, g.nodes[v].ask, v);
         }
     }
 }
 
 // Offers what may follow a node, the likeliest paths first, and no more than the ask may draft.
-void text_source::grow(growth & g, int ask, int node, const int32_t * last, int n_last) {
-    const suffix_index & index = slots_[g.asks[ask].slot].index;
-    const auto less            = [](const open_node & a, const open_node & b) {
+// The memory is asked after the ask's own token alone: its search takes several times as long as the text's.
+void text_source::grow(growth & g, int ask, int node) {
+    const auto less = [](const open_node & a, const open_node & b) {
         return a.reach < b.reach;
     };
     const int share   = std::max(2 * EAGLE3_MAX_DRAFT / std::max(g.n_asks, 1), LEAST_NODES);
     const size_t most = g.nodes.size() + std::clamp(g.asks[ask].n_max, 0, share);
-    pool_.resize(suffix_index::N_FOUND);
-    const int n = index.find(last, n_last, pool_.data());
-    pool_.resize(n);
+    find(g.asks[ask].slot, last_tokens(g, ask, node), node < 0, pool_);
     open_.clear();
-    if (n > 0) {
-        open_.push_back({node, 0, n, node < 0 ? 1.0f : g.nodes[node].reach});
+    if (!pool_.empty()) {
+        open_.push_back({node, 0, (int) pool_.size(), node < 0 ? 1.0f : g.nodes[node].reach});
     }
     while (!open_.empty() && g.nodes.size() < most) {
         std::pop_heap(open_.begin(), open_.end(), less);
@@ -83,7 +105,6 @@ void text_source::grow(growth & g, int ask, int node, const int32_t * last, int 
 
 // Offers the tokens that the matches of a node say, and opens those that are likely enough.
 void text_source::offer_children(growth & g, int ask, const open_node & from) {
-    const text & t = slots_[g.asks[ask].slot];
     struct child {
         int32_t token;
         int length = 0, n = 0;  // its longest match, its matches
@@ -92,7 +113,7 @@ void text_source::offer_children(growth & g, int ask, const open_node & from) {
     };
     std::vector<child> children;
     for (int i = from.first; i < from.first + from.n; ++i) {
-        const int32_t token = t.index[pool_[i].next];
+        const int32_t token = pool_[i].token();
         auto c =
             std::find_if(children.begin(), children.end(), [&](const child & k) { return k.token == token; });
         if (c == children.end()) {
@@ -103,7 +124,7 @@ void text_source::offer_children(growth & g, int ask, const open_node & from) {
     }
     for (child & c : children) {
         for (int i = from.first; i < from.first + from.n; ++i) {
-            c.n_other += pool_[i].length >= c.length && t.index[pool_[i].next] != c.token;
+            c.n_other += pool_[i].length >= c.length && pool_[i].token() != c.token;
         }
         c.q = text_prior(c.length, c.n, c.n_other);
     }
@@ -115,9 +136,11 @@ void text_source::offer_children(growth & g, int ask, const open_node & from) {
         const float reach = g.nodes[node].reach;
         const int first   = (int) pool_.size();
         for (int i = from.first; i < from.first + from.n && reach >= LEAST_REACH; ++i) {
-            const suffix_index::match m = pool_[i];
-            if (t.index[m.next] == children[k].token && m.next + 1 < t.index.size()) {
-                pool_.push_back({m.next + 1, std::min(m.length + 1, (int32_t) suffix_index::MAX_MATCH)});
+            const found m = pool_[i];
+            const found next{m.in, m.next + 1, std::min(m.length + 1, (int32_t) suffix_index::MAX_MATCH)};
+            if (m.token() == children[k].token && next.next < m.in->size() &&
+                next.token() != text_memory::END) {
+                pool_.push_back(next);
             }
         }
         if ((int) pool_.size() > first) {
@@ -133,11 +156,11 @@ int text_source::match(int slot, int32_t token) const {
         last.push_back(index[i]);
     }
     last.push_back(token);
-    std::array<suffix_index::match, suffix_index::N_FOUND> found;
-    const int n = index.find(last.data(), (int) last.size(), found.data());
+    std::vector<found> found;
+    find(slot, last, true, found);
     int longest = 0;
-    for (int i = 0; i < n; ++i) {
-        longest = std::max(longest, (int) found[i].length);
+    for (const auto & f : found) {
+        longest = std::max(longest, (int) f.length);
     }
     return longest;
 }

@@ -1,9 +1,12 @@
-// The slot's own text as a source of drafts: what followed the last tokens where they stood before.
+// Text as a source of drafts: what followed the slot's last tokens where they stood before, in its own text
+// and in the memory of earlier texts that the slot may read.
 #pragma once
 
 #include "source.hpp"
 #include "suffix_index.hpp"
+#include "text_memory.hpp"
 
+#include <memory>
 #include <vector>
 
 namespace eagle3 {
@@ -21,6 +24,11 @@ class text_source : public source {
     // suffix_index::MAX_MATCH. 0 for none.
     int match(int slot, int32_t token) const;
 
+    // The texts that a slot may draft from beside its own; null for none. A slot keeps them through resets.
+    void set_memory(int slot, std::shared_ptr<const text_memory> memory) {
+        slots_[slot].memory = std::move(memory);
+    }
+
     void kept(const kept_tokens & k) override;
     void rewind(int slot, int n_past) override;
     void reset(int slot, int n_past) override;
@@ -36,22 +44,31 @@ class text_source : public source {
     struct text {
         int from = 0;
         suffix_index index;
+        std::shared_ptr<const text_memory> memory;
+    };
+    // Where the last `length` tokens stand: in `in`, before the position `next`.
+    struct found {
+        const suffix_index * in;
+        int32_t next, length;
+
+        int32_t token() const { return (*in)[next]; }
     };
     struct state_header;
     struct open_node {
         int node;      // of the growth, -1: the ask's own token
-        int first, n;  // its matches in pool_
+        int first, n;  // what was found for it, in pool_
         float reach;
     };
 
-    void grow(growth & g, int ask, int node, const int32_t * last, int n_last);
+    void find(int slot, const std::vector<int32_t> & last, bool remembered, std::vector<found> & out) const;
+    void grow(growth & g, int ask, int node);
     void offer_children(growth & g, int ask, const open_node & from);
     std::vector<int32_t> last_tokens(const growth & g, int ask, int node) const;
 
     int n_ctx_;
     std::vector<text> slots_;
-    std::vector<suffix_index::match> pool_;  // of the draft that grows
-    std::vector<open_node> open_;            // a heap, the likeliest first
+    std::vector<found> pool_;      // of the draft that grows
+    std::vector<open_node> open_;  // a heap, the likeliest first
 };
 
 }  // namespace eagle3
