@@ -58,6 +58,8 @@ class EagleLlama(GeneratingLlama):
     """
 
     _n_slots = 1
+    _engine: Engine | None
+    _processors: GuardedProcessors | None  # of _sampler
 
     def __init__(
         self,
@@ -89,11 +91,9 @@ class EagleLlama(GeneratingLlama):
         self._memory = parse_size(text_memory), bool(text_memory_prompts)
         check_memory(*self._memory, text, kwargs.get("draft_model"))
         check_models(model_path, eagle_path)
-        self._eagle_path, self._extract_layers = eagle_path, extract_layers
-        self._engine: Engine | None = None
+        self._eagle_path, self._extract_layers, self._engine = eagle_path, extract_layers, None
         kwargs.update(default_threads(kwargs))
-        self._text, self._used = Text(), TokenUsage()
-        self._processors: GuardedProcessors | None = None  # of _sampler
+        self._text, self._used, self._processors = Text(), TokenUsage(), None
         alone = kwargs.get("embedding") or kwargs.get("vocab_only")
         delegates = kwargs.get("draft_model") is not None or alone
         try:
