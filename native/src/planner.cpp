@@ -42,12 +42,14 @@ void planner::begin(int n_slots, float n_past) {
     }
 }
 
-// Several slots' texts are a mixture that one more hardly changes.
+// Several slots' texts are a mixture that one more hardly changes. Where drafts did not pay for many texts,
+// the next one is given up sooner: half of the rest stays.
 void planner::new_text() {
     mode & m = modes_[1];
-    m.asleep = m.nap = 0;
-    m.gain           = std::min(m.gain, 0.0f);
-    m.n_drafts       = std::min(m.n_drafts, tune_.min_drafts - tune_.probes);
+    m.asleep = 0;
+    m.nap /= 2;
+    m.gain     = std::min(m.gain, 0.0f);
+    m.n_drafts = std::min(m.n_drafts, tune_.min_drafts - tune_.probes);
 }
 
 // -- what is known ----------------------------------------------------------------------------------------
