@@ -90,8 +90,20 @@ def test_nobody_waits_for_the_next_child_to_start(sandbox, monkeypatch):
     go.set()
 
 
+@pytest.fixture
+def heard():
+    """Children are ended by SIGINT and SIGHUP, also where the tests run in the background or under nohup."""
+    numbers = (signal.SIGINT, signal.SIGHUP)
+    ignored = [n for n in numbers if signal.getsignal(n) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
 @pytest.mark.parametrize("number", (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-def test_a_child_that_somebody_ends_is_no_fault_of_the_request(sandbox, number):
+def test_a_child_that_somebody_ends_is_no_fault_of_the_request(heard, sandbox, number):
     """The request has an hour. What ends the child says nothing of it."""
     ended = []
     thread = hang(sandbox, ended)
