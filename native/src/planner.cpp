@@ -43,11 +43,12 @@ void planner::begin(int n_slots, float n_past) {
 }
 
 // Several slots' texts are a mixture that one more hardly changes. Where drafts did not pay for many texts,
-// the next one is given up sooner: half of the rest stays.
+// the next one is given up sooner: part of the rest stays. A prompt of several pieces begins one text.
 void planner::new_text() {
-    mode & m = modes_[1];
-    m.asleep = 0;
-    m.nap /= 2;
+    mode & m   = modes_[1];
+    m.asleep   = 0;
+    m.nap      = m.begun ? (int) (tune_.keep_nap * (float) m.nap) : m.nap;
+    m.begun    = false;
     m.gain     = std::min(m.gain, 0.0f);
     m.n_drafts = std::min(m.n_drafts, tune_.min_drafts - tune_.probes);
 }

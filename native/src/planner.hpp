@@ -155,6 +155,7 @@ class planner {
             0.0f;  // the same of one with a draft, above plain_rest and what is expected of the output matrix
         int n_plain = 0, n_drafted = 0;  // plain rounds, the first few; rounds with drafts since the last one
         int n_drafts = 0, asleep = 0, nap = 0, n_naps = 0;
+        bool begun = false;  // whether the text has had a round
         // a draft that brings this part of its cost is tried, for the cost may be another than is thought
         float hope        = 0.0f;
         float plain_tried = 1.0f;  // the drift when that was last due

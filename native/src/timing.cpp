@@ -77,6 +77,7 @@ void planner::time_passes(bool tried, bool drafted, int n_rows) {
 
 void planner::saw_round(const round & r) {
     mode & m             = at();
+    m.begun              = true;
     const bool plain     = r.n_rows == n_slots_;
     const float expected = layers(r.n_rows) + (r.whole ? costs_.output[r.n_rows] * m.plain.value : 0.0f);
     const float raw      = r.layers_s / std::max(expected, 1e-9f);

@@ -75,6 +75,11 @@ struct tuning {
     // half +0.10, drafts dearer x4 -0.38; twice -0.19, misjudged turns x1 -3.68; without -0.12, misjudged
     // turns x1 -3.02.
     int nap_most = 64;
+    // Of that of one slot, what stays when another text begins: where texts are short, each would try anew.
+    // No value changes anything in the 26 cases, whose texts are long. On recorded answers of 64 tokens
+    // (`replay`), where a second row costs as much as the first, in percent: half -0.5; all of it +0.6, and
+    // -0.6 where rows cost less; without -0.7.
+    float keep_nap = 0.5f;
     // Rounds awake after a rest, before the next may begin.
     // half +0.07, misjudged turns x1 -1.97; twice -0.17, load comes and goes x4 -1.32; without -0.31, load
     // comes and goes x4 -2.78.

@@ -47,6 +47,7 @@ const constant CONSTANTS[] = {
     number("min_drafts", &tuning::min_drafts, 1 << 30),
     number("nap_first", &tuning::nap_first, 64),
     number("nap_most", &tuning::nap_most, 1 << 20),
+    number("keep_nap", &tuning::keep_nap, 0.0f),
     number("probes", &tuning::probes, 0),
     number("idle", &tuning::idle, 1 << 30),
     number("idle_of_many", &tuning::idle_of_many, 1 << 30),

@@ -191,6 +191,24 @@ void check(bool ok, const char * what, const machine & m, bool deferred, const o
     }
 }
 
+// Rounds whose drafts bring nothing, until drafting rests for so many. Returns the rest.
+int rest_after(planner & p, const costs & c, int n_slots, int least) {
+    int rest = 0;
+    for (int i = 0; i < 5000 && rest < least; ++i) {
+        planner::round r;
+        r.tried    = p.next_turn() == planner::turn::draft;
+        r.n_rows   = n_slots;
+        r.whole    = true;
+        r.n_tokens = n_slots;
+        r.layers_s = c.layers[n_slots] + c.output[n_slots];
+        r.draft_s  = r.tried ? c.head[1] + c.first : 0.0f;
+        r.total_s  = r.layers_s + r.draft_s;
+        p.saw_round(r);
+        rest = p.asleep();
+    }
+    return rest;
+}
+
 // Drafts that bring nothing lead to rests, none so long that a turn of the text goes unseen; a lone slot's
 // ends with its text.
 void check_rests(const costs & c) {
@@ -198,25 +216,32 @@ void check_rests(const costs & c) {
         planner p;
         p.set(c);
         p.begin(n_slots, 0.0f);
-        int rest = 0;
-        for (int i = 0; i < 5000 && rest < least; ++i) {
-            planner::round r;
-            r.tried    = p.next_turn() == planner::turn::draft;
-            r.n_rows   = n_slots;
-            r.whole    = true;
-            r.n_tokens = n_slots;
-            r.layers_s = c.layers[n_slots] + c.output[n_slots];
-            r.draft_s  = r.tried ? c.head[1] + c.first : 0.0f;
-            r.total_s  = r.layers_s + r.draft_s;
-            p.saw_round(r);
-            rest = p.asleep();
-        }
+        const int rest = rest_after(p, c, n_slots, least);
         p.new_text();
         if (rest < least || p.asleep() != (n_slots == 1 ? 0 : rest)) {
             fprintf(stderr, "a new text in one of %d slots: %d of %d rounds of rest are left, expected %d\n",
                 n_slots, p.asleep(), rest, least);
             ++failures;
         }
+    }
+}
+
+// A prompt is one text in however many pieces it is decoded: the next rest is as long.
+void check_pieces(const costs & c) {
+    int rest[2];
+    for (const int n_pieces : {1, 8}) {
+        planner p;
+        p.set(c);
+        p.begin(1, 0.0f);
+        rest_after(p, c, 1, 64);
+        for (int i = 0; i < n_pieces; ++i) {
+            p.new_text();
+        }
+        rest[n_pieces == 8] = rest_after(p, c, 1, 1);
+    }
+    if (rest[0] != rest[1] || rest[0] < 1) {
+        fprintf(stderr, "the rest after a prompt in one piece is %d rounds, in eight %d\n", rest[0], rest[1]);
+        ++failures;
     }
 }
 
@@ -275,6 +300,7 @@ void check_sources() {
 int main(int argc, char ** argv) {
     const unsigned seed = argc > 1 ? (unsigned) atoi(argv[1]) : 1;
     check_rests(costs_of(MACHINES[0], false));
+    check_pieces(costs_of(MACHINES[0], false));
     check_sizes(costs_of(MACHINES[0], false));
     check_sources();
     for (const machine & m : MACHINES) {
