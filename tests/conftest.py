@@ -96,3 +96,23 @@ def endless(tmp_path_factory):
     d = tmp_path_factory.mktemp("endless")
     target = tiny_models.target(d / "target.gguf", ends=False)
     return str(target), str(tiny_models.head(d / "head.gguf"))
+
+
+@pytest.fixture(scope="module")
+def foreseen(tmp_path_factory):
+    """A target whose text does not end, in which a token depends on the one before it alone, and a head."""
+    d = tmp_path_factory.mktemp("foreseen")
+    target = tiny_models.target(d / "target.gguf", adds=0.0, ends=False)
+    return target, tiny_models.head(d / "head.gguf")
+
+
+@pytest.fixture
+def cheap_rows(monkeypatch, tmp_path):
+    """Rows cost so little that drafts pay, whatever this machine is like."""
+    from text_tools import CHEAP
+
+    from eagle3_llama.runtime import costs
+
+    monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
+    monkeypatch.setattr(costs, "measure", lambda *_, **__: CHEAP)
+    monkeypatch.setattr(costs, "measure_in_use", lambda *_, **__: CHEAP)

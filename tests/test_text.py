@@ -7,7 +7,6 @@ import json
 import threading
 
 import pytest
-import tiny_models
 from text_tools import CHEAP, PROMPT, SAMPLINGS, N, load, tokens_of
 
 from eagle3_llama import EagleError, EagleParams
@@ -15,20 +14,12 @@ from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.runtime import costs as costs_module
 from eagle3_llama.runtime.costs import Costs
 
+pytestmark = pytest.mark.usefixtures("cheap_rows")
+
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    target = tiny_models.target(folder / "target.gguf", adds=0.0, ends=False)
-    return target, tiny_models.head(folder / "head.gguf")
-
-
-@pytest.fixture(autouse=True)
-def cheap_rows(monkeypatch, tmp_path):
-    """Rows cost so little that drafts pay, whatever this machine is like."""
-    monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
-    monkeypatch.setattr(costs_module, "measure", lambda *_, **__: CHEAP)
-    monkeypatch.setattr(costs_module, "measure_in_use", lambda *_, **__: CHEAP)
+def files(foreseen):
+    return foreseen
 
 
 @pytest.fixture(scope="module")

@@ -10,32 +10,21 @@ import struct
 import httpx
 import numpy as np
 import pytest
-import tiny_models
 from server_tools import running, settings
-from text_tools import CHEAP, PROMPT, N, load, tokens_of
+from text_tools import PROMPT, N, load, tokens_of
 
 from eagle3_llama import EagleError
 from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.common.memory_size import parse_size
-from eagle3_llama.runtime import costs as costs_module
 from eagle3_llama.runtime.text_memory import TextMemory
 
+pytestmark = pytest.mark.usefixtures("cheap_rows")
 SAMPLED = {"temp": 0.6, "top_p": 0.95}
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    target = tiny_models.target(folder / "target.gguf", adds=0.0, ends=False)
-    return target, tiny_models.head(folder / "head.gguf")
-
-
-@pytest.fixture(autouse=True)
-def cheap_rows(monkeypatch, tmp_path):
-    """Rows cost so little that drafts pay, whatever this machine is like."""
-    monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
-    monkeypatch.setattr(costs_module, "measure", lambda *_, **__: CHEAP)
-    monkeypatch.setattr(costs_module, "measure_in_use", lambda *_, **__: CHEAP)
+def files(foreseen):
+    return foreseen
 
 
 def texts_in(data: bytes) -> list[list[int]]:
