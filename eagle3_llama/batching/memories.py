@@ -39,9 +39,10 @@ class Memories:
         """TextMemory.tokens() of a client."""
         return self._of[client].tokens() if client in self._of else b""
 
-    def restore(self, client: str, tokens: bytes) -> int:
-        """Adds tokens() to a client's texts. Returns how many, 0 if this batcher keeps none."""
-        return self._memory(client).add_all(tokens) if self._n_bytes and tokens else 0
+    def restore(self, client: str, tokens: bytes) -> None:
+        """Adds tokens() to a client's texts, if this batcher keeps any."""
+        if self._n_bytes and tokens:
+            self._memory(client).add_all(tokens)
 
     def _memory(self, client: str) -> TextMemory:
         if client not in self._of:

@@ -152,8 +152,15 @@ def unpack(expected: dict[str, Any], n_ctx: int, data: bytes) -> Contents:
     if not all(type(x) is int and x >= 0 for x in sizes) or at + n + sum(sizes) + 32 != len(data):
         raise bad("damaged")
     head_at, texts_at = at + n + sizes[0], at + n + sizes[0] + sizes[1]
-    texts = np.frombuffer(data[texts_at:-32], np.int32) if sizes[2] % 4 == 0 else np.array([-2])
-    if texts.size and not (texts.min() >= END and texts.max() < n_vocab and texts[-1] == END):
+    if not _are_texts(data[texts_at:-32], n_vocab):
         raise bad("damaged")
     target = (ctypes.c_uint8 * sizes[0]).from_buffer_copy(view[at + n : head_at])
     return Contents(tokens, target, data[head_at:texts_at], data[texts_at:-32])
+
+
+def _are_texts(data: bytes, n_vocab: int) -> bool:
+    """Whether TextMemory.tokens() could have given these bytes."""
+    if len(data) % 4 != 0:
+        return False
+    ids = np.frombuffer(data, np.int32)
+    return not ids.size or bool(ids.min() >= END and ids.max() < n_vocab and ids[-1] == END)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .drafted import SOURCES, Drafted
+from .library import checked
 from .params import MAX_DRAFT, EagleParams, StaticTree, Tree
 from .session import Session
 
@@ -82,7 +83,7 @@ class Asking(Session):
         if self.on_match is not None:
             self._measure_for(asks)
         arrays = [self._fill(a, ask, len(asks)) for a, ask in zip(b.asks, asks)]
-        self._check(self.lib.eagle3_round_draft(self._session, b.asks, len(asks), b.drafted))
+        checked(self.lib.eagle3_round_draft(self._session, b.asks, len(asks), b.drafted))
         del arrays  # read until here
 
     def _fill(self, a: Any, ask: Ask, n: int) -> object:
@@ -141,5 +142,5 @@ class Asking(Session):
         """The draft of the i-th ask of the round under way."""
         tokens, parents, sources = self._drafts, self._parents, self._sources
         null, unpack = self.ffi.NULL, self.ffi.unpack
-        n = self._check(self.lib.eagle3_round_drafted(self._session, i, tokens, parents, null, sources))
+        n = checked(self.lib.eagle3_round_drafted(self._session, i, tokens, parents, null, sources))
         return Drafted(unpack(tokens, n), unpack(parents, n), unpack(sources, n))

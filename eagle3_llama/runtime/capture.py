@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..errors import EagleError, ErrorKind
-from .library import load
+from .library import checked, load
 
 
 class Capture:
@@ -23,17 +22,12 @@ class Capture:
         self._ctx = self.ffi.cast("void *", ctx)
         self._layers = self.ffi.new("int32_t[]", list(extract_layers) or 1)
         self.n_layers, self.n_embd = len(extract_layers), n_embd
-        self._check(self.lib.eagle3_capture_set(self._ctx, self._layers, self.n_layers))
-
-    def _check(self, code: int) -> None:
-        if code < 0:
-            message = self.ffi.string(self.lib.eagle3_last_error()).decode("utf-8", "replace")
-            raise EagleError(ErrorKind.BAD_ARGUMENT, message)
+        checked(self.lib.eagle3_capture_set(self._ctx, self._layers, self.n_layers))
 
     def read(self, n_tokens: int) -> np.ndarray:
         """Features of the last llama_decode, in batch order: float32 [n_tokens, n_layers, n_embd]."""
         out = np.empty((n_tokens, self.n_layers, self.n_embd), np.float32)
-        self._check(
+        checked(
             self.lib.eagle3_capture_get(
                 self._ctx, self._layers, self.n_layers, n_tokens, self.ffi.from_buffer("float[]", out)
             )
@@ -42,7 +36,7 @@ class Capture:
 
     def close(self) -> None:
         """Switches capture off. It then costs no time and no memory."""
-        self._check(self.lib.eagle3_capture_set(self._ctx, self.ffi.NULL, 0))
+        checked(self.lib.eagle3_capture_set(self._ctx, self.ffi.NULL, 0))
 
     def __enter__(self) -> Capture:
         return self

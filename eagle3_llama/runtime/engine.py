@@ -12,6 +12,7 @@ from ..errors import EagleError, ErrorKind
 from .asks import Ask, Buffers, Draft, Round
 from .drafted import Drafted
 from .head_alone import HeadAlone
+from .library import checked, error_of
 from .params import MAX_DRAFT
 from .planning import Planning
 from .stepwise import Stepwise
@@ -67,13 +68,13 @@ class Engine(Stepwise, Planning, HeadAlone):
         code = self.lib.eagle3_round_decode(self._session)
         if code >= 0:
             return
-        error = self._error(code)
+        error = error_of(code)
         if error.kind is not ErrorKind.DECODE or not any(b.drafted):
             raise error
         for a in b.asks:
             a.kind = self.lib.EAGLE3_PLAIN
-        self._check(self.lib.eagle3_round_draft(self._session, b.asks, n, b.drafted))
-        self._check(self.lib.eagle3_round_decode(self._session))
+        checked(self.lib.eagle3_round_draft(self._session, b.asks, n, b.drafted))
+        checked(self.lib.eagle3_round_decode(self._session))
 
     def _verify_rows(self, b: Buffers, samplers: Sequence[int], errors: dict[int, EagleError]) -> list[int]:
         """Samples each ask's rows in order, up to the first token that was not drafted. Returns how many.
@@ -82,9 +83,9 @@ class Engine(Stepwise, Planning, HeadAlone):
         """
         n = len(samplers)
         b.samplers[0:n] = samplers
-        self._check(self.lib.eagle3_round_verify(self._session, b.sampler_pointers, b.sampled, b.counts))
+        checked(self.lib.eagle3_round_verify(self._session, b.sampler_pointers, b.sampled, b.counts))
         counts: list[int] = self.ffi.unpack(b.counts, n)
-        errors.update((i, self._error(count)) for i, count in enumerate(counts) if count < 0)
+        errors.update((i, error_of(count)) for i, count in enumerate(counts) if count < 0)
         b.keep[0:n] = [max(count, 0) for count in counts]
         return counts
 
@@ -95,7 +96,7 @@ class Engine(Stepwise, Planning, HeadAlone):
         code = self.lib.eagle3_round_commit(self._session, b.keep)
         self.in_round = False
         if code < 0:
-            failure = self._error(code)
+            failure = error_of(code)
             errors.update(
                 (i, failure) for i, ask in enumerate(asks) if self.n_past(ask.slot) != held[i] + b.keep[i]
             )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import EagleError, ErrorKind
+from .library import checked
 from .session import Session
 
 
@@ -16,7 +17,7 @@ class HeadAlone(Session):
     def head_info(self) -> dict[str, Any]:
         """Sizes of the head and the target layers it reads."""
         info = self.ffi.new("struct eagle3_head_info *")
-        self._check(self.lib.eagle3_head_get_info(self._head, info))
+        checked(self.lib.eagle3_head_get_info(self._head, info))
         names = ("n_embd", "n_embd_target", "n_vocab_draft", "n_blocks", "n_bytes", "n_bytes_step")
         return {
             **{name: getattr(info, name) for name in names},
@@ -26,7 +27,7 @@ class HeadAlone(Session):
     def d2t(self) -> np.ndarray:
         """Target id of every draft id, int32 [n_vocab_draft]."""
         out = np.empty(self.head_info()["n_vocab_draft"], np.int32)
-        self._check(self.lib.eagle3_head_d2t(self._head, self.ffi.from_buffer("int32_t[]", out)))
+        checked(self.lib.eagle3_head_d2t(self._head, self.ffi.from_buffer("int32_t[]", out)))
         return out
 
     def head_forward(self, tokens: np.ndarray, features: np.ndarray, slot: int = 0) -> tuple[np.ndarray, ...]:
@@ -39,7 +40,7 @@ class HeadAlone(Session):
         info = self.head_info()
         outs = [np.empty((len(tokens), info[k]), np.float32) for k in ("n_embd", "n_embd", "n_vocab_draft")]
         inputs = self._head_inputs(tokens, features)
-        self._check(
+        checked(
             self.lib.eagle3_head_forward(
                 self._session, slot, *inputs, *(self.ffi.from_buffer("float[]", o) for o in outs)
             )
@@ -51,7 +52,7 @@ class HeadAlone(Session):
         widest = self.head_info()["n_embd"] * 2
         out = np.empty(len(tokens) * widest, np.float32)
         inputs = self._head_inputs(tokens, features)
-        n = self._check(
+        n = checked(
             self.lib.eagle3_head_trace(
                 self._session, slot, *inputs, stage.encode(), self.ffi.from_buffer("float[]", out), out.size
             )

@@ -18,6 +18,16 @@ from ..errors import EagleError, ErrorKind
 from . import hook, machine
 
 _NAME = f"libeagle3{hook.SUFFIX}"
+_KINDS = {
+    -1: ErrorKind.BAD_ARGUMENT,
+    -2: ErrorKind.BAD_FILE,
+    -3: ErrorKind.BAD_VALUE,
+    -4: ErrorKind.HEAD_MISMATCH,
+    -5: ErrorKind.MEMORY,
+    -6: ErrorKind.DECODE,
+    -7: ErrorKind.UNSUPPORTED,
+    -8: ErrorKind.NATIVE,
+}
 
 
 def find_lib_dir() -> Path | None:
@@ -102,6 +112,20 @@ def _import_llama_cpp(lib_dir: Path) -> None:
             f"llama_cpp has already loaded another libllama, from {loaded}: start a new process, and "
             "import eagle3_llama before llama_cpp"
         )
+
+
+def error_of(code: int) -> EagleError:
+    """The error for a code below 0 that a call of libeagle3 returned in this thread, with its message."""
+    ffi, lib = load()
+    message = ffi.string(lib.eagle3_last_error()).decode("utf-8", "replace")
+    return EagleError(_KINDS.get(code, ErrorKind.NATIVE), message)
+
+
+def checked(code: int) -> int:
+    """What a call of libeagle3 returned. Raises EagleError if it is the code of a failure."""
+    if code < 0:
+        raise error_of(code)
+    return code
 
 
 def _open(lib_dir: Path) -> tuple[Any, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .library import checked
 from .session import Session
 
 
@@ -21,13 +22,13 @@ class Planning(Session):
             list(costs.cell),
         )
         c.first, c.other, c.context = costs.first, costs.other, costs.context
-        self._check(self.lib.eagle3_plan_set(self._session, c))
+        checked(self.lib.eagle3_plan_set(self._session, c))
         self.costs, self.on_match = costs, None
 
     def plan_info(self) -> dict[str, float]:
         """What the planner expects: rate and plain_rate in tokens/s, trust in the head, rounds it rests."""
         out = self.ffi.new("struct eagle3_plan_info *")
-        self._check(self.lib.eagle3_plan_get(self._session, out))
+        checked(self.lib.eagle3_plan_get(self._session, out))
         return {name: getattr(out, name) for name in ("rate", "plain_rate", "trust", "asleep")}
 
     def measure_target(self, n: int, slot: int = 0) -> float:
@@ -41,5 +42,5 @@ class Planning(Session):
 
     def _seconds(self, call: Callable[[Any], int]) -> float:
         out = self.ffi.new("float *")
-        self._check(call(out))
+        checked(call(out))
         return out[0]

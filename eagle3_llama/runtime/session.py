@@ -5,22 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import EagleError, ErrorKind
-from .library import load
+from .library import checked, load
 from .params import MAX_DRAFT
 from .stats import EagleStats
 from .text_memory import TextMemory
 
-_KINDS = {
-    -1: ErrorKind.BAD_ARGUMENT,
-    -2: ErrorKind.BAD_FILE,
-    -3: ErrorKind.BAD_VALUE,
-    -4: ErrorKind.HEAD_MISMATCH,
-    -5: ErrorKind.MEMORY,
-    -6: ErrorKind.DECODE,
-    -7: ErrorKind.UNSUPPORTED,
-    -8: ErrorKind.NATIVE,
-}
 TEXT_MAGIC = b"E3TEXT1\0"  # a state that begins so has the text alone (native/src/text_source.cpp)
 
 
@@ -55,32 +44,21 @@ class Session:
         self.in_round = False  # between the decode of a round and its commit
         if head_path is not None:
             out = self.ffi.new("eagle3_head **")
-            self._check(
-                self.lib.eagle3_head_open(str(head_path).encode(), self.ffi.cast("void *", model), out)
-            )
+            checked(self.lib.eagle3_head_open(str(head_path).encode(), self.ffi.cast("void *", model), out))
             self._head = out[0]
         out = self.ffi.new("eagle3_session **")
         try:
             if head_path is not None and extract_layers is not None:
                 layers = self.ffi.new("int32_t[]", list(extract_layers))
-                self._check(self.lib.eagle3_head_set_layers(self._head, layers, len(layers)))
-            self._check(self.lib.eagle3_session_open(self.ffi.cast("void *", ctx), self._head, n_slots, out))
+                checked(self.lib.eagle3_head_set_layers(self._head, layers, len(layers)))
+            checked(self.lib.eagle3_session_open(self.ffi.cast("void *", ctx), self._head, n_slots, out))
             self._session = out[0]
-            self.can_tree = bool(self._check(self.lib.eagle3_can_tree(self._session)))
+            self.can_tree = bool(checked(self.lib.eagle3_can_tree(self._session)))
             self.has_state = self.lib.eagle3_state_size(self._session, 0) >= 0
             self.drafts_from_text = self.has_state
         except BaseException:
             self.close()
             raise
-
-    def _check(self, code: int) -> int:
-        if code >= 0:
-            return code
-        raise self._error(code)
-
-    def _error(self, code: int) -> EagleError:
-        message = self.ffi.string(self.lib.eagle3_last_error()).decode("utf-8", "replace")
-        return EagleError(_KINDS.get(code, ErrorKind.NATIVE), message)
 
     @property
     def has_head(self) -> bool:
@@ -106,49 +84,47 @@ class Session:
 
     def n_past(self, slot: int = 0) -> int:
         """Positions decoded and kept."""
-        return self._check(self.lib.eagle3_n_past(self._session, slot))
+        return checked(self.lib.eagle3_n_past(self._session, slot))
 
     def prefill(self, tokens: Sequence[int], slot: int = 0, all_logits: bool = False) -> None:
         """Decodes at most n_batch prompt tokens. The context then has the logits of the last one, or all."""
         ids = self.ffi.new("int32_t[]", list(tokens))
-        self._check(self.lib.eagle3_prefill(self._session, slot, ids, len(tokens), int(all_logits)))
+        checked(self.lib.eagle3_prefill(self._session, slot, ids, len(tokens), int(all_logits)))
 
     def sample(self, sampler: int, row: int = -1) -> int:
         """One token from a row of the last decode; a sampler that fails raises."""
-        return self._check(self.lib.eagle3_sample(self._session, self.ffi.cast("void *", sampler), row))
+        return checked(self.lib.eagle3_sample(self._session, self.ffi.cast("void *", sampler), row))
 
     def row(self, i: int, slot: int = 0) -> int:
         """The target's row that the i-th token of the last round was sampled from."""
-        return self._check(self.lib.eagle3_verified_row(self._session, slot, i))
+        return checked(self.lib.eagle3_verified_row(self._session, slot, i))
 
     def rewind(self, n_past: int, slot: int = 0) -> None:
         """Forgets positions from n_past on."""
-        self._check(self.lib.eagle3_rewind(self._session, slot, n_past))
+        checked(self.lib.eagle3_rewind(self._session, slot, n_past))
 
     def state_reset(self, n_past: int, slot: int = 0) -> None:
         """The sequence now holds n_past tokens that the head never saw."""
-        self._check(self.lib.eagle3_state_reset(self._session, slot, n_past))
+        checked(self.lib.eagle3_state_reset(self._session, slot, n_past))
 
     def set_capture(self, on: bool) -> None:
         """Off: decoding costs what it costs without a head, and drafts are empty."""
-        self._check(self.lib.eagle3_session_set_capture(self._session, int(on)))
+        checked(self.lib.eagle3_session_set_capture(self._session, int(on)))
 
     def use_memory(self, memory: TextMemory | None, slot: int = 0) -> None:
         """From the next draft on the slot drafts from these texts, too. None: from its own text alone."""
         handle = memory.handle if memory is not None else self.ffi.NULL
-        self._check(self.lib.eagle3_text_memory_use(self._session, slot, handle))
+        checked(self.lib.eagle3_text_memory_use(self._session, slot, handle))
 
     def text_match(self, token: int, slot: int = 0) -> int:
         """How many of its last tokens, and `token`, stand in a slot's text or its memory, and go on there."""
-        return self._check(self.lib.eagle3_text_match(self._session, slot, token))
+        return checked(self.lib.eagle3_text_match(self._session, slot, token))
 
     def state(self, slot: int = 0) -> bytes:
         """What drafts of a slot are made from, its text and the head's state, to keep beside the target's."""
-        size = self._check(self.lib.eagle3_state_size(self._session, slot))
+        size = checked(self.lib.eagle3_state_size(self._session, slot))
         buf = self.ffi.new("uint8_t[]", size)
-        return bytes(
-            self.ffi.buffer(buf, self._check(self.lib.eagle3_state_get(self._session, slot, buf, size)))
-        )
+        return bytes(self.ffi.buffer(buf, checked(self.lib.eagle3_state_get(self._session, slot, buf, size))))
 
     def holds_state(self, data: bytes | None) -> bool:
         """Whether these bytes are state() of a session that has a head as this one has, or none as this."""
@@ -156,6 +132,6 @@ class Session:
 
     def set_state(self, data: bytes, slot: int = 0) -> None:
         """Restores state(); damaged or foreign bytes are refused and change nothing."""
-        self._check(
+        checked(
             self.lib.eagle3_state_set(self._session, slot, self.ffi.from_buffer("uint8_t[]", data), len(data))
         )

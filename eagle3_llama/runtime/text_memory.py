@@ -6,9 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from ..common.memory_size import parse_size
-from ..errors import EagleError, ErrorKind
-from .library import load
+from .library import checked, load
 
 END = -1  # behind each text
 
@@ -17,16 +15,14 @@ class TextMemory:
     """Texts of earlier requests: at most n_bytes, about 38 bytes a token; the oldest are forgotten first.
 
     A session's slots draft from it after Session.use_memory(). Use it in the sessions' thread, and close it.
-    prompts: whether prompts are kept, too. Raises EagleError BAD_ARGUMENT.
+    prompts: whether prompts are kept, too. Raises EagleError BAD_ARGUMENT or MEMORY.
     """
 
     def __init__(self, n_bytes: int, prompts: bool = False) -> None:
-        n_bytes = parse_size(n_bytes)
         self.prompts = prompts
         self.ffi, self.lib = load()
         out = self.ffi.new("eagle3_text_memory **")
-        if self.lib.eagle3_text_memory_open(n_bytes, out) < 0:
-            raise EagleError(ErrorKind.MEMORY, "there is no memory for a text memory")
+        checked(self.lib.eagle3_text_memory_open(n_bytes, out))
         self.handle: Any = out[0]
 
     def add(self, tokens: Sequence[int]) -> None:
@@ -39,9 +35,9 @@ class TextMemory:
 
     def tokens(self) -> bytes:
         """All texts, the oldest first: int32 in this machine's byte order, with an END behind each text."""
-        n = self.lib.eagle3_text_memory_get(self.handle, self.ffi.NULL, 0)
+        n = checked(self.lib.eagle3_text_memory_get(self.handle, self.ffi.NULL, 0))
         out = self.ffi.new("int32_t[]", max(n, 1))
-        self.lib.eagle3_text_memory_get(self.handle, out, n)
+        checked(self.lib.eagle3_text_memory_get(self.handle, out, n))
         return bytes(self.ffi.buffer(out, 4 * n))
 
     def add_all(self, tokens: bytes) -> int:

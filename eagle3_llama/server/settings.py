@@ -104,9 +104,9 @@ class ServerSettings:
             fine = math.isfinite(value) and low <= value <= high
             self._check(fine, f"{_option(name)} is {value!r}, expected seconds {low}..{high}")
         self._check_key()
-        n = max(len(self.api_keys), 1)
+        n = len(self.api_keys)
         said = f"--text-memory has {self.text_memory} bytes, expected {LEAST_SIZE} for each of {n} keys"
-        self._check(not self.text_memory or int(self.text_memory) // n >= LEAST_SIZE, said)
+        self._check(not self.text_memory or self.memory_of_client >= LEAST_SIZE, said)
         self._check_places()
 
     def _check_key(self) -> None:
@@ -143,6 +143,11 @@ class ServerSettings:
         return () if key is None else key if isinstance(key, tuple) else (key,)
 
     @property
+    def memory_of_client(self) -> int:
+        """Bytes of the text memory of each client."""
+        return int(self.text_memory) // max(len(self.api_keys), 1)
+
+    @property
     def most_tokens(self) -> int:
         """The most tokens of any answer."""
         return min(self.max_tokens_cap or self.n_ctx, self.n_ctx)
@@ -161,7 +166,7 @@ class ServerSettings:
         """Arguments of batching.BatchSettings."""
         names = "model eagle n_parallel n_ctx n_gpu_layers flash_attn chat_format n_batch text".split()
         more: dict[str, Any] = {"n_threads": self.threads or cores(), "interval": self.stream_interval}
-        more["text_memory"] = int(self.text_memory) // max(len(self.api_keys), 1)
+        more["text_memory"] = self.memory_of_client
         more["text_memory_prompts"] = self.text_memory_prompts
         return {name: getattr(self, name) for name in names} | more
 

@@ -156,10 +156,10 @@ int text_source::match(int slot, int32_t token) const {
         last.push_back(index[i]);
     }
     last.push_back(token);
-    std::vector<found> found;
-    find(slot, last, true, found);
+    std::vector<found> places;
+    find(slot, last, true, places);
     int longest = 0;
-    for (const auto & f : found) {
+    for (const found & f : places) {
         longest = std::max(longest, (int) f.length);
     }
     return longest;
