@@ -20,6 +20,7 @@ from eagle3_llama import EagleError, EagleLlama, EagleParams  # before llama_cpp
 from eagle3_llama.runtime import library as _library
 from eagle3_llama.runtime.binding import address
 from eagle3_llama.runtime.engine import Draft
+from eagle3_llama.runtime.library import checked
 
 import llama_cpp
 from llama_cpp import Llama, LlamaRAMCache
@@ -230,7 +231,7 @@ def test_the_head_goes_on_behind_the_image(vlm):
     # of the last batch, which was that text
     features = np.empty((len(after), len(layers), tiny_models.N_EMBD), np.float32)
     ctx, ids = engine.ffi.cast("void *", address(eagle._ctx.ctx)), engine.ffi.new("int32_t[]", layers)
-    engine._check(
+    checked(
         engine.lib.eagle3_capture_get(
             ctx, ids, len(layers), len(after), engine.ffi.from_buffer("float[]", features)
         )

@@ -17,6 +17,7 @@ from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.bench.modes import parse_modes
 from eagle3_llama.cli import conversation, main
 from eagle3_llama.runtime.engine import MAX_DRAFT, Ask
+from eagle3_llama.runtime.library import checked
 from eagle3_llama.runtime.params import USES, Kind, StaticTree, Tree, Use
 
 COMMON = {"n_ctx": 128, "n_batch": 64, "n_threads": 1, "flash_attn": True, "verbose": False}
@@ -67,7 +68,7 @@ def drafted(engine, **params):
     engine.prefill(PROMPT)
     engine.draft(5, EagleParams(**params))
     parents, probs = engine.ffi.new(f"int32_t[{MAX_DRAFT}]"), engine.ffi.new(f"float[{MAX_DRAFT}]")
-    n = engine._check(
+    n = checked(
         engine.lib.eagle3_round_drafted(engine._session, 0, engine._drafts, parents, probs, engine.ffi.NULL)
     )
     return list(engine._drafts[0:n]), list(parents[0:n]), list(probs[0:n])
