@@ -1,0 +1,32 @@
+// What a format of the file has here: how its blocks are interleaved, and its products.
+#pragma once
+
+#include "product.hpp"
+
+#include "ggml.h"
+
+#include <array>
+
+namespace eagle3::kernels {
+
+struct kernel {
+    ggml_type type;
+    size_t file_bytes;  // of a block of one column in the file; 16 times that of one of 16 columns
+    void (*put)(void * wide, int column, const void * narrow);
+    void (*get)(const void * wide, int column, void * narrow);
+    using product = void (*)(
+        const void * columns, const void * tile, int n, int n_block, float * out, size_t stride);
+    std::array<product, MOST_AT_ONCE + 1> products;  // of tiles in parts of so many rows
+
+    // Of 16 columns and a tile of n rows, n_block blocks long: out[row * stride + column].
+    void multiply(
+        const void * columns, const void * tile, int n, int n_block, float * out, size_t stride) const {
+        products[shape_of(n).n_row](columns, tile, n, n_block, out, stride);
+    }
+    size_t column_bytes(int64_t n_weight) const { return (size_t) (n_weight / BLOCK) * file_bytes; }
+};
+
+// Null if the format has none.
+const kernel * kernel_of(ggml_type type);
+
+}  // namespace eagle3::kernels

@@ -1,0 +1,196 @@
+#include "multiply.hpp"
+
+#include "ggml-cpu-impl.h"
+#include "ggml-impl.h"
+
+#include <algorithm>
+
+namespace eagle3::kernels {
+
+namespace {
+
+int blocks_of(const ggml_tensor * weights) {
+    return (int) (weights->ne[0] / BLOCK);
+}
+
+size_t row_bytes(const ggml_tensor * weights) {
+    return ROW_BYTES * (size_t) blocks_of(weights);
+}
+
+size_t tile_bytes(const ggml_tensor * weights, int64_t n_row) {
+    return row_bytes(weights) * (size_t) (n_row + MOST_IDLE);
+}
+
+// Row i of the activations, and of the result: all batches' rows in turn.
+const float * input(const ggml_tensor * x, int64_t i) {
+    const int64_t i1 = i % x->ne[1], i2 = i / x->ne[1];
+    return (const float *) ((const char *) x->data + i1 * x->nb[1] + i2 % x->ne[2] * x->nb[2] +
+                            i2 / x->ne[2] * x->nb[3]);
+}
+
+// Whoever is free takes the next chunk of columns, some four for each thread.
+template <typename F> void share_columns(const ggml_compute_params * params, int64_t n_group, F && f) {
+    const int64_t size    = std::max<int64_t>(n_group / (4 * params->nth), 1);
+    const int64_t n_chunk = (n_group + size - 1) / size;
+    for (int64_t i = params->ith; i < n_chunk; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        f(i * size, std::min((i + 1) * size, n_group));
+    }
+}
+
+}  // namespace
+
+size_t work_of_product(const ggml_tensor * op) {
+    return tile_bytes(op->src[0], ggml_nrows(op->src[1]));
+}
+
+void multiply(const kernel & k, const ggml_compute_params * params, ggml_tensor * op) {
+    const ggml_tensor *weights = op->src[0], *x = op->src[1];
+    const int64_t n_row = ggml_nrows(x);
+    const int n_block   = blocks_of(weights);
+    char * work         = (char *) params->wdata;
+    GGML_ASSERT(params->wsize >= work_of_product(op));
+    GGML_ASSERT(ggml_is_contiguous(op));
+    // each thread rounds a part of every row
+    const int from = n_block * params->ith / params->nth, to = n_block * (params->ith + 1) / params->nth;
+    for (int64_t i = 0; i < n_row; i += MOST_ROWS) {
+        const float * rows[MOST_ROWS];
+        const int n = (int) std::min<int64_t>(MOST_ROWS, n_row - i);
+        for (int r = 0; r < n; ++r) {
+            rows[r] = input(x, i + r);
+        }
+        round_rows(n, n_block, from, to, rows, work + i * row_bytes(weights));
+    }
+    if (params->ith == 0) {
+        ggml_threadpool_chunk_set(params->threadpool, params->nth);
+    }
+    ggml_barrier(params->threadpool);
+    const size_t group_bytes = COLUMNS * k.column_bytes(weights->ne[0]);
+    // A prompt's rows go by 64, so that they stay in the cache while the chunk's columns pass.
+    constexpr int64_t N_STAY = 64;
+    share_columns(params, weights->ne[1] / COLUMNS, [&](int64_t first, int64_t last) {
+        for (int64_t i0 = 0; i0 < n_row; i0 += N_STAY) {
+            for (int64_t g = first; g < last; ++g) {
+                for (int64_t i = i0; i < std::min(i0 + N_STAY, n_row); i += MOST_ROWS) {
+                    k.multiply((const char *) weights->data + g * group_bytes, work + i * row_bytes(weights),
+                        (int) std::min<int64_t>(MOST_ROWS, n_row - i), n_block,
+                        (float *) op->data + i * op->ne[0] + g * COLUMNS, (size_t) op->ne[0]);
+                }
+            }
+        }
+    });
+}
+
+// -- experts ----------------------------------------------------------------------------------------------
+
+namespace {
+
+// A token's use of an expert: row `row` of the activations, row `out` of the result.
+struct use {
+    int32_t row, out;
+};
+
+// The parts of the work buffer.
+struct experts_work {
+    char * rows;      // each rounded as a tile of its own
+    char * tiles;     // one for each thread
+    float * sums;     // of a tile and 16 columns, for each thread
+    int32_t * first;  // of each expert, in uses; one more
+    use * uses;
+    size_t bytes;
+
+    experts_work(const ggml_tensor * op, char * at, int n_thread) {
+        const ggml_tensor *w = op->src[0], *x = op->src[1], *ids = op->src[2];
+        const auto take = [&, start = at](size_t n) {
+            char * p = at;
+            at += GGML_PAD(n, 64);
+            bytes = (size_t) (at - start);
+            return p;
+        };
+        rows  = take(row_bytes(w) * (size_t) ggml_nrows(x));
+        tiles = take(tile_bytes(w, MOST_ROWS) * (size_t) n_thread);
+        sums  = (float *) take(sizeof(float) * COLUMNS * MOST_ROWS * (size_t) n_thread);
+        first = (int32_t *) take(sizeof(int32_t) * (size_t) (w->ne[2] + 1));
+        uses  = (use *) take(sizeof(use) * (size_t) ggml_nelements(ids));
+    }
+};
+
+// Which tokens use which expert, in the order of the experts.
+void sort_uses(const ggml_tensor * op, const experts_work & work) {
+    const ggml_tensor *x = op->src[1], *ids = op->src[2];
+    const int64_t n_expert = op->src[0]->ne[2];
+    const auto each        = [&](auto && f) {
+        for (int64_t token = 0; token < ids->ne[1]; ++token) {
+            for (int64_t i = 0; i < ids->ne[0]; ++i) {
+                const auto e =
+                    *(const int32_t *) ((const char *) ids->data + token * ids->nb[1] + i * ids->nb[0]);
+                GGML_ASSERT(e >= 0 && e < n_expert);
+                f(e, use{(int32_t) (token * x->ne[1] + i % x->ne[1]), (int32_t) (token * ids->ne[0] + i)});
+            }
+        }
+    };
+    std::fill(work.first, work.first + n_expert + 1, 0);
+    each([&](int32_t e, use) { ++work.first[e + 1]; });
+    for (int64_t e = 0; e < n_expert; ++e) {
+        work.first[e + 1] += work.first[e];
+    }
+    // each expert's place moves on with its uses, and is then where the next one's was
+    each([&](int32_t e, use u) { work.uses[work.first[e]++] = u; });
+    std::copy_backward(work.first, work.first + n_expert, work.first + n_expert + 1);
+    work.first[0] = 0;
+}
+
+// The columns of a thread with the rows that use an expert.
+void multiply_expert(const kernel & k, const experts_work & work, const ggml_compute_params * params,
+    ggml_tensor * op, int expert) {
+    const ggml_tensor * w = op->src[0];
+    const char * matrix   = (const char *) w->data + (size_t) expert * w->nb[2];
+    const size_t bytes    = COLUMNS * k.column_bytes(w->ne[0]);  // of a group
+    const int n_block     = blocks_of(w);
+    const int64_t n_group = w->ne[1] / COLUMNS;
+    const int64_t from    = n_group * params->ith / params->nth;
+    const int64_t to      = n_group * (params->ith + 1) / params->nth;
+    char * tile           = work.tiles + tile_bytes(w, MOST_ROWS) * (size_t) params->ith;
+    float * sums          = work.sums + (size_t) COLUMNS * MOST_ROWS * (size_t) params->ith;
+    for (int32_t i = work.first[expert]; i < work.first[expert + 1]; i += MOST_ROWS) {
+        const int n = std::min<int>(MOST_ROWS, work.first[expert + 1] - i);
+        const void * rows[MOST_ROWS];
+        for (int r = 0; r < n; ++r) {
+            rows[r] = work.rows + (size_t) work.uses[i + r].row * row_bytes(w);
+        }
+        gather_rows(n, n_block, rows, tile);
+        for (int64_t g = from; g < to; ++g) {
+            k.multiply(matrix + g * bytes, tile, n, n_block, sums, COLUMNS);
+            for (int r = 0; r < n; ++r) {
+                std::memcpy((float *) op->data + work.uses[i + r].out * op->ne[0] + g * COLUMNS,
+                    sums + (size_t) r * COLUMNS, COLUMNS * sizeof(float));
+            }
+        }
+    }
+}
+
+}  // namespace
+
+size_t work_of_experts(const ggml_tensor * op, int n_thread) {
+    return experts_work(op, nullptr, n_thread).bytes;
+}
+
+void multiply_experts(const kernel & k, const ggml_compute_params * params, ggml_tensor * op) {
+    const ggml_tensor *weights = op->src[0], *x = op->src[1];
+    const experts_work work(op, (char *) params->wdata, params->nth);
+    GGML_ASSERT(params->wsize >= work.bytes);
+    GGML_ASSERT(ggml_is_contiguous(op));
+    for (int64_t i = params->ith; i < ggml_nrows(x); i += params->nth) {
+        const float * row = input(x, i);
+        round_rows(
+            1, blocks_of(weights), 0, blocks_of(weights), &row, work.rows + (size_t) i * row_bytes(weights));
+    }
+    if (params->ith == 0) {
+        sort_uses(op, work);
+    }
+    ggml_barrier(params->threadpool);
+    for (int e = 0; e < (int) weights->ne[2]; ++e) {
+        multiply_expert(k, work, params, op, e);
+    }
+}
+
+}  // namespace eagle3::kernels

@@ -1,0 +1,152 @@
+// Weights interleaved by columns: what is read back is what was written; a row's product has the same bits
+// alone, in a prompt, in a batch of several matrices of activations, and among the rows that share an expert.
+#include "graphs.hpp"
+
+#include <algorithm>
+
+namespace {
+
+constexpr int K = 224, M = 112;
+
+struct matrix {
+    ggml_context_ptr ctx = context(1);
+    ggml_tensor * t      = nullptr;
+    ggml_backend_buffer_ptr buffer;
+    std::vector<uint8_t> bytes;
+
+    // n_expert matrices of M columns, K weights long
+    matrix(ggml_type type, int n_expert) : bytes(ggml_row_size(type, K) * M * n_expert) {
+        const std::vector<float> w = random_floats((size_t) K * M * n_expert);
+        ggml_quantize_chunk(type, w.data(), bytes.data(), 0, (int64_t) M * n_expert, K, nullptr);
+        t = n_expert == 1 ? ggml_new_tensor_2d(ctx.get(), type, K, M)
+                          : ggml_new_tensor_3d(ctx.get(), type, K, M, n_expert);
+        buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buffer_type("INTERLEAVED")));
+        ggml_backend_tensor_set(t, bytes.data(), 0, bytes.size());
+    }
+};
+
+void expect(bool right, const char * what, ggml_type type) {
+    if (!right) {
+        std::fprintf(stderr, "%s: %s\n", ggml_type_name(type), what);
+        std::exit(1);
+    }
+}
+
+void check_bytes(ggml_type type) {
+    const matrix m(type, 3);
+    std::vector<uint8_t> all(m.bytes.size());
+    ggml_backend_tensor_get(m.t, all.data(), 0, all.size());
+    expect(all == m.bytes, "reads back other bytes than were written", type);
+    const size_t block = ggml_type_size(type);
+    for (int i = 0; i < 50; ++i) {
+        const size_t n_block = all.size() / block, from = rng() % n_block,
+                     to = from + rng() % (n_block - from);
+        std::vector<uint8_t> part((to - from) * block);
+        ggml_backend_tensor_get(m.t, part.data(), from * block, part.size());
+        expect(std::equal(part.begin(), part.end(), m.bytes.begin() + (long) (from * block)),
+            "reads back other bytes in parts", type);
+        std::reverse(part.begin(), part.end());
+        ggml_backend_tensor_set(m.t, part.data(), from * block, part.size());
+        std::copy(part.begin(), part.end(), all.begin() + (long) (from * block));
+        ggml_backend_tensor_set(m.t, m.bytes.data() + from * block, from * block, part.size());
+    }
+    ggml_backend_tensor_get(m.t, all.data(), 0, all.size());
+    expect(all == m.bytes, "parts that were written and written back left a trace", type);
+}
+
+// [M, rows...] of activations x with this shape
+std::vector<float> product(const matrix & m, const float * x, int n, int n2 = 1, int n3 = 1) {
+    return compute(
+        [&](ggml_context * ctx) {
+            return ggml_mul_mat(
+                ctx, m.t, ggml_set_name(ggml_new_tensor_4d(ctx, GGML_TYPE_F32, K, n, n2, n3), "x"));
+        },
+        [&](ggml_context * ctx) {
+            ggml_tensor * t = ggml_get_tensor(ctx, "x");
+            ggml_backend_tensor_set(t, x, 0, ggml_nbytes(t));
+        });
+}
+
+void check_rows(ggml_type type) {
+    constexpr int N = 150;
+    const matrix m(type, 1);
+    const std::vector<float> x = random_floats((size_t) K * N);
+    std::vector<float> alone;
+    for (int i = 0; i < N; ++i) {
+        const std::vector<float> y = product(m, x.data() + (size_t) i * K, 1);
+        alone.insert(alone.end(), y.begin(), y.end());
+    }
+    expect_exact(type, m.bytes, x, alone, K, M, "interleaved");
+    for (int n = 1; n <= N; n += n < 40 ? 1 : 11) {
+        expect_same(product(m, x.data(), n).data(), alone.data(), (size_t) n * M, "interleaved",
+            ggml_type_name(type), n);
+    }
+    expect_same(product(m, x.data(), 5, 3, 2).data(), alone.data(), (size_t) 30 * M, "batches",
+        ggml_type_name(type), 5);
+}
+
+void check_experts(ggml_type type, int n_token, int n_used, bool own_rows) {
+    constexpr int N_EXPERT = 5;
+    const matrix all(type, N_EXPERT);
+    const int n_x              = own_rows ? n_used : 1;
+    const std::vector<float> x = random_floats((size_t) K * n_x * n_token);
+    std::vector<int32_t> ids;
+    for (int i = 0; i < n_token; ++i) {
+        std::vector<int32_t> order = {0, 1, 2, 3, 4};
+        std::shuffle(order.begin(), order.end(), rng);
+        ids.insert(ids.end(), order.begin(), order.begin() + n_used);
+    }
+    const std::vector<float> y = compute(
+        [&](ggml_context * ctx) {
+            return ggml_mul_mat_id(ctx, all.t,
+                ggml_set_name(ggml_new_tensor_3d(ctx, GGML_TYPE_F32, K, n_x, n_token), "x"),
+                ggml_set_name(ggml_new_tensor_2d(ctx, GGML_TYPE_I32, n_used, n_token), "ids"));
+        },
+        [&](ggml_context * ctx) {
+            ggml_backend_tensor_set(ggml_get_tensor(ctx, "x"), x.data(), 0, x.size() * sizeof(float));
+            ggml_backend_tensor_set(ggml_get_tensor(ctx, "ids"), ids.data(), 0, ids.size() * sizeof(int32_t));
+        });
+    matrix one(type, 1);
+    const size_t size = one.bytes.size();
+    for (int token = 0; token < n_token; ++token) {
+        for (int i = 0; i < n_used; ++i) {
+            const int at = token * n_used + i;
+            ggml_backend_tensor_set(one.t, all.bytes.data() + (size_t) ids[at] * size, 0, size);
+            const std::vector<float> want = product(one, x.data() + (size_t) K * (token * n_x + i % n_x), 1);
+            expect_same(y.data() + (size_t) at * M, want.data(), M, "experts", ggml_type_name(type), n_token);
+        }
+    }
+}
+
+}  // namespace
+
+int main(int argc, char ** argv) {
+    rng.seed(argc > 1 ? std::atoi(argv[1]) : 1);
+    if (!buffer_type("INTERLEAVED")) {
+        std::puts("ok: this build interleaves no weights");
+        return 0;
+    }
+    int n = 0;
+    for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
+        const auto type = (ggml_type) i;
+        if (!ggml_is_quantized(type) || ggml_quantize_requires_imatrix(type)) {
+            continue;
+        }
+        ggml_context_ptr ctx = context(4);
+        ggml_tensor * w      = ggml_new_tensor_2d(ctx.get(), type, 256, M);
+        ggml_tensor * y = ggml_mul_mat(ctx.get(), w, ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, 256, 1));
+        ggml_backend_buffer_ptr none(ggml_backend_buft_alloc_buffer(buffer_type("INTERLEAVED"), 0));
+        w->buffer        = none.get();
+        const bool takes = ggml_backend_supports_op(backend(), y);
+        w->buffer        = nullptr;
+        if (takes) {
+            check_bytes(type);
+            check_rows(type);
+            check_experts(type, 1, 2, false);
+            check_experts(type, 40, 3, true);
+            ++n;
+        }
+    }
+    expect(n >= 7, "fewer than seven formats have products", GGML_TYPE_F32);
+    std::puts("ok");
+}
