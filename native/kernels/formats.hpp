@@ -73,7 +73,8 @@ struct q8_0 : format<2, 2, 32, true, 128, 1> {
 };
 
 // Four-bit formats: the low halves of the bytes are weights 0 to 15, the high ones 16 to 31.
-template <typename F> lanes::ints nibbles(const typename F::block & w, int first, int j, int part) {
+template <typename F>
+EAGLE3_INLINE lanes::ints nibbles(const typename F::block & w, int first, int j, int part) {
     const lanes::ints v = F::word(w, first + j % 4, part);
     return j < 4 ? lanes::low(v) : lanes::high(v);
 }
@@ -87,7 +88,7 @@ struct q4_1 : format<2, 4, 16, false, 0, 8, true> {
 };
 
 // The fifth bits of a column's 32 weights come first, in four bytes.
-template <typename F> lanes::ints five_bits(const typename F::block & w, int j, int part) {
+template <typename F> EAGLE3_INLINE lanes::ints five_bits(const typename F::block & w, int j, int part) {
     return lanes::or_(nibbles<F>(w, 1, j, part), lanes::spread(F::word(w, 0, part), j, 16));
 }
 

@@ -15,6 +15,11 @@
 #define EAGLE3_LANES 0
 #endif
 
+// The compiler takes a pointer for another one, and what it points to for not yet read.
+#define EAGLE3_FORGET(p) asm("" : "+r"(p))
+// A product is one function: what is not inlined keeps its sums in memory.
+#define EAGLE3_INLINE [[gnu::always_inline]] inline
+
 namespace eagle3::kernels {
 
 constexpr int COLUMNS = 16;  // of a block: those of AMX's layout, and of a 512-bit vector

@@ -14,7 +14,7 @@ template <int R> using block_sums = lanes::ints[R][lanes::N_PART];
 
 // One instruction multiplies bytes and sums fours of them.
 template <typename F, int R>
-void sum_by_dots(const typename F::block & w, const row_block<R> & x, block_sums<R> & sums) {
+EAGLE3_INLINE void sum_by_dots(const typename F::block & w, const row_block<R> & x, block_sums<R> & sums) {
     for (int r = 0; r < R; ++r) {
         const lanes::ints base = lanes::every(-F::OFFSET * x.sum[r]);
         for (lanes::ints & s : sums[r]) {
@@ -42,7 +42,7 @@ void sum_by_dots(const typename F::block & w, const row_block<R> & x, block_sums
 
 // Without it, signed bytes lend their sign to the row's, and two products are joined to 32 bits at once.
 template <typename F, int R>
-void sum_signed(const typename F::block & w, const row_block<R> & x, block_sums<R> & sums) {
+EAGLE3_INLINE void sum_signed(const typename F::block & w, const row_block<R> & x, block_sums<R> & sums) {
 #pragma GCC unroll 8
     for (int j = 0; j < BLOCK / 4; ++j) {
         lanes::ints v[lanes::N_PART], size[lanes::N_PART];
@@ -66,7 +66,7 @@ void sum_signed(const typename F::block & w, const row_block<R> & x, block_sums<
 
 // Small unsigned bytes are summed in 16 bits for as long as the sums fit.
 template <typename F, int R>
-void sum_unsigned(const typename F::block & w, const row_block<R> & x, block_sums<R> & sums) {
+EAGLE3_INLINE void sum_unsigned(const typename F::block & w, const row_block<R> & x, block_sums<R> & sums) {
     block_sums<R> total;
 #pragma GCC unroll 8
     for (int j = 0; j < BLOCK / 4; ++j) {
@@ -100,7 +100,7 @@ void sum_unsigned(const typename F::block & w, const row_block<R> & x, block_sum
 }
 
 template <typename F, int R>
-void add_block(const typename F::block & w, const row_block<R> & x,
+EAGLE3_INLINE void add_block(const typename F::block & w, const row_block<R> & x,
     const lanes::floats (&scale)[lanes::N_PART], lanes::floats (&out)[R][lanes::N_PART]) {
     block_sums<R> sums;
     if constexpr (lanes::HAS_DOT) {
@@ -150,7 +150,9 @@ void multiply_tile(const void * columns, const void * tile, int n, int n_block, 
             scale[part] = F::scale(w[b], part);
         }
         for (int p = 0; p < n_part; ++p) {
-            add_block<F, R>(w[b], x[(size_t) p * n_block + b], scale, sums[p]);
+            const auto * weights = &w[b];
+            EAGLE3_FORGET(weights);  // unpacked for all parts at once, they would not fit the registers
+            add_block<F, R>(*weights, x[(size_t) p * n_block + b], scale, sums[p]);
         }
     }
     for (int row = 0; row < n; ++row) {
