@@ -1,122 +1,183 @@
-// Quantised formats whose blocks have 32 weights, interleaved by 16 columns: rows of the file's matrix, which
-// are columns of the product. The numbers of a block of the file stay as they are; they only lie in another
-// order, so the size stays too. Four bytes of each of the 16 columns lie side by side.
-//
-// A format gives the bytes of its weights as vectors j = 0 to 7, of four weights of each column each: weight
-// 4 * j + t of column c is byte 4 * c + t.
+// Quantised formats, interleaved by 16 columns: rows of the file's matrix, which are columns of the product.
+// The numbers of a block of the file stay as they are; they only lie in another order, so the size stays too.
+// Each number of 16 columns lies side by side, and so do each four bytes of their quants.
 #pragma once
 
 #include "lanes.hpp"
 
+#include <cstddef>
+
 namespace eagle3::kernels {
 
-constexpr int BLOCK = 32;  // weights of a column in a block
-
-// What the file's blocks begin with, and how many bytes of quants follow.
-template <int N_SCALE, int N_QUANT> struct file_block {
-    uint8_t scale[N_SCALE];
-    uint8_t quants[N_QUANT];
+// A number of equal parts of a block, one after the other: scales, or quants in fours.
+struct field {
+    int width, count;  // bytes of each
 };
 
-// The same of 16 columns. scale: each number of all columns in turn; quants: each four bytes of all.
-template <int WIDTH, int N_SCALE, int N_QUANT> struct wide_block {
-    uint8_t scale[N_SCALE / WIDTH][COLUMNS][WIDTH];
-    uint8_t quants[N_QUANT / 4][COLUMNS][4];
-
-    using narrow                  = file_block<N_SCALE, N_QUANT>;
-    static constexpr int N_NUMBER = N_SCALE / WIDTH;
-    static constexpr int N_WORD   = N_QUANT / 4;
-
-    void put(int column, const narrow & from) {
-        for (int i = 0; i < N_NUMBER; ++i) {
-            std::memcpy(scale[i][column], from.scale + i * WIDTH, WIDTH);
-        }
-        for (int i = 0; i < N_WORD; ++i) {
-            std::memcpy(quants[i][column], from.quants + 4 * i, 4);
+// Where a block of one column lies in one of 16: what begins at byte i of it begins at byte 16 * i there.
+template <typename F, typename Copy> void each_part(int column, Copy && copy) {
+    size_t at = 0;
+    for (const field & f : F::FIELDS) {
+        for (int i = 0; i < f.count; ++i, at += f.width) {
+            copy(COLUMNS * at + (size_t) column * f.width, at, f.width);
         }
     }
-    void get(int column, narrow & to) const {
-        for (int i = 0; i < N_NUMBER; ++i) {
-            std::memcpy(to.scale + i * WIDTH, scale[i][column], WIDTH);
-        }
-        for (int i = 0; i < N_WORD; ++i) {
-            std::memcpy(to.quants + 4 * i, quants[i][column], 4);
-        }
+}
+
+template <typename F> constexpr size_t file_bytes() {
+    size_t n = 0;
+    for (const field & f : F::FIELDS) {
+        n += (size_t) f.width * f.count;
     }
-};
+    return n;
+}
 
 #if EAGLE3_LANES
 
-// Bytes of weights are either SIGNED, or unsigned and OFFSET larger than the weights. Where bytes are
+using block = uint8_t;  // the first byte of one
+
+// Numbers of a part of the columns, of `width` bytes each, that begin at byte i of a block of one column.
+EAGLE3_INLINE const uint8_t * numbers_at(const block * w, int i, int width, int part) {
+    return w + COLUMNS * i + part * lanes::WIDTH * width;
+}
+EAGLE3_INLINE lanes::ints word_at(const block * w, int i, int part) {
+    return lanes::load(numbers_at(w, i, 4, part));
+}
+EAGLE3_INLINE lanes::floats half_at(const block * w, int i, int part) {
+    return lanes::halves((const uint16_t *) numbers_at(w, i, 2, part));
+}
+
+// -- blocks of 32 weights ---------------------------------------------------------------------------------
+
+// bytes gives the weights as vectors j = 0 to 7 of four weights of each column: weight 4 * j + t of column c
+// is byte 4 * c + t. They are either SIGNED, or unsigned and OFFSET larger than the weights. Where bytes are
 // multiplied in pairs of 16 bits, N_FIT sums of such pairs fit. HAS_MIN: weights are byte * scale + minimum.
-template <int WIDTH, int N_SCALE, int N_QUANT, bool IS_SIGNED, int OFF, int FIT, bool MIN = false>
-struct format {
-    using block                   = wide_block<WIDTH, N_SCALE, N_QUANT>;
+template <bool IS_SIGNED, int OFF, int FIT, bool MIN = false> struct format {
+    static constexpr int BLOCK    = 32;
     static constexpr bool SIGNED  = IS_SIGNED;
     static constexpr int OFFSET   = OFF;
     static constexpr int N_FIT    = FIT;
     static constexpr bool HAS_MIN = MIN;
 
-    static lanes::ints word(const block & w, int i, int part) {
-        return lanes::load(&w.quants[i][part * lanes::WIDTH]);
-    }
-    static lanes::floats scale(const block & w, int part) {
-        return lanes::halves((const uint16_t *) w.scale[0][part * lanes::WIDTH]);
-    }
-    static lanes::floats minimum(const block & w, int part) {
-        return lanes::halves((const uint16_t *) w.scale[1][part * lanes::WIDTH]);
-    }
+    static lanes::floats scale(const block * w, int part) { return half_at(w, 0, part); }
+    static lanes::floats minimum(const block * w, int part) { return half_at(w, 2, part); }
 };
 
-struct q8_0 : format<2, 2, 32, true, 128, 1> {
-    static lanes::ints bytes(const block & w, int j, int part) { return word(w, j, part); }
+struct q8_0 : format<true, 128, 1> {
+    static constexpr field FIELDS[] = {{2, 1}, {4, 8}};
+    static lanes::ints bytes(const block * w, int j, int part) { return word_at(w, 2 + 4 * j, part); }
 };
 
-// Four-bit formats: the low halves of the bytes are weights 0 to 15, the high ones 16 to 31.
-template <typename F>
-EAGLE3_INLINE lanes::ints nibbles(const typename F::block & w, int first, int j, int part) {
-    const lanes::ints v = F::word(w, first + j % 4, part);
+// Four-bit formats: the low halves of 16 bytes from byte i on are weights 0 to 15, the high ones 16 to 31.
+EAGLE3_INLINE lanes::ints nibbles(const block * w, int i, int j, int part) {
+    const lanes::ints v = word_at(w, i + 4 * (j % 4), part);
     return j < 4 ? lanes::low(v) : lanes::high(v);
 }
 
-struct q4_0 : format<2, 2, 16, false, 8, 8> {
-    static lanes::ints bytes(const block & w, int j, int part) { return nibbles<q4_0>(w, 0, j, part); }
+struct q4_0 : format<false, 8, 8> {
+    static constexpr field FIELDS[] = {{2, 1}, {4, 4}};
+    static lanes::ints bytes(const block * w, int j, int part) { return nibbles(w, 2, j, part); }
 };
 
-struct q4_1 : format<2, 4, 16, false, 0, 8, true> {
-    static lanes::ints bytes(const block & w, int j, int part) { return nibbles<q4_1>(w, 0, j, part); }
+struct q4_1 : format<false, 0, 8, true> {
+    static constexpr field FIELDS[] = {{2, 2}, {4, 4}};
+    static lanes::ints bytes(const block * w, int j, int part) { return nibbles(w, 4, j, part); }
 };
 
-// The fifth bits of a column's 32 weights come first, in four bytes.
-template <typename F> EAGLE3_INLINE lanes::ints five_bits(const typename F::block & w, int j, int part) {
-    return lanes::or_(nibbles<F>(w, 1, j, part), lanes::spread(F::word(w, 0, part), j, 16));
+// The fifth bits of a column's 32 weights come first, in four bytes from byte i on.
+EAGLE3_INLINE lanes::ints five_bits(const block * w, int i, int j, int part) {
+    return lanes::or_(nibbles(w, i + 4, j, part), lanes::spread(word_at(w, i, part), j, 16));
 }
 
-struct q5_0 : format<2, 2, 20, false, 16, 4> {
-    static lanes::ints bytes(const block & w, int j, int part) { return five_bits<q5_0>(w, j, part); }
+struct q5_0 : format<false, 16, 4> {
+    static constexpr field FIELDS[] = {{2, 1}, {4, 5}};
+    static lanes::ints bytes(const block * w, int j, int part) { return five_bits(w, 2, j, part); }
 };
 
-struct q5_1 : format<2, 4, 20, false, 0, 4, true> {
-    static lanes::ints bytes(const block & w, int j, int part) { return five_bits<q5_1>(w, j, part); }
+struct q5_1 : format<false, 0, 4, true> {
+    static constexpr field FIELDS[] = {{2, 2}, {4, 5}};
+    static lanes::ints bytes(const block * w, int j, int part) { return five_bits(w, 4, j, part); }
 };
 
-struct iq4_nl : format<2, 2, 16, true, 128, 1> {
-    static lanes::ints bytes(const block & w, int j, int part) {
+struct iq4_nl : format<true, 128, 1> {
+    static constexpr field FIELDS[] = {{2, 1}, {4, 4}};
+    static lanes::ints bytes(const block * w, int j, int part) {
         static constexpr int8_t values[16] = {
             -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-        return lanes::look_up(values, nibbles<iq4_nl>(w, 0, j, part));
+        return lanes::look_up(values, nibbles(w, 2, j, part));
     }
 };
 
 // Its values are halves of 0, 1, 2, 3, 4, 6, 8, 12 with either sign; here they are 12 larger than the
 // doubles.
-struct mxfp4 : format<1, 1, 16, false, 12, 4> {
-    static lanes::ints bytes(const block & w, int j, int part) {
+struct mxfp4 : format<false, 12, 4> {
+    static constexpr field FIELDS[] = {{1, 1}, {4, 4}};
+    static lanes::ints bytes(const block * w, int j, int part) {
         static constexpr int8_t values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
-        return lanes::look_up(values, nibbles<mxfp4>(w, 0, j, part));
+        return lanes::look_up(values, nibbles(w, 1, j, part));
     }
-    static lanes::floats scale(const block & w, int part) {
-        return lanes::powers(w.scale[0][part * lanes::WIDTH]);
+    static lanes::floats scale(const block * w, int part) { return lanes::powers(numbers_at(w, 0, 1, part)); }
+};
+
+// -- superblocks of 256 weights ---------------------------------------------------------------------------
+
+// They have eight runs of 32 weights; run s is GROUP * g + I. bytes<I> gives it as vectors j = 0 to 7 of
+// unsigned bytes. Every 16 (Q6_K) or 32 weights have an integer scale of their own.
+struct super_format {
+    static constexpr int BLOCK = 256;
+};
+
+// Six-bit scales and minima of eight runs in 12 bytes from byte 4 on.
+struct scales_and_minima : super_format {
+    static constexpr bool HAS_MIN = true;
+    static constexpr int N_SCALE  = 8;
+    static constexpr int OFFSET   = 0;
+    static lanes::floats scale(const block * w, int part) { return half_at(w, 0, part); }
+    static lanes::floats minimum(const block * w, int part) { return half_at(w, 2, part); }
+    // scales and minima of 16 columns
+    static void unpack(const block * w, int8_t (*scales)[COLUMNS], int8_t (*minima)[COLUMNS]) {
+        const uint8_t (*q)[COLUMNS] = (const uint8_t (*)[COLUMNS])(w + COLUMNS * 4);
+        for (int s = 0; s < 4; ++s) {
+            for (int c = 0; c < COLUMNS; ++c) {
+                scales[s][c]     = (int8_t) (q[s][c] & 63);
+                minima[s][c]     = (int8_t) (q[s + 4][c] & 63);
+                scales[s + 4][c] = (int8_t) ((q[s + 8][c] & 15) | (q[s][c] >> 6 << 4));
+                minima[s + 4][c] = (int8_t) ((q[s + 8][c] >> 4) | (q[s + 4][c] >> 6 << 4));
+            }
+        }
+    }
+};
+
+struct q4_k : scales_and_minima {
+    static constexpr field FIELDS[] = {{2, 2}, {1, 12}, {4, 32}};
+    static constexpr int GROUP = 2, N_FIT = 8;
+    template <int I> static lanes::ints bytes(const block * w, int g, int j, int part) {
+        const lanes::ints v = word_at(w, 16 + 32 * g + 4 * j, part);
+        return I == 0 ? lanes::low(v) : lanes::high(v);
+    }
+};
+
+struct q5_k : scales_and_minima {
+    static constexpr field FIELDS[] = {{2, 2}, {1, 12}, {4, 8}, {4, 32}};
+    static constexpr int GROUP = 2, N_FIT = 4;
+    template <int I> static lanes::ints bytes(const block * w, int g, int j, int part) {
+        const lanes::ints v = word_at(w, 48 + 32 * g + 4 * j, part), fifth = word_at(w, 16 + 4 * j, part);
+        return lanes::or_(I == 0 ? lanes::low(v) : lanes::high(v), lanes::bit(fifth, GROUP * g + I, 16));
+    }
+};
+
+struct q6_k : super_format {
+    static constexpr field FIELDS[] = {{4, 32}, {4, 16}, {1, 16}, {2, 1}};
+    static constexpr int GROUP = 4, N_FIT = 2, N_SCALE = 16, OFFSET = 32;
+    static constexpr bool HAS_MIN = false;
+    static lanes::floats scale(const block * w, int part) { return half_at(w, 208, part); }
+    static void unpack(const block * w, int8_t (*scales)[COLUMNS], int8_t (* /*minima*/)[COLUMNS]) {
+        std::memcpy(scales, w + COLUMNS * 192, (size_t) N_SCALE * COLUMNS);
+    }
+    template <int I> static lanes::ints bytes(const block * w, int g, int j, int part) {
+        const lanes::ints v    = word_at(w, 64 * g + 32 * (I % 2) + 4 * j, part);
+        const lanes::ints high = word_at(w, 128 + 32 * g + 4 * j, part);
+        return lanes::or_(I < 2 ? lanes::low(v) : lanes::high(v), lanes::two_bits<2 * I>(high));
     }
 };
 

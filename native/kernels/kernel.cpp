@@ -9,17 +9,20 @@ namespace eagle3::kernels {
 namespace {
 
 template <typename F> void put(void * wide, int column, const void * narrow) {
-    ((typename F::block *) wide)->put(column, *(const typename F::block::narrow *) narrow);
+    each_part<F>(column, [&](size_t to, size_t from, int n) {
+        std::memcpy((char *) wide + to, (const char *) narrow + from, (size_t) n);
+    });
 }
 
 template <typename F> void get(const void * wide, int column, void * narrow) {
-    ((const typename F::block *) wide)->get(column, *(typename F::block::narrow *) narrow);
+    each_part<F>(column, [&](size_t from, size_t to, int n) {
+        std::memcpy((char *) narrow + to, (const char *) wide + from, (size_t) n);
+    });
 }
 
 template <typename F, int... I> kernel make(ggml_type type, std::integer_sequence<int, I...> /*rows*/) {
-    using narrow = typename F::block::narrow;
-    static_assert(sizeof(typename F::block) == COLUMNS * sizeof(narrow), "blocks have no holes");
-    return {type, sizeof(narrow), put<F>, get<F>, {nullptr, multiply_tile<F, I + 1>...}};
+    return {type, file_bytes<F>(), F::BLOCK == by_256.block ? &by_256 : &by_32, put<F>, get<F>,
+        {nullptr, multiply_tile<F, I + 1>...}};
 }
 
 template <typename F> kernel make(ggml_type type) {
@@ -37,6 +40,9 @@ const kernel * kernel_of(ggml_type type) {
         make<q5_1>(GGML_TYPE_Q5_1),
         make<iq4_nl>(GGML_TYPE_IQ4_NL),
         make<mxfp4>(GGML_TYPE_MXFP4),
+        make<q4_k>(GGML_TYPE_Q4_K),
+        make<q5_k>(GGML_TYPE_Q5_K),
+        make<q6_k>(GGML_TYPE_Q6_K),
     };
     for (const kernel & k : all) {
         if (k.type == type) {

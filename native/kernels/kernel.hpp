@@ -12,6 +12,7 @@ namespace eagle3::kernels {
 struct kernel {
     ggml_type type;
     size_t file_bytes;  // of a block of one column in the file; 16 times that of one of 16 columns
+    const rounding * rows;
     void (*put)(void * wide, int column, const void * narrow);
     void (*get)(const void * wide, int column, void * narrow);
     using product = void (*)(
@@ -23,7 +24,7 @@ struct kernel {
         const void * columns, const void * tile, int n, int n_block, float * out, size_t stride) const {
         products[shape_of(n).n_row](columns, tile, n, n_block, out, stride);
     }
-    size_t column_bytes(int64_t n_weight) const { return (size_t) (n_weight / BLOCK) * file_bytes; }
+    size_t column_bytes(int64_t n_weight) const { return (size_t) (n_weight / rows->block) * file_bytes; }
 };
 
 // Null if the format has none.

@@ -67,6 +67,17 @@ struct lanes {
         return _mm256_and_si256(is_set, every_byte(value));
     }
 
+    // bit i of each byte: `value` where it is set, a power of two from 16 on
+    static ints bit(ints bytes, int i, uint8_t value) {
+        const ints last = _mm256_and_si256(_mm256_srl_epi16(bytes, _mm_cvtsi32_si128(i)), every_byte(1));
+        return _mm256_and_si256(_mm256_sub_epi8(none(), last), every_byte(value));
+    }
+    // bits I and I + 1 of each byte, as bits 4 and 5
+    template <int I> static ints two_bits(ints bytes) {
+        const ints moved = I < 4 ? _mm256_slli_epi16(bytes, 4 - I) : _mm256_srli_epi16(bytes, I - 4);
+        return _mm256_and_si256(moved, every_byte(0x30));
+    }
+
     static floats halves(const uint16_t * d) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) d)); }
     // half of 2 to the power of (e - 127), as MXFP4 scales
     static floats powers(const uint8_t * e) {
@@ -78,7 +89,9 @@ struct lanes {
 
     static ints add(ints a, ints b) { return _mm256_add_epi32(a, b); }
     static ints add_pairs(ints a, ints b) { return _mm256_add_epi16(a, b); }
+    static ints subtract_times_32(ints a, ints b) { return _mm256_sub_epi32(a, _mm256_slli_epi32(b, 5)); }
     static floats numbers(ints v) { return _mm256_cvtepi32_ps(v); }
+    static floats negative(floats v) { return _mm256_sub_ps(zero(), v); }
     static floats multiply(floats a, floats b) { return _mm256_mul_ps(a, b); }
     static floats multiply_add(floats a, floats b, floats c) { return _mm256_fmadd_ps(a, b, c); }
     static void store(float * p, floats v) { _mm256_storeu_ps(p, v); }
@@ -87,6 +100,12 @@ struct lanes {
     static ints pairs(ints w, ints x) { return _mm256_maddubs_epi16(w, x); }
     // Sums of two neighbouring pairs, each times its weight: 32 bits wide.
     static ints join(ints pairs, ints weights) { return _mm256_madd_epi16(pairs, weights); }
+    // Of each column, two signed bytes as 16 bits each.
+    static ints weights(const int8_t * first, const int8_t * second) {
+        const ints a = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *) first));
+        const ints b = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *) second));
+        return _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa);
+    }
     static ints ones() { return _mm256_set1_epi16(1); }
     // Signed bytes w times signed x: unsigned ones and x with the sign of w.
     static ints size(ints w) { return _mm256_abs_epi8(w); }

@@ -9,16 +9,16 @@ namespace eagle3::kernels {
 
 namespace {
 
-int blocks_of(const ggml_tensor * weights) {
-    return (int) (weights->ne[0] / BLOCK);
+int blocks_of(const kernel & k, const ggml_tensor * weights) {
+    return (int) (weights->ne[0] / k.rows->block);
 }
 
-size_t row_bytes(const ggml_tensor * weights) {
-    return ROW_BYTES * (size_t) blocks_of(weights);
+size_t row_bytes(const kernel & k, const ggml_tensor * weights) {
+    return 4 * k.rows->n_word * (size_t) blocks_of(k, weights);
 }
 
-size_t tile_bytes(const ggml_tensor * weights, int64_t n_row) {
-    return row_bytes(weights) * (size_t) (n_row + MOST_IDLE);
+size_t tile_bytes(const kernel & k, const ggml_tensor * weights, int64_t n_row) {
+    return row_bytes(k, weights) * (size_t) (n_row + MOST_IDLE);
 }
 
 // Row i of the activations, and of the result: all batches' rows in turn.
@@ -39,16 +39,16 @@ template <typename F> void share_columns(const ggml_compute_params * params, int
 
 }  // namespace
 
-size_t work_of_product(const ggml_tensor * op) {
-    return tile_bytes(op->src[0], ggml_nrows(op->src[1]));
+size_t work_of_product(const kernel & k, const ggml_tensor * op) {
+    return tile_bytes(k, op->src[0], ggml_nrows(op->src[1]));
 }
 
 void multiply(const kernel & k, const ggml_compute_params * params, ggml_tensor * op) {
     const ggml_tensor *weights = op->src[0], *x = op->src[1];
     const int64_t n_row = ggml_nrows(x);
-    const int n_block   = blocks_of(weights);
+    const int n_block   = blocks_of(k, weights);
     char * work         = (char *) params->wdata;
-    GGML_ASSERT(params->wsize >= work_of_product(op));
+    GGML_ASSERT(params->wsize >= work_of_product(k, op));
     GGML_ASSERT(ggml_is_contiguous(op));
     // each thread rounds a part of every row
     const int from = n_block * params->ith / params->nth, to = n_block * (params->ith + 1) / params->nth;
@@ -58,7 +58,7 @@ void multiply(const kernel & k, const ggml_compute_params * params, ggml_tensor 
         for (int r = 0; r < n; ++r) {
             rows[r] = input(x, i + r);
         }
-        round_rows(n, n_block, from, to, rows, work + i * row_bytes(weights));
+        round_rows(*k.rows, n, n_block, from, to, rows, work + i * row_bytes(k, weights));
     }
     if (params->ith == 0) {
         ggml_threadpool_chunk_set(params->threadpool, params->nth);
@@ -71,9 +71,9 @@ void multiply(const kernel & k, const ggml_compute_params * params, ggml_tensor 
         for (int64_t i0 = 0; i0 < n_row; i0 += N_STAY) {
             for (int64_t g = first; g < last; ++g) {
                 for (int64_t i = i0; i < std::min(i0 + N_STAY, n_row); i += MOST_ROWS) {
-                    k.multiply((const char *) weights->data + g * group_bytes, work + i * row_bytes(weights),
-                        (int) std::min<int64_t>(MOST_ROWS, n_row - i), n_block,
-                        (float *) op->data + i * op->ne[0] + g * COLUMNS, (size_t) op->ne[0]);
+                    k.multiply((const char *) weights->data + g * group_bytes,
+                        work + i * row_bytes(k, weights), (int) std::min<int64_t>(MOST_ROWS, n_row - i),
+                        n_block, (float *) op->data + i * op->ne[0] + g * COLUMNS, (size_t) op->ne[0]);
                 }
             }
         }
@@ -98,7 +98,7 @@ struct experts_work {
     use * uses;
     size_t bytes;
 
-    experts_work(const ggml_tensor * op, char * at, int n_thread) {
+    experts_work(const kernel & k, const ggml_tensor * op, char * at, int n_thread) {
         const ggml_tensor *w = op->src[0], *x = op->src[1], *ids = op->src[2];
         const auto take = [&, start = at](size_t n) {
             char * p = at;
@@ -106,8 +106,8 @@ struct experts_work {
             bytes = (size_t) (at - start);
             return p;
         };
-        rows  = take(row_bytes(w) * (size_t) ggml_nrows(x));
-        tiles = take(tile_bytes(w, MOST_ROWS) * (size_t) n_thread);
+        rows  = take(row_bytes(k, w) * (size_t) ggml_nrows(x));
+        tiles = take(tile_bytes(k, w, MOST_ROWS) * (size_t) n_thread);
         sums  = (float *) take(sizeof(float) * COLUMNS * MOST_ROWS * (size_t) n_thread);
         first = (int32_t *) take(sizeof(int32_t) * (size_t) (w->ne[2] + 1));
         uses  = (use *) take(sizeof(use) * (size_t) ggml_nelements(ids));
@@ -145,19 +145,19 @@ void multiply_expert(const kernel & k, const experts_work & work, const ggml_com
     const ggml_tensor * w = op->src[0];
     const char * matrix   = (const char *) w->data + (size_t) expert * w->nb[2];
     const size_t bytes    = COLUMNS * k.column_bytes(w->ne[0]);  // of a group
-    const int n_block     = blocks_of(w);
+    const int n_block     = blocks_of(k, w);
     const int64_t n_group = w->ne[1] / COLUMNS;
     const int64_t from    = n_group * params->ith / params->nth;
     const int64_t to      = n_group * (params->ith + 1) / params->nth;
-    char * tile           = work.tiles + tile_bytes(w, MOST_ROWS) * (size_t) params->ith;
+    char * tile           = work.tiles + tile_bytes(k, w, MOST_ROWS) * (size_t) params->ith;
     float * sums          = work.sums + (size_t) COLUMNS * MOST_ROWS * (size_t) params->ith;
     for (int32_t i = work.first[expert]; i < work.first[expert + 1]; i += MOST_ROWS) {
         const int n = std::min<int>(MOST_ROWS, work.first[expert + 1] - i);
         const void * rows[MOST_ROWS];
         for (int r = 0; r < n; ++r) {
-            rows[r] = work.rows + (size_t) work.uses[i + r].row * row_bytes(w);
+            rows[r] = work.rows + (size_t) work.uses[i + r].row * row_bytes(k, w);
         }
-        gather_rows(n, n_block, rows, tile);
+        gather_rows(*k.rows, n, n_block, rows, tile);
         for (int64_t g = from; g < to; ++g) {
             k.multiply(matrix + g * bytes, tile, n, n_block, sums, COLUMNS);
             for (int r = 0; r < n; ++r) {
@@ -170,19 +170,19 @@ void multiply_expert(const kernel & k, const experts_work & work, const ggml_com
 
 }  // namespace
 
-size_t work_of_experts(const ggml_tensor * op, int n_thread) {
-    return experts_work(op, nullptr, n_thread).bytes;
+size_t work_of_experts(const kernel & k, const ggml_tensor * op, int n_thread) {
+    return experts_work(k, op, nullptr, n_thread).bytes;
 }
 
 void multiply_experts(const kernel & k, const ggml_compute_params * params, ggml_tensor * op) {
     const ggml_tensor *weights = op->src[0], *x = op->src[1];
-    const experts_work work(op, (char *) params->wdata, params->nth);
+    const experts_work work(k, op, (char *) params->wdata, params->nth);
     GGML_ASSERT(params->wsize >= work.bytes);
     GGML_ASSERT(ggml_is_contiguous(op));
     for (int64_t i = params->ith; i < ggml_nrows(x); i += params->nth) {
         const float * row = input(x, i);
-        round_rows(
-            1, blocks_of(weights), 0, blocks_of(weights), &row, work.rows + (size_t) i * row_bytes(weights));
+        round_rows(*k.rows, 1, blocks_of(k, weights), 0, blocks_of(k, weights), &row,
+            work.rows + (size_t) i * row_bytes(k, weights));
     }
     if (params->ith == 0) {
         sort_uses(op, work);

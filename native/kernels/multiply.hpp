@@ -9,8 +9,8 @@ struct ggml_tensor;
 namespace eagle3::kernels {
 
 // Bytes of the work buffer that these take.
-size_t work_of_product(const ggml_tensor * op);
-size_t work_of_experts(const ggml_tensor * op, int n_thread);
+size_t work_of_product(const kernel & k, const ggml_tensor * op);
+size_t work_of_experts(const kernel & k, const ggml_tensor * op, int n_thread);
 // Called by each of the threads at once.
 void multiply(const kernel & k, const ggml_compute_params * params, ggml_tensor * op);
 void multiply_experts(const kernel & k, const ggml_compute_params * params, ggml_tensor * op);

@@ -3,7 +3,11 @@
 // the blocks, whatever the number of rows. So a row's sums are the same alone and among others.
 #pragma once
 
+#include "formats.hpp"
 #include "rows.hpp"
+
+#include <type_traits>
+#include <utility>
 
 namespace eagle3::kernels {
 
@@ -14,7 +18,7 @@ template <int R> using block_sums = lanes::ints[R][lanes::N_PART];
 
 // One instruction multiplies bytes and sums fours of them.
 template <typename F, int R>
-EAGLE3_INLINE void sum_by_dots(const typename F::block & w, const row_block<R> & x, block_sums<R> & sums) {
+EAGLE3_INLINE void sum_by_dots(const block * w, const row_block<R> & x, block_sums<R> & sums) {
     for (int r = 0; r < R; ++r) {
         const lanes::ints base = lanes::every(-F::OFFSET * x.sum[r]);
         for (lanes::ints & s : sums[r]) {
@@ -22,7 +26,7 @@ EAGLE3_INLINE void sum_by_dots(const typename F::block & w, const row_block<R> &
         }
     }
 #pragma GCC unroll 8
-    for (int j = 0; j < BLOCK / 4; ++j) {
+    for (int j = 0; j < 8; ++j) {
         lanes::ints v[lanes::N_PART];
         for (int part = 0; part < lanes::N_PART; ++part) {
             const lanes::ints bytes = F::bytes(w, j, part);
@@ -42,9 +46,9 @@ EAGLE3_INLINE void sum_by_dots(const typename F::block & w, const row_block<R> &
 
 // Without it, signed bytes lend their sign to the row's, and two products are joined to 32 bits at once.
 template <typename F, int R>
-EAGLE3_INLINE void sum_signed(const typename F::block & w, const row_block<R> & x, block_sums<R> & sums) {
+EAGLE3_INLINE void sum_signed(const block * w, const row_block<R> & x, block_sums<R> & sums) {
 #pragma GCC unroll 8
-    for (int j = 0; j < BLOCK / 4; ++j) {
+    for (int j = 0; j < 8; ++j) {
         lanes::ints v[lanes::N_PART], size[lanes::N_PART];
         for (int part = 0; part < lanes::N_PART; ++part) {
             v[part]    = F::bytes(w, j, part);
@@ -66,10 +70,10 @@ EAGLE3_INLINE void sum_signed(const typename F::block & w, const row_block<R> & 
 
 // Small unsigned bytes are summed in 16 bits for as long as the sums fit.
 template <typename F, int R>
-EAGLE3_INLINE void sum_unsigned(const typename F::block & w, const row_block<R> & x, block_sums<R> & sums) {
+EAGLE3_INLINE void sum_unsigned(const block * w, const row_block<R> & x, block_sums<R> & sums) {
     block_sums<R> total;
 #pragma GCC unroll 8
-    for (int j = 0; j < BLOCK / 4; ++j) {
+    for (int j = 0; j < 8; ++j) {
         lanes::ints v[lanes::N_PART];
         for (int part = 0; part < lanes::N_PART; ++part) {
             v[part] = F::bytes(w, j, part);
@@ -100,8 +104,8 @@ EAGLE3_INLINE void sum_unsigned(const typename F::block & w, const row_block<R> 
 }
 
 template <typename F, int R>
-EAGLE3_INLINE void add_block(const typename F::block & w, const row_block<R> & x,
-    const lanes::floats (&scale)[lanes::N_PART], lanes::floats (&out)[R][lanes::N_PART]) {
+EAGLE3_INLINE void add_block(
+    const block * w, const row_block<R> & x, lanes::floats (&out)[R][lanes::N_PART]) {
     block_sums<R> sums;
     if constexpr (lanes::HAS_DOT) {
         sum_by_dots<F, R>(w, x, sums);
@@ -109,6 +113,10 @@ EAGLE3_INLINE void add_block(const typename F::block & w, const row_block<R> & x
         sum_signed<F, R>(w, x, sums);
     } else {
         sum_unsigned<F, R>(w, x, sums);
+    }
+    lanes::floats scale[lanes::N_PART];
+    for (int part = 0; part < lanes::N_PART; ++part) {
+        scale[part] = F::scale(w, part);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -125,14 +133,112 @@ EAGLE3_INLINE void add_block(const typename F::block & w, const row_block<R> & x
     }
 }
 
+// Superblocks: a run of 32 weights is summed in 16 bits for as long as the sums fit, then times its scale
+// in 32.
+template <typename F, int R, int I>
+EAGLE3_INLINE void sum_run(const block * w, int g, const row_superblock<R> & x,
+    const int8_t (*scales)[COLUMNS], block_sums<R> & total) {
+    constexpr int N_OF_SCALE = 64 / F::N_SCALE;  // vectors that have one scale
+    const int s              = F::GROUP * g + I;
+    block_sums<R> sums;
+    lanes::ints scale[lanes::N_PART];
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) {
+        lanes::ints v[lanes::N_PART];
+        for (int part = 0; part < lanes::N_PART; ++part) {
+            v[part] = F::template bytes<I>(w, g, j, part);
+            if (j % N_OF_SCALE == 0) {
+                const int8_t * of_part = scales[(8 * s + j) / N_OF_SCALE] + part * lanes::WIDTH;
+                scale[part]            = lanes::weights(of_part, of_part);
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const lanes::ints a = lanes::every(x.bytes[8 * s + j][r]);
+#pragma GCC unroll 4
+            for (int part = 0; part < lanes::N_PART; ++part) {
+                const lanes::ints p = lanes::pairs(v[part], a);
+                sums[r][part]       = j % F::N_FIT == 0 ? p : lanes::add_pairs(sums[r][part], p);
+                EAGLE3_HOLD(sums[r][part]);
+                if ((j + 1) % F::N_FIT == 0) {
+                    total[r][part] = lanes::add(total[r][part], lanes::join(sums[r][part], scale[part]));
+                }
+            }
+        }
+    }
+}
+
+template <typename F, int R, int... I>
+EAGLE3_INLINE void sum_runs(const block * w, const row_superblock<R> & x, const int8_t (*scales)[COLUMNS],
+    block_sums<R> & total, std::integer_sequence<int, I...> /*runs*/) {
+#pragma GCC unroll 1
+    for (int g = 0; g < 8 / F::GROUP; ++g) {
+        (sum_run<F, R, I>(w, g, x, scales, total), ...);
+    }
+}
+
+// Products of pairs of a column's numbers with pairs of a row's sums.
+template <int R, int N>
+EAGLE3_INLINE lanes::ints times_sums(
+    const int8_t (*numbers)[COLUMNS], const int32_t (&sums)[N][R], int r, int part) {
+    lanes::ints out = lanes::none();
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) {
+        const lanes::ints two =
+            lanes::weights(numbers[2 * i] + part * lanes::WIDTH, numbers[2 * i + 1] + part * lanes::WIDTH);
+        out = lanes::add(out, lanes::join(two, lanes::every(sums[i][r])));
+    }
+    return out;
+}
+
+// What unpacking a superblock's scales gives, for all rows.
+struct super_scales {
+    int8_t scales[16][COLUMNS], minima[8][COLUMNS];
+};
+
+template <typename F, int R>
+EAGLE3_INLINE void add_superblock(const block * w, const row_superblock<R> & x, const super_scales & s,
+    lanes::floats (&out)[R][lanes::N_PART]) {
+    block_sums<R> total;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+        for (lanes::ints & t : total[r]) {
+            t = lanes::none();
+        }
+    }
+    sum_runs<F, R>(w, x, s.scales, total, std::make_integer_sequence<int, F::GROUP>());
+#pragma GCC unroll 4
+    for (int part = 0; part < lanes::N_PART; ++part) {
+        const lanes::floats scale = F::scale(w, part);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const lanes::floats of_row = lanes::every(x.scale[r]);
+            if constexpr (F::OFFSET != 0) {
+                static_assert(F::OFFSET == 32, "one shift");
+                total[r][part] =
+                    lanes::subtract_times_32(total[r][part], times_sums<R>(s.scales, x.sums_of_16, r, part));
+            }
+            out[r][part] = lanes::multiply_add(
+                lanes::numbers(total[r][part]), lanes::multiply(scale, of_row), out[r][part]);
+            if constexpr (F::HAS_MIN) {
+                const lanes::ints sum = times_sums<R>(s.minima, x.sums_of_32, r, part);
+                out[r][part]          = lanes::multiply_add(lanes::numbers(sum),
+                    lanes::negative(lanes::multiply(F::minimum(w, part), of_row)), out[r][part]);
+            }
+        }
+    }
+}
+
 // 16 columns, n_block blocks long, times a tile of n rows in parts of R: out[row * stride + column]. The
 // blocks of the parts behind the first find the weights in the cache.
 template <typename F, int R>
 void multiply_tile(const void * columns, const void * tile, int n, int n_block, float * out, size_t stride) {
-    const auto * w      = (const typename F::block *) columns;
-    const auto * x      = (const row_block<R> *) tile;
-    const int n_part    = shape_of(n).n_part;
-    constexpr int AHEAD = 2048;  // bytes: far enough to arrive in time, near enough to stay
+    constexpr bool SUPER    = F::BLOCK == 256;
+    using rows              = std::conditional_t<SUPER, row_superblock<R>, row_block<R>>;
+    constexpr size_t N_BYTE = COLUMNS * file_bytes<F>(), AHEAD = 2048;  // far enough to arrive in time
+    const auto * x   = (const rows *) tile;
+    const auto * w   = (const block *) columns;
+    const int n_part = shape_of(n).n_part;
     lanes::floats sums[MOST_ROWS / MOST_AT_ONCE][R][lanes::N_PART];
     for (int p = 0; p < n_part; ++p) {
         for (auto & of_row : sums[p]) {
@@ -141,18 +247,22 @@ void multiply_tile(const void * columns, const void * tile, int n, int n_block, 
             }
         }
     }
-    for (int b = 0; b < n_block; ++b) {
-        for (size_t i = 0; i < sizeof(w[b]); i += 64) {
-            lanes::prefetch((const char *) &w[b] + AHEAD + i);
+    for (int b = 0; b < n_block; ++b, w += N_BYTE) {
+        for (size_t i = 0; i < N_BYTE; i += 64) {
+            lanes::prefetch(w + AHEAD + i);
         }
-        lanes::floats scale[lanes::N_PART];
-        for (int part = 0; part < lanes::N_PART; ++part) {
-            scale[part] = F::scale(w[b], part);
+        super_scales scales;
+        if constexpr (SUPER) {
+            F::unpack(w, scales.scales, scales.minima);
         }
         for (int p = 0; p < n_part; ++p) {
-            const auto * weights = &w[b];
+            const block * weights = w;
             EAGLE3_FORGET(weights);  // unpacked for all parts at once, they would not fit the registers
-            add_block<F, R>(*weights, x[(size_t) p * n_block + b], scale, sums[p]);
+            if constexpr (SUPER) {
+                add_superblock<F, R>(weights, x[(size_t) p * n_block + b], scales, sums[p]);
+            } else {
+                add_block<F, R>(weights, x[(size_t) p * n_block + b], sums[p]);
+            }
         }
     }
     for (int row = 0; row < n; ++row) {

@@ -1,8 +1,11 @@
-// Rows of activations, rounded to bytes as upstream's Q8_0 does it: 32 values a block with one scale, which
-// is a half. R rows of a tile lie side by side, so that a product reads them in one stream.
+// Rows of activations, rounded to bytes as upstream does it for the same formats. A block of a row is a few
+// words of 32 bits. The rows of a tile lie side by side, word by word, so that a product reads them in one
+// stream.
 #pragma once
 
-#include "formats.hpp"
+#include "lanes.hpp"
+
+#include <cstddef>
 
 namespace eagle3::kernels {
 
@@ -11,10 +14,19 @@ constexpr int MOST_AT_ONCE = 4;
 // The most rows of a tile. Its weights are read from memory once.
 constexpr int MOST_ROWS = 16;
 
+// R rows of 32 values, rounded as Q8_0.
 template <int R> struct row_block {
+    float scale[R];  // a half
+    int32_t sum[R];  // of the bytes
+    int32_t bytes[8][R];
+};
+
+// R rows of 256 values, rounded as Q8_K.
+template <int R> struct row_superblock {
     float scale[R];
-    int32_t sum[R];               // of the bytes
-    int32_t bytes[BLOCK / 4][R];  // four each
+    int32_t sums_of_32[4][R];  // of the bytes: two of 16 bits each
+    int32_t sums_of_16[8][R];
+    int32_t bytes[64][R];
 };
 
 // How a tile of n rows is computed: n_part parts of n_row rows each. The last rows may stand for none.
@@ -25,12 +37,21 @@ constexpr tile_shape shape_of(int n) {
     const int n_part = (n + MOST_AT_ONCE - 1) / MOST_AT_ONCE;
     return {(n + n_part - 1) / n_part, n_part};
 }
-constexpr int MOST_IDLE    = MOST_AT_ONCE - 1;      // rows of a tile that stand for none
-constexpr size_t ROW_BYTES = sizeof(row_block<1>);  // of a block and row
+constexpr int MOST_IDLE = MOST_AT_ONCE - 1;  // rows of a tile that stand for none
 
-// Blocks `from` to `to` of n rows of a tile. x: the values of row i, n_block * 32 of them.
-void round_rows(int n, int n_block, int from, int to, const float * const * x, void * tile);
-// The same from rows that were rounded alone, as tiles of one row.
-void gather_rows(int n, int n_block, const void * const * rows, void * tile);
+// How rows are rounded for a format.
+struct rounding {
+    int block;      // values
+    size_t n_word;  // of a block
+    // Blocks of one row, one after the other.
+    void (*round)(const float * x, int n_block, int32_t * words);
+};
+extern const rounding by_32, by_256;
+
+// Blocks `from` to `to` of n rows of a tile, of rows that have n_block blocks. x: the values of each row.
+void round_rows(
+    const rounding & how, int n, int n_block, int from, int to, const float * const * x, void * tile);
+// The same of all blocks of rows that were rounded alone, as tiles of one row.
+void gather_rows(const rounding & how, int n, int n_block, const void * const * rows, void * tile);
 
 }  // namespace eagle3::kernels
