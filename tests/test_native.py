@@ -140,6 +140,27 @@ def test_rows_together_and_alone(programs, seed):
     passes(programs, "products_test", seed)
 
 
+def interleaves(programs):
+    """Whether this build does, for this processor."""
+    found = subprocess.run([programs / "interleaved_test"], capture_output=True, text=True, timeout=600)
+    return not found.stdout.startswith("ok: this build")
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_interleaved_weights(programs, seed, monkeypatch):
+    """Read back as written; rows alone, in prompts, in batches and with experts, bit for bit."""
+    monkeypatch.setenv("EAGLE3_LLAMA_INTERLEAVE", "1")
+    if interleaves(programs):
+        passes(programs, "interleaved_test", seed)
+    passes(programs, "dots_test", seed)
+
+
+def test_weights_are_not_interleaved_if_told_so(programs, monkeypatch):
+    monkeypatch.setenv("EAGLE3_LLAMA_INTERLEAVE", "0")
+    done = subprocess.run([programs / "interleaved_test"], capture_output=True, text=True, timeout=600)
+    assert done.stdout.strip() == "ok: this build interleaves no weights", done.stdout + done.stderr
+
+
 def test_products_with_amx(programs):
     """In its layout: rows, batches, several matrices, tiles of others; and it can be left out."""
     found = subprocess.run([programs / "amx_test"], capture_output=True, text=True, timeout=600)
