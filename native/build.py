@@ -81,7 +81,9 @@ def build(
     place = place.resolve()  # compile commands hold this path
     with _locked(place / "lock"):
         tree, tree_key = patched_tree(source, patched=not unpatched)
-        parts = ["proof", "bench"] if unpatched else ["include", "kernels", "src", "proof", *["tests"] * tests]
+        parts = (
+            ["proof", "bench"] if unpatched else ["include", "kernels", "src", "proof", *["tests"] * tests]
+        )
         sources = _native_sources(parts)
         programs = [proof.PROGRAM, *_programs(sources, [*["tests"] * tests, *["bench"] * bench])]
         wanted = f"{tree_key} {tests} {bench} {mtmd} {checked} {hash_files(NATIVE, sources)}"

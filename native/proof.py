@@ -150,7 +150,8 @@ def check(
 ) -> Fault | None:
     """Runs eagle3-proof of this folder. None if all is right."""
     with tempfile.TemporaryDirectory(prefix="eagle3-proof-") as tmp, tempfile.TemporaryFile() as errors:
-        inherited = {name: value for name, value in os.environ.items() if name != "EAGLE3_LLAMA_AMX"}
+        chosen = ("EAGLE3_LLAMA_AMX", "EAGLE3_LLAMA_INTERLEAVE")
+        inherited = {name: value for name, value in os.environ.items() if name not in chosen}
         leaks = {"ASAN_OPTIONS": "detect_leaks=0"}  # of a sanitized library
         try:
             child = subprocess.Popen(

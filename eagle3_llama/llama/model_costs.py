@@ -10,6 +10,8 @@ from ..errors import EagleError
 from ..runtime import costs, library, machine
 from ..runtime.binding import llama_cpp
 
+# what the environment says about where weights lie
+PLACES = ("EAGLE3_LLAMA_AMX", "EAGLE3_LLAMA_INTERLEAVE")
 MOST_BATCH = 256  # rows of a batch while measuring
 
 
@@ -18,7 +20,14 @@ def cost_key(llm: Any, head: Any) -> list[object]:
     p, m, lib_dir = llm.context_params, llm.model_params, library.find_lib_dir()
     files = [llm.model_path, head, llm.lora_path, *(sorted(lib_dir.iterdir()) if lib_dir else [])]
     about = [(str(f), os.path.getsize(f), os.path.getmtime(f)) for f in files if f]
-    placed = [m.n_gpu_layers, m.split_mode, m.main_gpu, llm.tensor_split, m.load_mode]
+    placed = [
+        *map(os.environ.get, PLACES),
+        m.n_gpu_layers,
+        m.split_mode,
+        m.main_gpu,
+        llm.tensor_split,
+        m.load_mode,
+    ]
     adapted = [llm.numa, llm.kv_overrides, llm.lora_scale]
     cache = [p.type_k, p.type_v, p.offload_kqv, p.op_offload, p.swa_full, p.kv_unified, p.n_seq_max]
     sizes = [p.n_threads, p.n_threads_batch, p.n_batch, p.n_ubatch]

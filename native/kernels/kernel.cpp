@@ -8,6 +8,28 @@ namespace eagle3::kernels {
 
 namespace {
 
+// A part of `width` bytes of 16 columns.
+template <int width> char * interleave_part(char * to, const char * from, size_t stride) {
+    for (int column = 0; column < COLUMNS; ++column) {
+        std::memcpy(to + column * width, from + (size_t) column * stride, width);
+    }
+    return to + COLUMNS * width;
+}
+
+template <typename F> void interleave(void * wide, const void * columns, size_t stride, size_t n_block) {
+    auto * to         = (char *) wide;
+    const auto * from = (const char *) columns;
+    for (size_t b = 0; b < n_block; ++b) {
+        for (const field & f : F::FIELDS) {
+            for (int i = 0; i < f.count; ++i, from += f.width) {
+                to = f.width == 4   ? interleave_part<4>(to, from, stride)
+                     : f.width == 2 ? interleave_part<2>(to, from, stride)
+                                    : interleave_part<1>(to, from, stride);
+            }
+        }
+    }
+}
+
 template <typename F> void put(void * wide, int column, const void * narrow) {
     each_part<F>(column, [&](size_t to, size_t from, int n) {
         std::memcpy((char *) wide + to, (const char *) narrow + from, (size_t) n);
@@ -21,7 +43,7 @@ template <typename F> void get(const void * wide, int column, void * narrow) {
 }
 
 template <typename F, int... I> kernel make(ggml_type type, std::integer_sequence<int, I...> /*rows*/) {
-    return {type, file_bytes<F>(), F::BLOCK == by_256.block ? &by_256 : &by_32, put<F>, get<F>,
+    return {type, file_bytes<F>(), F::BLOCK == by_256.block ? &by_256 : &by_32, interleave<F>, put<F>, get<F>,
         {nullptr, multiply_tile<F, I + 1>...}};
 }
 

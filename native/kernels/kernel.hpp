@@ -13,6 +13,8 @@ struct kernel {
     ggml_type type;
     size_t file_bytes;  // of a block of one column in the file; 16 times that of one of 16 columns
     const rounding * rows;
+    // 16 columns, n_block blocks long and `stride` bytes apart.
+    void (*interleave)(void * wide, const void * columns, size_t stride, size_t n_block);
     void (*put)(void * wide, int column, const void * narrow);
     void (*get)(const void * wide, int column, void * narrow);
     using product = void (*)(
