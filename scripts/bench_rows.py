@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""Measures what a decode of n rows with all logits costs, in units of one row of stock llama.cpp.
+
+    scripts/bench_rows.py MODEL.gguf... [--rows 1,2,4,8,16] [--tokens 256,2000] [-t 2] [--rounds 5]
+
+Three libraries alternate, each in a process of its own: stock llama.cpp, built with the flags of this
+package's build (the first run builds it); this package's with EAGLE3_LLAMA_INTERLEAVE=0; and with 1. Each
+figure is a median. AMX is left out everywhere, because stock llama.cpp fails on it with some compilers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = {"stock": "stock", "0": "not interleaved", "1": "interleaved"}
+TIMES = 5  # decodes in a turn; their median counts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="+", type=Path, metavar="MODEL.gguf")
+    parser.add_argument("--rows", type=numbers, default=[1, 2, 4, 8, 16], metavar="N,N,...")
+    parser.add_argument(
+        "--tokens", type=numbers, default=[256, 2000], metavar="N,N,...", help="in the KV cache before"
+    )
+    parser.add_argument("-t", type=int, default=2, metavar="THREADS")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each library")
+    parser.add_argument("--serve", choices=NAMES, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    given.rows = sorted({1, *given.rows})
+    if given.serve:
+        serve(given)
+        return 0
+    for model in given.models:
+        if not model.is_file():
+            parser.error(f"{model} is missing: give the path of a GGUF file")
+    sys.path.insert(0, str(ROOT / "native"))
+    from build import build
+
+    stock = build(stock=True)
+    print(processor())
+    for model in given.models:
+        print(table(model, measure(given, model, stock), given), flush=True)
+    return 0
+
+
+def numbers(text: str) -> list[int]:
+    out = [int(part) for part in text.split(",")]
+    if min(out) < 1:
+        raise argparse.ArgumentTypeError(f"{text} has a number below 1")
+    return out
+
+
+def processor() -> str:
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        about = dict(line.split(":", 1) for line in file if ":" in line)
+    found = {name.strip(): value.strip() for name, value in about.items()}
+    family = ", ".join(f"{name} {found[name]}" for name in ("cpu family", "model") if name in found)
+    return f"{found.get('model name', 'processor')} ({family})"
+
+
+def measure(given: argparse.Namespace, model: Path, stock: Path) -> dict[tuple[str, int, int], float]:
+    """Milliseconds by library, tokens and rows."""
+    children = {name: start(given, model, name, stock) for name in NAMES}
+    times: dict[tuple[str, int, int], list[float]] = {}
+    total = given.rounds * len(given.tokens)
+    try:
+        for turn in range(total):
+            tokens = given.tokens[turn // given.rounds]
+            print(f"{model.name}: turn {turn + 1} of {total}", file=sys.stderr, flush=True)
+            for rows in given.rows:
+                for name, child in children.items():
+                    times.setdefault((name, tokens, rows), []).append(ask(child, tokens, rows))
+    finally:
+        for child in children.values():
+            child.kill()
+            child.wait()
+    return {key: statistics.median(values) for key, values in times.items()}
+
+
+def start(given: argparse.Namespace, model: Path, name: str, stock: Path) -> subprocess.Popen[str]:
+    env = {**os.environ, "EAGLE3_LLAMA_AMX": "0"}
+    env.pop("OMP_WAIT_POLICY", None)
+    if name == "stock":
+        env["LLAMA_CPP_LIB_PATH"] = str(stock)
+    else:
+        env["EAGLE3_LLAMA_INTERLEAVE"] = name
+    size = ["--tokens", ",".join(map(str, given.tokens)), "--rows", ",".join(map(str, given.rows))]
+    return subprocess.Popen(
+        [sys.executable, __file__, str(model), "--serve", name, "-t", str(given.t), *size],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ask(child: subprocess.Popen[str], tokens: int, rows: int) -> float:
+    assert child.stdin and child.stdout
+    child.stdin.write(f"{tokens} {rows}\n")
+    child.stdin.flush()
+    line = child.stdout.readline()
+    if not line:
+        raise SystemExit(f"a measuring process ended with status {child.wait()}: see above")
+    return float(json.loads(line))
+
+
+def serve(given: argparse.Namespace) -> None:
+    """Answers lines "TOKENS ROWS" with the milliseconds of a decode."""
+    if given.serve != "stock":
+        import eagle3_llama  # noqa: F401  its library instead of llama_cpp's own
+    from llama_cpp import Llama, llama_cpp
+
+    n_ctx = max(given.tokens) + max(given.rows)
+    llm = Llama(
+        str(given.models[0]), n_ctx=n_ctx, n_threads=given.t, n_threads_batch=given.t, flash_attn=True,
+        logits_all=True, verbose=False,
+    )  # fmt: skip
+    ctx, seen = llm._ctx.ctx, 0
+    text = [100 + 37 * i % (llm.n_vocab() - 200) for i in range(n_ctx)]
+
+    def decode(rows: int) -> float:
+        batch = llama_cpp.llama_batch_init(rows, 0, 1)
+        batch.n_tokens = rows
+        for i in range(rows):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i] = text[i], seen + i, 1
+            batch.seq_id[i][0], batch.logits[i] = 0, 1
+        begin = time.perf_counter()
+        if llama_cpp.llama_decode(ctx, batch) != 0:
+            raise SystemExit(f"a decode of {rows} rows failed")
+        llama_cpp.llama_synchronize(ctx)
+        seconds = time.perf_counter() - begin
+        llama_cpp.llama_batch_free(batch)
+        llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(ctx), 0, seen, -1)
+        return seconds
+
+    for line in sys.stdin:
+        tokens, rows = map(int, line.split())
+        if tokens != seen:
+            llm.reset()
+            llm.eval(text[:tokens])
+            seen = tokens
+        decode(rows)
+        print(json.dumps(statistics.median(decode(rows) for _ in range(TIMES)) * 1000), flush=True)
+
+
+def table(model: Path, found: dict[tuple[str, int, int], float], given: argparse.Namespace) -> str:
+    lines = [
+        f"\n{model.name}, {given.t} threads",
+        "| tokens before | library | ms of one row | " + " | ".join(f"{n} rows" for n in given.rows) + " |",
+        "|---" * (len(given.rows) + 3) + "|",
+    ]
+    for tokens in given.tokens:
+        unit = found["stock", tokens, given.rows[0]]
+        for name, label in NAMES.items():
+            ratios = " | ".join(f"{found[name, tokens, n] / unit:.2f}" for n in given.rows)
+            lines.append(f"| {tokens} | {label} | {found[name, tokens, given.rows[0]]:.1f} | {ratios} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
