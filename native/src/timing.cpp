@@ -150,9 +150,11 @@ void planner::saw_draft(const round & r, bool plain, float raw, float seconds) {
     const bool forced = m.hope < NO_HOPE && !cheap;
     m.hope            = cheap || (plain && m.hope == tune_.hope_anew) ? m.hope : NO_HOPE;
     m.n_idle          = plain || forced ? m.n_idle + 1 : 0;
-    m.seen_tokens     = m.seen_tokens * tune_.keep_rate + (float) r.n_tokens;
-    m.seen_plain =
-        m.seen_plain * tune_.keep_rate + (float) n_slots_ * seconds / std::max(plain_seconds(), 1e-9f);
+    if (!r.offered) {  // else what others offered may have brought it, or cost it
+        m.seen_tokens = m.seen_tokens * tune_.keep_rate + (float) r.n_tokens;
+        m.seen_plain =
+            m.seen_plain * tune_.keep_rate + (float) n_slots_ * seconds / std::max(plain_seconds(), 1e-9f);
+    }
     // against a round without the head, at today's rate
     const float without = std::max(r.base, (float) n_slots_ - rate() * plain_seconds());
     const float gain    = (r.value - rate() * (r.draft_s + costs_.other)) - without;
