@@ -1,19 +1,15 @@
 // A thin layer over the vector instructions that the products are written in. A vector of bytes holds four
 // weights of each of its columns, side by side; a vector of integers or floats holds a number of each column.
 //
-//     N_PART     vectors that make the 16 columns of a block
-//     HAS_DOT    bytes are multiplied and summed in fours by one instruction, unsigned by signed
+//     N_PART           vectors that make the 16 columns of a block
+//     HAS_DOT          bytes are multiplied and summed in fours by one instruction
+//     DOT_IS_SIGNED    signed by signed; otherwise unsigned by signed
+//
+// EAGLE3_LANES is 0 where there are none for this processor.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
-
-#if defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
-#define EAGLE3_LANES 1
-#include <immintrin.h>
-#else
-#define EAGLE3_LANES 0
-#endif
 
 // The compiler takes a pointer for another one, and what it points to for not yet read.
 #define EAGLE3_FORGET(p) asm("" : "+r"(p))
@@ -24,109 +20,14 @@ namespace eagle3::kernels {
 
 constexpr int COLUMNS = 16;  // of a block: those of AMX's layout, and of a 512-bit vector
 
-#if EAGLE3_LANES
-
-// Keeps a sum in its register. The compiler would add the terms in pairs, and store them until then.
-#define EAGLE3_HOLD(x) asm("" : "+x"(x))
-
-struct lanes {
-    using ints                  = __m256i;
-    using floats                = __m256;
-    static constexpr int N_PART = 2;
-    static constexpr int WIDTH  = COLUMNS / N_PART;
-    static constexpr int BYTES  = 4 * WIDTH;
-#if defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
-    static constexpr bool HAS_DOT = true;
-#else
-    static constexpr bool HAS_DOT = false;
-#endif
-
-    static ints load(const void * p) { return _mm256_loadu_si256((const __m256i *) p); }
-    static ints every(int32_t x) { return _mm256_set1_epi32(x); }  // the same four bytes in each column
-    static ints every_byte(uint8_t x) { return _mm256_set1_epi8((char) x); }
-    static floats every(float x) { return _mm256_set1_ps(x); }
-    static floats zero() { return _mm256_setzero_ps(); }
-    static ints none() { return _mm256_setzero_si256(); }
-
-    static ints low(ints v) { return _mm256_and_si256(v, every_byte(15)); }
-    static ints high(ints v) { return low(_mm256_srli_epi16(v, 4)); }
-    static ints or_(ints a, ints b) { return _mm256_or_si256(a, b); }
-    static ints flip(ints v) { return _mm256_xor_si256(v, every_byte(128)); }  // signed bytes plus 128
-    // bytes of a table of 16, by indices below 16
-    static ints look_up(const int8_t * table, ints index) {
-        return _mm256_shuffle_epi8(
-            _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *) table)), index);
-    }
-    // Of each column's 32 bits, bits 4 * j to 4 * j + 3 to its four bytes: `value` where they are set.
-    static ints spread(ints bits, int j, uint8_t value) {
-        const __m128i to_bytes = _mm_add_epi8(
-            _mm_set_epi8(12, 12, 12, 12, 8, 8, 8, 8, 4, 4, 4, 4, 0, 0, 0, 0), _mm_set1_epi8((char) (j / 2)));
-        const ints of_byte = every(j % 2 ? (int32_t) 0x80402010 : 0x08040201);
-        const ints byte    = _mm256_shuffle_epi8(bits, _mm256_broadcastsi128_si256(to_bytes));
-        const ints is_set  = _mm256_cmpeq_epi8(_mm256_and_si256(byte, of_byte), of_byte);
-        return _mm256_and_si256(is_set, every_byte(value));
-    }
-
-    // bit i of each byte: `value` where it is set, a power of two from 16 on
-    static ints bit(ints bytes, int i, uint8_t value) {
-        const ints last = _mm256_and_si256(_mm256_srl_epi16(bytes, _mm_cvtsi32_si128(i)), every_byte(1));
-        return _mm256_and_si256(_mm256_sub_epi8(none(), last), every_byte(value));
-    }
-    // bits I and I + 1 of each byte, as bits 4 and 5
-    template <int I> static ints two_bits(ints bytes) {
-        const ints moved = I < 4 ? _mm256_slli_epi16(bytes, 4 - I) : _mm256_srli_epi16(bytes, I - 4);
-        return _mm256_and_si256(moved, every_byte(0x30));
-    }
-
-    static floats halves(const uint16_t * d) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) d)); }
-    // half of 2 to the power of (e - 127), as MXFP4 scales
-    static floats powers(const uint8_t * e) {
-        const ints x      = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *) e));
-        const ints normal = _mm256_slli_epi32(_mm256_sub_epi32(x, every(1)), 23);
-        const ints least  = _mm256_sllv_epi32(every(0x00200000), x);
-        return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, least, _mm256_cmpgt_epi32(every(2), x)));
-    }
-
-    static ints add(ints a, ints b) { return _mm256_add_epi32(a, b); }
-    static ints add_pairs(ints a, ints b) { return _mm256_add_epi16(a, b); }
-    static ints subtract_times_32(ints a, ints b) { return _mm256_sub_epi32(a, _mm256_slli_epi32(b, 5)); }
-    static floats numbers(ints v) { return _mm256_cvtepi32_ps(v); }
-    static floats negative(floats v) { return _mm256_sub_ps(zero(), v); }
-    static floats multiply(floats a, floats b) { return _mm256_mul_ps(a, b); }
-    static floats multiply_add(floats a, floats b, floats c) { return _mm256_fmadd_ps(a, b, c); }
-    static void store(float * p, floats v) { _mm256_storeu_ps(p, v); }
-
-    // Unsigned bytes w times signed x: sums of two neighbours each, 16 bits wide.
-    static ints pairs(ints w, ints x) { return _mm256_maddubs_epi16(w, x); }
-    // Sums of two neighbouring pairs, each times its weight: 32 bits wide.
-    static ints join(ints pairs, ints weights) { return _mm256_madd_epi16(pairs, weights); }
-    // Of each column, two signed bytes as 16 bits each.
-    static ints weights(const int8_t * first, const int8_t * second) {
-        const ints a = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *) first));
-        const ints b = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *) second));
-        return _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa);
-    }
-    static ints ones() { return _mm256_set1_epi16(1); }
-    // Signed bytes w times signed x: unsigned ones and x with the sign of w.
-    static ints size(ints w) { return _mm256_abs_epi8(w); }
-    static ints sign(ints x, ints w) { return _mm256_sign_epi8(x, w); }
-    // sum + unsigned bytes w times signed x, in fours
-    static ints dot(ints sum, ints w, ints x) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-        return _mm256_dpbusd_epi32(sum, w, x);
-#elif defined(__AVXVNNI__)
-        return _mm256_dpbusd_avx_epi32(sum, w, x);
-#else
-        // for tests alone: even bytes, then odd ones
-        const ints even = _mm256_madd_epi16(
-            _mm256_and_si256(w, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
-        const ints odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
-        return add(sum, add(even, odd));
-#endif
-    }
-    static void prefetch(const void * p) { _mm_prefetch((const char *) p, _MM_HINT_T0); }
-};
-
-#endif
-
 }  // namespace eagle3::kernels
+
+#if defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
+#define EAGLE3_LANES 1
+#include "lanes_avx2.hpp"
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+#define EAGLE3_LANES 1
+#include "lanes_neon.hpp"
+#else
+#define EAGLE3_LANES 0
+#endif

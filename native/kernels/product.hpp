@@ -19,8 +19,9 @@ template <int R> using block_sums = lanes::ints[R][lanes::N_PART];
 // One instruction multiplies bytes and sums fours of them.
 template <typename F, int R>
 EAGLE3_INLINE void sum_by_dots(const block * w, const row_block<R> & x, block_sums<R> & sums) {
+    constexpr bool AS_THEY_ARE = F::SIGNED && lanes::DOT_IS_SIGNED;
     for (int r = 0; r < R; ++r) {
-        const lanes::ints base = lanes::every(-F::OFFSET * x.sum[r]);
+        const lanes::ints base = lanes::every(AS_THEY_ARE ? 0 : -F::OFFSET * x.sum[r]);
         for (lanes::ints & s : sums[r]) {
             s = base;
         }
@@ -30,7 +31,7 @@ EAGLE3_INLINE void sum_by_dots(const block * w, const row_block<R> & x, block_su
         lanes::ints v[lanes::N_PART];
         for (int part = 0; part < lanes::N_PART; ++part) {
             const lanes::ints bytes = F::bytes(w, j, part);
-            v[part]                 = F::SIGNED ? lanes::flip(bytes) : bytes;
+            v[part]                 = F::SIGNED && !AS_THEY_ARE ? lanes::flip(bytes) : bytes;
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -139,6 +140,7 @@ template <typename F, int R, int I>
 EAGLE3_INLINE void sum_run(const block * w, int g, const row_superblock<R> & x,
     const int8_t (*scales)[COLUMNS], block_sums<R> & total) {
     constexpr int N_OF_SCALE = 64 / F::N_SCALE;  // vectors that have one scale
+    constexpr int N_FIT      = lanes::DOT_IS_SIGNED ? N_OF_SCALE : F::N_FIT;
     const int s              = F::GROUP * g + I;
     block_sums<R> sums;
     lanes::ints scale[lanes::N_PART];
@@ -149,7 +151,7 @@ EAGLE3_INLINE void sum_run(const block * w, int g, const row_superblock<R> & x,
             v[part] = F::template bytes<I>(w, g, j, part);
             if (j % N_OF_SCALE == 0) {
                 const int8_t * of_part = scales[(8 * s + j) / N_OF_SCALE] + part * lanes::WIDTH;
-                scale[part]            = lanes::weights(of_part, of_part);
+                scale[part]            = lanes::scale(of_part);
             }
         }
 #pragma GCC unroll 8
@@ -157,11 +159,11 @@ EAGLE3_INLINE void sum_run(const block * w, int g, const row_superblock<R> & x,
             const lanes::ints a = lanes::every(x.bytes[8 * s + j][r]);
 #pragma GCC unroll 4
             for (int part = 0; part < lanes::N_PART; ++part) {
-                const lanes::ints p = lanes::pairs(v[part], a);
-                sums[r][part]       = j % F::N_FIT == 0 ? p : lanes::add_pairs(sums[r][part], p);
+                sums[r][part] =
+                    j % N_FIT == 0 ? lanes::start(v[part], a) : lanes::go_on(sums[r][part], v[part], a);
                 EAGLE3_HOLD(sums[r][part]);
-                if ((j + 1) % F::N_FIT == 0) {
-                    total[r][part] = lanes::add(total[r][part], lanes::join(sums[r][part], scale[part]));
+                if ((j + 1) % N_FIT == 0) {
+                    total[r][part] = lanes::close(total[r][part], sums[r][part], scale[part]);
                 }
             }
         }
