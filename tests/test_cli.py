@@ -79,6 +79,8 @@ def test_bench_json(tmp_path):
         for m in ("plain", "eagle", "eagle n_max=2", "eagle tree=8x3x3", "prompt_lookup")
         for c in ("all", "numbers")
     }
+    limit = report["roofline"]["Q4_0"]
+    assert limit["bytes"] > 0 and limit["bytes_per_second"] > 0 and limit["share_of_one_row"] > 0
     curve = report["cost_curve"]["Q4_0"]
     assert (
         curve["1"]["decode"] == 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ..runtime import machine
 from .modes import Mode
 from .prompts import DEFAULT, bench_target, capture_cost, read_prompts
 from .report import cost_curve, curve_in_use, results
+from .roofline import roofline
 from .table import explanation, results_table, terminal_width
 from .target import BenchTarget
 
@@ -89,7 +91,7 @@ def run_bench(s: BenchSettings) -> dict[str, Any]:
             report["results"] += rows
             report["cost_in_use"][target.format] = curve_in_use(answers)
             if s.explain:
-                tables += _explain(target, rows, report)
+                tables += _explain(target, rows, report, s.n_threads)
             target.close()
     tables.insert(0, results_table(report["results"], terminal_width()))
     print("\n" + "\n\n".join("\n".join(lines) for lines in tables))
@@ -106,7 +108,9 @@ def _measure(target: BenchTarget, report: dict[str, Any]) -> None:
         report["capture_cost"][target.format] = round(capture_cost(llm), 4)
 
 
-def _explain(target: BenchTarget, rows: Sequence[dict[str, Any]], report: dict[str, Any]) -> list[list[str]]:
+def _explain(
+    target: BenchTarget, rows: Sequence[dict[str, Any]], report: dict[str, Any], n_threads: int
+) -> list[list[str]]:
     out = []
     for mode in target.drafting():
         if mode.params.planned:
@@ -115,4 +119,15 @@ def _explain(target: BenchTarget, rows: Sequence[dict[str, Any]], report: dict[s
             row["predicted"] = round(info["rate"] / info["plain_rate"], 4)
             curve, in_use = (report[name][target.format] for name in ("cost_curve", "cost_in_use"))
             out.append(explanation(target.format, curve, in_use, row, row["predicted"], terminal_width()))
+    if out:
+        out.append(_reading(target, report, n_threads))
     return out
+
+
+def _reading(target: BenchTarget, report: dict[str, Any], n_threads: int) -> list[str]:
+    """How near the decodes come to reading the weights, as lines."""
+    costs = target.llm(target.drafting()[0])._engine.costs
+    seconds = [costs.layers[n] + costs.output[n] for n in (1, 8)]
+    limit = roofline(target.path, n_threads)
+    report.setdefault("roofline", {})[target.format] = limit.report(*seconds)
+    return textwrap.wrap(f"{target.format}: {limit.line(*seconds)}", terminal_width())

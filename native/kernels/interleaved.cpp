@@ -142,13 +142,13 @@ class products : public ggml::cpu::extra_buffer_type {
     }
 };
 
-// With AVX-512 VNNI, upstream's layouts have products of few rows too (patches 0104 and 0108). Nobody has
-// measured yet which are faster there.
+// With AVX-512 VNNI and with NEON, the tree's own layouts have fast products too (patches 0104 and 0108 of few rows).
+// Nobody has measured yet which are faster there.
 bool wanted() {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-    const char * otherwise = "0";
-#else
+#if defined(__AVX2__) && !(defined(__AVX512VNNI__) && defined(__AVX512VL__))
     const char * otherwise = "1";
+#else
+    const char * otherwise = "0";
 #endif
     const char * set = std::getenv("EAGLE3_LLAMA_INTERLEAVE");
     return EAGLE3_LANES && std::strcmp(set ? set : otherwise, "0") != 0;
