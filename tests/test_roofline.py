@@ -30,9 +30,7 @@ def test_a_file(tmp_path):
     total = sum(t.n_bytes for t in read_gguf(path).tensors.values())
     found = roofline.roofline(str(path), 2)
     assert 0 < found.n_bytes <= total and found.speed > 0
-    assert (
-        found.seconds * found.speed == found.n_bytes or abs(found.seconds * found.speed - found.n_bytes) < 1
-    )
+    assert abs(found.seconds * found.speed - found.n_bytes) < 1
 
 
 def test_the_report_has_shares_of_the_decodes():
