@@ -2,10 +2,12 @@
 """Measures what a decode of n rows with all logits costs, in units of one row of stock llama.cpp.
 
     scripts/bench_rows.py MODEL.gguf... [--rows 1,2,4,8,16] [--tokens 256,2000] [-t 2] [--rounds 5]
+    scripts/bench_rows.py --random Q8_0,Q4_K
 
 Three libraries alternate, each in a process of its own: stock llama.cpp, built with the flags of this
 package's build (the first run builds it); this package's with EAGLE3_LLAMA_INTERLEAVE=0; and with 1. Each
 figure is a median. AMX is left out everywhere, because stock llama.cpp fails on it with some compilers.
+--random makes a model of 1.7 billion random weights in each of these formats, which fits no cache.
 """
 
 from __future__ import annotations
@@ -16,11 +18,17 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = {"stock": "stock", "0": "not interleaved", "1": "interleaved"}
+SCALES = {  # where the halves of a block begin
+    "Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "IQ4_NL": [0],
+    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+}  # fmt: skip
+SHAPE = (2048, 8192, 24, 32, 49152)  # width, width of feed-forward, layers, heads, vocabulary
 TIMES = 5  # decodes in a turn; their median counts
 
 
@@ -28,7 +36,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("models", nargs="+", type=Path, metavar="MODEL.gguf")
+    parser.add_argument("models", nargs="*", type=Path, metavar="MODEL.gguf")
+    parser.add_argument("--random", type=formats, default=[], metavar="FORMAT,FORMAT,...")
     parser.add_argument("--rows", type=numbers, default=[1, 2, 4, 8, 16], metavar="N,N,...")
     parser.add_argument(
         "--tokens", type=numbers, default=[256, 2000], metavar="N,N,...", help="in the KV cache before"
@@ -41,6 +50,8 @@ def main() -> int:
     if given.serve:
         serve(given)
         return 0
+    if not given.models and not given.random:
+        parser.error("name a GGUF file, or formats with --random")
     for model in given.models:
         if not model.is_file():
             parser.error(f"{model} is missing: give the path of a GGUF file")
@@ -51,6 +62,11 @@ def main() -> int:
     print(processor())
     for model in given.models:
         print(table(model, measure(given, model, stock), given), flush=True)
+    for name in given.random:
+        with tempfile.TemporaryDirectory() as tmp:
+            model = Path(tmp) / f"random-1.7B-{name}.gguf"
+            write_random(model, name)
+            print(table(model, measure(given, model, stock), given), flush=True)
     return 0
 
 
@@ -59,6 +75,58 @@ def numbers(text: str) -> list[int]:
     if min(out) < 1:
         raise argparse.ArgumentTypeError(f"{text} has a number below 1")
     return out
+
+
+def formats(text: str) -> list[str]:
+    out = text.split(",")
+    unknown = sorted(set(out) - set(SCALES))
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not one of {', '.join(SCALES)}")
+    return out
+
+
+def write_random(path: Path, name: str) -> None:
+    """A llama of SHAPE. Any bytes are weights, if the scales are sane."""
+    import gguf
+    import numpy as np
+
+    kind, rng = gguf.GGMLQuantizationType[name], np.random.default_rng(1)
+    n_embd, n_ff, n_layer, n_head, n_vocab = SHAPE
+    w = gguf.GGUFWriter(path, "llama")
+    w.add_context_length(8192)
+    w.add_embedding_length(n_embd)
+    w.add_feed_forward_length(n_ff)
+    w.add_block_count(n_layer)
+    w.add_head_count(n_head)
+    w.add_head_count_kv(n_head)
+    w.add_rope_dimension_count(n_embd // n_head)
+    w.add_layer_norm_rms_eps(1e-5)
+    w.add_tokenizer_model("llama")
+    w.add_token_list([b"<unk>", b"<s>", b"</s>", *(b"token%d" % i for i in range(3, n_vocab))])
+    w.add_token_scores([0.0] * n_vocab)
+    w.add_token_types([2, 3, 3, *[1] * (n_vocab - 3)])
+
+    def add(tensor: str, rows: int, columns: int) -> None:
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        data = rng.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
+        for at in SCALES[name]:
+            data[:, :, at : at + 2] = (0x00, 0x10)  # half precision: 0.0005
+        w.add_tensor(tensor, data.reshape(rows, -1), raw_dtype=kind)
+
+    for norm in ("output_norm", *(f"blk.{i}.{n}" for i in range(n_layer) for n in ("attn_norm", "ffn_norm"))):
+        w.add_tensor(f"{norm}.weight", np.ones(n_embd, np.float32))
+    add("token_embd.weight", n_vocab, n_embd)
+    add("output.weight", n_vocab, n_embd)
+    for i in range(n_layer):
+        for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            add(f"blk.{i}.{part}.weight", n_embd, n_embd)
+        add(f"blk.{i}.ffn_gate.weight", n_ff, n_embd)
+        add(f"blk.{i}.ffn_up.weight", n_ff, n_embd)
+        add(f"blk.{i}.ffn_down.weight", n_embd, n_ff)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
 
 
 def processor() -> str:
