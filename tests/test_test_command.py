@@ -6,12 +6,13 @@ import re
 import shlex
 import sys
 import time
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 import skipped
 from commands import run
-from workers import Workers
+from workers import FileScheduling, Workers
 
 ROOT = Path(__file__).parent.parent
 HOOKS = """import skipped, workers
@@ -78,6 +79,34 @@ def test_crash_after_crash(tmp_path):
     out = tried(tmp_path / "t", {**every, **good()})
     n = len(set(re.findall(r"crashed while running '(\S+)'", out)))
     assert n >= 8 and re.search(r"^\d+ collected tests did not run$", out, re.MULTILINE), out
+
+
+def test_files_for_a_worker_that_is_dead_already():
+    """Its death is told behind the tests that it finished before: these bring it more files."""
+
+    class Node:
+        shutting_down = False
+
+        def __init__(self, dead):
+            self.dead, self.sent = dead, []
+
+        def send_runtest_some(self, indices):
+            if self.dead:
+                raise OSError("cannot send (already closed?)")
+            self.sent += indices
+
+    sched = object.__new__(FileScheduling)  # without a session
+    tests = ["a.py::first", "a.py::dies", "b.py::one", "c.py::one"]
+    dead, other = Node(True), Node(False)
+    sched.registered_collections = {dead: tests, other: tests}
+    sched.assigned_work = OrderedDict(
+        {dead: {"a.py": {"a.py::first": False, "a.py::dies": False}}, other: {}}
+    )
+    sched.workqueue = OrderedDict({"b.py": {"b.py::one": False}, "c.py": {"c.py::one": False}})
+    sched.running, sched.last = {"a.py::first", "a.py::dies"}, {}
+    sched.mark_test_complete(dead, 0)
+    assert sched.remove_node(dead) == "a.py::dies"
+    assert sorted(other.sent) == [2, 3] and not sched.workqueue
 
 
 def test_a_hang(tmp_path):

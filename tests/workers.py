@@ -53,7 +53,10 @@ class FileScheduling(LoadFileScheduling):
         if node.shutting_down or node not in self.registered_collections:
             return
         while self.workqueue and self._pending_of(self.assigned_work[node]) <= 2:
-            self._assign_work_unit(node)
+            try:
+                self._assign_work_unit(node)
+            except OSError:  # it is dead, which is told behind what it had said: remove_node gets the files
+                return
         if not self.workqueue:
             node.shutdown()
 
