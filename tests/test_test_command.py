@@ -95,6 +95,9 @@ def test_files_for_a_worker_that_is_dead_already():
                 raise OSError("cannot send (already closed?)")
             self.sent += indices
 
+        def shutdown(self):
+            self.shutting_down = True
+
     sched = object.__new__(FileScheduling)  # without a session
     tests = ["a.py::first", "a.py::dies", "b.py::one", "c.py::one"]
     dead, other = Node(True), Node(False)
