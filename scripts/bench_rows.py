@@ -16,13 +16,15 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-ROOT = Path(__file__).resolve().parent.parent
+if TYPE_CHECKING:
+    from eagle3_llama.bench.child import Child
+
 NAMES = {"stock": "stock", "0": "not interleaved", "1": "interleaved"}
 SCALES = {  # where the halves of a block begin
     "Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "IQ4_NL": [0],
@@ -55,11 +57,11 @@ def main() -> int:
     for model in given.models:
         if not model.is_file():
             parser.error(f"{model} is missing: give the path of a GGUF file")
-    sys.path.insert(0, str(ROOT / "native"))
-    from build import build
+    from eagle3_llama.bench.stock import libraries
+    from eagle3_llama.runtime import machine
 
-    stock = build(stock=True)
-    print(processor())
+    stock = libraries()
+    print(machine.model())
     for model in given.models:
         print(table(model, measure(given, model, stock), given), flush=True)
     for name in given.random:
@@ -129,14 +131,6 @@ def write_random(path: Path, name: str) -> None:
     w.close()
 
 
-def processor() -> str:
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        about = dict(line.split(":", 1) for line in file if ":" in line)
-    found = {name.strip(): value.strip() for name, value in about.items()}
-    family = ", ".join(f"{name} {found[name]}" for name in ("cpu family", "model") if name in found)
-    return f"{found.get('model name', 'processor')} ({family})"
-
-
 def measure(given: argparse.Namespace, model: Path, stock: Path) -> dict[tuple[str, int, int], float]:
     """Milliseconds by library, tokens and rows."""
     children = {name: start(given, model, name, stock) for name in NAMES}
@@ -151,35 +145,25 @@ def measure(given: argparse.Namespace, model: Path, stock: Path) -> dict[tuple[s
                     times.setdefault((name, tokens, rows), []).append(ask(child, tokens, rows))
     finally:
         for child in children.values():
-            child.kill()
-            child.wait()
+            child.close()
     return {key: statistics.median(values) for key, values in times.items()}
 
 
-def start(given: argparse.Namespace, model: Path, name: str, stock: Path) -> subprocess.Popen[str]:
-    env = {**os.environ, "EAGLE3_LLAMA_AMX": "0"}
+def start(given: argparse.Namespace, model: Path, name: str, stock: Path) -> Child:
+    from eagle3_llama.bench.child import Child
+    from eagle3_llama.bench.stock import environment
+
+    env = environment(stock) if name == "stock" else {**os.environ, "EAGLE3_LLAMA_INTERLEAVE": name}
+    env["EAGLE3_LLAMA_AMX"] = "0"
     env.pop("OMP_WAIT_POLICY", None)
-    if name == "stock":
-        env["LLAMA_CPP_LIB_PATH"] = str(stock)
-    else:
-        env["EAGLE3_LLAMA_INTERLEAVE"] = name
     size = ["--tokens", ",".join(map(str, given.tokens)), "--rows", ",".join(map(str, given.rows))]
-    return subprocess.Popen(
-        [sys.executable, __file__, str(model), "--serve", name, "-t", str(given.t), *size],
-        env=env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    return Child([sys.executable, __file__, model, "--serve", name, "-t", given.t, *size], env)
 
 
-def ask(child: subprocess.Popen[str], tokens: int, rows: int) -> float:
-    assert child.stdin and child.stdout
-    child.stdin.write(f"{tokens} {rows}\n")
-    child.stdin.flush()
-    line = child.stdout.readline()
+def ask(child: Child, tokens: int, rows: int) -> float:
+    line = child.ask(f"{tokens} {rows}")
     if not line:
-        raise SystemExit(f"a measuring process ended with status {child.wait()}: see above")
+        raise SystemExit(f"a measuring process ended: {child.last_words()}")
     return float(json.loads(line))
 
 

@@ -142,8 +142,8 @@ class products : public ggml::cpu::extra_buffer_type {
     }
 };
 
-// With AVX-512 VNNI and with NEON, the tree's own layouts have fast products too (patches 0104 and 0108 of few rows).
-// Nobody has measured yet which are faster there.
+// With AVX-512 VNNI and with NEON, the tree's own layouts have fast products too (patches 0104 and 0108 of
+// few rows). Nobody has measured yet which are faster there.
 bool wanted() {
 #if defined(__AVX2__) && !(defined(__AVX512VNNI__) && defined(__AVX512VL__))
     const char * otherwise = "1";

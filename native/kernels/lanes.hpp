@@ -11,6 +11,12 @@
 #include <cstdint>
 #include <cstring>
 
+// Keeps a sum in its register. The compiler would add the terms in pairs, and store them until then.
+#if defined(__aarch64__)
+#define EAGLE3_HOLD(x) asm("" : "+w"(x))
+#else
+#define EAGLE3_HOLD(x) asm("" : "+x"(x))
+#endif
 // The compiler takes a pointer for another one, and what it points to for not yet read.
 #define EAGLE3_FORGET(p) asm("" : "+r"(p))
 // A product is one function: what is not inlined keeps its sums in memory.

@@ -5,9 +5,6 @@
 
 namespace eagle3::kernels {
 
-// Keeps a sum in its register. The compiler would add the terms in pairs, and store them until then.
-#define EAGLE3_HOLD(x) asm("" : "+x"(x))
-
 struct lanes {
     using ints                  = __m256i;
     using floats                = __m256;

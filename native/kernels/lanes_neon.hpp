@@ -5,9 +5,6 @@
 
 namespace eagle3::kernels {
 
-// Keeps a sum in its register. The compiler would add the terms in pairs, and store them until then.
-#define EAGLE3_HOLD(x) asm("" : "+w"(x))
-
 struct lanes {
     using ints                          = int32x4_t;
     using floats                        = float32x4_t;
