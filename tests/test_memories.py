@@ -69,7 +69,7 @@ def test_trees_without_values(made, architecture):
 
 
 def test_rounds_without_values(made, programs):  # noqa: F811 - the fixture
-    passes(programs, "rounds_test", *made("deepseek2"), 1, 20)
+    passes(programs, "rounds_test", *made("deepseek2"), 1, 8)
 
 
 @pytest.mark.parametrize("architecture", SPARSE + MLA)

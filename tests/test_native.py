@@ -27,7 +27,7 @@ def test_rounds_under_sanitizers(programs, tmp_path, seed):
         kind=["F32", "Q8_0", "F32", "F16"][seed],
         layers=[(1, 2, 3), (0, 2), (1, 2, 3, 4), (3,)][seed],
     )
-    passes(programs, "rounds_test", target, head, seed, 150)
+    passes(programs, "rounds_test", target, head, seed, 60)
 
 
 def test_every_call_in_every_state(programs, files):
@@ -78,7 +78,7 @@ def test_memory_that_runs_out(programs, files):
 def test_rounds_of_variants_under_sanitizers(programs, tmp_path, name):
     target = tiny_models.target(tmp_path / "target.gguf", n_layer=12)
     _, head = converted(tmp_path, name, target, "q8_0" if "two" in name else "f32")
-    passes(programs, "rounds_test", target, head, 5, 20)
+    passes(programs, "rounds_test", target, head, 5, 8)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_weights_that_are_shared(programs, tmp_path):
     )
 
 
-def passes(programs, name, *args, leaks=True):
+def passes(programs, name, *args, leaks=True, or_says="ok"):
     done = subprocess.run(
         [programs / name, *map(str, args)],
         capture_output=True,
@@ -130,7 +130,7 @@ def passes(programs, name, *args, leaks=True):
             "ASAN_OPTIONS": f"detect_leaks={int(leaks)}",
         },
     )
-    assert done.returncode == 0 and done.stdout.strip() == "ok", done.stderr[-3000:]
+    assert done.returncode == 0 and done.stdout.strip() in ("ok", or_says), done.stderr[-3000:]
     assert "runtime error" not in done.stderr and "Sanitizer" not in done.stderr, done.stderr[-3000:]
 
 
@@ -140,18 +140,12 @@ def test_rows_together_and_alone(programs, seed):
     passes(programs, "products_test", seed)
 
 
-def interleaves(programs):
-    """Whether this build does, for this processor."""
-    found = subprocess.run([programs / "interleaved_test"], capture_output=True, text=True, timeout=600)
-    return not found.stdout.startswith("ok: this build")
-
-
-@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("seed", range(1, 3))
 def test_interleaved_weights(programs, seed, monkeypatch):
     """Read back as written; rows alone, in prompts, in batches and with experts, bit for bit."""
     monkeypatch.setenv("EAGLE3_LLAMA_INTERLEAVE", "1")
-    if interleaves(programs):
-        passes(programs, "interleaved_test", seed)
+    none = "ok: this build interleaves no weights"
+    passes(programs, "interleaved_test", seed, or_says=none)  # a processor with neither AVX2 nor dot products
     passes(programs, "dots_test", seed)
 
 
@@ -173,7 +167,7 @@ def test_products_with_amx(programs):
     )
 
 
-@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("seed", range(1, 3))
 def test_planner_in_counted_time(programs, seed):
     """At least 0.97 of the best fixed length and of plain decoding; with wrong costs, 0.96 of plain."""
     passes(programs, "planner_test", seed)
