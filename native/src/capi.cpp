@@ -111,7 +111,7 @@ int32_t eagle3_head_get_info(const eagle3_head * head, struct eagle3_head_info *
         out->n_blocks          = (int32_t) h.blocks.size();
         out->n_layers_captured = (int32_t) h.layers.size();
         std::copy(h.layers.begin(), h.layers.end(), out->layers);
-        out->n_bytes = (int64_t) ggml_backend_buffer_get_size(h.buffer.get());
+        out->n_bytes = (int64_t) h.n_bytes();
         out->n_bytes_step =
             (int64_t) ggml_nbytes(h.output) + (h.embd_fc ? (int64_t) ggml_nbytes(h.embd_fc) : 0);
         for (const eagle3::block & b : h.blocks) {

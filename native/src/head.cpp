@@ -5,6 +5,7 @@
 #include "ggml-cpu.h"
 #include "llama-ext.h"
 #include "head_keys.hpp"
+#include "head_memory.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -295,8 +296,7 @@ std::unique_ptr<head> load_head(const std::string & path, const llama_model * ta
 
     h->device = output_device(target);
     require(h->device != nullptr, EAGLE3_E_INTERNAL, "no device for the head");
-    h->buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_dev_buffer_type(h->device)));
-    require(h->buffer != nullptr, EAGLE3_E_MEMORY, "not enough memory for the head's weights");
+    allocate_weights(*h);
     l.read_data(file);
     l.read_d2t();
     return h;

@@ -64,8 +64,13 @@ struct head {
 
     ggml_backend_dev_t device = nullptr;  // where the weights live
     ggml_context_ptr ctx;
-    ggml_backend_buffer_ptr buffer;
+    ggml_backend_buffer_ptr buffer,
+        matrices;  // matrices: those that lie otherwise than the rest; may be null
 
+    size_t n_bytes() const {
+        return ggml_backend_buffer_get_size(buffer.get()) +
+               (matrices ? ggml_backend_buffer_get_size(matrices.get()) : 0);
+    }
     int n_features() const { return (int) layers.size() * n_embd_target; }
     int n_embd_kv() const { return n_head_kv * n_embd_head; }
 };
