@@ -1,4 +1,4 @@
-// Quantised formats, interleaved by 16 columns: rows of the file's matrix, which are columns of the product.
+// Formats, interleaved by 16 columns: rows of the file's matrix, which are columns of the product.
 // The numbers of a block of the file stay as they are; they only lie in another order, so the size stays too.
 // Each number of 16 columns lies side by side, and so do each four bytes of their quants.
 #pragma once
@@ -54,6 +54,7 @@ EAGLE3_INLINE lanes::floats half_at(const block * w, int i, int part) {
 // multiplied in pairs of 16 bits, N_FIT sums of such pairs fit. HAS_MIN: weights are byte * scale + minimum.
 template <bool IS_SIGNED, int OFF, int FIT, bool MIN = false> struct format {
     static constexpr int BLOCK    = 32;
+    static constexpr bool FLOATS  = false;
     static constexpr bool SIGNED  = IS_SIGNED;
     static constexpr int OFFSET   = OFF;
     static constexpr int N_FIT    = FIT;
@@ -124,7 +125,8 @@ struct mxfp4 : format<false, 12, 4> {
 // They have eight runs of 32 weights; run s is GROUP * g + I. bytes<I> gives it as vectors j = 0 to 7 of
 // unsigned bytes. Every 16 (Q6_K) or 32 weights have an integer scale of their own.
 struct super_format {
-    static constexpr int BLOCK = 256;
+    static constexpr int BLOCK   = 256;
+    static constexpr bool FLOATS = false;
 };
 
 // Six-bit scales and minima of eight runs in 12 bytes from byte 4 on.
@@ -178,6 +180,33 @@ struct q6_k : super_format {
         const lanes::ints v    = word_at(w, 64 * g + 32 * (I % 2) + 4 * j, part);
         const lanes::ints high = word_at(w, 128 + 32 * g + 4 * j, part);
         return lanes::or_(I < 2 ? lanes::low(v) : lanes::high(v), lanes::two_bits<2 * I>(high));
+    }
+};
+
+// -- floats -----------------------------------------------------------------------------------------------
+
+// values gives weight i of each column.
+struct float_format {
+    static constexpr int BLOCK   = 32;
+    static constexpr bool FLOATS = true;
+};
+
+struct f32 : float_format {
+    static constexpr field FIELDS[] = {{4, BLOCK}};
+    static lanes::floats values(const block * w, int i, int part) {
+        return lanes::singles((const float *) numbers_at(w, 4 * i, 4, part));
+    }
+};
+
+struct f16 : float_format {
+    static constexpr field FIELDS[] = {{2, BLOCK}};
+    static lanes::floats values(const block * w, int i, int part) { return half_at(w, 2 * i, part); }
+};
+
+struct bf16 : float_format {
+    static constexpr field FIELDS[] = {{2, BLOCK}};
+    static lanes::floats values(const block * w, int i, int part) {
+        return lanes::bfloats((const uint16_t *) numbers_at(w, 2 * i, 2, part));
     }
 };
 

@@ -8,6 +8,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 namespace eagle3::kernels {
@@ -20,13 +21,23 @@ struct matrix {
     char * data;
     int64_t n_weight;  // of a column
 
+    // [offset, offset + size) in whole blocks
+    std::pair<size_t, size_t> whole(size_t offset, size_t size) const {
+        const size_t first = offset / k.file_bytes, last = (offset + size + k.file_bytes - 1) / k.file_bytes;
+        return {first * k.file_bytes, (last - first) * k.file_bytes};
+    }
     template <typename F> void each(size_t offset, size_t size, F && f) const {
         const size_t column = k.column_bytes(n_weight), n_block = column / k.file_bytes;
-        GGML_ASSERT(offset % k.file_bytes == 0 && size % k.file_bytes == 0);
         for (size_t at = offset; at < offset + size; at += k.file_bytes) {
             const size_t c = at / column, b = at % column / k.file_bytes;
             f(data + (c / COLUMNS * n_block + b) * COLUMNS * k.file_bytes, (int) (c % COLUMNS), at - offset);
         }
+    }
+    void put(size_t offset, size_t size, const char * from) const {
+        each(offset, size, [&](char * block, int column, size_t at) { k.put(block, column, from + at); });
+    }
+    void get(size_t offset, size_t size, char * to) const {
+        each(offset, size, [&](char * block, int column, size_t at) { k.get(block, column, to + at); });
     }
 };
 
@@ -63,7 +74,7 @@ traits * traits_of(const ggml_tensor * weights) {
         return nullptr;
     }
     for (traits & t : all) {
-        if (t.of_format().type == weights->type) {
+        if (t.of_format().type == weights->type && weights->ne[0] % t.of_format().rows->block == 0) {
             return &t;
         }
     }
@@ -95,14 +106,24 @@ void set_tensor(
         }
         return;
     }
-    m.each(offset, n, [&](char * block, int i, size_t at) { k.put(block, i, from + at); });
+    const auto [first, size] = m.whole(offset, n);
+    if (first == offset && size == n) {
+        m.put(offset, n, from);
+        return;
+    }
+    std::vector<char> blocks(size);  // of floats any part may be set
+    m.get(first, size, blocks.data());
+    std::memcpy(blocks.data() + (offset - first), from, n);
+    m.put(first, size, blocks.data());
 }
 
 void get_tensor(
     ggml_backend_buffer_t /*buffer*/, const ggml_tensor * t, void * data, size_t offset, size_t n) {
-    const kernel & k = own(t).of_format();
-    own(t).of(t).each(
-        offset, n, [&](char * block, int column, size_t at) { k.get(block, column, (char *) data + at); });
+    const matrix m           = own(t).of(t);
+    const auto [first, size] = m.whole(offset, n);
+    std::vector<char> blocks(size);
+    m.get(first, size, blocks.data());
+    std::memcpy(data, blocks.data() + (offset - first), n);
 }
 
 const char * name(ggml_backend_buffer_type_t /*type*/) {
@@ -142,10 +163,9 @@ class products : public ggml::cpu::extra_buffer_type {
     }
 };
 
-// With AVX-512 VNNI and with NEON, the tree's own layouts have fast products too (patches 0104 and 0108 of
-// few rows). Nobody has measured yet which are faster there.
+// With NEON, the tree's own layouts have fast products too, and nobody has compared the two yet.
 bool wanted() {
-#if defined(__AVX2__) && !(defined(__AVX512VNNI__) && defined(__AVX512VL__))
+#if defined(__AVX2__)
     const char * otherwise = "1";
 #else
     const char * otherwise = "0";

@@ -43,8 +43,11 @@ template <typename F> void get(const void * wide, int column, void * narrow) {
 }
 
 template <typename F, int... I> kernel make(ggml_type type, std::integer_sequence<int, I...> /*rows*/) {
-    return {type, file_bytes<F>(), F::BLOCK == by_256.block ? &by_256 : &by_32, interleave<F>, put<F>, get<F>,
-        {nullptr, multiply_tile<F, I + 1>...}};
+    return {type, file_bytes<F>(),
+        F::FLOATS                  ? &as_they_are
+        : F::BLOCK == by_256.block ? &by_256
+                                   : &by_32,
+        interleave<F>, put<F>, get<F>, {nullptr, multiply_tile<F, I + 1>...}};
 }
 
 template <typename F> kernel make(ggml_type type) {
@@ -65,6 +68,11 @@ const kernel * kernel_of(ggml_type type) {
         make<q4_k>(GGML_TYPE_Q4_K),
         make<q5_k>(GGML_TYPE_Q5_K),
         make<q6_k>(GGML_TYPE_Q6_K),
+#if !defined(__AVX512F__)  // with AVX-512, few rows of floats have products of their own (patch 0105)
+        make<f32>(GGML_TYPE_F32),
+        make<f16>(GGML_TYPE_F16),
+        make<bf16>(GGML_TYPE_BF16),
+#endif
     };
     for (const kernel & k : all) {
         if (k.type == type) {

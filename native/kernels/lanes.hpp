@@ -4,6 +4,7 @@
 //     N_PART           vectors that make the 16 columns of a block
 //     HAS_DOT          bytes are multiplied and summed in fours by one instruction
 //     DOT_IS_SIGNED    signed by signed; otherwise unsigned by signed
+//     RUNS_ARE_WIDE    the runs of a superblock are summed in 32 bits, where all sums fit
 //
 // EAGLE3_LANES is 0 where there are none for this processor.
 #pragma once
@@ -14,6 +15,8 @@
 // Keeps a sum in its register. The compiler would add the terms in pairs, and store them until then.
 #if defined(__aarch64__)
 #define EAGLE3_HOLD(x) asm("" : "+w"(x))
+#elif defined(__AVX512F__)
+#define EAGLE3_HOLD(x) asm("" : "+v"(x))  // any of the 32
 #else
 #define EAGLE3_HOLD(x) asm("" : "+x"(x))
 #endif
@@ -28,7 +31,10 @@ constexpr int COLUMNS = 16;  // of a block: those of AMX's layout, and of a 512-
 
 }  // namespace eagle3::kernels
 
-#if defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+#define EAGLE3_LANES 1
+#include "lanes_avx512.hpp"
+#elif defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
 #define EAGLE3_LANES 1
 #include "lanes_avx2.hpp"
 #elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)

@@ -11,7 +11,7 @@ struct lanes {
     static constexpr int N_PART = 2;
     static constexpr int WIDTH  = COLUMNS / N_PART;
 
-#if defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
+#if defined(__AVXVNNI__)
     static constexpr bool HAS_DOT = true;
 #else
     static constexpr bool HAS_DOT = false;
@@ -55,6 +55,11 @@ struct lanes {
         return _mm256_and_si256(moved, every_byte(0x30));
     }
 
+    static floats singles(const float * p) { return _mm256_loadu_ps(p); }
+    static floats bfloats(const uint16_t * p) {
+        return _mm256_castsi256_ps(
+            _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *) p)), 16));
+    }
     static floats halves(const uint16_t * d) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) d)); }
     // half of 2 to the power of (e - 127), as MXFP4 scales
     static floats powers(const uint8_t * e) {
@@ -84,6 +89,7 @@ struct lanes {
         return _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa);
     }
     // What a superblock's runs are summed in: pairs, which are joined by the scale.
+    static constexpr bool RUNS_ARE_WIDE = false;
     static ints scale(const int8_t * numbers) { return weights(numbers, numbers); }
     static ints start(ints w, ints x) { return pairs(w, x); }
     static ints go_on(ints sum, ints w, ints x) { return add_pairs(sum, pairs(w, x)); }
@@ -94,9 +100,7 @@ struct lanes {
     static ints sign(ints x, ints w) { return _mm256_sign_epi8(x, w); }
     // sum + unsigned bytes w times signed x, in fours
     static ints dot(ints sum, ints w, ints x) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-        return _mm256_dpbusd_epi32(sum, w, x);
-#elif defined(__AVXVNNI__)
+#if defined(__AVXVNNI__)
         return _mm256_dpbusd_avx_epi32(sum, w, x);
 #else
         // for tests alone: even bytes, then odd ones

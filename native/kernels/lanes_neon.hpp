@@ -55,6 +55,8 @@ struct lanes {
         return from(vandq_u8(moved, vdupq_n_u8(0x30)));
     }
 
+    static floats singles(const float * p) { return vld1q_f32(p); }
+    static floats bfloats(const uint16_t * p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
     static floats halves(const uint16_t * d) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(d))); }
     // half of 2 to the power of (e - 127), as MXFP4 scales
     static floats powers(const uint8_t * e) {
@@ -104,6 +106,7 @@ struct lanes {
     // sum + signed bytes w times signed x, in fours
     static ints dot(ints sum, ints w, ints x) { return vdotq_s32(sum, s8(w), s8(x)); }
     // What a superblock's runs are summed in: dot products, which are multiplied by the scale.
+    static constexpr bool RUNS_ARE_WIDE = true;
     static ints scale(const int8_t * numbers) {
         int32_t four;
         std::memcpy(&four, numbers, sizeof(four));

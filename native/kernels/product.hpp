@@ -140,7 +140,7 @@ template <typename F, int R, int I>
 EAGLE3_INLINE void sum_run(const block * w, int g, const row_superblock<R> & x,
     const int8_t (*scales)[COLUMNS], block_sums<R> & total) {
     constexpr int N_OF_SCALE = 64 / F::N_SCALE;  // vectors that have one scale
-    constexpr int N_FIT      = lanes::DOT_IS_SIGNED ? N_OF_SCALE : F::N_FIT;
+    constexpr int N_FIT      = lanes::RUNS_ARE_WIDE ? N_OF_SCALE : F::N_FIT;
     const int s              = F::GROUP * g + I;
     block_sums<R> sums;
     lanes::ints scale[lanes::N_PART];
@@ -193,6 +193,27 @@ EAGLE3_INLINE lanes::ints times_sums(
     return out;
 }
 
+// Floats: one multiply-add for each weight and row, in the order of the weights.
+template <typename F, int R>
+EAGLE3_INLINE void add_floats(
+    const block * w, const row_floats<R> & x, lanes::floats (&out)[R][lanes::N_PART]) {
+#pragma GCC unroll 4
+    for (int i = 0; i < F::BLOCK; ++i) {
+        lanes::floats v[lanes::N_PART];
+        for (int part = 0; part < lanes::N_PART; ++part) {
+            v[part] = F::values(w, i, part);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const lanes::floats a = lanes::every(x.values[i][r]);
+#pragma GCC unroll 4
+            for (int part = 0; part < lanes::N_PART; ++part) {
+                out[r][part] = lanes::multiply_add(v[part], a, out[r][part]);
+            }
+        }
+    }
+}
+
 // What unpacking a superblock's scales gives, for all rows.
 struct super_scales {
     int8_t scales[16][COLUMNS], minima[8][COLUMNS];
@@ -236,7 +257,8 @@ EAGLE3_INLINE void add_superblock(const block * w, const row_superblock<R> & x, 
 template <typename F, int R>
 void multiply_tile(const void * columns, const void * tile, int n, int n_block, float * out, size_t stride) {
     constexpr bool SUPER    = F::BLOCK == 256;
-    using rows              = std::conditional_t<SUPER, row_superblock<R>, row_block<R>>;
+    using rows              = std::conditional_t<SUPER, row_superblock<R>,
+        std::conditional_t<F::FLOATS, row_floats<R>, row_block<R>>>;
     constexpr size_t N_BYTE = COLUMNS * file_bytes<F>(), AHEAD = 2048;  // far enough to arrive in time
     const auto * x   = (const rows *) tile;
     const auto * w   = (const block *) columns;
@@ -260,7 +282,9 @@ void multiply_tile(const void * columns, const void * tile, int n, int n_block, 
         for (int p = 0; p < n_part; ++p) {
             const block * weights = w;
             EAGLE3_FORGET(weights);  // unpacked for all parts at once, they would not fit the registers
-            if constexpr (SUPER) {
+            if constexpr (F::FLOATS) {
+                add_floats<F, R>(weights, x[(size_t) p * n_block + b], sums[p]);
+            } else if constexpr (SUPER) {
                 add_superblock<F, R>(weights, x[(size_t) p * n_block + b], scales, sums[p]);
             } else {
                 add_block<F, R>(weights, x[(size_t) p * n_block + b], sums[p]);

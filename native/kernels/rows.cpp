@@ -42,6 +42,10 @@ void round_by_256(const float * x, int n_block, int32_t * words) {
     }
 }
 
+void copy_by_32(const float * x, int n_block, int32_t * words) {
+    std::memcpy(words, x, sizeof(row_floats<1>) * (size_t) n_block);
+}
+
 // Puts a row's block into a tile of n rows.
 void put(const rounding & how, int n, int n_block, int row, int block, const int32_t * words, void * tile) {
     const int n_row = shape_of(n).n_row;
@@ -65,6 +69,8 @@ void clear_idle(const rounding & how, int n, int n_block, int from, int to, void
 
 const rounding by_32  = {QK8_0, N_WORD, round_by_32};
 const rounding by_256 = {QK_K, N_SUPER_WORD, round_by_256};
+
+const rounding as_they_are = {32, sizeof(row_floats<1>) / 4, copy_by_32};
 
 void round_rows(
     const rounding & how, int n, int n_block, int from, int to, const float * const * x, void * tile) {

@@ -1,6 +1,6 @@
-// Rows of activations, rounded to bytes as upstream does it for the same formats. A block of a row is a few
-// words of 32 bits. The rows of a tile lie side by side, word by word, so that a product reads them in one
-// stream.
+// Rows of activations, rounded to bytes as upstream does it for the same formats, or as they are for weights
+// that are floats. A block of a row is a few words of 32 bits. The rows of a tile lie side by side, word by
+// word, so that a product reads them in one stream.
 #pragma once
 
 #include "lanes.hpp"
@@ -9,8 +9,13 @@
 
 namespace eagle3::kernels {
 
-// The most rows that a block of weights is unpacked once for. More would not fit the registers.
+// The most rows that a block of weights is unpacked once for. More would not fit the registers: AVX-512 has
+// 32, and a row takes two of them.
+#if defined(__AVX512F__)
+constexpr int MOST_AT_ONCE = 8;
+#else
 constexpr int MOST_AT_ONCE = 4;
+#endif
 // The most rows of a tile. Its weights are read from memory once.
 constexpr int MOST_ROWS = 16;
 
@@ -27,6 +32,11 @@ template <int R> struct row_superblock {
     int32_t sums_of_32[4][R];  // of the bytes: two of 16 bits each
     int32_t sums_of_16[8][R];
     int32_t bytes[64][R];
+};
+
+// R rows of 32 values.
+template <int R> struct row_floats {
+    float values[32][R];
 };
 
 // How a tile of n rows is computed: n_part parts of n_row rows each. The last rows may stand for none.
@@ -46,7 +56,7 @@ struct rounding {
     // Blocks of one row, one after the other.
     void (*round)(const float * x, int n_block, int32_t * words);
 };
-extern const rounding by_32, by_256;
+extern const rounding by_32, by_256, as_they_are;
 
 // Blocks `from` to `to` of n rows of a tile, of rows that have n_block blocks. x: the values of each row.
 void round_rows(

@@ -130,8 +130,9 @@ int main(int argc, char ** argv) {
     }
     int n = 0;
     for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
-        const auto type = (ggml_type) i;
-        if (!ggml_is_quantized(type) || ggml_quantize_requires_imatrix(type)) {
+        const auto type     = (ggml_type) i;
+        const bool is_float = type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
+        if (!(is_float || ggml_is_quantized(type)) || ggml_quantize_requires_imatrix(type)) {
             continue;
         }
         ggml_context_ptr ctx = context(4);
