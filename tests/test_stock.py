@@ -27,9 +27,11 @@ PROMPT = (
 # Root mean square of the differences of one row's logits, in units of their standard deviation. A rounding
 # that falls to the other side moves a sum by a step of the format, and 30 layers carry it on: with SmolLM2
 # 0.007 was seen in F32, 0.04 in BF16, 0.19 in Q4_K_M; with a tiny random model 0.022 in F32, as upstream's
-# attention adds in F16 where ours adds in F32. A token or a position that is wrong makes it one.
-BOUNDS = {"F32": 0.05, "F16": 0.15, "BF16": 0.15}
-QUANTISED = 0.4
+# attention adds in F16 where ours adds in F32. Upstream's products of BF16 round the activations to eight
+# bits, and ours with AVX2 do not: rows of a tiny model were up to 0.16 apart there, 0.044 on average. A token
+# or a position that is wrong makes it one. Each format has a bound of all rows' mean, and one of each row.
+BOUNDS = {"F32": (0.025, 0.05), "F16": (0.075, 0.15), "BF16": (0.075, 0.25)}
+QUANTISED = (0.2, 0.4)
 FORMATS = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_K_M")
 NEAR_TIES = 0.125  # of the positions may have another best token: 3 of 24
 
@@ -41,9 +43,9 @@ def apart(a, b):
     return np.sqrt((off**2).mean(axis=1)), off.max(axis=1)
 
 
-def check_logits(ours, theirs, bound):
-    rms, largest = apart(ours, theirs)
-    assert np.isfinite(ours).all() and rms.max() <= bound and rms.mean() <= bound / 2, (rms.max(), rms.mean())
+def check_logits(ours, theirs, bounds):
+    (mean, bound), (rms, largest) = bounds, apart(ours, theirs)
+    assert np.isfinite(ours).all() and rms.max() <= bound and rms.mean() <= mean, (rms.max(), rms.mean())
     assert largest.max() <= 4 * bound, largest.max()
     flipped = ours.argmax(axis=1) != theirs.argmax(axis=1)
     assert flipped.mean() <= NEAR_TIES, flipped.sum()
@@ -81,11 +83,11 @@ def follow(decoder, theirs, rows):
 @pytest.mark.parametrize("flash", [False, True], ids=["attention", "flash"])
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_logits_and_text_of_a_real_model(fmt, flash):
-    path, bound = smollm2(fmt), BOUNDS.get(fmt, QUANTISED)
+    path, bounds = smollm2(fmt), BOUNDS.get(fmt, QUANTISED)
     theirs = stock.decode_stock(path, PROMPT, N, flash)
     decoder = Follower(path, flash)
     for rows in (1, 4, 16):
-        check_logits(follow(decoder, theirs, rows), theirs["logits"], bound)
+        check_logits(follow(decoder, theirs, rows), theirs["logits"], bounds)
     decoder.close()
 
     llm = EagleLlama(
@@ -95,7 +97,7 @@ def test_logits_and_text_of_a_real_model(fmt, flash):
     llm.close()
     differs = np.flatnonzero(np.array(text) != theirs["text"][: len(text)])
     if differs.size:  # behind the first difference the texts have nothing in common
-        assert near_tie(theirs["logits"][differs[:1]], bound).all(), f"token {differs[0]}"
+        assert near_tie(theirs["logits"][differs[:1]], bounds[1]).all(), f"token {differs[0]}"
 
 
 @pytest.mark.parametrize("flash", [False, True], ids=["attention", "flash"])
