@@ -407,5 +407,9 @@ def test_without_a_head(pair):
     assert answer(plain, max_tokens=30, temperature=0.8, seed=3) == answer(
         pair[0], max_tokens=30, temperature=0.8, seed=3
     )
-    assert plain.stats.drafted == 0
+    assert plain.stats.drafted_from["head"] == 0
+    plain.eagle_params = EagleParams(text=False)
+    plain.stats.reset()
+    answer(plain, max_tokens=30, temperature=0.8, seed=3)
+    assert plain.stats.rounds > 0 and plain.stats.drafted == 0
     plain.close()

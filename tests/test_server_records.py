@@ -133,4 +133,5 @@ def test_one_line_of_log(server, caplog, log_prompts):
         first["completion_tokens"] == r.json()["usage"]["completion_tokens"] >= 4
     )  # more where the fourth ends within a character
     assert second["status"] == 400 and second["error"] == "unknown_field"
-    assert ("xyzzy" in caplog.text) == log_prompts
+    assert ("xyzzy" in caplog.text) == log_prompts == ("xyzzy" in json.dumps(first.get("input")))
+    assert isinstance(first["prompt"], float)  # seconds

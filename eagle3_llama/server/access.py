@@ -144,7 +144,7 @@ class Access:
         if record.error is not None:
             line["error"] = record.error
         if self.settings.log_prompts and record.prompt is not None:
-            line["prompt"] = record.prompt
+            line["input"] = record.prompt  # "prompt" is its time
         access_log.info(json.dumps(line))
 
 

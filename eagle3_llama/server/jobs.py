@@ -33,7 +33,7 @@ class Gate:
         self.logprobs = Room(MAX_LOGPROBS, "ask for logprobs")
         self.jobs: set[RequestJob] = set()
         self._inside, self._seconds = 0, 1.0
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
 
     @property
     def inside(self) -> int:
@@ -71,6 +71,12 @@ class Gate:
         with self._lock:
             self._inside -= 1
             self._seconds += 0.1 * (seconds - self._seconds)
+            self._lock.notify_all()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until all choices have ended, for at most this long. Returns whether they have."""
+        with self._lock:
+            return self._lock.wait_for(lambda: self._inside == 0, seconds)
 
 
 @dataclass(frozen=True)

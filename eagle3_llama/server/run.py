@@ -40,7 +40,8 @@ def serve(settings: ServerSettings) -> None:
     try:
         server.run(sockets=[listener])
     finally:
-        if server.gate.inside:  # threads that have not ended within --grace still use the model
+        # threads that were cancelled still use the model, until the call that they are in returns
+        if not server.gate.wait(0.0 if server.force_exit else OVERTIME):
             os._exit(128 + signal.SIGTERM)
         batcher.close(0.0)
 
