@@ -68,7 +68,7 @@ const kernel * kernel_of(ggml_type type) {
         make<q4_k>(GGML_TYPE_Q4_K),
         make<q5_k>(GGML_TYPE_Q5_K),
         make<q6_k>(GGML_TYPE_Q6_K),
-#if !defined(__AVX512F__)  // with AVX-512, few rows of floats have products of their own (patch 0105)
+#if !defined(__AVX512F__)  // with AVX-512, few rows of floats have products of their own (patch 0102)
         make<f32>(GGML_TYPE_F32),
         make<f16>(GGML_TYPE_F16),
         make<bf16>(GGML_TYPE_BF16),
