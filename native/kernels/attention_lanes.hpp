@@ -1,0 +1,143 @@
+// A register of floats, of the widest kind that there is, by the vector extensions of GCC and Clang.
+// Attention is written for any number of lanes that divides sixteen.
+#pragma once
+
+#include "simd-mappings.h"
+#include "vec.h"
+
+#include <cmath>
+#include <cstring>
+
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+#define EAGLE3_ATTENTION_LANES 16
+#elif defined(__AVX__)
+#define EAGLE3_ATTENTION_LANES 8
+#else
+#define EAGLE3_ATTENTION_LANES 4
+#endif
+#if defined(__ARM_NEON) && defined(__aarch64__)
+#define EAGLE3_ATTENTION_NEON 1
+#else
+#define EAGLE3_ATTENTION_NEON 0
+#endif
+// where ggml_v_expf takes such a register
+#if EAGLE3_ATTENTION_LANES == 16 ||                                                                          \
+    (EAGLE3_ATTENTION_LANES == 8 && defined(__AVX2__) && defined(__FMA__)) ||                                \
+    (EAGLE3_ATTENTION_NEON && !defined(__ARM_FEATURE_SVE)) ||                                                \
+    (EAGLE3_ATTENTION_LANES == 4 && defined(__SSE2__))
+#define EAGLE3_ATTENTION_EXP 1
+#else
+#define EAGLE3_ATTENTION_EXP 0
+#endif
+
+namespace eagle3::kernels::attention {
+
+constexpr int LANES = EAGLE3_ATTENTION_LANES;
+// Cells whose scores are summed at once: as many sums as there are registers for, with some to spare.
+#if EAGLE3_ATTENTION_LANES == 16 || defined(__aarch64__)
+constexpr int CELLS = 16;
+#else
+constexpr int CELLS = 8;
+#endif
+
+typedef float floats __attribute__((vector_size(4 * LANES)));
+
+inline floats get(const float * x) {
+    floats v;
+    std::memcpy(&v, x, sizeof(v));
+    return v;
+}
+
+inline void put(float * x, floats v) {
+    std::memcpy(x, &v, sizeof(v));
+}
+
+inline floats every(float x) {
+    return x - floats{};  // minus: -0 stays
+}
+
+// a * b + c, rounded once where the processor can
+inline floats multiply_add(floats a, floats b, floats c) {
+#if EAGLE3_ATTENTION_LANES == 16
+    return _mm512_fmadd_ps(a, b, c);
+#elif EAGLE3_ATTENTION_LANES == 8 && defined(__FMA__)
+    return _mm256_fmadd_ps(a, b, c);
+#elif EAGLE3_ATTENTION_NEON
+    return vfmaq_f32(c, a, b);
+#else
+    return a * b + c;
+#endif
+}
+
+#if EAGLE3_ATTENTION_LANES == 16
+// Of four registers, sums of four lanes each.
+inline __m512 sums_of_four(const floats * x) {
+    const __m512 s0 = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    const __m512 s1 = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    return _mm512_add_ps(_mm512_shuffle_ps(s0, s1, 0x44), _mm512_shuffle_ps(s0, s1, 0xEE));
+}
+
+inline __m512 join(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
+}
+#endif
+
+// The sums of lanes, of as many registers as a register has lanes.
+inline floats sums(const floats * x) {
+#if EAGLE3_ATTENTION_LANES == 16
+    return join(join(sums_of_four(x), sums_of_four(x + 4)), join(sums_of_four(x + 8), sums_of_four(x + 12)));
+#elif EAGLE3_ATTENTION_LANES == 8
+    const __m256 r0 = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    const __m256 r1 = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
+    return _mm256_add_ps(_mm256_permute2f128_ps(r0, r1, 0x20), _mm256_permute2f128_ps(r0, r1, 0x31));
+#elif EAGLE3_ATTENTION_NEON
+    return vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3]));
+#else
+    floats v;
+    for (int i = 0; i < LANES; ++i) {
+        v[i] = (x[i][0] + x[i][1]) + (x[i][2] + x[i][3]);
+    }
+    return v;
+#endif
+}
+
+inline floats exponential(floats x) {
+#if EAGLE3_ATTENTION_EXP
+    return ggml_v_expf(x);
+#else
+    for (int i = 0; i < LANES; ++i) {
+        x[i] = expf(x[i]);
+    }
+    return x;
+#endif
+}
+
+inline floats widened(const ggml_fp16_t * x) {
+#if EAGLE3_ATTENTION_LANES == 16
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) x));
+#elif EAGLE3_ATTENTION_LANES == 8 && defined(__F16C__)
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) x));
+#elif EAGLE3_ATTENTION_NEON
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *) x)));
+#else
+    floats v;
+    for (int i = 0; i < LANES; ++i) {
+        v[i] = GGML_CPU_FP16_TO_FP32(x[i]);
+    }
+    return v;
+#endif
+}
+
+inline floats widened(const float * x) {
+    return get(x);
+}
+
+inline floats widened(const ggml_bf16_t * x) {
+    floats v;
+    for (int i = 0; i < LANES; ++i) {
+        v[i] = GGML_BF16_TO_FP32(x[i]);
+    }
+    return v;
+}
+
+}  // namespace eagle3::kernels::attention

@@ -1,0 +1,37 @@
+// Attention of rows and heads that have the same keys and values. A cell's keys and values are widened to
+// floats once for those that see it. Each row and head is computed as if it were alone.
+#pragma once
+
+#include "attention_cells.hpp"
+#include "attention_lanes.hpp"
+
+namespace eagle3::kernels::attention {
+
+// A row and head over some of the cells that it sees.
+struct unit {
+    const float * q;        // padded with zeros to whole registers, as out is padded
+    const int32_t * cells;  // in order, n of them and, up to the next multiple of sixteen, any
+    int n;
+    float * scores;  // the mask's, then sixteen times -INFINITY; overwritten
+    float * out;     // maximum of the scores, sum of their exponentials, values by these
+};
+
+// The keys or values of a head, n numbers a cell. The rest of a register that is wider than what is left is
+// zero.
+struct head {
+    const char * data;
+    size_t stride;
+    ggml_type type;
+    int n;
+
+    int registers() const { return (n + LANES - 1) / LANES; }
+};
+
+// block: sixteen cells, aligned to 64 bytes.
+using attend = void (*)(const unit * units, int n_unit, const head & k, const head & v, float scale,
+    float softcap, float * block);
+
+// Null for shapes without a kernel: it takes a cache of floats, and one mask for all heads.
+attend attend_of(const ggml_tensor * op);
+
+}  // namespace eagle3::kernels::attention
