@@ -37,6 +37,21 @@ template <typename T>
     }
 }
 
+// Cells that lie apart are asked for so many before they are needed, because no prefetcher of the hardware
+// foresees them.
+constexpr int AHEAD = 64;
+
+// Asks for sixteen cells of a unit, from cell i on.
+[[gnu::always_inline]] inline void prefetch(const head & x, const unit & w, int i) {
+    const size_t n_byte = x.n * ggml_type_size(x.type);
+    for (int c = i; c < std::min(i + STEP, w.n); ++c) {
+        const char * from = x.data + w.cells[c] * x.stride;
+        for (size_t b = 0; b < n_byte; b += 64) {
+            __builtin_prefetch(from + b);
+        }
+    }
+}
+
 bool same_cells(const int32_t * a, const int32_t * b) {
     return a == b || (a && std::memcmp(a, b, STEP * sizeof(int32_t)) == 0);
 }
@@ -49,6 +64,9 @@ template <typename F>
     for (int u = 0; u < n_unit; ++u) {
         n_most = std::max(n_most, units[u].n);
     }
+    for (int i = 0; i < AHEAD; i += STEP) {
+        prefetch(x, units[0], i);
+    }
     for (int i = 0; i < n_most; i += STEP) {
         const int32_t * at = nullptr;
         for (int u = 0; u < n_unit; ++u) {
@@ -58,6 +76,7 @@ template <typename F>
             }
             if (!same_cells(at, w.cells + i)) {
                 at = w.cells + i;
+                prefetch(x, w, i + AHEAD);
                 widen(x, at, n_register, block);
             }
             f(w, i);
