@@ -2,12 +2,14 @@
 """Measures what a decode of n rows with all logits costs, in units of one row of stock llama.cpp.
 
     scripts/bench_rows.py MODEL.gguf... [--rows 1,2,4,8,16] [--tokens 256,2000] [-t 2] [--rounds 5]
+    scripts/bench_rows.py MODEL.gguf... --prompt 512
     scripts/bench_rows.py --random Q8_0,Q4_K
 
 Three libraries alternate, each in a process of its own: stock llama.cpp, built with the flags of this
 package's build (the first run builds it); this package's with EAGLE3_LLAMA_INTERLEAVE=0; and with 1. Each
 figure is a median. AMX is left out everywhere, because stock llama.cpp fails on it with some compilers.
---random makes a model of 1.7 billion random weights in each of these formats, which fits no cache.
+--random makes a model of 1.7 billion random weights in each of these formats, which fits no cache. --prompt
+measures prompts of so many tokens too, decoded in one batch for the last logits: tokens a second.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ SCALES = {  # where the halves of a block begin
 }  # fmt: skip
 SHAPE = (2048, 8192, 24, 32, 49152)  # width, width of feed-forward, layers, heads, vocabulary
 TIMES = 5  # decodes in a turn; their median counts
+MOST = 2048  # tokens of a prompt
 
 
 def main() -> int:
@@ -46,12 +49,17 @@ def main() -> int:
     )
     parser.add_argument("-t", type=int, default=2, metavar="THREADS")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each library")
+    parser.add_argument(
+        "--prompt", type=int, default=0, metavar="TOKENS", help="at most 2,048; 0 measures none"
+    )
     parser.add_argument("--serve", choices=NAMES, help=argparse.SUPPRESS)
     given = parser.parse_args()
     given.rows = sorted({1, *given.rows})
     if given.serve:
         serve(given)
         return 0
+    if not 0 <= given.prompt <= MOST:
+        parser.error(f"--prompt takes 0 to {MOST}")
     if not given.models and not given.random:
         parser.error("name a GGUF file, or formats with --random")
     for model in given.models:
@@ -143,6 +151,10 @@ def measure(given: argparse.Namespace, model: Path, stock: Path) -> dict[tuple[s
             for rows in given.rows:
                 for name, child in children.items():
                     times.setdefault((name, tokens, rows), []).append(ask(child, tokens, rows))
+            if given.prompt and tokens == given.tokens[0]:
+                for name, child in children.items():
+                    found = ask(child, 0, given.prompt, "last")
+                    times.setdefault((name, 0, given.prompt), []).append(found)
     finally:
         for child in children.values():
             child.close()
@@ -157,36 +169,38 @@ def start(given: argparse.Namespace, model: Path, name: str, stock: Path) -> Chi
     env["EAGLE3_LLAMA_AMX"] = "0"
     env.pop("OMP_WAIT_POLICY", None)
     size = ["--tokens", ",".join(map(str, given.tokens)), "--rows", ",".join(map(str, given.rows))]
+    size += ["--prompt", str(given.prompt)]
     return Child([sys.executable, __file__, model, "--serve", name, "-t", given.t, *size], env)
 
 
-def ask(child: Child, tokens: int, rows: int) -> float:
-    line = child.ask(f"{tokens} {rows}")
+def ask(child: Child, tokens: int, rows: int, logits: str = "all") -> float:
+    line = child.ask(f"{tokens} {rows} {logits}")
     if not line:
         raise SystemExit(f"a measuring process ended: {child.last_words()}")
     return float(json.loads(line))
 
 
 def serve(given: argparse.Namespace) -> None:
-    """Answers lines "TOKENS ROWS" with the milliseconds of a decode."""
+    """Answers lines "TOKENS ROWS LOGITS" with the milliseconds of a decode. LOGITS: all, or last."""
     if given.serve != "stock":
         import eagle3_llama  # noqa: F401  its library instead of llama_cpp's own
     from llama_cpp import Llama, llama_cpp
 
-    n_ctx = max(given.tokens) + max(given.rows)
+    n_ctx = max(max(given.tokens) + max(given.rows), given.prompt)
+    n_batch = max(512, given.prompt)
     llm = Llama(
         str(given.models[0]), n_ctx=n_ctx, n_threads=given.t, n_threads_batch=given.t, flash_attn=True,
-        logits_all=True, verbose=False,
+        n_batch=n_batch, n_ubatch=n_batch, logits_all=True, verbose=False,
     )  # fmt: skip
     ctx, seen = llm._ctx.ctx, 0
     text = [100 + 37 * i % (llm.n_vocab() - 200) for i in range(n_ctx)]
 
-    def decode(rows: int) -> float:
+    def decode(rows: int, logits: str) -> float:
         batch = llama_cpp.llama_batch_init(rows, 0, 1)
         batch.n_tokens = rows
         for i in range(rows):
             batch.token[i], batch.pos[i], batch.n_seq_id[i] = text[i], seen + i, 1
-            batch.seq_id[i][0], batch.logits[i] = 0, 1
+            batch.seq_id[i][0], batch.logits[i] = 0, logits == "all" or i == rows - 1
         begin = time.perf_counter()
         if llama_cpp.llama_decode(ctx, batch) != 0:
             raise SystemExit(f"a decode of {rows} rows failed")
@@ -197,13 +211,16 @@ def serve(given: argparse.Namespace) -> None:
         return seconds
 
     for line in sys.stdin:
-        tokens, rows = map(int, line.split())
+        words = line.split()
+        tokens, rows, logits = int(words[0]), int(words[1]), words[2]
         if tokens != seen:
+            llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(ctx), True)
             llm.reset()
-            llm.eval(text[:tokens])
+            if tokens:
+                llm.eval(text[:tokens])
             seen = tokens
-        decode(rows)
-        print(json.dumps(statistics.median(decode(rows) for _ in range(TIMES)) * 1000), flush=True)
+        decode(rows, logits)
+        print(json.dumps(statistics.median(decode(rows, logits) for _ in range(TIMES)) * 1000), flush=True)
 
 
 def table(model: Path, found: dict[tuple[str, int, int], float], given: argparse.Namespace) -> str:
@@ -217,6 +234,10 @@ def table(model: Path, found: dict[tuple[str, int, int], float], given: argparse
         for name, label in NAMES.items():
             ratios = " | ".join(f"{found[name, tokens, n] / unit:.2f}" for n in given.rows)
             lines.append(f"| {tokens} | {label} | {found[name, tokens, given.rows[0]]:.1f} | {ratios} |")
+    if given.prompt:
+        speeds = (1000 * given.prompt / found[name, 0, given.prompt] for name in NAMES)
+        told = ", ".join(f"{label} {speed:.0f}" for label, speed in zip(NAMES.values(), speeds, strict=True))
+        lines.append(f"a prompt of {given.prompt} tokens, tokens/s: {told}")
     return "\n".join(lines)
 
 
