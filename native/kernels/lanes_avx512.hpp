@@ -2,12 +2,7 @@
 // fours by one instruction; without it, in pairs as with AVX2.
 #pragma once
 
-// GCC 12 warns of its own header, where a value that an instruction overwrites is not set.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#include <immintrin.h>
-#pragma GCC diagnostic pop
+#include "intrinsics.hpp"
 
 namespace eagle3::kernels {
 
