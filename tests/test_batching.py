@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 import tiny_models
+from threads import held
 from tiny_models import PROMPT
 
 from eagle3_llama import (  # before llama_cpp: it brings the library
@@ -159,19 +160,16 @@ def test_prefix_is_taken_up(batcher, plain):
 
 def test_short_prompts_start_together(batcher, monkeypatch):
     monkeypatch.setattr("eagle3_llama.batching.scheduler.STALL", 1e3)  # seconds: this machine may be slow
-    rounds, go_on, work = [], threading.Event(), batcher._scheduler._round
+    rounds, work = [], batcher._scheduler._round
     monkeypatch.setattr(batcher._scheduler, "_round", lambda busy: (rounds.append(len(busy)), work(busy)))
-    threading.Thread(
-        target=batcher._on_thread, args=(go_on.wait,)
-    ).start()  # nothing is decoded before all have come
     asked = [
         threading.Thread(target=take, args=(batcher.request(), 9, prompt), kwargs={"temp": 0.0})
         for prompt in ([1, 5], [1, 6, 7], [1, 8, 9])
     ]
-    for t in asked:
-        t.start()
-    wait_for(lambda: batcher.waiting() == 3)
-    go_on.set()
+    with held(batcher):  # nothing is decoded before all have come
+        for t in asked:
+            t.start()
+        wait_for(lambda: batcher.waiting() == 3)
     ended(asked)
     assert rounds[0] == 3
 

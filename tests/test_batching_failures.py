@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from test_batching import wait_for
-from threads import outcome
+from threads import held, outcome
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleError, EagleParams, ErrorKind
@@ -207,17 +207,16 @@ def test_a_sampler_that_cannot_be_freed(batcher, monkeypatch):
 
 def jobs_at_once(batcher, works):
     """Runs each work in a thread of its own; their requests get their slots together."""
-    go_on, got = threading.Event(), [None] * len(works)
-    threading.Thread(target=batcher._on_thread, args=(go_on.wait,)).start()
+    got = [None] * len(works)
 
     def run(i):
         got[i] = outcome(works[i])
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(len(works))]
-    for thread in threads:
-        thread.start()
-    wait_for(lambda: batcher.waiting() == len(works))
-    go_on.set()
+    with held(batcher):
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: batcher.waiting() == len(works))
     for thread in threads:
         thread.join(60)
     return got

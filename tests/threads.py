@@ -1,5 +1,6 @@
 """Calls in threads of their own: one that waits for ever fails the test."""
 
+import contextlib
 import threading
 
 
@@ -28,3 +29,16 @@ def outcome(work, *args):
     thread, got = started(work, *args)
     ended(thread)
     return got[0]
+
+
+@contextlib.contextmanager
+def held(batcher):
+    """The batcher's thread does nothing in this block, so that requests of it begin together."""
+    inside, go_on = threading.Event(), threading.Event()
+    thread, _ = started(batcher._on_thread, lambda: (inside.set(), go_on.wait()))
+    try:
+        assert inside.wait(60), "the batcher is busy"
+        yield
+    finally:
+        go_on.set()
+    ended(thread)
