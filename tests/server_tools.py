@@ -149,11 +149,16 @@ class Blocked:
     """The batcher does nothing until the end of the block, or go()."""
 
     def __init__(self, server):
-        self._go = threading.Event()
-        self._thread = threading.Thread(target=server.batcher._on_thread, args=(lambda: self._go.wait(60),))
+        self._inside, self._go = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=server.batcher._on_thread, args=(self._hold,))
+
+    def _hold(self):
+        self._inside.set()
+        self._go.wait(60)
 
     def __enter__(self):
         self._thread.start()
+        assert self._inside.wait(60), "the batcher is busy"
         return self
 
     def go(self):

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from server_tools import CHAT, ask, events, idle, metric, running, settings, until
+from server_tools import CHAT, Blocked, ask, events, idle, metric, running, settings, until
 from tiny_models import BOS, EOS, PROMPT
 
 from eagle3_llama.server import body, calls
@@ -271,12 +271,8 @@ def test_metrics_of_what_did_not_end(files):
     with running(
         settings(model=files[0], eagle=files[1], n_ctx=256, n_parallel=1, threads=1, timeout=0.3)
     ) as s:
-        go = threading.Event()
-        blocker = threading.Thread(target=s.batcher._on_thread, args=(lambda: go.wait(60),))
-        blocker.start()
-        assert ask(s.client, path=COMPLETIONS, prompt=PROMPT).status_code == 504
-        go.set()
-        blocker.join(60)
+        with Blocked(s):
+            assert ask(s.client, path=COMPLETIONS, prompt=PROMPT).status_code == 504
         until(lambda: idle(s))
         for name in (
             "eagle3_queue_seconds",
