@@ -1,5 +1,6 @@
 """What the server keeps: slots in files, and its log."""
 
+import functools
 import json
 import logging
 import os
@@ -105,6 +106,12 @@ def test_a_busy_slot_is_not_saved(server):
     until(lambda: idle(server))
 
 
+def lines_of(caplog, *ids):
+    """The log's lines of these requests, in their order. Requests of other tests may end meanwhile."""
+    lines = [json.loads(record.message) for record in caplog.records if record.message.startswith("{")]
+    return [line for each in ids for line in lines if line["request_id"] == each]
+
+
 @pytest.mark.parametrize("log_prompts", [False, True])
 def test_one_line_of_log(server, caplog, log_prompts):
     access = logging.getLogger("eagle3_llama.server.access")
@@ -121,14 +128,10 @@ def test_one_line_of_log(server, caplog, log_prompts):
             headers={"X-Request-Id": 'a"b c'},
         )
         assert odd.headers["x-request-id"] != 'a"b c'
-        until(lambda: len(caplog.records) >= 2)
-    first, second = (json.loads(record.message) for record in caplog.records[:2])
-    assert (
-        first["request_id"] == "mine-1"
-        and first["route"] == CHAT
-        and first["status"] == 200
-        and first["seconds"] > 0
-    )
+        lines = functools.partial(lines_of, caplog, "mine-1", odd.headers["x-request-id"])
+        until(lambda: len(lines()) >= 2)
+    first, second = lines()
+    assert first["route"] == CHAT and first["status"] == 200 and first["seconds"] > 0
     assert (
         first["completion_tokens"] == r.json()["usage"]["completion_tokens"] >= 4
     )  # more where the fourth ends within a character
