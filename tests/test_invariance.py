@@ -31,6 +31,7 @@ class Decoder:
         )
         p.type_k = p.type_v = getattr(llama_cpp, f"GGML_TYPE_{cache}")
         self.ctx = llama_cpp.llama_init_from_model(self.model, p)
+        assert self.ctx, "no context: values are quantised with flash attention alone"
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
 
     def rows(self, tokens, pos):
@@ -102,8 +103,9 @@ def test_rows_are_alike(fmt, flash):
     decoder.close()
 
 
-@pytest.mark.parametrize("flash", [False, True], ids=["attention", "flash"])
-@pytest.mark.parametrize("cache", ["F16", "F32"])
+@pytest.mark.parametrize(
+    "flash, cache", [(False, "F16"), (False, "F32"), *((True, c) for c in ("F16", "F32", "Q8_0", "Q4_0"))]
+)
 def test_long_drafts_and_contexts(flash, cache):
     decoder = Decoder(smollm2("BF16"), flash, cache=cache)
     check(decoder, {30: (64,), 250: SIZES, 509: (5,)})
@@ -178,7 +180,7 @@ def test_a_cut_leaves_no_trace_for_heads_of_any_size(tmp_path, head):
     decoder.close()
 
 
-@pytest.mark.parametrize("cache", ["F32", "Q8_0"])
+@pytest.mark.parametrize("cache", ["F32", "Q8_0", "Q4_0", "Q5_1"])
 def test_a_cut_leaves_no_trace_in_other_caches(tmp_path, cache):
     """520 tokens: more than a chunk of cells."""
     import tiny_models

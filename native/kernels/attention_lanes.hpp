@@ -141,4 +141,21 @@ inline floats widened(const ggml_bf16_t * x) {
     return v;
 }
 
+// As many small integers as a register has lanes.
+typedef int8_t small_ints __attribute__((vector_size(LANES)));
+
+inline small_ints get(const int8_t * x) {
+    small_ints v;
+    std::memcpy(&v, x, sizeof(v));
+    return v;
+}
+
+inline floats widened(small_ints x) {
+#if EAGLE3_ATTENTION_LANES == 16
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i) x));
+#else
+    return __builtin_convertvector(x, floats);
+#endif
+}
+
 }  // namespace eagle3::kernels::attention

@@ -1,5 +1,7 @@
 #include "attention_units.hpp"
 
+#include "ggml-quants.h"
+
 #include <algorithm>
 
 namespace eagle3::kernels::attention {
@@ -25,15 +27,54 @@ template <typename T>
     }
 }
 
-// The keys or values of sixteen cells.
+// Blocks of quantised numbers, to the floats that upstream makes of them.
+
+[[gnu::always_inline]] inline void widen_block(const block_q8_0 & b, float * out) {
+    const floats scale = every(GGML_CPU_FP16_TO_FP32(b.d));
+    for (int d = 0; d < QK8_0; d += LANES) {
+        put(out + d, widened(get(b.qs + d)) * scale);
+    }
+}
+
+[[gnu::always_inline]] inline void widen_block(const block_q4_0 & b, float * out) {
+    const floats scale = every(GGML_CPU_FP16_TO_FP32(b.d));
+    for (int d = 0; d < QK4_0 / 2; d += LANES) {
+        const small_ints both = get((const int8_t *) b.qs + d);
+        put(out + d, widened((both & 15) - 8) * scale);
+        put(out + QK4_0 / 2 + d, widened(((both >> 4) & 15) - 8) * scale);
+    }
+}
+
+template <typename T>
+[[gnu::always_inline]] inline void widen_blocks(
+    const head & x, const int32_t * cells, int n_register, float * out) {
+    for (int c = 0; c < STEP; ++c) {
+        const T * from = (const T *) (x.data + cells[c] * x.stride);
+        float * to     = out + c * n_register * LANES;
+        for (int d = 0; d < n_register * LANES; d += 32) {
+            widen_block(*from++, to + d);
+        }
+    }
+}
+
+// The keys or values of sixteen cells. Blocks of the other types have 32 numbers as well.
 [[gnu::always_inline]] inline void widen(const head & x, const int32_t * cells, int n_register, float * out) {
     switch (x.type) {
     case GGML_TYPE_F16:
         return widen<ggml_fp16_t>(x, cells, n_register, out);
     case GGML_TYPE_BF16:
         return widen<ggml_bf16_t>(x, cells, n_register, out);
-    default:
+    case GGML_TYPE_F32:
         return widen<float>(x, cells, n_register, out);
+    case GGML_TYPE_Q8_0:
+        return widen_blocks<block_q8_0>(x, cells, n_register, out);
+    case GGML_TYPE_Q4_0:
+        return widen_blocks<block_q4_0>(x, cells, n_register, out);
+    default:
+        for (int c = 0; c < STEP; ++c) {
+            ggml_get_type_traits(x.type)->to_float(
+                x.data + cells[c] * x.stride, out + c * n_register * LANES, x.n);
+        }
     }
 }
 
@@ -43,7 +84,7 @@ constexpr int AHEAD = 64;
 
 // Asks for sixteen cells of a unit, from cell i on.
 [[gnu::always_inline]] inline void prefetch(const head & x, const unit & w, int i) {
-    const size_t n_byte = x.n * ggml_type_size(x.type);
+    const size_t n_byte = ggml_row_size(x.type, x.n);
     for (int c = i; c < std::min(i + STEP, w.n); ++c) {
         const char * from = x.data + w.cells[c] * x.stride;
         for (size_t b = 0; b < n_byte; b += 64) {
@@ -193,8 +234,9 @@ void attend_units(const unit * units, int n_unit, const head & k, const head & v
     });
 }
 
+// Quantised heads are of whole blocks, and so of whole registers.
 bool is_widened(const ggml_tensor * x) {
-    return x->type == GGML_TYPE_F16 || x->type == GGML_TYPE_BF16 || x->type == GGML_TYPE_F32;
+    return x->type == GGML_TYPE_F32 || ggml_get_type_traits(x->type)->to_float != nullptr;
 }
 
 }  // namespace

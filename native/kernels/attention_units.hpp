@@ -31,7 +31,7 @@ struct head {
 using attend = void (*)(const unit * units, int n_unit, const head & k, const head & v, float scale,
     float softcap, float * block);
 
-// Null for shapes without a kernel: it takes a cache of floats, and one mask for all heads.
+// Null for shapes without a kernel: it takes queries of floats, and one mask for all heads.
 attend attend_of(const ggml_tensor * op);
 
 }  // namespace eagle3::kernels::attention
