@@ -82,6 +82,51 @@ def test_logits_processors_and_stopping_criteria_see_the_same(files, plain):
         assert b.stats.accepted_from["text"] > 0
 
 
+def rounds_of(engine, monkeypatch):
+    """Of every round, the length of the longest path of draft tokens and the tokens that it sampled."""
+    rounds, run = [], type(engine).round
+
+    def seen(self, asks, samplers):
+        out = run(self, asks, samplers)
+        rounds.extend((r.levels, len(r)) for r in out)
+        return out
+
+    monkeypatch.setattr(type(engine), "round", seen)
+    return rounds
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_no_draft_goes_beyond_max_tokens(files, plain, monkeypatch, head):
+    with load(files, head) as llm:
+        rounds = rounds_of(llm.native, monkeypatch)
+        for n in (2, 3, 8, 30, 57):
+            rounds.clear()
+            list(itertools.islice(llm.generate(PROMPT, temp=0.0, max_tokens=n), n))
+            assert 1 + sum(brought for _, brought in rounds) == n, "a token was verified that nobody takes"
+            left = n - 1
+            for levels, brought in rounds:
+                assert levels < left
+                left -= brought
+        rounds.clear()
+        answer = llm.create_completion(PROMPT, max_tokens=30, temperature=0.0, top_k=1)
+        # it reads on where it would end within a character: nothing is drafted then
+        assert 30 <= answer["usage"]["completion_tokens"] == 1 + sum(brought for _, brought in rounds)
+        # the caller may take more than it said
+        assert list(itertools.islice(llm.generate(PROMPT, temp=0.0, max_tokens=5), N)) == plain["greedy"]
+        assert llm.stats.accepted_from["text"] > 0
+
+
+def test_no_draft_of_a_batcher_goes_beyond_max_tokens(files, monkeypatch):
+    settings = BatchSettings(str(files[0]), n_parallel=2, n_ctx=512, n_threads=1, flash_attn=True)
+    with Batcher(settings) as batcher:
+        rounds = rounds_of(batcher._engine, monkeypatch)
+        for n in (2, 7, 41):
+            rounds.clear()
+            with batcher.request() as llm:
+                answer = llm.create_completion(PROMPT, max_tokens=n, temperature=0.0)
+            assert n <= answer["usage"]["completion_tokens"] == 1 + sum(brought for _, brought in rounds)
+
+
 def test_a_saved_state_carries_the_text(files, plain):
     """In the middle of an answer, into another object, and what nothing drafts from is read, too."""
     with load(files) as llm, load(files) as other, load(files, text=False) as without:

@@ -52,7 +52,6 @@ class CompletionOptions:
     before, writer: where the generation puts the rows for the logprobs.
     """
 
-    limit: int | None = None  # max_tokens
     bias: dict[int, float] = dataclasses.field(default_factory=dict)
     top: int | None = None
     echo: bool = False

@@ -129,7 +129,7 @@ class RequestLlama(GeneratingLlama):
         if logprobs is not None:
             writer = Logprobs(self.detokenize, self.token_bos(), 0 if echo else len(prompt))
         whole = writer is not None and echo and not stream
-        options = CompletionOptions(kwargs.get("max_tokens"), bias or {}, logprobs, whole, writer)
+        options = CompletionOptions(bias or {}, logprobs, whole, writer)
         self._options = options
         try:
             for item in super()._create_completion(*args, prompt=prompt, **kwargs):
@@ -195,7 +195,7 @@ class RequestLlama(GeneratingLlama):
             request_id=self._request_id,
             client=self._client,
             processors=processors,
-            usual=options.limit if options.limit and options.limit > 0 else room,
+            usual=generation.limit or room,
         )
 
     def _count_token(self, piece: Piece, i: int) -> None:

@@ -218,4 +218,4 @@ class Scheduler:
 
 def _ask(slot: BatchSlot, job: Job) -> Ask:
     show = job.processors.begin_round if job.processors is not None else None
-    return Ask(slot.id, job.token, job.params, max(job.wanted - job.n_tokens - 1, 0), on_draft=show)
+    return Ask(slot.id, job.token, job.params, max(job.usual - job.n_tokens - 1, 0), on_draft=show)

@@ -55,6 +55,10 @@ def is_end(llm: Any, token: int) -> bool:
 
 def generate(llm: Any, prompt: list[int], n_predict: int, **sampling: Any) -> Generator[int, None, None]:
     """At most n_predict tokens of an answer, without the end-of-generation token."""
+    from .generation import GeneratingLlama
+
+    if isinstance(llm, GeneratingLlama):
+        sampling["max_tokens"] = n_predict
     with contextlib.closing(llm.generate(prompt, **sampling)) as tokens:
         for n, token in enumerate(tokens, 1):
             if is_end(llm, token):

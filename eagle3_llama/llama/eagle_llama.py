@@ -308,6 +308,7 @@ class EagleLlama(GeneratingLlama):
             self._used,
             functools.partial(self._owner.release, generation.claim),
             reset=a["reset"],
+            limit=generation.limit,
             record="last" if record == "none" and generation.stopping is not None else record,
             verbose=self.verbose,
         )

@@ -30,11 +30,15 @@ GENERATION = "another generation"
 
 @dataclasses.dataclass
 class Generation:
-    """One call of generate(). arguments: those of Llama.generate, with their defaults."""
+    """One call of generate(). arguments: those of Llama.generate, with their defaults.
+
+    limit: tokens that the caller takes, None if not known. It may take more, which are then not drafted.
+    """
 
     prompt: list[int]
     arguments: dict[str, Any]
     claim: Claim
+    limit: int | None = None
 
     @property
     def stopping(self) -> Any:
@@ -86,26 +90,33 @@ class GeneratingLlama(FlashLlama):
 
     # -- generation ---------------------------------------------------------------------------------------
 
-    def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Generator[int, Sent, None]:
-        """Same as Llama.generate, with the same tokens for the same seed."""
+    def generate(
+        self, tokens: Sequence[int], *args: Any, max_tokens: int | None = None, **kwargs: Any
+    ) -> Generator[int, Sent, None]:
+        """Same as Llama.generate, with the same tokens for the same seed.
+
+        max_tokens: how many of them the caller will take, if it knows: no draft goes beyond. It does not end
+        the generation.
+        """
         claim = self._owner.claim(GENERATION, adopts=True)
         steps: Generator[Any, Any, None]
         if self._delegates:
             steps = super().generate(tokens, *args, **kwargs)
         else:
-            steps, claim.adopts = self._steps(claim, tokens, *args, **kwargs), False
+            limit = claim.limit if max_tokens is None else max_tokens
+            steps, claim.adopts = self._steps(claim, limit, tokens, *args, **kwargs), False
         try:
             yield from self._owner.run(claim, steps, take=True)
         finally:
             claim.adopts = True  # the call that it is part of may make another
 
     def _steps(
-        self, claim: Claim, tokens: Sequence[int], *args: Any, **kwargs: Any
+        self, claim: Claim, limit: int | None, tokens: Sequence[int], *args: Any, **kwargs: Any
     ) -> Generator[int, Sent, None]:
         bound = GENERATE.bind(self, tokens, *args, **kwargs)
         bound.apply_defaults()
         self._mirostat_mu = ctypes.c_float(2.0 * bound.arguments["mirostat_tau"])
-        generation = Generation(list(tokens), bound.arguments, claim)
+        generation = Generation(list(tokens), bound.arguments, claim, limit)
         begin = functools.partial(self._tokens_from, generation)
         return loop.generate(begin, self._text, generation.stopping, self._count_token)
 
@@ -131,7 +142,8 @@ class GeneratingLlama(FlashLlama):
         claim = self._owner.claim(GENERATION, adopts=True)
         steps: Any = super()._create_completion(*args, **kwargs)
         if not self._delegates:
-            logprobs, echo = kwargs.get("logprobs"), kwargs.get("echo")
+            logprobs, echo, limit = (kwargs.get(name) for name in ("logprobs", "echo", "max_tokens"))
+            claim.limit = limit if limit is not None and limit > 0 else None
             claim.record = "none" if logprobs is None else "prompt" if echo else "all"
             steps = self._complete(claim, steps)
         yield from self._owner.run(claim, steps)
@@ -145,6 +157,7 @@ class GeneratingLlama(FlashLlama):
                 yield item
         finally:
             steps.close()
+            claim.limit = None
             self._owner.release(claim, self._forget_rows)
 
     def _forget_rows(self) -> None:

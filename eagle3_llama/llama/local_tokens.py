@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..runtime.params import EagleParams
+from ..runtime.params import MAX_DRAFT, EagleParams
 from .loop import Piece
 from .processors import GuardedProcessors
 from .scores import ScoreRows
@@ -18,8 +18,9 @@ class LocalTokens:
     """The token source of an EagleLlama: rounds over the text in its context.
 
     reset: False continues the text with the prompt. record: the rows of logits that are kept: none, last (the
-    one that was sampled from), all (of the generated tokens), prompt (of the prompt too). release: calls what
-    it is given if the generation still holds the context.
+    one that was sampled from), all (of the generated tokens), prompt (of the prompt too). limit: tokens that
+    the caller takes, as far as is known: no draft goes beyond. release: calls what it is given if the
+    generation still holds the context.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class LocalTokens:
         *,
         reset: bool = True,
         record: str = "none",
+        limit: int | None = None,
         verbose: bool = False,
     ) -> None:
         self._text, self._prompt, self._params = text, prompt, params
         self._sampler, self._processors = sampler, processors
         self._usage, self._release = usage, release
         self._reset, self._record, self._verbose = reset, record, verbose
+        self._left = limit  # tokens, None if not known
         self._token = -1  # sampled, and not decoded yet
         self._new_at = -1  # where the text begins that is new to the memory of earlier texts
 
@@ -64,8 +67,10 @@ class LocalTokens:
 
     def round(self) -> Piece:
         """See TokenSource. There is no end: the caller stops at an end-of-generation token."""
-        out = self._text.round(self._token, self._params, self._sampler, self._processors)
+        most = MAX_DRAFT if self._left is None else min(max(self._left - 1, 0), MAX_DRAFT)
+        out = self._text.round(self._token, self._params, self._sampler, self._processors, most)
         self._token = out[-1]
+        self._count(len(out))
         self._usage.count_draft(out.drafted_from)
         return Piece(list(out), out.positions, out.sources, out.drafted_from, self._text.round_logits)
 
@@ -84,6 +89,11 @@ class LocalTokens:
         self._text.settle()
         self._text.engine.release_threads()  # the next call may come from another thread
 
+    def _count(self, n: int) -> None:
+        if self._left is not None:
+            self._left -= n
+
     def _sample(self) -> Piece:
+        self._count(1)
         self._token = self._text.draw(self._sampler, self._processors)
         return Piece([self._token], [0], [0], logits=lambda _: self._text.logits(-1))

@@ -22,10 +22,12 @@ class Claim:
 
     adopts: calls that the same thread makes during its step are part of it. record: the logits that a
     completion asks its generation to keep: none, all (of the generated tokens), prompt (of the prompt too).
+    limit: tokens that its caller takes, None if not known.
     """
 
     def __init__(self, who: str, adopts: bool) -> None:
         self.who, self.adopts, self.record = who, adopts, "none"
+        self.limit: int | None = None
         self.taken = False  # it has held the context
         self.thread = 0  # of its step
 

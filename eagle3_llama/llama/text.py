@@ -18,7 +18,7 @@ from ..errors import EagleError, ErrorKind
 from ..runtime.binding import Llama, address, llama_cpp
 from ..runtime.drafted import SOURCES
 from ..runtime.engine import Ask, Engine, Round
-from ..runtime.params import EagleParams
+from ..runtime.params import MAX_DRAFT, EagleParams
 from ..runtime.text_memory import TextMemory
 from .media import MediaRows
 from .processors import GuardedProcessors
@@ -212,13 +212,19 @@ class ContextText(Text):
         return token
 
     def round(
-        self, token: int, params: EagleParams, sampler: Any, processors: GuardedProcessors | None
+        self,
+        token: int,
+        params: EagleParams,
+        sampler: Any,
+        processors: GuardedProcessors | None,
+        most: int = MAX_DRAFT,
     ) -> Round:
-        """One round after the text and `token`, which was sampled and is not decoded yet.
+        """One round after the text and `token`, which was sampled and is not decoded yet. most: see Ask.
 
         The text stays as it is: it grows as the tokens are yielded. Raises what a logits processor raised.
         """
-        ask = Ask(0, token, params, on_draft=processors.begin_round if processors is not None else None)
+        show = processors.begin_round if processors is not None else None
+        ask = Ask(0, token, params, most, on_draft=show)
         self.stale = True  # after a failure, the last row follows a token that was taken back
         try:
             (out,) = self.engine.round([ask], [address(sampler.sampler)])

@@ -28,7 +28,8 @@ class Draft:
 class Ask:
     """What a slot wants of a round. `token` was sampled and is not decoded yet.
 
-    most: the number of draft tokens that are of use. given: a draft instead of the head's. on_draft: called
+    most: the longest path of draft tokens that is of use: what is left of the text, less the token that the
+    target samples after them. given: a draft instead of the head's. on_draft: called
     with [token, *drafts] before the sampler reads their rows.
     """
 
@@ -98,7 +99,8 @@ class Asking(Session):
             text = p.text and self.drafts_from_text
             a.kind, a.text = lib.EAGLE3_PLANNED, int(text)
             a.n_max = MAX_DRAFT if text else min(PLANNED_NODES * n, MAX_DRAFT)
-            a.width = PLANNED_WIDTH if self.trees(p) else 1
+            a.n_max = a.n_max if ask.most else 0
+            a.width, a.depth = PLANNED_WIDTH if self.trees(p) else 1, ask.most
         elif isinstance(p.tree, Tree):
             a.kind, a.n_max, a.p_min = lib.EAGLE3_TREE, min(p.tree.nodes, ask.most), p.p_min
             a.depth, a.width = p.tree.depth, p.tree.width

@@ -73,7 +73,7 @@
 //     }
 #pragma once
 #include <stdint.h>
-#define EAGLE3_ABI_VERSION 8
+#define EAGLE3_ABI_VERSION 9
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -184,7 +184,8 @@ enum eagle3_kind {
     EAGLE3_PLANNED = 3,  // what is expected to give the most tokens per second (needs eagle3_plan_set), of
                          // what the head offers and, with `text`, the slot's own text: at
                          // most n_max tokens, and in all planned slots together no more than the largest of
-                         // their n_max; trees of at most `width` siblings (1: chains)
+                         // their n_max; trees of at most `width` siblings (1: chains), on at most `depth`
+                         // levels (0: n_max): what is left of the text, say
     EAGLE3_CHOICES = 4,  // a tree of fixed shape: n nodes, node i the ranks[i]-th most probable child (from
                          // 0) of node parents[i]
     EAGLE3_GIVEN   = 5   // the caller's own n tokens; parents NULL for a chain
@@ -194,7 +195,7 @@ enum eagle3_kind {
 // parents, -1 stands for `token`, and parents[i] < i.
 struct eagle3_ask {
     int32_t slot, token, kind;                // token is sampled and not decoded yet
-    int32_t n_max, n_min, depth, width;       // n_max up to EAGLE3_MAX_DRAFT, depth >= 1, width >= 1
+    int32_t n_max, n_min, depth, width;       // n_max up to EAGLE3_MAX_DRAFT, depth, width >= 1
     float p_min;                              // a probability over the draft vocabulary
     int32_t n;                                // nodes in the arrays; level by level, or E_ARGUMENT
     const int32_t *parents, *ranks, *tokens;  // ranks 0..EAGLE3_MAX_WIDTH - 1

@@ -58,6 +58,7 @@ void drafter::check_kind(const ask & a) const {
     require(!(a.kind == EAGLE3_CHAIN || tree) || std::isfinite(a.p_min), EAGLE3_E_ARGUMENT,
         "p_min is not finite");
     require(!tree || a.depth >= 1, EAGLE3_E_ARGUMENT, format("a tree of depth %d", a.depth));
+    require(!planned || a.depth >= 0, EAGLE3_E_ARGUMENT, format("drafts of %d levels", a.depth));
     require(!(tree || planned) || (a.width >= 1 && a.width <= MAX_WIDTH), EAGLE3_E_ARGUMENT,
         format("a tree of width %d, expected 1..%d", a.width, MAX_WIDTH));
     if (a.kind != EAGLE3_CHOICES && !given) {

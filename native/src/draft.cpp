@@ -206,6 +206,7 @@ void drafter::grow(growth & g) {
 void drafter::begin_asks(growth & g, const std::vector<ask> & asks) {
     g.plan   = &planner_;
     g.n_asks = (int) asks.size();
+    g.ends   = &slots_.ends();
     for (const ask & q : asks) {
         slot_state & s = slots_.at(q.slot);
         s.draft.clear();

@@ -59,7 +59,7 @@ std::vector<int> extensible(
         const int a    = g.nodes[v].ask;
         const ask & q  = g.asks[a];
         const bool out = n_of[a] >= q.n_max && !is_candidate[v];
-        if (!out && g.nodes[v].depth < q.n_max && used[a] < std::min(q.width, n_extensible(a))) {
+        if (!out && g.goes_on(g.nodes[v]) && used[a] < std::min(q.width, n_extensible(a))) {
             ++used[a];
             level.push_back(v);
         }

@@ -36,14 +36,15 @@ struct growth {
     };
 
     const planner * plan = nullptr;
-    std::vector<ask> asks;                  // those that grow; n_max is what there is room for
-    std::vector<int> n_past;                // of each ask's slot
-    std::vector<const trust_list *> trust;  // of each ask's slot
-    std::vector<node> nodes;                // a parent comes before its children
-    std::vector<int> level;                 // nodes that the last pass offered
-    int n_asks  = 0;                        // of the round, those without a draft too
-    int n_given = 0;                        // draft tokens that callers brought
-    bool mixed  = false;                    // other sources than the head offered
+    std::vector<ask> asks;                        // those that grow; n_max is what there is room for
+    std::vector<int> n_past;                      // of each ask's slot
+    std::vector<const trust_list *> trust;        // of each ask's slot
+    std::vector<node> nodes;                      // a parent comes before its children
+    std::vector<int> level;                       // nodes that the last pass offered
+    int n_asks                        = 0;        // of the round, those without a draft too
+    int n_given                       = 0;        // draft tokens that callers brought
+    bool mixed                        = false;    // other sources than the head offered
+    const std::vector<int32_t> * ends = nullptr;  // tokens that end a generation; null: none is known
 
     // A source offers a token that may follow node `parent` (-1: the ask's own token). rank counts the
     // siblings that it offers from 0, the most probable first. Returns the node. If another source offered
@@ -70,6 +71,13 @@ struct growth {
         return order;
     }
 
+    // Whether tokens after a node of a planned ask may be of use: none are after the most that the ask wants,
+    // nor after the end of the text.
+    bool goes_on(const node & v) const {
+        const ask & a = asks[v.ask];
+        return v.depth < (a.depth > 0 ? a.depth : a.n_max) &&
+               !(ends && std::find(ends->begin(), ends->end(), v.token) != ends->end());
+    }
     bool is_planned(const node & v) const { return asks[v.ask].kind == EAGLE3_PLANNED; }
     // Whether it reaches its ask's p_min: in a chain its own probability, in a tree that of the whole path.
     bool is_likely(const node & v) const {

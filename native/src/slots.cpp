@@ -29,6 +29,12 @@ slots::slots(llama_context * ctx, const eagle3::head * h, int n_slots)
         own->id  = TEXT;
         sources_.push_back(std::move(own));
     }
+    const llama_vocab * vocab = llama_model_get_vocab(model);
+    for (int32_t token = 0; token < n_vocab; ++token) {
+        if (llama_vocab_is_eog(vocab, token)) {
+            ends_.push_back(token);
+        }
+    }
     batch_ = llama_batch_init(n_batch, 0, 1);
 }
 

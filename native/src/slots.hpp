@@ -72,6 +72,7 @@ class slots {
     const slot_state & at(int slot) const;
     int size() const { return (int) slots_.size(); }
     void check_tokens(const int32_t * tokens, int n) const;
+    const std::vector<int32_t> & ends() const { return ends_; }  // tokens that end a generation
 
     // -- sources --
     void add_source(std::unique_ptr<source> source);
@@ -112,6 +113,7 @@ class slots {
     head_source * head_ = nullptr;
     text_source * text_ = nullptr;
     std::vector<slot_state> slots_;
+    std::vector<int32_t> ends_;
     llama_batch batch_;
     bool capture_ = true;
 };

@@ -72,7 +72,7 @@ void text_source::begin(growth & g, const std::vector<int> & asks) {
 
 void text_source::follow(growth & g, const std::vector<int> & nodes) {
     for (const int v : nodes) {
-        if (g.nodes[v].reach >= LEAST_REACH) {
+        if (g.nodes[v].reach >= LEAST_REACH && g.goes_on(g.nodes[v])) {
             grow(g, g.nodes[v].ask, v);
         }
     }
@@ -135,7 +135,8 @@ void text_source::offer_children(growth & g, int ask, const open_node & from) {
         const int node    = g.offer(id, ask, from.node, children[k].token, children[k].q, k);
         const float reach = g.nodes[node].reach;
         const int first   = (int) pool_.size();
-        for (int i = from.first; i < from.first + from.n && reach >= LEAST_REACH; ++i) {
+        const bool opens  = reach >= LEAST_REACH && g.goes_on(g.nodes[node]);
+        for (int i = from.first; i < from.first + from.n && opens; ++i) {
             const found m = pool_[i];
             const found next{m.in, m.next + 1, std::min(m.length + 1, (int32_t) suffix_index::MAX_MATCH)};
             if (m.token() == children[k].token && next.next < m.in->size() &&

@@ -3,7 +3,7 @@
 
 #include "eagle3.h"
 
-inline eagle3_ask ask_for(int32_t slot, int32_t token, int32_t kind, int32_t n_max = 0, int32_t depth = 1,
+inline eagle3_ask ask_for(int32_t slot, int32_t token, int32_t kind, int32_t n_max = 0, int32_t depth = 0,
     int32_t width = 1, float p_min = 0.0f) {
     eagle3_ask a = {};
     a.slot       = slot;

@@ -115,9 +115,10 @@ class replay {
     growth begin() {
         growth g;
         ask q{};
-        q.token  = token(at_);
-        q.kind   = EAGLE3_PLANNED;
-        q.n_max  = MAX_ROWS - 1;
+        q.token = token(at_);
+        q.kind  = EAGLE3_PLANNED;
+        q.n_max =
+            std::min(MAX_ROWS - 1, (int) text_->tokens.size() - at_ - 2);  // the answer's length was given
         q.width  = 4;
         q.text   = uses_text_;
         g.plan   = &plan_;

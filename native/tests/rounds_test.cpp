@@ -91,7 +91,7 @@ static void wrong_calls(eagle3_session * s) {
     CHECK(draft(s, ask_for(0, 5, EAGLE3_TREE, 8, 2, 17)) == EAGLE3_E_ARGUMENT);
     CHECK(draft(s, ask_choices(0, 5, parents, ranks, 1)) == EAGLE3_E_ARGUMENT);
     CHECK(draft(s, ask_choices(0, 5, ahead, ahead, 1)) == EAGLE3_E_ARGUMENT);
-    CHECK(draft(s, ask_for(0, 5, EAGLE3_PLANNED, 8, 1, 2)) == EAGLE3_E_ARGUMENT);  // no costs yet
+    CHECK(draft(s, ask_for(0, 5, EAGLE3_PLANNED, 8, 0, 2)) == EAGLE3_E_ARGUMENT);  // no costs yet
     CHECK(eagle3_plan_get(s, &info) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_verified_row(s, 0, 9) == EAGLE3_E_ARGUMENT);
     CHECK(eagle3_measure_target(s, 0, 65, &seconds) == EAGLE3_E_ARGUMENT);

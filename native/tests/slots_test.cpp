@@ -110,7 +110,7 @@ eagle3_ask some_ask(int slot, int kind) {
     const int32_t token = 9 + slot;
     switch (kind) {
     case 0:
-        return ask_for(slot, token, EAGLE3_PLANNED, 20, 1, 4);
+        return ask_for(slot, token, EAGLE3_PLANNED, 20, 0, 4);
     case 1:
         return ask_for(slot, token, EAGLE3_PLAIN);
     case 2:
@@ -167,7 +167,7 @@ void planned_shares(llama_model * model, const char * head) {
                 int left = 0;
                 for (int slot = 0; slot < n_slots; ++slot) {
                     f.begin(slot, slot ? 12 + slot : N_CTX - 1 - room);
-                    asks.push_back(ask_for(slot, 9, EAGLE3_PLANNED, slot ? n_max : 20, 1, slot % 2 ? 3 : 1));
+                    asks.push_back(ask_for(slot, 9, EAGLE3_PLANNED, slot ? n_max : 20, 0, slot % 2 ? 3 : 1));
                     left = std::max(left, slot ? n_max : std::min(20, room));
                 }
                 f.plan();  // what the planner has seen of the clock is forgotten: it would look at a plain

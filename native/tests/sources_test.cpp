@@ -105,7 +105,7 @@ int round_of(eagle3::session & s, const fixture & f, std::vector<std::vector<int
     const int n = (int) texts.size();
     std::vector<eagle3_ask> asks;
     for (int i = 0; i < n; ++i) {
-        asks.push_back(ask_for(i, texts[i].back(), width ? EAGLE3_PLANNED : EAGLE3_PLAIN, 24, 1, width));
+        asks.push_back(ask_for(i, texts[i].back(), width ? EAGLE3_PLANNED : EAGLE3_PLAIN, 24, 0, width));
     }
     std::vector<int32_t> out(64 * n), counts(n);
     const std::vector<llama_sampler *> samplers(n, f.greedy);

@@ -124,7 +124,7 @@ std::vector<call> round_calls() {
         draft_call("trees", {ask_for(1, 11, EAGLE3_TREE, 6, 2, 3), ask_given(0, 9, wide, 3, parents)}));
     calls.push_back(draft_call("of another slot", {ask_choices(2, 13, parents, ranks, 3)}));
     calls.push_back(
-        draft_call("planned", {ask_for(0, 9, EAGLE3_PLANNED, 8, 1, 2), ask_for(2, 7, EAGLE3_PLAIN)}, true));
+        draft_call("planned", {ask_for(0, 9, EAGLE3_PLANNED, 8, 0, 2), ask_for(2, 7, EAGLE3_PLAIN)}, true));
     calls.push_back({"decode", [](world & w) { return (int64_t) eagle3_round_decode(w.s); },
         [](const world & w) { return w.at == DRAFTED; }, [](world & w) { w.at = DECODED; }});
     calls.push_back({"verify", [](world & w) { return (int64_t) w.verify(); },

@@ -51,7 +51,7 @@ inline result generate(
     }
     r.text.push_back(eagle3_sample(s, f.greedy, -1));
     while ((int) r.text.size() < n) {
-        eagle3_ask a = ask_for(slot, r.text.back(), kind, EAGLE3_MAX_DRAFT, 1, 4);
+        eagle3_ask a = ask_for(slot, r.text.back(), kind, EAGLE3_MAX_DRAFT, 0, 4);
         a.text       = text;
         CHECK(decode(s, a) >= 0);
         int32_t ids[EAGLE3_MAX_DRAFT], sources[EAGLE3_MAX_DRAFT], out[EAGLE3_MAX_ROWS];

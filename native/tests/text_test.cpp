@@ -168,6 +168,47 @@ void test_matches(const fixture & f) {
     eagle3_session_close(s);
 }
 
+// With and without a head, drafts end where the text does: at the levels that are asked for, and at a token
+// that ends generation.
+void test_ends(const fixture & f) {
+    const int32_t end = llama_vocab_eos(llama_model_get_vocab(f.model));
+    CHECK(llama_vocab_is_eog(llama_model_get_vocab(f.model), end));
+    tokens prompt;
+    for (int i = 0; i < 4; ++i) {
+        prompt.insert(prompt.end(), {5, 6, 7, 8, 9, end, 10, 11});
+    }
+    prompt.insert(prompt.end(), {5, 6});
+    for (eagle3_head * head : {(eagle3_head *) nullptr, f.head}) {
+        for (const int depth : {0, 1, 2, 9}) {
+            eagle3_session * s = open(f, head, cheap_rows());
+            int longest        = 0;
+            for (int round = 0; round < 6; ++round) {  // some of the first look at plain rounds
+                CHECK(eagle3_rewind(s, 0, 0) == 0);
+                CHECK(eagle3_prefill(s, 0, prompt.data(), (int) prompt.size(), 0) == 0);
+                eagle3_ask a = ask_for(0, 7, EAGLE3_PLANNED, EAGLE3_MAX_DRAFT, depth, 4);
+                a.text       = 1;
+                int32_t ids[EAGLE3_MAX_DRAFT], parents[EAGLE3_MAX_DRAFT];
+                const int n = draft(s, a, ids, parents);
+                CHECK(n >= 0);
+                std::vector<int> level(n);
+                for (int i = 0; i < n; ++i) {
+                    CHECK(parents[i] < 0 || ids[parents[i]] != end);
+                    level[i] = parents[i] < 0 ? 1 : level[parents[i]] + 1;
+                    longest  = std::max(longest, level[i]);
+                }
+                CHECK(eagle3_round_decode(s) == 0 && commit(s, 1) == 0);
+            }
+            // behind 5 6 7 the text has 8 9 and the end
+            CHECK(depth && depth < 3 ? longest == depth : head ? longest >= 3 : longest == 3);
+            eagle3_session_close(s);
+        }
+        eagle3_session * s = open(f, head, cheap_rows());
+        eagle3_ask a       = ask_for(0, 7, EAGLE3_PLANNED, EAGLE3_MAX_DRAFT, -1, 4);
+        CHECK(draft(s, a) == EAGLE3_E_ARGUMENT);
+        eagle3_session_close(s);
+    }
+}
+
 // A state carries the text, with a head and without; what was saved before there was a text is read.
 void test_states(const fixture & f) {
     for (eagle3_head * head : {(eagle3_head *) nullptr, f.head}) {
@@ -203,6 +244,7 @@ int main(int argc, char ** argv) {
     test_rewinds();
     test_memory();
     fixture f(argv[1], argv[2]);
+    test_ends(f);
     test_matches(f);
     test_states(f);
     test_same_text(f);
