@@ -31,7 +31,7 @@ struct answer {
     std::vector<std::pair<int, int>> rounds;  // sampled, drafted
 };
 
-// examples/speculative-simple's loop
+// examples/speculative-simple's loop; like llama-server's, no draft is longer than what is left of the answer
 answer generate(llama_context * ctx_tgt, llama_context * ctx_dft, common_speculative * spec,
     common_sampler * smpl, const llama_tokens & prompt, int n_max, int n_predict) {
     const llama_vocab * vocab = llama_model_get_vocab(llama_get_model(ctx_tgt));
@@ -65,16 +65,18 @@ answer generate(llama_context * ctx_tgt, llama_context * ctx_dft, common_specula
     common_batch batch(ctx_tgt);
     while ((int) out.tokens.size() < n_predict && !llama_vocab_is_eog(vocab, last)) {
         draft.clear();
+        const int most          = n_predict - (int) out.tokens.size() - 1;
         auto & dp               = common_speculative_get_draft_params(spec, 0);
         dp                      = {};
-        dp.drafting             = n_max > 0;
-        dp.n_max                = std::min(n_max, (int) llama_n_ctx(ctx_tgt) - n_past - 2);
+        dp.drafting             = n_max > 0 && most > 0;
+        dp.n_max                = std::min({n_max, most, (int) llama_n_ctx(ctx_tgt) - n_past - 2});
         dp.pos0                 = n_past;
         dp.id_last              = last;
         dp.prompt               = &text;
         dp.result               = &draft;
         const llama_pos dft_max = ctx_dft ? llama_memory_seq_pos_max(llama_get_memory(ctx_dft), 0) : -1;
         common_speculative_draft(spec);
+        draft.resize(std::min(draft.size(), (size_t) most));
         if (ctx_dft) {
             llama_memory_seq_rm(llama_get_memory(ctx_dft), 0, dft_max + 1, -1);
         }
