@@ -42,12 +42,22 @@ template <typename F> void get(const void * wide, int column, void * narrow) {
     });
 }
 
+// In the cache, loading rows holds the products of 512-bit vectors: 32 columns share it. Superblocks would
+// not fit the registers.
+template <typename F> constexpr kernel::product pair_of() {
+    if constexpr (lanes::N_PART == 1 && F::BLOCK == 32 && !F::FLOATS) {
+        return multiply_tile<F, MOST_AT_ONCE, 2>;
+    } else {
+        return nullptr;
+    }
+}
+
 template <typename F, int... I> kernel make(ggml_type type, std::integer_sequence<int, I...> /*rows*/) {
     return {type, file_bytes<F>(),
         F::FLOATS                  ? &as_they_are
         : F::BLOCK == by_256.block ? &by_256
                                    : &by_32,
-        interleave<F>, put<F>, get<F>, {nullptr, multiply_tile<F, I + 1>...}};
+        interleave<F>, put<F>, get<F>, {nullptr, multiply_tile<F, I + 1, 1>...}, pair_of<F>()};
 }
 
 template <typename F> kernel make(ggml_type type) {

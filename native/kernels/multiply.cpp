@@ -67,11 +67,13 @@ void multiply(const kernel & k, const ggml_compute_params * params, ggml_tensor 
     const size_t group_bytes = COLUMNS * k.column_bytes(weights->ne[0]);
     // A prompt's rows go by 64, so that they stay in the cache while the chunk's columns pass.
     constexpr int64_t N_STAY = 64;
+    // Its tiles find the columns in the cache. From memory, one stream of them is faster than two.
+    const int64_t at_once = n_row > MOST_ROWS ? 2 : 1;
     share_columns(params, weights->ne[1] / COLUMNS, [&](int64_t first, int64_t last) {
         for (int64_t i0 = 0; i0 < n_row; i0 += N_STAY) {
-            for (int64_t g = first; g < last; ++g) {
+            for (int64_t g = first; g < last; g += at_once) {
                 for (int64_t i = i0; i < std::min(i0 + N_STAY, n_row); i += MOST_ROWS) {
-                    k.multiply((const char *) weights->data + g * group_bytes,
+                    k.multiply((const char *) weights->data + g * group_bytes, std::min(last - g, at_once),
                         work + i * row_bytes(k, weights), (int) std::min<int64_t>(MOST_ROWS, n_row - i),
                         n_block, (float *) op->data + i * op->ne[0] + g * COLUMNS, (size_t) op->ne[0]);
                 }
@@ -159,7 +161,7 @@ void multiply_expert(const kernel & k, const experts_work & work, const ggml_com
         }
         gather_rows(*k.rows, n, n_block, rows, tile);
         for (int64_t g = from; g < to; ++g) {
-            k.multiply(matrix + g * bytes, tile, n, n_block, sums, COLUMNS);
+            k.multiply(matrix + g * bytes, 1, tile, n, n_block, sums, COLUMNS);
             for (int r = 0; r < n; ++r) {
                 std::memcpy((float *) op->data + work.uses[i + r].out * op->ne[0] + g * COLUMNS,
                     sums + (size_t) r * COLUMNS, COLUMNS * sizeof(float));

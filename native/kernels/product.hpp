@@ -13,12 +13,25 @@ namespace eagle3::kernels {
 
 #if EAGLE3_LANES
 
-// Sums of a block: of R rows and the parts of its columns.
-template <int R> using block_sums = lanes::ints[R][lanes::N_PART];
+// Blocks of G groups of 16 columns, side by side.
+template <int G> struct blocks {
+    static constexpr int N_PART = G * lanes::N_PART;
+
+    const block * of_group[G];
+
+    EAGLE3_INLINE const block * of(int part) const { return of_group[part / lanes::N_PART]; }
+};
+constexpr int in_group(int part) {
+    return part % lanes::N_PART;
+}
+
+// Sums of blocks: of R rows and the parts of their columns.
+template <int R, int G> using block_sums  = lanes::ints[R][blocks<G>::N_PART];
+template <int R, int G> using column_sums = lanes::floats[R][blocks<G>::N_PART];
 
 // One instruction multiplies bytes and sums fours of them.
-template <typename F, int R>
-EAGLE3_INLINE void sum_by_dots(const block * w, const row_block<R> & x, block_sums<R> & sums) {
+template <typename F, int R, int G>
+EAGLE3_INLINE void sum_by_dots(const blocks<G> & w, const row_block<R> & x, block_sums<R, G> & sums) {
     constexpr bool AS_THEY_ARE = F::SIGNED && lanes::DOT_IS_SIGNED;
     for (int r = 0; r < R; ++r) {
         const lanes::ints base = lanes::every(AS_THEY_ARE ? 0 : -F::OFFSET * x.sum[r]);
@@ -28,16 +41,16 @@ EAGLE3_INLINE void sum_by_dots(const block * w, const row_block<R> & x, block_su
     }
 #pragma GCC unroll 8
     for (int j = 0; j < 8; ++j) {
-        lanes::ints v[lanes::N_PART];
-        for (int part = 0; part < lanes::N_PART; ++part) {
-            const lanes::ints bytes = F::bytes(w, j, part);
+        lanes::ints v[blocks<G>::N_PART];
+        for (int part = 0; part < blocks<G>::N_PART; ++part) {
+            const lanes::ints bytes = F::bytes(w.of(part), j, in_group(part));
             v[part]                 = F::SIGNED && !AS_THEY_ARE ? lanes::flip(bytes) : bytes;
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const lanes::ints a = lanes::every(x.bytes[j][r]);
 #pragma GCC unroll 4
-            for (int part = 0; part < lanes::N_PART; ++part) {
+            for (int part = 0; part < blocks<G>::N_PART; ++part) {
                 sums[r][part] = lanes::dot(sums[r][part], v[part], a);
                 EAGLE3_HOLD(sums[r][part]);
             }
@@ -46,20 +59,20 @@ EAGLE3_INLINE void sum_by_dots(const block * w, const row_block<R> & x, block_su
 }
 
 // Without it, signed bytes lend their sign to the row's, and two products are joined to 32 bits at once.
-template <typename F, int R>
-EAGLE3_INLINE void sum_signed(const block * w, const row_block<R> & x, block_sums<R> & sums) {
+template <typename F, int R, int G>
+EAGLE3_INLINE void sum_signed(const blocks<G> & w, const row_block<R> & x, block_sums<R, G> & sums) {
 #pragma GCC unroll 8
     for (int j = 0; j < 8; ++j) {
-        lanes::ints v[lanes::N_PART], size[lanes::N_PART];
-        for (int part = 0; part < lanes::N_PART; ++part) {
-            v[part]    = F::bytes(w, j, part);
+        lanes::ints v[blocks<G>::N_PART], size[blocks<G>::N_PART];
+        for (int part = 0; part < blocks<G>::N_PART; ++part) {
+            v[part]    = F::bytes(w.of(part), j, in_group(part));
             size[part] = lanes::size(v[part]);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const lanes::ints a = lanes::every(x.bytes[j][r]);
 #pragma GCC unroll 4
-            for (int part = 0; part < lanes::N_PART; ++part) {
+            for (int part = 0; part < blocks<G>::N_PART; ++part) {
                 const lanes::ints p =
                     lanes::join(lanes::pairs(size[part], lanes::sign(a, v[part])), lanes::ones());
                 sums[r][part] = j == 0 ? p : lanes::add(sums[r][part], p);
@@ -70,20 +83,20 @@ EAGLE3_INLINE void sum_signed(const block * w, const row_block<R> & x, block_sum
 }
 
 // Small unsigned bytes are summed in 16 bits for as long as the sums fit.
-template <typename F, int R>
-EAGLE3_INLINE void sum_unsigned(const block * w, const row_block<R> & x, block_sums<R> & sums) {
-    block_sums<R> total;
+template <typename F, int R, int G>
+EAGLE3_INLINE void sum_unsigned(const blocks<G> & w, const row_block<R> & x, block_sums<R, G> & sums) {
+    block_sums<R, G> total;
 #pragma GCC unroll 8
     for (int j = 0; j < 8; ++j) {
-        lanes::ints v[lanes::N_PART];
-        for (int part = 0; part < lanes::N_PART; ++part) {
-            v[part] = F::bytes(w, j, part);
+        lanes::ints v[blocks<G>::N_PART];
+        for (int part = 0; part < blocks<G>::N_PART; ++part) {
+            v[part] = F::bytes(w.of(part), j, in_group(part));
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const lanes::ints a = lanes::every(x.bytes[j][r]);
 #pragma GCC unroll 4
-            for (int part = 0; part < lanes::N_PART; ++part) {
+            for (int part = 0; part < blocks<G>::N_PART; ++part) {
                 const lanes::ints p = lanes::pairs(v[part], a);
                 sums[r][part]       = j % F::N_FIT == 0 ? p : lanes::add_pairs(sums[r][part], p);
                 EAGLE3_HOLD(sums[r][part]);
@@ -98,59 +111,64 @@ EAGLE3_INLINE void sum_unsigned(const block * w, const row_block<R> & x, block_s
     for (int r = 0; r < R; ++r) {
         const lanes::ints base = lanes::every(-F::OFFSET * x.sum[r]);
 #pragma GCC unroll 4
-        for (int part = 0; part < lanes::N_PART; ++part) {
+        for (int part = 0; part < blocks<G>::N_PART; ++part) {
             sums[r][part] = F::OFFSET ? lanes::add(total[r][part], base) : total[r][part];
         }
     }
 }
 
-template <typename F, int R>
-EAGLE3_INLINE void add_block(
-    const block * w, const row_block<R> & x, lanes::floats (&out)[R][lanes::N_PART]) {
-    block_sums<R> sums;
+template <typename F, int R, int G>
+EAGLE3_INLINE void add_block(const blocks<G> & w, const row_block<R> & x, column_sums<R, G> & out) {
+    block_sums<R, G> sums;
     if constexpr (lanes::HAS_DOT) {
-        sum_by_dots<F, R>(w, x, sums);
+        sum_by_dots<F, R, G>(w, x, sums);
     } else if constexpr (F::SIGNED) {
-        sum_signed<F, R>(w, x, sums);
+        sum_signed<F, R, G>(w, x, sums);
     } else {
-        sum_unsigned<F, R>(w, x, sums);
+        sum_unsigned<F, R, G>(w, x, sums);
     }
-    lanes::floats scale[lanes::N_PART];
-    for (int part = 0; part < lanes::N_PART; ++part) {
-        scale[part] = F::scale(w, part);
+    lanes::floats scale[blocks<G>::N_PART];
+    for (int part = 0; part < blocks<G>::N_PART; ++part) {
+        scale[part] = F::scale(w.of(part), in_group(part));
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
         const lanes::floats s = lanes::every(x.scale[r]);
 #pragma GCC unroll 4
-        for (int part = 0; part < lanes::N_PART; ++part) {
+        for (int part = 0; part < blocks<G>::N_PART; ++part) {
             out[r][part] = lanes::multiply_add(
                 lanes::numbers(sums[r][part]), lanes::multiply(scale[part], s), out[r][part]);
             if constexpr (F::HAS_MIN) {
-                out[r][part] = lanes::multiply_add(
-                    F::minimum(w, part), lanes::every(x.scale[r] * (float) x.sum[r]), out[r][part]);
+                out[r][part] = lanes::multiply_add(F::minimum(w.of(part), in_group(part)),
+                    lanes::every(x.scale[r] * (float) x.sum[r]), out[r][part]);
             }
         }
     }
 }
 
+// What unpacking a superblock's scales gives, for all rows.
+struct super_scales {
+    int8_t scales[16][COLUMNS], minima[8][COLUMNS];
+};
+
 // Superblocks: a run of 32 weights is summed in 16 bits for as long as the sums fit, then times its scale
 // in 32.
-template <typename F, int R, int I>
-EAGLE3_INLINE void sum_run(const block * w, int g, const row_superblock<R> & x,
-    const int8_t (*scales)[COLUMNS], block_sums<R> & total) {
+template <typename F, int R, int G, int I>
+EAGLE3_INLINE void sum_run(const blocks<G> & w, int g, const row_superblock<R> & x,
+    const super_scales (&of_group)[G], block_sums<R, G> & total) {
     constexpr int N_OF_SCALE = 64 / F::N_SCALE;  // vectors that have one scale
     constexpr int N_FIT      = lanes::RUNS_ARE_WIDE ? N_OF_SCALE : F::N_FIT;
     const int s              = F::GROUP * g + I;
-    block_sums<R> sums;
-    lanes::ints scale[lanes::N_PART];
+    block_sums<R, G> sums;
+    lanes::ints scale[blocks<G>::N_PART];
 #pragma GCC unroll 8
     for (int j = 0; j < 8; ++j) {
-        lanes::ints v[lanes::N_PART];
-        for (int part = 0; part < lanes::N_PART; ++part) {
-            v[part] = F::template bytes<I>(w, g, j, part);
+        lanes::ints v[blocks<G>::N_PART];
+        for (int part = 0; part < blocks<G>::N_PART; ++part) {
+            v[part] = F::template bytes<I>(w.of(part), g, j, in_group(part));
             if (j % N_OF_SCALE == 0) {
-                const int8_t * of_part = scales[(8 * s + j) / N_OF_SCALE] + part * lanes::WIDTH;
+                const auto & scales    = of_group[part / lanes::N_PART].scales;
+                const int8_t * of_part = scales[(8 * s + j) / N_OF_SCALE] + in_group(part) * lanes::WIDTH;
                 scale[part]            = lanes::scale(of_part);
             }
         }
@@ -158,7 +176,7 @@ EAGLE3_INLINE void sum_run(const block * w, int g, const row_superblock<R> & x,
         for (int r = 0; r < R; ++r) {
             const lanes::ints a = lanes::every(x.bytes[8 * s + j][r]);
 #pragma GCC unroll 4
-            for (int part = 0; part < lanes::N_PART; ++part) {
+            for (int part = 0; part < blocks<G>::N_PART; ++part) {
                 sums[r][part] =
                     j % N_FIT == 0 ? lanes::start(v[part], a) : lanes::go_on(sums[r][part], v[part], a);
                 EAGLE3_HOLD(sums[r][part]);
@@ -170,12 +188,12 @@ EAGLE3_INLINE void sum_run(const block * w, int g, const row_superblock<R> & x,
     }
 }
 
-template <typename F, int R, int... I>
-EAGLE3_INLINE void sum_runs(const block * w, const row_superblock<R> & x, const int8_t (*scales)[COLUMNS],
-    block_sums<R> & total, std::integer_sequence<int, I...> /*runs*/) {
+template <typename F, int R, int G, int... I>
+EAGLE3_INLINE void sum_runs(const blocks<G> & w, const row_superblock<R> & x,
+    const super_scales (&of_group)[G], block_sums<R, G> & total, std::integer_sequence<int, I...> /*runs*/) {
 #pragma GCC unroll 1
     for (int g = 0; g < 8 / F::GROUP; ++g) {
-        (sum_run<F, R, I>(w, g, x, scales, total), ...);
+        (sum_run<F, R, G, I>(w, g, x, of_group, total), ...);
     }
 }
 
@@ -194,76 +212,75 @@ EAGLE3_INLINE lanes::ints times_sums(
 }
 
 // Floats: one multiply-add for each weight and row, in the order of the weights.
-template <typename F, int R>
-EAGLE3_INLINE void add_floats(
-    const block * w, const row_floats<R> & x, lanes::floats (&out)[R][lanes::N_PART]) {
+template <typename F, int R, int G>
+EAGLE3_INLINE void add_floats(const blocks<G> & w, const row_floats<R> & x, column_sums<R, G> & out) {
 #pragma GCC unroll 4
     for (int i = 0; i < F::BLOCK; ++i) {
-        lanes::floats v[lanes::N_PART];
-        for (int part = 0; part < lanes::N_PART; ++part) {
-            v[part] = F::values(w, i, part);
+        lanes::floats v[blocks<G>::N_PART];
+        for (int part = 0; part < blocks<G>::N_PART; ++part) {
+            v[part] = F::values(w.of(part), i, in_group(part));
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const lanes::floats a = lanes::every(x.values[i][r]);
 #pragma GCC unroll 4
-            for (int part = 0; part < lanes::N_PART; ++part) {
+            for (int part = 0; part < blocks<G>::N_PART; ++part) {
                 out[r][part] = lanes::multiply_add(v[part], a, out[r][part]);
             }
         }
     }
 }
 
-// What unpacking a superblock's scales gives, for all rows.
-struct super_scales {
-    int8_t scales[16][COLUMNS], minima[8][COLUMNS];
-};
-
-template <typename F, int R>
-EAGLE3_INLINE void add_superblock(const block * w, const row_superblock<R> & x, const super_scales & s,
-    lanes::floats (&out)[R][lanes::N_PART]) {
-    block_sums<R> total;
+template <typename F, int R, int G>
+EAGLE3_INLINE void add_superblock(const blocks<G> & w, const row_superblock<R> & x,
+    const super_scales (&of_group)[G], column_sums<R, G> & out) {
+    block_sums<R, G> total;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
         for (lanes::ints & t : total[r]) {
             t = lanes::none();
         }
     }
-    sum_runs<F, R>(w, x, s.scales, total, std::make_integer_sequence<int, F::GROUP>());
+    sum_runs<F, R, G>(w, x, of_group, total, std::make_integer_sequence<int, F::GROUP>());
 #pragma GCC unroll 4
-    for (int part = 0; part < lanes::N_PART; ++part) {
-        const lanes::floats scale = F::scale(w, part);
+    for (int part = 0; part < blocks<G>::N_PART; ++part) {
+        const super_scales & s    = of_group[part / lanes::N_PART];
+        const lanes::floats scale = F::scale(w.of(part), in_group(part));
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const lanes::floats of_row = lanes::every(x.scale[r]);
             if constexpr (F::OFFSET != 0) {
                 static_assert(F::OFFSET == 32, "one shift");
-                total[r][part] =
-                    lanes::subtract_times_32(total[r][part], times_sums<R>(s.scales, x.sums_of_16, r, part));
+                total[r][part] = lanes::subtract_times_32(
+                    total[r][part], times_sums<R>(s.scales, x.sums_of_16, r, in_group(part)));
             }
             out[r][part] = lanes::multiply_add(
                 lanes::numbers(total[r][part]), lanes::multiply(scale, of_row), out[r][part]);
             if constexpr (F::HAS_MIN) {
-                const lanes::ints sum = times_sums<R>(s.minima, x.sums_of_32, r, part);
+                const lanes::ints sum = times_sums<R>(s.minima, x.sums_of_32, r, in_group(part));
                 out[r][part]          = lanes::multiply_add(lanes::numbers(sum),
-                    lanes::negative(lanes::multiply(F::minimum(w, part), of_row)), out[r][part]);
+                    lanes::negative(lanes::multiply(F::minimum(w.of(part), in_group(part)), of_row)),
+                    out[r][part]);
             }
         }
     }
 }
 
-// 16 columns, n_block blocks long, times a tile of n rows in parts of R: out[row * stride + column]. The
-// blocks of the parts behind the first find the weights in the cache.
-template <typename F, int R>
+// G groups of 16 columns, n_block blocks long, times a tile of n rows in parts of R: out[row * stride +
+// column]. The blocks of the parts behind the first find the weights in the cache.
+template <typename F, int R, int G>
 void multiply_tile(const void * columns, const void * tile, int n, int n_block, float * out, size_t stride) {
     constexpr bool SUPER    = F::BLOCK == 256;
     using rows              = std::conditional_t<SUPER, row_superblock<R>,
         std::conditional_t<F::FLOATS, row_floats<R>, row_block<R>>>;
-    constexpr size_t N_BYTE = COLUMNS * file_bytes<F>(), AHEAD = 2048;  // far enough to arrive in time
+    constexpr size_t N_BYTE = COLUMNS * file_bytes<F>(), AHEAD = 4096;  // far enough to arrive in time
     const auto * x   = (const rows *) tile;
-    const auto * w   = (const block *) columns;
     const int n_part = shape_of(n).n_part;
-    lanes::floats sums[MOST_ROWS / MOST_AT_ONCE][R][lanes::N_PART];
+    blocks<G> w;
+    for (int g = 0; g < G; ++g) {
+        w.of_group[g] = (const block *) columns + (size_t) g * n_block * N_BYTE;
+    }
+    column_sums<R, G> sums[MOST_ROWS / MOST_AT_ONCE];
     for (int p = 0; p < n_part; ++p) {
         for (auto & of_row : sums[p]) {
             for (lanes::floats & s : of_row) {
@@ -271,28 +288,35 @@ void multiply_tile(const void * columns, const void * tile, int n, int n_block, 
             }
         }
     }
-    for (int b = 0; b < n_block; ++b, w += N_BYTE) {
-        for (size_t i = 0; i < N_BYTE; i += 64) {
-            lanes::prefetch(w + AHEAD + i);
-        }
-        super_scales scales;
-        if constexpr (SUPER) {
-            F::unpack(w, scales.scales, scales.minima);
+    for (int b = 0; b < n_block; ++b) {
+        super_scales scales[G];
+        for (int g = 0; g < G; ++g) {
+            for (size_t i = 0; i < N_BYTE; i += 64) {
+                lanes::prefetch(w.of_group[g] + AHEAD + i);
+            }
+            if constexpr (SUPER) {
+                F::unpack(w.of_group[g], scales[g].scales, scales[g].minima);
+            }
         }
         for (int p = 0; p < n_part; ++p) {
-            const block * weights = w;
-            EAGLE3_FORGET(weights);  // unpacked for all parts at once, they would not fit the registers
-            if constexpr (F::FLOATS) {
-                add_floats<F, R>(weights, x[(size_t) p * n_block + b], sums[p]);
-            } else if constexpr (SUPER) {
-                add_superblock<F, R>(weights, x[(size_t) p * n_block + b], scales, sums[p]);
-            } else {
-                add_block<F, R>(weights, x[(size_t) p * n_block + b], sums[p]);
+            blocks<G> weights = w;
+            for (const block *& of_group : weights.of_group) {
+                EAGLE3_FORGET(of_group);  // unpacked for all parts at once, they would not fit the registers
             }
+            if constexpr (F::FLOATS) {
+                add_floats<F, R, G>(weights, x[(size_t) p * n_block + b], sums[p]);
+            } else if constexpr (SUPER) {
+                add_superblock<F, R, G>(weights, x[(size_t) p * n_block + b], scales, sums[p]);
+            } else {
+                add_block<F, R, G>(weights, x[(size_t) p * n_block + b], sums[p]);
+            }
+        }
+        for (const block *& of_group : w.of_group) {
+            of_group += N_BYTE;
         }
     }
     for (int row = 0; row < n; ++row) {
-        for (int part = 0; part < lanes::N_PART; ++part) {
+        for (int part = 0; part < blocks<G>::N_PART; ++part) {
             lanes::store(out + row * stride + part * lanes::WIDTH, sums[row / R][row % R][part]);
         }
     }

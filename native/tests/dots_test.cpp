@@ -12,16 +12,19 @@ namespace {
 
 using namespace eagle3::kernels;
 
-constexpr int R = 3;
+constexpr int R = 3, G = 2;
 
 std::mt19937 rng;
 
 template <typename F> void check(const char * name) {
-    alignas(32) block w[COLUMNS * file_bytes<F>()];
+    alignas(64) block bytes_of[G][COLUMNS * file_bytes<F>()];
+    const blocks<G> w = {{bytes_of[0], bytes_of[1]}};
     row_block<R> x{};
     for (int round = 0; round < 2000; ++round) {
-        for (block & b : w) {
-            b = (block) rng();
+        for (auto & of_group : bytes_of) {
+            for (block & b : of_group) {
+                b = (block) rng();
+            }
         }
         auto * bytes = (int8_t *) x.bytes;
         for (size_t i = 0; i < sizeof(x.bytes); ++i) {
@@ -36,12 +39,12 @@ template <typename F> void check(const char * name) {
                 }
             }
         }
-        block_sums<R> dots, plain;
-        sum_by_dots<F, R>(w, x, dots);
+        block_sums<R, G> dots, plain;
+        sum_by_dots<F, R, G>(w, x, dots);
         if constexpr (F::SIGNED) {
-            sum_signed<F, R>(w, x, plain);
+            sum_signed<F, R, G>(w, x, plain);
         } else {
-            sum_unsigned<F, R>(w, x, plain);
+            sum_unsigned<F, R, G>(w, x, plain);
         }
         if (std::memcmp(dots, plain, sizeof(dots)) != 0) {
             std::fprintf(stderr, "%s: other sums by dot products\n", name);

@@ -6,7 +6,9 @@
 
 namespace {
 
-constexpr int K = 768, M = 48;
+constexpr int K = 768;
+constexpr int M = 272;  // 17 groups of columns: each thread takes some together, and an odd one is left
+constexpr int M_OF_EXPERT = 48;
 
 struct matrix {
     ggml_context_ptr ctx = context(1);
@@ -14,12 +16,12 @@ struct matrix {
     ggml_backend_buffer_ptr buffer;
     std::vector<uint8_t> bytes;
 
-    // n_expert matrices of M columns, K weights long
-    matrix(ggml_type type, int n_expert) : bytes(ggml_row_size(type, K) * M * n_expert) {
-        const std::vector<float> w = random_floats((size_t) K * M * n_expert);
-        ggml_quantize_chunk(type, w.data(), bytes.data(), 0, (int64_t) M * n_expert, K, nullptr);
-        t = n_expert == 1 ? ggml_new_tensor_2d(ctx.get(), type, K, M)
-                          : ggml_new_tensor_3d(ctx.get(), type, K, M, n_expert);
+    // n_expert matrices of m columns, K weights long
+    matrix(ggml_type type, int m, int n_expert) : bytes(ggml_row_size(type, K) * m * n_expert) {
+        const std::vector<float> w = random_floats((size_t) K * m * n_expert);
+        ggml_quantize_chunk(type, w.data(), bytes.data(), 0, (int64_t) m * n_expert, K, nullptr);
+        t = n_expert == 1 ? ggml_new_tensor_2d(ctx.get(), type, K, m)
+                          : ggml_new_tensor_3d(ctx.get(), type, K, m, n_expert);
         buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buffer_type("INTERLEAVED")));
         ggml_backend_tensor_set(t, bytes.data(), 0, bytes.size());
     }
@@ -33,7 +35,7 @@ void expect(bool right, const char * what, ggml_type type) {
 }
 
 void check_bytes(ggml_type type) {
-    const matrix m(type, 3);
+    const matrix m(type, M_OF_EXPERT, 3);
     std::vector<uint8_t> all(m.bytes.size());
     ggml_backend_tensor_get(m.t, all.data(), 0, all.size());
     expect(all == m.bytes, "reads back other bytes than were written", type);
@@ -56,7 +58,7 @@ void check_bytes(ggml_type type) {
     expect(all == m.bytes, "parts that were written and written back left a trace", type);
 }
 
-// [M, rows...] of activations x with this shape
+// [columns, rows...] of activations x with this shape
 std::vector<float> product(const matrix & m, const float * x, int n, int n2 = 1, int n3 = 1) {
     return compute(
         [&](ggml_context * ctx) {
@@ -71,7 +73,7 @@ std::vector<float> product(const matrix & m, const float * x, int n, int n2 = 1,
 
 void check_rows(ggml_type type) {
     constexpr int N = 150;
-    const matrix m(type, 1);
+    const matrix m(type, M, 1);
     const std::vector<float> x = random_floats((size_t) K * N);
     std::vector<float> alone;
     for (int i = 0; i < N; ++i) {
@@ -89,7 +91,7 @@ void check_rows(ggml_type type) {
 
 void check_experts(ggml_type type, int n_token, int n_used, bool own_rows) {
     constexpr int N_EXPERT = 5;
-    const matrix all(type, N_EXPERT);
+    const matrix all(type, M_OF_EXPERT, N_EXPERT);
     const int n_x              = own_rows ? n_used : 1;
     const std::vector<float> x = random_floats((size_t) K * n_x * n_token);
     std::vector<int32_t> ids;
@@ -108,14 +110,15 @@ void check_experts(ggml_type type, int n_token, int n_used, bool own_rows) {
             ggml_backend_tensor_set(ggml_get_tensor(ctx, "x"), x.data(), 0, x.size() * sizeof(float));
             ggml_backend_tensor_set(ggml_get_tensor(ctx, "ids"), ids.data(), 0, ids.size() * sizeof(int32_t));
         });
-    matrix one(type, 1);
+    matrix one(type, M_OF_EXPERT, 1);
     const size_t size = one.bytes.size();
     for (int token = 0; token < n_token; ++token) {
         for (int i = 0; i < n_used; ++i) {
             const int at = token * n_used + i;
             ggml_backend_tensor_set(one.t, all.bytes.data() + (size_t) ids[at] * size, 0, size);
             const std::vector<float> want = product(one, x.data() + (size_t) K * (token * n_x + i % n_x), 1);
-            expect_same(y.data() + (size_t) at * M, want.data(), M, "experts", ggml_type_name(type), n_token);
+            expect_same(y.data() + (size_t) at * M_OF_EXPERT, want.data(), M_OF_EXPERT, "experts",
+                ggml_type_name(type), n_token);
         }
     }
 }
