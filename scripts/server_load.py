@@ -183,6 +183,10 @@ def bench(
     prompts: Annotated[
         int, typer.Option(help="number of prompts; each number of clients uses at most eight groups of them")
     ] = 32,
+    files: Annotated[
+        list[Path] | None, typer.Option("--file", help="prompts, .jsonl; may be given several times")
+    ] = None,
+    head: Annotated[bool, typer.Option(help="with the shipped head, or drafts from the text alone")] = True,
     json_file: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Measure the throughput with speculation relative to without.
@@ -192,20 +196,20 @@ def bench(
     the speed is also compared with EagleLlama's in another process.
     """
     counts = [int(c) for c in clients.split(",")]
-    texts = [str(text) for _, text in spaced(read_prompts(PROMPTS), prompts)]
+    texts = [str(text) for _, text in spaced(read_prompts(files or [PROMPTS]), prompts)]
     if len(texts) < max(counts):
         raise typer.BadParameter(f"{max(counts)} clients need as many prompts, --prompts gives {len(texts)}")
     # groups of prompts by number of clients, with one prompt per client
     few = {c: [texts[i :: len(texts) // c][:c] for i in range(min(len(texts) // c, 8))] for c in counts}
     # (with, without) speculation, by number of clients and group
     runs: dict[int, list[list[tuple[_Load, _Load]]]] = {c: [[] for _ in few[c]] for c in counts}
-    with Server(fmt, max(counts), 2048) as server:
+    with Server(fmt, max(counts), 2048, head) as server:
         todo = [(r, c, i) for r in range(rounds) for c in counts for i in range(len(few[c]))]
         for r, c, i in track(todo, description="measuring", console=console, transient=True):
             order = (True, False) if (r + i) % 2 == 0 else (False, True)
             done = {on: _load(server, few[c][i], n_predict, on, seconds) for on in order}
             runs[c][i].append((done[True], done[False]))
-        single = _single(server, fmt, texts[:8], rounds, n_predict) if 1 in counts else {}
+        single = _single(server, fmt, texts[:8], rounds, n_predict) if 1 in counts and head else {}
     columns = ("clients", "tokens/s", "without", "ratio", "quartiles", "drafted per round")
     table = Table(*columns, title=f"SmolLM2 {fmt}, {rounds} rounds")
     ratios = {c: _over(runs[c]) for c in counts}
