@@ -1,12 +1,13 @@
 // Replays recorded texts: growing drafts, the text as a source and the planner are the product's; what the
 // head offers was recorded, and time is that of a cost curve.
 //
-//     replay FILE [CURVE [MODES [NAME=VALUE...]]]   tokens a second over plain decoding's, by kind of text,
-//     of each mode (head,
-//                                   text, both), and what the planner forecast; CURVE: part of a curve's name
-//     replay FILE prior             of all matches, how often the next token was the text's: what
-//     text_prior.hpp
-//                                   is fitted to
+//     replay FILE [CURVE [MODES [NAME=VALUE...]]]
+//         tokens a second over plain decoding's, by kind of text, of each mode (head, text, both), and what
+//         the planner forecast; CURVE: part of a curve's name
+//     replay FILE lookups
+//         what a lookup in the text takes, over a million tokens of these texts
+//     replay FILE prior
+//         of all matches, how often the next token was the text's: what text_prior.hpp is fitted to
 //
 // FILE has for each text a line: kind, number of prompt tokens, the tokens. For each answer token a line may
 // follow: T, then token, parent and probability of each node that the head offers after it
@@ -15,6 +16,7 @@
 #include "simulation.hpp"
 #include "text_source.hpp"
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -313,6 +315,36 @@ void print_prior(const std::vector<recorded> & texts) {
     }
 }
 
+// A slot whose context is full begins again.
+void print_lookups(const std::vector<recorded> & texts) {
+    constexpr int CAPACITY = 1 << 14, TOKENS = 1000000;
+    suffix_index index(CAPACITY);
+    std::vector<int32_t> all;
+    for (const recorded & text : texts) {
+        all.insert(all.end(), text.tokens.begin(), text.tokens.end());
+    }
+    double find = 0.0, append = 0.0;
+    int64_t n_found = 0;
+    suffix_index::match found[suffix_index::N_FOUND];
+    const auto now = [] {
+        return std::chrono::steady_clock::now();
+    };
+    for (int i = 0; i < TOKENS; ++i) {
+        if (index.size() == CAPACITY) {
+            index.clear();
+        }
+        const size_t at = (size_t) i % all.size(), n = std::min<size_t>(at + 1, suffix_index::MAX_MATCH);
+        const auto start = now();
+        n_found += index.find(all.data() + at + 1 - n, (int) n, found);
+        const auto middle = now();
+        index.append(all[at]);
+        find += std::chrono::duration<double>(middle - start).count();
+        append += std::chrono::duration<double>(now() - middle).count();
+    }
+    printf("%.2f us a lookup (%.1f matches), %.2f us a token that is added, %zu bytes a token\n",
+        1e6 * find / TOKENS, (double) n_found / TOKENS, 1e6 * append / TOKENS, index.n_bytes() / CAPACITY);
+}
+
 text_tuning tuned(int n, char ** settings) {
     text_tuning t;
     for (int i = 0; i < n; ++i) {
@@ -361,10 +393,14 @@ void print_mode(
 
 int main(int argc, char ** argv) {
     if (argc < 2) {
-        fprintf(stderr, "replay FILE [CURVE [MODES]], or replay FILE prior\n");
+        fprintf(stderr, "replay FILE [CURVE [MODES]], replay FILE prior, or replay FILE lookups\n");
         return 2;
     }
     const std::vector<recorded> texts = read(argv[1]);
+    if (argc > 2 && !strcmp(argv[2], "lookups")) {
+        print_lookups(texts);
+        return 0;
+    }
     if (argc > 2 && !strcmp(argv[2], "prior")) {
         print_prior(texts);
         return 0;
