@@ -42,7 +42,7 @@ def test_a_wrong_key_is_asked_for_again(visit):
         assert page.evaluate("document.activeElement.id") == "askkey"
         page.fill("#askkey", "right-key")
         page.press("#askkey", "Enter")
-        expect(page.locator(".tok").first).to_be_visible(timeout=WAIT)
+        expect(page.locator(".tok").first).to_be_attached(timeout=WAIT)
         done(page)
         expect(box).to_have_count(0)
         expect(page.locator(".turn")).to_have_count(1)
