@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from .. import __version__
+from ..common import model_names
 from ..common.files import replacing
 from ..common.model_files import check_models
 from ..common.options import (
@@ -222,19 +223,19 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures to this file")] = None,
 ) -> None:
     """Compare the speed and the text of decoding modes, alternating between them for every prompt."""
-    for target in model:
-        check_models(target, *(eagle or ()))
-    if draft_model is not None:
-        check_models(draft_model)
+    targets, heads = model_names.several(model, eagle or ())
+    small = model_names.model(draft_model) if draft_model is not None else None
+    for target in (*targets, *([small] if small else ())):
+        check_models(target, *(heads if target in targets else ()))
     from ..bench.modes import parse_modes
     from ..bench.prompts import DEFAULT
     from ..bench.run import BenchSettings, run_bench
 
     split = lambda text: [x.strip() for x in text.split(",") if x.strip()]
-    params, heads = EagleParams(n_max, n_min, p_min, tree, text), [str(h) for h in eagle or ()]
-    wanted = parse_modes(split(modes), heads, str(draft_model) if draft_model else None, params, split(fixed))
+    params = EagleParams(n_max, n_min, p_min, tree, text)
+    wanted = parse_modes(split(modes), heads, small, params, split(fixed))
     settings = BenchSettings(
-        targets=tuple(map(str, model)),
+        targets=tuple(targets),
         modes=tuple(wanted),
         prompts=tuple(map(str, prompts or (DEFAULT,))),
         category=category,
@@ -283,7 +284,7 @@ def info(
     from ..heads.info import describe
 
     table = Table(show_header=False, box=None)
-    for name, value in describe(file):
+    for name, value in describe(model_names.file(file)):
         table.add_row(f"[bold]{name}[/bold]", escape(one_line(value)))
     Console().print(table)
 
@@ -309,8 +310,10 @@ def compare(
     table = Table("stage")
     for name in ("largest error", "largest value", "cosine"):
         table.add_column(name, justify="right")
-    check_models(model, head)
-    stages = run(head, model, prompt, threads or cores())
+    target = model_names.model(model)
+    gguf = model_names.head(head, target)
+    check_models(target, gguf)
+    stages = run(str(gguf), target, prompt, threads or cores())
     for stage in stages:
         table.add_row(stage.name, f"{stage.error:.3g}", f"{stage.largest:.3g}", f"{stage.cosine:.8f}")
     Console().print(table)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from pathlib import Path
 
+from ..common import model_names
 from ..common.gguf_reader import read_gguf
 from ..common.keywords import strict
 from ..common.model_files import check_file, check_models
@@ -72,6 +73,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         self._check(bool(self.targets), "give at least one GGUF with --model")
+        object.__setattr__(self, "targets", tuple(map(model_names.model, self.targets)))
         for target in self.targets:
             check_models(target)
         for path in (*self.prompts, *self.conversations):

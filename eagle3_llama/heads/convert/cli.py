@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, ProgressColumn, TextColumn
 
+from ...common import model_names
 from ...common.options import CONTEXT
 from ...common.progress import progress
 from ...errors import EagleError, ErrorKind
@@ -54,19 +55,22 @@ def convert(
 
     Supported formats: SafeAILab, SpecForge, AngelSlim, vLLM speculators, NVIDIA ModelOpt, EAGLE-1, and GGUF.
     """
+    from ..hub import head_source
     from . import convert as run
 
     try:
-        with _bar("converting", "bytes", DownloadColumn()) as done:
-            report = run(head, model, out, outtype, _layers(extract_layers), done)
-        print(*report.notes, sep="\n")
-        print(f"wrote {report.out}: {report.n_tensors} tensors, {report.n_bytes / 1e6:.1f} MB")
-        if report.other_layers is not None and _other_is_right(report, model):
+        target = Path(model_names.model(model))
+        with head_source(head) as source:
             with _bar("converting", "bytes", DownloadColumn()) as done:
-                report = run(head, model, out, outtype, report.other_layers, done)
-            print(f"converted again with layers {report.layers}, because the self-test prefers them")
-        elif self_test and report.other_layers is None:
-            _self_test(report.out, model)
+                report = run(source, target, out, outtype, _layers(extract_layers), done)
+            print(*report.notes, sep="\n")
+            print(f"wrote {report.out}: {report.n_tensors} tensors, {report.n_bytes / 1e6:.1f} MB")
+            if report.other_layers is not None and _other_is_right(report, target):
+                with _bar("converting", "bytes", DownloadColumn()) as done:
+                    report = run(source, target, out, outtype, report.other_layers, done)
+                print(f"converted again with layers {report.layers}, because the self-test prefers them")
+            elif self_test and report.other_layers is None:
+                _self_test(report.out, target)
     except (EagleError, MemoryError) as e:
         no_memory = f"not enough memory for {head}: close other programs"
         print(f"error: {one_line(str(e) if isinstance(e, EagleError) else no_memory)}", file=sys.stderr)
