@@ -168,7 +168,8 @@ def chat(
 @app.command()
 def bench(
     model: Annotated[
-        list[Path], typer.Option("--model", "-m", help="target model, GGUF; repeatable", show_default=False)
+        list[Path],
+        typer.Option("--model", "-m", help="target model, GGUF or hf: name; repeatable", show_default=False),
     ],
     prompts: Annotated[
         list[Path] | None,
@@ -179,9 +180,11 @@ def bench(
     ] = None,
     eagle: Annotated[
         list[Path] | None,
-        typer.Option("--eagle", help="EAGLE head of the model, GGUF; repeat it to compare several"),
+        typer.Option("--eagle", help="EAGLE head: GGUF, hf: name or auto; repeat it to compare several"),
     ] = None,
-    draft_model: Annotated[Path | None, typer.Option(help="small model for mode draft_model, GGUF")] = None,
+    draft_model: Annotated[
+        Path | None, typer.Option(help="small model for mode draft_model, GGUF or hf: name")
+    ] = None,
     category: Annotated[
         str | None, typer.Option(help="run only prompts of this category; the results are by topic")
     ] = None,
@@ -264,7 +267,7 @@ def bench(
 @app.command()
 def info(
     file: Annotated[
-        Path | None, typer.Argument(help="GGUF of a target or a head", show_default=False)
+        Path | None, typer.Argument(help="GGUF of a target or a head, or its hf: name", show_default=False)
     ] = None,
     system: Annotated[
         bool, typer.Option("--system", metavar="", help="describe this machine, for a report of a fault")
@@ -291,7 +294,7 @@ def info(
 
 @app.command()
 def compare(
-    head: Annotated[Path, typer.Argument(help="GGUF of the head", show_default=False)],
+    head: Annotated[Path, typer.Argument(help="GGUF of the head, or its hf: name", show_default=False)],
     model: Model,
     prompt: Annotated[
         str, typer.Option("--prompt", "-p", help="text to compute both for")

@@ -50,6 +50,10 @@ class PublishedHead:
 def choose_head(target: Path) -> str | None:
     """The GGUF of a head for the target, or None. It raises nothing."""
     why = []
+    try:
+        read_target(target)
+    except EagleError:
+        return None  # loading it says what is wrong
     for look in (_beside, _in_cache, _in_list):
         try:
             path, said = look(target)

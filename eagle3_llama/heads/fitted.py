@@ -63,7 +63,7 @@ class HeadFiles:
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class PairRecord:
     """What is known of a pair. path: the head's GGUF, None if it was refused. said: the self-test's line."""
 
     head: str
@@ -82,7 +82,6 @@ def fit(head: HeadFiles, target: Path) -> Path:
     Raises EagleError HEAD_MISMATCH if the head is of no use for the target, and as convert() does. Then
     nothing stays that a later call would use.
     """
-    read_target(target)  # whatever is wrong with it is said first
     seen = fingerprint(target)
     place = heads_dir() / f"{_pair(head, seen)}.json"
     record = read_record(place)
@@ -97,20 +96,20 @@ def heads_dir() -> Path:
     return cache_dir() / "heads"
 
 
-def records(target: Path) -> list[Record]:
+def records(target: Path) -> list[PairRecord]:
     """The heads that were made ready for a target, the latest first."""
-    seen = fingerprint(target)
     found = [read_record(place) for place in sorted(heads_dir().glob("*.json"))]
+    seen = fingerprint(target) if found else ""  # it may take a while
     ours = [r for r in found if r is not None and r.target == seen and r.usable()]
     return sorted(ours, key=lambda r: -r.made)
 
 
-def read_record(place: Path) -> Record | None:
+def read_record(place: Path) -> PairRecord | None:
     """None if there is none, or if it is damaged."""
     try:
         with reading(place):
             data = parse_object(place.read_bytes(), str(place), ErrorKind.BAD_VALUE)
-        record = Record(**data)
+        record = PairRecord(**data)
     except (EagleError, TypeError):
         return None
     texts = (record.head, record.target, record.said, record.path or "")
@@ -145,14 +144,15 @@ def _pair(head: HeadFiles, target: str) -> str:
     return hashlib.sha256("\n".join([__version__, str(RULES), *parts, target]).encode()).hexdigest()[:32]
 
 
-def _make(head: HeadFiles, target: Path, seen: str, place: Path) -> Record:
+def _make(head: HeadFiles, target: Path, seen: str, place: Path) -> PairRecord:
+    read_target(target)  # whatever is wrong with it is said first
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         made, said = _ready(head, target, place.with_suffix(".gguf"))
         path = str(made)
     except _Useless as e:
         path, said = None, str(e)
-    record = Record(head.name, seen, path, said, time.time())
+    record = PairRecord(head.name, seen, path, said, time.time())
     with replacing(place) as part:
         part.write_text(json.dumps(dataclasses.asdict(record), indent=1) + "\n", encoding="utf-8")
     return record

@@ -39,6 +39,16 @@ def head_source(name: str | Path) -> Iterator[Path]:
         yield source
 
 
+def checkpoint_folder(name: str | Path) -> Path:
+    """A checkpoint's folder, for a path or an hf: name. Raises EagleError as fetch_head()."""
+    if not is_name(name):
+        return Path(name)
+    head = fetch_head(HubName.parse(str(name)))
+    if ONE not in head.files:
+        raise EagleError(ErrorKind.BAD_FILE, f"{head.name} has no {ONE}: name a checkpoint that has one")
+    return head.files[ONE].parent
+
+
 def fetch_head(name: HubName) -> HeadFiles:
     """Fetches a head.
 

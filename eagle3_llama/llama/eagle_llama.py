@@ -15,7 +15,6 @@ import numpy as np
 
 from ..common import keywords, tokenizers
 from ..common.memory_size import check_memory, parse_size
-from ..common.model_files import check_models
 from ..common.model_names import AUTO
 from ..errors import EagleError, ErrorKind
 from ..runtime.binding import Llama, LlamaState, address, llama_cpp
@@ -95,7 +94,6 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         model_path, eagle_path, self._params, extract_layers = named.find(
             model_path, eagle_path, self._params, extract_layers
         )
-        check_models(model_path, eagle_path)
         self._eagle_path, self._extract_layers, self._engine = eagle_path, extract_layers, None
         kwargs.update(default_threads(kwargs))
         self._text, self._used, self._processors = Text(), TokenUsage(), None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 from ..common import keywords, model_names
 from ..common.hub import PREFIX, Repository, only
+from ..common.model_files import check_models
 from ..errors import EagleError, TargetError
 from ..runtime.params import EagleParams
 
@@ -51,8 +53,6 @@ class NamedLlama:
 
 
 def _one(wanted: str, repository: Repository) -> str:
-    import fnmatch
-
     names = repository.files()
     return only(fnmatch.filter(names, wanted), f"{repository.repo} for {wanted}", names)
 
@@ -67,12 +67,13 @@ def _with_prefix(eagle: Any) -> Any:
 def find(
     model: Any, eagle: str | None, params: EagleParams, layers: Any
 ) -> tuple[str, str | None, EagleParams, Any]:
-    """(model's path, head's path, params, layers) for names or paths.
+    """(model's path, head's path, params, layers) for names or paths. Raises as check_models().
 
     Where `auto` finds no head, what only a head can use is dropped from params and layers.
     """
     path = model_names.model(model)
     head = model_names.head(eagle, path)
+    check_models(path, head)
     if head is None and eagle is not None:
         return path, None, EagleParams(text=params.text), None
     return path, head, params, layers

@@ -11,6 +11,7 @@ from ..common.gguf_reader import read_gguf
 from ..common.keywords import strict
 from ..common.model_files import check_file, check_models
 from ..errors import EagleError, ErrorKind
+from ..heads.hub import checkpoint_folder
 
 
 @strict
@@ -141,6 +142,7 @@ class TrainSettings:
             fine = place is None or not Path(place).exists() or Path(place).is_dir()
             self._check(fine, f"{name} is {place}, a file: name a folder")
         if self.init_from is not None:
+            object.__setattr__(self, "init_from", str(checkpoint_folder(self.init_from)))
             fine = (Path(self.init_from) / "config.json").is_file()
             said = f"init_from is {self.init_from}, expected the folder with a head's config.json"
             self._check(fine, said, ErrorKind.BAD_FILE)
