@@ -58,7 +58,7 @@ class Hub:
         path = urllib.parse.unquote(urllib.parse.urlsplit(request.path).path)
         asked_range = request.headers.get("Range")
         self.asked.append((request.command, path, asked_range))
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/main", path):
+        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/main", path):
             return self._list(request, found[1])
         found = re.fullmatch(r"/([^/]+/[^/]+)/resolve/main/(.+)", path)
         data = self.repositories.get(found[1], {}).get(found[2]) if found else None
@@ -71,11 +71,8 @@ class Hub:
         files = self.repositories.get(repo)
         if files is None:
             return reply(request, 404, b"{}", {"X-Error-Code": "RepoNotFound"})
-        entries = [
-            {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-            for name, data in files.items()
-        ]
-        reply(request, 200, json.dumps(entries).encode(), {"Content-Type": "application/json"})
+        info = {"id": repo, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
+        reply(request, 200, json.dumps(info).encode(), {"Content-Type": "application/json"})
 
     def _file(self, request, name, data, asked_range):
         headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT}

@@ -246,6 +246,10 @@ def test_from_nothing_to_text_and_offline(hub, tmp_path, made):
     second = generate({**env, "HF_HUB_OFFLINE": "1"}, "hf:me/tiny-GGUF", "hf:me/head", "--n-max", "2")
     assert second.stdout == first.stdout and len(hub.asked) == asked
     assert "converting" not in second.stderr and "self-test" not in second.stderr
+    unreached = generate(env, "hf:me/tiny-GGUF", "hf:me/head", "--n-max", "2")
+    assert unreached.stdout == first.stdout
+    assert "[cannot fetch me/head: the Hub cannot be reached (" in unreached.stderr
+    assert "taking what was fetched before]" in unreached.stderr
     auto = generate({**env, "HF_HUB_OFFLINE": "1"}, "hf:me/tiny-GGUF", "auto")
     assert "[head for tiny-Q8_0.gguf: me/head, in the cache]" in auto.stderr and auto.stdout == first.stdout
     plain = child(env, "generate", "--model", made[0], *SAY)
@@ -466,7 +470,7 @@ def named(path, name):
 
 
 def test_auto_from_the_list(alone, made, monkeypatch, capsys):
-    """By the name in its metadata. An entry that cannot be used is passed over; it is named with its reason."""
+    """By the name in its metadata. An entry that cannot be used is passed over, and named with its reason."""
 
     def fetch(name):
         if name.repo == "me/other":

@@ -22,6 +22,7 @@ from .notes import note
 
 PREFIX = "hf:"
 ORDER = ("Q4_K_M", "Q4_0", "Q8_0", "Q5_K_M", "Q6_K", "BF16", "F16", "F32")  # where no format is asked for
+TIMEOUT = 10.0  # seconds for a listing
 MOST_SHOWN = 8  # file names in a message
 _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<file>[^:]+)|:(?P<format>[\w.-]+))?")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
@@ -66,17 +67,21 @@ class Repository:
         local_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self.repo, self._cache_dir, self._local_dir = repo, cache_dir, local_dir
-        self._hub = _huggingface_hub()
+        self._hub, self._offline = _huggingface_hub(), False
 
     def files(self) -> list[str]:
         """Paths of its files. Those that were fetched before, if the Hub cannot be asked."""
         try:
-            with _fetching(self.repo):
-                found = self._hub.HfApi().list_repo_files(self.repo)
-        except EagleError:
+            with _fetching(self.repo):  # model_info() fails at once; other listings try for half a minute
+                info = self._hub.HfApi().model_info(self.repo, revision="main", timeout=TIMEOUT)
+            found = [file.rfilename for file in info.siblings or ()]
+        except EagleError as e:
             found = self._at_hand()
             if not found:
                 raise
+            self._offline = True  # waiting for it once is enough
+            if not self._hub.constants.HF_HUB_OFFLINE:
+                note(f"{e}: taking what was fetched before")
         return sorted(name for name in found if _is_inside(name))
 
     def fetch(self, name: str) -> Path:
@@ -85,7 +90,11 @@ class Repository:
             raise EagleError(
                 ErrorKind.BAD_FILE, f"{self.repo} has a file of the name {name!r:.80}: not fetched"
             )
-        where = {"cache_dir": self._cache_dir, "local_dir": self._local_dir}
+        where = {
+            "cache_dir": self._cache_dir,
+            "local_dir": self._local_dir,
+            "local_files_only": self._offline,
+        }
         with _fetching(f"{self.repo}/{name}"):
             return Path(self._hub.hf_hub_download(self.repo, name, **where))
 
@@ -225,4 +234,10 @@ def _reason(error: Exception) -> str:
         )
     if "EntryNotFoundError" in kinds:
         return "the repository has no such file"
+    if kinds & {"ConnectError", "ConnectionError", "TimeoutException", "Timeout"}:
+        return f"the Hub cannot be reached ({_line(error)})"
+    return _line(error)
+
+
+def _line(error: Exception) -> str:
     return (" ".join(str(error).split()) or type(error).__name__)[:300]

@@ -28,8 +28,8 @@ class PublishedHead:
     """An entry of data/heads.json. Each fact was read at its source, the address of a page or a file.
 
     repo: of the head. target: the repository of the model that it was trained for. layout: the project that
-    defined its format. layers: the inputs that it reads, where its config does not say so. n_embd, n_layer,
-    n_vocab: the target's sizes, where they are known.
+    defined its format. layers: the inputs that it reads, where they are known. n_embd, n_layer, n_vocab: the
+    target's sizes, where they are known, from sizes_source.
     """
 
     repo: str
@@ -40,6 +40,7 @@ class PublishedHead:
     n_embd: int | None = None
     n_layer: int | None = None
     n_vocab: int | None = None
+    sizes_source: str | None = None
 
     def is_for(self, names: set[str], target: TargetFile) -> bool:
         sizes = ((getattr(self, name), getattr(target, name)) for name in ("n_embd", "n_layer", "n_vocab"))
@@ -135,6 +136,7 @@ def _named(file: Gguf) -> Iterator[str]:
     keys = ["general.source.huggingface.repository", "general.source.url", "general.repo_url"]
     n = file.get("general.base_model.count", 0)
     for i in range(min(n, 8) if type(n) is int else 0):
+        yield text(f"general.base_model.{i}.name")
         keys.append(f"general.base_model.{i}.repo_url")
     for key in keys:
         parts = text(key).rstrip("/").split("/")[-2:]
@@ -143,8 +145,11 @@ def _named(file: Gguf) -> Iterator[str]:
 
 
 def plain(name: str) -> str:
-    """A name without case and punctuation: Qwen3-1.7B and Qwen3 1.7B are the same."""
-    return re.sub(r"[^a-z0-9/]", "", name.lower())
+    """A name without case and punctuation: Qwen3-1.7B and Qwen3 1.7B are the same.
+
+    So are Meta-Llama-3.1 and Llama-3.1, its later name (github.com/basetenlabs/truss-examples/pull/357).
+    """
+    return re.sub(r"[^a-z0-9/]", "", name.lower()).replace("metallama", "llama")
 
 
 def misfit(head: Path, target: TargetFile) -> str | None:
