@@ -16,11 +16,15 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """repositories: name -> {file name -> bytes}. break_off: file names whose first GET ends half way."""
+    """repositories: name -> {file name -> bytes}. break_off: file names whose first GET ends half way.
+
+    sizes: file name -> what a listing says instead of the file's size.
+    """
 
     def __init__(self, repositories):
         self.repositories = repositories
         self.break_off = set()
+        self.sizes = {}
         self.asked = []  # (method, path, Range header)
         hub = self
 
@@ -71,8 +75,11 @@ class Hub:
         files = self.repositories.get(repo)
         if files is None:
             return reply(request, 404, b"{}", {"X-Error-Code": "RepoNotFound"})
-        info = {"id": repo, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
+        info = {"id": repo, "sha": COMMIT, "siblings": [self._sibling(*file) for file in files.items()]}
         reply(request, 200, json.dumps(info).encode(), {"Content-Type": "application/json"})
+
+    def _sibling(self, name, data):
+        return {"rfilename": name, "size": self.sizes.get(name, len(data)), "blobId": "0" * 40}
 
     def _file(self, request, name, data, asked_range):
         headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT}

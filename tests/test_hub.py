@@ -22,6 +22,7 @@ from eagle3_llama.common.gguf_reader import read_gguf
 from eagle3_llama.heads import auto, fitted, self_test
 from eagle3_llama.heads.fitted import HeadFiles, fit
 from eagle3_llama.heads.hub import fetch_head
+from eagle3_llama.server.settings import ServerSettings
 
 CLI = "import eagle3_llama.cli.main as m; m.main()"
 SAY = ["-p", "x", "--raw", "-n", "16", "-t", "1", "-c", "256", "--temp", "0"]
@@ -161,7 +162,7 @@ class Listed(names.Repository):
     def files(self):
         return self.listed
 
-    def fetch(self, name):
+    def fetch(self, name, most=None):
         self.fetched.append(name)
         return Path(name)
 
@@ -206,7 +207,6 @@ def test_names_from_a_listing_stay_inside():
 def test_which_files_are_a_head(monkeypatch, listed, wanted, fetched):
     repository = Listed(*listed)
     monkeypatch.setattr("eagle3_llama.heads.hub.Repository", lambda repo: repository)
-    monkeypatch.setattr("eagle3_llama.heads.hub._small", lambda path: path)
     fetch_head(names.HubName.parse(wanted))
     assert repository.fetched == fetched
 
@@ -279,6 +279,9 @@ def test_a_wrong_pair_is_refused_with_one_line(hub, tmp_path):
         error = done.stderr.splitlines()[-1]
         assert error.startswith("error: ") and said in error and "Traceback" not in done.stderr
         assert left(tmp_path / "cache/heads") == []
+    hub.sizes["config.json"] = 1 << 40
+    large = generate(hub.env(tmp_path), "hf:me/tiny-GGUF", "hf:me/head", status=2)
+    assert "error: me/head/config.json has 1099511627776 bytes" in large.stderr
     nothing = generate(hub.env(tmp_path), "hf:me/tiny-GGUF", "hf:me/none", status=2)
     assert "cannot fetch me/none: the Hub has no such repository" in nothing.stderr
     assert nothing.stderr.count("\n") == 1
@@ -320,17 +323,22 @@ for wanted in ("*Q*.gguf", "*none*"):
 from eagle3_llama.server.settings import ServerSettings
 s = ServerSettings(model="hf:me/many-GGUF:Q8_0", eagle="hf:me/head")
 print(s.model, s.eagle)
+from eagle3_llama.train import TrainSettings
+t = TrainSettings(targets=("hf:me/many-GGUF:Q8_0",), out="out", init_from="hf:me/head")
+print(t.targets[0], t.init_from)
 """
 
 
-def test_from_python_and_the_servers_settings(hub, tmp_path):
-    """One that is fetched again to a local_dir; globs that mean no one file."""
+def test_from_python_and_in_settings(hub, tmp_path):
+    """from_pretrained() with globs that mean one file, several, none; settings of server and training."""
     done = child(hub.env(tmp_path), code=FROM_PRETRAINED).stdout.splitlines()
     assert "rejected_prediction_tokens" in done[0] and done[1].endswith("many-Q4_0.gguf")
     assert done[2].startswith("TargetError several files of me/many-GGUF for *Q*.gguf: name one of many-Q4_0")
     assert done[3].startswith("TargetError no file of me/many-GGUF for *none*: it has many-F16.gguf")
     model, eagle = done[4].split()
     assert model.endswith("many-Q8_0.gguf") and Path(eagle).parent == tmp_path / "cache/heads"
+    target, folder = done[5].split()
+    assert target == model and (Path(folder) / "config.json").is_file()
 
 
 # -- pairs --------------------------------------------------------------------------------------------------
@@ -432,7 +440,8 @@ def test_auto_beside(alone, capsys):
     assert "eagle3-a.gguf beside it reads layers [1, 2, 30], of 12; none in" in capsys.readouterr().err
     (alone.parent / "eagle3-b.gguf").write_bytes(b"nothing")
     tiny_models.head(alone.parent / "eagle3-c.gguf")
-    with Batcher(BatchSettings(str(alone), eagle="auto", n_parallel=1, n_ctx=128, n_threads=1)) as batcher:
+    settings = ServerSettings(model=str(alone), eagle="auto", n_parallel=1, n_ctx=128, threads=1)
+    with Batcher(BatchSettings(**settings.batch())) as batcher:
         assert batcher.base.native.has_head
         assert batcher.settings.eagle == str(alone.parent / "eagle3-c.gguf")
     assert "[head for target.gguf: eagle3-c.gguf, beside it]" in capsys.readouterr().err
@@ -504,8 +513,10 @@ def test_auto_from_the_hub(hub, tmp_path):
     assert "[head for tiny-Q8_0.gguf: me/head, published for you/tiny]" in done.stderr
     [gguf] = (tmp_path / "cache/heads").glob("*.gguf")
     hub.repositories["me/tiny-GGUF"]["eagle3-tiny.gguf"] = gguf.read_bytes()
-    done = generate(hub.env(tmp_path), "hf:me/tiny-GGUF", "auto", code=code)
-    assert "[head for tiny-Q8_0.gguf: eagle3-tiny.gguf of me/tiny-GGUF, beside it]" in done.stderr
+    for tests in (1, 0):  # it is tried once
+        done = generate(hub.env(tmp_path), "hf:me/tiny-GGUF", "auto", code=code)
+        assert "[head for tiny-Q8_0.gguf: eagle3-tiny.gguf of me/tiny-GGUF, beside it]" in done.stderr
+        assert done.stderr.count("10 of 10 texts") == tests
 
 
 def test_the_list():

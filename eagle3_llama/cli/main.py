@@ -315,8 +315,10 @@ def compare(
         table.add_column(name, justify="right")
     target = model_names.model(model)
     gguf = model_names.head(head, target)
+    if gguf is None:  # auto has said why
+        raise typer.Exit(2)
     check_models(target, gguf)
-    stages = run(str(gguf), target, prompt, threads or cores())
+    stages = run(gguf, target, prompt, threads or cores())
     for stage in stages:
         table.add_row(stage.name, f"{stage.error:.3g}", f"{stage.largest:.3g}", f"{stage.cosine:.8f}")
     Console().print(table)

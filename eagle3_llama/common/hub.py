@@ -68,13 +68,17 @@ class Repository:
     ) -> None:
         self.repo, self._cache_dir, self._local_dir = repo, cache_dir, local_dir
         self._hub, self._offline = _huggingface_hub(), False
+        self._sizes: dict[str, int | None] = {}
 
     def files(self) -> list[str]:
         """Paths of its files. Those that were fetched before, if the Hub cannot be asked."""
         try:
             with _fetching(self.repo):  # model_info() fails at once; other listings try for half a minute
-                info = self._hub.HfApi().model_info(self.repo, revision="main", timeout=TIMEOUT)
-            found = [file.rfilename for file in info.siblings or ()]
+                info = self._hub.HfApi().model_info(
+                    self.repo, revision="main", timeout=TIMEOUT, files_metadata=True
+                )
+            self._sizes = {file.rfilename: file.size for file in info.siblings or ()}
+            found = list(self._sizes)
         except EagleError as e:
             found = self._at_hand()
             if not found:
@@ -84,8 +88,11 @@ class Repository:
                 note(f"{e}: taking what was fetched before")
         return sorted(name for name in found if _is_inside(name))
 
-    def fetch(self, name: str) -> Path:
-        """A file's place on this machine. Fetches it if it is not there, or is not the latest."""
+    def fetch(self, name: str, most: int | None = None) -> Path:
+        """A file's place on this machine. Fetches it if it is not there, or is not the latest.
+
+        most: bytes that it may have.
+        """
         if not _is_inside(name):
             raise EagleError(
                 ErrorKind.BAD_FILE, f"{self.repo} has a file of the name {name!r:.80}: not fetched"
@@ -95,6 +102,10 @@ class Repository:
             "local_dir": self._local_dir,
             "local_files_only": self._offline,
         }
+        if most is not None and (size := self._sizes.get(name) or 0) > most:
+            raise EagleError(
+                ErrorKind.BAD_VALUE, f"{self.repo}/{name} has {size} bytes: at most {most} are read"
+            )
         with _fetching(f"{self.repo}/{name}"):
             return Path(self._hub.hf_hub_download(self.repo, name, **where))
 
@@ -240,4 +251,5 @@ def _reason(error: Exception) -> str:
 
 
 def _line(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:300]
+    said = " ".join(str(error).split()) or type(error).__name__
+    return "".join(c if c.isprintable() else "?" for c in said[:300])  # a server may have written it

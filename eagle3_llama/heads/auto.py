@@ -69,20 +69,19 @@ def choose_head(target: Path) -> str | None:
 
 
 def _beside(target: Path) -> tuple[Path | None, str]:
-    """A head in the target's folder, or in the repository that it was fetched from."""
-    model = read_target(target)
-    misfits = []
+    """A head in the repository that the target was fetched from, or in its folder if it is the user's own."""
+    if (repo := repository_of(target)) is not None:
+        names = [n for n in Repository(repo).files() if is_head_file(n)]
+        if not names:
+            return None, f"none in {repo}"
+        name = choose(names, None, repo, names, ORDER)
+        return fit(fetch_head(HubName(repo, name)), target), f"{name} of {repo}, beside it"
+    model, misfits = read_target(target), []
     for path in sorted(p for p in target.parent.glob("*.gguf") if is_head_file(p.name)):
         wrong = misfit(path, model)
         if wrong is None:
             return path, f"{path.name}, beside it"
         misfits.append(f"{path.name} beside it {wrong}")
-    repo = repository_of(target)
-    names = [n for n in Repository(repo).files() if is_head_file(n)] if repo is not None else []
-    if repo is not None and names:
-        name = choose(names, None, repo, names, ORDER)
-        path = fit(fetch_head(HubName(repo, name)), target)
-        return path, f"{name} of {repo}, beside it"
     return None, "; ".join(misfits) or "none beside it"
 
 

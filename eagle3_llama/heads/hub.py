@@ -61,10 +61,8 @@ def fetch_head(name: HubName) -> HeadFiles:
     wanted = _wanted(name, names)
     places = {}
     for file in wanted:
-        if file.endswith(".json"):
-            places[file] = _small(repository.fetch(file))
-        else:
-            places[_as_read(file)] = repository.fetch(file)
+        most = MOST_CONFIG if file.endswith(".json") else None
+        places[_as_read(file)] = repository.fetch(file, most)
     if INDEX in places:
         places.update({shard: repository.fetch(shard) for shard in _shards(places[INDEX], names)})
     return HeadFiles(name.repo if name.file is None else f"{name.repo}/{name.file}", places)
@@ -113,16 +111,10 @@ def is_head_file(name: str) -> bool:
 
 
 def _as_read(file: str) -> str:
-    """The name by which the converter knows a file of weights."""
-    if file.endswith(".gguf"):
+    """The name by which the converter knows a file."""
+    if file.endswith((".gguf", ".json")):
         return file.rpartition("/")[2]
     return "pytorch_model.bin" if file.endswith(".bin") else ONE
-
-
-def _small(path: Path) -> Path:
-    if path.stat().st_size > MOST_CONFIG:
-        raise EagleError(ErrorKind.BAD_VALUE, f"{path} has {path.stat().st_size} bytes, which no config has")
-    return path
 
 
 def _shards(index: Path, names: list[str]) -> list[str]:
