@@ -98,11 +98,11 @@ def _in_list(target: Path) -> tuple[Path | None, str]:
     for entry in published():
         if entry.is_for(names, model):
             try:
-                return fit(
-                    fetch_head(HubName(entry.repo)), target
-                ), f"{entry.repo}, published for {entry.target}"
+                path = fit(fetch_head(HubName(entry.repo)), target)
             except EagleError as e:
                 why.append(f"{entry.repo} is published for it, but {e}")
+            else:
+                return path, f"{entry.repo}, published for {entry.target}"
     return None, "; ".join(why) or "none in the list of published heads"
 
 

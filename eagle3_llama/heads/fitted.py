@@ -93,6 +93,7 @@ def fit(head: HeadFiles, target: Path) -> Path:
 
 
 def heads_dir() -> Path:
+    """The folder of prepared heads and their records."""
     return cache_dir() / "heads"
 
 
