@@ -14,6 +14,7 @@ import sys
 from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
+from .common.model_names import find_heads_by
 from .runtime.library import prefer_our_libllama
 
 if TYPE_CHECKING:
@@ -33,6 +34,15 @@ _HOME = {
 }
 
 prefer_our_libllama()
+
+
+def _find_head(name: str, target: str) -> str | None:
+    from .heads.hub import find_head  # above what takes names, which imports run downwards from
+
+    return find_head(name, target)
+
+
+find_heads_by(_find_head)
 
 
 def __getattr__(name: str) -> Any:

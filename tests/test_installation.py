@@ -12,7 +12,17 @@ from commands import run
 from eagle3_llama.runtime.library import find_lib_dir
 
 ROOT = Path(__file__).parent.parent
-EXTRAS = ["fastapi", "httpx", "matplotlib", "openai", "playwright", "prometheus_client", "pytest", "ray"]
+EXTRAS = [
+    "fastapi",
+    "httpx",
+    "huggingface_hub",
+    "matplotlib",
+    "openai",
+    "playwright",
+    "prometheus_client",
+    "pytest",
+    "ray",
+]
 EXTRAS += ["starlette", "torch", "uvicorn"]
 # in front of all that is installed, where the editable installation's .pth files are not read
 START = """import sys
@@ -49,6 +59,7 @@ def python(code, place, *args, status=0, **env):
     [
         (["serve", "-m", "{target}"], "pip install '.[server]'"),
         (["train", "-m", "{target}", "--out", "{out}"], "pip install '.[train]'"),
+        (["info", "hf:owner/repo"], "pip install '.[hub]'"),
     ],
 )
 def test_a_command_names_the_extra_that_it_needs(files, tmp_path, args, said):

@@ -114,8 +114,16 @@ class Reader:
         else:
             shutil.copytree(self.checkpoint, words[1])
 
+    def by_name(self, words):
+        """The words with files in the place of hf: names."""
+        other = self.checkpoint if words[0] == "convert" else self.head
+        return [
+            str(self.target if before in ("--model", "-m") else other) if word.startswith("hf:") else word
+            for before, word in zip(["", *words], words)
+        ]
+
     def ours(self, words):
-        name = words[0]
+        name, words = words[0], self.by_name(words)
         if name in ONLY_PARSED:
             COMMANDS[name].make_context(name, words[1:], resilient_parsing=False, **CONTEXT)
             for path in ONLY_PARSED[name]:

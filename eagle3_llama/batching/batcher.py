@@ -42,12 +42,12 @@ class Batcher:
     """
 
     def __init__(self, settings: BatchSettings) -> None:
-        self.settings = settings
         self.base = BatchModel(settings)
+        self.settings = self.base.settings
         self._engine = self.base.native
         self.n_parallel = settings.n_parallel
         self.n_ctx = settings.n_ctx
-        self.model_name = self.base.metadata.get("general.name") or Path(settings.model).stem
+        self.model_name = self.base.metadata.get("general.name") or Path(self.settings.model).stem
         self._identity = slot_file.identity(self)  # now: another thread may close the model
         self._slots = [BatchSlot(i) for i in range(settings.n_parallel)]
         self._waiting: collections.deque[Job] = collections.deque()

@@ -95,6 +95,7 @@ class BatchModel(EagleLlama):
             chat_format=s.chat_format,
             verbose=False,
         )
+        self.settings = dataclasses.replace(s, model=self.model_path, eagle=self._eagle_path)  # no names
         try:
             _check_chat_format(s.chat_format, self._chat_handlers)
         except EagleError:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from .. import __version__
+from ..common import model_names
 from ..common.files import replacing
 from ..common.model_files import check_models
 from ..common.options import (
@@ -167,7 +168,8 @@ def chat(
 @app.command()
 def bench(
     model: Annotated[
-        list[Path], typer.Option("--model", "-m", help="target model, GGUF; repeatable", show_default=False)
+        list[Path],
+        typer.Option("--model", "-m", help="target model, GGUF or hf: name; repeatable", show_default=False),
     ],
     prompts: Annotated[
         list[Path] | None,
@@ -178,9 +180,11 @@ def bench(
     ] = None,
     eagle: Annotated[
         list[Path] | None,
-        typer.Option("--eagle", help="EAGLE head of the model, GGUF; repeat it to compare several"),
+        typer.Option("--eagle", help="EAGLE head: GGUF, hf: name or auto; repeat it to compare several"),
     ] = None,
-    draft_model: Annotated[Path | None, typer.Option(help="small model for mode draft_model, GGUF")] = None,
+    draft_model: Annotated[
+        Path | None, typer.Option(help="small model for mode draft_model, GGUF or hf: name")
+    ] = None,
     category: Annotated[
         str | None, typer.Option(help="run only prompts of this category; the results are by topic")
     ] = None,
@@ -222,19 +226,19 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures to this file")] = None,
 ) -> None:
     """Compare the speed and the text of decoding modes, alternating between them for every prompt."""
-    for target in model:
-        check_models(target, *(eagle or ()))
-    if draft_model is not None:
-        check_models(draft_model)
+    targets, heads = model_names.several(model, eagle or ())
+    small = model_names.model(draft_model) if draft_model is not None else None
+    for target in (*targets, *([small] if small else ())):
+        check_models(target, *(heads if target in targets else ()))
     from ..bench.modes import parse_modes
     from ..bench.prompts import DEFAULT
     from ..bench.run import BenchSettings, run_bench
 
     split = lambda text: [x.strip() for x in text.split(",") if x.strip()]
-    params, heads = EagleParams(n_max, n_min, p_min, tree, text), [str(h) for h in eagle or ()]
-    wanted = parse_modes(split(modes), heads, str(draft_model) if draft_model else None, params, split(fixed))
+    params = EagleParams(n_max, n_min, p_min, tree, text)
+    wanted = parse_modes(split(modes), heads, small, params, split(fixed))
     settings = BenchSettings(
-        targets=tuple(map(str, model)),
+        targets=tuple(targets),
         modes=tuple(wanted),
         prompts=tuple(map(str, prompts or (DEFAULT,))),
         category=category,
@@ -263,7 +267,7 @@ def bench(
 @app.command()
 def info(
     file: Annotated[
-        Path | None, typer.Argument(help="GGUF of a target or a head", show_default=False)
+        Path | None, typer.Argument(help="GGUF of a target or a head, or its hf: name", show_default=False)
     ] = None,
     system: Annotated[
         bool, typer.Option("--system", metavar="", help="describe this machine, for a report of a fault")
@@ -283,14 +287,14 @@ def info(
     from ..heads.info import describe
 
     table = Table(show_header=False, box=None)
-    for name, value in describe(file):
+    for name, value in describe(model_names.file(file)):
         table.add_row(f"[bold]{name}[/bold]", escape(one_line(value)))
     Console().print(table)
 
 
 @app.command()
 def compare(
-    head: Annotated[Path, typer.Argument(help="GGUF of the head", show_default=False)],
+    head: Annotated[Path, typer.Argument(help="GGUF of the head, or its hf: name", show_default=False)],
     model: Model,
     prompt: Annotated[
         str, typer.Option("--prompt", "-p", help="text to compute both for")
@@ -309,8 +313,12 @@ def compare(
     table = Table("stage")
     for name in ("largest error", "largest value", "cosine"):
         table.add_column(name, justify="right")
-    check_models(model, head)
-    stages = run(head, model, prompt, threads or cores())
+    target = model_names.model(model)
+    gguf = model_names.head(head, target)
+    if gguf is None:  # auto has said why
+        raise typer.Exit(2)
+    check_models(target, gguf)
+    stages = run(gguf, target, prompt, threads or cores())
     for stage in stages:
         table.add_row(stage.name, f"{stage.error:.3g}", f"{stage.largest:.3g}", f"{stage.cosine:.8f}")
     Console().print(table)

@@ -22,10 +22,19 @@ def _one_name(name: str) -> str:
 
 CONTEXT = {"token_normalize_func": _one_name}
 
-Model = Annotated[Path, typer.Option("--model", "-m", help="target model, a GGUF file", show_default=False)]
+Model = Annotated[
+    Path,
+    typer.Option(
+        "--model", "-m", help="target model: a GGUF file, or hf:OWNER/REPO[:FORMAT]", show_default=False
+    ),
+]
 Eagle = Annotated[
     Path | None,
-    typer.Option("--eagle", help="EAGLE head of the model, a GGUF file; default: drafts from the text alone"),
+    typer.Option(
+        "--eagle",
+        help="EAGLE head of the model: a GGUF file, hf:OWNER/REPO, or auto, which looks for one;"
+        " default: drafts from the text alone",
+    ),
 ]
 NMax = Annotated[
     int | None,

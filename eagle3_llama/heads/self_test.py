@@ -189,6 +189,11 @@ def verdict(found: Report) -> tuple[Verdict, str]:
     return (Verdict.FINE, f"layers {own.layers} are right: no neighbouring layers do better at {at}")
 
 
+def is_useless(found: Report) -> bool:
+    """Whether there are positions enough to say that the head guesses no better than by chance."""
+    return found.positions >= FEWEST and not _guesses(found)
+
+
 def _guesses(found: Report) -> bool:
     """Whether the head, with any choice of layers, beats a constant guess of the most frequent token."""
     deviation = math.sqrt(found.chance * (1 - found.chance) / found.positions)

@@ -15,14 +15,14 @@ import numpy as np
 
 from ..common import keywords, tokenizers
 from ..common.memory_size import check_memory, parse_size
-from ..common.model_files import check_models
+from ..common.model_names import AUTO
 from ..errors import EagleError, ErrorKind
 from ..runtime.binding import Llama, LlamaState, address, llama_cpp
 from ..runtime.engine import Engine
 from ..runtime.machine import default_threads
 from ..runtime.params import NO_HEAD, EagleParams
 from ..runtime.stats import EagleStats
-from . import guards, model_costs, saved_state
+from . import guards, model_costs, named, saved_state
 from .generation import GeneratingLlama, Generation
 from .local_tokens import LocalTokens
 from .ownership import Ownership
@@ -35,11 +35,11 @@ from .usage import TokenUsage
 _SAMPLE = inspect.signature(Llama.sample)
 
 
-class EagleLlama(GeneratingLlama):
+class EagleLlama(named.NamedLlama, GeneratingLlama):
     """A faster `llama_cpp.Llama`: same arguments with the same defaults, same methods, same text.
 
-    eagle: a head (GGUF) that was trained for this model; with None, drafts come from the text alone.
-    (eagle_path and head are other names for it.)
+    eagle: a head (GGUF) that was trained for this model; with None, drafts come from the text alone; with
+    "auto", one is looked for. (eagle_path and head are other names for it.) Model and head may be hf: names.
     flash_attn: False as in Llama, because it changes the text where two tokens are nearly equally likely.
     With None, llama.cpp turns it on if the backend supports it; the commands, the server and Batcher use
     None. Trees need it.
@@ -90,7 +90,10 @@ class EagleLlama(GeneratingLlama):
         guards.check_draft_model(kwargs.get("draft_model"))
         self._memory = parse_size(text_memory), bool(text_memory_prompts)
         check_memory(*self._memory, text, kwargs.get("draft_model"))
-        check_models(model_path, eagle_path)
+        self._auto = eagle_path == AUTO
+        model_path, eagle_path, self._params, extract_layers = named.find(
+            model_path, eagle_path, self._params, extract_layers
+        )
         self._eagle_path, self._extract_layers, self._engine = eagle_path, extract_layers, None
         kwargs.update(default_threads(kwargs))
         self._text, self._used, self._processors = Text(), TokenUsage(), None
@@ -98,16 +101,13 @@ class EagleLlama(GeneratingLlama):
         delegates = kwargs.get("draft_model") is not None or alone
         try:
             super().__init__(
-                os.fspath(model_path),
-                logits_all=bool(logits_all and delegates),
-                flash_attn=flash_attn,
-                **kwargs,
+                model_path, logits_all=bool(logits_all and delegates), flash_attn=flash_attn, **kwargs
             )
             if not delegates:
                 self._begin(logits_all)
         except ValueError as e:
             self.close()
-            raise guards.load_error(os.fspath(model_path), e) from e
+            raise guards.load_error(model_path, e) from e
         except BaseException:
             self.close()  # the traceback holds this object, which would hold the model
             raise
@@ -155,7 +155,7 @@ class EagleLlama(GeneratingLlama):
                 warnings.warn(said, RuntimeWarning, stacklevel=4)
             return engine
         except EagleError as e:
-            if e.kind is not ErrorKind.UNSUPPORTED or eagle_path is None:
+            if eagle_path is None or e.kind is not ErrorKind.UNSUPPORTED and not self._auto:
                 raise
             warnings.warn(f"EagleLlama decodes plainly: {e}", RuntimeWarning, stacklevel=4)
             return Engine(ctx, model, None, self._n_slots)

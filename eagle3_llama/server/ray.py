@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..common.keywords import unknown
+from ..common.model_names import is_name
 from ..common.options import CONTEXT
 from ..errors import EagleError, ErrorKind
 from .cli import serve as plain_serve
@@ -164,7 +165,9 @@ def _settings(given: dict[str, Any]) -> tuple[ServerSettings, Scale]:
     _check("model" in given, "model is missing: model=target.gguf")
     values = {name: _typed(name, hints[name], value) for name, value in given.items()}
     values |= {
-        name: os.path.abspath(values[name]) for name in ("model", "eagle") if values.get(name)
+        name: os.path.abspath(values[name])
+        for name in ("model", "eagle")
+        if values.get(name) and not is_name(values[name])
     }  # replicas start in folders of Ray's
     names = {f.name for f in dataclasses.fields(Scale)}
     scale = Scale(**{name: value for name, value in values.items() if name in names})

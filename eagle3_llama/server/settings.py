@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ..common import model_names
 from ..common.keywords import strict
 from ..common.limits import MAX_DRAFT
 from ..common.memory_size import LEAST_SIZE, check_memory, parse_size
@@ -75,7 +76,10 @@ class ServerSettings:
         object.__setattr__(self, "cors_origin", tuple(self.cors_origin))
         object.__setattr__(self, "text_memory", parse_size(self.text_memory))
         check_memory(int(self.text_memory), self.text_memory_prompts, self.text)
-        check_models(self.model, self.eagle)
+        object.__setattr__(self, "model", model_names.model(self.model))
+        if self.eagle != model_names.AUTO:  # which Batcher looks for
+            object.__setattr__(self, "eagle", model_names.head(self.eagle, self.model))
+        check_models(self.model, None if self.eagle == model_names.AUTO else self.eagle)
         for name, least, most in (
             ("port", 0, 65535),
             ("n_parallel", 1, 32),

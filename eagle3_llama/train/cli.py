@@ -20,7 +20,7 @@ def train(
         typer.Option(
             "--model",
             "-m",
-            help="target model, GGUF; repeat it with other formats of the model to train one head for all",
+            help="target model, GGUF or hf: name; repeat it with other formats to train one head for all",
             show_default=False,
         ),
     ],
@@ -65,7 +65,8 @@ def train(
         int, typer.Option(help="size of the draft vocabulary, the most frequent tokens")
     ] = 8192,
     init_from: Annotated[
-        Path | None, typer.Option(help="checkpoint folder of a head to continue training from")
+        Path | None,
+        typer.Option(help="checkpoint folder of a head, or its hf: name, to continue training from"),
     ] = None,
     steps: Annotated[int, typer.Option(help="steps of training-time test")] = 5,
     stride: Annotated[int, typer.Option(help="after the first step, use only every n-th position")] = 3,

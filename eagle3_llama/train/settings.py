@@ -6,10 +6,12 @@ import dataclasses
 import math
 from pathlib import Path
 
+from ..common import model_names
 from ..common.gguf_reader import read_gguf
 from ..common.keywords import strict
 from ..common.model_files import check_file, check_models
 from ..errors import EagleError, ErrorKind
+from ..heads.hub import checkpoint_folder
 
 
 @strict
@@ -72,6 +74,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         self._check(bool(self.targets), "give at least one GGUF with --model")
+        object.__setattr__(self, "targets", tuple(map(model_names.model, self.targets)))
         for target in self.targets:
             check_models(target)
         for path in (*self.prompts, *self.conversations):
@@ -139,6 +142,7 @@ class TrainSettings:
             fine = place is None or not Path(place).exists() or Path(place).is_dir()
             self._check(fine, f"{name} is {place}, a file: name a folder")
         if self.init_from is not None:
+            object.__setattr__(self, "init_from", str(checkpoint_folder(self.init_from)))
             fine = (Path(self.init_from) / "config.json").is_file()
             said = f"init_from is {self.init_from}, expected the folder with a head's config.json"
             self._check(fine, said, ErrorKind.BAD_FILE)

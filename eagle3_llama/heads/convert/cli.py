@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, ProgressColumn, TextColumn
 
+from ...common import model_names
 from ...common.options import CONTEXT
 from ...common.progress import progress
 from ...errors import EagleError, ErrorKind
@@ -25,12 +26,15 @@ def convert(
     head: Annotated[
         Path,
         typer.Argument(
-            help="folder with config.json and model.safetensors, or a GGUF head", show_default=False
+            help="folder with config.json and model.safetensors, a GGUF head, or hf:OWNER/REPO",
+            show_default=False,
         ),
     ],
     model: Annotated[
         Path,
-        typer.Option("--model", "-m", "--target", help="GGUF of the head's target model", show_default=False),
+        typer.Option(
+            "--model", "-m", "--target", help="the head's target model: GGUF or hf: name", show_default=False
+        ),
     ],
     out: Annotated[Path, typer.Option(help="GGUF file to write", show_default=False)],
     outtype: Annotated[
@@ -54,23 +58,33 @@ def convert(
 
     Supported formats: SafeAILab, SpecForge, AngelSlim, vLLM speculators, NVIDIA ModelOpt, EAGLE-1, and GGUF.
     """
-    from . import convert as run
+    from ..hub import head_source
 
     try:
-        with _bar("converting", "bytes", DownloadColumn()) as done:
-            report = run(head, model, out, outtype, _layers(extract_layers), done)
-        print(*report.notes, sep="\n")
-        print(f"wrote {report.out}: {report.n_tensors} tensors, {report.n_bytes / 1e6:.1f} MB")
-        if report.other_layers is not None and _other_is_right(report, model):
-            with _bar("converting", "bytes", DownloadColumn()) as done:
-                report = run(head, model, out, outtype, report.other_layers, done)
-            print(f"converted again with layers {report.layers}, because the self-test prefers them")
-        elif self_test and report.other_layers is None:
-            _self_test(report.out, model)
+        target = Path(model_names.model(model))
+        with head_source(head) as source:
+            _convert(source, target, out, outtype, _layers(extract_layers), self_test)
     except (EagleError, MemoryError) as e:
         no_memory = f"not enough memory for {head}: close other programs"
         print(f"error: {one_line(str(e) if isinstance(e, EagleError) else no_memory)}", file=sys.stderr)
         raise typer.Exit(2) from None
+
+
+def _convert(
+    head: Path, target: Path, out: Path, outtype: str | None, layers: list[int] | None, self_test: bool
+) -> None:
+    from . import convert as run
+
+    with _bar("converting", "bytes", DownloadColumn()) as done:
+        report = run(head, target, out, outtype, layers, done)
+    print(*report.notes, sep="\n")
+    print(f"wrote {report.out}: {report.n_tensors} tensors, {report.n_bytes / 1e6:.1f} MB")
+    if report.other_layers is not None and _other_is_right(report, target):
+        with _bar("converting", "bytes", DownloadColumn()) as done:
+            report = run(head, target, out, outtype, report.other_layers, done)
+        print(f"converted again with layers {report.layers}, because the self-test prefers them")
+    elif self_test and report.other_layers is None:
+        _self_test(report.out, target)
 
 
 def _other_is_right(report: ConvertReport, target: Path) -> bool:

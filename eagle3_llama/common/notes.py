@@ -1,0 +1,11 @@
+"""Lines for the user that are neither a result nor a warning."""
+
+from __future__ import annotations
+
+import sys
+
+
+def note(line: str) -> None:
+    """Prints a line on stderr. Control codes in it, as names from elsewhere may have, are not printed."""
+    clean = "".join(c if c.isprintable() else "?" for c in " ".join(line.split()))
+    print(f"[{clean}]", file=sys.stderr, flush=True)

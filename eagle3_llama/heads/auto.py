@@ -1,0 +1,172 @@
+"""`eagle="auto"`: a head for a target, found beside it, in the cache or in the list of published heads.
+
+It never fails a load. One line on stderr says what was chosen, or why nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ..common.gguf_reader import Gguf, read_gguf
+from ..common.hub import HubName, Repository, choose, repository_of
+from ..common.notes import note
+from ..errors import EagleError
+from .convert.target import TargetFile, read_target
+from .fitted import fit, records
+from .hub import ORDER, fetch_head, is_head_file
+
+PUBLISHED = Path(__file__).parents[1] / "data" / "heads.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedHead:
+    """An entry of data/heads.json. Each fact was read at its source, the address of a page or a file.
+
+    repo: of the head. target: the repository of the model that it was trained for. layout: the project that
+    defined its format. layers: the inputs that it reads, where they are known. n_embd, n_layer, n_vocab: the
+    target's sizes, where they are known, from sizes_source.
+    """
+
+    repo: str
+    target: str
+    source: str
+    layout: str | None = None
+    layers: tuple[int, ...] | None = None
+    n_embd: int | None = None
+    n_layer: int | None = None
+    n_vocab: int | None = None
+    sizes_source: str | None = None
+
+    def is_for(self, names: set[str], target: TargetFile) -> bool:
+        sizes = ((getattr(self, name), getattr(target, name)) for name in ("n_embd", "n_layer", "n_vocab"))
+        same_name = {plain(self.target), plain(self.target.partition("/")[2])} & names
+        return bool(same_name) and all(known is None or known == its for known, its in sizes)
+
+
+def choose_head(target: Path) -> str | None:
+    """The GGUF of a head for the target, or None. It raises nothing."""
+    why = []
+    try:
+        read_target(target)
+    except EagleError:
+        return None  # loading it says what is wrong
+    for look in (_beside, _in_cache, _in_list):
+        try:
+            path, said = look(target)
+        except Exception as e:  # of whatever kind: the model decodes without a head too
+            path, said = None, str(e) or type(e).__name__
+        if path is not None:
+            note(f"head for {target.name}: {said}")
+            return str(path)
+        why.append(said)
+    note(f"no head for {target.name}: {'; '.join(why)}; drafts come from the text alone")
+    return None
+
+
+def _beside(target: Path) -> tuple[Path | None, str]:
+    """A head in the repository that the target was fetched from, or in its folder if it is the user's own."""
+    if (repo := repository_of(target)) is not None:
+        names = [n for n in Repository(repo).files() if is_head_file(n)]
+        if not names:
+            return None, f"none in {repo}"
+        name = choose(names, None, repo, names, ORDER)
+        return fit(fetch_head(HubName(repo, name)), target), f"{name} of {repo}, beside it"
+    model, misfits = read_target(target), []
+    for path in sorted(p for p in target.parent.glob("*.gguf") if is_head_file(p.name)):
+        wrong = misfit(path, model)
+        if wrong is None:
+            return path, f"{path.name}, beside it"
+        misfits.append(f"{path.name} beside it {wrong}")
+    return None, "; ".join(misfits) or "none beside it"
+
+
+def _in_cache(target: Path) -> tuple[Path | None, str]:
+    for record in records(target):
+        assert record.path is not None
+        return Path(record.path), f"{record.head}, in the cache"
+    return None, "none in the cache"
+
+
+def _in_list(target: Path) -> tuple[Path | None, str]:
+    """The first published head that fits."""
+    names, model, why = names_of(target), read_target(target), []
+    for entry in published():
+        if entry.is_for(names, model):
+            try:
+                path = fit(fetch_head(HubName(entry.repo)), target)
+            except EagleError as e:
+                why.append(f"{entry.repo} is published for it, but {e}")
+            else:
+                return path, f"{entry.repo}, published for {entry.target}"
+    return None, "; ".join(why) or "none in the list of published heads"
+
+
+@functools.cache
+def published() -> tuple[PublishedHead, ...]:
+    """The list of published heads."""
+    entries = json.loads(PUBLISHED.read_text(encoding="utf-8"))["heads"]
+    listed = lambda e: {**e, "layers": tuple(e["layers"])} if e.get("layers") else e
+    return tuple(PublishedHead(**listed(e)) for e in entries)
+
+
+def names_of(target: Path) -> set[str]:
+    """What a target's GGUF calls itself and the models that it was made from, as plain() has them.
+
+    Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, general metadata.
+    """
+    file = read_gguf(target)
+    found = set(_named(file))
+    if repo := repository_of(target):
+        found |= {repo, repo.partition("/")[2]}
+    found |= {re.sub(r"[-_.]gguf$", "", name, flags=re.IGNORECASE) for name in found}
+    return {plain(name) for name in found if plain(name)}
+
+
+def _named(file: Gguf) -> Iterator[str]:
+    text: Callable[[str], str] = lambda key: (
+        v.decode("utf-8", "replace") if isinstance(v := file.get(key), bytes) else ""
+    )
+    yield text("general.name")
+    keys = ["general.source.huggingface.repository", "general.source.url", "general.repo_url"]
+    n = file.get("general.base_model.count", 0)
+    for i in range(min(n, 8) if type(n) is int else 0):
+        yield text(f"general.base_model.{i}.name")
+        keys.append(f"general.base_model.{i}.repo_url")
+    for key in keys:
+        parts = text(key).rstrip("/").split("/")[-2:]
+        if len(parts) == 2:
+            yield "/".join(parts)
+
+
+def plain(name: str) -> str:
+    """A name without case and punctuation: Qwen3-1.7B and Qwen3 1.7B are the same.
+
+    So are Meta-Llama-3.1 and Llama-3.1, its later name (github.com/basetenlabs/truss-examples/pull/357).
+    """
+    return re.sub(r"[^a-z0-9/]", "", name.lower()).replace("metallama", "llama")
+
+
+def misfit(head: Path, target: TargetFile) -> str | None:
+    """Why a GGUF cannot be a head of the target, by its sizes; None if it can."""
+    try:
+        file = read_gguf(head)
+        arch = file.string("general.architecture")
+        if arch not in ("eagle3", "eagle"):
+            return "is no head"
+        n_embd = file.size_of(f"{arch}.target_hidden_size", file.size_of(f"{arch}.embedding_length"))
+        layers = file.get(f"{arch}.target_layers", file.get(f"{arch}.extract_layers", []))
+    except EagleError as e:
+        return f"cannot be read: {e}"
+    if n_embd != target.n_embd:
+        return f"is for a hidden size of {n_embd}, not {target.n_embd}"
+    tokens = file.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list) and len(tokens) != target.n_vocab:
+        return f"is for {len(tokens)} tokens, not {target.n_vocab}"
+    if isinstance(layers, list) and any(type(i) is int and i > target.n_layer for i in layers):
+        return f"reads layers {layers}, of {target.n_layer}"
+    return None

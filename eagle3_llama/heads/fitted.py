@@ -1,0 +1,205 @@
+"""Heads made ready for a target: converted, tried once by the self-test, kept in the cache.
+
+A pair is known by the hashes of both, so other files of the same name are another pair. Its record, a JSON
+file, is written last: without it, whatever else is in the folder is not used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from .. import __version__
+from ..common.files import cache_dir, parse_object, reading, replacing
+from ..common.gguf_reader import read_gguf
+from ..common.notes import note
+from ..common.progress import progress
+from ..errors import EagleError, ErrorKind
+from .convert import convert
+from .convert.target import read_target
+
+RULES = 1  # raise it when pairs must be converted or tried again
+OUTTYPE = "q8_0"
+BLOCK, BLOCKS = 1 << 16, 16  # bytes of a block of weights, and how many blocks tell two files apart
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadFiles:
+    """A head that was fetched. name: for messages. files: name in a checkpoint's folder -> place."""
+
+    name: str
+    files: Mapping[str, Path]
+
+    @property
+    def gguf(self) -> Path | None:
+        """The head itself, if it is a GGUF already."""
+        return next((path for name, path in self.files.items() if name.endswith(".gguf")), None)
+
+    @contextlib.contextmanager
+    def as_source(self) -> Iterator[Path]:
+        """What the converter takes: the GGUF, or a folder that has these files and no others."""
+        if self.gguf is not None:
+            yield self.gguf
+            return
+        with tempfile.TemporaryDirectory(prefix="eagle3-head-") as tmp:
+            folder = Path(tmp) / self.name.rpartition("/")[2]
+            folder.mkdir()
+            for name, path in self.files.items():
+                try:
+                    os.symlink(path.resolve(), folder / name)
+                except OSError:  # Windows allows links to some users only
+                    shutil.copyfile(path, folder / name)
+            yield folder
+
+
+@dataclasses.dataclass(frozen=True)
+class PairRecord:
+    """What is known of a pair. path: the head's GGUF, None if it was refused. said: the self-test's line."""
+
+    head: str
+    target: str  # its fingerprint
+    path: str | None
+    said: str
+    made: float  # seconds since 1970
+
+    def usable(self) -> bool:
+        return self.path is not None and Path(self.path).is_file()
+
+
+def fit(head: HeadFiles, target: Path) -> Path:
+    """The head's GGUF for this target. Converts and tries the pair, if that was not done before.
+
+    Raises EagleError HEAD_MISMATCH if the head is of no use for the target, and as convert() does. Then
+    nothing stays that a later call would use.
+    """
+    seen = fingerprint(target)
+    place = heads_dir() / f"{_pair(head, seen)}.json"
+    record = read_record(place)
+    if record is None or (record.path is not None and not record.usable()):
+        record = _make(head, target, seen, place)
+    if record.path is None:
+        raise EagleError(ErrorKind.HEAD_MISMATCH, f"{head.name} does not fit {target.name}: {record.said}")
+    return Path(record.path)
+
+
+def heads_dir() -> Path:
+    """The folder of prepared heads and their records."""
+    return cache_dir() / "heads"
+
+
+def records(target: Path) -> list[PairRecord]:
+    """The heads that were made ready for a target, the latest first."""
+    found = [read_record(place) for place in sorted(heads_dir().glob("*.json"))]
+    seen = fingerprint(target) if found else ""  # it may take a while
+    ours = [r for r in found if r is not None and r.target == seen and r.usable()]
+    return sorted(ours, key=lambda r: -r.made)
+
+
+def read_record(place: Path) -> PairRecord | None:
+    """None if there is none, or if it is damaged."""
+    try:
+        with reading(place):
+            data = parse_object(place.read_bytes(), str(place), ErrorKind.BAD_VALUE)
+        record = PairRecord(**data)
+    except (EagleError, TypeError):
+        return None
+    texts = (record.head, record.target, record.said, record.path or "")
+    whole = all(isinstance(text, str) for text in texts) and isinstance(record.made, float)
+    return record if whole else None
+
+
+def fingerprint(path: Path) -> str:
+    """What tells a file from others. In the Hub's cache a file's link names the hash of its content.
+
+    For another GGUF: the SHA-256 of its size, its metadata and some blocks of its weights, because hashing
+    all of a large model would take longer than loading it. For another file: the SHA-256.
+    """
+    if path.is_symlink() and "snapshots" in path.parts:
+        return Path(os.readlink(path)).name
+    digest, size = hashlib.sha256(), path.stat().st_size
+    with reading(path), path.open("rb") as f:
+        if path.suffix != ".gguf":
+            while block := f.read(1 << 20):
+                digest.update(block)
+            return digest.hexdigest()
+        start = min((t.offset for t in read_gguf(path).tensors.values()), default=size)
+        digest.update(size.to_bytes(8, "little") + f.read(start))
+        for i in range(BLOCKS):
+            f.seek(start + (size - start) * i // BLOCKS)
+            digest.update(f.read(BLOCK))
+    return digest.hexdigest()
+
+
+def _pair(head: HeadFiles, target: str) -> str:
+    parts = sorted(f"{name} {fingerprint(path)}" for name, path in head.files.items())
+    return hashlib.sha256("\n".join([__version__, str(RULES), *parts, target]).encode()).hexdigest()[:32]
+
+
+def _make(head: HeadFiles, target: Path, seen: str, place: Path) -> PairRecord:
+    read_target(target)  # whatever is wrong with it is said first
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        made, said = _ready(head, target, place.with_suffix(".gguf"))
+        path = str(made)
+    except _Useless as e:
+        path, said = None, str(e)
+    record = PairRecord(head.name, seen, path, said, time.time())
+    with replacing(place) as part:
+        part.write_text(json.dumps(dataclasses.asdict(record), indent=1) + "\n", encoding="utf-8")
+    return record
+
+
+def _ready(head: HeadFiles, target: Path, out: Path) -> tuple[Path, str]:
+    """(the head's GGUF, what the self-test says). A GGUF that is right is used where it is."""
+    with head.as_source() as source:
+        if head.gguf is not None:
+            said, layers = _try(head.gguf, target)
+            if layers is None:
+                return head.gguf, said
+            convert(source, target, out, None, layers)
+            return out, said
+        note(f"converting {head.name} for {target.name}, once")
+        with replacing(out) as part:  # renamed only after it was tried
+            convert(source, target, part, OUTTYPE)
+            said, layers = _try(part, target)
+            if layers is not None:
+                convert(source, target, part, OUTTYPE, layers)
+        return out, said
+
+
+class _Useless(Exception):
+    """The self-test's line about a head that guesses no better than by chance."""
+
+
+def _try(head: Path, target: Path) -> tuple[str, list[int] | None]:
+    """(what the self-test says, layers with which the head does better). Raises _Useless."""
+    from .self_test import Verdict, is_useless, self_test, verdict
+
+    with progress(Console(stderr=True), transient=True, begins=False) as bar:
+        task = bar.add_task("self-test", total=None, unit="texts")
+        try:
+            found = self_test(
+                head, target, on_passage=lambda done, of: bar.update(task, completed=done, total=of)
+            )
+        except EagleError as e:
+            if e.kind is not ErrorKind.UNSUPPORTED:
+                raise
+            return f"not tried: {e}", None  # loading the pair says that it decodes plainly, and why
+    kind, line = verdict(found)
+    if is_useless(found):
+        raise _Useless(line)
+    if kind is not Verdict.WRONG:
+        return line, None
+    best = max(found.trials, key=lambda t: t.likelihood.mean).layers
+    note(f"the self-test prefers layers {best} to {found.trials[0].layers}: converting with these")
+    return line, best
