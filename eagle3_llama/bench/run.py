@@ -84,6 +84,7 @@ def run_bench(s: BenchSettings) -> dict[str, Any]:
             target = BenchTarget(path, s.modes, s.n_threads, s.n_ctx, s.flash_attn)
             _measure(target, report)
             target.settle([chat_tokens(target.plain, text) for _, text in spaced(chosen, 6)])
+            before = _foreseen(target)
             answers = bench_target(
                 target, chosen, s.n_predict, s.rounds, s.sampling, functools.partial(bar.advance, task)
             )
@@ -91,7 +92,7 @@ def run_bench(s: BenchSettings) -> dict[str, Any]:
             report["results"] += rows
             report["cost_in_use"][target.format] = curve_in_use(answers)
             if s.explain:
-                tables += _explain(target, rows, report, s.n_threads)
+                tables += _explain(target, rows, report, s.n_threads, before)
             target.close()
     tables.insert(0, results_table(report["results"], terminal_width()))
     print("\n" + "\n\n".join("\n".join(lines) for lines in tables))
@@ -108,15 +109,26 @@ def _measure(target: BenchTarget, report: dict[str, Any]) -> None:
         report["capture_cost"][target.format] = round(capture_cost(llm), 4)
 
 
+def _foreseen(target: BenchTarget) -> dict[str, tuple[float, float]]:
+    """By the name of each mode with a planner: (seconds that it foresaw, those of plain decoding) so far."""
+    planned = [mode for mode in target.drafting() if mode.params.planned]
+    infos = {mode.name: target.llm(mode)._engine.plan_info() for mode in planned}
+    return {name: (info["foreseen"], info["foreseen_plain"]) for name, info in infos.items()}
+
+
 def _explain(
-    target: BenchTarget, rows: Sequence[dict[str, Any]], report: dict[str, Any], n_threads: int
+    target: BenchTarget,
+    rows: Sequence[dict[str, Any]],
+    report: dict[str, Any],
+    n_threads: int,
+    before: dict[str, tuple[float, float]],
 ) -> list[list[str]]:
-    out = []
+    out, after = [], _foreseen(target)
     for mode in target.drafting():
         if mode.params.planned:
             row = next(r for r in rows if r["mode"] == mode.name and r["category"] == "all")
-            info = target.llm(mode)._engine.plan_info()
-            row["predicted"] = round(info["rate"] / info["plain_rate"], 4)
+            seconds, plain = (now - was for now, was in zip(after[mode.name], before[mode.name]))
+            row["predicted"] = round(plain / max(seconds, 1e-9), 4)
             curve, in_use = (report[name][target.format] for name in ("cost_curve", "cost_in_use"))
             out.append(explanation(target.format, curve, in_use, row, row["predicted"], terminal_width()))
     if out:

@@ -26,10 +26,15 @@ class Planning(Session):
         self.costs, self.on_match = costs, None
 
     def plan_info(self) -> dict[str, float]:
-        """What the planner expects: rate and plain_rate in tokens/s, trust in the head, rounds it rests."""
+        """What the planner expects: rate and plain_rate in tokens/s, trust in the head, rounds it rests.
+
+        And what it foresaw of all rounds since the costs were set, in seconds: foreseen, their time;
+        foreseen_plain, the time in which plain decoding would bring the tokens that it expected of them.
+        """
         out = self.ffi.new("struct eagle3_plan_info *")
         checked(self.lib.eagle3_plan_get(self._session, out))
-        return {name: getattr(out, name) for name in ("rate", "plain_rate", "trust", "asleep")}
+        names = ("rate", "plain_rate", "trust", "asleep", "foreseen", "foreseen_plain")
+        return {name: getattr(out, name) for name in names}
 
     def measure_target(self, n: int, slot: int = 0) -> float:
         return self._seconds(lambda out: self.lib.eagle3_measure_target(self._session, slot, n, out))

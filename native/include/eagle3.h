@@ -297,6 +297,9 @@ struct eagle3_plan_info {
     float rate, plain_rate;  // tokens per second of all slots, with drafts and without
     float trust;             // slot 0's last acceptances against the head's calibration; 1: as expected
     int32_t asleep;          // rounds for which nothing is drafted, because drafting did not pay
+    // What it foresaw of its rounds since eagle3_plan_set: their time, and the time in which plain decoding
+    // would bring the tokens that it expected of them. Seconds.
+    double foreseen, foreseen_plain;
 };
 int32_t eagle3_plan_get(eagle3_session * s, struct eagle3_plan_info * out);
 

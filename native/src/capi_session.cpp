@@ -71,7 +71,8 @@ int32_t eagle3_plan_get(eagle3_session * s, struct eagle3_plan_info * out) {
         not_null(out, "out");
         const planner & p = get(s).plan();
         require(p.ready(), EAGLE3_E_ARGUMENT, "the planner has no costs: eagle3_plan_set");
-        *out = {p.rate(), (float) p.n_slots() / p.plain_seconds(), get(s).slot(0).trust[0], p.asleep()};
+        *out = {p.rate(), (float) p.n_slots() / p.plain_seconds(), get(s).slot(0).trust[0], p.asleep(),
+            p.foreseen().seconds, p.foreseen().plain};
         return EAGLE3_OK;
     });
 }

@@ -54,6 +54,7 @@ void drafter::grow_drafts(std::vector<ask> asks) {
     growth g;
     begin_asks(g, asks);
     if (g.asks.empty()) {
+        foresee({}, 0);
         return;
     }
     offer_for_free(g);
@@ -268,6 +269,7 @@ std::vector<std::vector<int>> drafter::choose(const growth & g) {
     const std::vector<int> planned =
         candidates(g, std::min(planned_room(g), slots_.most_rows - g.n_asks - n_fixed));
     if (planned.empty()) {
+        foresee({}, n_fixed);
         return chosen;
     }
     std::vector<float> reach;
@@ -279,7 +281,16 @@ std::vector<std::vector<int>> drafter::choose(const growth & g) {
     for (int i = 0; i < c.n; ++i) {
         chosen[g.nodes[planned[i]].ask].push_back(planned[i]);
     }
+    reach.resize(c.n);
+    foresee(reach, n_fixed);
     return chosen;
+}
+
+// What is expected of the round, for comparison with what it brings.
+void drafter::foresee(const std::vector<float> & reach, int n_fixed) {
+    if (spent_.planned) {
+        spent_.expected = planner_.foresee(reach, n_fixed, spent_.passes_seconds);
+    }
 }
 
 // Of an ask that is not the planner's.

@@ -25,6 +25,7 @@ class drafter {
         float base           = -INFINITY;  // value without the head, where it is known
         float passes_seconds = 0.0f;       // expected of the head's passes
         int64_t start        = 0;          // ggml_time_us()
+        planner::forecast expected;
     };
     const spent & last() const { return spent_; }
     void forget_last() { spent_.planned = false; }  // its time is not counted
@@ -50,6 +51,7 @@ class drafter {
     std::vector<int> fixed_front(const growth & g) const;
 
     std::vector<std::vector<int>> choose(const growth & g);
+    void foresee(const std::vector<float> & reach, int n_fixed);
     std::vector<int> chosen_of(const growth & g, int ask) const;
     void take_nodes(const growth & g, int ask, std::vector<int> order);
     void take_given(const ask & a, int n_asks);

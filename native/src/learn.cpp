@@ -62,6 +62,7 @@ void round::tell_planner(int n_tokens) {
     r.offered  = drafter_.last().offered;
     r.output_s = output_seconds_;
     r.passes_s = drafter_.last().passes_seconds;
+    r.expected = drafter_.last().expected;
     planner_.saw_round(r);
 }
 

@@ -25,8 +25,9 @@ void check(const costs & c) {
 }
 
 void planner::set(const costs & c) {
-    costs_   = c;
-    n_slots_ = 1;
+    costs_    = c;
+    foreseen_ = {};
+    n_slots_  = 1;
     mode fresh;
     fresh.hope = tune_.hope_anew;
     modes_.fill(fresh);
@@ -121,6 +122,16 @@ planner::choice planner::best(const std::vector<float> & reach, int n_fixed) con
         c.n = 1;
     }
     return c;
+}
+
+planner::forecast planner::foresee(const std::vector<float> & reach, int n_fixed, float passes_s) const {
+    float seconds = plain_seconds() + passes_s, tokens = (float) n_slots_;
+    for (int i = 0; i < (int) reach.size(); ++i) {
+        seconds += row_seconds(std::min(n_slots_ + n_fixed + i, MAX_ROWS - 1), reach[i]);
+        tokens += reach[i];
+    }
+    seconds += reach.empty() ? 0.0f : at().draft_rest;
+    return {seconds, plain_seconds() * tokens / (float) n_slots_};
 }
 
 // Of the last level's nodes, likeliest first, how many to go on from: as many as, with the levels that may

@@ -82,6 +82,14 @@ class planner {
         return (costs_.head[n] + (first ? costs_.first : 0.0f)) * at().plain.value * at().head.value;
     }
 
+    // Of a round in which nodes with this reach are drafted, n_fixed others beside.
+    struct forecast {
+        double seconds = 0.0,
+               plain   = 0.0;  // expected, and of plain decoding for the tokens that are expected
+    };
+    forecast foresee(const std::vector<float> & reach, int n_fixed, float passes_s) const;
+    forecast foreseen() const { return foreseen_; }  // of all rounds since set()
+
     struct round {
         int n_rows     = 0;
         bool tried     = false;  // the head ran
@@ -93,6 +101,7 @@ class planner {
         float value    = 0.0f;       // of its draft, from best()
         float base     = -INFINITY;  // the same without the head
         float output_s = 0.0f;       // of the pieces that the output matrix was computed in, unless whole
+        forecast expected;
     };
     void saw_round(const round & r);
 
@@ -173,6 +182,7 @@ class planner {
     tuning tune_;
     text_tuning of_text_;
     costs costs_{};
+    forecast foreseen_;
     float context_ = 0.0f;  // positions before the rows at hand
     int n_slots_   = 1;
     std::array<mode, MAX_ROWS + 1> modes_{};

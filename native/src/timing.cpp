@@ -76,8 +76,10 @@ void planner::time_passes(bool tried, bool drafted, int n_rows) {
 }
 
 void planner::saw_round(const round & r) {
-    mode & m             = at();
-    m.begun              = true;
+    mode & m = at();
+    m.begun  = true;
+    foreseen_.seconds += r.expected.seconds;
+    foreseen_.plain += r.expected.plain;
     const bool plain     = r.n_rows == n_slots_;
     const float expected = layers(r.n_rows) + (r.whole ? costs_.output[r.n_rows] * m.plain.value : 0.0f);
     const float raw      = r.layers_s / std::max(expected, 1e-9f);

@@ -1,7 +1,7 @@
 // What the planner has learnt must not outlive what it was learnt from: within 200 rounds of a change it is
 // within 3% of a planner that begins there. And where nothing changes it loses next to nothing to plain
 // decoding. Time is simulated: the outcome depends on the seeds alone.
-//     planner_states_test load | measured | turn | steady | heavy
+//     planner_states_test load | measured | turn | steady | heavy | forecast
 #include "simulation.hpp"
 
 #include <cstdio>
@@ -57,6 +57,29 @@ void check_change(const past & p, const text & now, int n_seeds = N_SEEDS) {
     }
 }
 
+// What it foresees of its rounds is what they bring, and what they take: within 5%.
+void check_forecast() {
+    for (const curve & m : CURVES) {
+        for (const int n_slots : {1, 4}) {
+            for (const text & now : {EASY, MEDIUM, HARD}) {
+                double seconds = 0.0, plain = 0.0, took = 0.0, expected = 0.0;
+                for (unsigned seed = 0; seed < N_SEEDS; ++seed) {
+                    simulation a(costs_of(m), costs_of(m), n_slots, seed);
+                    a.run(now, CALM, SETTLE);
+                    const planner::forecast before = a.plan().foreseen();
+                    const simulation::sums s       = a.run(now, CALM, WINDOW);
+                    seconds += a.plan().foreseen().seconds - before.seconds;
+                    plain += a.plan().foreseen().plain - before.plain;
+                    took += s.seconds;
+                    expected += s.expected * a.plan().plain_seconds() / n_slots;
+                }
+                const double ratio = (plain / seconds) / (expected / took);
+                check(std::min(ratio, 1.0 / ratio), 0.95, "forecast", m, n_slots);
+            }
+        }
+    }
+}
+
 // least: of plain decoding.
 void check_steady(const char * name, const text & t, double least) {
     for (const curve & m : CURVES) {
@@ -99,8 +122,10 @@ int main(int argc, char ** argv) {
         check_steady("a hard text", HARD, 0.98);
         check_steady("an unforeseeable text", UNFORESEEABLE, 0.98);
         check_steady("a text that the head misjudges", MISJUDGED, 0.98);
+    } else if (!strcmp(which, "forecast")) {
+        check_forecast();
     } else {
-        fprintf(stderr, "planner_states_test load | measured | turn | steady | heavy\n");
+        fprintf(stderr, "planner_states_test load | measured | turn | steady | heavy | forecast\n");
         ++failures;
     }
     if (failures == 0) {

@@ -351,19 +351,21 @@ class simulation {
         }
         plan_.begin(n_slots, 0.0f);
         std::vector<int> chosen;
+        std::vector<float> reach;
         if (plan_.next_turn() == planner::turn::draft) {
             r.tried = true;
             begin_growth(g, r);
             grow(g, r);
             const std::vector<int> planned = g.planned();
-            std::vector<float> reach;
             for (int i = 0; i < std::min((int) planned.size(), MAX_ROWS - n_slots); ++i) {
                 reach.push_back(g.nodes[planned[i]].reach);
             }
             const planner::choice c = plan_.best(reach);
             r.value                 = c.value;
             chosen.assign(planned.begin(), planned.begin() + c.n);
+            reach.resize(c.n);
         }
+        r.expected                  = plan_.foresee(reach, 0, r.passes_s);
         const std::vector<row> rows = lay_out(g, chosen);
         r.n_rows                    = (int) rows.size();
         r.whole                     = chosen.empty();
