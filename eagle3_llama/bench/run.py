@@ -84,7 +84,7 @@ def run_bench(s: BenchSettings) -> dict[str, Any]:
             target = BenchTarget(path, s.modes, s.n_threads, s.n_ctx, s.flash_attn)
             _measure(target, report)
             target.settle([chat_tokens(target.plain, text) for _, text in spaced(chosen, 6)])
-            before = _foreseen(target)
+            before = _foreseen(target) if s.explain else {}
             answers = bench_target(
                 target, chosen, s.n_predict, s.rounds, s.sampling, functools.partial(bar.advance, task)
             )

@@ -82,11 +82,11 @@ class planner {
         return (costs_.head[n] + (first ? costs_.first : 0.0f)) * at().plain.value * at().head.value;
     }
 
-    // Of a round in which nodes with this reach are drafted, n_fixed others beside.
+    // Seconds that rounds are expected to take, and that plain decoding takes for the tokens they may bring.
     struct forecast {
-        double seconds = 0.0,
-               plain   = 0.0;  // expected, and of plain decoding for the tokens that are expected
+        double seconds = 0.0, plain = 0.0;
     };
+    // Of a round in which nodes with this reach are drafted, n_fixed others beside.
     forecast foresee(const std::vector<float> & reach, int n_fixed, float passes_s) const;
     forecast foreseen() const { return foreseen_; }  // of all rounds since set()
 
