@@ -354,6 +354,7 @@ def _speed(answer: dict[str, Any]) -> float:
 def limit(
     fmt: Format = "Q8_0",
     clients: Annotated[str, typer.Option(help="numbers of clients, comma-separated")] = "4,8",
+    rounds: int = 2,
     n_predict: int = 96,
     prompts: Annotated[int, typer.Option(help="number of prompts, in groups of one a client")] = 16,
     files: Annotated[
@@ -363,8 +364,8 @@ def limit(
     """How near many clients come to the speed that the costs of rows allow.
 
     The limit is the speed with speculation, relative to without, if the target's rows of the very same rounds
-    took what was measured at load, and nothing else took time. A batcher in this process; only rounds of all
-    clients count.
+    took what was measured at load, with so many tokens in the KV cache, and nothing else took time. A batcher
+    in this process; only rounds of all clients count.
     """
     texts = [str(text) for _, text in spaced(read_prompts(files or [PROMPTS]), prompts)]
     counts = [int(c) for c in clients.split(",")]
@@ -373,18 +374,18 @@ def limit(
         str(smollm2(fmt)), str(shipped_head()), n_parallel=max(counts), n_ctx=2048, n_threads=_CORES
     )
     with Batcher(settings) as batcher:
-        rounds = _Rounds(batcher._engine)
+        seen_by = _Rounds(batcher._engine)
         costs = batcher._engine.costs
         for c in counts:
             groups = [texts[i :: len(texts) // c][:c] for i in range(len(texts) // c)]
             seen: dict[bool, list[_RoundSeen]] = {True: [], False: []}
-            for i, group in enumerate(groups):
+            for i, group in enumerate(groups * rounds):
                 for on in (True, False) if i % 2 == 0 else (False, True):
-                    rounds.seen.clear()
+                    seen_by.rounds.clear()
                     _answers_at_once(batcher, group, n_predict, on)
-                    seen[on] += [r for r in rounds.seen if r.n_slots == c]
+                    seen[on] += [r for r in seen_by.rounds if r.n_slots == c]
             speed = {on: sum(r.tokens for r in rs) / sum(r.seconds for r in rs) for on, rs in seen.items()}
-            decode = lambda r: costs.layers[r.rows] + costs.output[r.rows]
+            decode = lambda r: costs.decode(r.rows, r.n_past)
             ideal = {on: sum(r.tokens for r in rs) / sum(map(decode, rs)) for on, rs in seen.items()}
             ratio, most = speed[True] / speed[False], ideal[True] / ideal[False]
             rows = statistics.mean(r.rows for r in seen[True])
@@ -395,6 +396,7 @@ def limit(
 class _RoundSeen(NamedTuple):
     n_slots: int
     rows: int
+    n_past: float  # tokens in the KV cache of a slot, on average
     tokens: int
     seconds: float
 
@@ -403,14 +405,15 @@ class _Rounds:
     """Records the rounds of an engine."""
 
     def __init__(self, engine: Any) -> None:
-        self.seen: list[_RoundSeen] = []
+        self.rounds: list[_RoundSeen] = []
         run = engine.round
 
         def recorded(asks: Any, samplers: Any) -> Any:
+            n_past = statistics.mean(engine.n_past(ask.slot) for ask in asks)
             start = time.perf_counter()
             out = run(asks, samplers)
             rows, tokens = sum(1 + r.drafted for r in out), sum(map(len, out))
-            self.seen.append(_RoundSeen(len(asks), rows, tokens, time.perf_counter() - start))
+            self.rounds.append(_RoundSeen(len(asks), rows, n_past, tokens, time.perf_counter() - start))
             return out
 
         engine.round = recorded

@@ -55,6 +55,10 @@ class Costs:
         """The cost of a complete decode of one row."""
         return self.layers[1] + self.output[1]
 
+    def decode(self, n: int, n_past: float) -> float:
+        """The cost of a complete decode of n rows behind n_past tokens in the KV cache."""
+        return self.layers[n] + self.cell[n] * (n_past - self.context) + self.output[n]
+
 
 def fill_context(engine: Any, n: int, n_batch: int = 32, slot: int = 0, most: float = math.inf) -> int:
     """Fills the slot's KV cache with n tokens, or fewer in `most` seconds. Returns their number."""
