@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 import tiny_models
+from threads import ended, started
 from tiny_models import PROMPT, scripted, take, wanted
 
 from eagle3_llama import (  # before llama_cpp: it brings the library
@@ -263,6 +264,23 @@ def test_no_threads_are_left_behind(files):
         assert time.monotonic() < end
         time.sleep(0.005)
     llm.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system sets no thread's cores")
+def test_more_threads_than_cores(files, plain):
+    """Threads that wait for one another on the same core make room for one another, and the text is the same."""
+    answer, cores, got = take(plain, 40), os.sched_getaffinity(0), []
+
+    def generate():
+        os.sched_setaffinity(0, {min(cores)})  # of this thread, and of those that it starts
+        with EagleLlama(
+            files[0], eagle_path=files[1], n_ctx=N_CTX, n_threads=3, n_threads_batch=3, verbose=False
+        ) as llm:
+            got.extend(take(llm, 40))
+
+    thread, _ = started(generate)
+    ended(thread)
+    assert got == answer
 
 
 def test_drafting_switched_off_and_on(plain, eagle):

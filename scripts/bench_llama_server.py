@@ -1,0 +1,164 @@
+#!/usr/bin/env python3
+"""Compares this package's server with llama.cpp's own, llama-server, under the same clients.
+
+    scripts/bench_llama_server.py LLAMA_SERVER [--formats Q8_0,BF16] [--clients 1,4,8] [--option ...]
+
+LLAMA_SERVER is the path of the program. This builds it from the sources that this package's library is made
+of, without patches:
+
+    mkdir /tmp/llama.cpp && cd /tmp/llama.cpp
+    tar xzf "$(python native/fetch.py --sdist)" --strip-components=3 --wildcards '*/vendor/llama.cpp/*'
+    cmake -B build -G Ninja -DLLAMA_OPENSSL=OFF && cmake --build build --target llama-server
+
+Every client sends its prompt again and again, greedily and streamed; prompts are in the servers' caches by
+then. Both servers get the same threads, slots and tokens a slot; --option adds to llama-server's command
+line. They alternate, and one is idle while the other is measured. The speed is the tokens of all answers
+over the time until the last one is complete. A ratio is of one group of prompts in one round; the table has
+the median, the lowest and the highest.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from server_load import PROMPTS, Server
+
+from eagle3_llama.bench.prompts import read_prompts
+from eagle3_llama.bench.run import spaced
+from eagle3_llama.models import smollm2
+from eagle3_llama.runtime.machine import cores
+
+START = 60.0  # seconds in which llama-server loads its model
+N_CTX = 2048  # tokens of a slot
+console = Console(highlight=False)
+
+
+class LlamaServer(Server):
+    """A llama-server on a free port. Raises SystemExit if it does not start."""
+
+    def __init__(self, program: Path, fmt: str, n_parallel: int, options: list[str]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        n, threads = n_parallel * N_CTX, str(cores())
+        command = [str(program), "--model", str(smollm2(fmt)), "--port", str(self.port), "-c", str(n)]
+        command += ["-np", str(n_parallel), "-t", threads, "-tb", threads, "-fa", "on", *options]
+        try:
+            self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        except OSError as error:
+            raise SystemExit(f"{program} cannot be started: {error}") from None
+        self._wait()
+
+    def _wait(self) -> None:
+        end = time.monotonic() + START
+        while time.monotonic() < end and self.process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=1) as answer:
+                    if json.load(answer).get("status") == "ok":
+                        return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.1)
+        self.process.kill()
+        self.process.wait()
+        raise SystemExit(f"{self.process.args[0]} did not start: run it by hand to see why")
+
+
+def speed(
+    server: Server, texts: list[str], n_predict: int, answers: int, speculative: dict[str, Any]
+) -> float:
+    """Tokens a second of all clients, one a text, each with so many answers."""
+    ask = lambda text: server.ask(text, n_predict, speculative)[1]["usage"]["completion_tokens"]
+    start = time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(len(texts)) as pool:
+        tokens = sum(pool.map(lambda text: sum(ask(text) for _ in range(answers)), texts))
+    return tokens / (time.perf_counter() - start)
+
+
+def main(
+    program: Annotated[Path, typer.Argument(metavar="LLAMA_SERVER", help="path of llama-server")],
+    formats: Annotated[str, typer.Option(help="formats of SmolLM2, comma-separated")] = "Q8_0",
+    clients: Annotated[str, typer.Option(help="numbers of clients, comma-separated")] = "1,4,8",
+    rounds: int = 3,
+    n_predict: int = 96,
+    answers: Annotated[int, typer.Option(help="answers that each client waits for in a round")] = 2,
+    prompts: Annotated[int, typer.Option(help="number of prompts, in groups of one a client")] = 16,
+    files: Annotated[
+        list[Path] | None, typer.Option("--file", help="prompts, .jsonl; may be given several times")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="an option for llama-server; may be given several times")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json")] = None,
+) -> None:
+    """Compare this package's server with llama-server: tokens a second of 1, 4 and 8 clients."""
+    texts = [str(text) for _, text in spaced(read_prompts(files or [PROMPTS]), prompts)]
+    counts = [int(c) for c in clients.split(",")]
+    if len(texts) < max(counts):
+        raise typer.BadParameter(f"{max(counts)} clients need as many prompts, --prompts gives {len(texts)}")
+    table = Table(
+        "format", "clients", "tokens/s", "without drafts", "llama-server", "ratio", "without drafts"
+    )
+    found: dict[str, dict[int, list[dict[str, float]]]] = {}
+    for fmt in formats.split(","):
+        runs = found[fmt] = _runs(program, fmt, counts, texts, rounds, n_predict, answers, option or [])
+        for c in counts:
+            middle = [
+                f"{statistics.median(run[side] for run in runs[c]):.0f}" for side in ("on", "off", "other")
+            ]
+            table.add_row(fmt, str(c), *middle, *(_ratio(runs[c], side) for side in ("on", "off")))
+    console.print(table)
+    if json_file is not None:
+        json_file.write_text(json.dumps(found) + "\n", encoding="utf-8")
+
+
+def _runs(
+    program: Path,
+    fmt: str,
+    counts: list[int],
+    texts: list[str],
+    rounds: int,
+    n_predict: int,
+    answers: int,
+    options: list[str],
+) -> dict[int, list[dict[str, float]]]:
+    """Of each number of clients, the speeds of its groups of prompts in all rounds."""
+    groups = {c: [texts[i :: len(texts) // c][:c] for i in range(min(len(texts) // c, 4))] for c in counts}
+    runs: dict[int, list[dict[str, float]]] = {c: [] for c in counts}
+    with Server(fmt, max(counts), N_CTX) as ours, LlamaServer(program, fmt, max(counts), options) as other:
+        sides: dict[str, tuple[Server, dict[str, Any]]] = {
+            "on": (ours, {}),
+            "off": (ours, {"enabled": False}),
+            "other": (other, {}),
+        }
+        todo = [(r, c, group) for c in counts for group in groups[c] for r in range(-1, rounds)]
+        for i, (r, c, group) in enumerate(track(todo, fmt, console=console, transient=True)):
+            order = list(sides)[i % 3 :] + list(sides)[: i % 3]
+            run = {side: speed(sides[side][0], group, n_predict, answers, sides[side][1]) for side in order}
+            if r >= 0:  # before that, the prompts come into the caches
+                runs[c].append(run)
+    return runs
+
+
+def _ratio(runs: list[dict[str, float]], side: str) -> str:
+    ratios = sorted(run[side] / run["other"] for run in runs)
+    return f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}, {ratios[-1]:.2f})"
+
+
+if __name__ == "__main__":
+    typer.run(main)
