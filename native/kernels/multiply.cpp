@@ -28,12 +28,15 @@ const float * input(const ggml_tensor * x, int64_t i) {
                             i2 / x->ne[2] * x->nb[3]);
 }
 
-// Whoever is free takes the next chunk of columns, some four for each thread.
+// Three quarters of the columns are shared evenly. Whoever is free takes the next few of the rest, so that all
+// end at the same time.
 template <typename F> void share_columns(const ggml_compute_params * params, int64_t n_group, F && f) {
-    const int64_t size    = std::max<int64_t>(n_group / (4 * params->nth), 1);
-    const int64_t n_chunk = (n_group + size - 1) / size;
-    for (int64_t i = params->ith; i < n_chunk; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-        f(i * size, std::min((i + 1) * size, n_group));
+    const int64_t even = 3 * n_group / (4 * params->nth), rest = even * params->nth;
+    const int64_t size = std::max<int64_t>(n_group / (16 * params->nth), 1);
+    f(params->ith * even, (params->ith + 1) * even);
+    for (int64_t from = rest; from < n_group;) {
+        from = rest + size * ggml_threadpool_chunk_add(params->threadpool, 1);
+        f(std::min(from, n_group), std::min(from + size, n_group));
     }
 }
 
@@ -61,7 +64,7 @@ void multiply(const kernel & k, const ggml_compute_params * params, ggml_tensor 
         round_rows(*k.rows, n, n_block, from, to, rows, work + i * row_bytes(k, weights));
     }
     if (params->ith == 0) {
-        ggml_threadpool_chunk_set(params->threadpool, params->nth);
+        ggml_threadpool_chunk_set(params->threadpool, 0);
     }
     ggml_barrier(params->threadpool);
     const size_t group_bytes = COLUMNS * k.column_bytes(weights->ne[0]);
