@@ -14,9 +14,12 @@ ARCHITECTURES = {
 }
 
 
-def write_target(path, n_embd=HIDDEN, n_layer=LAYERS, n_vocab=VOCAB):
+def write_target(path, n_embd=HIDDEN, n_layer=LAYERS, n_vocab=VOCAB, architecture="llama", name=""):
     """Keys and tokenizer only: all a conversion needs."""
-    w = gguf.GGUFWriter(path, "llama")
+    w = gguf.GGUFWriter(path, architecture)
+    if name:
+        w.add_name(name)
+    w.add_layer_norm_rms_eps(1e-5)
     w.add_block_count(n_layer)
     w.add_embedding_length(n_embd)
     w.add_tokenizer_model("gpt2")

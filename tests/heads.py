@@ -75,6 +75,7 @@ class Recipe:
     fc_norm: str = ""  # name of the norms in the checkpoint
     final_norm: bool = True
     first_norm: bool = False  # EAGLE-1 with an input norm in its first layer
+    last_state: bool = False  # EAGLE-3 without fc: the feature is the target's last state after its norm
     norm_before_residual: bool = False
     norm_output: bool = False
     rope: ReferenceRope = field(default_factory=lambda: ReferenceRope(BASE))
@@ -97,7 +98,10 @@ _EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"]}
 _SPECULATORS = {
     "architectures": ["Eagle3DraftModel"],
     "speculators_model_type": "eagle3",
-    "speculators_config": {"algorithm": "eagle3"},
+    "speculators_config": {
+        "algorithm": "eagle3",
+        "verifier": {"architectures": ["Qwen3ForCausalLM"], "name_or_path": "Qwen/Qwen3-8B"},
+    },
 }
 _MODELOPT = {
     "use_aux_hidden_state": True,
@@ -125,9 +129,29 @@ RECIPES = {
         layers=(0, 1, 3, 5, 7, 9, 11, 12),
     ),
     "SpecForge, one layer": Recipe(config={**_EAGLE3, "eagle_aux_hidden_state_layer_ids": [2]}, layers=(2,)),
+    "verl-SpeCo, five layers": Recipe(
+        config={**_EAGLE3, "num_aux_hidden_states": 5, "target_layer_ids": [2, 4, 6, 8, 10]},
+        layers=(2, 4, 6, 8, 10),
+    ),
     "AngelSlim": Recipe(
         config={"architectures": ["Eagle3LlamaForCausalLM"], "target_model_type": "qwen3", "head_dim": 24},
         head_dim=24,
+    ),
+    "AngelSlim, its Qwen3-1.7B": Recipe(
+        config={
+            "architectures": ["LlamaForCausalLMEEagle3"],
+            "model_type": "llama",
+            "head_dim": 24,
+            "tie_word_embeddings": True,
+        },
+        head_dim=24,
+    ),
+    "AngelSlim, mrope": Recipe(
+        config={
+            "architectures": ["Eagle3Qwen3vlForCausalLM"],
+            "target_model_type": "qwen3_vl",
+            "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4, 2, 2]},
+        }
     ),
     "speculators, llama": Recipe(
         "layers.{i}",
@@ -152,6 +176,12 @@ RECIPES = {
         norm_output=True,
         names="model.",
     ),
+    "speculators, four layers": Recipe(
+        "layers.{i}",
+        {**_SPECULATORS, "norm_before_residual": True, "eagle_aux_hidden_state_layer_ids": [2, 5, 8, 11]},
+        layers=(2, 5, 8, 11),
+        norm_before_residual=True,
+    ),
     "speculators, biases": Recipe(
         "layers.{i}", {**_SPECULATORS, "norm_before_residual": False}, attention_bias=True, mlp_bias=True
     ),
@@ -165,6 +195,22 @@ RECIPES = {
         "midlayer",
         {**_EAGLE3, "eagle_config": {**_MODELOPT, "eagle_aux_hidden_state_layer_ids": [0, 1, 4]}},
         layers=(0, 1, 4),
+    ),
+    "ModelOpt, the last layer's output": Recipe(
+        "layers.{i}",
+        {
+            **_EAGLE3,
+            "norm_before_fc": True,
+            "eagle_config": {**_MODELOPT, "eagle_aux_hidden_state_layer_ids": [4, 8, 12]},
+        },
+        layers=(4, 8, 12),
+        input_norm=True,
+    ),
+    "ModelOpt, without fc": Recipe(
+        "layers.{i}",
+        {**_EAGLE3, "eagle_config": {**_MODELOPT, "use_aux_hidden_state": False}},
+        layers=(N_LAYER,),
+        last_state=True,
     ),
     "EAGLE-1": Recipe(
         "layers.{i}",
@@ -200,6 +246,15 @@ RECIPES = {
     "linear rope": Recipe(
         config={**_LLAMA, "rope_scaling": {"type": "linear", "factor": 4.0}},
         rope=ReferenceRope(BASE, "linear", 4.0),
+    ),
+    "partial rope": Recipe(
+        config={
+            **_EAGLE3,
+            "rope_parameters": {"rope_type": "default", "rope_theta": BASE, "partial_rotary_factor": 0.5},
+        },
+        head_dim=24,
+        qk_norm=True,
+        rope=ReferenceRope(BASE, n_dims=12),
     ),
     "llama3 rope": Recipe(
         config={
@@ -243,7 +298,7 @@ def make(name, shared, seed=0, **size):
     )
     vector = lambda n: (1 + 0.2 * rng.standard_normal(n)).astype(np.float16)
     w, n_draft = {}, min(DRAFT, n_vocab - 1)
-    if r.kind != "eagle1":
+    if r.kind != "eagle1" and not r.last_state:
         w["fc.weight"] = matrix(hidden, len(layers) * n_target)
     if r.kind != "eagle3":
         w["fc2.weight"] = matrix(hidden, 2 * hidden)
@@ -276,7 +331,9 @@ def make(name, shared, seed=0, **size):
         _config(r, hidden, n_target, d, n_draft, n_vocab), _tensors(r, w, d2t, n_vocab), None, d2t, layers
     )
     lent = {k: v for k, v in shared.items() if k in ("token_embd.weight", "output.weight") and k not in w}
-    feature_norm = (shared["output_norm.weight"], shared["eps"]) if r.kind == "eagle1" else None
+    feature_norm = (
+        (shared["output_norm.weight"], shared["eps"]) if r.kind == "eagle1" or r.last_state else None
+    )
     head.truth = ReferenceHead(
         {k: v.astype(np.float32) for k, v in {**lent, **w}.items()},
         N_HEAD,
@@ -297,7 +354,7 @@ def _layers(r, n_layer):
         list(r.layers)
         if n_layer == N_LAYER
         else [n_layer]
-        if r.kind == "eagle1"
+        if r.kind == "eagle1" or r.last_state
         else list(range(n_layer + 1))[: len(r.layers)]
     )
 

@@ -123,12 +123,16 @@ KEY = "eagle_aux_hidden_state_layer_ids"
     [
         ({"eagle_config": {KEY: [2, 7, 9]}}, [2, 7, 9], [3, 8, 10]),  # SGLang's reading, and SpecForge's
         ({"eagle_config": {KEY: [0, 4, 9]}}, [0, 4, 9], [1, 5, 10]),
-        ({"eagle_config": {KEY: [1, 7, 9]}}, [2, 8, 10], None),
+        ({"eagle_config": {KEY: [1, 7, 9]}}, [2, 8, 10], [1, 7, 9]),  # not the usual 1, n/2-1, n-4
+        ({"eagle_config": {KEY: [1, 5, 8]}}, [2, 6, 9], None),
         ({"eagle_config": {KEY: [4, 7, 12]}}, [4, 7, 12], None),
         ({KEY: [3, 7, 9]}, [3, 7, 9], None),
         ({"eagle_config": {KEY: [2, 7, 9]}, KEY: [3, 8, 10]}, [3, 8, 10], None),  # both: nothing to decide
         ({"eagle_config": {KEY: [3, 8, 10]}, KEY: [3, 8, 10]}, [3, 8, 10], None),
         ({KEY: [2, 7, 9], "target_layer_ids": [5, 6, 7]}, [2, 7, 9], None),
+        ({"target_layer_ids": [2, 7, 9]}, [2, 7, 9], [3, 8, 10]),
+        ({"target_hidden_layer_ids": [2, 7, 9]}, [2, 7, 9], [3, 8, 10]),
+        ({"eagle_config": {"target_layer_ids": [2, 7, 9]}}, [2, 7, 9], [3, 8, 10]),
     ],
 )
 def test_a_list_of_layers_with_two_readings(tmp_path, target, keys, layers, other):
@@ -140,16 +144,14 @@ def test_a_list_of_layers_with_two_readings(tmp_path, target, keys, layers, othe
     assert other is None or str(other) in report.notes[0]
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_layers_under_a_key_that_is_counted_both_ways(tmp_path, target, nested):
+@pytest.mark.parametrize("architecture, other", [("gpt-oss", [1, 17, 32]), ("llama", None)])
+def test_gpt_oss_counts_both_ways(tmp_path, architecture, other):
+    """nvidia/gpt-oss-120b-Eagle3-long-context: [1, 17, 32] of 36 layers are inputs to SGLang, outputs to others."""
+    target = write_target(tmp_path / "target.gguf", n_layer=36, architecture=architecture)
     config, tensors = checkpoint("SafeAILab")
-    ids = {"target_layer_ids": [2, 7, 9]}
-    head = write_head(tmp_path / "head", {**config, **({"eagle_config": ids} if nested else ids)}, tensors)
-    refuses(tmp_path, head, target, "target_layer_ids")
-    with pytest.raises(EagleError, match="--extract-layers 2,7,9 if they are inputs, or 3,8,10 if") as e:
-        convert(head, target, tmp_path / "out.gguf")
-    assert e.value.kind is ErrorKind.BAD_CONFIG
-    assert convert(head, target, tmp_path / "out.gguf", extract_layers=[2, 7, 9]).layers == [2, 7, 9]
+    config = {**config, "eagle_config": {KEY: [1, 17, 32]}}
+    report = convert(write_head(tmp_path / "head", config, tensors), target, tmp_path / "out.gguf")
+    assert (report.layers, report.other_layers) == ([2, 18, 33], other)
 
 
 def gains(choices, best):
@@ -193,6 +195,188 @@ def test_the_self_test_decides_between_two_readings(
     assert said in printed and (best is not None or "cannot run with this target" in printed), printed
     keys, _ = read(tmp_path / "out.gguf")
     assert list(keys["eagle3.target_layers"]) == layers
+
+
+MODELOPT = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "eagle_config": {"use_aux_hidden_state": True, "use_last_layernorm": True},
+}
+
+
+@pytest.mark.parametrize(
+    "best, said",
+    [
+        ([2, 6, 9], "[2, 6, 9] are right"),
+        ([2, 6, 10], "convert it again with --extract-layers 2,6,10"),
+        (None, "set --extract-layers to the layers it was trained on"),
+    ],
+)
+def test_layers_that_a_head_should_have_listed(tmp_path, target, capsys, monkeypatch, best, said):
+    """nvidia/Llama-3.3-70B-Instruct-Eagle3 lists none: the self-test runs without being asked for."""
+    from eagle3_llama.heads import self_test
+
+    if best is not None:
+        choices = self_test.neighbours([2, 6, 9], 12)
+        monkeypatch.setattr(self_test, "self_test", lambda *_, **__: gains(choices, best))
+    config, tensors = checkpoint("SafeAILab")
+    head = write_head(tmp_path / "head", {**config, **MODELOPT}, tensors)
+    assert convert(head, target, tmp_path / "out.gguf").guessed_layers
+    assert not convert(head, target, tmp_path / "out.gguf", extract_layers=[2, 6, 9]).guessed_layers
+    command(head, target, tmp_path / "out.gguf", None, None, False)
+    printed = "".join(capsys.readouterr())
+    assert "heads of ModelOpt that list none may read others" in printed and said in printed, printed
+
+
+def without_fc(**more):
+    """As nvidia/gpt-oss-120b-Eagle3-short-context: EAGLE-3's layer, use_aux_hidden_state false."""
+    config, tensors = checkpoint("SafeAILab")
+    nested = {**MODELOPT["eagle_config"], "use_aux_hidden_state": False}
+    return {**config, **MODELOPT, "eagle_config": nested, **more}, tensors
+
+
+@pytest.mark.parametrize("has_fc", [False, True])
+def test_a_head_without_features_of_inner_layers(tmp_path, target, has_fc):
+    """It reads the last layer's output after the final norm. vLLM and SGLang skip an fc, so it is not written."""
+    config, tensors = without_fc()
+    if not has_fc:
+        del tensors["fc.weight"]
+    report = convert(write_head(tmp_path / "head", config, tensors), target, tmp_path / "out.gguf")
+    keys, got = read(tmp_path / "out.gguf")
+    assert report.layers == keys["eagle3.target_layers"] == [12]
+    assert np.isclose(keys["eagle3.feature_norm_epsilon"], 1e-5) and "fc.weight" not in got
+    assert any("the target's last state is the only feature" in note for note in report.notes)
+    again = convert(tmp_path / "out.gguf", target, tmp_path / "again.gguf")  # and from a GGUF
+    assert again.layers == [12] and "eagle3.feature_norm_epsilon" in read(tmp_path / "again.gguf")[0]
+
+
+def test_a_head_without_features_that_contradicts_itself(tmp_path, target):
+    config, tensors = without_fc(norm_before_fc=True)
+    tensors["input_norm.weight"] = np.ones(3 * HIDDEN, np.float16)
+    refuses(tmp_path, write_head(tmp_path / "a", config, tensors), target, "use_aux_hidden_state")
+    config, tensors = without_fc()
+    tensors["fc2.weight"] = np.ones((HIDDEN, 2 * HIDDEN), np.float16)
+    refuses(tmp_path, write_head(tmp_path / "b", config, tensors), target, "fc2.weight")
+    wide = write_target(tmp_path / "wide.gguf", n_embd=96)
+    refuses(tmp_path, write_head(tmp_path / "c", *without_fc()), wide, "hidden size")
+
+
+def mla(config, tensors):
+    """A head of Kimi's and DeepSeek's kind, at vLLM's and SpecForge's names."""
+    config.update(architectures=["Eagle3DeepseekV2ForCausalLM"], model_type="deepseek_v3", kv_lora_rank=32)
+    for name in ("k_proj", "v_proj"):
+        del tensors[f"midlayer.self_attn.{name}.weight"]
+    for name, shape in (
+        ("kv_a_proj_with_mqa", (40, 2 * HIDDEN)),
+        ("kv_a_layernorm", (32,)),
+        ("kv_b_proj", (HIDDEN, 32)),
+    ):
+        tensors[f"midlayer.self_attn.{name}.weight"] = np.ones(shape, np.float16)
+
+
+def unnamed_mla(config, tensors):
+    mla(config, tensors)
+    config["architectures"] = ["LlamaForCausalLMEagle3"]
+
+
+def peagle(**keys):
+    return lambda config, tensors: config.update(keys)
+
+
+OTHER_KINDS = {
+    "MLA": (mla, "MLA head (architecture Eagle3DeepseekV2ForCausalLM)"),
+    "MLA by its tensors": (unnamed_mla, "MLA head (tensor midlayer.self_attn.kv_"),
+    "P-EAGLE, speculators": (
+        peagle(architectures=["PEagleSpeculator"]),
+        "P-EAGLE head (architecture PEagleSpeculator)",
+    ),
+    "P-EAGLE, SpecForge": (
+        peagle(architectures=["PEagleDraftModel"]),
+        "P-EAGLE head (architecture PEagleDraftModel)",
+    ),
+    "P-EAGLE by its algorithm": (
+        peagle(architectures=["Eagle3DraftModel"], speculators_config={"algorithm": "peagle"}),
+        "P-EAGLE head (key speculators_config.algorithm is peagle)",
+    ),
+    "P-EAGLE, Automodel": (peagle(parallel_drafting=True), "P-EAGLE head (key parallel_drafting is true)"),
+    "P-EAGLE by its tensor": (
+        lambda config, tensors: tensors.update(mask_hidden=np.ones((1, 3 * HIDDEN), np.float16)),
+        "P-EAGLE head (tensor mask_hidden)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_heads_of_other_kinds_are_refused_by_name(tmp_path, target, kind):
+    change, said = OTHER_KINDS[kind]
+    config, tensors = checkpoint()
+    change(config, tensors)
+    head = write_head(tmp_path / "head", config, tensors)
+    refuses(tmp_path, head, target, said)
+    with pytest.raises(EagleError, match="supported: take ") as e:
+        convert(head, target, tmp_path / "x.gguf")
+    assert e.value.kind is ErrorKind.UNSUPPORTED
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("Qwen3 8B", "config.json names the head's target: Qwen/Qwen3-8B"),
+        ("", "config.json names the head's target: Qwen/Qwen3-8B"),
+        ("Llama 3.1 8B", "Qwen/Qwen3-8B; target.gguf calls itself llama318b: --self-test tells"),
+    ],
+)
+def test_a_head_that_names_its_target(tmp_path, name, said):
+    """RedHatAI's configs do."""
+    target = write_target(tmp_path / "target.gguf", name=name)
+    config, tensors = checkpoint("SafeAILab")
+    verifier = {"architectures": ["Qwen3ForCausalLM"], "name_or_path": "Qwen/Qwen3-8B"}
+    config["speculators_config"] = {"algorithm": "eagle3", "verifier": verifier}
+    report = convert(write_head(tmp_path / "head", config, tensors), target, tmp_path / "out.gguf")
+    assert said in report.notes[-1] and (name != "Qwen3 8B" or report.notes[-1] == said)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]}},
+        {"rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True}},
+        {
+            "rope_theta": None,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0, "mrope_section": [4, 2, 2]},
+        },
+    ],
+)
+def test_mrope_is_plain_for_text(tmp_path, target, keys):
+    """Heads for vision targets: a text token has the same position in all sections."""
+    config, tensors = checkpoint("AngelSlim")
+    config.update(architectures=["Eagle3Qwen2_5vlForCausalLM"], **keys)
+    report = convert(write_head(tmp_path / "head", config, tensors), target, tmp_path / "out.gguf")
+    keys, got = read(tmp_path / "out.gguf")
+    assert report.layout == "AngelSlim" and keys["eagle3.rope.freq_base"] == 50000.0
+    assert not any(key.startswith("eagle3.rope.scaling") for key in keys) and "rope_freqs.weight" not in got
+
+
+@pytest.mark.parametrize("where", [None, "rope_parameters", "rope_scaling"])
+def test_partial_rotary_factor(tmp_path, target, where):
+    """Only the first rows of each head are rotated, so only they are reordered. From a GGUF it is kept."""
+    config, tensors = checkpoint()
+    keys = {"partial_rotary_factor": 0.25}
+    config.update(keys if where is None else {where: {"rope_type": "default", **keys}})
+    convert(write_head(tmp_path / "head", config, tensors), target, tmp_path / "out.gguf", "f32")
+    convert(tmp_path / "out.gguf", target, tmp_path / "again.gguf")
+    for file in ("out.gguf", "again.gguf"):
+        keys, got = read(tmp_path / file)
+        assert keys["eagle3.rope.dimension_count"] == 4 and keys["eagle3.attention.key_length"] == 16
+        x = tensors["midlayer.self_attn.q_proj.weight"].astype(np.float32).reshape(HEADS, 16, -1)
+        y = values(got["blk.0.attn_q.weight"]).reshape(HEADS, 16, -1)
+        assert (y == x[:, [0, 2, 1, 3, *range(4, 16)]]).all()
+
+
+@pytest.mark.parametrize("factor", [1.5, 0.01, 0.2, "half"])
+def test_a_partial_rotary_factor_that_cannot_be(tmp_path, target, factor):
+    config, tensors = checkpoint()
+    config["partial_rotary_factor"] = factor
+    refuses(tmp_path, write_head(tmp_path / "head", config, tensors), target, "partial_rotary_factor")
 
 
 def test_llama3_rope_factors(tmp_path, target):
@@ -449,7 +633,6 @@ def test_norm_before_residual_and_rope_parameters(tmp_path, target):
     "key, value",
     [
         ("hidden_act", "gelu"),
-        ("partial_rotary_factor", 0.5),
         ("norm_before_fc", True),
         ("max_position_embeddings", 5_000_000_000),
         ("max_position_embeddings", 10**400),

@@ -8,14 +8,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..common.gguf_reader import Gguf, read_gguf
+from ..common.gguf_reader import read_gguf
 from ..common.hub import HubName, Repository, choose, repository_of
 from ..common.notes import note
 from ..errors import EagleError
+from .convert.names import names_of, plain
 from .convert.target import TargetFile, read_target
 from .fitted import fit, records
 from .hub import ORDER, fetch_head, is_head_file
@@ -112,43 +111,6 @@ def published() -> tuple[PublishedHead, ...]:
     entries = json.loads(PUBLISHED.read_text(encoding="utf-8"))["heads"]
     listed = lambda e: {**e, "layers": tuple(e["layers"])} if e.get("layers") else e
     return tuple(PublishedHead(**listed(e)) for e in entries)
-
-
-def names_of(target: Path) -> set[str]:
-    """What a target's GGUF calls itself and the models that it was made from, as plain() has them.
-
-    Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, general metadata.
-    """
-    file = read_gguf(target)
-    found = set(_named(file))
-    if repo := repository_of(target):
-        found |= {repo, repo.partition("/")[2]}
-    found |= {re.sub(r"[-_.]gguf$", "", name, flags=re.IGNORECASE) for name in found}
-    return {plain(name) for name in found if plain(name)}
-
-
-def _named(file: Gguf) -> Iterator[str]:
-    text: Callable[[str], str] = lambda key: (
-        v.decode("utf-8", "replace") if isinstance(v := file.get(key), bytes) else ""
-    )
-    yield text("general.name")
-    keys = ["general.source.huggingface.repository", "general.source.url", "general.repo_url"]
-    n = file.get("general.base_model.count", 0)
-    for i in range(min(n, 8) if type(n) is int else 0):
-        yield text(f"general.base_model.{i}.name")
-        keys.append(f"general.base_model.{i}.repo_url")
-    for key in keys:
-        parts = text(key).rstrip("/").split("/")[-2:]
-        if len(parts) == 2:
-            yield "/".join(parts)
-
-
-def plain(name: str) -> str:
-    """A name without case and punctuation: Qwen3-1.7B and Qwen3 1.7B are the same.
-
-    So are Meta-Llama-3.1 and Llama-3.1, its later name (github.com/basetenlabs/truss-examples/pull/357).
-    """
-    return re.sub(r"[^a-z0-9/]", "", name.lower()).replace("metallama", "llama")
 
 
 def misfit(head: Path, target: TargetFile) -> str | None:

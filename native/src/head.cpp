@@ -131,31 +131,44 @@ struct loader : head_keys {
 
     // What makes the first layer's state of features and tokens.
     void find_inputs() {
-        const int64_t n_embd = h.n_embd, n_features = h.n_features();
-        if (arch == "eagle3") {
-            h.fc      = get("fc.weight", n_features, n_embd);
-            h.fc_bias = find("fc.bias", n_embd);
-            h.fc_norm = find("fc_norm.weight", h.n_embd_target, (int64_t) h.layers.size());
-            require(!h.fc_norm || h.fc_norm->type == GGML_TYPE_F32, EAGLE3_E_FORMAT,
-                "tensor fc_norm.weight must be F32");
-            if (meta.boolean(key("norm_before_fc"))) {
-                h.input_norm = get("enc.output_norm.weight", n_features, 0);
-            }
-            h.embd_fc      = find("fc2.weight", 2 * n_embd, n_embd);
-            h.embd_fc_bias = find("fc2.bias", n_embd);
-            return;
+        arch == "eagle3" ? find_fusion() : find_eagle1_inputs();
+        if (h.feature_norm_eps > 0.0f) {
+            find_feature_norm();
         }
-        require(n_features == n_embd, EAGLE3_E_FORMAT,
+    }
+
+    void find_fusion() {
+        const int64_t n_embd = h.n_embd, n_features = h.n_features();
+        h.fc = get("fc.weight", n_features, n_embd, n_features == n_embd);  // a single feature may be g itself
+        h.fc_bias = h.fc ? find("fc.bias", n_embd) : nullptr;
+        h.fc_norm = find("fc_norm.weight", h.n_embd_target, (int64_t) h.layers.size());
+        require(!h.fc_norm || h.fc_norm->type == GGML_TYPE_F32, EAGLE3_E_FORMAT,
+            "tensor fc_norm.weight must be F32");
+        if (meta.boolean(key("norm_before_fc"))) {
+            h.input_norm = get("enc.output_norm.weight", n_features, 0);
+        }
+        h.embd_fc      = find("fc2.weight", 2 * n_embd, n_embd);
+        h.embd_fc_bias = find("fc2.bias", n_embd);
+    }
+
+    void find_eagle1_inputs() {
+        const int64_t n_embd = h.n_embd;
+        require(h.n_features() == n_embd, EAGLE3_E_FORMAT,
             format("an EAGLE-1 head takes one feature of its own width %d, this one's "
                    "have %d",
-                h.n_embd, (int) n_features));
-        if (h.feature_norm_eps > 0.0f) {
-            h.feature_norm = shared("a final norm", {"output_norm.weight"});
-            require(h.feature_norm->type == GGML_TYPE_F32, EAGLE3_E_MISMATCH,
-                "the target's output_norm.weight is not F32");
-        }
+                h.n_embd, h.n_features()));
         h.embd_fc      = get("fc.weight", 2 * n_embd, n_embd);
         h.embd_fc_bias = find("fc.bias", n_embd);
+    }
+
+    // The head reads the target's last state after its final norm.
+    void find_feature_norm() {
+        require(h.layers.size() == 1, EAGLE3_E_FORMAT,
+            format("key %s is for heads that read one layer, this one reads %zu",
+                key("feature_norm_epsilon").c_str(), h.layers.size()));
+        h.feature_norm = shared("a final norm", {"output_norm.weight"});
+        require(h.feature_norm->type == GGML_TYPE_F32, EAGLE3_E_MISMATCH,
+            "the target's output_norm.weight is not F32");
     }
 
     void find_block(block & b, const std::string & at, bool reads_token) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -33,27 +34,27 @@ def read_reference(head: Path, target: Path) -> ReferenceHead:
             w[name] = lender.floats(next((n for n in theirs if n in lender.tensors), name))
     if "blk.0.hidden_norm.weight" in w:
         w["blk.0.attn_norm_2.weight"] = w.pop("blk.0.hidden_norm.weight")
-    for name in w:
-        if ".attn_q" in name or ".attn_k" in name:
-            heads = 1 if "_norm" in name else n_head if ".attn_q." in name else n_head_kv
-            w[name] = _half_split(w[name], heads)
-    feature_norm = None
     if arch == "eagle":
         w.update({f"fc2.{kind}": w.pop(f"fc.{kind}") for kind in ("weight", "bias") if f"fc.{kind}" in w})
-        eps = file.get("eagle.feature_norm_epsilon", 0.0)
-        feature_norm = (lender.floats("output_norm.weight"), eps) if eps else None
+    eps = file.get(f"{arch}.feature_norm_epsilon", 0.0)
+    feature_norm = (lender.floats("output_norm.weight"), eps) if eps else None
     if not file.get(f"{arch}.norm_before_fc", False):
         w.pop("enc.output_norm.weight", None)
     head_dim = file.size_of(
         f"{arch}.attention.key_length", file.size_of(f"{arch}.embedding_length") // n_head
     )
+    n_dims = file.size_of(f"{arch}.rope.dimension_count", head_dim)
+    for name in w:
+        if ".attn_q" in name or ".attn_k" in name:
+            heads = 1 if "_norm" in name else n_head if ".attn_q." in name else n_head_kv
+            w[name] = _half_split(w[name], heads, n_dims)
     return ReferenceHead(
         w,
         n_head,
         n_head_kv,
         head_dim,
         file.get(f"{arch}.attention.layer_norm_rms_epsilon", 1e-5),
-        _rope(file, arch),
+        dataclasses.replace(_rope(file, arch), n_dims=n_dims),
         bool(file.get(f"{arch}.norm_before_residual", False)),
         bool(file.get(f"{arch}.norm_output", False)),
         feature_norm,
@@ -79,10 +80,11 @@ def _rope(file: Gguf, arch: str) -> ReferenceRope:
     )
 
 
-def _half_split(w: np.ndarray, n_head: int) -> np.ndarray:
-    """Reorders the rows of q or k, [n_head * d, ...], for rotary embeddings.
+def _half_split(w: np.ndarray, n_head: int, n_dims: int) -> np.ndarray:
+    """Reorders the rows of q or k, [n_head * d, ...], for rotary embeddings of the first n_dims of d rows.
 
-    llama.cpp rotates the pairs (2i, 2i + 1), Hugging Face (i, i + d / 2).
+    llama.cpp rotates the pairs (2i, 2i + 1), Hugging Face (i, i + n_dims / 2).
     """
-    pairs = w.reshape(n_head, w.shape[0] // n_head // 2, 2, -1)
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(w.shape)
+    heads = w.reshape(n_head, w.shape[0] // n_head, -1)
+    turned = [heads[:, first:n_dims:2] for first in (0, 1)]
+    return np.concatenate([*turned, heads[:, n_dims:]], axis=1).reshape(w.shape)

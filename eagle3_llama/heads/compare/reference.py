@@ -15,7 +15,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class ReferenceRope:
-    """Rotary embeddings. kind: None, linear, yarn or llama3; llama3 needs `divisors`, [head_dim / 2]."""
+    """Rotary embeddings of a head's first n_dims dimensions, of all if it is None.
+
+    kind: None, linear, yarn or llama3; llama3 needs `divisors`, [n_dims / 2].
+    """
 
     base: float = 10000.0
     kind: str | None = None
@@ -25,6 +28,7 @@ class ReferenceRope:
     beta_slow: float = 1.0
     attention_factor: float = 1.0  # scales cosine and sine, only for yarn
     divisors: np.ndarray | None = None
+    n_dims: int | None = None
 
     def frequencies(self, d: int) -> np.ndarray:
         """Radians per position, [d / 2]."""
@@ -47,8 +51,8 @@ class ReferenceRope:
 class ReferenceHead:
     """w: weights by GGUF name, matrices as [rows, columns], q and k in Hugging Face's half-split order.
 
-    feature_norm: (weight, epsilon) of the target's final norm, for EAGLE-1. The fc of EAGLE-1 is called
-    fc2.weight here, because it does the same as the second one of two projections.
+    feature_norm: (weight, epsilon) of the target's final norm, if its last state is the feature. The fc of
+    EAGLE-1 is called fc2.weight here, because it does the same as the second one of two projections.
     """
 
     w: dict[str, np.ndarray]
@@ -141,11 +145,12 @@ class ReferenceHead:
         return self._linear(at + "attn_output", np.einsum("hqk,khd->qhd", weights, v).reshape(n, -1))
 
     def _rotate(self, x: np.ndarray) -> np.ndarray:
-        angle = np.arange(len(x))[:, None, None] * self.rope.frequencies(self.head_dim)
+        n_dims = self.rope.n_dims or self.head_dim
+        angle = np.arange(len(x))[:, None, None] * self.rope.frequencies(n_dims)
         scale = self.rope.attention_factor if self.rope.kind == "yarn" else 1.0
         cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
-        a, b = np.split(x, 2, axis=-1)
-        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+        a, b = np.split(x[..., :n_dims], 2, axis=-1)
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., n_dims:]], axis=-1)
 
     def _norm(self, name: str, x: np.ndarray) -> np.ndarray:
         return _rms(x, self.w[name], self.eps)

@@ -25,11 +25,13 @@ from .geometry import Geometry, measure
 from .layers import infer_layers
 from .layouts import Layout, detect, rename
 from .metadata import build_metadata
-from .rope import read_rope
+from .names import named_target
+from .rope import Rope, read_rope
 from .safetensors_file import HeadTensor
 from .source import read_source
 from .target import read_target
-from .variant import read_variant
+from .unsupported import refuse_unsupported
+from .variant import read_variant, unused_tensors
 from .vocabulary import absolute_ids
 from .writer import QTYPES, OutTensor, Progress, constant, weight, write_gguf
 
@@ -46,6 +48,7 @@ class ConvertReport:
     draft_vocab: int
     notes: list[str]  # what the converter inferred and why, one line each
     other_layers: list[int] | None = None  # what config.json's list may mean as well: only a trial can tell
+    guessed_layers: bool = False  # config.json lists none, although such heads do: only a trial can tell
 
 
 def convert(
@@ -75,30 +78,36 @@ def convert(
     check_models(target, head if head.is_file() and head.suffix == ".gguf" else None)
     source, model = read_source(head), read_target(target)
     outtype = outtype or source.outtype
+    if source.layout is None:
+        refuse_unsupported(source.config, source.tensors)
     layout = source.layout or detect(source.config, source.tensors)
     config, tensors = layout.flatten(source.config), rename(layout, source.tensors)
     variant = read_variant(config, layout, tensors)
-    if not variant.final_norm:
-        tensors.pop("output_norm.weight", None)
-    g = measure(config, layout, tensors, model, variant.final_norm)
-    found = infer_layers(config, layout, g.n_features, model.n_layer, extract_layers)
+    for name in unused_tensors(variant, layout):
+        tensors.pop(name, None)
+    g = measure(config, layout, tensors, model, variant)
+    found = infer_layers(config, layout, g, model, extract_layers)
     rope = source.rope or read_rope(config, g.head_dim)
     outs = [constant("rope_freqs.weight", rope.factors)] if rope.factors is not None else []
-    outs += _tensors(tensors, g, layout, outtype)
+    outs += _tensors(tensors, g, layout, outtype, rope)
     metadata = build_metadata(head.resolve().stem, outtype, config, variant, g, found.ids, rope, model)
     n_bytes = write_gguf(out, g.arch, metadata, outs, progress)
-    notes = (found.why, *variant.notes, *_notes(layout.name, g, tensors, outs, outtype))
+    notes = [found.why, *variant.notes, *_notes(layout.name, g, tensors, outs, outtype)]
+    if named := named_target(config, target):
+        notes.append(named)
     return ConvertReport(
-        out, n_bytes, len(outs), layout.name, found.ids, g.draft_vocab, list(notes), found.other
+        out, n_bytes, len(outs), layout.name, found.ids, g.draft_vocab, notes, found.other, found.guessed
     )
 
 
-def _tensors(tensors: dict[str, HeadTensor], g: Geometry, layout: Layout, outtype: str) -> list[OutTensor]:
+def _tensors(
+    tensors: dict[str, HeadTensor], g: Geometry, layout: Layout, outtype: str, rope: Rope
+) -> list[OutTensor]:
     outs = []
     for name in g.shapes():
         if name in tensors and name not in ("d2t", "t2d") and not name.startswith("fc_norm."):
             heads = 0 if layout.interleaved else _rotated_heads(name, g)
-            outs.append(weight(name, tensors[name], outtype, heads))
+            outs.append(weight(name, tensors[name], outtype, heads, rope.n_dims))
     if "fc_norm.weight" in tensors:
         outs.append(constant("fc_norm.weight", tensors["fc_norm.weight"].read_all()))
     elif "fc_norm.0.weight" in tensors:

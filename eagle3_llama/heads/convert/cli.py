@@ -83,6 +83,8 @@ def _convert(
         with _bar("converting", "bytes", DownloadColumn()) as done:
             report = run(head, target, out, outtype, report.other_layers, done)
         print(f"converted again with layers {report.layers}, because the self-test prefers them")
+    elif report.guessed_layers:
+        _try_guess(report, target)
     elif self_test and report.other_layers is None:
         _self_test(report.out, target)
 
@@ -92,17 +94,32 @@ def _other_is_right(report: ConvertReport, target: Path) -> bool:
     from ..self_test import Verdict
 
     print(f"which layers are right, {report.layers} or {report.other_layers}, is for the self-test to say:")
-    try:
-        kind, best = _self_test(report.out, target)
-    except EagleError as e:
-        print(f"the self-test cannot run with this target: {one_line(str(e))}")
-        kind, best = Verdict.CANNOT_TELL, report.layers
+    kind, best = _self_test_if_it_runs(report, target)
     if kind is Verdict.WRONG and best == report.other_layers:
         return True
     if kind is Verdict.CANNOT_TELL:
         other = ",".join(map(str, report.other_layers or ()))
         print(f"not decided: if few drafts are accepted, convert again with --extract-layers {other}")
     return False
+
+
+def _try_guess(report: ConvertReport, target: Path) -> None:
+    """Tries a head whose layers were guessed. The trial sees the neighbouring layers, not all there are."""
+    from ..self_test import Verdict
+
+    print(f"whether layers {report.layers} are right is for the self-test to say:")
+    if _self_test_if_it_runs(report, target)[0] is Verdict.CANNOT_TELL:
+        print("not decided: if few drafts are accepted, set --extract-layers to the layers it was trained on")
+
+
+def _self_test_if_it_runs(report: ConvertReport, target: Path) -> tuple[Verdict, list[int]]:
+    from ..self_test import Verdict
+
+    try:
+        return _self_test(report.out, target)
+    except EagleError as e:
+        print(f"the self-test cannot run with this target: {one_line(str(e))}")
+        return Verdict.CANNOT_TELL, report.layers
 
 
 def _self_test(head: Path, target: Path) -> tuple[Verdict, list[int]]:

@@ -10,6 +10,7 @@ from .config import Config
 from .layouts.base import Layout
 from .safetensors_file import FLOATS, HeadTensor
 from .target import TargetFile
+from .variant import Variant
 
 _VOCABULARY = ("token_embd.weight", "output.weight", "d2t", "t2d")
 _OPTIONAL = (*_VOCABULARY, "enc.output_norm.weight", "rope_freqs.weight", "fc2.bias")
@@ -31,6 +32,12 @@ class Geometry:
     reads_token: tuple[bool, ...]  # for each decoder layer: its attention input includes the token embedding
     final_norm: bool
     projected: bool  # fc2 computes the state that enters the first layer
+    last_state: bool  # the one feature is the target's last state after its final norm
+
+    @property
+    def fuses(self) -> bool:
+        """Whether fc makes one state of the features. Without it the one feature is this state."""
+        return self.arch == "eagle3" and not self.last_state
 
     def shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """GGUF name -> (shape with rows first, the same in words), in the order of the file."""
@@ -39,10 +46,12 @@ class Geometry:
         doubled = ((h, 2 * h), "hidden_size, 2 * hidden_size")
         fused = ((h, features), "hidden_size, layers * target's hidden size")
         bias, norm = ((h,), "hidden_size"), ((self.target_hidden,), "target's hidden size")
-        out = {"fc.weight": doubled if self.arch == "eagle" else fused, "fc.bias": bias}
+        out = {}
+        if self.fuses or self.arch == "eagle":
+            out = {"fc.weight": fused if self.fuses else doubled, "fc.bias": bias}
         if self.projected:
             out.update({"fc2.weight": doubled, "fc2.bias": bias})
-        if self.arch == "eagle3":
+        if self.fuses:
             out["enc.output_norm.weight"] = ((features,), "layers * target's hidden size")
             out.update({f"fc_norm.{i}.weight": norm for i in range(self.n_features)})
             out["fc_norm.weight"] = ((self.n_features, self.target_hidden), "layers, target's hidden size")
@@ -93,21 +102,23 @@ class Geometry:
 
 
 def measure(
-    config: Config, layout: Layout, tensors: dict[str, HeadTensor], target: TargetFile, final_norm: bool
+    config: Config, layout: Layout, tensors: dict[str, HeadTensor], target: TargetFile, variant: Variant
 ) -> Geometry:
-    """Measures a head. tensors: by GGUF name. final_norm: whether the head has a final norm.
+    """Measures a head. tensors: by GGUF name.
 
     Raises EagleError, which names the tensor or key: MISSING_TENSOR, WRONG_SHAPE, BAD_CONFIG, BAD_VALUE
     (dtype), HEAD_MISMATCH or VOCAB_MISMATCH (the head was trained for another target).
     """
-    hidden, rows = config.integer("hidden_size"), _matrix(layout, tensors, "fc.weight")[0]
+    hidden, has_fc = config.integer("hidden_size"), layout.arch == "eagle" or not variant.last_state
+    measured = "fc.weight" if has_fc else "blk.0.attn_output.weight"
+    rows = _matrix(layout, tensors, measured)[0]
     if hidden != rows:
         raise EagleError(
             ErrorKind.WRONG_SHAPE,
-            f"tensor {layout.source_name('fc.weight')} has {rows} rows, but key hidden_size "
+            f"tensor {layout.source_name(measured)} has {rows} rows, but key hidden_size "
             f"of config.json is {hidden}",
         )
-    target_hidden = _target_hidden(config, layout, hidden, tensors, target)
+    target_hidden = _target_hidden(config, hidden, tensors, target, variant.last_state)
     target_vocab = config.integer("vocab_size", target.n_vocab)
     if target_vocab != target.n_vocab:
         raise EagleError(
@@ -120,7 +131,7 @@ def measure(
         layout.arch,
         hidden,
         target_hidden,
-        _n_features(layout, tensors, target_hidden),
+        1 if variant.last_state else _n_features(layout, tensors, target_hidden),
         n_head,
         n_head_kv,
         head_dim,
@@ -128,8 +139,9 @@ def measure(
         _draft_vocab(config, layout, tensors, target_vocab),
         target_vocab,
         _blocks(config, layout, tensors),
-        final_norm,
+        variant.final_norm,
         "fc2.weight" in tensors,
+        variant.last_state,
     )
     _check_all(g, layout, tensors)
     _check_shared(g, layout, tensors)
@@ -169,7 +181,7 @@ def _blocks(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> t
 
 
 def _target_hidden(
-    config: Config, layout: Layout, hidden: int, tensors: dict[str, HeadTensor], target: TargetFile
+    config: Config, hidden: int, tensors: dict[str, HeadTensor], target: TargetFile, last_state: bool
 ) -> int:
     given = config.integer("target_hidden_size", None)
     if given is not None and given != target.n_embd:
@@ -178,8 +190,7 @@ def _target_hidden(
             f"key target_hidden_size of config.json is {given}, but the "
             f"target's hidden size is {target.n_embd}: give this head's own target",
         )
-    lends = "token_embd.weight" not in tensors or layout.arch == "eagle"
-    if given is None and hidden != target.n_embd and lends:
+    if hidden != target.n_embd and (last_state or given is None and "token_embd.weight" not in tensors):
         raise EagleError(
             ErrorKind.HEAD_MISMATCH,
             f"key hidden_size of config.json is {hidden}, but the target's "
@@ -189,8 +200,6 @@ def _target_hidden(
 
 
 def _n_features(layout: Layout, tensors: dict[str, HeadTensor], target_hidden: int) -> int:
-    if layout.arch == "eagle":
-        return 1
     width = _matrix(layout, tensors, "fc.weight")[1]
     if width == 0 or width % target_hidden:
         raise EagleError(

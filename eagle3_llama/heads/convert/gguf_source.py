@@ -54,6 +54,8 @@ def read_gguf_head(path: Path) -> tuple[Config, dict[str, HeadTensor], Layout, R
     final_norm = file.get(f"{arch}.final_norm")
     if final_norm is not None:
         data["eagle_config"] = {"use_last_layernorm": final_norm}
+    if arch == "eagle3" and "fc.weight" not in file.tensors:
+        data.setdefault("eagle_config", {})["use_aux_hidden_state"] = False
     tensors = {
         name: _tensor(path, info) for name, info in file.tensors.items() if name != "rope_freqs.weight"
     }
@@ -71,6 +73,17 @@ def _rope(file: Gguf, arch: str) -> Rope:
             ErrorKind.BAD_VALUE,
             f"key {arch}.rope.freq_base of {file.path} is {base!r:.40}, expected a positive number",
         )
+    head_dim = file.size_of(
+        f"{arch}.attention.key_length",
+        file.size_of(f"{arch}.embedding_length") // max(1, file.size_of(f"{arch}.attention.head_count")),
+    )
+    n_dims = file.size_of(f"{arch}.rope.dimension_count", head_dim)
+    if not 2 <= n_dims <= head_dim or n_dims % 2:
+        raise EagleError(
+            ErrorKind.BAD_VALUE,
+            f"key {arch}.rope.dimension_count of {file.path} is {n_dims}, expected an even number up to"
+            f" {head_dim}, the heads' size",
+        )
     prefix = f"{arch}.rope.scaling."
     scaling = {key: file.get(prefix + key) for key in _SCALING if prefix + key in file.keys}
     if "type" in scaling:
@@ -79,8 +92,8 @@ def _rope(file: Gguf, arch: str) -> Rope:
         raise EagleError(ErrorKind.BAD_VALUE, f"keys {arch}.rope.scaling of {file.path} are not numbers")
     factors = file.tensors.get("rope_freqs.weight")
     if factors is None:
-        return Rope(base, scaling)
-    return Rope(base, scaling, _tensor(file.path, factors).read_all())
+        return Rope(base, n_dims, scaling)
+    return Rope(base, n_dims, scaling, _tensor(file.path, factors).read_all())
 
 
 def _tensor(path: Path, info: TensorInfo) -> HeadTensor:

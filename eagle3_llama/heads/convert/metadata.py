@@ -1,8 +1,8 @@
 """The metadata keys of a head's GGUF: those of llama.cpp's `eagle3` architecture, and the target's tokenizer.
 
 Three keys are ours. norm_output: the state after the final norm is fed back. final_norm: written if it
-differs from the architecture's default. feature_norm_epsilon, of architecture `eagle`: the captured state
-first passes the target's final norm, with this epsilon.
+differs from the architecture's default. feature_norm_epsilon: the one captured state first passes the
+target's final norm, with this epsilon.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _head(
         "attention.head_count_kv": g.n_head_kv,
         "attention.key_length": g.head_dim,
         "attention.value_length": g.head_dim,
-        "rope.dimension_count": g.head_dim,
+        "rope.dimension_count": rope.n_dims,
         "vocab_size": g.target_vocab,
         "target_hidden_size": g.target_hidden,
     }
@@ -83,16 +83,16 @@ def _head(
         yield "norm_output", Value(True, T.BOOL)
     if variant.final_norm != (g.arch == "eagle3"):
         yield "final_norm", Value(variant.final_norm, T.BOOL)
-    if g.arch == "eagle" and layers == [target.n_layer]:
+    if g.last_state and layers == [target.n_layer]:
         yield "feature_norm_epsilon", Value(_final_norm_epsilon(target), T.FLOAT32)
 
 
 def _final_norm_epsilon(target: TargetFile) -> float:
-    """EAGLE-1 was trained on the target's state after its final norm, Hugging Face's last hidden state."""
+    """Such heads were trained on the target's state after its final norm, Hugging Face's last hidden state."""
     if target.norm_eps is None:
         raise EagleError(
             ErrorKind.UNSUPPORTED,
             f"the target's architecture {target.architecture} has no final RMSNorm, whose output "
-            "an EAGLE-1 head reads",
+            "this head reads",
         )
     return target.norm_eps

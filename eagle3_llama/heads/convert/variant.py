@@ -11,6 +11,7 @@ from .layouts.base import Layout
 from .safetensors_file import HeadTensor
 
 _FC_NORM, _INPUT_NORM, _FINAL = "fc_norm.0.weight", "enc.output_norm.weight", "output_norm.weight"
+_AUX = "eagle_config.use_aux_hidden_state"
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Variant:
     final_norm: bool  # there is a norm before the output matrix
     norm_output: bool  # the state after that norm is fed back
     norm_before_residual: bool
+    last_state: bool  # the one feature is the target's last state after its final norm
     notes: tuple[str, ...]  # what config.json does not say clearly, one line each
 
 
@@ -33,11 +35,14 @@ def read_variant(config: Config, layout: Layout, tensors: dict[str, HeadTensor])
             ErrorKind.UNSUPPORTED, f"key hidden_act of config.json is {act!r:.40}: only silu is supported"
         )
     eagle3 = layout.arch == "eagle3"
-    if config.boolean("eagle_config.use_aux_hidden_state", eagle3) != eagle3:
+    last_state = not config.boolean(_AUX, eagle3)
+    if last_state:
+        _check_last_state(config, tensors)
+    elif not eagle3:
         raise EagleError(
             ErrorKind.UNSUPPORTED,
-            f"key eagle_config.use_aux_hidden_state of config.json contradicts the tensors, "
-            f"which are those of an {'EAGLE-3' if eagle3 else 'EAGLE-1'} head",
+            f"key {_AUX} of config.json is true, but the tensors are those of an EAGLE-1 head, which reads"
+            " one state: correct the key",
         )
     for key, names in _flags(config, layout, tensors):
         _agree(config, key, names, layout, tensors)
@@ -55,6 +60,8 @@ def read_variant(config: Config, layout: Layout, tensors: dict[str, HeadTensor])
             ErrorKind.MISSING_TENSOR,
             f"tensor {layout.source_name(_FINAL)} is missing, but key norm_output of config.json requires it",
         )
+    if last_state and eagle3:
+        notes.append("no fc: use_aux_hidden_state is false, so the target's last state is the only feature")
     if norm_output:
         notes.append("norm_output: the state after the final norm is fed back for the next draft token")
     if config.get("norm_before_residual") is None and layout.norm_before_residual:
@@ -63,8 +70,28 @@ def read_variant(config: Config, layout: Layout, tensors: dict[str, HeadTensor])
         final_norm,
         norm_output,
         config.boolean("norm_before_residual", layout.norm_before_residual),
+        last_state,
         tuple(notes),
     )
+
+
+def unused_tensors(variant: Variant, layout: Layout) -> Iterator[str]:
+    """GGUF names of tensors that the variant does not use, if they are there."""
+    if not variant.final_norm:
+        yield _FINAL
+    if variant.last_state and layout.arch == "eagle3":
+        yield from ("fc.weight", "fc.bias")  # vLLM and SGLang skip them too
+
+
+def _check_last_state(config: Config, tensors: dict[str, HeadTensor]) -> None:
+    """Norms of several features and fc2 have nothing to work on if there is one feature and no fc."""
+    for name in (_INPUT_NORM, _FC_NORM, "fc_norm.weight", "fc2.weight"):
+        if name in tensors:
+            raise EagleError(
+                ErrorKind.UNSUPPORTED,
+                f"key {_AUX} of config.json is false, but there is a tensor {tensors[name].name}, which"
+                " belongs to the features of several layers: correct the key",
+            )
 
 
 def _flags(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> Iterator[tuple[str, list[str]]]:

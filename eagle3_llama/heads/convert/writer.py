@@ -41,10 +41,10 @@ class OutTensor:
         return math.prod(self.shape) // block * size
 
 
-def weight(name: str, tensor: HeadTensor, outtype: str, permute_heads: int = 0) -> OutTensor:
+def weight(name: str, tensor: HeadTensor, outtype: str, permute_heads: int = 0, n_dims: int = 0) -> OutTensor:
     """A tensor of the checkpoint. Vectors become F32; a matrix whose rows are not whole blocks becomes F16.
 
-    permute_heads: the n_head for interleave(), 0 to keep the order. Encoding raises EagleError BAD_VALUE for
+    permute_heads, n_dims: for interleave(); permute_heads 0 keeps the order. Encoding raises EagleError BAD_VALUE for
     NaN, an infinity, or a weight outside the range of the type.
     """
     qtype = QTYPES[outtype] if len(tensor.shape) == 2 else Q.F32
@@ -55,7 +55,8 @@ def weight(name: str, tensor: HeadTensor, outtype: str, permute_heads: int = 0) 
         rows = tensor.shape[0] if permute_heads else max(1, _BLOCK // math.prod(tensor.shape[1:]))
         for lo in range(0, tensor.shape[0], rows):
             data = tensor.read(lo, min(lo + rows, tensor.shape[0]))
-            yield _encode(tensor.name, interleave(data, permute_heads) if permute_heads else data, qtype)
+            data = interleave(data, permute_heads, n_dims) if permute_heads else data
+            yield _encode(tensor.name, data, qtype)
 
     return OutTensor(name, tensor.shape, qtype, blocks)
 
@@ -67,13 +68,15 @@ def constant(name: str, data: np.ndarray) -> OutTensor:
     return OutTensor(name, data.shape, Q.F32, lambda: iter([_encode(name, data, Q.F32)]))
 
 
-def interleave(w: np.ndarray, n_head: int) -> np.ndarray:
-    """Reorders the rows of q or k, [n_head * head_dim, ...], for rotary embeddings.
+def interleave(w: np.ndarray, n_head: int, n_dims: int) -> np.ndarray:
+    """Reorders the rows of q or k, [n_head * head_dim, ...], for rotary embeddings of n_dims of head_dim rows.
 
-    Checkpoints rotate the pairs (i, i + head_dim / 2), llama.cpp the pairs (2i, 2i + 1).
+    Checkpoints rotate the pairs (i, i + n_dims / 2), llama.cpp the pairs (2i, 2i + 1).
     """
-    halves = w.reshape(n_head, 2, w.shape[0] // n_head // 2, -1)  # head, half, i
-    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(w.shape)
+    out = w.reshape(n_head, w.shape[0] // n_head, -1).copy()
+    halves = out[:, :n_dims].reshape(n_head, 2, n_dims // 2, -1)  # head, half, i
+    out[:, :n_dims] = halves.swapaxes(1, 2).reshape(n_head, n_dims, -1)
+    return out.reshape(w.shape)
 
 
 def _encode(name: str, data: np.ndarray, qtype: Q) -> np.ndarray:

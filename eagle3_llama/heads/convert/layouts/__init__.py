@@ -14,7 +14,7 @@ from .speculators import SPECULATORS
 from .two_projections import TWO_PROJECTIONS
 
 # detect() takes the first that matches
-LAYOUTS = (SPECULATORS, TWO_PROJECTIONS, MODELOPT, ANGELSLIM, SPECFORGE, SAFEAILAB, EAGLE1)
+LAYOUTS = (SPECULATORS, TWO_PROJECTIONS, MODELOPT, SPECFORGE, ANGELSLIM, SAFEAILAB, EAGLE1)
 
 __all__ = ["EAGLE1_GGUF", "EAGLE3_GGUF", "LAYOUTS", "Layout", "detect", "rename"]
 

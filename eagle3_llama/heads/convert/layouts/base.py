@@ -47,13 +47,17 @@ BLOCK = {
 class Ids(enum.Enum):
     """The meaning of the layer ids in a config."""
 
-    OUTPUTS = "outputs"  # id k is the output of layer k, llama.cpp's layer_inp k + 1
     INPUTS = "inputs"  # id k is the input of layer k, llama.cpp's layer_inp k; n_layer is the last output
+    EITHER = "either"  # some projects list inputs here, others outputs: layer_inp k + 1
 
 
 LAYER_IDS = (
-    ("eagle_config.eagle_aux_hidden_state_layer_ids", Ids.OUTPUTS),  # SpecForge, ModelOpt; see layers.py
+    ("eagle_config.eagle_aux_hidden_state_layer_ids", Ids.EITHER),  # SpecForge, ModelOpt; see layers.py
     ("eagle_aux_hidden_state_layer_ids", Ids.INPUTS),  # vLLM uses them unchanged
+    ("eagle_config.target_hidden_layer_ids", Ids.EITHER),  # verl-SpeCo reads these keys too
+    ("target_hidden_layer_ids", Ids.EITHER),
+    ("target_layer_ids", Ids.EITHER),
+    ("eagle_config.target_layer_ids", Ids.EITHER),
 )
 
 
@@ -66,6 +70,7 @@ class Layout:
     names, block_names: tensor names outside and inside the decoder layers -> GGUF names.
     arch: the GGUF architecture; "eagle" heads take one feature and have no final norm.
     layer_ids: config keys that list the captured layers; the first key that is present counts.
+    lists_layers: its heads list their layers; one that does not may read others than EAGLE's rule says.
     ignored: suffixes of tensor names to skip, because they are not weights of the head.
     flatten: moves the keys of a config to the places where the other layouts have them.
     norm_output_gates: the key norm_output tells whether there is a final norm, not which state is fed back.
@@ -80,6 +85,7 @@ class Layout:
     block_names: Mapping[str, str] = field(default_factory=lambda: BLOCK)
     arch: str = "eagle3"
     layer_ids: tuple[tuple[str, Ids], ...] = LAYER_IDS
+    lists_layers: bool = False
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
     flatten: Callable[[Config], Config] = lambda config: config
     norm_output_gates: bool = False
