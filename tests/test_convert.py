@@ -146,7 +146,7 @@ def test_a_list_of_layers_with_two_readings(tmp_path, target, keys, layers, othe
 
 @pytest.mark.parametrize("architecture, other", [("gpt-oss", [1, 17, 32]), ("llama", None)])
 def test_gpt_oss_counts_both_ways(tmp_path, architecture, other):
-    """nvidia/gpt-oss-120b-Eagle3-long-context: [1, 17, 32] of 36 layers are inputs to SGLang, outputs to others."""
+    """nvidia/gpt-oss-120b-Eagle3-long-context lists [1, 17, 32] of 36 layers: inputs for SGLang only."""
     target = write_target(tmp_path / "target.gguf", n_layer=36, architecture=architecture)
     config, tensors = checkpoint("SafeAILab")
     config = {**config, "eagle_config": {KEY: [1, 17, 32]}}
@@ -236,7 +236,7 @@ def without_fc(**more):
 
 @pytest.mark.parametrize("has_fc", [False, True])
 def test_a_head_without_features_of_inner_layers(tmp_path, target, has_fc):
-    """It reads the last layer's output after the final norm. vLLM and SGLang skip an fc, so it is not written."""
+    """It reads the last layer's output after the final norm. vLLM and SGLang skip an fc: none is written."""
     config, tensors = without_fc()
     if not has_fc:
         del tensors["fc.weight"]

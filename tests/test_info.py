@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf
 import heads
 import pytest
 from test_variants import converted
@@ -55,6 +56,8 @@ def test_shipped_head():
         ("yarn rope", "yarn rope"),
         ("SpecForge, no final norm", "no final norm"),
         ("EAGLE-1", "fc bias"),
+        ("ModelOpt, without fc", "without fc"),
+        ("partial rope", "partial rope"),
     ],
 )
 def test_variants(tmp_path, target, name, said):
@@ -62,6 +65,37 @@ def test_variants(tmp_path, target, name, said):
     assert said in rows["variant"]
     assert rows["decoder layers"] == str(heads.RECIPES[name].n_blocks)
     assert rows["kind"] == ("EAGLE-1 head" if name == "EAGLE-1" else "EAGLE-3 head")
+
+
+@pytest.mark.parametrize(
+    "layers, said",
+    [
+        ([2, 6, 9], None),
+        ([2, 18, 33], None),
+        ([1, 17, 32], "[1, 17, 32] are outputs by EAGLE's rule for 36 layers"),
+        ([3, 19, 34], "EAGLE's rule gives 2, n/2, n-3"),
+        ([24, 30, 36], "EAGLE's rule gives 2, n/2, n-3"),
+        ([2, 4, 6, 8, 10], None),
+    ],
+)
+@pytest.mark.parametrize("key", ["target_layers", "extract_layers"])
+def test_layers_that_contradict_the_rule(tmp_path, layers, said, key):
+    """A head of upstream's, which does not say how many layers its target has."""
+    w = gguf.GGUFWriter(tmp_path / "eagle3-upstream.gguf", "eagle3")
+    for name, size in (("block_count", 1), ("embedding_length", 64), ("vocab_size", 128)):
+        w.add_uint32(f"eagle3.{name}", size)
+    w.add_array(f"eagle3.{key}", layers)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.close()
+    rows = dict(describe(tmp_path / "eagle3-upstream.gguf"))
+    assert rows["captured layers"].startswith(str(layers))
+    hint = rows.get("are they right?")
+    if said is None:
+        assert hint is None
+    else:
+        assert said in hint and "convert eagle3-upstream.gguf --model TARGET.gguf" in hint
+        assert "--self-test" in hint
 
 
 def test_command(tmp_path, target):

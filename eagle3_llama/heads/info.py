@@ -14,6 +14,7 @@ from ..common.gguf_reader import Gguf, read_gguf
 from ..common.model_files import check_file
 from ..errors import EagleError, ErrorKind
 
+_TEST = "`eagle3-llama convert {} --model TARGET.gguf --out NEW.gguf --self-test` tells"
 _HEADS = {"eagle3": "EAGLE-3 head", "eagle": "EAGLE-1 head"}
 
 
@@ -60,6 +61,8 @@ def _head(file: Gguf, arch: str) -> Iterator[tuple[str, str]]:
     target_hidden, n_vocab = file.size_of(f"{arch}.target_hidden_size", hidden), _n_vocab(file, arch)
     d2t = file.tensors.get("d2t")
     yield "captured layers", f"{layers} (inputs of target layers)"
+    if (doubt := _doubt(arch, layers)) is not None:
+        yield "are they right?", f"{doubt}: {_TEST.format(Path(file.path).name)}"
     yield "decoder layers", str(file.size_of(f"{arch}.block_count"))
     yield "hidden size", f"{hidden}, the target's {target_hidden}"
     yield "heads", _heads(file, arch)
@@ -78,6 +81,22 @@ def _head(file: Gguf, arch: str) -> Iterator[tuple[str, str]]:
     yield "fits a target of", f"hidden size {target_hidden}, {tokens}, {depth}"
 
 
+def _doubt(arch: str, layers: list[int]) -> str | None:
+    """What is odd about a head's layers, by EAGLE's rule 2, n/2, n-3 for a target of n layers.
+
+    llama.cpp's converter wrote wrong ones for a while (its issue 27040), and such a head still runs.
+    """
+    if arch != "eagle3" or len(layers) != 3:
+        return None
+    n = layers[2] + 3
+    if layers == [2, n // 2, n - 3]:
+        return None
+    n = layers[2] + 4
+    if layers == [1, n // 2 - 1, n - 4]:
+        return f"{layers} are outputs by EAGLE's rule for {n} layers, and as inputs they are one too low"
+    return "EAGLE's rule gives 2, n/2, n-3 for n layers, and these are others"
+
+
 def _variant(file: Gguf, arch: str) -> Iterator[str]:
     for key in ("norm_before_residual", "norm_before_fc", "norm_output"):
         if file.get(f"{arch}.{key}", False):
@@ -94,6 +113,13 @@ def _variant(file: Gguf, arch: str) -> Iterator[str]:
     ):
         if tensor in file.tensors:
             yield what
+    if arch == "eagle3" and "fc.weight" not in file.tensors:
+        yield "without fc (its feature is the target's last state)"
+    rotated, head_dim = (
+        file.get(f"{arch}.{key}") for key in ("rope.dimension_count", "attention.key_length")
+    )
+    if rotated != head_dim and None not in (rotated, head_dim):
+        yield f"partial rope ({rotated} of {head_dim} dimensions)"
     scaling = file.string(f"{arch}.rope.scaling.type", "none")
     if scaling != "none":
         yield f"{scaling} rope"

@@ -18,7 +18,8 @@ from .layouts.base import Ids, Layout
 from .target import TargetFile
 
 _OVERRIDE = "set --extract-layers"
-# nvidia/gpt-oss-120b-Eagle3-long-context lists [1, 17, 32]: SGLang reads inputs (pull request 32334), others outputs
+# nvidia/gpt-oss-120b-Eagle3-long-context lists [1, 17, 32]: inputs for SGLang (pull request 32334), outputs
+# for others
 _COUNTED_BOTH_WAYS = ("gpt-oss",)
 
 

@@ -88,7 +88,7 @@ def _head(
 
 
 def _final_norm_epsilon(target: TargetFile) -> float:
-    """Such heads were trained on the target's state after its final norm, Hugging Face's last hidden state."""
+    """Heads of one feature were trained on the state after this norm, Hugging Face's last hidden state."""
     if target.norm_eps is None:
         raise EagleError(
             ErrorKind.UNSUPPORTED,

@@ -34,8 +34,8 @@ def refuse_unsupported(config: Config, names: Iterable[str]) -> None:
     if sign := _sign_of_peagle(config, names):
         raise EagleError(
             ErrorKind.UNSUPPORTED,
-            f"this is a P-EAGLE head ({sign}): it predicts all draft tokens in one pass, from a placeholder in"
-            " the features' place, and this is not supported: take the target's EAGLE-3 head",
+            f"this is a P-EAGLE head ({sign}): it predicts all draft tokens in one pass, with a placeholder"
+            " for the features, and this is not supported: take the target's EAGLE-3 head",
         )
 
 

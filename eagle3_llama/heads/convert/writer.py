@@ -44,8 +44,8 @@ class OutTensor:
 def weight(name: str, tensor: HeadTensor, outtype: str, permute_heads: int = 0, n_dims: int = 0) -> OutTensor:
     """A tensor of the checkpoint. Vectors become F32; a matrix whose rows are not whole blocks becomes F16.
 
-    permute_heads, n_dims: for interleave(); permute_heads 0 keeps the order. Encoding raises EagleError BAD_VALUE for
-    NaN, an infinity, or a weight outside the range of the type.
+    permute_heads, n_dims: n_head and n_dims of interleave(); permute_heads 0 keeps the order. Encoding
+    raises EagleError BAD_VALUE for NaN, an infinity, or a weight outside the range of the type.
     """
     qtype = QTYPES[outtype] if len(tensor.shape) == 2 else Q.F32
     if tensor.shape[-1] % gguf.GGML_QUANT_SIZES[qtype][0]:
@@ -69,7 +69,7 @@ def constant(name: str, data: np.ndarray) -> OutTensor:
 
 
 def interleave(w: np.ndarray, n_head: int, n_dims: int) -> np.ndarray:
-    """Reorders the rows of q or k, [n_head * head_dim, ...], for rotary embeddings of n_dims of head_dim rows.
+    """Reorders the rows of q or k, [n_head * head_dim, ...], for rotary embeddings of n_dims of each head's.
 
     Checkpoints rotate the pairs (i, i + n_dims / 2), llama.cpp the pairs (2i, 2i + 1).
     """

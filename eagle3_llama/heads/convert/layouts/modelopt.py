@@ -19,5 +19,5 @@ def _matches(config: Config, names: set[str]) -> bool:
     return "LlamaForCausalLMEagle3" in config.architectures() and reads_token and (own or numbered)
 
 
-# nvidia/Llama-3.3-70B-Instruct-Eagle3 has no list, and 1% acceptance with EAGLE's rule (vLLM, pull request 50170)
+# nvidia/Llama-3.3-70B-Instruct-Eagle3 lists none: 1% acceptance with EAGLE's rule (vLLM, pull request 50170)
 MODELOPT = Layout("ModelOpt", _matches, ("midlayer", "midlayer.{i}", "layers.{i}"), lists_layers=True)
