@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
-TOOLS = ["cmake>=3.21", "ninja", "scikit-build-core>=0.10"]
+TOOLS = ["cmake>=3.21", "ninja", "scikit-build-core>=0.11"]
 
 
 def main() -> None:
