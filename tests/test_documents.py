@@ -5,10 +5,12 @@ import shlex
 import sys
 from pathlib import Path
 
+import heads
 import pytest
 import tiny_models
 import tiny_vision
 import typer
+from checkpoints import write_head
 from commands import run
 from tiny_vision import needs_mtmd
 
@@ -39,10 +41,35 @@ SNIPPETS = [
 ]
 
 
-@pytest.mark.parametrize("page, code", [(p, c) for p, c in SNIPPETS if "mmproj" not in c])
+@pytest.mark.parametrize(
+    "page, code", [(p, c) for p, c in SNIPPETS if "mmproj" not in c and "from_pretrained" not in c]
+)
 def test_snippets_run(page, code):
     done = run([sys.executable, "-c", code], cwd=ROOT)
     assert "accepted_prediction_tokens" in done.stdout
+
+
+def test_the_snippet_by_name_runs(tmp_path):
+    """README's, with a small hub that has a tiny model and a head under the names that it gives."""
+    pytest.importorskip("huggingface_hub")
+    from hub_server import Hub
+    from test_variants import shared
+
+    [(page, code)] = [(page, code) for page, code in SNIPPETS if "from_pretrained" in code]
+    model, pattern, head = re.search(r'"(.+?)", filename="(.+?)", eagle="(.+?)"', code).groups()
+    target = tiny_models.target(tmp_path / "target.gguf", n_layer=12, ends=False)
+    made = heads.make("AngelSlim", shared(target))
+    checkpoint = write_head(tmp_path / "head", made.config, made.tensors)
+    files = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
+    name = pattern.replace("*", "Qwen3-4B-")
+    assert page == "README.md" and "n_ctx=4096" in code
+    hub = Hub({model: {name: target.read_bytes(), "other-Q8_0.gguf": b""}, head: files})
+    try:
+        code = code.replace("n_ctx=4096", "n_ctx=512")  # the tiny model answers until its context is full
+        done = run([sys.executable, "-c", code], env=hub.env(tmp_path), cwd=tmp_path)
+    finally:
+        hub.close()
+    assert "accepted_prediction_tokens" in done.stdout and f"converting {head} for {name}" in done.stderr
 
 
 @needs_mtmd
