@@ -137,22 +137,6 @@ RECIPES = {
         config={"architectures": ["Eagle3LlamaForCausalLM"], "target_model_type": "qwen3", "head_dim": 24},
         head_dim=24,
     ),
-    "AngelSlim, its Qwen3-1.7B": Recipe(
-        config={
-            "architectures": ["LlamaForCausalLMEEagle3"],
-            "model_type": "llama",
-            "head_dim": 24,
-            "tie_word_embeddings": True,
-        },
-        head_dim=24,
-    ),
-    "AngelSlim, mrope": Recipe(
-        config={
-            "architectures": ["Eagle3Qwen3vlForCausalLM"],
-            "target_model_type": "qwen3_vl",
-            "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4, 2, 2]},
-        }
-    ),
     "speculators, llama": Recipe(
         "layers.{i}",
         {**_SPECULATORS, "norm_before_residual": True, "norm_before_fc": True},
@@ -195,16 +179,6 @@ RECIPES = {
         "midlayer",
         {**_EAGLE3, "eagle_config": {**_MODELOPT, "eagle_aux_hidden_state_layer_ids": [0, 1, 4]}},
         layers=(0, 1, 4),
-    ),
-    "ModelOpt, the last layer's output": Recipe(
-        "layers.{i}",
-        {
-            **_EAGLE3,
-            "norm_before_fc": True,
-            "eagle_config": {**_MODELOPT, "eagle_aux_hidden_state_layer_ids": [4, 8, 12]},
-        },
-        layers=(4, 8, 12),
-        input_norm=True,
     ),
     "ModelOpt, without fc": Recipe(
         "layers.{i}",

@@ -273,6 +273,35 @@ def mla(config, tensors):
         tensors[f"midlayer.self_attn.{name}.weight"] = np.ones(shape, np.float16)
 
 
+@pytest.mark.parametrize(
+    "architecture, prefix",
+    [
+        ("LlamaForCausalLMEEagle3", "midlayer"),  # AngelSlim/Qwen3-1.7B_eagle3
+        ("Eagle3LlamaForCausalLM", "layers.0"),
+        ("Eagle3Qwen3vlForCausalLM", "midlayer"),
+    ],
+)
+def test_other_names_of_the_architecture(tmp_path, target, architecture, prefix):
+    config, tensors = checkpoint("AngelSlim", head_dim=24)
+    config.update(architectures=[architecture], tie_word_embeddings=True)
+    tensors = {name.replace("midlayer", prefix): tensor for name, tensor in tensors.items()}
+    report = convert(write_head(tmp_path / "head", config, tensors), target, tmp_path / "out.gguf")
+    keys, got = read(tmp_path / "out.gguf")
+    assert (report.layout, report.layers, keys["eagle3.block_count"]) == ("AngelSlim", [2, 6, 9], 1)
+    assert got["blk.0.attn_q.weight"].shape.tolist() == [2 * HIDDEN, HEADS * 24] and "output.weight" in got
+
+
+def test_the_last_layers_output_among_the_features(tmp_path, target):
+    """As nvidia/gpt-oss-120b-Eagle3-v3: [24, 30, 36] of 36 layers, and a norm before fc."""
+    config, tensors = checkpoint("SafeAILab")
+    nested = {**MODELOPT["eagle_config"], KEY: [4, 8, 12]}
+    config.update(MODELOPT, eagle_config=nested, norm_before_fc=True)
+    tensors["input_norm.weight"] = np.ones(3 * HIDDEN, np.float16)
+    report = convert(write_head(tmp_path / "head", config, tensors), target, tmp_path / "out.gguf")
+    assert (report.layers, report.other_layers) == ([4, 8, 12], None)
+    assert read(tmp_path / "out.gguf")[0]["eagle3.norm_before_fc"] is True
+
+
 def unnamed_mla(config, tensors):
     mla(config, tensors)
     config["architectures"] = ["LlamaForCausalLMEagle3"]
