@@ -30,19 +30,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import _env
 
 TOOLS = ["build", "twine>=6.1", "validate-pyproject[all]"]
-CACHE = {
-    "EAGLE3_LLAMA_CACHE": os.environ.get("EAGLE3_LLAMA_CACHE", str(Path.home() / ".cache" / "eagle3-llama"))
-}
-LIMIT = (
-    100 << 20
-)  # bytes: PyPI takes no larger file, https://docs.pypi.org/project-management/storage-limits/
+DEFAULT_CACHE = str(Path.home() / ".cache" / "eagle3-llama")
+CACHE = {"EAGLE3_LLAMA_CACHE": os.environ.get("EAGLE3_LLAMA_CACHE") or DEFAULT_CACHE}
+LIMIT = 100 << 20  # bytes a file: https://docs.pypi.org/project-management/storage-limits/
 NEEDED = (
     "LICENSE",
     "README.md",
     "pyproject.toml",
+    "patches/",
     "native/build.py",
     "native/wheel/CMakeLists.txt",
-    "patches/",
 )
 MODEL = "from eagle3_llama.models import smollm2; print(smollm2('Q4_1'))"
 GENERATE = """
@@ -52,16 +49,15 @@ from eagle3_llama.models import shipped_head
 llm = EagleLlama(sys.argv[1], eagle=str(shipped_head()), n_ctx=512, verbose=False)
 said = [{"role": "user", "content": "Why is the sky blue?"}]
 answer = llm.create_chat_completion(said, max_tokens=48, temperature=0.0)
-sys.exit(not (answer["choices"][0]["message"]["content"].strip() and llm.stats.drafted))
+if not answer["choices"][0]["message"]["content"].strip() or not llm.stats.drafted:
+    sys.exit("no text came, or the head drafted nothing")
 """
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the files of a release, try them, say what to upload.")
     parser.add_argument("--out", type=Path, default=_env.ROOT / "dist", help="the folder for the files")
-    parser.add_argument(
-        "--trial", action="store_true", help="go on with a checkout that is not to be released"
-    )
+    parser.add_argument("--trial", action="store_true", help="go on with a checkout that is not ready")
     args = parser.parse_args()
     out: Path = args.out.resolve()
     found = list(problems(_env.ROOT))
@@ -70,12 +66,13 @@ def main() -> None:
     if found and not args.trial:
         sys.exit("error: nothing was built; mend this, or use --trial to see whether the rest works")
     out.mkdir(parents=True, exist_ok=True)
-    for old in out.glob("*.tar.gz"):
+    for old in out.glob("eagle3_llama-*.tar.gz"):
         old.unlink()
     run("the wheels", [sys.executable, str(_env.ROOT / "scripts" / "build_wheels.py"), "--out", str(out)])
     _env.pip("installing build, twine and validate-pyproject", *TOOLS)
     run("the sdist", [_env.PYTHON, "-m", "build", "--sdist", "--outdir", out, _env.ROOT])
-    files = sorted([*out.glob("*.tar.gz"), *out.glob("*.whl")])
+    patterns = ("eagle3_llama-*.tar.gz", "eagle3_llama-*.whl", "llama_cpp_python-*.whl")
+    files = sorted(file for pattern in patterns for file in out.glob(pattern))
     run("pyproject.toml", [_env.PYTHON, "-m", "validate_pyproject", _env.ROOT / "pyproject.toml"])
     run("their metadata", [_env.PYTHON, "-m", "twine", "check", "--strict", *files])
     if wrong := [fault for file in files for fault in faults(file)]:
