@@ -139,7 +139,8 @@ struct loader : head_keys {
 
     void find_fusion() {
         const int64_t n_embd = h.n_embd, n_features = h.n_features();
-        h.fc = get("fc.weight", n_features, n_embd, n_features == n_embd);  // a single feature may be g itself
+        // a single feature may be g itself
+        h.fc      = get("fc.weight", n_features, n_embd, n_features == n_embd);
         h.fc_bias = h.fc ? find("fc.bias", n_embd) : nullptr;
         h.fc_norm = find("fc_norm.weight", h.n_embd_target, (int64_t) h.layers.size());
         require(!h.fc_norm || h.fc_norm->type == GGML_TYPE_F32, EAGLE3_E_FORMAT,
