@@ -144,14 +144,23 @@ def test_a_list_of_layers_with_two_readings(tmp_path, target, keys, layers, othe
     assert other is None or str(other) in report.notes[0]
 
 
-@pytest.mark.parametrize("architecture, other", [("gpt-oss", [1, 17, 32]), ("llama", None)])
-def test_gpt_oss_counts_both_ways(tmp_path, architecture, other):
-    """nvidia/gpt-oss-120b-Eagle3-long-context lists [1, 17, 32] of 36 layers: inputs for SGLang only."""
-    target = write_target(tmp_path / "target.gguf", n_layer=36, architecture=architecture)
+@pytest.mark.parametrize(
+    "architecture, n_layer, listed, layers, other",
+    [
+        # nvidia/gpt-oss-120b-Eagle3-long-context: inputs for SGLang only
+        ("gpt-oss", 36, [1, 17, 32], [2, 18, 33], [1, 17, 32]),
+        ("llama", 36, [1, 17, 32], [2, 18, 33], None),
+        ("gpt-oss", 36, [24, 30, 36], [24, 30, 36], None),  # nvidia/gpt-oss-120b-Eagle3-v3
+        ("llama", 44, [1, 21, 40], [2, 22, 41], None),
+        ("llama", 48, [1, 21, 40], [2, 22, 41], [1, 21, 40]),
+    ],
+)
+def test_published_lists_of_layers(tmp_path, architecture, n_layer, listed, layers, other):
+    target = write_target(tmp_path / "target.gguf", n_layer=n_layer, architecture=architecture)
     config, tensors = checkpoint("SafeAILab")
-    config = {**config, "eagle_config": {KEY: [1, 17, 32]}}
+    config = {**config, "eagle_config": {KEY: listed}}
     report = convert(write_head(tmp_path / "head", config, tensors), target, tmp_path / "out.gguf")
-    assert (report.layers, report.other_layers) == ([2, 18, 33], other)
+    assert (report.layers, report.other_layers) == (layers, other)
 
 
 def gains(choices, best):
