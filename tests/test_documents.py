@@ -56,7 +56,7 @@ def test_the_snippet_by_name_runs(tmp_path):
     from test_variants import shared
 
     [(page, code)] = [(page, code) for page, code in SNIPPETS if "from_pretrained" in code]
-    model, pattern, head = re.search(r'"(.+?)", filename="(.+?)", eagle="(.+?)"', code).groups()
+    model, pattern, head = re.search(r'"(.+?)",\s+filename="(.+?)",\s+eagle="(.+?)"', code).groups()
     target = tiny_models.target(tmp_path / "target.gguf", n_layer=12, ends=False)
     made = heads.make("AngelSlim", shared(target))
     checkpoint = write_head(tmp_path / "head", made.config, made.tensors)
