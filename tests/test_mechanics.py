@@ -268,7 +268,7 @@ def test_no_threads_are_left_behind(files):
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system sets no thread's cores")
 def test_more_threads_than_cores(files, plain):
-    """Threads that wait for one another on the same core make room for one another, and the text is the same."""
+    """Threads that wait for one another on one core make room for one another, and the text is the same."""
     answer, cores, got = take(plain, 40), os.sched_getaffinity(0), []
 
     def generate():
