@@ -12,6 +12,8 @@ Below fetch.cache_dir():
                               proof.json in it says how the set was built and checked (see proof.py)
 An interrupted build leaves nothing in out/; the next one continues where it stopped. CMAKE_ARGS
 (CMAKE_ARGS=-DGGML_CUDA=on), CC, CXX, CFLAGS, CXXFLAGS and LDFLAGS have their usual effect.
+-DEAGLE3_VARIANTS=ON builds a CPU backend for each kind of processor, of which one is chosen where the library
+is used: so is a wheel made that runs everywhere (scripts/build_wheels.py).
 CMAKE_ARGS=-DLLAMA_BUILD_MTMD=OFF leaves out libmtmd (images and audio). The sanitized build leaves it out
 unless CMAKE_ARGS turns it on. CMAKE_ARGS=-DEAGLE3_PROOF=OFF leaves out the check on this processor.
 """
@@ -73,6 +75,9 @@ def build(
     tests = toolchain.is_on(options.pop("EAGLE3_BUILD_TESTS", "OFF")) or tests
     mtmd = toolchain.is_on(options.pop("LLAMA_BUILD_MTMD", "OFF" if sanitize or unpatched else "ON"))
     checked = toolchain.is_on(options.pop("EAGLE3_PROOF", "ON"))
+    variants = toolchain.is_on(options.get("EAGLE3_VARIANTS", "OFF"))
+    if variants and (tests or unpatched):
+        raise BuildError("EAGLE3_VARIANTS is for the libraries alone: build the rest without it")
     for name in ("EAGLE3_BUILD_BENCH", "EAGLE3_BUILD_MTMD", "EAGLE3_WITHOUT"):
         options.pop(name, None)
     kind = "sanitized-" if sanitize else "stock-" if unpatched else ""
@@ -93,9 +98,8 @@ def build(
             _sync(NATIVE, place / "native", sources)
             for name, on in (("TESTS", tests), ("BENCH", unpatched), ("MTMD", mtmd)):
                 options[f"EAGLE3_BUILD_{name}"] = "ON" if on else "OFF"
-            work = Work(
-                place, toolchain.tool(cmake, "cmake"), toolchain.tool(ninja, "ninja"), programs, mtmd, kind
-            )
+            tools = toolchain.tool(cmake, "cmake"), toolchain.tool(ninja, "ninja")
+            work = Work(place, *tools, programs, mtmd, kind, variants)
             _make(
                 work, options, out, ["llama", "ggml", *programs] if unpatched else ["all"], checked, tree_key
             )
@@ -116,9 +120,14 @@ def _make(
             compile_all(work, build_dir, targets)
             shutil.rmtree(fresh, ignore_errors=True)
             _collect(work, build_dir, fresh)
+            if work.variants:
+                return proof.Built(fresh, [], [], toolchain.variants(build_dir, work.ninja))
             return proof.Built(fresh, *toolchain.used_sets(build_dir, work.ninja))
 
-        record = proof.prove(make, work.kind) if checked else proof.unchecked(make)
+        if work.variants:
+            record = proof.prove_variants(make([]), checked)
+        else:
+            record = proof.prove(make, work.kind) if checked else proof.unchecked(make)
         _write_record(fresh, {**record, **toolchain.described(options), **_versions(tree_key)})
         os.rename(fresh, out)
     _prune(out.parent, 2 if work.kind == "sanitized-" else 6)  # a sanitized set has 200 MB

@@ -26,6 +26,7 @@ class Work(NamedTuple):
     programs: list[str]
     mtmd: bool
     kind: str  # "", "sanitized-" or "stock-"
+    variants: bool = False  # several CPU backends
 
     @property
     def stock(self) -> bool:

@@ -8,25 +8,31 @@ for `eagle3-llama info --system`. This file uses the standard library only.
 
 from __future__ import annotations
 
-import os
-import re
-import selectors
-import signal
-import subprocess
+import importlib.util
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from fetch import BuildError, say
+from fetch import ROOT, BuildError, say
 from toolchain import InstructionSet
 
-PROGRAM, RECORD = "eagle3-proof", "proof.json"
-PATIENCE = 180.0  # seconds without a new step; a step takes milliseconds, a second under sanitizers
-_ROWS_DIFFER, _CANNOT = 3, 4  # exit codes of eagle3-proof
+
+def _of_the_package(name: str) -> ModuleType:
+    """A file of the package that needs nothing installed. The package itself may not be importable yet."""
+    path = ROOT / "eagle3_llama" / "runtime" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"_eagle3_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+checking = _of_the_package("checking")
+Fault, check, PATIENCE = checking.Fault, checking.check, checking.PATIENCE
+PROGRAM, RECORD = checking.PROGRAM, "proof.json"
 _ARGUMENTS = {"": [], "stock-": ["--stock"], "sanitized-": ["--few"]}
 
 
@@ -49,15 +55,11 @@ RUNGS = (
 )
 
 
-class Fault(NamedTuple):
-    kind: str  # "failed", "rows" (only the rows differ), "cannot" (it could not be run at all)
-    text: str  # such as "products in q4_0 (AMX) end with SIGSEGV"
-
-
 class Built(NamedTuple):
     folder: Path
     used: list[InstructionSet]  # what the compiler may have used
     foreign: list[str]  # those of them that this processor has not, as the user asked
+    variants: dict[str, list[str]] | None = None  # the sets of each CPU backend, where there are several
 
 
 Make = Callable[[list[InstructionSet]], Built]  # builds without these sets
@@ -73,7 +75,7 @@ def prove(make: Make, kind: str = "", patience: float = PATIENCE) -> dict[str, A
     gone: list[InstructionSet] = []
     while True:
         built = make(gone)
-        fault = _checked(built.folder, kind, patience)
+        fault = _checked(built.folder, _ARGUMENTS[kind], patience)
         if fault is None:
             return _record(built, left_out)
         if fault.kind == "cannot" or built.foreign:
@@ -91,6 +93,40 @@ def prove(make: Make, kind: str = "", patience: float = PATIENCE) -> dict[str, A
         what = " and ".join(rung.name for rung in rungs)
         left_out.append({"what": what, "sets": [each.name for each in out], "why": fault.text})
         gone = [*gone, *out]
+
+
+def prove_variants(built: Built, checked: bool = True, patience: float = PATIENCE) -> dict[str, Any]:
+    """Checks each CPU backend that this processor can run, and deletes those that fail. Returns the record.
+
+    Where the library is used, the one that is chosen is checked again (eagle3_llama/runtime/variants.py).
+    Raises BuildError if none is left.
+    """
+    kept, left_out, here = dict(built.variants or {}), [], []
+    for name in sorted(kept) if checked else ():
+        path = built.folder / backend_file(name)
+        try:
+            if checking.score(built.folder, path) == 0:
+                continue
+        except OSError as error:
+            why = f"{PROGRAM} does not run: {error.strerror}"
+            say(f"the library cannot be checked here: {why}")
+            return {**_record(built, [], why), "variants": kept}
+        fault = _checked(built.folder, [path], patience, f"the variant {name}")
+        if fault is None or fault.kind == "rows":
+            here.append(name)
+            continue
+        say(f"{fault.text} on this processor: leaving out the variant {name}")
+        left_out.append({"what": f"the variant {name}", "sets": kept.pop(name), "why": fault.text})
+        path.unlink()
+    if not kept:
+        raise BuildError(_nothing_left(Fault("failed", left_out[-1]["why"]), left_out))
+    record = _record(built, left_out, "" if checked else "EAGLE3_PROOF is OFF")
+    return {**record, "variants": kept, "checked_variants": here}
+
+
+def backend_file(name: str) -> str:
+    """The file of a CPU backend, by its name."""
+    return f"libggml-cpu-{name}.so"
 
 
 def unchecked(make: Make) -> dict[str, Any]:
@@ -134,92 +170,14 @@ def _record(built: Built, left_out: list[dict[str, Any]], why_not: str = "") -> 
     return {"checked": not why_not, "why_not": why_not, "used": used, "left_out": left_out}
 
 
-def _checked(folder: Path, kind: str, patience: float) -> Fault | None:
+def _checked(
+    folder: Path, arguments: Sequence[object], patience: float, what: str = "the library"
+) -> Fault | None:
     """check(), with a line that shows how long it took."""
-    print("eagle3-llama: checking the library ...", end="", file=sys.stderr, flush=True)
+    print(f"eagle3-llama: checking {what} ...", end="", file=sys.stderr, flush=True)
     start, fault = time.monotonic(), None
     try:
-        fault = check(folder, _ARGUMENTS[kind], patience)
+        fault = check(folder, arguments, patience)
     finally:
         print(f" {time.monotonic() - start:.0f} s{', failed' if fault else ''}", file=sys.stderr, flush=True)
     return fault
-
-
-def check(
-    folder: Path, arguments: Sequence[str] = (), patience: float = PATIENCE, env: dict[str, str] | None = None
-) -> Fault | None:
-    """Runs eagle3-proof of this folder. None if all is right."""
-    with tempfile.TemporaryDirectory(prefix="eagle3-proof-") as tmp, tempfile.TemporaryFile() as errors:
-        chosen = ("EAGLE3_LLAMA_AMX", "EAGLE3_LLAMA_INTERLEAVE")
-        inherited = {name: value for name, value in os.environ.items() if name not in chosen}
-        leaks = {"ASAN_OPTIONS": "detect_leaks=0"}  # of a sanitized library
-        try:
-            child = subprocess.Popen(
-                [folder / PROGRAM, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env={**inherited, **leaks, "TMPDIR": tmp, **(env or {})},
-                preexec_fn=_no_core_file,
-            )
-        except OSError as error:  # built for another system
-            return Fault("cannot", f"{PROGRAM} does not run: {error.strerror}")
-        with child:
-            step, ended = _follow(child, patience)
-        errors.seek(0)
-        said = errors.read().decode(errors="replace").strip().splitlines()
-    return _judge(step, child.returncode if ended else None, said)
-
-
-def _no_core_file() -> None:
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-
-
-def _follow(child: subprocess.Popen, patience: float) -> tuple[str, bool]:
-    """The last line that the child wrote, and whether it ended by itself."""
-    told, ended = b"", False
-    with selectors.DefaultSelector() as selector:
-        selector.register(child.stdout, selectors.EVENT_READ)
-        try:
-            while selector.select(patience):
-                data = os.read(child.stdout.fileno(), 4096)
-                if not data:
-                    child.wait(patience)
-                    ended = True
-                    break
-                told += data
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            child.kill()
-    lines = told.decode(errors="replace").splitlines()
-    return (lines[-1] if lines else ""), ended
-
-
-def _judge(step: str, code: int | None, said: list[str]) -> Fault | None:
-    """What the end of the child means. code: its exit code, or None if it had to be ended."""
-    last = said[-1] if said else ""
-    subject = re.sub(r" \(CPU\)$", "", step)
-    plural = subject.startswith("products")
-    if code is None:
-        return Fault("failed", f"{subject or 'the start'} {'do' if plural else 'does'} not end")
-    if code == 0 and step == "ok":
-        return None
-    if code < 0:
-        name = _signal_name(-code)
-        return Fault("failed", f"{subject or 'the start'} {'end' if plural else 'ends'} with {name}")
-    if code == _CANNOT or not step:
-        return Fault("cannot", last or f"{PROGRAM} ends with exit code {code}")
-    if code == _ROWS_DIFFER:
-        return Fault("rows", last)
-    are = "are" if plural else "is"
-    return Fault("failed", f"{subject} {are} wrong ({last or f'exit code {code}'})")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -185,24 +185,45 @@ def used_sets(build_dir: Path, ninja: str) -> tuple[list[InstructionSet], list[s
     A kernel may hide some of what the processor has, so the compiler is asked too. Both are empty where there
     are several such backends, of which one is chosen at run time (GGML_BACKEND_DL).
     """
-    told = subprocess.run(
-        [ninja, "-C", str(build_dir), "-t", "compdb"], stdout=subprocess.PIPE, text=True, check=True
-    )
-    commands = [c["command"] for c in json.loads(told.stdout) if c["file"].endswith("/ggml-cpu/ggml-cpu.c")]
+    commands = _backend_commands(build_dir, ninja)
     if len(commands) != 1:
         return [], []
-    command = shlex.split(commands[0])
-    words, preprocess = iter(command), []
-    for word in words:
-        if word in ("-o", "-MF", "-MT"):
-            next(words)
-        elif word not in ("-c", "-MD"):
-            preprocess.append(word)
-    used = _sets_of(preprocess, build_dir)
+    [command] = commands.values()
+    used = _sets_of(_preprocessing(command), build_dir)
     called = command[: next(i for i, word in enumerate(command) if word.startswith("-"))]
     native = _sets_of([*called, "-march=native", "-x", "c", os.devnull], build_dir)
     here = cpu_sets() | {each.name for each in native}
     return used, [each.name for each in used if here and each.name not in here]
+
+
+def variants(build_dir: Path, ninja: str) -> dict[str, list[str]]:
+    """The instruction sets of each CPU backend (EAGLE3_VARIANTS), by its name, such as "haswell"."""
+    found = _backend_commands(build_dir, ninja)
+    return {
+        name: [each.name for each in _sets_of(_preprocessing(command), build_dir)]
+        for name, command in found.items()
+    }
+
+
+def _backend_commands(build_dir: Path, ninja: str) -> dict[str, list[str]]:
+    """How each CPU backend is compiled, by its name; "" where there is one, without a name."""
+    told = subprocess.run(
+        [ninja, "-C", str(build_dir), "-t", "compdb"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    commands = [c for c in json.loads(told.stdout) if c["file"].endswith("/ggml-cpu/ggml-cpu.c")]
+    name = lambda c: re.search(r"/ggml-cpu-?([^/]*)\.dir/", c["output"])[1]
+    return {name(c): shlex.split(c["command"]) for c in commands}
+
+
+def _preprocessing(command: list[str]) -> list[str]:
+    """A compiler's call without what it writes."""
+    words, kept = iter(command), []
+    for word in words:
+        if word in ("-o", "-MF", "-MT"):
+            next(words)
+        elif word not in ("-c", "-MD"):
+            kept.append(word)
+    return kept
 
 
 def _sets_of(command: list[str], folder: Path) -> list[InstructionSet]:

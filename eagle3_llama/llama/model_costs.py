@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from ..errors import EagleError
-from ..runtime import costs, library, machine
+from ..runtime import costs, library, machine, variants
 from ..runtime.binding import llama_cpp
 
 # what the environment says about where weights lie
@@ -21,6 +21,7 @@ def cost_key(llm: Any, head: Any) -> list[object]:
     files = [llm.model_path, head, llm.lora_path, *(sorted(lib_dir.iterdir()) if lib_dir else [])]
     about = [(str(f), os.path.getsize(f), os.path.getmtime(f)) for f in files if f]
     placed = [
+        variants.choose(lib_dir) if lib_dir else None,
         *map(os.environ.get, PLACES),
         m.n_gpu_layers,
         m.split_mode,

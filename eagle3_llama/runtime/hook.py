@@ -26,8 +26,8 @@ _NO_GPU = ("base", "cpu", "blas", "rpc", "zdnn")  # libggml-* backends that are 
 class OurLibraries:
     """A finder at the front of sys.meta_path. It wraps the loaders of modules that the other finders find."""
 
-    def __init__(self, lib_dir: Callable[[], Path | None]) -> None:
-        self._lib_dir = lib_dir
+    def __init__(self, lib_dir: Callable[[], Path | None], prepare: Callable[[Path], None]) -> None:
+        self._lib_dir, self._prepare = lib_dir, prepare
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: Any = None
@@ -39,17 +39,23 @@ class OurLibraries:
         others = (f for f in sys.meta_path if f is not self and hasattr(f, "find_spec"))
         spec = next((s for f in others if (s := f.find_spec(name, path, target)) is not None), None)
         if spec is not None and spec.loader is not None and spec.origin:
-            _wrap(spec.loader, variable, lib_dir, library, Path(spec.origin).parent / "lib")
+            own = Path(spec.origin).parent / "lib"
+            _wrap(spec.loader, variable, lib_dir, library, own, self._prepare)
         return spec
 
 
-def install(lib_dir: Callable[[], Path | None]) -> None:
-    """Makes a later `import llama_cpp` open the libraries in lib_dir(). Loads nothing itself."""
+def install(lib_dir: Callable[[], Path | None], prepare: Callable[[Path], None]) -> None:
+    """Makes a later `import llama_cpp` open the libraries in lib_dir(). Loads nothing itself.
+
+    prepare: is called with that folder before they are opened.
+    """
     if not any(type(f).__name__ == OurLibraries.__name__ for f in sys.meta_path):
-        sys.meta_path.insert(0, OurLibraries(lib_dir))
+        sys.meta_path.insert(0, OurLibraries(lib_dir, prepare))
 
 
-def _wrap(loader: Any, variable: str, lib_dir: Path, library: str, own: Path) -> None:
+def _wrap(
+    loader: Any, variable: str, lib_dir: Path, library: str, own: Path, prepare: Callable[[Path], None]
+) -> None:
     run = loader.exec_module
 
     def exec_module(module: Any) -> None:
@@ -59,6 +65,7 @@ def _wrap(loader: Any, variable: str, lib_dir: Path, library: str, own: Path) ->
                 f"{lib_dir} has no {library}, because it was built with LLAMA_BUILD_MTMD=OFF: "
                 "build eagle3-llama without that flag"
             )
+        prepare(lib_dir)
         before = os.environ.get(variable)
         os.environ[variable] = str(lib_dir)
         try:

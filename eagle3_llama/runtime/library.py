@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EagleError, ErrorKind
-from . import hook, machine
+from . import hook, machine, variants
 
 _NAME = f"libeagle3{hook.SUFFIX}"
 _KINDS = {
@@ -51,7 +51,7 @@ def find_lib_dir() -> Path | None:
 
 def prefer_our_libllama() -> None:
     """Makes a later `import llama_cpp` open our libllama. Loads nothing itself."""
-    hook.install(find_lib_dir)
+    hook.install(find_lib_dir, variants.load)
 
 
 @functools.lru_cache(maxsize=1)
@@ -74,6 +74,7 @@ def load() -> tuple[Any, Any]:
             )
     _refuse_another_processor(lib_dir)
     _import_llama_cpp(lib_dir)
+    variants.load(lib_dir)  # it is there already, unless llama_cpp was imported before the hook was installed
     return _open(lib_dir)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EagleError
-from . import library, machine
+from . import checking, library, machine, variants
 
 Row = tuple[str, str]
 
@@ -43,8 +43,9 @@ def describe() -> Iterator[Row]:
     record = library.record(lib_dir) if lib_dir is not None else {}
     yield from _versions(record)
     yield from _machine()
-    yield from _instruction_sets(record)
-    yield from _library(lib_dir, record)
+    choice = _choice(lib_dir)
+    yield from _instruction_sets(record, choice)
+    yield from _library(lib_dir, record, choice)
     yield "environment", _environment(dict(os.environ))
 
 
@@ -65,21 +66,47 @@ def _machine() -> Iterator[Row]:
     yield "cores", f"{machine.cores()} usable of {os.cpu_count()}; so many threads by default"
 
 
-def _instruction_sets(record: dict[str, Any]) -> Iterator[Row]:
+def _choice(lib_dir: Path | None) -> variants.Choice | str | None:
+    """The variant that is chosen here, why none can be, or None if the library has none."""
+    try:
+        return variants.choose(lib_dir) if lib_dir is not None else None
+    except EagleError as e:
+        return str(e)
+
+
+def _variant(lib_dir: Path, choice: variants.Choice | str) -> Iterator[Row]:
+    there = ", ".join(variants.names(lib_dir))
+    if isinstance(choice, str):
+        yield "variant", _private(choice)
+        return
+    how = "named by" if os.environ.get(variants.VARIABLE) else "chosen here; to name another:"
+    yield "variant", f"{choice.name}, {how} {variants.VARIABLE}, of {there}"
+    for name, why in choice.dropped:
+        yield "not used here", f"the variant {name}, because {why}"
+    if choice.remark:
+        yield "note", choice.remark
+
+
+def _instruction_sets(record: dict[str, Any], choice: variants.Choice | str | None) -> Iterator[Row]:
     known = machine.sets()
     mine = sorted(known & (_KNOWN_SETS | set(record.get("used", ()))))
     yield "it has", ", ".join(mine) or "unknown"
     if "used" not in record:
         yield "used", "unknown: the library has no proof.json, which native/build.py writes"
         return
-    yield "used", ", ".join(record["used"]) or "no special ones"
+    used = record["used"]
+    if isinstance(choice, variants.Choice):
+        used = record.get("variants", {}).get(choice.name, ())
+    yield "used", ", ".join(used) or "no special ones"
     for each in record.get("left_out", ()):
         yield "left out", f"{each['what']}, because {each['why']}"
     if record.get("note"):
         yield "note", record["note"]
 
 
-def _library(lib_dir: Path | None, record: dict[str, Any]) -> Iterator[Row]:
+def _library(
+    lib_dir: Path | None, record: dict[str, Any], choice: variants.Choice | str | None
+) -> Iterator[Row]:
     if lib_dir is None:
         yield "library", "not installed: install the package with pip"
         return
@@ -89,6 +116,8 @@ def _library(lib_dir: Path | None, record: dict[str, Any]) -> Iterator[Row]:
     if record.get("why_not"):
         yield "checked when built", f"no: {record['why_not']}"
     yield "folder", _private(str(lib_dir))
+    if choice is not None:
+        yield from _variant(lib_dir, choice)
     told = _child([sys.executable, "-c", _LOAD])
     try:
         loaded = json.loads(told.splitlines()[-1])
@@ -100,8 +129,9 @@ def _library(lib_dir: Path | None, record: dict[str, Any]) -> Iterator[Row]:
         yield "library", f"loads, ABI {loaded['abi']}"
         yield "devices", ", ".join(loaded["devices"]) or "none"
         yield "ggml", loaded["ggml"]
-    if (proof := lib_dir / "eagle3-proof").is_file():
-        end = _child([str(proof)])
+    if (proof := lib_dir / checking.PROGRAM).is_file():
+        chosen = [str(lib_dir / choice.file)] if isinstance(choice, variants.Choice) else []
+        end = _child([str(proof), *chosen])
         last = end.splitlines()[-1] if end else ""
         yield "products", "right on this processor" if last == "ok" else _private(last)
 

@@ -1,7 +1,9 @@
-// Proves on this processor what a decode needs of the CPU backend: eagle3-proof [--stock] [--few]
+// Proves on this processor what a decode needs of the CPU backend: eagle3-proof [--stock] [--few] [FILE]
+//                                                                   eagle3-proof --score FILE
 //
+// FILE: a CPU backend that is loaded when it is needed (CMake's EAGLE3_VARIANTS).
 // Says what it begins, a line each, and at the end "ok". It ends with 0 or with a code of proof.hpp, and on
-// stderr says what differs.
+// stderr says what differs. --score: prints how well the backend suits this processor, 0 for not at all.
 #include "proof.hpp"
 
 #include "llama.h"
@@ -9,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include <dlfcn.h>
 #include <unistd.h>
 
 bool stock = false, few = false;
@@ -47,13 +50,41 @@ void check_same(const float * a, const float * b, size_t n, int rows) {
     }
 }
 
+// What ggml itself chooses by. Only the code that reads the processor's features runs.
+static int score(const char * file) {
+    void * handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    auto told     = (int (*)()) (handle ? dlsym(handle, "ggml_backend_score") : nullptr);
+    if (!told) {
+        end(CANNOT, dlerror());
+    }
+    std::printf("%d\n", told());
+    return 0;
+}
+
 int main(int argc, char ** argv) {
+    const char * file = nullptr;
+    bool scored       = false;
     for (int i = 1; i < argc; ++i) {
-        stock = stock || std::strcmp(argv[i], "--stock") == 0;
-        few   = few || std::strcmp(argv[i], "--few") == 0;
+        const std::string word = argv[i];
+        stock                  = stock || word == "--stock";
+        few                    = few || word == "--few";
+        scored                 = scored || word == "--score";
+        if (word.rfind("--", 0) != 0) {
+            file = argv[i];
+        }
+    }
+    if (scored) {
+        return file ? score(file) : (end(CANNOT, "--score needs a file"), 1);
     }
     llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
-    ggml_backend_load_all();
+    if (file) {
+        begin("the start");
+        if (!ggml_backend_load(file)) {
+            end(WRONG, std::string(file) + " is no CPU backend for this processor");
+        }
+    } else {
+        ggml_backend_load_all();
+    }
     check_all_products();
     for (ggml_type type : {GGML_TYPE_F32, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_K}) {
         check_generation(type);

@@ -1,8 +1,6 @@
 // Builds the head's forward pass as a ggml graph.
 #include "graph_parts.hpp"
 
-#include "ggml-cpu.h"
-
 #include <algorithm>
 #include <cmath>
 

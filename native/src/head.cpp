@@ -2,7 +2,6 @@
 
 #include "capture.hpp"
 
-#include "ggml-cpu.h"
 #include "llama-ext.h"
 #include "head_keys.hpp"
 #include "head_memory.hpp"
@@ -20,9 +19,9 @@ std::string shape_of(const ggml_tensor * t) {
     return format("[%" PRId64 ", %" PRId64 "]", t->ne[0], t->ne[1]);
 }
 
-// What the kernels can multiply by: not every type of a GGUF.
+// What the kernels can multiply by: not every type of a GGUF. These are those that can be read as floats.
 bool is_weight_type(ggml_type type) {
-    return type == GGML_TYPE_F32 || ggml_get_type_traits_cpu(type)->vec_dot != nullptr;
+    return type == GGML_TYPE_F32 || ggml_get_type_traits(type)->to_float != nullptr;
 }
 
 struct loader : head_keys {

@@ -1,8 +1,6 @@
 // Runs passes over the head; owns its key-value cache.
 #include "graph_parts.hpp"
 
-#include "ggml-cpu.h"
-
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -14,12 +12,18 @@ runner::runner(const head & h, int n_slots, int n_ctx, int n_threads)
     if (ggml_backend_dev_type(h.device) != GGML_BACKEND_DEVICE_TYPE_CPU) {
         backends_.emplace_back(ggml_backend_dev_init(h.device, nullptr));
     }
-    backends_.emplace_back(ggml_backend_cpu_init());
+    // by ggml's registry: a CPU backend that was chosen when it was loaded cannot be linked to
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    require(cpu != nullptr, EAGLE3_E_INTERNAL, "no CPU backend is loaded");
+    backends_.emplace_back(ggml_backend_dev_init(cpu, nullptr));
     for (const auto & b : backends_) {
         require(b != nullptr, EAGLE3_E_MEMORY, "cannot start the head's backend");
     }
     // the target's number of threads: then OpenMP has one team for both
-    ggml_backend_cpu_set_n_threads(backends_.back().get(), n_threads);
+    const auto set_threads = (ggml_backend_set_n_threads_t) ggml_backend_reg_get_proc_address(
+        ggml_backend_dev_backend_reg(cpu), "ggml_backend_set_n_threads");
+    require(set_threads != nullptr, EAGLE3_E_INTERNAL, "the CPU backend takes no number of threads");
+    set_threads(backends_.back().get(), n_threads);
 
     ggml_init_params params = {2 * h.blocks.size() * ggml_tensor_overhead(), nullptr, /*.no_alloc =*/true};
     cache_ctx_.reset(ggml_init(params));

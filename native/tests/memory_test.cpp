@@ -9,7 +9,6 @@
 #include "check.hpp"
 
 #include "ggml-backend.h"
-#include "ggml-cpu.h"
 #include "gguf.h"
 
 #include <dlfcn.h>
@@ -107,9 +106,10 @@ ggml_backend_buffer_t ggml_backend_buft_alloc_buffer(ggml_backend_buffer_type_t 
                ? nullptr
                : real<decltype(ggml_backend_buft_alloc_buffer)>("ggml_backend_buft_alloc_buffer")(type, size);
 }
-ggml_backend_t ggml_backend_cpu_init(void) {
-    return fails(failing.backend) ? nullptr
-                                  : real<decltype(ggml_backend_cpu_init)>("ggml_backend_cpu_init")();
+ggml_backend_t ggml_backend_dev_init(ggml_backend_dev_t device, const char * params) {
+    return fails(failing.backend)
+               ? nullptr
+               : real<decltype(ggml_backend_dev_init)>("ggml_backend_dev_init")(device, params);
 }
 ggml_context * ggml_init(ggml_init_params params) {
     return !sheltered && fails(failing.graph_memory) ? nullptr

@@ -1,0 +1,196 @@
+"""Chooses among the CPU backends of a library for every processor, and loads the one that is chosen.
+
+native/build.py makes such a library with EAGLE3_VARIANTS=ON, for wheels: libggml-cpu-haswell.so and so on,
+the *variants*. ggml says how well each suits the processor. The best one has to pass eagle3-proof in a child
+process, once for each processor and library; the next lower one follows where it fails. The result is kept in
+the cache. A library that was built for one processor has no variants, and nothing here concerns it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..common.files import cache_dir, replacing
+from ..common.notes import note
+from ..errors import EagleError, ErrorKind
+from . import checking, machine
+from .hook import SUFFIX
+
+VARIABLE = "EAGLE3_LLAMA_CPU"
+_FILE = re.compile(r"^libggml-cpu-(.+)\.so$")  # modules end in .so on macOS too
+_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+
+
+class Choice(NamedTuple):
+    name: str  # of the variant, such as "haswell"
+    dropped: list[list[str]]  # [name, why] of those that suit the processor better and fail, the best first
+    remark: str  # what else there is to say, or ""
+
+    @property
+    def file(self) -> str:
+        return f"libggml-cpu-{self.name}.so"
+
+
+def names(lib_dir: Path) -> list[str]:
+    """The variants in this folder. Empty for a library that was built for one processor."""
+    matches = (_FILE.match(path.name) for path in lib_dir.iterdir()) if lib_dir.is_dir() else ()
+    return sorted(match[1] for match in matches if match)
+
+
+@functools.lru_cache(maxsize=1)
+def choose(lib_dir: Path) -> Choice | None:
+    """The variant for this processor, None if the library has none. The first call on a processor checks it.
+
+    EAGLE3_LLAMA_CPU names another one. Raises EagleError LIBRARY if that cannot be used, or none can.
+    """
+    there, asked = names(lib_dir), os.environ.get(VARIABLE, "")
+    if asked and asked not in there:
+        which = f"its variants are {', '.join(there)}" if there else "it was built for one processor"
+        raise _error(f"{VARIABLE} is {asked}, which the library in {lib_dir} has not: {which}")
+    if not there:
+        return None
+    return _read(_memory(lib_dir, asked), there) or _prove(lib_dir, there, asked)
+
+
+def load(lib_dir: Path) -> None:
+    """Loads the chosen variant into this process, by its path, before anyone needs a CPU backend.
+
+    Left to itself, ggml would look for one beside python and in the working directory.
+    """
+    choice = choose(lib_dir)
+    if choice is None:
+        return
+    ggml = ctypes.CDLL(str(lib_dir / f"libggml{SUFFIX}"))
+    ggml.ggml_backend_reg_by_name.restype = ggml.ggml_backend_load.restype = ctypes.c_void_p
+    if ggml.ggml_backend_reg_by_name(b"CPU"):
+        return
+    with _silent(ggml):
+        for path in _others(lib_dir):  # those of GPUs; without its driver, one does not load
+            ggml.ggml_backend_load(os.fsencode(path))
+        if ggml.ggml_backend_load(os.fsencode(lib_dir / choice.file)):
+            return
+        # kept by a processor with the same name in /proc/cpuinfo, as in an emulator
+        _forget(lib_dir)
+        choice = choose(lib_dir)
+        if choice is None or not ggml.ggml_backend_load(os.fsencode(lib_dir / choice.file)):
+            raise _error(f"no CPU backend in {lib_dir} can be loaded: reinstall eagle3-llama")
+
+
+def _prove(lib_dir: Path, there: list[str], asked: str) -> Choice:
+    """Checks the variants that this processor can run, the best first, until one is right."""
+    scores = {name: _score(lib_dir, name) for name in there}
+    fitting = sorted((name for name in there if scores[name]), key=lambda name: -scores[name])
+    if asked and asked not in fitting:
+        can = ", ".join(fitting) or "none of them"
+        raise _error(f"{VARIABLE} is {asked}, which this processor cannot run: it can run {can}")
+    dropped: list[list[str]] = []
+    rows: list[Choice] = []  # sums that are right, but not the same bits for one row and for several
+    candidates = [asked] if asked else fitting
+    for name in candidates:
+        note(f"checking the variant {name} on this processor, once")
+        fault = checking.check(lib_dir, [lib_dir / f"libggml-cpu-{name}.so"])
+        if fault is None:
+            return _keep(lib_dir, asked, Choice(name, dropped, ""))
+        if fault.kind == "cannot":  # not kept: another time it may be possible
+            return Choice(name, dropped, f"not checked here: {fault.text}")
+        if fault.kind == "rows":
+            rows.append(Choice(name, list(dropped), fault.text))
+        dropped.append([name, fault.text])
+        if len(dropped) < len(candidates):
+            note(f"{fault.text} on this processor: trying the variant {candidates[len(dropped)]}, not {name}")
+    if rows:
+        return _keep(lib_dir, asked, rows[0])
+    raise _error(_none_left(lib_dir, asked, dropped))
+
+
+def _none_left(lib_dir: Path, asked: str, dropped: list[list[str]]) -> str:
+    if asked:
+        return f"{VARIABLE} is {asked}, and {dropped[0][1]} on this processor: unset {VARIABLE}"
+    failed = "; ".join(f"{name}: {why}" for name, why in dropped) or "none is made for it"
+    return (
+        f"no CPU backend in {lib_dir} works on this processor ({failed}): build the library here, from the "
+        "sources (pip install .)"
+    )
+
+
+def _score(lib_dir: Path, name: str) -> int:
+    """How well a variant suits this processor, 0 for not at all. ggml asks so, within the process."""
+    path = lib_dir / f"libggml-cpu-{name}.so"
+    try:
+        return checking.score(lib_dir, path)
+    except OSError:  # eagle3-proof is gone, or may not be run from there
+        try:
+            return int(ctypes.CDLL(str(path)).ggml_backend_score())
+        except (OSError, AttributeError):
+            return 0
+
+
+def _others(lib_dir: Path) -> list[Path]:
+    paths = sorted(lib_dir.glob("libggml-*.so"))
+    return [
+        p for p in paths if not _FILE.match(p.name) and p.name not in ("libggml-base.so", "libggml-cpu.so")
+    ]
+
+
+class _silent:
+    """ggml says on stderr what it loads. Only while it does: whoever logs its messages goes on doing so."""
+
+    def __init__(self, ggml: Any) -> None:
+        self._ggml, self._before = ggml, (ctypes.c_void_p(), ctypes.c_void_p())
+        self._nothing = _LOG(lambda *_: None)
+
+    def __enter__(self) -> None:
+        self._ggml.ggml_log_get(*map(ctypes.byref, self._before))
+        self._ggml.ggml_log_set(self._nothing, None)
+
+    def __exit__(self, *_: object) -> None:
+        self._ggml.ggml_log_set(*self._before)
+
+
+def _memory(lib_dir: Path, asked: str) -> Path:
+    """Where the choice is kept: for this processor, these files of the library, and what was asked for."""
+    stats = [(path.name, path.stat()) for path in sorted(lib_dir.iterdir())]
+    files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    key = repr([machine.cpu(), str(lib_dir.resolve()), files, asked])
+    return cache_dir() / "variants" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def _read(path: Path, there: list[str]) -> Choice | None:
+    """The choice that was kept. None if there is none, or what is there is no such file."""
+    try:
+        name, dropped, remark = json.loads(path.read_text(encoding="utf-8"))
+        pairs = [[str(which), str(why)] for which, why in dropped]
+    except (OSError, ValueError, TypeError):
+        return None
+    return Choice(name, pairs, remark) if name in there and isinstance(remark, str) else None
+
+
+def _keep(lib_dir: Path, asked: str, choice: Choice) -> Choice:
+    """Without a place to write to, the next process checks again."""
+    path = _memory(lib_dir, asked)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as part:
+            part.write_text(json.dumps(choice) + "\n", encoding="utf-8")
+    except (OSError, EagleError):
+        pass
+    return choice
+
+
+def _forget(lib_dir: Path) -> None:
+    choose.cache_clear()
+    try:
+        _memory(lib_dir, os.environ.get(VARIABLE, "")).unlink()
+    except OSError:
+        pass
+
+
+def _error(message: str) -> EagleError:
+    return EagleError(ErrorKind.LIBRARY, message)
