@@ -105,6 +105,14 @@ def _refuse_another_processor(lib_dir: Path) -> None:
 def _import_llama_cpp(lib_dir: Path) -> None:
     try:
         import llama_cpp.llama_cpp as binding
+    except ModuleNotFoundError as error:
+        if error.name != "llama_cpp":
+            raise _error(f"llama_cpp cannot be imported: {error}") from error
+        raise _error(
+            "llama-cpp-python is not installed. Without a compiler, install it from the folder with this "
+            "package's wheel: pip install --find-links FOLDER eagle3-llama (scripts/build_wheels.py in a "
+            "checkout makes both wheels)"
+        ) from error
     except (ImportError, OSError, RuntimeError, FileNotFoundError) as error:
         raise _error(f"llama_cpp cannot be imported with the libllama in {lib_dir}: {error}") from error
     loaded = Path(binding._lib._name).resolve().parent

@@ -9,7 +9,6 @@ the cache. A library that was built for one processor has no variants, and nothi
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 import json
 import os
@@ -35,7 +34,10 @@ class Choice(NamedTuple):
 
     @property
     def file(self) -> str:
-        return f"libggml-cpu-{self.name}.so"
+        return _file(self.name)
+
+
+_chosen: dict[Path, Choice] = {}  # by the folder of the library
 
 
 def names(lib_dir: Path) -> list[str]:
@@ -44,19 +46,26 @@ def names(lib_dir: Path) -> list[str]:
     return sorted(match[1] for match in matches if match)
 
 
-@functools.lru_cache(maxsize=1)
 def choose(lib_dir: Path) -> Choice | None:
     """The variant for this processor, None if the library has none. The first call on a processor checks it.
 
     EAGLE3_LLAMA_CPU names another one. Raises EagleError LIBRARY if that cannot be used, or none can.
     """
-    there, asked = names(lib_dir), os.environ.get(VARIABLE, "")
-    if asked and asked not in there:
-        which = f"its variants are {', '.join(there)}" if there else "it was built for one processor"
-        raise _error(f"{VARIABLE} is {asked}, which the library in {lib_dir} has not: {which}")
-    if not there:
-        return None
-    return _read(_memory(lib_dir, asked), there) or _prove(lib_dir, there, asked)
+    if lib_dir not in _chosen:
+        there, asked = names(lib_dir), os.environ.get(VARIABLE, "")
+        if asked and asked not in there:
+            which = f"its variants are {', '.join(there)}" if there else "it was built for one processor"
+            raise _error(f"{VARIABLE} is {asked}, which the library in {lib_dir} has not: {which}")
+        if not there:
+            return None
+        memory = _memory(lib_dir, asked)
+        choice = _read(memory, there)
+        if choice is None:
+            choice, keep = _prove(lib_dir, asked, _scores(lib_dir, there))
+            if keep:
+                _write(memory, choice)
+        _chosen[lib_dir] = choice
+    return _chosen[lib_dir]
 
 
 def load(lib_dir: Path) -> None:
@@ -76,17 +85,19 @@ def load(lib_dir: Path) -> None:
             ggml.ggml_backend_load(os.fsencode(path))
         if ggml.ggml_backend_load(os.fsencode(lib_dir / choice.file)):
             return
-        # kept by a processor with the same name in /proc/cpuinfo, as in an emulator
-        _forget(lib_dir)
-        choice = choose(lib_dir)
-        if choice is None or not ggml.ggml_backend_load(os.fsencode(lib_dir / choice.file)):
+        # An emulator runs this process alone, so that a child had the answers of another processor.
+        scores = {name: _score_within(lib_dir, name) for name in names(lib_dir)}
+        _chosen[lib_dir], _ = _prove(lib_dir, os.environ.get(VARIABLE, ""), scores)
+        if not ggml.ggml_backend_load(os.fsencode(lib_dir / _chosen[lib_dir].file)):
             raise _error(f"no CPU backend in {lib_dir} can be loaded: reinstall eagle3-llama")
 
 
-def _prove(lib_dir: Path, there: list[str], asked: str) -> Choice:
-    """Checks the variants that this processor can run, the best first, until one is right."""
-    scores = {name: _score(lib_dir, name) for name in there}
-    fitting = sorted((name for name in there if scores[name]), key=lambda name: -scores[name])
+def _prove(lib_dir: Path, asked: str, scores: dict[str, int]) -> tuple[Choice, bool]:
+    """Checks the variants that this processor can run, the best first, until one is right.
+
+    scores: how well each suits, 0 for not at all. Returns the choice, and whether it may be kept.
+    """
+    fitting = sorted((name for name in scores if scores[name]), key=lambda name: -scores[name])
     if asked and asked not in fitting:
         can = ", ".join(fitting) or "none of them"
         raise _error(f"{VARIABLE} is {asked}, which this processor cannot run: it can run {can}")
@@ -95,18 +106,18 @@ def _prove(lib_dir: Path, there: list[str], asked: str) -> Choice:
     candidates = [asked] if asked else fitting
     for name in candidates:
         note(f"checking the variant {name} on this processor, once")
-        fault = checking.check(lib_dir, [lib_dir / f"libggml-cpu-{name}.so"])
+        fault = checking.check(lib_dir, [lib_dir / _file(name)])
         if fault is None:
-            return _keep(lib_dir, asked, Choice(name, dropped, ""))
-        if fault.kind == "cannot":  # not kept: another time it may be possible
-            return Choice(name, dropped, f"not checked here: {fault.text}")
+            return Choice(name, dropped, ""), True
+        if fault.kind == "cannot":  # another time it may be possible
+            return Choice(name, dropped, f"not checked here: {fault.text}"), False
         if fault.kind == "rows":
             rows.append(Choice(name, list(dropped), fault.text))
         dropped.append([name, fault.text])
         if len(dropped) < len(candidates):
             note(f"{fault.text} on this processor: trying the variant {candidates[len(dropped)]}, not {name}")
     if rows:
-        return _keep(lib_dir, asked, rows[0])
+        return rows[0], True
     raise _error(_none_left(lib_dir, asked, dropped))
 
 
@@ -120,16 +131,19 @@ def _none_left(lib_dir: Path, asked: str, dropped: list[list[str]]) -> str:
     )
 
 
-def _score(lib_dir: Path, name: str) -> int:
-    """How well a variant suits this processor, 0 for not at all. ggml asks so, within the process."""
-    path = lib_dir / f"libggml-cpu-{name}.so"
+def _scores(lib_dir: Path, there: list[str]) -> dict[str, int]:
+    """How well each variant suits this processor, 0 for not at all. A child asks: an answer may be a trap."""
     try:
-        return checking.score(lib_dir, path)
+        return {name: checking.score(lib_dir, lib_dir / _file(name)) for name in there}
     except OSError:  # eagle3-proof is gone, or may not be run from there
-        try:
-            return int(ctypes.CDLL(str(path)).ggml_backend_score())
-        except (OSError, AttributeError):
-            return 0
+        return {name: _score_within(lib_dir, name) for name in there}
+
+
+def _score_within(lib_dir: Path, name: str) -> int:
+    try:
+        return int(ctypes.CDLL(str(lib_dir / _file(name))).ggml_backend_score())
+    except (OSError, AttributeError):
+        return 0
 
 
 def _others(lib_dir: Path) -> list[Path]:
@@ -172,24 +186,18 @@ def _read(path: Path, there: list[str]) -> Choice | None:
     return Choice(name, pairs, remark) if name in there and isinstance(remark, str) else None
 
 
-def _keep(lib_dir: Path, asked: str, choice: Choice) -> Choice:
+def _write(path: Path, choice: Choice) -> None:
     """Without a place to write to, the next process checks again."""
-    path = _memory(lib_dir, asked)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
             part.write_text(json.dumps(choice) + "\n", encoding="utf-8")
     except (OSError, EagleError):
         pass
-    return choice
 
 
-def _forget(lib_dir: Path) -> None:
-    choose.cache_clear()
-    try:
-        _memory(lib_dir, os.environ.get(VARIABLE, "")).unlink()
-    except OSError:
-        pass
+def _file(name: str) -> str:
+    return f"libggml-cpu-{name}.so"
 
 
 def _error(message: str) -> EagleError:
