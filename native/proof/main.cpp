@@ -53,7 +53,7 @@ void check_same(const float * a, const float * b, size_t n, int rows) {
 // What ggml itself chooses by. Only the code that reads the processor's features runs.
 static int score(const char * file) {
     void * handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
-    auto told     = (int (*)()) (handle ? dlsym(handle, "ggml_backend_score") : nullptr);
+    auto told     = (int (*)())(handle ? dlsym(handle, "ggml_backend_score") : nullptr);
     if (!told) {
         end(CANNOT, dlerror());
     }
