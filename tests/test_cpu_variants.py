@@ -210,7 +210,7 @@ def test_costs_are_those_of_the_variant(files, monkeypatch):
     llm = EagleLlama(files[0], eagle=files[1], n_ctx=128, verbose=False)
     keys = []
     for name in ("haswell", "zen4"):
-        monkeypatch.setattr(variants, "_chosen", {find_lib_dir(): variants.Variant(name, [], "")})
+        monkeypatch.setattr(variants, "_chosen", {find_lib_dir(): variants.CpuBackend(name, [], "")})
         keys.append(str(cost_key(llm, llm._eagle_path)))
     llm.close()
     assert keys[0] != keys[1] and "haswell" in keys[0]

@@ -66,7 +66,7 @@ def _machine() -> Iterator[Row]:
     yield "cores", f"{machine.cores()} usable of {os.cpu_count()}; so many threads by default"
 
 
-def _choice(lib_dir: Path | None) -> variants.Variant | str | None:
+def _choice(lib_dir: Path | None) -> variants.CpuBackend | str | None:
     """The variant that is chosen here, why none can be, or None if the library has none."""
     try:
         return variants.choose(lib_dir) if lib_dir is not None else None
@@ -74,7 +74,7 @@ def _choice(lib_dir: Path | None) -> variants.Variant | str | None:
         return str(e)
 
 
-def _variant(lib_dir: Path, choice: variants.Variant | str) -> Iterator[Row]:
+def _variant(lib_dir: Path, choice: variants.CpuBackend | str) -> Iterator[Row]:
     there = ", ".join(variants.names(lib_dir))
     if isinstance(choice, str):
         yield "variant", _private(choice)
@@ -87,7 +87,7 @@ def _variant(lib_dir: Path, choice: variants.Variant | str) -> Iterator[Row]:
         yield "note", choice.remark
 
 
-def _instruction_sets(record: dict[str, Any], choice: variants.Variant | str | None) -> Iterator[Row]:
+def _instruction_sets(record: dict[str, Any], choice: variants.CpuBackend | str | None) -> Iterator[Row]:
     known = machine.sets()
     mine = sorted(known & (_KNOWN_SETS | set(record.get("used", ()))))
     yield "it has", ", ".join(mine) or "unknown"
@@ -95,7 +95,7 @@ def _instruction_sets(record: dict[str, Any], choice: variants.Variant | str | N
         yield "used", "unknown: the library has no proof.json, which native/build.py writes"
         return
     used = record["used"]
-    if isinstance(choice, variants.Variant):
+    if isinstance(choice, variants.CpuBackend):
         used = record.get("variants", {}).get(choice.name, ())
     yield "used", ", ".join(used) or "no special ones"
     for each in record.get("left_out", ()):
@@ -105,7 +105,7 @@ def _instruction_sets(record: dict[str, Any], choice: variants.Variant | str | N
 
 
 def _library(
-    lib_dir: Path | None, record: dict[str, Any], choice: variants.Variant | str | None
+    lib_dir: Path | None, record: dict[str, Any], choice: variants.CpuBackend | str | None
 ) -> Iterator[Row]:
     if lib_dir is None:
         yield "library", "not installed: install the package with pip"
@@ -130,7 +130,7 @@ def _library(
         yield "devices", ", ".join(loaded["devices"]) or "none"
         yield "ggml", loaded["ggml"]
     if (proof := lib_dir / checking.PROGRAM).is_file():
-        chosen = [str(lib_dir / choice.file)] if isinstance(choice, variants.Variant) else []
+        chosen = [str(lib_dir / choice.file)] if isinstance(choice, variants.CpuBackend) else []
         end = _child([str(proof), *chosen])
         last = end.splitlines()[-1] if end else ""
         yield "products", "right on this processor" if last == "ok" else _private(last)

@@ -27,7 +27,7 @@ _FILE = re.compile(r"^libggml-cpu-(.+)\.so$")  # modules end in .so on macOS too
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
-class Variant(NamedTuple):
+class CpuBackend(NamedTuple):
     name: str  # of the variant, such as "haswell"
     dropped: list[list[str]]  # [name, why] of those that suit the processor better and fail, the best first
     remark: str  # what else there is to say, or ""
@@ -37,7 +37,7 @@ class Variant(NamedTuple):
         return _file(self.name)
 
 
-_chosen: dict[Path, Variant] = {}  # by the folder of the library
+_chosen: dict[Path, CpuBackend] = {}  # by the folder of the library
 
 
 def names(lib_dir: Path) -> list[str]:
@@ -46,7 +46,7 @@ def names(lib_dir: Path) -> list[str]:
     return sorted(match[1] for match in matches if match)
 
 
-def choose(lib_dir: Path) -> Variant | None:
+def choose(lib_dir: Path) -> CpuBackend | None:
     """The variant for this processor, None if the library has none. The first call on a processor checks it.
 
     EAGLE3_LLAMA_CPU names another one. Raises EagleError LIBRARY if that cannot be used, or none can.
@@ -92,7 +92,7 @@ def load(lib_dir: Path) -> None:
             raise _error(f"no CPU backend in {lib_dir} can be loaded: reinstall eagle3-llama")
 
 
-def _prove(lib_dir: Path, asked: str, scores: dict[str, int]) -> tuple[Variant, bool]:
+def _prove(lib_dir: Path, asked: str, scores: dict[str, int]) -> tuple[CpuBackend, bool]:
     """Checks the variants that this processor can run, the best first, until one is right.
 
     scores: how well each suits, 0 for not at all. Returns the choice, and whether it may be kept.
@@ -102,17 +102,17 @@ def _prove(lib_dir: Path, asked: str, scores: dict[str, int]) -> tuple[Variant, 
         can = ", ".join(fitting) or "none of them"
         raise _error(f"{VARIABLE} is {asked}, which this processor cannot run: it can run {can}")
     dropped: list[list[str]] = []
-    rows: list[Variant] = []  # sums that are right, but not the same bits for one row and for several
+    rows: list[CpuBackend] = []  # sums that are right, but not the same bits for one row and for several
     candidates = [asked] if asked else fitting
     for name in candidates:
         note(f"checking the variant {name} on this processor, once")
         fault = checking.check(lib_dir, [lib_dir / _file(name)])
         if fault is None:
-            return Variant(name, dropped, ""), True
+            return CpuBackend(name, dropped, ""), True
         if fault.kind == "cannot":  # another time it may be possible
-            return Variant(name, dropped, f"not checked here: {fault.text}"), False
+            return CpuBackend(name, dropped, f"not checked here: {fault.text}"), False
         if fault.kind == "rows":
-            rows.append(Variant(name, list(dropped), fault.text))
+            rows.append(CpuBackend(name, list(dropped), fault.text))
         dropped.append([name, fault.text])
         if len(dropped) < len(candidates):
             note(f"{fault.text} on this processor: trying the variant {candidates[len(dropped)]}, not {name}")
@@ -176,17 +176,17 @@ def _memory(lib_dir: Path, asked: str) -> Path:
     return cache_dir() / "variants" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
-def _read(path: Path, there: list[str]) -> Variant | None:
+def _read(path: Path, there: list[str]) -> CpuBackend | None:
     """The choice that was kept. None if there is none, or what is there is no such file."""
     try:
         name, dropped, remark = json.loads(path.read_text(encoding="utf-8"))
         pairs = [[str(which), str(why)] for which, why in dropped]
     except (OSError, ValueError, TypeError):
         return None
-    return Variant(name, pairs, remark) if name in there and isinstance(remark, str) else None
+    return CpuBackend(name, pairs, remark) if name in there and isinstance(remark, str) else None
 
 
-def _write(path: Path, choice: Variant) -> None:
+def _write(path: Path, choice: CpuBackend) -> None:
     """Without a place to write to, the next process checks again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
