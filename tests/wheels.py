@@ -125,7 +125,7 @@ def test_a_product_with_a_trap(site, tmp_path):
 
 
 @pytest.mark.skipif(QEMU is None, reason="no qemu-x86_64-static is installed")
-@pytest.mark.parametrize("cpu, name", [("Haswell", "haswell"), ("IvyBridge", "sse42"), ("Nehalem", "sse42")])
+@pytest.mark.parametrize("cpu, name", [("Haswell", "haswell"), ("IvyBridge", "sse42")])
 def test_older_processors(site, cpu, name):
     """An emulator without the instructions ends a process that uses one.
 
@@ -134,6 +134,19 @@ def test_older_processors(site, cpu, name):
     show = "from eagle3_llama.runtime.variants import _chosen; print([c.name for c in _chosen.values()])"
     done = generate(site, before=[QEMU, "-cpu", cpu], last=show, n=8)
     assert done.stdout.splitlines()[0] == f"['{name}']" and "True" in done.stdout
+
+
+@pytest.mark.skipif(QEMU is None, reason="no qemu-x86_64-static is installed")
+def test_a_processor_without_avx(site):
+    """The library alone: NumPy's own wheel cannot be imported on this one."""
+    lib = lib_of(site)
+    proof = [QEMU, "-cpu", "Nehalem", lib / "eagle3-proof"]
+    scores = {
+        name: int(run([*proof, "--score", lib / f"libggml-cpu-{name}.so"]).stdout)
+        for name in ("x64", "sse42", "sandybridge", "haswell")
+    }
+    assert scores["sse42"] > scores["x64"] > 0 and scores["sandybridge"] == scores["haswell"] == 0
+    assert run([*proof, "--few", lib / "libggml-cpu-sse42.so"]).stdout.splitlines()[-1] == "ok"
 
 
 @pytest.mark.parametrize("when", ["first", "last"])
