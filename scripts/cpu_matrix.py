@@ -1,0 +1,406 @@
+"""Builds libeagle3 for many CPUs, and runs its native tests on each: scripts/cpus.
+
+    scripts/cpus                      all that can be run here; the first time takes hours
+    scripts/cpus haswell armv8.2      these alone
+    scripts/cpus --list               their names, and what each needs
+
+On each CPU: the check that follows a build (eagle3-proof); products and attention of 1 to 150 rows; rows of
+batches of 1 to 64 rows against rows alone; prompts cut in other places; rounds with a head, whose text is
+plain decoding's. What this machine has runs on it. The rest runs under qemu-user, which ends a program that
+uses an instruction that its CPU has not, or under wine. Neither says anything of speed.
+
+Builds stay in the cache (native/build.py), and what passed is not run again until the library, a test or
+this script changes. So an interrupted run goes on where it was. ccache is used where it is installed: the
+builds for one architecture share most files. Exit status: 0 if all passed, 1 if a build or test failed or if
+a named CPU cannot be run here, 2 if a tool is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+for folder in ("native", "tests"):
+    sys.path.insert(0, str(ROOT / folder))
+
+from fetch import cache_dir
+from toolchain import cpu_sets
+
+LIMIT = 3600.0  # seconds for one program; an emulator is 10 to 100 times slower than a processor
+KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K")
+
+
+class Cpu(NamedTuple):
+    name: str
+    what: str
+    system: str  # of SYSTEMS
+    options: str  # CMake's, without -D
+    sets: str = ""  # of /proc/cpuinfo: what it takes to run it here; "" if it is emulated
+    model: str = ""  # qemu-user's, for what is emulated
+
+
+class System(NamedTuple):
+    """What programs are compiled for. Packages are Debian's and Ubuntu's."""
+
+    options: str  # CMake's
+    compilers: tuple[str, ...]  # C and C++, where it is not this machine's own
+    package: str  # that has them
+    emulators: tuple[str, ...]  # the first that is found
+    emulator_package: str
+    root: str = ""  # of its libraries, for the emulator
+
+
+class Step(NamedTuple):
+    part: str  # a column of the table: "run" or "same text"
+    program: str
+    arguments: tuple[str, ...] = ()  # TARGET-<kind>, HEAD: files of models()
+    variables: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        words = [*(f"{name}={value}" for name, value in self.variables), self.program, *self.arguments]
+        return " ".join(words)
+
+
+class Result(NamedTuple):
+    cpu: Cpu
+    built: str
+    run: str
+    same_text: str
+    failed: bool
+
+
+_LINUX = "CMAKE_SYSTEM_NAME=Linux CMAKE_SYSTEM_PROCESSOR={0}"
+SYSTEMS = {
+    machine: System(
+        _LINUX.format(machine),
+        (f"{machine}-linux-gnu-gcc", f"{machine}-linux-gnu-g++"),
+        f"g++-{machine.replace('_', '-')}-linux-gnu",
+        (f"qemu-{machine}-static", f"qemu-{machine}"),
+        "qemu-user-static",
+        f"/usr/{machine}-linux-gnu",
+    )
+    for machine in ("x86_64", "aarch64")
+}
+
+_NO_AVX2 = "GGML_AVX2=OFF GGML_FMA=OFF GGML_F16C=OFF GGML_BMI2=OFF"
+_AVX2 = "avx2 fma f16c bmi2"
+_AVX512 = f"{_AVX2} avx512f avx512bw avx512cd avx512dq avx512vl"
+_VNNI = "GGML_AVX512=ON GGML_AVX512_VBMI=ON GGML_AVX512_VNNI=ON GGML_AVX512_BF16=ON"
+
+CPUS = (
+    Cpu("avx512-vnni", "x86-64, AVX-512 with VNNI", "x86_64", _VNNI, f"{_AVX512} avx512vbmi avx512_vnni avx512_bf16"),
+    Cpu("avx512", "x86-64, AVX-512 without VNNI", "x86_64", "GGML_AVX512=ON", _AVX512),
+    Cpu("avx2-vnni", "x86-64, AVX2 with VNNI", "x86_64", "GGML_AVX_VNNI=ON", f"{_AVX2} avx_vnni"),
+    Cpu("avx2", "x86-64, AVX2", "x86_64", "", _AVX2),
+    Cpu("avx", "x86-64, AVX", "x86_64", _NO_AVX2, "avx"),
+    Cpu("haswell", "x86-64, AVX2 (Haswell)", "x86_64", "", model="Haswell"),
+    Cpu("sandy-bridge", "x86-64, AVX (Sandy Bridge)", "x86_64", _NO_AVX2, model="SandyBridge"),
+    Cpu("nehalem", "x86-64, SSE4.2 (Nehalem)", "x86_64", f"GGML_AVX=OFF {_NO_AVX2}", model="Nehalem"),
+    Cpu("x86-64", "x86-64 without SSE4.2", "x86_64", f"GGML_SSE42=OFF GGML_AVX=OFF {_NO_AVX2}", model="qemu64"),
+    Cpu("armv8.0", "arm64 v8.0 (Cortex-A72)", "aarch64", "GGML_CPU_ARM_ARCH=armv8-a", model="cortex-a72"),
+    Cpu(
+        "armv8.2",
+        "arm64 v8.2, dot products (Neoverse N1)",
+        "aarch64",
+        "GGML_CPU_ARM_ARCH=armv8.2-a+dotprod",
+        model="neoverse-n1",
+    ),
+    Cpu("armv8.6", "arm64 v8.6, i8mm", "aarch64", "GGML_CPU_ARM_ARCH=armv8.6-a+i8mm", model="max,sve=off,sme=off"),
+    Cpu(
+        "sve-128",
+        "arm64, SVE of 128 bits",
+        "aarch64",
+        "GGML_CPU_ARM_ARCH=armv8.6-a+sve",
+        model="max,sve128=on,sve256=off,sme=off",
+    ),
+    Cpu(
+        "sve-256",
+        "arm64, SVE of 256 bits",
+        "aarch64",
+        "GGML_CPU_ARM_ARCH=armv8.6-a+sve",
+        model="max,sve128=on,sve256=on,sve512=off,sme=off",
+    ),
+)  # fmt: skip
+
+_INTERLEAVED = (("EAGLE3_LLAMA_INTERLEAVE", "1"),)
+STEPS = (
+    Step("run", "eagle3-proof"),
+    Step("run", "dots_test", ("1",)),
+    Step("run", "products_test", ("1",)),
+    Step("run", "interleaved_test", ("1",), _INTERLEAVED),
+    *(Step("same text", "slots_test", ("bits", f"TARGET-{kind}")) for kind in KINDS),
+    *(Step("same text", "failures_test", ("cuts", f"TARGET-{kind}", "HEAD")) for kind in ("F32", "Q8_0", "Q4_0")),
+    *(Step("same text", "rounds_test", (f"TARGET-{kind}", "HEAD", "1", "20")) for kind in ("F32", "F16", "Q8_0", "Q4_0")),
+)  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="scripts/cpus", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("cpu", nargs="*", metavar="CPU", help="these alone (--list)")
+    parser.add_argument("--list", action="store_true", help="the names, and what each needs")
+    parser.add_argument("--again", action="store_true", help="run what has passed too")
+    parser.add_argument("--build-only", action="store_true", help="build, and run nothing")
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.cpu if name not in {cpu.name for cpu in CPUS}]:
+        parser.error(f"no CPU is called {', '.join(unknown)}; there are {', '.join(c.name for c in CPUS)}")
+    chosen = [cpu for cpu in CPUS if not options.cpu or cpu.name in options.cpu]
+    if options.list:
+        print(table(["CPU", "what it is", "run on"], [[c.name, c.what, runs_on(c)] for c in chosen]))
+        return 0
+    if lines := missing_tools(chosen, options.build_only):
+        print("\n".join(f"error: {line}" for line in lines), file=sys.stderr)
+        return 2
+    results = []
+    for i, cpu in enumerate(chosen):
+        say(f"{cpu.name} ({i + 1} of {len(chosen)})")
+        results.append(examine(cpu, options.again, options.build_only))
+    print(
+        table(
+            ["CPU", "", "built", "run", "same text"],
+            [[r.cpu.name, r.cpu.what, r.built, r.run, r.same_text] for r in results],
+        )
+    )
+    return int(any(r.failed or (lacking(r.cpu) and options.cpu) for r in results))
+
+
+def say(what: str, end: str = "\n") -> None:
+    print(f"cpus: {what}", end=end, file=sys.stderr, flush=True)
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table, whose columns are as wide as their widest cell."""
+    lines = [head, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    written = [
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |" for line in lines
+    ]
+    return "\n".join([written[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *written[1:]])
+
+
+def own(system: str) -> bool:
+    """Whether this machine's compiler makes programs for it, and its libraries are where they are looked for."""
+    return sys.platform == "linux" and platform.machine() == system
+
+
+def lacking(cpu: Cpu) -> list[str]:
+    """The instruction sets that this machine would need to run it."""
+    return [] if not cpu.sets else [name for name in cpu.sets.split() if name not in cpu_sets()]
+
+
+def runs_on(cpu: Cpu) -> str:
+    if not cpu.sets:
+        return SYSTEMS[cpu.system].emulators[-1] + (f" -cpu {cpu.model}" if cpu.model else "")
+    without = lacking(cpu)
+    return f"not here: this machine has no {', '.join(without)}" if without else "this machine"
+
+
+def emulator(cpu: Cpu) -> list[str]:
+    """The words before a program. Empty if it runs on this machine itself."""
+    if cpu.sets:
+        return []
+    system = SYSTEMS[cpu.system]
+    found = next(filter(None, map(shutil.which, system.emulators)), system.emulators[0])
+    words = [found, *(["-cpu", cpu.model] if cpu.model else [])]
+    return [*words, *(["-L", system.root] if system.root and not own(cpu.system) else [])]
+
+
+def missing_tools(cpus: Sequence[Cpu], build_only: bool) -> list[str]:
+    """What must be installed first, one line each. Empty if nothing is missing."""
+    needed: dict[str, tuple[list[str], str]] = {}  # package -> the CPUs that need it, a tool in it
+    for cpu in cpus:
+        system = SYSTEMS[cpu.system]
+        tools = [] if own(cpu.system) else [(tool, system.package) for tool in system.compilers]
+        if not cpu.sets and not build_only and not any(map(shutil.which, system.emulators)):
+            tools.append((system.emulators[0], system.emulator_package))
+        for tool, package in tools:
+            if "qemu" in package or not shutil.which(tool):
+                needed.setdefault(package, ([], tool))[0].append(cpu.name)
+    lines = [
+        f"{tool} is missing, for {', '.join(dict.fromkeys(names))}" for names, tool in needed.values()
+    ]
+    if lines:
+        rest = [c.name for c in cpus if not any(c.name in names for names, _ in needed.values())]
+        choice = f", or name CPUs that need less: scripts/cpus {' '.join(rest)}" if rest else ""
+        lines.append(f"on Debian and Ubuntu: apt-get install {' '.join(needed)}{choice}")
+    return lines
+
+
+def examine(cpu: Cpu, again: bool = False, build_only: bool = False) -> Result:
+    """Builds for a CPU, and runs STEPS on it."""
+    library = build(cpu)
+    if library is None:
+        return Result(cpu, "failed", "no", "no", True)
+    if without := lacking(cpu):
+        return Result(cpu, "yes", f"not here: no {', '.join(without)}", "not run", False)
+    if build_only:
+        return Result(cpu, "yes", "not run", "not run", False)
+    failed = run_steps(cpu, library, again)
+    columns = {part: said(failed, part) for part in ("run", "same text")}
+    return Result(cpu, "yes", columns["run"], columns["same text"], bool(failed))
+
+
+def said(failed: list[Step], part: str) -> str:
+    names = [step.name for step in failed if step.part == part]
+    return f"fails: {', '.join(names)}" if names else "yes"
+
+
+def build(cpu: Cpu) -> Path | None:
+    """The folder of the library and the programs of native/tests for this CPU. None if it cannot be built."""
+    command = [sys.executable, ROOT / "native" / "build.py", "--tests", "--print-dir"]
+    environment = {**os.environ, "CMAKE_ARGS": " ".join(f"-D{word}" for word in defines(cpu))}
+    if shutil.which("ccache"):
+        # the folders of builds differ; what is compiled in them is the same
+        environment |= {"CCACHE_BASEDIR": str(cache_dir().resolve()), "CCACHE_NOHASHDIR": "1"}
+        environment.setdefault("CCACHE_DIR", str(cache_dir() / "ccache"))
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    return Path(done.stdout.strip()) if done.returncode == 0 else None
+
+
+def defines(cpu: Cpu) -> list[str]:
+    """NAME=VALUE for CMake. The check after a build runs with the other programs, in the emulator."""
+    words = ["GGML_NATIVE=OFF", "LLAMA_BUILD_MTMD=OFF", "EAGLE3_PROOF=OFF", *cpu.options.split()]
+    if not own(cpu.system):
+        system = SYSTEMS[cpu.system]
+        words += system.options.split()
+        words += [f"CMAKE_{of}_COMPILER={name}" for of, name in zip(("C", "CXX"), system.compilers, strict=True)]
+    if shutil.which("ccache"):
+        words += [f"CMAKE_{of}_COMPILER_LAUNCHER=ccache" for of in ("C", "CXX")]
+    return words
+
+
+def run_steps(cpu: Cpu, library: Path, again: bool) -> list[Step]:
+    """Runs what has not passed with this library. Returns the steps that fail."""
+    folder = cache_dir() / "cpus"
+    folder.mkdir(parents=True, exist_ok=True)
+    files = models(folder)
+    record = folder / f"{cpu.name}.json"
+    state = {"library": str(library), "key": key(), "passed": []}
+    with contextlib.suppress(OSError, ValueError):
+        earlier = json.loads(record.read_text(encoding="utf-8"))
+        if not again and all(earlier.get(name) == state[name] for name in ("library", "key")):
+            state = earlier
+    failed = []
+    for i, step in enumerate(STEPS):
+        if step.name in state["passed"]:
+            continue
+        say(f"{cpu.name}, {i + 1} of {len(STEPS)}: {step.name} ...", end="")
+        start = time.monotonic()
+        fault = run_step(cpu, library, step, files)
+        print(f" {time.monotonic() - start:.0f} s{', FAILED' if fault else ''}", file=sys.stderr, flush=True)
+        if fault:
+            print(fault, file=sys.stderr, flush=True)
+            failed.append(step)
+        else:
+            state["passed"].append(step.name)
+            write_text(record, json.dumps(state, indent=1))
+    return failed
+
+
+def run_step(cpu: Cpu, library: Path, step: Step, files: dict[str, Path]) -> str:
+    """What went wrong, with the command that shows it again. Empty if the step passes."""
+    words = [*emulator(cpu), str(library / step.program)]
+    words += [str(files.get(word, word)) for word in step.arguments]
+    variables = {"OMP_WAIT_POLICY": "passive", **dict(step.variables)}
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**environment_without_choices(), **variables},
+            timeout=LIMIT,
+        )
+        ended, output = done.returncode, done.stdout
+    except subprocess.TimeoutExpired as late:
+        ended, output = None, late.stdout or b""
+    except OSError as error:
+        return f"    it does not start: {error}"
+    lines = output.decode(errors="replace").splitlines()
+    if ended == 0 and lines and lines[-1].startswith("ok"):
+        return ""
+    how = f"it does not end within {LIMIT:.0f} s" if ended is None else f"exit status {ended}"
+    command = " ".join([*(f"{name}={value}" for name, value in step.variables), *words])
+    return "\n".join(f"    {line}" for line in [*lines[-12:], f"{how}: {command}"])
+
+
+def environment_without_choices() -> dict[str, str]:
+    """This process's environment, without what chooses products."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("EAGLE3_LLAMA_", "GGML_", "LLAMA_"))}
+
+
+def key() -> str:
+    """A hash of what decides, beside the library, what a step does."""
+    sources = [Path(__file__), ROOT / "tests" / "tiny_models.py"]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+
+
+def models(folder: Path) -> dict[str, Path]:
+    """Tiny random targets in each of KINDS, and a head."""
+    made = folder / f"models-{key()}"
+    files = {f"TARGET-{kind}": made / f"target-{kind}.gguf" for kind in KINDS} | {"HEAD": made / "head.gguf"}
+    if not made.is_dir():
+        import tiny_models
+
+        for old in folder.glob("models-*"):
+            shutil.rmtree(old)
+        with unfinished(made) as fresh:
+            for kind in KINDS:
+                path = fresh / files[f"TARGET-{kind}"].name
+                if kind == "Q4_K":  # gguf's Python part cannot write it; its rows are 256 wide
+                    quantize(tiny_models.target(fresh / "wide.gguf", n_embd=256), path)
+                else:
+                    tiny_models.target(path, kind=kind)
+            tiny_models.head(fresh / "head.gguf")
+    return files
+
+
+def quantize(source: Path, path: Path) -> None:
+    import eagle3_llama  # noqa: F401 - so that llama_cpp opens its library
+
+    import llama_cpp
+
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_S
+    if llama_cpp.llama_model_quantize(str(source).encode(), str(path).encode(), ctypes.byref(params)) != 0:
+        raise SystemExit(f"error: llama.cpp cannot quantise {source}")
+
+
+@contextlib.contextmanager
+def unfinished(path: Path) -> Iterator[Path]:
+    """A folder beside `path`, which becomes `path` at the end."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.mkdir()
+    try:
+        yield fresh
+        fresh.rename(path)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_text(text + "\n", encoding="utf-8")
+    fresh.replace(path)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the next run goes on from here")
