@@ -28,8 +28,10 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import proof
@@ -74,7 +76,8 @@ def build(
     unpatched = bench or stock
     tests = toolchain.is_on(options.pop("EAGLE3_BUILD_TESTS", "OFF")) or tests
     mtmd = toolchain.is_on(options.pop("LLAMA_BUILD_MTMD", "OFF" if sanitize or unpatched else "ON"))
-    checked = toolchain.is_on(options.pop("EAGLE3_PROOF", "ON"))
+    # proof.py waits for its child in ways that Windows does not have
+    checked = toolchain.is_on(options.pop("EAGLE3_PROOF", "OFF" if sys.platform == "win32" else "ON"))
     variants = toolchain.is_on(options.get("EAGLE3_VARIANTS", "OFF"))
     if variants and (tests or unpatched):
         raise BuildError("EAGLE3_VARIANTS is for the libraries alone: build the rest without it")
@@ -162,17 +165,28 @@ def _files(path: Path) -> list[Path]:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """One build at a time in a folder. The lock ends with the process, however that ends."""
-    try:
-        import fcntl
-    except ImportError:
-        raise BuildError("eagle3-llama builds on Linux and macOS only") from None
     with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _take(file):
             say("waiting for another build of the same libraries")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            while not _take(file):
+                time.sleep(0.5)
         yield
+
+
+def _take(file: IO[str]) -> bool:
+    """Locks an open file for this process. False if another one has it."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _sync(source: Path, target: Path, paths: list[Path]) -> None:
@@ -192,8 +206,8 @@ def _collect(work: Work, build_dir: Path, fresh: Path) -> None:
     """Copies the results to `fresh`, without a libmtmd that an earlier build left behind."""
     fresh.mkdir()
     for path in (build_dir / "bin").iterdir():
-        library = path.suffix in (".so", ".dylib") and (work.mtmd or path.stem != "libmtmd")
-        if library or path.name in work.programs:
+        library = path.suffix in (".so", ".dylib", ".dll") and (work.mtmd or path.stem != "libmtmd")
+        if library or path.name.removesuffix(".exe") in work.programs:
             shutil.copy2(path, fresh)
     if not work.stock:
         shutil.copyfile(work.place / "native" / "include" / "eagle3.h", fresh / "eagle3.h")

@@ -9,8 +9,8 @@ batches of 1 to 64 rows against rows alone; prompts cut in other places; rounds 
 plain decoding's. What this machine has runs on it. The rest runs under qemu-user, which ends a program that
 uses an instruction that its CPU has not, or under wine. Neither says anything of speed.
 
-Builds stay in the cache (native/build.py), and what passed is not run again until the library, a test or
-this script changes. So an interrupted run goes on where it was. ccache is used where it is installed: the
+Builds stay in the cache (native/build.py), and what passed is not run again until the library or a test
+changes. So an interrupted run goes on where it was. ccache is used where it is installed: the
 builds for one architecture share most files. Exit status: 0 if all passed, 1 if a build or test failed or if
 a named CPU cannot be run here, 2 if a tool is missing.
 """
@@ -36,8 +36,8 @@ ROOT = Path(__file__).resolve().parent.parent
 for folder in ("native", "tests"):
     sys.path.insert(0, str(ROOT / folder))
 
-from fetch import cache_dir
-from toolchain import cpu_sets
+from fetch import cache_dir  # noqa: E402 - in a folder that sys.path has now
+from toolchain import cpu_sets  # noqa: E402 - in a folder that sys.path has now
 
 LIMIT = 3600.0  # seconds for one program; an emulator is 10 to 100 times slower than a processor
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K")
@@ -48,8 +48,8 @@ class Cpu(NamedTuple):
     what: str
     system: str  # of SYSTEMS
     options: str  # CMake's, without -D
-    sets: str = ""  # of /proc/cpuinfo: what it takes to run it here; "" if it is emulated
-    model: str = ""  # qemu-user's, for what is emulated
+    sets: str = ""  # of /proc/cpuinfo: what this machine must have, if its processor is not emulated
+    model: str = ""  # qemu-user's, if it is
 
 
 class System(NamedTuple):
@@ -61,6 +61,7 @@ class System(NamedTuple):
     emulators: tuple[str, ...]  # the first that is found
     emulator_package: str
     root: str = ""  # of its libraries, for the emulator
+    ending: str = ""  # of a program's file name
 
 
 class Step(NamedTuple):
@@ -95,46 +96,58 @@ SYSTEMS = {
     )
     for machine in ("x86_64", "aarch64")
 }
+SYSTEMS["windows"] = System(
+    "CMAKE_SYSTEM_NAME=Windows CMAKE_SYSTEM_PROCESSOR=x86_64",
+    ("x86_64-w64-mingw32-gcc-posix", "x86_64-w64-mingw32-g++-posix"),
+    "g++-mingw-w64-x86-64-posix",
+    ("wine",),
+    "wine wine64",
+    ending=".exe",
+)
 
-_NO_AVX2 = "GGML_AVX2=OFF GGML_FMA=OFF GGML_F16C=OFF GGML_BMI2=OFF"
-_AVX2 = "avx2 fma f16c bmi2"
-_AVX512 = f"{_AVX2} avx512f avx512bw avx512cd avx512dq avx512vl"
+_SSE = "GGML_AVX2=OFF GGML_FMA=OFF GGML_F16C=OFF GGML_BMI2=OFF GGML_AVX=OFF"
+_AVX = _SSE.replace("GGML_AVX=OFF", "GGML_AVX=ON")
 _VNNI = "GGML_AVX512=ON GGML_AVX512_VBMI=ON GGML_AVX512_VNNI=ON GGML_AVX512_BF16=ON"
+_HAS_AVX2 = "avx2 fma f16c bmi2"
+_HAS_AVX512 = f"{_HAS_AVX2} avx512f avx512bw avx512cd avx512dq avx512vl"
+_HAS_VNNI = f"{_HAS_AVX512} avx512vbmi avx512_vnni avx512_bf16"
+_ARM = "GGML_CPU_ARM_ARCH="
 
 CPUS = (
-    Cpu("avx512-vnni", "x86-64, AVX-512 with VNNI", "x86_64", _VNNI, f"{_AVX512} avx512vbmi avx512_vnni avx512_bf16"),
-    Cpu("avx512", "x86-64, AVX-512 without VNNI", "x86_64", "GGML_AVX512=ON", _AVX512),
-    Cpu("avx2-vnni", "x86-64, AVX2 with VNNI", "x86_64", "GGML_AVX_VNNI=ON", f"{_AVX2} avx_vnni"),
-    Cpu("avx2", "x86-64, AVX2", "x86_64", "", _AVX2),
-    Cpu("avx", "x86-64, AVX", "x86_64", _NO_AVX2, "avx"),
+    Cpu("avx512-vnni", "x86-64, AVX-512 with VNNI", "x86_64", _VNNI, _HAS_VNNI),
+    Cpu("avx512", "x86-64, AVX-512 without VNNI", "x86_64", "GGML_AVX512=ON", _HAS_AVX512),
+    Cpu("avx2-vnni", "x86-64, AVX2 with VNNI", "x86_64", "GGML_AVX_VNNI=ON", f"{_HAS_AVX2} avx_vnni"),
+    Cpu("avx2", "x86-64, AVX2", "x86_64", "", _HAS_AVX2),
+    Cpu("avx", "x86-64, AVX", "x86_64", _AVX, "avx"),
     Cpu("haswell", "x86-64, AVX2 (Haswell)", "x86_64", "", model="Haswell"),
-    Cpu("sandy-bridge", "x86-64, AVX (Sandy Bridge)", "x86_64", _NO_AVX2, model="SandyBridge"),
-    Cpu("nehalem", "x86-64, SSE4.2 (Nehalem)", "x86_64", f"GGML_AVX=OFF {_NO_AVX2}", model="Nehalem"),
-    Cpu("x86-64", "x86-64 without SSE4.2", "x86_64", f"GGML_SSE42=OFF GGML_AVX=OFF {_NO_AVX2}", model="qemu64"),
-    Cpu("armv8.0", "arm64 v8.0 (Cortex-A72)", "aarch64", "GGML_CPU_ARM_ARCH=armv8-a", model="cortex-a72"),
+    Cpu("sandy-bridge", "x86-64, AVX (Sandy Bridge)", "x86_64", _AVX, model="SandyBridge"),
+    Cpu("nehalem", "x86-64, SSE4.2 (Nehalem)", "x86_64", _SSE, model="Nehalem"),
+    Cpu("x86-64", "x86-64 without SSE4.2", "x86_64", f"GGML_SSE42=OFF {_SSE}", model="qemu64"),
+    Cpu("armv8.0", "arm64 v8.0 (Cortex-A72)", "aarch64", f"{_ARM}armv8-a", model="cortex-a72"),
     Cpu(
         "armv8.2",
-        "arm64 v8.2, dot products (Neoverse N1)",
+        "arm64 v8.2, dot products, half floats (Neoverse N1)",
         "aarch64",
-        "GGML_CPU_ARM_ARCH=armv8.2-a+dotprod",
+        f"{_ARM}armv8.2-a+dotprod+fp16",
         model="neoverse-n1",
     ),
-    Cpu("armv8.6", "arm64 v8.6, i8mm", "aarch64", "GGML_CPU_ARM_ARCH=armv8.6-a+i8mm", model="max,sve=off,sme=off"),
+    Cpu("armv8.6", "arm64 v8.6, i8mm", "aarch64", f"{_ARM}armv8.6-a+i8mm+fp16", model="max,sve=off,sme=off"),
     Cpu(
         "sve-128",
-        "arm64, SVE of 128 bits",
+        "arm64 v8.6, SVE of 128 bits",
         "aarch64",
-        "GGML_CPU_ARM_ARCH=armv8.6-a+sve",
+        f"{_ARM}armv8.6-a+sve",
         model="max,sve128=on,sve256=off,sme=off",
     ),
     Cpu(
         "sve-256",
-        "arm64, SVE of 256 bits",
+        "arm64 v8.6, SVE of 256 bits",
         "aarch64",
-        "GGML_CPU_ARM_ARCH=armv8.6-a+sve",
+        f"{_ARM}armv8.6-a+sve",
         model="max,sve128=on,sve256=on,sve512=off,sme=off",
     ),
-)  # fmt: skip
+    Cpu("windows", "Windows, x86-64, AVX2 (wine)", "windows", "", _HAS_AVX2),
+)
 
 _INTERLEAVED = (("EAGLE3_LLAMA_INTERLEAVE", "1"),)
 STEPS = (
@@ -143,9 +156,9 @@ STEPS = (
     Step("run", "products_test", ("1",)),
     Step("run", "interleaved_test", ("1",), _INTERLEAVED),
     *(Step("same text", "slots_test", ("bits", f"TARGET-{kind}")) for kind in KINDS),
-    *(Step("same text", "failures_test", ("cuts", f"TARGET-{kind}", "HEAD")) for kind in ("F32", "Q8_0", "Q4_0")),
-    *(Step("same text", "rounds_test", (f"TARGET-{kind}", "HEAD", "1", "20")) for kind in ("F32", "F16", "Q8_0", "Q4_0")),
-)  # fmt: skip
+    *(Step("same text", "failures_test", ("cuts", f"TARGET-{kind}", "HEAD")) for kind in KINDS),
+    *(Step("same text", "rounds_test", (f"TARGET-{kind}", "HEAD", "1", "20")) for kind in KINDS[:5]),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -188,31 +201,38 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     written = [
-        "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |" for line in lines
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |"
+        for line in lines
     ]
     return "\n".join([written[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *written[1:]])
 
 
 def own(system: str) -> bool:
-    """Whether this machine's compiler makes programs for it, and its libraries are where they are looked for."""
+    """Whether this machine's own compiler and libraries are those of the system."""
     return sys.platform == "linux" and platform.machine() == system
+
+
+def is_emulated(cpu: Cpu) -> bool:
+    """Whether it takes qemu-user or wine to run it."""
+    return bool(cpu.model) or cpu.system == "windows"
 
 
 def lacking(cpu: Cpu) -> list[str]:
     """The instruction sets that this machine would need to run it."""
-    return [] if not cpu.sets else [name for name in cpu.sets.split() if name not in cpu_sets()]
+    return [name for name in cpu.sets.split() if name not in cpu_sets()]
 
 
 def runs_on(cpu: Cpu) -> str:
-    if not cpu.sets:
-        return SYSTEMS[cpu.system].emulators[-1] + (f" -cpu {cpu.model}" if cpu.model else "")
-    without = lacking(cpu)
-    return f"not here: this machine has no {', '.join(without)}" if without else "this machine"
+    if without := lacking(cpu):
+        return f"not here: this machine has no {', '.join(without)}"
+    if not is_emulated(cpu):
+        return "this machine"
+    return SYSTEMS[cpu.system].emulators[-1] + (f" -cpu {cpu.model}" if cpu.model else "")
 
 
 def emulator(cpu: Cpu) -> list[str]:
     """The words before a program. Empty if it runs on this machine itself."""
-    if cpu.sets:
+    if not is_emulated(cpu):
         return []
     system = SYSTEMS[cpu.system]
     found = next(filter(None, map(shutil.which, system.emulators)), system.emulators[0])
@@ -222,23 +242,22 @@ def emulator(cpu: Cpu) -> list[str]:
 
 def missing_tools(cpus: Sequence[Cpu], build_only: bool) -> list[str]:
     """What must be installed first, one line each. Empty if nothing is missing."""
-    needed: dict[str, tuple[list[str], str]] = {}  # package -> the CPUs that need it, a tool in it
+    needed: dict[tuple[str, str], list[str]] = {}  # (tool, package): the CPUs that need it
     for cpu in cpus:
         system = SYSTEMS[cpu.system]
         tools = [] if own(cpu.system) else [(tool, system.package) for tool in system.compilers]
-        if not cpu.sets and not build_only and not any(map(shutil.which, system.emulators)):
+        tools = [(tool, package) for tool, package in tools if not shutil.which(tool)][-1:]
+        if is_emulated(cpu) and not build_only and not any(map(shutil.which, system.emulators)):
             tools.append((system.emulators[0], system.emulator_package))
-        for tool, package in tools:
-            if "qemu" in package or not shutil.which(tool):
-                needed.setdefault(package, ([], tool))[0].append(cpu.name)
-    lines = [
-        f"{tool} is missing, for {', '.join(dict.fromkeys(names))}" for names, tool in needed.values()
-    ]
-    if lines:
-        rest = [c.name for c in cpus if not any(c.name in names for names, _ in needed.values())]
-        choice = f", or name CPUs that need less: scripts/cpus {' '.join(rest)}" if rest else ""
-        lines.append(f"on Debian and Ubuntu: apt-get install {' '.join(needed)}{choice}")
-    return lines
+        for tool in tools:
+            needed.setdefault(tool, []).append(cpu.name)
+    if not needed:
+        return []
+    lines = [f"{tool} is missing, for {', '.join(names)}" for (tool, _), names in needed.items()]
+    rest = [cpu.name for cpu in cpus if not any(cpu.name in names for names in needed.values())]
+    choice = f", or leave those CPUs out: scripts/cpus {' '.join(rest)}" if rest else ""
+    packages = dict.fromkeys(package for _, package in needed)
+    return [*lines, f"on Debian and Ubuntu: apt-get install {' '.join(packages)}{choice}"]
 
 
 def examine(cpu: Cpu, again: bool = False, build_only: bool = False) -> Result:
@@ -278,7 +297,9 @@ def defines(cpu: Cpu) -> list[str]:
     if not own(cpu.system):
         system = SYSTEMS[cpu.system]
         words += system.options.split()
-        words += [f"CMAKE_{of}_COMPILER={name}" for of, name in zip(("C", "CXX"), system.compilers, strict=True)]
+        words += [
+            f"CMAKE_{of}_COMPILER={name}" for of, name in zip(("C", "CXX"), system.compilers, strict=True)
+        ]
     if shutil.which("ccache"):
         words += [f"CMAKE_{of}_COMPILER_LAUNCHER=ccache" for of in ("C", "CXX")]
     return words
@@ -290,10 +311,10 @@ def run_steps(cpu: Cpu, library: Path, again: bool) -> list[Step]:
     folder.mkdir(parents=True, exist_ok=True)
     files = models(folder)
     record = folder / f"{cpu.name}.json"
-    state = {"library": str(library), "key": key(), "passed": []}
+    state = {"library": str(library), "models": key(), "on": emulator(cpu), "passed": []}
     with contextlib.suppress(OSError, ValueError):
         earlier = json.loads(record.read_text(encoding="utf-8"))
-        if not again and all(earlier.get(name) == state[name] for name in ("library", "key")):
+        if not again and all(earlier.get(name) == state[name] for name in ("library", "models", "on")):
             state = earlier
     failed = []
     for i, step in enumerate(STEPS):
@@ -314,9 +335,11 @@ def run_steps(cpu: Cpu, library: Path, again: bool) -> list[Step]:
 
 def run_step(cpu: Cpu, library: Path, step: Step, files: dict[str, Path]) -> str:
     """What went wrong, with the command that shows it again. Empty if the step passes."""
-    words = [*emulator(cpu), str(library / step.program)]
+    words = [*emulator(cpu), str(library / f"{step.program}{SYSTEMS[cpu.system].ending}")]
     words += [str(files.get(word, word)) for word in step.arguments]
-    variables = {"OMP_WAIT_POLICY": "passive", **dict(step.variables)}
+    variables = {"OMP_WAIT_POLICY": "passive", "WINEDEBUG": "-all", **dict(step.variables)}
+    if cpu.system == "windows":
+        variables["WINEPREFIX"] = str(cache_dir() / "cpus" / "wine")
     try:
         done = subprocess.run(
             words,
@@ -345,9 +368,8 @@ def environment_without_choices() -> dict[str, str]:
 
 
 def key() -> str:
-    """A hash of what decides, beside the library, what a step does."""
-    sources = [Path(__file__), ROOT / "tests" / "tiny_models.py"]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    """A hash of what makes the models."""
+    return hashlib.sha256((ROOT / "tests" / "tiny_models.py").read_bytes()).hexdigest()[:16]
 
 
 def models(folder: Path) -> dict[str, Path]:

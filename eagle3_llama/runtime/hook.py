@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
+SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")  # every name begins with "lib"
 _OPENERS = {
     "llama_cpp.llama_cpp": ("LLAMA_CPP_LIB_PATH", "libllama"),
     "llama_cpp.mtmd_cpp": ("MTMD_CPP_LIB", "libmtmd"),

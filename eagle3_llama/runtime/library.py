@@ -144,6 +144,8 @@ def _open(lib_dir: Path) -> tuple[Any, Any]:
     ffi = cffi.FFI()
     try:
         ffi.cdef(cdef)
+        if hasattr(os, "add_dll_directory"):  # Windows does not look for a library's libraries beside it
+            os.add_dll_directory(str(lib_dir))
         lib = ffi.dlopen(str(lib_dir / _NAME))
         found = lib.eagle3_abi_version()
     except (cffi.CDefError, cffi.FFIError, OSError, AttributeError) as error:

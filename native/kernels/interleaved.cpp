@@ -184,15 +184,9 @@ class products : public ggml::cpu::extra_buffer_type {
     }
 };
 
-// With NEON, the tree's own layouts have fast products too, and nobody has compared the two yet.
 bool wanted() {
-#if defined(__AVX2__)
-    const char * otherwise = "1";
-#else
-    const char * otherwise = "0";
-#endif
     const char * set = std::getenv("EAGLE3_LLAMA_INTERLEAVE");
-    return EAGLE3_LANES && std::strcmp(set ? set : otherwise, "0") != 0;
+    return EAGLE3_LANES && !(set && std::strcmp(set, "0") == 0);
 }
 
 }  // namespace

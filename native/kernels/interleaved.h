@@ -3,6 +3,6 @@
 
 #include "ggml-backend.h"
 
-// Null where this build has no products for it, or EAGLE3_LLAMA_INTERLEAVE is 0 in the environment. Without
-// that variable it is null with NEON too; 1 turns it on there. The type lives as long as the process.
+// Null where this build has no products for it, or EAGLE3_LLAMA_INTERLEAVE is 0 in the environment. The type
+// lives as long as the process.
 ggml_backend_buffer_type_t eagle3_interleaved_buffer_type(void);

@@ -55,6 +55,28 @@ inline ggml_context_ptr context(size_t n) {
     return ggml_context_ptr(ggml_init({n * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true}));
 }
 
+// the types that a product of k by m weights in such a buffer may have; none for a null
+inline std::vector<ggml_type> types_of(ggml_backend_buffer_type_t buft, int k, int m) {
+    std::vector<ggml_type> out;
+    for (int i = 0; buft && i < GGML_TYPE_COUNT; ++i) {
+        const auto type     = (ggml_type) i;
+        const bool is_float = type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
+        if (!(is_float || ggml_is_quantized(type)) || ggml_quantize_requires_imatrix(type)) {
+            continue;
+        }
+        ggml_context_ptr ctx = context(4);
+        ggml_tensor * w      = ggml_new_tensor_2d(ctx.get(), type, k, m);
+        ggml_tensor * y      = ggml_mul_mat(ctx.get(), w, ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, k, 1));
+        ggml_backend_buffer_ptr none(ggml_backend_buft_alloc_buffer(buft, 0));
+        w->buffer = none.get();
+        if (ggml_backend_supports_op(backend(), y)) {
+            out.push_back(type);
+        }
+        w->buffer = nullptr;
+    }
+    return out;
+}
+
 // what a graph of one operation computes; fill gives its inputs their data
 inline std::vector<float> compute(const std::function<ggml_tensor *(ggml_context *)> & make,
     const std::function<void(ggml_context *)> & fill) {

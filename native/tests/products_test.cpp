@@ -8,10 +8,11 @@
 
 namespace {
 
+constexpr int K = 768, M = 80;
 constexpr int N_ROWS = 64;  // GGML_CPU_INVARIANT_ROWS
 
 void check_product(ggml_type type, ggml_backend_buffer_type_t buft, const char * what) {
-    const int k = 768, m = 80;
+    const int k = K, m = M;
     const std::vector<float> w = random_floats((size_t) k * m), x = random_floats((size_t) k * N_ROWS);
     std::vector<uint8_t> q(ggml_row_size(type, k) * m);
     ggml_quantize_chunk(type, w.data(), q.data(), 0, m, k, nullptr);
@@ -191,15 +192,9 @@ int main(int argc, char ** argv) {
              GGML_TYPE_Q6_K}) {
         check_product(type, ggml_backend_cpu_buffer_type(), "product");
     }
-    for (const ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q4_K, GGML_TYPE_IQ4_NL}) {
-        if (buffer_type("REPACK")) {
-            check_product(type, buffer_type("REPACK"), "repacked product");
-        }
-    }
-    for (const ggml_type type : {GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0,
-             GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL, GGML_TYPE_MXFP4}) {
-        if (buffer_type("INTERLEAVED")) {
-            check_product(type, buffer_type("INTERLEAVED"), "interleaved product");
+    for (const char * layout : {"REPACK", "INTERLEAVED"}) {
+        for (const ggml_type type : types_of(buffer_type(layout), K, M)) {
+            check_product(type, buffer_type(layout), layout);
         }
     }
     for (const attention & a : std::initializer_list<attention>{
