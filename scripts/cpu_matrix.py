@@ -50,6 +50,7 @@ class Cpu(NamedTuple):
     options: str  # CMake's, without -D
     sets: str = ""  # of /proc/cpuinfo: what this machine must have, if its processor is not emulated
     model: str = ""  # qemu-user's, if it is
+    cuts: str = ""  # of KINDS: where a prompt is cut may be seen, as docs/how-it-works.md says
 
 
 class System(NamedTuple):
@@ -118,9 +119,9 @@ CPUS = (
     Cpu("avx512", "x86-64, AVX-512 without VNNI", "x86_64", "GGML_AVX512=ON", _HAS_AVX512),
     Cpu("avx2-vnni", "x86-64, AVX2 with VNNI", "x86_64", "GGML_AVX_VNNI=ON", f"{_HAS_AVX2} avx_vnni"),
     Cpu("avx2", "x86-64, AVX2", "x86_64", "", _HAS_AVX2),
-    Cpu("avx", "x86-64, AVX", "x86_64", _AVX, "avx"),
+    Cpu("avx", "x86-64, AVX", "x86_64", _AVX, "avx", cuts="Q4_K"),
     Cpu("haswell", "x86-64, AVX2 (Haswell)", "x86_64", "", model="Haswell"),
-    Cpu("sandy-bridge", "x86-64, AVX (Sandy Bridge)", "x86_64", _AVX, model="SandyBridge"),
+    Cpu("sandy-bridge", "x86-64, AVX (Sandy Bridge)", "x86_64", _AVX, model="SandyBridge", cuts="Q4_K"),
     Cpu("nehalem", "x86-64, SSE4.2 (Nehalem)", "x86_64", _SSE, model="Nehalem"),
     Cpu("x86-64", "x86-64 without SSE4.2", "x86_64", f"GGML_SSE42=OFF {_SSE}", model="qemu64"),
     Cpu("armv8.0", "arm64 v8.0 (Cortex-A72)", "aarch64", f"{_ARM}armv8-a", model="cortex-a72"),
@@ -156,7 +157,8 @@ STEPS = (
     Step("run", "products_test", ("1",)),
     Step("run", "interleaved_test", ("1",), _INTERLEAVED),
     *(Step("same text", "slots_test", ("bits", f"TARGET-{kind}")) for kind in KINDS),
-    *(Step("same text", "failures_test", ("cuts", f"TARGET-{kind}", "HEAD")) for kind in KINDS),
+    *(Step("same text", "slots_test", ("prompts", f"TARGET-{kind}")) for kind in KINDS),
+    *(Step("same text", "failures_test", ("cuts", f"TARGET-{kind}", "HEAD")) for kind in KINDS[:5]),
     *(Step("same text", "rounds_test", (f"TARGET-{kind}", "HEAD", "1", "20")) for kind in KINDS[:5]),
 )
 
@@ -318,7 +320,8 @@ def run_steps(cpu: Cpu, library: Path, again: bool) -> list[Step]:
             state = earlier
     failed = []
     for i, step in enumerate(STEPS):
-        if step.name in state["passed"]:
+        may_differ = "prompts" in step.arguments and f"TARGET-{cpu.cuts}" in step.arguments
+        if may_differ or step.name in state["passed"]:
             continue
         say(f"{cpu.name}, {i + 1} of {len(STEPS)}: {step.name} ...", end="")
         start = time.monotonic()

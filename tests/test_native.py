@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import tiny_models
 from commands import run
+from test_invariance import interleaves
 from test_variants import converted
 
 ROOT = Path(__file__).parent.parent
@@ -46,11 +47,17 @@ def test_slots_that_share_a_round(programs, files, case):
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K"])
 def test_bits_of_every_row(programs, tmp_path, kind):
-    """Rows of trees, of chains and of several slots: those of their text, decoded plainly and alone."""
+    """Rows of trees, of chains and of several slots: those of their text, decoded plainly and alone.
+
+    And after a prompt that is decoded in pieces: those after the whole.
+    """
     made = tiny_models.target(
         tmp_path / "made.gguf", kind="F32" if kind == "Q4_K" else kind, n_embd=256 if kind == "Q4_K" else 64
     )
-    passes(programs, "slots_test", "bits", quantized(made, tmp_path / "q.gguf") if kind == "Q4_K" else made)
+    target = quantized(made, tmp_path / "q.gguf") if kind == "Q4_K" else made
+    passes(programs, "slots_test", "bits", target)
+    if kind != "Q4_K" or interleaves():
+        passes(programs, "slots_test", "prompts", target)
 
 
 def quantized(target, path):

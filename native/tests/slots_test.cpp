@@ -335,6 +335,29 @@ void all_rows(llama_model * model, int n_slots, int n_rounds) {
     }
 }
 
+// A prompt whole and in pieces: the same logits after it.
+void cut_prompts(llama_model * model, bool flash) {
+    tokens text(300);
+    for (int32_t & t : text) {
+        t = pick(3, 300);
+    }
+    llama_context * ctx = make_context(model, 1, 512, 512, 512, flash);
+    std::vector<float> whole;
+    for (const size_t size : {text.size(), (size_t) 7, (size_t) 64, (size_t) 100}) {
+        llama_memory_clear(llama_get_memory(ctx), true);
+        for (size_t at = 0; at < text.size(); at += size) {
+            const auto n = (int32_t) std::min(size, text.size() - at);
+            CHECK(llama_decode(ctx, llama_batch_get_one(&text[at], n)) == 0);
+        }
+        if (whole.empty()) {
+            const float * l = llama_get_logits_ith(ctx, -1);
+            whole.assign(l, l + llama_vocab_n_tokens(llama_model_get_vocab(model)));
+        }
+        CHECK(same_bits(ctx, -1, whole));
+    }
+    llama_free(ctx);
+}
+
 }  // namespace
 
 int main(int argc, char ** argv) {
@@ -354,8 +377,11 @@ int main(int argc, char ** argv) {
         all_rows(model, 1, 12);
         all_rows(model, 3, 12);
         all_rows(model, 8, 6);
+    } else if (what == "prompts" && model) {
+        cut_prompts(model, true);
+        cut_prompts(model, false);
     } else {
-        fprintf(stderr, "usage: slots_test rooms|many|bits TARGET.gguf [HEAD.gguf]\n");
+        fprintf(stderr, "usage: slots_test rooms|many|bits|prompts TARGET.gguf [HEAD.gguf]\n");
         return 2;
     }
     llama_model_free(model);
