@@ -159,7 +159,7 @@ STEPS = (
     *(Step("same text", "slots_test", ("bits", f"TARGET-{kind}")) for kind in KINDS),
     *(Step("same text", "slots_test", ("prompts", f"TARGET-{kind}")) for kind in KINDS),
     *(Step("same text", "failures_test", ("cuts", f"TARGET-{kind}", "HEAD")) for kind in KINDS[:5]),
-    *(Step("same text", "rounds_test", (f"TARGET-{kind}", "HEAD", "1", "20")) for kind in KINDS[:5]),
+    *(Step("same text", "rounds_test", (f"TARGET-{kind}", "HEAD", "1", "10")) for kind in KINDS[:5]),
 )
 
 

@@ -143,3 +143,23 @@ def test_libmtmd_is_shipped_unless_switched_off(tmp_path, mtmd):
     native_build._collect(work, tmp_path / "cmake", tmp_path / "lib")
     shipped = {path.name for path in (tmp_path / "lib").iterdir()}
     assert shipped == {"libllama.so", "eagle3.h", *(["libmtmd.so"] if mtmd else [])}
+
+
+def test_libraries_and_programs_of_windows(tmp_path):
+    """Found by their names, with the libraries of the compiler, and without what the linker needs alone."""
+    (tmp_path / "cmake" / "bin").mkdir(parents=True)
+    (tmp_path / "native" / "include").mkdir(parents=True)
+    kept = {"libllama.dll", "libeagle3.dll", "libstdc++-6.dll", "eagle3-proof.exe"}
+    for name in (*kept, "libllama.dll.a", "other.exe"):
+        (tmp_path / "cmake" / "bin" / name).write_text("")
+    (tmp_path / "native" / "include" / "eagle3.h").write_text("")
+    work = native_build.Work(tmp_path, "cmake", "ninja", ["eagle3-proof"], False, "")
+    native_build._collect(work, tmp_path / "cmake", tmp_path / "lib")
+    assert {path.name for path in (tmp_path / "lib").iterdir()} == {*kept, "eagle3.h"}
+
+
+def test_one_build_at_a_time(tmp_path):
+    with (tmp_path / "lock").open("w") as first, (tmp_path / "lock").open("w") as second:
+        assert native_build._take(first) and not native_build._take(second)
+        first.close()
+        assert native_build._take(second)

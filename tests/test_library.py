@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import shutil
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from commands import run as run_command
 
 from eagle3_llama.errors import EagleError, ErrorKind
+from eagle3_llama.runtime import hook
 from eagle3_llama.runtime.hook import SUFFIX
 from eagle3_llama.runtime.library import find_lib_dir, parse_header
 
@@ -188,3 +190,27 @@ def test_header_without_marks():
     with pytest.raises(EagleError) as e:
         parse_header("int x;")
     assert e.value.kind is ErrorKind.LIBRARY
+
+
+def test_the_names_of_libraries(monkeypatch):
+    """As each system calls them; CMake gives all of ours the prefix "lib"."""
+    for system, suffix in (("linux", ".so"), ("darwin", ".dylib"), ("win32", ".dll")):
+        monkeypatch.setattr(sys, "platform", system)
+        assert runpy.run_path(hook.__file__)["SUFFIX"] == suffix
+
+
+def test_windows_looks_beside_the_library(tmp_path):
+    """For the libraries that it needs, where the search path for them can be told."""
+    (copy(tmp_path / "lib") / f"libeagle3{SUFFIX}").rename(tmp_path / "lib" / "libeagle3.dll")
+    code = (
+        "import os, sys; from pathlib import Path; import eagle3_llama.runtime.library as library\n"
+        "os.add_dll_directory = lambda path: print('looks in', path)\n"
+        "library._NAME = 'libeagle3.dll'; folder = Path(sys.argv[1])\n"
+        "print(library.find_lib_dir() == folder, library._open(folder)[1].eagle3_abi_version())"
+    )
+    env = {**os.environ, "EAGLE3_LLAMA_LIB_DIR": str(tmp_path / "lib")}
+    done = run_command([sys.executable, "-c", code, tmp_path / "lib"], env=env)
+    lines = done.stdout.splitlines()
+    assert (
+        lines[0] == f"looks in {tmp_path / 'lib'}" and lines[1].startswith("True ") and int(lines[1][5:]) > 0
+    )
