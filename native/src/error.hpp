@@ -15,7 +15,9 @@ struct error : std::runtime_error {
 };
 
 // printf into a std::string
-#ifdef __GNUC__
+#if defined(__MINGW32__)
+__attribute__((format(gnu_printf, 1, 2)))  // what libstdc++ takes there; printf would be Microsoft's
+#elif defined(__GNUC__)
 __attribute__((format(printf, 1, 2)))
 #endif
 std::string format(const char * fmt, ...);
