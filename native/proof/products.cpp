@@ -155,7 +155,11 @@ double rounding(ggml_type type) {
     case GGML_TYPE_F32:
         return 1e-6;
     case GGML_TYPE_F16:
+#if defined(__aarch64__)
+        return std::ldexp(1.0, -11);  // some of these processors add halves as halves
+#else
         return std::ldexp(1.0, -12);
+#endif
     case GGML_TYPE_BF16:
         return std::ldexp(1.0, -9);
     default:
