@@ -13,8 +13,8 @@
 #include <vector>
 
 #ifdef __linux__
-#    include <sys/mman.h>
-#    include <unistd.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace eagle3::kernels {
@@ -136,8 +136,8 @@ const char * name(ggml_backend_buffer_type_t /*type*/) {
     return "CPU_INTERLEAVED";
 }
 
-// Every round reads all of it: with pages of 2 MB the processor seldom has to look up where a page lies. Where the
-// system has none to give, nothing changes.
+// Every round reads all of it: with pages of 2 MB the processor seldom has to look up where a page lies.
+// Where the system has none to give, nothing changes.
 void ask_for_large_pages(void * start, size_t size) {
 #ifdef MADV_HUGEPAGE
     const size_t page = sysconf(_SC_PAGESIZE), skip = (0 - (uintptr_t) start) % page;

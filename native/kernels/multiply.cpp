@@ -28,8 +28,8 @@ const float * input(const ggml_tensor * x, int64_t i) {
                             i2 / x->ne[2] * x->nb[3]);
 }
 
-// Three quarters of the columns are shared evenly. Whoever is free takes the next few of the rest, so that all
-// end at the same time.
+// Three quarters of the columns are shared evenly. Whoever is free takes the next few of the rest, so that
+// all end at the same time.
 template <typename F> void share_columns(const ggml_compute_params * params, int64_t n_group, F && f) {
     const int64_t even = 3 * n_group / (4 * params->nth), rest = even * params->nth;
     const int64_t size = std::max<int64_t>(n_group / (16 * params->nth), 1);
