@@ -11,7 +11,9 @@
 #include <cstdio>
 #include <cstring>
 
+#ifndef _WIN32
 #include <dlfcn.h>
+#endif
 #include <unistd.h>
 
 bool stock = false, few = false;
@@ -52,6 +54,9 @@ void check_same(const float * a, const float * b, size_t n, int rows) {
 
 // What ggml itself chooses by. Only the code that reads the processor's features runs.
 static int score(const char * file) {
+#ifdef _WIN32
+    end(CANNOT, std::string(file) + ": on Windows a library has one CPU backend");
+#else
     void * handle = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     auto told     = (int (*)())(handle ? dlsym(handle, "ggml_backend_score") : nullptr);
     if (!told) {
@@ -59,6 +64,7 @@ static int score(const char * file) {
     }
     std::printf("%d\n", told());
     return 0;
+#endif
 }
 
 int main(int argc, char ** argv) {
