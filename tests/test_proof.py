@@ -258,7 +258,7 @@ def test_a_broken_product_is_found(tmp_path, fault, kind, said):
 def test_nothing_stays_of_a_child_that_died(tmp_path, monkeypatch):
     """Neither a core file nor the model that it had written."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(proof.tempfile, "tempdir", None)
+    monkeypatch.setattr(proof.checking.tempfile, "tempdir", None)
     folder = tmp_path / "lib"
     folder.mkdir()
     program = '#!/bin/sh\necho "a generation in f32"\n: > "$TMPDIR/model"\nkill -SEGV $$\n'

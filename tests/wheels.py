@@ -9,7 +9,6 @@ than dist. Where qemu-x86_64-static is installed (Debian: qemu-user-static), old
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -153,12 +152,10 @@ def test_a_processor_without_avx(site):
 def test_beside_torch(site, when):
     """Its wheel has an OpenMP of its own: both compute, whichever comes first."""
     torch = "import torch; torch.ones(512, 512) @ torch.ones(512, 512)"
-    where = subprocess.run(
-        [sys.executable, "-c", "import torch; print(torch.__path__[0])"], capture_output=True
-    )
+    where = run([sys.executable, "-c", "import torch; print(torch.__path__[0])"], code=None)
     if where.returncode:
         pytest.skip("torch is not installed")
-    packages = str(Path(where.stdout.decode().strip()).parent)
+    packages = str(Path(where.stdout.strip()).parent)
     reach = f"sys.path.append({packages!r})"  # behind the wheel's own packages
     code = {"first": f"{reach}\n{torch}"} if when == "first" else {"first": reach, "last": torch}
     assert generate(site, **code).stdout == generate(site).stdout
