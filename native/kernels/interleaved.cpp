@@ -140,8 +140,9 @@ const char * name(ggml_backend_buffer_type_t /*type*/) {
 // Where the system has none to give, nothing changes.
 void ask_for_large_pages(void * start, size_t size) {
 #ifdef MADV_HUGEPAGE
+    constexpr size_t LARGE = 2 << 20;
     const size_t page = sysconf(_SC_PAGESIZE), skip = (0 - (uintptr_t) start) % page;
-    if (size > skip) {
+    if (size >= 2 * LARGE) {
         madvise((char *) start + skip, (size - skip) / page * page, MADV_HUGEPAGE);
     }
 #else
