@@ -399,9 +399,9 @@ def quantize(source: Path, path: Path) -> None:
     import eagle3_llama  # noqa: F401 - so that llama_cpp opens its library
 
     import llama_cpp
+    from llama_cpp._logger import set_verbose
 
-    silent = llama_cpp.llama_log_callback(lambda *_: None)
-    llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
+    set_verbose(False)
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_S
     if llama_cpp.llama_model_quantize(str(source).encode(), str(path).encode(), ctypes.byref(params)) != 0:
