@@ -39,6 +39,11 @@ def test_errors_are_one_line(args, said):
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
 
 
+def test_the_demo_is_a_command(tmp_path):
+    done = cli("demo", "--format", "none", "--json", tmp_path / "figures.json")
+    assert done.returncode == 2 and "NONE" in done.stderr and not list(tmp_path.iterdir())
+
+
 def test_head_of_another_target(tmp_path):
     done = cli("generate", "--model", smollm2("Q4_0"), "--eagle", smollm2("Q4_0"), "--prompt", "x")
     assert done.returncode == 2 and "not an EAGLE head" in done.stderr

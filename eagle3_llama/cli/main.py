@@ -42,6 +42,7 @@ from ..runtime.machine import cores
 from ..runtime.params import EagleParams
 from ..server.cli import serve
 from ..train.cli import train
+from .demo import main as demo
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, context_settings=CONTEXT)
 
@@ -327,6 +328,7 @@ def compare(
         raise typer.Exit(1)
 
 
+app.command("demo")(demo)
 app.command()(convert)
 app.command()(train)
 app.command()(serve)
