@@ -37,10 +37,8 @@ from rich.progress import track
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from server_load import PROMPTS, Server
+from server_load import Files, Server, texts_of
 
-from eagle3_llama.bench.prompts import read_prompts
-from eagle3_llama.bench.run import spaced
 from eagle3_llama.models import smollm2
 from eagle3_llama.runtime.machine import cores
 
@@ -98,16 +96,14 @@ def main(
     n_predict: int = 96,
     answers: Annotated[int, typer.Option(help="answers that each client waits for in a round")] = 2,
     prompts: Annotated[int, typer.Option(help="number of prompts, in groups of one a client")] = 16,
-    files: Annotated[
-        list[Path] | None, typer.Option("--file", help="prompts, .jsonl; may be given several times")
-    ] = None,
+    files: Files = None,
     option: Annotated[
         list[str] | None, typer.Option(help="an option for llama-server; may be given several times")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Compare this package's server with llama-server: tokens a second of 1, 4 and 8 clients."""
-    texts = [str(text) for _, text in spaced(read_prompts(files or [PROMPTS]), prompts)]
+    texts = texts_of(files, prompts)
     counts = [int(c) for c in clients.split(",")]
     if len(texts) < max(counts):
         raise typer.BadParameter(f"{max(counts)} clients need as many prompts, --prompts gives {len(texts)}")

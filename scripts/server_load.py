@@ -58,6 +58,14 @@ _COMMON: dict[str, Any] = {
     "verbose": False,
 }
 Format = Annotated[str, typer.Option(help="format of SmolLM2")]
+Files = Annotated[
+    list[Path] | None, typer.Option("--file", help="prompts, .jsonl; may be given several times")
+]
+
+
+def texts_of(files: list[Path] | None, n: int) -> list[str]:
+    """n prompts of these files, or of eval_prompts.jsonl, spread evenly over them."""
+    return [str(text) for _, text in spaced(read_prompts(files or [PROMPTS]), n)]
 
 
 class Server:
@@ -185,9 +193,7 @@ def bench(
     prompts: Annotated[
         int, typer.Option(help="number of prompts; each number of clients uses at most eight groups of them")
     ] = 32,
-    files: Annotated[
-        list[Path] | None, typer.Option("--file", help="prompts, .jsonl; may be given several times")
-    ] = None,
+    files: Files = None,
     head: Annotated[bool, typer.Option(help="with the shipped head, or drafts from the text alone")] = True,
     json_file: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
@@ -198,7 +204,7 @@ def bench(
     the speed is also compared with EagleLlama's in another process.
     """
     counts = [int(c) for c in clients.split(",")]
-    texts = [str(text) for _, text in spaced(read_prompts(files or [PROMPTS]), prompts)]
+    texts = texts_of(files, prompts)
     if len(texts) < max(counts):
         raise typer.BadParameter(f"{max(counts)} clients need as many prompts, --prompts gives {len(texts)}")
     # groups of prompts by number of clients, with one prompt per client
@@ -357,9 +363,7 @@ def limit(
     rounds: int = 2,
     n_predict: int = 96,
     prompts: Annotated[int, typer.Option(help="number of prompts, in groups of one a client")] = 16,
-    files: Annotated[
-        list[Path] | None, typer.Option("--file", help="prompts, .jsonl; may be given several times")
-    ] = None,
+    files: Files = None,
 ) -> None:
     """How near many clients come to the speed that the costs of rows allow.
 
@@ -367,7 +371,7 @@ def limit(
     took what was measured at load, with so many tokens in the KV cache, and nothing else took time. A batcher
     in this process; only rounds of all clients count.
     """
-    texts = [str(text) for _, text in spaced(read_prompts(files or [PROMPTS]), prompts)]
+    texts = texts_of(files, prompts)
     counts = [int(c) for c in clients.split(",")]
     table = Table("clients", "on / off", "limit", "of limit", "rows a round", title=f"SmolLM2 {fmt}")
     settings = BatchSettings(
