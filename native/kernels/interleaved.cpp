@@ -56,7 +56,12 @@ class traits : public ggml::cpu::tensor_traits {
         return true;
     }
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
-        op->op == GGML_OP_MUL_MAT ? multiply(k_, params, op) : multiply_experts(k_, params, op);
+        if (op->op == GGML_OP_MUL_MAT) {
+            const matmul alone = {&k_, op};
+            multiply(&alone, 1, params);
+        } else {
+            multiply_experts(k_, params, op);
+        }
         return true;
     }
     matrix of(const ggml_tensor * t) const { return {k_, (char *) t->data, t->ne[0]}; }
@@ -168,6 +173,10 @@ size_t alignment(ggml_backend_buffer_type_t /*type*/) {
     return ggml_backend_buft_get_alignment(ggml_backend_cpu_buffer_type());
 }
 
+bool lies_interleaved(const ggml_tensor * weights) {
+    return weights->buffer && weights->buffer->buft == eagle3_interleaved_buffer_type();
+}
+
 class products : public ggml::cpu::extra_buffer_type {
   public:
     bool supports_op(ggml_backend_dev_t /*device*/, const ggml_tensor * op) override {
@@ -181,7 +190,7 @@ class products : public ggml::cpu::extra_buffer_type {
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
         const bool product    = op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID;
         const ggml_tensor * w = product ? op->src[0] : nullptr;
-        return w && w->buffer && w->buffer->buft == eagle3_interleaved_buffer_type() ? traits_of(w) : nullptr;
+        return w && lies_interleaved(w) ? traits_of(w) : nullptr;
     }
 };
 
@@ -191,6 +200,12 @@ bool wanted() {
 }
 
 }  // namespace
+
+const kernel * kernel_of_product(const ggml_tensor * op) {
+    const bool product   = op->op == GGML_OP_MUL_MAT && lies_interleaved(op->src[0]);
+    const traits * found = product ? traits_of(op->src[0]) : nullptr;
+    return found ? &found->of_format() : nullptr;
+}
 
 }  // namespace eagle3::kernels
 

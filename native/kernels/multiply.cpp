@@ -40,19 +40,49 @@ template <typename F> void share_columns(const ggml_compute_params * params, int
     }
 }
 
+int64_t groups_of(const matmul & p) {
+    return p.op->src[0]->ne[1] / COLUMNS;
+}
+
+// Groups of columns, from `first` to `last`, with all rows. work: the rounded rows.
+void multiply_groups(const matmul & p, int64_t first, int64_t last, int n_block, const char * work) {
+    constexpr int64_t N_STAY = 64;  // rows of a prompt that stay in the cache while the columns pass
+    const int64_t n_row = ggml_nrows(p.op->src[1]), stride = p.op->ne[0];
+    const size_t group_bytes = COLUMNS * p.k->column_bytes(p.op->src[0]->ne[0]);
+    const size_t bytes       = row_bytes(*p.k, p.op->src[0]);
+    // Tiles of a prompt find the columns in the cache. From memory, one stream of them is faster than two.
+    const int64_t at_once = n_row > MOST_ROWS ? 2 : 1;
+    for (int64_t i0 = 0; i0 < n_row; i0 += N_STAY) {
+        for (int64_t g = first; g < last; g += at_once) {
+            for (int64_t i = i0; i < std::min(i0 + N_STAY, n_row); i += MOST_ROWS) {
+                p.k->multiply((const char *) p.op->src[0]->data + g * group_bytes,
+                    std::min(last - g, at_once), work + i * bytes,
+                    (int) std::min<int64_t>(MOST_ROWS, n_row - i), n_block,
+                    (float *) p.op->data + i * stride + g * COLUMNS, (size_t) stride);
+            }
+        }
+    }
+}
+
 }  // namespace
 
 size_t work_of_product(const kernel & k, const ggml_tensor * op) {
     return tile_bytes(k, op->src[0], ggml_nrows(op->src[1]));
 }
 
-void multiply(const kernel & k, const ggml_compute_params * params, ggml_tensor * op) {
-    const ggml_tensor *weights = op->src[0], *x = op->src[1];
-    const int64_t n_row = ggml_nrows(x);
-    const int n_block   = blocks_of(k, weights);
-    char * work         = (char *) params->wdata;
-    GGML_ASSERT(params->wsize >= work_of_product(k, op));
-    GGML_ASSERT(ggml_is_contiguous(op));
+void multiply(const matmul * products, int n_product, const ggml_compute_params * params) {
+    const ggml_tensor * x = products[0].op->src[1];
+    const rounding & how  = *products[0].k->rows;
+    const int64_t n_row   = ggml_nrows(x);
+    const int n_block     = blocks_of(*products[0].k, products[0].op->src[0]);
+    const size_t bytes    = row_bytes(*products[0].k, products[0].op->src[0]);
+    char * work           = (char *) params->wdata;
+    int64_t n_group       = 0;
+    for (int i = 0; i < n_product; ++i) {
+        GGML_ASSERT(params->wsize >= work_of_product(*products[i].k, products[i].op));
+        GGML_ASSERT(ggml_is_contiguous(products[i].op));
+        n_group += groups_of(products[i]);
+    }
     // each thread rounds a part of every row
     const int from = n_block * params->ith / params->nth, to = n_block * (params->ith + 1) / params->nth;
     for (int64_t i = 0; i < n_row; i += MOST_ROWS) {
@@ -61,26 +91,18 @@ void multiply(const kernel & k, const ggml_compute_params * params, ggml_tensor 
         for (int r = 0; r < n; ++r) {
             rows[r] = input(x, i + r);
         }
-        round_rows(*k.rows, n, n_block, from, to, rows, work + i * row_bytes(k, weights));
+        round_rows(how, n, n_block, from, to, rows, work + i * bytes);
     }
     if (params->ith == 0) {
         ggml_threadpool_chunk_set(params->threadpool, 0);
     }
     ggml_barrier(params->threadpool);
-    const size_t group_bytes = COLUMNS * k.column_bytes(weights->ne[0]);
-    // A prompt's rows go by 64, so that they stay in the cache while the chunk's columns pass.
-    constexpr int64_t N_STAY = 64;
-    // Its tiles find the columns in the cache. From memory, one stream of them is faster than two.
-    const int64_t at_once = n_row > MOST_ROWS ? 2 : 1;
-    share_columns(params, weights->ne[1] / COLUMNS, [&](int64_t first, int64_t last) {
-        for (int64_t i0 = 0; i0 < n_row; i0 += N_STAY) {
-            for (int64_t g = first; g < last; g += at_once) {
-                for (int64_t i = i0; i < std::min(i0 + N_STAY, n_row); i += MOST_ROWS) {
-                    k.multiply((const char *) weights->data + g * group_bytes, std::min(last - g, at_once),
-                        work + i * row_bytes(k, weights), (int) std::min<int64_t>(MOST_ROWS, n_row - i),
-                        n_block, (float *) op->data + i * op->ne[0] + g * COLUMNS, (size_t) op->ne[0]);
-                }
-            }
+    share_columns(params, n_group, [&](int64_t first, int64_t last) {
+        for (const matmul * p = products; first < last; ++p) {
+            const int64_t n = groups_of(*p);
+            multiply_groups(*p, std::min(first, n), std::min(last, n), n_block, work);
+            first = std::max<int64_t>(first - n, 0);
+            last -= n;
         }
     });
 }

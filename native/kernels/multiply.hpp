@@ -11,8 +11,17 @@ namespace eagle3::kernels {
 // Bytes of the work buffer that these take.
 size_t work_of_product(const kernel & k, const ggml_tensor * op);
 size_t work_of_experts(const kernel & k, const ggml_tensor * op, int n_thread);
-// Called by each of the threads at once.
-void multiply(const kernel & k, const ggml_compute_params * params, ggml_tensor * op);
+// Null unless op is a GGML_OP_MUL_MAT of an interleaved matrix.
+const kernel * kernel_of_product(const ggml_tensor * op);
+
+// A GGML_OP_MUL_MAT, and the products of its weights' format.
+struct matmul {
+    const kernel * k;
+    ggml_tensor * op;
+};
+constexpr int MOST_TOGETHER = 4;  // of a layer: query, key and value; gate and up
+// Called by each of the threads at once, for products of the same activations, rounded alike.
+void multiply(const matmul * products, int n_product, const ggml_compute_params * params);
 void multiply_experts(const kernel & k, const ggml_compute_params * params, ggml_tensor * op);
 
 }  // namespace eagle3::kernels

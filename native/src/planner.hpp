@@ -140,7 +140,7 @@ class planner {
     bool gains(float least) const;
     void look_for_turn(calibration & c, int rank, float surprise, float & trust);
     void time_passes(bool tried, bool drafted, int n_rows);
-    void learn_times(const round & r, bool plain, float ratio);
+    void learn_times(const round & r, bool plain, bool unsettled, float ratio);
     void learn_rest(const round & r, bool plain, float gain_plain);
     void plan_look(bool plain, float raw, float ratio);
     void saw_draft(const round & r, bool plain, float raw, float seconds);
@@ -163,6 +163,8 @@ class planner {
         float draft_rest =
             0.0f;  // the same of one with a draft, above plain_rest and what is expected of the output matrix
         int n_plain = 0, n_drafted = 0;  // plain rounds, the first few; rounds with drafts since the last one
+        bool looks   = false;            // a look has one more round
+        bool settled = true;             // no draft in the last round
         int n_drafts = 0, asleep = 0, nap = 0, n_naps = 0;
         bool begun = false;  // whether the text has had a round
         // a draft that brings this part of its cost is tried, for the cost may be another than is thought

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace eagle3 {
 
@@ -14,14 +15,17 @@ void planner::saw_piece(int n, float seconds) {
 }
 
 // Between drafts a plain round is looked at now and then: what it takes is else only what the load's
-// measurement said.
+// measurement said. A look has two rounds. The first takes some percent longer, because a decode of another
+// number of rows was before it; plain decoding is a row of the second.
 planner::turn planner::next_turn() {
     mode & m         = at();
     const bool rests = m.asleep > 0;
     m.asleep -= rests;
-    if (m.n_drafted >=
-        (m.n_plain >= tune_.first_looks && gains(tune_.close_gain) ? tune_.look : tune_.look_close)) {
+    const bool goes_on = std::exchange(m.looks, false);
+    const bool is_far  = m.n_plain >= tune_.first_looks && gains(tune_.close_gain);
+    if (goes_on || m.n_drafted >= (is_far ? tune_.look : tune_.look_close)) {
         m.n_drafted = 0;  // another slot's draft may leave no round plain
+        m.looks     = !goes_on;
         return turn::look;
     }
     return rests ? turn::rest : turn::draft;
@@ -83,10 +87,12 @@ void planner::saw_round(const round & r) {
     const bool plain     = r.n_rows == n_slots_;
     const float expected = layers(r.n_rows) + (r.whole ? costs_.output[r.n_rows] * m.plain.value : 0.0f);
     const float raw      = r.layers_s / std::max(expected, 1e-9f);
-    const float ratio    = steady(plain ? m.plain : m.sizes[r.n_rows], raw);
+    const bool unsettled = !std::exchange(m.settled, plain) && plain;
+    const float ratio    = unsettled ? std::clamp(raw, tune_.least_ratio, tune_.most_ratio)
+                                     : steady(plain ? m.plain : m.sizes[r.n_rows], raw);
     time_passes(r.tried, !plain, r.n_rows);
     const float gain_plain = 1.0f / std::max(m.plain.weight * tune_.keep_plain + 1.0f, tune_.least_weight);
-    learn_times(r, plain, ratio);
+    learn_times(r, plain, unsettled, ratio);
     learn_rest(r, plain, gain_plain);
     plan_look(plain, raw, ratio);
     // what else ran on the machine for a moment is no matter of the draft
@@ -102,16 +108,16 @@ void planner::saw_round(const round & r) {
 }
 
 // The machine's drift is that of plain rounds: of other sizes, it may be what measuring them got wrong.
-void planner::learn_times(const round & r, bool plain, float ratio) {
+void planner::learn_times(const round & r, bool plain, bool unsettled, float ratio) {
     mode & m           = at();
     const float before = m.drafted.value;
-    if (plain) {
+    if (plain && !unsettled) {
         m.plain.correct(ratio, tune_.keep_plain, tune_.least_weight);
         if (std::fabs(std::log(m.plain.value / m.plain_tried)) > tune_.changed) {
             m.plain_tried = m.plain.value;
             m.hope        = tune_.hope_anew;
         }
-    } else {
+    } else if (!plain) {
         factor & size = m.sizes[r.n_rows];
         m.drafted.correct(size.value * ratio, tune_.keep_drift, tune_.least_weight);
         size.value *= before / m.drafted.value;

@@ -1,8 +1,11 @@
 // Weights interleaved by columns: what is read back is what was written; a row's product has the same bits
-// alone, in a prompt, in a batch of several matrices of activations, and among the rows that share an expert.
+// alone, in a prompt, in a batch of several matrices of activations, and among the rows that share an expert;
+// and a product has the same bits alone and together with others of the same activations.
 #include "graphs.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 
 namespace {
 
@@ -89,6 +92,54 @@ void check_rows(ggml_type type) {
         ggml_type_name(type), 5);
 }
 
+// The products a, b and c of x, and the sums of a's squares: once all is kept, so that they are computed
+// together, and once the allocator gives a's memory to b, so that b must wait until the sums are there.
+void check_together(ggml_type type, ggml_type other, int n, bool keep) {
+    const matrix a(type, M, 1), b(other, M, 1), c(type, M_OF_EXPERT, 1);
+    const std::vector<float> x = random_floats((size_t) K * n);
+    ggml_context_ptr ctx       = context(16);
+    ggml_tensor * in           = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, K, n);
+    ggml_set_input(in);
+    ggml_cgraph * graph = ggml_new_graph(ctx.get());
+    const auto add      = [&](ggml_tensor * t, bool kept) {
+        if (kept) {
+            ggml_set_output(t);
+        }
+        ggml_build_forward_expand(graph, t);
+        return t;
+    };
+    ggml_tensor * y_a  = add(ggml_mul_mat(ctx.get(), a.t, in), keep);
+    ggml_tensor * sums = add(ggml_sum_rows(ctx.get(), add(ggml_sqr(ctx.get(), y_a), false)), true);
+    ggml_tensor * y_b  = add(ggml_mul_mat(ctx.get(), b.t, in), true);
+    ggml_tensor * y_c  = add(ggml_mul_mat(ctx.get(), c.t, in), true);
+    ggml_gallocr_ptr memory(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend())));
+    expect(ggml_gallocr_alloc_graph(memory.get(), graph), "no memory", type);
+    expect(keep || y_a->data == y_b->data, "the allocator gave b other memory: this shows nothing", type);
+    ggml_backend_tensor_set(in, x.data(), 0, x.size() * sizeof(float));
+    expect(ggml_backend_graph_compute(backend(), graph) == GGML_STATUS_SUCCESS, "does not compute", type);
+
+    const auto same = [&](ggml_tensor * t, const std::vector<float> & want) {
+        std::vector<float> got(ggml_nelements(t));
+        ggml_backend_tensor_get(t, got.data(), 0, ggml_nbytes(t));
+        expect_same(got.data(), want.data(), want.size(), "together", ggml_type_name(type), n);
+    };
+    std::vector<float> squares = product(a, x.data(), n);
+    if (keep) {
+        same(y_a, squares);
+    }
+    same(y_b, product(b, x.data(), n));
+    same(y_c, product(c, x.data(), n));
+    for (float & v : squares) {
+        v *= v;
+    }
+    std::vector<float> got(n);
+    ggml_backend_tensor_get(sums, got.data(), 0, ggml_nbytes(sums));
+    for (int r = 0; r < n; ++r) {
+        const double sum = std::accumulate(squares.begin() + r * M, squares.begin() + (r + 1) * M, 0.0);
+        expect(std::fabs(got[r] - sum) <= 1e-4 * sum, "sums are of other rows", type);
+    }
+}
+
 void check_experts(ggml_type type, int n_token, int n_used, bool own_rows) {
     constexpr int N_EXPERT = 5;
     const matrix all(type, M_OF_EXPERT, N_EXPERT);
@@ -135,9 +186,16 @@ int main(int argc, char ** argv) {
     for (const ggml_type type : types) {
         check_bytes(type);
         check_rows(type);
+        for (const int n : {1, 5, 70}) {
+            check_together(type, type, n, true);
+            check_together(type, types.front(), n, false);
+        }
         check_experts(type, 1, 2, false);
         check_experts(type, 40, 3, true);
     }
+    // both are rounded by blocks of 256
+    check_together(GGML_TYPE_Q4_K, GGML_TYPE_Q6_K, 3, true);
+    check_together(GGML_TYPE_Q4_K, GGML_TYPE_Q6_K, 3, false);
     expect(types.size() >= 10, "fewer than ten formats have products", GGML_TYPE_F32);
     std::puts("ok");
 }
