@@ -52,7 +52,8 @@ class traits : public ggml::cpu::tensor_traits {
     explicit traits(const kernel & k) : k_(k) {}
 
     bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
-        size = op->op == GGML_OP_MUL_MAT ? work_of_product(k_, op) : work_of_experts(k_, op, n_threads);
+        size = op->op == GGML_OP_MUL_MAT ? work_of_product(k_, op, n_threads)
+                                         : work_of_experts(k_, op, n_threads);
         return true;
     }
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {

@@ -28,15 +28,31 @@ const float * input(const ggml_tensor * x, int64_t i) {
                             i2 / x->ne[2] * x->nb[3]);
 }
 
-// Three quarters of the columns are shared evenly. Whoever is free takes the next few of the rest, so that
-// all end at the same time.
-template <typename F> void share_columns(const ggml_compute_params * params, int64_t n_group, F && f) {
-    const int64_t even = 3 * n_group / (4 * params->nth), rest = even * params->nth;
-    const int64_t size = std::max<int64_t>(n_group / (16 * params->nth), 1);
-    f(params->ith * even, (params->ith + 1) * even);
-    for (int64_t from = rest; from < n_group;) {
-        from = rest + size * ggml_threadpool_chunk_add(params->threadpool, 1);
-        f(std::min(from, n_group), std::min(from + size, n_group));
+// Where in a thread's columns, in groups of 16, others may help. Each in a cache line of its own, because
+// they look at it only when they are done.
+struct alignas(64) mark {
+    int64_t next;
+};
+
+// Each thread has a run of the columns, so that what it reads is one stream: the first half at once, then a
+// few at a time. When none are left, it helps others with theirs, so that all end at the same time, whatever
+// else their cores do and however fast these are.
+template <typename F>
+void share_columns(const ggml_compute_params * params, int64_t n_group, mark * marks, F && f) {
+    constexpr int MOST_HELPED = 8;  // threads: it takes time to look at them
+    const int nth             = params->nth;
+    const int64_t step        = std::max<int64_t>(n_group / (16 * nth), 1);
+    for (int k = 0; k < std::min(nth, MOST_HELPED); ++k) {
+        const int owner     = (params->ith + k) % nth;
+        const int64_t begin = n_group * owner / nth, end = n_group * (owner + 1) / nth;
+        const int64_t half = begin + (end - begin) / 2;
+        if (k == 0) {
+            f(begin, half);
+        }
+        for (int64_t from;
+            (from = half + __atomic_fetch_add(&marks[owner].next, step, __ATOMIC_RELAXED)) < end;) {
+            f(from, std::min(from + step, end));
+        }
     }
 }
 
@@ -66,8 +82,8 @@ void multiply_groups(const matmul & p, int64_t first, int64_t last, int n_block,
 
 }  // namespace
 
-size_t work_of_product(const kernel & k, const ggml_tensor * op) {
-    return tile_bytes(k, op->src[0], ggml_nrows(op->src[1]));
+size_t work_of_product(const kernel & k, const ggml_tensor * op, int n_thread) {
+    return tile_bytes(k, op->src[0], ggml_nrows(op->src[1])) + sizeof(mark) * (size_t) (n_thread + 1);
 }
 
 void multiply(const matmul * products, int n_product, const ggml_compute_params * params) {
@@ -79,7 +95,7 @@ void multiply(const matmul * products, int n_product, const ggml_compute_params 
     char * work           = (char *) params->wdata;
     int64_t n_group       = 0;
     for (int i = 0; i < n_product; ++i) {
-        GGML_ASSERT(params->wsize >= work_of_product(*products[i].k, products[i].op));
+        GGML_ASSERT(params->wsize >= work_of_product(*products[i].k, products[i].op, params->nth));
         GGML_ASSERT(ggml_is_contiguous(products[i].op));
         n_group += groups_of(products[i]);
     }
@@ -93,11 +109,11 @@ void multiply(const matmul * products, int n_product, const ggml_compute_params 
         }
         round_rows(how, n, n_block, from, to, rows, work + i * bytes);
     }
-    if (params->ith == 0) {
-        ggml_threadpool_chunk_set(params->threadpool, 0);
-    }
+    auto * marks = (mark *) GGML_PAD(
+        (uintptr_t) (work + tile_bytes(*products[0].k, products[0].op->src[0], n_row)), sizeof(mark));
+    marks[params->ith].next = 0;
     ggml_barrier(params->threadpool);
-    share_columns(params, n_group, [&](int64_t first, int64_t last) {
+    share_columns(params, n_group, marks, [&](int64_t first, int64_t last) {
         for (const matmul * p = products; first < last; ++p) {
             const int64_t n = groups_of(*p);
             multiply_groups(*p, std::min(first, n), std::min(last, n), n_block, work);

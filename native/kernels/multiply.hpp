@@ -9,7 +9,7 @@ struct ggml_tensor;
 namespace eagle3::kernels {
 
 // Bytes of the work buffer that these take.
-size_t work_of_product(const kernel & k, const ggml_tensor * op);
+size_t work_of_product(const kernel & k, const ggml_tensor * op, int n_thread);
 size_t work_of_experts(const kernel & k, const ggml_tensor * op, int n_thread);
 // Null unless op is a GGML_OP_MUL_MAT of an interleaved matrix.
 const kernel * kernel_of_product(const ggml_tensor * op);
