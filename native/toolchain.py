@@ -154,8 +154,9 @@ def compiler(options: dict[str, str], language: str, variable: str, names: tuple
         raise BuildError(
             f"no {'C' if language == 'C' else 'C++'} compiler: looked for {asked or ', '.join(names)}. "
             "Install one (Debian, Ubuntu: apt install build-essential; Fedora: dnf install gcc-c++; "
-            f"macOS: xcode-select --install) or set {variable} to its path. Without one, install the wheels "
-            "that scripts/build_wheels.py makes elsewhere: pip install --find-links FOLDER eagle3-llama."
+            f"macOS: xcode-select --install; Windows: MSYS2's MinGW-w64) or set {variable} to its path. "
+            "Without one, install the wheels that scripts/build_wheels.py makes elsewhere: "
+            "pip install --find-links FOLDER eagle3-llama."
         )
     told = [
         subprocess.run([found, flag], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout

@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import cpu_matrix  # noqa: E402 - in the folder that sys.path has now
 from cpu_matrix import CPUS, STEPS, Cpu, Step  # noqa: E402 - as above
+from toolchain import parse_defines  # noqa: E402 - as above
 
 BY_NAME = {cpu.name: cpu for cpu in CPUS}
 HERE = Cpu("here", "this machine", "x86_64", "")
@@ -91,6 +92,43 @@ def test_every_cpu_has_options_that_cmake_reads():
         assert bool(cpu.model) != bool(cpu.sets), cpu.name  # emulated, or this machine must have it
     assert "CMAKE_CXX_COMPILER=x86_64-w64-mingw32-g++-posix" in cpu_matrix.defines(BY_NAME["windows"])
     assert any("-cpu" in cpu_matrix.emulator(cpu) for cpu in CPUS)
+
+
+def test_sets_that_ggml_turns_on_only_where_it_runs(monkeypatch):
+    """On another system they are named, and what the CPU lacks overrides them."""
+    monkeypatch.setattr(cpu_matrix, "own", lambda system: False)
+
+    def options(name):
+        words = [f"-D{word}" for word in cpu_matrix.defines(BY_NAME[name])]
+        return parse_defines(words, "")
+
+    for name, avx, avx2 in (
+        ("windows", "ON", "ON"),
+        ("haswell", "ON", "ON"),
+        ("sandy-bridge", "ON", "OFF"),
+        ("x86-64", "OFF", "OFF"),
+    ):
+        assert (options(name)["GGML_AVX"], options(name)["GGML_AVX2"]) == (avx, avx2), name
+    assert options("x86-64")["GGML_SSE42"] == "OFF" and options("windows-avx512")["GGML_AVX512"] == "ON"
+    assert "GGML_AVX2" not in options("armv8.2")
+    monkeypatch.setattr(cpu_matrix, "own", lambda system: system == "x86_64")
+    assert "GGML_AVX2" not in options("haswell") and options("windows")["GGML_AVX2"] == "ON"
+
+
+def test_windows_runs_all_native_tests_that_end_by_themselves():
+    """Elsewhere tests/test_native.py runs them."""
+    there = {path.stem for path in (ROOT / "native" / "tests").glob("*_test.cpp")}
+    elsewhere = {
+        "memory_test",  # no program's function stands before a library's
+        "amx_test",  # of a processor
+        "heads_test",  # reads names of files
+        "planner_states_test",  # a simulated clock
+    }
+    assert {step.program for step in cpu_matrix.steps_of(BY_NAME["windows"])} == {
+        "eagle3-proof",
+        *(there - elsewhere),
+    }
+    assert cpu_matrix.steps_of(BY_NAME["haswell"]) == STEPS
 
 
 def program(folder, name, script):

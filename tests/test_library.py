@@ -12,7 +12,7 @@ import pytest
 from commands import run as run_command
 
 from eagle3_llama.errors import EagleError, ErrorKind
-from eagle3_llama.runtime import hook
+from eagle3_llama.runtime import checking, hook
 from eagle3_llama.runtime.hook import SUFFIX
 from eagle3_llama.runtime.library import find_lib_dir, parse_header
 
@@ -192,11 +192,13 @@ def test_header_without_marks():
     assert e.value.kind is ErrorKind.LIBRARY
 
 
-def test_the_names_of_libraries(monkeypatch):
-    """As each system calls them; CMake gives all of ours the prefix "lib"."""
+def test_the_names_of_libraries_and_programs(monkeypatch):
+    """As each system calls them; CMake gives all of our libraries the prefix "lib"."""
     for system, suffix in (("linux", ".so"), ("darwin", ".dylib"), ("win32", ".dll")):
         monkeypatch.setattr(sys, "platform", system)
         assert runpy.run_path(hook.__file__)["SUFFIX"] == suffix
+        program = runpy.run_path(checking.__file__)["FILE"]
+        assert program == ("eagle3-proof.exe" if system == "win32" else "eagle3-proof")
 
 
 def test_windows_looks_beside_the_library(tmp_path):

@@ -162,6 +162,13 @@ def test_a_build_for_another_machine_is_not_judged_by_this_one(tmp_path, capsys)
     assert not record["checked"] and "does not run" in record["why_not"]
 
 
+def test_on_windows_the_check_says_that_it_cannot_be_made(tmp_path, monkeypatch):
+    """Before anything is started: there is no fork there, and pipes cannot be waited for."""
+    monkeypatch.setattr(sys, "platform", "win32")
+    record = proof.prove(lambda gone: proof.Built(tmp_path, [], []), patience=PATIENCE)
+    assert not record["checked"] and "Windows" in record["why_not"]
+
+
 def test_no_flag_of_a_rung_stays():
     """What -mno-... is passed for is gone, by the compiler's own word, and the others stay."""
     empty = ["-dM", "-E", "-x", "c", os.devnull]

@@ -10,12 +10,14 @@ import re
 import selectors
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 PROGRAM = "eagle3-proof"
+FILE = PROGRAM + (".exe" if sys.platform == "win32" else "")
 PATIENCE = 180.0  # seconds without a new step; a step takes milliseconds, a second under sanitizers
 _ROWS_DIFFER, _CANNOT = 3, 4  # exit codes of eagle3-proof
 _SCORING = 60.0  # seconds to say how well a CPU backend suits; it takes milliseconds
@@ -33,6 +35,8 @@ def check(
     env: dict[str, str] | None = None,
 ) -> Fault | None:
     """Runs eagle3-proof of this folder. None if all is right."""
+    if sys.platform == "win32":  # its pipes cannot be waited for, and a process there ends by no signal
+        return Fault("cannot", f"on Windows {PROGRAM} is run by hand")
     with tempfile.TemporaryDirectory(prefix="eagle3-proof-") as tmp, tempfile.TemporaryFile() as errors:
         chosen = ("EAGLE3_LLAMA_AMX", "EAGLE3_LLAMA_INTERLEAVE")
         inherited = {name: value for name, value in os.environ.items() if name not in chosen}

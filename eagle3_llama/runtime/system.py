@@ -129,7 +129,7 @@ def _library(
         yield "library", f"loads, ABI {loaded['abi']}"
         yield "devices", ", ".join(loaded["devices"]) or "none"
         yield "ggml", loaded["ggml"]
-    if (proof := lib_dir / checking.PROGRAM).is_file():
+    if (proof := lib_dir / checking.FILE).is_file():
         chosen = [str(lib_dir / choice.file)] if isinstance(choice, variants.CpuBackend) else []
         end = _child([str(proof), *chosen])
         last = end.splitlines()[-1] if end else ""

@@ -129,8 +129,8 @@ int32_t eagle3_capture_get(
 
 // -- head -------------------------------------------------------------------------------------------------
 // Reads a head (GGUF, architecture eagle3, or eagle for EAGLE-1) for model, which must outlive it,
-// as the two may share weights. *out is the caller's to close. E_FILE, E_FORMAT, E_MISMATCH,
-// E_MEMORY; E_UNSUPPORTED for a model loaded with LLAMA_SPLIT_MODE_TENSOR.
+// as the two may share weights. path: on Windows in UTF-8. *out is the caller's to close. E_FILE, E_FORMAT,
+// E_MISMATCH, E_MEMORY; E_UNSUPPORTED for a model loaded with LLAMA_SPLIT_MODE_TENSOR.
 int32_t eagle3_head_open(const char * path, struct llama_model * model, eagle3_head ** out);
 void eagle3_head_close(eagle3_head * head);  // NULL is allowed; close its sessions first
 

@@ -14,12 +14,20 @@
 #include <map>
 #include <memory>
 
+#ifdef _WIN32
+#include <process.h>
+#else
 #include <unistd.h>
+#endif
 
 namespace {
 
 // A file in the temporary folder, gone at the end.
 struct temporary {
+#ifdef _WIN32  // each user has a folder; ggml opens UTF-8 names, which mkstemp does not take
+    std::string path =
+        (std::filesystem::temp_directory_path() / "eagle3-proof-").u8string() + std::to_string(_getpid());
+#else
     std::string path = (std::filesystem::temp_directory_path() / "eagle3-proof-XXXXXX").string();
     temporary() {
         const int fd = mkstemp(path.data());
@@ -28,7 +36,11 @@ struct temporary {
         }
         close(fd);
     }
-    ~temporary() { std::remove(path.c_str()); }
+#endif
+    ~temporary() {
+        std::error_code ignored;
+        std::filesystem::remove(std::filesystem::u8path(path), ignored);
+    }
 };
 
 constexpr int N_EMBD = 256, N_LAYER = 2, N_VOCAB = 256, N_FF = 512;

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <set>
 
@@ -285,7 +286,7 @@ ggml_backend_dev_t output_device(const llama_model * target) {
 }  // namespace
 
 std::unique_ptr<head> load_head(const std::string & path, const llama_model * target) {
-    std::ifstream file(path, std::ios::binary);
+    std::ifstream file(std::filesystem::u8path(path), std::ios::binary);  // as ggml opens it on Windows
     require(file.good(), EAGLE3_E_FILE, "cannot open " + path);
     file.seekg(0, std::ios::end);
     const uint64_t size = (uint64_t) file.tellg();

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <random>
@@ -502,11 +503,12 @@ static void joint_rounds(
     }
 }
 
-// Truncated and flipped heads: an error or a head that works, never a crash.
+// Truncated and flipped heads: an error or a head that works, never a crash. Their name is not ASCII.
 static void damaged_heads(const char * path, llama_model * model) {
     std::ifstream in(path, std::ios::binary);
     const std::string good((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-    const std::string copy = std::string(path) + ".damaged";
+    const std::string copy = std::string(path) + ".k\xc3\xb6pf";  // UTF-8
+    const auto file        = std::filesystem::u8path(copy);
     for (int i = 0; i < 40; ++i) {
         std::string bad = good;
         if (i % 2) {
@@ -516,7 +518,7 @@ static void damaged_heads(const char * path, llama_model * model) {
                 bad[pick(0, std::min<int>(4000, (int) bad.size() - 1))] ^= (char) (1 << pick(0, 7));
             }
         }
-        std::ofstream(copy, std::ios::binary).write(bad.data(), (std::streamsize) bad.size());
+        std::ofstream(file, std::ios::binary).write(bad.data(), (std::streamsize) bad.size());
         eagle3_head * head = nullptr;
         if (eagle3_head_open(copy.c_str(), model, &head) == EAGLE3_OK) {
             eagle3_head_close(head);
@@ -524,8 +526,12 @@ static void damaged_heads(const char * path, llama_model * model) {
             CHECK(eagle3_last_error()[0] != '\0' && head == nullptr);
         }
     }
-    remove(copy.c_str());
+    std::ofstream(file, std::ios::binary).write(good.data(), (std::streamsize) good.size());
     eagle3_head * head = nullptr;
+    CHECK(eagle3_head_open(copy.c_str(), model, &head) == EAGLE3_OK);
+    eagle3_head_close(head);
+    std::filesystem::remove(file);
+    head = nullptr;
     CHECK(eagle3_head_open("no such file", model, &head) == EAGLE3_E_FILE);
     CHECK(eagle3_head_open(nullptr, model, &head) == EAGLE3_E_ARGUMENT);
 }
