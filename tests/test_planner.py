@@ -173,7 +173,7 @@ class Machine:
     "machine, most",
     [
         (Machine(0.020, 0.08, 6e-6, 0.006, 1 / 500), 1.7),  # SmolLM2 in F32 on two cores
-        (Machine(0.006, 0.25, 6e-6, 0.001, 1 / 700), 1.4),  # in Q4_0
+        (Machine(0.006, 0.25, 6e-6, 0.001, 1 / 700), 1.5),  # in Q4_0
         (Machine(0.033, 0.08, 6e-6, 0.009, 1 / 300), 2.1),  # F32 on two busy cores
         (Machine(0.070, 0.15, 6e-6, 0.008, 1 / 100), 2.1),  # 1B
         (Machine(0.400, 0.10, 1e-5, 0.020, 1 / 20), 3.0),  # 8B
