@@ -295,16 +295,20 @@ def build(cpu: Cpu) -> Path | None:
 
 def defines(cpu: Cpu) -> list[str]:
     """NAME=VALUE for CMake. The check after a build runs with the other programs, in the emulator."""
-    words = ["GGML_NATIVE=OFF", "LLAMA_BUILD_MTMD=OFF", "EAGLE3_PROOF=OFF", *cpu.options.split()]
-    if not own(cpu.system):
-        system = SYSTEMS[cpu.system]
-        words += system.options.split()
-        words += [
-            f"CMAKE_{of}_COMPILER={name}" for of, name in zip(("C", "CXX"), system.compilers, strict=True)
-        ]
+    words = ["GGML_NATIVE=OFF", "LLAMA_BUILD_MTMD=OFF", "EAGLE3_PROOF=OFF"]
+    words += [*compiling_for(cpu.system), *cpu.options.split()]
     if shutil.which("ccache"):
         words += [f"CMAKE_{of}_COMPILER_LAUNCHER=ccache" for of in ("C", "CXX")]
     return words
+
+
+def compiling_for(system: str) -> list[str]:
+    """NAME=VALUE for CMake, to compile for a system of SYSTEMS. Empty where it is this machine's own."""
+    if own(system):
+        return []
+    options, compilers = SYSTEMS[system][:2]
+    named = zip(("C", "CXX"), compilers, strict=True)
+    return [*options.split(), *(f"CMAKE_{of}_COMPILER={name}" for of, name in named)]
 
 
 def run_steps(cpu: Cpu, library: Path, again: bool) -> list[Step]:
