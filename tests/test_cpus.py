@@ -93,6 +93,14 @@ def test_every_cpu_has_options_that_cmake_reads():
     assert any("-cpu" in cpu_matrix.emulator(cpu) for cpu in CPUS)
 
 
+def test_what_compiles_for_another_system(monkeypatch):
+    """For this machine's own system nothing is said: the compiler is the one that CMake finds."""
+    monkeypatch.setattr(cpu_matrix, "own", lambda system: system == "x86_64")
+    assert cpu_matrix.compiling_for("x86_64") == []
+    words = cpu_matrix.compiling_for("aarch64")
+    assert "CMAKE_SYSTEM_PROCESSOR=aarch64" in words and "CMAKE_CXX_COMPILER=aarch64-linux-gnu-g++" in words
+
+
 def program(folder, name, script):
     path = folder / name
     path.write_text(f"#!/bin/sh\n{script}\n")
