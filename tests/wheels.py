@@ -193,7 +193,8 @@ def arm64(tmp_path_factory):
     python, options = place / "venv" / "bin" / "python", ["--no-cache-dir", "--only-binary=:all:"]
     within(python, "-m", "pip", "install", *options, "--find-links", DIST, "eagle3-llama")
     assert not Path("/proc/sys/fs/binfmt_misc/arm64").exists()  # nothing is registered outside of it
-    return lambda *words, **more: within(python, *words, **more)
+    # each processor has a cache of its own: /proc/cpuinfo is this machine's for all that are emulated
+    return lambda cpu, *words: within(python, *words, QEMU_CPU=cpu, EAGLE3_LLAMA_CACHE=str(place / cpu))
 
 
 @pytest.mark.skipif(not ARM64, reason="EAGLE3_ARM64_ROOT names no root for arm64")
@@ -203,7 +204,7 @@ def arm64(tmp_path_factory):
 )
 def test_arm64(site, arm64, cpu, name, kind):
     """The variant that suits best is taken. One text with the head, without it, and on this machine."""
-    done = arm64("-c", COMPARES, smollm2(kind), shipped_head(), QEMU_CPU=cpu)
+    done = arm64(cpu, "-c", COMPARES, smollm2(kind), shipped_head())
     chosen, text = done.stdout.splitlines()[-2:]
     assert chosen == f"[['{name}', [], '']] True True"
     own = [site / "venv" / "bin" / "python", "-c", COMPARES, smollm2(kind), shipped_head()]
