@@ -103,7 +103,7 @@ def prove_variants(built: Built, checked: bool = True, patience: float = PATIENC
     """
     kept, left_out, here = dict(built.variants or {}), [], []
     for name in sorted(kept) if checked else ():
-        path = built.folder / backend_file(name)
+        path = built.folder / checking.backend_file(name)
         try:
             if checking.score(built.folder, path) == 0:
                 continue
@@ -122,11 +122,6 @@ def prove_variants(built: Built, checked: bool = True, patience: float = PATIENC
         raise BuildError(_nothing_left(Fault("failed", left_out[-1]["why"]), left_out))
     record = _record(built, left_out, "" if checked else "EAGLE3_PROOF is OFF")
     return {**record, "variants": kept, "checked_variants": here}
-
-
-def backend_file(name: str) -> str:
-    """The file of a CPU backend, by its name."""
-    return f"libggml-cpu-{name}.so"
 
 
 def unchecked(make: Make) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """Makes the files of a release, tries them in clean places, and says what to upload. It uploads nothing.
 
-    python3 scripts/release.py [--out dist] [--trial]
+    python3 scripts/release.py [--out dist] [--machine NAME ...] [--trial]
 
 1. The checkout is what was committed. Its version is the same everywhere, and the changelog has its section.
    With --trial, what is wrong with that is said, and the script goes on.
-2. The sdist, and the wheels by scripts/build_wheels.py. twine checks their metadata, this script their names,
-   sizes and contents.
+2. The sdist, and the wheels by scripts/build_wheels.py: for this machine's architecture, or for those that
+   --machine names. twine checks their metadata, this script their names, sizes and contents.
 3. In a new environment, with no compiler on PATH: pip installs the wheels, and the shipped head drafts. In
-   another: pip builds the sdist, as on a system that has no wheel, and the shipped head drafts.
+   another: pip builds the sdist, as on a system that has no wheel, and the shipped head drafts. Wheels of
+   other architectures are not tried here: tests/wheels.py does that in an emulator.
 4. The files' names, sizes and SHA-256, and the command that would upload them.
 
 SmolLM2, the model that the installed packages generate with, is downloaded if the cache does not have it.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -57,6 +59,7 @@ if not answer["choices"][0]["message"]["content"].strip() or not llm.stats.draft
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the files of a release, try them, say what to upload.")
     parser.add_argument("--out", type=Path, default=_env.ROOT / "dist", help="the folder for the files")
+    parser.add_argument("--machine", action="append", help="build a wheel for it, such as aarch64")
     parser.add_argument("--trial", action="store_true", help="go on with a checkout that is not ready")
     args = parser.parse_args()
     out: Path = args.out.resolve()
@@ -66,9 +69,12 @@ def main() -> None:
     if found and not args.trial:
         sys.exit("error: nothing was built; mend this, or use --trial to see whether the rest works")
     out.mkdir(parents=True, exist_ok=True)
-    for old in out.glob("eagle3_llama-*.tar.gz"):
-        old.unlink()
-    run("the wheels", [sys.executable, str(_env.ROOT / "scripts" / "build_wheels.py"), "--out", str(out)])
+    for old in (old for ending in ("tar.gz", "whl") for old in out.glob(f"eagle3_llama-*.{ending}")):
+        old.unlink()  # of an earlier commit
+    machines = args.machine or [platform.machine()]
+    for machine in machines:
+        script = _env.ROOT / "scripts" / "build_wheels.py"
+        run(f"the wheels, {machine}", [sys.executable, script, "--out", out, "--machine", machine])
     _env.pip("installing build, twine and validate-pyproject", *TOOLS)
     run("the sdist", [_env.PYTHON, "-m", "build", "--sdist", "--outdir", out, _env.ROOT])
     patterns = ("eagle3_llama-*.tar.gz", "eagle3_llama-*.whl", "llama_cpp_python-*.whl")
@@ -77,7 +83,8 @@ def main() -> None:
     run("their metadata", [_env.PYTHON, "-m", "twine", "check", "--strict", *files])
     if wrong := [fault for file in files for fault in faults(file)]:
         sys.exit("\n".join(f"error: {fault}" for fault in wrong))
-    try_wheels(out)
+    if platform.machine() in machines:
+        try_wheels(out)
     try_sdist(out)
     print(what_to_upload(files, (_env.ROOT / "README.md").read_text(encoding="utf-8")))
 

@@ -13,6 +13,7 @@ from commands import run
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import cpu_list  # noqa: E402 - in the folder that sys.path has now
 import cpu_matrix  # noqa: E402 - in the folder that sys.path has now
 from cpu_matrix import CPUS, STEPS, Cpu, Step  # noqa: E402 - as above
 from toolchain import parse_defines  # noqa: E402 - as above
@@ -53,17 +54,17 @@ def test_missing_tools_are_named_before_anything_is_built(tmp_path):
 
 
 def test_cpus_that_need_no_tool_are_offered(monkeypatch):
-    monkeypatch.setattr(cpu_matrix, "own", lambda system: system == "x86_64")
-    monkeypatch.setattr(cpu_matrix.shutil, "which", lambda name: None)
-    lines = cpu_matrix.missing_tools([BY_NAME["avx2"], BY_NAME["windows"]], False)
+    monkeypatch.setattr(cpu_list, "own", lambda system: system == "x86_64")
+    monkeypatch.setattr(cpu_list.shutil, "which", lambda name: None)
+    lines = cpu_list.missing_tools([BY_NAME["avx2"], BY_NAME["windows"]], False)
     assert lines[-1].endswith("leave those CPUs out: scripts/cpus avx2")
-    assert cpu_matrix.missing_tools([BY_NAME["avx2"]], False) == []
-    assert cpu_matrix.missing_tools([BY_NAME["haswell"]], True) == []  # only built
+    assert cpu_list.missing_tools([BY_NAME["avx2"]], False) == []
+    assert cpu_list.missing_tools([BY_NAME["haswell"]], True) == []  # only built
 
 
 def test_what_this_machine_lacks_is_built_and_not_run(monkeypatch, tmp_path):
     """No failure, unless it was asked for by its name."""
-    monkeypatch.setattr(cpu_matrix, "cpu_sets", lambda: {"avx2"})
+    monkeypatch.setattr(cpu_list, "cpu_sets", lambda: {"avx2"})
     monkeypatch.setattr(cpu_matrix, "build", lambda cpu: tmp_path)
     result = cpu_matrix.examine(BY_NAME["avx512"])
     assert result.built == "yes" and result.run.startswith("not here: no fma, f16c") and not result.failed
@@ -78,7 +79,7 @@ def test_a_build_that_fails(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("EAGLE3_LLAMA_CACHE", str(tmp_path))
     for name in ("CC", "CXX"):
         monkeypatch.setenv(name, "/none/compiler")
-    monkeypatch.setattr(cpu_matrix, "own", lambda system: True)
+    monkeypatch.setattr(cpu_list, "own", lambda system: True)
     monkeypatch.setattr(cpu_matrix, "lacking", lambda cpu: [])
     assert cpu_matrix.main(["avx", "avx2"]) == 1
     rows = capsys.readouterr().out.splitlines()[2:]
@@ -91,7 +92,15 @@ def test_every_cpu_has_options_that_cmake_reads():
         assert all(len(word.split("=")) == 2 for word in words) and "GGML_NATIVE=OFF" in words
         assert bool(cpu.model) != bool(cpu.sets), cpu.name  # emulated, or this machine must have it
     assert "CMAKE_CXX_COMPILER=x86_64-w64-mingw32-g++-posix" in cpu_matrix.defines(BY_NAME["windows"])
-    assert any("-cpu" in cpu_matrix.emulator(cpu) for cpu in CPUS)
+    assert any("-cpu" in cpu_list.emulator(cpu) for cpu in CPUS)
+
+
+def test_what_compiles_for_another_system(monkeypatch):
+    """For this machine's own system nothing is said: the compiler is the one that CMake finds."""
+    monkeypatch.setattr(cpu_list, "own", lambda system: system == "x86_64")
+    assert cpu_list.compiling_for("x86_64") == []
+    words = cpu_list.compiling_for("aarch64")
+    assert "CMAKE_SYSTEM_PROCESSOR=aarch64" in words and "CMAKE_CXX_COMPILER=aarch64-linux-gnu-g++" in words
 
 
 def test_sets_that_ggml_turns_on_only_where_it_runs(monkeypatch):

@@ -21,6 +21,8 @@ FILE = PROGRAM + (".exe" if sys.platform == "win32" else "")
 PATIENCE = 180.0  # seconds without a new step; a step takes milliseconds, a second under sanitizers
 _ROWS_DIFFER, _CANNOT = 3, 4  # exit codes of eagle3-proof
 _SCORING = 60.0  # seconds to say how well a CPU backend suits; it takes milliseconds
+_OF_THE_USER = ("EAGLE3_LLAMA_AMX", "EAGLE3_LLAMA_INTERLEAVE")  # they hide a part of the library
+_BACKEND = re.compile(r"libggml-cpu-(.+)\.so")
 
 
 class Fault(NamedTuple):
@@ -38,16 +40,13 @@ def check(
     if sys.platform == "win32":  # its pipes cannot be waited for, and a process there ends by no signal
         return Fault("cannot", f"on Windows {PROGRAM} is run by hand")
     with tempfile.TemporaryDirectory(prefix="eagle3-proof-") as tmp, tempfile.TemporaryFile() as errors:
-        chosen = ("EAGLE3_LLAMA_AMX", "EAGLE3_LLAMA_INTERLEAVE")
-        inherited = {name: value for name, value in os.environ.items() if name not in chosen}
-        leaks = {"ASAN_OPTIONS": "detect_leaks=0"}  # of a sanitized library
         try:
             child = subprocess.Popen(
                 [str(folder / PROGRAM), *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**inherited, **leaks, "TMPDIR": tmp, **(env or {})},
+                env={**_environment(), "TMPDIR": tmp, **(env or {})},
                 preexec_fn=_no_core_file,
             )
         except OSError as error:  # built for another system
@@ -70,12 +69,30 @@ def score(folder: Path, backend: Path) -> int:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env=_environment(),
             timeout=_SCORING,
             preexec_fn=_no_core_file,
         )
         return int(done.stdout) if done.returncode == 0 else 0
     except (subprocess.TimeoutExpired, ValueError):
         return 0
+
+
+def backend_file(name: str) -> str:
+    """The file of a CPU backend that is loaded when it is needed, by its name, such as "haswell"."""
+    return f"libggml-cpu-{name}.so"  # on macOS too: it is a module
+
+
+def backend_name(file: str) -> str | None:
+    """The name of the CPU backend in a file that is called so. None for other files."""
+    match = _BACKEND.fullmatch(file)
+    return match[1] if match else None
+
+
+def _environment() -> dict[str, str]:
+    """What eagle3-proof runs with: this process's, without the user's choices. Leaks are no faults."""
+    kept = {name: value for name, value in os.environ.items() if name not in _OF_THE_USER}
+    return {**kept, "ASAN_OPTIONS": "detect_leaks=0"}  # of a sanitized library
 
 
 def _no_core_file() -> None:

@@ -12,7 +12,6 @@ import ctypes
 import hashlib
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,6 @@ from . import checking, machine
 from .hook import SUFFIX
 
 VARIABLE = "EAGLE3_LLAMA_CPU"
-_FILE = re.compile(r"^libggml-cpu-(.+)\.so$")  # modules end in .so on macOS too
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
@@ -34,7 +32,7 @@ class CpuBackend(NamedTuple):
 
     @property
     def file(self) -> str:
-        return _file(self.name)
+        return checking.backend_file(self.name)
 
 
 _chosen: dict[Path, CpuBackend] = {}  # by the folder of the library
@@ -42,8 +40,8 @@ _chosen: dict[Path, CpuBackend] = {}  # by the folder of the library
 
 def names(lib_dir: Path) -> list[str]:
     """The variants in this folder. Empty for a library that was built for one processor."""
-    matches = (_FILE.match(path.name) for path in lib_dir.iterdir()) if lib_dir.is_dir() else ()
-    return sorted(match[1] for match in matches if match)
+    found = (checking.backend_name(path.name) for path in lib_dir.iterdir()) if lib_dir.is_dir() else ()
+    return sorted(filter(None, found))
 
 
 def choose(lib_dir: Path) -> CpuBackend | None:
@@ -106,7 +104,7 @@ def _prove(lib_dir: Path, asked: str, scores: dict[str, int]) -> tuple[CpuBacken
     candidates = [asked] if asked else fitting
     for name in candidates:
         note(f"checking the variant {name} on this processor, once")
-        fault = checking.check(lib_dir, [lib_dir / _file(name)])
+        fault = checking.check(lib_dir, [lib_dir / checking.backend_file(name)])
         if fault is None:
             return CpuBackend(name, dropped, ""), True
         if fault.kind == "cannot":  # another time it may be possible
@@ -134,23 +132,21 @@ def _none_left(lib_dir: Path, asked: str, dropped: list[list[str]]) -> str:
 def _scores(lib_dir: Path, there: list[str]) -> dict[str, int]:
     """How well each variant suits this processor, 0 for not at all. A child asks: an answer may be a trap."""
     try:
-        return {name: checking.score(lib_dir, lib_dir / _file(name)) for name in there}
+        return {name: checking.score(lib_dir, lib_dir / checking.backend_file(name)) for name in there}
     except OSError:  # eagle3-proof is gone, or may not be run from there
         return {name: _score_within(lib_dir, name) for name in there}
 
 
 def _score_within(lib_dir: Path, name: str) -> int:
     try:
-        return int(ctypes.CDLL(str(lib_dir / _file(name))).ggml_backend_score())
+        return int(ctypes.CDLL(str(lib_dir / checking.backend_file(name))).ggml_backend_score())
     except (OSError, AttributeError):
         return 0
 
 
 def _others(lib_dir: Path) -> list[Path]:
-    paths = sorted(lib_dir.glob("libggml-*.so"))
-    return [
-        p for p in paths if not _FILE.match(p.name) and p.name not in ("libggml-base.so", "libggml-cpu.so")
-    ]
+    ours = {"libggml-base.so", "libggml-cpu.so", *map(checking.backend_file, names(lib_dir))}
+    return sorted(path for path in lib_dir.glob("libggml-*.so") if path.name not in ours)
 
 
 class _silent:
@@ -194,10 +190,6 @@ def _write(path: Path, choice: CpuBackend) -> None:
             part.write_text(json.dumps(choice) + "\n", encoding="utf-8")
     except (OSError, EagleError):
         pass
-
-
-def _file(name: str) -> str:
-    return f"libggml-cpu-{name}.so"
 
 
 def _error(message: str) -> EagleError:

@@ -43,8 +43,12 @@ void check_product(ggml_type type, ggml_backend_buffer_type_t buft, const char *
     alone.resize((size_t) 8 * m);
     expect_exact(type, q, x, alone, k, m, what);
     // Q5_K's vec_dot adds its minima in plain C, which a compiler may fuse or not; that of IQ4_NL has two
-    // sums
-    const bool sums_so = ggml_is_quantized(type) && type != GGML_TYPE_Q5_K && type != GGML_TYPE_IQ4_NL;
+    // sums; with AVX alone those that tinyBLAS knows sum blocks in pairs
+    const bool avx_alone = ggml_cpu_has_avx() && !ggml_cpu_has_avx2();
+    const bool in_pairs =
+        avx_alone && (type == GGML_TYPE_Q8_0 || type == GGML_TYPE_Q4_0 || type == GGML_TYPE_Q5_0);
+    const bool sums_so =
+        ggml_is_quantized(type) && type != GGML_TYPE_Q5_K && type != GGML_TYPE_IQ4_NL && !in_pairs;
     if (buft == ggml_backend_cpu_buffer_type() && sums_so) {
         const auto * traits = ggml_get_type_traits_cpu(type);
         std::vector<uint8_t> y(ggml_row_size(traits->vec_dot_type, k));
