@@ -105,7 +105,7 @@ def test_what_compiles_for_another_system(monkeypatch):
 
 def test_sets_that_ggml_turns_on_only_where_it_runs(monkeypatch):
     """On another system they are named, and what the CPU lacks overrides them."""
-    monkeypatch.setattr(cpu_matrix, "own", lambda system: False)
+    monkeypatch.setattr(cpu_list, "own", lambda system: False)
 
     def options(name):
         words = [f"-D{word}" for word in cpu_matrix.defines(BY_NAME[name])]
@@ -120,7 +120,7 @@ def test_sets_that_ggml_turns_on_only_where_it_runs(monkeypatch):
         assert (options(name)["GGML_AVX"], options(name)["GGML_AVX2"]) == (avx, avx2), name
     assert options("x86-64")["GGML_SSE42"] == "OFF" and options("windows-avx512")["GGML_AVX512"] == "ON"
     assert "GGML_AVX2" not in options("armv8.2")
-    monkeypatch.setattr(cpu_matrix, "own", lambda system: system == "x86_64")
+    monkeypatch.setattr(cpu_list, "own", lambda system: system == "x86_64")
     assert "GGML_AVX2" not in options("haswell") and options("windows")["GGML_AVX2"] == "ON"
 
 
