@@ -87,9 +87,10 @@ void planner::saw_round(const round & r) {
     const bool plain     = r.n_rows == n_slots_;
     const float expected = layers(r.n_rows) + (r.whole ? costs_.output[r.n_rows] * m.plain.value : 0.0f);
     const float raw      = r.layers_s / std::max(expected, 1e-9f);
-    const bool unsettled = !std::exchange(m.settled, plain) && plain;
-    const float ratio    = unsettled ? std::clamp(raw, tune_.least_ratio, tune_.most_ratio)
-                                     : steady(plain ? m.plain : m.sizes[r.n_rows], raw);
+    // the first after a draft takes a little longer; only what differs by more says something of the machine
+    const bool first     = !std::exchange(m.settled, plain) && plain;
+    const bool unsettled = first && std::fabs(std::log(raw)) < tune_.surprised;
+    const float ratio    = unsettled ? raw : steady(plain ? m.plain : m.sizes[r.n_rows], raw);
     time_passes(r.tried, !plain, r.n_rows);
     const float gain_plain = 1.0f / std::max(m.plain.weight * tune_.keep_plain + 1.0f, tune_.least_weight);
     learn_times(r, plain, unsettled, ratio);
