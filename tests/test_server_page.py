@@ -1,5 +1,6 @@
 """The page in Chromium, against a real server: what is typed, shown, measured and said."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -24,7 +25,7 @@ from page_tools import (  # noqa: F401 - some names are fixtures and the mark
     text_of,
     visit,
 )
-from server_tools import process
+from server_tools import ENDLESS, process
 
 from eagle3_llama.models import shipped_head, smollm2
 
@@ -155,7 +156,12 @@ def test_texts_that_differ_are_called_so(visit):
 @pytest.mark.parametrize("how", ["Escape", "button"])
 def test_stop_keeps_what_came(visit, server, how):
     page = visit()
-    configure(page, max_tokens=900, temperature=1.5, min_p=0, top_p=1)
+    page.route(  # else an answer may end by itself
+        CHAT,
+        lambda route: route.continue_(post_data=json.dumps({**route.request.post_data_json, **ENDLESS})),
+        times=1,
+    )
+    configure(page, max_tokens=900)
     ask(page, "Write a very long story about the sea.", wait=False)
     expect(page.locator(".tok").nth(5)).to_be_attached(timeout=WAIT)  # a line break cannot be seen
     page.keyboard.press("Escape") if how == "Escape" else page.click("#go")
