@@ -100,7 +100,7 @@ def serve(given: argparse.Namespace) -> None:
     from eagle3_llama.llama.flash import FlashLlama
     from eagle3_llama.models import shipped_head
 
-    settings = {"n_ctx": 1024, "n_threads": given.t, "n_threads_batch": given.t, "flash_attn": True}
+    settings = {"n_ctx": 4096, "n_threads": given.t, "n_threads_batch": given.t, "flash_attn": True}
     [model] = given.models
     head = str(given.eagle or shipped_head())
     llms = {
