@@ -1,6 +1,5 @@
 #include "together.h"
 
-#include "interleaved.h"
 #include "multiply.hpp"
 
 #include "ggml-cpu-impl.h"
