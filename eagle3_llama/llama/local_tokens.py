@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..runtime.binding import address
 from ..runtime.params import MAX_DRAFT, EagleParams
 from .loop import Piece
 from .processors import GuardedProcessors
@@ -40,6 +41,7 @@ class LocalTokens:
     ) -> None:
         self._text, self._prompt, self._params = text, prompt, params
         self._sampler, self._processors = sampler, processors
+        self._chain = address(sampler.sampler)  # once: it takes a while, for each round
         self._usage, self._release = usage, release
         self._reset, self._record, self._verbose = reset, record, verbose
         self._left = limit  # tokens, None if not known
@@ -68,7 +70,7 @@ class LocalTokens:
     def round(self) -> Piece:
         """See TokenSource. There is no end: the caller stops at an end-of-generation token."""
         most = MAX_DRAFT if self._left is None else min(max(self._left - 1, 0), MAX_DRAFT)
-        out = self._text.round(self._token, self._params, self._sampler, self._processors, most)
+        out = self._text.round(self._token, self._params, self._chain, self._processors, most)
         self._token = out[-1]
         self._count(len(out))
         self._usage.count_draft(out.drafted_from)

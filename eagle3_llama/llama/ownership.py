@@ -59,6 +59,14 @@ class Ownership:
 
         Raises EagleError CONTEXT_TAKEN if another claim has taken it since, BUSY during another's step.
         """
+        before = self._enter(claim, take)
+        try:
+            yield
+        finally:
+            self._running = before
+
+    def _enter(self, claim: Claim, take: bool) -> Claim | None:
+        """Begins a step(). Returns whose step was running, which runs again after it."""
         with self._lock:
             before = self._running
             if before is not None and before is not claim:
@@ -73,10 +81,7 @@ class Ownership:
                     " finish one before the next, or load the model twice",
                 )
             self._running, claim.thread = claim, threading.get_ident()
-        try:
-            yield
-        finally:
-            self._running = before
+            return before
 
     @contextlib.contextmanager
     def hold(self, who: str) -> Iterator[None]:
@@ -115,11 +120,13 @@ class Ownership:
         sent = None
         try:
             while True:
-                with self.step(claim, take):
-                    try:
-                        item = steps.send(sent)
-                    except StopIteration:
-                        return
+                before = self._enter(claim, take)  # as step(), for each token
+                try:
+                    item = steps.send(sent)
+                except StopIteration:
+                    return
+                finally:
+                    self._running = before
                 take = False
                 sent = yield item
         finally:

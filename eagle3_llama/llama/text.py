@@ -215,19 +215,20 @@ class ContextText(Text):
         self,
         token: int,
         params: EagleParams,
-        sampler: Any,
+        chain: int,
         processors: GuardedProcessors | None,
         most: int = MAX_DRAFT,
     ) -> Round:
-        """One round after the text and `token`, which was sampled and is not decoded yet. most: see Ask.
+        """One round after the text and `token`, which was sampled and is not decoded yet.
 
-        The text stays as it is: it grows as the tokens are yielded. Raises what a logits processor raised.
+        chain: the address of the sampler chain. most: see Ask. The text stays as it is: it grows as the
+        tokens are yielded. Raises what a logits processor raised.
         """
         show = processors.begin_round if processors is not None else None
         ask = Ask(0, token, params, most, on_draft=show)
         self.stale = True  # after a failure, the last row follows a token that was taken back
         try:
-            (out,) = self.engine.round([ask], [address(sampler.sampler)])
+            (out,) = self.engine.round([ask], [chain])
         finally:
             if processors is not None:
                 processors.end_round()

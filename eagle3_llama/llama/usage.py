@@ -41,8 +41,9 @@ class TokenUsage:
 
     def count_draft(self, drafted_from: Sequence[int]) -> None:
         """Counts a draft. drafted_from: its number of tokens by source, see Round."""
-        self.drafted += sum(drafted_from)
-        self._count("drafted", drafted_from)
+        if any(drafted_from):
+            self.drafted += sum(drafted_from)
+            self._count("drafted", drafted_from)
 
     def count_accepted(self, source: int) -> None:
         """Counts an accepted draft token. source: bits, see SOURCES."""

@@ -21,11 +21,12 @@ from ..errors import EagleError
 
 # Numbers of rows to measure in one round, the most important first. Costs in between are interpolated.
 SIZES = (1, 4, 2, 1, 8, 3, 1, 6, 5, 1, 12)
-LARGE = (1, 16, 32, 64)  # the same, once: only long matches of the text make such drafts
+LARGE = (1, 16, 17, 32, 64)  # the same, once: only long matches of the text make such drafts
 CONTEXTS = (8, 256)  # tokens in the KV cache before the rows, for the near and the far measurement
 # Filling the far context: tokens per batch, seconds after the start when it ends, least seconds it takes.
 PIECE, FILL, LEAST_FILL = 32, 0.45, 0.1
 FAR, FAR_TIMES = 0.1, 3  # a decode for the cost of context is repeated FAR_TIMES, or until FAR seconds passed
+FAST = 0.01  # seconds: in a model that takes less for one row, the change from one size to another shows
 SLOW = 0.08  # seconds: a model that takes longer for one row is slow, and each size is measured once
 BUDGET = 1.0  # seconds after which no further round begins
 WARM = 0.2  # seconds of warm-up decodes, which do not count
@@ -100,7 +101,7 @@ class Times:
         for i, n in enumerate(sizes):
             if i > 1 and time.perf_counter() - start > most:
                 break
-            layers = one if one and n == 1 else engine.measure_target(n, slot)
+            layers = one if one and n == 1 else _decode(engine, n, slot)
             took.setdefault(("layers", n), []).append(layers)
             # each size of the output matrix once: a second time it would already be in the CPU's cache
             for m in {1: (), 2: (1,)}.get(n, (n,)):
@@ -129,6 +130,15 @@ class Times:
         layers, head = ({n: max(t, SMALLEST) for n, t in part.items()} for part in (layers, head))
         first = max(first - head[1], 0.0)
         return Costs(_curve(layers), out, _curve(head), _curve({1: 0.0}), first, 0.0, context)
+
+
+def _decode(engine: Any, n: int, slot: int) -> float:
+    """Seconds of a decode of n rows as generation has it: a draft's after another size, one row after one.
+
+    The first decode after one of another size takes longer, by some percent of a fast model's time.
+    """
+    took: float = engine.measure_target(n, slot)
+    return engine.measure_target(n, slot) if n == 1 and took < FAST else took
 
 
 def _cells(engine: Any, near_at: int, far_at: int, slot: int) -> dict[int, float]:
@@ -219,7 +229,7 @@ def _add_large(times: Times, engine: Any, room: int, one: float, slot: int, most
     a fast model that is up to half of its time, and a decode before does not count.
     """
     start, sizes = time.perf_counter(), [n for n in LARGE if n <= room]
-    for n in sizes[1:] if one < SLOW / 8 else []:
+    for n in sizes[1:] if one < FAST else []:
         engine.measure_target(n, slot)
     times.add(engine, sizes, slot, most - (time.perf_counter() - start))
 

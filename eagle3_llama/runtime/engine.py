@@ -110,6 +110,9 @@ def _show(asks: Sequence[Ask], drafts: Sequence[Drafted]) -> None:
 
 def _round(tokens: list[int], draft: Drafted) -> Round:
     out = Round(tokens)
+    if not draft.tokens:
+        out.sources = [0] * len(tokens)
+        return out
     out.drafted, out.levels, out.drafted_from = len(draft.tokens), draft.levels, draft.counts()
     out.sources = [*draft.along(tokens[:-1]), 0]
     return out

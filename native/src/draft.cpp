@@ -44,7 +44,7 @@ void drafter::take_given(const ask & a, int n_asks) {
 // Makes the drafts of all asks but those that callers brought.
 void drafter::grow_drafts(std::vector<ask> asks) {
     spent_       = {};
-    spent_.start = ggml_time_us();
+    spent_.began = spent_.start = ggml_time_us();
     spent_.planned =
         std::any_of(asks.begin(), asks.end(), [](const ask & a) { return a.kind == EAGLE3_PLANNED; });
     const planner::turn now = spent_.planned ? turn_of(asks) : planner::turn::draft;

@@ -24,7 +24,7 @@ class drafter {
         float value = 0.0f, seconds = 0.0f;
         float base           = -INFINITY;  // value without the head, where it is known
         float passes_seconds = 0.0f;       // expected of the head's passes
-        int64_t start        = 0;          // ggml_time_us()
+        int64_t began = 0, start = 0;      // ggml_time_us(); start: without work that had gathered
         planner::forecast expected;
     };
     const spent & last() const { return spent_; }

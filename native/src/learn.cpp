@@ -56,6 +56,8 @@ void round::tell_planner(int n_tokens) {
     r.whole    = done_ == ~uint64_t(0);
     r.draft_s  = drafter_.last().seconds;
     r.total_s  = 1e-6f * (ggml_time_us() - drafter_.last().start);
+    r.gathered_s = 1e-6f * (drafter_.last().start - drafter_.last().began);
+    r.before_s = told_ ? 1e-6f * (drafter_.last().began - told_) : INFINITY;
     r.n_tokens = n_tokens;
     r.value    = drafter_.last().value;
     r.base     = drafter_.last().base;
@@ -64,6 +66,7 @@ void round::tell_planner(int n_tokens) {
     r.passes_s = drafter_.last().passes_seconds;
     r.expected = drafter_.last().expected;
     planner_.saw_round(r);
+    told_ = ggml_time_us();
 }
 
 }  // namespace eagle3

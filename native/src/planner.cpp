@@ -65,6 +65,16 @@ float planner::plain_seconds() const {
     return layers(n_slots_) + costs_.output[n_slots_] * at().plain.value + at().plain_rest;
 }
 
+// Of a plain round, as the load measured it, without what rounds take beside their decode.
+float planner::measured() const {
+    return costs_.layers[n_slots_] + costs_.cell[n_slots_] * (context_ - costs_.context) +
+           costs_.output[n_slots_];
+}
+
+float planner::usual_seconds() const {
+    return measured() * at().usual.value((float) tune_.look_close * measured());
+}
+
 float planner::rate() const {
     return std::max(
         at().tokens / std::max(at().seconds, 1e-9f), (float) n_slots_ / std::max(plain_seconds(), 1e-9f));
@@ -72,16 +82,18 @@ float planner::rate() const {
 
 // -- choices ----------------------------------------------------------------------------------------------
 
-// What was not tried for long, of one row and of several, is taken to cost less, so that it is tried: nothing
-// else would show that the measurement was wrong.
-int planner::piece(const std::vector<float> & reach, int i) const {
+// The pieces that take least for the rows from i on. What was not tried for long, of one row and of several, is
+// taken to cost a part of what is thought, so that it is tried: nothing else would show that the measurement
+// was wrong.
+planner::pieces_of planner::pieces(
+    const std::vector<float> & reach, int i, float try_two, float try_piece) const {
     const int n_rows = (int) reach.size();
     std::array<float, MAX_ROWS + 2> rest{}, seconds{};
     for (int m = 1; m <= n_rows; ++m) {
         const factor & f = m == 1 ? at().one : at().many;
         seconds[m]       = output(m) * (f.weight >= tune_.stale      ? 1.0f
-                                           : m == 2 && n_slots_ == 1 ? tune_.try_two
-                                                                     : tune_.try_piece);
+                                           : m == 2 && n_slots_ == 1 ? try_two
+                                                                     : try_piece);
     }
     int best = 1;
     for (int k = n_rows - 1; k >= i; --k) {
@@ -94,7 +106,7 @@ int planner::piece(const std::vector<float> & reach, int i) const {
             }
         }
     }
-    return best;
+    return {best, rest[i]};
 }
 
 // Of a piece of the output matrix.
@@ -125,13 +137,19 @@ planner::choice planner::best(const std::vector<float> & reach, int n_fixed) con
 }
 
 planner::forecast planner::foresee(const std::vector<float> & reach, int n_fixed, float passes_s) const {
+    const int n   = std::min(n_slots_ + n_fixed + (int) reach.size(), MAX_ROWS);
     float seconds = plain_seconds() + passes_s, tokens = (float) n_slots_;
-    for (int i = 0; i < (int) reach.size(); ++i) {
-        seconds += row_seconds(std::min(n_slots_ + n_fixed + i, MAX_ROWS - 1), reach[i]);
-        tokens += reach[i];
+    if (n > n_slots_) {
+        std::vector<float> rows(n_slots_ + n_fixed, 1.0f);
+        rows.insert(rows.end(), reach.begin(), reach.end());
+        rows.resize(n);
+        seconds += layers(n) - layers(n_slots_) - costs_.output[n_slots_] * at().plain.value +
+                   pieces(rows, 0, 1.0f, 1.0f).seconds + at().draft_rest;
     }
-    seconds += reach.empty() ? 0.0f : at().draft_rest;
-    return {seconds, plain_seconds() * tokens / (float) n_slots_};
+    for (const float p : reach) {
+        tokens += p;
+    }
+    return {seconds, usual_seconds() * tokens / (float) n_slots_};
 }
 
 // Of the last level's nodes, likeliest first, how many to go on from: as many as, with the levels that may

@@ -75,7 +75,9 @@ class planner {
     int grow_width(const std::vector<float> & reach, int depth, const std::vector<float> & level,
         int n_children, float trust, int n_fixed = 0, float extra = 0.0f) const;
     // How many rows of the output matrix to compute at once, from row i on of those whose reach is given.
-    int piece(const std::vector<float> & reach, int i) const;
+    int piece(const std::vector<float> & reach, int i) const {
+        return pieces(reach, i, tune_.try_two, tune_.try_piece).n;
+    }
     void saw_piece(int n, float seconds);  // a piece of the output matrix took so long
     // Expected of a pass over the head; first: of a draft.
     float pass_seconds(int n, bool first) const {
@@ -96,6 +98,8 @@ class planner {
         bool offered   = false;  // other sources offered something
         bool whole     = false;  // the decode computed the output matrix too
         float layers_s = 0.0f, draft_s = 0.0f, total_s = 0.0f;
+        float before_s   = 0.0f;     // since the planner was told of the last round
+        float gathered_s = 0.0f;     // work that had gathered, which is in none of these
         float passes_s = 0.0f;       // expected of the head's passes
         int n_tokens   = 0;          // that it brought
         float value    = 0.0f;       // of its draft, from best()
@@ -103,10 +107,11 @@ class planner {
         float output_s = 0.0f;       // of the pieces that the output matrix was computed in, unless whole
         forecast expected;
     };
-    void saw_round(const round & r);
+    void saw_round(round r);
 
     float rate() const;           // tokens per second, of all slots
     float plain_seconds() const;  // of a round without drafts
+    float usual_seconds() const;  // the same on average over many rounds
     int n_slots() const { return n_slots_; }
     int asleep() const { return at().asleep; }
     const text_tuning & of_text() const { return of_text_; }
@@ -115,6 +120,9 @@ class planner {
     struct mode;
     struct calibration;
 
+    static constexpr float DISTURBED = 3.0f;  // times a round's expected seconds, the most that counts
+    static constexpr float KEEP_USUAL = 0.999f;  // some 1000 rounds
+    static constexpr int SETTLED   = 2;         // plain rounds after a draft that take a little longer
     static constexpr float NO_HOPE = INFINITY;  // mode::hope: no draft is tried
     static constexpr int N_DEPTH = 5, N_BIN = 13, N_RANK = 3;
 
@@ -133,11 +141,20 @@ class planner {
     };
 
     float steady(factor & f, float ratio) const;
+    float steady_plain(float ratio);
     float layers(int n) const;
     float output(int n) const;
     float row_seconds(int i, float reach) const;
+    struct pieces_of {
+        int n;          // rows of the first one
+        float seconds;  // expected of all
+    };
+    pieces_of pieces(const std::vector<float> & reach, int i, float try_two, float try_piece) const;
     float mean_accept(int depth, int rank, float trust) const;  // of the head's
     bool gains(float least) const;
+    float callers_seconds(float before_s);
+    void compare(const round & r, float plain_s);
+    float measured() const;
     void look_for_turn(calibration & c, int rank, float surprise, float & trust);
     void time_passes(bool tried, bool drafted, int n_rows);
     void learn_times(const round & r, bool plain, bool unsettled, float ratio);
@@ -162,9 +179,23 @@ class planner {
         float plain_rest  = 0.0f;  // what a plain round takes beside its decode, seconds, decaying
         float draft_rest =
             0.0f;  // the same of one with a draft, above plain_rest and what is expected of the output matrix
+        float before = -1.0f;  // what the caller takes between rounds, seconds, decaying; negative if unknown
+        // Seconds taken, and those expected, decaying. Of all rounds, whose forecasts leave out what disturbs now
+        // and then; and of plain ones against the costs measured, each for the rounds since the one before: a
+        // disturbance brings looks, so that more of them fall into it.
+        struct average {
+            float taken = 0.0f, expected = 0.0f;
+            float value(float prior) const { return (taken + prior) / (expected + prior); }
+            void add(float t, float e, float keep) {
+                taken    = taken * keep + t;
+                expected = expected * keep + e;
+            }
+        };
+        average late, usual;
+        int n_unseen = 0;  // rounds since the last plain one that took its usual time
         int n_plain = 0, n_drafted = 0;  // plain rounds, the first few; rounds with drafts since the last one
         bool looks   = false;            // a look has one more round
-        bool settled = true;             // no draft in the last round
+        int n_since  = SETTLED;  // plain rounds since the last draft, up to SETTLED
         int n_drafts = 0, asleep = 0, nap = 0, n_naps = 0;
         bool begun = false;  // whether the text has had a round
         // a draft that brings this part of its cost is tried, for the cost may be another than is thought

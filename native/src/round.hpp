@@ -75,6 +75,7 @@ class round {
     bool sampled_         = false;  // the context still has the rows that verification sampled from
     float layers_seconds_ = 0.0f;
     float output_seconds_ = 0.0f;  // of the pieces computed so far
+    int64_t told_         = 0;     // ggml_time_us() when the planner was last told of a round
 };
 
 }  // namespace eagle3

@@ -46,6 +46,18 @@ float planner::steady(factor & f, float ratio) const {
     return std::clamp(middle, tune_.least_ratio, tune_.most_ratio);
 }
 
+// The same of a plain round. A lone slot has few, and nothing makes one short but the machine: what was
+// thought before counts for little then.
+float planner::steady_plain(float ratio) {
+    factor & f         = at().plain;
+    const float middle = steady(f, ratio);
+    if (n_slots_ > 1 || ratio >= 1.0f - tune_.surprised) {
+        return middle;
+    }
+    f.weight = std::min(f.weight, tune_.least_weight);
+    return std::max(ratio, tune_.least_ratio);
+}
+
 void planner::factor::correct(float ratio, float keep, float least_weight) {
     weight = weight * keep + 1.0f;
     value *= 1.0f + (ratio - 1.0f) / std::max(weight, least_weight);
@@ -79,18 +91,49 @@ void planner::time_passes(bool tried, bool drafted, int n_rows) {
     }
 }
 
-void planner::saw_round(const round & r) {
+// What the caller takes between rounds belongs to each of them, unless it did something else meanwhile.
+float planner::callers_seconds(float before_s) {
+    mode & m = at();
+    if (before_s <= tune_.most_rest * plain_seconds()) {
+        const float keep = m.before < 0.0f ? 0.0f : tune_.keep_plain;
+        m.before         = m.before * keep + before_s * (1.0f - keep);
+        return before_s;
+    }
+    return std::max(m.before, 0.0f);
+}
+
+// Adds a round to what was foreseen, and learns how far such forecasts are from what rounds take. plain_s: what
+// the round says of plain decoding, if it does.
+void planner::compare(const round & r, float plain_s) {
+    mode & m             = at();
+    const float expected = (float) r.expected.seconds;
+    foreseen_.seconds += r.expected.seconds * m.late.value((float) tune_.min_drafts * plain_seconds());
+    foreseen_.plain += r.expected.plain;
+    if (expected > 0.0f) {
+        const float took = std::min(r.total_s + r.gathered_s, DISTURBED * expected);
+        m.late.add(took, expected, tune_.keep_rate);
+    }
+    ++m.n_unseen;
+    if (plain_s > 0.0f) {
+        const float n = (float) std::min(std::exchange(m.n_unseen, 0), tune_.look);
+        m.usual.add(n * plain_s, n * measured(), std::pow(KEEP_USUAL, n));
+    }
+}
+
+void planner::saw_round(round r) {
     mode & m = at();
     m.begun  = true;
-    foreseen_.seconds += r.expected.seconds;
-    foreseen_.plain += r.expected.plain;
+    r.total_s += callers_seconds(r.before_s);
     const bool plain     = r.n_rows == n_slots_;
     const float expected = layers(r.n_rows) + (r.whole ? costs_.output[r.n_rows] * m.plain.value : 0.0f);
     const float raw      = r.layers_s / std::max(expected, 1e-9f);
-    // the first after a draft takes a little longer; only what differs by more says something of the machine
-    const bool first     = !std::exchange(m.settled, plain) && plain;
-    const bool unsettled = first && std::fabs(std::log(raw)) < tune_.surprised;
-    const float ratio    = unsettled ? raw : steady(plain ? m.plain : m.sizes[r.n_rows], raw);
+    // the first two after a draft take a little longer, and a look has no third one; else only what differs by
+    // more says something of the machine
+    const int n_since    = std::exchange(m.n_since, plain ? std::min(m.n_since + 1, SETTLED) : 0);
+    const bool is_early  = plain && n_since < (m.asleep > 0 ? SETTLED : SETTLED - 1);
+    const bool unsettled = is_early && std::fabs(std::log(raw)) < tune_.surprised;
+    const float ratio    = unsettled ? raw : plain ? steady_plain(raw) : steady(m.sizes[r.n_rows], raw);
+    compare(r, plain && !is_early ? r.total_s - r.draft_s - r.layers_s + ratio * expected : 0.0f);
     time_passes(r.tried, !plain, r.n_rows);
     const float gain_plain = 1.0f / std::max(m.plain.weight * tune_.keep_plain + 1.0f, tune_.least_weight);
     learn_times(r, plain, unsettled, ratio);
