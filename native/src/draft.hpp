@@ -25,7 +25,7 @@ class drafter {
         float base           = -INFINITY;  // value without the head, where it is known
         float passes_seconds = 0.0f;       // expected of the head's passes
         int64_t began = 0, start = 0;      // ggml_time_us(); start: without work that had gathered
-        planner::forecast expected;
+        planner::expectation expected;
     };
     const spent & last() const { return spent_; }
     void forget_last() { spent_.planned = false; }  // its time is not counted

@@ -50,21 +50,21 @@ void round::tell_planner(int n_tokens) {
         return;
     }
     planner::round r;
-    r.n_rows   = (int) slot_of_.size();
-    r.tried    = drafter_.last().steps > 0;
-    r.layers_s = layers_seconds_;
-    r.whole    = done_ == ~uint64_t(0);
-    r.draft_s  = drafter_.last().seconds;
-    r.total_s  = 1e-6f * (ggml_time_us() - drafter_.last().start);
+    r.n_rows     = (int) slot_of_.size();
+    r.tried      = drafter_.last().steps > 0;
+    r.layers_s   = layers_seconds_;
+    r.whole      = done_ == ~uint64_t(0);
+    r.draft_s    = drafter_.last().seconds;
+    r.total_s    = 1e-6f * (ggml_time_us() - drafter_.last().start);
     r.gathered_s = 1e-6f * (drafter_.last().start - drafter_.last().began);
-    r.before_s = told_ ? 1e-6f * (drafter_.last().began - told_) : INFINITY;
-    r.n_tokens = n_tokens;
-    r.value    = drafter_.last().value;
-    r.base     = drafter_.last().base;
-    r.offered  = drafter_.last().offered;
-    r.output_s = output_seconds_;
-    r.passes_s = drafter_.last().passes_seconds;
-    r.expected = drafter_.last().expected;
+    r.before_s   = told_ ? 1e-6f * (drafter_.last().began - told_) : INFINITY;
+    r.n_tokens   = n_tokens;
+    r.value      = drafter_.last().value;
+    r.base       = drafter_.last().base;
+    r.offered    = drafter_.last().offered;
+    r.output_s   = output_seconds_;
+    r.passes_s   = drafter_.last().passes_seconds;
+    r.expected   = drafter_.last().expected;
     planner_.saw_round(r);
     told_ = ggml_time_us();
 }

@@ -56,23 +56,23 @@ void planner::new_text() {
 
 // -- what is known ----------------------------------------------------------------------------------------
 
+// Of the layers, with n rows, in the costs that were set.
+float planner::measured(int n) const {
+    return costs_.layers[n] + costs_.cell[n] * (context_ - costs_.context);
+}
+
 float planner::layers(int n) const {
-    const float measured = costs_.layers[n] + costs_.cell[n] * (context_ - costs_.context);
-    return measured * at().plain.value * (n == n_slots_ ? 1.0f : at().drafted.value * at().sizes[n].value);
+    return measured(n) * at().plain.value * (n == n_slots_ ? 1.0f : at().drafted.value * at().sizes[n].value);
 }
 
 float planner::plain_seconds() const {
     return layers(n_slots_) + costs_.output[n_slots_] * at().plain.value + at().plain_rest;
 }
 
-// Of a plain round, as the load measured it, without what rounds take beside their decode.
-float planner::measured() const {
-    return costs_.layers[n_slots_] + costs_.cell[n_slots_] * (context_ - costs_.context) +
-           costs_.output[n_slots_];
-}
-
 float planner::usual_seconds() const {
-    return measured() * at().usual.value((float) tune_.look_close * measured());
+    const float whole = measured(n_slots_) + costs_.output[n_slots_], some = (float) tune_.look_close * whole;
+    const float drift = at().machine.value(some), prior = (float) tune_.look / 2.0f * whole;
+    return whole * (at().usual.seen + prior * drift) / (at().usual.expected + prior);
 }
 
 float planner::rate() const {
@@ -82,9 +82,9 @@ float planner::rate() const {
 
 // -- choices ----------------------------------------------------------------------------------------------
 
-// The pieces that take least for the rows from i on. What was not tried for long, of one row and of several, is
-// taken to cost a part of what is thought, so that it is tried: nothing else would show that the measurement
-// was wrong.
+// The pieces that take least for the rows from i on. What was not tried for long, of one row and of several,
+// is taken to cost a part of what is thought, so that it is tried: nothing else would show that the
+// measurement was wrong.
 planner::pieces_of planner::pieces(
     const std::vector<float> & reach, int i, float try_two, float try_piece) const {
     const int n_rows = (int) reach.size();
@@ -136,7 +136,7 @@ planner::choice planner::best(const std::vector<float> & reach, int n_fixed) con
     return c;
 }
 
-planner::forecast planner::foresee(const std::vector<float> & reach, int n_fixed, float passes_s) const {
+planner::expectation planner::foresee(const std::vector<float> & reach, int n_fixed, float passes_s) const {
     const int n   = std::min(n_slots_ + n_fixed + (int) reach.size(), MAX_ROWS);
     float seconds = plain_seconds() + passes_s, tokens = (float) n_slots_;
     if (n > n_slots_) {
@@ -149,7 +149,7 @@ planner::forecast planner::foresee(const std::vector<float> & reach, int n_fixed
     for (const float p : reach) {
         tokens += p;
     }
-    return {seconds, usual_seconds() * tokens / (float) n_slots_};
+    return {seconds, tokens};
 }
 
 // Of the last level's nodes, likeliest first, how many to go on from: as many as, with the levels that may

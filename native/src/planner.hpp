@@ -84,12 +84,17 @@ class planner {
         return (costs_.head[n] + (first ? costs_.first : 0.0f)) * at().plain.value * at().head.value;
     }
 
-    // Seconds that rounds are expected to take, and that plain decoding takes for the tokens they may bring.
+    // What a round is expected to take and to bring.
+    struct expectation {
+        float seconds = 0.0f, tokens = 0.0f;
+    };
+    // Of a round in which nodes with this reach are drafted, n_fixed others beside.
+    expectation foresee(const std::vector<float> & reach, int n_fixed, float passes_s) const;
+    // Seconds that rounds were expected to take, and that plain decoding takes for the tokens expected of
+    // them.
     struct forecast {
         double seconds = 0.0, plain = 0.0;
     };
-    // Of a round in which nodes with this reach are drafted, n_fixed others beside.
-    forecast foresee(const std::vector<float> & reach, int n_fixed, float passes_s) const;
     forecast foreseen() const { return foreseen_; }  // of all rounds since set()
 
     struct round {
@@ -98,14 +103,14 @@ class planner {
         bool offered   = false;  // other sources offered something
         bool whole     = false;  // the decode computed the output matrix too
         float layers_s = 0.0f, draft_s = 0.0f, total_s = 0.0f;
-        float before_s   = 0.0f;     // since the planner was told of the last round
-        float gathered_s = 0.0f;     // work that had gathered, which is in none of these
-        float passes_s = 0.0f;       // expected of the head's passes
-        int n_tokens   = 0;          // that it brought
-        float value    = 0.0f;       // of its draft, from best()
-        float base     = -INFINITY;  // the same without the head
-        float output_s = 0.0f;       // of the pieces that the output matrix was computed in, unless whole
-        forecast expected;
+        float before_s   = 0.0f;       // since the planner was told of the last round
+        float gathered_s = 0.0f;       // work that had gathered, which is in none of these
+        float passes_s   = 0.0f;       // expected of the head's passes
+        int n_tokens     = 0;          // that it brought
+        float value      = 0.0f;       // of its draft, from best()
+        float base       = -INFINITY;  // the same without the head
+        float output_s   = 0.0f;       // of the pieces that the output matrix was computed in, unless whole
+        expectation expected;
     };
     void saw_round(round r);
 
@@ -120,10 +125,10 @@ class planner {
     struct mode;
     struct calibration;
 
-    static constexpr float DISTURBED = 3.0f;  // times a round's expected seconds, the most that counts
-    static constexpr float KEEP_USUAL = 0.999f;  // some 1000 rounds
-    static constexpr int SETTLED   = 2;         // plain rounds after a draft that take a little longer
-    static constexpr float NO_HOPE = INFINITY;  // mode::hope: no draft is tried
+    static constexpr float NO_HOPE    = INFINITY;  // mode::hope: no draft is tried
+    static constexpr float DISTURBED  = 3.0f;      // of a round's expected seconds, the most that counts
+    static constexpr float KEEP_USUAL = 0.999f;    // some 1000 rounds
+    static constexpr int SETTLED      = 2;         // plain rounds after a draft that take a little longer
     static constexpr int N_DEPTH = 5, N_BIN = 13, N_RANK = 3;
 
     struct tally {
@@ -154,7 +159,7 @@ class planner {
     bool gains(float least) const;
     float callers_seconds(float before_s);
     void compare(const round & r, float plain_s);
-    float measured() const;
+    float measured(int n) const;
     void look_for_turn(calibration & c, int rank, float surprise, float & trust);
     void time_passes(bool tried, bool drafted, int n_rows);
     void learn_times(const round & r, bool plain, bool unsettled, float ratio);
@@ -180,22 +185,23 @@ class planner {
         float draft_rest =
             0.0f;  // the same of one with a draft, above plain_rest and what is expected of the output matrix
         float before = -1.0f;  // what the caller takes between rounds, seconds, decaying; negative if unknown
-        // Seconds taken, and those expected, decaying. Of all rounds, whose forecasts leave out what disturbs now
-        // and then; and of plain ones against the costs measured, each for the rounds since the one before: a
-        // disturbance brings looks, so that more of them fall into it.
+        // What was seen, and what was expected, decaying.
         struct average {
-            float taken = 0.0f, expected = 0.0f;
-            float value(float prior) const { return (taken + prior) / (expected + prior); }
-            void add(float t, float e, float keep) {
-                taken    = taken * keep + t;
+            float seen = 0.0f, expected = 0.0f;
+            float value(float prior) const { return (seen + prior) / (expected + prior); }
+            void add(float s, float e, float keep) {
+                seen     = seen * keep + s;
                 expected = expected * keep + e;
             }
         };
-        average late, usual;
-        int n_unseen = 0;  // rounds since the last plain one that took its usual time
+        average late, brought;  // seconds and tokens of all rounds, against their forecasts
+        // against the costs measured, seconds of the layers in all rounds; and of plain rounds, each for the
+        // rounds since the one before: a disturbance brings looks, so that more of them fall into it
+        average machine, usual;
+        int n_unseen = 0;                // rounds since the last plain one that took its usual time
         int n_plain = 0, n_drafted = 0;  // plain rounds, the first few; rounds with drafts since the last one
         bool looks   = false;            // a look has one more round
-        int n_since  = SETTLED;  // plain rounds since the last draft, up to SETTLED
+        int n_since  = SETTLED;          // plain rounds since the last draft, up to SETTLED
         int n_drafts = 0, asleep = 0, nap = 0, n_naps = 0;
         bool begun = false;  // whether the text has had a round
         // a draft that brings this part of its cost is tried, for the cost may be another than is thought

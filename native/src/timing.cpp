@@ -102,22 +102,26 @@ float planner::callers_seconds(float before_s) {
     return std::max(m.before, 0.0f);
 }
 
-// Adds a round to what was foreseen, and learns how far such forecasts are from what rounds take. plain_s: what
-// the round says of plain decoding, if it does.
+// Adds a round to what was foreseen, and learns how far such forecasts are from what rounds take. plain_s:
+// what the round says of plain decoding, if it does.
 void planner::compare(const round & r, float plain_s) {
-    mode & m             = at();
-    const float expected = (float) r.expected.seconds;
-    foreseen_.seconds += r.expected.seconds * m.late.value((float) tune_.min_drafts * plain_seconds());
-    foreseen_.plain += r.expected.plain;
-    if (expected > 0.0f) {
-        const float took = std::min(r.total_s + r.gathered_s, DISTURBED * expected);
-        m.late.add(took, expected, tune_.keep_rate);
+    mode & m          = at();
+    const float prior = (float) tune_.min_drafts;
+    if (r.expected.seconds > 0.0f) {
+        const float took = std::min(r.total_s + r.gathered_s, DISTURBED * r.expected.seconds);
+        foreseen_.seconds += r.expected.seconds * m.late.value(prior * plain_seconds());
+        foreseen_.plain += usual_seconds() * r.expected.tokens / (float) n_slots_ * m.brought.value(prior);
+        m.late.add(took, r.expected.seconds, tune_.keep_rate);
+        m.brought.add((float) r.n_tokens, r.expected.tokens, tune_.keep_rate);
     }
     ++m.n_unseen;
     if (plain_s > 0.0f) {
-        const float n = (float) std::min(std::exchange(m.n_unseen, 0), tune_.look);
-        m.usual.add(n * plain_s, n * measured(), std::pow(KEEP_USUAL, n));
+        const float n     = (float) std::min(std::exchange(m.n_unseen, 0), tune_.look);
+        const float whole = measured(n_slots_) + costs_.output[n_slots_];
+        m.usual.add(n * plain_s, n * whole, std::pow(KEEP_USUAL, n));
     }
+    const float of = measured(r.n_rows) + (r.whole ? costs_.output[r.n_rows] : 0.0f);
+    m.machine.add(std::min(r.layers_s, DISTURBED * of), of, KEEP_USUAL);
 }
 
 void planner::saw_round(round r) {
@@ -127,8 +131,8 @@ void planner::saw_round(round r) {
     const bool plain     = r.n_rows == n_slots_;
     const float expected = layers(r.n_rows) + (r.whole ? costs_.output[r.n_rows] * m.plain.value : 0.0f);
     const float raw      = r.layers_s / std::max(expected, 1e-9f);
-    // the first two after a draft take a little longer, and a look has no third one; else only what differs by
-    // more says something of the machine
+    // the first two after a draft take a little longer, and a look has no third one; else only what differs
+    // by more says something of the machine
     const int n_since    = std::exchange(m.n_since, plain ? std::min(m.n_since + 1, SETTLED) : 0);
     const bool is_early  = plain && n_since < (m.asleep > 0 ? SETTLED : SETTLED - 1);
     const bool unsettled = is_early && std::fabs(std::log(raw)) < tune_.surprised;

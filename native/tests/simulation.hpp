@@ -110,8 +110,8 @@ class simulation {
             text_ = t;
             load_ = l;
             if (plain) {
-                s += {decode_seconds((int) trust_.size(), true), (double) trust_.size(), 1, 0,
-                    (double) trust_.size()};
+                s += {decode_seconds((int) trust_.size(), true) + rest_seconds(), (double) trust_.size(), 1,
+                    0, (double) trust_.size()};
             } else {
                 s += round();
             }
@@ -376,7 +376,8 @@ class simulation {
             r.n_tokens += (int) path.size();
         }
         r.output_s = r.whole ? 0.0f : output;
-        r.total_s  = r.draft_s + r.layers_s + output + rest_seconds();
+        r.total_s  = r.draft_s + r.layers_s + output;
+        r.before_s = rest_seconds();
         n_pending_ += r.n_tokens;
         learn(rows, paths);
         if (r.tried) {
@@ -387,7 +388,7 @@ class simulation {
         for (const int v : chosen) {
             expected += chance_[v];
         }
-        return {r.total_s, (double) r.n_tokens, 1, chosen.empty() ? 0.0 : 1.0, expected};
+        return {r.before_s + r.total_s, (double) r.n_tokens, 1, chosen.empty() ? 0.0 : 1.0, expected};
     }
 
     // Of slots without a draft, what would have become of their first tokens.
