@@ -58,7 +58,10 @@ def main() -> int:
 
 
 def row(given: argparse.Namespace, model: Path, folders: list[Path]) -> str:
-    children = [start(given, model, folder) for folder in folders]
+    children = []
+    for folder in folders:
+        children.append(start(given, model, folder))
+        children[-1].read()  # it is loaded: two loads at once would disturb what each measures
     ratios: dict[str, list[float]] = {mode: [] for mode in MODES}
     same = True
     try:
@@ -109,6 +112,7 @@ def serve(given: argparse.Namespace) -> None:
     }
     prompts = Path(__file__).resolve().parent.parent / "tests" / "data" / "eval_prompts.jsonl"
     texts = [json.loads(line)["prompt"] for line in prompts.read_text(encoding="utf-8").splitlines()]
+    print("loaded", flush=True)
     for line in sys.stdin:
         mode, turn = line.split()
         llm = llms[mode]

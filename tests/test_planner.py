@@ -212,6 +212,20 @@ def test_a_disturbed_load_is_not_believed_for_ever(tmp_path, monkeypatch):
     assert [c["layers"] == disturbed for c in json.loads(path.read_text())] == [True, False]
 
 
+def test_loads_that_were_all_disturbed_are_measured_anew(tmp_path, monkeypatch):
+    """Two programs that begin together on the same cores disturb each other's loads, every time."""
+    machine = Machine(0.006, 0.25, 6e-6, 0.001, 1 / 700)
+    monkeypatch.setattr(time, "perf_counter", lambda: machine.now)
+    monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
+    true = cached(machine, ["key"], 512, 64)
+    for scale, kept in ((3.0, 1), (1.2, LOADS)):  # 1.2: no more than the speed of machines changes
+        said = dataclasses.asdict(true) | {"layers": [scale * t for t in true.layers]}
+        newest(tmp_path).write_text(json.dumps([said] * LOADS))
+        now = cached(machine, ["key"], 512, 64)
+        assert now.layers[8] == pytest.approx(true.layers[8] * (1.0 if kept == 1 else scale), rel=0.01)
+        assert len(json.loads(newest(tmp_path).read_text())) == kept
+
+
 LENGTH = MAX_ROWS + 1
 UNSOUND = {
     "0 of a row": {"layers": [0.0] * LENGTH},

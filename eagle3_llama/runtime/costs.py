@@ -21,7 +21,8 @@ from ..errors import EagleError
 
 # Numbers of rows to measure in one round, the most important first. Costs in between are interpolated.
 SIZES = (1, 4, 2, 1, 8, 3, 1, 6, 5, 1, 12)
-LARGE = (1, 16, 17, 32, 64)  # the same, once: only long matches of the text make such drafts
+# The same, once: only long matches of the text make such drafts. Products take up to 16 rows at a time.
+LARGE = (1, 16, 17, 64)
 CONTEXTS = (8, 256)  # tokens in the KV cache before the rows, for the near and the far measurement
 # Filling the far context: tokens per batch, seconds after the start when it ends, least seconds it takes.
 PIECE, FILL, LEAST_FILL = 32, 0.45, 0.1
@@ -36,6 +37,7 @@ MOST_SLOW = 2.5  # the same for a slow model
 MOST_LARGE = 1.8  # seconds after which no further large size begins
 SMALLEST, LARGEST = 1e-6, 1e6  # seconds of a decode or a pass that are believed; the clock's step is 1e-6
 LOADS = 4  # the first LOADS loads of a model measure, because other programs may disturb one measurement
+FAR_OFF = 1.5  # all loads were disturbed if one row takes less by this factor than in any of them
 DISTURBED = 1.25  # a load was disturbed if one row took this many times as long as in the fastest load
 
 
@@ -252,12 +254,19 @@ def cached(engine: Any, key: Sequence[object], n_ctx: int, n_batch: int) -> Cost
     """The costs for this key (model, format, backend, threads, library), from a file in costs_dir().
 
     Only the first LOADS loads measure. With a single measurement, a disturbance would stay in the costs for
-    ever.
+    ever. If all of them were disturbed, one row takes much less than they say, and this load measures too.
     """
     loads = _read(_path(key, n_ctx))
-    if len(loads) < LOADS:
+    if len(loads) < LOADS or _were_disturbed(engine, loads):
         return remember(key, n_ctx, measure(engine, n_ctx, n_batch))
     return merged(loads)
+
+
+def _were_disturbed(engine: Any, loads: Sequence[Costs]) -> bool:
+    """Whether a decode of one row is now far from what any of these loads measured. Of two, unless slow."""
+    one = engine.measure_target(1)
+    one = one if one > SLOW else min(one, engine.measure_target(1))
+    return bool(one * FAR_OFF < min(c.one_row for c in loads))
 
 
 def known(key: Sequence[object], n_ctx: int) -> Costs | None:
@@ -269,7 +278,10 @@ def known(key: Sequence[object], n_ctx: int) -> Costs | None:
 def remember(key: Sequence[object], n_ctx: int, costs: Costs) -> Costs:
     """Adds a measurement to those of earlier loads, in their file. Returns what all of them say."""
     path = _path(key, n_ctx)
-    loads = [*_read(path), costs][:LOADS]
+    loads = [*_read(path), costs]
+    if len(loads) > LOADS:  # the earlier ones were disturbed, see cached()
+        least = min(c.one_row for c in loads)
+        loads = [c for c in loads if c.one_row <= DISTURBED * least][:LOADS]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
