@@ -58,13 +58,13 @@ def main() -> int:
 
 
 def row(given: argparse.Namespace, model: Path, folders: list[Path]) -> str:
-    children = []
-    for folder in folders:
-        children.append(start(given, model, folder))
-        children[-1].read()  # it is loaded: two loads at once would disturb what each measures
+    children: list[Child] = []
     ratios: dict[str, list[float]] = {mode: [] for mode in MODES}
     same = True
     try:
+        for folder in folders:
+            children.append(start(given, model, folder))
+            children[-1].read()  # it is loaded: two loads at once would disturb what each measures
         for turn in range(given.rounds + 1):
             for mode in MODES:
                 order = (0, 1) if turn % 2 else (1, 0)
