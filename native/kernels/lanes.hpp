@@ -2,6 +2,7 @@
 // weights of each of its columns, side by side; a vector of integers or floats holds a number of each column.
 //
 //     N_PART           vectors that make the 16 columns of a block
+//     N_REGISTER       registers that the processor has
 //     HAS_DOT          bytes are multiplied and summed in fours by one instruction
 //     DOT_IS_SIGNED    signed by signed; otherwise unsigned by signed
 //     RUNS_ARE_WIDE    the runs of a superblock are summed in 32 bits, where all sums fit

@@ -6,10 +6,11 @@
 namespace eagle3::kernels {
 
 struct lanes {
-    using ints                  = __m256i;
-    using floats                = __m256;
-    static constexpr int N_PART = 2;
-    static constexpr int WIDTH  = COLUMNS / N_PART;
+    using ints                      = __m256i;
+    using floats                    = __m256;
+    static constexpr int N_PART     = 2;
+    static constexpr int N_REGISTER = 16;
+    static constexpr int WIDTH      = COLUMNS / N_PART;
 
 #if defined(__AVXVNNI__)
     static constexpr bool HAS_DOT = true;
@@ -110,7 +111,6 @@ struct lanes {
         return add(sum, add(even, odd));
 #endif
     }
-    static void prefetch(const void * p) { _mm_prefetch((const char *) p, _MM_HINT_T0); }
 };
 
 }  // namespace eagle3::kernels

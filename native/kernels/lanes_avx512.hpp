@@ -7,10 +7,11 @@
 namespace eagle3::kernels {
 
 struct lanes {
-    using ints                  = __m512i;
-    using floats                = __m512;
-    static constexpr int N_PART = 1;
-    static constexpr int WIDTH  = COLUMNS / N_PART;
+    using ints                      = __m512i;
+    using floats                    = __m512;
+    static constexpr int N_PART     = 1;
+    static constexpr int N_REGISTER = 32;
+    static constexpr int WIDTH      = COLUMNS / N_PART;
 
 #if defined(__AVX512VNNI__)
     static constexpr bool HAS_DOT = true;
@@ -123,7 +124,6 @@ struct lanes {
     static ints go_on(ints sum, ints w, ints x) { return add_pairs(sum, pairs(w, x)); }
     static ints close(ints total, ints sum, ints scale) { return add(total, join(sum, scale)); }
 #endif
-    static void prefetch(const void * p) { _mm_prefetch((const char *) p, _MM_HINT_T0); }
 };
 
 }  // namespace eagle3::kernels

@@ -9,6 +9,7 @@ struct lanes {
     using ints                          = int32x4_t;
     using floats                        = float32x4_t;
     static constexpr int N_PART         = 4;
+    static constexpr int N_REGISTER     = 32;
     static constexpr int WIDTH          = COLUMNS / N_PART;
     static constexpr bool HAS_DOT       = true;
     static constexpr bool DOT_IS_SIGNED = true;
@@ -115,7 +116,6 @@ struct lanes {
     static ints start(ints w, ints x) { return dot(none(), w, x); }
     static ints go_on(ints sum, ints w, ints x) { return dot(sum, w, x); }
     static ints close(ints total, ints sum, ints scale) { return vmlaq_s32(total, sum, scale); }
-    static void prefetch(const void * p) { __builtin_prefetch(p); }
 };
 
 }  // namespace eagle3::kernels

@@ -139,8 +139,8 @@ EAGLE3_INLINE void add_block(const blocks<G> & w, const row_block<R> & x, column
             out[r][part] = lanes::multiply_add(
                 lanes::numbers(sums[r][part]), lanes::multiply(scale[part], s), out[r][part]);
             if constexpr (F::HAS_MIN) {
-                out[r][part] = lanes::multiply_add(F::minimum(w.of(part), in_group(part)),
-                    lanes::every(x.scale[r] * (float) x.sum[r]), out[r][part]);
+                out[r][part] = lanes::multiply_add(
+                    F::minimum(w.of(part), in_group(part)), lanes::every(x.scaled_sum[r]), out[r][part]);
             }
         }
     }
@@ -267,22 +267,25 @@ EAGLE3_INLINE void add_superblock(const blocks<G> & w, const row_superblock<R> &
 }
 
 // G groups of 16 columns, n_block blocks long, times a tile of n rows in parts of R: out[row * stride +
-// column]. The blocks of the parts behind the first find the weights in the cache.
-template <typename F, int R, int G>
-void multiply_tile(const void * columns, const void * tile, int n, int n_block, float * out, size_t stride) {
+// column]. The blocks of the parts behind the first find the weights in the cache. PARTS: how many there are,
+// so that all sums stay in registers; 0: as many as n rows have, and the sums are in memory.
+template <typename F, int R, int G, int PARTS>
+EAGLE3_INLINE void multiply_parts(
+    const void * columns, const void * tile, int n, int n_block, float * out, size_t stride) {
     constexpr bool SUPER    = F::BLOCK == 256;
     using rows              = std::conditional_t<SUPER, row_superblock<R>,
         std::conditional_t<F::FLOATS, row_floats<R>, row_block<R>>>;
     constexpr size_t N_BYTE = COLUMNS * file_bytes<F>(), AHEAD = 4096;  // far enough to arrive in time
-    const auto * x   = (const rows *) tile;
-    const int n_part = shape_of(n).n_part;
+    constexpr int MOST_PARTS = PARTS ? PARTS : MOST_ROWS / MOST_AT_ONCE;
+    const auto * x           = (const rows *) tile;
+    const int n_part         = PARTS ? PARTS : shape_of(n).n_part;
     blocks<G> w;
     for (int g = 0; g < G; ++g) {
         w.of_group[g] = (const block *) columns + (size_t) g * n_block * N_BYTE;
     }
-    column_sums<R, G> sums[MOST_ROWS / MOST_AT_ONCE];
-    for (int p = 0; p < n_part; ++p) {
-        for (auto & of_row : sums[p]) {
+    column_sums<R, G> sums[MOST_PARTS];
+    for (auto & of_part : sums) {
+        for (auto & of_row : of_part) {
             for (lanes::floats & s : of_row) {
                 s = lanes::zero();
             }
@@ -292,13 +295,13 @@ void multiply_tile(const void * columns, const void * tile, int n, int n_block, 
         super_scales scales[G];
         for (int g = 0; g < G; ++g) {
             for (size_t i = 0; i < N_BYTE; i += 64) {
-                lanes::prefetch(w.of_group[g] + AHEAD + i);
+                __builtin_prefetch(w.of_group[g] + AHEAD + i);
             }
             if constexpr (SUPER) {
                 F::unpack(w.of_group[g], scales[g].scales, scales[g].minima);
             }
         }
-        for (int p = 0; p < n_part; ++p) {
+        const auto add_part = [&](int p) __attribute__((always_inline)) {
             blocks<G> weights = w;
             for (const block *& of_group : weights.of_group) {
                 EAGLE3_FORGET(of_group);  // unpacked for all parts at once, they would not fit the registers
@@ -310,16 +313,49 @@ void multiply_tile(const void * columns, const void * tile, int n, int n_block, 
             } else {
                 add_block<F, R, G>(weights, x[(size_t) p * n_block + b], sums[p]);
             }
+        };
+        if constexpr (PARTS != 0) {
+            add_part(0);
+            if constexpr (PARTS == 2) {
+                add_part(1);
+            }
+        } else {
+            for (int p = 0; p < n_part; ++p) {
+                add_part(p);
+            }
         }
         for (const block *& of_group : w.of_group) {
             of_group += N_BYTE;
         }
     }
-    for (int row = 0; row < n; ++row) {
-        for (int part = 0; part < blocks<G>::N_PART; ++part) {
+#pragma GCC unroll 16
+    for (int row = 0; row < MOST_PARTS * R; ++row) {
+        for (int part = 0; row < n && part < blocks<G>::N_PART; ++part) {
             lanes::store(out + row * stride + part * lanes::WIDTH, sums[row / R][row % R][part]);
         }
     }
+}
+
+// Whether the sums of so many parts fit the registers, beside what a block needs. A superblock needs more.
+template <typename F, int R, int G> constexpr bool stay_in_registers(int n_part) {
+    constexpr int SHARE = F::BLOCK == 32 ? 2 : 8;  // of the registers
+    return n_part * R * blocks<G>::N_PART <= lanes::N_REGISTER / SHARE;
+}
+
+template <typename F, int R, int G>
+void multiply_tile(const void * columns, const void * tile, int n, int n_block, float * out, size_t stride) {
+    const int n_part = shape_of(n).n_part;
+    if constexpr (stay_in_registers<F, R, G>(1)) {
+        if (n_part == 1) {
+            return multiply_parts<F, R, G, 1>(columns, tile, n, n_block, out, stride);
+        }
+    }
+    if constexpr (stay_in_registers<F, R, G>(2) && R > MOST_AT_ONCE / 2) {
+        if (n_part == 2) {
+            return multiply_parts<F, R, G, 2>(columns, tile, n, n_block, out, stride);
+        }
+    }
+    multiply_parts<F, R, G, 0>(columns, tile, n, n_block, out, stride);
 }
 
 #endif

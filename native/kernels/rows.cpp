@@ -20,6 +20,7 @@ void round_by_32(const float * x, int n_block, int32_t * words) {
         for (const int8_t q : rounded[b].qs) {
             out.sum[0] += q;
         }
+        out.scaled_sum[0] = out.scale[0] * (float) out.sum[0];
         std::memcpy(out.bytes, rounded[b].qs, sizeof(out.bytes));
         std::memcpy(words + b * N_WORD, &out, sizeof(out));
     }

@@ -21,8 +21,9 @@ constexpr int MOST_ROWS = 16;
 
 // R rows of 32 values, rounded as Q8_0.
 template <int R> struct row_block {
-    float scale[R];  // a half
-    int32_t sum[R];  // of the bytes
+    float scale[R];       // a half
+    int32_t sum[R];       // of the bytes
+    float scaled_sum[R];  // the sum times the scale
     int32_t bytes[8][R];
 };
 
