@@ -27,6 +27,25 @@ float slope_of(const ggml_tensor * q, float max_bias, int64_t i2) {
                             : powf(powf(2.0f, -max_bias / 2.0f / n_head_log2), 2 * (i2 - n_head_log2) + 1);
 }
 
+// How many of a unit's first cells are these, too.
+int count_same(const unit & u, const seen & cells) {
+    const int n_both = std::min(u.n, cells.n);
+    if (u.cells == cells.cells) {
+        return n_both;
+    }
+    int n = 0;
+    for (; n + STEP <= n_both; n += STEP) {
+        int32_t differ = 0;
+        for (int i = n; i < n + STEP; ++i) {
+            differ |= u.cells[i] ^ cells.cells[i];
+        }
+        if (differ) {
+            break;
+        }
+    }
+    return n;
+}
+
 }  // namespace
 
 batch::batch(const ggml_tensor * op)
@@ -64,7 +83,8 @@ void batch::add(int64_t i1, int64_t i2, int64_t i3, const seen & cells, bool fir
     heads_[n_]      = i2;
     results_[n_]    = out;
     const char * at = (const char *) q->data + i1 * q->nb[1] + i2 * q->nb[2] + i3 * q->nb[3];
-    units_[n_]      = {(const float *) at, cells.cells, cells.n, all_scores[n_], out};
+    units_[n_] = {(const float *) at, cells.cells, cells.n, n_ > 0 ? count_same(units_[n_ - 1], cells) : 0,
+        all_scores[n_], out};
     take_scores(cells, i2, all_scores[n_]);
     pad(units_[n_]);
     ++n_;

@@ -70,27 +70,15 @@ inline floats multiply_add(floats a, floats b, floats c) {
 #endif
 }
 
+// Of four registers, sums of lanes: of four lanes each where there are sixteen of them (the four registers'
+// sums lie side by side), of all lanes in a half where there are eight, of all where there are four.
+inline floats sums_of_four(const floats * x) {
 #if EAGLE3_ATTENTION_LANES == 16
-// Of four registers, sums of four lanes each.
-inline __m512 sums_of_four(const floats * x) {
     const __m512 s0 = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
     const __m512 s1 = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
     return _mm512_add_ps(_mm512_shuffle_ps(s0, s1, 0x44), _mm512_shuffle_ps(s0, s1, 0xEE));
-}
-
-inline __m512 join(__m512 a, __m512 b) {
-    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
-}
-#endif
-
-// The sums of lanes, of as many registers as a register has lanes.
-inline floats sums(const floats * x) {
-#if EAGLE3_ATTENTION_LANES == 16
-    return join(join(sums_of_four(x), sums_of_four(x + 4)), join(sums_of_four(x + 8), sums_of_four(x + 12)));
 #elif EAGLE3_ATTENTION_LANES == 8
-    const __m256 r0 = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
-    const __m256 r1 = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
-    return _mm256_add_ps(_mm256_permute2f128_ps(r0, r1, 0x20), _mm256_permute2f128_ps(r0, r1, 0x31));
+    return _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
 #elif EAGLE3_ATTENTION_NEON
     return vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3]));
 #else
@@ -99,6 +87,24 @@ inline floats sums(const floats * x) {
         v[i] = (x[i][0] + x[i][1]) + (x[i][2] + x[i][3]);
     }
     return v;
+#endif
+}
+
+#if EAGLE3_ATTENTION_LANES == 16
+inline __m512 join(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
+}
+#endif
+
+// The sums of lanes of as many registers as a register has lanes, from those of four registers each.
+inline floats sums_of(const floats * fours) {
+#if EAGLE3_ATTENTION_LANES == 16
+    return join(join(fours[0], fours[1]), join(fours[2], fours[3]));
+#elif EAGLE3_ATTENTION_LANES == 8
+    return _mm256_add_ps(
+        _mm256_permute2f128_ps(fours[0], fours[1], 0x20), _mm256_permute2f128_ps(fours[0], fours[1], 0x31));
+#else
+    return fours[0];
 #endif
 }
 

@@ -10,16 +10,18 @@ namespace {
 
 // What is always inlined is a part of attend_units(), where the number of registers is known.
 
-template <typename T>
+// N: the head's registers, all of them full, or 0 for any number.
+template <int N, typename T>
 [[gnu::always_inline]] inline void widen(const head & x, const int32_t * cells, int n_register, float * out) {
-    const int n_full = x.n / LANES;
+    const int n_full = N ? N : x.n / LANES;
     for (int c = 0; c < STEP; ++c) {
         const T * from = (const T *) (x.data + cells[c] * x.stride);
         float * to     = out + c * n_register * LANES;
+#pragma GCC unroll 16
         for (int d = 0; d < n_full; ++d) {
             put(to + d * LANES, widened(from + d * LANES));
         }
-        if (n_full < n_register) {
+        if (N == 0 && n_full < n_register) {
             T rest[LANES] = {};
             std::memcpy(rest, from + n_full * LANES, (x.n - n_full * LANES) * sizeof(T));
             put(to + n_full * LANES, widened(rest));
@@ -58,14 +60,15 @@ template <typename T>
 }
 
 // The keys or values of sixteen cells. Blocks of the other types have 32 numbers as well.
+template <int N>
 [[gnu::always_inline]] inline void widen(const head & x, const int32_t * cells, int n_register, float * out) {
     switch (x.type) {
     case GGML_TYPE_F16:
-        return widen<ggml_fp16_t>(x, cells, n_register, out);
+        return widen<N, ggml_fp16_t>(x, cells, n_register, out);
     case GGML_TYPE_BF16:
-        return widen<ggml_bf16_t>(x, cells, n_register, out);
+        return widen<N, ggml_bf16_t>(x, cells, n_register, out);
     case GGML_TYPE_F32:
-        return widen<float>(x, cells, n_register, out);
+        return widen<N, float>(x, cells, n_register, out);
     case GGML_TYPE_Q8_0:
         return widen_blocks<block_q8_0>(x, cells, n_register, out);
     case GGML_TYPE_Q4_0:
@@ -97,8 +100,9 @@ bool same_cells(const int32_t * a, const int32_t * b) {
     return a == b || (a && std::memcmp(a, b, STEP * sizeof(int32_t)) == 0);
 }
 
-// Calls f for each unit and each sixteen cells of it, with these in block.
-template <typename F>
+// Calls f with units that see the same sixteen cells, how many they are, and the number of the first of these
+// cells, which are in block.
+template <int N, typename F>
 [[gnu::always_inline]] inline void each_step(
     const unit * units, int n_unit, const head & x, int n_register, float * block, F && f) {
     int n_most = 0;
@@ -109,47 +113,82 @@ template <typename F>
         prefetch(x, units[0], i);
     }
     for (int i = 0; i < n_most; i += STEP) {
-        const int32_t * at = nullptr;
-        for (int u = 0; u < n_unit; ++u) {
-            const unit & w = units[u];
-            if (i >= w.n) {
+        const int32_t * at = nullptr;  // of the last unit that has such cells
+        const auto sees_at = [&](int u) {
+            return u < n_unit && i < units[u].n &&
+                   (i < units[u].n_same || same_cells(at, units[u].cells + i));
+        };
+        for (int u = 0, n; u < n_unit; u += n) {
+            n = 1;
+            if (i >= units[u].n) {
                 continue;
             }
-            if (!same_cells(at, w.cells + i)) {
-                at = w.cells + i;
-                prefetch(x, w, i + AHEAD);
-                widen(x, at, n_register, block);
+            if (!sees_at(u)) {
+                at = units[u].cells + i;
+                prefetch(x, units[u], i + AHEAD);
+                widen<N>(x, at, n_register, block);
             }
-            f(w, i);
+            while (sees_at(u + n)) {
+                ++n;
+            }
+            f(units + u, n, i);
         }
     }
 }
 
-// Adds to the scores of sixteen cells.
-[[gnu::always_inline]] inline void add_scores(
-    const float * block, int n_register, const float * q, float scale, float softcap, float * scores) {
-    for (int j = 0; j < STEP; j += CELLS) {
-        const float * b = block + j * n_register * LANES;
-        floats x[CELLS];
-        for (int c = 0; c < CELLS; ++c) {
-            x[c] = get(b + c * n_register * LANES) * get(q);
-        }
-        for (int d = 1; d < n_register; ++d) {
-            const floats part = get(q + d * LANES);
-            for (int c = 0; c < CELLS; ++c) {
-                x[c] = multiply_add(get(b + (c * n_register + d) * LANES), part, x[c]);
+// Adds to the scores of sixteen cells, of N units at once: each register of the block is read once for them.
+template <int N>
+[[gnu::always_inline]] inline void add_some_scores(
+    const float * block, int n_register, const unit * units, int i, float scale, float softcap) {
+    constexpr int N_CELL = std::min(N == 1 ? CELLS : 4, LANES);
+    for (int j = 0; j < STEP; j += LANES) {
+        floats fours[N][LANES / 4];
+#pragma GCC unroll 4
+        for (int c0 = 0; c0 < LANES; c0 += N_CELL) {
+            const float * b = block + (j + c0) * n_register * LANES;
+            floats x[N][N_CELL];
+#pragma GCC unroll 16
+            for (int d = 0; d < n_register; ++d) {
+#pragma GCC unroll 16
+                for (int c = 0; c < N_CELL; ++c) {
+                    const floats key = get(b + (c * n_register + d) * LANES);
+#pragma GCC unroll 4
+                    for (int u = 0; u < N; ++u) {
+                        const floats part = get(units[u].q + d * LANES);
+                        x[u][c]           = d == 0 ? key * part : multiply_add(key, part, x[u][c]);
+                    }
+                }
+            }
+#pragma GCC unroll 4
+            for (int u = 0; u < N; ++u) {
+#pragma GCC unroll 4
+                for (int c = 0; c < N_CELL; c += 4) {
+                    fours[u][(c0 + c) / 4] = sums_of_four(x[u] + c);
+                }
             }
         }
-        for (int c = 0; c < CELLS; c += LANES) {
-            float * at = scores + j + c;
-            floats s   = sums(x + c) * every(scale);
+#pragma GCC unroll 4
+        for (int u = 0; u < N; ++u) {
+            floats s = sums_of(fours[u]) * every(scale);
             if (softcap != 0.0f) {
                 for (int l = 0; l < LANES; ++l) {
                     s[l] = softcap * tanhf(s[l]);
                 }
             }
+            float * at = units[u].scores + i + j;
             put(at, s + get(at));  // -INFINITY beyond n
         }
+    }
+}
+
+[[gnu::always_inline]] inline void add_scores(
+    const float * block, int n_register, const unit * units, int n_unit, int i, float scale, float softcap) {
+    int u = 0;
+    for (; u + 2 <= n_unit; u += 2) {
+        add_some_scores<2>(block, n_register, units + u, i, scale, softcap);
+    }
+    if (u < n_unit) {
+        add_some_scores<1>(block, n_register, units + u, i, scale, softcap);
     }
 }
 
@@ -181,38 +220,85 @@ float maximum(const float * x, int n) {
     return s;
 }
 
-// N registers of the values of n cells, each by its number in p.
-template <int N>
+// D registers, from d on, of the values of cells `from` to `to` of the block, each by its number in N units.
+template <int N, int D>
 [[gnu::always_inline]] inline void add_some_values(
-    const float * block, int width, const float * p, int n, float * out) {
-    floats sum[N];
-    for (int d = 0; d < N; ++d) {
-        sum[d] = get(out + d * LANES);
-    }
-    for (int c = 0; c < n; ++c) {
-        const floats pc = every(p[c]);
-        for (int d = 0; d < N; ++d) {
-            sum[d] = multiply_add(get(block + c * width + d * LANES), pc, sum[d]);
+    const float * block, int n_register, int d, const unit * units, int i, int from, int to) {
+    floats sum[N][D];
+#pragma GCC unroll 16
+    for (int u = 0; u < N; ++u) {
+#pragma GCC unroll 16
+        for (int r = 0; r < D; ++r) {
+            sum[u][r] = get(units[u].out + 2 + (d + r) * LANES);
         }
     }
-    for (int d = 0; d < N; ++d) {
-        put(out + d * LANES, sum[d]);
+    for (int c = from; c < to; ++c) {
+        floats value[D];
+#pragma GCC unroll 16
+        for (int r = 0; r < D; ++r) {
+            value[r] = get(block + (c * n_register + d + r) * LANES);
+        }
+#pragma GCC unroll 16
+        for (int u = 0; u < N; ++u) {
+            const floats by = every(units[u].scores[i + c]);
+#pragma GCC unroll 16
+            for (int r = 0; r < D; ++r) {
+                sum[u][r] = multiply_add(value[r], by, sum[u][r]);
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int u = 0; u < N; ++u) {
+#pragma GCC unroll 16
+        for (int r = 0; r < D; ++r) {
+            put(units[u].out + 2 + (d + r) * LANES, sum[u][r]);
+        }
     }
 }
 
 // As many registers at a time as stay registers.
-[[gnu::always_inline]] inline void add_values(
-    const float * block, int n_register, const float * p, int n, float * out) {
-    const int width = n_register * LANES;
-    int d           = 0;
-    for (; d + 8 <= n_register; d += 8) {
-        add_some_values<8>(block + d * LANES, width, p, n, out + d * LANES);
+template <int N, int NV>
+[[gnu::always_inline]] inline void add_values_of(
+    const float * block, int n_register, const unit * units, int i, int from, int to) {
+    constexpr int MOST = CELLS / N, D = NV && NV < MOST ? NV : MOST;
+    int d = 0;
+    for (; d + D <= n_register; d += D) {
+        add_some_values<N, D>(block, n_register, d, units, i, from, to);
     }
     for (; d + 4 <= n_register; d += 4) {
-        add_some_values<4>(block + d * LANES, width, p, n, out + d * LANES);
+        add_some_values<N, 4>(block, n_register, d, units, i, from, to);
     }
     for (; d < n_register; ++d) {
-        add_some_values<1>(block + d * LANES, width, p, n, out + d * LANES);
+        add_some_values<N, 1>(block, n_register, d, units, i, from, to);
+    }
+}
+
+// N units at once, as far as all of them see the cells.
+template <int N, int NV>
+[[gnu::always_inline]] inline void add_values(
+    const float * block, int n_register, const unit * units, int n_unit, int i) {
+    const auto n_seen = [&](int u) {
+        return std::min(STEP, units[u].n - i);
+    };
+    int first = 0;
+    for (; first + N <= n_unit; first += N) {
+        int n = STEP;
+        for (int u = first; u < first + N; ++u) {
+            n = std::min(n, n_seen(u));
+        }
+        if (n == STEP) {
+            add_values_of<N, NV>(block, n_register, units + first, i, 0, STEP);
+        } else {
+            add_values_of<N, NV>(block, n_register, units + first, i, 0, n);
+        }
+        for (int u = first; u < first + N; ++u) {
+            if (n_seen(u) > n) {
+                add_values_of<1, NV>(block, n_register, units + u, i, n, n_seen(u));
+            }
+        }
+    }
+    if constexpr (N > 1) {
+        add_values<N / 2, NV>(block, n_register, units + first, n_unit - first, i);
     }
 }
 
@@ -221,17 +307,17 @@ template <int NK, int NV>
 void attend_units(const unit * units, int n_unit, const head & k, const head & v, float scale, float softcap,
     float * block) {
     const int nk = NK ? NK : k.registers(), nv = NV ? NV : v.registers();
-    each_step(units, n_unit, k, nk, block,
-        [&](const unit & w, int i) { add_scores(block, nk, w.q, scale, softcap, w.scores + i); });
+    each_step<NK>(units, n_unit, k, nk, block,
+        [&](const unit * same, int n, int i) { add_scores(block, nk, same, n, i, scale, softcap); });
     for (int u = 0; u < n_unit; ++u) {
         const unit & w = units[u];
         w.out[0]       = maximum(w.scores, w.n);
         w.out[1]       = exponentials(w.scores, w.n, w.out[0]);
         std::fill_n(w.out + 2, nv * LANES, 0.0f);
     }
-    each_step(units, n_unit, v, nv, block, [&](const unit & w, int i) {
-        add_values(block, nv, w.scores + i, std::min(STEP, w.n - i), w.out + 2);
-    });
+    constexpr int N = NV && 4 * NV <= CELLS ? 4 : 2;
+    each_step<NV>(units, n_unit, v, nv, block,
+        [&](const unit * same, int n, int i) { add_values<N, NV>(block, nv, same, n, i); });
 }
 
 // Quantised heads are of whole blocks, and so of whole registers.

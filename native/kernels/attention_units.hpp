@@ -12,6 +12,7 @@ struct unit {
     const float * q;        // padded with zeros to whole registers, as out is padded
     const int32_t * cells;  // in order, n of them and, up to the next multiple of sixteen, any
     int n;
+    int n_same;      // how many of the first are those of the unit before
     float * scores;  // the mask's, then sixteen times -INFINITY; overwritten
     float * out;     // maximum of the scores, sum of their exponentials, values by these
 };
