@@ -1,5 +1,7 @@
 #include "multiply.hpp"
 
+#include "tensors.hpp"
+
 #include "ggml-cpu-impl.h"
 #include "ggml-impl.h"
 
@@ -21,11 +23,9 @@ size_t tile_bytes(const kernel & k, const ggml_tensor * weights, int64_t n_row) 
     return row_bytes(k, weights) * (size_t) (n_row + MOST_IDLE);
 }
 
-// Row i of the activations, and of the result: all batches' rows in turn.
+// Row i of the activations: all batches' rows in turn.
 const float * input(const ggml_tensor * x, int64_t i) {
-    const int64_t i1 = i % x->ne[1], i2 = i / x->ne[1];
-    return (const float *) ((const char *) x->data + i1 * x->nb[1] + i2 % x->ne[2] * x->nb[2] +
-                            i2 / x->ne[2] * x->nb[3]);
+    return (const float *) row_at(x, i);
 }
 
 // Where in a thread's columns, in groups of 16, others may help. Each in a cache line of its own, because

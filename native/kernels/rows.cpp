@@ -11,18 +11,39 @@ namespace {
 constexpr size_t N_WORD = sizeof(row_block<1>) / 4, N_SUPER_WORD = sizeof(row_superblock<1>) / 4;
 constexpr int N_AT_ONCE = 8;  // blocks
 
+#if defined(__AVX512F__)
+// As quantize_row_q8_0() rounds. Returns the scale.
+float round_block(const float * x, int8_t * bytes, int32_t & sum) {
+    const __m512 low = _mm512_loadu_ps(x), high = _mm512_loadu_ps(x + 16);
+    const float most     = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
+    const __m512 inverse = _mm512_set1_ps(most != 0.0f ? 127.0f / most : 0.0f);
+    const __m512i q_low  = _mm512_cvtps_epi32(_mm512_mul_ps(low, inverse));
+    const __m512i q_high = _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse));
+    _mm_storeu_si128((__m128i *) bytes, _mm512_cvtsepi32_epi8(q_low));
+    _mm_storeu_si128((__m128i *) bytes + 1, _mm512_cvtsepi32_epi8(q_high));
+    sum = _mm512_reduce_add_epi32(_mm512_add_epi32(q_low, q_high));
+    return _cvtsh_ss(_cvtss_sh(most / 127.0f, _MM_FROUND_TO_NEAREST_INT));
+}
+#else
+float round_block(const float * x, int8_t * bytes, int32_t & sum) {
+    block_q8_0 rounded;
+    quantize_row_q8_0(x, &rounded, QK8_0);
+    sum = 0;
+    for (const int8_t q : rounded.qs) {
+        sum += q;
+    }
+    std::memcpy(bytes, rounded.qs, sizeof(rounded.qs));
+    return GGML_CPU_FP16_TO_FP32(rounded.d);
+}
+#endif
+
+// A row_block<1> each, field by field: what was just stored in parts is slow to load at once.
 void round_by_32(const float * x, int n_block, int32_t * words) {
-    block_q8_0 rounded[N_AT_ONCE];
-    quantize_row_q8_0(x, rounded, (int64_t) n_block * QK8_0);
-    for (int b = 0; b < n_block; ++b) {
-        row_block<1> out{};
-        out.scale[0] = GGML_CPU_FP16_TO_FP32(rounded[b].d);
-        for (const int8_t q : rounded[b].qs) {
-            out.sum[0] += q;
-        }
-        out.scaled_sum[0] = out.scale[0] * (float) out.sum[0];
-        std::memcpy(out.bytes, rounded[b].qs, sizeof(out.bytes));
-        std::memcpy(words + b * N_WORD, &out, sizeof(out));
+    for (int b = 0; b < n_block; ++b, words += N_WORD) {
+        const float scale      = round_block(x + b * QK8_0, (int8_t *) (words + 3), words[1]);
+        const float scaled_sum = scale * (float) words[1];
+        std::memcpy(words, &scale, sizeof(scale));
+        std::memcpy(words + 2, &scaled_sum, sizeof(scaled_sum));
     }
 }
 
@@ -47,21 +68,32 @@ void copy_by_32(const float * x, int n_block, int32_t * words) {
     std::memcpy(words, x, sizeof(row_floats<1>) * (size_t) n_block);
 }
 
-// Puts a row's block into a tile of n rows.
-void put(const rounding & how, int n, int n_block, int row, int block, const int32_t * words, void * tile) {
-    const int n_row = shape_of(n).n_row;
-    int32_t * to = (int32_t *) tile + how.n_word * (size_t) n_row * (size_t) (row / n_row * n_block + block);
-    for (size_t i = 0; i < how.n_word; ++i) {
-        to[i * n_row + row % n_row] = words[i];
+// Where a row's blocks lie in a tile.
+struct places {
+    int32_t * first;
+    size_t n_word;  // of a block
+    int stride;     // between its words
+
+    places(const rounding & how, tile_shape shape, int n_block, int row, void * tile)
+        : first((int32_t *) tile + how.n_word * (size_t) (row / shape.n_row * n_block) * shape.n_row +
+                row % shape.n_row),
+          n_word(how.n_word), stride(shape.n_row) {}
+
+    void put(int block, const int32_t * words) const {
+        int32_t * to = first + n_word * (size_t) block * stride;
+        for (size_t i = 0; i < n_word; ++i, to += stride) {
+            *to = words[i];
+        }
     }
-}
+};
 
 void clear_idle(const rounding & how, int n, int n_block, int from, int to, void * tile) {
     static constexpr int32_t none[N_SUPER_WORD] = {};
-    const auto [n_row, n_part]                  = shape_of(n);
-    for (int row = n; row < n_row * n_part; ++row) {
+    const tile_shape shape                      = shape_of(n);
+    for (int row = n; row < shape.n_row * shape.n_part; ++row) {
+        const places at(how, shape, n_block, row, tile);
         for (int b = from; b < to; ++b) {
-            put(how, n, n_block, row, b, none, tile);
+            at.put(b, none);
         }
     }
 }
@@ -76,12 +108,14 @@ const rounding as_they_are = {32, sizeof(row_floats<1>) / 4, copy_by_32};
 void round_rows(
     const rounding & how, int n, int n_block, int from, int to, const float * const * x, void * tile) {
     int32_t words[N_AT_ONCE * N_SUPER_WORD];
+    const tile_shape shape = shape_of(n);
     for (int row = 0; row < n; ++row) {
+        const places at(how, shape, n_block, row, tile);
         for (int b = from; b < to; b += N_AT_ONCE) {
             const int n_now = to - b < N_AT_ONCE ? to - b : N_AT_ONCE;
             how.round(x[row] + (size_t) b * how.block, n_now, words);
             for (int i = 0; i < n_now; ++i) {
-                put(how, n, n_block, row, b + i, words + i * how.n_word, tile);
+                at.put(b + i, words + i * how.n_word);
             }
         }
     }
@@ -89,9 +123,11 @@ void round_rows(
 }
 
 void gather_rows(const rounding & how, int n, int n_block, const void * const * rows, void * tile) {
+    const tile_shape shape = shape_of(n);
     for (int row = 0; row < n; ++row) {
+        const places at(how, shape, n_block, row, tile);
         for (int b = 0; b < n_block; ++b) {
-            put(how, n, n_block, row, b, (const int32_t *) rows[row] + b * how.n_word, tile);
+            at.put(b, (const int32_t *) rows[row] + b * how.n_word);
         }
     }
     clear_idle(how, n, n_block, 0, n_block, tile);
