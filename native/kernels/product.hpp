@@ -275,7 +275,7 @@ EAGLE3_INLINE void multiply_parts(
     constexpr bool SUPER    = F::BLOCK == 256;
     using rows              = std::conditional_t<SUPER, row_superblock<R>,
         std::conditional_t<F::FLOATS, row_floats<R>, row_block<R>>>;
-    constexpr size_t N_BYTE = COLUMNS * file_bytes<F>(), AHEAD = 4096;  // far enough to arrive in time
+    constexpr size_t N_BYTE = COLUMNS * file_bytes<F>(), AHEAD = R > 2 ? 8192 : 4096;  // far enough to arrive in time
     constexpr int MOST_PARTS = PARTS ? PARTS : MOST_ROWS / MOST_AT_ONCE;
     const auto * x           = (const rows *) tile;
     const int n_part         = PARTS ? PARTS : shape_of(n).n_part;
