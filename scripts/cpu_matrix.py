@@ -69,6 +69,7 @@ STEPS = (
     Step("run", "dots_test", ("1",)),
     Step("run", "products_test", ("1",)),
     Step("run", "interleaved_test", ("1",), _INTERLEAVED),
+    Step("run", "together_test", ("1",)),
     *(Step("same text", "slots_test", ("bits", f"TARGET-{kind}")) for kind in KINDS),
     *(Step("same text", "slots_test", ("prompts", f"TARGET-{kind}")) for kind in KINDS),
     *(Step("same text", "failures_test", ("cuts", f"TARGET-{kind}", "HEAD")) for kind in KINDS[:5]),

@@ -5,8 +5,8 @@
 
 The processors: skylake-x (AVX-512 without VNNI), ice-lake (with VNNI), arrow-lake (AVX2 with VNNI),
 sapphire-rapids (AMX). qemu-user emulates no AVX-512; Bochs does, about a hundred times slower than a
-processor, so this takes 5 to 30 minutes. Without PROGRAM it runs dots_test, interleaved_test, products_test,
-amx_test where there is AMX, and eagle3-proof: products in every format, and tiny generations.
+processor, so this takes 5 to 30 minutes. Without PROGRAM it runs dots_test, interleaved_test, together_test,
+products_test, amx_test where there is AMX, and eagle3-proof: products in every format, and tiny generations.
 
 It boots Debian's kernel from a CD in Bochs. As root on Debian:
     apt-get install bochs vgabios isolinux xorriso cpio busybox-static
@@ -33,7 +33,7 @@ SHARED = Path("/usr/share")
 LOADER = (Path("/usr/lib/ISOLINUX/isolinux.bin"), Path("/usr/lib/syslinux/modules/bios/ldlinux.c32"))
 MODULES = "scsi_common scsi_mod libata ata_piix cdrom sr_mod isofs".split()  # each needs those before it
 PACKAGES = "bochs vgabios isolinux xorriso cpio busybox-static"
-TESTS = ["dots_test", "interleaved_test 1", "products_test 1", "eagle3-proof"]
+TESTS = ["dots_test", "interleaved_test 1", "together_test 1", "products_test 1", "eagle3-proof"]
 _AVX2 = "SSE42 AVX AVX2 FMA F16C BMI2"
 _VNNI = "AVX512 AVX512_VBMI AVX512_VNNI"
 SILENCE = 1800.0  # seconds: an emulated program that says nothing for so long hangs

@@ -156,6 +156,12 @@ def test_interleaved_weights(programs, seed, monkeypatch):
     passes(programs, "dots_test", seed)
 
 
+@pytest.mark.parametrize("seed", range(1, 3))
+def test_operations_together_and_alone(programs, seed):
+    """Norms, positions and writes to the cache, bit for bit; what needs another's result waits for it."""
+    passes(programs, "together_test", seed)
+
+
 def test_weights_are_not_interleaved_if_told_so(programs, monkeypatch):
     monkeypatch.setenv("EAGLE3_LLAMA_INTERLEAVE", "0")
     done = subprocess.run([programs / "interleaved_test"], capture_output=True, text=True, timeout=600)

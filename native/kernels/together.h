@@ -1,4 +1,4 @@
-// Operations that are computed together, so that threads wait for each other once (patch 0302): products of
+// Operations that are computed together, so that threads wait for each other once (patch 0103): products of
 // the same activations, such as those with a layer's query, key and value weights, whose rows are rounded
 // once; others that need nothing of each other; and norms with what is before and behind them.
 #pragma once
