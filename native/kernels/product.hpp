@@ -272,10 +272,11 @@ EAGLE3_INLINE void add_superblock(const blocks<G> & w, const row_superblock<R> &
 template <typename F, int R, int G, int PARTS>
 EAGLE3_INLINE void multiply_parts(
     const void * columns, const void * tile, int n, int n_block, float * out, size_t stride) {
-    constexpr bool SUPER    = F::BLOCK == 256;
-    using rows              = std::conditional_t<SUPER, row_superblock<R>,
+    constexpr bool SUPER     = F::BLOCK == 256;
+    using rows               = std::conditional_t<SUPER, row_superblock<R>,
         std::conditional_t<F::FLOATS, row_floats<R>, row_block<R>>>;
-    constexpr size_t N_BYTE = COLUMNS * file_bytes<F>(), AHEAD = R > 2 ? 8192 : 4096;  // far enough to arrive in time
+    constexpr size_t N_BYTE  = COLUMNS * file_bytes<F>(),
+                     AHEAD   = R > 2 ? 8192 : 4096;  // far enough to arrive in time
     constexpr int MOST_PARTS = PARTS ? PARTS : MOST_ROWS / MOST_AT_ONCE;
     const auto * x           = (const rows *) tile;
     const int n_part         = PARTS ? PARTS : shape_of(n).n_part;

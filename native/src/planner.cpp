@@ -61,6 +61,11 @@ float planner::measured(int n) const {
     return costs_.layers[n] + costs_.cell[n] * (context_ - costs_.context);
 }
 
+// With the output matrix for all of them.
+float planner::measured_whole(int n) const {
+    return measured(n) + costs_.output[n];
+}
+
 float planner::layers(int n) const {
     return measured(n) * at().plain.value * (n == n_slots_ ? 1.0f : at().drafted.value * at().sizes[n].value);
 }
@@ -70,7 +75,7 @@ float planner::plain_seconds() const {
 }
 
 float planner::usual_seconds() const {
-    const float whole = measured(n_slots_) + costs_.output[n_slots_], some = (float) tune_.look_close * whole;
+    const float whole = measured_whole(n_slots_), some = (float) tune_.look_close * whole;
     const float drift = at().machine.value(some), prior = (float) tune_.look / 2.0f * whole;
     return whole * (at().usual.seen + prior * drift) / (at().usual.expected + prior);
 }

@@ -160,6 +160,7 @@ class planner {
     float callers_seconds(float before_s);
     void compare(const round & r, float plain_s);
     float measured(int n) const;
+    float measured_whole(int n) const;
     void look_for_turn(calibration & c, int rank, float surprise, float & trust);
     void time_passes(bool tried, bool drafted, int n_rows);
     void learn_times(const round & r, bool plain, bool unsettled, float ratio);

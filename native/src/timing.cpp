@@ -117,10 +117,10 @@ void planner::compare(const round & r, float plain_s) {
     ++m.n_unseen;
     if (plain_s > 0.0f) {
         const float n     = (float) std::min(std::exchange(m.n_unseen, 0), tune_.look);
-        const float whole = measured(n_slots_) + costs_.output[n_slots_];
+        const float whole = measured_whole(n_slots_);
         m.usual.add(n * plain_s, n * whole, std::pow(KEEP_USUAL, n));
     }
-    const float of = measured(r.n_rows) + (r.whole ? costs_.output[r.n_rows] : 0.0f);
+    const float of = r.whole ? measured_whole(r.n_rows) : measured(r.n_rows);
     m.machine.add(std::min(r.layers_s, DISTURBED * of), of, KEEP_USUAL);
 }
 
