@@ -34,12 +34,13 @@
 namespace eagle3::kernels::attention {
 
 constexpr int LANES = EAGLE3_ATTENTION_LANES;
-// Cells whose scores are summed at once: as many sums as there are registers for, with some to spare.
 #if EAGLE3_ATTENTION_LANES == 16 || defined(__aarch64__)
-constexpr int CELLS = 16;
+constexpr bool MANY_REGISTERS = true;  // 32, otherwise 16
 #else
-constexpr int CELLS = 8;
+constexpr bool MANY_REGISTERS = false;
 #endif
+// Sums that are registers at the same time, with some to spare.
+constexpr int CELLS = MANY_REGISTERS ? 16 : 8;
 
 typedef float floats __attribute__((vector_size(4 * LANES)));
 

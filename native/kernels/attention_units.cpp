@@ -184,10 +184,10 @@ template <int N>
 [[gnu::always_inline]] inline void add_scores(
     const float * block, int n_register, const unit * units, int n_unit, int i, float scale, float softcap) {
     int u = 0;
-    for (; u + 2 <= n_unit; u += 2) {
+    for (; MANY_REGISTERS && u + 2 <= n_unit; u += 2) {
         add_some_scores<2>(block, n_register, units + u, i, scale, softcap);
     }
-    if (u < n_unit) {
+    for (; u < n_unit; ++u) {
         add_some_scores<1>(block, n_register, units + u, i, scale, softcap);
     }
 }
@@ -315,7 +315,7 @@ void attend_units(const unit * units, int n_unit, const head & k, const head & v
         w.out[1]       = exponentials(w.scores, w.n, w.out[0]);
         std::fill_n(w.out + 2, nv * LANES, 0.0f);
     }
-    constexpr int N = NV && 4 * NV <= CELLS ? 4 : 2;
+    constexpr int N = !MANY_REGISTERS ? 1 : NV && 4 * NV <= CELLS ? 4 : 2;
     each_step<NV>(units, n_unit, v, nv, block,
         [&](const unit * same, int n, int i) { add_values<N, NV>(block, nv, same, n, i); });
 }
