@@ -58,6 +58,17 @@ inline floats every(float x) {
     return x - floats{};  // minus: -0 stays
 }
 
+// Keeps what was read in its register. The compiler would read it again for each use.
+inline void keep([[maybe_unused]] floats & x) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(x));
+#elif defined(__x86_64__)
+    asm("" : "+x"(x));
+#elif defined(__aarch64__)
+    asm("" : "+w"(x));
+#endif
+}
+
 // a * b + c, rounded once where the processor can
 inline floats multiply_add(floats a, floats b, floats c) {
 #if EAGLE3_ATTENTION_LANES == 16

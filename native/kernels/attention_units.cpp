@@ -151,7 +151,10 @@ template <int N>
             for (int d = 0; d < n_register; ++d) {
 #pragma GCC unroll 16
                 for (int c = 0; c < N_CELL; ++c) {
-                    const floats key = get(b + (c * n_register + d) * LANES);
+                    floats key = get(b + (c * n_register + d) * LANES);
+                    if (N > 1) {
+                        keep(key);
+                    }
 #pragma GCC unroll 4
                     for (int u = 0; u < N; ++u) {
                         const floats part = get(units[u].q + d * LANES);
@@ -232,11 +235,15 @@ template <int N, int D>
             sum[u][r] = get(units[u].out + 2 + (d + r) * LANES);
         }
     }
+#pragma GCC unroll 4
     for (int c = from; c < to; ++c) {
         floats value[D];
 #pragma GCC unroll 16
         for (int r = 0; r < D; ++r) {
             value[r] = get(block + (c * n_register + d + r) * LANES);
+            if (N > 1) {
+                keep(value[r]);
+            }
         }
 #pragma GCC unroll 16
         for (int u = 0; u < N; ++u) {
