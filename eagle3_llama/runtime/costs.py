@@ -34,6 +34,7 @@ WARM = 0.2  # seconds of warm-up decodes, which do not count
 ENOUGH = 1.25  # seconds after which the second and later rounds begin no further size
 MOST = 1.35  # seconds after which the first round begins no further size
 MOST_SLOW = 2.5  # the same for a slow model
+SETTLING = 3  # decodes of one row after one of another size that take longer
 MOST_LARGE = 1.8  # seconds after which no further large size begins
 SMALLEST, LARGEST = 1e-6, 1e6  # seconds of a decode or a pass that are believed; the clock's step is 1e-6
 LOADS = 4  # the first LOADS loads of a model measure, because other programs may disturb one measurement
@@ -137,10 +138,12 @@ class Times:
 def _decode(engine: Any, n: int, slot: int) -> float:
     """Seconds of a decode of n rows as generation has it: a draft's after another size, one row after one.
 
-    The first decode after one of another size takes longer, by some percent of a fast model's time.
+    The first decodes after one of another size take longer, by some percent of a fast model's time.
     """
     took: float = engine.measure_target(n, slot)
-    return engine.measure_target(n, slot) if n == 1 and took < FAST else took
+    for _ in range(SETTLING if n == 1 and took < FAST else 0):
+        took = engine.measure_target(n, slot)
+    return took
 
 
 def _cells(engine: Any, near_at: int, far_at: int, slot: int) -> dict[int, float]:
