@@ -35,6 +35,7 @@ ENOUGH = 1.25  # seconds after which the second and later rounds begin no furthe
 MOST = 1.35  # seconds after which the first round begins no further size
 MOST_SLOW = 2.5  # the same for a slow model
 SETTLING = 3  # decodes of one row after one of another size that take longer
+EARLY_TIMES = 3  # how often it is measured what these take
 MOST_LARGE = 1.8  # seconds after which no further large size begins
 SMALLEST, LARGEST = 1e-6, 1e6  # seconds of a decode or a pass that are believed; the clock's step is 1e-6
 LOADS = 4  # the first LOADS loads of a model measure, because other programs may disturb one measurement
@@ -44,14 +45,17 @@ DISTURBED = 1.25  # a load was disturbed if one row took this many times as long
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Costs in seconds. A list has the cost of n rows at index n; index 0 is unused. As eagle3_costs in C."""
+    """Costs in seconds. A list has the cost of n rows at index n; index 0 is unused. As eagle3_costs in C.
+
+    early: a decode of one row, the second one since a draft, in units of one that came after several.
+    """
 
     layers: list[float]
     output: list[float]
     head: list[float]
     cell: list[float]
     first: float
-    other: float
+    early: float
     context: float
 
     @property
@@ -132,7 +136,7 @@ class Times:
         layers[1] = min(one - out[1], *layers.values())  # a decode of one row includes its output
         layers, head = ({n: max(t, SMALLEST) for n, t in part.items()} for part in (layers, head))
         first = max(first - head[1], 0.0)
-        return Costs(_curve(layers), out, _curve(head), _curve({1: 0.0}), first, 0.0, context)
+        return Costs(_curve(layers), out, _curve(head), _curve({1: 0.0}), first, 1.0, context)
 
 
 def _decode(engine: Any, n: int, slot: int) -> float:
@@ -144,6 +148,19 @@ def _decode(engine: Any, n: int, slot: int) -> float:
     for _ in range(SETTLING if n == 1 and took < FAST else 0):
         took = engine.measure_target(n, slot)
     return took
+
+
+def _early(engine: Any, slot: int) -> float:
+    """The second decode of one row after a draft of eight rows, in units of one that came after several."""
+    ratios = []
+    for _ in range(EARLY_TIMES):
+        for n in (1, 8) if engine.has_head else ():
+            engine.measure_head(n, slot)
+        engine.measure_target(8, slot)
+        engine.measure_output(8)
+        took = [engine.measure_target(1, slot) for _ in range(2 + 2 * SETTLING)]
+        ratios.append(took[1] / statistics.median(took[-SETTLING:]))
+    return max(statistics.median(ratios), 1.0)
 
 
 def _cells(engine: Any, near_at: int, far_at: int, slot: int) -> dict[int, float]:
@@ -194,8 +211,9 @@ def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot:
         rounds += 1
     if not slow:
         _add_large(times, engine, min(n_ctx - near_at, n_batch), one, slot, MOST_LARGE - elapsed())
+    early = _early(engine, slot) if one < FAST and 8 in sizes else 1.0
     engine.rewind(0, slot)
-    return dataclasses.replace(times.costs(near_at), cell=_curve(cells))
+    return dataclasses.replace(times.costs(near_at), cell=_curve(cells), early=early)
 
 
 def measure_in_use(
@@ -307,7 +325,8 @@ def merged(loads: Sequence[Costs]) -> Costs:
     each = lambda name: [np.atleast_1d(getattr(c, name)) / c.one_row for c in fair]
     middle = lambda name: np.median(each(name), axis=0) * least
     curves = {name: middle(name).tolist() for name in ("layers", "output", "head", "cell")}
-    return Costs(**curves, first=float(middle("first")[0]), other=0.0, context=fair[0].context)
+    early = statistics.median(c.early for c in fair)
+    return Costs(**curves, first=float(middle("first")[0]), early=early, context=fair[0].context)
 
 
 def _read(path: Path) -> list[Costs]:
@@ -330,5 +349,5 @@ def _is_sound(c: Costs) -> bool:
         return isinstance(x, (int, float)) and not isinstance(x, bool) and least <= x < LARGEST
 
     positive = curve(c.layers, SMALLEST) and curve(c.head, SMALLEST)
-    rest = all(number(x, 0.0) for x in (c.first, c.other, c.context))
+    rest = all(number(x, 0.0) for x in (c.first, c.early, c.context))
     return positive and curve(c.output, 0.0) and curve(c.cell, 0.0) and rest
