@@ -146,7 +146,7 @@ template <int N>
 #pragma GCC unroll 4
         for (int c0 = 0; c0 < LANES; c0 += N_CELL) {
             const float * b = block + (j + c0) * n_register * LANES;
-            floats x[N][N_CELL];
+            floats x[N][N_CELL] = {};
 #pragma GCC unroll 16
             for (int d = 0; d < n_register; ++d) {
 #pragma GCC unroll 16
