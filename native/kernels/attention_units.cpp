@@ -145,7 +145,7 @@ template <int N>
         floats fours[N][LANES / 4];
 #pragma GCC unroll 4
         for (int c0 = 0; c0 < LANES; c0 += N_CELL) {
-            const float * b = block + (j + c0) * n_register * LANES;
+            const float * b     = block + (j + c0) * n_register * LANES;
             floats x[N][N_CELL] = {};
 #pragma GCC unroll 16
             for (int d = 0; d < n_register; ++d) {
