@@ -35,7 +35,6 @@ ENOUGH = 1.25  # seconds after which the second and later rounds begin no furthe
 MOST = 1.35  # seconds after which the first round begins no further size
 MOST_SLOW = 2.5  # the same for a slow model
 SETTLING = 3  # decodes of one row after one of another size that take longer
-EARLY_TIMES = 3  # how often it is measured what these take
 MOST_LARGE = 1.8  # seconds after which no further large size begins
 SMALLEST, LARGEST = 1e-6, 1e6  # seconds of a decode or a pass that are believed; the clock's step is 1e-6
 LOADS = 4  # the first LOADS loads of a model measure, because other programs may disturb one measurement
@@ -45,17 +44,14 @@ DISTURBED = 1.25  # a load was disturbed if one row took this many times as long
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Costs in seconds. A list has the cost of n rows at index n; index 0 is unused. As eagle3_costs in C.
-
-    early: a decode of one row, the second one since a draft, in units of one that came after several.
-    """
+    """Costs in seconds. A list has the cost of n rows at index n; index 0 is unused. As eagle3_costs in C."""
 
     layers: list[float]
     output: list[float]
     head: list[float]
     cell: list[float]
     first: float
-    early: float
+    early: float  # the second decode of one row since a draft, in units of one that came after several
     context: float
 
     @property
@@ -153,12 +149,11 @@ def _decode(engine: Any, n: int, slot: int) -> float:
 def _early(engine: Any, slot: int) -> float:
     """The second decode of one row after a draft of eight rows, in units of one that came after several."""
     ratios = []
-    for _ in range(EARLY_TIMES):
+    for _ in range(SETTLING):
         for n in (1, 8) if engine.has_head else ():
             engine.measure_head(n, slot)
         engine.measure_target(8, slot)
-        engine.measure_output(8)
-        took = [engine.measure_target(1, slot) for _ in range(2 + 2 * SETTLING)]
+        took = [engine.measure_target(1, slot) for _ in range(2 * SETTLING + 1)]
         ratios.append(took[1] / statistics.median(took[-SETTLING:]))
     return max(statistics.median(ratios), 1.0)
 
@@ -211,7 +206,7 @@ def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot:
         rounds += 1
     if not slow:
         _add_large(times, engine, min(n_ctx - near_at, n_batch), one, slot, MOST_LARGE - elapsed())
-    early = _early(engine, slot) if one < FAST and 8 in sizes else 1.0
+    early = _early(engine, slot) if one < FAST / 2 and 8 in sizes and elapsed() < ENOUGH else 1.0
     engine.rewind(0, slot)
     return dataclasses.replace(times.costs(near_at), cell=_curve(cells), early=early)
 

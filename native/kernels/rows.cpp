@@ -17,11 +17,15 @@ float round_block(const float * x, int8_t * bytes, int32_t & sum) {
     const __m512 low = _mm512_loadu_ps(x), high = _mm512_loadu_ps(x + 16);
     const float most     = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
     const __m512 inverse = _mm512_set1_ps(most != 0.0f ? 127.0f / most : 0.0f);
-    const __m512i q_low  = _mm512_cvtps_epi32(_mm512_mul_ps(low, inverse));
-    const __m512i q_high = _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse));
-    _mm_storeu_si128((__m128i *) bytes, _mm512_cvtsepi32_epi8(q_low));
-    _mm_storeu_si128((__m128i *) bytes + 1, _mm512_cvtsepi32_epi8(q_high));
-    sum = _mm512_reduce_add_epi32(_mm512_add_epi32(q_low, q_high));
+    const auto rounded   = [&](__m512 v) {
+        return _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v, inverse)));
+    };
+    const __m128i q_low = rounded(low), q_high = rounded(high);
+    _mm_storeu_si128((__m128i *) bytes, q_low);
+    _mm_storeu_si128((__m128i *) bytes + 1, q_high);
+    // of the bytes, which are bounded where x is not finite, too
+    sum =
+        _mm512_reduce_add_epi32(_mm512_add_epi32(_mm512_cvtepi8_epi32(q_low), _mm512_cvtepi8_epi32(q_high)));
     return _cvtsh_ss(_cvtss_sh(most / 127.0f, _MM_FROUND_TO_NEAREST_INT));
 }
 #else
