@@ -87,7 +87,7 @@ struct q4_1 : format<false, 0, 8, true> {
 
 // The fifth bits of a column's 32 weights come first, in four bytes from byte i on.
 EAGLE3_INLINE lanes::ints five_bits(const block * w, int i, int j, int part) {
-    return lanes::or_(nibbles(w, i + 4, j, part), lanes::spread(word_at(w, i, part), j, 16));
+    return lanes::with_spread(nibbles(w, i + 4, j, part), word_at(w, i, part), j);
 }
 
 struct q5_0 : format<false, 16, 4> {
@@ -109,12 +109,12 @@ struct iq4_nl : format<true, 128, 1> {
     }
 };
 
-// Its values are halves of 0, 1, 2, 3, 4, 6, 8, 12 with either sign; here they are 12 larger than the
+// Its values are halves of 0, 1, 2, 3, 4, 6, 8, 12 with either sign; here they are 16 larger than the
 // doubles.
-struct mxfp4 : format<false, 12, 4> {
+struct mxfp4 : format<false, 16, 4> {
     static constexpr field FIELDS[] = {{1, 1}, {4, 4}};
     static lanes::ints bytes(const block * w, int j, int part) {
-        static constexpr int8_t values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+        static constexpr int8_t values[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
         return lanes::look_up(values, nibbles(w, 1, j, part));
     }
     static lanes::floats scale(const block * w, int part) { return lanes::powers(numbers_at(w, 0, 1, part)); }
@@ -123,7 +123,8 @@ struct mxfp4 : format<false, 12, 4> {
 // -- superblocks of 256 weights ---------------------------------------------------------------------------
 
 // They have eight runs of 32 weights; run s is GROUP * g + I. bytes<I> gives it as vectors j = 0 to 7 of
-// unsigned bytes. Every 16 (Q6_K) or 32 weights have an integer scale of their own.
+// unsigned bytes. Every 16 (Q6_K) or 32 weights have an integer scale of their own. In 16 bits fit N_FIT sums
+// of pairs, and N_DOT dot products. N_DOT is 8 where so few fit that it is faster to sum 32 bits.
 struct super_format {
     static constexpr int BLOCK   = 256;
     static constexpr bool FLOATS = false;
@@ -152,7 +153,7 @@ struct scales_and_minima : super_format {
 
 struct q4_k : scales_and_minima {
     static constexpr field FIELDS[] = {{2, 2}, {1, 12}, {4, 32}};
-    static constexpr int GROUP = 2, N_FIT = 8;
+    static constexpr int GROUP = 2, N_FIT = 8, N_DOT = 4;
     template <int I> static lanes::ints bytes(const block * w, int g, int j, int part) {
         const lanes::ints v = word_at(w, 16 + 32 * g + 4 * j, part);
         return I == 0 ? lanes::low(v) : lanes::high(v);
@@ -161,16 +162,16 @@ struct q4_k : scales_and_minima {
 
 struct q5_k : scales_and_minima {
     static constexpr field FIELDS[] = {{2, 2}, {1, 12}, {4, 8}, {4, 32}};
-    static constexpr int GROUP = 2, N_FIT = 4;
+    static constexpr int GROUP = 2, N_FIT = 4, N_DOT = 8;
     template <int I> static lanes::ints bytes(const block * w, int g, int j, int part) {
         const lanes::ints v = word_at(w, 48 + 32 * g + 4 * j, part), fifth = word_at(w, 16 + 4 * j, part);
-        return lanes::or_(I == 0 ? lanes::low(v) : lanes::high(v), lanes::bit(fifth, GROUP * g + I, 16));
+        return lanes::with_bit(I == 0 ? lanes::low(v) : lanes::high(v), fifth, GROUP * g + I);
     }
 };
 
 struct q6_k : super_format {
     static constexpr field FIELDS[] = {{4, 32}, {4, 16}, {1, 16}, {2, 1}};
-    static constexpr int GROUP = 4, N_FIT = 2, N_SCALE = 16, OFFSET = 32;
+    static constexpr int GROUP = 4, N_FIT = 2, N_DOT = 2, N_SCALE = 16, OFFSET = 32;
     static constexpr bool HAS_MIN = false;
     static lanes::floats scale(const block * w, int part) { return half_at(w, 208, part); }
     static void unpack(const block * w, int8_t (*scales)[COLUMNS], int8_t (* /*minima*/)[COLUMNS]) {
@@ -179,7 +180,7 @@ struct q6_k : super_format {
     template <int I> static lanes::ints bytes(const block * w, int g, int j, int part) {
         const lanes::ints v    = word_at(w, 64 * g + 32 * (I % 2) + 4 * j, part);
         const lanes::ints high = word_at(w, 128 + 32 * g + 4 * j, part);
-        return lanes::or_(I < 2 ? lanes::low(v) : lanes::high(v), lanes::two_bits<2 * I>(high));
+        return lanes::with_two_bits<2 * I>(I < 2 ? lanes::low(v) : lanes::high(v), high);
     }
 };
 

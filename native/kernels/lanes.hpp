@@ -6,6 +6,7 @@
 //     HAS_DOT          bytes are multiplied and summed in fours by one instruction
 //     DOT_IS_SIGNED    signed by signed; otherwise unsigned by signed
 //     RUNS_ARE_WIDE    the runs of a superblock are summed in 32 bits, where all sums fit
+//     RUNS_ARE_SHORT   dot products are summed as long as 16 bits hold them, then times the scale in 32
 //
 // EAGLE3_LANES is 0 where there are none for this processor.
 #pragma once

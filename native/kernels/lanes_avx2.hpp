@@ -35,25 +35,25 @@ struct lanes {
         return _mm256_shuffle_epi8(
             _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *) table)), index);
     }
-    // Of each column's 32 bits, bits 4 * j to 4 * j + 3 to its four bytes: `value` where they are set.
-    static ints spread(ints bits, int j, uint8_t value) {
+    // Adds the fifth bits to four. Of each column's 32 bits, 4 * j to 4 * j + 3 are those of its four bytes.
+    static ints with_spread(ints v, ints bits, int j) {
         const __m128i to_bytes = _mm_add_epi8(
             _mm_set_epi8(12, 12, 12, 12, 8, 8, 8, 8, 4, 4, 4, 4, 0, 0, 0, 0), _mm_set1_epi8((char) (j / 2)));
         const ints of_byte = every(j % 2 ? (int32_t) 0x80402010 : 0x08040201);
         const ints byte    = _mm256_shuffle_epi8(bits, _mm256_broadcastsi128_si256(to_bytes));
         const ints is_set  = _mm256_cmpeq_epi8(_mm256_and_si256(byte, of_byte), of_byte);
-        return _mm256_and_si256(is_set, every_byte(value));
+        return or_(v, _mm256_and_si256(is_set, every_byte(16)));
     }
 
-    // bit i of each byte: `value` where it is set, a power of two from 16 on
-    static ints bit(ints bytes, int i, uint8_t value) {
+    // The fifth bit is bit i of a byte of `bytes`.
+    static ints with_bit(ints v, ints bytes, int i) {
         const ints last = _mm256_and_si256(_mm256_srl_epi16(bytes, _mm_cvtsi32_si128(i)), every_byte(1));
-        return _mm256_and_si256(_mm256_sub_epi8(none(), last), every_byte(value));
+        return or_(v, _mm256_slli_epi16(last, 4));
     }
-    // bits I and I + 1 of each byte, as bits 4 and 5
-    template <int I> static ints two_bits(ints bytes) {
+    // The fifth and sixth bits are bits I and I + 1 of it.
+    template <int I> static ints with_two_bits(ints v, ints bytes) {
         const ints moved = I < 4 ? _mm256_slli_epi16(bytes, 4 - I) : _mm256_srli_epi16(bytes, I - 4);
-        return _mm256_and_si256(moved, every_byte(0x30));
+        return or_(v, _mm256_and_si256(moved, every_byte(0x30)));
     }
 
     static floats singles(const float * p) { return _mm256_loadu_ps(p); }
@@ -83,6 +83,7 @@ struct lanes {
     static ints pairs(ints w, ints x) { return _mm256_maddubs_epi16(w, x); }
     // Sums of two neighbouring pairs, each times its weight: 32 bits wide.
     static ints join(ints pairs, ints weights) { return _mm256_madd_epi16(pairs, weights); }
+    static ints add_joined(ints sum, ints pairs, ints weights) { return add(sum, join(pairs, weights)); }
     // Of each column, two signed bytes as 16 bits each.
     static ints weights(const int8_t * first, const int8_t * second) {
         const ints a = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *) first));
@@ -90,11 +91,13 @@ struct lanes {
         return _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa);
     }
     // What a superblock's runs are summed in: pairs, which are joined by the scale.
-    static constexpr bool RUNS_ARE_WIDE = false;
+    static constexpr bool RUNS_ARE_WIDE = false, RUNS_ARE_SHORT = false;
     static ints scale(const int8_t * numbers) { return weights(numbers, numbers); }
     static ints start(ints w, ints x) { return pairs(w, x); }
     static ints go_on(ints sum, ints w, ints x) { return add_pairs(sum, pairs(w, x)); }
-    static ints close(ints total, ints sum, ints scale) { return add(total, join(sum, scale)); }
+    template <bool ALL> static ints close(ints total, ints sum, ints scale) {
+        return add_joined(total, sum, scale);
+    }
     static ints ones() { return _mm256_set1_epi16(1); }
     // Signed bytes w times signed x: unsigned ones and x with the sign of w.
     static ints size(ints w) { return _mm256_abs_epi8(w); }

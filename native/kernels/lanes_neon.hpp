@@ -33,27 +33,28 @@ struct lanes {
     static ints look_up(const int8_t * table, ints index) {
         return vreinterpretq_s32_s8(vqtbl1q_s8(vld1q_s8(table), u8(index)));
     }
-    // Of each column's 32 bits, bits 4 * j to 4 * j + 3 to its four bytes: `value` where they are set.
-    static ints spread(ints bits, int j, uint8_t value) {
+    // Adds the fifth bits to four. Of each column's 32 bits, 4 * j to 4 * j + 3 are those of its four bytes.
+    static ints with_spread(ints v, ints bits, int j) {
         static constexpr uint8_t bytes[16] = {0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12};
         const uint8x16_t to_bytes          = vaddq_u8(vld1q_u8(bytes), vdupq_n_u8((uint8_t) (j / 2)));
         const uint8x16_t of_byte = vreinterpretq_u8_u32(vdupq_n_u32(j % 2 ? 0x80402010 : 0x08040201));
         const uint8x16_t is_set  = vtstq_u8(vqtbl1q_u8(u8(bits), to_bytes), of_byte);
-        return from(vandq_u8(is_set, vdupq_n_u8(value)));
+        return or_(v, from(vandq_u8(is_set, vdupq_n_u8(16))));
     }
-    // bit i of each byte: `value` where it is set, a power of two from 16 on
-    static ints bit(ints bytes, int i, uint8_t value) {
-        return from(vandq_u8(vtstq_u8(u8(bytes), vdupq_n_u8((uint8_t) (1 << i))), vdupq_n_u8(value)));
+    // The fifth bit is bit i of a byte of `bytes`.
+    static ints with_bit(ints v, ints bytes, int i) {
+        const uint8x16_t is_set = vtstq_u8(u8(bytes), vdupq_n_u8((uint8_t) (1 << i)));
+        return or_(v, from(vandq_u8(is_set, vdupq_n_u8(16))));
     }
-    // bits I and I + 1 of each byte, as bits 4 and 5
-    template <int I> static ints two_bits(ints bytes) {
+    // The fifth and sixth bits are bits I and I + 1 of it.
+    template <int I> static ints with_two_bits(ints v, ints bytes) {
         uint8x16_t moved = u8(bytes);
         if constexpr (I < 4) {
             moved = vshlq_n_u8(moved, 4 - I);
         } else if constexpr (I > 4) {
             moved = vshrq_n_u8(moved, I - 4);
         }
-        return from(vandq_u8(moved, vdupq_n_u8(0x30)));
+        return or_(v, from(vandq_u8(moved, vdupq_n_u8(0x30))));
     }
 
     static floats singles(const float * p) { return vld1q_f32(p); }
@@ -92,6 +93,7 @@ struct lanes {
         const int16x8_t p = s16(pairs), w = s16(weights);
         return vpaddq_s32(vmull_s16(vget_low_s16(p), vget_low_s16(w)), vmull_high_s16(p, w));
     }
+    static ints add_joined(ints sum, ints pairs, ints weights) { return add(sum, join(pairs, weights)); }
     // Of each column, two signed bytes as 16 bits each.
     static ints weights(const int8_t * first, const int8_t * second) {
         const ints a = scale(first), b = vshlq_n_s32(scale(second), 16);
@@ -107,7 +109,7 @@ struct lanes {
     // sum + signed bytes w times signed x, in fours
     static ints dot(ints sum, ints w, ints x) { return vdotq_s32(sum, s8(w), s8(x)); }
     // What a superblock's runs are summed in: dot products, which are multiplied by the scale.
-    static constexpr bool RUNS_ARE_WIDE = true;
+    static constexpr bool RUNS_ARE_WIDE = true, RUNS_ARE_SHORT = false;
     static ints scale(const int8_t * numbers) {
         int32_t four;
         std::memcpy(&four, numbers, sizeof(four));
@@ -115,7 +117,9 @@ struct lanes {
     }
     static ints start(ints w, ints x) { return dot(none(), w, x); }
     static ints go_on(ints sum, ints w, ints x) { return dot(sum, w, x); }
-    static ints close(ints total, ints sum, ints scale) { return vmlaq_s32(total, sum, scale); }
+    template <bool ALL> static ints close(ints total, ints sum, ints scale) {
+        return vmlaq_s32(total, sum, scale);
+    }
 };
 
 }  // namespace eagle3::kernels

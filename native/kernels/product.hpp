@@ -29,12 +29,22 @@ constexpr int in_group(int part) {
 template <int R, int G> using block_sums  = lanes::ints[R][blocks<G>::N_PART];
 template <int R, int G> using column_sums = lanes::floats[R][blocks<G>::N_PART];
 
+// What row r's sum is less for the offset of the weights.
+template <typename F, int R, bool HAS_OFFSET = true>
+EAGLE3_INLINE lanes::ints offset_of([[maybe_unused]] const row_block<R> & x, [[maybe_unused]] int r) {
+    if constexpr (HAS_OFFSET && F::OFFSET != 0) {
+        return lanes::every(x.template less<F::OFFSET>()[r]);
+    } else {
+        return lanes::none();
+    }
+}
+
 // One instruction multiplies bytes and sums fours of them.
 template <typename F, int R, int G>
 EAGLE3_INLINE void sum_by_dots(const blocks<G> & w, const row_block<R> & x, block_sums<R, G> & sums) {
     constexpr bool AS_THEY_ARE = F::SIGNED && lanes::DOT_IS_SIGNED;
     for (int r = 0; r < R; ++r) {
-        const lanes::ints base = lanes::every(AS_THEY_ARE ? 0 : -F::OFFSET * x.sum[r]);
+        const lanes::ints base = offset_of<F, R, !AS_THEY_ARE>(x, r);
         for (lanes::ints & s : sums[r]) {
             s = base;
         }
@@ -109,7 +119,7 @@ EAGLE3_INLINE void sum_unsigned(const blocks<G> & w, const row_block<R> & x, blo
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-        const lanes::ints base = lanes::every(-F::OFFSET * x.sum[r]);
+        const lanes::ints base = offset_of<F, R>(x, r);
 #pragma GCC unroll 4
         for (int part = 0; part < blocks<G>::N_PART; ++part) {
             sums[r][part] = F::OFFSET ? lanes::add(total[r][part], base) : total[r][part];
@@ -151,14 +161,26 @@ struct super_scales {
     int8_t scales[16][COLUMNS], minima[8][COLUMNS];
 };
 
+// The first vector of a sum, less the offset where this keeps it short.
+template <typename F, int R>
+EAGLE3_INLINE lanes::ints start_sum(lanes::ints v, lanes::ints a,
+    [[maybe_unused]] const row_superblock<R> & x, [[maybe_unused]] int j, [[maybe_unused]] int r) {
+    if constexpr (lanes::RUNS_ARE_SHORT && F::OFFSET != 0) {
+        static_assert(F::N_DOT == 2, "an offset is that of eight bytes");
+        return lanes::dot(lanes::every(x.offsets[j / 2][r]), v, a);
+    } else {
+        return lanes::start(v, a);
+    }
+}
+
 // Superblocks: a run of 32 weights is summed in 16 bits for as long as the sums fit, then times its scale
 // in 32.
 template <typename F, int R, int G, int I>
 EAGLE3_INLINE void sum_run(const blocks<G> & w, int g, const row_superblock<R> & x,
     const super_scales (&of_group)[G], block_sums<R, G> & total) {
     constexpr int N_OF_SCALE = 64 / F::N_SCALE;  // vectors that have one scale
-    constexpr int N_FIT      = lanes::RUNS_ARE_WIDE ? N_OF_SCALE : F::N_FIT;
-    const int s              = F::GROUP * g + I;
+    constexpr int N_FIT = lanes::RUNS_ARE_WIDE ? N_OF_SCALE : lanes::RUNS_ARE_SHORT ? F::N_DOT : F::N_FIT;
+    const int s         = F::GROUP * g + I;
     block_sums<R, G> sums;
     lanes::ints scale[blocks<G>::N_PART];
 #pragma GCC unroll 8
@@ -177,11 +199,11 @@ EAGLE3_INLINE void sum_run(const blocks<G> & w, int g, const row_superblock<R> &
             const lanes::ints a = lanes::every(x.bytes[8 * s + j][r]);
 #pragma GCC unroll 4
             for (int part = 0; part < blocks<G>::N_PART; ++part) {
-                sums[r][part] =
-                    j % N_FIT == 0 ? lanes::start(v[part], a) : lanes::go_on(sums[r][part], v[part], a);
+                sums[r][part] = j % N_FIT == 0 ? start_sum<F, R>(v[part], a, x, 8 * s + j, r)
+                                               : lanes::go_on(sums[r][part], v[part], a);
                 EAGLE3_HOLD(sums[r][part]);
                 if ((j + 1) % N_FIT == 0) {
-                    total[r][part] = lanes::close(total[r][part], sums[r][part], scale[part]);
+                    total[r][part] = lanes::close<N_FIT == 8>(total[r][part], sums[r][part], scale[part]);
                 }
             }
         }
@@ -197,18 +219,19 @@ EAGLE3_INLINE void sum_runs(const blocks<G> & w, const row_superblock<R> & x,
     }
 }
 
-// Products of pairs of a column's numbers with pairs of a row's sums.
-template <int R, int N>
-EAGLE3_INLINE lanes::ints times_sums(
-    const int8_t (*numbers)[COLUMNS], const int32_t (&sums)[N][R], int r, int part) {
-    lanes::ints out = lanes::none();
+// Products of pairs of a column's numbers with pairs of each row's sums.
+template <int N, int R, int N_SUM>
+EAGLE3_INLINE void times_sums(
+    const int8_t (*numbers)[COLUMNS], const int32_t (&sums)[N_SUM][R], int part, lanes::ints (&out)[R]) {
 #pragma GCC unroll 8
     for (int i = 0; i < N; ++i) {
         const lanes::ints two =
             lanes::weights(numbers[2 * i] + part * lanes::WIDTH, numbers[2 * i + 1] + part * lanes::WIDTH);
-        out = lanes::add(out, lanes::join(two, lanes::every(sums[i][r])));
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            out[r] = lanes::add_joined(i == 0 ? lanes::none() : out[r], two, lanes::every(sums[i][r]));
+        }
     }
-    return out;
 }
 
 // Floats: one multiply-add for each weight and row, in the order of the weights.
@@ -246,21 +269,28 @@ EAGLE3_INLINE void add_superblock(const blocks<G> & w, const row_superblock<R> &
     for (int part = 0; part < blocks<G>::N_PART; ++part) {
         const super_scales & s    = of_group[part / lanes::N_PART];
         const lanes::floats scale = F::scale(w.of(part), in_group(part));
+        if constexpr (F::OFFSET != 0 && !lanes::RUNS_ARE_SHORT) {
+            static_assert(F::OFFSET == 32, "one shift");
+            lanes::ints sums[R];
+            times_sums<8>(s.scales, x.offsets, in_group(part), sums);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                total[r][part] = lanes::subtract_times_32(total[r][part], sums[r]);
+            }
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const lanes::floats of_row = lanes::every(x.scale[r]);
-            if constexpr (F::OFFSET != 0) {
-                static_assert(F::OFFSET == 32, "one shift");
-                total[r][part] = lanes::subtract_times_32(
-                    total[r][part], times_sums<R>(s.scales, x.sums_of_16, r, in_group(part)));
-            }
-            out[r][part] = lanes::multiply_add(
-                lanes::numbers(total[r][part]), lanes::multiply(scale, of_row), out[r][part]);
-            if constexpr (F::HAS_MIN) {
-                const lanes::ints sum = times_sums<R>(s.minima, x.sums_of_32, r, in_group(part));
-                out[r][part]          = lanes::multiply_add(lanes::numbers(sum),
-                    lanes::negative(lanes::multiply(F::minimum(w.of(part), in_group(part)), of_row)),
-                    out[r][part]);
+            out[r][part] = lanes::multiply_add(lanes::numbers(total[r][part]),
+                lanes::multiply(scale, lanes::every(x.scale[r])), out[r][part]);
+        }
+        if constexpr (F::HAS_MIN) {
+            const lanes::floats minimum = lanes::negative(F::minimum(w.of(part), in_group(part)));
+            lanes::ints sums[R];
+            times_sums<4>(s.minima, x.sums_of_32, in_group(part), sums);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                out[r][part] = lanes::multiply_add(lanes::numbers(sums[r]),
+                    lanes::multiply(minimum, lanes::every(x.scale[r])), out[r][part]);
             }
         }
     }
@@ -272,11 +302,13 @@ EAGLE3_INLINE void add_superblock(const blocks<G> & w, const row_superblock<R> &
 template <typename F, int R, int G, int PARTS>
 EAGLE3_INLINE void multiply_parts(
     const void * columns, const void * tile, int n, int n_block, float * out, size_t stride) {
-    constexpr bool SUPER     = F::BLOCK == 256;
-    using rows               = std::conditional_t<SUPER, row_superblock<R>,
+    constexpr bool SUPER    = F::BLOCK == 256;
+    using rows              = std::conditional_t<SUPER, row_superblock<R>,
         std::conditional_t<F::FLOATS, row_floats<R>, row_block<R>>>;
-    constexpr size_t N_BYTE  = COLUMNS * file_bytes<F>(),
-                     AHEAD   = R > 2 ? 8192 : 4096;  // far enough to arrive in time
+    constexpr size_t N_BYTE = COLUMNS * file_bytes<F>();
+    // Far enough to arrive in time: from memory to the second-level cache, which can wait for more lines at
+    // once than the first-level one, and from there.
+    constexpr size_t FAR = 16384, NEAR = 2048;
     constexpr int MOST_PARTS = PARTS ? PARTS : MOST_ROWS / MOST_AT_ONCE;
     const auto * x           = (const rows *) tile;
     const int n_part         = PARTS ? PARTS : shape_of(n).n_part;
@@ -296,7 +328,8 @@ EAGLE3_INLINE void multiply_parts(
         super_scales scales[G];
         for (int g = 0; g < G; ++g) {
             for (size_t i = 0; i < N_BYTE; i += 64) {
-                __builtin_prefetch(w.of_group[g] + AHEAD + i);
+                __builtin_prefetch(w.of_group[g] + FAR + i, 0, 2);
+                __builtin_prefetch(w.of_group[g] + NEAR + i);
             }
             if constexpr (SUPER) {
                 F::unpack(w.of_group[g], scales[g].scales, scales[g].minima);

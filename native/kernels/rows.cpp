@@ -44,10 +44,29 @@ float round_block(const float * x, int8_t * bytes, int32_t & sum) {
 // A row_block<1> each, field by field: what was just stored in parts is slow to load at once.
 void round_by_32(const float * x, int n_block, int32_t * words) {
     for (int b = 0; b < n_block; ++b, words += N_WORD) {
-        const float scale      = round_block(x + b * QK8_0, (int8_t *) (words + 3), words[1]);
-        const float scaled_sum = scale * (float) words[1];
+        int32_t sum;
+        const float scale      = round_block(x + b * QK8_0, (int8_t *) (words + 5), sum);
+        const float scaled_sum = scale * (float) sum;
         std::memcpy(words, &scale, sizeof(scale));
-        std::memcpy(words + 2, &scaled_sum, sizeof(scaled_sum));
+        std::memcpy(words + 1, &scaled_sum, sizeof(scaled_sum));
+        words[2] = -8 * sum;
+        words[3] = -16 * sum;
+        words[4] = -128 * sum;
+    }
+}
+
+// Of the bytes of a superblock.
+void fill_offsets(const block_q8_K & rounded, int32_t * offsets) {
+    if constexpr (N_OFFSET == 32) {
+        for (int i = 0; i < N_OFFSET; ++i) {
+            int32_t sum = 0;
+            for (int j = 0; j < 8; ++j) {
+                sum += rounded.qs[8 * i + j];
+            }
+            offsets[i] = -32 * sum;
+        }
+    } else {
+        std::memcpy(offsets, rounded.bsums, sizeof(rounded.bsums));
     }
 }
 
@@ -62,7 +81,7 @@ void round_by_256(const float * x, int n_block, int32_t * words) {
         }
         out.scale[0] = rounded[b].d;
         std::memcpy(out.sums_of_32, sums, sizeof(sums));
-        std::memcpy(out.sums_of_16, rounded[b].bsums, sizeof(out.sums_of_16));
+        fill_offsets(rounded[b], &out.offsets[0][0]);
         std::memcpy(out.bytes, rounded[b].qs, sizeof(out.bytes));
         std::memcpy(words + b * N_SUPER_WORD, &out, sizeof(out));
     }

@@ -19,19 +19,38 @@ constexpr int MOST_AT_ONCE = 4;
 // The most rows of a tile. Its weights are read from memory once.
 constexpr int MOST_ROWS = 16;
 
+// What Q6_K's offset of 32 brings. Where runs are summed in 16 bits: of each eight bytes, their sum times
+// -32. Otherwise of each sixteen bytes their sum, two of 16 bits each.
+#if EAGLE3_LANES
+constexpr int N_OFFSET = lanes::RUNS_ARE_SHORT ? 32 : 8;
+#else
+constexpr int N_OFFSET = 8;
+#endif
+
 // R rows of 32 values, rounded as Q8_0.
 template <int R> struct row_block {
-    float scale[R];       // a half
-    int32_t sum[R];       // of the bytes
-    float scaled_sum[R];  // the sum times the scale
+    float scale[R];                              // a half
+    float scaled_sum[R];                         // the sum of the bytes times the scale
+    int32_t less_8[R], less_16[R], less_128[R];  // the sum times -8, ...: what a format's offset brings
     int32_t bytes[8][R];
+
+    template <int OFFSET> const int32_t (&less() const)[R] {
+        static_assert(OFFSET == 8 || OFFSET == 16 || OFFSET == 128, "no sum for this offset");
+        if constexpr (OFFSET == 8) {
+            return less_8;
+        } else if constexpr (OFFSET == 16) {
+            return less_16;
+        } else {
+            return less_128;
+        }
+    }
 };
 
 // R rows of 256 values, rounded as Q8_K.
 template <int R> struct row_superblock {
     float scale[R];
     int32_t sums_of_32[4][R];  // of the bytes: two of 16 bits each
-    int32_t sums_of_16[8][R];
+    int32_t offsets[N_OFFSET][R];
     int32_t bytes[64][R];
 };
 
