@@ -8,7 +8,7 @@ namespace eagle3::kernels::attention {
 namespace {
 
 thread_local float all_scores[batch::MOST][SPAN + STEP];
-thread_local std::vector<float> space;  // sixteen cells, then padded copies
+thread_local std::vector<float> space;  // two times sixteen cells, then padded copies
 
 head head_of(const ggml_tensor * x, int64_t i2, int64_t i3) {
     return {(const char *) x->data + i2 * x->nb[2] + i3 * x->nb[3], x->nb[1], x->type, (int) x->ne[0]};
@@ -55,7 +55,7 @@ batch::batch(const ggml_tensor * op)
     const int64_t nk = head_of(k, 0, 0).registers() * LANES, nv = head_of(v, 0, 0).registers() * LANES;
     pad_k_ = nk == k->ne[0] ? 0 : nk;
     pad_v_ = nv == v->ne[0] ? 0 : 2 + nv;
-    space.resize(16 + STEP * std::max(nk, nv) + MOST * (pad_k_ + pad_v_));
+    space.resize(16 + 2 * STEP * std::max(nk, nv) + MOST * (pad_k_ + pad_v_));
     block_  = space.data() + (64 - (uintptr_t) space.data() % 64) % 64 / sizeof(float);
     padded_ = space.data() + space.size() - MOST * (pad_k_ + pad_v_);
     if (softcap_ != 0.0f) {

@@ -120,6 +120,32 @@ inline floats sums_of(const floats * fours) {
 #endif
 }
 
+// Whether numbers of sixteen cells can be turned over.
+constexpr bool TURNS = LANES == 16;
+
+// Four numbers of sixteen cells, which are `stride` floats apart: to[n * 16 + cell].
+inline void turn_four(
+    [[maybe_unused]] const float * from, [[maybe_unused]] size_t stride, [[maybe_unused]] float * to) {
+#if EAGLE3_ATTENTION_LANES == 16
+    __m512 x[4];
+    for (int c = 0; c < 4; ++c) {  // cells c, c + 4, c + 8, c + 12
+        const float * cell = from + c * stride;
+        x[c]               = _mm512_castps128_ps512(_mm_loadu_ps(cell));
+        x[c]               = _mm512_insertf32x4(x[c], _mm_loadu_ps(cell + 4 * stride), 1);
+        x[c]               = _mm512_insertf32x4(x[c], _mm_loadu_ps(cell + 8 * stride), 2);
+        x[c]               = _mm512_insertf32x4(x[c], _mm_loadu_ps(cell + 12 * stride), 3);
+    }
+    const __m512d low_a  = _mm512_castps_pd(_mm512_unpacklo_ps(x[0], x[1]));
+    const __m512d low_b  = _mm512_castps_pd(_mm512_unpacklo_ps(x[2], x[3]));
+    const __m512d high_a = _mm512_castps_pd(_mm512_unpackhi_ps(x[0], x[1]));
+    const __m512d high_b = _mm512_castps_pd(_mm512_unpackhi_ps(x[2], x[3]));
+    _mm512_storeu_pd(to, _mm512_unpacklo_pd(low_a, low_b));
+    _mm512_storeu_pd(to + 16, _mm512_unpackhi_pd(low_a, low_b));
+    _mm512_storeu_pd(to + 32, _mm512_unpacklo_pd(high_a, high_b));
+    _mm512_storeu_pd(to + 48, _mm512_unpackhi_pd(high_a, high_b));
+#endif
+}
+
 inline floats exponential(floats x) {
 #if EAGLE3_ATTENTION_EXP
     return ggml_v_expf(x);

@@ -136,6 +136,17 @@ template <int N, typename F>
     }
 }
 
+// Adds products of queries and keys to a register of scores.
+[[gnu::always_inline]] inline void put_scores(floats sums, float * scores, float scale, float softcap) {
+    floats s = sums * every(scale);
+    if (softcap != 0.0f) {
+        for (int l = 0; l < LANES; ++l) {
+            s[l] = softcap * tanhf(s[l]);
+        }
+    }
+    put(scores, s + get(scores));  // -INFINITY beyond n
+}
+
 // Adds to the scores of sixteen cells, of N units at once: each register of the block is read once for them.
 template <int N>
 [[gnu::always_inline]] inline void add_some_scores(
@@ -172,21 +183,67 @@ template <int N>
         }
 #pragma GCC unroll 4
         for (int u = 0; u < N; ++u) {
-            floats s = sums_of(fours[u]) * every(scale);
-            if (softcap != 0.0f) {
-                for (int l = 0; l < LANES; ++l) {
-                    s[l] = softcap * tanhf(s[l]);
-                }
-            }
-            float * at = units[u].scores + i + j;
-            put(at, s + get(at));  // -INFINITY beyond n
+            put_scores(sums_of(fours[u]), units[u].scores + i + j, scale, softcap);
         }
     }
 }
 
-[[gnu::always_inline]] inline void add_scores(
-    const float * block, int n_register, const unit * units, int n_unit, int i, float scale, float softcap) {
+// So many units make it worth it to turn the keys of sixteen cells over: a register then has one number of
+// each cell, and no score is a sum of lanes.
+constexpr int WORTH_TURNING = 12;
+
+// The numbers of sixteen cells, number by number.
+[[gnu::always_inline]] inline void turn(const float * block, int n_register, float * turned) {
+    const size_t n = (size_t) n_register * LANES;
+    for (size_t d = 0; d < n; d += 4) {
+        turn_four(block + d, n, turned + d * STEP);
+    }
+}
+
+// As add_some_scores, from keys that are turned over: products are added in the order in which it adds lanes.
+template <int N>
+[[gnu::always_inline]] inline void add_turned_scores(
+    const float * turned, int n_register, const unit * units, int i, float scale, float softcap) {
+    floats fours[N][4];
+#pragma GCC unroll 4
+    for (int four = 0; four < 4; ++four) {
+        floats x[N][4];
+#pragma GCC unroll 16
+        for (int d = 0; d < n_register; ++d) {
+#pragma GCC unroll 4
+            for (int lane = 0; lane < 4; ++lane) {
+                const int at = d * LANES + 4 * four + lane;
+                floats key   = get(turned + at * STEP);
+                keep(key);
+#pragma GCC unroll 4
+                for (int u = 0; u < N; ++u) {
+                    const floats part = every(units[u].q[at]);
+                    x[u][lane]        = d == 0 ? key * part : multiply_add(key, part, x[u][lane]);
+                }
+            }
+        }
+#pragma GCC unroll 4
+        for (int u = 0; u < N; ++u) {
+            fours[u][four] = (x[u][0] + x[u][2]) + (x[u][1] + x[u][3]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int u = 0; u < N; ++u) {
+        put_scores(
+            (fours[u][0] + fours[u][1]) + (fours[u][2] + fours[u][3]), units[u].scores + i, scale, softcap);
+    }
+}
+
+// turned: space for turned keys.
+[[gnu::always_inline]] inline void add_scores(const float * block, float * turned, int n_register,
+    const unit * units, int n_unit, int i, float scale, float softcap) {
     int u = 0;
+    if (TURNS && n_unit >= WORTH_TURNING) {
+        turn(block, n_register, turned);
+        for (; u + 4 <= n_unit; u += 4) {
+            add_turned_scores<4>(turned, n_register, units + u, i, scale, softcap);
+        }
+    }
     for (; MANY_REGISTERS && u + 2 <= n_unit; u += 2) {
         add_some_scores<2>(block, n_register, units + u, i, scale, softcap);
     }
@@ -314,8 +371,9 @@ template <int NK, int NV>
 void attend_units(const unit * units, int n_unit, const head & k, const head & v, float scale, float softcap,
     float * block) {
     const int nk = NK ? NK : k.registers(), nv = NV ? NV : v.registers();
+    float * turned = block + STEP * LANES * std::max(nk, nv);
     each_step<NK>(units, n_unit, k, nk, block,
-        [&](const unit * same, int n, int i) { add_scores(block, nk, same, n, i, scale, softcap); });
+        [&](const unit * same, int n, int i) { add_scores(block, turned, nk, same, n, i, scale, softcap); });
     for (int u = 0; u < n_unit; ++u) {
         const unit & w = units[u];
         w.out[0]       = maximum(w.scores, w.n);

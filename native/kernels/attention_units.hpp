@@ -28,7 +28,7 @@ struct head {
     int registers() const { return (n + LANES - 1) / LANES; }
 };
 
-// block: sixteen cells, aligned to 64 bytes.
+// block: two times sixteen cells of keys or values, whichever are larger, aligned to 64 bytes.
 using attend = void (*)(const unit * units, int n_unit, const head & k, const head & v, float scale,
     float softcap, float * block);
 

@@ -11,79 +11,162 @@ namespace {
 constexpr size_t N_WORD = sizeof(row_block<1>) / 4, N_SUPER_WORD = sizeof(row_superblock<1>) / 4;
 constexpr int N_AT_ONCE = 8;  // blocks
 
-#if defined(__AVX512F__)
-// As quantize_row_q8_0() rounds. Returns the scale.
-float round_block(const float * x, int8_t * bytes, int32_t & sum) {
-    const __m512 low = _mm512_loadu_ps(x), high = _mm512_loadu_ps(x + 16);
-    const float most     = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
-    const __m512 inverse = _mm512_set1_ps(most != 0.0f ? 127.0f / most : 0.0f);
-    const auto rounded   = [&](__m512 v) {
-        return _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v, inverse)));
-    };
-    const __m128i q_low = rounded(low), q_high = rounded(high);
-    _mm_storeu_si128((__m128i *) bytes, q_low);
-    _mm_storeu_si128((__m128i *) bytes + 1, q_high);
-    // of the bytes, which are bounded where x is not finite, too
-    sum =
-        _mm512_reduce_add_epi32(_mm512_add_epi32(_mm512_cvtepi8_epi32(q_low), _mm512_cvtepi8_epi32(q_high)));
-    return _cvtsh_ss(_cvtss_sh(most / 127.0f, _MM_FROUND_TO_NEAREST_INT));
+// A row_block<1>, field by field: what was just stored in parts is slow to load at once. Its bytes are there.
+void put_block(float scale, int32_t sum, int32_t * words) {
+    const float scaled_sum = scale * (float) sum;
+    std::memcpy(words, &scale, sizeof(scale));
+    std::memcpy(words + 1, &scaled_sum, sizeof(scaled_sum));
+    words[2] = -8 * sum;
+    words[3] = -16 * sum;
+    words[4] = -128 * sum;
 }
+constexpr int BYTES_AT = 5;  // of its words
+
+// A row_superblock<1> of these bytes, which are there, from the sums of each eight of them.
+void put_superblock(float scale, const int32_t * sums_of_8, int32_t * words) {
+    const auto two = [&](int from, int n) {  // sums of n times eight each, of 16 bits
+        int32_t first = 0, second = 0;
+        for (int i = 0; i < n; ++i) {
+            first += sums_of_8[from + i];
+            second += sums_of_8[from + n + i];
+        }
+        return (int32_t) ((uint32_t) (uint16_t) first | (uint32_t) (uint16_t) second << 16);
+    };
+    std::memcpy(words, &scale, sizeof(scale));
+    for (int i = 0; i < 4; ++i) {
+        words[1 + i] = two(8 * i, 4);
+    }
+    for (int i = 0; i < N_OFFSET; ++i) {
+        words[5 + i] = N_OFFSET == 32 ? -32 * sums_of_8[i] : two(4 * i, 2);
+    }
+}
+constexpr int SUPER_BYTES_AT = 5 + N_OFFSET;
+
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+
+// Sixteen values times a factor, as bytes. What is no number becomes one, so that sums of bytes are bounded.
+__m128i rounded(__m512 v, __m512 by) {
+    return _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v, by)));
+}
+
+// The largest of the lanes of each of four registers.
+__m128 largest_of(const __m512 * x) {
+    const __m512 a = _mm512_max_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    const __m512 b = _mm512_max_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    const __m512 c = _mm512_max_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+    const __m256 d = _mm256_max_ps(
+        _mm512_castps512_ps256(c), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(c), 1)));
+    return _mm_max_ps(_mm256_castps256_ps128(d), _mm256_extractf128_ps(d, 1));
+}
+
+// Four blocks, as quantize_row_q8_0() rounds.
+void round_four(const float * x, int32_t * words) {
+    constexpr int N = 4;
+    __m512 low[N], high[N], most[N];
+    for (int b = 0; b < N; ++b) {
+        low[b]  = _mm512_loadu_ps(x + b * QK8_0);
+        high[b] = _mm512_loadu_ps(x + b * QK8_0 + 16);
+        most[b] = _mm512_max_ps(_mm512_abs_ps(low[b]), _mm512_abs_ps(high[b]));
+    }
+    const __m128 of_block = largest_of(most), all = _mm_set1_ps(127.0f);
+    const __m128 inverse = _mm_and_ps(_mm_div_ps(all, of_block), _mm_cmpneq_ps(of_block, _mm_setzero_ps()));
+    const __m128 scale   = _mm_cvtph_ps(_mm_cvtps_ph(_mm_div_ps(of_block, all), _MM_FROUND_TO_NEAREST_INT));
+    float inverses[N], scales[N];
+    _mm_storeu_ps(inverses, inverse);
+    _mm_storeu_ps(scales, scale);
+    for (int b = 0; b < N; ++b, words += N_WORD) {
+        const __m512 by = _mm512_set1_ps(inverses[b]);
+        const __m256i q = _mm256_set_m128i(rounded(high[b], by), rounded(low[b], by));
+        const __m256i s8 =
+            _mm256_sad_epu8(_mm256_xor_si256(q, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
+        const __m128i s = _mm_add_epi64(_mm256_castsi256_si128(s8), _mm256_extracti128_si256(s8, 1));
+        _mm256_storeu_si256((__m256i *) (words + BYTES_AT), q);
+        put_block(scales[b], _mm_cvtsi128_si32(s) + _mm_extract_epi32(s, 2) - 128 * QK8_0, words);
+    }
+}
+
+// The first of the values that are largest without their sign, and 0 where none is a number.
+float first_extreme(const float * x) {
+    __m512 most = _mm512_setzero_ps();
+    for (int i = 0; i < QK_K; i += 16) {
+        most = _mm512_max_ps(
+            _mm512_abs_ps(_mm512_loadu_ps(x + i)), most);  // in this order: not what is no number
+    }
+    most = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+    for (int i = 0; i < QK_K; i += 16) {
+        const __mmask16 at = _mm512_cmpeq_ps_mask(_mm512_abs_ps(_mm512_loadu_ps(x + i)), most);
+        if (at) {
+            return x[i + __builtin_ctz(at)];
+        }
+    }
+    return 0.0f;
+}
+
+// A superblock, as quantize_row_q8_K() rounds.
+void round_superblock(const float * x, int32_t * words) {
+    const float extreme = first_extreme(x), factor = extreme != 0.0f ? -127.0f / extreme : 0.0f;
+    const __m512 by = _mm512_set1_ps(factor);
+    auto * bytes    = (int8_t *) (words + SUPER_BYTES_AT);
+    for (int i = 0; i < QK_K; i += 16) {
+        _mm_storeu_si128((__m128i *) (bytes + i), rounded(_mm512_loadu_ps(x + i), by));
+    }
+    int32_t sums_of_8[QK_K / 8];
+    for (int i = 0; i < QK_K; i += 64) {
+        const __m512i q = _mm512_xor_si512(_mm512_loadu_si512(bytes + i), _mm512_set1_epi8(-128));
+        const __m512i s = _mm512_sad_epu8(q, _mm512_setzero_si512());
+        _mm256_storeu_si256((__m256i *) (sums_of_8 + i / 8),
+            _mm256_sub_epi32(_mm512_cvtepi64_epi32(s), _mm256_set1_epi32(128 * 8)));
+    }
+    put_superblock(extreme != 0.0f ? 1.0f / factor : 0.0f, sums_of_8, words);
+}
+
+constexpr int N_TOGETHER = 4;  // blocks that round_four() takes
+
 #else
-float round_block(const float * x, int8_t * bytes, int32_t & sum) {
+
+constexpr int N_TOGETHER = N_AT_ONCE + 1;  // it is never called
+void round_four(const float * /*x*/, int32_t * /*words*/) {}
+
+void round_superblock(const float * x, int32_t * words) {
+    block_q8_K rounded;
+    quantize_row_q8_K(x, &rounded, QK_K);
+    int32_t sums_of_8[QK_K / 8];
+    for (int i = 0; i < QK_K / 8; ++i) {
+        sums_of_8[i] = 0;
+        for (int j = 0; j < 8; ++j) {
+            sums_of_8[i] += rounded.qs[8 * i + j];
+        }
+    }
+    put_superblock(rounded.d, sums_of_8, words);
+    std::memcpy(words + SUPER_BYTES_AT, rounded.qs, sizeof(rounded.qs));
+}
+
+#endif
+
+void round_block(const float * x, int32_t * words) {
     block_q8_0 rounded;
     quantize_row_q8_0(x, &rounded, QK8_0);
-    sum = 0;
+    int32_t sum = 0;
     for (const int8_t q : rounded.qs) {
         sum += q;
     }
-    std::memcpy(bytes, rounded.qs, sizeof(rounded.qs));
-    return GGML_CPU_FP16_TO_FP32(rounded.d);
+    std::memcpy(words + BYTES_AT, rounded.qs, sizeof(rounded.qs));
+    put_block(GGML_CPU_FP16_TO_FP32(rounded.d), sum, words);
 }
-#endif
 
-// A row_block<1> each, field by field: what was just stored in parts is slow to load at once.
 void round_by_32(const float * x, int n_block, int32_t * words) {
-    for (int b = 0; b < n_block; ++b, words += N_WORD) {
-        int32_t sum;
-        const float scale      = round_block(x + b * QK8_0, (int8_t *) (words + 5), sum);
-        const float scaled_sum = scale * (float) sum;
-        std::memcpy(words, &scale, sizeof(scale));
-        std::memcpy(words + 1, &scaled_sum, sizeof(scaled_sum));
-        words[2] = -8 * sum;
-        words[3] = -16 * sum;
-        words[4] = -128 * sum;
+    int b = 0;
+    for (; b + N_TOGETHER <= n_block; b += N_TOGETHER) {
+        round_four(x + b * QK8_0, words + b * N_WORD);
     }
-}
-
-// Of the bytes of a superblock.
-void fill_offsets(const block_q8_K & rounded, int32_t * offsets) {
-    if constexpr (N_OFFSET == 32) {
-        for (int i = 0; i < N_OFFSET; ++i) {
-            int32_t sum = 0;
-            for (int j = 0; j < 8; ++j) {
-                sum += rounded.qs[8 * i + j];
-            }
-            offsets[i] = -32 * sum;
-        }
-    } else {
-        std::memcpy(offsets, rounded.bsums, sizeof(rounded.bsums));
+    for (; b < n_block; ++b) {
+        round_block(x + b * QK8_0, words + b * N_WORD);
     }
 }
 
 void round_by_256(const float * x, int n_block, int32_t * words) {
-    block_q8_K rounded[N_AT_ONCE];
-    quantize_row_q8_K(x, rounded, (int64_t) n_block * QK_K);
     for (int b = 0; b < n_block; ++b) {
-        row_superblock<1> out{};
-        int16_t sums[8];
-        for (int i = 0; i < 8; ++i) {
-            sums[i] = (int16_t) (rounded[b].bsums[2 * i] + rounded[b].bsums[2 * i + 1]);
-        }
-        out.scale[0] = rounded[b].d;
-        std::memcpy(out.sums_of_32, sums, sizeof(sums));
-        fill_offsets(rounded[b], &out.offsets[0][0]);
-        std::memcpy(out.bytes, rounded[b].qs, sizeof(out.bytes));
-        std::memcpy(words + b * N_SUPER_WORD, &out, sizeof(out));
+        round_superblock(x + b * QK_K, words + b * N_SUPER_WORD);
     }
 }
 
