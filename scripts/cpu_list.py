@@ -69,6 +69,13 @@ _ARM = "GGML_CPU_ARM_ARCH="
 
 CPUS = (
     Cpu("avx512-vnni", "x86-64, AVX-512 with VNNI", "x86_64", _VNNI, _HAS_VNNI),
+    Cpu(
+        "cascade-lake",
+        "x86-64, AVX-512 with VNNI, without VBMI and BF16 (Cascade Lake)",
+        "x86_64",
+        "GGML_AVX512=ON GGML_AVX512_VNNI=ON",
+        f"{_HAS_AVX512} avx512_vnni",
+    ),
     Cpu("avx512", "x86-64, AVX-512 without VNNI", "x86_64", "GGML_AVX512=ON", _HAS_AVX512),
     Cpu("avx2-vnni", "x86-64, AVX2 with VNNI", "x86_64", "GGML_AVX_VNNI=ON", f"{_HAS_AVX2} avx_vnni"),
     Cpu("avx2", "x86-64, AVX2", "x86_64", "", _HAS_AVX2),

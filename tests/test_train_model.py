@@ -20,7 +20,7 @@ from eagle3_llama.train.export import write
 from eagle3_llama.train.loss import Teacher, training_time_test
 from eagle3_llama.train.model import build
 from eagle3_llama.train.pointers import pointing
-from eagle3_llama.train.start import least_squares_start
+from eagle3_llama.train.start import _low_rank, least_squares_start
 from eagle3_llama.train.weights import TargetWeights
 
 
@@ -155,6 +155,18 @@ def test_least_squares_start(tiny, tmp_path):
             if len(right):
                 found.append(float(at[b, pointer, t, right].sum()) - len(right) / (t + 1))
     assert np.mean(found) > 0.1  # above chance
+
+
+@pytest.mark.parametrize("common", [0, 10, 100, 1000])
+def test_the_start_of_few_rows_that_have_much_in_common(common):
+    """Fewer rows than inputs, which are nearly the same: the values keep the whole product."""
+    generator = torch.Generator().manual_seed(1)
+    x = common + torch.randn(100, 576, generator=generator)
+    c = torch.randn(8, 576, generator=generator)
+    values, product = x @ _low_rank(c, x, 8).T, x @ c.T
+    values, product = values.double(), product.double()
+    left = product - values @ torch.linalg.lstsq(values, product).solution
+    assert left.norm() < 0.02 * product.norm()
 
 
 def test_rounds_of_acceptance():

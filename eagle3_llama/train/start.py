@@ -162,10 +162,14 @@ def _install(head: Head, solution: Tensor, predicted: Tensor, rows: Rows) -> Gla
 
 def _low_rank(c: Tensor, x: Tensor, rank: int) -> Tensor:
     """The projection, [rank, n], that keeps most of a product with c, [m, n], for inputs distributed as x."""
+    # Inputs have much in common, and may be fewer than their size. Rounded to single precision, such a
+    # covariance may have negative eigenvalues larger than what is added here; it depends on the processor.
+    x, c = x.double(), c.double()
     cov = x.T @ x / len(x)
-    root = torch.linalg.cholesky(cov + 1e-5 * cov.diagonal().mean() * torch.eye(len(cov)))
+    root = torch.linalg.cholesky(cov + 1e-5 * cov.diagonal().mean() * torch.eye(len(cov), dtype=x.dtype))
     _, s, v = torch.linalg.svd(c @ root, full_matrices=False)
-    return torch.linalg.solve_triangular(root.T, v[:rank].T, upper=True).T * s[:rank].sqrt()[:, None]
+    kept = torch.linalg.solve_triangular(root.T, v[:rank].T, upper=True).T * s[:rank].sqrt()[:, None]
+    return kept.float()
 
 
 def _constant(head: Head, features: Tensor, tokens: Tensor) -> Tensor:
