@@ -207,7 +207,7 @@ template <int N>
     floats fours[N][4];
 #pragma GCC unroll 4
     for (int four = 0; four < 4; ++four) {
-        floats x[N][4];
+        floats x[N][4] = {};
 #pragma GCC unroll 16
         for (int d = 0; d < n_register; ++d) {
 #pragma GCC unroll 4
