@@ -82,16 +82,18 @@ template <int N>
 }
 
 // Cells that lie apart are asked for so many before they are needed, because no prefetcher of the hardware
-// foresees them.
-constexpr int AHEAD = 64;
+// foresees them: first from memory to the second-level cache, which can wait for more lines at once than the
+// first-level one, then from there.
+constexpr int FAR = 192, NEAR = 64;
+enum class level { FIRST, SECOND };
 
 // Asks for sixteen cells of a unit, from cell i on.
-[[gnu::always_inline]] inline void prefetch(const head & x, const unit & w, int i) {
+template <level TO> [[gnu::always_inline]] inline void prefetch(const head & x, const unit & w, int i) {
     const size_t n_byte = ggml_row_size(x.type, x.n);
     for (int c = i; c < std::min(i + STEP, w.n); ++c) {
         const char * from = x.data + w.cells[c] * x.stride;
         for (size_t b = 0; b < n_byte; b += 64) {
-            __builtin_prefetch(from + b);
+            __builtin_prefetch(from + b, 0, TO == level::FIRST ? 3 : 2);
         }
     }
 }
@@ -101,16 +103,20 @@ bool same_cells(const int32_t * a, const int32_t * b) {
 }
 
 // Calls f with units that see the same sixteen cells, how many they are, and the number of the first of these
-// cells, which are in block.
+// cells, which are in block. values: those of the same cells if x is their keys, which are needed after them;
+// null if x is the values.
 template <int N, typename F>
-[[gnu::always_inline]] inline void each_step(
-    const unit * units, int n_unit, const head & x, int n_register, float * block, F && f) {
+[[gnu::always_inline]] inline void each_step(const unit * units, int n_unit, const head & x,
+    const head * values, int n_register, float * block, F && f) {
     int n_most = 0;
     for (int u = 0; u < n_unit; ++u) {
         n_most = std::max(n_most, units[u].n);
     }
-    for (int i = 0; i < AHEAD; i += STEP) {
-        prefetch(x, units[0], i);
+    for (int i = 0; i < NEAR; i += STEP) {
+        prefetch<level::FIRST>(x, units[0], i);
+    }
+    for (int i = NEAR; values && i < FAR; i += STEP) {
+        prefetch<level::SECOND>(x, units[0], i);
     }
     for (int i = 0; i < n_most; i += STEP) {
         const int32_t * at = nullptr;  // of the last unit that has such cells
@@ -125,7 +131,11 @@ template <int N, typename F>
             }
             if (!sees_at(u)) {
                 at = units[u].cells + i;
-                prefetch(x, units[u], i + AHEAD);
+                prefetch<level::FIRST>(x, units[u], i + NEAR);
+                if (values) {
+                    prefetch<level::SECOND>(x, units[u], i + FAR);
+                    prefetch<level::SECOND>(*values, units[u], i);
+                }
                 widen<N>(x, at, n_register, block);
             }
             while (sees_at(u + n)) {
@@ -372,7 +382,7 @@ void attend_units(const unit * units, int n_unit, const head & k, const head & v
     float * block) {
     const int nk = NK ? NK : k.registers(), nv = NV ? NV : v.registers();
     float * turned = block + STEP * LANES * std::max(nk, nv);
-    each_step<NK>(units, n_unit, k, nk, block,
+    each_step<NK>(units, n_unit, k, &v, nk, block,
         [&](const unit * same, int n, int i) { add_scores(block, turned, nk, same, n, i, scale, softcap); });
     for (int u = 0; u < n_unit; ++u) {
         const unit & w = units[u];
@@ -381,7 +391,7 @@ void attend_units(const unit * units, int n_unit, const head & k, const head & v
         std::fill_n(w.out + 2, nv * LANES, 0.0f);
     }
     constexpr int N = !MANY_REGISTERS ? 1 : NV && 4 * NV <= CELLS ? 4 : 2;
-    each_step<NV>(units, n_unit, v, nv, block,
+    each_step<NV>(units, n_unit, v, nullptr, nv, block,
         [&](const unit * same, int n, int i) { add_values<N, NV>(block, nv, same, n, i); });
 }
 
