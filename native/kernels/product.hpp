@@ -25,6 +25,10 @@ constexpr int in_group(int part) {
     return part % lanes::N_PART;
 }
 
+// Weights are asked for so many bytes ahead that they arrive in time: from memory to the second-level cache,
+// which can wait for more lines at once than the first-level one, and from there.
+constexpr size_t FAR = 16384, NEAR = 2048;
+
 // Sums of blocks: of R rows and the parts of their columns.
 template <int R, int G> using block_sums  = lanes::ints[R][blocks<G>::N_PART];
 template <int R, int G> using column_sums = lanes::floats[R][blocks<G>::N_PART];
@@ -213,8 +217,14 @@ EAGLE3_INLINE void sum_run(const blocks<G> & w, int g, const row_superblock<R> &
 template <typename F, int R, int G, int... I>
 EAGLE3_INLINE void sum_runs(const blocks<G> & w, const row_superblock<R> & x,
     const super_scales (&of_group)[G], block_sums<R, G> & total, std::integer_sequence<int, I...> /*runs*/) {
+    constexpr size_t N_STEP = 8 / F::GROUP, N_LINE = (COLUMNS * file_bytes<F>() / N_STEP + 63) / 64;
 #pragma GCC unroll 1
-    for (int g = 0; g < 8 / F::GROUP; ++g) {
+    for (int g = 0; g < (int) N_STEP; ++g) {
+        for (const block * of_group : w.of_group) {
+            for (size_t i = 0; i < N_LINE; ++i) {
+                __builtin_prefetch(of_group + NEAR + 64 * (g * N_LINE + i));
+            }
+        }
         (sum_run<F, R, G, I>(w, g, x, of_group, total), ...);
     }
 }
@@ -302,13 +312,10 @@ EAGLE3_INLINE void add_superblock(const blocks<G> & w, const row_superblock<R> &
 template <typename F, int R, int G, int PARTS>
 EAGLE3_INLINE void multiply_parts(
     const void * columns, const void * tile, int n, int n_block, float * out, size_t stride) {
-    constexpr bool SUPER    = F::BLOCK == 256;
-    using rows              = std::conditional_t<SUPER, row_superblock<R>,
+    constexpr bool SUPER     = F::BLOCK == 256;
+    using rows               = std::conditional_t<SUPER, row_superblock<R>,
         std::conditional_t<F::FLOATS, row_floats<R>, row_block<R>>>;
-    constexpr size_t N_BYTE = COLUMNS * file_bytes<F>();
-    // Far enough to arrive in time: from memory to the second-level cache, which can wait for more lines at
-    // once than the first-level one, and from there.
-    constexpr size_t FAR = 16384, NEAR = 2048;
+    constexpr size_t N_BYTE  = COLUMNS * file_bytes<F>();
     constexpr int MOST_PARTS = PARTS ? PARTS : MOST_ROWS / MOST_AT_ONCE;
     const auto * x           = (const rows *) tile;
     const int n_part         = PARTS ? PARTS : shape_of(n).n_part;
@@ -329,7 +336,9 @@ EAGLE3_INLINE void multiply_parts(
         for (int g = 0; g < G; ++g) {
             for (size_t i = 0; i < N_BYTE; i += 64) {
                 __builtin_prefetch(w.of_group[g] + FAR + i, 0, 2);
-                __builtin_prefetch(w.of_group[g] + NEAR + i);
+                if constexpr (!SUPER) {  // a superblock has so many lines that its runs ask for them
+                    __builtin_prefetch(w.of_group[g] + NEAR + i);
+                }
             }
             if constexpr (SUPER) {
                 F::unpack(w.of_group[g], scales[g].scales, scales[g].minima);
