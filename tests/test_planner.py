@@ -15,7 +15,7 @@ from eagle3_llama.llama.model_costs import cost_key
 from eagle3_llama.runtime import costs as _costs
 from eagle3_llama.runtime import library as _library
 from eagle3_llama.runtime.binding import address
-from eagle3_llama.runtime.costs import LOADS, MAX_ROWS, Costs, cached, measure, merged
+from eagle3_llama.runtime.costs import LOADS, MAX_ROWS, Costs, Memory, cached, measure, merged
 from eagle3_llama.runtime.engine import Ask
 
 import llama_cpp
@@ -199,6 +199,23 @@ def test_measuring_ends_in_time(machine, most, monkeypatch):
         assert costs.cell[n] == pytest.approx(
             machine.cell * (1 + 0.5 * (n - 1)) if machine.row < 0.1 else 0.0, rel=0.02
         )
+
+
+@pytest.mark.parametrize("row", [0.020, 0.4], ids=["fast", "slow"])
+def test_what_tokens_cost_is_known_where_decodes_differ_by_more(row, monkeypatch):
+    """Another program slows the decodes behind the far context. A slow model is not measured there at all."""
+    machine = Machine(row, 0.08, 2e-6, 0.006, 1 / 500)
+    monkeypatch.setattr(time, "perf_counter", lambda: machine.now)
+    alone = machine.layers
+    monkeypatch.setattr(machine, "layers", lambda n: alone(n) * (1.3 if machine.n > 100 else 1.0))
+    weights = 1e9  # bytes, of which a row reads all; tokens are read at the same speed
+    kept = 2e-6 / 1.5 / (machine.layers(1) + machine.output) * weights
+    memory = Memory(weights, lambda slot: int(kept * machine.n))
+    costs = measure(machine, 4096, 256, memory=memory)
+    assert costs.cell[1] == pytest.approx(2e-6, rel=0.5)
+    assert 2e-6 < costs.cell[8] < 3 * 2e-6 / 1.5 * 5
+    if row < 0.1:
+        assert measure(machine, 4096, 256).cell[1] > 1e-5
 
 
 def test_a_disturbed_load_is_not_believed_for_ever(tmp_path, monkeypatch):

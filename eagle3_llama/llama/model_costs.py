@@ -38,7 +38,8 @@ def cost_key(llm: Any, head: Any) -> list[object]:
 def measure(llm: Any) -> None:
     """Gives the planner costs from the cache, or measured now. Empties the first slot."""
     key = cost_key(llm, llm._eagle_path)
-    llm.native.plan(costs.cached(llm.native, key, room(llm), min(llm.n_batch, MOST_BATCH)))
+    most = min(llm.n_batch, MOST_BATCH)
+    llm.native.plan(costs.cached(llm.native, key, room(llm), most, memory_of(llm)))
     llm.native.release_threads()
 
 
@@ -59,11 +60,35 @@ def measure_in_use(llm: Any, slot: int) -> None:
     engine, size = llm.native, room(llm)
     most = min(llm.n_batch, MOST_BATCH)
     try:
-        found = costs.measure_in_use(engine, size, costs.Times(), 1, slot, most, large=True)
+        found = costs.measure_in_use(
+            engine, size, costs.Times(), 1, slot, most, large=True, memory=memory_of(llm)
+        )
     except EagleError:
         return
     if found is not None:
         engine.plan(costs.remember(cost_key(llm, llm._eagle_path), size, found))
+
+
+def memory_of(llm: Any) -> costs.Memory | None:
+    """What the model reads; None if a slot has more than keys and values of its tokens.
+
+    Of the experts' weights, a row reads those that it uses: here of all weights, of which experts are most.
+    """
+    if llm._is_recurrent or llm._is_hybrid:
+        return None
+    n_byte: float = llama_cpp.llama_model_size(llm._model.model)
+    n_expert, n_used = _count(llm, "expert_count"), _count(llm, "expert_used_count")
+    if 0 < n_used < n_expert:
+        n_byte *= n_used / n_expert
+    return costs.Memory(n_byte, lambda slot: llama_cpp.llama_state_seq_get_size(llm._ctx.ctx, slot))
+
+
+def _count(llm: Any, name: str) -> int:
+    """A number of the model's architecture from the file's metadata, 0 if it has none."""
+    try:
+        return int(llm.metadata.get(f"{llm.metadata.get('general.architecture')}.{name}", 0))
+    except ValueError:
+        return 0
 
 
 def room(llm: Any) -> int:

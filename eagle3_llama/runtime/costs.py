@@ -9,9 +9,9 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,10 @@ MOST_SLOW = 2.5  # the same for a slow model
 SETTLING = 3  # decodes of one row after one of another size that take longer
 MOST_LARGE = 1.8  # seconds after which no further large size begins
 SMALLEST, LARGEST = 1e-6, 1e6  # seconds of a decode or a pass that are believed; the clock's step is 1e-6
+# What a token in the KV cache adds to a decode of one row and of eight: so many times what reading it takes.
+# Attention is arithmetic, too. Measured with SmolLM2: 1.3 and 5.
+TOKEN_COSTS = {1: 1.5, 8: 5.0}
+NOISE = 0.05  # of a decode, what the least times of two sets of decodes differ by
 LOADS = 4  # the first LOADS loads of a model measure, because other programs may disturb one measurement
 FAR_OFF = 1.5  # all loads were disturbed if one row takes less by this factor than in any of them
 DISTURBED = 1.25  # a load was disturbed if one row took this many times as long as in the fastest load
@@ -62,6 +66,20 @@ class Costs:
     def decode(self, n: int, n_past: float) -> float:
         """The cost of a complete decode of n rows behind n_past tokens in the KV cache."""
         return self.layers[n] + self.cell[n] * (n_past - self.context) + self.output[n]
+
+
+class Memory(NamedTuple):
+    """What a loaded model reads."""
+
+    row_bytes: float  # of the weights, for a row
+    slot_bytes: Callable[[int], int]  # of the KV cache, for what it has of a slot
+
+    def token_seconds(self, one: float, n_past: int, slot: int) -> float:
+        """Seconds that reading a token in the KV cache takes. one: those of a decode of one row.
+
+        n_past: tokens that the slot has, at least 1.
+        """
+        return one * self.slot_bytes(slot) / n_past / self.row_bytes
 
 
 def fill_context(engine: Any, n: int, n_batch: int = 32, slot: int = 0, most: float = math.inf) -> int:
@@ -158,11 +176,12 @@ def _early(engine: Any, slot: int) -> float:
     return max(statistics.median(ratios), 1.0)
 
 
-def _cells(engine: Any, near_at: int, far_at: int, slot: int) -> dict[int, float]:
+def _cells(engine: Any, near_at: int, far_at: int, slot: int, read: float) -> dict[int, float]:
     """Seconds that each token in the KV cache adds to a decode of one row and of eight rows.
 
     It decodes after the slot's far_at tokens and then after its first near_at, which stay in the KV cache. Of
-    a few decodes the fastest counts, because disturbances only make them slower.
+    a few decodes the fastest counts, because disturbances only make them slower. read: seconds that reading a
+    token takes, 0 if they are not known. A large model's decodes differ by more than the tokens cost.
     """
     least = []
     for at in (far_at, near_at):
@@ -174,23 +193,40 @@ def _cells(engine: Any, near_at: int, far_at: int, slot: int) -> dict[int, float
                 break
         least.append(took)
     cells = {n: max(least[0][n] - least[1][n], 0.0) / (far_at - near_at) for n in (1, 8)}
+    if read:
+        noise = {n: NOISE * t / (far_at - near_at) for n, t in least[1].items()}
+        cells = {n: _likely(t, TOKEN_COSTS[n] * read, noise[n]) for n, t in cells.items()}
     # a token costs one row at least an eighth of what it costs eight rows, and at most as much
     return {1: max(cells[1], cells[8] / 8), 8: max(cells[1], cells[8])}
 
 
-def measure(engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot: int = 0) -> Costs:
-    """Measures for about `budget` seconds, or fewer sizes if the model is slow. Empties the slot."""
+def _likely(measured: float, expected: float, noise: float) -> float:
+    """The likeliest value. measured: with such noise. expected: this or half or twice as much."""
+    measured = min(measured, 4 * expected)  # far more, and another program had the machine meanwhile
+    return expected + (measured - expected) * expected**2 / (expected**2 + noise**2)
+
+
+def measure(
+    engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot: int = 0, memory: Memory | None = None
+) -> Costs:
+    """Measures for about `budget` seconds, or fewer sizes if the model is slow. Empties the slot.
+
+    memory: with it, what tokens in the KV cache cost is known for slow models too, and less noisy for others.
+    """
     start, elapsed = time.perf_counter(), lambda: time.perf_counter() - start
     near_at, far_at = min(CONTEXTS[0], n_ctx // 4), min(CONTEXTS[1], n_ctx - 8)
     sizes = [n for n in SIZES if n <= min(n_ctx - near_at, n_batch)]
+    if memory:
+        fill_context(engine, 1, n_batch, slot)
     one = min(engine.measure_target(1, slot) for _ in range(2))
-    slow, cells, warmed = one > SLOW, {1: 0.0}, {1}
+    read = memory.token_seconds(one, 1, slot) if memory else 0.0
+    slow, cells, warmed = one > SLOW, {n: read * times for n, times in TOKEN_COSTS.items()}, {1}
     near_at = 0 if slow else fill_context(engine, near_at, n_batch, slot)
     if not slow and far_at > near_at and 8 in sizes:
         # this also reads a model file that is not in memory yet
         far_at = fill_context(engine, far_at, min(n_batch, PIECE), slot, max(FILL - elapsed(), LEAST_FILL))
         if far_at > near_at:
-            cells, warmed = _cells(engine, near_at, far_at, slot), {1, 8}
+            cells, warmed = _cells(engine, near_at, far_at, slot, read), {1, 8}
     end = elapsed() + WARM
     for n in dict.fromkeys(sizes):  # warm-up: the first decode of each size takes some milliseconds longer
         if one > SLOW / 2 or elapsed() > end:
@@ -219,6 +255,7 @@ def measure_in_use(
     slot: int = 0,
     n_batch: int = MAX_ROWS,
     large: bool = False,
+    memory: Memory | None = None,
 ) -> Costs | None:
     """Measures with the slot's KV cache as an answer left it, or leaves it, and adds the times to `times`.
 
@@ -237,7 +274,11 @@ def measure_in_use(
         times.add(engine, measured, slot, (MOST_SLOW if slow else MOST) - elapsed(), one if slow else None)
     if large and not slow:
         _add_large(times, engine, room, one, slot, MOST_LARGE - elapsed())
-    return times.costs(engine.n_past(slot))
+    found, n_past = times.costs(engine.n_past(slot)), engine.n_past(slot)
+    if memory and n_past > 0:
+        read = memory.token_seconds(found.one_row, n_past, slot)
+        found = dataclasses.replace(found, cell=_curve({n: read * t for n, t in TOKEN_COSTS.items()}))
+    return found
 
 
 def _add_large(times: Times, engine: Any, room: int, one: float, slot: int, most: float) -> None:
@@ -266,7 +307,9 @@ def costs_dir() -> Path:
     return Path(os.environ.get("EAGLE3_LLAMA_COSTS") or cache_dir() / "costs").expanduser()
 
 
-def cached(engine: Any, key: Sequence[object], n_ctx: int, n_batch: int) -> Costs:
+def cached(
+    engine: Any, key: Sequence[object], n_ctx: int, n_batch: int, memory: Memory | None = None
+) -> Costs:
     """The costs for this key (model, format, backend, threads, library), from a file in costs_dir().
 
     Only the first LOADS loads measure. With a single measurement, a disturbance would stay in the costs for
@@ -274,7 +317,7 @@ def cached(engine: Any, key: Sequence[object], n_ctx: int, n_batch: int) -> Cost
     """
     loads = _read(_path(key, n_ctx))
     if len(loads) < LOADS or _were_disturbed(engine, loads):
-        return remember(key, n_ctx, measure(engine, n_ctx, n_batch))
+        return remember(key, n_ctx, measure(engine, n_ctx, n_batch, memory=memory))
     return merged(loads)
 
 
