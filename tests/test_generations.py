@@ -440,7 +440,9 @@ def test_costs_measured_after_a_text(files, alone, monkeypatch):
     from eagle3_llama.runtime import costs
 
     monkeypatch.setattr(
-        costs, "cached", lambda engine, key, *sizes: costs.measure(engine, *sizes, budget=0.1)
+        costs,
+        "cached",
+        lambda engine, key, *sizes: costs.measure(engine, *sizes[:2], budget=0.1, memory=sizes[2]),
     )
     llm = EagleLlama(files[0], eagle_path=files[1], n_max=0, **SETTINGS)
     older = GREEDY.start(llm)
