@@ -15,8 +15,9 @@ from eagle3_llama.llama.model_costs import cost_key
 from eagle3_llama.runtime import costs as _costs
 from eagle3_llama.runtime import library as _library
 from eagle3_llama.runtime.binding import address
-from eagle3_llama.runtime.costs import LOADS, MAX_ROWS, Costs, Memory, cached, measure, merged
+from eagle3_llama.runtime.costs import LOADS, MAX_ROWS, Costs, cached, measure, merged
 from eagle3_llama.runtime.engine import Ask
+from eagle3_llama.runtime.token_costs import Memory
 
 import llama_cpp
 from llama_cpp import Llama

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from ..errors import EagleError
-from ..runtime import costs, library, machine, variants
+from ..runtime import costs, library, machine, token_costs, variants
 from ..runtime.binding import llama_cpp
 
 # what the environment says about where weights lie
@@ -69,7 +69,7 @@ def measure_in_use(llm: Any, slot: int) -> None:
         engine.plan(costs.remember(cost_key(llm, llm._eagle_path), size, found))
 
 
-def memory_of(llm: Any) -> costs.Memory | None:
+def memory_of(llm: Any) -> token_costs.Memory | None:
     """What the model reads; None if a slot has more than keys and values of its tokens.
 
     Of the experts' weights, a row reads those that it uses: here of all weights, of which experts are most.
@@ -80,7 +80,7 @@ def memory_of(llm: Any) -> costs.Memory | None:
     n_expert, n_used = _count(llm, "expert_count"), _count(llm, "expert_used_count")
     if 0 < n_used < n_expert:
         n_byte *= n_used / n_expert
-    return costs.Memory(n_byte, lambda slot: llama_cpp.llama_state_seq_get_size(llm._ctx.ctx, slot))
+    return token_costs.Memory(n_byte, lambda slot: llama_cpp.llama_state_seq_get_size(llm._ctx.ctx, slot))
 
 
 def _count(llm: Any, name: str) -> int:

@@ -9,15 +9,16 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..common.files import cache_dir, replacing
 from ..common.limits import MAX_ROWS
 from ..errors import EagleError
+from .token_costs import TOKEN_COSTS, Memory, token_costs
 
 # Numbers of rows to measure in one round, the most important first. Costs in between are interpolated.
 SIZES = (1, 4, 2, 1, 8, 3, 1, 6, 5, 1, 12)
@@ -26,7 +27,6 @@ LARGE = (1, 16, 17, 64)
 CONTEXTS = (8, 256)  # tokens in the KV cache before the rows, for the near and the far measurement
 # Filling the far context: tokens per batch, seconds after the start when it ends, least seconds it takes.
 PIECE, FILL, LEAST_FILL = 32, 0.45, 0.1
-FAR, FAR_TIMES = 0.1, 3  # a decode for the cost of context is repeated FAR_TIMES, or until FAR seconds passed
 FAST = 0.01  # seconds: in a model that takes less for one row, the change from one size to another shows
 SLOW = 0.08  # seconds: a model that takes longer for one row is slow, and each size is measured once
 BUDGET = 1.0  # seconds after which no further round begins
@@ -37,10 +37,6 @@ MOST_SLOW = 2.5  # the same for a slow model
 SETTLING = 3  # decodes of one row after one of another size that take longer
 MOST_LARGE = 1.8  # seconds after which no further large size begins
 SMALLEST, LARGEST = 1e-6, 1e6  # seconds of a decode or a pass that are believed; the clock's step is 1e-6
-# What a token in the KV cache adds to a decode of one row and of eight: so many times what reading it takes.
-# Attention is arithmetic, too. Measured with SmolLM2: 1.3 and 5.
-TOKEN_COSTS = {1: 1.5, 8: 5.0}
-NOISE = 0.05  # of a decode, what the least times of two sets of decodes differ by
 LOADS = 4  # the first LOADS loads of a model measure, because other programs may disturb one measurement
 FAR_OFF = 1.5  # all loads were disturbed if one row takes less by this factor than in any of them
 DISTURBED = 1.25  # a load was disturbed if one row took this many times as long as in the fastest load
@@ -66,20 +62,6 @@ class Costs:
     def decode(self, n: int, n_past: float) -> float:
         """The cost of a complete decode of n rows behind n_past tokens in the KV cache."""
         return self.layers[n] + self.cell[n] * (n_past - self.context) + self.output[n]
-
-
-class Memory(NamedTuple):
-    """What a loaded model reads."""
-
-    row_bytes: float  # of the weights, for a row
-    slot_bytes: Callable[[int], int]  # of the KV cache, for what it has of a slot
-
-    def token_seconds(self, one: float, n_past: int, slot: int) -> float:
-        """Seconds that reading a token in the KV cache takes. one: those of a decode of one row.
-
-        n_past: tokens that the slot has, at least 1.
-        """
-        return one * self.slot_bytes(slot) / n_past / self.row_bytes
 
 
 def fill_context(engine: Any, n: int, n_batch: int = 32, slot: int = 0, most: float = math.inf) -> int:
@@ -176,36 +158,6 @@ def _early(engine: Any, slot: int) -> float:
     return max(statistics.median(ratios), 1.0)
 
 
-def _cells(engine: Any, near_at: int, far_at: int, slot: int, read: float) -> dict[int, float]:
-    """Seconds that each token in the KV cache adds to a decode of one row and of eight rows.
-
-    It decodes after the slot's far_at tokens and then after its first near_at, which stay in the KV cache. Of
-    a few decodes the fastest counts, because disturbances only make them slower. read: seconds that reading a
-    token takes, 0 if they are not known. A large model's decodes differ by more than the tokens cost.
-    """
-    least = []
-    for at in (far_at, near_at):
-        engine.rewind(at, slot)
-        start, took = time.perf_counter(), {1: math.inf, 8: math.inf}
-        for _ in range(FAR_TIMES):
-            took = {n: min(t, engine.measure_target(n, slot)) for n, t in took.items()}
-            if time.perf_counter() - start > FAR:
-                break
-        least.append(took)
-    cells = {n: max(least[0][n] - least[1][n], 0.0) / (far_at - near_at) for n in (1, 8)}
-    if read:
-        noise = {n: NOISE * t / (far_at - near_at) for n, t in least[1].items()}
-        cells = {n: _likely(t, TOKEN_COSTS[n] * read, noise[n]) for n, t in cells.items()}
-    # a token costs one row at least an eighth of what it costs eight rows, and at most as much
-    return {1: max(cells[1], cells[8] / 8), 8: max(cells[1], cells[8])}
-
-
-def _likely(measured: float, expected: float, noise: float) -> float:
-    """The likeliest value. measured: with such noise. expected: this or half or twice as much."""
-    measured = min(measured, 4 * expected)  # far more, and another program had the machine meanwhile
-    return expected + (measured - expected) * expected**2 / (expected**2 + noise**2)
-
-
 def measure(
     engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot: int = 0, memory: Memory | None = None
 ) -> Costs:
@@ -226,7 +178,7 @@ def measure(
         # this also reads a model file that is not in memory yet
         far_at = fill_context(engine, far_at, min(n_batch, PIECE), slot, max(FILL - elapsed(), LEAST_FILL))
         if far_at > near_at:
-            cells, warmed = _cells(engine, near_at, far_at, slot, read), {1, 8}
+            cells, warmed = token_costs(engine, near_at, far_at, slot, read), {1, 8}
     end = elapsed() + WARM
     for n in dict.fromkeys(sizes):  # warm-up: the first decode of each size takes some milliseconds longer
         if one > SLOW / 2 or elapsed() > end:

@@ -1,0 +1,58 @@
+"""What a token in the KV cache adds to a decode: measured, and told by the bytes that it has."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+# What a token in the KV cache adds to a decode of one row and of eight: so many times what reading it takes.
+# Attention is arithmetic, too. Measured with SmolLM2: 1.3 and 5.
+TOKEN_COSTS = {1: 1.5, 8: 5.0}
+NOISE = 0.05  # of a decode, what the least times of two sets of decodes differ by
+FAR, FAR_TIMES = 0.1, 3  # a decode for the cost of context is repeated FAR_TIMES, or until FAR seconds passed
+
+
+class Memory(NamedTuple):
+    """What a loaded model reads."""
+
+    row_bytes: float  # of the weights, for a row
+    slot_bytes: Callable[[int], int]  # of the KV cache, for what it has of a slot
+
+    def token_seconds(self, one: float, n_past: int, slot: int) -> float:
+        """Seconds that reading a token in the KV cache takes. one: those of a decode of one row.
+
+        n_past: tokens that the slot has, at least 1.
+        """
+        return one * self.slot_bytes(slot) / n_past / self.row_bytes
+
+
+def token_costs(engine: Any, near_at: int, far_at: int, slot: int, read: float) -> dict[int, float]:
+    """Seconds that each token in the KV cache adds to a decode of one row and of eight rows.
+
+    It decodes after the slot's far_at tokens and then after its first near_at, which stay in the KV cache. Of
+    a few decodes the fastest counts, because disturbances only make them slower. read: seconds that reading a
+    token takes, 0 if they are not known. A large model's decodes differ by more than the tokens cost.
+    """
+    least = []
+    for at in (far_at, near_at):
+        engine.rewind(at, slot)
+        start, took = time.perf_counter(), {1: math.inf, 8: math.inf}
+        for _ in range(FAR_TIMES):
+            took = {n: min(t, engine.measure_target(n, slot)) for n, t in took.items()}
+            if time.perf_counter() - start > FAR:
+                break
+        least.append(took)
+    cells = {n: max(least[0][n] - least[1][n], 0.0) / (far_at - near_at) for n in (1, 8)}
+    if read:
+        noise = {n: NOISE * t / (far_at - near_at) for n, t in least[1].items()}
+        cells = {n: _likely(t, TOKEN_COSTS[n] * read, noise[n]) for n, t in cells.items()}
+    # a token costs one row at least an eighth of what it costs eight rows, and at most as much
+    return {1: max(cells[1], cells[8] / 8), 8: max(cells[1], cells[8])}
+
+
+def _likely(measured: float, expected: float, noise: float) -> float:
+    """The likeliest value. measured: with such noise. expected: this or half or twice as much."""
+    measured = min(measured, 4 * expected)  # far more, and another program had the machine meanwhile
+    return expected + (measured - expected) * expected**2 / (expected**2 + noise**2)
