@@ -4,10 +4,12 @@
     scripts/bench_rows.py MODEL.gguf... [--rows 1,2,4,8,16] [--tokens 256,2000] [-t 2] [--rounds 5]
     scripts/bench_rows.py MODEL.gguf... --prompt 512
     scripts/bench_rows.py --random Q8_0,Q4_K
+    scripts/bench_rows.py MODEL.gguf... --amx
 
 Three libraries alternate, each in a process of its own: stock llama.cpp, built with the flags of this
 package's build (the first run builds it); this package's with EAGLE3_LLAMA_INTERLEAVE=0; and with 1. Each
-figure is a median. AMX is left out everywhere, because stock llama.cpp fails on it with some compilers.
+figure is a median. AMX is left out of these, because stock llama.cpp fails on it with some compilers. With
+--amx this package's library with upstream's AMX products is a fourth.
 --random makes a model of 1.7 billion random weights in each of these formats, which fits no cache. --prompt
 measures prompts of so many tokens too, decoded in one batch for the last logits: tokens a second.
 """
@@ -27,7 +29,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from eagle3_llama.bench.child import Child
 
-NAMES = {"stock": "stock", "0": "not interleaved", "1": "interleaved"}
+NAMES = {"stock": "stock", "0": "not interleaved", "1": "interleaved", "amx": "AMX's layout"}
 SCALES = {  # where the halves of a block begin
     "Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "IQ4_NL": [0],
     "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
@@ -52,6 +54,7 @@ def main() -> int:
     parser.add_argument(
         "--prompt", type=int, default=0, metavar="TOKENS", help="at most 2,048; 0 measures none"
     )
+    parser.add_argument("--amx", action="store_true", help="upstream's AMX products too, on Intel with AMX")
     parser.add_argument("--serve", choices=NAMES, help=argparse.SUPPRESS)
     given = parser.parse_args()
     given.rows = sorted({1, *given.rows})
@@ -68,6 +71,8 @@ def main() -> int:
     from eagle3_llama.bench.stock import libraries
     from eagle3_llama.runtime import machine
 
+    if given.amx and "amx_int8" not in machine.sets():
+        parser.error("--amx: this processor has no AMX")
     stock = libraries()
     print(machine.model())
     for model in given.models:
@@ -141,7 +146,7 @@ def write_random(path: Path, name: str) -> None:
 
 def measure(given: argparse.Namespace, model: Path, stock: Path) -> dict[tuple[str, int, int], float]:
     """Milliseconds by library, tokens and rows."""
-    children = {name: start(given, model, name, stock) for name in NAMES}
+    children = {name: start(given, model, name, stock) for name in names(given)}
     times: dict[tuple[str, int, int], list[float]] = {}
     total = given.rounds * len(given.tokens)
     try:
@@ -161,12 +166,19 @@ def measure(given: argparse.Namespace, model: Path, stock: Path) -> dict[tuple[s
     return {key: statistics.median(values) for key, values in times.items()}
 
 
+def names(given: argparse.Namespace) -> list[str]:
+    return [name for name in NAMES if name != "amx" or given.amx]
+
+
 def start(given: argparse.Namespace, model: Path, name: str, stock: Path) -> Child:
     from eagle3_llama.bench.child import Child
     from eagle3_llama.bench.stock import environment
 
-    env = environment(stock) if name == "stock" else {**os.environ, "EAGLE3_LLAMA_INTERLEAVE": name}
-    env["EAGLE3_LLAMA_AMX"] = "0"
+    env = environment(stock) if name == "stock" else dict(os.environ)
+    if name == "amx":
+        env.pop("EAGLE3_LLAMA_AMX", None)
+    else:
+        env |= {"EAGLE3_LLAMA_AMX": "0", "EAGLE3_LLAMA_INTERLEAVE": "0" if name == "0" else "1"}
     env.pop("OMP_WAIT_POLICY", None)
     size = ["--tokens", ",".join(map(str, given.tokens)), "--rows", ",".join(map(str, given.rows))]
     size += ["--prompt", str(given.prompt)]
@@ -231,12 +243,14 @@ def table(model: Path, found: dict[tuple[str, int, int], float], given: argparse
     ]
     for tokens in given.tokens:
         unit = found["stock", tokens, given.rows[0]]
-        for name, label in NAMES.items():
+        for name in names(given):
             ratios = " | ".join(f"{found[name, tokens, n] / unit:.2f}" for n in given.rows)
-            lines.append(f"| {tokens} | {label} | {found[name, tokens, given.rows[0]]:.1f} | {ratios} |")
+            lines.append(
+                f"| {tokens} | {NAMES[name]} | {found[name, tokens, given.rows[0]]:.1f} | {ratios} |"
+            )
     if given.prompt:
-        speeds = (1000 * given.prompt / found[name, 0, given.prompt] for name in NAMES)
-        told = ", ".join(f"{label} {speed:.0f}" for label, speed in zip(NAMES.values(), speeds, strict=True))
+        speeds = {NAMES[name]: 1000 * given.prompt / found[name, 0, given.prompt] for name in names(given)}
+        told = ", ".join(f"{label} {speed:.0f}" for label, speed in speeds.items())
         lines.append(f"a prompt of {given.prompt} tokens, tokens/s: {told}")
     return "\n".join(lines)
 

@@ -65,9 +65,18 @@ _VNNI = "GGML_AVX512=ON GGML_AVX512_VBMI=ON GGML_AVX512_VNNI=ON GGML_AVX512_BF16
 _HAS_AVX2 = "avx2 fma f16c bmi2"
 _HAS_AVX512 = f"{_HAS_AVX2} avx512f avx512bw avx512cd avx512dq avx512vl"
 _HAS_VNNI = f"{_HAS_AVX512} avx512vbmi avx512_vnni avx512_bf16"
+_AMX = "GGML_AMX_TILE=ON GGML_AMX_INT8=ON GGML_AMX_BF16=ON"
+_HAS_AMX = "amx_tile amx_int8 amx_bf16"
 _ARM = "GGML_CPU_ARM_ARCH="
 
 CPUS = (
+    Cpu(
+        "amx",
+        "x86-64, AVX-512 with VNNI and AMX (Sapphire Rapids)",
+        "x86_64",
+        f"{_VNNI} {_AMX}",
+        f"{_HAS_VNNI} {_HAS_AMX}",
+    ),
     Cpu("avx512-vnni", "x86-64, AVX-512 with VNNI", "x86_64", _VNNI, _HAS_VNNI),
     Cpu(
         "cascade-lake",

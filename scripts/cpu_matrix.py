@@ -75,6 +75,19 @@ STEPS = (
     *(Step("same text", "failures_test", ("cuts", f"TARGET-{kind}", "HEAD")) for kind in KINDS[:5]),
     *(Step("same text", "rounds_test", (f"TARGET-{kind}", "HEAD", "1", "10")) for kind in KINDS[:5]),
 )
+_UPSTREAMS = (("EAGLE3_LLAMA_INTERLEAVE", "0"),)  # layout of weights
+AMX_STEPS = (
+    Step("run", "amx_test", ("1",)),
+    *(
+        Step("same text", "slots_test", (what, f"TARGET-{kind}"), _UPSTREAMS)
+        for kind in KINDS[3:]
+        for what in ("bits", "prompts")
+    ),
+    *(
+        Step("same text", "rounds_test", (f"TARGET-{kind}", "HEAD", "1", "10"), _UPSTREAMS)
+        for kind in KINDS[3:5]
+    ),
+)
 # Where the system is another: how it finds the libraries, and the other native tests, whose processor is this
 # machine's elsewhere.
 _PAIR = ("TARGET-F32", "HEAD")
@@ -175,6 +188,8 @@ def defines(cpu: Cpu) -> list[str]:
 
 
 def steps_of(cpu: Cpu) -> tuple[Step, ...]:
+    if "amx" in cpu.sets:
+        return (*AMX_STEPS, *STEPS)
     return (*STEPS, *WINDOWS_STEPS) if cpu.system == "windows" else STEPS
 
 
