@@ -10,8 +10,9 @@ Three libraries alternate, each in a process of its own: stock llama.cpp, built 
 package's build (the first run builds it); this package's with EAGLE3_LLAMA_INTERLEAVE=0; and with 1. Each
 figure is a median. AMX is left out of these, because stock llama.cpp fails on it with some compilers. With
 --amx this package's library with upstream's AMX products is a fourth.
---random makes a model of 1.7 billion random weights in each of these formats, which fits no cache. --prompt
-measures prompts of so many tokens too, decoded in one batch for the last logits: tokens a second.
+--random makes a model of random weights in each of these formats: of 1.7 billion, which fit no cache, or with
+--shape 135M one like SmolLM2-135M (in K-quants a little wider). --prompt measures prompts of so many tokens
+too, decoded in one batch for the last logits: tokens a second.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from eagle3_llama.bench.child import Child
@@ -34,7 +35,20 @@ SCALES = {  # where the halves of a block begin
     "Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "IQ4_NL": [0],
     "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
 }  # fmt: skip
-SHAPE = (2048, 8192, 24, 32, 49152)  # width, width of feed-forward, layers, heads, vocabulary
+
+
+class Shape(NamedTuple):
+    n_embd: int
+    n_ff: int
+    n_layer: int
+    n_head: int
+    n_kv: int  # heads of keys and values
+    output: bool = False  # whether there is an output matrix beside the embedding
+
+
+SHAPES = {"1.7B": Shape(2048, 8192, 24, 32, 32, output=True), "135M": Shape(576, 1536, 30, 9, 3)}
+WIDE = {"135M": Shape(768, 1536, 30, 12, 4)}  # for blocks of 256 weights
+N_VOCAB = 49152
 TIMES = 5  # decodes in a turn; their median counts
 MOST = 2048  # tokens of a prompt
 
@@ -45,6 +59,7 @@ def main() -> int:
     )
     parser.add_argument("models", nargs="*", type=Path, metavar="MODEL.gguf")
     parser.add_argument("--random", type=formats, default=[], metavar="FORMAT,FORMAT,...")
+    parser.add_argument("--shape", choices=SHAPES, default="1.7B", help="of --random")
     parser.add_argument("--rows", type=numbers, default=[1, 2, 4, 8, 16], metavar="N,N,...")
     parser.add_argument(
         "--tokens", type=numbers, default=[256, 2000], metavar="N,N,...", help="in the KV cache before"
@@ -79,8 +94,8 @@ def main() -> int:
         print(table(model, measure(given, model, stock), given), flush=True)
     for name in given.random:
         with tempfile.TemporaryDirectory() as tmp:
-            model = Path(tmp) / f"random-1.7B-{name}.gguf"
-            write_random(model, name)
+            model = Path(tmp) / f"random-{given.shape}-{name}.gguf"
+            write_random(model, name, given.shape)
             print(table(model, measure(given, model, stock), given), flush=True)
     return 0
 
@@ -100,44 +115,52 @@ def formats(text: str) -> list[str]:
     return out
 
 
-def write_random(path: Path, name: str) -> None:
-    """A llama of SHAPE. Any bytes are weights, if the scales are sane."""
+def write_random(path: Path, name: str, shape: str) -> None:
+    """A llama of that shape. Any bytes are weights, if the scales are sane."""
     import gguf
     import numpy as np
 
     kind, rng = gguf.GGMLQuantizationType[name], np.random.default_rng(1)
-    n_embd, n_ff, n_layer, n_head, n_vocab = SHAPE
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    of = SHAPES[shape] if SHAPES[shape].n_embd % block == 0 else WIDE[shape]
     w = gguf.GGUFWriter(path, "llama")
     w.add_context_length(8192)
-    w.add_embedding_length(n_embd)
-    w.add_feed_forward_length(n_ff)
-    w.add_block_count(n_layer)
-    w.add_head_count(n_head)
-    w.add_head_count_kv(n_head)
-    w.add_rope_dimension_count(n_embd // n_head)
+    w.add_embedding_length(of.n_embd)
+    w.add_feed_forward_length(of.n_ff)
+    w.add_block_count(of.n_layer)
+    w.add_head_count(of.n_head)
+    w.add_head_count_kv(of.n_kv)
+    w.add_rope_dimension_count(of.n_embd // of.n_head)
     w.add_layer_norm_rms_eps(1e-5)
     w.add_tokenizer_model("llama")
-    w.add_token_list([b"<unk>", b"<s>", b"</s>", *(b"token%d" % i for i in range(3, n_vocab))])
-    w.add_token_scores([0.0] * n_vocab)
-    w.add_token_types([2, 3, 3, *[1] * (n_vocab - 3)])
+    w.add_token_list([b"<unk>", b"<s>", b"</s>", *(b"token%d" % i for i in range(3, N_VOCAB))])
+    w.add_token_scores([0.0] * N_VOCAB)
+    w.add_token_types([2, 3, 3, *[1] * (N_VOCAB - 3)])
 
     def add(tensor: str, rows: int, columns: int) -> None:
-        block, size = gguf.GGML_QUANT_SIZES[kind]
         data = rng.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
         for at in SCALES[name]:
             data[:, :, at : at + 2] = (0x00, 0x10)  # half precision: 0.0005
-        w.add_tensor(tensor, data.reshape(rows, -1), raw_dtype=kind)
+        w.add_tensor(f"{tensor}.weight", data.reshape(rows, -1), raw_dtype=kind)
 
-    for norm in ("output_norm", *(f"blk.{i}.{n}" for i in range(n_layer) for n in ("attn_norm", "ffn_norm"))):
-        w.add_tensor(f"{norm}.weight", np.ones(n_embd, np.float32))
-    add("token_embd.weight", n_vocab, n_embd)
-    add("output.weight", n_vocab, n_embd)
-    for i in range(n_layer):
-        for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            add(f"blk.{i}.{part}.weight", n_embd, n_embd)
-        add(f"blk.{i}.ffn_gate.weight", n_ff, n_embd)
-        add(f"blk.{i}.ffn_up.weight", n_ff, n_embd)
-        add(f"blk.{i}.ffn_down.weight", n_embd, n_ff)
+    layers = [f"blk.{i}." for i in range(of.n_layer)]
+    for norm in ("output_norm", *(layer + n for layer in layers for n in ("attn_norm", "ffn_norm"))):
+        w.add_tensor(f"{norm}.weight", np.ones(of.n_embd, np.float32))
+    add("token_embd", N_VOCAB, of.n_embd)
+    if of.output:
+        add("output", N_VOCAB, of.n_embd)
+    for layer in layers:
+        n_kv = of.n_kv * (of.n_embd // of.n_head)
+        for part, rows in (
+            ("attn_q", of.n_embd),
+            ("attn_k", n_kv),
+            ("attn_v", n_kv),
+            ("attn_output", of.n_embd),
+        ):
+            add(layer + part, rows, of.n_embd)
+        for part in ("ffn_gate", "ffn_up"):
+            add(layer + part, of.n_ff, of.n_embd)
+        add(f"{layer}ffn_down", of.n_embd, of.n_ff)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -175,10 +198,9 @@ def start(given: argparse.Namespace, model: Path, name: str, stock: Path) -> Chi
     from eagle3_llama.bench.stock import environment
 
     env = environment(stock) if name == "stock" else dict(os.environ)
-    if name == "amx":
-        env.pop("EAGLE3_LLAMA_AMX", None)
-    else:
-        env |= {"EAGLE3_LLAMA_AMX": "0", "EAGLE3_LLAMA_INTERLEAVE": "0" if name == "0" else "1"}
+    if name != "stock":
+        env |= {"EAGLE3_LLAMA_AMX": "1" if name == "amx" else "0"}
+        env |= {"EAGLE3_LLAMA_INTERLEAVE": "1" if name == "1" else "0"}
     env.pop("OMP_WAIT_POLICY", None)
     size = ["--tokens", ",".join(map(str, given.tokens)), "--rows", ",".join(map(str, given.rows))]
     size += ["--prompt", str(given.prompt)]

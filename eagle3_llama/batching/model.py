@@ -15,6 +15,7 @@ from ..common.memory_size import check_memory, parse_size
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import is_end
 from ..llama.eagle_llama import EagleLlama
+from ..llama.metadata import number
 from ..runtime.binding import llama_cpp
 from ..runtime.machine import cores
 from ..runtime.params import check_int
@@ -113,17 +114,10 @@ class BatchModel(EagleLlama):
 
     def prompt_step(self) -> int:
         """A chunk of a micro-batch has a multiple of so many tokens, so that its bits are the whole's."""
-        if self._int_of("expert_count") > 0 and self._int_of("file_type", "general") not in ROWS_ALIKE:
+        has_experts = (number(self.metadata, "expert_count") or 0) > 0
+        if has_experts and number(self.metadata, "file_type", "general") not in ROWS_ALIKE:
             return self.batch_sizes()[1]  # how many rows an expert gets depends on the whole micro-batch
         return RECURRENT_STEP if self._is_recurrent or self._is_hybrid else GEMM_STEP
-
-    def _int_of(self, name: str, group: str | None = None) -> int:
-        """A number from the file's metadata, -1 if it has none. group: by default the architecture."""
-        group = group or self.metadata.get("general.architecture", "")
-        try:
-            return int(self.metadata.get(f"{group}.{name}", -1))
-        except ValueError:
-            return -1
 
     def logits(self, row: int) -> np.ndarray:
         """A row of the last batch, float32 [n_vocab]; the next batch overwrites it."""

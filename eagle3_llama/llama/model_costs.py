@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import EagleError
 from ..runtime import costs, library, machine, token_costs, variants
 from ..runtime.binding import llama_cpp
+from .metadata import number
 
 # what the environment says about where weights lie
 PLACES = ("EAGLE3_LLAMA_AMX", "EAGLE3_LLAMA_INTERLEAVE")
@@ -77,18 +78,10 @@ def memory_of(llm: Any) -> token_costs.Memory | None:
     if llm._is_recurrent or llm._is_hybrid:
         return None
     n_byte: float = llama_cpp.llama_model_size(llm._model.model)
-    n_expert, n_used = _count(llm, "expert_count"), _count(llm, "expert_used_count")
+    n_expert, n_used = (number(llm.metadata, name) or 0 for name in ("expert_count", "expert_used_count"))
     if 0 < n_used < n_expert:
         n_byte *= n_used / n_expert
     return token_costs.Memory(n_byte, lambda slot: llama_cpp.llama_state_seq_get_size(llm._ctx.ctx, slot))
-
-
-def _count(llm: Any, name: str) -> int:
-    """A number of the model's architecture from the file's metadata, 0 if it has none."""
-    try:
-        return int(llm.metadata.get(f"{llm.metadata.get('general.architecture')}.{name}", 0))
-    except ValueError:
-        return 0
 
 
 def room(llm: Any) -> int:
