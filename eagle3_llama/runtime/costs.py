@@ -18,6 +18,7 @@ import numpy as np
 from ..common.files import cache_dir, replacing
 from ..common.limits import MAX_ROWS
 from ..errors import EagleError
+from . import settling
 from .token_costs import TOKEN_COSTS, Memory, token_costs
 
 # Numbers of rows to measure in one round, the most important first. Costs in between are interpolated.
@@ -146,18 +147,6 @@ def _decode(engine: Any, n: int, slot: int) -> float:
     return took
 
 
-def _early(engine: Any, slot: int) -> float:
-    """The second decode of one row after a draft of eight rows, in units of one that came after several."""
-    ratios = []
-    for _ in range(SETTLING):
-        for n in (1, 8) if engine.has_head else ():
-            engine.measure_head(n, slot)
-        engine.measure_target(8, slot)
-        took = [engine.measure_target(1, slot) for _ in range(2 * SETTLING + 1)]
-        ratios.append(took[1] / statistics.median(took[-SETTLING:]))
-    return max(statistics.median(ratios), 1.0)
-
-
 def measure(
     engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot: int = 0, memory: Memory | None = None
 ) -> Costs:
@@ -194,7 +183,7 @@ def measure(
         rounds += 1
     if not slow:
         _add_large(times, engine, min(n_ctx - near_at, n_batch), one, slot, MOST_LARGE - elapsed())
-    early = _early(engine, slot) if one < FAST / 2 and 8 in sizes and elapsed() < ENOUGH else 1.0
+    early = settling.early(engine, slot) if one < FAST / 2 and 8 in sizes and elapsed() < ENOUGH else 1.0
     engine.rewind(0, slot)
     return dataclasses.replace(times.costs(near_at), cell=_curve(cells), early=early)
 

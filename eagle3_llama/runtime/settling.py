@@ -1,0 +1,37 @@
+"""How much longer a decode of one row takes soon after a draft, when the cache holds other weights."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+REPEATS = 6
+LATE = 5  # decodes of one row since a draft, from which on they take no longer
+FAR = 3.0  # times the middle's distance from the median that a ratio is believed: others were disturbed
+
+
+def early(engine: Any, slot: int) -> float:
+    """The second decode of one row after a draft of eight rows, in units of one that came after several.
+
+    At least 1. Decodes differ by some percent from one to the next, so only what is more than this counts.
+    """
+    ratios = []
+    for _ in range(REPEATS):
+        for n in (1, 8) if engine.has_head else ():
+            engine.measure_head(n, slot)
+        engine.measure_target(8, slot)
+        took = [engine.measure_target(1, slot) for _ in range(LATE + 2)]
+        ratios.append(took[1] / statistics.median(took[LATE - 1 :]))
+    return 1.0 + beyond_noise([ratio - 1.0 for ratio in ratios])
+
+
+def beyond_noise(samples: list[float]) -> float:
+    """Their mean, less the part of it that their spread explains (James and Stein). At least 0."""
+    middle = statistics.median(samples)
+    spread = statistics.median(abs(x - middle) for x in samples)
+    fair = [x for x in samples if abs(x - middle) <= FAR * spread]
+    mean = statistics.fmean(fair)
+    if mean <= 0.0:
+        return 0.0
+    error = statistics.variance(fair) / len(fair) if len(fair) > 1 else 0.0
+    return mean * max(1.0 - error / mean**2, 0.0)
