@@ -35,7 +35,7 @@ def test_a_slower_second_decode_is_found(second):
 
 
 def test_chance_is_not_taken_for_it():
-    """With 6% from one decode to the next, as on virtual machines: the plain median was 1.03 on average."""
+    """With 6% from one decode to the next, as on virtual machines: medians of three were 1.02 on average."""
     found = [early(Clock(1.0, 0.06, seed), 0) for seed in range(200)]
     assert min(found) >= 1.0 and statistics.fmean(found) < 1.015
 
