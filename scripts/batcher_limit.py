@@ -16,9 +16,9 @@ import time
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from load_client import Files, Format, texts_of
 from rich.console import Console
 from rich.table import Table
-from server_load import Files, Format, texts_of
 
 from eagle3_llama import EagleParams
 from eagle3_llama.batching import Batcher, BatchSettings

@@ -37,7 +37,7 @@ from rich.progress import track
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from server_load import Files, Server, texts_of
+from load_client import Files, Server, texts_of
 
 from eagle3_llama.models import smollm2
 from eagle3_llama.runtime.machine import cores

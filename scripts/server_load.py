@@ -13,36 +13,30 @@ from __future__ import annotations
 
 import bisect
 import concurrent.futures
-import functools
-import http.client
 import itertools
 import json
 import os
 import random
 import re
 import statistics
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from hostile_load import hostile_load, tokenize
+from load_client import PROMPTS, Files, Format, Server, chunks, texts_of
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from eagle3_llama import EagleLlama, EagleParams  # before llama_cpp, so that llama_cpp opens our libllama
 from eagle3_llama.bench.prompts import read_prompts
-from eagle3_llama.bench.run import spaced
 from eagle3_llama.llama.chat import chat_tokens, generate
 from eagle3_llama.models import shipped_head, smollm2
 from eagle3_llama.runtime.machine import cores
 
-PROMPTS = Path(__file__).resolve().parent.parent / "tests" / "data" / "eval_prompts.jsonl"
-TEXT = "megabytes of words, " * 50_000  # a megabyte to tokenise
 # Two texts may differ where the two highest logits are closer than this: the server processes prompts in
 # pieces, which changes the order of float sums.
 NEAR_TIE = 0.05
@@ -55,107 +49,6 @@ _COMMON: dict[str, Any] = {
     "flash_attn": True,
     "verbose": False,
 }
-Format = Annotated[str, typer.Option(help="format of SmolLM2")]
-Files = Annotated[
-    list[Path] | None, typer.Option("--file", help="prompts, .jsonl; may be given several times")
-]
-
-
-def texts_of(files: list[Path] | None, n: int) -> list[str]:
-    """n prompts of these files, or of eval_prompts.jsonl, spread evenly over them."""
-    return [str(text) for _, text in spaced(read_prompts(files or [PROMPTS]), n)]
-
-
-class Server:
-    """A server process on a free port."""
-
-    def __init__(self, fmt: str, n_parallel: int, n_ctx: int, head: bool = True) -> None:
-        options = f"-m eagle3_llama.server --port 0 --n-parallel {n_parallel} --n-ctx {n_ctx}".split()
-        files = ["--model", str(smollm2(fmt)), *(["--eagle", str(shipped_head())] if head else [])]
-        self.process = subprocess.Popen(
-            [sys.executable, *options, *files], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        found = re.search(r"http://127.0.0.1:(\d+)", self.process.stdout.readline())
-        if not found:
-            raise SystemExit("the server did not start")
-        self.port = int(found[1])
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.terminate()
-        self.process.wait(60)
-
-    def get(self, path: str) -> str:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        connection.request("GET", path)
-        return connection.getresponse().read().decode()
-
-    def ask(
-        self, text: str, max_tokens: int, speculative: dict[str, Any], leave_after: int | None = None
-    ) -> tuple[str, dict[str, Any]]:
-        """(text, last chunk) of a streamed greedy answer. The client disconnects after leave_after chunks."""
-        leaves = lambda data: leave_after is not None and data.count(b"\n\n") > leave_after
-        chunks = [c for _, c in _chunks(self.stream(text, max_tokens, speculative, leaves))]
-        parts = (choice["delta"].get("content") or "" for c in chunks for choice in c["choices"])
-        return "".join(parts), chunks[-1]
-
-    def stream(
-        self, text: str, max_tokens: int, speculative: dict[str, Any], leaves: Callable[[bytearray], bool]
-    ) -> bytearray:
-        """The bytes of a streamed greedy answer. The client disconnects when leaves(bytes so far) is true."""
-        more = {"stream": True, "stream_options": {"include_usage": True}}
-        return self._post(text, max_tokens, speculative, more, leaves)
-
-    def ask_whole(self, text: str, max_tokens: int) -> dict[str, Any]:
-        """The same answer without streaming."""
-        return json.loads(self._post(text, max_tokens, {}, {}, lambda data: False))
-
-    def _post(
-        self,
-        text: str,
-        max_tokens: int,
-        speculative: dict[str, Any],
-        more: dict[str, Any],
-        leaves: Callable[[bytearray], bool],
-    ) -> bytearray:
-        body = {
-            "messages": [{"role": "user", "content": text}],
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "speculative": {"report": True, **speculative},
-            **more,
-        }
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
-        try:
-            connection.request(
-                "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
-            )
-            response = connection.getresponse()
-            if response.status != 200:
-                raise RuntimeError(f"{response.status}: {response.read()[:300]!r}")
-            data = bytearray()
-            while part := response.read1(1 << 16):  # parsed only later, because the server needs the cores
-                data += part
-                if leaves(data):
-                    break
-            return data
-        finally:
-            connection.close()
-
-    def memory(self) -> int:
-        """Resident bytes without mapped files, whose pages the system loads and drops as it likes."""
-        with open(f"/proc/{self.process.pid}/status", encoding="ascii") as f:
-            return next(int(line.split()[1]) * 1024 for line in f if line.startswith("RssAnon:"))
-
-
-def _chunks(data: bytearray) -> list[tuple[int, dict[str, Any]]]:
-    """The complete chunks of a stream, each with the number of bytes up to its end."""
-    found = [(m.end(), json.loads(m[1])) for m in re.finditer(rb"data: (\{.*\})\r?\n\r?\n", data)]
-    if wrong := [c["error"] for _, c in found if "error" in c]:
-        raise RuntimeError(str(wrong[0]))
-    return found
 
 
 def _all(n_clients: int, work: Any, jobs: list[Any]) -> list[Any]:
@@ -294,7 +187,7 @@ def _load(server: Server, texts: list[str], n_predict: int, on: bool, seconds: f
 def _received(marks: list[tuple[int, float]], data: bytearray, start: float, end: float) -> int:
     """The number of an answer's tokens that arrived between start and end."""
     came = lambda n_bytes: marks[bisect.bisect_left(marks, (n_bytes, 0.0))][1]
-    counted = (c for n_bytes, c in _chunks(data) if start < came(n_bytes) <= end)
+    counted = (c for n_bytes, c in chunks(data) if start < came(n_bytes) <= end)
     return sum(len(c.get("eagle", {}).get("positions", ())) for c in counted)
 
 
@@ -464,27 +357,6 @@ def _or_too_long(server: Server, job: tuple[str, int, int | None]) -> tuple[str,
         raise
 
 
-# -- expensive requests -----------------------------------------------------------------------------------
-
-
-class Hostile(NamedTuple):
-    """The results of the expensive requests."""
-
-    answered: dict[str, int]  # by kind
-    refused: list[str]  # the errors of the other requests
-    rows: list[int]  # for each answer with logprobs, the number of tokens that have them
-    slowest_health: float  # seconds
-    most_memory: int  # bytes more than before
-
-    def wrong(self, clients: int, tokens: int) -> list[str]:
-        """What the server did wrong, one line each."""
-        found = [f"refused: {said}" for said in self.refused]
-        found += [f"{n} of {tokens} tokens have logprobs" for n in self.rows if n < tokens]
-        if len(self.rows) < clients:
-            found.append(f"{len(self.rows)} of {clients} answers with logprobs arrived")
-        return found
-
-
 @app.command()
 def hostile(
     fmt: Format = "Q8_0",
@@ -503,7 +375,7 @@ def hostile(
     """
     with Server(fmt, n_parallel, 4096) as server:
         server.ask("Name three rivers.", 8, {})
-        _tokenize(server.port)  # the first requests allocate memory that the server keeps
+        tokenize(server.port)  # the first requests allocate memory that the server keeps
         seen = hostile_load(server.port, server.memory, clients, tokens, texts, 60 * minutes, lag=60.0)
     grown = seen.most_memory / 1e6
     wrong = seen.wrong(clients, tokens) + ([f"memory grew by {grown:.0f} MB"] if grown >= 300 else [])
@@ -514,119 +386,6 @@ def hostile(
     )
     console.print("\n".join(wrong) or "nothing wrong")
     raise typer.Exit(1 if wrong else 0)
-
-
-def hostile_load(
-    port: int, memory: Callable[[], int], clients: int, tokens: int, texts: int, seconds: float, lag: float
-) -> Hostile:
-    """The requests of hostile() to a port of this machine. It ends when the clients have their answers.
-
-    seconds: the longest duration. memory(): the server's memory in bytes. lag: seconds for which one client
-    does not read its stream.
-    """
-    end, over, before = time.monotonic() + seconds, threading.Event(), memory()
-    answered: dict[str, int] = {}
-    refused: list[str] = []
-    rows: list[int] = []
-    seen, lock = {"health": 0.0, "memory": before}, threading.Lock()
-
-    def repeat(kind: str, work: Callable[[], Any], most: int, pause: float = 0.0) -> None:
-        for _ in range(most):
-            if over.is_set() or time.monotonic() > end:
-                return
-            try:
-                result = work()
-            except Exception as e:
-                with lock:
-                    refused.append(f"{kind}: {e!s:.200}")
-                continue
-            with lock:
-                answered[kind] = answered.get(kind, 0) + 1
-                if kind == "logprobs":
-                    rows.append(result)
-            over.wait(pause)
-
-    def look() -> None:
-        start = time.perf_counter()
-        _send(port, "GET", "/health", None)
-        seen["health"] = max(seen["health"], time.perf_counter() - start)
-        seen["memory"] = max(seen["memory"], memory())
-
-    left = lambda: max(end - time.monotonic(), 0.1)
-    ask = lambda i: functools.partial(_logprobs, port, i, tokens, left, lag if i == 1 else 0.0)
-    asking = [threading.Thread(target=repeat, args=("logprobs", ask(i), 1)) for i in range(clients)]
-    beside = [
-        threading.Thread(target=repeat, args=x)
-        for x in (
-            ("tokenize", lambda: _tokenize(port), texts, 0.05),
-            ("tokenize", lambda: _tokenize(port), texts, 0.05),
-            ("chat", lambda: _chat(port, left()), 10_000, 0.2),
-            ("health", look, 1_000_000, 0.1),
-        )
-    ]
-    for t in asking + beside:
-        t.start()
-    for t in asking:
-        t.join()
-    over.set()
-    for t in beside:
-        t.join()
-    look()
-    return Hostile(answered, refused, rows, seen["health"], seen["memory"] - before)
-
-
-def _logprobs(port: int, i: int, tokens: int, left: Callable[[], float], lag: float) -> int:
-    """The number of an answer's tokens that have logprobs. Every second client streams."""
-    stream = i % 2 == 1
-    body = {
-        "messages": [{"role": "user", "content": f"Tell story {i}."}],
-        "max_tokens": tokens,
-        "logprobs": True,
-        "top_logprobs": 20,
-        "stream": stream,
-        "logit_bias": {"0": -100, "1": -100, "2": -100},
-    }
-    data = _send(port, "POST", "/v1/chat/completions", body, left(), lag)
-    if not stream:
-        found = json.loads(data)["choices"][0]["logprobs"]["content"]
-    else:
-        parts = (c["choices"][0]["logprobs"] or {"content": []} for _, c in _chunks(bytearray(data)))
-        found = [t for part in parts for t in part["content"]]
-    # there may be fewer than 20, because tokens that are parts of characters look alike
-    if not all(0 < len(t["top_logprobs"]) <= 20 for t in found):
-        raise RuntimeError("a token has no top_logprobs, or too many")
-    return len(found)
-
-
-def _tokenize(port: int) -> None:
-    _send(port, "POST", "/tokenize", {"content": TEXT})
-
-
-def _chat(port: int, seconds: float) -> None:
-    """A short chat. It waits for a slot behind the long answers, so it has as long as they have."""
-    body = {"messages": [{"role": "user", "content": "Name a river."}], "max_tokens": 8}
-    _send(port, "POST", "/v1/chat/completions", body, seconds)
-
-
-def _send(
-    port: int, method: str, path: str, body: dict[str, Any] | None, seconds: float = 300.0, lag: float = 0.0
-) -> bytes:
-    """The bytes of the answer, read after `lag` seconds.
-
-    Raises RuntimeError for a status other than 200, TimeoutError after `seconds`.
-    """
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
-    content = None if body is None else json.dumps(body)
-    try:
-        connection.request(method, path, content, {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        time.sleep(lag)
-        data = response.read()
-        if response.status != 200:
-            raise RuntimeError(f"{response.status}: {data[:200]!r}")
-        return data
-    finally:
-        connection.close()
 
 
 if __name__ == "__main__":

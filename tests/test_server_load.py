@@ -1,7 +1,6 @@
 """The mechanics of `scripts/server_load.py hostile`, on a tiny model: it ends, and the limits hold."""
 
-import importlib.util
-import sys
+import importlib
 from pathlib import Path
 
 import pytest
@@ -9,15 +8,14 @@ from server_tools import idle, running, settings, until
 
 from eagle3_llama.batching.tokens import AHEAD
 
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+
 
 @pytest.fixture(scope="module")
 def load():
-    path = Path(__file__).resolve().parent.parent / "scripts" / "server_load.py"
-    spec = importlib.util.spec_from_file_location("server_load", path)
-    module = sys.modules["server_load"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["server_load"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPTS)
+        yield importlib.import_module("hostile_load")
 
 
 def test_the_hostile_load(files, load, monkeypatch):
