@@ -7,7 +7,7 @@ from typing import Any
 
 REPEATS = 6
 LATE = 5  # decodes of one row since a draft, from which on they take no longer
-FAR = 3.0  # times the middle's distance from the median that a ratio is believed: others were disturbed
+FAR = 3.0  # median deviations from the median; a ratio that is further away was disturbed
 
 
 def early(engine: Any, slot: int) -> float:
@@ -34,4 +34,4 @@ def beyond_noise(samples: list[float]) -> float:
     if mean <= 0.0:
         return 0.0
     error = statistics.variance(fair) / len(fair) if len(fair) > 1 else 0.0
-    return mean * max(1.0 - error / mean**2, 0.0)
+    return max(mean - error / mean, 0.0)
