@@ -74,10 +74,18 @@ float planner::plain_seconds() const {
     return layers(n_slots_) + costs_.output[n_slots_] * at().plain.value + at().plain_rest;
 }
 
+// A plain round by what was measured, and by the machine's drift in all rounds.
+float planner::drifted_whole() const {
+    const float whole = measured_whole(n_slots_);
+    return whole * at().machine.value((float) tune_.look_close * whole);
+}
+
+// Looks are few, and single times on a busy machine differ by a tenth and more. So what all rounds say counts
+// as much as eight looks.
 float planner::usual_seconds() const {
-    const float whole = measured_whole(n_slots_), some = (float) tune_.look_close * whole;
-    const float drift = at().machine.value(some), prior = (float) tune_.look / 2.0f * whole;
-    return whole * (at().usual.seen + prior * drift) / (at().usual.expected + prior);
+    const float prior = (float) tune_.look * measured_whole(n_slots_);
+    const auto & u    = at().usual;
+    return (u.seen * measured_whole(n_slots_) + prior * drifted_whole()) / (u.expected + prior);
 }
 
 float planner::rate() const {

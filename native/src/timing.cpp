@@ -41,9 +41,10 @@ bool planner::gains(float least) const {
 // at least.
 float planner::steady(factor & f, float ratio) const {
     auto & last        = f.last;
-    const float middle = std::max(std::min(last[0], last[1]), std::min(std::max(last[0], last[1]), ratio));
-    last               = {last[1], ratio};
-    return std::clamp(middle, tune_.least_ratio, tune_.most_ratio);
+    const float now    = f.value * ratio;  // ratios are to a value that changes: the last ones had another
+    const float middle = std::max(std::min(last[0], last[1]), std::min(std::max(last[0], last[1]), now));
+    last               = {last[1], now};
+    return std::clamp(middle / f.value, tune_.least_ratio, tune_.most_ratio);
 }
 
 // The same of a plain round. A lone slot has few, and nothing makes one short but the machine: what was
@@ -116,9 +117,9 @@ void planner::compare(const round & r, float plain_s) {
     }
     ++m.n_unseen;
     if (plain_s > 0.0f) {
-        const float n     = (float) std::min(std::exchange(m.n_unseen, 0), tune_.look);
+        const float n     = (float) std::min(std::exchange(m.n_unseen, 0), tune_.look_close);
         const float whole = measured_whole(n_slots_);
-        m.usual.add(n * plain_s, n * whole, std::pow(KEEP_USUAL, n));
+        m.usual.add(n * std::min(plain_s, MOST_USUAL * drifted_whole()), n * whole, std::pow(KEEP_USUAL, n));
     }
     const float of = r.whole ? measured_whole(r.n_rows) : measured(r.n_rows);
     m.machine.add(std::min(r.layers_s, DISTURBED * of), of, KEEP_USUAL);
@@ -143,8 +144,7 @@ void planner::saw_round(round r) {
     const bool is_early  = plain && n_since < (m.asleep > 0 ? SETTLED : SETTLED - 1);
     const bool unsettled = is_early && std::fabs(std::log(raw)) < tune_.surprised;
     const float ratio    = unsettled ? raw : plain ? steady_plain(raw) : steady(m.sizes[r.n_rows], raw);
-    const float whole_s  = r.total_s - r.draft_s - r.layers_s + ratio * expected;
-    compare(r, plain && !is_early ? settled(whole_s, n_since) : 0.0f);
+    compare(r, plain && !is_early ? settled(r.total_s - r.draft_s, n_since) : 0.0f);
     time_passes(r.tried, !plain, r.n_rows);
     const float gain_plain = 1.0f / std::max(m.plain.weight * tune_.keep_plain + 1.0f, tune_.least_weight);
     learn_times(r, plain, unsettled, ratio);

@@ -277,6 +277,33 @@ void check_sizes(const costs & c) {
     }
 }
 
+// What plain decoding is foreseen to take, where a busy machine makes most of the few plain rounds slow and
+// few of those with drafts: as little more as the rounds together show.
+void check_forecast(const costs & c) {
+    planner p;
+    p.set(c);
+    p.begin(1, 0.0f);
+    const float plain = c.layers[1] + c.output[1];
+    double expected   = 0.0;
+    for (int i = 0; i < 1300; ++i) {
+        const bool is_plain = i % 130 < 3, is_slow = is_plain ? i / 130 % 3 != 0 : i % 20 == 0;
+        planner::round r;
+        r.n_rows   = is_plain ? 1 : 4;
+        r.whole    = true;
+        r.n_tokens = 1;
+        r.layers_s = (is_slow ? 1.4f : 1.0f) * (c.layers[r.n_rows] + c.output[r.n_rows]);
+        r.total_s  = r.layers_s;
+        r.expected = {r.layers_s, 1.0f};
+        expected += plain;
+        p.saw_round(r);
+    }
+    const double times = p.foreseen().plain / expected;
+    if (times < 0.99 || times > 1.15) {
+        fprintf(stderr, "plain decoding is foreseen to take %.3f times what it takes\n", times);
+        ++failures;
+    }
+}
+
 // Each source has its own calibration: another one that is wrong, or right, changes nothing of the head's.
 void check_sources() {
     planner alone, both;
@@ -302,6 +329,7 @@ int main(int argc, char ** argv) {
     check_rests(costs_of(MACHINES[0], false));
     check_pieces(costs_of(MACHINES[0], false));
     check_sizes(costs_of(MACHINES[0], false));
+    check_forecast(costs_of(MACHINES[0], false));
     check_sources();
     for (const machine & m : MACHINES) {
         for (const bool deferred : {false, true}) {
