@@ -9,8 +9,9 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -116,21 +117,18 @@ class Times:
         self._rounds.append({part: statistics.median(t) for part, t in took.items()})
 
     def costs(self, context: float) -> Costs:
-        """The medians over all rounds. context: tokens in the KV cache while they were measured.
-
-        More rows never cost less: where they seem to, the measurement of fewer rows was disturbed.
-        """
+        """The medians over all rounds. context: tokens in the KV cache while they were measured."""
         one = statistics.median(r["layers", 1] for r in self._rounds)
 
         def figures(part: str) -> dict[int, float]:
             sizes = sorted({n for r in self._rounds for p, n in r if p == part})
             relative = lambda n: (r[part, n] / r["layers", 1] for r in self._rounds if (part, n) in r)
-            each = {n: one * statistics.median(relative(n)) for n in sizes}
-            return {n: min(t for m, t in each.items() if m >= n) for n in sizes}
+            return {n: one * statistics.median(relative(n)) for n in sizes}
 
-        out, head = _curve(figures("output") or {1: 0.0}), figures("head") or {1: 1.0}
+        out, head = _curve(rising(figures("output") or {1: 0.0})), rising(figures("head") or {1: 1.0})
         first, layers = figures("first").get(1, 0.0), figures("layers")
-        layers[1] = min(one - out[1], *layers.values())  # a decode of one row includes its output
+        layers[1] = one - out[1]  # a decode of one row includes its output
+        layers = rising(layers, {1: SIZES.count(1)})
         layers, head = ({n: max(t, SMALLEST) for n, t in part.items()} for part in (layers, head))
         first = max(first - head[1], 0.0)
         return Costs(_curve(layers), out, _curve(head), _curve({1: 0.0}), first, 1.0, context)
@@ -183,7 +181,7 @@ def measure(
         rounds += 1
     if not slow:
         _add_large(times, engine, min(n_ctx - near_at, n_batch), one, slot, MOST_LARGE - elapsed())
-    early = settling.early(engine, slot) if one < FAST / 2 and 8 in sizes and elapsed() < ENOUGH else 1.0
+    early = settling.early(engine, slot) if one < FAST and 8 in sizes and elapsed() < MOST_LARGE else 1.0
     engine.rewind(0, slot)
     return dataclasses.replace(times.costs(near_at), cell=_curve(cells), early=early)
 
@@ -232,6 +230,23 @@ def _add_large(times: Times, engine: Any, room: int, one: float, slot: int, most
     for n in sizes[1:] if one < FAST else []:
         engine.measure_target(n, slot)
     times.add(engine, sizes, slot, most - (time.perf_counter() - start))
+
+
+def rising(points: dict[int, float], times: Mapping[int, int] = MappingProxyType({})) -> dict[int, float]:
+    """The nearest costs that do not fall with the number of rows: more rows never cost less.
+
+    Neighbours that seem to fall get their common median. times: how often a point was measured, else once.
+    The least of them would be too low wherever further rows cost almost nothing. Source: isotonic regression
+    of least absolute errors, by pooling adjacent violators.
+    """
+    pools: list[tuple[list[int], list[float]]] = []  # numbers of rows, and their costs as often as measured
+    for n, seconds in sorted(points.items()):
+        pools.append(([n], [seconds] * times.get(n, 1)))
+        while len(pools) > 1 and statistics.median(pools[-2][1]) > statistics.median(pools[-1][1]):
+            sizes, costs = pools.pop()
+            pools[-1][0].extend(sizes)
+            pools[-1][1].extend(costs)
+    return {n: statistics.median(costs) for sizes, costs in pools for n in sizes}
 
 
 def _curve(points: dict[int, float]) -> list[float]:
