@@ -12,7 +12,7 @@ FAR = 3.0  # median deviations from the median; a ratio that is further away was
 
 
 def early(engine: Any, slot: int) -> float:
-    """The second decode of one row after rounds with drafts, in units of one that came after several of one row.
+    """The second decode of one row after rounds with drafts, in units of one that came after several.
 
     At least 1. Decodes differ by some percent from one to the next, so only what is more than this counts.
     """

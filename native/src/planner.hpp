@@ -128,9 +128,9 @@ class planner {
     static constexpr float NO_HOPE    = INFINITY;  // mode::hope: no draft is tried
     static constexpr float DISTURBED  = 3.0f;      // of a round's expected seconds, the most that counts
     static constexpr float KEEP_USUAL = 0.999f;    // some 1000 rounds
-    static constexpr float MOST_USUAL = 1.5f;      // of what all rounds say of a plain one, the most that counts
-    static constexpr int SETTLED      = 2;         // plain rounds after a draft that take longer
-    static constexpr int N_EARLY      = 4;         // of them that still take a little longer (eagle3_costs)
+    static constexpr float MOST_USUAL = 1.5f;  // of what all rounds say of a plain one, the most that counts
+    static constexpr int SETTLED      = 2;     // plain rounds after a draft that take longer
+    static constexpr int N_EARLY      = 4;     // of them that still take a little longer (eagle3_costs)
     static constexpr int N_DEPTH = 5, N_BIN = 13, N_RANK = 3;
 
     struct tally {
@@ -141,7 +141,7 @@ class planner {
     // not been seen, the more the next time counts.
     struct factor {
         float value = 1.0f, weight = 0.0f;
-        std::array<float, 2> last = {1.0f, 1.0f};  // what the last two times said that value is
+        std::array<float, 2> last = {1.0f, 1.0f};  // ratios of the last two times
         void correct(float ratio, float keep, float least_weight);
         void fade(float keep) { weight *= keep; }  // in a round without it
         void relax(float rate) { value = 1.0f + (value - 1.0f) * (1.0f - rate); }

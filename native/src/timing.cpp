@@ -41,10 +41,9 @@ bool planner::gains(float least) const {
 // at least.
 float planner::steady(factor & f, float ratio) const {
     auto & last        = f.last;
-    const float now    = f.value * ratio;  // ratios are to a value that changes: the last ones had another
-    const float middle = std::max(std::min(last[0], last[1]), std::min(std::max(last[0], last[1]), now));
-    last               = {last[1], now};
-    return std::clamp(middle / f.value, tune_.least_ratio, tune_.most_ratio);
+    const float middle = std::max(std::min(last[0], last[1]), std::min(std::max(last[0], last[1]), ratio));
+    last               = {last[1], ratio};
+    return std::clamp(middle, tune_.least_ratio, tune_.most_ratio);
 }
 
 // The same of a plain round. A lone slot has few, and nothing makes one short but the machine: what was
