@@ -79,7 +79,7 @@ def test_the_limit_is_the_rounds_cost():
     """Two tokens from one batch of two rows against two batches of one row. The last round does not count."""
     a = answer([3.0], [2.0])
     a.runs["eagle"][0].rounds = [(1, 2, 1), (3, 1, 1)]
-    a.costs = Costs([0.0, 0.8, 1.1], [0.0, 0.2, 0.3], [0.0] * 3, [0.0] * 3, 0.0, 0.0, 8)
+    a.costs = Costs([0.0, 0.8, 1.1], [0.0, 0.2, 0.3], [0.0] * 3, [0.0] * 3, 0.0, 8)
     row = ratios(a)["eagle"]
     assert row["limit"] == pytest.approx(2.0 / 1.4, abs=1e-4) and row["share_of_limit"] == pytest.approx(
         1.5 / (2.0 / 1.4), abs=1e-3

@@ -10,7 +10,7 @@ from eagle3_llama.runtime.costs import Costs
 N = 90
 PROMPT = [40, 41, 42, 43, 44, 45, 46, 47] * 3
 LAYERS = [0.0, *(0.010 * (0.95 + 0.05 * n) for n in range(1, 65))]
-CHEAP = Costs(LAYERS, [t / 4 for t in LAYERS], [t / 20 for t in LAYERS], [0.0] * 65, 0.0, 0.0, 8.0)
+CHEAP = Costs(LAYERS, [t / 4 for t in LAYERS], [t / 20 for t in LAYERS], [0.0] * 65, 0.0, 8.0)
 SAMPLINGS = {
     "greedy": {"temp": 0.0},
     "sampled": {"temp": 0.15, "top_p": 0.95},

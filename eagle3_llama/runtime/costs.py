@@ -19,7 +19,6 @@ import numpy as np
 from ..common.files import cache_dir, replacing
 from ..common.limits import MAX_ROWS
 from ..errors import EagleError
-from . import settling
 from .token_costs import TOKEN_COSTS, Memory, token_costs
 
 # Numbers of rows to measure in one round, the most important first. Costs in between are interpolated.
@@ -53,7 +52,6 @@ class Costs:
     head: list[float]
     cell: list[float]
     first: float
-    early: float  # the second decode of one row since a draft, in units of one that came after several
     context: float
 
     @property
@@ -131,7 +129,7 @@ class Times:
         layers = rising(layers, {1: SIZES.count(1)})
         layers, head = ({n: max(t, SMALLEST) for n, t in part.items()} for part in (layers, head))
         first = max(first - head[1], 0.0)
-        return Costs(_curve(layers), out, _curve(head), _curve({1: 0.0}), first, 1.0, context)
+        return Costs(_curve(layers), out, _curve(head), _curve({1: 0.0}), first, context)
 
 
 def _decode(engine: Any, n: int, slot: int) -> float:
@@ -181,9 +179,8 @@ def measure(
         rounds += 1
     if not slow:
         _add_large(times, engine, min(n_ctx - near_at, n_batch), one, slot, MOST_LARGE - elapsed())
-    early = settling.early(engine, slot) if one < FAST and 8 in sizes and elapsed() < MOST_LARGE else 1.0
     engine.rewind(0, slot)
-    return dataclasses.replace(times.costs(near_at), cell=_curve(cells), early=early)
+    return dataclasses.replace(times.costs(near_at), cell=_curve(cells))
 
 
 def measure_in_use(
@@ -319,8 +316,7 @@ def merged(loads: Sequence[Costs]) -> Costs:
     each = lambda name: [np.atleast_1d(getattr(c, name)) / c.one_row for c in fair]
     middle = lambda name: np.median(each(name), axis=0) * least
     curves = {name: middle(name).tolist() for name in ("layers", "output", "head", "cell")}
-    early = statistics.median(c.early for c in fair)
-    return Costs(**curves, first=float(middle("first")[0]), early=early, context=fair[0].context)
+    return Costs(**curves, first=float(middle("first")[0]), context=fair[0].context)
 
 
 def _read(path: Path) -> list[Costs]:
@@ -343,5 +339,5 @@ def _is_sound(c: Costs) -> bool:
         return isinstance(x, (int, float)) and not isinstance(x, bool) and least <= x < LARGEST
 
     positive = curve(c.layers, SMALLEST) and curve(c.head, SMALLEST)
-    rest = all(number(x, 0.0) for x in (c.first, c.early, c.context))
+    rest = all(number(x, 0.0) for x in (c.first, c.context))
     return positive and curve(c.output, 0.0) and curve(c.cell, 0.0) and rest

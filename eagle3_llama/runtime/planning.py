@@ -21,7 +21,7 @@ class Planning(Session):
             list(costs.head),
             list(costs.cell),
         )
-        c.first, c.early, c.context = costs.first, costs.early, costs.context
+        c.first, c.context = costs.first, costs.context
         checked(self.lib.eagle3_plan_set(self._session, c))
         self.costs, self.on_match = costs, None
 

@@ -283,9 +283,7 @@ struct eagle3_costs {
     float head[EAGLE3_MAX_ROWS + 1];    // a pass of the head
     float cell[EAGLE3_MAX_ROWS + 1];  // what each position beyond `context` adds to a target decode; may be 0
     float first;                      // what the first pass of a draft costs above head[1]
-    float early;    // a plain decode, the second one since a draft, in units of one that came after several,
-                    // which finds more weights in the cache; 0 counts as 1
-    float context;  // positions
+    float context;                    // positions
 };
 
 // From the next draft on EAGLE3_PLANNED drafts, and eagle3_round_verify computes the output matrix only for

@@ -19,7 +19,7 @@ void check(const costs & c) {
                 format("the costs of %d rows are negative or not finite", i));
         }
     }
-    for (const float v : {c.first, c.early, c.context}) {
+    for (const float v : {c.first, c.context}) {
         require(std::isfinite(v) && v >= 0.0f, EAGLE3_E_ARGUMENT, "a cost is negative or not finite");
     }
 }

@@ -130,7 +130,6 @@ class planner {
     static constexpr float KEEP_USUAL = 0.999f;    // some 1000 rounds
     static constexpr float MOST_USUAL = 1.5f;  // of what all rounds say of a plain one, the most that counts
     static constexpr int SETTLED      = 2;     // plain rounds after a draft that take longer
-    static constexpr int N_EARLY      = 4;     // of them that still take a little longer (eagle3_costs)
     static constexpr int N_DEPTH = 5, N_BIN = 13, N_RANK = 3;
 
     struct tally {
@@ -161,7 +160,6 @@ class planner {
     bool gains(float least) const;
     float callers_seconds(float before_s);
     void compare(const round & r, float plain_s);
-    float settled(float plain_s, int n_since) const;
     float measured(int n) const;
     float measured_whole(int n) const;
     float drifted_whole() const;
@@ -206,7 +204,7 @@ class planner {
         int n_unseen = 0;                // rounds since the last plain one that took its usual time
         int n_plain = 0, n_drafted = 0;  // plain rounds, the first few; rounds with drafts since the last one
         bool looks   = false;            // a look has one more round
-        int n_since  = N_EARLY + 1;      // plain rounds since the last draft, up to this number
+        int n_since  = SETTLED;          // plain rounds since the last draft, up to this number
         int n_drafts = 0, asleep = 0, nap = 0, n_naps = 0;
         bool begun = false;  // whether the text has had a round
         // a draft that brings this part of its cost is tried, for the cost may be another than is thought

@@ -124,12 +124,6 @@ void planner::compare(const round & r, float plain_s) {
     m.machine.add(std::min(r.layers_s, DISTURBED * of), of, KEEP_USUAL);
 }
 
-// What a plain round would have taken if no draft had been n_since plain rounds before.
-float planner::settled(float plain_s, int n_since) const {
-    const float early = std::max(costs_.early - 1.0f, 0.0f);
-    return n_since > N_EARLY ? plain_s : plain_s / (1.0f + early / (float) std::max(n_since, 1));
-}
-
 void planner::saw_round(round r) {
     mode & m = at();
     m.begun  = true;
@@ -139,11 +133,11 @@ void planner::saw_round(round r) {
     const float raw      = r.layers_s / std::max(expected, 1e-9f);
     // the first two after a draft take a little longer, and a look has no third one; else only what differs
     // by more says something of the machine
-    const int n_since    = std::exchange(m.n_since, plain ? std::min(m.n_since + 1, N_EARLY + 1) : 0);
+    const int n_since    = std::exchange(m.n_since, plain ? std::min(m.n_since + 1, SETTLED) : 0);
     const bool is_early  = plain && n_since < (m.asleep > 0 ? SETTLED : SETTLED - 1);
     const bool unsettled = is_early && std::fabs(std::log(raw)) < tune_.surprised;
     const float ratio    = unsettled ? raw : plain ? steady_plain(raw) : steady(m.sizes[r.n_rows], raw);
-    compare(r, plain && !is_early ? settled(r.total_s - r.draft_s, n_since) : 0.0f);
+    compare(r, plain && !is_early ? r.total_s - r.draft_s : 0.0f);
     time_passes(r.tried, !plain, r.n_rows);
     const float gain_plain = 1.0f / std::max(m.plain.weight * tune_.keep_plain + 1.0f, tune_.least_weight);
     learn_times(r, plain, unsettled, ratio);
