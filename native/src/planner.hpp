@@ -203,7 +203,7 @@ class planner {
         average machine, usual;
         int n_unseen = 0;                // rounds since the last plain one that took its usual time
         int n_plain = 0, n_drafted = 0;  // plain rounds, the first few; rounds with drafts since the last one
-        bool looks   = false;            // a look has one more round
+        int looks    = 0;                // rounds that a look still has
         int n_since  = SETTLED;          // plain rounds since the last draft, up to this number
         int n_drafts = 0, asleep = 0, nap = 0, n_naps = 0;
         bool begun = false;  // whether the text has had a round

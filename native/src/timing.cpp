@@ -15,17 +15,18 @@ void planner::saw_piece(int n, float seconds) {
 }
 
 // Between drafts a plain round is looked at now and then: what it takes is else only what the load's
-// measurement said. A look has two rounds. The first takes some percent longer, because a decode of another
-// number of rows was before it; plain decoding is a row of the second.
+// measurement said. A look has three rounds. The first two take some percent longer, because drafts were
+// before them; plain decoding is a row of the third.
 planner::turn planner::next_turn() {
     mode & m         = at();
     const bool rests = m.asleep > 0;
     m.asleep -= rests;
-    const bool goes_on = std::exchange(m.looks, false);
-    const bool is_far  = m.n_plain >= tune_.first_looks && gains(tune_.close_gain);
+    const bool goes_on = m.looks > 0;
+    m.looks -= goes_on;
+    const bool is_far = m.n_plain >= tune_.first_looks && gains(tune_.close_gain);
     if (goes_on || m.n_drafted >= (is_far ? tune_.look : tune_.look_close)) {
         m.n_drafted = 0;  // another slot's draft may leave no round plain
-        m.looks     = !goes_on;
+        m.looks     = goes_on ? m.looks : SETTLED;
         return turn::look;
     }
     return rests ? turn::rest : turn::draft;
@@ -131,10 +132,10 @@ void planner::saw_round(round r) {
     const bool plain     = r.n_rows == n_slots_;
     const float expected = layers(r.n_rows) + (r.whole ? costs_.output[r.n_rows] * m.plain.value : 0.0f);
     const float raw      = r.layers_s / std::max(expected, 1e-9f);
-    // the first two after a draft take a little longer, and a look has no third one; else only what differs
-    // by more says something of the machine
+    // the first ones after a draft take a little longer: only what differs by more says something of the
+    // machine
     const int n_since    = std::exchange(m.n_since, plain ? std::min(m.n_since + 1, SETTLED) : 0);
-    const bool is_early  = plain && n_since < (m.asleep > 0 ? SETTLED : SETTLED - 1);
+    const bool is_early  = plain && n_since < SETTLED;
     const bool unsettled = is_early && std::fabs(std::log(raw)) < tune_.surprised;
     const float ratio    = unsettled ? raw : plain ? steady_plain(raw) : steady(m.sizes[r.n_rows], raw);
     compare(r, plain && !is_early ? r.total_s - r.draft_s : 0.0f);
