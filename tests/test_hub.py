@@ -10,8 +10,8 @@ import pytest
 import tiny_models
 from checkpoints import write_head
 from commands import run
+from converting import gains
 from hub_server import Hub
-from test_convert import gains
 from test_variants import shared
 
 from eagle3_llama import EagleError, EagleLlama, ErrorKind

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tiny_models
 from checkpoints import write_head
+from converting import run_command
 from cores import THREADS
 from self_test_matrix import CENTRE, shifted, trials_of_wrong_layers
-from test_convert import run_command
 from test_variants import converted, shared
 
 from eagle3_llama import EagleError, EagleLlama

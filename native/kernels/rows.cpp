@@ -120,12 +120,20 @@ void round_superblock(const float * x, int32_t * words) {
     put_superblock(extreme != 0.0f ? 1.0f / factor : 0.0f, sums_of_8, words);
 }
 
-constexpr int N_TOGETHER = 4;  // blocks that round_four() takes
+// Four blocks at a time, as many as there are. Returns the number of blocks.
+int round_fours(const float * x, int n_block, int32_t * words) {
+    int b = 0;
+    for (; b + 4 <= n_block; b += 4) {
+        round_four(x + b * QK8_0, words + b * N_WORD);
+    }
+    return b;
+}
 
 #else
 
-constexpr int N_TOGETHER = N_AT_ONCE + 1;  // it is never called
-void round_four(const float * /*x*/, int32_t * /*words*/) {}
+int round_fours(const float * /*x*/, int /*n_block*/, int32_t * /*words*/) {
+    return 0;
+}
 
 void round_superblock(const float * x, int32_t * words) {
     block_q8_K rounded;
@@ -155,11 +163,7 @@ void round_block(const float * x, int32_t * words) {
 }
 
 void round_by_32(const float * x, int n_block, int32_t * words) {
-    int b = 0;
-    for (; b + N_TOGETHER <= n_block; b += N_TOGETHER) {
-        round_four(x + b * QK8_0, words + b * N_WORD);
-    }
-    for (; b < n_block; ++b) {
+    for (int b = round_fours(x, n_block, words); b < n_block; ++b) {
         round_block(x + b * QK8_0, words + b * N_WORD);
     }
 }

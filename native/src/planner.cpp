@@ -80,12 +80,18 @@ float planner::drifted_whole() const {
     return whole * at().machine.value((float) tune_.look_close * whole);
 }
 
+// The same, by the drift in the rounds since the last look, and a little by that in all.
+float planner::near_whole() const {
+    constexpr float N_DRIFTED = 2.0f;  // rounds
+    const float whole         = measured_whole(n_slots_);
+    const auto & u            = at().unseen;
+    return whole * (u.seen + N_DRIFTED * drifted_whole()) / (u.expected + N_DRIFTED * whole);
+}
+
 // Looks are few, and single times on a busy machine differ by a tenth and more. So what all rounds say counts
-// as much as eight looks.
+// as much as a look after many of them.
 float planner::usual_seconds() const {
-    const float prior = (float) tune_.look * measured_whole(n_slots_);
-    const auto & u    = at().usual;
-    return (u.seen * measured_whole(n_slots_) + prior * drifted_whole()) / (u.expected + prior);
+    return drifted_whole() * at().usual.value((float) tune_.look * measured_whole(n_slots_));
 }
 
 float planner::rate() const {

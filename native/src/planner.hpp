@@ -128,7 +128,7 @@ class planner {
     static constexpr float NO_HOPE    = INFINITY;  // mode::hope: no draft is tried
     static constexpr float DISTURBED  = 3.0f;      // of a round's expected seconds, the most that counts
     static constexpr float KEEP_USUAL = 0.999f;    // some 1000 rounds
-    static constexpr float MOST_USUAL = 1.5f;  // of what all rounds say of a plain one, the most that counts
+    static constexpr float MOST_USUAL = 1.3f;  // of what these say of a plain one, the most that counts
     static constexpr int SETTLED      = 2;     // plain rounds after a draft that take longer
     static constexpr int N_DEPTH = 5, N_BIN = 13, N_RANK = 3;
 
@@ -163,6 +163,7 @@ class planner {
     float measured(int n) const;
     float measured_whole(int n) const;
     float drifted_whole() const;
+    float near_whole() const;
     void look_for_turn(calibration & c, int rank, float surprise, float & trust);
     void time_passes(bool tried, bool drafted, int n_rows);
     void learn_times(const round & r, bool plain, bool unsettled, float ratio);
@@ -198,10 +199,13 @@ class planner {
             }
         };
         average late, brought;  // seconds and tokens of all rounds, against their forecasts
-        // against the costs measured, seconds of the layers in all rounds; and of plain rounds, each for the
-        // rounds since the one before: a disturbance brings looks, so that more of them fall into it
-        average machine, usual;
-        int n_unseen = 0;                // rounds since the last plain one that took its usual time
+        // seconds of the layers, against the costs measured: in all rounds, and in those with drafts since the
+        // last look
+        average machine, unseen;
+        // seconds of plain rounds, against what the unseen ones before them say, for which each counts: a
+        // disturbance brings looks, so that more of them fall into it
+        average usual;
+        int n_unseen = 0;                // rounds since the last look
         int n_plain = 0, n_drafted = 0;  // plain rounds, the first few; rounds with drafts since the last one
         int looks    = 0;                // rounds that a look still has
         int n_since  = SETTLED;          // plain rounds since the last draft, up to this number

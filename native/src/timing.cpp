@@ -117,12 +117,17 @@ void planner::compare(const round & r, float plain_s) {
     }
     ++m.n_unseen;
     if (plain_s > 0.0f) {
-        const float n     = (float) std::min(std::exchange(m.n_unseen, 0), tune_.look_close);
-        const float whole = measured_whole(n_slots_);
-        m.usual.add(n * std::min(plain_s, MOST_USUAL * drifted_whole()), n * whole, std::pow(KEEP_USUAL, n));
+        const float n    = (float) std::min(std::exchange(m.n_unseen, 0), tune_.look);
+        const float near = near_whole();
+        m.usual.add(n * std::min(plain_s, MOST_USUAL * near), n * near, std::pow(KEEP_USUAL, n));
+        m.unseen = {};
     }
-    const float of = r.whole ? measured_whole(r.n_rows) : measured(r.n_rows);
-    m.machine.add(std::min(r.layers_s, DISTURBED * of), of, KEEP_USUAL);
+    const float of   = r.whole ? measured_whole(r.n_rows) : measured(r.n_rows);
+    const float took = std::min(r.layers_s, DISTURBED * of);
+    m.machine.add(took, of, KEEP_USUAL);
+    if (r.n_rows != n_slots_) {
+        m.unseen.add(took, of, 1.0f);
+    }
 }
 
 void planner::saw_round(round r) {

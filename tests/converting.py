@@ -1,0 +1,51 @@
+"""Runs the converter, and reads what it made."""
+
+import os
+
+import gguf
+import numpy as np
+from typer.testing import CliRunner
+
+from eagle3_llama.heads.convert.cli import convert as command
+
+
+def read(path):
+    reader = gguf.GGUFReader(path)
+    return {k: f.contents() for k, f in reader.fields.items()}, {t.name: t for t in reader.tensors}
+
+
+def values(tensor):
+    x = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    return x.reshape(tuple(reversed(tensor.shape.tolist())))
+
+
+def gains(choices, best):
+    """A self-test's report in which `best` guesses right more often than the other layers."""
+    from eagle3_llama.heads import self_test
+
+    rng = np.random.default_rng(0)
+    n = 4 * self_test.FEWEST
+    hits = np.array([rng.random(n) < (0.6 if c == best else 0.3) for c in choices])
+    noise = rng.normal(0, 0.01, n)
+    likelihoods = np.array([noise - (1.0 if c == best else 2.0) + rng.normal(0, 0.1, n) for c in choices])
+    return self_test.report(choices, rng.integers(0, 1000, n), hits, likelihoods)
+
+
+def run_command(*args):
+    import typer
+
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, [str(a) for a in args])
+
+
+def refuses(tmp_path, head, target, named, *more):
+    """Runs the command over an existing file and checks that it says one line and changes nothing."""
+    out = tmp_path / "out" / "head.gguf"
+    out.parent.mkdir(exist_ok=True)
+    out.write_bytes(b"precious")
+    result = run_command(head, "--target", target, "--out", out, *more)
+    assert result.exit_code == 2
+    line = result.stderr.strip()
+    assert line.startswith("error: ") and "\n" not in line and named in line
+    assert out.read_bytes() == b"precious" and os.listdir(out.parent) == ["head.gguf"]
