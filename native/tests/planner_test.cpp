@@ -280,8 +280,8 @@ void check_sizes(const costs & c) {
     }
 }
 
-// What plain decoding is foreseen to take, where chance makes every other of the few looks slow, and few of the
-// rounds with drafts.
+// What plain decoding is foreseen to take, where chance makes every other of the few looks slow, and few of
+// the rounds with drafts.
 void check_forecast(const costs & c) {
     planner p;
     p.set(c);
