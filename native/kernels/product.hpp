@@ -216,13 +216,14 @@ EAGLE3_INLINE void sum_run(const blocks<G> & w, int g, const row_superblock<R> &
 
 template <typename F, int R, int G, int... I>
 EAGLE3_INLINE void sum_runs(const blocks<G> & w, const row_superblock<R> & x,
-    const super_scales (&of_group)[G], bool is_first, block_sums<R, G> & total,
-    std::integer_sequence<int, I...> /*runs*/) {
+    const super_scales (&of_group)[G], block_sums<R, G> & total, std::integer_sequence<int, I...> /*runs*/) {
     constexpr size_t N_STEP = 8 / F::GROUP, N_LINE = (COLUMNS * file_bytes<F>() / N_STEP + 63) / 64;
 #pragma GCC unroll 1
     for (int g = 0; g < (int) N_STEP; ++g) {
-        for (size_t i = 0; is_first && i < G * N_LINE; ++i) {
-            __builtin_prefetch(w.of_group[i / N_LINE] + NEAR + 64 * (g * N_LINE + i % N_LINE));
+        for (const block * of_group : w.of_group) {
+            for (size_t i = 0; i < N_LINE; ++i) {
+                __builtin_prefetch(of_group + NEAR + 64 * (g * N_LINE + i));
+            }
         }
         (sum_run<F, R, G, I>(w, g, x, of_group, total), ...);
     }
@@ -263,10 +264,9 @@ EAGLE3_INLINE void add_floats(const blocks<G> & w, const row_floats<R> & x, colu
     }
 }
 
-// is_first: of the parts of a tile, which asks for the next weights.
 template <typename F, int R, int G>
 EAGLE3_INLINE void add_superblock(const blocks<G> & w, const row_superblock<R> & x,
-    const super_scales (&of_group)[G], bool is_first, column_sums<R, G> & out) {
+    const super_scales (&of_group)[G], column_sums<R, G> & out) {
     block_sums<R, G> total;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -274,7 +274,7 @@ EAGLE3_INLINE void add_superblock(const blocks<G> & w, const row_superblock<R> &
             t = lanes::none();
         }
     }
-    sum_runs<F, R, G>(w, x, of_group, is_first, total, std::make_integer_sequence<int, F::GROUP>());
+    sum_runs<F, R, G>(w, x, of_group, total, std::make_integer_sequence<int, F::GROUP>());
 #pragma GCC unroll 4
     for (int part = 0; part < blocks<G>::N_PART; ++part) {
         const super_scales & s    = of_group[part / lanes::N_PART];
@@ -352,7 +352,7 @@ EAGLE3_INLINE void multiply_parts(
             if constexpr (F::FLOATS) {
                 add_floats<F, R, G>(weights, x[(size_t) p * n_block + b], sums[p]);
             } else if constexpr (SUPER) {
-                add_superblock<F, R, G>(weights, x[(size_t) p * n_block + b], scales, p == 0, sums[p]);
+                add_superblock<F, R, G>(weights, x[(size_t) p * n_block + b], scales, sums[p]);
             } else {
                 add_block<F, R, G>(weights, x[(size_t) p * n_block + b], sums[p]);
             }

@@ -148,7 +148,7 @@ template <typename F> void check_super(ggml_type type) {
         super_scales scales[1];
         F::unpack(wide, scales[0].scales, scales[0].minima);
         column_sums<R, 1> sums{};
-        add_superblock<F, R, 1>(w, x, scales, true, sums);
+        add_superblock<F, R, 1>(w, x, scales, sums);
         for (int r = 0; r < R; ++r) {
             float out[COLUMNS];
             std::memcpy(out, sums[r], sizeof(out));
