@@ -1,9 +1,10 @@
-"""Runs the converter, and reads what it made."""
+"""Runs the converter, reads what it made, and makes up a report of its self-test."""
 
 import os
 
 import gguf
 import numpy as np
+import typer
 from typer.testing import CliRunner
 
 from eagle3_llama.heads.convert.cli import convert as command
@@ -32,8 +33,6 @@ def gains(choices, best):
 
 
 def run_command(*args):
-    import typer
-
     app = typer.Typer()
     app.command()(command)
     return CliRunner().invoke(app, [str(a) for a in args])
