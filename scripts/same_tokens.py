@@ -3,11 +3,14 @@
 
     python scripts/same_tokens.py write FILE    # with the version to compare with
     python scripts/same_tokens.py check FILE    # with the version at hand: exit code 1 if a token differs
+    python scripts/same_tokens.py plain         # this version with plain decoding: the same
 
 The corpus has 20 prompts in four formats of SmolLM2, greedy and sampled, decoded with chains, with trees,
 with the planner on fixed costs, and in four slots at once. For chains and trees the file also holds how many
 tokens were drafted and accepted. The planner corrects its costs by the clock, so only its tokens are
 compared. Both runs need the same processor, because another instruction set rounds in another way.
+
+`plain` also decodes without a head, and with a memory of earlier texts that lies.
 """
 
 from __future__ import annotations
@@ -15,18 +18,22 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
 
-from eagle3_llama import EagleLlama, EagleParams
+from eagle3_llama import EagleLlama, EagleParams  # before llama_cpp: it brings the library
 from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.llama.chat import chat_tokens
 from eagle3_llama.models import shipped_head, smollm2
+
+from llama_cpp import Llama
 
 PROMPTS = Path(__file__).resolve().parent.parent / "tests" / "data" / "eval_prompts.jsonl"
 FORMATS = "Q4_0,Q8_0,BF16,F32"
@@ -45,6 +52,8 @@ COSTS = SimpleNamespace(
     context=8.0,
 )
 
+Answer = tuple[str, str, int, dict[str, Any]]  # kind of drafts, sampling, number of the prompt, record
+
 app = typer.Typer(add_completion=False)
 
 
@@ -62,24 +71,21 @@ def answer(llm: Any, prompt: str, sampling: dict[str, Any], n_predict: int) -> l
         return [int(token) for token in itertools.islice(tokens, n_predict)]
 
 
-def one_slot(fmt: str, texts: list[str], n_predict: int) -> Iterator[tuple[str, Any]]:
-    """(key, record) of each answer of EagleLlama."""
-    llm = EagleLlama(str(smollm2(fmt)), eagle=str(shipped_head()), flash_attn=True, n_ctx=1024, verbose=False)
+def one_slot(fmt: str, texts: list[str], n_predict: int) -> Iterator[Answer]:
+    """EagleLlama's answers, with drafts of each kind."""
+    llm = opened(EagleLlama, fmt, eagle=str(shipped_head()))
     llm._engine.plan(COSTS)
     for kind, params in DRAFTS.items():
         llm.eagle_params = params
-        for name, sampling in SAMPLINGS.items():
-            for i, text in enumerate(texts):
-                llm.stats.reset()
-                record: dict[str, Any] = {"tokens": answer(llm, text, sampling, n_predict)}
-                if kind != "planner":
-                    record |= {"drafted": llm.stats.drafted, "accepted": llm.stats.accepted}
-                yield f"{fmt} {kind} {name} {i}", record
+        for name, i, record in every(llm, texts, n_predict):
+            if kind != "planner":
+                record |= {"drafted": llm.stats.drafted, "accepted": llm.stats.accepted}
+            yield kind, name, i, record
     llm.close()
 
 
-def four_slots(fmt: str, texts: list[str], n_predict: int) -> Iterator[tuple[str, Any]]:
-    """(key, record) of each answer of a Batcher whose slots are all busy."""
+def four_slots(fmt: str, texts: list[str], n_predict: int) -> Iterator[Answer]:
+    """The answers of a Batcher whose slots are all busy."""
     settings = BatchSettings(str(smollm2(fmt)), str(shipped_head()), n_parallel=N_SLOTS, n_ctx=1024)
     with Batcher(settings) as batcher, ThreadPoolExecutor(N_SLOTS) as pool:
 
@@ -89,7 +95,43 @@ def four_slots(fmt: str, texts: list[str], n_predict: int) -> Iterator[tuple[str
 
         for name, sampling in SAMPLINGS.items():
             for i, tokens in enumerate(pool.map(lambda text, s=sampling: ask(text, s), texts)):
-                yield f"{fmt} four slots {name} {i}", {"tokens": tokens}
+                yield "four slots", name, i, {"tokens": tokens}
+
+
+def without_head(fmt: str, texts: list[str], n_predict: int) -> Iterator[Answer]:
+    """EagleLlama's answers, with drafts from the text alone."""
+    llm = opened(EagleLlama, fmt)
+    llm._engine.plan(COSTS)
+    for name, i, record in every(llm, texts, n_predict):
+        yield "text alone", name, i, record
+    llm.close()
+
+
+def lied_to(
+    fmt: str, texts: list[str], n_predict: int, right: dict[tuple[str, int], list[int]]
+) -> Iterator[Answer]:
+    """EagleLlama's answers, with a memory of these very answers in which every fourth token is wrong."""
+    llm = opened(EagleLlama, fmt, eagle=str(shipped_head()), text_memory="64M")
+    llm._engine.plan(COSTS)
+    for tokens in right.values():
+        llm._context.memory.add([(t + 1) % llm.n_vocab() if k % 4 == 3 else t for k, t in enumerate(tokens)])
+    for name, i, record in every(llm, texts, n_predict):
+        yield "lies", name, i, record
+    llm.close()
+
+
+def opened(kind: type[Llama], fmt: str, **settings: Any) -> Any:
+    """A model of this class. Flash attention: trees need it."""
+    return kind(str(smollm2(fmt)), flash_attn=True, n_ctx=1024, n_threads=2, verbose=False, **settings)
+
+
+def every(llm: Any, texts: list[str], n_predict: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """(sampling, number of the prompt, record) of each answer. Its statistics stay until the next one."""
+    for name, sampling in SAMPLINGS.items():
+        for i, text in enumerate(texts):
+            if isinstance(llm, EagleLlama):
+                llm.stats.reset()
+            yield name, i, {"tokens": answer(llm, text, sampling, n_predict)}
 
 
 def corpus(formats: str, count: int, n_predict: int) -> dict[str, Any]:
@@ -98,9 +140,27 @@ def corpus(formats: str, count: int, n_predict: int) -> dict[str, Any]:
     texts = prompts(count)
     for fmt in formats.split(","):
         for way in (one_slot, four_slots):
-            found |= dict(way(fmt, texts, n_predict))
+            found |= {" ".join(map(str, (fmt, *key))): record for *key, record in way(fmt, texts, n_predict)}
             print(f"{fmt}, {way.__name__.replace('_', ' ')}: {len(found)} answers so far", flush=True)
     return found
+
+
+def compare_with_plain(fmt: str, texts: list[str], n_predict: int) -> int:
+    """How many answers differ from llama-cpp-python's own loop on the same library. Prints each kind."""
+    llm = opened(Llama, fmt)
+    right = {(name, i): record["tokens"] for name, i, record in every(llm, texts, n_predict)}
+    llm.close()
+    same: Counter[str] = Counter()
+    other: Counter[str] = Counter()
+    for way in (one_slot, without_head, partial(lied_to, right=right), four_slots):
+        for kind, name, i, record in way(fmt, texts, n_predict):
+            is_same = record["tokens"] == right[name, i]
+            (same if is_same else other)[kind] += 1
+            if not is_same:
+                print(f"differs: {fmt} {kind} {name} {i}\n  {record['tokens']}\n  plain {right[name, i]}")
+    kinds = ", ".join(f"{kind} {same[kind]}" for kind in same | other)
+    print(f"{fmt}: answers that are plain decoding's, of {len(right)} each: {kinds}", flush=True)
+    return other.total()
 
 
 Formats = Annotated[str, typer.Option(help="formats of SmolLM2")]
@@ -131,6 +191,14 @@ def check(file: Path) -> None:
         print(f"differs: {key}\n  before {before['records'][key]}\n  now    {now.get(key)}")
     print(f"{len(before['records']) - len(other)} of {len(before['records'])} answers are the same")
     raise typer.Exit(1 if other else 0)
+
+
+@app.command()
+def plain(formats: Formats = FORMATS, count: Count = 20, n_predict: Length = 48) -> None:
+    """Compare this version with plain decoding."""
+    texts = prompts(count)
+    n_other = sum(compare_with_plain(fmt, texts, n_predict) for fmt in formats.split(","))
+    raise typer.Exit(1 if n_other else 0)
 
 
 if __name__ == "__main__":

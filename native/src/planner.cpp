@@ -74,24 +74,11 @@ float planner::plain_seconds() const {
     return layers(n_slots_) + costs_.output[n_slots_] * at().plain.value + at().plain_rest;
 }
 
-// A plain round by what was measured, and by the machine's drift in all rounds.
-float planner::drifted_whole() const {
-    const float whole = measured_whole(n_slots_);
-    return whole * at().machine.value((float) tune_.look_close * whole);
-}
-
-// The same, by the drift in the rounds since the last look, and a little by that in all.
-float planner::near_whole() const {
-    constexpr float N_DRIFTED = 2.0f;  // rounds
-    const float whole         = measured_whole(n_slots_);
-    const auto & u            = at().unseen;
-    return whole * (u.seen + N_DRIFTED * drifted_whole()) / (u.expected + N_DRIFTED * whole);
-}
-
-// Looks are few, and single times on a busy machine differ by a tenth and more. So what all rounds say counts
-// as much as a look after many of them.
+// What all looks say. Rounds with drafts say nothing of it: a machine whose memory is busy may have the more
+// time for arithmetic.
 float planner::usual_seconds() const {
-    return drifted_whole() * at().usual.value((float) tune_.look * measured_whole(n_slots_));
+    const float whole = measured_whole(n_slots_);
+    return whole * at().usual.value(N_USUAL * whole);
 }
 
 float planner::rate() const {

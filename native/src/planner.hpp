@@ -128,8 +128,9 @@ class planner {
     static constexpr float NO_HOPE    = INFINITY;  // mode::hope: no draft is tried
     static constexpr float DISTURBED  = 3.0f;      // of a round's expected seconds, the most that counts
     static constexpr float KEEP_USUAL = 0.999f;    // some 1000 rounds
-    static constexpr float MOST_USUAL = 1.3f;  // of what rounds before it say of a look, the most that counts
-    static constexpr int SETTLED      = 2;     // plain rounds after a draft that take longer
+    static constexpr float MOST_USUAL = 1.3f;  // of what rounds before a look say of it, the most that counts
+    static constexpr float N_USUAL    = 48.0f;  // rounds that the measured costs count for beside looks
+    static constexpr int SETTLED      = 2;      // plain rounds after a draft that take longer
     static constexpr int N_DEPTH = 5, N_BIN = 13, N_RANK = 3;
 
     struct tally {
@@ -162,8 +163,6 @@ class planner {
     void compare(const round & r, float plain_s);
     float measured(int n) const;
     float measured_whole(int n) const;
-    float drifted_whole() const;
-    float near_whole() const;
     void look_for_turn(calibration & c, int rank, float surprise, float & trust);
     void time_passes(bool tried, bool drafted, int n_rows);
     void learn_times(const round & r, bool plain, bool unsettled, float ratio);
@@ -199,10 +198,9 @@ class planner {
             }
         };
         average late, brought;  // seconds and tokens of all rounds, against their forecasts
-        // seconds of the layers, against the costs measured: in all rounds, and in those with drafts since
-        // the last look
-        average machine, unseen;
-        // seconds of plain rounds, against what the unseen ones before them say, for which each counts: a
+        // seconds of the layers in rounds with drafts since the last look, against the costs measured
+        average unseen;
+        // seconds of plain rounds, against the same. Each counts for the rounds since the one before: a
         // disturbance brings looks, so that more of them fall into it
         average usual;
         int n_unseen = 0;                // rounds since the last look

@@ -106,8 +106,9 @@ float planner::callers_seconds(float before_s) {
 // Adds a round to what was foreseen, and learns how far such forecasts are from what rounds take. plain_s:
 // what the round says of plain decoding, if it does.
 void planner::compare(const round & r, float plain_s) {
-    mode & m          = at();
-    const float prior = (float) tune_.min_drafts;
+    constexpr float N_NEAR = 2.0f;  // rounds
+    mode & m               = at();
+    const float prior      = (float) tune_.min_drafts;
     if (r.expected.seconds > 0.0f) {
         const float took = std::min(r.total_s + r.gathered_s, DISTURBED * r.expected.seconds);
         foreseen_.seconds += r.expected.seconds * m.late.value(prior * plain_seconds());
@@ -117,16 +118,15 @@ void planner::compare(const round & r, float plain_s) {
     }
     ++m.n_unseen;
     if (plain_s > 0.0f) {
-        const float n    = (float) std::min(std::exchange(m.n_unseen, 0), tune_.look);
-        const float near = near_whole();
-        m.usual.add(n * std::min(plain_s, MOST_USUAL * near), n * near, std::pow(KEEP_USUAL, n));
-        m.unseen = {};
+        const float whole = measured_whole(n_slots_), n = (float) std::min(m.n_unseen, tune_.look);
+        const float most = MOST_USUAL * whole * m.unseen.value(N_NEAR * whole);
+        m.usual.add(n * std::min(plain_s, most), n * whole, std::pow(KEEP_USUAL, n));
+        m.n_unseen = 0;
+        m.unseen   = {};
     }
-    const float of   = r.whole ? measured_whole(r.n_rows) : measured(r.n_rows);
-    const float took = std::min(r.layers_s, DISTURBED * of);
-    m.machine.add(took, of, KEEP_USUAL);
     if (r.n_rows != n_slots_) {
-        m.unseen.add(took, of, 1.0f);
+        const float of = r.whole ? measured_whole(r.n_rows) : measured(r.n_rows);
+        m.unseen.add(std::min(r.layers_s, DISTURBED * of), of, 1.0f);
     }
 }
 
