@@ -32,6 +32,7 @@ from eagle3_llama import EagleLlama, EagleParams  # before llama_cpp: it brings 
 from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.llama.chat import chat_tokens
 from eagle3_llama.models import shipped_head, smollm2
+from eagle3_llama.runtime.stats import EagleStats
 
 from llama_cpp import Llama
 
@@ -78,8 +79,6 @@ def one_slot(fmt: str, texts: list[str], n_predict: int) -> Iterator[Answer]:
     for kind, params in DRAFTS.items():
         llm.eagle_params = params
         for name, i, record in every(llm, texts, n_predict):
-            if kind != "planner":
-                record |= {"drafted": llm.stats.drafted, "accepted": llm.stats.accepted}
             yield kind, name, i, record
     llm.close()
 
@@ -89,13 +88,13 @@ def four_slots(fmt: str, texts: list[str], n_predict: int) -> Iterator[Answer]:
     settings = BatchSettings(str(smollm2(fmt)), str(shipped_head()), n_parallel=N_SLOTS, n_ctx=1024)
     with Batcher(settings) as batcher, ThreadPoolExecutor(N_SLOTS) as pool:
 
-        def ask(text: str, sampling: dict[str, Any]) -> list[int]:
+        def ask(text: str, sampling: dict[str, Any]) -> dict[str, Any]:
             with batcher.request() as llm:
-                return answer(llm, text, sampling, n_predict)
+                return recorded(llm, text, sampling, n_predict)
 
         for name, sampling in SAMPLINGS.items():
-            for i, tokens in enumerate(pool.map(lambda text, s=sampling: ask(text, s), texts)):
-                yield "four slots", name, i, {"tokens": tokens}
+            for i, record in enumerate(pool.map(lambda text, s=sampling: ask(text, s), texts)):
+                yield "four slots", name, i, record
 
 
 def without_head(fmt: str, texts: list[str], n_predict: int) -> Iterator[Answer]:
@@ -126,12 +125,18 @@ def opened(kind: type[Llama], fmt: str, **settings: Any) -> Any:
 
 
 def every(llm: Any, texts: list[str], n_predict: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """(sampling, number of the prompt, record) of each answer. Its statistics stay until the next one."""
+    """(sampling, number of the prompt, record) of each answer."""
     for name, sampling in SAMPLINGS.items():
         for i, text in enumerate(texts):
-            if isinstance(llm, EagleLlama):
-                llm.stats.reset()
-            yield name, i, {"tokens": answer(llm, text, sampling, n_predict)}
+            yield name, i, recorded(llm, text, sampling, n_predict)
+
+
+def recorded(llm: Any, text: str, sampling: dict[str, Any], n_predict: int) -> dict[str, Any]:
+    """The tokens of one answer, and how many were drafted and accepted."""
+    stats = getattr(llm, "stats", EagleStats())
+    stats.reset()
+    tokens = answer(llm, text, sampling, n_predict)
+    return {"tokens": tokens, "drafted": stats.drafted, "accepted": stats.accepted}
 
 
 def corpus(formats: str, count: int, n_predict: int) -> dict[str, Any]:
@@ -140,7 +145,9 @@ def corpus(formats: str, count: int, n_predict: int) -> dict[str, Any]:
     texts = prompts(count)
     for fmt in formats.split(","):
         for way in (one_slot, four_slots):
-            found |= {" ".join(map(str, (fmt, *key))): record for *key, record in way(fmt, texts, n_predict)}
+            for kind, name, i, record in way(fmt, texts, n_predict):
+                kept = record if kind in ("chain", "tree") else {"tokens": record["tokens"]}
+                found[f"{fmt} {kind} {name} {i}"] = kept
             print(f"{fmt}, {way.__name__.replace('_', ' ')}: {len(found)} answers so far", flush=True)
     return found
 
@@ -152,14 +159,19 @@ def compare_with_plain(fmt: str, texts: list[str], n_predict: int) -> int:
     llm.close()
     same: Counter[str] = Counter()
     other: Counter[str] = Counter()
+    drafted: Counter[str] = Counter()
+    accepted: Counter[str] = Counter()
     for way in (one_slot, without_head, partial(lied_to, right=right), four_slots):
         for kind, name, i, record in way(fmt, texts, n_predict):
             is_same = record["tokens"] == right[name, i]
             (same if is_same else other)[kind] += 1
+            drafted[kind] += record.get("drafted", 0)
+            accepted[kind] += record.get("accepted", 0)
             if not is_same:
                 print(f"differs: {fmt} {kind} {name} {i}\n  {record['tokens']}\n  plain {right[name, i]}")
-    kinds = ", ".join(f"{kind} {same[kind]}" for kind in same | other)
-    print(f"{fmt}: answers that are plain decoding's, of {len(right)} each: {kinds}", flush=True)
+    print(f"{fmt}: answers that are plain decoding's, of {len(right)} each; draft tokens accepted, of all")
+    for kind in same | other:
+        print(f"  {kind}: {same[kind]}; {accepted[kind]} of {drafted[kind]}", flush=True)
     return other.total()
 
 
@@ -171,14 +183,10 @@ Length = Annotated[int, typer.Option("--n-predict", "-n", help="most tokens of a
 @app.command()
 def write(file: Path, formats: Formats = FORMATS, count: Count = 20, n_predict: Length = 48) -> None:
     """Write the tokens of this version to FILE."""
-    made = {
-        "formats": formats,
-        "count": count,
-        "n_predict": n_predict,
-        "records": corpus(formats, count, n_predict),
-    }
+    records = corpus(formats, count, n_predict)
+    made = {"formats": formats, "count": count, "n_predict": n_predict, "records": records}
     file.write_text(json.dumps(made) + "\n", encoding="utf-8")
-    print(f"wrote {len(made['records'])} answers to {file}")
+    print(f"wrote {len(records)} answers to {file}")
 
 
 @app.command()
