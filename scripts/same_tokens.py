@@ -41,6 +41,7 @@ FORMATS = "Q4_0,Q8_0,BF16,F32"
 SAMPLINGS = {"greedy": {"temp": 0.0}, "sampled": {"temp": 0.8, "top_p": 0.95}}
 DRAFTS = {"chain": EagleParams(3), "tree": EagleParams(tree="16x4x4"), "planner": EagleParams()}
 N_SLOTS = 4
+N_CTX = 2048  # tokens of a slot: the longest prompt has more than 1,000
 # Seconds. Two rows cost a tenth more than one, and a pass of the head a tenth of a row: the planner drafts.
 LAYERS = [0.0, *(0.010 * (0.9 + 0.1 * n) for n in range(1, 65))]
 COSTS = SimpleNamespace(
@@ -85,7 +86,7 @@ def one_slot(fmt: str, texts: list[str], n_predict: int) -> Iterator[Answer]:
 
 def four_slots(fmt: str, texts: list[str], n_predict: int) -> Iterator[Answer]:
     """The answers of a Batcher whose slots are all busy."""
-    settings = BatchSettings(str(smollm2(fmt)), str(shipped_head()), n_parallel=N_SLOTS, n_ctx=1024)
+    settings = BatchSettings(str(smollm2(fmt)), str(shipped_head()), n_parallel=N_SLOTS, n_ctx=N_CTX)
     with Batcher(settings) as batcher, ThreadPoolExecutor(N_SLOTS) as pool:
 
         def ask(text: str, sampling: dict[str, Any]) -> dict[str, Any]:
@@ -121,7 +122,7 @@ def lied_to(
 
 def opened(kind: type[Llama], fmt: str, **settings: Any) -> Any:
     """A model of this class. Flash attention: trees need it."""
-    return kind(str(smollm2(fmt)), flash_attn=True, n_ctx=1024, n_threads=2, verbose=False, **settings)
+    return kind(str(smollm2(fmt)), flash_attn=True, n_ctx=N_CTX, n_threads=2, verbose=False, **settings)
 
 
 def every(llm: Any, texts: list[str], n_predict: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
