@@ -280,8 +280,8 @@ void check_sizes(const costs & c) {
     }
 }
 
-// What plain decoding is foreseen to take, where something disturbs one look in six, and few of the rounds with
-// drafts: a mean of the looks would be 1.33 of it.
+// What plain decoding is foreseen to take, where something disturbs one look in six, and few of the rounds
+// with drafts: a mean of the looks would be 1.33 of it.
 void check_forecast(const costs & c) {
     planner p;
     p.set(c);
