@@ -128,10 +128,9 @@ class planner {
     static constexpr float NO_HOPE    = INFINITY;  // mode::hope: no draft is tried
     static constexpr float DISTURBED  = 3.0f;      // of a round's expected seconds, the most that counts
     static constexpr float KEEP_USUAL = 0.999f;    // some 1000 rounds
-    static constexpr float MOST_USUAL =
-        1.35f;                               // of what rounds before a look say of it, the most that counts
-    static constexpr float N_USUAL = 48.0f;  // rounds that the measured costs count for beside looks
-    static constexpr int SETTLED   = 2;      // plain rounds after a draft that take longer
+    static constexpr float MOST_USUAL = 1.35f;     // of rounds near a look, the most of it that counts
+    static constexpr float N_USUAL    = 48.0f;     // rounds that the measured costs count for beside looks
+    static constexpr int SETTLED      = 2;         // plain rounds after a draft that take longer
     static constexpr int N_DEPTH = 5, N_BIN = 13, N_RANK = 3;
 
     struct tally {
