@@ -166,8 +166,8 @@ def compare_with_plain(fmt: str, texts: list[str], n_predict: int) -> int:
         for kind, name, i, record in way(fmt, texts, n_predict):
             is_same = record["tokens"] == right[name, i]
             (same if is_same else other)[kind] += 1
-            drafted[kind] += record.get("drafted", 0)
-            accepted[kind] += record.get("accepted", 0)
+            drafted[kind] += record["drafted"]
+            accepted[kind] += record["accepted"]
             if not is_same:
                 print(f"differs: {fmt} {kind} {name} {i}\n  {record['tokens']}\n  plain {right[name, i]}")
     print(f"{fmt}: answers that are plain decoding's, of {len(right)} each; draft tokens accepted, of all")
