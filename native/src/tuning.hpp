@@ -142,8 +142,8 @@ struct tuning {
     int look_close = 16;
     // The same where it gains much.
     // half -0.29, jolted x1 -1.07; twice +0.20, measured busy x4 -0.21; without -0.86, load comes and goes x1
-    // -2.31. With twice the value plain decoding is known from half as many looks: on recorded runs with a head
-    // the standard deviation of the forecast is then 3.3% instead of 2.7%.
+    // -2.31. With twice the value plain decoding is known from half as many looks: on recorded runs with a
+    // head the standard deviation of the forecast is then 3.3% instead of 2.7%.
     int look = 64;
     // Looks that are close in any case, at the start.
     // half -0.02, drafts measured busy x4 -0.25; twice -0.08, drafts measured busy x4 -0.55; without -0.12,
