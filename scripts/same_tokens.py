@@ -30,7 +30,7 @@ import typer
 
 from eagle3_llama import EagleLlama, EagleParams  # before llama_cpp: it brings the library
 from eagle3_llama.batching import Batcher, BatchSettings
-from eagle3_llama.llama.chat import chat_tokens
+from eagle3_llama.llama.chat import chat_tokens, is_end
 from eagle3_llama.models import shipped_head, smollm2
 from eagle3_llama.runtime.stats import EagleStats
 
@@ -67,10 +67,15 @@ def prompts(count: int) -> list[str]:
 
 
 def answer(llm: Any, prompt: str, sampling: dict[str, Any], n_predict: int) -> list[int]:
-    """The token ids of one answer."""
+    """The token ids of one answer, up to its end: a Batcher decodes nothing behind it."""
     llm.set_seed(7)
+    found: list[int] = []
     with contextlib.closing(llm.generate(chat_tokens(llm, prompt), **sampling)) as tokens:
-        return [int(token) for token in itertools.islice(tokens, n_predict)]
+        for token in itertools.islice(tokens, n_predict):
+            found.append(int(token))
+            if is_end(llm, int(token)):
+                break
+    return found
 
 
 def one_slot(fmt: str, texts: list[str], n_predict: int) -> Iterator[Answer]:
