@@ -6,8 +6,7 @@ import itertools
 import threading
 
 import pytest
-from test_batching import wait_for
-from threads import held, outcome
+from threads import held, outcome, wait_for
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleError, EagleParams, ErrorKind

@@ -9,7 +9,7 @@ import random
 
 import pytest
 import tiny_models
-from test_batching import wait_for
+from threads import wait_for
 
 from eagle3_llama import EagleLlama  # before llama_cpp: it brings the library
 from eagle3_llama.batching import Batcher, BatchSettings

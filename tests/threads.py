@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 
 
 def started(work, *args):
@@ -19,9 +20,10 @@ def started(work, *args):
     return thread, got
 
 
-def ended(thread):
-    thread.join(60)
-    assert not thread.is_alive(), "it waits for ever"
+def ended(*threads, seconds=60):
+    for thread in threads:
+        thread.join(seconds)
+        assert not thread.is_alive(), "it waits for ever"
 
 
 def outcome(work, *args):
@@ -29,6 +31,32 @@ def outcome(work, *args):
     thread, got = started(work, *args)
     ended(thread)
     return got[0]
+
+
+def in_threads(n_threads, work, jobs):
+    """work(job) for each job, on so many threads; results in order."""
+    results, todo, lock = [None] * len(jobs), list(range(len(jobs))), threading.Lock()
+
+    def run():
+        while True:
+            with lock:
+                if not todo:
+                    return
+                i = todo.pop(0)
+            try:
+                results[i] = work(jobs[i])
+            except Exception as e:
+                results[i] = e
+
+    ended(*[started(run)[0] for _ in range(n_threads)], seconds=240)
+    return results
+
+
+def wait_for(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 @contextlib.contextmanager
