@@ -30,9 +30,13 @@ void clear(float * result, int64_t width) {
     if (part[1] == 0.0f) {
         return;
     }
+    if (result[1] == 0.0f) {
+        std::copy_n(part, width, result);
+        return;
+    }
     const float max      = fmaxf(result[0], part[0]);
-    const float scale    = expf(result[0] - max);
-    const float by       = expf(part[0] - max);
+    const float scale    = result[0] == max ? 1.0f : expf(result[0] - max);
+    const float by       = part[0] == max ? 1.0f : expf(part[0] - max);
     float * values       = result + 2;
     const float * others = part + 2;
     for (int64_t d = 0; d < width - 2; ++d) {
@@ -85,59 +89,103 @@ float * results_of(const ggml_compute_params * params, const ggml_tensor * op) {
 class shares {
   public:
     explicit shares(const ggml_tensor * op)
-        : n_span_(spans_of(op)), n_unit_(op->src[0]->ne[1] * op->src[0]->ne[2]), n_seen_(op->src[0]->ne[3]) {
+        : n_unit_(op->src[0]->ne[1] * op->src[0]->ne[2]), n_seen_(op->src[0]->ne[3]),
+          n_span_(n_seen_.size()) {
         for (size_t i3 = 0; i3 < n_seen_.size(); ++i3) {
-            n_seen_[i3] = count_seen(mask_row(op, 0, 0, (int64_t) i3), op->src[1]->ne[1]);
+            for (int64_t i1 = 0; i1 < op->src[0]->ne[1]; ++i1) {
+                n_seen_[i3] =
+                    std::max(n_seen_[i3], count_seen(mask_row(op, i1, 0, (int64_t) i3), op->src[1]->ne[1]));
+            }
+            n_span_[i3] = std::max<int64_t>((n_seen_[i3] + SPAN - 1) / SPAN, 1);  // a sink needs one
         }
     }
 
-    // Calls f with a span, a stream, and the units of these that thread ith computes: from .. to.
-    template <typename F> void each(int ith, int nth, F && f) const {
-        const auto n_stream = (int64_t) n_seen_.size();
+    // The units, from .. to, of a span and a stream.
+    struct part {
+        int64_t span, i3, from, to;
+    };
+
+    // By stream, and the most of them.
+    const std::vector<int64_t> & n_span() const { return n_span_; }
+    int64_t n_most() const { return *std::max_element(n_span_.begin(), n_span_.end()); }
+
+    // What thread ith computes, in turn.
+    std::vector<part> of(int ith, int nth) const {
         int64_t total = 0, base = 0;
-        for (int64_t job = 0; job < n_span_ * n_stream; ++job) {
-            total += n_unit_ * weight(job / n_stream, job % n_stream);
+        for (size_t i3 = 0; i3 < n_span_.size(); ++i3) {
+            for (int64_t span = 0; span < n_span_[i3]; ++span) {
+                total += n_unit_ * weight(span, i3);
+            }
         }
         const int64_t from = total * ith / nth, to = total * (ith + 1) / nth;
-        for (int64_t job = 0; job < n_span_ * n_stream && base < to; ++job) {
-            const int64_t span = job / n_stream, i3 = job % n_stream, w = weight(span, i3);
-            f(span, i3, std::clamp<int64_t>((from - base + w - 1) / w, 0, n_unit_),
-                std::clamp<int64_t>((to - base + w - 1) / w, 0, n_unit_));
-            base += n_unit_ * w;
+        std::vector<part> parts;
+        for (int64_t span = 0; span < n_most(); ++span) {
+            for (size_t i3 = 0; i3 < n_span_.size(); ++i3) {
+                if (span >= n_span_[i3]) {
+                    continue;
+                }
+                const int64_t w = weight(span, i3);
+                const part p    = {span, (int64_t) i3,
+                    std::clamp<int64_t>((from - base + w - 1) / w, 0, n_unit_),
+                    std::clamp<int64_t>((to - base + w - 1) / w, 0, n_unit_)};
+                if (p.from < p.to) {
+                    parts.push_back(p);
+                }
+                base += n_unit_ * w;
+            }
         }
+        return parts;
     }
 
   private:
     // What a row and head costs: its cells, and something for itself.
-    int64_t weight(int64_t span, int64_t i3) const {
-        return std::clamp<int64_t>(n_seen_[i3] - span * SPAN, 0, SPAN) + 16;
+    int64_t weight(int64_t span, size_t i3) const {
+        return std::min<int64_t>(n_seen_[i3] - span * SPAN, SPAN) + 16;
     }
 
-    int64_t n_span_, n_unit_;
-    std::vector<int64_t> n_seen_;  // by the first row of each stream
+    int64_t n_unit_;
+    std::vector<int64_t> n_seen_, n_span_;  // by stream; of the row that sees the most cells
 };
 
-// False for shapes without a kernel.
-bool attend_few_rows(const ggml_compute_params * params, ggml_tensor * op) {
-    batch units(op);
-    if (!units.has_kernel()) {
-        return false;
-    }
-    const int64_t n_row = op->src[0]->ne[1], n_head = op->src[0]->ne[2], n_span = spans_of(op);
+// Calls f with the row, the head and the row of the result of each unit of a part: heads of keys, then rows,
+// then heads.
+template <typename F> void each_unit(const ggml_tensor * op, const shares::part & p, F && f) {
+    const int64_t n_row = op->src[0]->ne[1], n_head = op->src[0]->ne[2];
     const int64_t n_of = n_head / op->src[1]->ne[2];  // heads with the same keys
-    span_cells cells(op);
-    shares(op).each(params->ith, params->nth, [&](int64_t span, int64_t i3, int64_t u0, int64_t u1) {
-        cells.begin(i3, span);
-        for (int64_t u = u0; u < u1; ++u) {  // heads of keys, then rows, then heads
-            const int64_t i1  = u / n_of % n_row;
-            const int64_t i2  = u / (n_of * n_row) * n_of + u % n_of;
-            const int64_t row = (i3 * n_head + i2) * n_row + i1;
-            units.add(i1, i2, i3, cells.of(i1), span == 0,
-                results_of(params, op) + (row * n_span + span) * width_of(op));
+    int64_t of = p.from % n_of, i1 = p.from / n_of % n_row, kv = p.from / (n_of * n_row);
+    for (int64_t u = p.from; u < p.to; ++u) {
+        const int64_t i2 = kv * n_of + of;
+        f(i1, i2, (p.i3 * n_head + i2) * n_row + i1);
+        if (++of == n_of) {
+            of = 0;
+            if (++i1 == n_row) {
+                i1 = 0;
+                ++kv;
+            }
         }
+    }
+}
+
+// Returns whether the rows are whole: no spans are to be added.
+bool attend_few_rows(
+    const ggml_compute_params * params, ggml_tensor * op, batch & units, const shares & all) {
+    const int64_t n_span = spans_of(op), width = width_of(op);
+    const bool is_whole = all.n_most() == 1;
+    span_cells cells(op);
+    for (const shares::part & p : all.of(params->ith, params->nth)) {
+        const auto result = [&](int64_t row) {
+            return results_of(params, op) + (row * n_span + p.span) * width;
+        };
+        cells.begin(p.i3, p.span);
+        each_unit(op, p, [&](int64_t i1, int64_t i2, int64_t row) {
+            units.add(i1, i2, p.i3, cells.of(i1), p.span == 0, result(row));
+        });
         units.run();
-    });
-    return true;
+        if (is_whole) {
+            each_unit(op, p, [&](int64_t, int64_t, int64_t row) { write_row(op, row, result(row)); });
+        }
+    }
+    return is_whole;
 }
 
 void attend_few_cell_by_cell(
@@ -153,13 +201,14 @@ void attend_few_cell_by_cell(
     }
 }
 
-void add_spans(const ggml_compute_params * params, ggml_tensor * op) {
-    const int64_t n_span = spans_of(op), width = width_of(op);
+// n_span: of each stream.
+void add_spans(const ggml_compute_params * params, ggml_tensor * op, const std::vector<int64_t> & n_span) {
+    const int64_t n_most = spans_of(op), width = width_of(op);
     float * sum = (float *) params->wdata + params->ith * scratch_of(op);
     for (int64_t row = params->ith; row < ggml_nrows(op->src[0]); row += params->nth) {
         clear(sum, width);
-        for (int64_t span = 0; span < n_span; ++span) {
-            add_result(sum, results_of(params, op) + (row * n_span + span) * width, width);
+        for (int64_t span = 0; span < n_span[place(op->src[0], row).i3]; ++span) {
+            add_result(sum, results_of(params, op) + (row * n_most + span) * width, width);
         }
         write_row(op, row, sum);
     }
@@ -172,7 +221,7 @@ class tile {
   public:
     tile(ggml_tensor * op, int64_t n_most)
         : op_(op), n_kv_(op->src[1]->ne[1]), n_head_(op->src[0]->ne[2]), width_(width_of(op)),
-          cells_(n_most * (n_kv_ + STEP)), added_(n_most * n_kv_), n_cells_(n_most),
+          cells_(n_most * (n_kv_ + STEP)), added_(cells_.size()), n_cells_(n_most),
           parts_(n_most * n_head_ * width_), sums_(parts_.size()) {}
 
     // Rows first to first + n of a stream.
@@ -180,8 +229,9 @@ class tile {
         int n_most = 0;
         for (int64_t r = 0; r < n; ++r) {
             const ggml_fp16_t * mask = mask_row(op_, first + r, 0, i3);
-            n_cells_[r]              = list_cells(mask, 0, n_kv_, cells_of(r), n_kv_);
-            list_added(mask, cells_of(r), n_cells_[r], added_.data() + r * n_kv_);
+            int64_t from             = 0;
+            n_cells_[r]              = list_cells(mask, from, n_kv_, cells_of(r), n_kv_);
+            list_added(mask, cells_of(r), n_cells_[r], added_of(r));
             n_most = std::max(n_most, n_cells_[r]);
         }
         for (int64_t u = 0; u < n * n_head_; ++u) {
@@ -198,6 +248,7 @@ class tile {
 
   private:
     int32_t * cells_of(int64_t r) { return cells_.data() + r * (n_kv_ + STEP); }
+    float * added_of(int64_t r) { return added_.data() + r * (n_kv_ + STEP); }
 
     // The cells from number `from` on of those that each row sees.
     void add_span(batch & units, int64_t first, int64_t n, int64_t i3, int from) {
@@ -205,8 +256,8 @@ class tile {
         for (int64_t u = 0; u < n * n_head_; ++u) {         // heads of keys, then rows, then heads
             const int64_t r  = u / n_of % n;
             const int64_t i2 = u / (n_of * n) * n_of + u % n_of;
-            const seen cells = {cells_of(r) + from, added_.data() + r * n_kv_ + from,
-                std::clamp(n_cells_[r] - from, 0, SPAN)};
+            const seen cells = {
+                cells_of(r) + from, added_of(r) + from, std::clamp(n_cells_[r] - from, 0, SPAN)};
             units.add(first + r, i2, i3, cells, from == 0, parts_.data() + (r * n_head_ + i2) * width_);
         }
         units.run();
@@ -275,11 +326,18 @@ bool eagle3_attention(
     if (op->src[0]->ne[1] > GGML_CPU_INVARIANT_ROWS) {
         return attend_many_rows(params, op) || attend_many_cell_by_cell(params, op, attend_cells);
     }
-    if (!attend_few_rows(params, op)) {
+    batch units(op);
+    if (units.has_kernel()) {
+        const shares all(op);
+        if (!attend_few_rows(params, op, units, all)) {
+            ggml_barrier(params->threadpool);
+            add_spans(params, op, all.n_span());
+        }
+    } else {
         attend_few_cell_by_cell(params, op, attend_cells);
+        ggml_barrier(params->threadpool);
+        add_spans(params, op, std::vector<int64_t>(op->src[0]->ne[3], spans_of(op)));
     }
-    ggml_barrier(params->threadpool);
-    add_spans(params, op);
     return true;
 }
 

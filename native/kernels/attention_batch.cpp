@@ -7,7 +7,7 @@ namespace eagle3::kernels::attention {
 
 namespace {
 
-thread_local float all_scores[batch::MOST][SPAN + STEP];
+thread_local float all_scores[batch::MOST][SPAN];
 thread_local std::vector<float> space;  // two times sixteen cells, then padded copies
 
 head head_of(const ggml_tensor * x, int64_t i2, int64_t i3) {
@@ -84,23 +84,21 @@ void batch::add(int64_t i1, int64_t i2, int64_t i3, const seen & cells, bool fir
     results_[n_]    = out;
     const char * at = (const char *) q->data + i1 * q->nb[1] + i2 * q->nb[2] + i3 * q->nb[3];
     units_[n_] = {(const float *) at, cells.cells, cells.n, n_ > 0 ? count_same(units_[n_ - 1], cells) : 0,
-        all_scores[n_], out};
-    take_scores(cells, i2, all_scores[n_]);
+        cells.added, all_scores[n_], out};
+    if (max_bias_ > 0.0f) {
+        add_slope(units_[n_], i2);
+    }
     pad(units_[n_]);
     ++n_;
 }
 
-// The mask's part of the scores.
-void batch::take_scores(const seen & cells, int64_t i2, float * scores) const {
-    if (max_bias_ > 0.0f) {
-        const float slope = slope_of(op_->src[0], max_bias_, i2);
-        for (int c = 0; c < cells.n; ++c) {
-            scores[c] = slope * cells.added[c];
-        }
-    } else {
-        std::copy_n(cells.added, cells.n, scores);
+// What the mask adds, times the head's slope, takes the place of the scores.
+void batch::add_slope(unit & u, int64_t i2) const {
+    const float slope = slope_of(op_->src[0], max_bias_, i2);
+    for (int c = 0; c < GGML_PAD(u.n, STEP); ++c) {
+        u.scores[c] = slope * u.added[c];
     }
-    std::fill_n(scores + cells.n, STEP, -INFINITY);
+    u.added = u.scores;
 }
 
 void batch::pad(unit & u) const {

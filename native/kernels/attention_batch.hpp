@@ -21,7 +21,7 @@ class batch {
     void run();
 
   private:
-    void take_scores(const seen & cells, int64_t i2, float * scores) const;
+    void add_slope(unit & u, int64_t i2) const;
     void pad(unit & u) const;
     void add_sink(int64_t i2, float * out) const;
 

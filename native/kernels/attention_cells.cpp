@@ -2,7 +2,11 @@
 
 #include "simd-mappings.h"
 
+#include "ggml-cpu.h"
+
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 
 namespace eagle3::kernels::attention {
 
@@ -38,9 +42,15 @@ const ggml_fp16_t * mask_row(const ggml_tensor * op, int64_t i1, int64_t i2, int
 }
 
 int64_t count_seen(const ggml_fp16_t * mask, int64_t n_kv) {
-    int64_t n = 0;
-    for (int64_t cell = 0; cell < n_kv; ++cell) {
-        n += is_seen(mask, cell);
+    if (!mask) {
+        return n_kv;
+    }
+    int64_t n = 0, cell = 0;
+    for (; cell + RUN <= n_kv; cell += RUN) {
+        n += count_run(mask + cell);
+    }
+    for (; cell < n_kv; ++cell) {
+        n += mask[cell] != HIDDEN;
     }
     return n;
 }
@@ -65,15 +75,20 @@ int64_t seen_cell(const ggml_fp16_t * mask, int64_t n_kv, int64_t n) {
     return cell;
 }
 
-int list_cells(const ggml_fp16_t * mask, int64_t from, int64_t n_kv, int32_t * cells, int64_t n_most) {
-    int n        = 0;
-    int64_t cell = from;
+int list_cells(const ggml_fp16_t * mask, int64_t & from, int64_t n_kv, int32_t * cells, int64_t n_most) {
+    int n          = 0;
+    int64_t & cell = from;
     while (cell < n_kv && n < n_most) {
-        if (mask && cell + RUN <= n_kv && count_run(mask + cell) == 0) {
-            cell += RUN;
-            continue;
+        const int64_t end = std::min(cell + RUN, n_kv);
+        const int n_seen  = end - cell < RUN ? -1 : mask ? count_run(mask + cell) : (int) RUN;
+        if (n_seen == 0) {
+            cell = end;
+        } else if (n_seen == RUN && n + RUN <= n_most) {
+            std::iota(cells + n, cells + n + RUN, (int32_t) cell);
+            n += RUN;
+            cell = end;
         }
-        for (const int64_t end = std::min(cell + RUN, n_kv); cell < end && n < n_most; ++cell) {
+        for (; n_seen != 0 && cell < end && n < n_most; ++cell) {
             cells[n] = (int32_t) cell;
             n += is_seen(mask, cell);
         }
@@ -85,32 +100,43 @@ int list_cells(const ggml_fp16_t * mask, int64_t from, int64_t n_kv, int32_t * c
 }
 
 void list_added(const ggml_fp16_t * mask, const int32_t * cells, int n, float * added) {
-    for (int c = 0; c < n; ++c) {
-        added[c] = mask ? GGML_CPU_FP16_TO_FP32(mask[cells[c]]) : 0.0f;
+    if (!mask) {
+        std::fill_n(added, n, 0.0f);
+    } else if (n > 0 && cells[n - 1] - cells[0] == n - 1) {
+        ggml_cpu_fp16_to_fp32(mask + cells[0], added, n);
+    } else {
+        for (int c = 0; c < n; ++c) {
+            added[c] = GGML_CPU_FP16_TO_FP32(mask[cells[c]]);
+        }
     }
+    std::fill(added + n, added + GGML_PAD(n, STEP), -INFINITY);
 }
 
-span_cells::span_cells(const ggml_tensor * op) : op_(op), n_(op->src[0]->ne[1]) {
-    span_list.resize(n_.size() * N_LIST);
-    span_added.resize(n_.size() * N_LIST);
+span_cells::span_cells(const ggml_tensor * op) : op_(op), rows_(op->src[0]->ne[1]) {
+    span_list.resize(rows_.size() * N_LIST);
+    span_added.resize(rows_.size() * N_LIST);
 }
 
 void span_cells::begin(int64_t i3, int64_t span) {
     i3_   = i3;
     span_ = span;
-    std::fill(n_.begin(), n_.end(), -1);
 }
 
 seen span_cells::of(int64_t i1) {
     int32_t * cells = span_list.data() + i1 * N_LIST;
     float * added   = span_added.data() + i1 * N_LIST;
-    if (n_[i1] < 0) {
+    row & r         = rows_[i1];
+    if (r.i3 != i3_ || r.span != span_) {
         const ggml_fp16_t * mask = mask_row(op_, i1, 0, i3_);
         const int64_t n_kv       = op_->src[1]->ne[1];
-        n_[i1]                   = list_cells(mask, seen_cell(mask, n_kv, span_ * SPAN), n_kv, cells, SPAN);
-        list_added(mask, cells, n_[i1], added);
+        const bool follows       = r.i3 == i3_ && r.span == span_ - 1;
+        r.after                  = follows ? r.after : seen_cell(mask, n_kv, span_ * SPAN);
+        r.span                   = span_;
+        r.i3                     = i3_;
+        r.n                      = list_cells(mask, r.after, n_kv, cells, SPAN);
+        list_added(mask, cells, r.n, added);
     }
-    return {cells, added, n_[i1]};
+    return {cells, added, r.n};
 }
 
 }  // namespace eagle3::kernels::attention

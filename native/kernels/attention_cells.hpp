@@ -23,10 +23,10 @@ int64_t count_seen(const ggml_fp16_t * mask, int64_t n_kv);
 int64_t seen_cell(const ggml_fp16_t * mask, int64_t n_kv, int64_t n);
 
 // Lists the cells that a row sees from `from` on, at most n_most, and the last one again up to a multiple of
-// STEP. Returns their number.
-int list_cells(const ggml_fp16_t * mask, int64_t from, int64_t n_kv, int32_t * cells, int64_t n_most);
+// STEP. Returns their number, and moves `from` behind them.
+int list_cells(const ggml_fp16_t * mask, int64_t & from, int64_t n_kv, int32_t * cells, int64_t n_most);
 
-// What the mask adds to the scores of n cells.
+// What the mask adds to the scores of n cells, and then -INFINITY up to a multiple of STEP.
 void list_added(const ggml_fp16_t * mask, const int32_t * cells, int n, float * added);
 
 // Cells that a row sees, as list_cells() and list_added() give them.
@@ -46,7 +46,12 @@ class span_cells {
   private:
     const ggml_tensor * op_;
     int64_t i3_ = 0, span_ = 0;
-    std::vector<int> n_;  // of each row; -1: not listed yet
+    struct row {
+        int n        = 0;
+        int64_t span = -1, i3 = -1;  // that is listed
+        int64_t after = 0;           // the cell behind these
+    };
+    std::vector<row> rows_;
 };
 
 }  // namespace eagle3::kernels::attention

@@ -146,15 +146,16 @@ template <int N, typename F>
     }
 }
 
-// Adds products of queries and keys to a register of scores.
-[[gnu::always_inline]] inline void put_scores(floats sums, float * scores, float scale, float softcap) {
+// A register of scores from products of queries and keys: of sixteen cells from number i on.
+[[gnu::always_inline]] inline void put_scores(
+    floats sums, const unit & w, int i, float scale, float softcap) {
     floats s = sums * every(scale);
     if (softcap != 0.0f) {
         for (int l = 0; l < LANES; ++l) {
             s[l] = softcap * tanhf(s[l]);
         }
     }
-    put(scores, s + get(scores));  // -INFINITY beyond n
+    put(w.scores + i, s + get(w.added + i));
 }
 
 // Adds to the scores of sixteen cells, of N units at once: each register of the block is read once for them.
@@ -193,7 +194,7 @@ template <int N>
         }
 #pragma GCC unroll 4
         for (int u = 0; u < N; ++u) {
-            put_scores(sums_of(fours[u]), units[u].scores + i + j, scale, softcap);
+            put_scores(sums_of(fours[u]), units[u], i + j, scale, softcap);
         }
     }
 }
@@ -239,8 +240,7 @@ template <int N>
     }
 #pragma GCC unroll 4
     for (int u = 0; u < N; ++u) {
-        put_scores(
-            (fours[u][0] + fours[u][1]) + (fours[u][2] + fours[u][3]), units[u].scores + i, scale, softcap);
+        put_scores((fours[u][0] + fours[u][1]) + (fours[u][2] + fours[u][3]), units[u], i, scale, softcap);
     }
 }
 
@@ -262,17 +262,27 @@ template <int N>
     }
 }
 
-float maximum(const float * x, int n) {
+// Joins the lanes of a register: of two halves, then of what is left.
+template <typename F> [[gnu::always_inline]] inline float joined(floats v, F && f) {
+    float x[LANES];
+    put(x, v);
+#pragma GCC unroll 4
+    for (int n = LANES / 2; n > 0; n /= 2) {
+#pragma GCC unroll 8
+        for (int i = 0; i < n; ++i) {
+            x[i] = f(x[i], x[i + n]);
+        }
+    }
+    return x[0];
+}
+
+[[gnu::always_inline]] inline float maximum(const float * x, int n) {
     floats most = every(-INFINITY);
     for (int i = 0; i < n; i += LANES) {
         const floats v = get(x + i);
         most           = most > v ? most : v;
     }
-    float m = most[0];
-    for (int i = 1; i < LANES; ++i) {
-        m = m > most[i] ? m : most[i];
-    }
-    return m;
+    return joined(most, [](float a, float b) { return a > b ? a : b; });
 }
 
 // Replaces scores by the exponentials of what they are above m, and sums these.
@@ -283,11 +293,7 @@ float maximum(const float * x, int n) {
         put(x + i, p);
         sum += p;
     }
-    float s = 0.0f;
-    for (int i = 0; i < LANES; ++i) {
-        s += sum[i];
-    }
-    return s;
+    return joined(sum, [](float a, float b) { return a + b; });
 }
 
 // D registers, from d on, of the values of cells `from` to `to` of the block, each by its number in N units.
@@ -388,7 +394,9 @@ void attend_units(const unit * units, int n_unit, const head & k, const head & v
         const unit & w = units[u];
         w.out[0]       = maximum(w.scores, w.n);
         w.out[1]       = exponentials(w.scores, w.n, w.out[0]);
-        std::fill_n(w.out + 2, nv * LANES, 0.0f);
+        for (int d = 0; d < nv; ++d) {
+            put(w.out + 2 + d * LANES, floats{});
+        }
     }
     constexpr int N = !MANY_REGISTERS ? 1 : NV && 4 * NV <= CELLS ? 4 : 2;
     each_step<NV>(units, n_unit, v, nullptr, nv, block,

@@ -12,9 +12,10 @@ struct unit {
     const float * q;        // padded with zeros to whole registers, as out is padded
     const int32_t * cells;  // in order, n of them and, up to the next multiple of sixteen, any
     int n;
-    int n_same;      // how many of the first are those of the unit before
-    float * scores;  // the mask's, then sixteen times -INFINITY; overwritten
-    float * out;     // maximum of the scores, sum of their exponentials, values by these
+    int n_same;           // how many of the first are those of the unit before
+    const float * added;  // to the scores, by the mask; then -INFINITY up to a multiple of sixteen
+    float * scores;       // as many; overwritten
+    float * out;          // maximum of the scores, sum of their exponentials, values by these
 };
 
 // The keys or values of a head, n numbers a cell. The rest of a register that is wider than what is left is
