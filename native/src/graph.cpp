@@ -108,17 +108,24 @@ struct runner::builder {
         }
         stage(u, "attn_in", il);
 
-        ggml_tensor * k = rotated(product(w.wk, u, w.bk), w.k_norm, h.n_head_kv, b.pos);
-        ggml_tensor * v = product(w.wv, u, w.bv);
-        k               = ggml_reshape_2d(ctx, k, h.n_embd_kv(), n_rows);
+        const bool attends = !is_last || n_out > 0;
+        ggml_tensor * k    = product(w.wk, u, w.bk);
+        ggml_tensor * v    = product(w.wv, u, w.bv);
+        ggml_tensor * q    = attends ? product(w.wq, is_last ? outs(u) : u, w.bq) : nullptr;
+        for (ggml_tensor * t : {k, v, q}) {  // one after the other: native/kernels computes them together
+            if (t) {
+                ggml_build_forward_expand(gf, t);
+            }
+        }
+        k = ggml_reshape_2d(ctx, rotated(k, w.k_norm, h.n_head_kv, b.pos), h.n_embd_kv(), n_rows);
         ggml_build_forward_expand(gf, ggml_set_rows(ctx, r.cache_[il].k, k, b.cells));
         ggml_build_forward_expand(gf, ggml_set_rows(ctx, r.cache_[il].v, v, b.cells));
-        if (is_last && n_out == 0) {
+        if (!attends) {
             return nullptr;
         }
 
         const attention & a = is_last ? b.last : b.inner;
-        ggml_tensor * q     = rotated(product(w.wq, is_last ? outs(u) : u, w.bq), w.q_norm, h.n_head, a.pos);
+        q                   = rotated(q, w.q_norm, h.n_head, a.pos);
         ggml_tensor * attn  = product(w.wo, attend(il, q, a), w.bo);
         cur                 = ggml_add(ctx, stage(attn, "attn_out", il), is_last ? outs(residual) : residual);
 
