@@ -4,6 +4,8 @@
 #include "quants.h"
 #include "simd-mappings.h"
 
+#include <algorithm>
+
 namespace eagle3::kernels {
 
 namespace {
@@ -59,29 +61,84 @@ __m128 largest_of(const __m512 * x) {
     return _mm_max_ps(_mm256_castps256_ps128(d), _mm256_extractf128_ps(d, 1));
 }
 
-// Four blocks, as quantize_row_q8_0() rounds.
-void round_four(const float * x, int32_t * words) {
+// Four blocks of one row or of four, as quantize_row_q8_0() rounds.
+struct four_blocks {
+    __m256i bytes[4];
+    __m128 scale;
+    __m128i sum;  // of the bytes
+};
+
+// The sum of the lanes of each of four registers.
+__m128i sums_of(const __m256i * x) {
+    const __m256i a = _mm256_add_epi64(_mm256_unpacklo_epi64(x[0], x[1]), _mm256_unpackhi_epi64(x[0], x[1]));
+    const __m256i b = _mm256_add_epi64(_mm256_unpacklo_epi64(x[2], x[3]), _mm256_unpackhi_epi64(x[2], x[3]));
+    const __m128i c = _mm_add_epi64(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    const __m128i d = _mm_add_epi64(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+    return _mm_castps_si128(_mm_shuffle_ps(_mm_castsi128_ps(c), _mm_castsi128_ps(d), 0x88));
+}
+
+four_blocks round_four(const float * const * x) {
     constexpr int N = 4;
+    four_blocks r;
     __m512 low[N], high[N], most[N];
     for (int b = 0; b < N; ++b) {
-        low[b]  = _mm512_loadu_ps(x + b * QK8_0);
-        high[b] = _mm512_loadu_ps(x + b * QK8_0 + 16);
+        low[b]  = _mm512_loadu_ps(x[b]);
+        high[b] = _mm512_loadu_ps(x[b] + 16);
         most[b] = _mm512_max_ps(_mm512_abs_ps(low[b]), _mm512_abs_ps(high[b]));
     }
     const __m128 of_block = largest_of(most), all = _mm_set1_ps(127.0f);
     const __m128 inverse = _mm_and_ps(_mm_div_ps(all, of_block), _mm_cmpneq_ps(of_block, _mm_setzero_ps()));
-    const __m128 scale   = _mm_cvtph_ps(_mm_cvtps_ph(_mm_div_ps(of_block, all), _MM_FROUND_TO_NEAREST_INT));
-    float inverses[N], scales[N];
+    r.scale              = _mm_cvtph_ps(_mm_cvtps_ph(_mm_div_ps(of_block, all), _MM_FROUND_TO_NEAREST_INT));
+    float inverses[N];
     _mm_storeu_ps(inverses, inverse);
-    _mm_storeu_ps(scales, scale);
-    for (int b = 0; b < N; ++b, words += N_WORD) {
+    __m256i sums[N];
+    for (int b = 0; b < N; ++b) {
         const __m512 by = _mm512_set1_ps(inverses[b]);
-        const __m256i q = _mm256_set_m128i(rounded(high[b], by), rounded(low[b], by));
-        const __m256i s8 =
-            _mm256_sad_epu8(_mm256_xor_si256(q, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
-        const __m128i s = _mm_add_epi64(_mm256_castsi256_si128(s8), _mm256_extracti128_si256(s8, 1));
-        _mm256_storeu_si256((__m256i *) (words + BYTES_AT), q);
-        put_block(scales[b], _mm_cvtsi128_si32(s) + _mm_extract_epi32(s, 2) - 128 * QK8_0, words);
+        r.bytes[b]      = _mm256_set_m128i(rounded(high[b], by), rounded(low[b], by));
+        sums[b] =
+            _mm256_sad_epu8(_mm256_xor_si256(r.bytes[b], _mm256_set1_epi8(-128)), _mm256_setzero_si256());
+    }
+    r.sum = _mm_sub_epi32(sums_of(sums), _mm_set1_epi32(128 * QK8_0));
+    return r;
+}
+
+void round_four_of_row(const float * x, int32_t * words) {
+    const float * const of[]  = {x, x + QK8_0, x + 2 * QK8_0, x + 3 * QK8_0};
+    const four_blocks rounded = round_four(of);
+    float scales[4];
+    int32_t sums[4];
+    _mm_storeu_ps(scales, rounded.scale);
+    _mm_storeu_si128((__m128i *) sums, rounded.sum);
+    for (int b = 0; b < 4; ++b, words += N_WORD) {
+        _mm256_storeu_si256((__m256i *) (words + BYTES_AT), rounded.bytes[b]);
+        put_block(scales[b], sums[b], words);
+    }
+}
+
+// A block of four rows, side by side in a tile.
+void round_in_tile(const float * const * x, int32_t * words, int stride) {
+    const four_blocks rounded = round_four(x);
+    const auto put            = [&](int word, __m128i of_rows) {
+        _mm_storeu_si128((__m128i *) (words + word * stride), of_rows);
+    };
+    const auto less = [&](int by) {  // than nothing: the sum times a power of two
+        return _mm_sub_epi32(_mm_setzero_si128(), _mm_slli_epi32(rounded.sum, by));
+    };
+    put(0, _mm_castps_si128(rounded.scale));
+    put(1, _mm_castps_si128(_mm_mul_ps(rounded.scale, _mm_cvtepi32_ps(rounded.sum))));
+    put(2, less(3));
+    put(3, less(4));
+    put(4, less(7));
+    const __m256i * q = rounded.bytes;
+    for (int half = 0; half < 2; ++half) {  // words 0, 1, 4, 5 of all rows, then 2, 3, 6, 7
+        const __m256i a    = half ? _mm256_unpackhi_epi32(q[0], q[1]) : _mm256_unpacklo_epi32(q[0], q[1]);
+        const __m256i b    = half ? _mm256_unpackhi_epi32(q[2], q[3]) : _mm256_unpacklo_epi32(q[2], q[3]);
+        const __m256i even = _mm256_unpacklo_epi64(a, b), odd = _mm256_unpackhi_epi64(a, b);
+        const int word = BYTES_AT + 2 * half;
+        put(word, _mm256_castsi256_si128(even));
+        put(word + 1, _mm256_castsi256_si128(odd));
+        put(word + 4, _mm256_extracti128_si256(even, 1));
+        put(word + 5, _mm256_extracti128_si256(odd, 1));
     }
 }
 
@@ -124,12 +181,16 @@ void round_superblock(const float * x, int32_t * words) {
 int round_fours(const float * x, int n_block, int32_t * words) {
     int b = 0;
     for (; b + 4 <= n_block; b += 4) {
-        round_four(x + b * QK8_0, words + b * N_WORD);
+        round_four_of_row(x + b * QK8_0, words + b * N_WORD);
     }
     return b;
 }
 
+constexpr auto by_32_in_tile = round_in_tile;
+
 #else
+
+constexpr decltype(rounding::in_tile) by_32_in_tile = nullptr;
 
 int round_fours(const float * /*x*/, int /*n_block*/, int32_t * /*words*/) {
     return 0;
@@ -189,8 +250,9 @@ struct places {
                 row % shape.n_row),
           n_word(how.n_word), stride(shape.n_row) {}
 
+    int32_t * of(int block) const { return first + n_word * (size_t) block * stride; }
     void put(int block, const int32_t * words) const {
-        int32_t * to = first + n_word * (size_t) block * stride;
+        int32_t * to = of(block);
         for (size_t i = 0; i < n_word; ++i, to += stride) {
             *to = words[i];
         }
@@ -217,20 +279,33 @@ void clear_idle(const rounding & how, int n, int n_block, int from, int to, void
 
 }  // namespace
 
-const rounding by_32  = {QK8_0, N_WORD, round_by_32};
-const rounding by_256 = {QK_K, N_SUPER_WORD, round_by_256};
+const rounding by_32  = {QK8_0, N_WORD, round_by_32, by_32_in_tile};
+const rounding by_256 = {QK_K, N_SUPER_WORD, round_by_256, nullptr};
 
-const rounding as_they_are = {32, sizeof(row_floats<1>) / 4, copy_by_32};
+const rounding as_they_are = {32, sizeof(row_floats<1>) / 4, copy_by_32, nullptr};
 
 void round_rows(
     const rounding & how, int n, int n_block, int from, int to, const float * const * x, void * tile) {
     int32_t words[N_AT_ONCE * N_SUPER_WORD];
     const tile_shape shape = shape_of(n);
-    for (int row = 0; row < n; ++row) {
-        const places at(how, shape, n_block, row, tile);
-        if (row + 1 < n) {
-            prefetch(x[row + 1] + (size_t) from * how.block, x[row + 1] + (size_t) to * how.block);
+    const auto next        = [&](int row, int n_next) {
+        for (const int end = std::min(row + n_next, n); row < end; ++row) {
+            prefetch(x[row] + (size_t) from * how.block, x[row] + (size_t) to * how.block);
         }
+    };
+    for (int row = 0; row < n;) {
+        const places at(how, shape, n_block, row, tile);
+        if (how.in_tile && row + 4 <= n && row % shape.n_row + 4 <= shape.n_row) {
+            next(row + 4, 4);
+            for (int b = from; b < to; ++b) {
+                const size_t i            = (size_t) b * how.block;
+                const float * const of[4] = {x[row] + i, x[row + 1] + i, x[row + 2] + i, x[row + 3] + i};
+                how.in_tile(of, at.of(b), shape.n_row);
+            }
+            row += 4;
+            continue;
+        }
+        next(row + 1, 1);
         for (int b = from; b < to; b += N_AT_ONCE) {
             const int n_now = to - b < N_AT_ONCE ? to - b : N_AT_ONCE;
             how.round(x[row] + (size_t) b * how.block, n_now, words);
@@ -238,6 +313,7 @@ void round_rows(
                 at.put(b + i, words + i * how.n_word);
             }
         }
+        ++row;
     }
     clear_idle(how, n, n_block, from, to, tile);
 }

@@ -75,6 +75,8 @@ struct rounding {
     size_t n_word;  // of a block
     // Blocks of one row, one after the other.
     void (*round)(const float * x, int n_block, int32_t * words);
+    // A block of four rows, whose words are `stride` apart in a tile. Null: not for this format.
+    void (*in_tile)(const float * const * x, int32_t * words, int stride);
 };
 extern const rounding by_32, by_256, as_they_are;
 
