@@ -4,8 +4,10 @@
 
 #include "ggml-cpu-impl.h"
 #include "ggml-impl.h"
+#include "vec.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace eagle3::kernels {
 
@@ -27,6 +29,36 @@ size_t tile_bytes(const kernel & k, const ggml_tensor * weights, int64_t n_row) 
 const float * input(const ggml_tensor * x, int64_t i) {
     return (const float *) row_at(x, i);
 }
+
+// Rows of activations, in a part of their columns.
+class rows_of {
+  public:
+    rows_of(const ggml_tensor * x, const ggml_tensor * gated, int64_t from, int64_t to)
+        : x_(x), gated_(gated), from_(from), n_(to - from), made_(gated ? MOST_ROWS * n_ : 0) {}
+
+    // Rows `first` to first + n. The pointers are to where column 0 is or would be.
+    void get(int64_t first, int n, const float ** rows) {
+        for (int r = 0; r < n; ++r) {
+            rows[r] = gated_ ? make(first + r, made_.data() + r * n_) : input(x_, first + r);
+        }
+    }
+
+  private:
+    const float * make(int64_t row, float * to) const {
+        const ggml_tensor *gate = gated_->src[0], *up = gated_->src[1];
+        const auto * x = (const float *) ((const char *) gate->data + row * gate->nb[1]);
+        const auto * g = up ? (const float *) ((const char *) up->data + row * up->nb[1]) : x;
+        if (!up) {
+            (ggml_get_op_params_i32(gated_, 1) != 0 ? x : g) += gated_->ne[0];  // the halves are swapped
+        }
+        ggml_vec_swiglu_f32((int) n_, to, x + from_, g + from_);
+        return to - from_;
+    }
+
+    const ggml_tensor *x_, *gated_;
+    int64_t from_, n_;
+    std::vector<float> made_;
+};
 
 // Where in a thread's columns, in groups of 16, others may help. Each in a cache line of its own, because
 // they look at it only when they are done.
@@ -86,7 +118,16 @@ size_t work_of_product(const kernel & k, const ggml_tensor * op, int n_thread) {
     return tile_bytes(k, op->src[0], ggml_nrows(op->src[1])) + sizeof(mark) * (size_t) (n_thread + 1);
 }
 
-void multiply(const matmul * products, int n_product, const ggml_compute_params * params) {
+bool is_gate(const ggml_tensor * op) {
+    const auto is_of_rows = [](const ggml_tensor * t) {
+        return t->type == GGML_TYPE_F32 && ggml_is_contiguous_1(t);
+    };
+    return op->op == GGML_OP_GLU && ggml_get_glu_op(op) == GGML_GLU_OP_SWIGLU && is_of_rows(op) &&
+           is_of_rows(op->src[0]) && (!op->src[1] || is_of_rows(op->src[1]));
+}
+
+void multiply(
+    const matmul * products, int n_product, const ggml_compute_params * params, const ggml_tensor * gated) {
     const ggml_tensor * x = products[0].op->src[1];
     const rounding & how  = *products[0].k->rows;
     const int64_t n_row   = ggml_nrows(x);
@@ -101,12 +142,11 @@ void multiply(const matmul * products, int n_product, const ggml_compute_params 
     }
     // each thread rounds a part of every row
     const int from = n_block * params->ith / params->nth, to = n_block * (params->ith + 1) / params->nth;
+    rows_of activations(x, gated, (int64_t) from * how.block, (int64_t) to * how.block);
     for (int64_t i = 0; i < n_row; i += MOST_ROWS) {
         const float * rows[MOST_ROWS];
         const int n = (int) std::min<int64_t>(MOST_ROWS, n_row - i);
-        for (int r = 0; r < n; ++r) {
-            rows[r] = input(x, i + r);
-        }
+        activations.get(i, n, rows);
         round_rows(how, n, n_block, from, to, rows, work + i * bytes);
     }
     auto * marks = (mark *) GGML_PAD(

@@ -20,8 +20,12 @@ struct matmul {
     ggml_tensor * op;
 };
 constexpr int MOST_TOGETHER = 4;  // of a layer: query, key and value; gate and up
-// Called by each of the threads at once, for products of the same activations, rounded alike.
-void multiply(const matmul * products, int n_product, const ggml_compute_params * params);
+// Called by each of the threads at once, for products of the same activations, rounded alike. gated: null, or
+// the node that makes the activations and was not computed: is_gate() of it.
+void multiply(const matmul * products, int n_product, const ggml_compute_params * params,
+    const ggml_tensor * gated = nullptr);
+// Whether op is a gate whose rows can be made as they are rounded: SwiGLU of floats.
+bool is_gate(const ggml_tensor * op);
 void multiply_experts(const kernel & k, const ggml_compute_params * params, ggml_tensor * op);
 
 }  // namespace eagle3::kernels

@@ -87,6 +87,22 @@ uint32_t multiply_together(const ggml_compute_params * params, const place & her
     return computed;
 }
 
+// A gate whose result only the product behind it reads.
+uint32_t multiply_gated(const ggml_compute_params * params, const place & here) {
+    if (here.at + 1 >= here.graph->n_nodes || !ggml_node_has_n_uses(here.graph, here.at, 1) ||
+        !is_gate(here.node())) {
+        return 0;
+    }
+    ggml_tensor * op = here.graph->nodes[here.at + 1];
+    const kernel * k = op->src[1] == here.node() && is_computed(op) ? kernel_of_product(op) : nullptr;
+    if (!k) {
+        return 0;
+    }
+    const matmul product = {k, op};
+    multiply(&product, 1, params, here.node());
+    return 3;
+}
+
 // Operations of one kind that need nothing of each other, such as those with a layer's keys and values. Each
 // thread computes its part of all of them.
 uint32_t compute_alike(const ggml_compute_params * params, const place & here,
@@ -121,6 +137,8 @@ uint32_t eagle3_compute_together(
     switch (here.node()->op) {
     case GGML_OP_MUL_MAT:
         return multiply_together(params, here);
+    case GGML_OP_GLU:
+        return multiply_gated(params, here);
     case GGML_OP_ROPE:
         return compute_alike(params, here, ggml_compute_forward_rope);
     case GGML_OP_SET_ROWS:

@@ -77,9 +77,11 @@ inline std::vector<ggml_type> types_of(ggml_backend_buffer_type_t buft, int k, i
     return out;
 }
 
-// what a graph of one operation computes; fill gives its inputs their data
-inline std::vector<float> compute(const std::function<ggml_tensor *(ggml_context *)> & make,
-    const std::function<void(ggml_context *)> & fill) {
+// what a graph of one operation computes; fill gives its inputs their data, look sees what is left
+inline std::vector<float> compute(
+    const std::function<ggml_tensor *(ggml_context *)> & make,
+    const std::function<void(ggml_context *)> & fill,
+    const std::function<void(ggml_context *)> & look = [](ggml_context *) {}) {
     ggml_context_ptr ctx = context(16);
     ggml_tensor * out    = make(ctx.get());
     ggml_cgraph * graph  = ggml_new_graph(ctx.get());
@@ -89,6 +91,7 @@ inline std::vector<float> compute(const std::function<ggml_tensor *(ggml_context
     if (ggml_backend_graph_compute(backend(), graph) != GGML_STATUS_SUCCESS) {
         std::abort();
     }
+    look(ctx.get());
     std::vector<float> y(ggml_nelements(out));
     ggml_backend_tensor_get(out, y.data(), 0, ggml_nbytes(out));
     return y;

@@ -1,6 +1,7 @@
 // Weights interleaved by columns: what is read back is what was written; a row's product has the same bits
 // alone, in a prompt, in a batch of several matrices of activations, and among the rows that share an expert;
-// and a product has the same bits alone and together with others of the same activations.
+// and a product has the same bits alone, together with others of the same activations, and with the gate that
+// makes these.
 #include "graphs.hpp"
 
 #include <algorithm>
@@ -140,6 +141,54 @@ void check_together(ggml_type type, ggml_type other, int n, bool keep) {
     }
 }
 
+// A product of what a gate makes, where only the product needs it and where it is kept: the same bits.
+enum class gate { OF_TWO, OF_HALVES, OF_SWAPPED_HALVES };
+void check_gate(ggml_type type, int n, gate kind, bool kept) {
+    const matrix m(type, M, 1);
+    const std::vector<float> x = random_floats((size_t) 2 * K * n), z = random_floats((size_t) K * n);
+    const int width         = kind == gate::OF_TWO ? K : 2 * K;
+    ggml_tensor * of_values = nullptr;  // the gate's node
+    const auto make         = [&](ggml_context * ctx) {
+        ggml_tensor * a = ggml_set_name(ggml_new_tensor_2d(ctx, GGML_TYPE_F32, width, n), "x");
+        of_values =
+            kind == gate::OF_TWO
+                ? ggml_swiglu_split(ctx, a, ggml_set_name(ggml_new_tensor_2d(ctx, GGML_TYPE_F32, K, n), "z"))
+                : ggml_glu(ctx, a, GGML_GLU_OP_SWIGLU, kind == gate::OF_SWAPPED_HALVES);
+        return of_values;
+    };
+    const auto fill = [&](ggml_context * ctx) {
+        ggml_backend_tensor_set(ggml_get_tensor(ctx, "x"), x.data(), 0, sizeof(float) * width * n);
+        if (kind == gate::OF_TWO) {
+            ggml_backend_tensor_set(ggml_get_tensor(ctx, "z"), z.data(), 0, sizeof(float) * K * n);
+        }
+    };
+    const std::vector<float> values = compute(make, fill);
+    const std::vector<float> got    = compute(
+        [&](ggml_context * ctx) {
+            ggml_tensor * t = make(ctx);
+            if (kept) {
+                ggml_set_output(t);
+            }
+            return ggml_mul_mat(ctx, m.t, t);
+        },
+        [&](ggml_context * ctx) {
+            fill(ctx);
+            const std::vector<float> none((size_t) K * n, NAN);
+            ggml_backend_tensor_set(of_values, none.data(), 0, none.size() * sizeof(float));
+        },
+        [&](ggml_context *) {
+            std::vector<float> left((size_t) K * n);
+            ggml_backend_tensor_get(of_values, left.data(), 0, left.size() * sizeof(float));
+            if (kept) {
+                expect_same(left.data(), values.data(), left.size(), "gate", ggml_type_name(type), n);
+            } else {
+                expect(std::isnan(left.front()), "the gate was computed by itself: this shows nothing", type);
+            }
+        });
+    expect_same(got.data(), product(m, values.data(), n).data(), got.size(), "product of a gate",
+        ggml_type_name(type), n);
+}
+
 void check_experts(ggml_type type, int n_token, int n_used, bool own_rows) {
     constexpr int N_EXPERT = 5;
     const matrix all(type, M_OF_EXPERT, N_EXPERT);
@@ -189,6 +238,12 @@ int main(int argc, char ** argv) {
         for (const int n : {1, 5, 70}) {
             check_together(type, type, n, true);
             check_together(type, types.front(), n, false);
+        }
+        for (const int n : {1, 6, 40}) {
+            for (const gate kind : {gate::OF_TWO, gate::OF_HALVES, gate::OF_SWAPPED_HALVES}) {
+                check_gate(type, n, kind, n == 6);
+                check_gate(type, n, kind, false);
+            }
         }
         check_experts(type, 1, 2, false);
         check_experts(type, 40, 3, true);
