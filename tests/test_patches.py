@@ -57,8 +57,8 @@ def test_header_says_why_and_what_an_upgrade_costs(patch):
     assert header.startswith("Subject: [PATCH] ") and "Upstream lacks it because" in header
     n_hunks = len(re.findall(r"^@@ ", diff, re.MULTILINE))
     files = re.findall(r"^\+\+\+ b/(.+)$", diff, re.MULTILINE)
-    s = "s" * (len(files) > 1)
-    assert f"Cost at an upgrade: {n_hunks} hunks in {len(files)} file{s}, " in header
+    cost = f"{n_hunks} hunk{'s' * (n_hunks > 1)} in {len(files)} file{'s' * (len(files) > 1)}"
+    assert f"Cost at an upgrade: {cost}, " in header
     assert all(Path(file).stem in header for file in files)
 
 
