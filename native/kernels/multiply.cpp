@@ -92,6 +92,21 @@ int64_t groups_of(const matmul & p) {
     return p.op->src[0]->ne[1] / COLUMNS;
 }
 
+// Asks for the columns that a thread begins with, as far as a product itself asks ahead.
+void ask_for_first(const matmul * products, int n_product, int64_t group) {
+    for (const matmul * p = products; p < products + n_product; ++p) {
+        const ggml_tensor * w = p->op->src[0];
+        if (group < groups_of(*p)) {
+            const char * at = (const char *) w->data + group * COLUMNS * p->k->column_bytes(w->ne[0]);
+            for (size_t i = 0; i < FAR; i += 64) {
+                __builtin_prefetch(at + i, 0, 2);
+            }
+            return;
+        }
+        group -= groups_of(*p);
+    }
+}
+
 // Groups of columns, from `first` to `last`, with all rows. work: the rounded rows.
 void multiply_groups(const matmul & p, int64_t first, int64_t last, int n_block, const char * work) {
     constexpr int64_t N_STAY = 64;  // rows of a prompt that stay in the cache while the columns pass
@@ -152,6 +167,7 @@ void multiply(
     auto * marks = (mark *) GGML_PAD(
         (uintptr_t) (work + tile_bytes(*products[0].k, products[0].op->src[0], n_row)), sizeof(mark));
     marks[params->ith].next = 0;
+    ask_for_first(products, n_product, n_group * params->ith / params->nth);  // while the others round
     ggml_barrier(params->threadpool);
     share_columns(params, n_group, marks, [&](int64_t first, int64_t last) {
         for (const matmul * p = products; first < last; ++p) {

@@ -11,6 +11,10 @@
 
 namespace eagle3::kernels {
 
+// Weights are asked for so many bytes ahead that they arrive in time: from memory to the second-level cache,
+// which can wait for more lines at once than the first-level one, and from there.
+constexpr size_t FAR = 16384, NEAR = 2048;
+
 #if EAGLE3_LANES
 
 // Blocks of G groups of 16 columns, side by side.
@@ -24,10 +28,6 @@ template <int G> struct blocks {
 constexpr int in_group(int part) {
     return part % lanes::N_PART;
 }
-
-// Weights are asked for so many bytes ahead that they arrive in time: from memory to the second-level cache,
-// which can wait for more lines at once than the first-level one, and from there.
-constexpr size_t FAR = 16384, NEAR = 2048;
 
 // Sums of blocks: of R rows and the parts of their columns.
 template <int R, int G> using block_sums  = lanes::ints[R][blocks<G>::N_PART];
