@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 NAMES = {"stock": "stock", "0": "not interleaved", "1": "interleaved", "amx": "AMX's layout"}
 SCALES = {  # where the halves of a block begin
     "Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "IQ4_NL": [0],
-    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "BF16": [], "F16": [], "F32": [],
 }  # fmt: skip
 
 
@@ -138,6 +138,10 @@ def write_random(path: Path, name: str, shape: str) -> None:
     w.add_token_types([2, 3, 3, *[1] * (N_VOCAB - 3)])
 
     def add(tensor: str, rows: int, columns: int) -> None:
+        if block == 1:  # numbers of their own
+            numbers = rng.standard_normal((rows, columns), np.float32) * np.float32(0.02)
+            w.add_tensor(f"{tensor}.weight", gguf.quants.quantize(numbers, kind), raw_dtype=kind)
+            return
         data = rng.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
         for at in SCALES[name]:
             data[:, :, at : at + 2] = (0x00, 0x10)  # half precision: 0.0005
