@@ -30,16 +30,23 @@ const float * input(const ggml_tensor * x, int64_t i) {
     return (const float *) row_at(x, i);
 }
 
-// Rows of activations, in a part of their columns.
+thread_local std::vector<float> made;  // what a gate makes of rows; kept, as each layer has one
+
+// Rows of activations, in a part of their columns. One at a time in a thread.
 class rows_of {
   public:
     rows_of(const ggml_tensor * x, const ggml_tensor * gated, int64_t from, int64_t to)
-        : x_(x), gated_(gated), from_(from), n_(to - from), made_(gated ? MOST_ROWS * n_ : 0) {}
+        : x_(x), gated_(gated), from_(from), n_(to - from) {
+        const auto n_float = (size_t) (MOST_ROWS * n_);
+        if (gated && made.size() < n_float) {
+            made.resize(n_float);
+        }
+    }
 
     // Rows `first` to first + n. The pointers are to where column 0 is or would be.
     void get(int64_t first, int n, const float ** rows) {
         for (int r = 0; r < n; ++r) {
-            rows[r] = gated_ ? make(first + r, made_.data() + r * n_) : input(x_, first + r);
+            rows[r] = gated_ ? make(first + r, made.data() + r * n_) : input(x_, first + r);
         }
     }
 
@@ -57,7 +64,6 @@ class rows_of {
 
     const ggml_tensor *x_, *gated_;
     int64_t from_, n_;
-    std::vector<float> made_;
 };
 
 // Where in a thread's columns, in groups of 16, others may help. Each in a cache line of its own, because
