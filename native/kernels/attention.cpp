@@ -68,6 +68,24 @@ void write_row(ggml_tensor * op, int64_t row, float * result) {
         op->nb[1]);
 }
 
+// Calls f with the row and the head of units `from` to `to` of n_row rows: heads of keys, then rows, then
+// heads.
+template <typename F>
+void each_unit(const ggml_tensor * op, int64_t n_row, int64_t from, int64_t to, F && f) {
+    const int64_t n_of = op->src[0]->ne[2] / op->src[1]->ne[2];  // heads with the same keys
+    int64_t of = from % n_of, row = from / n_of % n_row, kv = from / (n_of * n_row);
+    for (int64_t u = from; u < to; ++u) {
+        f(row, kv * n_of + of);
+        if (++of == n_of) {
+            of = 0;
+            if (++row == n_row) {
+                row = 0;
+                ++kv;
+            }
+        }
+    }
+}
+
 // -- few rows: each row and head over spans of the cells that it sees, which are then added
 
 int64_t spans_of(const ggml_tensor * op) {
@@ -111,64 +129,44 @@ class shares {
 
     // What thread ith computes, in turn.
     std::vector<part> of(int ith, int nth) const {
+        std::vector<part> parts;
         int64_t total = 0, base = 0;
-        for (size_t i3 = 0; i3 < n_span_.size(); ++i3) {
-            for (int64_t span = 0; span < n_span_[i3]; ++span) {
-                total += n_unit_ * weight(span, i3);
+        for (int64_t span = 0, n = n_most(); span < n; ++span) {
+            for (size_t i3 = 0; i3 < n_span_.size(); ++i3) {
+                if (span < n_span_[i3]) {
+                    parts.push_back({span, (int64_t) i3, 0, n_unit_});
+                    total += n_unit_ * weight(parts.back());
+                }
             }
         }
         const int64_t from = total * ith / nth, to = total * (ith + 1) / nth;
-        std::vector<part> parts;
-        for (int64_t span = 0; span < n_most(); ++span) {
-            for (size_t i3 = 0; i3 < n_span_.size(); ++i3) {
-                if (span >= n_span_[i3]) {
-                    continue;
-                }
-                const int64_t w = weight(span, i3);
-                const part p    = {span, (int64_t) i3,
-                    std::clamp<int64_t>((from - base + w - 1) / w, 0, n_unit_),
-                    std::clamp<int64_t>((to - base + w - 1) / w, 0, n_unit_)};
-                if (p.from < p.to) {
-                    parts.push_back(p);
-                }
-                base += n_unit_ * w;
-            }
+        for (part & p : parts) {
+            const int64_t w = weight(p);
+            p.from          = std::clamp<int64_t>((from - base + w - 1) / w, 0, n_unit_);
+            p.to            = std::clamp<int64_t>((to - base + w - 1) / w, 0, n_unit_);
+            base += n_unit_ * w;
         }
+        const auto is_empty = [](const part & p) {
+            return p.from == p.to;
+        };
+        parts.erase(std::remove_if(parts.begin(), parts.end(), is_empty), parts.end());
         return parts;
     }
 
   private:
     // What a row and head costs: its cells, and something for itself.
-    int64_t weight(int64_t span, size_t i3) const {
-        return std::min<int64_t>(n_seen_[i3] - span * SPAN, SPAN) + 16;
+    int64_t weight(const part & p) const {
+        return std::min<int64_t>(n_seen_[p.i3] - p.span * SPAN, SPAN) + 16;
     }
 
     int64_t n_unit_;
     std::vector<int64_t> n_seen_, n_span_;  // by stream; of the row that sees the most cells
 };
 
-// Calls f with the row, the head and the row of the result of each unit of a part: heads of keys, then rows,
-// then heads.
-template <typename F> void each_unit(const ggml_tensor * op, const shares::part & p, F && f) {
-    const int64_t n_row = op->src[0]->ne[1], n_head = op->src[0]->ne[2];
-    const int64_t n_of = n_head / op->src[1]->ne[2];  // heads with the same keys
-    int64_t of = p.from % n_of, i1 = p.from / n_of % n_row, kv = p.from / (n_of * n_row);
-    for (int64_t u = p.from; u < p.to; ++u) {
-        const int64_t i2 = kv * n_of + of;
-        f(i1, i2, (p.i3 * n_head + i2) * n_row + i1);
-        if (++of == n_of) {
-            of = 0;
-            if (++i1 == n_row) {
-                i1 = 0;
-                ++kv;
-            }
-        }
-    }
-}
-
 // Returns whether the rows are whole: no spans are to be added.
 bool attend_few_rows(
     const ggml_compute_params * params, ggml_tensor * op, batch & units, const shares & all) {
+    const int64_t n_row = op->src[0]->ne[1], n_head = op->src[0]->ne[2];
     const int64_t n_span = spans_of(op), width = width_of(op);
     const bool is_whole = all.n_most() == 1;
     span_cells cells(op);
@@ -177,12 +175,16 @@ bool attend_few_rows(
             return results_of(params, op) + (row * n_span + p.span) * width;
         };
         cells.begin(p.i3, p.span);
-        each_unit(op, p, [&](int64_t i1, int64_t i2, int64_t row) {
-            units.add(i1, i2, p.i3, cells.of(i1), p.span == 0, result(row));
+        const auto row_of = [&](int64_t i1, int64_t i2) {
+            return (p.i3 * n_head + i2) * n_row + i1;
+        };
+        each_unit(op, n_row, p.from, p.to, [&](int64_t i1, int64_t i2) {
+            units.add(i1, i2, p.i3, cells.of(i1), p.span == 0, result(row_of(i1, i2)));
         });
         units.run();
         if (is_whole) {
-            each_unit(op, p, [&](int64_t, int64_t, int64_t row) { write_row(op, row, result(row)); });
+            each_unit(op, n_row, p.from, p.to,
+                [&](int64_t i1, int64_t i2) { write_row(op, row_of(i1, i2), result(row_of(i1, i2))); });
         }
     }
     return is_whole;
@@ -252,14 +254,11 @@ class tile {
 
     // The cells from number `from` on of those that each row sees.
     void add_span(batch & units, int64_t first, int64_t n, int64_t i3, int from) {
-        const int64_t n_of = n_head_ / op_->src[1]->ne[2];  // heads with the same keys
-        for (int64_t u = 0; u < n * n_head_; ++u) {         // heads of keys, then rows, then heads
-            const int64_t r  = u / n_of % n;
-            const int64_t i2 = u / (n_of * n) * n_of + u % n_of;
+        each_unit(op_, n, 0, n * n_head_, [&](int64_t r, int64_t i2) {
             const seen cells = {
                 cells_of(r) + from, added_of(r) + from, std::clamp(n_cells_[r] - from, 0, SPAN)};
             units.add(first + r, i2, i3, cells, from == 0, parts_.data() + (r * n_head_ + i2) * width_);
-        }
+        });
         units.run();
         for (int64_t u = 0; u < n * n_head_; ++u) {
             add_result(sums_.data() + u * width_, parts_.data() + u * width_, width_);

@@ -75,9 +75,8 @@ int64_t seen_cell(const ggml_fp16_t * mask, int64_t n_kv, int64_t n) {
     return cell;
 }
 
-int list_cells(const ggml_fp16_t * mask, int64_t & from, int64_t n_kv, int32_t * cells, int64_t n_most) {
-    int n          = 0;
-    int64_t & cell = from;
+int list_cells(const ggml_fp16_t * mask, int64_t & cell, int64_t n_kv, int32_t * cells, int64_t n_most) {
+    int n = 0;
     while (cell < n_kv && n < n_most) {
         const int64_t end = std::min(cell + RUN, n_kv);
         const int n_seen  = end - cell < RUN ? -1 : mask ? count_run(mask + cell) : (int) RUN;

@@ -22,9 +22,9 @@ int64_t count_seen(const ggml_fp16_t * mask, int64_t n_kv);
 // The cell of a row's n-th cell that it sees, counted from 0, or n_kv if it sees fewer.
 int64_t seen_cell(const ggml_fp16_t * mask, int64_t n_kv, int64_t n);
 
-// Lists the cells that a row sees from `from` on, at most n_most, and the last one again up to a multiple of
-// STEP. Returns their number, and moves `from` behind them.
-int list_cells(const ggml_fp16_t * mask, int64_t & from, int64_t n_kv, int32_t * cells, int64_t n_most);
+// Lists the cells that a row sees from `cell` on, at most n_most, and the last one again up to a multiple of
+// STEP. Returns their number, and moves `cell` behind them.
+int list_cells(const ggml_fp16_t * mask, int64_t & cell, int64_t n_kv, int32_t * cells, int64_t n_most);
 
 // What the mask adds to the scores of n cells, and then -INFINITY up to a multiple of STEP.
 void list_added(const ggml_fp16_t * mask, const int32_t * cells, int n, float * added);
