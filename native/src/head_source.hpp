@@ -1,7 +1,7 @@
 // The head as a source of drafts: what it has seen of each slot, its passes, its saved state.
 #pragma once
 
-#include "graph.hpp"
+#include "runner.hpp"
 #include "head.hpp"
 #include "source.hpp"
 

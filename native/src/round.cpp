@@ -1,5 +1,5 @@
-// A round on one page: draft, decode, verify, commit. What they call is below, in verify.cpp and in
-// learn.cpp.
+// A round on one page: draft, decode, verify, commit. What they call is below, in round_verify.cpp and in
+// round_learn.cpp.
 #include "round.hpp"
 
 #include "deferral.hpp"

@@ -1,5 +1,5 @@
 // Runs passes over the head; owns its key-value cache.
-#include "graph_parts.hpp"
+#include "runner_parts.hpp"
 
 #include <algorithm>
 #include <cmath>

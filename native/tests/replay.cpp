@@ -236,7 +236,7 @@ class replay {
         return planned;
     }
 
-    // How many tokens the round brings. Teaches the planner as learn.cpp does.
+    // How many tokens the round brings. Teaches the planner as round_learn.cpp does.
     int verify(const growth & g, const std::vector<int> & chosen) {
         int n = 1, node = -1;
         for (bool more = true; more && at_ + n < (int) text_->tokens.size();) {

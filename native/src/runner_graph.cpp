@@ -1,5 +1,5 @@
 // Builds the head's forward pass as a ggml graph.
-#include "graph_parts.hpp"
+#include "runner_parts.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -1,8 +1,7 @@
-// A graph that is built once for a shape and kept, for graph.cpp, which builds it, and runner.cpp, which runs
-// it.
+// A graph that is built once for a shape and kept. runner_graph.cpp builds it, runner.cpp runs it.
 #pragma once
 
-#include "graph.hpp"
+#include "runner.hpp"
 
 namespace eagle3 {
 
