@@ -2,7 +2,7 @@
 
 There is no fuzz and no offset, and neither git nor patch(1) is needed. A patch that does not match the tree
 exactly is an error that names the patch, the file and the hunk. Renames, copies and binary diffs are refused.
-scripts/upgrade_check.py shows what a series does on another tree.
+scripts/release/upgrade_check.py shows what a series does on another tree.
 """
 
 from __future__ import annotations

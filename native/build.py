@@ -13,7 +13,7 @@ Below fetch.cache_dir():
 An interrupted build leaves nothing in out/; the next one continues where it stopped. CMAKE_ARGS
 (CMAKE_ARGS=-DGGML_CUDA=on), CC, CXX, CFLAGS, CXXFLAGS and LDFLAGS have their usual effect.
 -DEAGLE3_VARIANTS=ON builds a CPU backend for each kind of processor, of which one is chosen where the library
-is used: so is a wheel made that runs everywhere (scripts/build_wheels.py).
+is used: so is a wheel made that runs everywhere (scripts/release/build_wheels.py).
 CMAKE_ARGS=-DLLAMA_BUILD_MTMD=OFF leaves out libmtmd (images and audio). The sanitized build leaves it out
 unless CMAKE_ARGS turns it on. CMAKE_ARGS=-DEAGLE3_PROOF=OFF leaves out the check on this processor.
 """

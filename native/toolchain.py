@@ -155,7 +155,7 @@ def compiler(options: dict[str, str], language: str, variable: str, names: tuple
             f"no {'C' if language == 'C' else 'C++'} compiler: looked for {asked or ', '.join(names)}. "
             "Install one (Debian, Ubuntu: apt install build-essential; Fedora: dnf install gcc-c++; "
             f"macOS: xcode-select --install; Windows: MSYS2's MinGW-w64) or set {variable} to its path. "
-            "Without one, install the wheels that scripts/build_wheels.py makes elsewhere: "
+            "Without one, install the wheels that scripts/release/build_wheels.py makes elsewhere: "
             "pip install --find-links FOLDER eagle3-llama."
         )
     told = [

@@ -1,11 +1,11 @@
-"""scripts/arm64_root.py: what it says of a wrong command. tests/wheels.py runs Python in such a root."""
+"""scripts/release/arm64_root.py: what it says of a wrong command. tests/wheels.py uses such a root."""
 
 import sys
 from pathlib import Path
 
 from commands import run
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "arm64_root.py"
+SCRIPT = Path(__file__).parent.parent / "scripts" / "release" / "arm64_root.py"
 
 
 def script(*words, code=0, **settings):

@@ -1,4 +1,4 @@
-"""scripts/bench_openvino.py, with modules in OpenVINO's place that write down what they are asked."""
+"""scripts/measure/bench_openvino.py, with modules in OpenVINO's place that write down what they are asked."""
 
 import importlib.util
 import json
@@ -10,7 +10,7 @@ import pytest
 import tiny_models
 from commands import run
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "bench_openvino.py"
+SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "measure" / "bench_openvino.py"
 STANDS_IN = {
     "numpy": """
 int64 = int

@@ -14,7 +14,7 @@ from eagle3_llama.bench.table import FIGURES, explanation, lay_out, results_tabl
 from eagle3_llama.cli import demo
 
 ROOT = Path(__file__).parent.parent
-SCRIPT = ROOT / "scripts" / "readme_table.py"
+SCRIPT = ROOT / "scripts" / "measure" / "readme_table.py"
 
 
 def row(mode, kind=None, category="all", fmt="Q8_0", **more):

@@ -11,11 +11,11 @@ import pytest
 from commands import run
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "processors"))
 
-import cpu_list  # noqa: E402 - in the folder that sys.path has now
-import cpu_matrix  # noqa: E402 - in the folder that sys.path has now
-from cpu_matrix import CPUS, STEPS, Cpu, Step  # noqa: E402 - as above
+import list as cpu_list  # noqa: E402 - in the folder that sys.path has now
+import matrix as cpu_matrix  # noqa: E402 - in the folder that sys.path has now
+from matrix import CPUS, STEPS, Cpu, Step  # noqa: E402 - as above
 from toolchain import parse_defines  # noqa: E402 - as above
 
 BY_NAME = {cpu.name: cpu for cpu in CPUS}
@@ -23,7 +23,7 @@ HERE = Cpu("here", "this machine", "x86_64", "")
 
 
 def matrix(*arguments, code=0, **env):
-    script = [sys.executable, ROOT / "scripts" / "cpu_matrix.py", *arguments]
+    script = [sys.executable, ROOT / "scripts" / "processors" / "matrix.py", *arguments]
     return run(script, code, env={**os.environ, **env})
 
 

@@ -1,4 +1,4 @@
-"""scripts/release.py, without what takes minutes: what is not to be released, and what it says to upload."""
+"""scripts/release/release.py, without what takes minutes: what may not be released, and what to upload."""
 
 import hashlib
 import io
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import run
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "scripts" / "release"))
 
 import release
 
@@ -57,10 +57,10 @@ def test_what_may_not(checkout, name, text, said):
 
 
 def test_it_builds_nothing_of_what_may_not(checkout):
-    (checkout / "scripts").mkdir()
-    for name in ("release.py", "_env.py"):
-        shutil.copy(ROOT / "scripts" / name, checkout / "scripts")
-    done = run([sys.executable, checkout / "scripts/release.py", "--out", checkout / "dist"], 1)
+    (checkout / "scripts" / "release").mkdir(parents=True)
+    for name in ("release/release.py", "_env.py"):
+        shutil.copy(ROOT / "scripts" / name, checkout / "scripts" / name)
+    done = run([sys.executable, checkout / "scripts/release/release.py", "--out", checkout / "dist"], 1)
     assert "not ready: git status says: ?? scripts/\nerror: nothing was built" in done.stderr
     assert not (checkout / "dist").exists()
 

@@ -1,4 +1,4 @@
-"""The mechanics of `scripts/server_load.py hostile`, on a tiny model: it ends, and the limits hold."""
+"""`scripts/measure/server_load.py hostile` on a tiny model: it ends, and the limits hold."""
 
 import importlib
 from pathlib import Path
@@ -8,7 +8,7 @@ from server_tools import idle, running, settings, until
 
 from eagle3_llama.batching.tokens import AHEAD
 
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts" / "measure"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""scripts/upgrade_check.py on a small series and trees that moved on; nothing is downloaded."""
+"""scripts/release/upgrade_check.py on a small series and trees that moved on; nothing is downloaded."""
 
 import io
 import os
@@ -11,7 +11,7 @@ import pytest
 from commands import run as run_command
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "native"), str(ROOT / "scripts")]
+sys.path[:0] = [str(ROOT / "native"), str(ROOT / "scripts" / "release")]
 
 import apply_patches  # noqa: E402
 import upgrade_check  # noqa: E402
@@ -148,7 +148,7 @@ def make_sdist(folder, version, source):
 
 def script(tmp_path, series, *args, **env):
     done = run_command(
-        [sys.executable, ROOT / "scripts" / "upgrade_check.py", "--patches", series, *args],
+        [sys.executable, ROOT / "scripts" / "release" / "upgrade_check.py", "--patches", series, *args],
         None,
         env={**os.environ, "EAGLE3_LLAMA_CACHE": str(tmp_path / "cache"), **env},
     )

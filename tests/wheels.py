@@ -1,11 +1,11 @@
-"""The wheels of scripts/build_wheels.py, as somebody installs them who has no compiler.
+"""The wheels of scripts/release/build_wheels.py, as somebody installs them who has no compiler.
 
-    python3 scripts/build_wheels.py && .venv/bin/python -m pytest tests/wheels.py
+    python3 scripts/release/build_wheels.py && .venv/bin/python -m pytest tests/wheels.py
 
 Not part of ./scripts/test, because the wheels take ten minutes to compile. EAGLE3_WHEELS names another folder
 than dist. Where qemu-x86_64-static is installed (Debian: qemu-user-static), older processors are tried too.
 The wheel for arm64 is tried with a Python for arm64, where EAGLE3_ARM64_ROOT names a root that
-scripts/arm64_root.py has made.
+scripts/release/arm64_root.py has made.
 """
 
 import os
@@ -182,7 +182,7 @@ def arm64(tmp_path_factory):
     """Runs code with the wheel for arm64, in a virtual environment of the root's own Python."""
     place = tmp_path_factory.mktemp("arm64")
     binds = [place, DIST, shipped_head().parent, smollm2("Q8_0").parent]
-    start = [sys.executable, ROOT / "scripts" / "arm64_root.py", "run"]
+    start = [sys.executable, ROOT / "scripts" / "release" / "arm64_root.py", "run"]
     start += [word for folder in binds for word in ("--bind", folder)] + [ARM64]
     env = {**environment(place), "PATH": os.environ["PATH"]}  # of the tools that start it
 

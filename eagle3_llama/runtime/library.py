@@ -110,8 +110,8 @@ def _import_llama_cpp(lib_dir: Path) -> None:
             raise _error(f"llama_cpp cannot be imported: {error}") from error
         raise _error(
             "llama-cpp-python is not installed. Without a compiler, install it from the folder with this "
-            "package's wheel: pip install --find-links FOLDER eagle3-llama (scripts/build_wheels.py in a "
-            "checkout makes both wheels)"
+            "package's wheel: pip install --find-links FOLDER eagle3-llama (scripts/release/build_wheels.py "
+            "in a checkout makes both wheels)"
         ) from error
     except (ImportError, OSError, RuntimeError, FileNotFoundError) as error:
         raise _error(f"llama_cpp cannot be imported with the libllama in {lib_dir}: {error}") from error

@@ -11,7 +11,7 @@
 //
 // FILE has for each text a line: kind, number of prompt tokens, the tokens. For each answer token a line may
 // follow: T, then token, parent and probability of each node that the head offers after it
-// (scripts/record_texts.py).
+// (scripts/measure/record_texts.py).
 #include "front.hpp"
 #include "simulation.hpp"
 #include "text_source.hpp"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How near many clients come to the speed that the costs of rows allow.
 
-    scripts/batcher_limit.py --fmt Q8_0 --clients 4,8 --rounds 5
+    scripts/measure/batcher_limit.py --fmt Q8_0 --clients 4,8 --rounds 5
 
 The limit is the speed with speculation, relative to without, if the target's rows of the very same rounds
 took what was measured at load, with so many tokens in the KV cache, and nothing else took time. The batcher

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Prints README's table of speeds, as Markdown, from the figures of `eagle3-llama bench --json`.
 
-    scripts/readme_table.py FILE.json [FILE.json ...] [--into README.md]
-    scripts/readme_table.py FILE.json --measure BF16,Q8_0,Q4_0 [--limit N] [-n TOKENS] [-t THREADS]
+    scripts/measure/readme_table.py FILE.json [FILE.json ...] [--into README.md]
+    scripts/measure/readme_table.py FILE.json --measure BF16,Q8_0,Q4_0 [--limit N] [-n TOKENS] [-t THREADS]
 
 With --measure it runs the bench first, on these formats of SmolLM2, and writes FILE.json: about ten minutes.
 The files must have the modes stock, stock_prompt_lookup, plain and eagle. Files from one processor
@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-BEGIN = "<!-- scripts/readme_table.py writes this -->"
-END = "<!-- end of what scripts/readme_table.py writes -->"
+ROOT = Path(__file__).resolve().parents[2]
+BEGIN = "<!-- scripts/measure/readme_table.py writes this -->"
+END = "<!-- end of what scripts/measure/readme_table.py writes -->"
 TITLES = (
     "format",
     "stock llama-cpp-python",
@@ -90,7 +90,7 @@ def command(reports: list[Report]) -> str:
     s, formats = reports[0]["settings"], ",".join(_formats(reports))
     limit = f" --limit {s['limit']}" if s["limit"] is not None else ""
     sizes = f"{limit} -n {s['n_predict']} -t {s['n_threads']}"
-    return f".venv/bin/python scripts/readme_table.py speed.json --measure {formats}{sizes}"
+    return f".venv/bin/python scripts/measure/readme_table.py speed.json --measure {formats}{sizes}"
 
 
 def measure(file: Path, formats: str, limit: int | None, n_predict: int, n_threads: int) -> None:

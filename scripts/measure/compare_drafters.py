@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Compares all drafters on prompts of several categories and formats of SmolLM2, in slices of time.
 
-    scripts/compare_drafters.py FILE.jsonl --minutes 9 [--formats BF16,Q8_0,Q4_0] [--limit N] [--modes ...]
-    scripts/compare_drafters.py FILE.jsonl --table
+    scripts/measure/compare_drafters.py FILE.jsonl --minutes 9 [--formats BF16,Q8_0,Q4_0] [--limit N]
+        [--modes ...]
+    scripts/measure/compare_drafters.py FILE.jsonl --table
 
 Run the first command until it exits with 0; it exits with 75 while something is left. Each run goes on where
 the last one stopped, and prints the tables of what FILE.jsonl has. For every prompt all modes alternate in
@@ -16,7 +17,7 @@ import json
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
 UPSTREAM = (
     "draft-eagle3",

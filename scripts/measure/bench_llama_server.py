@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares this package's server with llama.cpp's own, llama-server, under the same clients.
 
-    scripts/bench_llama_server.py LLAMA_SERVER [--formats Q8_0,BF16] [--clients 1,4,8] [--option ...]
+    scripts/measure/bench_llama_server.py LLAMA_SERVER [--formats Q8_0,BF16] [--clients 1,4,8] [--option ...]
 
 LLAMA_SERVER is the path of the program. This builds it from the sources that this package's library is made
 of, without patches:
@@ -24,7 +24,6 @@ import json
 import socket
 import statistics
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -32,12 +31,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from load_client import Files, Server, texts_of
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from load_client import Files, Server, texts_of
 
 from eagle3_llama.models import smollm2
 from eagle3_llama.runtime.machine import cores

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the speed of two builds of this package's library: a wheel's with a native build's, say.
 
-    scripts/compare_libraries.py MODEL.gguf... --lib FOLDER [--base FOLDER] [--eagle HEAD.gguf]
+    scripts/measure/compare_libraries.py MODEL.gguf... --lib FOLDER [--base FOLDER] [--eagle HEAD.gguf]
                                  [-n 64] [-t 2] [--rounds 8]
 
 --lib: the folder of libeagle3, such as site-packages/eagle3_llama/lib. --base: the other one; without it,
@@ -110,7 +110,7 @@ def serve(given: argparse.Namespace) -> None:
         "plain": FlashLlama(str(model), verbose=False, **settings),
         "planner": EagleLlama(str(model), eagle=head, verbose=False, **settings),
     }
-    prompts = Path(__file__).resolve().parent.parent / "tests" / "data" / "eval_prompts.jsonl"
+    prompts = Path(__file__).resolve().parents[2] / "tests" / "data" / "eval_prompts.jsonl"
     texts = [json.loads(line)["prompt"] for line in prompts.read_text(encoding="utf-8").splitlines()]
     print("loaded", flush=True)
     for line in sys.stdin:

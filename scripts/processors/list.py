@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "native"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "native"))
 
 from toolchain import cpu_sets
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares this package with OpenVINO GenAI on the same GGUF files.
 
-    scripts/bench_openvino.py MODEL.gguf... [--limit 6] [-n 64] [-t 2] [--rounds 3] [--python PATH]
+    scripts/measure/bench_openvino.py MODEL.gguf... [--limit 6] [-n 64] [-t 2] [--rounds 3] [--python PATH]
 
 Both get the same tokens of a prompt, decode greedily and go on for n tokens, past the end of the answer. They
 alternate prompt by prompt, in processes of their own. Three things are compared: plain decoding; drafts from
@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from eagle3_llama.bench.child import Child
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0", "openvino==2026.4.1")
 ABOUT = """
 import openvino, openvino_genai

@@ -32,13 +32,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "native"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "native"))
 
-from cpu_list import CPUS, SYSTEMS, Cpu, compiling_for, emulator, lacking, missing_tools, runs_on
 from fetch import cache_dir
+from list import CPUS, SYSTEMS, Cpu, compiling_for, emulator, lacking, missing_tools, runs_on
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 3600.0  # seconds for one program; an emulator is 10 to 100 times slower than a processor
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K")
 

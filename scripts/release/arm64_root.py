@@ -1,7 +1,7 @@
 """Makes a Debian root for arm64 with Python in it, and runs commands there under qemu-user.
 
-    python3 scripts/arm64_root.py make FOLDER                             as root; 70 MB are downloaded
-    python3 scripts/arm64_root.py run [--bind PLACE ...] FOLDER COMMAND ...
+    python3 scripts/release/arm64_root.py make FOLDER             as root; 70 MB are downloaded
+    python3 scripts/release/arm64_root.py run [--bind PLACE ...] FOLDER COMMAND ...
 
 --bind: a folder that is seen at the same place inside. QEMU_CPU chooses the processor (its names:
 qemu-aarch64-static -cpu help); without it there is each instruction set that qemu knows. Nothing is

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Load tests of the server.
 
-    scripts/server_load.py bench --clients 1,4,8     # throughput with speculation relative to without
-    scripts/server_load.py equality --requests 200   # texts of 8 clients compared with plain decoding's
-    scripts/server_load.py soak --minutes 30         # the same for half an hour with a small KV cache
-    scripts/server_load.py hostile                   # expensive requests: memory, and the latency of /health
+    scripts/measure/server_load.py bench --clients 1,4,8    # throughput with speculation relative to without
+    scripts/measure/server_load.py equality --requests 200  # texts of 8 clients against plain decoding
+    scripts/measure/server_load.py soak --minutes 30        # the same for half an hour with a small KV cache
+    scripts/measure/server_load.py hostile                  # expensive requests: memory, latency of /health
 
 Each command starts `python -m eagle3_llama.server` on a free port. Run it alone on the machine.
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Records greedy texts of SmolLM2, and what the head offers after each token, for native/tests/replay.cpp.
 
-    scripts/record_texts.py OUT.txt [--prompts FILE.jsonl ...] [--split tune] [--step N] [-n TOKENS]
+    scripts/measure/record_texts.py OUT.txt [--prompts FILE.jsonl ...] [--split tune] [--step N] [-n TOKENS]
 
 A line for each text: its category, the number of prompt tokens, all tokens. After it a line for each answer
 token: T, then token, parent and probability of each node of the tree that the head offers after it. A text
@@ -22,7 +22,7 @@ from eagle3_llama.llama.chat import chat_tokens
 from eagle3_llama.models import shipped_head, smollm2
 from eagle3_llama.runtime.binding import address
 
-DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
+DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
 TREE = EagleParams(tree="60x6x4")  # as wide as the planner's trees
 
 

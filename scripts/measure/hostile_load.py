@@ -1,4 +1,4 @@
-"""Expensive requests to a server, many at once: what scripts/server_load.py hostile sends."""
+"""Expensive requests to a server, many at once: what scripts/measure/server_load.py hostile sends."""
 
 from __future__ import annotations
 
