@@ -32,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "kit"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "native"))
 
 from cpu_list import CPUS, SYSTEMS, Cpu, compiling_for, emulator, lacking, missing_tools, runs_on
@@ -259,7 +259,7 @@ def environment_without_choices() -> dict[str, str]:
 
 def key() -> str:
     """A hash of what makes the models."""
-    return hashlib.sha256((ROOT / "tests" / "tiny_models.py").read_bytes()).hexdigest()[:16]
+    return hashlib.sha256((ROOT / "tests" / "kit" / "tiny_models.py").read_bytes()).hexdigest()[:16]
 
 
 def models(folder: Path) -> dict[str, Path]:

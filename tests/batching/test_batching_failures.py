@@ -1,19 +1,17 @@
 """What fails in the batcher's thread: whoever waits is told, and the capacity comes back."""
 
-import ctypes
 import functools
 import itertools
 import threading
 
 import pytest
-from threads import held, outcome, wait_for
+from batch_tools import jobs_at_once, shared_rounds_fail
+from threads import outcome, wait_for
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleError, EagleParams, ErrorKind
 from eagle3_llama.batching import Batcher, BatchSettings, slot_file
 from eagle3_llama.runtime.costs import Costs
-
-import llama_cpp
 
 
 @pytest.fixture
@@ -202,44 +200,6 @@ def test_a_sampler_that_cannot_be_freed(batcher, monkeypatch):
         second.join(60)
         assert "all of them" in str(late[0]) and "all of them" in str(outcome(list, stream))
     assert outcome(text, batcher) == expected
-
-
-def jobs_at_once(batcher, works):
-    """Runs each work in a thread of its own; their requests get their slots together."""
-    got = [None] * len(works)
-
-    def run(i):
-        got[i] = outcome(works[i])
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(works))]
-    with held(batcher):
-        for thread in threads:
-            thread.start()
-        wait_for(lambda: batcher.waiting() == len(works))
-    for thread in threads:
-        thread.join(60)
-    return got
-
-
-def shared_rounds_fail(batcher, monkeypatch, times=1):
-    """llama.cpp aborts the decode of a round of several slots, so many times. The sizes of the rounds."""
-    engine, sizes, left = batcher._engine, [], [times]
-    own, abort = engine.round, ctypes.c_bool(False)
-    callback = llama_cpp.ggml_abort_callback(lambda _: abort.value)
-    llama_cpp.llama_set_abort_callback(batcher.base._ctx.ctx, callback, None)
-
-    def round_(asks, samplers):
-        sizes.append(len(asks))
-        abort.value = len(asks) > 1 and left[0] > 0
-        left[0] -= abort.value
-        try:
-            return own(asks, samplers)
-        finally:
-            abort.value = False
-
-    monkeypatch.setattr(engine, "round", round_)
-    batcher._abort = callback  # it must live as long as the context
-    return sizes
 
 
 @pytest.mark.parametrize("params", [EagleParams(3), EagleParams(tree="8x2x2"), EagleParams(0)], ids=str)

@@ -4,13 +4,13 @@ import importlib.util
 import json
 import os
 import sys
-from pathlib import Path
 
 import pytest
 import tiny_models
 from commands import run
+from paths import ROOT
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "bench_openvino.py"
+SCRIPT = ROOT / "scripts" / "bench_openvino.py"
 STANDS_IN = {
     "numpy": """
 int64 = int

@@ -3,17 +3,16 @@
 import json
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from commands import run
+from paths import ROOT
 
 from eagle3_llama.bench.prompts import DEFAULT, read_prompts
 from eagle3_llama.bench.report import ROWS
 from eagle3_llama.bench.table import FIGURES, explanation, lay_out, results_table, terminal_width
 from eagle3_llama.cli import demo
 
-ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "readme_table.py"
 
 

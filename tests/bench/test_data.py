@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
+from paths import DATA
 
 from eagle3_llama import EagleLlama
 from eagle3_llama.common.files import cache_dir
 
-DATA = Path(__file__).parent / "data"
 COUNTS = {
     "agents": 16,
     "editing": 24,

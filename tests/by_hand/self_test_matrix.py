@@ -1,7 +1,7 @@
 """The self-test's verdicts on SmolLM2 for heads whose layers are right, all wrong by one, and one of three
 wrong by one.
 
-    python tests/self_test_matrix.py [FORMAT ...]    # Q4_0, Q8_0 and BF16 if none is given
+    python tests/by_hand/self_test_matrix.py [FORMAT ...]    # Q4_0, Q8_0 and BF16 if none is given
 
 A verdict is wrong if wrong layers are called fine, right ones wrong, or layers other than the right ones are
 named.
@@ -12,36 +12,20 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
-
 from eagle3_llama.heads.convert import convert
-from eagle3_llama.heads.guesses import Reader
-from eagle3_llama.heads.self_test import Verdict, neighbours, report, verdict
+from eagle3_llama.heads.self_test import Verdict, verdict
 from eagle3_llama.models import shipped_head, smollm2
 
-CENTRE = [2, 15, 27]  # what both heads were trained on
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "kit"))
+from paths import DATA
+from wrong_layers import CENTRE, shifted, trials_of_wrong_layers
+
 SHIFTS = [
     (0, 0, 0),
     (-1, -1, -1),
     (1, 1, 1),
     *(s for s in itertools.product((-1, 0, 1), repeat=3) if sum(map(abs, s)) == 1),
 ]
-
-
-def shifted(by):
-    return [i + b for i, b in zip(CENTRE, by)]
-
-
-def trials_of_wrong_layers(head, target, shifts, n_threads=None):
-    """{shift: the report of a head whose file names CENTRE shifted so}: as self_test() gives it, but the
-    target reads once for all."""
-    with Reader(head, target, n_threads) as reader:
-        tried = {by: neighbours(shifted(by), reader.n_layer) for by in shifts}
-        choices = sorted({tuple(layers) for some in tried.values() for layers in some})
-        parts = [reader.guesses(passage, choices) for passage in reader.built_in()]
-    answers, hits, likelihoods = (np.concatenate(x, axis=-1) for x in zip(*parts))
-    rows = {by: [choices.index(tuple(layers)) for layers in some] for by, some in tried.items()}
-    return {by: report(some, answers, hits[rows[by]], likelihoods[rows[by]]) for by, some in tried.items()}
 
 
 def is_wrong(by, kind, line):
@@ -54,12 +38,7 @@ def is_wrong(by, kind, line):
 def main():
     n_wrong = 0
     with tempfile.TemporaryDirectory() as folder:
-        reference = convert(
-            Path(__file__).parent / "data" / "reference-head",
-            smollm2("Q4_0"),
-            Path(folder) / "head.gguf",
-            "q8_0",
-        ).out
+        reference = convert(DATA / "reference-head", smollm2("Q4_0"), Path(folder) / "head.gguf", "q8_0").out
         for fmt in sys.argv[1:] or ["Q4_0", "Q8_0", "BF16"]:
             for name, head in (("reference", reference), ("shipped", shipped_head())):
                 for by, found in trials_of_wrong_layers(head, smollm2(fmt), SHIFTS).items():

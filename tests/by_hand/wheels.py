@@ -1,6 +1,6 @@
 """The wheels of scripts/build_wheels.py, as somebody installs them who has no compiler.
 
-    python3 scripts/build_wheels.py && .venv/bin/python -m pytest tests/wheels.py
+    python3 scripts/build_wheels.py && .venv/bin/python -m pytest tests/by_hand/wheels.py
 
 Not part of ./scripts/test, because the wheels take ten minutes to compile. EAGLE3_WHEELS names another folder
 than dist. Where qemu-x86_64-static is installed (Debian: qemu-user-static), older processors are tried too.
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 from commands import run
+from paths import ROOT
 
 from eagle3_llama.models import shipped_head, smollm2
 from eagle3_llama.runtime.library import find_lib_dir
 
-ROOT = Path(__file__).parent.parent
 DIST = Path(os.environ.get("EAGLE3_WHEELS") or ROOT / "dist").absolute()
 QEMU = shutil.which("qemu-x86_64-static")
 ARM64 = os.environ.get("EAGLE3_ARM64_ROOT")

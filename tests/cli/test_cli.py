@@ -2,16 +2,14 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 from commands import run
+from paths import ROOT
 
 from eagle3_llama.bench.prompts import loop_flags, read_prompts
 from eagle3_llama.errors import EagleError
 from eagle3_llama.models import shipped_head, smollm2
-
-ROOT = Path(__file__).parent.parent
 
 
 def cli(*args, module="eagle3_llama.cli"):

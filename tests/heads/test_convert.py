@@ -1,7 +1,6 @@
 """The converter: every layout, and what a config may say that must not be passed over."""
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +10,6 @@ from converting import gains, read, refuses, values
 from eagle3_llama.errors import EagleError, ErrorKind
 from eagle3_llama.heads.convert import convert
 from eagle3_llama.heads.convert.cli import convert as command
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture

@@ -4,18 +4,16 @@ import json
 import os
 import resource
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from checkpoints import HEADS, HIDDEN, VOCAB, checkpoint, write_head, write_safetensors, write_target
 from commands import run
 from converting import refuses, run_command
+from paths import ROOT
 
 from eagle3_llama.errors import EagleError, ErrorKind
 from eagle3_llama.heads.convert import convert
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Damaged and hostile files in the converter, in `info` and, under the sanitizers, in the loader.
 
 EAGLE3_FUZZ is how many inputs each part gets. A full run takes longer than a test may:
-EAGLE3_FUZZ=20000 ./scripts/test tests/test_hostile_files.py -n 0 -o faulthandler_timeout=0
+EAGLE3_FUZZ=20000 ./scripts/test tests/heads/test_hostile_files.py -n 0 -o faulthandler_timeout=0
 """
 
 import json
@@ -18,8 +18,8 @@ import pytest
 import tiny_models
 from checkpoints import write_head
 from commands import run
-from test_native import programs  # noqa: F401 - a fixture
-from test_variants import shared
+from converting import shared
+from paths import ROOT
 
 from eagle3_llama import EagleError
 from eagle3_llama.errors import ErrorKind
@@ -148,6 +148,7 @@ def test_converter_and_info(files, tmp_path):
             *map(str, files[1] + files[2]),
         ],
         seconds=SECONDS,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests" / "kit")},
         cwd=Path(__file__).parent,
     )
     tried, refused, peak = map(int, done.stdout.split())
@@ -212,7 +213,7 @@ def hostile_checkpoints():
     print(N, refused, most_memory())
 
 
-def test_loading_under_sanitizers(files, programs, tmp_path):  # noqa: F811 - the fixture
+def test_loading_under_sanitizers(files, programs, tmp_path):
     """Damaged GGUFs of every variant: refused with a message, or drafted with."""
     target, _, ggufs = files
     rng = np.random.default_rng(N + 1)

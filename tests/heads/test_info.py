@@ -11,7 +11,8 @@ from pathlib import Path
 import gguf
 import heads
 import pytest
-from test_variants import converted
+from converting import converted
+from paths import ROOT
 from typer.testing import CliRunner
 
 from eagle3_llama import EagleError
@@ -22,7 +23,7 @@ from eagle3_llama.runtime import machine
 from eagle3_llama.runtime.hook import SUFFIX
 from eagle3_llama.runtime.library import find_lib_dir
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "native"))
+sys.path.insert(0, str(ROOT / "native"))
 
 import fetch
 

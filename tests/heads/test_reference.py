@@ -1,18 +1,16 @@
 """The native head against an independent PyTorch implementation, on the real model."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from cores import THREADS
+from paths import DATA
 from safetensors.numpy import load_file
 
 from eagle3_llama import EagleLlama, EagleParams
 from eagle3_llama.heads.convert import convert
 from eagle3_llama.models import shipped_head, smollm2
-
-DATA = Path(__file__).parent / "data"
 
 
 def cosine(a, b):

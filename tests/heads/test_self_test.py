@@ -2,17 +2,16 @@
 the real model."""
 
 import re
-from pathlib import Path
 
 import heads
 import numpy as np
 import pytest
 import tiny_models
 from checkpoints import write_head
-from converting import run_command
+from converting import converted, run_command, shared
 from cores import THREADS
-from self_test_matrix import CENTRE, shifted, trials_of_wrong_layers
-from test_variants import converted, shared
+from paths import DATA
+from wrong_layers import CENTRE, shifted, trials_of_wrong_layers
 
 from eagle3_llama import EagleError, EagleLlama
 from eagle3_llama.errors import ErrorKind
@@ -35,8 +34,6 @@ from eagle3_llama.heads.self_test import (
     verdict,
 )
 from eagle3_llama.models import shipped_head, smollm2
-
-DATA = Path(__file__).parent / "data"
 
 
 @pytest.fixture(scope="module")
@@ -277,7 +274,7 @@ def test_command_on_a_tiny_target(tmp_path, target):
 
 @pytest.fixture
 def half_of_the_texts(monkeypatch):
-    """Enough for a verdict; tests/self_test_matrix.py tries all of them, in several formats."""
+    """Enough for a verdict; tests/by_hand/self_test_matrix.py tries all of them, in several formats."""
     texts = stored_texts()[::2]
     monkeypatch.setattr(guesses, "stored_texts", lambda: texts)
 

@@ -7,7 +7,7 @@ import heads
 import numpy as np
 import pytest
 import tiny_models
-from checkpoints import write_head
+from converting import converted
 from cores import THREADS
 from heads import N_LAYER
 from tiny_models import N_EMBD, N_VOCAB, take
@@ -16,31 +16,6 @@ from eagle3_llama import EagleError, EagleLlama
 from eagle3_llama.heads.compare import compare, stage_names
 from eagle3_llama.heads.compare.read import read_reference
 from eagle3_llama.heads.convert import convert
-
-
-def shared(path):
-    """What a target lends, and the epsilon of its norms."""
-    reader = gguf.GGUFReader(path)
-    weights = {
-        t.name: np.array(gguf.quants.dequantize(t.data, t.tensor_type), np.float32)
-        for t in reader.tensors
-        if t.name in ("token_embd.weight", "output.weight", "output_norm.weight")
-    }
-    weights.setdefault("output.weight", weights["token_embd.weight"])
-    arch = reader.fields["general.architecture"].contents()
-    eps = reader.fields.get(f"{arch}.attention.layer_norm_rms_epsilon")
-    return {**weights, "eps": eps.contents() if eps else 1e-5}
-
-
-def converted(folder, name, target, outtype="f32", **size):
-    head = heads.make(name, shared(target), **size)
-    out = folder / f"{outtype}.gguf"
-    layers = head.layers if size else None
-    report = convert(
-        write_head(folder / "head", head.config, head.tensors), target, out, outtype, extract_layers=layers
-    )
-    assert report.layers == head.layers, report.notes
-    return head, out
 
 
 def cosine(a, b):

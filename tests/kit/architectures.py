@@ -1,6 +1,6 @@
 """What capture gives on tiny random models of every architecture that llama.cpp's own test can make.
 
-    python tests/architectures.py    # one JSON line a model
+    python tests/kit/architectures.py    # one JSON line a model
 
 llama.cpp's tests/test-llama-archs.cpp is compiled as it is, within shim/architectures.cpp, against our
 libraries.
@@ -12,13 +12,14 @@ import tempfile
 from pathlib import Path
 
 from commands import run
+from paths import ROOT
 
 HERE = Path(__file__).resolve().parent
 
 
 def compile_tool(folder):
     """The program of shim/architectures.cpp."""
-    sys.path.insert(0, str(HERE.parent / "native"))
+    sys.path.insert(0, str(ROOT / "native"))
     from fetch import patched_tree
 
     from eagle3_llama.runtime.library import find_lib_dir
@@ -28,7 +29,7 @@ def compile_tool(folder):
         f"-I{p}"
         for p in (
             HERE / "shim",
-            HERE.parent / "native" / "include",
+            ROOT / "native" / "include",
             *(tree / d for d in ("tests", "include", "ggml/include", "src")),
         )
     ]

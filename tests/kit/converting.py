@@ -1,13 +1,42 @@
-"""Runs the converter, reads what it made, and makes up a report of its self-test."""
+"""Makes heads, runs the converter, reads what it made, and makes up a report of its self-test."""
 
 import os
 
 import gguf
+import heads
 import numpy as np
 import typer
+from checkpoints import write_head
 from typer.testing import CliRunner
 
+from eagle3_llama.heads.convert import convert
 from eagle3_llama.heads.convert.cli import convert as command
+
+
+def shared(path):
+    """What a target lends, and the epsilon of its norms."""
+    reader = gguf.GGUFReader(path)
+    weights = {
+        t.name: np.array(gguf.quants.dequantize(t.data, t.tensor_type), np.float32)
+        for t in reader.tensors
+        if t.name in ("token_embd.weight", "output.weight", "output_norm.weight")
+    }
+    weights.setdefault("output.weight", weights["token_embd.weight"])
+    arch = reader.fields["general.architecture"].contents()
+    eps = reader.fields.get(f"{arch}.attention.layer_norm_rms_epsilon")
+    return {**weights, "eps": eps.contents() if eps else 1e-5}
+
+
+def converted(folder, name, target, outtype="f32", **size):
+    """A head of heads.RECIPES for the target, and the file that the converter makes of it."""
+    head = heads.make(name, shared(target), **size)
+    out = folder / f"{outtype}.gguf"
+    layers = head.layers if size else None
+    report = convert(
+        write_head(folder / "head", head.config, head.tensors), target, out, outtype, extract_layers=layers
+    )
+    assert report.layers == head.layers, report.notes
+    return head, out
 
 
 def read(path):

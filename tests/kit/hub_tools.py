@@ -7,8 +7,8 @@ import pytest
 import tiny_models
 from checkpoints import write_head
 from commands import run
+from converting import shared
 from hub_server import Hub
-from test_variants import shared
 
 from eagle3_llama.heads.fitted import HeadFiles
 

@@ -10,13 +10,14 @@ import gguf
 import tiny_models
 from architectures import compile_tool
 from commands import run as run_command
+from converting import converted
 from cores import THREADS
-from test_variants import converted
+from paths import ROOT
 
 from eagle3_llama.models import shipped_head, smollm2
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "native"))
+sys.path.insert(0, str(ROOT / "native"))
 import fetch  # noqa: E402 - in the folder that sys.path has now
 
 VOCABULARY = "vendor/llama.cpp/models/ggml-vocab-llama-spm.gguf"

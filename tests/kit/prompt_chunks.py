@@ -1,8 +1,8 @@
 """Compares a batcher's texts and logprobs with EagleLlama's on SmolLM2, while the speed of prompts changes.
 
-    python tests/prompt_pieces.py [FORMAT] [SEEDS]    # Q4_K_M and 20; exit code 1 if a text differs
+    python tests/kit/prompt_chunks.py [FORMAT] [SEEDS]    # Q4_K_M and 20; exit code 1 if a text differs
 
-Each seed has a prompt of 100 to 600 tokens. After each piece, the batcher believes that another speed was
+Each seed has a prompt of 100 to 600 tokens. After each chunk, the batcher believes that another speed was
 measured, so that it cuts the next prompts in other ways.
 """
 
@@ -21,22 +21,22 @@ def main(fmt="Q4_K_M", seeds=20):
     path, different = str(smollm2(fmt)), 0
     alone = EagleLlama(path, n_ctx=768, flash_attn=True, n_threads=2, n_threads_batch=2, verbose=False)
     with Batcher(BatchSettings(path, n_parallel=2, n_ctx=768, n_threads=2)) as batcher:
-        rng, rounds, pieces = random.Random(0), batcher._scheduler, []
+        rng, rounds, chunks = random.Random(0), batcher._scheduler, []
         decode = rounds._prompt_chunk
 
-        def piece(slot, job, n):
-            pieces.append(n)
+        def chunk(slot, job, n):
+            chunks.append(n)
             decode(slot, job, n)
             rounds._prompt_rate = rng.choice(RATES)
 
-        rounds._prompt_chunk = piece
+        rounds._prompt_chunk = chunk
         for seed in range(int(seeds)):
             words = " ".join(rng.choice(WORDS) for _ in range(600))
             prompt = alone.tokenize(words.encode())[: rng.randint(100, 600)]
             ask = dict(max_tokens=24, temperature=0.8, seed=seed, logprobs=1)
             alone.reset()
             expected = alone.create_completion(prompt, **ask)["choices"]
-            pieces.clear()
+            chunks.clear()
             batcher._on_thread(lambda: [batcher._keep(slot, 0) for slot in batcher._slots])
             with batcher.request() as llm:
                 got = llm.create_completion(prompt, **ask)["choices"]
@@ -44,7 +44,7 @@ def main(fmt="Q4_K_M", seeds=20):
             same = got[0]["text"] == text and got[0]["logprobs"]["token_logprobs"] == rows
             different += not same
             outcome = "same" if same else "DIFFERENT"
-            print(f"seed {seed}: {len(prompt)} tokens as {pieces}: {outcome}", flush=True)
+            print(f"seed {seed}: {len(prompt)} tokens as {chunks}: {outcome}", flush=True)
     alone.close()
     print(f"{different} of {seeds} differ")
     return different > 0

@@ -143,6 +143,18 @@ def head(path, seed=1, kind="F32", layers=(1, 2, 3), own_output=True, **keys):
     return path
 
 
+def tiny_lora(path):
+    """An adapter of rank 2 for one matrix of the tiny target."""
+    w, n = gguf.GGUFWriter(path, "llama"), N_EMBD
+    w.add_type(gguf.GGUFType.ADAPTER)
+    w.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    w.add_float32(gguf.Keys.Adapter.LORA_ALPHA, 2.0)
+    w.add_tensor("blk.0.attn_q.weight.lora_a", np.ones((2, n), np.float32))
+    w.add_tensor("blk.0.attn_q.weight.lora_b", np.ones((n, 2), np.float32))
+    _finish(w)
+    return path
+
+
 def take(llm, n, prompt=PROMPT, **sampling):
     """The first n tokens that llm says after prompt."""
     llm.set_seed(5)

@@ -4,7 +4,7 @@ import actor
 import peer
 import pytest
 import tiny_models
-from test_variants import converted
+from converting import converted
 
 # What no other model than the hub's can meet, by the line that fails, with Llama and with EagleLlama alike.
 CANNOT_HOLD = {

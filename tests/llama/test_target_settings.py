@@ -4,9 +4,8 @@ import random
 
 import pytest
 import tiny_models
-from test_machine import tiny_lora
-from test_variants import converted
-from tiny_models import PROMPT, draft_from, take
+from converting import converted
+from tiny_models import PROMPT, draft_from, take, tiny_lora
 
 from eagle3_llama import EagleLlama
 from eagle3_llama.heads.convert.target import read_target

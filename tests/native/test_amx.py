@@ -6,14 +6,13 @@ import shutil
 import struct
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "native"))
 
-import fetch  # noqa: E402 - in the folder that sys.path has now
+import fetch
 
 # palette 1; bytes of a row and rows of the eight tiles: B twice, A twice, C four times
 CONFIGURATION = struct.pack("<BB14x16H16B", 1, 0, *[64, 64, 32, 32, 64, 64, 64, 64], *[0] * 8,

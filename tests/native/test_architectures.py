@@ -1,14 +1,14 @@
 """Capture on every architecture that llama.cpp's generator can make, and text with every head on some."""
 
 import re
-from pathlib import Path
 
 import heads
 import pytest
 from architectures import check_all, compile_tool
 from commands import run
+from converting import converted
 from cores import THREADS
-from test_variants import converted
+from paths import ROOT
 from tiny_models import take
 
 from eagle3_llama import EagleError, EagleLlama
@@ -16,7 +16,6 @@ from eagle3_llama.errors import ErrorKind
 from eagle3_llama.heads.convert.target import read_target
 from eagle3_llama.heads.self_test import self_test
 
-ROOT = Path(__file__).parent.parent
 SHAPES = ["llama", "qwen3", "gemma3", "phi3", "gpt-oss", "mistral3"]
 
 

@@ -3,18 +3,17 @@
 import ctypes
 import os
 import sys
-from pathlib import Path
 
 from commands import run
+from paths import ROOT
 
 import eagle3_llama  # noqa: F401
 
 from llama_cpp import llama_cpp, mtmd_cpp
 
-ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "native"))
 
-import fetch  # noqa: E402
+import fetch
 
 _HEADERS = ("include", "ggml/include", "tools/mtmd")
 _WRONG_IN_BINDING = {

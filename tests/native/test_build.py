@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "native"))
 
-import build as native_build  # noqa: E402 - in the folder that sys.path has now
-import fetch  # noqa: E402 - in the folder that sys.path has now
-import toolchain  # noqa: E402 - in the folder that sys.path has now
+import build as native_build
+import fetch
+import toolchain
 
 
 def build(cache, *args, script="build.py", **env):

@@ -4,17 +4,16 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import tiny_models
 from commands import run
+from paths import ROOT
 
 import eagle3_llama
 from eagle3_llama.common import limits
 from eagle3_llama.runtime.library import find_lib_dir, load
 
-ROOT = Path(__file__).parent.parent
 HEADER = ROOT / "native" / "include" / "eagle3.h"
 sys.path.insert(0, str(ROOT / "native"))
 

@@ -3,21 +3,12 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import tiny_models
-from commands import run
+from converting import converted
+from native_programs import passes
 from test_invariance import interleaves
-from test_variants import converted
-
-ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture(scope="session")
-def programs():
-    build = [sys.executable, ROOT / "native" / "build.py", "--sanitize", "--tests", "--print-dir"]
-    return Path(run(build).stdout.strip())  # scripts/test has built them
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -123,22 +114,6 @@ def test_weights_that_are_shared(programs, tmp_path):
         target,
         tiny_models.head(tmp_path / "head.gguf", own_output=False),
     )
-
-
-def passes(programs, name, *args, leaks=True, or_says="ok"):
-    done = subprocess.run(
-        [programs / name, *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={
-            **os.environ,
-            "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
-            "ASAN_OPTIONS": f"detect_leaks={int(leaks)}",
-        },
-    )
-    assert done.returncode == 0 and done.stdout.strip() in ("ok", or_says), done.stderr[-3000:]
-    assert "runtime error" not in done.stderr and "Sanitizer" not in done.stderr, done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("seed", range(1, 4))

@@ -7,12 +7,12 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "native"))
 
-import apply_patches  # noqa: E402 - in the folder that sys.path has now
-import fetch  # noqa: E402 - in the folder that sys.path has now
+import apply_patches
+import fetch
 
 PATCHES = sorted((ROOT / "patches").glob("*.patch"))
 

@@ -9,19 +9,18 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from paths import ROOT
 
 from eagle3_llama.runtime.library import find_lib_dir
 
-ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "native"))
 
-import compiling  # noqa: E402 - in the folder that sys.path has now
-import fetch  # noqa: E402 - in the folder that sys.path has now
-import proof  # noqa: E402 - in the folder that sys.path has now
-import toolchain  # noqa: E402 - in the folder that sys.path has now
+import compiling
+import fetch
+import proof
+import toolchain
 
 PATIENCE = 20  # seconds until a child that does nothing counts as hanging; only a hang waits for them
 X86 = [each for each in toolchain.INSTRUCTION_SETS if each.flag]

@@ -1,11 +1,11 @@
-"""scripts/arm64_root.py: what it says of a wrong command. tests/wheels.py runs Python in such a root."""
+"""scripts/arm64_root.py: what it says of a wrong command. tests/by_hand/wheels.py runs Python in one."""
 
 import sys
-from pathlib import Path
 
 from commands import run
+from paths import ROOT
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "arm64_root.py"
+SCRIPT = ROOT / "scripts" / "arm64_root.py"
 
 
 def script(*words, code=0, **settings):

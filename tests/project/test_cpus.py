@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from commands import run
+from paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-import cpu_list  # noqa: E402 - in the folder that sys.path has now
-import cpu_matrix  # noqa: E402 - in the folder that sys.path has now
-from cpu_matrix import CPUS, STEPS, Cpu, Step  # noqa: E402 - as above
-from toolchain import parse_defines  # noqa: E402 - as above
+import cpu_list
+import cpu_matrix
+from cpu_matrix import CPUS, STEPS, Cpu, Step
+from toolchain import parse_defines
 
 BY_NAME = {cpu.name: cpu for cpu in CPUS}
 HERE = Cpu("here", "this machine", "x86_64", "")
@@ -125,7 +125,7 @@ def test_sets_that_ggml_turns_on_only_where_it_runs(monkeypatch):
 
 
 def test_windows_runs_all_native_tests_that_end_by_themselves():
-    """Elsewhere tests/test_native.py runs them."""
+    """Elsewhere tests/native/test_native.py runs them."""
     there = {path.stem for path in (ROOT / "native" / "tests").glob("*_test.cpp")}
     elsewhere = {
         "memory_test",  # no program's function stands before a library's

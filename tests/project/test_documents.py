@@ -3,7 +3,6 @@
 import re
 import shlex
 import sys
-from pathlib import Path
 
 import heads
 import pytest
@@ -12,12 +11,12 @@ import tiny_vision
 import typer
 from checkpoints import write_head
 from commands import run
+from paths import ROOT
 from tiny_vision import needs_mtmd
 
 from eagle3_llama.cli.main import app
 from eagle3_llama.common.options import CONTEXT
 
-ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "eagle3_llama/docs").glob("*.md")),
@@ -52,8 +51,8 @@ def test_snippets_run(page, code):
 def test_the_snippet_by_name_runs(tmp_path):
     """README's, with a small hub that has a tiny model and a head under the names that it gives."""
     pytest.importorskip("huggingface_hub")
+    from converting import shared
     from hub_server import Hub
-    from test_variants import shared
 
     [(page, code)] = [(page, code) for page, code in SNIPPETS if "from_pretrained" in code]
     model, pattern, head = re.search(r'"(.+?)",\s+filename="(.+?)",\s+eagle="(.+?)"', code).groups()

@@ -8,12 +8,11 @@ import re
 import sys
 from importlib.metadata import requires
 from importlib.util import resolve_name
-from pathlib import Path
 
 import pytest
 from commands import run
+from paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "eagle3_llama"
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path

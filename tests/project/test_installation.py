@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from commands import run
+from paths import ROOT
 
 from eagle3_llama.runtime.library import find_lib_dir
 
-ROOT = Path(__file__).parent.parent
 EXTRAS = [
     "fastapi",
     "httpx",

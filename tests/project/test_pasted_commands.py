@@ -17,8 +17,9 @@ import pytest
 import tiny_models
 from checkpoints import write_head
 from commands import run
-from test_documents import COMMANDS, ROOT, TEXT
-from test_variants import shared
+from converting import shared
+from paths import ROOT
+from test_documents import COMMANDS, TEXT
 from typer.testing import CliRunner
 
 from eagle3_llama.cli.main import app

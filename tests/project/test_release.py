@@ -6,16 +6,14 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from pathlib import Path
 
 import pytest
 from commands import run
+from paths import ROOT
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts"))
 
 import release
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture

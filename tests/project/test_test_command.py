@@ -7,14 +7,13 @@ import shlex
 import sys
 import time
 from collections import OrderedDict
-from pathlib import Path
 
 import pytest
 import skipped
 from commands import run
+from paths import ROOT
 from workers import FileScheduling, Workers
 
-ROOT = Path(__file__).parent.parent
 HOOKS = """import skipped, workers
 
 def pytest_configure(config):
@@ -48,7 +47,7 @@ def tried(folder, files, *more, code=1, **env):
     kept["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins take seconds to import, in each process
     command = [sys.executable, "-m", "pytest", *options(), "-vv", "-n", 2, "-c", ROOT / "pyproject.toml"]
     command += ["-p", "xdist", "-o", f"cache_dir={folder}/.cache", "--rootdir", folder, *more, folder]
-    return run(command, code, cwd=folder, env={**kept, "PYTHONPATH": f"{ROOT}/tests", **env}).stdout
+    return run(command, code, cwd=folder, env={**kept, "PYTHONPATH": f"{ROOT}/tests/kit", **env}).stdout
 
 
 def outcomes(out):
@@ -130,7 +129,7 @@ def test_every_test_has_a_limit():
 
 
 def test_every_command_of_a_test_has_a_limit():
-    for path in (ROOT / "tests").glob("*.py"):
+    for path in (ROOT / "tests").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and re.match(
                 r"subprocess\.(run|check_\w+|call)$", ast.unparse(node.func)

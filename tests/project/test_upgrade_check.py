@@ -5,12 +5,11 @@ import os
 import subprocess
 import sys
 import tarfile
-from pathlib import Path
 
 import pytest
 from commands import run as run_command
+from paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "native"), str(ROOT / "scripts")]
 
 import apply_patches  # noqa: E402

@@ -2,13 +2,12 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 import yaml
+from paths import ROOT
 from test_documents import COMMANDS, CONTEXT
 
-ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 

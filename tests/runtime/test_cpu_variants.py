@@ -1,8 +1,8 @@
 """Which CPU backend of a library with several is used: chosen, checked once, remembered, named by hand.
 
-A build with all variants takes ten minutes (tests/wheels.py tests one). Here a variant is a small library in
-front of the CPU backend that there is: the choice, the check in a child process and its memory are the real
-ones.
+A build with all variants takes ten minutes (tests/by_hand/wheels.py tests one). Here a variant is a small
+library in front of the CPU backend that there is: the choice, the check in a child process and its memory are
+the real ones.
 """
 
 import json

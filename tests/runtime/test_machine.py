@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_models import tiny_lora
 
 import eagle3_llama
 from eagle3_llama import EagleLlama
@@ -176,19 +177,3 @@ def test_costs_are_kept_under_what_decides_them(key, given):
 def test_costs_of_a_lora(files, key, tmp_path):
     lora = str(tiny_lora(tmp_path / "lora.gguf"))
     assert key(use_mmap=False) != key(lora_path=lora) != key(lora_path=lora, lora_scale=0.5)
-
-
-def tiny_lora(path):
-    """An adapter of rank 2 for one matrix of the tiny target."""
-    import gguf
-    import numpy as np
-    import tiny_models
-
-    w, n = gguf.GGUFWriter(path, "llama"), tiny_models.N_EMBD
-    w.add_type(gguf.GGUFType.ADAPTER)
-    w.add_string(gguf.Keys.Adapter.TYPE, "lora")
-    w.add_float32(gguf.Keys.Adapter.LORA_ALPHA, 2.0)
-    w.add_tensor("blk.0.attn_q.weight.lora_a", np.ones((2, n), np.float32))
-    w.add_tensor("blk.0.attn_q.weight.lora_b", np.ones((n, 2), np.float32))
-    tiny_models._finish(w)
-    return path

@@ -8,12 +8,12 @@ import warnings
 
 import pytest
 from architectures import compile_tool
+from batch_tools import jobs_at_once, shared_rounds_fail
 from commands import run
+from converting import converted
 from cores import THREADS
-from test_batching_failures import jobs_at_once, shared_rounds_fail
-from test_native import passes, programs  # noqa: F401 - a fixture
+from native_programs import passes
 from test_trees import drafts, random_tree
-from test_variants import converted
 from tiny_models import take
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams
@@ -68,17 +68,17 @@ def test_trees_without_values(made, architecture):
     plain.close(), eagle.close()
 
 
-def test_rounds_without_values(made, programs):  # noqa: F811 - the fixture
+def test_rounds_without_values(made, programs):
     passes(programs, "rounds_test", *made("deepseek2"), 1, 8)
 
 
 @pytest.mark.parametrize("architecture", SPARSE + MLA)
-def test_slots_together(made, programs, architecture):  # noqa: F811 - the fixture
+def test_slots_together(made, programs, architecture):
     """Such a memory splits several slots' rows into micro-batches. Logits on demand do not change them."""
     passes(programs, "failures_test", "joint", *made(architecture))
 
 
-def test_commits_that_fail(made, programs):  # noqa: F811 - the fixture
+def test_commits_that_fail(made, programs):
     """A recurrent target cannot take back a row: the slot it belongs to fails, and no other."""
     passes(programs, "failures_test", "commit", made("mamba", with_head=False)[0])
 

@@ -1,20 +1,18 @@
 """The mechanics of `scripts/server_load.py hostile`, on a tiny model: it ends, and the limits hold."""
 
 import importlib
-from pathlib import Path
 
 import pytest
+from paths import ROOT
 from server_tools import idle, running, settings, until
 
 from eagle3_llama.batching.tokens import AHEAD
-
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
 
 @pytest.fixture(scope="module")
 def load():
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPTS)
+        patch.syspath_prepend(ROOT / "scripts")
         yield importlib.import_module("hostile_load")
 
 

@@ -47,7 +47,7 @@ def test_max_draft_limits_what_a_request_asks_for(files):
 
 
 def test_stream_interval_is_the_batchers(files):
-    """tests/test_batching_requests.py has what an interval does."""
+    """tests/batching/test_batching_requests.py has what an interval does."""
     for seconds in (0, 1.5):
         with running(tiny(files, stream_interval=seconds)) as s:
             assert s.batcher.settings.interval == seconds

@@ -25,11 +25,12 @@ from page_tools import (  # noqa: F401 - some names are fixtures and the mark
     text_of,
     visit,
 )
+from paths import ROOT
 from server_tools import ENDLESS, process
 
 from eagle3_llama.models import shipped_head, smollm2
 
-PAGE = Path(__file__).parent.parent / "eagle3_llama" / "server" / "page" / "index.html"
+PAGE = ROOT / "eagle3_llama" / "server" / "page" / "index.html"
 
 
 def luminance(colour):
