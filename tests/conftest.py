@@ -1,4 +1,5 @@
-"""Fixtures that several test files share: a tiny target, its head, training data, an untrained head.
+"""Fixtures that several test files share: a tiny target, its head, training data, an untrained head,
+the native tests' programs.
 
 Also for the whole run: a folder of measured costs, the end of the summary (skipped.py), and what becomes
 of it when a worker process dies (workers.py).
@@ -6,12 +7,16 @@ of it when a worker process dies (workers.py).
 
 import os
 import shutil
+import sys
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import skipped
 import tiny_models
+from commands import run
+from paths import ROOT
 from training import lines, make_shards
 from workers import Workers
 
@@ -104,6 +109,13 @@ def foreseen(tmp_path_factory):
     d = tmp_path_factory.mktemp("foreseen")
     target = tiny_models.target(d / "target.gguf", adds=0.0, ends=False)
     return target, tiny_models.head(d / "head.gguf")
+
+
+@pytest.fixture(scope="session")
+def programs():
+    """The folder of native/tests' programs, built with sanitizers."""
+    build = [sys.executable, ROOT / "native" / "build.py", "--sanitize", "--tests", "--print-dir"]
+    return Path(run(build).stdout.strip())  # scripts/test has built them
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "kit"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "native"))
 
 from fetch import cache_dir
@@ -259,7 +259,7 @@ def environment_without_choices() -> dict[str, str]:
 
 def key() -> str:
     """A hash of what makes the models."""
-    return hashlib.sha256((ROOT / "tests" / "tiny_models.py").read_bytes()).hexdigest()[:16]
+    return hashlib.sha256((ROOT / "tests" / "kit" / "tiny_models.py").read_bytes()).hexdigest()[:16]
 
 
 def models(folder: Path) -> dict[str, Path]:

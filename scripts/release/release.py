@@ -8,7 +8,7 @@
    names. twine checks their metadata, this script their names, sizes and contents.
 3. In a new environment, with no compiler on PATH: pip installs the wheels, and the shipped head drafts. In
    another: pip builds the sdist, as on a system that has no wheel, and the shipped head drafts. Wheels of
-   other architectures are not tried here: tests/wheels.py does that in an emulator.
+   other architectures are not tried here: tests/by_hand/wheels.py does that in an emulator.
 4. The files' names, sizes and SHA-256, and the command that would upload them.
 
 SmolLM2, the model that the installed packages generate with, is downloaded if the cache does not have it.

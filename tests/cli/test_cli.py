@@ -1,0 +1,197 @@
+"""The command line and README's snippet, on the real model."""
+
+import json
+import sys
+
+import pytest
+from commands import run
+from paths import ROOT
+
+from eagle3_llama.bench.prompts import loop_flags, read_prompts
+from eagle3_llama.errors import EagleError
+from eagle3_llama.models import shipped_head, smollm2
+
+
+def cli(*args, module="eagle3_llama.cli"):
+    return run([sys.executable, "-m", module, *args], None, cwd=ROOT)
+
+
+def test_generate_is_the_same_with_a_head():
+    common = ["generate", "--model", smollm2("Q4_0"), "--prompt", "Name three rivers.", "-n", 24, "--seed", 3]
+    plain, eagle = cli(*common), cli(*common, "--eagle", shipped_head(), "--n-max", 3)
+    assert plain.returncode == eagle.returncode == 0, eagle.stderr
+    assert plain.stdout == eagle.stdout and len(plain.stdout) > 20
+    assert "tokens per round" in eagle.stderr
+
+
+@pytest.mark.parametrize(
+    "args, said",
+    [
+        (["generate", "--model", "none.gguf", "--prompt", "x"], "none.gguf"),
+        (["generate", "--model", "README.md", "--prompt", "x"], "README.md"),
+        (["bench", "--target", "none.gguf", "--prompts", "none.jsonl", "--modes", "plain"], "none.gguf"),
+    ],
+)
+def test_errors_are_one_line(args, said):
+    done = cli(*args)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_demo_is_a_command(tmp_path):
+    done = cli("demo", "--format", "none", "--json", tmp_path / "figures.json")
+    assert done.returncode == 2 and "NONE" in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_head_of_another_target(tmp_path):
+    done = cli("generate", "--model", smollm2("Q4_0"), "--eagle", smollm2("Q4_0"), "--prompt", "x")
+    assert done.returncode == 2 and "not an EAGLE head" in done.stderr
+
+
+def test_bench_json(tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('"Name a colour."\n{"prompt": "Count to ten.", "category": "numbers"}\n')
+    out = tmp_path / "out.json"
+    done = cli(
+        "bench",
+        "--target",
+        smollm2("Q4_0"),
+        "--head",
+        shipped_head(),
+        "--prompts",
+        prompts,
+        "--n-predict",
+        8,
+        "--modes",
+        "plain,eagle,prompt_lookup",
+        "--fixed",
+        "2,8x3x3",
+        "--rounds",
+        2,
+        "--explain",
+        "--plot",
+        tmp_path / "plots",
+        "--json",
+        out,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "predicted" in done.stdout and "measured" in done.stdout
+    assert {p.name for p in (tmp_path / "plots").iterdir()} == {"acceptance.png", "speed.png", "costs.png"}
+    report = json.loads(out.read_text())
+    assert {(r["mode"], r["category"]) for r in report["results"]} == {
+        (m, c)
+        for m in ("plain", "eagle", "eagle n_max=2", "eagle tree=8x3x3", "prompt_lookup")
+        for c in ("all", "numbers")
+    }
+    limit = report["roofline"]["Q4_0"]
+    assert limit["bytes"] > 0 and limit["bytes_per_second"] > 0 and limit["share_of_one_row"] > 0
+    curve = report["cost_curve"]["Q4_0"]
+    assert (
+        curve["1"]["decode"] == 1.0
+        and curve["16"]["layers"] >= curve["1"]["layers"] > 0
+        and curve["1"]["head"] > 0
+    )
+    assert report["cost_in_use"]["Q4_0"]["1"] == 1.0 <= report["cost_in_use"]["Q4_0"]["16"]
+    for r in report["results"]:
+        assert (
+            r["identical"] and r["format"] == "Q4_0" and r["tok_per_s"] > 0 and not r["first_divergence_gaps"]
+        )
+        if r["kind"] == "eagle":
+            assert abs(sum(r["time_share"].values()) - 1) < 0.01 and r["mean_accepted_length"] >= 1
+            assert r["limit"] > 0 and r["share_of_limit"] == pytest.approx(r["ratio"] / r["limit"], rel=1e-3)
+        if r["mode"] == "plain":
+            assert r["ratio"] == 1.0
+
+
+def test_bench_of_a_long_prompt(tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps("word " * 300) + "\n")
+    done = cli(
+        "bench",
+        "--target",
+        smollm2("Q4_0"),
+        "--prompts",
+        prompts,
+        "--n-predict",
+        16,
+        "--n-ctx",
+        256,
+        "--modes",
+        "plain",
+    )
+    assert (
+        done.returncode == 2
+        and "--n-ctx leaves room for 240" in done.stderr
+        and "Traceback" not in done.stderr
+    )
+
+
+def test_bench_of_two_heads(tmp_path):
+    """Each a mode of its own, on the prompts of one category, by topic."""
+    prompts, other, out = tmp_path / "prompts.jsonl", tmp_path / "other.gguf", tmp_path / "out.json"
+    prompts.write_text(
+        '"Name a colour."\n{"prompt": "Count to ten.", "category": "numbers", "topic": "counting"}\n'
+    )
+    other.write_bytes(shipped_head().read_bytes())
+    done = cli(
+        "bench",
+        "--target",
+        smollm2("Q4_0"),
+        "--head",
+        shipped_head(),
+        "--head",
+        other,
+        "--prompts",
+        prompts,
+        "--n-predict",
+        8,
+        "--category",
+        "numbers",
+        "--n-max",
+        2,
+        "--json",
+        out,
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(out.read_text())["results"]
+    assert [r["mode"] for r in results] == ["plain", f"eagle:{shipped_head().stem}", "eagle:other"]
+    assert (
+        results[1]["accept_per_position"] == results[2]["accept_per_position"]
+        and 0 < results[1]["mean_drafted"] <= 2
+    )
+    assert read_prompts(prompts, "numbers") == [("counting", "Count to ten.")]
+    with pytest.raises(EagleError, match="category 'poems'"):
+        read_prompts(prompts, "poems")
+
+
+def test_demo_json(tmp_path):
+    out = tmp_path / "out.json"
+    done = cli("--format", "Q4_0", "--n-predict", 12, "--json", out, module="eagle3_llama.cli.demo")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(out.read_text())
+    assert report["identical"] is True and [r["drafts"] for r in report["results"]] == ["head", "text"]
+
+
+def test_prompt_files(tmp_path):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('"fine"\n{"text": 1}\n')
+    with pytest.raises(EagleError, match="line 2"):
+        read_prompts(bad)
+
+
+def test_several_prompt_files_with_conversations_and_halves(tmp_path):
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    one.write_text('"a"\n{"prompt": "b", "category": "x", "split": "tune"}\n')
+    turns = [{"role": "system", "content": "s"}, {"role": "user", "content": "c"}]
+    two.write_text(json.dumps({"messages": turns, "category": "y", "split": "report"}) + "\n")
+    assert read_prompts([one, two]) == [("all", "a"), ("x", "b"), ("y", turns)]
+    assert read_prompts([one, two], split="report") == [("y", turns)]
+    with pytest.raises(EagleError, match=r"one\.jsonl, .*two\.jsonl has no prompts of split 'other'"):
+        read_prompts([one, two], split="other")
+    two.write_text(json.dumps({"messages": [*turns, {"role": "assistant", "content": "d"}]}) + "\n")
+    with pytest.raises(EagleError, match="line 1.*ends with the turn that is to be answered"):
+        read_prompts(two)
+
+
+def test_loops_are_seen():
+    assert loop_flags([1, 2, 3, 4, 5, 6, 7, 8, 9]) == [False] * 9
+    assert loop_flags([1, 2] * 6) == [False] * 9 + [True] * 3

@@ -1,0 +1,99 @@
+"""What capture gives on tiny random models of every architecture that llama.cpp's own test can make.
+
+    python tests/kit/architectures.py    # one JSON line a model
+
+llama.cpp's tests/test-llama-archs.cpp is compiled as it is, within shim/architectures.cpp, against our
+libraries.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from commands import run
+from paths import ROOT
+
+HERE = Path(__file__).resolve().parent
+
+
+def compile_tool(folder):
+    """The program of shim/architectures.cpp."""
+    sys.path.insert(0, str(ROOT / "native"))
+    from fetch import patched_tree
+
+    from eagle3_llama.runtime.library import find_lib_dir
+
+    tree, lib, tool = Path(patched_tree()[0]), find_lib_dir(), folder / "architectures"
+    includes = [
+        f"-I{p}"
+        for p in (
+            HERE / "shim",
+            ROOT / "native" / "include",
+            *(tree / d for d in ("tests", "include", "ggml/include", "src")),
+        )
+    ]
+    run(
+        [
+            "c++",
+            "-std=c++17",
+            "-O0",
+            "-w",
+            *includes,
+            HERE / "shim" / "architectures.cpp",
+            "-o",
+            tool,
+            f"-L{lib}",
+            "-leagle3",
+            "-lllama",
+            "-lggml",
+            "-lggml-base",
+            f"-Wl,-rpath,{lib}",
+        ]
+    )
+    return tool
+
+
+def check_all(tool):
+    """A dict per architecture and kind: arch, kind, n_layer, code, seen, equal, plain; or why it failed.
+
+    seen are layers whose inputs the graph showed, equal those that capture gave alike; plain is the code of a
+    decode after it.
+    """
+    listed = run([tool, "list"]).stdout
+    for line in listed.splitlines():
+        arch, supported, dense, moe = line.split("\t")
+        if arch == "(unknown)":
+            continue
+        if supported == "0":
+            yield {"arch": arch, "why": "the generator leaves it out"}
+            continue
+        for kind in ["dense"] * int(dense) + ["moe"] * int(moe):
+            yield {"arch": arch, "kind": kind, **check(tool, arch, kind)}
+
+
+def check(tool, arch, kind):
+    done = run([tool, "check", arch, kind], code=None)
+    if done.returncode != 0:
+        return {
+            "why": f"the generator ends with {done.returncode}: "
+            f"{(done.stderr.strip().splitlines() or [''])[-1][:100]}"
+        }
+    n_layer, code, seen, equal, plain = done.stdout.rstrip("\n").split("\t")
+    return {
+        "n_layer": int(n_layer),
+        "code": int(code),
+        "seen": [int(k) for k in seen.split()],
+        "equal": [int(k) for k in equal.split()],
+        "plain": int(plain),
+    }
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        for result in check_all(compile_tool(Path(folder))):
+            print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

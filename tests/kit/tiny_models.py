@@ -1,0 +1,201 @@
+"""A tiny random llama and an EAGLE-3 head for it, as GGUF files: for mechanics, not for sense."""
+
+import dataclasses
+import itertools
+
+import gguf
+import numpy as np
+
+N_EMBD, N_HEAD, N_KV, N_LAYER, N_VOCAB, N_DRAFT = 64, 4, 2, 4, 320, 96
+BOS, EOS = 1, 2
+PROMPT = [1, 60, 70, 80, 90, 100]
+
+
+def _vocabulary():
+    """Specials, 256 byte tokens, and some letters; and the types of all."""
+    tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(256)]
+    tokens += [f"▁{chr(97 + i % 26)}{i}" for i in range(N_VOCAB - len(tokens))]
+    return tokens, [2, 3, 3] + [6] * 256 + [1] * (N_VOCAB - 259)
+
+
+def _tokenizer(w, tokens, types):
+    """SentencePiece style; <s> is 1, </s> 2."""
+    w.add_tokenizer_model("llama")
+    w.add_token_list(tokens)
+    w.add_token_scores([-float(i) for i in range(len(tokens))])
+    w.add_token_types(types)
+    w.add_bos_token_id(BOS)
+    w.add_eos_token_id(EOS)
+    w.add_unk_token_id(types.index(2))
+
+
+def _common(w, n_layer, n_embd=N_EMBD, vocabulary=None):
+    w.add_block_count(n_layer)
+    w.add_context_length(1024)
+    w.add_embedding_length(n_embd)
+    w.add_feed_forward_length(2 * n_embd)
+    w.add_head_count(N_HEAD)
+    w.add_head_count_kv(N_KV)
+    w.add_layer_norm_rms_eps(1e-5)
+    w.add_rope_dimension_count(n_embd // N_HEAD)
+    _tokenizer(w, *(vocabulary or _vocabulary()))
+
+
+def _finish(w):
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+def _layer(w, i, rng, n_in, kind, n_embd=N_EMBD, adds=0.3):
+    """adds: the size of what it adds to the stream."""
+    d, n_ff = n_embd // N_HEAD, 2 * n_embd
+    shapes = {
+        "attn_q": (n_embd, n_in),
+        "attn_k": (N_KV * d, n_in),
+        "attn_v": (N_KV * d, n_in),
+        "attn_output": (n_embd, n_embd),
+        "ffn_gate": (n_ff, n_embd),
+        "ffn_up": (n_ff, n_embd),
+        "ffn_down": (n_embd, n_ff),
+    }
+    for name, shape in shapes.items():
+        _matrix(
+            w,
+            f"blk.{i}.{name}.weight",
+            rng,
+            shape,
+            kind,
+            adds if name in ("attn_output", "ffn_down") else 0.3,
+        )
+    for name in ("attn_norm", "ffn_norm"):
+        w.add_tensor(f"blk.{i}.{name}.weight", np.ones(n_embd, np.float32))
+
+
+def _matrix(w, name, rng, shape, kind, size=0.3):
+    x = (rng.standard_normal(shape) * size).astype(np.float32)
+    w.add_tensor(name, gguf.quants.quantize(x, kind), raw_dtype=kind)
+
+
+def target(
+    path,
+    seed=0,
+    kind="F32",
+    n_embd=N_EMBD,
+    n_layer=N_LAYER,
+    arch="llama",
+    chat_template=None,
+    ends=True,
+    pooling=None,
+    tied=False,
+    adds=0.3,
+):
+    """Writes a llama, or a qwen2vl (M-RoPE). kind: name of a GGML type.
+
+    ends=False: it hardly ever samples its end token. pooling: of embeddings. tied: the token embeddings are
+    its output matrix too. adds: the size of what layers add; with 0 a token depends on the one before it
+    alone, so that a greedy text soon repeats itself.
+    """
+    rng, kind = np.random.default_rng(seed), gguf.GGMLQuantizationType[kind]
+    w = gguf.GGUFWriter(path, arch)
+    _common(w, n_layer, n_embd)
+    if arch == "qwen2vl":
+        w.add_rope_dimension_sections([2, 3, 3, 0])
+    if chat_template is not None:
+        w.add_chat_template(chat_template)
+    if pooling is not None:
+        w.add_pooling_type(pooling)
+    _matrix(w, "token_embd.weight", rng, (N_VOCAB, n_embd), kind)
+    if not tied:
+        _matrix(
+            w,
+            "output.weight",
+            rng,
+            (N_VOCAB, n_embd),
+            kind,
+            0.3 if ends else 0.3 * (np.arange(N_VOCAB)[:, None] != EOS),
+        )
+    w.add_tensor("output_norm.weight", np.ones(n_embd, np.float32))
+    for i in range(n_layer):
+        _layer(w, i, rng, n_embd, kind, n_embd, adds)
+    _finish(w)
+    return path
+
+
+def head(path, seed=1, kind="F32", layers=(1, 2, 3), own_output=True, **keys):
+    """A head for target(). keys: metadata to override. own_output=False: uses the target's lm_head."""
+    rng, kind = np.random.default_rng(seed), gguf.GGMLQuantizationType[kind]
+    w = gguf.GGUFWriter(path, "eagle3")
+    _common(w, 1)
+    w.add_array("eagle3.target_layers", list(layers))
+    w.add_uint32("eagle3.target_hidden_size", keys.get("target_hidden_size", N_EMBD))
+    _matrix(w, "fc.weight", rng, (N_EMBD, len(layers) * N_EMBD), kind)
+    if own_output:
+        _matrix(w, "output.weight", rng, (N_DRAFT, N_EMBD), kind)
+    w.add_tensor("output_norm.weight", np.ones(N_EMBD, np.float32))
+    w.add_tensor("blk.0.attn_norm_2.weight", np.ones(N_EMBD, np.float32))
+    _layer(w, 0, rng, 2 * N_EMBD, kind)
+    if own_output:
+        ids = np.sort(rng.choice(N_VOCAB, N_DRAFT, replace=False)).astype(np.int64)
+        w.add_tensor("d2t", keys.get("d2t", ids))
+    _finish(w)
+    return path
+
+
+def tiny_lora(path):
+    """An adapter of rank 2 for one matrix of the tiny target."""
+    w, n = gguf.GGUFWriter(path, "llama"), N_EMBD
+    w.add_type(gguf.GGUFType.ADAPTER)
+    w.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    w.add_float32(gguf.Keys.Adapter.LORA_ALPHA, 2.0)
+    w.add_tensor("blk.0.attn_q.weight.lora_a", np.ones((2, n), np.float32))
+    w.add_tensor("blk.0.attn_q.weight.lora_b", np.ones((n, 2), np.float32))
+    _finish(w)
+    return path
+
+
+def take(llm, n, prompt=PROMPT, **sampling):
+    """The first n tokens that llm says after prompt."""
+    llm.set_seed(5)
+    generator = llm.generate(prompt, **{"temp": 0.0, **sampling})
+    out = list(itertools.islice(generator, n))
+    generator.close()
+    return out
+
+
+def wanted(params):
+    """The number of draft tokens that params ask for."""
+    return 24 if params.planned else params.tree.nodes if params.fixed_tree else params.n_max
+
+
+def scripted(llm, propose):
+    """Puts a drafter in the head's place: propose(ask) returns a Draft, or None for the head's. Returns what
+    undoes it."""
+    engine, own = llm._engine, llm._engine.round
+
+    def given_round(asks, samplers):
+        return own([dataclasses.replace(a, given=propose(a)) for a in asks], samplers)
+
+    engine.round = given_round
+    return lambda: setattr(engine, "round", own)
+
+
+def draft_from(llm, texts, rng):
+    """Puts a drafter in the head's place that knows how the texts go on, and is wrong at times."""
+    from eagle3_llama.runtime.engine import Draft
+
+    def propose(ask):
+        if ask.params.n_max == 0:
+            return None
+        seq = [*llm._input_ids.tolist(), ask.token]
+        right = next((t[len(seq) :] for t in texts if t[: len(seq)] == seq), [])[: rng.randint(0, 3)]
+        drafts, parents, tree = [], [], llm._engine.trees(ask.params)
+        for t in right:
+            wrong = (t + 1) % N_VOCAB
+            level = [wrong, t] if tree else [t if rng.random() < 0.8 else wrong]
+            parents += [len(drafts) - 1] * len(level)  # the right token lies last on each level
+            drafts += level
+        return Draft(drafts, parents if tree else None)
+
+    scripted(llm, propose)

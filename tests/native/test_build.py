@@ -1,0 +1,165 @@
+"""What can go wrong before anything is compiled: one clear line each, and nothing is left behind."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+sys.path.insert(0, str(ROOT / "native"))
+
+import build as native_build
+import fetch
+import toolchain
+
+
+def build(cache, *args, script="build.py", **env):
+    done = subprocess.run(
+        [sys.executable, ROOT / "native" / script, *args],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "EAGLE3_LLAMA_CACHE": str(cache), **env},
+    )
+    return done.returncode, done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "env, said",
+    [
+        ({"CXX": "/none/c++"}, "no C++ compiler: looked for /none/c++. Install one"),
+        ({"CC": "/none/cc"}, "set CC to its path"),
+        ({"CMAKE_ARGS": "GGML_CUDA=on"}, "only -DNAME=VALUE is"),
+        ({"EAGLE3_LLAMA_CPP_DIR": "/none"}, "no llama.cpp tree"),
+        ({"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}, "check the network"),
+    ],
+)
+def test_one_clear_line(tmp_path, env, said):
+    code, last = build(tmp_path, "--print-dir", **env)
+    assert code == 1 and last.startswith("error: ") and said in last
+    assert not [p for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock"]
+
+
+def test_other_instructions_reach_every_build(monkeypatch):
+    """CMAKE_ARGS chooses them for the sanitized build too, which then has another folder in the cache.
+
+    GPU flags do not reach that build.
+    """
+    places = []
+    for given in ("", "-DGGML_NATIVE=OFF", "-DGGML_NATIVE=OFF -DGGML_AVX512=ON -DGGML_CUDA=ON"):
+        monkeypatch.setenv("CMAKE_ARGS", given)
+        told = [toolchain.cmake_options(sanitize, toolchain.cmake_args()) for sanitize in (False, True)]
+        for name in ("GGML_NATIVE", "GGML_AVX512"):
+            assert all((name in options) == (name in given) for options in told)
+        assert (
+            ("GGML_CUDA" in told[0]) == ("GGML_CUDA" in given)
+            and "GGML_CUDA" not in told[1]
+            and told[1]["EAGLE3_SANITIZE"] == "ON"
+        )
+        places += map(toolchain.key, told)
+    assert len(set(places)) == 6
+
+
+@pytest.fixture
+def env_script(monkeypatch):
+    """scripts/_env.py, with none of the variables set."""
+    for name in toolchain.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    spec = importlib.util.spec_from_file_location("_env", ROOT / "scripts" / "_env.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", toolchain.VARIABLES)
+def test_a_changed_variable_is_noticed_by_the_scripts(env_script, monkeypatch, name):
+    """scripts/demo and scripts/test install again what the build would build again."""
+    before = env_script.state_key()
+    monkeypatch.setenv(name, "-DSOMETHING=else")
+    assert env_script.state_key() != before
+    monkeypatch.delenv(name)
+    assert env_script.state_key() == before
+
+
+def test_another_processor_is_noticed_by_the_scripts(env_script, monkeypatch):
+    before = env_script.state_key()
+    monkeypatch.setattr(toolchain, "cpu", lambda: "flags: fpu")
+    assert env_script.state_key() != before
+
+
+@pytest.mark.parametrize("name", ["CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "CUDAARCHS", "HIPFLAGS"])
+def test_flags_have_a_build_of_their_own(monkeypatch, name):
+    monkeypatch.delenv(name, raising=False)
+    before = toolchain.key({})
+    monkeypatch.setenv(name, "-DSOMETHING=else")
+    assert toolchain.key({}) != before
+
+
+def test_another_file_by_that_name(tmp_path, monkeypatch):
+    """An index that serves something else: refused by hash, not kept."""
+
+    def served(command, **_):
+        (Path(command[command.index("-d") + 1]) / fetch.SDIST).write_bytes(b"not it")
+        return subprocess.CompletedProcess(command, 0, "")
+
+    monkeypatch.setenv("EAGLE3_LLAMA_CACHE", str(tmp_path))
+    monkeypatch.setattr(fetch.subprocess, "run", served)
+    with pytest.raises(fetch.BuildError, match="has sha256 .* expected " + fetch.SDIST_SHA256):
+        fetch.sdist()
+    assert not list((tmp_path / "downloads").iterdir())
+
+
+def test_damaged_download_is_fetched_again(tmp_path, monkeypatch):
+    (tmp_path / "downloads").mkdir()
+    (tmp_path / "downloads" / fetch.SDIST).write_bytes(b"half of it")
+    monkeypatch.setenv("EAGLE3_LLAMA_CACHE", str(tmp_path))
+    asked = []
+    monkeypatch.setattr(
+        fetch.subprocess,
+        "run",
+        lambda command, **_: asked.append(command) or subprocess.CompletedProcess(command, 1, "no network"),
+    )
+    with pytest.raises(fetch.BuildError, match="cannot download"):
+        fetch.sdist()
+    assert asked
+
+
+@pytest.mark.parametrize("mtmd", [True, False])
+def test_libmtmd_is_shipped_unless_switched_off(tmp_path, mtmd):
+    """Also where an earlier build of the same folder left one: it would be another llama.cpp's."""
+    (tmp_path / "cmake" / "bin").mkdir(parents=True)
+    (tmp_path / "native" / "include").mkdir(parents=True)
+    for path in (
+        "cmake/bin/libllama.so",
+        "cmake/bin/libmtmd.so",
+        "cmake/bin/CMakeFiles.txt",
+        "native/include/eagle3.h",
+    ):
+        (tmp_path / path).write_text("")
+    work = native_build.Work(tmp_path, "cmake", "ninja", [], mtmd, "")
+    native_build._collect(work, tmp_path / "cmake", tmp_path / "lib")
+    shipped = {path.name for path in (tmp_path / "lib").iterdir()}
+    assert shipped == {"libllama.so", "eagle3.h", *(["libmtmd.so"] if mtmd else [])}
+
+
+def test_libraries_and_programs_of_windows(tmp_path):
+    """Found by their names, with the libraries of the compiler, and without what the linker needs alone."""
+    (tmp_path / "cmake" / "bin").mkdir(parents=True)
+    (tmp_path / "native" / "include").mkdir(parents=True)
+    kept = {"libllama.dll", "libeagle3.dll", "libstdc++-6.dll", "eagle3-proof.exe"}
+    for name in (*kept, "libllama.dll.a", "other.exe"):
+        (tmp_path / "cmake" / "bin" / name).write_text("")
+    (tmp_path / "native" / "include" / "eagle3.h").write_text("")
+    work = native_build.Work(tmp_path, "cmake", "ninja", ["eagle3-proof"], False, "")
+    native_build._collect(work, tmp_path / "cmake", tmp_path / "lib")
+    assert {path.name for path in (tmp_path / "lib").iterdir()} == {*kept, "eagle3.h"}
+
+
+def test_one_build_at_a_time(tmp_path):
+    with (tmp_path / "lock").open("w") as first, (tmp_path / "lock").open("w") as second:
+        assert native_build._take(first) and not native_build._take(second)
+        first.close()
+        assert native_build._take(second)

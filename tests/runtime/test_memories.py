@@ -1,0 +1,212 @@
+"""Targets with other memories than a plain KV cache: MLA (no V), sparse attention, recurrent."""
+
+import functools
+import itertools
+import random
+import re
+import warnings
+
+import pytest
+from architectures import compile_tool
+from batch_tools import jobs_at_once, shared_rounds_fail
+from commands import run
+from converting import converted
+from cores import THREADS
+from native_programs import passes
+from test_trees import drafts, random_tree
+from tiny_models import take
+
+from eagle3_llama import EagleError, EagleLlama, EagleParams
+from eagle3_llama.batching import Batcher, BatchSettings
+from eagle3_llama.batching.model import BatchModel
+from eagle3_llama.heads.convert.target import read_target
+from eagle3_llama.runtime.binding import address
+from eagle3_llama.runtime.engine import Ask
+from eagle3_llama.runtime.params import Tree
+
+MLA = ["deepseek2", "mistral4"]
+SPARSE = ["deepseek32", "glm-dsa", "dots3note", "minimax-m3"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """made(architecture): a tiny random target of it; with_head: and a head."""
+    at = tmp_path_factory.mktemp("memories")
+    tool = compile_tool(at)
+
+    def make(architecture, with_head=True):
+        folder = at / architecture
+        if not folder.is_dir():
+            folder.mkdir()
+            run([tool, "save", architecture, folder])
+        target, head = sorted(folder.glob(f"{architecture}-*.gguf"))[0], folder / "q8_0.gguf"
+        if with_head and not head.is_file():
+            about = read_target(target)
+            sizes = {"n_embd": about.n_embd, "n_layer": about.n_layer, "n_vocab": about.n_vocab}
+            converted(folder, "SafeAILab", target, "q8_0", **sizes)
+        return target, head
+
+    return make
+
+
+@pytest.mark.parametrize("architecture", MLA)
+def test_trees_without_values(made, architecture):
+    """The rows of a tree that stay move in a cache that has keys only, and the text is plain decoding's."""
+    target, head = map(str, made(architecture))
+    common = {"n_ctx": 256, "n_threads": THREADS, "flash_attn": True, "verbose": False}
+    prompt, rng = [5, 17, 29, 41, 53], random.Random(1)
+    plain = EagleLlama(target, **common)
+    answer = take(plain, 100, prompt)
+    eagle = EagleLlama(target, eagle_path=head, tree=Tree(12, 4, 4), **common)
+    expected = drafts(
+        eagle, lambda seq, n: random_tree(rng, [*prompt, *answer][len(seq) :], n, plain.n_vocab())
+    )
+    assert take(eagle, 100, prompt) == answer
+    assert eagle.stats.accepted == pytest.approx(sum(expected), abs=12) and eagle.stats.accepted > 20
+    eagle.eagle_params = EagleParams(3)
+    assert take(eagle, 100, prompt) == answer
+    plain.close(), eagle.close()
+
+
+def test_rounds_without_values(made, programs):
+    passes(programs, "rounds_test", *made("deepseek2"), 1, 8)
+
+
+@pytest.mark.parametrize("architecture", SPARSE + MLA)
+def test_slots_together(made, programs, architecture):
+    """Such a memory splits several slots' rows into micro-batches. Logits on demand do not change them."""
+    passes(programs, "failures_test", "joint", *made(architecture))
+
+
+def test_commits_that_fail(made, programs):
+    """A recurrent target cannot take back a row: the slot it belongs to fails, and no other."""
+    passes(programs, "failures_test", "commit", made("mamba", with_head=False)[0])
+
+
+def test_a_callback_that_raises(made):
+    """A recurrent target's round fails with the callback's error. Slots are empty, the next round works."""
+    model = BatchModel(
+        BatchSettings(str(made("mamba", with_head=False)[0]), n_parallel=3, n_ctx=64, n_threads=1)
+    )
+    engine, samplers = model._engine, [model._init_sampler(temp=0.0) for _ in range(3)]
+    chains = [address(s.sampler) for s in samplers]
+
+    def turn(on_draft=None):
+        for slot in range(3):
+            engine.prefill([5, 6, 7 + slot], slot)
+        return engine.round([Ask(slot, 9, EagleParams(0), on_draft=on_draft) for slot in range(3)], chains)
+
+    def fail(tokens):
+        raise ValueError("the callback's")
+
+    expected = turn()
+    for slot in range(3):
+        engine.rewind(0, slot)
+    with pytest.raises(ValueError, match="the callback's"):
+        turn(fail)
+    assert [engine.n_past(slot) for slot in range(3)] == [0, 0, 0]
+    assert turn() == expected and [len(r) for r in expected] == [1, 1, 1]
+    model.close()
+
+
+def test_a_pruned_window(made, recwarn):
+    """With swa_full=False the cache cannot take back a draft: one warning, and plain decoding."""
+    target, head = map(str, made("gemma2"))
+    common = {"n_ctx": 256, "n_threads": THREADS, "flash_attn": True, "verbose": False}
+    prompt = [5, 17, 29, 41, 53]
+    plain = EagleLlama(target, swa_full=False, **common)
+    answer = take(plain, 60, prompt)
+    plain.close()
+    for settings, n_warnings in (({"swa_full": False, "n_max": 3}, 1), ({"n_max": 3}, 0)):
+        recwarn.clear()
+        eagle = EagleLlama(target, eagle=head, **settings, **common)
+        warned = [w for w in recwarn if w.category is RuntimeWarning]
+        assert len(warned) == n_warnings and all("leave swa_full out" in str(w.message) for w in warned)
+        assert not warned or warned[0].filename == __file__
+        assert take(eagle, 60, prompt) == answer
+        assert (eagle.stats.drafted == 0) == bool(n_warnings)
+        eagle.close()
+
+
+def test_a_shared_round_that_fails(made, monkeypatch):
+    """A recurrent memory has lost both slots' texts by then: both requests fail, and none goes on without."""
+    target, prompts = str(made("mamba", with_head=False)[0]), [[5, 17, 29], [5, 41, 53, 9]]
+    with Batcher(BatchSettings(target, n_parallel=2, n_ctx=128, n_threads=1)) as batcher:
+
+        def work(prompt):
+            with batcher.request() as llm:
+                return list(itertools.islice(llm.generate(prompt, temp=0.0), 12))
+
+        expected = [work(prompt) for prompt in prompts]
+        sizes = shared_rounds_fail(batcher, monkeypatch)
+        got = jobs_at_once(batcher, [functools.partial(work, prompt) for prompt in prompts])
+        assert 2 in sizes
+        for error in got:
+            assert isinstance(error, EagleError) and "cannot go back" in str(error), error
+        assert [work(prompt) for prompt in prompts] == expected and batcher.alive()
+        assert batcher.snapshot()["failures"] == 2
+
+
+@pytest.mark.parametrize("architecture", ["mamba", "jamba"])
+def test_a_text_that_cannot_go_back_is_gone(made, architecture):
+    """A recurrent target that fails in the middle of a round is empty, and the next call works."""
+    llm = EagleLlama(str(made(architecture, with_head=False)[0]), n_ctx=256, n_threads=THREADS, verbose=False)
+    prompt = [5, 17, 29, 41, 53]
+    answer = take(llm, 20, prompt)
+
+    def fails():
+        llm._engine.decode(7, [])
+        with pytest.raises(EagleError, match="cannot drop part of a sequence"):
+            llm._engine.commit(0)
+
+    for again in (
+        lambda: take(llm, 20, prompt),
+        lambda: (llm.eval(prompt), llm.sample(temp=0.0))[1:],
+        lambda: take(llm, 20, [*prompt, answer[0]]),
+    ):
+        assert take(llm, 20, prompt) == answer
+        fails()
+        got = again()
+        assert list(got) in (answer, answer[:1]) or list(got)[:19] == answer[1:]
+    llm.close()
+
+
+@pytest.mark.parametrize(
+    "architecture, given, said",
+    [
+        ("mamba", {}, "recurrent or hybrid"),
+        ("jamba", {}, "recurrent or hybrid"),
+        ("gemma3", {"swa_full": False}, "swa_full=False .* leave swa_full out"),
+    ],
+)
+def test_one_warning_where_nothing_can_be_drafted(made, architecture, given, said):
+    """The text is that of the target without a head, whatever is asked for later; the user is told once."""
+    target, head = map(str, made(architecture))
+    common = {"n_ctx": 128, "n_threads": THREADS, "flash_attn": True, "verbose": False, **given}
+    prompt = [5, 17, 29, 41, 53]
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        plain = EagleLlama(target, **common)
+        text = take(plain, 40, prompt)
+        assert not heard
+        llm = EagleLlama(target, eagle=head, n_max=3, **common)
+        assert take(llm, 40, prompt) == text
+        for params in (EagleParams(2), EagleParams(tree="4x2x2"), EagleParams()):
+            llm.eagle_params = params
+            assert take(llm, 40, prompt) == text
+    ours = [w for w in heard if w.category is RuntimeWarning]
+    assert len(ours) == 1, [str(w.message) for w in heard]
+    assert re.search(f"decodes plainly: .*{said}", str(ours[0].message)) and ours[0].filename == __file__
+    assert llm.stats.drafted == 0 and llm.stats.tokens > 100
+    plain.close(), llm.close()
+
+
+def test_a_whole_window_is_drafted_for(made):
+    """The same target with its cache whole."""
+    target, head = map(str, made("gemma3"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        llm = EagleLlama(target, eagle=head, n_max=3, n_ctx=128, n_threads=THREADS, verbose=False)
+    take(llm, 20, [5, 17, 29, 41, 53])
+    assert llm.stats.drafted > 0
+    llm.close()
