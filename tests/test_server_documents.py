@@ -1,7 +1,6 @@
 """docs/serve.md names what the server has: options with their defaults, error codes, metrics, log fields."""
 
 import ast
-import inspect
 import json
 import logging
 import re
@@ -13,12 +12,13 @@ import typer
 from server_tools import ask, running, settings, until
 from tiny_models import PROMPT
 
+import eagle3_llama
 from eagle3_llama.cli.main import app
 from eagle3_llama.errors import ErrorKind
-from eagle3_llama.server import access, schema
+from eagle3_llama.server.api import fields as schema
 from eagle3_llama.server.settings import ServerSettings
 
-PACKAGE = Path(inspect.getfile(access)).parents[1]
+PACKAGE = Path(eagle3_llama.__file__).parent
 PAGE = (PACKAGE / "docs/serve.md").read_text(encoding="utf-8")
 COMMAND = typer.main.get_command(app).commands["serve"]
 

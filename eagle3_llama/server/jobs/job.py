@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..llama.usage import TokenUsage
-from ..runtime.params import EagleParams
-from .errors import ApiError, deadline_passed, from_exception, shutting_down
-from .work import Room
+from ...llama.usage import TokenUsage
+from ...runtime.params import EagleParams
+from ..web.errors import ApiError, deadline_passed, from_exception, shutting_down
+from .limits import Room
 
 log = logging.getLogger("eagle3_llama.server")
 

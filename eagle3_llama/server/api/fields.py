@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, create_model
 
-from ..common.limits import MAX_DRAFT
-from .settings import ServerSettings
+from ...common.limits import MAX_DRAFT
+from ..settings import ServerSettings
 
 MAX_STOP, MAX_STOP_LENGTH = 16, 256
 MAX_BIAS = 1024

@@ -19,12 +19,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.routing import Match
 
-from ..llama.usage import TokenUsage
+from ...llama.usage import TokenUsage
+from ..api.shapes import dumps
+from ..jobs.job import RequestJob
+from ..metrics.own import Metrics
+from ..settings import ServerSettings, is_loopback
 from .errors import ApiError, internal
-from .jobs import RequestJob
-from .metrics import Metrics
-from .settings import ServerSettings, is_loopback
-from .shapes import dumps
 
 log = logging.getLogger("eagle3_llama.server")
 access_log = logging.getLogger("eagle3_llama.server.access")
