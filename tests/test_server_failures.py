@@ -230,7 +230,7 @@ serve(ServerSettings(model=sys.argv[1], port=0, n_ctx=256, n_parallel=1, threads
 EARLY = """
 import signal, sys
 from fastapi import FastAPI
-from eagle3_llama.server.jobs.job import Gate
+from eagle3_llama.server.jobs.gate import Gate
 from eagle3_llama.server.web.process import DrainingServer, listen_at, uvicorn_config
 from eagle3_llama.server.settings import ServerSettings
 settings = ServerSettings(model=sys.argv[1], port=0, grace=3600)

@@ -11,8 +11,11 @@ from typing import Any
 
 from ...errors import EagleError
 from ...runtime.params import EagleParams, Tree
-from ..api.fields import ChatBody, CompletionBody, Named, Sampling, Speculative
-from ..jobs.job import MAX_LOGPROBS, Choice
+from ..api.chat import ChatBody, Named
+from ..api.completions import CompletionBody
+from ..api.fields import Sampling, Speculative
+from ..jobs.gate import MAX_LOGPROBS
+from ..jobs.job import Choice
 from ..jobs.limits import Once
 from ..sandbox.pool import Sandbox
 from ..sandbox.prompt_size import PromptSize

@@ -24,11 +24,16 @@ from starlette.exceptions import HTTPException
 from ... import __version__
 from ...errors import EagleError
 from .. import slot_files
-from ..api.fields import ChatBody, CompletionBody, DetokenizeBody, SlotFile, TokenizeBody, bounded
+from ..api.chat import ChatBody
+from ..api.completions import CompletionBody
+from ..api.fields import bounded
 from ..api.shapes import Shape, dumps
+from ..api.slots import SlotFile
 from ..api.stream import respond
+from ..api.tokens import DetokenizeBody, TokenizeBody
 from ..chat.prepare import Caller
-from ..jobs.job import Gate, RequestJob
+from ..jobs.gate import Gate
+from ..jobs.job import RequestJob
 from ..jobs.limits import Work
 from ..metrics.own import CONTENT_TYPE, Metrics
 from ..settings import ServerSettings
