@@ -94,7 +94,7 @@ def serve(
         given["api_key"] = read_keys(key_file)
     settings = ServerSettings(**given | {"cors_origin": tuple(cors_origin or ())})
     try:
-        from .run import serve as run
+        from .web.process import serve as run
     except ModuleNotFoundError as e:
         said = f"the server needs {e.name}: {extras.command('server')}"
         raise EagleError(ErrorKind.LIBRARY, said) from e

@@ -40,7 +40,7 @@ def test_help_of_the_programs_beside():
 
 
 def _plain(command):
-    from eagle3_llama.server.ray import _with_server_options
+    from eagle3_llama.server.ray.deployment import _with_server_options
 
     return _with_server_options(command) if "given" in inspect.signature(command).parameters else command
 

@@ -49,9 +49,9 @@ def settings(**more):
 def running(given, batcher=None):
     """A server of these settings: url, client (httpx), app, batcher, settings."""
     from eagle3_llama.batching import Batcher, BatchSettings
-    from eagle3_llama.server.app import create_app
-    from eagle3_llama.server.connections import connection_limit
-    from eagle3_llama.server.run import listen_at, uvicorn_config
+    from eagle3_llama.server.web.app import create_app
+    from eagle3_llama.server.web.connections import connection_limit
+    from eagle3_llama.server.web.process import listen_at, uvicorn_config
 
     own = batcher is None
     batcher = batcher or Batcher(BatchSettings(**given.batch()))

@@ -173,12 +173,12 @@ def test_the_replicas_page(tmp_path, monkeypatch):
 
     import yaml
 
-    from eagle3_llama.server import ray
+    from eagle3_llama.server.ray import deployment
 
     page = TEXT["eagle3_llama/docs/scaling.md"].replace("\\\n", " ")
     rows = re.findall(r"^\| (`--.*?) \|", page, re.MULTILINE)
     table = re.findall(r"`--([\w-]+)`", "\n".join(rows))
-    options = inspect.signature(ray._with_server_options(ray.serve_replicas)).parameters
+    options = inspect.signature(deployment._with_server_options(deployment.serve_replicas)).parameters
     assert len(table) >= 6 and {o.replace("-", "_") for o in table} <= set(options)
     commands = re.findall(r"^python -m eagle3_llama\.server\.ray (.*)$", page, re.MULTILINE)
     assert commands
@@ -196,7 +196,7 @@ def test_the_replicas_page(tmp_path, monkeypatch):
         "api_key_file": str(tmp_path / "key"),
     }
     for args in (*words, app["args"]):
-        settings, scale = ray._settings({**args, **{k: v for k, v in here.items() if k in args}})
+        settings, scale = deployment._settings({**args, **{k: v for k, v in here.items() if k in args}})
         assert (settings.threads, scale.least, scale.most) == (8, 1, 4)
 
 

@@ -6,11 +6,11 @@ import threading
 import pytest
 from server_tools import no_threads, until
 
-from eagle3_llama.server import sandbox as module
-from eagle3_llama.server.chat_format import call_tool
-from eagle3_llama.server.sandbox import Sandbox, SandboxBusy, SandboxError
-from eagle3_llama.server.sized_cache import SizedCache
-from eagle3_llama.server.work import Once
+from eagle3_llama.server.chat.formats import call_tool
+from eagle3_llama.server.jobs.limits import Once
+from eagle3_llama.server.sandbox import pool as module
+from eagle3_llama.server.sandbox.pool import Sandbox, SandboxBusy, SandboxError
+from eagle3_llama.server.sandbox.sized_cache import SizedCache
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 TEMPLATE = "{% if messages[0].content == 'hang' %}" + LOOP + "{% endif %}{{ messages[0].content }}"

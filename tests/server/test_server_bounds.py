@@ -9,7 +9,8 @@ import pytest
 from server_tools import CHAT, Blocked, ask, events, idle, metric, running, settings, until
 from tiny_models import BOS, EOS, PROMPT
 
-from eagle3_llama.server import body, calls
+from eagle3_llama.server.chat import prepare
+from eagle3_llama.server.web import read_body
 
 COMPLETIONS = "/v1/completions"
 LONG = {
@@ -87,7 +88,7 @@ def test_logprobs_of_long_answers(server, shared):
 def test_logprobs_take_room(server, shared, monkeypatch, pool):
     """Logprobs hold room until the answer is sent. A failure or a client that disconnects gives it back."""
     room, seen = shared.gate.logprobs, []
-    size = calls.ENTRY_BYTES * 21 * 200
+    size = prepare.ENTRY_BYTES * 21 * 200
     monkeypatch.setattr(room, "most", 2 * size)
     go = threading.Event()
     pool.submit(server.batcher._on_thread, lambda: go.wait(60))
@@ -123,7 +124,7 @@ def test_logprobs_take_room(server, shared, monkeypatch, pool):
 
 
 def test_logprobs_that_can_never_fit(server, monkeypatch):
-    monkeypatch.setattr(calls, "MAX_LOGPROBS", calls.ENTRY_BYTES * 6 * 50)
+    monkeypatch.setattr(prepare, "MAX_LOGPROBS", prepare.ENTRY_BYTES * 6 * 50)
     r = ask(server.client, **LONG, logprobs=5)
     assert (
         r.status_code == 400
@@ -173,13 +174,13 @@ def test_tokenising_has_a_gate(server, shared, monkeypatch, pool):
         ("/tokenize", {"content": "x5"}, "caller.size", "check_special"),
         (COMPLETIONS, {"prompt": "x5", "max_tokens": 1}, "caller.size", "check_fits"),
         ("/detokenize", {"tokens": [60]}, "batcher.base", "detokenize"),
-        (COMPLETIONS, {"prompt": "x" * 20_000}, "body", "parse"),
+        (COMPLETIONS, {"prompt": "x" * 20_000}, "read_body", "parse"),
     ],
 )
 def test_the_event_loop_is_free(server, shared, monkeypatch, pool, path, content, owner, name):
     """While a text is looked at, others are answered."""
-    at = body if owner == "body" else shared
-    for part in () if owner == "body" else owner.split("."):
+    at = read_body if owner == "read_body" else shared
+    for part in () if owner == "read_body" else owner.split("."):
         at = getattr(at, part)
     begun, go = held(monkeypatch, at, name)
     job = pool.submit(post, server, path, content)

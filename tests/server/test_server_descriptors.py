@@ -14,7 +14,7 @@ from server_tools import CHAT, address, ask, post_head, process, rest, running, 
 
 from eagle3_llama.errors import EagleError
 from eagle3_llama.models import smollm2
-from eagle3_llama.server import connections
+from eagle3_llama.server.web import connections
 
 COMPLETIONS = "/v1/completions"
 KINDS = ("template", "grammar", "schema")
@@ -30,7 +30,7 @@ def children(pid):
             with open(f"/proc/{entry}/stat") as stat, open(f"/proc/{entry}/cmdline", "rb") as cmdline:
                 if (
                     stat.read().rpartition(")")[2].split()[1] == str(pid)
-                    and b"sandbox_child" in cmdline.read()
+                    and b"sandbox.child" in cmdline.read()
                 ):
                     found.append(int(entry))
     return found

@@ -1,7 +1,6 @@
 """docs/serve.md names what the server has: options with their defaults, error codes, metrics, log fields."""
 
 import ast
-import inspect
 import json
 import logging
 import re
@@ -13,12 +12,13 @@ import typer
 from server_tools import ask, running, settings, until
 from tiny_models import PROMPT
 
+import eagle3_llama
 from eagle3_llama.cli.main import app
 from eagle3_llama.errors import ErrorKind
-from eagle3_llama.server import access, schema
+from eagle3_llama.server.api import chat, completions, fields
 from eagle3_llama.server.settings import ServerSettings
 
-PACKAGE = Path(inspect.getfile(access)).parents[1]
+PACKAGE = Path(eagle3_llama.__file__).parent
 PAGE = (PACKAGE / "docs/serve.md").read_text(encoding="utf-8")
 COMMAND = typer.main.get_command(app).commands["serve"]
 
@@ -58,7 +58,7 @@ def test_every_option_and_its_default():
 
 def test_every_field_of_speculative():
     names = set(re.findall(r"^\| `(\w+)` \|", section("Speculative decoding of one request"), re.MULTILINE))
-    assert names == set(schema.Speculative.model_fields)
+    assert names == set(fields.Speculative.model_fields)
 
 
 def codes_of(path):
@@ -81,16 +81,16 @@ def test_error_codes_are_the_servers():
 def test_limits_are_the_servers():
     limits = " ".join(" ".join(cells) for cells in rows("what")) + section("Limits")
     for number in (
-        schema.MAX_STOP,
-        schema.MAX_STOP_LENGTH,
-        schema.MAX_BIAS,
-        schema.MAX_MESSAGES,
-        schema.MAX_PARTS,
-        schema.MAX_TOOLS,
-        schema.MAX_GRAMMAR,
-        schema.MAX_NESTING,
-        schema.MAX_VALUES,
-        schema.MAX_PROMPTS,
+        fields.MAX_STOP,
+        fields.MAX_STOP_LENGTH,
+        fields.MAX_BIAS,
+        chat.MAX_MESSAGES,
+        chat.MAX_PARTS,
+        chat.MAX_TOOLS,
+        fields.MAX_GRAMMAR,
+        fields.MAX_NESTING,
+        fields.MAX_VALUES,
+        completions.MAX_PROMPTS,
     ):
         assert re.search(rf"\b{number:,}\b", limits), number
 
@@ -137,5 +137,5 @@ def test_commands_send_json_that_the_server_takes(server):
     assert len(bodies) >= 3
     for url, body in bodies:
         path = url.removeprefix("http://127.0.0.1:8000")
-        model = schema.ChatBody if "chat" in path else schema.CompletionBody
+        model = chat.ChatBody if "chat" in path else completions.CompletionBody
         model.model_validate_json(body)

@@ -15,7 +15,8 @@ import pytest
 from server_tools import Blocked, address, ask, idle, no_threads, post_head, rest, running, settings, until
 from tiny_models import BOS, EOS, PROMPT
 
-from eagle3_llama.server import answers, connections
+from eagle3_llama.server.api import stream
+from eagle3_llama.server.web import connections
 
 COMPLETIONS = "/v1/completions"
 ENDLESS = {"prompt": PROMPT, "logit_bias": {str(EOS): -100, str(BOS): -100}}
@@ -66,7 +67,7 @@ def test_a_failure_before_the_answer_is_500(server, monkeypatch, caplog):
 def test_a_failure_after_the_answer_has_begun_ends_the_connection(server, monkeypatch):
     """The client sees that the answer is not whole, and the slot is free."""
     with monkeypatch.context() as m:
-        m.setattr(answers, "joined", lambda events: 1 / 0)
+        m.setattr(stream, "joined", lambda events: 1 / 0)
         body = {**ENDLESS, "max_tokens": 400, "stream": True}
         with (
             pytest.raises(httpx.RemoteProtocolError),
@@ -104,7 +105,7 @@ def test_no_thread_for_a_first_request(files):
 
 def test_an_engine_that_does_not_return(files, monkeypatch):
     """The deadline is said although the request's thread still waits for the engine."""
-    monkeypatch.setattr(answers, "KEEP_ALIVE", 0.01)
+    monkeypatch.setattr(stream, "KEEP_ALIVE", 0.01)
     with running(tiny(files, timeout=0.2)) as s:
         with Blocked(s):
             assert ask(s.client, path=COMPLETIONS, **ENDLESS).status_code == 504
@@ -162,8 +163,8 @@ def test_a_slow_reader_gets_all(files, monkeypatch):
 def test_a_stream_that_is_long_over_time(files, monkeypatch):
     """Whatever holds it up, the server gives it up some time past its deadline."""
     timeout = 3600.0
-    monkeypatch.setattr(answers, "KEEP_ALIVE", 0.01)
-    monkeypatch.setattr(answers, "STALLED", 0.2 - timeout)
+    monkeypatch.setattr(stream, "KEEP_ALIVE", 0.01)
+    monkeypatch.setattr(stream, "STALLED", 0.2 - timeout)
     with running(tiny(files, timeout=timeout)) as s:
         with Blocked(s), sent(s, **ENDLESS, stream=True) as c:
             until(lambda: s.batcher.waiting() == 1)
@@ -222,15 +223,15 @@ STUCK = """
 import sys, time
 from eagle3_llama.runtime.engine import Engine
 Engine.prefill = lambda *_, **__: time.sleep(3600)  # a native call that hangs
-from eagle3_llama.server.run import serve
+from eagle3_llama.server.web.process import serve
 from eagle3_llama.server.settings import ServerSettings
 serve(ServerSettings(model=sys.argv[1], port=0, n_ctx=256, n_parallel=1, threads=1, grace=0.6))
 """
 EARLY = """
 import signal, sys
 from fastapi import FastAPI
-from eagle3_llama.server.jobs import Gate
-from eagle3_llama.server.run import DrainingServer, listen_at, uvicorn_config
+from eagle3_llama.server.jobs.gate import Gate
+from eagle3_llama.server.web.process import DrainingServer, listen_at, uvicorn_config
 from eagle3_llama.server.settings import ServerSettings
 settings = ServerSettings(model=sys.argv[1], port=0, grace=3600)
 server = DrainingServer(uvicorn_config(FastAPI(), 9), settings, Gate(1, 1))

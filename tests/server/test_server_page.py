@@ -30,7 +30,7 @@ from server_tools import ENDLESS, process
 
 from eagle3_llama.models import shipped_head, smollm2
 
-PAGE = ROOT / "eagle3_llama" / "server" / "page" / "index.html"
+PAGE = ROOT / "eagle3_llama" / "server" / "web" / "page" / "index.html"
 
 
 def luminance(colour):

@@ -33,8 +33,8 @@ from server_tools import (
 
 from eagle3_llama.errors import EagleError
 from eagle3_llama.models import shipped_head, smollm2
-from eagle3_llama.server import body
 from eagle3_llama.server.settings import is_loopback
+from eagle3_llama.server.web import read_body
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def test_bodies_that_are_too_large(server):
 
 
 def test_a_body_that_does_not_come(server, monkeypatch):
-    monkeypatch.setattr(body, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(read_body, "BODY_SECONDS", 0.2)
     assert raw(server, post_head(CHAT, 100) + b"{").startswith(b"HTTP/1.1 408")
 
 
@@ -524,7 +524,7 @@ def test_refusals_at_start_are_one_line(args, said):
 
 def test_mailboxes_lose_nothing():
     """Items of many threads, taken in batches, each in its thread's order."""
-    from eagle3_llama.server.jobs import Mailbox
+    from eagle3_llama.server.jobs.job import Mailbox
 
     async def collect():
         box, got = Mailbox(), []

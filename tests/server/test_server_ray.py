@@ -21,8 +21,8 @@ from server_tools import CHAT, ask, events, until
 from eagle3_llama import EagleLlama
 from eagle3_llama.errors import EagleError
 from eagle3_llama.models import shipped_head, smollm2
-from eagle3_llama.server import ray as ours
-from eagle3_llama.server import replica as theirs
+from eagle3_llama.server.ray import deployment as ours
+from eagle3_llama.server.ray import replica as theirs
 
 MISSING = "ray is not installed (360 MB): pip install '.[ray]'"
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=MISSING)

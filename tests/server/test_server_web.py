@@ -9,7 +9,8 @@ from tiny_models import EOS, PROMPT
 
 from eagle3_llama import EagleError
 from eagle3_llama.batching import Batcher, BatchSettings
-from eagle3_llama.server import answers, connections
+from eagle3_llama.server.api import stream
+from eagle3_llama.server.web import connections
 
 COMPLETIONS = "/v1/completions"
 ENDLESS = {"prompt": PROMPT, "logit_bias": {str(EOS): -100}}
@@ -123,7 +124,7 @@ def test_further_requests_of_a_connection(server, monkeypatch):
 
 def test_streams_are_kept_alive(server, monkeypatch):
     """Comments while nothing comes, then what comes; and a failure is an event then."""
-    monkeypatch.setattr(answers, "KEEP_ALIVE", 0.01)
+    monkeypatch.setattr(stream, "KEEP_ALIVE", 0.01)
     with (
         Blocked(server) as blocked,
         server.client.stream("POST", COMPLETIONS, json={**ENDLESS, "max_tokens": 5, "stream": True}) as r,
@@ -202,7 +203,7 @@ def test_wrong_parameters_are_400_in_openais_form(server):
 def test_health_of_a_batcher_that_has_died(files, monkeypatch):
     with running(tiny(files)) as s:
         assert s.client.get("/health").status_code == 200
-        monkeypatch.setattr(answers, "KEEP_ALIVE", 0.01)
+        monkeypatch.setattr(stream, "KEEP_ALIVE", 0.01)
         with (
             Blocked(s) as blocked,
             s.client.stream("POST", COMPLETIONS, json={**ENDLESS, "max_tokens": 200, "stream": True}) as r,

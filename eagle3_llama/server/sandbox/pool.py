@@ -5,7 +5,7 @@ range() to 100,000 steps, but two nested loops of that length run for hours. Gra
 programs from requests. llama.cpp's parser recurses as deep as parentheses nest, until the stack overflows
 and the process ends. A schema may take any time to convert. Python cannot stop a thread, and a thread in an
 endless loop would slow down all others; but a process can always be killed. So both run in children
-(sandbox_child.py), a few of each kind.
+(child.py), a few of each kind.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHU
 # the filter removes the working directory, so that a child imports nothing from there
 _CHILD = """
 import sys; sys.path[:] = filter(None, sys.path)
-from eagle3_llama.server.sandbox_child import main; main()
+from eagle3_llama.server.sandbox.child import main; main()
 """
-_PACKAGES = str(Path(__file__).resolve().parents[2])
+_PACKAGES = str(Path(__file__).resolve().parents[3])
 
 
 class SandboxError(Exception):

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..common.keywords import unknown
-from ..common.model_names import is_name
-from ..common.options import CONTEXT
-from ..errors import EagleError, ErrorKind
-from .cli import serve as plain_serve
+from ...common.keywords import unknown
+from ...common.model_names import is_name
+from ...common.options import CONTEXT
+from ...errors import EagleError, ErrorKind
+from ..cli import serve as plain_serve
+from ..settings import ServerSettings, read_keys
 from .replica import NAME, Replica, ray_serve
-from .settings import ServerSettings, read_keys
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -289,10 +289,3 @@ def main() -> None:
     except EagleError as e:
         print(f"error: {e}", file=sys.stderr)
         raise SystemExit(2) from None
-
-
-if __name__ == "__main__":
-    # imported by name, because replicas could not import classes of the module __main__
-    from eagle3_llama.server.ray import main as run
-
-    run()

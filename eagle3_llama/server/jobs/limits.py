@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from .errors import ApiError
+from ..web.errors import ApiError
 
 T = TypeVar("T")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..common import extras
-from ..errors import EagleError, ErrorKind
-from .settings import ServerSettings, is_loopback
+from ...common import extras
+from ...errors import EagleError, ErrorKind
+from ..settings import ServerSettings, is_loopback
 
 NAME = "eagle3-llama"  # name of the application and of its only deployment
 
@@ -24,8 +24,8 @@ class Replica:
     """One model with its slots, in a process of Ray. Ray or broadcast() calls the public methods."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        from ..batching.batcher import Batcher, BatchSettings
-        from .run import keep_memory_flat, log_to_stderr
+        from ...batching.batcher import Batcher, BatchSettings
+        from ..web.process import keep_memory_flat, log_to_stderr
 
         keep_memory_flat()
         self.settings = settings
@@ -35,7 +35,7 @@ class Replica:
 
     def __serve_build_asgi_app__(self) -> Any:
         """The application. Ray calls this once, in the replica's event loop."""
-        from .app import create_app
+        from ..web.app import create_app
 
         app = create_app(self.settings, self.batcher)
         self.server = app.state.server
@@ -80,8 +80,8 @@ class Door:
 
         app = self.app
         if scope["type"] == "http" and not self.keyed and not is_loopback((scope.get("server") or ("",))[0]):
-            from .access import error_response
-            from .errors import ApiError
+            from ..web.access import error_response
+            from ..web.errors import ApiError
 
             said = "without an API key, only this machine may send requests: set EAGLE3_API_KEY and restart"
             app = error_response(ApiError(403, said, code="no_key"))

@@ -1,4 +1,4 @@
-"""Request bodies: the fields of OpenAI and of llama-cpp-python, each with its range."""
+"""What the bodies of requests share: kinds of values, and the fields of both kinds of completion."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, create_model
 
-from ..common.limits import MAX_DRAFT
-from .settings import ServerSettings
+from ...common.limits import MAX_DRAFT
+from ..settings import ServerSettings
 
 MAX_STOP, MAX_STOP_LENGTH = 16, 256
 MAX_BIAS = 1024
-MAX_MESSAGES, MAX_PARTS = 4096, 256
-MAX_TOOLS = 128
 MAX_GRAMMAR = 65_536  # characters
 MAX_NESTING, MAX_VALUES = 24, 10_000  # of a JSON schema
-MAX_PROMPTS = 64
 MAX_IDS = 1_000_000
 
 
@@ -46,7 +43,7 @@ def _tree_shape(value: str) -> str:
     return value
 
 
-def _length(most: int, least: int | None = None) -> Any:
+def length(most: int, least: int | None = None) -> Any:
     """The length of a list. Its validation stops at the first error, not after a million of them."""
     return Field(min_length=least, max_length=most, fail_fast=True)
 
@@ -55,13 +52,10 @@ _TREE = r"^[1-9][0-9]?x[1-9][0-9]?x[1-9][0-9]?$"
 # the pattern is for the OpenAPI document: pydantic's own error would show it to the client
 TreeShape = Annotated[str, AfterValidator(_tree_shape), WithJsonSchema({"type": "string", "pattern": _TREE})]
 Object = Annotated[dict[str, Any], AfterValidator(_plain_json)]
-Name = Annotated[str, Field(min_length=1, max_length=256)]
 Word = Annotated[str, Field(max_length=512)]
 Tag = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
-Text = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-TokenIds = Annotated[list[TokenId], _length(MAX_IDS, 1)]
-Stops = Union[Tag, Annotated[list[Tag], _length(MAX_STOP)]]
+Stops = Union[Tag, Annotated[list[Tag], length(MAX_STOP)]]
 
 
 class Body(BaseModel):
@@ -140,148 +134,6 @@ class Sampling(Body):
     safety_identifier: Word | None = None
     prompt_cache_key: Word | None = None
     prompt_cache_retention: Word | None = None
-
-
-class TextPart(Body):
-    type: Literal["text"]
-    text: str
-
-
-class FunctionCall(Body):
-    name: Name
-    arguments: str
-
-
-class ToolCall(Body):
-    id: Word
-    type: Literal["function"] = "function"
-    function: FunctionCall
-
-
-class Message(Body):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[TextPart], _length(MAX_PARTS, 1)] | None = None
-    name: Name | None = None
-    tool_calls: Annotated[list[ToolCall], _length(MAX_TOOLS)] | None = None
-    tool_call_id: Word | None = None
-    function_call: FunctionCall | None = None
-    reasoning_content: str | None = None
-    # a client sends these back as it got them; the model does not see them
-    refusal: str | None = None
-    annotations: Annotated[list[Object], _length(MAX_PARTS)] | None = None
-    audio: None = None
-
-
-class Function(Body):
-    name: Name
-    description: str | None = None
-    parameters: Object | None = None
-    strict: bool | None = None
-
-
-class Tool(Body):
-    type: Literal["function"]
-    function: Function
-
-
-class Named(Body):
-    name: Name
-
-
-class NamedTool(Body):
-    type: Literal["function"]
-    function: Named
-
-
-class TextFormat(Body):
-    type: Literal["text"]
-
-
-class JsonObject(Body):
-    type: Literal["json_object"]
-    schema_: Object | None = Field(None, alias="schema")
-
-
-class JsonSchema(Body):
-    name: Name
-    schema_: Object | None = Field(None, alias="schema")
-    description: str | None = None
-    strict: bool | None = None
-
-
-class JsonSchemaFormat(Body):
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
-
-
-class Prediction(Body):
-    type: Literal["content"]
-    content: str | Annotated[list[TextPart], _length(MAX_PARTS)]
-
-
-Format = Annotated[TextFormat | JsonObject | JsonSchemaFormat, Field(discriminator="type")]
-
-
-class ChatBody(Sampling):
-    """POST /v1/chat/completions."""
-
-    messages: Annotated[list[Message], _length(MAX_MESSAGES, 1)]
-    max_completion_tokens: int | None = Field(None, ge=1, description="OpenAI's newer name for max_tokens")
-    tools: Annotated[list[Tool], _length(MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
-        None, description="required needs exactly one tool"
-    )
-    functions: Annotated[list[Function], _length(MAX_TOOLS)] | None = None
-    function_call: Literal["none", "auto"] | Named | None = None
-    response_format: Format | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20, description="needs logprobs")
-    parallel_tool_calls: bool | None = None
-    prediction: Prediction | None = None
-    reasoning_effort: Word | None = None
-    verbosity: Word | None = None
-    modalities: Annotated[list[Literal["text"]], _length(1)] | None = None
-
-
-class CompletionBody(Sampling):
-    """POST /v1/completions."""
-
-    prompt: (
-        Text
-        | TokenIds
-        | Annotated[list[Text], _length(MAX_PROMPTS, 1)]
-        | Annotated[list[TokenIds], _length(MAX_PROMPTS, 1)]
-    )
-    suffix: str | None = None
-    echo: bool | None = Field(None, description="needs a prompt that is text, not token ids")
-    logprobs: Annotated[int, Field(ge=0, le=20)] | Literal[False] | None = None
-    best_of: Literal[1] | None = None
-
-
-class TokenizeBody(Body):
-    """POST /tokenize, as in llama.cpp's server."""
-
-    content: str
-    add_special: bool = Field(False, description="add the model's BOS token, if it has one")
-    parse_special: bool = Field(True, description="turn the names of special tokens into these tokens")
-
-
-class DetokenizeBody(Body):
-    """POST /detokenize."""
-
-    tokens: Annotated[list[TokenId], _length(MAX_IDS)]
-
-
-class SlotFile(Body):
-    """POST /slots/{id}."""
-
-    filename: Annotated[
-        str,
-        Field(
-            pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$",
-            description="name of a file in --slot-save-path, without a folder",
-        ),
-    ]
 
 
 def bounded(model: type[BaseModel], settings: ServerSettings) -> type[BaseModel]:

@@ -9,17 +9,20 @@ import secrets
 import threading
 from typing import Any
 
-from ..errors import EagleError
-from ..runtime.params import EagleParams, Tree
-from .chat_format import ask, call_tool, handler_of, plain_messages, sandboxed_handler, template_setup
-from .errors import wrong
-from .jobs import MAX_LOGPROBS, Choice
-from .prompt_size import PromptSize
-from .sandbox import Sandbox
-from .schema import ChatBody, CompletionBody, Named, Sampling, Speculative
-from .settings import ServerSettings
-from .sized_cache import SizedCache
-from .work import Once
+from ...errors import EagleError
+from ...runtime.params import EagleParams, Tree
+from ..api.chat import ChatBody, Named
+from ..api.completions import CompletionBody
+from ..api.fields import Sampling, Speculative
+from ..jobs.gate import MAX_LOGPROBS
+from ..jobs.job import Choice
+from ..jobs.limits import Once
+from ..sandbox.pool import Sandbox
+from ..sandbox.prompt_size import PromptSize
+from ..sandbox.sized_cache import SizedCache
+from ..settings import ServerSettings
+from ..web.errors import wrong
+from .formats import ask, call_tool, handler_of, plain_messages, sandboxed_handler, template_setup
 
 ENTRY_BYTES = 384  # one token's logprob in an answer: twice as a Python object, once as JSON
 GRAMMAR_CACHE = 1 << 24  # characters of the grammars and schemas that passed the sandbox's check

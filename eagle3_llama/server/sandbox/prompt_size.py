@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import ApiError, wrong
+from ..web.errors import ApiError, wrong
 
 MAX_SPECIAL = 10_000  # special tokens in one text; 2,000 messages have 6,000
 

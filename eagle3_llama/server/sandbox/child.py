@@ -1,4 +1,4 @@
-"""The child process of sandbox.py: renders chat templates, converts JSON schemas, checks grammars."""
+"""The child process of pool.py: renders chat templates, converts JSON schemas, checks grammars."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from ..runtime import library
-from .sandbox import RECEIVED, receive, send
+from ...runtime import library
+from .pool import RECEIVED, receive, send
 
 MAX_PROMPT = 8_000_000  # characters of a rendered prompt
 MAX_GBNF = 200_000  # characters of a grammar that was converted from a schema

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .errors import ApiError
-from .prompt_size import PromptSize
-from .sandbox import Sandbox, SandboxBusy, SandboxError
-from .work import Once, busy
+from ..jobs.limits import Once, busy
+from ..sandbox.pool import Sandbox, SandboxBusy, SandboxError
+from ..sandbox.prompt_size import PromptSize
+from ..web.errors import ApiError
 
 
 def template_setup(base: Any) -> dict[str, str] | None:

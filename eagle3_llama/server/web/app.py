@@ -21,20 +21,26 @@ from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from .. import __version__
-from ..errors import EagleError
-from . import documents, slots
+from ... import __version__
+from ...errors import EagleError
+from .. import slot_files
+from ..api.chat import ChatBody
+from ..api.completions import CompletionBody
+from ..api.fields import bounded
+from ..api.shapes import Shape, dumps
+from ..api.slots import SlotFile
+from ..api.stream import respond
+from ..api.tokens import DetokenizeBody, TokenizeBody
+from ..chat.prepare import Caller
+from ..jobs.gate import Gate
+from ..jobs.job import RequestJob
+from ..jobs.limits import Work
+from ..metrics.own import CONTENT_TYPE, Metrics
+from ..settings import ServerSettings
+from . import openapi
 from .access import Access, Record, error_response
-from .answers import respond
-from .body import Bodies
-from .calls import Caller
 from .errors import ApiError, from_exception, shutting_down, wrong
-from .jobs import Gate, RequestJob
-from .metrics import CONTENT_TYPE, Metrics
-from .schema import ChatBody, CompletionBody, DetokenizeBody, SlotFile, TokenizeBody, bounded
-from .settings import ServerSettings
-from .shapes import Shape, dumps
-from .work import Work
+from .read_body import Bodies
 
 PAGE_POLICY = (
     "default-src 'none'; script-src {}; style-src 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; "
@@ -134,17 +140,17 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     bodies: list[type[BaseModel]] = [server.chat_body, server.completion_body, TokenizeBody, DetokenizeBody]
-    documents.install(app, [*bodies, SlotFile], bool(settings.api_keys))
+    openapi.install(app, [*bodies, SlotFile], bool(settings.api_keys))
     return app
 
 
 def _add_completions(app: FastAPI, server: Server) -> None:
-    @app.post("/v1/chat/completions", **documents.streamed(server.chat_body, "ChatCompletion"))
+    @app.post("/v1/chat/completions", **openapi.streamed(server.chat_body, "ChatCompletion"))
     async def chat_completions(request: Request) -> Response:
         """Answers a conversation."""
         return await server.generate(request, await server.bodies.read(request, server.chat_body), True)
 
-    @app.post("/v1/completions", **documents.streamed(server.completion_body, "Completion"))
+    @app.post("/v1/completions", **openapi.streamed(server.completion_body, "Completion"))
     async def completions(request: Request) -> Response:
         """Continues a text."""
         body = await server.bodies.read(request, server.completion_body)
@@ -152,12 +158,12 @@ def _add_completions(app: FastAPI, server: Server) -> None:
 
 
 def _add_models(app: FastAPI, server: Server) -> None:
-    @app.get("/v1/models", **documents.answer("ModelList"))
+    @app.get("/v1/models", **openapi.answer("ModelList"))
     async def models() -> Response:
         """Lists the server's only model."""
         return _json({"object": "list", "data": [server.model()]})
 
-    @app.get("/v1/models/{model_id:path}", **documents.answer("Model", 404))
+    @app.get("/v1/models/{model_id:path}", **openapi.answer("Model", 404))
     async def model(model_id: str) -> Response:
         """Describes the model of this name."""
         if model_id != server.name:
@@ -165,13 +171,13 @@ def _add_models(app: FastAPI, server: Server) -> None:
             raise ApiError(404, said, "model", "model_not_found")
         return _json(server.model())
 
-    @app.post("/tokenize", **documents.answer("Tokens", body=TokenizeBody))
+    @app.post("/tokenize", **openapi.answer("Tokens", body=TokenizeBody))
     async def tokenize(request: Request) -> Response:
         """Returns the token ids of a text."""
         body = await server.bodies.read(request, TokenizeBody)
         return await server.ask(server.tokenizing, server.tokenize, body)
 
-    @app.post("/detokenize", **documents.answer("Content", body=DetokenizeBody))
+    @app.post("/detokenize", **openapi.answer("Content", body=DetokenizeBody))
     async def detokenize(request: Request) -> Response:
         """Returns the text of token ids. Bytes that are not valid UTF-8 become U+FFFD."""
         body = await server.bodies.read(request, DetokenizeBody)
@@ -179,7 +185,7 @@ def _add_models(app: FastAPI, server: Server) -> None:
 
 
 def _add_state(app: FastAPI, server: Server) -> None:
-    @app.get("/health", **documents.answer("Health", 503))
+    @app.get("/health", **openapi.answer("Health", 503))
     async def health() -> Response:
         """Whether the server accepts and can answer new requests. Needs no key."""
         if server.gate.draining:
@@ -189,22 +195,22 @@ def _add_state(app: FastAPI, server: Server) -> None:
             raise ApiError(503, said, code="engine_ended")
         return _json({"status": "ok"})
 
-    @app.get("/metrics", **documents.text("Prometheus metrics"))
+    @app.get("/metrics", **openapi.text("Prometheus metrics"))
     async def metrics() -> Response:
         """Counters and histograms for Prometheus."""
         return Response(await asyncio.to_thread(server.metrics.text), media_type=CONTENT_TYPE)
 
-    @app.get("/slots", **documents.answer("Slots"))
+    @app.get("/slots", **openapi.answer("Slots"))
     async def list_slots() -> Response:
         """Lists the slots with id, busy, n_past and request_id."""
         return _json(server.batcher.slots())
 
-    @app.post("/slots/{slot}", **documents.answer("SlotAction", 404, 507, body=SlotFile))
+    @app.post("/slots/{slot}", **openapi.answer("SlotAction", 404, 507, body=SlotFile))
     async def slot_action(request: Request, slot: int, action: str) -> Response:
         """Saves a slot to a file in --slot-save-path (action=save) or restores it (action=restore)."""
         folder, n_slots = server.settings.slot_save_path, server.batcher.n_parallel
-        save = functools.partial(slots.save, server.settings.slot_save_limit)
-        doing = {"save": save, "restore": slots.restore}.get(action)
+        save = functools.partial(slot_files.save, server.settings.slot_save_limit)
+        doing = {"save": save, "restore": slot_files.restore}.get(action)
         if doing is None:
             raise wrong("action", f"it is {action[:40]!r}, expected save or restore")
         if folder is None:

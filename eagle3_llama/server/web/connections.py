@@ -13,7 +13,7 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from ..errors import EagleError, ErrorKind
+from ...errors import EagleError, ErrorKind
 from .errors import ApiError
 
 HEADER_SECONDS = 20.0  # from the connection, or a further request's first byte, to the end of the headers

@@ -16,10 +16,10 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from ..errors import EagleError, ErrorKind
+from ...errors import EagleError, ErrorKind
+from ..settings import ServerSettings
 from .app import create_app
 from .connections import connection_limit, protocol
-from .settings import ServerSettings
 
 M_MMAP_THRESHOLD, LARGE = -3, 1 << 17  # from malloc.h; glibc's initial threshold in bytes
 OVERTIME = 5.0  # seconds past --grace until the process ends although a native call still runs
@@ -32,7 +32,7 @@ def serve(settings: ServerSettings) -> None:
     log_to_stderr()
     keep_memory_flat()
     # imported here, because it loads libllama: a port in use is reported before that
-    from ..batching.batcher import Batcher, BatchSettings
+    from ...batching.batcher import Batcher, BatchSettings
 
     batcher = Batcher(BatchSettings(**settings.batch()))
     app = create_app(settings, batcher)

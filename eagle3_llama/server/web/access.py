@@ -1,11 +1,8 @@
-"""Middleware for every request: access control, a request id, a log line, metrics, and JSON for any error."""
+"""Middleware for every request: refusals, a request id, a log line, metrics, and JSON for any error."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
-import hmac
 import json
 import logging
 import re
@@ -13,23 +10,22 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.routing import Match
 
-from ..llama.usage import TokenUsage
+from ...llama.usage import TokenUsage
+from ..api.shapes import dumps
+from ..jobs.job import RequestJob
+from ..metrics.own import Metrics
+from ..settings import ServerSettings
 from .errors import ApiError, internal
-from .jobs import RequestJob
-from .metrics import Metrics
-from .settings import ServerSettings, is_loopback
-from .shapes import dumps
+from .keys import Guard
 
 log = logging.getLogger("eagle3_llama.server")
 access_log = logging.getLogger("eagle3_llama.server.access")
 
-OPEN_ROUTES = ("/health",)
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 LINGER, LINGER_BYTES = 1.0, 8_000_000  # seconds and bytes of an unread body to receive after the answer
 
@@ -53,6 +49,7 @@ class Access:
 
     def __init__(self, app: Any, settings: ServerSettings, metrics: Metrics) -> None:
         self.app, self.settings, self.metrics = app, settings, metrics
+        self.guard = Guard(settings)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -64,10 +61,9 @@ class Access:
         has_body = "content-length" in headers or "transfer-encoding" in headers
         talk = _Talk(record, receive, send, unread=has_body)
         try:
-            keys, given = self.settings.api_keys, headers.get("authorization", "")
-            found = next((i for i, key in enumerate(keys) if _same_key(given, key)), None)
+            found = self.guard.key(headers)
             record.client = "" if found is None else f"key {found}"
-            refused = self._refusal(scope, headers, found is not None)
+            refused = self.guard.refusal(scope["path"], headers, found is not None)
             if refused is not None:
                 record.error = refused.code
             await (self.app if refused is None else error_response(refused))(scope, talk.receive, talk.send)
@@ -80,52 +76,6 @@ class Access:
             if record.job is not None:
                 record.job.release()  # the answer has been sent
             self._note(scope, record)
-
-    def _refusal(self, scope: Any, headers: Headers, has_key: bool) -> ApiError | None:
-        keys = self.settings.api_keys
-        if scope["path"] in OPEN_ROUTES:
-            return None
-        if keys and not has_key:
-            # Basic makes a browser ask for a password. Only opening the page should do that.
-            challenge = {
-                "WWW-Authenticate": 'Basic realm="eagle3-llama"' if scope["path"] == "/" else "Bearer"
-            }
-            said = "this server needs an API key: send the header Authorization: Bearer KEY"
-            return ApiError(401, said, code="invalid_api_key", headers=challenge)
-        if not keys and not self._own_origin(headers.get("origin")):
-            said = "the request comes from another site's page: allow that site with --cors-origin"
-            return ApiError(403, said, code="origin")
-        if not keys and not self._own_host(headers.get("host")):
-            said = "the Host header names another site: allow it with --cors-origin, or set an API key"
-            return ApiError(403, said, code="host")
-        return None
-
-    def _own_host(self, host: str | None) -> bool:
-        """Whether the Host header names this server or an allowed site.
-
-        This prevents DNS rebinding. A site can point its own host name at this machine. Its pages then reach
-        this server as their own origin, and a browser sends no Origin header with such a GET.
-        """
-        return (
-            host is None
-            or self._own_name(f"//{host}")
-            or any(f"{scheme}://{host}" in self.settings.cors_origin for scheme in ("http", "https"))
-        )
-
-    def _own_origin(self, origin: str | None) -> bool:
-        """Whether the request comes from this server's page, from an allowed site, or from no page.
-
-        Without a key, any page in the user's browser could send requests to a server on loopback. Browsers
-        name the page's site in the Origin header.
-        """
-        return origin is None or origin in self.settings.cors_origin or self._own_name(origin)
-
-    def _own_name(self, url: str) -> bool:
-        try:
-            host = urlsplit(url).hostname or ""
-        except ValueError:
-            return False
-        return "*" in self.settings.cors_origin or is_loopback(host) or host == self.settings.host
 
     def _note(self, scope: Any, record: Record) -> None:
         job, seconds = record.job, time.monotonic() - record.started
@@ -170,19 +120,6 @@ def _about(job: RequestJob) -> dict[str, Any]:
         for name in ("queued", "prompt", "generation")
     }
     return out | ({"error": job.failed.code} if job.failed is not None else {})
-
-
-def _same_key(authorization: str, key: str) -> bool:
-    """Whether the header carries the key: as `Bearer KEY`, or as the password of Basic (from browsers)."""
-    scheme, _, given = authorization.partition(" ")
-    if scheme.lower() == "basic":
-        try:
-            given = base64.b64decode(given, validate=True).decode("latin-1").partition(":")[2]
-        except (binascii.Error, ValueError):
-            return False
-    elif scheme.lower() != "bearer":
-        return False
-    return hmac.compare_digest(given.strip().encode(), key.encode())
 
 
 def error_response(e: ApiError) -> Response:

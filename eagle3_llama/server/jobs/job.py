@@ -12,71 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..llama.usage import TokenUsage
-from ..runtime.params import EagleParams
-from .errors import ApiError, deadline_passed, from_exception, shutting_down
-from .work import Room
+from ...llama.usage import TokenUsage
+from ...runtime.params import EagleParams
+from ..web.errors import ApiError, deadline_passed, from_exception, shutting_down
+from .gate import Gate
 
 log = logging.getLogger("eagle3_llama.server")
 
-FLUSH = 0.5  # the last seconds of --grace, in which clients are told that their requests were cancelled
-MAX_LOGPROBS = 1 << 28  # bytes of logprobs in all answers that have not been sent yet
 LATE = 2.0  # seconds past its deadline after which a generation that has not ended is reported as failed
-
-
-class Gate:
-    """Admits choices: at most `capacity` may run or wait at once, and none is admitted while draining."""
-
-    def __init__(self, capacity: int, n_parallel: int) -> None:
-        self.capacity, self.n_parallel = capacity, n_parallel
-        self.draining = False
-        self.logprobs = Room(MAX_LOGPROBS, "ask for logprobs")
-        self.jobs: set[RequestJob] = set()
-        self._inside, self._seconds = 0, 1.0
-        self._lock = threading.Condition()
-
-    @property
-    def inside(self) -> int:
-        return self._inside
-
-    def enter(self, n: int) -> None:
-        """Admits n choices. Raises ApiError 503 with Retry-After if there is no room for them."""
-        with self._lock:
-            if self.draining:
-                raise shutting_down(Connection="close")
-            if self._inside + n > self.capacity:
-                wait = self._seconds * (1 + self._inside / self.n_parallel)
-                said = f"the queue is full: {self._inside} requests run or wait, the limit is {self.capacity}"
-                headers = {"Retry-After": str(max(1, min(60, round(wait))))}
-                raise ApiError(503, said, code="queue_full", headers=headers)
-            self._inside += n
-
-    async def drain(self, grace: float, sending: Callable[[], bool] = lambda: False) -> None:
-        """Refuses new requests, waits `grace` seconds for the running ones, then cancels those that are left.
-
-        sending: says whether answers are still being sent.
-        """
-        self.draining, end = True, time.monotonic() + grace
-        while (self.inside or sending()) and time.monotonic() < end - FLUSH:
-            await asyncio.sleep(0.02)
-        for job in list(self.jobs):
-            job.cancel()
-        while self.inside and time.monotonic() < end:
-            await asyncio.sleep(0.02)
-        for job in list(self.jobs):  # those whose threads wait for a native call that does not return
-            job.fail(shutting_down())
-
-    def leave(self, seconds: float) -> None:
-        """One choice has ended after this many seconds."""
-        with self._lock:
-            self._inside -= 1
-            self._seconds += 0.1 * (seconds - self._seconds)
-            self._lock.notify_all()
-
-    def wait(self, seconds: float) -> bool:
-        """Waits until all choices have ended, for at most this long. Returns whether they have."""
-        with self._lock:
-            return self._lock.wait_for(lambda: self._inside == 0, seconds)
 
 
 @dataclass(frozen=True)

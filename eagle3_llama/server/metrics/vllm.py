@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from .jobs import RequestJob
+from ..jobs.job import RequestJob
 
 _LABELS = ("model_name", "engine")
 _COUNTERS = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..errors import EagleError, ErrorKind
+from ...errors import EagleError, ErrorKind
 
 _TYPES = {
     401: "authentication_error",

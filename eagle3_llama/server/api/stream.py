@@ -10,8 +10,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .errors import ApiError
-from .jobs import Event, RequestJob, total_timings, total_usage
+from ..jobs.job import Event, RequestJob, total_timings, total_usage
+from ..web.errors import ApiError
 from .shapes import DONE, KEEP_ALIVE_COMMENT, Shape, dumps, event
 
 KEEP_ALIVE = 10.0  # s without data until a stream sends a comment; proxies close idle connections after 60 s

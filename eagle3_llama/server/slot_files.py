@@ -13,8 +13,8 @@ from typing import Any
 
 from ..common.files import replacing
 from ..errors import EagleError, ErrorKind
-from .errors import ApiError
-from .work import busy
+from .jobs.limits import busy
+from .web.errors import ApiError
 
 MAX_FILES = 10_000  # in the folder
 

@@ -8,10 +8,10 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from ..api.fields import field_names
+from ..jobs.limits import Room, Work
+from ..settings import MAX_BODY
 from .errors import ApiError, from_validation
-from .schema import field_names
-from .settings import MAX_BODY
-from .work import Room, Work
 
 MAX_KEYS = 50_000
 BODY_SECONDS = 30.0  # time that a client has to send its body

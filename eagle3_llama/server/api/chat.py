@@ -1,0 +1,115 @@
+"""The body of POST /v1/chat/completions: messages, tools and the format of the answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .fields import Body, Object, Sampling, Word, length
+
+MAX_MESSAGES, MAX_PARTS = 4096, 256
+MAX_TOOLS = 128
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Body):
+    name: Name
+    arguments: str
+
+
+class ToolCall(Body):
+    id: Word
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | Annotated[list[TextPart], length(MAX_PARTS, 1)] | None = None
+    name: Name | None = None
+    tool_calls: Annotated[list[ToolCall], length(MAX_TOOLS)] | None = None
+    tool_call_id: Word | None = None
+    function_call: FunctionCall | None = None
+    reasoning_content: str | None = None
+    # a client sends these back as it got them; the model does not see them
+    refusal: str | None = None
+    annotations: Annotated[list[Object], length(MAX_PARTS)] | None = None
+    audio: None = None
+
+
+class Function(Body):
+    name: Name
+    description: str | None = None
+    parameters: Object | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class Named(Body):
+    name: Name
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: Named
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class JsonObject(Body):
+    type: Literal["json_object"]
+    schema_: Object | None = Field(None, alias="schema")
+
+
+class JsonSchema(Body):
+    name: Name
+    schema_: Object | None = Field(None, alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class Prediction(Body):
+    type: Literal["content"]
+    content: str | Annotated[list[TextPart], length(MAX_PARTS)]
+
+
+Format = Annotated[TextFormat | JsonObject | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class ChatBody(Sampling):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], length(MAX_MESSAGES, 1)]
+    max_completion_tokens: int | None = Field(None, ge=1, description="OpenAI's newer name for max_tokens")
+    tools: Annotated[list[Tool], length(MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        None, description="required needs exactly one tool"
+    )
+    functions: Annotated[list[Function], length(MAX_TOOLS)] | None = None
+    function_call: Literal["none", "auto"] | Named | None = None
+    response_format: Format | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="needs logprobs")
+    parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = None
+    reasoning_effort: Word | None = None
+    verbosity: Word | None = None
+    modalities: Annotated[list[Literal["text"]], length(1)] | None = None

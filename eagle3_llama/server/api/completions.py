@@ -1,0 +1,29 @@
+"""The body of POST /v1/completions: one prompt or several, as text or as token ids."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .fields import MAX_IDS, Sampling, TokenId, length
+
+MAX_PROMPTS = 64
+
+Text = Annotated[str, Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], length(MAX_IDS, 1)]
+
+
+class CompletionBody(Sampling):
+    """POST /v1/completions."""
+
+    prompt: (
+        Text
+        | TokenIds
+        | Annotated[list[Text], length(MAX_PROMPTS, 1)]
+        | Annotated[list[TokenIds], length(MAX_PROMPTS, 1)]
+    )
+    suffix: str | None = None
+    echo: bool | None = Field(None, description="needs a prompt that is text, not token ids")
+    logprobs: Annotated[int, Field(ge=0, le=20)] | Literal[False] | None = None
+    best_of: Literal[1] | None = None

@@ -1,0 +1,1 @@
+"""Turns the body of a request into calls of llama-cpp-python: chat formats, tools, grammars, prompts."""

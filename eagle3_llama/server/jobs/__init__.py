@@ -1,0 +1,1 @@
+"""Runs the choices of requests in threads, and limits how much runs and waits at once."""
