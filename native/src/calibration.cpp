@@ -1,5 +1,5 @@
-// What the estimates of each source are worth: learnt from the drafts that verification reached.
-#include "planner.hpp"
+// See calibration.hpp.
+#include "calibration.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -18,37 +18,38 @@ int bin_of(float q) {
 
 // A bin with few observations leans on the same one a level above, the first level on the source's own
 // estimate.
-float planner::accept(int source, int depth, float q, float trust) const {
+float calibration::accept(int source, int depth, float q, float trust) const {
     const int bin = bin_of(q);
     float p       = q;
     for (int d = 0; d < std::min(depth, N_DEPTH); ++d) {
-        const tally & t = calibrations_[source].bins[d][bin];
+        const tally & t = records_[source].bins[d][bin];
         p               = (t.hits + tune_.prior * p) / (t.tries + tune_.prior);
     }
     // a head's guesses are rarely sure; the text's often are, and stay below 1
     return source == HEAD ? std::min(p * trust, 1.0f) : p * trust / (1.0f - p + p * trust);
 }
 
-float planner::mean_accept(int depth, int rank, float trust) const {
+float calibration::mean_accept(int depth, int rank, float trust) const {
     float p = rank == 0 ? tune_.first_guess : tune_.next_guess;
     for (int d = 0; d < std::min(depth, N_DEPTH); ++d) {
-        const tally & t = calibrations_[0].ranks[d][rank];
+        const tally & t = records_[HEAD].ranks[d][rank];
         p               = (t.hits + tune_.prior * p) / (t.tries + tune_.prior);
     }
     return std::min(p * trust, 1.0f);
 }
 
-void planner::learn(int source, int depth, int rank, float q, bool accepted, float & trust) {
+calibration::finding calibration::learn(
+    int source, int depth, int rank, float q, bool accepted, float & trust, rest now, int n_slots) {
     const float surprise = (accepted ? 1.0f : 0.0f) - accept(source, depth, q, trust);
     // what was found last weighs more than the tallies can: texts turn
-    const bool resting = source == HEAD && depth == 1 && at().nap == tune_.nap_most;
+    const bool resting = source == HEAD && depth == 1 && now == rest::longest;
     const float step   = source != HEAD ? of_text_.trust_step
                          : resting      ? tune_.trust_step_resting
                                         : tune_.trust_step;
     trust *= std::exp(step * surprise);  // bounded: what is hardly trusted hardly surprises, nor what is sure
 
-    const int d     = std::min(depth, N_DEPTH) - 1;
-    calibration & c = calibrations_[source];
+    const int d = std::min(depth, N_DEPTH) - 1;
+    record & c  = records_[source];
     for (tally * t : {&c.bins[d][bin_of(q)], rank < N_RANK ? &c.ranks[d][rank] : nullptr}) {
         if (t) {
             t->tries = t->tries * tune_.keep_tally + 1.0f;
@@ -56,29 +57,28 @@ void planner::learn(int source, int depth, int rank, float q, bool accepted, flo
         }
     }
     if (source == HEAD && depth == 1) {
-        look_for_turn(c, rank, surprise, trust);
+        return look_for_turn(c, rank, surprise, trust, now != rest::none, n_slots);
     }
+    return finding::nothing;
 }
 
 // Whether a text that drafts did not pay for has turned into one that can be foreseen: then what was learnt
 // is of another text. What nobody drafts is rarely learnt from, so trust and the tallies would take for ever.
-void planner::look_for_turn(calibration & c, int rank, float surprise, float & trust) {
-    mode & m         = at();
-    const bool rests = m.nap > 0;
-    c.surprise       = rests ? c.surprise * (rank == 0 ? tune_.keep_surprise : 1.0f) + surprise : 0.0f;
-    c.excess         = rank == 0 ? c.excess * tune_.keep_excess + surprise : c.excess;
-    m.n_idle         = c.surprise > tune_.curious ? 0 : m.n_idle;
+calibration::finding calibration::look_for_turn(
+    record & c, int rank, float surprise, float & trust, bool rests, int n_slots) {
+    c.surprise = rests ? c.surprise * (rank == 0 ? tune_.keep_surprise : 1.0f) + surprise : 0.0f;
+    c.excess   = rank == 0 ? c.excess * tune_.keep_excess + surprise : c.excess;
     if (c.pardons > 0 && rank == 0) {
         --c.pardons;
         trust = std::max(trust, 1.0f);
     }
     if (c.surprise > tune_.turned || c.excess > tune_.turned_awake) {
-        c         = calibration();
-        c.pardons = tune_.pardons * n_slots_;
+        c         = record();
+        c.pardons = tune_.pardons * n_slots;
         trust     = std::max(trust, 1.0f);
-        m.forget_drafts();
-        m.hope = tune_.hope_anew;
+        return finding::turned;
     }
+    return c.surprise > tune_.curious ? finding::curious : finding::nothing;
 }
 
 }  // namespace eagle3

@@ -21,7 +21,7 @@ float agreement(float h, float t) {
     const auto odds = [](float p) {
         return std::clamp(p, 0.001f, 0.999f) / (1.0f - std::clamp(p, 0.001f, 0.999f));
     };
-    const float o = odds(h) * odds(t) / odds(0.25f);
+    const float o = odds(h) * odds(t) / odds(growth_limits::chance);
     return o / (1.0f + o);
 }
 
@@ -99,7 +99,8 @@ void growth::settle(int ask, int parent) {
         v.prob           = accept(v, from);
         of_text += v.prob;
     }
-    const float left = std::max(1.0f - of_text, 0.0f) / std::max(1.0f - agreed, 0.05f);
+    const float left =
+        std::max(1.0f - of_text, 0.0f) / std::max(1.0f - agreed, (float) growth_limits::least_left);
     for (const int i : children) {
         if (nodes[i].evidence[TEXT] == NOT_OFFERED && nodes[i].evidence[HEAD] != NOT_OFFERED) {
             nodes[i].prob = std::min(accept(nodes[i], HEAD) * left, 1.0f);

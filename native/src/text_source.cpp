@@ -2,21 +2,13 @@
 
 #include "error.hpp"
 #include "text_prior.hpp"
+#include "tuning.hpp"
 
 #include <algorithm>
 #include <cstring>
 #include <new>
 
 namespace eagle3 {
-
-namespace {
-
-constexpr float LEAST_REACH = 0.02f;  // nothing below such a node is worth a row
-constexpr int MOST_WIDTH    = 4;      // different tokens that are offered after one node
-constexpr int LEAST_NODES   = 8;      // that are offered to each of many slots, for whom there are few rows
-constexpr int LEAST_MATCH   = 4;      // tokens of a match in other texts: shorter ones are chance
-
-}  // namespace
 
 text_source::text_source(int n_slots, int n_ctx)
     : n_ctx_(n_ctx), slots_(n_slots, text{0, suffix_index(n_ctx), nullptr}) {}
@@ -56,7 +48,7 @@ void text_source::find(
     search(t.index, 1);
     if (remembered && t.memory) {
         for (const suffix_index * half : t.memory->halves()) {
-            search(*half, LEAST_MATCH);
+            search(*half, growth_limits::least_match);
         }
         std::stable_sort(
             out.begin(), out.end(), [](const found & a, const found & b) { return a.length > b.length; });
@@ -72,7 +64,7 @@ void text_source::begin(growth & g, const std::vector<int> & asks) {
 
 void text_source::follow(growth & g, const std::vector<int> & nodes) {
     for (const int v : nodes) {
-        if (g.nodes[v].reach >= LEAST_REACH && g.goes_on(g.nodes[v])) {
+        if (g.nodes[v].reach >= growth_limits::least_reach && g.goes_on(g.nodes[v])) {
             grow(g, g.nodes[v].ask, v);
         }
     }
@@ -84,7 +76,8 @@ void text_source::grow(growth & g, int ask, int node) {
     const auto less = [](const open_node & a, const open_node & b) {
         return a.reach < b.reach;
     };
-    const int share   = std::max(2 * EAGLE3_MAX_DRAFT / std::max(g.n_asks, 1), LEAST_NODES);
+    const int share =
+        std::max(2 * EAGLE3_MAX_DRAFT / std::max(g.n_asks, 1), (int) growth_limits::least_nodes);
     const size_t most = g.nodes.size() + std::clamp(g.asks[ask].n_max, 0, share);
     find(g.asks[ask].slot, last_tokens(g, ask, node), node < 0, pool_);
     open_.clear();
@@ -130,12 +123,13 @@ void text_source::offer_children(growth & g, int ask, const open_node & from) {
     }
     std::stable_sort(
         children.begin(), children.end(), [](const child & a, const child & b) { return a.q > b.q; });
-    children.resize(std::min<size_t>(children.size(), std::min(MOST_WIDTH, g.asks[ask].width)));
+    children.resize(
+        std::min<size_t>(children.size(), std::min<int>(growth_limits::most_width, g.asks[ask].width)));
     for (int k = 0; k < (int) children.size(); ++k) {
         const int node    = g.offer(id, ask, from.node, children[k].token, children[k].q, k);
         const float reach = g.nodes[node].reach;
         const int first   = (int) pool_.size();
-        const bool opens  = reach >= LEAST_REACH && g.goes_on(g.nodes[node]);
+        const bool opens  = reach >= growth_limits::least_reach && g.goes_on(g.nodes[node]);
         for (int i = from.first; i < from.first + from.n && opens; ++i) {
             const found m = pool_[i];
             const found next{m.in, m.next + 1, std::min(m.length + 1, (int32_t) suffix_index::MAX_MATCH)};

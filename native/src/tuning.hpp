@@ -209,6 +209,21 @@ struct tuning {
     // half -0.00, slow caller x4 -0.05; twice +0.00; without -0.01, slow caller x1 -0.27.
     float most_rest = 0.25f;
 
+    // -- The forecast: no value changes what is drafted, but for settled --
+    // Plain rounds after a draft that take longer than those that follow: two, as the output matrix and the
+    // head displace weights in the cache. A look has one more.
+    int settled = 2;
+    // Of a round's expected seconds, the most that counts: what took longer was disturbed.
+    float disturbed = 3.0f;
+    // Keeps 0.999 of what plain rounds took: some 1000 rounds.
+    float keep_usual = 0.999f;
+    // Of the seconds of rounds near a look, the most of the look's that counts.
+    float most_usual = 1.35f;
+    // Rounds that the measured costs count for beside looks.
+    float n_usual = 48.0f;
+    // Rounds that the measured costs count for beside those near a look.
+    float n_near = 2.0f;
+
     // -- The output matrix, and how far to grow --
     // A weight so low that pieces of the output matrix are tried.
     // half -0.02, load comes and goes x1 -0.99; twice -0.04, drafts dearer x1 -0.39; without -0.21, drafts
@@ -242,6 +257,16 @@ struct text_tuning {
     // Rounds in which such tokens were offered and declined, until one is tried all the same. On constant
     // costs no value changes anything; it is for costs that were measured under a load.
     int declined = 128;
+};
+
+// Limits of growing, which no setting changes.
+struct growth_limits {
+    static constexpr float least_reach = 0.02f;  // below it, what follows a node is worth no row
+    static constexpr int most_width    = 4;      // different tokens that the text offers after one node
+    static constexpr int least_nodes   = 8;      // offered to each of many slots, for whom there are few rows
+    static constexpr int least_match   = 4;      // tokens of a match in other texts: shorter ones are chance
+    static constexpr float chance      = 0.25f;  // that a guess of head or text is right by luck
+    static constexpr float least_left  = 0.05f;  // of the probability that head and text leave to others
 };
 
 }  // namespace eagle3

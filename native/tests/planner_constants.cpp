@@ -83,6 +83,12 @@ const constant CONSTANTS[] = {
     number("first_guess", &tuning::first_guess, 0.0f),
     number("next_guess", &tuning::next_guess, 0.0f),
     number("least_weight", &tuning::least_weight, 1.0f),
+    number("settled", &tuning::settled, 0),
+    number("disturbed", &tuning::disturbed, NEVER),
+    number("keep_usual", &tuning::keep_usual, 0.0f, scale::window),
+    number("most_usual", &tuning::most_usual, NEVER, scale::above_one),
+    number("n_usual", &tuning::n_usual, 1e-3f),
+    number("n_near", &tuning::n_near, 1e-3f),
 };
 static_assert(sizeof(tuning) == sizeof(float) * (sizeof(CONSTANTS) / sizeof(CONSTANTS[0])),
     "CONSTANTS has each field of tuning");

@@ -1,0 +1,293 @@
+// See cost_clock.hpp. What is expected comes first, then what rounds teach.
+#include "cost_clock.hpp"
+
+#include "error.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace eagle3 {
+
+void check(const costs & c) {
+    for (int i = 1; i <= MAX_ROWS; ++i) {
+        for (const float v : {c.layers[i], c.head[i]}) {
+            require(std::isfinite(v) && v > 0.0f, EAGLE3_E_ARGUMENT,
+                format("the costs of %d rows are not positive", i));
+        }
+        for (const float v : {c.output[i], c.cell[i]}) {
+            require(std::isfinite(v) && v >= 0.0f, EAGLE3_E_ARGUMENT,
+                format("the costs of %d rows are negative or not finite", i));
+        }
+    }
+    for (const float v : {c.first, c.context}) {
+        require(std::isfinite(v) && v >= 0.0f, EAGLE3_E_ARGUMENT, "a cost is negative or not finite");
+    }
+}
+
+void cost_clock::set(const costs & c) {
+    costs_    = c;
+    foreseen_ = {};
+    modes_.fill({});
+    for (mode & m : modes_) {
+        m.n_since = tune_.settled;
+    }
+    begin(1, c.context);
+}
+
+void cost_clock::begin(int n_slots, float n_past) {
+    n_slots_ = n_slots;
+    context_ = n_past;
+    if (at().seconds == 0.0f) {
+        at().tokens  = (float) n_slots;
+        at().seconds = plain_seconds();
+    }
+}
+
+// -- what is expected -------------------------------------------------------------------------------------
+
+// Of the layers, with n rows, in the costs that were set.
+float cost_clock::measured(int n) const {
+    return costs_.layers[n] + costs_.cell[n] * (context_ - costs_.context);
+}
+
+// With the output matrix for all of them.
+float cost_clock::measured_whole(int n) const {
+    return measured(n) + costs_.output[n];
+}
+
+float cost_clock::layers(int n) const {
+    return measured(n) * at().plain.value * (n == n_slots_ ? 1.0f : at().drafted.value * at().sizes[n].value);
+}
+
+float cost_clock::plain_seconds() const {
+    return layers(n_slots_) + costs_.output[n_slots_] * at().plain.value + at().plain_rest;
+}
+
+// What all looks say. Rounds with drafts say nothing of it: a machine whose memory is busy may have the more
+// time for arithmetic.
+float cost_clock::usual_seconds() const {
+    const float whole = measured_whole(n_slots_);
+    return whole * at().usual.value(tune_.n_usual * whole);
+}
+
+float cost_clock::rate() const {
+    return std::max(
+        at().tokens / std::max(at().seconds, 1e-9f), (float) n_slots_ / std::max(plain_seconds(), 1e-9f));
+}
+
+// The pieces that take least for the rows from i on. What was not tried for long, of one row and of several,
+// is taken to cost a part of what is thought, so that it is tried: nothing else would show that the
+// measurement was wrong.
+cost_clock::pieces_of cost_clock::pieces(
+    const std::vector<float> & reach, int i, float try_two, float try_piece) const {
+    const int n_rows = (int) reach.size();
+    std::array<float, MAX_ROWS + 2> rest{}, seconds{};
+    for (int m = 1; m <= n_rows; ++m) {
+        const cost_factor & f = m == 1 ? at().one : at().many;
+        seconds[m]            = output(m) * (f.weight >= tune_.stale      ? 1.0f
+                                                : m == 2 && n_slots_ == 1 ? try_two
+                                                                          : try_piece);
+    }
+    int best = 1;
+    for (int k = n_rows - 1; k >= i; --k) {
+        rest[k] = INFINITY;
+        for (int m = 1; k + m <= n_rows; ++m) {
+            const float cost = reach[k] * seconds[m] + rest[k + m];
+            if (cost < rest[k]) {
+                rest[k] = cost;
+                best    = m;
+            }
+        }
+    }
+    return {best, rest[i]};
+}
+
+// Of a piece of the output matrix.
+float cost_clock::output(int n) const {
+    return costs_.output[n] * at().plain.value * (n == 1 ? at().one : at().many).value;
+}
+
+// A row of the output matrix is computed with those before it, or when it is reached, whichever is less.
+float cost_clock::row_seconds(int i, float reach) const {
+    return layers(i + 1) - layers(i) + std::min(reach * output(1), std::max(output(i + 1) - output(i), 0.0f));
+}
+
+expectation cost_clock::foresee(const std::vector<float> & reach, int n_fixed, float passes_s) const {
+    const int n   = std::min(n_slots_ + n_fixed + (int) reach.size(), MAX_ROWS);
+    float seconds = plain_seconds() + passes_s, tokens = (float) n_slots_;
+    if (n > n_slots_) {
+        std::vector<float> rows(n_slots_ + n_fixed, 1.0f);
+        rows.insert(rows.end(), reach.begin(), reach.end());
+        rows.resize(n);
+        seconds += layers(n) - layers(n_slots_) - costs_.output[n_slots_] * at().plain.value +
+                   pieces(rows, 0, 1.0f, 1.0f).seconds + at().draft_rest;
+    }
+    for (const float p : reach) {
+        tokens += p;
+    }
+    return {seconds, tokens};
+}
+
+// -- what rounds teach ------------------------------------------------------------------------------------
+
+void cost_clock::saw_piece(int n, float seconds) {
+    cost_factor & f   = n == 1 ? at().one : at().many;
+    const float ratio = seconds / std::max(costs_.output[n] * at().plain.value * f.value, 1e-9f);
+    f.correct(steady(f, ratio), tune_.keep_drift, tune_.least_weight);
+    f.weight = ratio < 1.0f - tune_.surprised ? 0.0f : f.weight;  // cheaper than thought: tried again soon
+}
+
+// A single round that took long was disturbed; several that did, and the machine has changed, for this size
+// at least.
+float cost_clock::steady(cost_factor & f, float ratio) const {
+    auto & last        = f.last;
+    const float middle = std::max(std::min(last[0], last[1]), std::min(std::max(last[0], last[1]), ratio));
+    last               = {last[1], ratio};
+    return std::clamp(middle, tune_.least_ratio, tune_.most_ratio);
+}
+
+// The same of a plain round. A lone slot has few, and nothing makes one short but the machine: what was
+// thought before counts for little then.
+float cost_clock::steady_plain(float ratio) {
+    cost_factor & f    = at().plain;
+    const float middle = steady(f, ratio);
+    if (n_slots_ > 1 || ratio >= 1.0f - tune_.surprised) {
+        return middle;
+    }
+    f.weight = std::min(f.weight, tune_.least_weight);
+    return std::max(ratio, tune_.least_ratio);
+}
+
+void cost_factor::correct(float ratio, float keep, float least_weight) {
+    weight = weight * keep + 1.0f;
+    value *= 1.0f + (ratio - 1.0f) / std::max(weight, least_weight);
+}
+
+// What a round did not show is believed less and less.
+void cost_clock::time_passes(bool tried, bool drafted, int n_rows) {
+    mode & m = at();
+    // what is thought too dear is not drafted, what is thought too cheap is, and corrected: but several slots
+    // draft often, so that each such draft costs them more than what it shows is worth
+    const float slow = n_slots_ == 1 ? tune_.relax_size : tune_.relax;
+    if (drafted) {
+        m.plain.fade(tune_.fade_plain);
+    } else {
+        m.drafted.fade(tune_.fade);
+        m.drafted.relax(m.drafted.value < 1.0f ? slow : tune_.relax);
+        m.one.relax(tune_.relax);
+        m.many.relax(tune_.relax);
+        m.draft_rest *= 1.0f - tune_.relax;
+    }
+    m.one.fade(tune_.fade);
+    m.many.fade(tune_.fade);
+    if (!tried) {
+        m.head.fade(tune_.fade);
+    }
+    for (int n = 1; n <= MAX_ROWS; ++n) {
+        if (!drafted || n != n_rows) {
+            m.sizes[n].fade(tune_.fade);
+            m.sizes[n].relax(drafted ? tune_.relax_size : m.sizes[n].value < 1.0f ? slow : tune_.relax);
+        }
+    }
+}
+
+// What the caller takes between rounds belongs to each of them, unless it did something else meanwhile.
+float cost_clock::callers_seconds(float before_s) {
+    mode & m = at();
+    if (before_s <= tune_.most_rest * plain_seconds()) {
+        const float keep = m.before < 0.0f ? 0.0f : tune_.keep_plain;
+        m.before         = m.before * keep + before_s * (1.0f - keep);
+        return before_s;
+    }
+    return std::max(m.before, 0.0f);
+}
+
+// Adds a round to what was foreseen, and learns how far such forecasts are from what rounds take. plain_s:
+// what the round says of plain decoding, if it does.
+void cost_clock::compare(const round_record & r, float plain_s) {
+    mode & m          = at();
+    const float prior = (float) tune_.min_drafts;
+    if (r.expected.seconds > 0.0f) {
+        const float took = std::min(r.total_s + r.gathered_s, tune_.disturbed * r.expected.seconds);
+        foreseen_.seconds += r.expected.seconds * m.late.value(prior * plain_seconds());
+        foreseen_.plain += usual_seconds() * r.expected.tokens / (float) n_slots_ * m.brought.value(prior);
+        m.late.add(took, r.expected.seconds, tune_.keep_rate);
+        m.brought.add((float) r.n_tokens, r.expected.tokens, tune_.keep_rate);
+    }
+    ++m.n_unseen;
+    if (plain_s > 0.0f) {
+        const float whole = measured_whole(n_slots_), n = (float) std::min(m.n_unseen, tune_.look);
+        const float most = tune_.most_usual * whole * m.unseen.value(tune_.n_near * whole);
+        m.usual.add(n * std::min(plain_s, most), n * whole, std::pow(tune_.keep_usual, n));
+        m.n_unseen = 0;
+        m.unseen   = {};
+    }
+    if (r.n_rows != n_slots_) {
+        const float of = r.whole ? measured_whole(r.n_rows) : measured(r.n_rows);
+        m.unseen.add(std::min(r.layers_s, tune_.disturbed * of), of, 1.0f);
+    }
+}
+
+cost_clock::reading cost_clock::saw_round(round_record & r) {
+    mode & m = at();
+    r.total_s += callers_seconds(r.before_s);
+    const bool plain     = r.n_rows == n_slots_;
+    const float expected = layers(r.n_rows) + (r.whole ? costs_.output[r.n_rows] * m.plain.value : 0.0f);
+    const float raw      = r.layers_s / std::max(expected, 1e-9f);
+    // the first ones after a draft take a little longer: only what differs by more says something of the
+    // machine
+    const int n_since    = std::exchange(m.n_since, plain ? std::min(m.n_since + 1, tune_.settled) : 0);
+    const bool is_early  = plain && n_since < tune_.settled;
+    const bool unsettled = is_early && std::fabs(std::log(raw)) < tune_.surprised;
+    const float ratio    = unsettled ? raw : plain ? steady_plain(raw) : steady(m.sizes[r.n_rows], raw);
+    compare(r, plain && !is_early ? r.total_s - r.draft_s : 0.0f);
+    time_passes(r.tried, !plain, r.n_rows);
+    const float gain_plain = 1.0f / std::max(m.plain.weight * tune_.keep_plain + 1.0f, tune_.least_weight);
+    learn_times(r, plain, unsettled, ratio);
+    learn_rest(r, plain, gain_plain);
+    // what else ran on the machine for a moment is no matter of the draft
+    const float seconds = r.total_s - r.layers_s + ratio * expected;
+    m.tokens            = m.tokens * tune_.keep_rate + (float) r.n_tokens;
+    m.seconds           = m.seconds * tune_.keep_rate + seconds;
+    return {plain, raw, ratio, seconds, plain && !unsettled && is_another()};
+}
+
+// The machine's drift is that of plain rounds: of other sizes, it may be what measuring them got wrong.
+void cost_clock::learn_times(const round_record & r, bool plain, bool unsettled, float ratio) {
+    mode & m           = at();
+    const float before = m.drafted.value;
+    if (plain && !unsettled) {
+        m.plain.correct(ratio, tune_.keep_plain, tune_.least_weight);
+    } else if (!plain) {
+        cost_factor & size = m.sizes[r.n_rows];
+        m.drafted.correct(size.value * ratio, tune_.keep_drift, tune_.least_weight);
+        size.value *= before / m.drafted.value;
+        size.correct(ratio, tune_.keep_drift, tune_.least_weight);
+    }
+    if (r.tried && r.passes_s > 0.0f) {
+        m.head.correct(steady(m.head, r.draft_s / r.passes_s), tune_.keep_head, tune_.least_weight);
+    }
+}
+
+bool cost_clock::is_another() {
+    mode & m         = at();
+    const bool moved = std::fabs(std::log(m.plain.value / m.plain_tried)) > tune_.changed;
+    m.plain_tried    = moved ? m.plain.value : m.plain_tried;
+    return moved;
+}
+
+// What a round takes beside decode and draft. gain_plain: the part of it that a plain round's counts for.
+void cost_clock::learn_rest(const round_record & r, bool plain, float gain_plain) {
+    mode & m         = at();
+    const float rest = r.total_s - r.layers_s - r.draft_s;
+    if (plain) {
+        m.plain_rest += (std::max(rest, 0.0f) - m.plain_rest) * gain_plain;
+    } else if (!r.whole) {
+        const float most = tune_.most_rest * plain_seconds();
+        m.draft_rest = m.draft_rest * tune_.keep_plain +
+                       std::clamp(rest - r.output_s - m.plain_rest, -most, most) * (1.0f - tune_.keep_plain);
+    }
+}
+
+}  // namespace eagle3
