@@ -125,7 +125,7 @@ def test_the_sdist(tmp_path):
     assert "\nClassifier: License ::" not in metadata  # the expression says it, and PyPI refuses both
 
 
-# What is left in a checkout by Python, builds, tests, installations and systems, also in folders that an sdist has.
+# What Python, builds, tests, installations and systems leave in a checkout, also where an sdist looks.
 LEFT = [
     "native/__pycache__/build.cpython-313.pyc",
     "native/src/__pycache__/x.cpython-313.pyc",
