@@ -84,6 +84,8 @@ def test_faults_of_files(tmp_path, monkeypatch):
         assert f"{sdist.name} has no {gone.partition('0001')[0]}" == fault
     [fault] = release.faults(sdist_of(sdist, *WHOLE, "eagle3_llama/__pycache__/x.pyc"))
     assert fault.endswith("has eagle3_llama/__pycache__/x.pyc")
+    [fault] = release.faults(sdist_of(sdist, *WHOLE, "native/.DS_Store"))
+    assert fault.endswith("has native/.DS_Store")
     wheel = tmp_path / "eagle3_llama-1.2.3-py3-none-manylinux_2_28_x86_64.whl"
     wheel.write_bytes(b"x" * 11)
     assert not list(release.faults(wheel))
