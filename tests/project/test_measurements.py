@@ -1,5 +1,6 @@
 """Measurements and the pages made of them: they agree, every figure has a commit, and runs are added."""
 
+import argparse
 import dataclasses
 import json
 import re
@@ -10,6 +11,7 @@ import pytest
 from paths import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts" / "measure"))
+import bench_rows
 import measurements
 import pages
 import tables
@@ -146,6 +148,16 @@ def test_other_commands_figures_are_read(checkout):
     found = added(checkout, load)
     assert "| 8 | 300 | 200 | 100 | 1.50 | 3.00 | 2.00 |" in tables.server(found)
     assert "| 9 prompts, all busy | Q4_0 | 4 |  |  |  | 1.20 |" in tables.server(found)
+
+
+def test_rows_are_read(checkout):
+    """What bench_rows.py makes of its times, in milliseconds by library, tokens and rows."""
+    times = {("stock", 256, 1): 8.0, ("1", 256, 1): 4.0, ("1", 256, 8): 6.0, ("stock", 256, 8): 20.0}
+    given = argparse.Namespace(rows=[1, 8], tokens=[256, 2000], t=2, random=[], shape="1.7B")
+    report = bench_rows.report(given, [bench_rows.figures("Q8_0", times, given)])
+    [m] = added(checkout, report)
+    assert m.data == ({"format": "Q8_0", "rows": {"1": 0.5, "8": 0.75}},)
+    assert "| A | 256 tokens in the KV cache | 0.50, ?, 0.75, ? |" in tables.rows([m])
 
 
 def test_what_is_no_measurement_is_refused(checkout):
