@@ -159,6 +159,15 @@ def test_files_that_are_named_exist(page):
         assert re.fullmatch(r"patches/[\dx]{4}", path) or (ROOT / path).exists(), path
 
 
+def test_files_of_a_token_and_of_a_request_exist():
+    """How it works names them below eagle3_llama, and those of one sentence by their last part alone."""
+    page = TEXT["eagle3_llama/docs/how-it-works.md"]
+    named = re.findall(r"`((?:server|batching|llama|runtime)/[\w./]*)`", page)
+    assert len(named) > 15
+    for path in named:
+        assert (ROOT / "eagle3_llama" / path).exists(), path
+
+
 def patches_named(page):
     return re.findall(r"patches/(\d{4})", TEXT[page])
 
