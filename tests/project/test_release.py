@@ -120,6 +120,7 @@ def test_the_sdist(tmp_path):
         metadata = tar.extractfile(about).read().decode()
     assert {"native/src/head.cpp", "eagle3_llama/data/heads.json"} <= set(names)
     assert not [n for n in names if n.startswith(("tests/", ".")) or n.endswith((".so", ".o"))]
+    assert not [n for n in names if n.startswith("scripts/data/measurements/")]
     assert "\nLicense-Expression: MIT\n" in metadata and "\nLicense-File: LICENSE\n" in metadata
     assert "\nDescription-Content-Type: text/markdown\n" in metadata
     assert "\nClassifier: License ::" not in metadata  # the expression says it, and PyPI refuses both
