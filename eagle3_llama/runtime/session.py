@@ -10,7 +10,7 @@ from .params import MAX_DRAFT
 from .stats import EagleStats
 from .text_memory import TextMemory
 
-TEXT_MAGIC = b"E3TEXT1\0"  # a state that begins so has the text alone (native/src/text_source.cpp)
+TEXT_MAGIC = b"E3TEXT"  # a state of any version that begins so has the text alone (text_source.cpp)
 
 
 class Session:

@@ -12,6 +12,7 @@ from tiny_models import PROMPT
 
 from eagle3_llama.batching import Batcher, BatchSettings
 
+CODES = {"8 bytes": "8s", "`int32`": "i", "`uint64`": "Q"}
 PAGE = (ROOT / "eagle3_llama/docs/saved-files.md").read_text(encoding="utf-8")
 
 
@@ -26,8 +27,8 @@ def fixed(heading):
     """(names, struct format) of the fields before the first array; their offsets are those of the page."""
     names, code = [], "<"
     for offset, kind, meaning in table(heading):
-        if offset and int(offset) == struct.calcsize(code) and kind in ("8 bytes", "`int32`"):
-            code += {"8 bytes": "8s", "`int32`": "i"}[kind]
+        if offset and int(offset) == struct.calcsize(code) and kind in CODES:
+            code += CODES[kind]
             names.append(re.sub(r"[`:].*", "", meaning.lstrip("`")) or meaning)
     return names, code
 
@@ -80,7 +81,7 @@ def test_a_slot_file_is_as_the_page_says(tiny, with_head):
         assert drafting[:8] == b"eagle3s\0" and fields["version"] == 2
         assert fields["n_past"] == len(header["tokens"])
         assert 0 < fields["head_n"] <= fields["n_past"]
-    assert drafting[size : size + 8] == b"E3TEXT1\0"
+    assert drafting[size : size + 8] == b"E3TEXT2\0"
     first, tokens, n = read_text(drafting[size:])
     assert size + n == len(drafting) and tokens == header["tokens"][first:]
     remembered = struct.unpack(f"<{len(texts) // 4}i", texts)
@@ -91,4 +92,4 @@ def test_the_tables_were_found():
     """A page whose tables nothing reads would be tested by nothing."""
     names, code = fixed("The head's part")
     assert struct.calcsize(code) == 48 and names[1:4] == ["version", "n_embd_kv", "n_features"]
-    assert len(names) == 11 and fixed("The text's part")[1] == "<8sii"
+    assert len(names) == 11 and fixed("The text's part")[1] == "<8sQii"

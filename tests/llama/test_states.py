@@ -79,6 +79,21 @@ def test_caches_count_the_head(eagle):
     assert take(eagle, 9, [1, *range(5, 105), 7]) == expected
 
 
+def test_a_state_goes_between_models_with_a_head_and_without(files, eagle):
+    """Without a head it brings the text to draft from. Where one side alone has a head, drafts start over."""
+    prompt = [1, *range(5, 105)]
+    with EagleLlama(files[0], **CTX) as first, EagleLlama(files[0], **CTX) as second:
+        first.eval(prompt)
+        eagle.eval(prompt)
+        alone, with_head = first.save_state(), eagle.save_state()
+        second.load_state(alone)
+        assert second.save_state().eagle_state == alone.eagle_state
+        second.load_state(with_head)
+        assert len(second.save_state().eagle_state) < len(alone.eagle_state)  # it holds no token any more
+        eagle.load_state(alone)
+        assert eagle.n_tokens == len(prompt)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
