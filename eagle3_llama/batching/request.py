@@ -187,7 +187,7 @@ class RequestLlama(GeneratingLlama):
             sampler,
             self._params_for(processors is not None, self._batcher._engine),
             wanted=1,
-            limit=room,
+            limit=room + 1,  # the last token needs no place
             deadline=self._deadline,
             rows=stopping,
             top=options.top,

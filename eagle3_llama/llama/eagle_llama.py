@@ -309,6 +309,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
             functools.partial(self._owner.release, generation.claim),
             reset=a["reset"],
             limit=generation.limit,
+            ends=generation.claim.ends,
             record="last" if record == "none" and generation.stopping is not None else record,
             verbose=self.verbose,
         )

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.binding import Llama
+from ..runtime.binding import Llama, llama_cpp
 from ..runtime.engine import Engine
 from ..runtime.params import EagleParams
 from ..runtime.stats import EagleStats
 from . import loop
+from .answer_text import AnswerText
 from .flash import FlashLlama
 from .loop import Piece, Sent, TokenSource
 from .ownership import Claim, Ownership
@@ -62,6 +63,7 @@ class GeneratingLlama(FlashLlama):
     _text: Text
     _used: TokenUsage  # of all generations
     _sampler: Any
+    _answered: tuple[list[int], list[int]]  # the last generation's prompt, and its tokens so far
 
     n_tokens = text_property("n_tokens")
     input_ids = text_property("input_ids")
@@ -99,6 +101,7 @@ class GeneratingLlama(FlashLlama):
         the generation.
         """
         claim = self._owner.claim(GENERATION, adopts=True)
+        claim.over = False
         steps: Generator[Any, Any, None]
         if self._delegates:
             steps = super().generate(tokens, *args, **kwargs)
@@ -108,7 +111,7 @@ class GeneratingLlama(FlashLlama):
         try:
             yield from self._owner.run(claim, steps, take=True)
         finally:
-            claim.adopts = True  # the call that it is part of may make another
+            claim.adopts = claim.over = True  # the call that it is part of may make another
 
     def _steps(
         self, claim: Claim, limit: int | None, tokens: Sequence[int], *args: Any, **kwargs: Any
@@ -117,6 +120,7 @@ class GeneratingLlama(FlashLlama):
         bound.apply_defaults()
         self._mirostat_mu = ctypes.c_float(2.0 * bound.arguments["mirostat_tau"])
         generation = Generation(list(tokens), bound.arguments, claim, limit)
+        self._answered = generation.prompt, []
         begin = functools.partial(self._tokens_from, generation)
         return loop.generate(begin, self._text, generation.stopping, self._count_token)
 
@@ -124,6 +128,7 @@ class GeneratingLlama(FlashLlama):
         """Called before the i-th token of a piece is yielded."""
         if piece.positions[i] > 0:
             self._used.count_accepted(piece.sources[i])
+        self._answered[1].append(piece.tokens[i])
         self.stats.tokens += 1
 
     def _new_sampler(self, arguments: dict[str, Any], processors: GuardedProcessors | None) -> Any:
@@ -145,20 +150,32 @@ class GeneratingLlama(FlashLlama):
             logprobs, echo, limit = (kwargs.get(name) for name in ("logprobs", "echo", "max_tokens"))
             claim.limit = limit if limit is not None and limit > 0 else None
             claim.record = "none" if logprobs is None else "prompt" if echo else "all"
-            steps = self._complete(claim, steps)
+            claim.ends = True
+            begin = [] if kwargs["prompt"] else [self.token_bos()]  # llama-cpp-python counts it to the answer
+            whole = functools.partial(self._answer, begin)
+            steps = self._complete(claim, steps, AnswerText(claim, whole, kwargs))
         yield from self._owner.run(claim, steps)
 
-    def _complete(self, claim: Claim, steps: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    def _complete(
+        self, claim: Claim, steps: Generator[Any, None, None], text: AnswerText
+    ) -> Generator[Any, None, None]:
         before = self._used.copy()
         try:
             for item in steps:
                 if "usage" in item:
                     item["usage"]["completion_tokens_details"] = (self._used - before).prediction()
-                yield item
+                yield from text.mend(item)
         finally:
             steps.close()
             claim.limit = None
             self._owner.release(claim, self._forget_rows)
+
+    def _answer(self, begin: list[int]) -> bytes:
+        """The text of the last generation after the tokens `begin`, without the token that ended it."""
+        prompt, tokens = self._answered
+        is_end = lambda token: llama_cpp.llama_vocab_is_eog(self._model.vocab, token)
+        tokens = tokens[:-1] if tokens and is_end(tokens[-1]) else tokens
+        return self.detokenize(begin + tokens, prev_tokens=prompt) if tokens else b""
 
     def _forget_rows(self) -> None:
         self._text.rows = None

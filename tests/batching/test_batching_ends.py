@@ -36,7 +36,7 @@ def test_ends_at_the_limit_and_the_context(batcher):
         assert llm.create_completion(PROMPT, max_tokens=7, temperature=0.0)["usage"]["completion_tokens"] <= 7
     with batcher.request(params=EagleParams(n_max=5)) as llm:
         out = list(llm.generate([1] * (N_CTX - 20), temp=0.0))
-        assert 1 <= len(out) <= 20
+        assert 1 <= len(out) <= 21  # the last one needs no place
     with batcher.request() as llm, pytest.raises(EagleError, match="prompt has"):
         next(llm.generate([1] * N_CTX))
     assert batcher.snapshot()["slots_busy"] == 0
