@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import EagleError
 from ..runtime.binding import Llama, llama_cpp
 from ..runtime.engine import Engine
 from ..runtime.params import EagleParams
 from ..runtime.stats import EagleStats
-from . import loop
+from . import guards, loop
 from .answer_text import AnswerText
+from .calls import Calls
 from .flash import FlashLlama
 from .loop import Piece, Sent, TokenSource
 from .ownership import Claim, Ownership
@@ -58,6 +60,7 @@ def text_property(name: str) -> Any:
 class GeneratingLlama(FlashLlama):
     """A Llama whose generate() takes its tokens from a TokenSource. Everything else makes text from these."""
 
+    calls: Calls
     _owner: Ownership
     _params: EagleParams
     _text: Text
@@ -89,6 +92,21 @@ class GeneratingLlama(FlashLlama):
     def _tokens_from(self, generation: Generation) -> TokenSource:
         """Called in the generation's first step."""
         raise NotImplementedError
+
+    @staticmethod
+    def _closed_error() -> EagleError:
+        """What a call after close() raises."""
+        return guards.closed()
+
+    def tokenize(self, *args: Any, **kwargs: Any) -> list[int]:
+        """Same as Llama.tokenize. Other threads may generate meanwhile."""
+        with self.calls:
+            return super().tokenize(*args, **kwargs)
+
+    def detokenize(self, *args: Any, **kwargs: Any) -> bytes:
+        """Same as Llama.detokenize. Other threads may generate meanwhile."""
+        with self.calls:
+            return super().detokenize(*args, **kwargs)
 
     # -- generation ---------------------------------------------------------------------------------------
 

@@ -41,7 +41,9 @@ class Ownership:
     Everybody waits for a hold() of another thread, which is short and calls nobody.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, calls: contextlib.AbstractContextManager[Any] | None = None) -> None:
+        """calls: entered for each step of a generator, see Calls."""
+        self._calls = calls or contextlib.nullcontext()
         self._lock = threading.RLock()  # a generator may be finalised while its thread holds the lock
         self._holder: Claim | None = None  # whose text the context holds
         self._running: Claim | None = None  # whose step is running
@@ -124,7 +126,8 @@ class Ownership:
             while True:
                 before = self._enter(claim, take)  # as step(), for each token
                 try:
-                    item = steps.send(sent)
+                    with self._calls:
+                        item = steps.send(sent)
                 except StopIteration:
                     return
                 finally:
