@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import EagleError, ErrorKind
 from ..llama.generation import GeneratingLlama, Generation
+from ..llama.infill import echoed_logprobs
 from ..llama.loop import Piece
 from ..llama.ownership import Ownership
 from ..llama.scores import ScoreRows
@@ -134,6 +135,8 @@ class RequestLlama(GeneratingLlama):
         prompt, logprobs, bias = (kwargs.pop(name, None) for name in ("prompt", "logprobs", "logit_bias"))
         echo, stream = bool(kwargs.get("echo")), bool(kwargs.get("stream"))
         writer = None
+        if logprobs is not None and echo and kwargs.get("suffix") is not None:
+            raise echoed_logprobs()
         if logprobs is not None:
             writer = Logprobs(self.detokenize, self.token_bos(), 0 if echo else len(prompt))
         whole = writer is not None and echo and not stream

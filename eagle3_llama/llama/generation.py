@@ -20,6 +20,7 @@ from . import guards, loop
 from .answer_text import AnswerText
 from .calls import Calls
 from .flash import FlashLlama
+from .infill import Infill
 from .loop import Piece, Sent, TokenSource
 from .ownership import Claim, Ownership
 from .processors import GuardedProcessors
@@ -162,6 +163,10 @@ class GeneratingLlama(FlashLlama):
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Llama's, with logprobs that need no logits_all, and with the counts of draft tokens in `usage`."""
+        if kwargs.get("suffix") is not None:
+            infill = Infill(self, kwargs)
+            yield from infill.items(GeneratingLlama._create_completion(self, *args, **infill.arguments))
+            return
         claim = self._owner.claim(GENERATION, adopts=True)
         steps: Any = super()._create_completion(*args, **kwargs)
         if not self._delegates:

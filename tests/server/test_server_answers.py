@@ -1,6 +1,7 @@
 """What answers say at their edges: characters of several tokens, the context's end. On a tiny model."""
 
 import pytest
+import tiny_models
 from server_tools import CHAT, ask, events, running, settings
 from tiny_models import PROMPT
 
@@ -38,3 +39,28 @@ def test_a_chat_that_the_context_cuts(server, more):
     text, n = whole["choices"][0]["message"]["content"], whole["usage"]["prompt_tokens"]
     assert text == "世" * ((N_CTX - n + 1) // 3) and whole["choices"][0]["finish_reason"] == "length"
     assert streamed(server.client, CHAT, **body) == (text, "length")
+
+
+def test_a_suffix_that_the_model_cannot_use(server):
+    """The middle is asked for with the vocabulary's tokens. Token 0 would be taken for text."""
+    for more in ({}, {"stream": True}):
+        r = ask(server.client, path=COMPLETIONS, prompt="def", suffix="end", max_tokens=4, **more)
+        error = r.json()["error"]
+        assert (
+            r.status_code == 400 and error["param"] == "suffix" and "fill in the middle" in error["message"]
+        )
+    assert ask(server.client, path=COMPLETIONS, prompt="def", suffix="", max_tokens=4).status_code == 200
+
+
+def test_a_suffix(tmp_path):
+    able = str(tiny_models.target(tmp_path / "able.gguf", infills=(300, 301, 302)))
+    with running(settings(model=able, eagle=None, n_ctx=N_CTX, n_parallel=1, threads=1)) as s:
+        body = {"prompt": "def", "max_tokens": 8, "temperature": 0}
+        got = ask(s.client, path=COMPLETIONS, suffix="end", **body).json()
+        ids = [3 + byte for byte in "\u2581def".encode()], [3 + byte for byte in b"end"]
+        plain = ask(
+            s.client, path=COMPLETIONS, **{**body, "prompt": [1, 300, *ids[0], 301, *ids[1], 302]}
+        ).json()
+        assert got["choices"] == plain["choices"] and got["usage"]["prompt_tokens"] == 13
+        r = ask(s.client, path=COMPLETIONS, suffix="end", echo=True, logprobs=1, **body)
+        assert r.status_code == 400 and "echo" in r.json()["error"]["message"]
