@@ -22,7 +22,7 @@ from ..errors import EagleError, ErrorKind
 from ..llama.eagle_llama import EagleLlama
 from ..runtime.params import NO_HEAD, EagleParams
 from . import slot_file
-from .job import Job, RequestCancelled
+from .job import Job, RequestCancelled, busy_in_round
 from .memories import Memories
 from .model import BatchModel, BatchSettings
 from .request import RequestLlama
@@ -97,6 +97,8 @@ class Batcher:
         return RequestLlama(self, params, deadline, request_id, client)
 
     def _check_open(self) -> None:
+        if threading.current_thread() is self._thread:  # which would wait for itself
+            raise busy_in_round()
         if self._ended is not None:
             raise EagleError(ErrorKind.NATIVE, f"no request can be served any more: {self._ended!r:.200}")
         if self._closing is not None:
@@ -132,8 +134,9 @@ class Batcher:
     def close(self, grace: float = 0.0) -> None:
         """Takes no more requests, and frees the model; may be called twice.
 
-        grace: seconds that running and waiting requests have left.
+        grace: seconds that running and waiting requests have left. Raises EagleError BUSY in a callback.
         """
+        self.base.calls.check_outside()
         with self._wake:
             self._closing = min(self._closing or float("inf"), time.monotonic() + grace)
             self._wake.notify()
@@ -288,10 +291,7 @@ class Batcher:
             self._end(job, RequestCancelled(reason))
 
     def _admit(self) -> None:
-        """Gives each waiting request the free slot with the longest shared prefix.
-
-        Among equals it takes the slot that was not used for the longest time.
-        """
+        """Gives each waiting request the free slot with the longest shared prefix, of equals the idlest."""
         while self._waiting and (free := [s for s in self._slots if s.job is None]):
             with self._wake:
                 job = self._waiting.popleft()
@@ -320,7 +320,7 @@ class Batcher:
         del slot.tokens[n:]
         return n
 
-    def _free(self, slot: BatchSlot, error: Exception | None) -> None:
+    def _free(self, slot: BatchSlot, error: BaseException | None) -> None:
         """Ends the slot's request. The text stays, for the next request that shares a prefix with it."""
         job, slot.job = slot.job, None
         try:
@@ -334,7 +334,7 @@ class Batcher:
                 self._memories.add(job, slot.tokens)
             self._end(job, error)
 
-    def _end(self, job: Job, error: Exception | None) -> None:
+    def _end(self, job: Job, error: BaseException | None) -> None:
         """Ends a job. The reader is told of the end, whatever fails here. Raises nothing: others wait too."""
         if error is not None and not isinstance(error, RequestCancelled):
             self._scheduler.count["failures"] += 1

@@ -27,6 +27,15 @@ class RequestCancelled(EagleError):
         self.reason = reason
 
 
+def busy_in_round() -> EagleError:
+    """The error of a logits processor that waits for its own batcher."""
+    return EagleError(
+        ErrorKind.BUSY,
+        "the batcher is in the middle of a round: a logits processor cannot wait for another of its requests;"
+        " use another model, or a stopping criterion, which runs in the request's own thread",
+    )
+
+
 @dataclasses.dataclass
 class BatchPiece(Piece):
     """A Piece with what the batcher's thread kept of the rows, which the next batch overwrites.
@@ -79,7 +88,7 @@ class Job:
     client: str = ""  # whose earlier texts it may be drafted from
     processors: RequestProcessors | None = None
     usual: int = 0  # tokens at which a completion usually ends
-    pieces: queue.SimpleQueue[BatchPiece | Exception | None] = dataclasses.field(
+    pieces: queue.SimpleQueue[BatchPiece | BaseException | None] = dataclasses.field(
         default_factory=queue.SimpleQueue
     )
     # set when no further piece comes before the reader asks for more
@@ -101,10 +110,9 @@ class Job:
         """Why the request has to end, None if it does not. now: of time.monotonic()."""
         return self.cancelled or ("deadline" if self.deadline is not None and now >= self.deadline else None)
 
-    def raise_processors(self) -> None:
-        """Raises what a logits processor raised."""
-        if self.processors is not None:
-            self.processors.raise_error()
+    def take_error(self) -> BaseException | None:
+        """What a logits processor raised, once. It is not raised: the batcher serves other requests."""
+        return self.processors.take_error() if self.processors is not None else None
 
 
 class RequestProcessors(GuardedProcessors):
@@ -112,8 +120,6 @@ class RequestProcessors(GuardedProcessors):
 
     ids: the tokens that the slot holds.
     """
-
-    catches = Exception  # anything else would end the batcher
 
     def __init__(self, processors: Sequence[Any], prompt: Sequence[int]) -> None:
         super().__init__(processors, lambda: np.array(self.ids, np.intc))

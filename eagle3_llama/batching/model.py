@@ -19,6 +19,7 @@ from ..llama.metadata import number
 from ..runtime.binding import llama_cpp
 from ..runtime.machine import cores
 from ..runtime.params import check_int
+from .job import RequestCancelled
 
 MAX_SLOTS = 32
 MAX_INTERVAL = 10.0  # seconds
@@ -108,6 +109,10 @@ class BatchModel(EagleLlama):
         params.n_seq_max = self._n_slots  # Llama has no argument for it
         self._context_params = params
 
+    @staticmethod
+    def _closed_error() -> EagleError:
+        return RequestCancelled("shutdown")
+
     def batch_sizes(self) -> tuple[int, int]:
         """n_batch and n_ubatch of the context."""
         return llama_cpp.llama_n_batch(self._ctx.ctx), llama_cpp.llama_n_ubatch(self._ctx.ctx)
@@ -133,7 +138,8 @@ class BatchModel(EagleLlama):
         """Same as Llama.detokenize, with a cache: completions detokenize the whole text at every token."""
         if type(self.tokenizer_).__name__ != "LlamaTokenizer":
             return self.detokenize(tokens, prev_tokens, special)
-        out = b"".join([self._piece(token, special) for token in tokens])
+        with self.calls:
+            out = b"".join([self._piece(token, special) for token in tokens])
         return out[1:] if tokens and tokens[0] == self.token_bos() and out[:1] == b" " else out
 
     @functools.cached_property

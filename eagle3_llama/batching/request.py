@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import EagleError, ErrorKind
 from ..llama.generation import GeneratingLlama, Generation
+from ..llama.infill import echoed_logprobs
 from ..llama.loop import Piece
 from ..llama.ownership import Ownership
 from ..llama.scores import ScoreRows
@@ -25,7 +26,7 @@ from .samplers import with_bias
 from .tokens import BatchTokens
 
 # What a request does not take over from the batcher's model: what belongs to its context and its calls.
-OWN = frozenset("_engine _stack _owner _text _used _params _processors _sampler".split())
+OWN = frozenset("_batcher _engine _stack _owner _text _used _params _processors _sampler".split())
 
 
 class RequestLlama(GeneratingLlama):
@@ -39,11 +40,9 @@ class RequestLlama(GeneratingLlama):
     def __init__(
         self, batcher: Any, params: EagleParams | None, deadline: float | None, request_id: str, client: str
     ) -> None:
-        shared = vars(batcher.base).copy()  # at once: another thread may add to it
-        vars(self).update({name: shared[name] for name in shared.keys() - OWN})
         self._batcher, self._deadline, self._request_id = batcher, deadline, request_id
         self._client = client
-        self._owner = Ownership()
+        self._owner = Ownership(batcher.base.calls)
         self._params = params if params is not None else EagleParams(text=batcher.settings.text)
         self._n_ctx, self._sampler = batcher.n_ctx, None
         self._text = Text(np.zeros(batcher.n_ctx, np.intc), batcher.base.scores)
@@ -57,6 +56,13 @@ class RequestLlama(GeneratingLlama):
         self._cancelled: str | None = None
         # called in the request's thread before it waits, and once an interval
         self.on_wait: Callable[[], None] = lambda: None
+
+    def __getattr__(self, name: str) -> Any:
+        """What it has not itself is the model's, until that is closed: a copy would outlive it."""
+        shared = {} if name in OWN else vars(self._batcher.base)
+        if name not in shared:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return shared[name]
 
     def __enter__(self) -> RequestLlama:
         return self
@@ -90,6 +96,9 @@ class RequestLlama(GeneratingLlama):
     def reset(self) -> None:
         """Forgets the text. The slots' contents are the batcher's."""
         self.n_tokens = 0
+
+    def tokenize(self, *args: Any, **kwargs: Any) -> list[int]:
+        return self._batcher.base.tokenize(*args, **kwargs)
 
     def detokenize(
         self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
@@ -126,6 +135,8 @@ class RequestLlama(GeneratingLlama):
         prompt, logprobs, bias = (kwargs.pop(name, None) for name in ("prompt", "logprobs", "logit_bias"))
         echo, stream = bool(kwargs.get("echo")), bool(kwargs.get("stream"))
         writer = None
+        if logprobs is not None and echo and kwargs.get("suffix") is not None:
+            raise echoed_logprobs()
         if logprobs is not None:
             writer = Logprobs(self.detokenize, self.token_bos(), 0 if echo else len(prompt))
         whole = writer is not None and echo and not stream
@@ -187,7 +198,7 @@ class RequestLlama(GeneratingLlama):
             sampler,
             self._params_for(processors is not None, self._batcher._engine),
             wanted=1,
-            limit=room,
+            limit=room + 1,  # the last token needs no place
             deadline=self._deadline,
             rows=stopping,
             top=options.top,

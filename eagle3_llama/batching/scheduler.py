@@ -43,7 +43,7 @@ class Scheduler:
     """Decodes for the slots and hands the tokens to their jobs. free: frees a slot, with an error or None."""
 
     def __init__(
-        self, base: BatchModel, engine: Engine, free: Callable[[BatchSlot, Exception | None], None]
+        self, base: BatchModel, engine: Engine, free: Callable[[BatchSlot, BaseException | None], None]
     ) -> None:
         self._base, self._engine, self._free = base, engine, free
         self._n_batch, self._n_ubatch = base.batch_sizes()
@@ -107,9 +107,10 @@ class Scheduler:
                 before = [self._top_row(job, i, token) for i, token in enumerate(followed)]
             if done:
                 job.token = self._engine.sample(address(job.sampler.sampler))
-                job.raise_processors()
         except Exception as e:
             self._free(slot, e)
+            return
+        if self._failed(slot, job):
             return
         self.count["prompt_tokens"] += n
         if n > INVARIANT_ROWS:
@@ -162,10 +163,17 @@ class Scheduler:
             try:
                 if isinstance(out, EagleError):
                     raise out
-                job.raise_processors()
-                self._take_round(slot, job, out)
+                if not self._failed(slot, job):
+                    self._take_round(slot, job, out)
             except Exception as e:
                 self._free(slot, e)
+
+    def _failed(self, slot: BatchSlot, job: Job) -> bool:
+        """Whether a logits processor raised something, of whatever kind. Then the slot is free."""
+        error = job.take_error()
+        if error is not None:
+            self._free(slot, error)
+        return error is not None
 
     def _one_by_one(self, busy: list[Busy], failure: EagleError) -> None:
         """After the failure of a round of all: only the slot that caused it fails again.

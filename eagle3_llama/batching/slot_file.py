@@ -147,7 +147,7 @@ def unpack(expected: dict[str, Any], n_ctx: int, data: bytes) -> Contents:
     n_vocab = expected["n_vocab"]
     if not isinstance(tokens, list) or not all(type(t) is int and 0 <= t < n_vocab for t in tokens):
         raise bad("damaged")
-    if len(tokens) >= n_ctx:
+    if len(tokens) > n_ctx:
         raise bad(f"it has {len(tokens)} tokens, a slot here {n_ctx}")
     if not all(type(x) is int and x >= 0 for x in sizes) or at + n + sum(sizes) + 32 != len(data):
         raise bad("damaged")

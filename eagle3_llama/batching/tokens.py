@@ -48,7 +48,7 @@ class BatchTokens:
     def round(self) -> BatchPiece | None:
         """See TokenSource."""
         piece = self._next_piece()
-        if isinstance(piece, Exception):
+        if isinstance(piece, BaseException):
             try:
                 raise piece
             finally:
@@ -74,7 +74,7 @@ class BatchTokens:
         self._batcher._cancel(self._job, "cancelled")
         self._used.reused += self._job.reused
 
-    def _next_piece(self) -> BatchPiece | Exception | None:
+    def _next_piece(self) -> BatchPiece | BaseException | None:
         """Waits for the next piece.
 
         The batcher may run ahead of the reader, but not beyond max_tokens, where a completion usually ends.

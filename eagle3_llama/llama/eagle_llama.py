@@ -23,6 +23,7 @@ from ..runtime.machine import default_threads
 from ..runtime.params import NO_HEAD, EagleParams
 from ..runtime.stats import EagleStats
 from . import guards, model_costs, named, saved_state
+from .calls import Calls
 from .generation import GeneratingLlama, Generation
 from .local_tokens import LocalTokens
 from .ownership import Ownership
@@ -78,7 +79,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         flash_attn: bool | None = False,
         **kwargs: Any,
     ) -> None:
-        self._owner, self._stack = Ownership(), contextlib.ExitStack()  # __del__ needs them in any case
+        self._owner, self._stack, self.calls = Ownership(), contextlib.ExitStack(), Calls(self._closed_error)
         eagle_path = keywords.one_of(
             {"eagle": eagle, **{name: kwargs.pop(name, None) for name in keywords.ALIASES}}
         )
@@ -128,6 +129,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         """Frees head and model; may be called twice. A running generation cannot continue."""
         if hasattr(self, "_stack"):  # false if the constructor was never entered
             with self._owner.call("close()"):
+                self.calls.close()
                 super().close()
                 self._model = self._ctx = self.tokenizer_ = guards.Closed()  # type: ignore[assignment]
 
@@ -309,6 +311,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
             functools.partial(self._owner.release, generation.claim),
             reset=a["reset"],
             limit=generation.limit,
+            ends=generation.claim.ends,
             record="last" if record == "none" and generation.stopping is not None else record,
             verbose=self.verbose,
         )

@@ -11,12 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.binding import Llama
+from ..errors import EagleError
+from ..runtime.binding import Llama, llama_cpp
 from ..runtime.engine import Engine
 from ..runtime.params import EagleParams
 from ..runtime.stats import EagleStats
-from . import loop
+from . import guards, loop
+from .answer_text import AnswerText
+from .calls import Calls
 from .flash import FlashLlama
+from .infill import Infill
 from .loop import Piece, Sent, TokenSource
 from .ownership import Claim, Ownership
 from .processors import GuardedProcessors
@@ -57,11 +61,13 @@ def text_property(name: str) -> Any:
 class GeneratingLlama(FlashLlama):
     """A Llama whose generate() takes its tokens from a TokenSource. Everything else makes text from these."""
 
+    calls: Calls
     _owner: Ownership
     _params: EagleParams
     _text: Text
     _used: TokenUsage  # of all generations
     _sampler: Any
+    _answered: tuple[list[int], list[int]]  # the last generation's prompt, and its tokens so far
 
     n_tokens = text_property("n_tokens")
     input_ids = text_property("input_ids")
@@ -88,6 +94,21 @@ class GeneratingLlama(FlashLlama):
         """Called in the generation's first step."""
         raise NotImplementedError
 
+    @staticmethod
+    def _closed_error() -> EagleError:
+        """What a call after close() raises."""
+        return guards.closed()
+
+    def tokenize(self, *args: Any, **kwargs: Any) -> list[int]:
+        """Same as Llama.tokenize. Other threads may generate meanwhile."""
+        with self.calls:
+            return super().tokenize(*args, **kwargs)
+
+    def detokenize(self, *args: Any, **kwargs: Any) -> bytes:
+        """Same as Llama.detokenize. Other threads may generate meanwhile."""
+        with self.calls:
+            return super().detokenize(*args, **kwargs)
+
     # -- generation ---------------------------------------------------------------------------------------
 
     def generate(
@@ -99,6 +120,7 @@ class GeneratingLlama(FlashLlama):
         the generation.
         """
         claim = self._owner.claim(GENERATION, adopts=True)
+        claim.over = False
         steps: Generator[Any, Any, None]
         if self._delegates:
             steps = super().generate(tokens, *args, **kwargs)
@@ -108,7 +130,7 @@ class GeneratingLlama(FlashLlama):
         try:
             yield from self._owner.run(claim, steps, take=True)
         finally:
-            claim.adopts = True  # the call that it is part of may make another
+            claim.adopts = claim.over = True  # the call that it is part of may make another
 
     def _steps(
         self, claim: Claim, limit: int | None, tokens: Sequence[int], *args: Any, **kwargs: Any
@@ -117,6 +139,7 @@ class GeneratingLlama(FlashLlama):
         bound.apply_defaults()
         self._mirostat_mu = ctypes.c_float(2.0 * bound.arguments["mirostat_tau"])
         generation = Generation(list(tokens), bound.arguments, claim, limit)
+        self._answered = generation.prompt, []
         begin = functools.partial(self._tokens_from, generation)
         return loop.generate(begin, self._text, generation.stopping, self._count_token)
 
@@ -124,6 +147,7 @@ class GeneratingLlama(FlashLlama):
         """Called before the i-th token of a piece is yielded."""
         if piece.positions[i] > 0:
             self._used.count_accepted(piece.sources[i])
+        self._answered[1].append(piece.tokens[i])
         self.stats.tokens += 1
 
     def _new_sampler(self, arguments: dict[str, Any], processors: GuardedProcessors | None) -> Any:
@@ -139,26 +163,42 @@ class GeneratingLlama(FlashLlama):
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Llama's, with logprobs that need no logits_all, and with the counts of draft tokens in `usage`."""
+        if kwargs.get("suffix") is not None:
+            infill = Infill(self, kwargs)
+            yield from infill.items(GeneratingLlama._create_completion(self, *args, **infill.arguments))
+            return
         claim = self._owner.claim(GENERATION, adopts=True)
         steps: Any = super()._create_completion(*args, **kwargs)
         if not self._delegates:
             logprobs, echo, limit = (kwargs.get(name) for name in ("logprobs", "echo", "max_tokens"))
             claim.limit = limit if limit is not None and limit > 0 else None
             claim.record = "none" if logprobs is None else "prompt" if echo else "all"
-            steps = self._complete(claim, steps)
+            claim.ends = True
+            begin = [] if kwargs["prompt"] else [self.token_bos()]  # llama-cpp-python counts it to the answer
+            whole = functools.partial(self._answer, begin)
+            steps = self._complete(claim, steps, AnswerText(claim, whole, kwargs))
         yield from self._owner.run(claim, steps)
 
-    def _complete(self, claim: Claim, steps: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    def _complete(
+        self, claim: Claim, steps: Generator[Any, None, None], text: AnswerText
+    ) -> Generator[Any, None, None]:
         before = self._used.copy()
         try:
             for item in steps:
                 if "usage" in item:
                     item["usage"]["completion_tokens_details"] = (self._used - before).prediction()
-                yield item
+                yield from text.mend(item)
         finally:
             steps.close()
             claim.limit = None
             self._owner.release(claim, self._forget_rows)
+
+    def _answer(self, begin: list[int]) -> bytes:
+        """The text of the last generation after the tokens `begin`, without the token that ended it."""
+        prompt, tokens = self._answered
+        is_end = lambda token: llama_cpp.llama_vocab_is_eog(self._model.vocab, token)
+        tokens = tokens[:-1] if tokens and is_end(tokens[-1]) else tokens
+        return self.detokenize(begin + tokens, prev_tokens=prompt) if tokens else b""
 
     def _forget_rows(self) -> None:
         self._text.rows = None

@@ -30,7 +30,12 @@ class Closed:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise EagleError(ErrorKind.BAD_ARGUMENT, "the model is closed: load it again with EagleLlama(...)")
+        raise closed()
+
+
+def closed() -> EagleError:
+    """The error of a call after close()."""
+    return EagleError(ErrorKind.BAD_ARGUMENT, "the model is closed: load it again with EagleLlama(...)")
 
 
 def load_error(path: str, error: ValueError) -> TargetError:

@@ -20,8 +20,9 @@ class LocalTokens:
 
     reset: False continues the text with the prompt. record: the rows of logits that are kept: none, last (the
     one that was sampled from), all (of the generated tokens), prompt (of the prompt too). limit: tokens that
-    the caller takes, as far as is known: no draft goes beyond. release: calls what it is given if the
-    generation still holds the context.
+    the caller takes, as far as is known: no draft goes beyond. ends: a full context ends the generation;
+    otherwise the round raises, as Llama's next step does. release: calls what it is given if the generation
+    still holds the context.
     """
 
     def __init__(
@@ -37,13 +38,14 @@ class LocalTokens:
         reset: bool = True,
         record: str = "none",
         limit: int | None = None,
+        ends: bool = False,
         verbose: bool = False,
     ) -> None:
         self._text, self._prompt, self._params = text, prompt, params
         self._sampler, self._processors = sampler, processors
         self._chain = address(sampler.sampler)  # once: it takes a while, for each round
         self._usage, self._release = usage, release
-        self._reset, self._record, self._verbose = reset, record, verbose
+        self._reset, self._record, self._ends, self._verbose = reset, record, ends, verbose
         self._left = limit  # tokens, None if not known
         self._token = -1  # sampled, and not decoded yet
         self._new_at = -1  # where the text begins that is new to the memory of earlier texts
@@ -67,8 +69,10 @@ class LocalTokens:
         text.engine.stats.prompt += time.perf_counter() - started
         return piece
 
-    def round(self) -> Piece:
-        """See TokenSource. There is no end: the caller stops at an end-of-generation token."""
+    def round(self) -> Piece | None:
+        """See TokenSource. The caller stops at an end-of-generation token; the context's end is another."""
+        if self._ends and self._text.n_tokens >= len(self._text.input_ids):
+            return None
         most = MAX_DRAFT if self._left is None else min(max(self._left - 1, 0), MAX_DRAFT)
         out = self._text.round(self._token, self._params, self._chain, self._processors, most)
         self._token = out[-1]

@@ -22,12 +22,14 @@ class Claim:
 
     adopts: calls that the same thread makes during its step are part of it. record: the logits that a
     completion asks its generation to keep: none, all (of the generated tokens), prompt (of the prompt too).
-    limit: tokens that its caller takes, None if not known.
+    limit: tokens that its caller takes, None if not known. ends: a full context ends its generation, and is
+    no error. over: its last generation has ended.
     """
 
     def __init__(self, who: str, adopts: bool) -> None:
         self.who, self.adopts, self.record = who, adopts, "none"
         self.limit: int | None = None
+        self.ends = self.over = False
         self.taken = False  # it has held the context
         self.thread = 0  # of its step
 
@@ -39,7 +41,9 @@ class Ownership:
     Everybody waits for a hold() of another thread, which is short and calls nobody.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, calls: contextlib.AbstractContextManager[Any] | None = None) -> None:
+        """calls: entered for each step of a generator, see Calls."""
+        self._calls = calls or contextlib.nullcontext()
         self._lock = threading.RLock()  # a generator may be finalised while its thread holds the lock
         self._holder: Claim | None = None  # whose text the context holds
         self._running: Claim | None = None  # whose step is running
@@ -122,7 +126,8 @@ class Ownership:
             while True:
                 before = self._enter(claim, take)  # as step(), for each token
                 try:
-                    item = steps.send(sent)
+                    with self._calls:
+                        item = steps.send(sent)
                 except StopIteration:
                     return
                 finally:

@@ -14,8 +14,6 @@ class GuardedProcessors:
     text: returns the token ids before the row, int32 [n]; in a round, those before its first token.
     """
 
-    catches: type[BaseException] = BaseException
-
     def __init__(self, processors: Sequence[Any], text: Callable[[], np.ndarray]) -> None:
         self.processors, self.text = processors, text
         self.error: BaseException | None = None
@@ -29,7 +27,7 @@ class GuardedProcessors:
         try:
             for processor in self.processors:
                 scores[:] = processor(ids, scores)
-        except self.catches as e:
+        except BaseException as e:
             self.error = e
         return scores
 
@@ -47,8 +45,12 @@ class GuardedProcessors:
         self._n += 1
         return self._round[: self._n]
 
+    def take_error(self) -> BaseException | None:
+        """The error, once."""
+        error, self.error = self.error, None
+        return error
+
     def raise_error(self) -> None:
         """Raises the error once."""
-        error, self.error = self.error, None
-        if error is not None:
+        if (error := self.take_error()) is not None:
             raise error

@@ -240,4 +240,4 @@ def test_a_slot_at_its_context_s_end(endless):
             got = jobs_at_once(batcher, [functools.partial(work, *a) for a in asked])
             batcher._scheduler._one_by_one = own
             assert tuple(got) == alone and not failed
-            assert len(alone[0]) == 256 - len(long) and batcher.snapshot()["failures"] == 0
+            assert len(alone[0]) == 256 - len(long) + 1 and batcher.snapshot()["failures"] == 0

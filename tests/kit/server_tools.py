@@ -7,6 +7,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import re
 import subprocess
@@ -16,11 +17,22 @@ import time
 from types import SimpleNamespace
 
 import httpx
+import pytest
 import uvicorn
 
 from eagle3_llama.models import shipped_head, smollm2
 from eagle3_llama.server.settings import ServerSettings
 
+PARSERS = pytest.mark.parametrize(  # uvicorn takes httptools where it is installed, as Ray installs it
+    "parser",
+    [
+        "h11",
+        pytest.param(
+            "httptools",
+            marks=pytest.mark.skipif(not importlib.util.find_spec("httptools"), reason="needs httptools"),
+        ),
+    ],
+)
 CHAT = "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}
 ENDLESS = {"max_tokens": 900, "logit_bias": {"0": -100, "2": -100}}  # neither of SmolLM2's ends
@@ -46,8 +58,8 @@ def settings(**more):
 
 
 @contextlib.contextmanager
-def running(given, batcher=None):
-    """A server of these settings: url, client (httpx), app, batcher, settings."""
+def running(given, batcher=None, parser="h11"):
+    """A server of these settings: url, client (httpx), app, batcher, settings. parser: of HTTP."""
     from eagle3_llama.batching import Batcher, BatchSettings
     from eagle3_llama.server.web.app import create_app
     from eagle3_llama.server.web.connections import connection_limit
@@ -56,7 +68,7 @@ def running(given, batcher=None):
     own = batcher is None
     batcher = batcher or Batcher(BatchSettings(**given.batch()))
     app = create_app(given, batcher)
-    server = uvicorn.Server(uvicorn_config(app, connection_limit(given.max_connections)))
+    server = uvicorn.Server(uvicorn_config(app, connection_limit(given.max_connections), parser))
     listener = listen_at(dataclasses.replace(given, port=0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

@@ -90,12 +90,14 @@ def target(
     pooling=None,
     tied=False,
     adds=0.3,
+    infills=None,
 ):
     """Writes a llama, or a qwen2vl (M-RoPE). kind: name of a GGML type.
 
     ends=False: it hardly ever samples its end token. pooling: of embeddings. tied: the token embeddings are
     its output matrix too. adds: the size of what layers add; with 0 a token depends on the one before it
-    alone, so that a greedy text soon repeats itself.
+    alone, so that a greedy text soon repeats itself. infills: its tokens before a prefix, a suffix and the
+    middle between them.
     """
     rng, kind = np.random.default_rng(seed), gguf.GGMLQuantizationType[kind]
     w = gguf.GGUFWriter(path, arch)
@@ -104,6 +106,8 @@ def target(
         w.add_rope_dimension_sections([2, 3, 3, 0])
     if chat_template is not None:
         w.add_chat_template(chat_template)
+    for name, token in zip(("PRE", "SUF", "MID"), infills or ()):
+        w.add_uint32(getattr(gguf.Keys.Tokenizer, f"FIM_{name}_ID"), token)
     if pooling is not None:
         w.add_pooling_type(pooling)
     _matrix(w, "token_embd.weight", rng, (N_VOCAB, n_embd), kind)

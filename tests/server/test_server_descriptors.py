@@ -10,7 +10,7 @@ import socket
 
 import httpx
 import pytest
-from server_tools import CHAT, address, ask, post_head, process, rest, running, settings, until
+from server_tools import CHAT, PARSERS, address, ask, post_head, process, rest, running, settings, until
 
 from eagle3_llama.errors import EagleError
 from eagle3_llama.models import smollm2
@@ -105,10 +105,11 @@ def test_idle_connections_leave_descriptors_for_all_else():
             until(lambda: another.get("/health").status_code == 200)
 
 
-def test_connections_beyond_the_limit(files):
+@PARSERS
+def test_connections_beyond_the_limit(files, parser):
     """They are told so, whether they have sent a request or not. The others and later ones are served."""
     given = settings(model=files[0], eagle=None, n_ctx=256, n_parallel=1, threads=1, max_connections=3)
-    with running(given) as s, contextlib.ExitStack() as stack:
+    with running(given, parser=parser) as s, contextlib.ExitStack() as stack:
         connect = lambda: stack.enter_context(socket.create_connection(address(s), timeout=60))
         assert s.client.get("/health").status_code == 200
         held = [connect() for _ in range(2)]
@@ -128,10 +129,11 @@ def test_connections_beyond_the_limit(files):
             assert another.get("/health").status_code == 200
 
 
-def test_far_more_connections_than_the_limit(files):
+@PARSERS
+def test_far_more_connections_than_the_limit(files, parser):
     """Only some of them get an answer; all are closed, and nothing of them is left."""
     given = settings(model=files[0], eagle=None, n_ctx=256, n_parallel=1, threads=1, max_connections=2)
-    with running(given) as s, contextlib.ExitStack() as stack:
+    with running(given, parser=parser) as s, contextlib.ExitStack() as stack:
         many = []
         for _ in range(3 * connections.REFUSALS):
             many.append(stack.enter_context(socket.create_connection(address(s), timeout=60)))
@@ -143,10 +145,12 @@ def test_far_more_connections_than_the_limit(files):
         assert s.client.get("/health").status_code == 200
 
 
-def test_a_client_that_does_not_read_a_whole_answer(files, monkeypatch):
+@PARSERS
+def test_a_client_that_does_not_read_a_whole_answer(files, monkeypatch, parser):
     """It is disconnected, even after the answer has left the server's hands."""
     monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.1)
-    with running(settings(model=files[0], eagle=None, n_ctx=512, n_parallel=1, threads=1)) as s:
+    given = settings(model=files[0], eagle=None, n_ctx=512, n_parallel=1, threads=1)
+    with running(given, parser=parser) as s:
         content = json.dumps({"prompt": "x5", "max_tokens": 400, "logprobs": 20, "n": 4}).encode()
         with socket.socket() as c:
             c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -12,7 +12,19 @@ import threading
 
 import httpx
 import pytest
-from server_tools import Blocked, address, ask, idle, no_threads, post_head, rest, running, settings, until
+from server_tools import (
+    PARSERS,
+    Blocked,
+    address,
+    ask,
+    idle,
+    no_threads,
+    post_head,
+    rest,
+    running,
+    settings,
+    until,
+)
 from tiny_models import BOS, EOS, PROMPT
 
 from eagle3_llama.server.api import stream
@@ -129,21 +141,23 @@ def test_a_client_that_leaves_is_499_in_the_log(server, caplog):
     until(lambda: idle(server))
 
 
+@PARSERS
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_does_not_read(files, monkeypatch, stream):
+def test_a_client_that_does_not_read(files, monkeypatch, stream, parser):
     """It is disconnected, while its answer is being made or when that is done, and holds nothing."""
     monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.3)
-    with running(tiny(files)) as s, sent(s, **LARGE, stream=stream) as c:
+    with running(tiny(files), parser=parser) as s, sent(s, **LARGE, stream=stream) as c:
         until(lambda: not s.uvicorn.server_state.connections)
         until(lambda: idle(s) and s.gate.logprobs.held == 0)
         head, _, got = rest(c).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200") and not got.endswith((b"0\r\n\r\n", b"}"))
 
 
-def test_a_slow_reader_gets_all(files, monkeypatch):
+@PARSERS
+def test_a_slow_reader_gets_all(files, monkeypatch, parser):
     """Reading little by little is reading."""
     monkeypatch.setattr(connections, "UNREAD_SECONDS", 1.0)
-    with running(tiny(files)) as s, sent(s, **LARGE, stream=False) as c:
+    with running(tiny(files), parser=parser) as s, sent(s, **LARGE, stream=False) as c:
         until(lambda: s.uvicorn.server_state.total_requests == 1)
         data, pause = b"", threading.Event()
         while b"\r\n\r\n" not in data:

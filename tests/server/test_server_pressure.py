@@ -34,7 +34,6 @@ from server_tools import (
 from eagle3_llama.errors import EagleError
 from eagle3_llama.models import shipped_head, smollm2
 from eagle3_llama.server.settings import is_loopback
-from eagle3_llama.server.web import read_body
 
 
 @pytest.fixture(scope="module")
@@ -148,21 +147,6 @@ def test_a_key_makes_a_public_address_fine():
 
 
 # -- sizes and ranges -------------------------------------------------------------------------------------
-
-
-def test_bodies_that_are_too_large(server):
-    """Bodies are refused by their length before they are sent, or by counting. The client sees the answer."""
-    assert raw(server, post_head(CHAT, 2_000_001)).startswith(b"HTTP/1.1 413")
-    for content in (b" " * 2_000_001, (b" " * 100_000 for _ in range(50)), b" " * 6_000_000):
-        r = server.client.post(CHAT, content=content, headers=JSON)
-        assert r.status_code == 413 and r.json()["error"]["code"] == "body_too_large"
-    assert server.client.post(CHAT, content=b" " * 1_999_999, headers=JSON).status_code == 400
-    assert raw(server, post_head(CHAT, -5)).startswith(b"HTTP/1.1 4")
-
-
-def test_a_body_that_does_not_come(server, monkeypatch):
-    monkeypatch.setattr(read_body, "BODY_SECONDS", 0.2)
-    assert raw(server, post_head(CHAT, 100) + b"{").startswith(b"HTTP/1.1 408")
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,12 @@ import json
 import socket
 
 import pytest
-from server_tools import CHAT, JSON, Blocked, address, ask, idle, post_head, running, settings, until
+from server_tools import CHAT, JSON, Blocked, address, ask, idle, running, settings, until
 from tiny_models import EOS, PROMPT
 
 from eagle3_llama import EagleError
 from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.server.api import stream
-from eagle3_llama.server.web import connections
 
 COMPLETIONS = "/v1/completions"
 ENDLESS = {"prompt": PROMPT, "logit_bias": {str(EOS): -100}}
@@ -92,34 +91,6 @@ def test_with_a_key_any_name_is_fine(files):
 
 
 # -- slow ones --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: "]
-)
-def test_headers_that_do_not_come(server, monkeypatch, sent):
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
-    with connect(server) as s:
-        s.sendall(sent)
-        answer = all_of(s)
-    assert answer.startswith(b"HTTP/1.1 408")
-    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "slow_headers"
-
-
-def test_further_requests_of_a_connection(server, monkeypatch):
-    """Their headers have as long; an answer may take longer."""
-    body = json.dumps({**ENDLESS, "max_tokens": 3}).encode()
-    request = post_head(COMPLETIONS, len(body)) + body
-    with connect(server) as patient, Blocked(server) as blocked:
-        patient.sendall(request)
-        until(lambda: server.batcher.waiting() == 1)
-        monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
-        with connect(server) as slow:
-            assert all_of(slow).startswith(b"HTTP/1.1 408")  # so long has the other waited
-        blocked.go()
-        assert patient.recv(65536).startswith(b"HTTP/1.1 200")
-        patient.sendall(b"GET /heal")
-        assert b"HTTP/1.1 408" in all_of(patient)
 
 
 def test_streams_are_kept_alive(server, monkeypatch):

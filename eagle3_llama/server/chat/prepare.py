@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 from ...errors import EagleError
+from ...llama.infill import can_infill
 from ...runtime.params import EagleParams, Tree
 from ..api.chat import ChatBody, Named
 from ..api.completions import CompletionBody
@@ -51,7 +52,7 @@ class Caller:
         self._templates = Sandbox(settings.template_timeout, templates=setup) if setup else None
         self._grammars = Sandbox(settings.template_timeout, model=os.path.abspath(base.model_path))
         self.size = PromptSize(base, settings.n_ctx)
-        self._has_head = base.native.has_head
+        self._has_head, self._can_infill = base.native.has_head, can_infill(base)
         self._eos = setup["eos"] if setup else ""
         self._checked = SizedCache(GRAMMAR_CACHE)
 
@@ -124,6 +125,12 @@ class Caller:
             raise wrong("echo", "it needs a prompt that is text, not token ids")
         self._check_prompts(prompts)
         self.size.check_fits(body.suffix or "", "suffix")
+        if body.suffix and not self._can_infill:
+            raise wrong(
+                "suffix", "this model cannot fill in the middle: its vocabulary has no tokens for that"
+            )
+        if body.suffix is not None and body.echo and logprobs is not None:
+            raise wrong("suffix", "echo with logprobs is not possible beside it; leave one of them out")
         sizes = [0] * len(prompts)
         if logprobs is not None:
             # every token has at least one byte

@@ -7,6 +7,7 @@ Without descriptors the server can start no child process and open no file.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import resource
 from typing import Any
@@ -21,6 +22,8 @@ UNREAD_SECONDS = 60.0  # a client that reads nothing for so long, while there is
 REFUSAL_SECONDS = 1.0  # that a connection beyond the limit has to send its request, and to read its refusal
 REFUSALS = 32  # connections beyond the limit that get an answer at once; further ones are closed without
 SPARE = 128  # file descriptors for all else: child processes, files, the model, the backends' devices
+MAX_HEADERS = 1 << 16  # bytes of a request's line and headers, as h11 has it
+MAX_PIPELINED = 32  # requests that a client may send before it has the answer to the first
 MOST, FEWEST = 4096, 16  # connections that the server chooses by itself
 
 
@@ -39,26 +42,34 @@ def connection_limit(wanted: int | None) -> int:
     return wanted or min(room, MOST)
 
 
-def protocol(most: int) -> type[PatientProtocol]:
-    """The protocol class of a server that allows `most` connections."""
+def protocol(most: int, parser: str | None = None) -> type[Any]:
+    """The protocol class of a server that allows `most` connections.
 
-    class Protocol(PatientProtocol):
-        pass
+    parser: h11 or httptools; None: httptools where it is installed, as uvicorn chooses.
+    """
+    base: Any = AutoHTTPProtocol
+    if parser is not None:
+        base = importlib.import_module(f"uvicorn.protocols.http.{parser}_impl")
+        base = base.H11Protocol if parser == "h11" else base.HttpToolsProtocol
+    bases = (BoundedHeaders, Patience, base) if hasattr(base, "on_header") else (Patience, base)
+    return type("Protocol", bases, {"most": most})
 
-    Protocol.most = most
-    return Protocol
 
+class Patience:
+    """Limits for one of uvicorn's HTTP protocols."""
 
-class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # a class that uvicorn chooses
-    """uvicorn's HTTP protocol with these limits."""
-
+    connections: set[Any]
+    transport: Any
+    loop: asyncio.AbstractEventLoop
+    cycle: Any
+    flow: Any
     most = MOST
     _headers_due: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
     _refused = False
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        super().connection_made(transport)  # type: ignore[misc]  # of uvicorn's protocol
         beyond = len(self.connections) - self.most
         if beyond > REFUSALS:
             transport.abort()
@@ -72,29 +83,33 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # a 
         if self._refused:
             self._refuse()
             return
-        super().data_received(data)
-        if self.cycle is None or self.cycle.response_complete:
-            self._expect_headers()
-        else:
+        super().data_received(data)  # type: ignore[misc]
+        if self._busy():
             self._forget()
+        else:
+            self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
         if self._unread is not None:
             self._unread.cancel()
-        super().connection_lost(exc)
+        super().connection_lost(exc)  # type: ignore[misc]
 
     def pause_writing(self) -> None:
-        super().pause_writing()
+        super().pause_writing()  # type: ignore[misc]
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        super().resume_writing()
+        super().resume_writing()  # type: ignore[misc]
         self._watch_reader()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        super().on_response_complete()  # type: ignore[misc]
         self._watch_reader()
+
+    def _busy(self) -> bool:
+        """Whether an answer is being made."""
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _expect_headers(self) -> None:
         if self._headers_due is None:
@@ -109,7 +124,7 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # a 
         self._headers_due = None
         # an upgrade may have given the transport to another protocol
         ours = not self.transport.is_closing() and self.transport.get_protocol() is self
-        if ours and (self.cycle is None or self.cycle.response_complete):
+        if ours and not self._busy():
             self.transport.write(_TOO_SLOW)
             self.transport.close()
 
@@ -129,7 +144,7 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # a 
 
     def _waiting(self) -> int:
         """Number of bytes that wait for the client to read them; 0 while the server may add some."""
-        adding = self.cycle is not None and not self.cycle.response_complete and not self.flow.write_paused
+        adding = self._busy() and not self.flow.write_paused
         return 0 if adding else self.transport.get_write_buffer_size()
 
     def _watch_reader(self) -> None:
@@ -148,6 +163,43 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # a 
             self.transport.abort()
         else:
             self._watch_reader()
+
+
+class BoundedHeaders:
+    """Limits for uvicorn's protocol with httptools, which keeps whatever comes; h11 has the first by itself.
+
+    What it reads are lines while neither headers, nor a part of a body, nor the end of one are complete: a
+    request's own, and those of the chunks of its body.
+    """
+
+    _unfinished = 0  # bytes of such lines
+
+    def data_received(self, data: bytes) -> None:
+        self._unfinished += len(data)
+        super().data_received(data)  # type: ignore[misc]  # of the protocol beside it
+        if self._unfinished > MAX_HEADERS and not (self._refused or self.transport.is_closing()):  # type: ignore[attr-defined]
+            self._reject()
+
+    def on_headers_complete(self) -> None:
+        self._unfinished = 0
+        if len(self.pipeline) < MAX_PIPELINED:  # type: ignore[attr-defined]
+            super().on_headers_complete()  # type: ignore[misc]
+        else:
+            raise ValueError("too many requests at once")  # uvicorn answers 400 and closes the connection
+
+    def on_body(self, body: bytes) -> None:
+        self._unfinished = 0
+        super().on_body(body)  # type: ignore[misc]
+
+    def on_message_complete(self) -> None:
+        self._unfinished = 0
+        super().on_message_complete()  # type: ignore[misc]
+
+    def _reject(self) -> None:
+        if self._busy():  # type: ignore[attr-defined]
+            self.transport.abort()  # type: ignore[attr-defined]
+        else:
+            self.send_400_response("Invalid HTTP request received.")  # type: ignore[attr-defined]  # as with h11
 
 
 def _raw(e: ApiError, reason: str) -> bytes:

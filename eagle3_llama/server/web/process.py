@@ -46,11 +46,11 @@ def serve(settings: ServerSettings) -> None:
         batcher.close(0.0)
 
 
-def uvicorn_config(app: FastAPI, most: int) -> uvicorn.Config:
-    """uvicorn's configuration for a server with up to `most` connections."""
+def uvicorn_config(app: FastAPI, most: int, parser: str | None = None) -> uvicorn.Config:
+    """uvicorn's configuration for a server with up to `most` connections. parser: see protocol()."""
     return uvicorn.Config(
         app,
-        http=protocol(most),
+        http=protocol(most, parser),
         ws="none",  # there is no such route; uvicorn would count the connection no longer
         log_config=None,
         access_log=False,

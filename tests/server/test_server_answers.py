@@ -1,0 +1,66 @@
+"""What answers say at their edges: characters of several tokens, the context's end. On a tiny model."""
+
+import pytest
+import tiny_models
+from server_tools import CHAT, ask, events, running, settings
+from tiny_models import PROMPT
+
+COMPLETIONS = "/v1/completions"
+N_CTX = 256
+WORLD = {"grammar": 'root ::= "世"+', "logit_bias": {"2": -100}}  # a character is three tokens; no end
+
+
+@pytest.fixture(scope="module")
+def server(files):
+    with running(settings(model=files[0], eagle=files[1], n_ctx=N_CTX, n_parallel=2, threads=1)) as s:
+        yield s
+
+
+def streamed(client, path, **body):
+    """(text, finish reason) of a stream."""
+    choices = [e["choices"][0] for e in events(ask(client, path=path, stream=True, **body)) if e is not None]
+    texts = [c["text"] if path == COMPLETIONS else c["delta"].get("content", "") for c in choices]
+    return "".join(texts), choices[-1]["finish_reason"]
+
+
+@pytest.mark.parametrize("n_prompt", [239, 240, 241])  # the context ends behind each byte of a character
+def test_an_answer_that_the_context_cuts(server, n_prompt):
+    body = {"prompt": [*PROMPT, *[60] * (n_prompt - len(PROMPT))], "max_tokens": 1000, **WORLD}
+    choice = ask(server.client, path=COMPLETIONS, **body).json()["choices"][0]
+    expected = "世" * ((N_CTX - n_prompt + 1) // 3), "length"
+    assert (choice["text"], choice["finish_reason"]) == expected
+    assert streamed(server.client, COMPLETIONS, **body) == expected
+
+
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_a_chat_that_the_context_cuts(server, more):
+    body = {"text": "a" * (150 + more), "max_tokens": None, **WORLD}
+    whole = ask(server.client, **body).json()
+    text, n = whole["choices"][0]["message"]["content"], whole["usage"]["prompt_tokens"]
+    assert text == "世" * ((N_CTX - n + 1) // 3) and whole["choices"][0]["finish_reason"] == "length"
+    assert streamed(server.client, CHAT, **body) == (text, "length")
+
+
+def test_a_suffix_that_the_model_cannot_use(server):
+    """The middle is asked for with the vocabulary's tokens. Token 0 would be taken for text."""
+    for more in ({}, {"stream": True}):
+        r = ask(server.client, path=COMPLETIONS, prompt="def", suffix="end", max_tokens=4, **more)
+        error = r.json()["error"]
+        assert (
+            r.status_code == 400 and error["param"] == "suffix" and "fill in the middle" in error["message"]
+        )
+    assert ask(server.client, path=COMPLETIONS, prompt="def", suffix="", max_tokens=4).status_code == 200
+
+
+def test_a_suffix(tmp_path):
+    able = str(tiny_models.target(tmp_path / "able.gguf", infills=(300, 301, 302)))
+    with running(settings(model=able, eagle=None, n_ctx=N_CTX, n_parallel=1, threads=1)) as s:
+        body = {"prompt": "def", "max_tokens": 8, "temperature": 0}
+        got = ask(s.client, path=COMPLETIONS, suffix="end", **body).json()
+        ids = [3 + byte for byte in "\u2581def".encode()], [3 + byte for byte in b"end"]
+        plain = ask(
+            s.client, path=COMPLETIONS, **{**body, "prompt": [1, 300, *ids[0], 301, *ids[1], 302]}
+        ).json()
+        assert got["choices"] == plain["choices"] and got["usage"]["prompt_tokens"] == 13
+        r = ask(s.client, path=COMPLETIONS, suffix="end", echo=True, logprobs=1, **body)
+        assert r.status_code == 400 and "echo" in r.json()["error"]["message"]

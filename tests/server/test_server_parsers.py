@@ -1,0 +1,129 @@
+"""Limits on what a client sends, with both of the parsers that uvicorn may use. On a tiny model."""
+
+import contextlib
+import json
+import socket
+
+import pytest
+from server_tools import CHAT, JSON, PARSERS, Blocked, address, post_head, rest, running, settings, until
+from tiny_models import EOS, PROMPT
+
+from eagle3_llama.server.web import connections, read_body
+
+COMPLETIONS = "/v1/completions"
+ENDLESS = {"prompt": PROMPT, "logit_bias": {str(EOS): -100}}
+GET = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+MUCH = 40 * connections.MAX_HEADERS
+
+
+@pytest.fixture(scope="module", params=PARSERS.args[1])
+def server(request, files):
+    given = settings(model=files[0], eagle=files[1], n_ctx=256, n_parallel=2, threads=1)
+    with running(given, parser=request.param) as s:
+        s.parser = request.param
+        yield s
+
+
+def connect(server):
+    return socket.create_connection(address(server), timeout=60)
+
+
+def raw(server, data):
+    with connect(server) as s:
+        s.sendall(data)
+        return rest(s)
+
+
+@pytest.mark.parametrize(
+    "begun, more",
+    [
+        (GET + b"X-Long: ", b"x" * 1000),
+        (GET, b"".join(b"X-Header-%d: value\r\n" % i for i in range(50))),
+        (b"GET /", b"x" * 1000),
+        (GET + b"X-", b"x" * 1000),
+        (
+            post_head(CHAT, 0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + b"1;",
+            b"x" * 1000,
+        ),
+    ],
+    ids=["a long value", "many headers", "a long path", "a long name", "a chunk's extension"],
+)
+def test_headers_without_an_end(server, begun, more):
+    """No connection may fill the memory. It is closed long before."""
+    sent = 0
+    with connect(server) as s:
+        s.sendall(begun)
+        with contextlib.suppress(ConnectionError):
+            while sent < MUCH:
+                s.sendall(more)
+                sent += len(more)
+        answer = rest(s)
+    # what the system's buffers hold has been sent, whether it was read or not
+    assert sent < MUCH or answer, "all of it was taken"
+    assert answer[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.1 413")
+    assert server.client.get("/health").status_code == 200
+
+
+def test_long_headers_are_fine(server):
+    r = server.client.get("/health", headers={f"X-Header-{i}": "v" * 1000 for i in range(50)})
+    assert r.status_code == 200
+
+
+def test_many_requests_at_once(server):
+    """A client may send several before it has an answer. However many it sends, few are kept."""
+    with connect(server) as s:
+        s.sendall(GET + b"\r\n" + GET + b"\r\n" + GET + b"Connection: close\r\n\r\n")
+        assert rest(s).count(b"HTTP/1.1 200") == 3
+    with connect(server) as s, Blocked(server):
+        body = json.dumps({**ENDLESS, "max_tokens": 3}).encode()
+        s.sendall(post_head(COMPLETIONS, len(body)) + body)
+        until(lambda: server.batcher.waiting() == 1)
+        with contextlib.suppress(ConnectionError):
+            s.sendall((GET + b"\r\n") * 2000)
+        if server.parser == "httptools":  # h11 reads one after the other
+            s.settimeout(20)
+            rest(s)  # it is closed, although the first has no answer yet
+    assert server.client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: "]
+)
+def test_headers_that_do_not_come(server, monkeypatch, sent):
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
+    with connect(server) as s:
+        s.sendall(sent)
+        answer = rest(s)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "slow_headers"
+
+
+def test_further_requests_of_a_connection(server, monkeypatch):
+    """Their headers have as long; an answer may take longer."""
+    body = json.dumps({**ENDLESS, "max_tokens": 3}).encode()
+    request = post_head(COMPLETIONS, len(body)) + body
+    with connect(server) as patient, Blocked(server) as blocked:
+        patient.sendall(request)
+        until(lambda: server.batcher.waiting() == 1)
+        monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
+        with connect(server) as slow:
+            assert rest(slow).startswith(b"HTTP/1.1 408")  # so long has the other waited
+        blocked.go()
+        assert patient.recv(65536).startswith(b"HTTP/1.1 200")
+        patient.sendall(b"GET /heal")
+        assert b"HTTP/1.1 408" in rest(patient)
+
+
+def test_bodies_that_are_too_large(server):
+    """Bodies are refused by their length before they are sent, or by counting. The client sees the answer."""
+    assert raw(server, post_head(CHAT, 2_000_001)).startswith(b"HTTP/1.1 413")
+    for content in (b" " * 2_000_001, (b" " * 100_000 for _ in range(50)), b" " * 6_000_000):
+        r = server.client.post(CHAT, content=content, headers=JSON)
+        assert r.status_code == 413 and r.json()["error"]["code"] == "body_too_large"
+    assert server.client.post(CHAT, content=b" " * 1_999_999, headers=JSON).status_code == 400
+    assert raw(server, post_head(CHAT, -5)).startswith(b"HTTP/1.1 4")
+
+
+def test_a_body_that_does_not_come(server, monkeypatch):
+    monkeypatch.setattr(read_body, "BODY_SECONDS", 0.2)
+    assert raw(server, post_head(CHAT, 100) + b"{").startswith(b"HTTP/1.1 408")
