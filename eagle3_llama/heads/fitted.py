@@ -21,7 +21,7 @@ from rich.console import Console
 
 from .. import __version__
 from ..common.files import cache_dir, parse_object, reading, replacing
-from ..common.gguf_reader import read_gguf
+from ..common.model_reader import fingerprint
 from ..common.notes import note
 from ..common.progress import progress
 from ..errors import EagleError, ErrorKind
@@ -30,7 +30,6 @@ from .convert.target import read_target
 
 RULES = 1  # raise it when pairs must be converted or tried again
 OUTTYPE = "q8_0"
-BLOCK, BLOCKS = 1 << 16, 16  # bytes of a block of weights, and how many blocks tell two files apart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,28 +115,6 @@ def read_record(place: Path) -> PairRecord | None:
     texts = (record.head, record.target, record.said, record.path or "")
     whole = all(isinstance(text, str) for text in texts) and isinstance(record.made, float)
     return record if whole else None
-
-
-def fingerprint(path: Path) -> str:
-    """What tells a file from others. In the Hub's cache a file's link names the hash of its content.
-
-    For another GGUF: the SHA-256 of its size, its metadata and some blocks of its weights, because hashing
-    all of a large model would take longer than loading it. For another file: the SHA-256.
-    """
-    if path.is_symlink() and "snapshots" in path.parts:
-        return Path(os.readlink(path)).name
-    digest, size = hashlib.sha256(), path.stat().st_size
-    with reading(path), path.open("rb") as f:
-        if path.suffix != ".gguf":
-            while block := f.read(1 << 20):
-                digest.update(block)
-            return digest.hexdigest()
-        start = min((t.offset for t in read_gguf(path).tensors.values()), default=size)
-        digest.update(size.to_bytes(8, "little") + f.read(start))
-        for i in range(BLOCKS):
-            f.seek(start + (size - start) * i // BLOCKS)
-            digest.update(f.read(BLOCK))
-    return digest.hexdigest()
 
 
 def _pair(head: HeadFiles, target: str) -> str:

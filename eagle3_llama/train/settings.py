@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 
 from ..common import model_names
-from ..common.gguf_reader import read_gguf
 from ..common.keywords import strict
 from ..common.model_files import check_file, check_models
+from ..common.model_reader import read_model
 from ..errors import EagleError, ErrorKind
 from ..heads.hub import checkpoint_folder
 
@@ -179,6 +179,6 @@ class TrainSettings:
 
 def layers_of(target: Path) -> int:
     """The number of layers of a model, without those for multi-token prediction. Raises EagleError."""
-    file = read_gguf(target)
+    file = read_model(target)
     arch = file.string("general.architecture")
     return file.size_of(f"{arch}.block_count") - file.size_of(f"{arch}.nextn_predict_layers", 0)

@@ -11,6 +11,7 @@ from hub_tools import CLI, SAY, cache, child, files_of, generate, hub, left, mad
 
 from eagle3_llama import EagleError, ErrorKind
 from eagle3_llama.common.gguf_reader import read_gguf
+from eagle3_llama.common.model_reader import fingerprint
 from eagle3_llama.heads import fitted, self_test
 from eagle3_llama.heads.fitted import HeadFiles, fit
 
@@ -147,9 +148,7 @@ def test_another_file_is_another_pair(cache, made, tmp_path):
     config = json.loads((changed / "config.json").read_text())
     (changed / "config.json").write_text(json.dumps(config | {"rope_theta": 12345.0}))
     other = tiny_models.target(tmp_path / "target.gguf", seed=9, n_layer=12)  # only its weights differ
-    keys = {
-        fitted._pair(files_of(h), fitted.fingerprint(t)) for h in (head, changed) for t in (target, other)
-    }
+    keys = {fitted._pair(files_of(h), fingerprint(t)) for h in (head, changed) for t in (target, other)}
     assert len(keys) == 4
 
 
