@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common import extras
+from ..common.files import make_folder, replacing
 from ..errors import EagleError, ErrorKind
 
 
@@ -19,10 +20,7 @@ def draw(report: dict[str, Any], folder: str | Path) -> list[Path]:
     import matplotlib.pyplot as plt
 
     folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise EagleError(ErrorKind.BAD_FILE, f"cannot create {folder}: {e.strerror or e}") from e
+    make_folder(folder)
     rows = [r for r in report["results"] if r["category"] == "all" and "failed" not in r]
     out = []
     for name, what in (("acceptance", _acceptance), ("speed", _speed), ("costs", _costs)):
@@ -30,7 +28,8 @@ def draw(report: dict[str, Any], folder: str | Path) -> list[Path]:
         if what(axes, rows, report):
             axes.legend(fontsize=8)
             figure.tight_layout()
-            figure.savefig(folder / f"{name}.png", dpi=120)
+            with replacing(folder / f"{name}.png") as part:
+                figure.savefig(part, dpi=120, format="png")
             out.append(folder / f"{name}.png")
         plt.close(figure)
     return out

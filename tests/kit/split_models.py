@@ -1,4 +1,4 @@
-"""Models in several files, as llama.cpp's gguf-split writes them: the metadata in the first, split.* in all."""
+"""Models in several files, as gguf-split writes them: the metadata in the first, split.* in all."""
 
 import gguf
 import numpy as np
