@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from ..common.files import replacing
+from ..common.files import make_folder, replacing
 from ..errors import EagleError, ErrorKind
 from ..heads.convert.source import read_source
 from .model import Head
@@ -70,7 +70,7 @@ def write(head: Head, layers: Sequence[int], out: Path, dtype: torch.dtype = tor
             ErrorKind.UNSUPPORTED,
             "this layout lists outputs of layers, so it has no id for the input of layer 0: use other layers",
         )
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     with replacing(out / "model.safetensors") as part:
         save_file(tensors(head, dtype), part, metadata={"format": "pt"})
     with replacing(out / "config.json") as part:
