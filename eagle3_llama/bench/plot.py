@@ -6,17 +6,28 @@ from pathlib import Path
 from typing import Any
 
 from ..common import extras
-from ..common.files import make_folder, replacing
+from ..common.files import check_folder, make_folder, replacing
 from ..errors import EagleError, ErrorKind
 
 
-def draw(report: dict[str, Any], folder: str | Path) -> list[Path]:
-    """Writes acceptance.png, speed.png and, if costs were measured, costs.png. Returns their paths."""
+def check(folder: Path | None) -> None:
+    """Raises EagleError if draw() could not write to the folder, LIBRARY without matplotlib. None: fine."""
+    if folder is not None:
+        check_folder(folder)
+        _matplotlib()
+
+
+def _matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError as e:
         raise EagleError(ErrorKind.LIBRARY, f"plots need matplotlib: {extras.command('plots')}") from e
-    matplotlib.use("Agg")
+    return matplotlib
+
+
+def draw(report: dict[str, Any], folder: str | Path) -> list[Path]:
+    """Writes acceptance.png, speed.png and, if costs were measured, costs.png. Returns their paths."""
+    _matplotlib().use("Agg")
     import matplotlib.pyplot as plt
 
     folder = Path(folder)

@@ -64,9 +64,16 @@ def check_writable(out: Path | None) -> None:
     if out.is_dir():
         raise EagleError(ErrorKind.BAD_FILE, f"cannot write {out}: it is a folder")
     if not out.parent.is_dir():
-        raise EagleError(ErrorKind.BAD_FILE, f"cannot write {out}: there is no folder {out.parent}")
+        why = "is not a folder" if out.parent.exists() else "does not exist: create it"
+        raise EagleError(ErrorKind.BAD_FILE, f"cannot write {out}: {out.parent} {why}")
     if not os.access(out.parent, os.W_OK | os.X_OK):
         raise EagleError(ErrorKind.BAD_FILE, f"cannot write {out}: {os.strerror(errno.EACCES)}")
+
+
+def check_folder(folder: Path) -> None:
+    """Raises EagleError BAD_FILE if `folder` is no folder that can be made or written to."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    check_writable(there / "file")
 
 
 @contextlib.contextmanager
@@ -96,6 +103,13 @@ def replacing(out: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def write_json(out: Path | None, value: Any) -> None:
+    """Writes a value as JSON, nothing for None. Raises EagleError as replacing()."""
+    if out is not None:
+        with replacing(out) as part:
+            part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 def remove_stale(folder: Path, age: float = STALE, only: str | None = None) -> None:
@@ -142,7 +156,7 @@ def _failed_write(error: BaseException | None) -> tuple[int | None, str] | None:
         number = error.errno if isinstance(error, OSError) else None
         if found := re.search(r"\(os error (\d+)\)", str(error)):
             number = int(found[1])
-        if number in _FULL or number == errno.EIO:
+        if number is not None and (number in _FULL or number == errno.EIO):
             return number, os.strerror(number)
         error = error.__cause__ or error.__context__
     return None
