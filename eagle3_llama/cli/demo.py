@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
 import textwrap
 import time
@@ -16,7 +15,8 @@ from rich.progress import Progress
 from rich.text import Text
 
 from ..bench.table import lay_out, terminal_width
-from ..common.files import replacing
+from ..common.files import check_writable, write_json
+from ..common.options import utf8
 from ..errors import EagleError
 from ..llama.chat import chat_tokens, generate, stream, style_of
 from ..runtime.drafted import DRAFTERS
@@ -35,7 +35,7 @@ ROUNDS = {"head": 5, "text": 3}  # pairs of timed answers
 
 
 def main(
-    prompt: Annotated[str, typer.Option(help="question for the model")] = PROMPT,
+    prompt: Annotated[str, typer.Option(help="question for the model", callback=utf8)] = PROMPT,
     format: Annotated[
         str, typer.Option(help="formats of SmolLM2-135M-Instruct, comma-separated")
     ] = "BF16,Q4_0",
@@ -45,13 +45,12 @@ def main(
     """Generate plainly, with the head, and with drafts from the text; compare speed and text."""
     console = Console()
     try:
+        check_writable(json_file)
         formats = [fmt.strip() for fmt in format.upper().split(",")]
         results = [r for fmt in formats for r in _run(console, fmt, prompt, n_predict)]
         identical = all(r["identical"] for r in results)
-        if json_file is not None:
-            out = {"identical": identical, "prompt": prompt, "n_predict": n_predict, "results": results}
-            with replacing(json_file) as part:
-                part.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
+        out = {"identical": identical, "prompt": prompt, "n_predict": n_predict, "results": results}
+        write_json(json_file, out)
     except EagleError as e:
         Console(stderr=True).print(f"error: {e}", style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(2) from None

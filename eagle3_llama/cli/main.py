@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -14,8 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from .. import __version__
+from ..bench import plot as plots
 from ..common import model_names
-from ..common.files import replacing
+from ..common.files import check_writable, write_json
 from ..common.model_files import check_models
 from ..common.options import (
     CONTEXT,
@@ -30,14 +30,17 @@ from ..common.options import (
     NMin,
     NPredict,
     PMin,
+    Prompt,
     Seed,
+    SystemMessage,
     Temp,
     Threads,
     TopK,
     TopP,
     TreeShape,
+    utf8,
 )
-from ..common.terminal import say_error, say_warnings
+from ..common.terminal import accept_any_text, say_error, say_warnings
 from ..errors import EagleError, ErrorKind
 from ..heads.convert.cli import convert, one_line
 from ..runtime.machine import cores
@@ -101,7 +104,7 @@ def _load(
 @app.command()
 def generate(
     model: Model,
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="the user's message", show_default=False)],
+    prompt: Prompt,
     eagle: Eagle = None,
     n_predict: NPredict = 256,
     raw: Annotated[bool, typer.Option(metavar="", help="do not use the chat template")] = False,
@@ -141,9 +144,7 @@ def chat(
     model: Model,
     eagle: Eagle = None,
     n_predict: NPredict = 512,
-    system: Annotated[
-        str | None, typer.Option(help="system message; it stays when the oldest messages are left out")
-    ] = None,
+    system: SystemMessage = None,
     temp: Temp = 0.8,
     top_p: TopP = 0.95,
     top_k: TopK = 40,
@@ -229,6 +230,8 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures to this file")] = None,
 ) -> None:
     """Compare the speed and the text of decoding modes, alternating between them for every prompt."""
+    check_writable(json_file)
+    plots.check(plot)
     targets, heads = model_names.several(model, eagle or ())
     small = model_names.model(draft_model) if draft_model is not None else None
     for target in (*targets, *([small] if small else ())):
@@ -256,14 +259,9 @@ def bench(
         explain=explain,
     )
     report = run_bench(settings)
-    if json_file is not None:
-        with replacing(json_file) as part:
-            report["command"] = shlex.join(["eagle3-llama", *sys.argv[1:]])
-            part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_json(json_file, {**report, "command": shlex.join(["eagle3-llama", *sys.argv[1:]])})
     if plot is not None:
-        from ..bench.plot import draw
-
-        draw(report, plot)
+        plots.draw(report, plot)
     if not all(r["identical"] for r in report["results"] if r["kind"] in ("eagle", "head", "text")):
         raise typer.Exit(1)
 
@@ -301,7 +299,7 @@ def compare(
     head: Annotated[Path, typer.Argument(help="GGUF of the head, or its hf: name", show_default=False)],
     model: Model,
     prompt: Annotated[
-        str, typer.Option("--prompt", "-p", help="text to compute both for")
+        str, typer.Option("--prompt", "-p", help="text to compute both for", callback=utf8)
     ] = "The capital of France is Paris, and the capital of Italy is",
     threads: Threads = None,
 ) -> None:
@@ -340,6 +338,7 @@ app.command()(serve)
 def main() -> None:
     """Entry point. An EagleError is printed as one line, with exit code 2."""
     faulthandler.enable()  # a crash in native code says where
+    accept_any_text()
     say_warnings(app)
     try:
         app()

@@ -45,10 +45,10 @@ class Value:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor is in the file.
+    """Where a tensor is.
 
     shape: rows first. qtype: None if the type is newer than the gguf package. offset: bytes from the start of
-    the file.
+    the file at `path`, which is one of several if the model is split.
     """
 
     name: str
@@ -56,11 +56,15 @@ class TensorInfo:
     qtype: gguf.GGMLQuantizationType | None
     offset: int
     n_bytes: int
+    path: Path
 
 
 @dataclass(frozen=True)
 class Gguf:
-    """The keys and tensors of a file. string() and size_of() raise EagleError BAD_VALUE, naming the key."""
+    """The keys and tensors of a file, or of all files of a model; size: their bytes.
+
+    string() and size_of() raise EagleError BAD_VALUE, naming the key.
+    """
 
     path: Path
     keys: dict[str, Value]
@@ -97,7 +101,7 @@ class Gguf:
         if info is None or info.qtype is None:
             raise EagleError(ErrorKind.MISSING_TENSOR, f"{self.path} has no readable tensor {name}")
         per_row = info.n_bytes // max(math.prod(info.shape[:-1]), 1)
-        data = np.memmap(self.path, np.uint8, "r", info.offset, (info.n_bytes,)).reshape(-1, per_row)
+        data = np.memmap(info.path, np.uint8, "r", info.offset, (info.n_bytes,)).reshape(-1, per_row)
         shape = info.shape if rows is None else (len(rows), *info.shape[1:])
         try:
             found = gguf.quants.dequantize(data if rows is None else data[rows], info.qtype)
@@ -192,7 +196,7 @@ class _Walk:
                 raise EagleError(
                     ErrorKind.BAD_FILE, f"{self.path} is damaged: it has two tensors named {name}"
                 )
-            out[name] = TensorInfo(name, shape, qtype, start + offset, n_bytes)
+            out[name] = TensorInfo(name, shape, qtype, start + offset, n_bytes, self.path)
         return out
 
     def tensor(self) -> tuple[str, tuple[int, ...], gguf.GGMLQuantizationType | None, int, int]:

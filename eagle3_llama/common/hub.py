@@ -18,6 +18,7 @@ from typing import Any
 
 from ..errors import EagleError, ErrorKind
 from . import extras
+from .model_reader import PART
 from .notes import note
 
 PREFIX = "hf:"
@@ -25,7 +26,6 @@ ORDER = ("Q4_K_M", "Q4_0", "Q8_0", "Q5_K_M", "Q6_K", "BF16", "F16", "F32")  # wh
 TIMEOUT = 10.0  # seconds for a listing
 MOST_SHOWN = 8  # file names in a message
 _NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<file>[^:]+)|:(?P<format>[\w.-]+))?")
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _NO_MODEL = re.compile(r"(^|/)(eagle3?-[^/]*|[^/]*mmproj[^/]*|[^/]*imatrix[^/]*)$", re.IGNORECASE)
 
 
@@ -184,12 +184,12 @@ def only(found: list[str], where: str, there: list[str]) -> str:
 
 def firsts(names: Iterable[str]) -> list[str]:
     """The files without the later parts of split models."""
-    return [name for name in names if (part := _PART.search(name)) is None or int(part[1]) == 1]
+    return [name for name in names if (part := PART.search(name)) is None or int(part[1]) == 1]
 
 
 def parts(name: str, names: Iterable[str]) -> list[str]:
     """All parts of a split model in order, or the file. Raises EagleError BAD_FILE if one is missing."""
-    found = _PART.search(name)
+    found = PART.search(name)
     if found is None:
         return [name]
     wanted = [f"{name[: found.start()]}-{i + 1:05d}-of-{found[2]}.gguf" for i in range(int(found[2]))]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..errors import EagleError, ErrorKind, TargetError
 from .gguf_reader import read_architecture
+from .model_reader import model_architecture
 
 HEADS = ("eagle3", "eagle")  # general.architecture of heads
 
@@ -14,14 +15,15 @@ Name = str | os.PathLike[str]
 
 
 def check_models(target: Name, *heads: Name | None) -> None:
-    """Checks a target and its heads (None: no head). Reads the first bytes of each file.
+    """Checks a target and its heads (None: no head). Reads the beginning of each file.
 
     Raises TargetError if the target is at fault, else EagleError: BAD_FILE (missing, a folder, no GGUF),
     TRUNCATED, BAD_VALUE, HEAD_MISMATCH (a head in the target's place, no head in a head's place).
     """
     given = [Path(head) for head in heads if head is not None]
     try:
-        kind = _architecture(Path(target))
+        check_file(target)
+        kind = model_architecture(target)
     except EagleError as e:
         raise TargetError(e.kind, str(e)) from e
     kinds = [_architecture(head) for head in given]

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import EagleError, ErrorKind
 from .limits import MAX_DRAFT
 from .memory_size import parse_size
 
@@ -18,6 +19,17 @@ def _one_name(name: str) -> str:
     """The current name of an option: users of llama_cpp.server write --n_ctx, and older names still work."""
     name = name.replace("_", "-")
     return OTHER_NAMES.get(name, name)
+
+
+def utf8(text: str | None) -> str | None:
+    """The callback of options whose value is a text for the model. Raises EagleError BAD_ARGUMENT."""
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError as e:  # bytes of the command line that are no UTF-8 became surrogates
+        raise EagleError(
+            ErrorKind.BAD_ARGUMENT, f"the text is not UTF-8 at character {e.start + 1}: {text!r:.60}"
+        ) from e
+    return text
 
 
 CONTEXT = {"token_normalize_func": _one_name}
@@ -97,6 +109,15 @@ TopP = Annotated[
 ]
 TopK = Annotated[
     int, typer.Option("--top-k", min=0, help="sample from this many of the most likely tokens; 0: from all")
+]
+Prompt = Annotated[
+    str, typer.Option("--prompt", "-p", help="the user's message", show_default=False, callback=utf8)
+]
+SystemMessage = Annotated[
+    str | None,
+    typer.Option(
+        "--system", help="system message; it stays when the oldest messages are left out", callback=utf8
+    ),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="seed for sampling; the same seed gives the same text")]
 Threads = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 import warnings
@@ -42,6 +43,15 @@ def option_names(app: typer.Typer) -> set[str]:
     command: Any = typer.main.get_command(app)
     commands = getattr(command, "commands", {"": command}).values()
     return {p.name for c in commands for p in c.params}
+
+
+def accept_any_text() -> None:
+    """From now on what an answer has and the terminal's encoding does not, is a ? there, and no exception."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
 
 
 def say_error(error: Exception, app: typer.Typer) -> None:

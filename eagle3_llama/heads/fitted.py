@@ -14,23 +14,22 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rich.console import Console
 
 from .. import __version__
-from ..common.files import cache_dir, parse_object, reading, replacing
-from ..common.gguf_reader import read_gguf
+from ..common.files import cache_dir, locked, make_folder, parse_object, reading, remove_stale, replacing
+from ..common.model_reader import files_of, fingerprint, hub_hash
 from ..common.notes import note
 from ..common.progress import progress
 from ..errors import EagleError, ErrorKind
 from .convert import convert
 from .convert.target import read_target
 
-RULES = 1  # raise it when pairs must be converted or tried again
+RULES = 2  # raise it when pairs must be converted or tried again
 OUTTYPE = "q8_0"
-BLOCK, BLOCKS = 1 << 16, 16  # bytes of a block of weights, and how many blocks tell two files apart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,16 +63,26 @@ class HeadFiles:
 
 @dataclasses.dataclass(frozen=True)
 class PairRecord:
-    """What is known of a pair. path: the head's GGUF, None if it was refused. said: the self-test's line."""
+    """What is known of a pair. path: the head's GGUF, None if it was refused. said: the self-test's line.
+
+    content: the fingerprint of the file at `path`.
+    """
 
     head: str
     target: str  # its fingerprint
     path: str | None
     said: str
     made: float  # seconds since 1970
+    content: str
 
     def usable(self) -> bool:
-        return self.path is not None and Path(self.path).is_file()
+        """Whether its file is there as it was made."""
+        if self.path is None or not Path(self.path).is_file():
+            return False
+        try:
+            return fingerprint(self.path) == self.content
+        except EagleError:
+            return False
 
 
 def fit(head: HeadFiles, target: Path) -> Path:
@@ -84,9 +93,11 @@ def fit(head: HeadFiles, target: Path) -> Path:
     """
     seen = fingerprint(target)
     place = heads_dir() / f"{_pair(head, seen)}.json"
-    record = read_record(place)
-    if record is None or (record.path is not None and not record.usable()):
-        record = _make(head, target, seen, place)
+    record = _known(place)
+    if record is None:
+        waiting = f"waiting for another process that makes {head.name} ready for {target.name}"
+        with locked(f"{place.stem}.head", waiting):
+            record = _known(place) or _make(head, target, seen, place)
     if record.path is None:
         raise EagleError(ErrorKind.HEAD_MISMATCH, f"{head.name} does not fit {target.name}: {record.said}")
     return Path(record.path)
@@ -113,31 +124,15 @@ def read_record(place: Path) -> PairRecord | None:
         record = PairRecord(**data)
     except (EagleError, TypeError):
         return None
-    texts = (record.head, record.target, record.said, record.path or "")
+    texts = (record.head, record.target, record.said, record.path or "", record.content)
     whole = all(isinstance(text, str) for text in texts) and isinstance(record.made, float)
     return record if whole else None
 
 
-def fingerprint(path: Path) -> str:
-    """What tells a file from others. In the Hub's cache a file's link names the hash of its content.
-
-    For another GGUF: the SHA-256 of its size, its metadata and some blocks of its weights, because hashing
-    all of a large model would take longer than loading it. For another file: the SHA-256.
-    """
-    if path.is_symlink() and "snapshots" in path.parts:
-        return Path(os.readlink(path)).name
-    digest, size = hashlib.sha256(), path.stat().st_size
-    with reading(path), path.open("rb") as f:
-        if path.suffix != ".gguf":
-            while block := f.read(1 << 20):
-                digest.update(block)
-            return digest.hexdigest()
-        start = min((t.offset for t in read_gguf(path).tensors.values()), default=size)
-        digest.update(size.to_bytes(8, "little") + f.read(start))
-        for i in range(BLOCKS):
-            f.seek(start + (size - start) * i // BLOCKS)
-            digest.update(f.read(BLOCK))
-    return digest.hexdigest()
+def _known(place: Path) -> PairRecord | None:
+    """The record of a pair that need not be made (again)."""
+    record = read_record(place)
+    return record if record is not None and (record.path is None or record.usable()) else None
 
 
 def _pair(head: HeadFiles, target: str) -> str:
@@ -147,16 +142,37 @@ def _pair(head: HeadFiles, target: str) -> str:
 
 def _make(head: HeadFiles, target: Path, seen: str, place: Path) -> PairRecord:
     read_target(target)  # whatever is wrong with it is said first
-    place.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(place.parent)
+    remove_stale(place.parent)
     try:
         made, said = _ready(head, target, place.with_suffix(".gguf"))
-        path = str(made)
+        path, content = str(made), fingerprint(made)
     except _Useless as e:
-        path, said = None, str(e)
-    record = PairRecord(head.name, seen, path, said, time.time())
+        _check_whole([*head.files.values(), *files_of(target)])
+        path, said, content = None, str(e), ""
+    record = PairRecord(head.name, seen, path, said, time.time(), content)
     with replacing(place) as part:
         part.write_text(json.dumps(dataclasses.asdict(record), indent=1) + "\n", encoding="utf-8")
     return record
+
+
+def _check_whole(files: Iterable[Path]) -> None:
+    """Raises EagleError BAD_FILE for a file of the Hub's cache that is not what the Hub has.
+
+    A verdict about a damaged file must not be kept for the whole one, which has the same name.
+    """
+    for path in files:
+        named = hub_hash(path)
+        if named is None or len(named) != 64:  # only large files are called by the SHA-256 of their content
+            continue
+        digest = hashlib.sha256()
+        with reading(path), path.open("rb") as f:
+            while block := f.read(1 << 20):
+                digest.update(block)
+        if digest.hexdigest() != named:
+            raise EagleError(
+                ErrorKind.BAD_FILE, f"{path} is damaged: remove {path.resolve()}, so that it is fetched again"
+            )
 
 
 def _ready(head: HeadFiles, target: Path, out: Path) -> tuple[Path, str]:

@@ -10,8 +10,9 @@ from typing import Any
 
 import gguf
 
-from ..common.gguf_reader import Gguf, read_gguf
+from ..common.gguf_reader import Gguf
 from ..common.model_files import check_file
+from ..common.model_reader import read_model
 from ..errors import EagleError, ErrorKind
 
 _TEST = "`eagle3-llama convert {} --model TARGET.gguf --out NEW.gguf --self-test` tells"
@@ -21,13 +22,13 @@ _HEADS = {"eagle3": "EAGLE-3 head", "eagle": "EAGLE-1 head"}
 def describe(path: str | Path) -> list[tuple[str, str]]:
     """Describes a target or a head as (name, value) rows, without reading its weights.
 
-    Raises EagleError: BAD_FILE, TRUNCATED, BAD_VALUE.
+    All parts of a split model count. Raises EagleError as read_model().
     """
     check_file(path)
-    file = read_gguf(Path(path))
+    file = read_model(path)
     arch = file.string("general.architecture")
     rows = [
-        ("file", f"{Path(path).name}, {file.size / 1e6:.1f} MB"),
+        ("file", f"{Path(path).name}, {file.size / 1e6:.1f} MB{_in_parts(file)}"),
         ("kind", _HEADS.get(arch, f"target, architecture {arch}")),
     ]
     name = file.string("general.name", "")
@@ -37,6 +38,11 @@ def describe(path: str | Path) -> list[tuple[str, str]]:
         *(_head(file, arch) if arch in _HEADS else _target(file, arch)),
         ("weights", _weights(file)),
     ]
+
+
+def _in_parts(file: Gguf) -> str:
+    n = len({t.path for t in file.tensors.values()} | {file.path})
+    return f" in {n} files" if n > 1 else ""
 
 
 def _target(file: Gguf, arch: str) -> Iterator[tuple[str, str]]:

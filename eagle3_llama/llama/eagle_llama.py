@@ -323,7 +323,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         with self._held("save_state()"):
             if self._engine is None:
                 return super().save_state()
-            return saved_state.save(self._context, self._seed)
+            return saved_state.save(self._context, self._seed, saved_state.identity(self))
 
     def load_state(self, state: LlamaState) -> None:
         """Restores save_state(). The state of a plain Llama, which has none of a head, works too."""
@@ -331,7 +331,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
             if self._engine is None:
                 super().load_state(state)
             else:
-                saved_state.load(self._context, state)
+                saved_state.load(self._context, state, saved_state.identity(self))
                 self._seed = state.seed
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Generator
 from typing import Any, NoReturn
 
+from ..common.model_reader import read_model
 from ..errors import EagleError, ErrorKind, TargetError
 from ..runtime.binding import Llama
 
@@ -44,8 +45,17 @@ def load_error(path: str, error: ValueError) -> TargetError:
         return error
     for said, why in _AT_LOAD.items():
         if said in str(error):
-            return TargetError(ErrorKind.BAD_FILE, f"{path} cannot be loaded: {why}")
+            return split_error(path) or TargetError(ErrorKind.BAD_FILE, f"{path} cannot be loaded: {why}")
     return TargetError(ErrorKind.BAD_ARGUMENT, str(error))
+
+
+def split_error(path: str) -> TargetError | None:
+    """What is wrong with the parts of a split model; None if nothing is, or it is in one file."""
+    try:
+        read_model(path)
+    except EagleError as e:
+        return TargetError(e.kind, str(e)) if e.kind is ErrorKind.BAD_FILE else None
+    return None
 
 
 def check_draft_model(draft_model: Any) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from typing import Any
 
+from ..common import model_reader
 from ..errors import EagleError
 from ..runtime import costs, library, machine, token_costs, variants
 from ..runtime.binding import llama_cpp
-from .metadata import number
 
 # what the environment says about where weights lie
 PLACES = ("EAGLE3_LLAMA_AMX", "EAGLE3_LLAMA_INTERLEAVE")
@@ -19,7 +20,8 @@ MOST_BATCH = 256  # rows of a batch while measuring
 def cost_key(llm: Any, head: Any) -> list[object]:
     """Files, those of the libraries too, the machine, where tensors are, threads, and the cache."""
     p, m, lib_dir = llm.context_params, llm.model_params, library.find_lib_dir()
-    files = [llm.model_path, head, llm.lora_path, *(sorted(lib_dir.iterdir()) if lib_dir else [])]
+    models = [*model_reader.files_of(llm.model_path), head]
+    files = [*models, llm.lora_path, *(sorted(lib_dir.iterdir()) if lib_dir else [])]
     about = [(str(f), os.path.getsize(f), os.path.getmtime(f)) for f in files if f]
     placed = [
         variants.choose(lib_dir) if lib_dir else None,
@@ -71,17 +73,20 @@ def measure_in_use(llm: Any, slot: int) -> None:
 
 
 def memory_of(llm: Any) -> token_costs.Memory | None:
-    """What the model reads; None if a slot has more than keys and values of its tokens.
-
-    Of the experts' weights, a row reads those that it uses: here of all weights, of which experts are most.
-    """
+    """What the model reads; None if a slot has more than keys and values of its tokens."""
     if llm._is_recurrent or llm._is_hybrid:
         return None
-    n_byte: float = llama_cpp.llama_model_size(llm._model.model)
-    n_expert, n_used = (number(llm.metadata, name) or 0 for name in ("expert_count", "expert_used_count"))
-    if 0 < n_used < n_expert:
-        n_byte *= n_used / n_expert
-    return token_costs.Memory(n_byte, lambda slot: llama_cpp.llama_state_seq_get_size(llm._ctx.ctx, slot))
+    return token_costs.Memory(
+        _row_bytes(llm), lambda slot: llama_cpp.llama_state_seq_get_size(llm._ctx.ctx, slot)
+    )
+
+
+def _row_bytes(llm: Any) -> int:
+    """Bytes of the weights that a row reads. All of them if the files say less than llama.cpp knows."""
+    with contextlib.suppress(EagleError):
+        if found := model_reader.row_bytes(model_reader.read_model(llm.model_path)):
+            return found
+    return int(llama_cpp.llama_model_size(llm._model.model))
 
 
 def room(llm: Any) -> int:

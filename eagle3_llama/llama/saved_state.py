@@ -7,15 +7,20 @@ from typing import Any
 
 import numpy as np
 
+from ..common.model_reader import fingerprint
 from ..errors import EagleError, ErrorKind
 from ..runtime.binding import LlamaState, llama_cpp
 from .text import ContextText
 
 
 class EagleState(LlamaState):
-    """A saved state. eagle_state is what drafts are made from, None if nothing can be drafted."""
+    """A saved state. eagle_state is what drafts are made from, None if nothing can be drafted.
+
+    eagle_of: the identity() of what saved it; None for states of Llama and of earlier versions.
+    """
 
     eagle_state: bytes | None = None
+    eagle_of: dict[str, str] | None = None
 
     @property
     def llama_state_size(self) -> int:
@@ -28,10 +33,34 @@ class EagleState(LlamaState):
         """Ignored: LlamaState is given the size of the target's state alone."""
 
 
-def save(text: ContextText, seed: int) -> EagleState:
+def identity(llm: Any) -> dict[str, str]:
+    """What a state of this EagleLlama belongs to: the content of its files, which are read once.
+
+    llama.cpp checks shapes alone: the keys and values of another model of this size would pass.
+    """
+    known: dict[str, str] | None = vars(llm).get("_identity")
+    if known is None:
+        adapter = f"{_content(llm.lora_path)} {llm.lora_scale}"
+        known = {
+            "model": f"{_content(llm.model_path)} {adapter} {llm.kv_overrides}",
+            "head": _content(llm._eagle_path),
+        }
+        llm._identity = known
+    return known
+
+
+def _content(path: str | None) -> str:
+    """The fingerprint of a file that was loaded; of one that is gone since then, its name."""
+    try:
+        return fingerprint(path) if path else ""
+    except (EagleError, OSError):
+        return str(path)
+
+
+def save(text: ContextText, seed: int, of: dict[str, str]) -> EagleState:
     """The state of a text with its context. Changes nothing, so a running generation can continue.
 
-    Tokens that were accepted but not yielded yet are saved too.
+    of: identity(). Tokens that were accepted but not yielded yet are saved too.
     """
     engine = text.engine
     if engine.n_past() < text.n_tokens:
@@ -47,7 +76,7 @@ def save(text: ContextText, seed: int) -> EagleState:
         llama_state=target,
         llama_state_size=len(target),
     )
-    state.eagle_state = drafting
+    state.eagle_state, state.eagle_of = drafting, of
     return state
 
 
@@ -60,20 +89,26 @@ def _target_state(ctx: Any) -> bytes:
     return bytes(memoryview(buffer)[:n])
 
 
-def load(text: ContextText, state: LlamaState) -> None:
-    """Loads a state into a text with its context.
+def load(text: ContextText, state: LlamaState, of: dict[str, str]) -> None:
+    """Loads a state into a text with its context. of: identity(). Another head's part is left out.
 
     Raises EagleError BAD_VALUE if it belongs to another model or context. The context is empty then.
     """
     n, room = state.n_tokens, len(text.input_ids)
     text.n_tokens, text.stale, text.rows = 0, True, None
+    made = getattr(state, "eagle_of", None) or of
     try:
+        if made["model"] != of["model"]:
+            raise EagleError(
+                ErrorKind.BAD_VALUE, "the state belongs to another model: load the one that saved it"
+            )
         if n > room:
             raise EagleError(
                 ErrorKind.BAD_VALUE, f"the state has {n} tokens, the context has room for {room}"
             )
         _load_target(text.ctx.ctx, state.llama_state)
-        _load_drafting(text.engine, getattr(state, "eagle_state", None), n)
+        drafting = getattr(state, "eagle_state", None) if made["head"] == of["head"] else None
+        _load_drafting(text.engine, drafting, n)
     except EagleError:
         text.clear()
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..common.files import cache_dir, replacing
+from ..common.files import cache_dir, expanded, make_folder, remove_stale, replacing
 from ..common.limits import MAX_ROWS
 from ..errors import EagleError
 from .token_costs import TOKEN_COSTS, Memory, token_costs
@@ -256,8 +257,12 @@ def _curve(points: dict[int, float]) -> list[float]:
 
 
 def costs_dir() -> Path:
-    """The folder with measured costs: EAGLE3_LLAMA_COSTS, or costs/ in the cache folder."""
-    return Path(os.environ.get("EAGLE3_LLAMA_COSTS") or cache_dir() / "costs").expanduser()
+    """The folder with measured costs: EAGLE3_LLAMA_COSTS, or costs/ in the cache folder.
+
+    Raises EagleError as cache_dir(). Without the folder, each load measures.
+    """
+    named = os.environ.get("EAGLE3_LLAMA_COSTS")
+    return expanded(named) if named else cache_dir() / "costs"
 
 
 def cached(
@@ -268,7 +273,7 @@ def cached(
     Only the first LOADS loads measure. With a single measurement, a disturbance would stay in the costs for
     ever. If all of them were disturbed, one row takes much less than they say, and this load measures too.
     """
-    loads = _read(_path(key, n_ctx))
+    loads = _read(key, n_ctx)
     if len(loads) < LOADS or _were_disturbed(engine, loads):
         return remember(key, n_ctx, measure(engine, n_ctx, n_batch, memory=memory))
     return merged(loads)
@@ -283,23 +288,22 @@ def _were_disturbed(engine: Any, loads: Sequence[Costs]) -> bool:
 
 def known(key: Sequence[object], n_ctx: int) -> Costs | None:
     """The costs that earlier loads measured, None if none did."""
-    loads = _read(_path(key, n_ctx))
+    loads = _read(key, n_ctx)
     return merged(loads) if loads else None
 
 
 def remember(key: Sequence[object], n_ctx: int, costs: Costs) -> Costs:
     """Adds a measurement to those of earlier loads, in their file. Returns what all of them say."""
-    path = _path(key, n_ctx)
-    loads = [*_read(path), costs]
+    loads = [*_read(key, n_ctx), costs]
     if len(loads) > LOADS:  # the earlier ones were disturbed, see cached()
         least = min(c.one_row for c in loads)
         loads = [c for c in loads if c.one_row <= DISTURBED * least][:LOADS]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(EagleError):  # the next load measures again
+        path = _path(key, n_ctx)
+        make_folder(path.parent)
+        remove_stale(path.parent)
         with replacing(path) as part:
             part.write_text(json.dumps([dataclasses.asdict(c) for c in loads]) + "\n", encoding="utf-8")
-    except (EagleError, OSError):
-        pass  # the next load measures again
     return merged(loads)
 
 
@@ -319,11 +323,11 @@ def merged(loads: Sequence[Costs]) -> Costs:
     return Costs(**curves, first=float(middle("first")[0]), context=fair[0].context)
 
 
-def _read(path: Path) -> list[Costs]:
+def _read(key: Sequence[object], n_ctx: int) -> list[Costs]:
     """The measurements of earlier loads. Empty if one of them is not what measure() returns."""
     try:
-        loads = [Costs(**c) for c in json.loads(path.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError, RecursionError):
+        loads = [Costs(**c) for c in json.loads(_path(key, n_ctx).read_text(encoding="utf-8"))]
+    except (EagleError, OSError, ValueError, TypeError, RecursionError):
         return []
     return loads if all(map(_is_sound, loads)) else []
 

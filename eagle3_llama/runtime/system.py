@@ -188,5 +188,5 @@ def _environment(env: dict[str, str]) -> str:
 
 def _private(text: str) -> str:
     """Without the path of the user's home."""
-    home = str(Path.home())
+    home = os.path.expanduser("~")  # as it is, if there is none
     return text.replace(home, "~") if len(home) > 1 else text

@@ -8,6 +8,7 @@ the cache. A library that was built for one processor has no variants, and nothi
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -15,7 +16,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..common.files import cache_dir, replacing
+from ..common.files import cache_dir, make_folder, remove_stale, replacing
 from ..common.notes import note
 from ..errors import EagleError, ErrorKind
 from . import checking, machine
@@ -56,12 +57,12 @@ def choose(lib_dir: Path) -> CpuBackend | None:
             raise _error(f"{VARIABLE} is {asked}, which the library in {lib_dir} has not: {which}")
         if not there:
             return None
-        memory = _memory(lib_dir, asked)
-        choice = _read(memory, there)
+        key = _key(lib_dir, asked)
+        choice = _read(key, there)
         if choice is None:
             choice, keep = _prove(lib_dir, asked, _scores(lib_dir, there))
             if keep:
-                _write(memory, choice)
+                _write(key, choice)
         _chosen[lib_dir] = choice
     return _chosen[lib_dir]
 
@@ -164,32 +165,37 @@ class _silent:
         self._ggml.ggml_log_set(*self._before)
 
 
-def _memory(lib_dir: Path, asked: str) -> Path:
-    """Where the choice is kept: for this processor, these files of the library, and what was asked for."""
+def _key(lib_dir: Path, asked: str) -> str:
+    """What the choice is kept for: this processor, these files of the library, and what was asked for."""
     stats = [(path.name, path.stat()) for path in sorted(lib_dir.iterdir())]
     files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     key = repr([machine.cpu(), str(lib_dir.resolve()), files, asked])
-    return cache_dir() / "variants" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
-def _read(path: Path, there: list[str]) -> CpuBackend | None:
+def _place(key: str) -> Path:
+    """Raises EagleError as cache_dir()."""
+    return cache_dir() / "variants" / f"{key}.json"
+
+
+def _read(key: str, there: list[str]) -> CpuBackend | None:
     """The choice that was kept. None if there is none, or what is there is no such file."""
     try:
-        name, dropped, remark = json.loads(path.read_text(encoding="utf-8"))
+        name, dropped, remark = json.loads(_place(key).read_text(encoding="utf-8"))
         pairs = [[str(which), str(why)] for which, why in dropped]
-    except (OSError, ValueError, TypeError):
+    except (EagleError, OSError, ValueError, TypeError):
         return None
     return CpuBackend(name, pairs, remark) if name in there and isinstance(remark, str) else None
 
 
-def _write(path: Path, choice: CpuBackend) -> None:
+def _write(key: str, choice: CpuBackend) -> None:
     """Without a place to write to, the next process checks again."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(EagleError):
+        path = _place(key)
+        make_folder(path.parent)
+        remove_stale(path.parent)
         with replacing(path) as part:
             part.write_text(json.dumps(choice) + "\n", encoding="utf-8")
-    except (OSError, EagleError):
-        pass
 
 
 def _error(message: str) -> EagleError:

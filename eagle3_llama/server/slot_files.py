@@ -11,14 +11,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..common.files import replacing
+from ..common.files import remove_stale, replacing
 from ..errors import EagleError, ErrorKind
 from .jobs.limits import busy
 from .web.errors import ApiError
 
 MAX_FILES = 10_000  # in the folder
 
-_writing = threading.Lock()  # two writers of one file name would share its temporary file
+STALE = 3600.0  # seconds: no slot takes so long to write
+
+_writing = threading.Lock()  # two writers would each find room for one
 
 
 def save(limit: int, batcher: Any, folder: str, slot: int, filename: str, client: str) -> dict[str, Any]:
@@ -42,6 +44,7 @@ def save(limit: int, batcher: Any, folder: str, slot: int, filename: str, client
 
 
 def _check_room(folder: Path, limit: int, filename: str, size: int) -> None:
+    remove_stale(folder, STALE)  # left by a server that was killed, they would take room for ever
     with os.scandir(folder) as entries:
         others = [entry for entry in entries if entry.name != filename]
     used = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ class Corpus:
 
     def __init__(self, paths: Sequence[Path], layers: Sequence[int] | None = None) -> None:
         self.files, self.items = list[Any](), list[Item]()
+        digest = hashlib.sha256()
         about = shard_info(paths[0])
         captured = [*about["layers"], about["n_layer"]]
         self.layers = list(layers) if layers is not None else about["layers"]
@@ -68,10 +70,18 @@ class Corpus:
             f = safe_open(path, "numpy")
             self.files.append(f)
             ends, n_prompt, greedy = f.get_tensor("ends"), f.get_tensor("n_prompt"), f.get_tensor("greedy")
+            for array in (f.get_tensor("tokens"), ends, n_prompt, greedy):
+                digest.update(array.tobytes())
             self.items += [
                 Item(n, int(a), int(b), int(p), bool(g))
                 for a, b, p, g in zip([0, *ends[:-1]], ends, n_prompt, greedy)
             ]
+
+        self._digest = digest.hexdigest()
+
+    def digest(self) -> str:
+        """What tells its conversations from others: the SHA-256 of their tokens and of how they are used."""
+        return self._digest
 
     def tokens(self, item: Item) -> np.ndarray:
         return self.files[item.shard].get_slice("tokens")[item.first : item.last]

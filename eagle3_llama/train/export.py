@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from ..common.files import replacing
+from ..common.files import make_folder, replacing
 from ..errors import EagleError, ErrorKind
 from ..heads.convert.source import read_source
 from .model import Head
@@ -55,12 +55,27 @@ def _nested_ids(layers: Sequence[int]) -> list[int]:
 
 
 def tensors(head: Head, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The checkpoint's tensors. d2t: offsets, int64. t2d: bool."""
+    """The checkpoint's tensors. d2t: offsets, int64. t2d: bool. Raises EagleError BAD_VALUE: not finite."""
     d2t = head.d2t.cpu()
     t2d = torch.zeros(head.shape.n_vocab, dtype=torch.bool)
     t2d[d2t] = True
     out = {name: p.detach().to("cpu", dtype).contiguous() for name, p in head.state_dict().items()}
+    for name, p in head.state_dict().items():
+        if not bool(out[name].isfinite().all()):
+            raise EagleError(ErrorKind.BAD_VALUE, _too_large(name, p, dtype))
     return {**out, "d2t": d2t - torch.arange(len(d2t)), "t2d": t2d}
+
+
+def _too_large(name: str, p: torch.Tensor, dtype: torch.dtype) -> str:
+    kept = str(dtype).removeprefix("torch.")
+    if bool(p.isfinite().all()):
+        why = f"has weights up to {float(p.abs().max()):,.0f}, and {kept} holds {torch.finfo(dtype).max:,.0f}"
+    else:
+        why = "has weights that are no numbers"
+    return (
+        f"the trained head's {name} {why}: the training diverged, which too high a learning rate or texts of "
+        "too few different words do: lower --lr, or add other texts, and choose another --out"
+    )
 
 
 def write(head: Head, layers: Sequence[int], out: Path, dtype: torch.dtype = torch.float16) -> None:
@@ -70,7 +85,7 @@ def write(head: Head, layers: Sequence[int], out: Path, dtype: torch.dtype = tor
             ErrorKind.UNSUPPORTED,
             "this layout lists outputs of layers, so it has no id for the input of layer 0: use other layers",
         )
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     with replacing(out / "model.safetensors") as part:
         save_file(tensors(head, dtype), part, metadata={"format": "pt"})
     with replacing(out / "config.json") as part:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..common.files import replacing
+from ..errors import EagleError, ErrorKind
 from ..runtime.machine import cores
 from . import checkpoint
 from .acceptance import Acceptance, measure
@@ -55,6 +56,7 @@ class Trainer:
         head = build(weights, len(corpus.layers), d2t, settings.seed)
         if settings.init_from:
             read_head(Path(settings.init_from), head, corpus.layers)
+        self.identity = checkpoint.identity(settings, corpus, d2t)
         self.head: Head = head.to(settings.device)
         self.teacher = Teacher.of(weights, self.head, settings.device)
         self.optimizer = Optimizers(self.head, settings.optimizer, settings.lr)
@@ -75,9 +77,13 @@ class Trainer:
     def path(self) -> Path:
         return self.out / "checkpoint.pt"
 
+    @property
+    def best_path(self) -> Path:
+        return self.out / "best.pt"
+
     def resume(self) -> bool:
-        """Loads the checkpoint. Returns False if there is none."""
-        state = checkpoint.load(self.path, self.s)
+        """Loads the checkpoint. Returns False if there is none. Raises EagleError as checkpoint.load()."""
+        state = checkpoint.load(self.path, self.identity)
         if state is None:
             return False
         self.head.load_state_dict(state["head"])
@@ -87,7 +93,7 @@ class Trainer:
 
     def save(self) -> None:
         parts = {"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict()}
-        checkpoint.save(self.path, self.s, {**parts, "state": self.state})
+        checkpoint.save(self.path, self.identity, {**parts, "state": self.state})
 
     def train(
         self,
@@ -180,8 +186,8 @@ class Trainer:
         )
         if a.mean_accepted_length > st["best"]:
             st["best"], st["since_best"] = a.mean_accepted_length, 0
-            with replacing(self.out / "best.pt") as part:
-                torch.save({k: v.clone() for k, v in self.head.state_dict().items()}, part)
+            head = {k: v.clone() for k, v in self.head.state_dict().items()}
+            checkpoint.save(self.best_path, self.identity, {"head": head})
         else:
             st["since_best"] += 1
         self.write_log()
@@ -197,6 +203,11 @@ class Trainer:
                 w.writerow([*(r[c] for c in COLUMNS), *r["accept_per_position"]])
 
     def best_head(self) -> Head:
-        """The head with the best measurement."""
-        self.head.load_state_dict(torch.load(self.out / "best.pt", weights_only=True))
+        """The head with the best measurement. Raises EagleError as checkpoint.load(), and if it is gone."""
+        state = checkpoint.load(self.best_path, self.identity)
+        if state is None:
+            raise EagleError(
+                ErrorKind.BAD_FILE, f"{self.best_path} is gone: remove {self.path} too, and run again"
+            )
+        self.head.load_state_dict(state["head"])
         return self.head

@@ -27,6 +27,7 @@ RATE = 0.1  # learning rate of Adam relative to the size of the weights
 SPREAD = 40_000  # positions for the first estimate of queries and keys
 FIRST_SCORE = 0.2  # scale of the first scores: with high scores, learning first has to undo them
 PENALTY = 1e-2
+LEAST_SPREAD = 1e-5  # of the mean square: texts of one word have no variance at all
 
 
 @dataclasses.dataclass
@@ -132,7 +133,8 @@ def _matched(
     total /= max(seen, 1)
     mean = total[-1, :-1]
     covariance = total[:-1, :-1] - torch.outer(mean, mean)
-    x, y = _whiten(covariance[:h, :h]), _whiten(covariance[h:, h:])
+    least = LEAST_SPREAD * total.diagonal()[:-1]
+    x, y = _whiten(covariance[:h, :h], least[:h].mean()), _whiten(covariance[h:, h:], least[h:].mean())
     u, _, v = torch.linalg.svd(x @ covariance[:h, h:] @ y)
     size = (FIRST_SCORE * glances.head_dim**0.5) ** 0.5
     each, dimension = torch.arange(n, device=u.device)[:, None], torch.arange(m, device=u.device)
@@ -144,9 +146,10 @@ def _matched(
     return q - level(queries, mean[:h]), k - level(keys, mean[h:])
 
 
-def _whiten(c: Tensor) -> Tensor:
+def _whiten(c: Tensor, least: Tensor) -> Tensor:
+    """c^-1/2 of a covariance. least: the least variance that counts, for inputs that are all the same."""
     w, v = torch.linalg.eigh(c)
-    return v @ torch.diag((w + PENALTY * w.mean()).clamp_min(1e-12).rsqrt()) @ v.T
+    return v @ torch.diag((w + PENALTY * w.mean()).clamp_min(max(float(least), 1e-12)).rsqrt()) @ v.T
 
 
 def _misses(

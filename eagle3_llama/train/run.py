@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from ..common import extras
+from ..common.files import make_folder, remove_stale, replacing
 from ..common.progress import Lines, progress
 from ..errors import EagleError, ErrorKind
 from ..heads.convert import convert
@@ -55,7 +56,8 @@ def train(settings: TrainSettings) -> TrainReport:
     out = Path(settings.out)
     console = Console(stderr=True)
     paths = _data(settings, out, console)  # what fails before the first answers leaves nothing behind
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
+    remove_stale(out)
     corpus = Corpus(paths, settings.layers)
     if len(corpus.items) < 2:
         raise EagleError(
@@ -143,5 +145,6 @@ def _plot(rows: list[dict[str, Any]], out: Path, console: Console) -> None:
     axes.set_title("held-out greedy chains")
     axes.legend()
     figure.tight_layout()
-    figure.savefig(out / "acceptance.png", dpi=120)
+    with replacing(out / "acceptance.png") as part:
+        figure.savefig(part, dpi=120, format="png")
     plt.close(figure)

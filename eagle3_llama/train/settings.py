@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 from ..common import model_names
-from ..common.gguf_reader import read_gguf
 from ..common.keywords import strict
 from ..common.model_files import check_file, check_models
+from ..common.model_reader import fingerprint, read_model
 from ..errors import EagleError, ErrorKind
 from ..heads.hub import checkpoint_folder
 
@@ -163,22 +164,29 @@ class TrainSettings:
             )
         return w
 
-    def data_key(self) -> dict[str, object]:
-        """The settings that the shards depend on.
+    def data_key(self) -> dict[str, Any]:
+        """The settings that the shards depend on, files by their content.
 
         A folder with shards of other settings is refused. A higher max_tokens only adds shards.
         """
         names = ("weights", "n_predict", "drop_truncated", "seed", "capture")
-        files = {
-            name: [[Path(f).name, Path(f).stat().st_size] for f in getattr(self, name)]
-            for name in ("targets", "prompts", "conversations")
-        }
         layers = self.capture_layers or self.layers
-        return {**{name: getattr(self, name) for name in names}, **files, "layers": layers}
+        return {**{name: getattr(self, name) for name in names}, **self.files(), "layers": layers}
+
+    def files(self) -> dict[str, list[str]]:
+        """The fingerprints of the files that the data depends on, by the names of the settings."""
+        names = ("targets", "prompts", "conversations")
+        return {name: [fingerprint(path) for path in getattr(self, name)] for name in names}
+
+    def first_head(self) -> list[str]:
+        """The fingerprints of the files of init_from, none without it."""
+        kinds = (".json", ".safetensors", ".bin")
+        folder = sorted(Path(self.init_from).iterdir()) if self.init_from else []
+        return [fingerprint(path) for path in folder if path.suffix in kinds]
 
 
 def layers_of(target: Path) -> int:
     """The number of layers of a model, without those for multi-token prediction. Raises EagleError."""
-    file = read_gguf(target)
+    file = read_model(target)
     arch = file.string("general.architecture")
     return file.size_of(f"{arch}.block_count") - file.size_of(f"{arch}.nextn_predict_layers", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from ..common.files import replacing
+from ..common.files import make_folder, remove_stale, replacing
 from ..errors import EagleError, ErrorKind
 from .generate import Conversation, converse
 from .settings import TrainSettings
@@ -33,16 +34,25 @@ class Shards:
     def __init__(self, folder: Path, settings: TrainSettings) -> None:
         self.folder, self.settings = folder, settings
         self.key, self.about = json.loads(json.dumps(settings.data_key())), folder / "settings.json"
-        made = any(folder.glob("shard-*.safetensors"))  # without any, a run of other settings has failed
-        if made and self.about.exists() and json.loads(self.about.read_text(encoding="utf-8")) != self.key:
+        self.digest = hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()
+        if self.path(0).exists():  # else a run of other settings may have failed, and left settings.json
+            self._check(self.path(0))
+
+    def _check(self, path: Path) -> dict[str, Any]:
+        """shard_info() of a shard. Raises EagleError BAD_ARGUMENT unless it was made with these settings."""
+        about = shard_info(path)
+        if about["of"] != self.digest or path != self.path(about["number"]):
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT,
-                f"{folder} has data made with other settings: choose another --out, or remove it",
+                f"{path} has data made with other settings or files: choose another --out, or remove "
+                f"{self.folder} and the checkpoint.pt that was trained with it",
             )
+        return about
 
     def _begin(self) -> None:
         """Makes the folder. Called before the first shard is written, so that a failed run leaves nothing."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
+        remove_stale(self.folder)
         with replacing(self.about) as part:
             part.write_text(json.dumps(self.key, indent=1) + "\n", encoding="utf-8")
 
@@ -70,7 +80,7 @@ class Shards:
             while tokens < s.max_tokens and n_bytes < s.max_gb * 1e9 and not tasks.exhausted(n * BLOCK):
                 path = self.path(n)
                 if path.exists():
-                    about = shard_info(path)
+                    about = self._check(path)
                     tokens, n_bytes, n = tokens + about["tokens"], n_bytes + path.stat().st_size, n + 1
                     paths.append(path)
                     progress(tokens, made, dropped)
@@ -118,12 +128,18 @@ class Shards:
                 kept[n].append(good)
             if not missing[n]:
                 self._begin()
-                write_shard(self.path(n), sorted(kept.pop(n), key=lambda c: c.index), target)
+                made = sorted(kept.pop(n), key=lambda c: c.index)
+                write_shard(self.path(n), made, target, {"of": self.digest, "number": n})
             yield len(good.tokens) if good is not None else 0, int(good is None), not missing[n]
 
 
-def write_shard(path: Path, conversations: list[Conversation], target: TrainingTarget) -> None:
-    """Writes a shard, also an empty one, because an existing file means that the block is done."""
+def write_shard(
+    path: Path, conversations: list[Conversation], target: TrainingTarget, of: dict[str, Any]
+) -> None:
+    """Writes a shard, also an empty one, because an existing file means that the block is done.
+
+    of: what it belongs to, the digest of the settings and its number.
+    """
     shape = (0, len(target.layers) + 1, target.n_embd)
     cat = lambda arrays, dtype, empty=(0,): np.concatenate(arrays) if arrays else np.empty(empty, dtype)
     tensors = {
@@ -136,17 +152,21 @@ def write_shard(path: Path, conversations: list[Conversation], target: TrainingT
     }
     name, n_layer = Path(target.path).name, target.n_layer
     about = {"tokens": len(tensors["tokens"]), "layers": target.layers, "n_layer": n_layer, "target": name}
+    about |= of
     with replacing(path) as part:
         # a single key, because safetensors writes several keys in varying order
         save_file(tensors, part, metadata={"shard": json.dumps(about)})
 
 
 def shard_info(path: Path) -> dict[str, Any]:
-    """tokens, layers, n_layer and target of a shard. Raises EagleError BAD_FILE if it is damaged."""
+    """tokens, layers, n_layer, target, of and number of a shard. Raises EagleError BAD_FILE if damaged."""
     types: dict[str, Callable[[Any], Any]] = {"tokens": int, "layers": list, "n_layer": int, "target": str}
+    types |= {"of": str, "number": int}
     try:
         with safe_open(path, "numpy") as f:
             about = json.loads(f.metadata()["shard"])
             return {name: kind(about[name]) for name, kind in types.items()}
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as e:
-        raise EagleError(ErrorKind.BAD_FILE, f"{path} is damaged ({e}): remove it and run again") from e
+        raise EagleError(
+            ErrorKind.BAD_FILE, f"{path} is damaged, or of an earlier version ({e}): remove it and run again"
+        ) from e

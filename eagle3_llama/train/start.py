@@ -27,6 +27,7 @@ OUTPUT_ROWS = 40_000  # rows for the regression of o_proj
 BLOCK = 4_000  # rows per matrix product
 WIDEST = 24_000  # most inputs of a regression, because its memory grows with their square
 RIDGES = (1e-3, 1e-2, 1e-1, 1.0)  # penalties to try on unseen rows
+FLOOR = 1e-5  # of the mean size of all inputs, a penalty for each: texts of few words leave some almost empty
 KEPT = 0.1  # factor for the output of the feed-forward block that was copied from the target
 SPREAD = 8_000  # rows for constants and covariances
 
@@ -60,13 +61,16 @@ class Regression:
     def solve(self) -> Tensor:
         """The solution, float32 [outputs, inputs].
 
-        The penalty of an input is a share of its own size, the share that fits the unseen rows best.
+        The penalty of an input is a share of its own size, the share that fits the unseen rows best, and at
+        least FLOOR of the mean.
         """
         a, b = self.fitted[:, : self.inputs], self.fitted[:, self.inputs :]
         c, d = self.unseen[:, : self.inputs], self.unseen[:, self.inputs :]
         best, least = torch.zeros(0), float("inf")
+        size = a.diagonal()
         for ridge in RIDGES:
-            w = torch.linalg.solve(a + torch.diag(a.diagonal() * ridge + 1e-9), b)
+            penalty = size * ridge + size.mean() * FLOOR + 1e-9
+            w = torch.linalg.solve(a + torch.diag(penalty), b)
             error = float((w * (c @ w - 2 * d)).sum())  # squared error minus that of predicting 0
             if error < least:
                 best, least = w, error
@@ -150,7 +154,7 @@ def _install(head: Head, solution: Tensor, predicted: Tensor, rows: Rows) -> Gla
     layer.mlp.down_proj.weight.mul_(KEPT)
     # both kinds of heads share the values: a token's effect on its own row, and as the predicted next token
     own = solution[:, head.fc.in_features :]
-    both = torch.cat([own, predicted * (own.norm() / predicted.norm())])
+    both = torch.cat([own, predicted * (own.norm() / predicted.norm().clamp_min(1e-12))])
     values = _low_rank(both, rows.tokens, a.v_proj.out_features)
     a.v_proj.weight.zero_()
     a.v_proj.weight[: len(values), : s.n_embd] = to(values) / layer.input_layernorm.weight

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..common.gguf_reader import read_gguf
+from ..common.model_reader import read_model
 from ..errors import EagleError, ErrorKind
 
 
@@ -28,10 +28,10 @@ class TargetSizes:
 
 
 class TargetWeights:
-    """Reads tensors of a GGUF as float32. Raises EagleError as read_gguf() does, and MISSING_TENSOR."""
+    """Reads a model's tensors as float32. Raises EagleError as read_model() does, and MISSING_TENSOR."""
 
     def __init__(self, path: str | Path) -> None:
-        self.file = read_gguf(Path(path))
+        self.file = read_model(path)
         self.path, self.tensors = str(path), self.file.tensors
         self.arch = self.file.string("general.architecture")
         self.shape = self._shape()

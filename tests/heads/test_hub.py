@@ -1,7 +1,10 @@
 """Models and heads by name, against a small local hub: fetched, converted, tried and kept."""
 
+import hashlib
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from hub_tools import CLI, SAY, cache, child, files_of, generate, hub, left, mad
 
 from eagle3_llama import EagleError, ErrorKind
 from eagle3_llama.common.gguf_reader import read_gguf
+from eagle3_llama.common.model_reader import fingerprint
 from eagle3_llama.heads import fitted, self_test
 from eagle3_llama.heads.fitted import HeadFiles, fit
 
@@ -147,9 +151,7 @@ def test_another_file_is_another_pair(cache, made, tmp_path):
     config = json.loads((changed / "config.json").read_text())
     (changed / "config.json").write_text(json.dumps(config | {"rope_theta": 12345.0}))
     other = tiny_models.target(tmp_path / "target.gguf", seed=9, n_layer=12)  # only its weights differ
-    keys = {
-        fitted._pair(files_of(h), fitted.fingerprint(t)) for h in (head, changed) for t in (target, other)
-    }
+    keys = {fitted._pair(files_of(h), fingerprint(t)) for h in (head, changed) for t in (target, other)}
     assert len(keys) == 4
 
 
@@ -161,6 +163,90 @@ def test_nothing_stays_of_what_is_broken_off(cache, made, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         fit(files_of(made[1]), made[0])
     assert left(cache / "heads") == []
+
+
+def test_two_at_once_make_a_pair_once(cache, made, monkeypatch):
+    """Threads of one process, as processes in two containers with one cache folder: one waits."""
+    tried, results = [], []
+
+    def slow(*_, **__):
+        tried.append(1)
+        time.sleep(0.5)
+        return gains(self_test.neighbours([2, 6, 9], 12), best=None)
+
+    monkeypatch.setattr(self_test, "self_test", slow)
+    work = lambda: results.append(fit(files_of(made[1]), made[0]))
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(tried) == 1 and len(set(results)) == 1 and len(results) == 3
+
+
+def test_a_head_that_was_damaged_in_the_cache_is_made_again(cache, made):
+    path = fit(files_of(made[1]), made[0])
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert fitted.records(made[0]) == []
+    assert fit(files_of(made[1]), made[0]) == path and path.read_bytes() == whole
+
+
+def in_the_hubs_cache(folder, file):
+    """The file as huggingface_hub keeps it: a link to a blob that is called by its hash."""
+    blob = folder / "models--me--head/blobs" / hashlib.sha256(file.read_bytes()).hexdigest()
+    link = folder / "models--me--head/snapshots/main" / file.name
+    for place in (blob, link):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(file, blob)
+    link.symlink_to(Path("../../blobs") / blob.name)
+    return link
+
+
+def test_a_verdict_about_a_damaged_file_is_not_kept(cache, made, monkeypatch, tmp_path):
+    """In the Hub's cache a file's name is the hash of what it should have."""
+    links = {p.name: in_the_hubs_cache(tmp_path, p) for p in made[1].iterdir()}
+    head = HeadFiles("me/head", links)
+    report = gains(self_test.neighbours([2, 6, 9], 12), best=None)
+    chance = self_test.Report(report.positions, 0.9, report.trials)
+    monkeypatch.setattr(self_test, "self_test", lambda *_, **__: chance)
+    blob = links["model.safetensors"].resolve()
+    data = bytearray(blob.read_bytes())
+    data[len(data) // 2] ^= 1
+    blob.write_bytes(data)
+    with pytest.raises(EagleError, match=f"is damaged: remove {blob}") as e:
+        fit(head, made[0])
+    assert e.value.kind is ErrorKind.BAD_FILE and left(cache / "heads") == []
+    data[len(data) // 2] ^= 1
+    blob.write_bytes(data)
+    with pytest.raises(EagleError, match="does not fit"):
+        fit(head, made[0])
+    assert [Path(n).suffix for n in left(cache / "heads")] == [".json"]
+
+
+def test_links_of_others_do_not_name_their_content(tmp_path, made):
+    """Only the Hub's own names are trusted: not any link whose path has "snapshots" in it."""
+    link = in_the_hubs_cache(tmp_path, made[0])
+    assert fingerprint(link) == link.resolve().name
+    others = [tmp_path / "snapshots" / name for name in ("a.gguf", "b.gguf")]
+    others[0].parent.mkdir()
+    for other, file in zip(others, (made[0], made[3])):
+        shutil.copy(file, tmp_path / file.name)
+        other.symlink_to(tmp_path / file.name)
+    assert fingerprint(others[0]) == fingerprint(made[0]) != fingerprint(others[1])
+    others[1].unlink()
+    (tmp_path / "o").mkdir()
+    shutil.copy(made[3], tmp_path / "o" / made[0].name)
+    others[1].symlink_to(tmp_path / "o" / made[0].name)  # another file of the same name
+    assert fingerprint(others[1]) != fingerprint(others[0])
+
+
+def test_a_cache_that_cannot_be_written(made, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EAGLE3_LLAMA_CACHE", str(tmp_path / "file"))
+    with pytest.raises(EagleError, match="cannot write .*/heads: Not a directory") as e:
+        fit(files_of(made[1]), made[0])
+    assert e.value.kind is ErrorKind.BAD_FILE
 
 
 def test_a_useless_head_is_refused_and_not_tried_again(cache, made, monkeypatch):

@@ -1,5 +1,6 @@
 """Training: the unrolled head against the native one, its start, its loss, measured acceptance."""
 
+import copy
 import dataclasses
 from itertools import islice
 
@@ -8,7 +9,8 @@ import pytest
 import tiny_models
 from training import lines, make_shards
 
-from eagle3_llama import EagleLlama, EagleParams
+from eagle3_llama import EagleError, EagleLlama, EagleParams
+from eagle3_llama.errors import ErrorKind
 from eagle3_llama.heads.convert import convert
 
 # ruff: noqa: E402 - the imports below need torch, which may be absent
@@ -167,6 +169,34 @@ def test_the_start_of_few_rows_that_have_much_in_common(common):
     values, product = values.double(), product.double()
     left = product - values @ torch.linalg.lstsq(values, product).solution
     assert left.norm() < 0.02 * product.norm()
+
+
+@pytest.mark.parametrize("words", [1, 2, 3, 6, 20])
+def test_the_start_of_texts_of_few_words(tiny, tmp_path, words):
+    """As logs and forms are: many inputs are almost empty. The head is written, and computes numbers."""
+    rng = np.random.default_rng(0)
+    texts = [{"toks": [1, *(60 + rng.integers(0, words, 60)).tolist()], "prompt": 8} for _ in range(40)]
+    settings = dataclasses.replace(tiny, conversations=(lines(tmp_path / "few.jsonl", texts),))
+    corpus = Corpus(make_shards(settings, tmp_path))
+    weights = TargetWeights(tiny.targets[0])
+    d2t, _ = draft_vocabulary(corpus.answers(corpus.items), weights.shape.n_vocab, 64)
+    started = build(weights, 3, d2t, 0)
+    assert least_squares_start(started, corpus, corpus.items, 0)
+    for name, p in started.named_parameters():
+        assert float(p.detach().abs().max()) < 1000, name
+    write(started, corpus.layers, tmp_path / "head")
+
+
+@pytest.mark.parametrize(
+    "weight, said", [(1e5, "up to 100,000, and float16 holds 65,504"), (np.nan, "that are no numbers")]
+)
+def test_a_head_that_diverged_is_said_to_be_ones_own(corpus, head, tmp_path, weight, said):
+    spoilt = copy.deepcopy(head)
+    with torch.no_grad():
+        spoilt.fc.weight[0, 0] = weight
+    with pytest.raises(EagleError, match=f"trained head's fc.weight has weights {said}.*lower --lr") as e:
+        write(spoilt, corpus.layers, tmp_path)
+    assert e.value.kind is ErrorKind.BAD_VALUE and not list(tmp_path.iterdir())
 
 
 def test_rounds_of_acceptance():

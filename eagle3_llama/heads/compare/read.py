@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ...common.gguf_reader import Gguf, read_gguf
+from ...common.model_reader import read_model
 from ...errors import EagleError, ErrorKind
 from .reference import ReferenceHead, ReferenceRope
 
@@ -20,7 +21,7 @@ _SHARED = {
 
 def read_reference(head: Path, target: Path) -> ReferenceHead:
     """Raises EagleError if the file is not a head, or if neither file has a tensor that the head needs."""
-    file, lender = read_gguf(head), read_gguf(target)
+    file, lender = read_gguf(head), read_model(target)
     arch = file.string("general.architecture")
     if arch not in ("eagle3", "eagle"):
         raise EagleError(

@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ...common.gguf_reader import Gguf, read_gguf
+from ...common.gguf_reader import Gguf
 from ...common.hub import repository_of
+from ...common.model_reader import read_model
 from .config import Config
 
 _VERIFIER = "speculators_config.verifier.name_or_path"  # vLLM's speculators, RedHatAI
@@ -18,7 +19,7 @@ def names_of(target: Path) -> set[str]:
 
     Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, general metadata.
     """
-    file = read_gguf(target)
+    file = read_model(target)
     found = set(_named(file))
     if repo := repository_of(target):
         found |= {repo, repo.partition("/")[2]}

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from gguf import GGUFValueType as T
 
-from ...common.gguf_reader import Value, read_gguf
+from ...common.gguf_reader import Value
 from ...common.model_files import check_models
+from ...common.model_reader import read_model
 from ...errors import EagleError, ErrorKind
 
 _TOKENS = "tokenizer.ggml.tokens"
@@ -26,9 +27,9 @@ class TargetFile:
 
 
 def read_target(path: Path) -> TargetFile:
-    """Raises EagleError: BAD_FILE (not a GGUF), TRUNCATED, BAD_VALUE, HEAD_MISMATCH (the file is a head)."""
+    """Raises EagleError as read_model(), and HEAD_MISMATCH for a file that is a head."""
     check_models(path)
-    file = read_gguf(path)
+    file = read_model(path)
     arch = file.string("general.architecture")
     tokens = file.keys.get(_TOKENS)
     if tokens is None or tokens.item_type is not T.STRING or not tokens.value:
