@@ -3,9 +3,13 @@
 #include "deferral.hpp"
 #include "llama-ext.h"
 
+#include <algorithm>
+
 namespace eagle3 {
 
-session::session(llama_context * ctx, const head * h, int n_slots) : slots_(ctx, h, n_slots) {}
+session::session(llama_context * ctx, const head * h, int n_slots) : slots_(ctx, h, n_slots) {
+    round_.choose_threads(llama_model_n_devices(llama_get_model(ctx)) == 0);
+}
 
 // Leaves the context as it was before the session: without a round, without a tree, with capture off.
 session::~session() {
@@ -109,6 +113,26 @@ void session::set_memory(int slot, std::shared_ptr<const text_memory> memory) {
 void session::set_plan(const costs & c) {
     planner_.set(c);
     drafter_.forget_last();
+}
+
+// In turns, so that a disturbance falls on all numbers. A large model has no time for more than one of them.
+void session::measure_threads(int slot) {
+    constexpr int MOST_TURNS      = 4;
+    constexpr int64_t MOST_MICROS = 150000;
+    const int64_t end             = ggml_time_us() + MOST_MICROS;
+    const std::vector<int> numbers = round_.threads().numbers();
+    std::vector<float> sums(numbers.size(), 0.0f), times = sums;
+    for (int turn = 0; turn < MOST_TURNS && numbers.size() > 1; ++turn) {
+        for (size_t i = 0; i < numbers.size() && (turn + i == 0 || ggml_time_us() < end); ++i) {
+            const thread_scope scope(slots_.ctx, numbers[i]);
+            sums[i] += measure_target(slot, 1);
+            times[i] += 1.0f;
+        }
+    }
+    for (size_t i = 0; i < sums.size(); ++i) {
+        sums[i] = sums[i] / std::max(times[i], 1.0f);
+    }
+    round_.measured_threads(sums);
 }
 
 float session::measure_target(int slot, int n) {
