@@ -157,9 +157,11 @@ def _programs(sources: list[Path], folders: list[str]) -> list[str]:
 
 
 def _files(path: Path) -> list[Path]:
+    """A file, or those of a folder, without what systems, editors and Python leave there."""
     if path.is_file():
         return [path]
-    return sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+    left = lambda part: part.startswith(".") or part == "__pycache__"
+    return sorted(p for p in path.rglob("*") if p.is_file() and not any(map(left, p.relative_to(path).parts)))
 
 
 @contextlib.contextmanager

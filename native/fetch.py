@@ -178,7 +178,8 @@ def _extract(archive: Path, target: Path) -> None:
 
 
 def _ignore_at(top: Path):
-    return lambda folder, names: [name for name in names if Path(folder) == top and name in _LEFT_OUT]
+    out = lambda folder, name: name == "__pycache__" or folder == top and name in _LEFT_OUT
+    return lambda folder, names: [name for name in names if out(Path(folder), name)]
 
 
 def _hash_tree(source: str) -> str:
@@ -190,7 +191,7 @@ def _hash_tree(source: str) -> str:
     paths = [
         path for child in top.iterdir() if child.name not in _LEFT_OUT for path in [child, *child.rglob("*")]
     ]
-    return hash_files(top, [path for path in paths if path.is_file()])
+    return hash_files(top, [path for path in paths if path.is_file() and "__pycache__" not in path.parts])
 
 
 def _prune(folder: Path, keep: int) -> None:

@@ -2,7 +2,8 @@
 
 eagle3-proof (native/proof/), which is built with the library, runs in a child process: products in each
 weight format and tiny generations. If it ends by a signal, does not end, or its sums differ, the library is
-built again without the next instruction set of RUNGS. What was found is kept beside the library, in RECORD,
+built again without the next instruction set of RUNGS. If it could not be run, or the machine was too busy for
+it, the library is kept as it is and called not checked. What was found is kept beside the library, in RECORD,
 for `eagle3-llama info --system`. This file uses the standard library only.
 """
 
@@ -31,9 +32,11 @@ def _of_the_package(name: str) -> ModuleType:
 
 
 checking = _of_the_package("checking")
-Fault, check, PATIENCE = checking.Fault, checking.check, checking.PATIENCE
+Fault, check = checking.Fault, checking.check
+Limits, LIMITS = checking.Limits, checking.LIMITS
 PROGRAM, RECORD = checking.PROGRAM, "proof.json"
 _ARGUMENTS = {"": [], "stock-": ["--stock"], "sanitized-": ["--few"]}
+_ENDS = {"failed": ", failed", "rows": ", rows differ", "cannot": ", not checked"}  # by Fault.kind
 
 
 class Rung(NamedTuple):
@@ -65,7 +68,7 @@ class Built(NamedTuple):
 Make = Callable[[list[InstructionSet]], Built]  # builds without these sets
 
 
-def prove(make: Make, kind: str = "", patience: float = PATIENCE) -> dict[str, Any]:
+def prove(make: Make, kind: str = "", limits: Limits = LIMITS) -> dict[str, Any]:
     """Builds, checks, and builds again without what fails. Returns the record of the last build.
 
     kind: "stock-" for an unpatched library, "sanitized-" for one with sanitizers. Raises BuildError if the
@@ -75,14 +78,14 @@ def prove(make: Make, kind: str = "", patience: float = PATIENCE) -> dict[str, A
     gone: list[InstructionSet] = []
     while True:
         built = make(gone)
-        fault = _checked(built.folder, _ARGUMENTS[kind], patience)
+        fault = _checked(built.folder, _ARGUMENTS[kind], limits)
         if fault is None:
             return _record(built, left_out)
         if fault.kind == "cannot" or built.foreign:
             why = f"this processor has no {', '.join(built.foreign)}" if built.foreign else fault.text
-            say(f"the library cannot be checked here: {why}")
+            say(f"the library was not checked: {why}")
             return _record(built, left_out, why)
-        rungs = _next_rungs(built, fault, kind, patience)
+        rungs = _next_rungs(built, fault, kind, limits)
         if not rungs and fault.kind == "rows":
             return _accepted(built, fault, left_out)
         if not rungs:
@@ -95,13 +98,14 @@ def prove(make: Make, kind: str = "", patience: float = PATIENCE) -> dict[str, A
         gone = [*gone, *out]
 
 
-def prove_variants(built: Built, checked: bool = True, patience: float = PATIENCE) -> dict[str, Any]:
+def prove_variants(built: Built, checked: bool = True, limits: Limits = LIMITS) -> dict[str, Any]:
     """Checks each CPU backend that this processor can run, and deletes those that fail. Returns the record.
 
     Where the library is used, the one that is chosen is checked again (eagle3_llama/runtime/variants.py).
     Raises BuildError if none is left.
     """
     kept, left_out, here = dict(built.variants or {}), [], []
+    unknown: list[str] = [] if checked else ["EAGLE3_PROOF is OFF"]
     for name in sorted(kept) if checked else ():
         path = built.folder / checking.backend_file(name)
         try:
@@ -109,18 +113,22 @@ def prove_variants(built: Built, checked: bool = True, patience: float = PATIENC
                 continue
         except OSError as error:
             why = f"{PROGRAM} does not run: {error.strerror}"
-            say(f"the library cannot be checked here: {why}")
+            say(f"the library was not checked: {why}")
             return {**_record(built, [], why), "variants": kept}
-        fault = _checked(built.folder, [path], patience, f"the variant {name}")
+        fault = _checked(built.folder, [path], limits, f"the variant {name}")
         if fault is None or fault.kind == "rows":
             here.append(name)
+            continue
+        if fault.kind == "cannot":
+            unknown.append(f"the variant {name}: {fault.text}")
+            say(f"the variant {name} was not checked: {fault.text}")
             continue
         say(f"{fault.text} on this processor: leaving out the variant {name}")
         left_out.append({"what": f"the variant {name}", "sets": kept.pop(name), "why": fault.text})
         path.unlink()
     if not kept:
         raise BuildError(_nothing_left(Fault("failed", left_out[-1]["why"]), left_out))
-    record = _record(built, left_out, "" if checked else "EAGLE3_PROOF is OFF")
+    record = _record(built, left_out, "; ".join(unknown))
     return {**record, "variants": kept, "checked_variants": here}
 
 
@@ -129,7 +137,7 @@ def unchecked(make: Make) -> dict[str, Any]:
     return _record(make([]), [], "EAGLE3_PROOF is OFF")
 
 
-def _next_rungs(built: Built, fault: Fault, kind: str, patience: float) -> list[Rung]:
+def _next_rungs(built: Built, fault: Fault, kind: str, limits: Limits) -> list[Rung]:
     """What to leave out next. AMX alone, only if the same library passes with EAGLE3_LLAMA_AMX=0.
 
     Where only rows differ, nothing else than AMX: its sums are right, and without AVX-512 it would be slower.
@@ -137,7 +145,8 @@ def _next_rungs(built: Built, fault: Fault, kind: str, patience: float) -> list[
     names = {each.name for each in built.used}
     rungs = [rung for rung in RUNGS if names.intersection(rung.sets)]
     if rungs and rungs[0].name == "AMX" and kind != "stock-":
-        passes = check(built.folder, _ARGUMENTS[kind], patience, {"EAGLE3_LLAMA_AMX": "0"}) is None
+        without = check(built.folder, _ARGUMENTS[kind], limits, {"EAGLE3_LLAMA_AMX": "0"})
+        passes = without is None or without.kind == "cannot"  # not known: the next build is checked, too
         rungs = rungs[: 1 if passes else 2]
         return rungs if passes or fault.kind != "rows" else []
     return rungs[:1] if fault.kind != "rows" else []
@@ -166,13 +175,14 @@ def _record(built: Built, left_out: list[dict[str, Any]], why_not: str = "") -> 
 
 
 def _checked(
-    folder: Path, arguments: Sequence[object], patience: float, what: str = "the library"
+    folder: Path, arguments: Sequence[object], limits: Limits, what: str = "the library"
 ) -> Fault | None:
     """check(), with a line that shows how long it took."""
     print(f"eagle3-llama: checking {what} ...", end="", file=sys.stderr, flush=True)
-    start, fault = time.monotonic(), None
+    start, end = time.monotonic(), ""
     try:
-        fault = check(folder, arguments, patience)
+        fault = check(folder, arguments, limits)
+        end = _ENDS[fault.kind] if fault else ""
     finally:
-        print(f" {time.monotonic() - start:.0f} s{', failed' if fault else ''}", file=sys.stderr, flush=True)
+        print(f" {time.monotonic() - start:.0f} s{end}", file=sys.stderr, flush=True)
     return fault

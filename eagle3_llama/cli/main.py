@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -256,6 +258,7 @@ def bench(
     report = run_bench(settings)
     if json_file is not None:
         with replacing(json_file) as part:
+            report["command"] = shlex.join(["eagle3-llama", *sys.argv[1:]])
             part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if plot is not None:
         from ..bench.plot import draw

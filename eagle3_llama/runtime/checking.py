@@ -5,6 +5,7 @@ native/proof.py uses this file too, before anything is installed: it needs the s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import selectors
@@ -12,31 +13,43 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 PROGRAM = "eagle3-proof"
 FILE = PROGRAM + (".exe" if sys.platform == "win32" else "")
-PATIENCE = 180.0  # seconds without a new step; a step takes milliseconds, a second under sanitizers
 _ROWS_DIFFER, _CANNOT = 3, 4  # exit codes of eagle3-proof
-_SCORING = 60.0  # seconds to say how well a CPU backend suits; it takes milliseconds
+_LOOK = 1.0  # seconds until the next look at what the child's threads do
 _OF_THE_USER = ("EAGLE3_LLAMA_AMX", "EAGLE3_LLAMA_INTERLEAVE")  # they hide a part of the library
 _BACKEND = re.compile(r"libggml-cpu-(.+)\.so")
 
 
+class Limits(NamedTuple):
+    """Of a check, in seconds. It computes for 2 in all, sanitized for 5, emulated for 200.
+
+    A machine that is busy with something else makes a check long, not wrong. So what it computes has a limit,
+    and how long it may take has one far beyond that, which only says that nothing is known.
+    """
+
+    computing: int = 120  # of all threads together, in one step (eagle3-proof renews it)
+    asleep: float = 180.0  # in which all threads wait, so that nothing will come (seen on Linux alone)
+    wall: float = 3600.0  # for the whole
+
+
+LIMITS = Limits()
+
+
 class Fault(NamedTuple):
-    kind: str  # "failed", "rows" (only the rows differ), "cannot" (it could not be run at all)
+    kind: str  # "failed", "rows" (only the rows differ), "cannot" (it was not checked)
     text: str  # such as "products in q4_0 (AMX) end with SIGSEGV"
 
 
 def check(
-    folder: Path,
-    arguments: Sequence[object] = (),
-    patience: float = PATIENCE,
-    env: dict[str, str] | None = None,
+    folder: Path, arguments: Sequence[object] = (), limits: Limits = LIMITS, env: dict[str, str] | None = None
 ) -> Fault | None:
-    """Runs eagle3-proof of this folder. None if all is right."""
+    """Runs eagle3-proof of this folder. None if all is right. env: variables that it sees besides."""
     if sys.platform == "win32":  # its pipes cannot be waited for, and a process there ends by no signal
         return Fault("cannot", f"on Windows {PROGRAM} is run by hand")
     with tempfile.TemporaryDirectory(prefix="eagle3-proof-") as tmp, tempfile.TemporaryFile() as errors:
@@ -47,15 +60,18 @@ def check(
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env={**_environment(), "TMPDIR": tmp, **(env or {})},
-                preexec_fn=_no_core_file,
+                preexec_fn=limited(limits.computing),
             )
         except OSError as error:  # built for another system
             return Fault("cannot", f"{PROGRAM} does not run: {error.strerror}")
         with child:
-            step, ended = _follow(child, patience)
+            step, end = _follow(child, limits)
         errors.seek(0)
         said = errors.read().decode(errors="replace").strip().splitlines()
-    return _judge(step, child.returncode if ended else None, said)
+    if end == "late":
+        longest = f"{limits.wall / 60:.0f} minutes" if limits.wall >= 120 else f"{limits.wall:.0f} s"
+        return Fault("cannot", f"{_subject(step)[0]} took more than {longest}, as the machine is too busy")
+    return _judge(step, child.returncode if end == "ended" else None, said)
 
 
 def score(folder: Path, backend: Path) -> int:
@@ -70,8 +86,8 @@ def score(folder: Path, backend: Path) -> int:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=_environment(),
-            timeout=_SCORING,
-            preexec_fn=_no_core_file,
+            timeout=LIMITS.wall,
+            preexec_fn=limited(LIMITS.computing),
         )
         return int(done.stdout) if done.returncode == 0 else 0
     except (subprocess.TimeoutExpired, ValueError):
@@ -89,52 +105,95 @@ def backend_name(file: str) -> str | None:
     return match[1] if match else None
 
 
+def of_the_user() -> dict[str, str]:
+    """The user's choices that eagle3-proof does not see: without them, it checks the whole library."""
+    return {name: os.environ[name] for name in _OF_THE_USER if name in os.environ}
+
+
 def _environment() -> dict[str, str]:
-    """What eagle3-proof runs with: this process's, without the user's choices. Leaks are no faults."""
+    """What eagle3-proof runs with: this process's, without the user's choices. Leaks are no faults.
+
+    Its threads sleep while they wait. Where others want the cores, they would compute tenfold by spinning.
+    """
     kept = {name: value for name, value in os.environ.items() if name not in _OF_THE_USER}
-    return {**kept, "ASAN_OPTIONS": "detect_leaks=0"}  # of a sanitized library
+    return {**kept, "ASAN_OPTIONS": "detect_leaks=0", "OMP_WAIT_POLICY": "passive"}  # ASan: if sanitized
 
 
-def _no_core_file() -> None:
-    import resource
+def limited(computing: int) -> Callable[[], None] | None:
+    """For a child's preexec_fn: SIGXCPU ends it after so many seconds of computing. No core file is left."""
+    if sys.platform == "win32":
+        return None
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    def restrict() -> None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        soft = computing if most == resource.RLIM_INFINITY else min(computing, most)
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, most))
+
+    return restrict
 
 
-def _follow(child: subprocess.Popen[bytes], patience: float) -> tuple[str, bool]:
-    """The last line that the child wrote, and whether it ended by itself."""
-    told, ended = b"", False
+def _follow(child: subprocess.Popen[bytes], limits: Limits) -> tuple[str, str]:
+    """The last line that the child wrote, and "ended" if it did, "asleep" or "late" if it was killed."""
+    told, writes, end = b"", True, "late"
+    asleep, start = None, time.monotonic()
+    since = start
     assert child.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(child.stdout, selectors.EVENT_READ)
         try:
-            while selector.select(patience):
-                data = os.read(child.stdout.fileno(), 4096)
-                if not data:
-                    child.wait(patience)
-                    ended = True
+            while (now := time.monotonic()) - start < limits.wall:
+                if not writes:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        child.wait(_LOOK)
+                        end = "ended"
+                        break
+                elif selector.select(_LOOK):
+                    data = os.read(child.stdout.fileno(), 4096)
+                    told, writes = told + data, bool(data)
+                before, asleep = asleep, _asleep(child.pid)
+                if asleep is None or asleep != before:
+                    since = now
+                elif now - since > limits.asleep:
+                    end = "asleep"
                     break
-                told += data
-        except subprocess.TimeoutExpired:
-            pass
         finally:
             child.kill()
     lines = told.decode(errors="replace").splitlines()
-    return (lines[-1] if lines else ""), ended
+    return (lines[-1] if lines else ""), end
+
+
+def _asleep(pid: int) -> int | None:
+    """How often a process's threads went to sleep, if all of them do. None if one does not, or no Linux."""
+    threads = Path(f"/proc/{pid}/task")
+    try:
+        told = b"".join((threads / name / "status").read_bytes() for name in os.listdir(threads))
+    except OSError:
+        return None
+    times = [int(n) for n in re.findall(rb"^voluntary_ctxt_switches:\s*(\d+)", told, re.MULTILINE)]
+    states = re.findall(rb"^State:\s*(\w)", told, re.MULTILINE)
+    return sum(times) if times and set(states) == {b"S"} else None
+
+
+def _subject(step: str) -> tuple[str, bool]:
+    """What a step is called in a sentence, and whether that is a plural."""
+    subject = re.sub(r" \(CPU\)$", "", step) or "the start"
+    return subject, subject.startswith("products")
 
 
 def _judge(step: str, code: int | None, said: list[str]) -> Fault | None:
     """What the end of the child means. code: its exit code, or None if it had to be ended."""
     last = said[-1] if said else ""
-    subject = re.sub(r" \(CPU\)$", "", step)
-    plural = subject.startswith("products")
-    if code is None:
-        return Fault("failed", f"{subject or 'the start'} {'do' if plural else 'does'} not end")
+    subject, plural = _subject(step)
+    if code is None or (sys.platform != "win32" and code == -signal.SIGXCPU):
+        return Fault("failed", f"{subject} {'do' if plural else 'does'} not end")
     if code == 0 and step == "ok":
         return None
     if code < 0:
-        name = _signal_name(-code)
-        return Fault("failed", f"{subject or 'the start'} {'end' if plural else 'ends'} with {name}")
+        name = signal_name(-code)
+        return Fault("failed", f"{subject} {'end' if plural else 'ends'} with {name}")
     if code == _CANNOT or not step:
         return Fault("cannot", last or f"{PROGRAM} ends with exit code {code}")
     if code == _ROWS_DIFFER:
@@ -143,7 +202,7 @@ def _judge(step: str, code: int | None, said: list[str]) -> Fault | None:
     return Fault("failed", f"{subject} {are} wrong ({last or f'exit code {code}'})")
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

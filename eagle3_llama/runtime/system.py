@@ -11,10 +11,9 @@ import json
 import os
 import platform
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ _KNOWN_SETS = set(
 _VARIABLES = re.compile(r"^(EAGLE3_LLAMA_\w+|CMAKE_ARGS|OMP_\w+|GOMP_\w+|KMP_\w+|GGML_\w+|LLAMA_\w+|MTMD_\w+"
                         r"|CUDA_VISIBLE_DEVICES|LD_LIBRARY_PATH|LD_PRELOAD)$")  # fmt: skip
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
-_LONGEST = 120.0  # seconds for a child; it takes a few
+_LIMITS = checking.Limits(asleep=60.0, wall=600.0)  # somebody waits; it computes for a few seconds
 _LOAD = "from eagle3_llama.runtime.system import tell; tell()"
 
 
@@ -113,27 +112,29 @@ def _library(
     if "compiler" in record:
         set_then = [f"{name}={_private(value)}" for name, value in record.get("environment", {}).items()]
         yield "compiled by", ", ".join([record["compiler"], *set_then])
-    if record.get("why_not"):
-        yield "checked when built", f"no: {record['why_not']}"
+    if "checked" in record:
+        yield "checked when built", "yes" if record["checked"] else f"not checked: {record.get('why_not')}"
     yield "folder", _private(str(lib_dir))
     if choice is not None:
         yield from _variant(lib_dir, choice)
-    told = _child([sys.executable, "-c", _LOAD])
-    try:
-        loaded = json.loads(told.splitlines()[-1])
-    except (IndexError, ValueError):
-        loaded = {"error": told}
-    if "error" in loaded:
-        yield "library", f"cannot be loaded: {_private(loaded['error'])}"
+    told = _told_by_a_child()
+    if "error" in told:
+        yield "library", f"cannot be loaded: {_private(told['error'])}"
+    elif not told:
+        yield "library", f"did not load within {_LIMITS.wall:.0f} s: it waits, or the machine is too busy"
     else:
-        yield "library", f"loads, ABI {loaded['abi']}"
-        yield "devices", ", ".join(loaded["devices"]) or "none"
-        yield "ggml", loaded["ggml"]
-    if (proof := lib_dir / checking.FILE).is_file():
-        chosen = [str(lib_dir / choice.file)] if isinstance(choice, variants.CpuBackend) else []
-        end = _child([str(proof), *chosen])
-        last = end.splitlines()[-1] if end else ""
-        yield "products", "right on this processor" if last == "ok" else _private(last)
+        yield "library", f"loads, ABI {told['abi']}"
+        yield "devices", ", ".join(told["devices"]) or "none"
+        yield "ggml", told["ggml"]
+    if (lib_dir / checking.FILE).is_file():
+        chosen = [lib_dir / choice.file] if isinstance(choice, variants.CpuBackend) else []
+        yield "products", _products(checking.check(lib_dir, chosen, _LIMITS, checking.of_the_user()))
+
+
+def _products(fault: checking.Fault | None) -> str:
+    if fault is None:
+        return "right on this processor"
+    return f"{'not checked: ' if fault.kind == 'cannot' else ''}{_private(fault.text)}"
 
 
 def tell() -> None:
@@ -153,41 +154,29 @@ def tell() -> None:
     print(json.dumps(told))
 
 
-def _child(command: Sequence[str]) -> str:
-    """What a child prints. If it fails, the last line says how: a signal, an exit code, no end."""
+def _told_by_a_child() -> dict[str, Any]:
+    """What `tell` prints. "error" says how the child failed; {} if it has not ended, for whatever reason."""
     try:
         done = subprocess.run(
-            command,
+            [sys.executable, "-c", _LOAD],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_LONGEST,
+            timeout=_LIMITS.wall,
+            preexec_fn=checking.limited(_LIMITS.computing),
         )
-    except subprocess.TimeoutExpired as e:
-        return f"{_after(_text(e.stdout))}no end within {_LONGEST:.0f} s"
+    except subprocess.TimeoutExpired:
+        return {}
     except OSError as e:
-        return f"it does not run: {e.strerror}"
-    if done.returncode == 0:
-        return done.stdout
-    last = (done.stderr.strip().splitlines() or [""])[-1]
-    if done.returncode > 0:
-        return f"{_after(done.stdout)}{last or f'exit code {done.returncode}'}"
+        return {"error": f"it does not run: {e.strerror}"}
+    if done.returncode < 0:
+        return {"error": f"the process ends with {checking.signal_name(-done.returncode)}"}
+    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     try:
-        name = signal.Signals(-done.returncode).name
-    except ValueError:
-        name = f"signal {-done.returncode}"
-    return f"{_after(done.stdout)}the process ends with {name}"
-
-
-def _text(output: bytes | str | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
-
-
-def _after(printed: str) -> str:
-    """The last step that a child began."""
-    steps = printed.strip().splitlines()
-    return f"{steps[-1]}: " if steps else ""
+        return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": last}
+    except (IndexError, ValueError):
+        return {"error": last}
 
 
 def _environment(env: dict[str, str]) -> str:

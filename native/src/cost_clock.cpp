@@ -9,20 +9,34 @@
 
 namespace eagle3 {
 
+namespace {
+
+constexpr float LEAST_COST = 1e-9f, MOST_COST = 1e4f;  // seconds: what sums and quotients are safe with
+constexpr float MOST_CONTEXT = 1e9f;
+
+// Of a decode with fewer positions than its measure had: nothing makes it this much cheaper.
+constexpr float LEAST_SHARE = 0.1f;
+
+}  // namespace
+
 void check(const costs & c) {
+    const auto in = [](float v, float least, float most) {
+        return v >= least && v <= most;  // false for NaN
+    };
     for (int i = 1; i <= MAX_ROWS; ++i) {
         for (const float v : {c.layers[i], c.head[i]}) {
-            require(std::isfinite(v) && v > 0.0f, EAGLE3_E_ARGUMENT,
-                format("the costs of %d rows are not positive", i));
+            require(in(v, LEAST_COST, MOST_COST), EAGLE3_E_ARGUMENT,
+                format("a cost of %d rows is %g s, expected %g..%g", i, v, LEAST_COST, MOST_COST));
         }
         for (const float v : {c.output[i], c.cell[i]}) {
-            require(std::isfinite(v) && v >= 0.0f, EAGLE3_E_ARGUMENT,
-                format("the costs of %d rows are negative or not finite", i));
+            require(in(v, 0.0f, MOST_COST), EAGLE3_E_ARGUMENT,
+                format("a cost of %d rows is %g s, expected 0..%g", i, v, MOST_COST));
         }
     }
-    for (const float v : {c.first, c.context}) {
-        require(std::isfinite(v) && v >= 0.0f, EAGLE3_E_ARGUMENT, "a cost is negative or not finite");
-    }
+    require(in(c.first, 0.0f, MOST_COST), EAGLE3_E_ARGUMENT,
+        format("the cost of the first pass is %g s, expected 0..%g", c.first, MOST_COST));
+    require(in(c.context, 0.0f, MOST_CONTEXT), EAGLE3_E_ARGUMENT,
+        format("the costs were measured at %g positions, expected 0..%g", c.context, MOST_CONTEXT));
 }
 
 void cost_clock::set(const costs & c) {
@@ -48,7 +62,8 @@ void cost_clock::begin(int n_slots, float n_past) {
 
 // Of the layers, with n rows, in the costs that were set.
 float cost_clock::measured(int n) const {
-    return costs_.layers[n] + costs_.cell[n] * (context_ - costs_.context);
+    const float here = costs_.layers[n] + costs_.cell[n] * (context_ - costs_.context);
+    return std::max(here, LEAST_SHARE * costs_.layers[n]);
 }
 
 // With the output matrix for all of them.

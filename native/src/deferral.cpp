@@ -44,6 +44,7 @@ void compute_logits(llama_context * ctx, int first, int n) {
     ggml_build_forward_expand(graph, result);
     require(ggml_backend_graph_compute(left_out.backend, graph) == GGML_STATUS_SUCCESS, EAGLE3_E_DECODE,
         "the output matrix could not be computed");
+    llama_set_logits_computed(ctx, first, n);
 }
 
 }  // namespace eagle3

@@ -272,18 +272,20 @@ struct loader : head_keys {
     }
 };
 
-// The device that holds the target's last norm holds its output too; the head goes there.
+}  // namespace
+
 ggml_backend_dev_t output_device(const llama_model * target) {
-    const ggml_tensor * t = llama_model_get_tensor(target, "output_norm.weight");
-    if (t && t->buffer && !ggml_backend_buffer_is_host(t->buffer)) {
-        if (ggml_backend_dev_t dev = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(t->buffer))) {
-            return dev;
+    for (const char * name : {"output_norm.weight", "output.weight"}) {  // OLMo's last norm has no weight
+        const ggml_tensor * t = llama_model_get_tensor(target, name);
+        if (t && t->buffer && !ggml_backend_buffer_is_host(t->buffer)) {
+            const auto buft = ggml_backend_buffer_get_type(t->buffer);
+            if (ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft)) {
+                return dev;
+            }
         }
     }
     return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
 }
-
-}  // namespace
 
 std::unique_ptr<head> load_head(const std::string & path, const llama_model * target) {
     std::ifstream file(std::filesystem::u8path(path), std::ios::binary);  // as ggml opens it on Windows

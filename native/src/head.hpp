@@ -77,4 +77,7 @@ struct head {
 
 std::unique_ptr<head> load_head(const std::string & path, const llama_model * target);
 
+// The device that holds the target's last norm or output matrix: the head goes there.
+ggml_backend_dev_t output_device(const llama_model * target);
+
 }  // namespace eagle3

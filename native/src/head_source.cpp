@@ -16,7 +16,7 @@ constexpr int MAX_CELLS   = 64;   // of the head's cache, for one draft of a slo
 }  // namespace
 
 head_source::head_source(llama_context * ctx, const head & h, int n_slots, int n_ctx)
-    : ctx_(ctx), h_(h), runner_(h, n_slots, n_ctx, llama_n_threads(ctx)), n_ctx_(n_ctx), slots_(n_slots) {
+    : ctx_(ctx), h_(h), runner_(h, n_slots, n_ctx, ctx), n_ctx_(n_ctx), slots_(n_slots) {
     set_capture(true);
 }
 

@@ -35,11 +35,14 @@ struct metadata {
         }
     }
 
-    // an integer in lo..hi; `missing` if the key is absent, an error if that is negative
+    // an integer in lo..hi; `missing` if the key is absent, an error if that is negative or out of range
     int integer(const std::string & key, int64_t lo, int64_t hi, int missing = -1) const {
         const int64_t id = find(key);
         if (id < 0) {
             require(missing >= 0, EAGLE3_E_FORMAT, "key " + key + " is missing");
+            require(missing >= lo && missing <= hi, EAGLE3_E_FORMAT,
+                format("key %s is missing, and would be %d, expected %" PRId64 "..%" PRId64, key.c_str(),
+                    missing, lo, hi));
             return missing;
         }
         require(

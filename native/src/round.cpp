@@ -48,7 +48,7 @@ void round::decode() {
     llama_synchronize(slots_.ctx);
     layers_seconds_ = 1e-6f * (ggml_time_us() - start);
     output_seconds_ = 0.0f;
-    done_           = defers ? 0 : ~uint64_t(0);
+    whole_          = llama_has_logits_ith(slots_.ctx, n - 1);
     at_             = stage::decoded;
     tell_threads(n, !defers);
     for (const int slot : of_) {

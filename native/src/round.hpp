@@ -83,7 +83,7 @@ class round {
     std::vector<int> of_;
     std::vector<int32_t> slot_of_, row_of_;  // of each row of the batch, its slot and its number there
     std::vector<float> reach_;               // probability that verification gets to it
-    uint64_t done_        = 0;               // rows whose logits are there, a bit each
+    bool whole_           = true;            // the decode computed the logits of all rows
     bool tree_            = false;
     bool sampled_         = false;  // the context still has the rows that verification sampled from
     float layers_seconds_ = 0.0f;

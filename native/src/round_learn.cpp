@@ -53,7 +53,7 @@ void round::tell_planner(int n_tokens) {
     r.n_rows     = (int) slot_of_.size();
     r.tried      = drafter_.last().steps > 0;
     r.layers_s   = layers_seconds_;
-    r.whole      = done_ == ~uint64_t(0);
+    r.whole      = whole_;
     r.draft_s    = drafter_.last().seconds;
     r.total_s    = 1e-6f * (ggml_time_us() - drafter_.last().start);
     r.gathered_s = 1e-6f * (drafter_.last().start - drafter_.last().began);

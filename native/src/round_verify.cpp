@@ -38,7 +38,7 @@ void round::reach_now() {
 // Computes the logits of a row of the batch unless they are there, and with them those of the rows after it
 // that are likely enough to be reached.
 void round::need_logits(int row) {
-    if ((done_ >> row) & 1) {
+    if (llama_has_logits_ith(slots_.ctx, row)) {
         return;
     }
     reach_now();
@@ -48,9 +48,6 @@ void round::need_logits(int row) {
     const float seconds = 1e-6f * (ggml_time_us() - start);
     planner_.saw_piece(n, seconds);
     output_seconds_ += seconds;
-    for (int i = row; i < row + n; ++i) {
-        done_ |= uint64_t(1) << i;
-    }
 }
 
 // Samples at the end of the slot's path. If a draft token agrees, the path continues with it: 1, else 0.

@@ -7,8 +7,8 @@
 
 namespace eagle3 {
 
-runner::runner(const head & h, int n_slots, int n_ctx, int n_threads)
-    : h_(h), n_slots_(n_slots), n_ctx_(pad(n_ctx, KV_PAD)) {
+runner::runner(const head & h, int n_slots, int n_ctx, llama_context * ctx)
+    : h_(h), ctx_(ctx), n_slots_(n_slots), n_ctx_(pad(n_ctx, KV_PAD)) {
     if (ggml_backend_dev_type(h.device) != GGML_BACKEND_DEVICE_TYPE_CPU) {
         backends_.emplace_back(ggml_backend_dev_init(h.device, nullptr));
     }
@@ -19,11 +19,7 @@ runner::runner(const head & h, int n_slots, int n_ctx, int n_threads)
     for (const auto & b : backends_) {
         require(b != nullptr, EAGLE3_E_MEMORY, "cannot start the head's backend");
     }
-    // the target's number of threads: then OpenMP has one team for both
-    const auto set_threads = (ggml_backend_set_n_threads_t) ggml_backend_reg_get_proc_address(
-        ggml_backend_dev_backend_reg(cpu), "ggml_backend_set_n_threads");
-    require(set_threads != nullptr, EAGLE3_E_INTERNAL, "the CPU backend takes no number of threads");
-    set_threads(backends_.back().get(), n_threads);
+    take_threads();
 
     ggml_init_params params = {2 * h.blocks.size() * ggml_tensor_overhead(), nullptr, /*.no_alloc =*/true};
     cache_ctx_.reset(ggml_init(params));
@@ -43,6 +39,19 @@ runner::runner(const head & h, int n_slots, int n_ctx, int n_threads)
 }
 
 runner::~runner() = default;
+
+// The target's number of threads: then OpenMP has one team for both.
+void runner::take_threads() {
+    if (n_threads_ == llama_n_threads(ctx_)) {
+        return;
+    }
+    const auto set_threads = (ggml_backend_set_n_threads_t) ggml_backend_reg_get_proc_address(
+        ggml_backend_dev_backend_reg(ggml_backend_get_device(backends_.back().get())),
+        "ggml_backend_set_n_threads");
+    require(set_threads != nullptr, EAGLE3_E_INTERNAL, "the CPU backend takes no number of threads");
+    n_threads_ = llama_n_threads(ctx_);
+    set_threads(backends_.back().get(), n_threads_);
+}
 
 std::vector<pass_row> pass::chain(int slot, const int32_t * tokens, int pos, int from, int n, int n_out) {
     std::vector<pass_row> rows(n);
@@ -198,6 +207,7 @@ pass_shape runner::shape_of(const pass & p, const std::vector<pass_row> & out) c
 
 void runner::run(const pass & p) {
     require(!p.rows.empty(), EAGLE3_E_ARGUMENT, "a pass of no rows");
+    take_threads();
     const std::vector<pass_row> out = out_rows(p.rows);
     built & b                       = get(shape_of(p, out));
     set_inputs(b, p);

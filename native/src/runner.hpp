@@ -73,7 +73,8 @@ struct pass {
 // Runs passes; owns the head's key-value cache: for each decoder layer n_slots regions of n_ctx cells, F16.
 class runner {
   public:
-    runner(const head & h, int n_slots, int n_ctx, int n_threads);
+    // ctx: the target's, whose number of threads each pass takes
+    runner(const head & h, int n_slots, int n_ctx, llama_context * ctx);
     ~runner();
 
     void run(const pass & p);
@@ -98,8 +99,11 @@ class runner {
     void set_inputs(const built & b, const pass & p);
     void set_attention(const attention & a, const pass_shape & shape, const std::vector<pass_row> & rows);
 
+    void take_threads();
+
     const head & h_;
-    int n_slots_, n_ctx_;
+    llama_context * ctx_;
+    int n_slots_, n_ctx_, n_threads_ = 0;
     std::vector<ggml_backend_ptr> backends_;
     ggml_context_ptr cache_ctx_;
     ggml_backend_buffer_ptr cache_buffer_;

@@ -2,6 +2,8 @@
 
 #include "error.hpp"
 
+#include "llama-ext.h"
+
 #include <new>
 
 namespace eagle3 {
@@ -79,13 +81,18 @@ int32_t caught(std::string & message) {
 }
 
 int sample(llama_context * ctx, llama_sampler * sampler, int row) {
-    const float * logits = llama_get_logits_ith(ctx, row);
-    require(logits != nullptr, EAGLE3_E_ARGUMENT, format("the last decode has no logits in row %d", row));
-    if (!takes_likeliest(sampler)) {
-        return llama_sampler_sample(sampler, ctx, row);
+    require(llama_has_logits_ith(ctx, row), EAGLE3_E_ARGUMENT,
+        format("the last decode has no logits in row %d", row));
+    llama_take_exception();  // one that an earlier call left
+    int token;
+    if (takes_likeliest(sampler)) {
+        const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
+        token             = likeliest(llama_get_logits_ith(ctx, row), n_vocab);
+        llama_sampler_accept(sampler, token);
+    } else {
+        token = llama_sampler_sample(sampler, ctx, row);
     }
-    const int token = likeliest(logits, llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx))));
-    llama_sampler_accept(sampler, token);
+    rethrow(llama_take_exception());
     return token;
 }
 

@@ -3,9 +3,34 @@
 #include "llama-ext.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 namespace eagle3 {
+
+namespace {
+
+// Differs between models of other sizes, or of other vocabularies (FNV-1a).
+uint64_t mark_of(const llama_model * model) {
+    uint64_t mark  = 0xcbf29ce484222325;
+    const auto add = [&](const void * data, size_t n) {
+        for (size_t i = 0; i < n; ++i) {
+            mark = (mark ^ ((const uint8_t *) data)[i]) * 0x100000001b3;
+        }
+    };
+    const llama_vocab * vocab = llama_model_get_vocab(model);
+    const uint64_t sizes[]    = {llama_model_n_params(model), (uint64_t) llama_model_n_embd(model),
+           (uint64_t) llama_model_n_layer(model), (uint64_t) llama_vocab_n_tokens(vocab)};
+    add(sizes, sizeof(sizes));
+    for (int32_t token = 0; token < llama_vocab_n_tokens(vocab); ++token) {
+        const bool has_text = llama_vocab_type(vocab) != LLAMA_VOCAB_TYPE_NONE;
+        const char * text   = has_text ? llama_vocab_get_text(vocab, token) : "";
+        add(text, strlen(text) + 1);
+    }
+    return mark;
+}
+
+}  // namespace
 
 slots::slots(llama_context * ctx, const eagle3::head * h, int n_slots)
     : ctx(ctx), memory(llama_get_memory(ctx)), n_batch((int) llama_n_batch(ctx)),
@@ -24,7 +49,7 @@ slots::slots(llama_context * ctx, const eagle3::head * h, int n_slots)
         sources_.push_back(std::move(own));
     }
     if (drops) {
-        auto own = std::make_unique<text_source>(n_slots, n_ctx);
+        auto own = std::make_unique<text_source>(n_slots, n_ctx, n_vocab, mark_of(model));
         text_    = own.get();
         own->id  = TEXT;
         sources_.push_back(std::move(own));
@@ -134,18 +159,15 @@ kept_tokens slots::lay_out_text(int slot, const int32_t * tokens, int n, bool al
 
 void slots::run_rows(int n, const int * of, int n_of) {
     batch_.n_tokens = n;
-    int rc          = 0;
-    try {
-        rc = llama_decode(
-            ctx, batch_);  // which may throw: a graph that cannot be built, an evaluation callback
-    } catch (...) {
-        drop_rows(of, n_of);
-        throw;
-    }
+    llama_take_exception();  // one that an earlier call left
+    const int rc = llama_decode(ctx, batch_);
     if (rc == 0) {
         return;
     }
+    // of a graph that cannot be built, say, or an evaluation callback
+    const std::exception_ptr caught = llama_take_exception();
     drop_rows(of, n_of);
+    rethrow(caught);
     require(rc != -4, EAGLE3_E_UNSUPPORTED,
         "this target does not let the layers be captured that the head reads");
     require(rc != -2, EAGLE3_E_MEMORY, "not enough memory to decode");

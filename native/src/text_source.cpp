@@ -10,8 +10,9 @@
 
 namespace eagle3 {
 
-text_source::text_source(int n_slots, int n_ctx)
-    : n_ctx_(n_ctx), slots_(n_slots, text{0, suffix_index(n_ctx), nullptr}) {}
+text_source::text_source(int n_slots, int n_ctx, int n_vocab, uint64_t model)
+    : n_ctx_(n_ctx), n_vocab_(n_vocab), model_(model),
+      slots_(n_slots, text{0, suffix_index(n_ctx), nullptr}) {}
 
 // -- drafts -----------------------------------------------------------------------------------------------
 
@@ -192,12 +193,13 @@ void text_source::reset(int slot, int n_past) {
 
 namespace {
 
-constexpr char MAGIC[8] = {'E', '3', 'T', 'E', 'X', 'T', '1', 0};
+constexpr char MAGIC[8] = {'E', '3', 'T', 'E', 'X', 'T', '2', 0};
 
 }  // namespace
 
 struct text_source::state_header {
     char magic[8];
+    uint64_t model;
     int32_t from, n;
 };
 
@@ -207,7 +209,7 @@ int64_t text_source::state_size(int slot) const {
 
 void text_source::save(int slot, int /* n_past */, uint8_t * out) const {
     const text & t = slots_[slot];
-    state_header h = {{}, t.from, t.index.size()};
+    state_header h = {{}, model_, t.from, t.index.size()};
     memcpy(h.magic, MAGIC, sizeof(MAGIC));
     memcpy(out, &h, sizeof(h));
     if (h.n > 0) {
@@ -221,7 +223,14 @@ int64_t text_source::check(const uint8_t * data, int64_t size) const {
     const bool ok = memcmp(h.magic, MAGIC, sizeof(MAGIC)) == 0 && h.from >= 0 && h.n >= 0 &&
                     h.from <= n_ctx_ && h.n <= n_ctx_ - h.from &&
                     size >= (int64_t) (sizeof(h) + h.n * sizeof(int32_t));
-    require(ok, EAGLE3_E_FORMAT, "the state is damaged or belongs to another head");
+    require(ok, EAGLE3_E_FORMAT, "the state is damaged, or belongs to another head or context");
+    require(h.model == model_, EAGLE3_E_FORMAT, "the state belongs to another model");
+    for (int i = 0; i < h.n; ++i) {
+        int32_t token;
+        memcpy(&token, data + sizeof(h) + i * sizeof(token), sizeof(token));
+        require(token >= 0 && token < n_vocab_, EAGLE3_E_FORMAT,
+            format("the state is damaged: its token %d is not in the vocabulary", token));
+    }
     return (int64_t) (sizeof(h) + h.n * sizeof(int32_t));
 }
 

@@ -13,8 +13,8 @@ namespace eagle3 {
 
 class text_source : public source {
   public:
-    // n_ctx: positions of a slot
-    text_source(int n_slots, int n_ctx);
+    // n_ctx: positions of a slot. model: its mark, without which a state is another model's
+    text_source(int n_slots, int n_ctx, int n_vocab, uint64_t model);
 
     bool ready(int slot) const override { return slots_[slot].index.size() > 0; }
     void begin(growth & g, const std::vector<int> & asks) override;
@@ -65,7 +65,8 @@ class text_source : public source {
     void offer_children(growth & g, int ask, const open_node & from);
     std::vector<int32_t> last_tokens(const growth & g, int ask, int node) const;
 
-    int n_ctx_;
+    int n_ctx_, n_vocab_;
+    uint64_t model_;
     std::vector<text> slots_;
     std::vector<found> pool_;      // of the draft that grows
     std::vector<open_node> open_;  // a heap, the likeliest first

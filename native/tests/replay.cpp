@@ -87,7 +87,7 @@ struct sums {
 class replay {
   public:
     replay(const costs & c, bool head, bool text, const text_tuning & t)
-        : c_(c), uses_head_(head), uses_text_(text), plan_({}, t), source_(1, 16384) {
+        : c_(c), uses_head_(head), uses_text_(text), plan_({}, t), source_(1, 16384, INT32_MAX, 0) {
         source_.id = TEXT;
         plan_.set(c);
     }

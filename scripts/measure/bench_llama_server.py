@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import shlex
 import socket
 import statistics
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -117,7 +119,8 @@ def main(
             table.add_row(fmt, str(c), *middle, *(_ratio(runs[c], side) for side in ("on", "off")))
     console.print(table)
     if json_file is not None:
-        json_file.write_text(json.dumps(found) + "\n", encoding="utf-8")
+        report = {"command": shlex.join(sys.argv), "prompts": prompts, "runs": found}
+        json_file.write_text(json.dumps(report) + "\n", encoding="utf-8")
 
 
 def _runs(

@@ -27,6 +27,7 @@ import io
 import itertools
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -79,6 +80,7 @@ def main() -> int:
     parser.add_argument("-n", type=positive, default=64, metavar="TOKENS", help="tokens of an answer")
     parser.add_argument("-t", type=positive, default=2, metavar="THREADS")
     parser.add_argument("--rounds", type=positive, default=3, help="answers to each prompt")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures too, for pages.py --add")
     parser.add_argument("--python", type=Path, metavar="PATH", help="of an environment with openvino-genai")
     given = parser.parse_args()
     if given.n < 2:
@@ -160,6 +162,7 @@ def compare(given: argparse.Namespace) -> None:
     print(f"{machine.model()}, {given.t} threads; eagle3-llama {eagle3_llama.__version__}, {about(python)}")
     print(f"prompts: {len(prompts)} ({categories}); tokens: {given.n}; rounds: {given.rounds}\n")
     print(line(TITLES), line(["---"] * len(TITLES)), sep="\n", flush=True)
+    data: list[dict[str, object]] = []
     for model in given.models:
         try:
             with contextlib.ExitStack() as stack:
@@ -170,9 +173,35 @@ def compare(given: argparse.Namespace) -> None:
                 processes |= start(OURS, [sys.executable], settings, stack)
                 best, found = measure(given, processes, ids, model.name)
             print("\n".join(rows(model.name, best, found)), flush=True)
+            data += figures(model.stem.rpartition("-")[2], found)
         except Crash as e:
             why = str(e).replace("|", "/")
             print(line([model.name, f"not compared: {why}", *[""] * (len(TITLES) - 2)]), flush=True)
+    if given.json is not None:
+        report = {
+            "measurement": "openvino",
+            "command": shlex.join(sys.argv),
+            "n_threads": given.t,
+            "conditions": f"{len(prompts)} prompts, {given.n} tokens",
+            "data": data,
+        }
+        given.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def figures(name: str, found: dict[str, list[Pair]]) -> Iterator[dict[str, object]]:
+    """What was compared: tokens a second of both, ours in units of OpenVINO's, the least and the most."""
+    for what, pairs in found.items():
+        ratios = [b / a for a, b, _ in pairs]
+        theirs, mine = (round(statistics.median(pair[k] for pair in pairs), 1) for k in (0, 1))
+        yield {
+            "format": name,
+            "what": what,
+            "openvino": theirs,
+            "ours": mine,
+            "ratio": round(statistics.median(ratios), 2),
+            "least": round(min(ratios), 2),
+            "most": round(max(ratios), 2),
+        }
 
 
 class Process:

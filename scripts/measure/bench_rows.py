@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import statistics
 import sys
 import tempfile
@@ -70,6 +71,7 @@ def main() -> int:
         "--prompt", type=int, default=0, metavar="TOKENS", help="at most 2,048; 0 measures none"
     )
     parser.add_argument("--amx", action="store_true", help="upstream's AMX products too, on Intel with AMX")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures too, for pages.py --add")
     parser.add_argument("--serve", choices=NAMES, help=argparse.SUPPRESS)
     given = parser.parse_args()
     given.rows = sorted({1, *given.rows})
@@ -90,14 +92,42 @@ def main() -> int:
         parser.error("--amx: this processor has no AMX")
     stock = libraries()
     print(machine.model())
+    data = []
     for model in given.models:
-        print(table(model, measure(given, model, stock), given), flush=True)
+        found = measure(given, model, stock)
+        print(table(model, found, given), flush=True)
+        data.append(figures(model.stem.rpartition("-")[2], found, given))
     for name in given.random:
         with tempfile.TemporaryDirectory() as tmp:
             model = Path(tmp) / f"random-{given.shape}-{name}.gguf"
             write_random(model, name, given.shape)
-            print(table(model, measure(given, model, stock), given), flush=True)
+            found = measure(given, model, stock)
+            print(table(model, found, given), flush=True)
+            data.append(figures(name, found, given))
+    if given.json is not None:
+        given.json.write_text(json.dumps(report(given, data), indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def figures(
+    name: str, found: dict[tuple[str, int, int], float], given: argparse.Namespace
+) -> dict[str, object]:
+    """A format's rows of the interleaved library in units of stock's one row, behind the first --tokens."""
+    tokens = given.tokens[0]
+    unit = found["stock", tokens, 1]
+    return {"format": name, "rows": {str(n): round(found["1", tokens, n] / unit, 2) for n in given.rows}}
+
+
+def report(given: argparse.Namespace, data: list[dict[str, object]]) -> dict[str, object]:
+    weights = f"random weights, {given.shape}" if given.random else "SmolLM2-135M-Instruct"
+    return {
+        "measurement": "rows",
+        "command": shlex.join(sys.argv),
+        "n_threads": given.t,
+        "model": weights,
+        "conditions": f"{given.tokens[0]} tokens in the KV cache" + (f", {weights}" if given.random else ""),
+        "data": data,
+    }
 
 
 def numbers(text: str) -> list[int]:

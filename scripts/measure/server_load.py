@@ -18,7 +18,9 @@ import json
 import os
 import random
 import re
+import shlex
 import statistics
+import sys
 import threading
 import time
 from pathlib import Path
@@ -131,8 +133,10 @@ def bench(
             f"(median of {len(of)})"
         )
     if json_file is not None:
+        report = {"command": shlex.join(sys.argv), "prompts": prompts, "format": fmt, "ratios": ratios}
+        report |= {"pairs": pairs, "one_client": single}
         json_file.write_text(
-            json.dumps({"format": fmt, "ratios": ratios, "pairs": pairs, "one_client": single}) + "\n",
+            json.dumps(report) + "\n",
             encoding="utf-8",
         )
 

@@ -120,9 +120,7 @@ def faults(file: Path) -> Iterator[str]:
         for needed in NEEDED:
             if not any(name == needed or name.startswith(needed) and needed[-1] == "/" for name in names):
                 yield f"{file.name} has no {needed}"
-        if junk := sorted(
-            n for n in names if "__pycache__" in n or n.startswith((".venv/", "dist/", "build/"))
-        ):
+        if junk := sorted(n for n in names if re.search(r"(^|/)(\.|__pycache__/)|^(dist|build)/", n)):
             yield f"{file.name} has {junk[0]}"
 
 

@@ -79,7 +79,7 @@ def test_what_both_are_asked_and_the_table(tmp_path, empty):
     prompts.write_text('"one two three four five six"\n"seven eight nine"\n')
     models = [tiny_models.target(tmp_path / name) for name in ("refused.gguf", "read.gguf")]
     words = ["--prompts", prompts, "--split", "all", "-n", "9", "-t", "1", "--rounds", "2", "--searched", "1"]
-    done = bench(tmp_path, *models, *python(tmp_path), *words)
+    done = bench(tmp_path, *models, *python(tmp_path), *words, "--json", tmp_path / "figures.json")
 
     conditions, sizes, _, *table = done.stdout.splitlines()
     assert "1 threads; eagle3-llama " in conditions
@@ -99,6 +99,9 @@ def test_what_both_are_asked_and_the_table(tmp_path, empty):
     assert all(float(row[4]) > 0 and float(row[5]) > 0 for row in cells[3:])
     assert [row[7] for row in cells[3:]] == ["0 of 4", "0 of 4", ""]
     assert not (tmp_path / "cache").exists()  # --python installs nothing
+    report = json.loads((tmp_path / "figures.json").read_text())
+    assert report["measurement"] == "openvino" and report["conditions"] == "2 prompts, 9 tokens"
+    assert [(row["format"], row["openvino"]) for row in report["data"]] == [("read", 1000.0)] * 3
 
     log = [json.loads(line) for line in (empty / "log").read_text().splitlines()]
     loads, answers = [x for x in log if "device" in x], [x for x in log if "prompt" in x]

@@ -1,19 +1,15 @@
-"""The printed tables of a benchmark, and README's table."""
+"""The printed tables of a benchmark."""
 
-import json
 import re
 import sys
 
 import pytest
 from commands import run
-from paths import ROOT
 
 from eagle3_llama.bench.prompts import DEFAULT, read_prompts
 from eagle3_llama.bench.report import ROWS
 from eagle3_llama.bench.table import FIGURES, explanation, lay_out, results_table, terminal_width
 from eagle3_llama.cli import demo
-
-SCRIPT = ROOT / "scripts" / "measure" / "readme_table.py"
 
 
 def row(mode, kind=None, category="all", fmt="Q8_0", **more):
@@ -147,80 +143,3 @@ def test_the_demos_table_fits():
 def test_the_prompts_of_the_package():
     prompts = read_prompts(DEFAULT)
     assert len(prompts) == 8 and len({category for category, _ in prompts}) == 4
-
-
-def report(fmt="Q8_0", processor="AMD EPYC, x86_64", **failed):
-    modes = ("stock", "stock_prompt_lookup", "plain", "eagle")
-    ratios = dict(zip(modes, (0.5, 0.6, 1.0, 1.3)))
-    rows = [row(m, m, fmt=fmt, ratio=ratios[m], tok_per_s=40 * ratios[m]) for m in modes]
-    for r in rows:
-        r.update({"failed": failed[r["mode"]]} if r["mode"] in failed else {})
-    settings = {
-        "modes": [{"name": m, "head": "head.gguf" if m == "eagle" else None} for m in modes],
-        "prompts": str(ROOT / "tests/data/eval_prompts.jsonl"),
-        "limit": 12,
-        "n_predict": 48,
-        "n_threads": 2,
-        "flash_attn": True,
-        "sampling": {"temp": 0.0},
-    }
-    return {"results": rows, "processor": processor, "n_prompts": 12, "settings": settings}
-
-
-def printed(tmp_path, *reports, code=0, more=()):
-    files = [tmp_path / f"{i}.json" for i in range(len(reports))]
-    for file, r in zip(files, reports):
-        file.write_text(json.dumps(r))
-    return run([sys.executable, SCRIPT, *files, *more], code)
-
-
-def test_readmes_table(tmp_path):
-    out = printed(tmp_path, report("Q8_0"), report("BF16")).stdout.splitlines()
-    titles = [cell.strip() for cell in out[0].strip("|").split("|")]
-    assert titles[1:3] == ["stock llama-cpp-python", "stock with prompt lookup"]
-    assert titles[3:] == ["eagle3-llama, plain", "eagle3-llama with the head"]
-    assert out[1:4] == [
-        "|---|---|---|---|---|",
-        "| Q8_0 | 20.0 tokens/s | 1.20 times | 2.00 times | 2.60 times |",
-        "| BF16 | 20.0 tokens/s | 1.20 times | 2.00 times | 2.60 times |",
-    ]
-    text = " ".join(out)
-    assert "AMD EPYC, x86_64, 2 threads;" in text and "12 prompts, at most 48 tokens each" in text
-    assert "The head changes no text. Stock's 24 answers are the same, too." in text
-    command = text.partition("Measured by `")[2].partition("`")[0]
-    assert command.endswith("readme_table.py speed.json --measure Q8_0,BF16 --limit 12 -n 48 -t 2")
-
-
-def test_readmes_command_measures(tmp_path):
-    """It runs the bench with the modes that the table needs; here on a format that does not exist."""
-    done = run([sys.executable, SCRIPT, tmp_path / "speed.json", "--measure", "Q9_9", "-n", "4"], None)
-    assert done.returncode != 0 and "Q9_9" in done.stderr and not (tmp_path / "speed.json").exists()
-
-
-def test_readmes_table_of_two_processors_and_of_a_crash(tmp_path):
-    crash = report("Q8_0", "Intel Xeon, x86_64", stock="crashed: SIGSEGV")
-    lookup = report("Q8_0", stock_prompt_lookup="crashed: SIGILL")
-    out = printed(tmp_path, crash, lookup).stdout.splitlines()
-    rows = [line for line in out if line.startswith("| Q8_0")]
-    assert rows == [
-        "| Q8_0 | 20.0 tokens/s | crashed: SIGILL | 2.00 times | 2.60 times |",
-        "| Q8_0 | crashed: SIGSEGV | 24.0 tokens/s | 40.0 tokens/s | 52.0 tokens/s |",
-    ]
-    assert sum(line.startswith("| format") for line in out) == 2
-
-
-def test_a_mode_that_is_missing_is_named(tmp_path):
-    without = report()
-    without["results"] = without["results"][1:]
-    assert "Q8_0 lacks the modes stock:" in printed(tmp_path, without, code=1).stderr
-
-
-def test_the_table_goes_between_the_comments_of_the_readme(tmp_path):
-    page = tmp_path / "README.md"
-    page.write_text((ROOT / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
-    once = printed(tmp_path, report(), more=["--into", page]) and page.read_text(encoding="utf-8")
-    printed(tmp_path, report(), more=["--into", page])
-    assert page.read_text(encoding="utf-8") == once and once.count("| Q8_0 | 20.0 tokens/s |") == 1
-    page.write_text("no comments\n")
-    assert "the page needs" in printed(tmp_path, report(), code=1, more=["--into", page]).stderr
-    assert page.read_text() == "no comments\n"

@@ -19,7 +19,8 @@ from eagle3_llama import EagleError
 from eagle3_llama.cli import main as cli
 from eagle3_llama.heads.info import describe
 from eagle3_llama.models import shipped_head
-from eagle3_llama.runtime import machine
+from eagle3_llama.runtime import checking, machine
+from eagle3_llama.runtime import system as runtime_system
 from eagle3_llama.runtime.hook import SUFFIX
 from eagle3_llama.runtime.library import find_lib_dir
 
@@ -128,7 +129,7 @@ def test_system():
     assert told["processor"] == machine.model() and told["cores"].startswith(f"{machine.cores()} usable")
     assert told["library"].startswith("loads, ABI ") and told["devices"] and "CPU" in told["ggml"]
     assert fetch.COMMIT in told["llama.cpp"] and told["compiled by"]
-    assert told["products"] == "right on this processor"
+    assert told["products"] == "right on this processor" and told["checked when built"] == "yes"
     used = json.loads((find_lib_dir() / "proof.json").read_text())["used"]
     assert used and told["used"].split(", ") == used
     assert "CMAKE_ARGS=-DSOME=thing" in told["environment"] and "OMP_NUM_THREADS=2" in told["environment"]
@@ -170,7 +171,25 @@ def test_system_with_products_that_crash(broken):
     program.write_text('#!/bin/sh\necho "products in q8_0 (AMX)"\nkill -SEGV $$\n')
     program.chmod(0o755)
     told = dict(system(EAGLE3_LLAMA_LIB_DIR=str(broken)))
-    assert told["products"] == "products in q8_0 (AMX): the process ends with SIGSEGV"
+    assert told["products"] == "products in q8_0 (AMX) end with SIGSEGV"
+
+
+def test_system_with_a_check_that_is_not_done(broken, monkeypatch):
+    """When the library was built, and now: the machine is too busy, which is no fault of the library's."""
+    record = {"checked": False, "why_not": "the start took more than 60 minutes", "used": [], "left_out": []}
+    (broken / "proof.json").write_text(json.dumps(record))
+    program = broken / "eagle3-proof"
+    program.write_text('#!/bin/sh\necho "products in q8_0"\nkill -STOP $$\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("EAGLE3_LLAMA_LIB_DIR", str(broken))
+    monkeypatch.setattr(runtime_system, "_LIMITS", checking.Limits(wall=10))
+    told = dict(runtime_system.describe())
+    assert told["checked when built"] == "not checked: the start took more than 60 minutes"
+    assert told["products"] == "not checked: products in q8_0 took more than 10 s, as the machine is too busy"
+
+    program.write_text('#!/bin/sh\necho "products in q8_0"\nwhile :; do :; done\n')
+    monkeypatch.setattr(runtime_system, "_LIMITS", checking.Limits(computing=2, wall=120))
+    assert dict(runtime_system.describe())["products"] == "products in q8_0 do not end"
 
 
 def test_system_without_a_library(tmp_path):

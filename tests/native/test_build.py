@@ -158,6 +158,25 @@ def test_libraries_and_programs_of_windows(tmp_path):
     assert {path.name for path in (tmp_path / "lib").iterdir()} == {*kept, "eagle3.h"}
 
 
+def test_what_is_left_in_a_folder_is_no_source(tmp_path):
+    """Python writes its caches beside what it runs, systems and editors their own files."""
+    for name in ("ggml/CMakeLists.txt", "src/a.cpp", "src/deep/b.cpp"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    sources, tree = native_build._files(tmp_path), fetch._hash_tree(str(tmp_path))
+    assert len(sources) == 3
+    for name in ("src/__pycache__/x.pyc", "ggml/deep/__pycache__/x.pyc"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    assert native_build._files(tmp_path) == sources and fetch._hash_tree(str(tmp_path)) == tree
+    ignored = fetch._ignore_at(tmp_path)
+    assert ignored(str(tmp_path / "src"), ["a.cpp", "build", "__pycache__"]) == ["__pycache__"]
+    for name in (".idea/x.cpp", "src/.a.cpp.swp"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    assert native_build._files(tmp_path) == sources
+
+
 def test_one_build_at_a_time(tmp_path):
     with (tmp_path / "lock").open("w") as first, (tmp_path / "lock").open("w") as second:
         assert native_build._take(first) and not native_build._take(second)

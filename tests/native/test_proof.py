@@ -22,7 +22,7 @@ import fetch
 import proof
 import toolchain
 
-PATIENCE = 20  # seconds until a child that does nothing counts as hanging; only a hang waits for them
+LIMITS = proof.Limits(computing=4, asleep=10, wall=600)  # seconds; only what does not end waits for them
 X86 = [each for each in toolchain.INSTRUCTION_SETS if each.flag]
 LIB = find_lib_dir()
 
@@ -54,6 +54,7 @@ FAULTS = {
     "instruction": ("__builtin_trap();", "products in q4_0 (AMX) end with SIG"),
     "abort": ("abort();", "products in q4_0 (AMX) end with SIGABRT"),
     "hang": ("sleep(100000);", "products in q4_0 (AMX) do not end"),
+    "loop": ("for (volatile int i = 1; i;) {}", "products in q4_0 (AMX) do not end"),
     "wrong": ('fputs("2 where 1 is right\\n", stderr); return 1;', "are wrong (2 where 1 is right)"),
 }
 ROWS = 'fputs("products in q4_0: rows differ\\n", stderr); return 3;'
@@ -85,7 +86,7 @@ def rungs_of(names):
 def test_every_way_to_fail_is_one_line_and_a_build_without(tmp_path, capsys, kind):
     fault, said = FAULTS[kind]
     make = Builder(tmp_path, X86, {"avx512_vnni"}, fault)
-    record = proof.prove(make, "stock-", patience=PATIENCE)
+    record = proof.prove(make, "stock-", limits=LIMITS)
     assert record["checked"] and [each["what"] for each in record["left_out"]] == [
         "AMX",
         "AVX-512's VNNI, BF16, VBMI and FP16",
@@ -103,7 +104,7 @@ def test_every_way_to_fail_is_one_line_and_a_build_without(tmp_path, capsys, kin
 )
 def test_the_ladder_ends_where_the_fault_ends(tmp_path, rung):
     make = Builder(tmp_path, X86, rung.sets, "raise(SIGILL);")
-    record = proof.prove(make, "stock-", patience=PATIENCE)
+    record = proof.prove(make, "stock-", limits=LIMITS)
     wanted = [r for r in proof.RUNGS[: proof.RUNGS.index(rung) + 1]]
     assert [each["what"] for each in record["left_out"]] == [r.name for r in wanted]
     below = {each.name for each in X86} - {name for r in wanted for name in r.sets}
@@ -113,19 +114,19 @@ def test_the_ladder_ends_where_the_fault_ends(tmp_path, rung):
 def test_amx_is_told_apart_at_run_time(tmp_path):
     """It alone is left out if the same library passes without it; otherwise the next set goes with it."""
     alone = Builder(tmp_path, X86, {"amx_int8"}, "raise(SIGSEGV);", at_run_time=True)
-    record = proof.prove(alone, patience=PATIENCE)
+    record = proof.prove(alone, limits=LIMITS)
     assert [each["what"] for each in record["left_out"]] == ["AMX"] and len(alone.gone) == 2
     assert "avx512_vnni" in record["used"] and "amx_tile" not in record["used"]
 
     other = Builder(tmp_path, X86, {"avx512_bf16"}, "raise(SIGSEGV);")
-    record = proof.prove(other, patience=PATIENCE)
+    record = proof.prove(other, limits=LIMITS)
     assert len(other.gone) == 2, "one build for both"
     assert "AMX and AVX-512's VNNI" in record["left_out"][0]["what"] and "avx512f" in record["used"]
 
 
 def test_what_passes_is_built_once(tmp_path, capsys):
     make = Builder(tmp_path, X86, (), "")
-    record = proof.prove(make, patience=PATIENCE)
+    record = proof.prove(make, limits=LIMITS)
     assert make.gone == [[]] and record["checked"] and not record["left_out"]
     assert "checking the library ..." in capsys.readouterr().err
 
@@ -135,36 +136,79 @@ def test_nothing_left_to_leave_out(tmp_path):
     make.faulty = {each.name for each in X86} | {""}
     make.used = [toolchain.InstructionSet("", "", "", ""), *X86]  # what cannot be left out
     with pytest.raises(fetch.BuildError, match="SIGBUS on this processor, also without AMX.*CC, CXX"):
-        proof.prove(make, "stock-", patience=PATIENCE)
+        proof.prove(make, "stock-", limits=LIMITS)
 
 
 def test_rows_that_differ_cost_no_set_but_amx(tmp_path, capsys):
     """The sums are right: a library without AVX-512 would be slower and no better."""
     make = Builder(tmp_path, X86, {"avx512f"}, ROWS)
-    record = proof.prove(make, patience=PATIENCE)
+    record = proof.prove(make, limits=LIMITS)
     assert make.gone == [[]] and not record["left_out"] and record["note"] == "products in q4_0: rows differ"
     assert "rows differ on this processor: two tokens of nearly" in capsys.readouterr().err
 
     amx = Builder(tmp_path, X86, {"amx_int8"}, ROWS, at_run_time=True)
-    record = proof.prove(amx, patience=PATIENCE)
+    record = proof.prove(amx, limits=LIMITS)
     assert len(amx.gone) == 2 and record["left_out"][0]["what"] == "AMX" and "note" not in record
 
 
 def test_a_build_for_another_machine_is_not_judged_by_this_one(tmp_path, capsys):
     make = Builder(tmp_path, X86, {"amx_int8"}, "raise(SIGILL);", foreign=["amx_tile"])
-    record = proof.prove(make, patience=PATIENCE)
+    record = proof.prove(make, limits=LIMITS)
     assert make.gone == [[]] and not record["checked"] and "amx_tile" in record["why_not"]
-    assert "cannot be checked" in capsys.readouterr().err
+    assert "the library was not checked: " in capsys.readouterr().err
     (tmp_path / proof.PROGRAM).write_text("of another system")
     (tmp_path / proof.PROGRAM).chmod(0o755)
-    record = proof.prove(lambda gone: proof.Built(tmp_path, [], []), patience=PATIENCE)
+    record = proof.prove(lambda gone: proof.Built(tmp_path, [], []), limits=LIMITS)
     assert not record["checked"] and "does not run" in record["why_not"]
+
+
+# What a machine that is busy with something else does to a child, without such a machine.
+STARVED = {
+    "slow": "for (int i = 0; i < 60; ++i) { usleep(50000); for (volatile int j = 1e6; j; --j) {} }",
+    "stopped": "raise(SIGSTOP);",  # it is never given a core
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a slow child is told from one that waits")
+def test_a_slow_machine_is_no_fault(tmp_path):
+    """It passes, though it takes longer than one that waits for nothing may."""
+    make = Builder(tmp_path, X86, {"amx_int8"}, STARVED["slow"])
+    record = proof.prove(make, limits=proof.Limits(computing=20, asleep=1, wall=120))
+    assert make.gone == [[]] and record["checked"] and not record["left_out"]
+
+
+def test_a_machine_too_busy_is_told_from_a_fault(tmp_path, capsys):
+    make = Builder(tmp_path, X86, {"amx_int8"}, STARVED["stopped"])
+    record = proof.prove(make, limits=proof.Limits(computing=20, asleep=1, wall=3))
+    assert make.gone == [[]] and not record["checked"] and not record["left_out"]
+    assert record["why_not"] == "products in q4_0 (AMX) took more than 3 s, as the machine is too busy"
+    said = capsys.readouterr().err
+    assert " s, not checked\n" in said and "failed" not in said
+    assert f"the library was not checked: {record['why_not']}\n" in said
+
+
+def test_a_variant_that_was_not_checked_stays(tmp_path, capsys):
+    """One that fails does not. The record has both, apart from each other."""
+    ends = {"a": "kill -STOP $$", "b": "kill -SEGV $$", "c": "echo ok"}
+    for name, end in ends.items():
+        (tmp_path / proof.checking.backend_file(name)).write_text(end)
+    program = '#!/bin/sh\n[ "$1" = --score ] && { echo 1; exit; }\necho "products in q4_0"\n. "$1"\n'
+    (tmp_path / proof.PROGRAM).write_text(program)
+    (tmp_path / proof.PROGRAM).chmod(0o755)
+    built = proof.Built(tmp_path, [], [], {name: ["avx"] for name in ends})
+    record = proof.prove_variants(built, limits=proof.Limits(computing=20, asleep=1, wall=3))
+    assert list(record["variants"]) == ["a", "c"] and record["checked_variants"] == ["c"]
+    assert [each["what"] for each in record["left_out"]] == ["the variant b"]
+    assert not record["checked"] and record["why_not"].startswith("the variant a: products in q4_0 took more")
+    assert (tmp_path / proof.checking.backend_file("a")).is_file()
+    said = capsys.readouterr().err
+    assert "checking the variant a ... 3 s, not checked" in said and "leaving out the variant b" in said
 
 
 def test_on_windows_the_check_says_that_it_cannot_be_made(tmp_path, monkeypatch):
     """Before anything is started: there is no fork there, and pipes cannot be waited for."""
     monkeypatch.setattr(sys, "platform", "win32")
-    record = proof.prove(lambda gone: proof.Built(tmp_path, [], []), patience=PATIENCE)
+    record = proof.prove(lambda gone: proof.Built(tmp_path, [], []), limits=LIMITS)
     assert not record["checked"] and "Windows" in record["why_not"]
 
 
@@ -220,6 +264,11 @@ def test_this_library_is_right():
     assert proof.check(LIB, ["--stock", "--few"]) is None
 
 
+def test_each_step_may_compute_as_long_as_the_limit_says():
+    """All of them together compute for two seconds, and in an emulator for a hundred times as long."""
+    assert proof.check(LIB, limits=proof.LIMITS._replace(computing=1)) is None
+
+
 # a product of the library, replaced
 BROKEN = r"""
 #define _GNU_SOURCE
@@ -245,18 +294,19 @@ void ggml_vec_dot_q3_K_q8_K(int n, float * s, size_t bs, const void * x, size_t 
         ("(void) n;", None, None),
         ("raise(SIGSEGV);", "failed", "products in q3_K end with SIGSEGV"),
         ("sleep(100000);", "failed", "products in q3_K do not end"),
+        ("for (volatile int i = 1; i;) {}", "failed", "products in q3_K do not end"),
         ("*s *= 1.02f;", "failed", "products in q3_K are wrong (with 64 rows"),
         ("*s += 1.0f;", "failed", "products in q3_K are wrong (with 64 rows"),
         ("if (++calls % 97 == 0) *s *= 1.000001f;", "rows", "products in q3_K (CPU): rows differ"),
     ],
-    ids=["whole", "signal", "hang", "scale", "sum", "rows"],
+    ids=["whole", "signal", "hang", "loop", "scale", "sum", "rows"],
 )
 def test_a_broken_product_is_found(tmp_path, fault, kind, said):
     (tmp_path / "broken.c").write_text(BROKEN.replace("FAULT", fault))
     broken = tmp_path / "broken.so"
     flags = ["-shared", "-fPIC", "-o", broken, tmp_path / "broken.c", "-ldl"]
     subprocess.run(["cc", *flags], check=True, timeout=120)
-    found = proof.check(LIB, patience=PATIENCE, env={"LD_PRELOAD": str(broken)})
+    found = proof.check(LIB, limits=LIMITS, env={"LD_PRELOAD": str(broken)})
     assert (found.kind if found else None) == kind
     assert found is None or said in found.text
 
@@ -270,5 +320,5 @@ def test_nothing_stays_of_a_child_that_died(tmp_path, monkeypatch):
     program = '#!/bin/sh\necho "a generation in f32"\n: > "$TMPDIR/model"\nkill -SEGV $$\n'
     (folder / proof.PROGRAM).write_text(program)
     (folder / proof.PROGRAM).chmod(0o755)
-    assert proof.check(folder, patience=PATIENCE).text == "a generation in f32 ends with SIGSEGV"
+    assert proof.check(folder, limits=LIMITS).text == "a generation in f32 ends with SIGSEGV"
     assert list(tmp_path.iterdir()) == [folder] and shutil.rmtree(folder) is None

@@ -159,6 +159,15 @@ def test_files_that_are_named_exist(page):
         assert re.fullmatch(r"patches/[\dx]{4}", path) or (ROOT / path).exists(), path
 
 
+def test_files_of_a_token_and_of_a_request_exist():
+    """How it works names them below eagle3_llama, and those of one sentence by their last part alone."""
+    page = TEXT["eagle3_llama/docs/how-it-works.md"]
+    named = re.findall(r"`((?:server|batching|llama|runtime)/[\w./]*)`", page)
+    assert len(named) > 15
+    for path in named:
+        assert (ROOT / "eagle3_llama" / path).exists(), path
+
+
 def patches_named(page):
     return re.findall(r"patches/(\d{4})", TEXT[page])
 
@@ -202,13 +211,3 @@ def test_the_replicas_page(tmp_path, monkeypatch):
 
 def test_readme_is_short():
     assert len(TEXT["README.md"].splitlines()) < 130
-
-
-def test_tables_of_performance_say_where_they_come_from():
-    """Each section with a table names a machine and a command; the first paragraph holds for all."""
-    intro, *sections = re.split(r"^## ", TEXT["eagle3_llama/docs/performance.md"], flags=re.MULTILINE)
-    assert "**Machine**" in intro
-    for section in sections:
-        if "\n|" in section:
-            assert re.search(r"machine", section, re.IGNORECASE), section[:60]
-            assert re.search(r"```bash|[Cc]ommand", section), section[:60]

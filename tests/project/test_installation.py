@@ -102,6 +102,7 @@ def test_the_wheel(files, tmp_path):
     names = {p.relative_to(site).as_posix() for p in site.rglob("*") if p.is_file()}
     assert {"eagle3_llama/lib/eagle3.h", "eagle3_llama/docs/use.md"} <= names
     assert not [n for n in names if n.startswith(("tests/", "native/")) or "__pycache__" in n]
+    assert not [n for n in names if "docs/" in n and not n.endswith(".md") or "measurements" in n]
     shipped = {p.name for p in find_lib_dir().iterdir() if p.name.startswith("lib")}
     assert shipped <= {Path(n).name for n in names}
     done = python(GENERATES.format(target=files[0], head=files[1]), site, EAGLE3_LLAMA_LIB_DIR="")

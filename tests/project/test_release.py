@@ -82,6 +82,8 @@ def test_faults_of_files(tmp_path, monkeypatch):
         assert f"{sdist.name} has no {gone.partition('0001')[0]}" == fault
     [fault] = release.faults(sdist_of(sdist, *WHOLE, "eagle3_llama/__pycache__/x.pyc"))
     assert fault.endswith("has eagle3_llama/__pycache__/x.pyc")
+    [fault] = release.faults(sdist_of(sdist, *WHOLE, "native/.DS_Store"))
+    assert fault.endswith("has native/.DS_Store")
     wheel = tmp_path / "eagle3_llama-1.2.3-py3-none-manylinux_2_28_x86_64.whl"
     wheel.write_bytes(b"x" * 11)
     assert not list(release.faults(wheel))
@@ -118,6 +120,51 @@ def test_the_sdist(tmp_path):
         metadata = tar.extractfile(about).read().decode()
     assert {"native/src/head.cpp", "eagle3_llama/data/heads.json"} <= set(names)
     assert not [n for n in names if n.startswith(("tests/", ".")) or n.endswith((".so", ".o"))]
+    assert not [n for n in names if n.startswith("scripts/data/measurements/")]
     assert "\nLicense-Expression: MIT\n" in metadata and "\nLicense-File: LICENSE\n" in metadata
     assert "\nDescription-Content-Type: text/markdown\n" in metadata
     assert "\nClassifier: License ::" not in metadata  # the expression says it, and PyPI refuses both
+
+
+# What Python, builds, tests, installations and systems leave in a checkout, also where an sdist looks.
+LEFT = [
+    "native/__pycache__/build.cpython-313.pyc",
+    "native/src/__pycache__/x.cpython-313.pyc",
+    "native/x.pyo",
+    "native/src/build/x.o",
+    "native/src/.DS_Store",
+    "native/.head.cpp.swp",
+    "patches/.DS_Store",
+    "patches/x.egg-info/PKG-INFO",
+    "eagle3_llama/__pycache__/x.cpython-313.pyc",
+    "eagle3_llama/lib/libllama.so",
+    "eagle3_llama/runtime/.DS_Store",
+    "eagle3_llama/model.gguf",
+    "scripts/__pycache__/_env.cpython-313.pyc",
+    "eagle3_llama.egg-info/PKG-INFO",
+    ".venv/pyvenv.cfg",
+    ".pytest_cache/README.md",
+    "build/x.o",
+    "dist/x.whl",
+]
+
+
+def test_the_sdist_has_nothing_that_git_has_not(tmp_path):
+    """In a copy of the checkout in which somebody has worked, whatever the environment lets Python write."""
+    listed = run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT).stdout
+    known = [name for name in listed.split("\0") if name and not name.startswith("tests/")]
+    copy = tmp_path / "copy"
+    for name in known:
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, copy / name)
+    for name in LEFT:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_text("")
+    make = f"from scikit_build_core.build import build_sdist; print(build_sdist({str(tmp_path)!r}))"
+    name = run([sys.executable, "-c", make], cwd=copy).stdout.split()[-1]
+    with tarfile.open(tmp_path / name) as tar:
+        names = {n.partition("/")[2] for n in tar.getnames()}
+    assert names - {*known, "PKG-INFO"} == set()
+    assert {n for n in known if n.startswith(("native/", "patches/", "eagle3_llama/", "scripts/"))} <= names
+    assert not list(release.faults(tmp_path / name))

@@ -1,10 +1,13 @@
 """.github/workflows: what they name is there, and they may only read. scripts/lint checks their schema."""
 
+import os
 import re
 import shlex
+import shutil
 
 import pytest
 import yaml
+from commands import run
 from paths import ROOT
 from test_documents import COMMANDS, CONTEXT
 
@@ -38,6 +41,31 @@ def test_what_they_may_do(path):
         assert 0 < job["timeout-minutes"] <= 180
         for step in job["steps"]:
             assert re.fullmatch(r"actions/[a-z-]+@v\d+", step.get("uses", "actions/none@v1"))
+
+
+def test_ci_runs_both_commands_as_a_user_does(tmp_path):
+    """They see nothing of what a machine sets for Python, pip and compilers, but Chromium and the cache."""
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
+    names = ("demo", "lint", "test")
+    for name in names:
+        script = tmp_path / "scripts" / name
+        script.write_text(f'#!/bin/sh\nenv > {name}.env\necho "$@" > {name}.words\n')
+        script.chmod(0o755)
+    (tmp_path / "scripts" / "_env.py").write_text("import os; open('_env.env', 'w').write(repr(os.environ))")
+    given = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
+    given |= {"CHROMIUM": "/none/chromium", "EAGLE3_LLAMA_CACHE": "/none/cache"}
+    hidden = {"PYTHONDONTWRITEBYTECODE": "1", "PIP_FIND_LINKS": "/none", "OPENBLAS_CORETYPE": "Haswell"}
+    run([tmp_path / ".ci" / "run", "-k", "x"], env={**given, **hidden, "CFLAGS": "-O0"})
+    for name in names:
+        lines = (tmp_path / f"{name}.env").read_text().splitlines()
+        seen = dict(line.split("=", 1) for line in lines)
+        for of_the_shell in ("PWD", "OLDPWD", "SHLVL", "_"):
+            seen.pop(of_the_shell, None)
+        assert seen == {**given, "EAGLE3_MAY_SKIP": ""}
+    assert "PIP_" not in (tmp_path / "_env.env").read_text()
+    assert (tmp_path / "test.words").read_text() == "-k x\n"
 
 
 def test_their_commands_parse():

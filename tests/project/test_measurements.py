@@ -1,0 +1,182 @@
+"""Measurements and the pages made of them: they agree, every figure has a commit, and runs are added."""
+
+import argparse
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from paths import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts" / "measure"))
+import bench_rows
+import measurements
+import pages
+import tables
+
+ALL = measurements.read()
+PERFORMANCE = pages.PERFORMANCE.read_text(encoding="utf-8")
+MAIN = [sys.executable, ROOT / "scripts" / "measure" / "pages.py"]
+
+
+def test_pages_and_picture_are_as_their_data_say():
+    assert list(pages.different(ALL)) == []
+
+
+def test_a_figure_that_was_changed_by_hand_is_found():
+    for page in (pages.README, pages.PERFORMANCE):
+        text = page.read_text(encoding="utf-8")
+        changed = text.replace("| Q4_0 |", "| Q4_9 |", 1)
+        assert changed != text and pages.rendered(changed, ALL) == text
+
+
+def test_data_that_changed_are_found():
+    """In every page and in the picture."""
+    faster = lambda row: {k: v * 2 if isinstance(v, float) else v for k, v in row.items()}
+    changed = [dataclasses.replace(m, data=tuple(map(faster, m.data))) for m in ALL]
+    assert list(pages.different(changed)) == [pages.README, pages.PERFORMANCE, pages.PICTURE]
+
+
+@pytest.mark.parametrize("m", ALL, ids=lambda m: m.file().stem)
+def test_a_measurement_says_what_it_is_of(m):
+    assert re.fullmatch("[0-9a-f]{7}", m.commit) and re.fullmatch(r"20\d\d-\d\d-\d\d", m.date)
+    assert m.cpu and m.instruction_sets and m.threads > 0 and m.command and m.file().exists()
+    assert not measurements.too_old(m), "measure it again, or delete it"
+    assert f"| {m.commit} | {m.date} | {m.cpu} (" in PERFORMANCE
+
+
+def test_a_measurement_of_older_kernels_is_too_old():
+    assert measurements.too_old(dataclasses.replace(ALL[0], commit="e6fbe38", date="2026-11-26"))
+
+
+def test_every_table_of_performance_has_commits():
+    sections = re.split(r"^## ", PERFORMANCE, flags=re.MULTILINE)[1:]
+    tables = [section for section in sections if "\n|" in section]
+    assert len(tables) >= 6 and len(PERFORMANCE.splitlines()) <= 150
+    for section in tables:
+        lines = [line for line in section.splitlines() if line.startswith("|")]
+        commit = re.search(r"commit [0-9a-f]{7}\.", section)
+        assert commit or "commit" in lines[0] and all(re.search("[0-9a-f]{7}", line) for line in lines[2:])
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A small repository with a folder for measurements, in place of this one."""
+    git = lambda *words: subprocess.run(["git", "-C", tmp_path, *words], check=True, capture_output=True)
+    (tmp_path / "native").mkdir()
+    (tmp_path / "native" / "a.cpp").write_text("int a;\n")
+    git("init", "-q")
+    git("add", ".")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a")
+    (tmp_path / "data").mkdir()
+    monkeypatch.setattr(measurements, "ROOT", tmp_path)
+    monkeypatch.setattr(measurements, "FOLDER", tmp_path / "data")
+    return tmp_path
+
+
+def bench(fmt="Q8_0", ratio=1.8, **more):
+    """What `eagle3-llama bench --json` writes, as far as it is read."""
+    ratios = {"plain": 1.0, "stock": 0.5, "eagle": ratio, "text": 1.5}
+    rows = [
+        {"format": fmt, "kind": kind, "mode": kind, "category": "all", "ratio": r, "tok_per_s": 100 * r}
+        for kind, r in ratios.items()
+    ]
+    report = {"results": rows, "n_prompts": 12, "n_threads": 4, "settings": {"n_predict": 48}}
+    return {**report, "command": "bench", **more}
+
+
+def added(checkout, report, name="a.json", **given):
+    file = checkout / name
+    file.write_text(report if isinstance(report, str) else json.dumps(report))
+    measurements.add(file, given.get("command"), given.get("machine", "A"), given.get("conditions"))
+    return measurements.read()
+
+
+def test_a_run_of_bench_is_added(checkout):
+    [m] = added(checkout, bench())
+    git = ["git", "-C", checkout, "rev-parse", "--short=7", "HEAD"]
+    assert m.commit == subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    assert (m.command, m.threads) == ("bench", 4)
+    assert (m.name, m.machine, m.conditions) == ("speeds", "A", "12 prompts, 48 tokens") and m.cpu
+    figures = {"plain_tokens_per_second": 100.0, "head_and_text": 1.8, "text": 1.5, "over_stock": 3.6}
+    assert m.data == ({"format": "Q8_0", **figures},)
+    assert "| A | 12 prompts, 48 tokens | plain over stock | 2.00 |" in tables.speeds([m])
+    assert "| Q8_0 | 2.0 times | 3.0 times | 3.6 times |" in tables.readme([m])
+
+
+def test_a_newer_run_takes_the_place_of_the_older_one(checkout):
+    added(checkout, bench("BF16"))
+    added(checkout, bench("Q8_0", 1.6), "b.json", machine="B")
+    found = added(checkout, bench("Q8_0", 1.7), "c.json", machine="B")
+    assert sorted((m.machine, m.data[0]["format"], m.data[0]["head_and_text"]) for m in found) == [
+        ("A", "BF16", 1.8),
+        ("B", "Q8_0", 1.7),
+    ]
+
+
+def test_a_run_of_another_format_stands_beside_the_older_one(checkout):
+    """Although they are of the same day, machine and prompts."""
+    added(checkout, bench("BF16"))
+    found = added(checkout, bench("Q8_0"), "b.json")
+    assert sorted(row["format"] for m in found for row in m.data) == ["BF16", "Q8_0"]
+
+
+def test_changes_that_are_not_committed_are_refused(checkout):
+    (checkout / "native" / "a.cpp").write_text("int b;\n")
+    with pytest.raises(ValueError, match="commit the changes below eagle3_llama, native, patches first"):
+        added(checkout, bench())
+    assert not list((checkout / "data").iterdir())
+
+
+def test_other_commands_figures_are_read(checkout):
+    answer = {"what": "answer", "format": "BF16", "id": "1", "tokens": 8, "plain_tokens": 8}
+    answer |= {"category": "prose", "plain_seconds": 2.0}
+    lines = [
+        {"what": "settings", "n_predict": 64, "split": "report", "n_threads": 2},
+        *({**answer, "mode": m, "relative": r} for m, r in
+          (("eagle", 0.5), ("head", 0.8), ("upstream:ngram-mod", 1.25))),
+    ]  # fmt: skip
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    [speeds] = added(checkout, text, "a.jsonl", command="compare_drafters.py")
+    figures = {"head_and_text": 2.0, "head": 1.25, "upstream": 0.8, "upstream_drafter": "ngram-mod"}
+    assert speeds.data == ({"format": "BF16", "kind": "prose", **figures},)
+    runs = {"Q8_0": {"8": [{"on": 300.0, "off": 200.0, "other": 100.0}]}}
+    added(checkout, {"command": "bench_llama_server.py", "prompts": 16, "runs": runs}, machine="B")
+    load = {"command": "server_load.py", "prompts": 9, "format": "Q4_0", "ratios": {"4": 1.2}}
+    found = added(checkout, load)
+    assert "| 8 | 300 | 200 | 100 | 1.50 | 3.00 | 2.00 |" in tables.server(found)
+    assert "| 9 prompts, all busy | Q4_0 | 4 |  |  |  | 1.20 |" in tables.server(found)
+
+
+def test_rows_are_read(checkout):
+    """What bench_rows.py makes of its times, in milliseconds by library, tokens and rows."""
+    times = {("stock", 256, 1): 8.0, ("1", 256, 1): 4.0, ("1", 256, 8): 6.0, ("stock", 256, 8): 20.0}
+    given = argparse.Namespace(rows=[1, 8], tokens=[256, 2000], t=2, random=[], shape="1.7B")
+    report = bench_rows.report(given, [bench_rows.figures("Q8_0", times, given)])
+    [m] = added(checkout, report)
+    assert m.data == ({"format": "Q8_0", "rows": {"1": 0.5, "8": 0.75}},)
+    assert "| A | 256 tokens in the KV cache | 0.50, ?, 0.75, ? |" in tables.rows([m])
+
+
+def test_what_is_no_measurement_is_refused(checkout):
+    with pytest.raises(ValueError, match="of no command that measures"):
+        added(checkout, {"a": 1})
+    with pytest.raises(ValueError, match="give it with --command"):
+        added(checkout, bench(command=None))
+    (checkout / "data" / "b.json").write_text('{"name": "speeds"}')
+    with pytest.raises(ValueError, match="is no measurement: it needs"):
+        measurements.read()
+
+
+def test_a_comment_that_is_missing_is_named():
+    with pytest.raises(ValueError, match="without <!-- end"):
+        pages.rendered("<!-- scripts/measure/pages.py writes this: speeds -->\n", ALL)
+    with pytest.raises(ValueError, match="no comment of these tables"):
+        pages.rendered("nothing\n", ALL)
+
+
+def test_the_command_checks():
+    done = subprocess.run([*MAIN, "--check"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
