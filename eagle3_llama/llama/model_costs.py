@@ -6,7 +6,7 @@ import functools
 import os
 from typing import Any
 
-from ..errors import EagleError
+from ..errors import EagleError, ErrorKind
 from ..runtime import costs, library, machine, token_costs, variants
 from ..runtime.binding import llama_cpp
 from .metadata import number
@@ -41,7 +41,17 @@ def measure(llm: Any) -> None:
     key = cost_key(llm, llm._eagle_path)
     most = min(llm.n_batch, MOST_BATCH)
     llm.native.plan(costs.cached(llm.native, key, room(llm), most, memory_of(llm)))
+    measure_threads(llm)
     llm.native.release_threads()
+
+
+def measure_threads(llm: Any) -> None:
+    """Finds how many threads are fastest now, if the model can take back the rows. Empties the first slot."""
+    try:
+        llm.native.measure_threads()
+    except EagleError as e:
+        if e.kind is not ErrorKind.UNSUPPORTED:
+            raise
 
 
 def read(llm: Any) -> None:
@@ -54,6 +64,8 @@ def read(llm: Any) -> None:
         llm.native.plan(found)
     else:
         llm.native.on_match = functools.partial(measure_in_use, llm)
+    if llm.native.n_past() == 0:
+        measure_threads(llm)
 
 
 def measure_in_use(llm: Any, slot: int) -> None:

@@ -117,7 +117,7 @@ void round::commit(const int32_t * keep) {
 
 const thread_policy & round::threads() {
     const int one = llama_n_threads(slots_.ctx), many = llama_n_threads_batch(slots_.ctx);
-    threads_.set_most(chooses_threads_ ? one : 1, chooses_threads_ ? many : 1);
+    threads_.set_most(one, many, !chooses_threads_);
     return threads_;
 }
 
@@ -135,7 +135,7 @@ void round::measured_threads(const std::vector<float> & seconds) {
 void round::tell_threads(int n, bool whole) {
     const float ratio = planner_.ready() ? layers_seconds_ / planner_.measured_seconds(n, whole)
                                          : row_times_.ratio(n, layers_seconds_, threads_.slower());
-    is_trial_ = threads_.is_trial();
+    is_trial_         = threads_.is_trial();
     threads_.saw(ratio);
 }
 

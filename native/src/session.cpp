@@ -117,9 +117,9 @@ void session::set_plan(const costs & c) {
 
 // In turns, so that a disturbance falls on all numbers. A large model has no time for more than one of them.
 void session::measure_threads(int slot) {
-    constexpr int MOST_TURNS      = 4;
-    constexpr int64_t MOST_MICROS = 150000;
-    const int64_t end             = ggml_time_us() + MOST_MICROS;
+    constexpr int MOST_TURNS       = 4;
+    constexpr int64_t MOST_MICROS  = 150000;
+    const int64_t end              = ggml_time_us() + MOST_MICROS;
     const std::vector<int> numbers = round_.threads().numbers();
     std::vector<float> sums(numbers.size(), 0.0f), times = sums;
     for (int turn = 0; turn < MOST_TURNS && numbers.size() > 1; ++turn) {

@@ -8,14 +8,15 @@
 namespace eagle3 {
 
 // All, one fewer (another program has one core), then half, a quarter and so on.
-void thread_policy::set_most(int one, int many) {
-    if (one == one_ && many == many_) {
+void thread_policy::set_most(int one, int many, bool fixed) {
+    if (one == one_ && many == many_ && fixed == fixed_) {
         return;
     }
     one_     = one;
     many_    = many;
+    fixed_   = fixed;
     numbers_ = {one};
-    for (int n = one - 1, part = one; n >= 1; n = part) {
+    for (int n = one - 1, part = one; n >= 1 && !fixed; n = part) {
         if (n < numbers_.back()) {
             numbers_.push_back(n);
         }

@@ -1,5 +1,5 @@
-// How many threads rounds use. A decode ends with its slowest thread: beside another program, fewer threads may
-// be faster than all that the user allows. Which number is faster is measured, round by round.
+// How many threads rounds use. A decode ends with its slowest thread: beside another program, fewer threads
+// may be faster than all that the user allows. Which number is faster is measured, round by round.
 #pragma once
 
 #include "tuning.hpp"
@@ -17,19 +17,20 @@ class thread_policy {
   public:
     explicit thread_policy(const thread_tuning & t = {}) : tune_(t) { set_most(1); }
 
-    // The numbers that the user gave: of a decode of one row, and of more. Other numbers begin anew.
-    void set_most(int one, int many);
+    // The numbers that the user gave: of a decode of one row, and of more. fixed: there is nothing to choose.
+    // Other numbers begin anew.
+    void set_most(int one, int many, bool fixed = false);
     void set_most(int n) { set_most(n, n); }
 
     // The numbers to choose from, the user's first. There is nothing to choose from a single one.
     const std::vector<int> & numbers() const { return numbers_; }
-    int now() const { return numbers_[at()]; }       // of the next round
-    bool is_trial() const { return trial_ >= 0; }    // the next round tries another number
+    int now() const { return numbers_[at()]; }     // of the next round
+    bool is_trial() const { return trial_ >= 0; }  // the next round tries another number
     bool uses_most() const { return at() == 0; }
-    float slower() const { return cost_[at()]; }     // what a round takes with now(), in the same units
+    float slower() const { return cost_[at()]; }  // what a round takes with now(), in the same units
 
-    // A measurement before the first round: what a decode took with each of numbers(), in the same units. With
-    // 0 for those that were not measured.
+    // A measurement before the first round: what a decode took with each of numbers(), in the same units.
+    // With 0 for those that were not measured.
     void measured(const std::vector<float> & ratios);
     // The next round took so long.
     void saw(float ratio);
@@ -41,14 +42,15 @@ class thread_policy {
 
     const thread_tuning tune_;
     int one_ = 0, many_ = 0;
+    bool fixed_ = false;
     std::vector<int> numbers_;
-    std::vector<float> cost_;        // of each number, as far as it is known
-    int home_ = 0, trial_ = -1;      // indexes of numbers_
-    int n_seen_ = 0;                 // rounds that cost_[home_] is the mean of
-    int n_tried_ = 0;                // rounds of the trial so far
-    float tried_ = 0.0f;             // and the sum of what they took
-    int since_ = 0;                  // rounds since the last trial
-    int wait_fewer_, wait_more_;     // rounds before a trial of fewer, or more, threads
+    std::vector<float> cost_;     // of each number, as far as it is known
+    int home_ = 0, trial_ = -1;   // indexes of numbers_
+    int n_seen_  = 0;             // rounds that cost_[home_] is the mean of
+    int n_tried_ = 0;             // rounds of the trial so far
+    float tried_ = 0.0f;          // and the sum of what they took
+    int since_   = 0;             // rounds since the last trial
+    int wait_fewer_, wait_more_;  // rounds before a trial of fewer, or more, threads
 };
 
 // The seconds that a decode of so many rows took on this machine when it was last undisturbed: the unit of

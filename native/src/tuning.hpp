@@ -263,17 +263,18 @@ struct text_tuning {
 
 // Those of the number of threads. What they do is shown by thread_test on simulated machines.
 struct thread_tuning {
-    // A number of threads must take at most so much of the present one's time to be better: else noise decides.
+    // A number of threads must take at most so much of the present one's time to be better: else noise
+    // decides.
     float better = 0.93f;
     // Rounds of a trial: in a single one, another program may have been absent by luck.
     int trial = 4;
-    // Rounds whose mean is what the present number takes. A shorter one takes a short disturbance for a lasting
-    // one.
+    // Rounds whose mean is what the present number takes. A shorter one takes a short disturbance for a
+    // lasting one.
     int window = 12;
     // Rounds before fewer threads may be tried. Each trial that fails doubles it.
     int first_wait = 6;
-    // The same of more threads. A trial beside a busy core takes three times as long as other rounds: with this
-    // and the doubling it costs 3% at first and 1% later.
+    // The same of more threads. A trial beside a busy core takes three times as long as other rounds: with
+    // this and the doubling it costs 3% at first and 1% later.
     int first_wait_more = 96;
     int most_wait       = 384;
     // Of the measured time, the most that counts of a round.

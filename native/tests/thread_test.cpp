@@ -18,7 +18,9 @@ struct machine {
     std::mt19937 random{7};
 
     float takes(int n, int all, int n_busy) {
-        const auto alone = [&](int k) { return serial + (1.0f - serial) / (float) k; };
+        const auto alone = [&](int k) {
+            return serial + (1.0f - serial) / (float) k;
+        };
         const bool hit   = n > n_cores - n_busy;  // a thread shares its core: all wait for it
         const float luck = std::uniform_real_distribution<float>(0.9f, 1.1f)(random);
         const float wait = hit ? std::exponential_distribution<float>(0.5f)(random) : 0.0f;
