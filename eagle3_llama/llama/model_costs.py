@@ -17,7 +17,7 @@ MOST_BATCH = 256  # rows of a batch while measuring
 
 
 def cost_key(llm: Any, head: Any) -> list[object]:
-    """Files, those of the libraries too, the machine, where tensors are, threads, and the cache."""
+    """Files, those of the libraries too, the machine, where tensors are, threads in use, and the cache."""
     p, m, lib_dir = llm.context_params, llm.model_params, library.find_lib_dir()
     files = [llm.model_path, head, llm.lora_path, *(sorted(lib_dir.iterdir()) if lib_dir else [])]
     about = [(str(f), os.path.getsize(f), os.path.getmtime(f)) for f in files if f]
@@ -32,16 +32,16 @@ def cost_key(llm: Any, head: Any) -> list[object]:
     ]
     adapted = [llm.numa, llm.kv_overrides, llm.lora_scale]
     cache = [p.type_k, p.type_v, p.offload_kqv, p.op_offload, p.swa_full, p.kv_unified, p.n_seq_max]
-    sizes = [p.n_threads, p.n_threads_batch, p.n_batch, p.n_ubatch]
+    sizes = [p.n_threads, p.n_threads_batch, llm.native.threads, p.n_batch, p.n_ubatch]
     return [about, machine.identity(lib_dir), placed + adapted, [*cache, p.flash_attn_type], *sizes]
 
 
 def measure(llm: Any) -> None:
     """Gives the planner costs from the cache, or measured now. Empties the first slot."""
+    measure_threads(llm)
     key = cost_key(llm, llm._eagle_path)
     most = min(llm.n_batch, MOST_BATCH)
     llm.native.plan(costs.cached(llm.native, key, room(llm), most, memory_of(llm)))
-    measure_threads(llm)
     llm.native.release_threads()
 
 
@@ -59,13 +59,13 @@ def read(llm: Any) -> None:
 
     Once: it is in the middle of an answer. The planner corrects what another program disturbed.
     """
+    if llm.native.n_past() == 0:
+        measure_threads(llm)
     found = costs.known(cost_key(llm, llm._eagle_path), room(llm))
     if found is not None:
         llm.native.plan(found)
     else:
         llm.native.on_match = functools.partial(measure_in_use, llm)
-    if llm.native.n_past() == 0:
-        measure_threads(llm)
 
 
 def measure_in_use(llm: Any, slot: int) -> None:

@@ -121,13 +121,19 @@ const thread_policy & round::threads() {
     return threads_;
 }
 
+// The first of the numbers is the unit. Once there are costs, these are: what rounds take must not be
+// compared with what was measured in another unit.
 void round::measured_threads(const std::vector<float> & seconds) {
-    const float unit = planner_.ready() ? planner_.measured_seconds(1, true) : seconds.at(0);
     std::vector<float> ratios;
     for (const float s : seconds) {
-        ratios.push_back(s / unit);
+        ratios.push_back(s / seconds[0]);
     }
     threads_.measured(ratios);
+    new_costs();
+}
+
+void round::new_costs() {
+    threads_.begin_unit();
     row_times_.clear();
 }
 

@@ -24,6 +24,7 @@ class round {
     // The numbers of threads to choose from now; the next round's is threads().now().
     const thread_policy & threads();
     void measured_threads(const std::vector<float> & seconds);  // of a decode of one row with each of them
+    void new_costs();                                           // the planner has others, or none
 
     // The four steps; a slot takes part at most once. Calls that are not legal at a stage of the round throw
     // E_ARGUMENT and change nothing. draft returns the number of draft tokens.

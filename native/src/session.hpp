@@ -61,6 +61,7 @@ class session {
 
   private:
     kept_tokens decode_text(int slot, const int32_t * tokens, int n, bool all_logits);
+    float timed_decode(int slot, int n);  // seconds of n rows after what the slot holds, which stays
     void check_head_alone(int slot, const int32_t * tokens, int n);
 
     slots slots_;

@@ -47,6 +47,14 @@ void thread_policy::measured(const std::vector<float> & ratios) {
     n_seen_ = 1;
 }
 
+void thread_policy::begin_unit() {
+    const float unit = cost_[home_];
+    for (float & c : cost_) {
+        c /= unit;
+    }
+    trial_ = -1;
+}
+
 // A mean, not a median: a thread that another program delays is delayed in some rounds only.
 void thread_policy::saw(float ratio) {
     ratio = std::min(ratio, tune_.most_ratio);

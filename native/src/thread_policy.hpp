@@ -32,6 +32,8 @@ class thread_policy {
     // A measurement before the first round: what a decode took with each of numbers(), in the same units.
     // With 0 for those that were not measured.
     void measured(const std::vector<float> & ratios);
+    // From now on the unit is what the present number takes: other costs were measured, with it.
+    void begin_unit();
     // The next round took so long.
     void saw(float ratio);
 
