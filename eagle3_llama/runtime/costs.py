@@ -307,7 +307,8 @@ def remember(key: Sequence[object], n_ctx: int, costs: Costs) -> Costs:
     """Adds a measurement to those of earlier loads, in their file. Returns what all of them say."""
     path = _path(key, n_ctx)
     loads = [*_read(path), costs]
-    if len(_calm(loads)) > LOADS:  # the earlier ones were disturbed, see cached()
+    calm = sum(c.switches <= CALM for c in loads)
+    if calm > LOADS or len(loads) > 2 * LOADS:  # the earlier ones were disturbed, see cached()
         least = min(c.one_row for c in _calm(loads))
         loads = [c for c in _calm(loads) if c.one_row <= DISTURBED * least][:LOADS]
     try:

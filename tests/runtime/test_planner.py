@@ -15,7 +15,6 @@ from eagle3_llama.llama.model_costs import cost_key
 from eagle3_llama.runtime import costs as _costs
 from eagle3_llama.runtime import library as _library
 from eagle3_llama.runtime.binding import address
-from eagle3_llama.runtime import costs as costs_module
 from eagle3_llama.runtime.costs import LOADS, MAX_ROWS, Costs, cached, measure, merged
 from eagle3_llama.runtime.engine import Ask
 from eagle3_llama.runtime.token_costs import Memory
@@ -217,7 +216,7 @@ def test_what_tokens_cost_is_known_where_decodes_differ_by_more(row, monkeypatch
 @pytest.fixture(autouse=True)
 def calm(monkeypatch):
     """What else runs on the machine is no matter of these tests: no context switch is counted."""
-    monkeypatch.setattr(costs_module, "switches", lambda: 0)
+    monkeypatch.setattr(_costs, "switches", lambda: 0)
 
 
 def test_a_load_beside_a_busy_program_is_not_kept_as_a_calm_one(tmp_path, monkeypatch):
@@ -241,7 +240,7 @@ def test_a_load_beside_a_busy_program_is_not_kept_as_a_calm_one(tmp_path, monkey
 def test_a_machine_that_is_always_busy_is_measured_eight_times(tmp_path, monkeypatch):
     machine = Machine(0.006, 0.25, 6e-6, 0.001, 1 / 700)
     monkeypatch.setattr(time, "perf_counter", lambda: machine.now)
-    monkeypatch.setattr(costs_module, "switches", lambda: int(300 * machine.now))
+    monkeypatch.setattr(_costs, "switches", lambda: int(300 * machine.now))
     monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
     for n_loads in range(1, 12):
         assert cached(machine, ["key"], 512, 64).layers[1] > 0
@@ -366,7 +365,7 @@ def test_costs_in_little_room(files, tmp_path, monkeypatch, n_ctx, n_batch):
 def test_senseless_costs_are_refused(eagle, name, value):
     good = made_up(0.1, 0.1)
     bad = dataclasses.replace(good, **{name: [0.0, *[value] * MAX_ROWS]})
-    with pytest.raises(EagleError, match="costs of 1 rows"):
+    with pytest.raises(EagleError, match="of 1 rows is"):
         eagle._engine.plan(bad)
     eagle.eagle_params = EagleParams(n_max=2)
 
