@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from ..common import model_reader
-from ..errors import EagleError
+from ..errors import EagleError, ErrorKind
 from ..runtime import costs, library, machine, token_costs, variants
 from ..runtime.binding import llama_cpp
 
@@ -18,7 +18,7 @@ MOST_BATCH = 256  # rows of a batch while measuring
 
 
 def cost_key(llm: Any, head: Any) -> list[object]:
-    """Files, those of the libraries too, the machine, where tensors are, threads, and the cache."""
+    """Files, those of the libraries too, the machine, where tensors are, threads in use, and the cache."""
     p, m, lib_dir = llm.context_params, llm.model_params, library.find_lib_dir()
     models = [*model_reader.files_of(llm.model_path), head]
     files = [*models, llm.lora_path, *(sorted(lib_dir.iterdir()) if lib_dir else [])]
@@ -34,16 +34,26 @@ def cost_key(llm: Any, head: Any) -> list[object]:
     ]
     adapted = [llm.numa, llm.kv_overrides, llm.lora_scale]
     cache = [p.type_k, p.type_v, p.offload_kqv, p.op_offload, p.swa_full, p.kv_unified, p.n_seq_max]
-    sizes = [p.n_threads, p.n_threads_batch, p.n_batch, p.n_ubatch]
+    sizes = [p.n_threads, p.n_threads_batch, llm.native.threads, p.n_batch, p.n_ubatch]
     return [about, machine.identity(lib_dir), placed + adapted, [*cache, p.flash_attn_type], *sizes]
 
 
 def measure(llm: Any) -> None:
     """Gives the planner costs from the cache, or measured now. Empties the first slot."""
+    measure_threads(llm)
     key = cost_key(llm, llm._eagle_path)
     most = min(llm.n_batch, MOST_BATCH)
     llm.native.plan(costs.cached(llm.native, key, room(llm), most, memory_of(llm)))
     llm.native.release_threads()
+
+
+def measure_threads(llm: Any) -> None:
+    """Finds how many threads are fastest now, if the model can take back the rows. Empties the first slot."""
+    try:
+        llm.native.measure_threads()
+    except EagleError as e:
+        if e.kind is not ErrorKind.UNSUPPORTED:
+            raise
 
 
 def read(llm: Any) -> None:
@@ -51,6 +61,8 @@ def read(llm: Any) -> None:
 
     Once: it is in the middle of an answer. The planner corrects what another program disturbed.
     """
+    if llm.native.n_past() == 0:
+        measure_threads(llm)
     found = costs.known(cost_key(llm, llm._eagle_path), room(llm))
     if found is not None:
         llm.native.plan(found)

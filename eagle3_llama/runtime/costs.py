@@ -42,6 +42,9 @@ SMALLEST, LARGEST = 1e-6, 1e6  # seconds of a decode or a pass that are believed
 LOADS = 4  # the first LOADS loads of a model measure, because other programs may disturb one measurement
 FAR_OFF = 1.5  # all loads were disturbed if one row takes less by this factor than in any of them
 DISTURBED = 1.25  # a load was disturbed if one row took this many times as long as in the fastest load
+# A thread that another program displaces counts an involuntary context switch. A program that keeps a core of
+# two busy makes some 100 to 300 a second, a quiet machine some 10.
+CALM = 50.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Costs:
     cell: list[float]
     first: float
     context: float
+    switches: float = 0.0  # involuntary context switches a second while they were measured
 
     @property
     def one_row(self) -> float:
@@ -151,7 +155,7 @@ def measure(
 
     memory: with it, what tokens in the KV cache cost is known for slow models too, and less noisy for others.
     """
-    start, elapsed = time.perf_counter(), lambda: time.perf_counter() - start
+    start, elapsed, before = time.perf_counter(), lambda: time.perf_counter() - start, switches()
     near_at, far_at = min(CONTEXTS[0], n_ctx // 4), min(CONTEXTS[1], n_ctx - 8)
     sizes = [n for n in SIZES if n <= min(n_ctx - near_at, n_batch)]
     if memory:
@@ -181,7 +185,17 @@ def measure(
     if not slow:
         _add_large(times, engine, min(n_ctx - near_at, n_batch), one, slot, MOST_LARGE - elapsed())
     engine.rewind(0, slot)
-    return dataclasses.replace(times.costs(near_at), cell=_curve(cells))
+    rate = (switches() - before) / max(elapsed(), SMALLEST)
+    return dataclasses.replace(times.costs(near_at), cell=_curve(cells), switches=rate)
+
+
+def switches() -> int:
+    """The involuntary context switches of this process so far; 0 where the system does not count them."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def measure_in_use(
@@ -270,11 +284,13 @@ def cached(
 ) -> Costs:
     """The costs for this key (model, format, backend, threads, library), from a file in costs_dir().
 
-    Only the first LOADS loads measure. With a single measurement, a disturbance would stay in the costs for
-    ever. If all of them were disturbed, one row takes much less than they say, and this load measures too.
+    Only the first LOADS loads measure, and as many more while others were disturbed by another program. With
+    a single measurement, a disturbance would stay in the costs for ever. If all of them were disturbed, one
+    row takes much less than they say, and this load measures too.
     """
     loads = _read(key, n_ctx)
-    if len(loads) < LOADS or _were_disturbed(engine, loads):
+    few = sum(c.switches <= CALM for c in loads) < LOADS and len(loads) < 2 * LOADS
+    if few or _were_disturbed(engine, loads):
         return remember(key, n_ctx, measure(engine, n_ctx, n_batch, memory=memory))
     return merged(loads)
 
@@ -295,9 +311,10 @@ def known(key: Sequence[object], n_ctx: int) -> Costs | None:
 def remember(key: Sequence[object], n_ctx: int, costs: Costs) -> Costs:
     """Adds a measurement to those of earlier loads, in their file. Returns what all of them say."""
     loads = [*_read(key, n_ctx), costs]
-    if len(loads) > LOADS:  # the earlier ones were disturbed, see cached()
-        least = min(c.one_row for c in loads)
-        loads = [c for c in loads if c.one_row <= DISTURBED * least][:LOADS]
+    calm = sum(c.switches <= CALM for c in loads)
+    if calm > LOADS or len(loads) > 2 * LOADS:  # the earlier ones were disturbed, see cached()
+        least = min(c.one_row for c in _calm(loads))
+        loads = [c for c in _calm(loads) if c.one_row <= DISTURBED * least][:LOADS]
     with contextlib.suppress(EagleError):  # the next load measures again
         path = _path(key, n_ctx)
         make_folder(path.parent)
@@ -315,12 +332,18 @@ def _path(key: Sequence[object], n_ctx: int) -> Path:
 
 def merged(loads: Sequence[Costs]) -> Costs:
     """The median of each cost over the undisturbed loads, computed in units of one row's cost."""
+    loads = _calm(loads)
     least = min(c.one_row for c in loads)
     fair = [c for c in loads if c.one_row <= DISTURBED * least]
     each = lambda name: [np.atleast_1d(getattr(c, name)) / c.one_row for c in fair]
     middle = lambda name: np.median(each(name), axis=0) * least
     curves = {name: middle(name).tolist() for name in ("layers", "output", "head", "cell")}
     return Costs(**curves, first=float(middle("first")[0]), context=fair[0].context)
+
+
+def _calm(loads: Sequence[Costs]) -> Sequence[Costs]:
+    """The loads that no other program disturbed much, or all if there are none."""
+    return [c for c in loads if c.switches <= CALM] or loads
 
 
 def _read(key: Sequence[object], n_ctx: int) -> list[Costs]:
@@ -343,5 +366,5 @@ def _is_sound(c: Costs) -> bool:
         return isinstance(x, (int, float)) and not isinstance(x, bool) and least <= x < LARGEST
 
     positive = curve(c.layers, SMALLEST) and curve(c.head, SMALLEST)
-    rest = all(number(x, 0.0) for x in (c.first, c.context))
+    rest = all(number(x, 0.0) for x in (c.first, c.context, c.switches))
     return positive and curve(c.output, 0.0) and curve(c.cell, 0.0) and rest

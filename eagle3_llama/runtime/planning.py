@@ -45,6 +45,15 @@ class Planning(Session):
     def measure_head(self, n: int, slot: int = 0) -> float:
         return self._seconds(lambda out: self.lib.eagle3_measure_head(self._session, slot, n, out))
 
+    def measure_threads(self, slot: int = 0) -> None:
+        """Decodes one row with each number of threads that rounds may use; the next begins with the fastest."""
+        checked(self.lib.eagle3_measure_threads(self._session, slot))
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that the next round uses, at most the context's: fewer beside a busy program."""
+        return checked(self.lib.eagle3_threads_now(self._session))
+
     def _seconds(self, call: Callable[[Any], int]) -> float:
         out = self.ffi.new("float *")
         checked(call(out))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from .stats import EagleStats
 from .text_memory import TextMemory
 
 TEXT_MAGIC = b"E3TEXT"  # a state of any version that begins so has the text alone (text_source.cpp)
+# in the environment, 1: rounds use the context's numbers of threads, also where fewer would be faster
+FIXED_THREADS = "EAGLE3_LLAMA_FIXED_THREADS"
 
 
 class Session:
@@ -53,6 +56,8 @@ class Session:
                 checked(self.lib.eagle3_head_set_layers(self._head, layers, len(layers)))
             checked(self.lib.eagle3_session_open(self.ffi.cast("void *", ctx), self._head, n_slots, out))
             self._session = out[0]
+            if os.environ.get(FIXED_THREADS, "0") not in ("", "0"):
+                checked(self.lib.eagle3_threads_choose(self._session, 0))
             self.can_tree = bool(checked(self.lib.eagle3_can_tree(self._session)))
             self.has_state = self.lib.eagle3_state_size(self._session, 0) >= 0
             self.drafts_from_text = self.has_state

@@ -73,7 +73,7 @@
 //     }
 #pragma once
 #include <stdint.h>
-#define EAGLE3_ABI_VERSION 9
+#define EAGLE3_ABI_VERSION 10
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -309,6 +309,17 @@ int32_t eagle3_plan_get(eagle3_session * s, struct eagle3_plan_info * out);
 int32_t eagle3_measure_target(eagle3_session * s, int32_t slot, int32_t n, float * seconds);
 int32_t eagle3_measure_output(eagle3_session * s, int32_t n, float * seconds);
 int32_t eagle3_measure_head(eagle3_session * s, int32_t slot, int32_t n, float * seconds);
+
+// -- threads ----------------------------------------------------------------------------------------------
+// A round uses the context's numbers of threads (llama_set_n_threads), or fewer where that is measured to be
+// faster: a decode ends with its slowest thread, so that beside another program fewer may be faster. Bits do
+// not change. choose: 0 turns it off, else on; the default is on if the CPU computes everything. now: the
+// number that the next round uses for one row. measure: decodes one row with each number, after what the slot
+// holds, which stays, for at most some 0.2 s or one decode each; the next round begins with the fastest.
+// E_UNSUPPORTED if the target cannot drop the measured row: the slot is empty then.
+int32_t eagle3_threads_choose(eagle3_session * s, int32_t on);
+int32_t eagle3_threads_now(eagle3_session * s);
+int32_t eagle3_measure_threads(eagle3_session * s, int32_t slot);
 
 // -- state ------------------------------------------------------------------------------------------------
 // What drafts are made from, the head's state of a slot and its text, as bytes to store beside llama_state_*.

@@ -101,6 +101,24 @@ int32_t eagle3_measure_head(eagle3_session * s, int32_t slot, int32_t n, float *
     });
 }
 
+int32_t eagle3_measure_threads(eagle3_session * s, int32_t slot) {
+    return guard([&]() -> int32_t {
+        get(s).measure_threads(slot);
+        return EAGLE3_OK;
+    });
+}
+
+int32_t eagle3_threads_choose(eagle3_session * s, int32_t on) {
+    return guard([&]() -> int32_t {
+        get(s).choose_threads(on != 0);
+        return EAGLE3_OK;
+    });
+}
+
+int32_t eagle3_threads_now(eagle3_session * s) {
+    return guard([&]() -> int32_t { return get(s).threads(); });
+}
+
 int32_t eagle3_sample(eagle3_session * s, struct llama_sampler * sampler, int32_t row) {
     return guard([&]() -> int32_t {
         not_null(sampler, "sampler");

@@ -65,6 +65,9 @@ class cost_clock {
     void begin(int n_slots, float n_past);
     int n_slots() const { return n_slots_; }
 
+    // What a decode of n rows took when it was measured; whole: with the output matrix for all of them.
+    float measured_seconds(int n, bool whole) const { return whole ? measured_whole(n) : measured(n); }
+
     // -- what is expected --
     float rate() const;           // tokens per second, of all slots
     float plain_seconds() const;  // of a round without drafts

@@ -67,6 +67,7 @@ class planner {
     expectation foresee(const std::vector<float> & reach, int n_fixed, float passes_s) const {
         return clock_.foresee(reach, n_fixed, passes_s);
     }
+    float measured_seconds(int n, bool whole) const { return clock_.measured_seconds(n, whole); }
     forecast foreseen() const { return clock_.foreseen(); }
 
     void saw_round(round_record r);

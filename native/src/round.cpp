@@ -17,6 +17,7 @@ int round::draft(const std::vector<ask> & asks) {
     at_      = stage::none;  // nothing to decode, should a slot fail
     sampled_ = false;
     of_.clear();
+    const thread_scope scope(slots_.ctx, threads());
     drafter_.draft(asks);
     std::vector<int> of;
     int total = 0;
@@ -41,6 +42,7 @@ void round::decode() {
     const int n       = (int) slot_of_.size();
     const bool defers = planner_.ready() && n > (int) of_.size() && knows_reach();
     const deferral deferred(slots_.ctx, defers);
+    const thread_scope scope(slots_.ctx, threads_);
     const int64_t start = ggml_time_us();
     run(n);
     llama_synchronize(slots_.ctx);
@@ -48,6 +50,7 @@ void round::decode() {
     output_seconds_ = 0.0f;
     whole_          = llama_has_logits_ith(slots_.ctx, n - 1);
     at_             = stage::decoded;
+    tell_threads(n, !defers);
     for (const int slot : of_) {
         slots_.at(slot).round.under_way = true;
     }
@@ -59,6 +62,7 @@ void round::decode() {
 void round::verify(llama_sampler * const * samplers, int32_t * out, int32_t * counts, std::string & failure) {
     require(under_way(), EAGLE3_E_ARGUMENT, "nothing to verify: decode first");
     const size_t n = of_.size();
+    const thread_scope scope(slots_.ctx, threads_);
     require(
         std::find(samplers, samplers + n, nullptr) == samplers + n, EAGLE3_E_ARGUMENT, "a sampler is NULL");
     std::vector<bool> over(n, false);
@@ -101,12 +105,44 @@ void round::commit(const int32_t * keep) {
         keep_rows(k);
         n_tokens += (int) k.tokens.size();
     });
-    if (planner_.ready() && n_tokens > 0) {
+    if (planner_.ready() && n_tokens > 0 && !is_trial_) {
         tell_planner(n_tokens);
     }
     drafter_.forget_last();
     slots_.apply_capture();
     rethrow(failure);
+}
+
+// -- threads ----------------------------------------------------------------------------------------------
+
+const thread_policy & round::threads() {
+    const int one = llama_n_threads(slots_.ctx), many = llama_n_threads_batch(slots_.ctx);
+    threads_.set_most(one, many, !chooses_threads_);
+    return threads_;
+}
+
+// The first of the numbers is the unit. Once there are costs, these are: what rounds take must not be
+// compared with what was measured in another unit.
+void round::measured_threads(const std::vector<float> & seconds) {
+    std::vector<float> ratios;
+    for (const float s : seconds) {
+        ratios.push_back(s / seconds[0]);
+    }
+    threads_.measured(ratios);
+    new_costs();
+}
+
+void round::new_costs() {
+    threads_.begin_unit();
+    row_times_.clear();
+}
+
+// What a trial says of the machine is no drift of it: the planner is not told of such a round.
+void round::tell_threads(int n, bool whole) {
+    const float ratio = planner_.ready() ? layers_seconds_ / planner_.measured_seconds(n, whole)
+                                         : row_times_.ratio(n, layers_seconds_, threads_.slower());
+    is_trial_         = threads_.is_trial();
+    threads_.saw(ratio);
 }
 
 // -- what may be called when ------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 #include "draft.hpp"
 #include "planner.hpp"
 #include "slots.hpp"
+#include "thread_policy.hpp"
 
 #include <string>
 #include <vector>
@@ -16,6 +17,14 @@ enum class stage { none, drafted, decoded, verified };
 class round {
   public:
     round(slots & s, drafter & d, planner & p) : slots_(s), drafter_(d), planner_(p) {}
+
+    // Whether rounds may use fewer threads than the context's, where that is faster. They use them by default
+    // where all is computed by the CPU.
+    void choose_threads(bool on) { chooses_threads_ = on; }
+    // The numbers of threads to choose from now; the next round's is threads().now().
+    const thread_policy & threads();
+    void measured_threads(const std::vector<float> & seconds);  // of a decode of one row with each of them
+    void new_costs();                                           // the planner has others, or none
 
     // The four steps; a slot takes part at most once. Calls that are not legal at a stage of the round throw
     // E_ARGUMENT and change nothing. draft returns the number of draft tokens.
@@ -39,6 +48,7 @@ class round {
     void abandon();         // none of its rows stay. Allocates nothing, so that it works without memory, too.
 
   private:
+    void tell_threads(int n, bool whole);
     void begin(slot_state & s, int32_t token);
     void lay_out();
     void set_tree();
@@ -64,6 +74,10 @@ class round {
     slots & slots_;
     drafter & drafter_;
     planner & planner_;
+    thread_policy threads_;
+    row_times row_times_;
+    bool chooses_threads_ = true;
+    bool is_trial_        = false;  // the round tries another number of threads
 
     // the round, or the last one
     stage at_ = stage::none;

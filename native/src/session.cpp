@@ -3,9 +3,13 @@
 #include "deferral.hpp"
 #include "llama-ext.h"
 
+#include <algorithm>
+
 namespace eagle3 {
 
-session::session(llama_context * ctx, const head * h, int n_slots) : slots_(ctx, h, n_slots) {}
+session::session(llama_context * ctx, const head * h, int n_slots) : slots_(ctx, h, n_slots) {
+    round_.choose_threads(llama_model_n_devices(llama_get_model(ctx)) == 0);
+}
 
 // Leaves the context as it was before the session: without a round, without a tree, with capture off.
 session::~session() {
@@ -109,9 +113,39 @@ void session::set_memory(int slot, std::shared_ptr<const text_memory> memory) {
 void session::set_plan(const costs & c) {
     planner_.set(c);
     drafter_.forget_last();
+    round_.new_costs();
+}
+
+// In turns, so that a disturbance falls on all numbers. A large model has no time for more than some of them.
+void session::measure_threads(int slot) {
+    constexpr int MOST_TURNS       = 4;
+    constexpr int64_t MOST_MICROS  = 150000;
+    const std::vector<int> numbers = round_.threads().numbers();
+    if (numbers.size() < 2) {
+        return;
+    }
+    timed_decode(slot, 1);  // a first decode may read the model's file
+    const int64_t end = ggml_time_us() + MOST_MICROS;
+    std::vector<float> sums(numbers.size(), 0.0f), times = sums;
+    for (int turn = 0; turn < MOST_TURNS; ++turn) {
+        for (size_t i = 0; i < numbers.size() && (turn + i == 0 || ggml_time_us() < end); ++i) {
+            const thread_scope scope(slots_.ctx, numbers[i]);
+            sums[i] += timed_decode(slot, 1);
+            times[i] += 1.0f;
+        }
+    }
+    for (size_t i = 0; i < sums.size(); ++i) {
+        sums[i] = sums[i] / std::max(times[i], 1.0f);
+    }
+    round_.measured_threads(sums);
 }
 
 float session::measure_target(int slot, int n) {
+    const thread_scope scope(slots_.ctx, round_.threads());
+    return timed_decode(slot, n);
+}
+
+float session::timed_decode(int slot, int n) {
     const int n_past = slots_.at(slot).n_past;
     round_.check_rests();
     require(n >= 1 && n <= MAX_ROWS, EAGLE3_E_ARGUMENT, format("%d rows, expected 1..%d", n, MAX_ROWS));
@@ -129,6 +163,7 @@ float session::measure_target(int slot, int n) {
 }
 
 float session::measure_output(int n) {
+    const thread_scope scope(slots_.ctx, round_.threads());
     const int64_t start = ggml_time_us();
     compute_logits(slots_.ctx, 0, n);
     return 1e-6f * (ggml_time_us() - start);
@@ -139,6 +174,7 @@ float session::measure_head(int slot, int n) {
     head_source & head = slots_.need_head();
     require(n >= 1 && n <= MAX_ROWS && n_past + n <= slots_.n_ctx, EAGLE3_E_ARGUMENT,
         format("%d rows, expected 1..%d", n, MAX_ROWS));
+    const thread_scope scope(slots_.ctx, round_.threads());
     return head.measure(slot, n_past, n);
 }
 

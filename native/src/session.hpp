@@ -48,6 +48,9 @@ class session {
     const planner & plan() const { return planner_; }
     void set_plan(const costs & c);
     float measure_target(int slot, int n);
+    void measure_threads(int slot);
+    void choose_threads(bool on) { round_.choose_threads(on); }
+    int threads() { return round_.threads().now(); }
     float measure_output(int n);
     float measure_head(int slot, int n);
 
@@ -58,6 +61,7 @@ class session {
 
   private:
     kept_tokens decode_text(int slot, const int32_t * tokens, int n, bool all_logits);
+    float timed_decode(int slot, int n);  // seconds of n rows after what the slot holds, which stays
     void check_head_alone(int slot, const int32_t * tokens, int n);
 
     slots slots_;

@@ -212,6 +212,8 @@ struct tuning {
     // -- The forecast: no value changes what is drafted, but for settled --
     // Plain rounds after a draft that take longer than those that follow: two, as the output matrix and the
     // head displace weights in the cache. A look has one more.
+    // half +0.23, turns x1 -0.46; twice -0.29, misjudged turns x1 -1.38; without +0.32, turns x1 -0.47. The
+    // forecast needs two.
     int settled = 2;
     // Of a round's expected seconds, the most that counts: what took longer was disturbed.
     float disturbed = 3.0f;
@@ -257,6 +259,26 @@ struct text_tuning {
     // Rounds in which such tokens were offered and declined, until one is tried all the same. On constant
     // costs no value changes anything; it is for costs that were measured under a load.
     int declined = 128;
+};
+
+// Those of the number of threads. What they do is shown by thread_test on simulated machines.
+struct thread_tuning {
+    // A number of threads must take at most so much of the present one's time to be better: else noise
+    // decides.
+    float better = 0.93f;
+    // Rounds of a trial: in a single one, another program may have been absent by luck.
+    int trial = 4;
+    // Rounds whose mean is what the present number takes. A shorter one takes a short disturbance for a
+    // lasting one.
+    int window = 12;
+    // Rounds before fewer threads may be tried. Each trial that fails doubles it.
+    int first_wait = 6;
+    // The same of more threads. A trial beside a busy core takes three times as long as other rounds: with
+    // this and the doubling it costs 3% at first and 1% later.
+    int first_wait_more = 96;
+    int most_wait       = 384;
+    // Of the measured time, the most that counts of a round.
+    float most_ratio = 12.0f;
 };
 
 // Limits of growing, which no setting changes.

@@ -95,6 +95,7 @@ _FAILURES = ("features", "full", "throws", "measure", "close", "capture", "joint
 WINDOWS_STEPS = (
     Step("run", "dll_test"),
     Step("run", "planner_test"),
+    Step("run", "thread_test"),
     *(Step("same text", "slots_test", (case, *_PAIR)) for case in ("rooms", "many")),
     *(Step("same text", "failures_test", (case, *_PAIR)) for case in _FAILURES),
     *(Step("same text", f"{name}_test", _PAIR) for name in ("states", "sources", "text", "text_memory")),

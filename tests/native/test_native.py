@@ -104,6 +104,11 @@ def test_drafts_from_earlier_texts(programs, files):
     passes(programs, "text_memory_test", *files)
 
 
+def test_the_number_of_threads(programs):
+    """How it is chosen on simulated machines: quiet ones, busy ones, and those that become free."""
+    passes(programs, "thread_test")
+
+
 def test_weights_that_are_shared(programs, tmp_path):
     """Q4_0 weights are repacked for products, which makes rows unreadable: the model keeps two copies."""
     target = tiny_models.target(tmp_path / "target.gguf", kind="Q4_0", tied=True)

@@ -213,6 +213,42 @@ def test_what_tokens_cost_is_known_where_decodes_differ_by_more(row, monkeypatch
         assert measure(machine, 4096, 256).cell[1] > 1e-5
 
 
+@pytest.fixture(autouse=True)
+def calm(monkeypatch):
+    """What else runs on the machine is no matter of these tests: no context switch is counted."""
+    monkeypatch.setattr(_costs, "switches", lambda: 0)
+
+
+def test_a_load_beside_a_busy_program_is_not_kept_as_a_calm_one(tmp_path, monkeypatch):
+    """Its rows cost twice as much relative to one, and it says so: calm loads replace it, and are counted."""
+    machine = Machine(0.006, 0.25, 6e-6, 0.001, 1 / 700)
+    monkeypatch.setattr(time, "perf_counter", lambda: machine.now)
+    monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
+    true = cached(machine, ["key"], 512, 64)
+    path = newest(tmp_path)
+    dear = {"layers": [t * (2.0 if n > 1 else 1.0) for n, t in enumerate(true.layers)], "switches": 200.0}
+    busy = dataclasses.asdict(true) | dear
+    path.write_text(json.dumps([busy]))
+    assert cached(machine, ["key"], 512, 64).layers[8] == pytest.approx(true.layers[8], rel=0.01)
+    for n_loads in (3, 4, 5):
+        cached(machine, ["key"], 512, 64)
+        assert len(json.loads(path.read_text())) == n_loads
+    cached(machine, ["key"], 512, 64)
+    assert len(json.loads(path.read_text())) == 5  # four calm ones: no more are measured
+
+
+def test_a_machine_that_is_always_busy_is_measured_eight_times(tmp_path, monkeypatch):
+    machine = Machine(0.006, 0.25, 6e-6, 0.001, 1 / 700)
+    monkeypatch.setattr(time, "perf_counter", lambda: machine.now)
+    monkeypatch.setattr(_costs, "switches", lambda: int(300 * machine.now))
+    monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
+    for n_loads in range(1, 12):
+        assert cached(machine, ["key"], 512, 64).layers[1] > 0
+        kept = json.loads(newest(tmp_path).read_text())
+        assert len(kept) == min(n_loads, 2 * LOADS)
+        assert all(c["switches"] > 100 for c in kept)
+
+
 def test_a_disturbed_load_is_not_believed_for_ever(tmp_path, monkeypatch):
     """Another program on the same cores: a row at ten times its cost, and further rows free."""
     machine = Machine(0.006, 0.25, 6e-6, 0.001, 1 / 700)
@@ -329,7 +365,7 @@ def test_costs_in_little_room(files, tmp_path, monkeypatch, n_ctx, n_batch):
 def test_senseless_costs_are_refused(eagle, name, value):
     good = made_up(0.1, 0.1)
     bad = dataclasses.replace(good, **{name: [0.0, *[value] * MAX_ROWS]})
-    with pytest.raises(EagleError, match="costs of 1 rows"):
+    with pytest.raises(EagleError, match="of 1 rows is"):
         eagle._engine.plan(bad)
     eagle.eagle_params = EagleParams(n_max=2)
 

@@ -1,0 +1,128 @@
+// See thread_policy.hpp.
+#include "thread_policy.hpp"
+
+#include "llama.h"
+
+#include <algorithm>
+
+namespace eagle3 {
+
+// All, one fewer (another program has one core), then half, a quarter and so on.
+void thread_policy::set_most(int one, int many, bool fixed) {
+    if (one == one_ && many == many_ && fixed == fixed_) {
+        return;
+    }
+    one_     = one;
+    many_    = many;
+    fixed_   = fixed;
+    numbers_ = {one};
+    for (int n = one - 1, part = one; n >= 1 && !fixed; n = part) {
+        if (n < numbers_.back()) {
+            numbers_.push_back(n);
+        }
+        part /= 2;
+    }
+    cost_.assign(numbers_.size(), 1.0f);
+    for (size_t i = 0; i < numbers_.size(); ++i) {
+        cost_[i] = (float) one / (float) numbers_[i];  // at most, on a machine that does nothing else
+    }
+    home_       = 0;
+    trial_      = -1;
+    n_seen_     = 0;
+    since_      = 0;
+    wait_fewer_ = tune_.first_wait;
+    wait_more_  = tune_.first_wait_more;
+}
+
+void thread_policy::measured(const std::vector<float> & ratios) {
+    for (size_t i = 0; i < numbers_.size() && i < ratios.size(); ++i) {
+        cost_[i] = ratios[i] > 0.0f ? ratios[i] : cost_[i];
+    }
+    for (size_t i = 1; i < numbers_.size() && i < ratios.size(); ++i) {
+        if (ratios[i] > 0.0f && cost_[i] < tune_.better * cost_[home_]) {
+            home_ = (int) i;
+        }
+    }
+    trial_  = -1;
+    n_seen_ = 1;
+}
+
+void thread_policy::begin_unit() {
+    const float unit = cost_[home_];
+    for (float & c : cost_) {
+        c /= unit;
+    }
+    trial_ = -1;
+}
+
+// A mean, not a median: a thread that another program delays is delayed in some rounds only.
+void thread_policy::saw(float ratio) {
+    ratio = std::min(ratio, tune_.most_ratio);
+    if (numbers_.size() == 1) {
+        return;
+    }
+    if (trial_ >= 0) {
+        tried_ += ratio;
+        if (++n_tried_ == tune_.trial) {
+            end_trial();
+        }
+        return;
+    }
+    n_seen_ = std::min(n_seen_ + 1, tune_.window);
+    cost_[home_] += (ratio - cost_[home_]) / (float) n_seen_;
+    ++since_;
+    begin_trial();
+}
+
+// Fewer threads are tried when they seem to be faster than what is seen now. Whether more are faster again
+// cannot be seen: they are tried now and then.
+void thread_policy::begin_trial() {
+    const int fewer = home_ + 1, more = home_ - 1;
+    if (fewer < (int) numbers_.size() && since_ >= wait_fewer_ && n_seen_ >= tune_.first_wait &&
+        cost_[fewer] < tune_.better * cost_[home_]) {
+        trial_ = fewer;
+    } else if (more >= 0 && since_ >= wait_more_) {
+        trial_ = more;
+    }
+    n_tried_ = 0;
+    tried_   = 0.0f;
+}
+
+void thread_policy::end_trial() {
+    const int tried = trial_;
+    int & wait      = tried > home_ ? wait_fewer_ : wait_more_;
+    cost_[tried]    = tried_ / (float) tune_.trial;
+    trial_          = -1;
+    since_          = 0;
+    if (cost_[tried] < tune_.better * cost_[home_]) {
+        home_       = tried;
+        n_seen_     = tune_.trial;
+        wait_fewer_ = tune_.first_wait;
+        wait_more_  = tune_.first_wait_more;
+    } else {
+        wait = std::min(2 * wait, tune_.most_wait);
+    }
+}
+
+float row_times::ratio(int n_rows, float seconds, float slower) {
+    seconds_.resize(std::max(seconds_.size(), (size_t) n_rows + 1));
+    float & known = seconds_[n_rows];
+    if (known == 0.0f) {
+        known = seconds / slower;
+    }
+    return seconds / known;
+}
+
+thread_scope::thread_scope(llama_context * ctx, const thread_policy & policy)
+    : thread_scope(ctx, policy.uses_most() ? INT32_MAX : policy.now()) {}
+
+thread_scope::thread_scope(llama_context * ctx, int most)
+    : ctx_(ctx), one_(llama_n_threads(ctx)), many_(llama_n_threads_batch(ctx)) {
+    llama_set_n_threads(ctx_, std::min(most, one_), std::min(most, many_));
+}
+
+thread_scope::~thread_scope() {
+    llama_set_n_threads(ctx_, one_, many_);
+}
+
+}  // namespace eagle3
