@@ -252,7 +252,7 @@ int main(int argc, char ** argv) {
              {64, 4, 2, 480, 0.0f, 0.0f, true, 70, GGML_TYPE_Q8_0},
              // more spans than the work buffer has places for, where rows are together
              {256, 32, 1, 4600, 0.0f, 0.0f, true, 64, GGML_TYPE_F16, 0, 1},
-             {256, 32, 32, 2600, 0.0f, 0.0f, false, 64, GGML_TYPE_F16, 0, 2, true},
+             {256, 32, 1, 2600, 0.0f, 0.0f, false, 64, GGML_TYPE_F16, 0, 2, true},
          }) {
         check_attention(a);
     }
