@@ -2,6 +2,7 @@
 // Attention is written for any number of lanes that divides sixteen.
 #pragma once
 
+#include "inlining.hpp"
 #include "intrinsics.hpp"
 #include "simd-mappings.h"
 #include "vec.h"

@@ -33,6 +33,9 @@ struct head {
 using attend = void (*)(const unit * units, int n_unit, const head & k, const head & v, float scale,
     float softcap, float * block);
 
+// For heads of keys and values with so many numbers each, and for any.
+extern const attend attend_64, attend_80, attend_96, attend_128, attend_256, attend_any;
+
 // Null for shapes without a kernel: it takes queries of floats, and one mask for all heads.
 attend attend_of(const ggml_tensor * op);
 

@@ -9,6 +9,10 @@
 
 namespace eagle3::kernels {
 
+// Weights are asked for so many bytes ahead that they arrive in time: from memory to the second-level cache,
+// which can wait for more lines at once than the first-level one, and from there.
+constexpr size_t FAR = 16384, NEAR = 2048;
+
 // A number of equal parts of a block, one after the other: scales, or quants in fours.
 struct field {
     int width, count;  // bytes of each

@@ -1,87 +1,25 @@
 #include "kernel.hpp"
 
-#include <utility>
-
 namespace eagle3::kernels {
 
 #if EAGLE3_LANES
 
-namespace {
-
-// A part of `width` bytes of 16 columns.
-template <int width> char * interleave_part(char * to, const char * from, size_t stride) {
-    for (int column = 0; column < COLUMNS; ++column) {
-        std::memcpy(to + column * width, from + (size_t) column * stride, width);
-    }
-    return to + COLUMNS * width;
-}
-
-template <typename F> void interleave(void * wide, const void * columns, size_t stride, size_t n_block) {
-    auto * to         = (char *) wide;
-    const auto * from = (const char *) columns;
-    for (size_t b = 0; b < n_block; ++b) {
-        for (const field & f : F::FIELDS) {
-            for (int i = 0; i < f.count; ++i, from += f.width) {
-                to = f.width == 4   ? interleave_part<4>(to, from, stride)
-                     : f.width == 2 ? interleave_part<2>(to, from, stride)
-                                    : interleave_part<1>(to, from, stride);
-            }
-        }
-    }
-}
-
-template <typename F> void put(void * wide, int column, const void * narrow) {
-    each_part<F>(column, [&](size_t to, size_t from, int n) {
-        std::memcpy((char *) wide + to, (const char *) narrow + from, (size_t) n);
-    });
-}
-
-template <typename F> void get(const void * wide, int column, void * narrow) {
-    each_part<F>(column, [&](size_t from, size_t to, int n) {
-        std::memcpy((char *) narrow + to, (const char *) wide + from, (size_t) n);
-    });
-}
-
-// In the cache, loading rows holds the products of 512-bit vectors: 32 columns share it. Superblocks would
-// not fit the registers.
-template <typename F> constexpr kernel::product pair_of() {
-    if constexpr (lanes::N_PART == 1 && F::BLOCK == 32 && !F::FLOATS) {
-        return multiply_tile<F, MOST_AT_ONCE, 2>;
-    } else {
-        return nullptr;
-    }
-}
-
-template <typename F, int... I> kernel make(ggml_type type, std::integer_sequence<int, I...> /*rows*/) {
-    return {type, file_bytes<F>(),
-        F::FLOATS                  ? &as_they_are
-        : F::BLOCK == by_256.block ? &by_256
-                                   : &by_32,
-        interleave<F>, put<F>, get<F>, {nullptr, multiply_tile<F, I + 1, 1>...}, pair_of<F>()};
-}
-
-template <typename F> kernel make(ggml_type type) {
-    return make<F>(type, std::make_integer_sequence<int, MOST_AT_ONCE>());
-}
-
-}  // namespace
-
 const kernel * kernel_of(ggml_type type) {
     static const kernel all[] = {
-        make<q8_0>(GGML_TYPE_Q8_0),
-        make<q4_0>(GGML_TYPE_Q4_0),
-        make<q4_1>(GGML_TYPE_Q4_1),
-        make<q5_0>(GGML_TYPE_Q5_0),
-        make<q5_1>(GGML_TYPE_Q5_1),
-        make<iq4_nl>(GGML_TYPE_IQ4_NL),
-        make<mxfp4>(GGML_TYPE_MXFP4),
-        make<q4_k>(GGML_TYPE_Q4_K),
-        make<q5_k>(GGML_TYPE_Q5_K),
-        make<q6_k>(GGML_TYPE_Q6_K),
+        make_kernel<q8_0>(GGML_TYPE_Q8_0),
+        make_kernel<q4_0>(GGML_TYPE_Q4_0),
+        make_kernel<q4_1>(GGML_TYPE_Q4_1),
+        make_kernel<q5_0>(GGML_TYPE_Q5_0),
+        make_kernel<q5_1>(GGML_TYPE_Q5_1),
+        make_kernel<iq4_nl>(GGML_TYPE_IQ4_NL),
+        make_kernel<mxfp4>(GGML_TYPE_MXFP4),
+        make_kernel<q4_k>(GGML_TYPE_Q4_K),
+        make_kernel<q5_k>(GGML_TYPE_Q5_K),
+        make_kernel<q6_k>(GGML_TYPE_Q6_K),
 #if !defined(__AVX512F__)  // with AVX-512, few rows of floats have products of their own (patch 0102)
-        make<f32>(GGML_TYPE_F32),
-        make<f16>(GGML_TYPE_F16),
-        make<bf16>(GGML_TYPE_BF16),
+        make_kernel<f32>(GGML_TYPE_F32),
+        make_kernel<f16>(GGML_TYPE_F16),
+        make_kernel<bf16>(GGML_TYPE_BF16),
 #endif
     };
     for (const kernel & k : all) {

@@ -1,7 +1,8 @@
 // What a format of the file has here: how its blocks are interleaved, and its products.
 #pragma once
 
-#include "product.hpp"
+#include "formats.hpp"
+#include "rows.hpp"
 
 #include "ggml.h"
 
@@ -36,6 +37,9 @@ struct kernel {
     }
     size_t column_bytes(int64_t n_weight) const { return (size_t) (n_weight / rows->block) * file_bytes; }
 };
+
+// Of a format of formats.hpp. The files kernel_*.cpp have a few each, so that none takes long to compile.
+template <typename F> kernel make_kernel(ggml_type type);
 
 // Null if the format has none.
 const kernel * kernel_of(ggml_type type);

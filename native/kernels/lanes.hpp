@@ -11,6 +11,8 @@
 // EAGLE3_LANES is 0 where there are none for this processor.
 #pragma once
 
+#include "inlining.hpp"
+
 #include <cstdint>
 #include <cstring>
 
@@ -24,8 +26,6 @@
 #endif
 // The compiler takes a pointer for another one, and what it points to for not yet read.
 #define EAGLE3_FORGET(p) asm("" : "+r"(p))
-// A product is one function: what is not inlined keeps its sums in memory.
-#define EAGLE3_INLINE [[gnu::always_inline]] inline
 
 namespace eagle3::kernels {
 

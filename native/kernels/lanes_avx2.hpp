@@ -1,35 +1,17 @@
 // 256-bit vectors of AVX2: two for 16 columns.
 #pragma once
 
-#include <immintrin.h>
+#include "lanes_x86.hpp"
 
 namespace eagle3::kernels {
 
-struct lanes {
-    using ints                      = __m256i;
-    using floats                    = __m256;
-    static constexpr int N_PART     = 2;
-    static constexpr int N_REGISTER = 16;
-    static constexpr int WIDTH      = COLUMNS / N_PART;
-
+struct lanes : x86_lanes {
 #if defined(__AVXVNNI__)
     static constexpr bool HAS_DOT = true;
 #else
     static constexpr bool HAS_DOT = false;
 #endif
-    static constexpr bool DOT_IS_SIGNED = false;
 
-    static ints load(const void * p) { return _mm256_loadu_si256((const __m256i *) p); }
-    static ints every(int32_t x) { return _mm256_set1_epi32(x); }  // the same four bytes in each column
-    static ints every_byte(uint8_t x) { return _mm256_set1_epi8((char) x); }
-    static floats every(float x) { return _mm256_set1_ps(x); }
-    static floats zero() { return _mm256_setzero_ps(); }
-    static ints none() { return _mm256_setzero_si256(); }
-
-    static ints low(ints v) { return _mm256_and_si256(v, every_byte(15)); }
-    static ints high(ints v) { return low(_mm256_srli_epi16(v, 4)); }
-    static ints or_(ints a, ints b) { return _mm256_or_si256(a, b); }
-    static ints flip(ints v) { return _mm256_xor_si256(v, every_byte(128)); }  // signed bytes plus 128
     // bytes of a table of 16, by indices below 16
     static ints look_up(const int8_t * table, ints index) {
         return _mm256_shuffle_epi8(
@@ -56,12 +38,6 @@ struct lanes {
         return or_(v, _mm256_and_si256(moved, every_byte(0x30)));
     }
 
-    static floats singles(const float * p) { return _mm256_loadu_ps(p); }
-    static floats bfloats(const uint16_t * p) {
-        return _mm256_castsi256_ps(
-            _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *) p)), 16));
-    }
-    static floats halves(const uint16_t * d) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) d)); }
     // half of 2 to the power of (e - 127), as MXFP4 scales
     static floats powers(const uint8_t * e) {
         const ints x      = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *) e));
@@ -70,19 +46,6 @@ struct lanes {
         return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, least, _mm256_cmpgt_epi32(every(2), x)));
     }
 
-    static ints add(ints a, ints b) { return _mm256_add_epi32(a, b); }
-    static ints add_pairs(ints a, ints b) { return _mm256_add_epi16(a, b); }
-    static ints subtract_times_32(ints a, ints b) { return _mm256_sub_epi32(a, _mm256_slli_epi32(b, 5)); }
-    static floats numbers(ints v) { return _mm256_cvtepi32_ps(v); }
-    static floats negative(floats v) { return _mm256_sub_ps(zero(), v); }
-    static floats multiply(floats a, floats b) { return _mm256_mul_ps(a, b); }
-    static floats multiply_add(floats a, floats b, floats c) { return _mm256_fmadd_ps(a, b, c); }
-    static void store(float * p, floats v) { _mm256_storeu_ps(p, v); }
-
-    // Unsigned bytes w times signed x: sums of two neighbours each, 16 bits wide.
-    static ints pairs(ints w, ints x) { return _mm256_maddubs_epi16(w, x); }
-    // Sums of two neighbouring pairs, each times its weight: 32 bits wide.
-    static ints join(ints pairs, ints weights) { return _mm256_madd_epi16(pairs, weights); }
     static ints add_joined(ints sum, ints pairs, ints weights) { return add(sum, join(pairs, weights)); }
     // Of each column, two signed bytes as 16 bits each.
     static ints weights(const int8_t * first, const int8_t * second) {
@@ -98,20 +61,14 @@ struct lanes {
     template <bool ALL> static ints close(ints total, ints sum, ints scale) {
         return add_joined(total, sum, scale);
     }
-    static ints ones() { return _mm256_set1_epi16(1); }
     // Signed bytes w times signed x: unsigned ones and x with the sign of w.
-    static ints size(ints w) { return _mm256_abs_epi8(w); }
     static ints sign(ints x, ints w) { return _mm256_sign_epi8(x, w); }
     // sum + unsigned bytes w times signed x, in fours
     static ints dot(ints sum, ints w, ints x) {
 #if defined(__AVXVNNI__)
         return _mm256_dpbusd_avx_epi32(sum, w, x);
 #else
-        // for tests alone: even bytes, then odd ones
-        const ints even = _mm256_madd_epi16(
-            _mm256_and_si256(w, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
-        const ints odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
-        return add(sum, add(even, odd));
+        return dot_in_pairs(sum, w, x);
 #endif
     }
 };

@@ -2,35 +2,17 @@
 // fours by one instruction; without it, in pairs as with AVX2.
 #pragma once
 
-#include "intrinsics.hpp"
+#include "lanes_x86.hpp"
 
 namespace eagle3::kernels {
 
-struct lanes {
-    using ints                      = __m512i;
-    using floats                    = __m512;
-    static constexpr int N_PART     = 1;
-    static constexpr int N_REGISTER = 32;
-    static constexpr int WIDTH      = COLUMNS / N_PART;
-
+struct lanes : x86_lanes {
 #if defined(__AVX512VNNI__)
     static constexpr bool HAS_DOT = true;
 #else
     static constexpr bool HAS_DOT = false;
 #endif
-    static constexpr bool DOT_IS_SIGNED = false;
 
-    static ints load(const void * p) { return _mm512_loadu_si512(p); }
-    static ints every(int32_t x) { return _mm512_set1_epi32(x); }  // the same four bytes in each column
-    static ints every_byte(uint8_t x) { return _mm512_set1_epi8((char) x); }
-    static floats every(float x) { return _mm512_set1_ps(x); }
-    static floats zero() { return _mm512_setzero_ps(); }
-    static ints none() { return _mm512_setzero_si512(); }
-
-    static ints low(ints v) { return _mm512_and_si512(v, every_byte(15)); }
-    static ints high(ints v) { return low(_mm512_srli_epi16(v, 4)); }
-    static ints or_(ints a, ints b) { return _mm512_or_si512(a, b); }
-    static ints flip(ints v) { return _mm512_xor_si512(v, every_byte(128)); }  // signed bytes plus 128
     // bytes of a table of 16, by indices below 16
     static ints look_up(const int8_t * table, ints index) {
         return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *) table)), index);
@@ -62,14 +44,6 @@ struct lanes {
         return with(v, I < 4 ? _mm512_slli_epi16(bytes, 4 - I) : _mm512_srli_epi16(bytes, I - 4), 0x30);
     }
 
-    static floats singles(const float * p) { return _mm512_loadu_ps(p); }
-    static floats bfloats(const uint16_t * p) {
-        return _mm512_castsi512_ps(
-            _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *) p)), 16));
-    }
-    static floats halves(const uint16_t * d) {
-        return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) d));
-    }
     // half of 2 to the power of (e - 127), as MXFP4 scales
     static floats powers(const uint8_t * e) {
         const ints x      = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *) e));
@@ -79,19 +53,6 @@ struct lanes {
             _mm512_mask_mov_epi32(normal, _mm512_cmplt_epi32_mask(x, every(2)), least));
     }
 
-    static ints add(ints a, ints b) { return _mm512_add_epi32(a, b); }
-    static ints add_pairs(ints a, ints b) { return _mm512_add_epi16(a, b); }
-    static ints subtract_times_32(ints a, ints b) { return _mm512_sub_epi32(a, _mm512_slli_epi32(b, 5)); }
-    static floats numbers(ints v) { return _mm512_cvtepi32_ps(v); }
-    static floats negative(floats v) { return _mm512_sub_ps(zero(), v); }
-    static floats multiply(floats a, floats b) { return _mm512_mul_ps(a, b); }
-    static floats multiply_add(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
-    static void store(float * p, floats v) { _mm512_storeu_ps(p, v); }
-
-    // Unsigned bytes w times signed x: sums of two neighbours each, 16 bits wide.
-    static ints pairs(ints w, ints x) { return _mm512_maddubs_epi16(w, x); }
-    // Sums of two neighbouring pairs, each times its weight: 32 bits wide.
-    static ints join(ints pairs, ints weights) { return _mm512_madd_epi16(pairs, weights); }
     static ints widened(const int8_t * numbers) {
         return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *) numbers));
     }
@@ -99,9 +60,7 @@ struct lanes {
     static ints weights(const int8_t * first, const int8_t * second) {
         return _mm512_mask_blend_epi16(0xaaaaaaaa, widened(first), _mm512_slli_epi32(widened(second), 16));
     }
-    static ints ones() { return _mm512_set1_epi16(1); }
     // Signed bytes w times signed x: unsigned ones and x with the sign of w.
-    static ints size(ints w) { return _mm512_abs_epi8(w); }
     static ints sign(ints x, ints w) {
         return _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), none(), x);  // where w is 0, so is its size
     }
@@ -110,11 +69,7 @@ struct lanes {
 #if defined(__AVX512VNNI__)
         return _mm512_dpbusd_epi32(sum, w, x);
 #else
-        // for tests alone: even bytes, then odd ones
-        const ints even = _mm512_madd_epi16(
-            _mm512_and_si512(w, _mm512_set1_epi16(255)), _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8));
-        const ints odd = _mm512_madd_epi16(_mm512_srli_epi16(w, 8), _mm512_srai_epi16(x, 8));
-        return add(sum, add(even, odd));
+        return dot_in_pairs(sum, w, x);
 #endif
     }
 #if defined(__AVX512VNNI__)

@@ -71,11 +71,19 @@ std::vector<uint8_t> quantised(ggml_type type, int k, int rows) {
     return q;
 }
 
-// x [k, n, batches] times the weights; the memory of the result and behind it is full of junk
-std::vector<float> product(const weights & w, const float * x, int n, int batches) {
-    ggml_context_ptr ctx = context(4);
-    ggml_tensor * in     = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, w.k, n, batches);
-    ggml_tensor * out    = ggml_mul_mat(ctx.get(), w.tensor, in);
+// x [k, n, batches] times the weights; the memory of the result and behind it is full of junk. permuted: x is
+// [k, batches, n], and its batches are turned over.
+std::vector<float> product(const weights & w, const float * x, int n, int batches, bool permuted = false) {
+    ggml_context_ptr ctx = context(5);
+    ggml_tensor * in     = ggml_new_tensor_3d(
+        ctx.get(), GGML_TYPE_F32, w.k, permuted ? batches : n, permuted ? n : batches);
+    ggml_tensor * seen = permuted ? ggml_permute(ctx.get(), in, 0, 2, 1, 3) : in;
+    ggml_tensor * out  = ggml_mul_mat(ctx.get(), w.tensor, seen);
+    if (!ggml_backend_supports_op(backend(), out)) {
+        std::fprintf(stderr, "%s: a product of %s rows is refused\n", ggml_type_name(w.type),
+            permuted ? "permuted" : "contiguous");
+        std::exit(1);
+    }
     ggml_cgraph * graph  = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, out);
     const size_t size = ggml_nelements(out), guard = size + 4096;
@@ -87,6 +95,9 @@ std::vector<float> product(const weights & w, const float * x, int n, int batche
     const size_t align = ggml_backend_buffer_get_alignment(buffer.get());
     char * result      = base + (ggml_nbytes(in) + align - 1) / align * align;
     ggml_backend_tensor_alloc(buffer.get(), in, base);
+    if (permuted) {
+        ggml_backend_view_init(seen);
+    }
     ggml_backend_tensor_alloc(buffer.get(), out, result);
     ggml_backend_tensor_alloc(buffer.get(), behind, result);
     std::vector<float> all(size + guard, JUNK);
@@ -141,6 +152,22 @@ void check_batches(ggml_type type, int k, int m, int n_matrices, int n, int batc
     }
 }
 
+// Activations that are permuted, as those of a model with MLA, give what contiguous ones give.
+void check_permuted(ggml_type type, int k, int m, int n, int batches) {
+    const weights w(type, k, m, batches, quantised(type, k, m * batches));
+    const std::vector<float> x = random_floats((size_t) k * n * batches);
+    std::vector<float> turned;
+    for (int r = 0; r < n; ++r) {
+        for (int b = 0; b < batches; ++b) {
+            const auto from = x.begin() + (ptrdiff_t) (b * n + r) * k;
+            turned.insert(turned.end(), from, from + k);
+        }
+    }
+    const std::vector<float> want = product(w, x.data(), n, batches);
+    expect_same(product(w, turned.data(), n, batches, true).data(), want.data(), want.size(), "permuted rows",
+        ggml_type_name(type), n);
+}
+
 // this thread computes a part of each product, so its tiles matter
 void check_tiles_of_others(ggml_type type) {
     const int k = 512, m = 64;
@@ -173,6 +200,7 @@ int main(int argc, char ** argv) {
             check_batches(type, 256, 64, 1, n, 3);
             check_batches(type, 256, 96, 4, n, 4);
             check_batches(type, 256, 32, 2, n, 6);
+            check_permuted(type, 256, 64, n, 4);
         }
         check_tiles_of_others(type);
     }
@@ -182,6 +210,7 @@ int main(int argc, char ** argv) {
     for (const int n : {1, 5, 33}) {
         check_batches(GGML_TYPE_F16, 256, 64, 1, n, 3);
         check_batches(GGML_TYPE_F16, 256, 32, 2, n, 6);
+        check_permuted(GGML_TYPE_F16, 256, 64, n, 4);
     }
     std::puts("ok");
 }

@@ -68,6 +68,8 @@ struct attention {
     int n_rows;  // of the batch; more than N_ROWS is a prompt
     ggml_type cache = GGML_TYPE_F16;
     int d_v         = 0;  // of values, if another number than of keys
+    int n_long      = N_ROWS * 2;  // rows that see so many cells; the others see few
+    bool head_masks = false;       // each head has a mask of its own
 
     int values() const { return d_v ? d_v : d; }
 };
@@ -125,7 +127,7 @@ void check_attention(const attention & a) {
     const std::vector<uint8_t> k_stored = stored(a.cache, k, a.d), v_stored = stored(a.cache, v, a.values());
     std::vector<float> hidden((size_t) n_kv * n_rows, -INFINITY);
     for (int r = 0; r < n_rows; ++r) {
-        for (int c = 0; c < a.n_seen + r; ++c) {
+        for (int c = 0; c < (r < a.n_long ? a.n_seen : 20) + r; ++c) {
             const float seen              = a.max_bias > 0 ? (float) (c - a.n_seen - r) / 16 : 0.0f;
             const bool hide               = c > 0 && rng() % (c < a.n_seen ? 97 : 3) == 0;
             hidden[(size_t) r * n_kv + c] = hide ? -INFINITY : seen;
@@ -133,6 +135,7 @@ void check_attention(const attention & a) {
     }
     const std::vector<ggml_fp16_t> mask = halves(hidden);
     ggml_fp16_to_fp32_row(mask.data(), hidden.data(), (int64_t) hidden.size());
+    const int n_mask = a.head_masks ? a.n_head : 1;
 
     const auto attend = [&](int from, int n) {  // [values, n_head, n]
         return compute(
@@ -144,7 +147,7 @@ void check_attention(const attention & a) {
                     ggml_permute(ctx, input(GGML_TYPE_F32, "q", a.d, a.n_head, n), 0, 2, 1, 3),
                     input(a.cache, "k", a.d, n_kv, a.n_head_kv),
                     input(a.cache, "v", a.values(), n_kv, a.n_head_kv),
-                    input(GGML_TYPE_F16, "mask", n_kv, n, 1), 1.0f / std::sqrt((float) a.d), a.max_bias,
+                    input(GGML_TYPE_F16, "mask", n_kv, n, n_mask), 1.0f / std::sqrt((float) a.d), a.max_bias,
                     a.softcap);
                 if (a.sinks) {
                     ggml_flash_attn_ext_add_sinks(out, input(GGML_TYPE_F32, "sinks", a.n_head, 1, 1));
@@ -159,7 +162,11 @@ void check_attention(const attention & a) {
                 set("q", q.data() + (size_t) from * a.d * a.n_head);
                 set("k", k_stored.data());
                 set("v", v_stored.data());
-                set("mask", mask.data() + (size_t) from * n_kv);
+                ggml_tensor * masks = ggml_get_tensor(ctx, "mask");
+                for (int h = 0; h < n_mask; ++h) {
+                    ggml_backend_tensor_set(
+                        masks, mask.data() + (size_t) from * n_kv, h * masks->nb[2], masks->nb[2]);
+                }
                 if (a.sinks) {
                     set("sinks", s.data());
                 }
@@ -183,6 +190,31 @@ void check_attention(const attention & a) {
                     std::exit(1);
                 }
             }
+        }
+    }
+}
+
+// Attention of few rows takes no more memory when the context grows.
+void check_work(int n_rows, int n_head, int d) {
+    const auto bytes = [&](int n_kv) {
+        ggml_context_ptr ctx = context(16);
+        const auto input     = [&](ggml_type type, int x, int y, int z) {
+            return ggml_new_tensor_3d(ctx.get(), type, x, y, z);
+        };
+        ggml_cgraph * graph = ggml_new_graph(ctx.get());
+        ggml_build_forward_expand(graph,
+            ggml_flash_attn_ext(ctx.get(), input(GGML_TYPE_F32, d, n_rows, n_head),
+                input(GGML_TYPE_F16, d, n_kv, 1), input(GGML_TYPE_F16, d, n_kv, 1),
+                input(GGML_TYPE_F16, n_kv, n_rows, 1), 1.0f, 0.0f, 0.0f));
+        return ggml_graph_plan(graph, 2, nullptr).work_size;
+    };
+    // what upstream's own kernels ask for does not depend on the context either
+    const size_t most = bytes(512) + (8 << 20);
+    for (const int n_kv : {4096, 131072, 1 << 20}) {
+        if (bytes(n_kv) > most) {
+            std::fprintf(stderr, "attention of %d rows over %d cells takes %zu bytes of work, at most %zu\n",
+                n_rows, n_kv, bytes(n_kv), most);
+            std::exit(1);
         }
     }
 }
@@ -218,8 +250,14 @@ int main(int argc, char ** argv) {
              {64, 2, 1, 480, 0.0f, 0.0f, false, 70, GGML_TYPE_F32},
              {72, 2, 1, 40, 0.0f, 0.0f, true, 70, GGML_TYPE_BF16},
              {64, 4, 2, 480, 0.0f, 0.0f, true, 70, GGML_TYPE_Q8_0},
+             // more spans than the work buffer has places for, where rows are together
+             {256, 32, 1, 4600, 0.0f, 0.0f, true, 64, GGML_TYPE_F16, 0, 1},
+             {256, 32, 1, 2600, 0.0f, 0.0f, false, 64, GGML_TYPE_F16, 0, 2, true},
          }) {
         check_attention(a);
     }
+    check_work(64, 64, 128);
+    check_work(1, 64, 128);
+    check_work(64, 8, 64);
     std::puts("ok");
 }

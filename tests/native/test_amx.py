@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from commands import run
 from paths import ROOT
 
 sys.path.insert(0, str(ROOT / "native"))
@@ -123,6 +124,31 @@ def compiled(tmp_path, tree):
 def test_each_product_loads_the_whole_configuration(tmp_path):
     tree, _ = fetch.patched_tree()
     assert problems(compiled(tmp_path, tree)) == []
+
+
+AMX = "tile int8".split()
+AVX512 = "f bw vl dq vnni vbmi".split()
+
+
+def test_rows_that_are_permuted_are_taken(tmp_path):
+    """A loader asks with contiguous activations, the graph of a model with MLA has permuted ones: one answer.
+    Otherwise such a model ends the process as it is loaded."""
+    from eagle3_llama.runtime.library import find_lib_dir
+
+    if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux" or not shutil.which("g++"):
+        pytest.skip("needs GCC on Linux, for x86")
+    tree, lib = fetch.patched_tree()[0], find_lib_dir()
+    cpu = tree / "ggml" / "src" / "ggml-cpu"
+    program = tmp_path / "amx"
+    flags = [f"-mamx-{x}" for x in AMX] + [f"-mavx512{x}" for x in AVX512] + ["-mavx2", "-mfma", "-mf16c"]
+    folders = [f"-I{folder}" for folder in (cpu, cpu.parent, tree / "ggml" / "include")]
+    libraries = [f"-L{lib}", "-lggml-cpu", "-lggml-base", "-lggml", f"-Wl,-rpath,{lib}", "-pthread"]
+    source = ROOT / "tests" / "kit" / "shim" / "amx.cpp"
+    run(["g++", "-std=gnu++17", "-O1", "-w", *flags, *folders, source, "-o", program, *libraries])
+    done = subprocess.run([program], capture_output=True, text=True, timeout=60)
+    *taken, same = done.stdout.split("\n", 3)
+    assert taken == ["q8_0 1 1", "q4_0 1 1", "f16 1 1"]
+    assert done.returncode == 77 or (done.returncode == 0 and same == "same\n"), done.stderr
 
 
 # what GCC 12 made of upstream's function, shortened: the rows and columns are never stored

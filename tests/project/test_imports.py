@@ -3,6 +3,7 @@ functions are short, and no two classes have one name."""
 
 import ast
 import graphlib
+import itertools
 import json
 import re
 import sys
@@ -172,8 +173,11 @@ LONGEST_FILE, LONGEST_FUNCTION = 350, 50  # lines
 COMMANDS = {"serve", "train", "bench"}  # a line or two for each of their options
 
 
+NATIVE = ("native/src", "native/kernels")
+
+
 @pytest.mark.parametrize(
-    "folder, suffix", [("eagle3_llama", ".py"), ("native/src", ".cpp"), ("native/src", ".hpp")]
+    "folder, suffix", [("eagle3_llama", ".py"), *itertools.product(NATIVE, (".cpp", ".hpp"))]
 )
 def test_files_are_short(folder, suffix):
     paths = list((ROOT / folder).rglob(f"*{suffix}"))
@@ -189,6 +193,44 @@ def test_functions_are_short():
                 n = node.end_lineno - node.lineno + 1
                 if n > LONGEST_FUNCTION and not (node.name in COMMANDS and "typer" in path.read_text()):
                     long[f"{name}.{node.name}"] = n
+    assert not long
+
+
+def cpp_functions(text):
+    """(first line, number of lines) of each function of a C++ source that no other one is in."""
+
+    def blank(match):
+        return re.sub(r"[^\n]", " ", match[0])
+
+    literal = r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'"
+    text = re.sub(literal, blank, text, flags=re.DOTALL)
+    text = re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", blank, text, flags=re.MULTILINE)
+    found, open_blocks = [], []  # of each block that is open: its start, and whether it is a scope of names
+    for brace in re.finditer("[{}]", text):
+        if brace[0] == "{":
+            before = re.split("[;{}]", text[: brace.start()])[-1]
+            is_scope = re.search(r"\b(namespace|struct|class|enum|union|extern)\b[^()]*$", before) is not None
+            start = brace.start() - len(before.lstrip())
+            open_blocks.append((start, is_scope, "(" in before))
+            continue
+        start, is_scope, has_parameters = open_blocks.pop()
+        if has_parameters and not is_scope and all(scope for _, scope, _ in open_blocks):
+            found.append((text[:start].count("\n") + 1, text[start : brace.end()].count("\n") + 1))
+    assert not open_blocks, "braces that do not match"
+    return found
+
+
+def test_the_check_of_cpp_functions_sees_them():
+    body = "    // } a brace\n    if (x) {\n        y('}', \"{\");\n    }\n"
+    text = f"namespace a {{\nstruct b {{\n    int c() const {{\n{body}    }}\n}};\n}}\nvoid d() {{\n}}\n"
+    assert cpp_functions(text) == [(3, 6), (11, 2)]
+
+
+def test_functions_of_cpp_are_short():
+    paths = [path for folder in NATIVE for path in (ROOT / folder).iterdir()]
+    found = {str(path.relative_to(ROOT)): cpp_functions(path.read_text()) for path in paths}
+    assert sum(map(len, found.values())) > 500
+    long = {f"{name}:{line}": n for name, at in found.items() for line, n in at if n > LONGEST_FUNCTION}
     assert not long
 
 
