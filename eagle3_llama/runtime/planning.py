@@ -46,12 +46,12 @@ class Planning(Session):
         return self._seconds(lambda out: self.lib.eagle3_measure_head(self._session, slot, n, out))
 
     def measure_threads(self, slot: int = 0) -> None:
-        """Decodes one row with each number of threads that rounds may use; the next begins with the fastest."""
+        """Decodes a row with each number of threads that rounds may use. The next begins with the fastest."""
         checked(self.lib.eagle3_measure_threads(self._session, slot))
 
     @property
     def threads(self) -> int:
-        """The number of threads that the next round uses, at most the context's: fewer beside a busy program."""
+        """The number of threads that the next round uses: the context's, or fewer beside a busy program."""
         return checked(self.lib.eagle3_threads_now(self._session))
 
     def _seconds(self, call: Callable[[Any], int]) -> float:

@@ -1,5 +1,5 @@
-// Attention of units for a number of registers that the compiler knows. A size of heads that is often used has
-// a file of its own, so that no file takes long to compile.
+// Attention of units for a number of registers that the compiler knows. A size of heads that is often used
+// has a file of its own, so that no file takes long to compile.
 #pragma once
 
 #include "attention_scores.hpp"

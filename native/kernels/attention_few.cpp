@@ -163,8 +163,8 @@ void add_run(const ggml_compute_params * params, ggml_tensor * op, const std::ve
 
 // Calls attend with runs of spans, and adds their results. n_span: of each stream.
 template <typename F>
-void each_run(const ggml_compute_params * params, ggml_tensor * op, const std::vector<int64_t> & n_span,
-    F && attend) {
+void each_run(
+    const ggml_compute_params * params, ggml_tensor * op, const std::vector<int64_t> & n_span, F && attend) {
     const int64_t n_most = *std::max_element(n_span.begin(), n_span.end()), n_place = places_of(op);
     for (run spans = {0, 0, 0}; spans.to < n_most;) {
         const int64_t at = spans.to > 0;  // the first place holds the sum
@@ -180,8 +180,7 @@ void each_run(const ggml_compute_params * params, ggml_tensor * op, const std::v
 
 }  // namespace
 
-void attend_few_rows(
-    const ggml_compute_params * params, ggml_tensor * op, eagle3_attend_cells attend_cells) {
+void attend_few_rows(const ggml_compute_params * params, ggml_tensor * op, eagle3_attend_cells attend_cells) {
     batch units(op);
     if (!units.has_kernel()) {
         const std::vector<int64_t> n_span(op->src[0]->ne[3], spans_of(op));

@@ -1,5 +1,5 @@
-// The result of a row and head over some cells that it sees: maximum of the scores, sum of their exponentials,
-// values by these. Results of spans are added in the order of the spans.
+// The result of a row and head over some cells that it sees: maximum of the scores, sum of their
+// exponentials, values by these. Results of spans are added in the order of the spans.
 #pragma once
 
 #include "ggml.h"

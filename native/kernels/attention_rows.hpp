@@ -7,11 +7,9 @@
 namespace eagle3::kernels::attention {
 
 // At most GGML_CPU_INVARIANT_ROWS of a stream: threads share rows, heads and spans of cells.
-void attend_few_rows(
-    const ggml_compute_params * params, ggml_tensor * op, eagle3_attend_cells attend_cells);
+void attend_few_rows(const ggml_compute_params * params, ggml_tensor * op, eagle3_attend_cells attend_cells);
 // More rows: threads share tiles of rows. False, with nothing computed, where upstream has tiles.
-bool attend_many_rows(
-    const ggml_compute_params * params, ggml_tensor * op, eagle3_attend_cells attend_cells);
+bool attend_many_rows(const ggml_compute_params * params, ggml_tensor * op, eagle3_attend_cells attend_cells);
 
 // Bytes of the work buffer that the results of few rows take, behind what each thread has for itself. However
 // long the context is, they are at most 8 MB, or twice what the operation gives if that is more.

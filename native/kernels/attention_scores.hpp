@@ -8,8 +8,7 @@
 namespace eagle3::kernels::attention {
 
 // A register of scores from products of queries and keys: of sixteen cells from number i on.
-EAGLE3_INLINE void put_scores(
-    floats sums, const unit & w, int i, float scale, float softcap) {
+EAGLE3_INLINE void put_scores(floats sums, const unit & w, int i, float scale, float softcap) {
     floats s = sums * every(scale);
     if (softcap != 0.0f) {
         for (int l = 0; l < LANES; ++l) {
@@ -106,8 +105,8 @@ EAGLE3_INLINE void add_turned_scores(
 }
 
 // turned: space for turned keys.
-EAGLE3_INLINE void add_scores(const float * block, float * turned, int n_register,
-    const unit * units, int n_unit, int i, float scale, float softcap) {
+EAGLE3_INLINE void add_scores(const float * block, float * turned, int n_register, const unit * units,
+    int n_unit, int i, float scale, float softcap) {
     int u = 0;
     if (TURNS && n_unit >= WORTH_TURNING) {
         turn(block, n_register, turned);

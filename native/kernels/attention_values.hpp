@@ -66,8 +66,7 @@ EAGLE3_INLINE void add_values_of(
 
 // N units at once, as far as all of them see the cells.
 template <int N, int NV>
-EAGLE3_INLINE void add_values(
-    const float * block, int n_register, const unit * units, int n_unit, int i) {
+EAGLE3_INLINE void add_values(const float * block, int n_register, const unit * units, int n_unit, int i) {
     const auto n_seen = [&](int u) {
         return std::min(STEP, units[u].n - i);
     };

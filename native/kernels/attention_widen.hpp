@@ -47,8 +47,7 @@ EAGLE3_INLINE void widen_block(const block_q4_0 & b, float * out) {
 }
 
 template <typename T>
-EAGLE3_INLINE void widen_blocks(
-    const head & x, const int32_t * cells, int n_register, float * out) {
+EAGLE3_INLINE void widen_blocks(const head & x, const int32_t * cells, int n_register, float * out) {
     for (int c = 0; c < STEP; ++c) {
         const T * from = (const T *) (x.data + cells[c] * x.stride);
         float * to     = out + c * n_register * LANES;
@@ -105,8 +104,8 @@ inline bool same_cells(const int32_t * a, const int32_t * b) {
 // cells, which are in block. values: those of the same cells if x is their keys, which are needed after them;
 // null if x is the values.
 template <int N, typename F>
-EAGLE3_INLINE void each_step(const unit * units, int n_unit, const head & x,
-    const head * values, int n_register, float * block, F && f) {
+EAGLE3_INLINE void each_step(const unit * units, int n_unit, const head & x, const head * values,
+    int n_register, float * block, F && f) {
     int n_most = 0;
     for (int u = 0; u < n_unit; ++u) {
         n_most = std::max(n_most, units[u].n);

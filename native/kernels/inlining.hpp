@@ -1,7 +1,8 @@
 // How much of a kernel is one function: all of it, because what is not inlined keeps its sums in memory.
 //
 // With sanitizers the compiler would take minutes for such functions, as each access becomes several. There a
-// kernel is many functions. What it computes is the same, because only the source says how numbers are rounded.
+// kernel is many functions. What it computes is the same, because only the source says how numbers are
+// rounded.
 #pragma once
 
 #if defined(EAGLE3_SANITIZED)

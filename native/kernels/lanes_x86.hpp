@@ -35,7 +35,7 @@ struct x86_lanes {
     static floats zero() { return EAGLE3_X86(setzero_ps)(); }
     static ints none() { return EAGLE3_X86_BITS(setzero)(); }
 
-    static ints low(ints v) { return EAGLE3_X86_BITS(and)(v, every_byte(15)); }
+    static ints low(ints v) { return EAGLE3_X86_BITS (and)(v, every_byte(15)); }
     static ints high(ints v) { return low(EAGLE3_X86(srli_epi16)(v, 4)); }
     static ints or_(ints a, ints b) { return EAGLE3_X86_BITS(or)(a, b); }
     static ints flip(ints v) { return EAGLE3_X86_BITS(xor)(v, every_byte(128)); }  // signed bytes plus 128
@@ -69,10 +69,9 @@ struct x86_lanes {
     // Where there is no instruction for it, for tests alone: sum + unsigned bytes w times signed x, in fours;
     // the even bytes are added first, then the odd ones.
     static ints dot_in_pairs(ints sum, ints w, ints x) {
-        const ints even = EAGLE3_X86(madd_epi16)(EAGLE3_X86_BITS(and)(w, EAGLE3_X86(set1_epi16)(255)),
+        const ints even = EAGLE3_X86(madd_epi16)(EAGLE3_X86_BITS (and)(w, EAGLE3_X86(set1_epi16)(255)),
             EAGLE3_X86(srai_epi16)(EAGLE3_X86(slli_epi16)(x, 8), 8));
-        const ints odd =
-            EAGLE3_X86(madd_epi16)(EAGLE3_X86(srli_epi16)(w, 8), EAGLE3_X86(srai_epi16)(x, 8));
+        const ints odd  = EAGLE3_X86(madd_epi16)(EAGLE3_X86(srli_epi16)(w, 8), EAGLE3_X86(srai_epi16)(x, 8));
         return add(sum, add(even, odd));
     }
 

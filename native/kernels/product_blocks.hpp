@@ -1,5 +1,5 @@
-// Blocks of 32 weights times rows: sums of products in integers, then one multiply-add of floats a block and row
-// (two where the format has minima). Floats have one a weight and row.
+// Blocks of 32 weights times rows: sums of products in integers, then one multiply-add of floats a block and
+// row (two where the format has minima). Floats have one a weight and row.
 #pragma once
 
 #include "formats.hpp"

@@ -20,7 +20,7 @@ uint64_t mark_of(const llama_model * model) {
     };
     const llama_vocab * vocab = llama_model_get_vocab(model);
     const uint64_t sizes[]    = {llama_model_n_params(model), (uint64_t) llama_model_n_embd(model),
-           (uint64_t) llama_model_n_layer(model), (uint64_t) llama_vocab_n_tokens(vocab)};
+        (uint64_t) llama_model_n_layer(model), (uint64_t) llama_vocab_n_tokens(vocab)};
     add(sizes, sizeof(sizes));
     for (int32_t token = 0; token < llama_vocab_n_tokens(vocab); ++token) {
         const bool has_text = llama_vocab_type(vocab) != LLAMA_VOCAB_TYPE_NONE;

@@ -75,8 +75,8 @@ std::vector<uint8_t> quantised(ggml_type type, int k, int rows) {
 // [k, batches, n], and its batches are turned over.
 std::vector<float> product(const weights & w, const float * x, int n, int batches, bool permuted = false) {
     ggml_context_ptr ctx = context(5);
-    ggml_tensor * in     = ggml_new_tensor_3d(
-        ctx.get(), GGML_TYPE_F32, w.k, permuted ? batches : n, permuted ? n : batches);
+    ggml_tensor * in =
+        ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, w.k, permuted ? batches : n, permuted ? n : batches);
     ggml_tensor * seen = permuted ? ggml_permute(ctx.get(), in, 0, 2, 1, 3) : in;
     ggml_tensor * out  = ggml_mul_mat(ctx.get(), w.tensor, seen);
     if (!ggml_backend_supports_op(backend(), out)) {
@@ -84,7 +84,7 @@ std::vector<float> product(const weights & w, const float * x, int n, int batche
             permuted ? "permuted" : "contiguous");
         std::exit(1);
     }
-    ggml_cgraph * graph  = ggml_new_graph(ctx.get());
+    ggml_cgraph * graph = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, out);
     const size_t size = ggml_nelements(out), guard = size + 4096;
     ggml_tensor * behind = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, (int64_t) (size + guard));

@@ -177,8 +177,10 @@ void vocabulary(world & w) {
     fails("llama_vocab_get_attr",
         [&] { return llama_vocab_get_attr(w.vocab, none) == LLAMA_TOKEN_ATTR_UNDEFINED; });
     fails("llama_vocab_is_control", [&] { return !llama_vocab_is_control(w.vocab, none); });
-    fails("llama_token_to_piece", [&] { return llama_token_to_piece(w.vocab, none, text, 16, 0, true) == 0; });
-    fails("llama_detokenize", [&] { return llama_detokenize(w.vocab, &none, 1, text, 16, false, true) == 0; });
+    fails(
+        "llama_token_to_piece", [&] { return llama_token_to_piece(w.vocab, none, text, 16, 0, true) == 0; });
+    fails(
+        "llama_detokenize", [&] { return llama_detokenize(w.vocab, &none, 1, text, 16, false, true) == 0; });
     llama_token tokens[64];
     const std::string words(60, 'a');
     runs_out("llama_tokenize",
@@ -269,12 +271,10 @@ void wide_grammars(world & w) {
 void samplers(world & w) {
     const char * breakers[]         = {"\n"};
     const llama_logit_bias biases[] = {{3, 1.0f}, {4, 2.0f}};
-    runs_out("llama_sampler_init_penalties", [&] {
-        llama_sampler_free(llama_sampler_init_penalties(100, 1000, 1.1f, 0.1f, 0.1f));
-    });
-    runs_out("llama_sampler_init_dry", [&] {
-        llama_sampler_free(llama_sampler_init_dry(w.vocab, 0.8f, 1.75f, 2, 64, breakers, 1));
-    });
+    runs_out("llama_sampler_init_penalties",
+        [&] { llama_sampler_free(llama_sampler_init_penalties(100, 1000, 1.1f, 0.1f, 0.1f)); });
+    runs_out("llama_sampler_init_dry",
+        [&] { llama_sampler_free(llama_sampler_init_dry(w.vocab, 0.8f, 1.75f, 2, 64, breakers, 1)); });
     runs_out("llama_sampler_init_logit_bias",
         [&] { llama_sampler_free(llama_sampler_init_logit_bias(100, 2, biases)); });
     runs_out("llama_sampler_init_infill", [&] { llama_sampler_free(llama_sampler_init_infill(w.vocab)); });
@@ -313,7 +313,8 @@ void models(world & w, const char * path) {
     const char * paths[]        = {path};
     llama_chat_message message  = {"user", "Some text that is longer than a short string holds."};
     const auto params           = llama_model_default_params();
-    fails("llama_load_mode_from_str", [&] { return llama_load_mode_from_str("no such") == LLAMA_LOAD_MODE_AUTO; });
+    fails("llama_load_mode_from_str",
+        [&] { return llama_load_mode_from_str("no such") == LLAMA_LOAD_MODE_AUTO; });
     runs_out("llama_model_meta_val_str", [&] { llama_model_meta_val_str(w.model, key.c_str(), text, 64); });
     runs_out("llama_model_desc", [&] { llama_model_desc(w.model, text, 64); });
     runs_out("llama_model_chat_template", [&] { llama_model_chat_template(w.model, nullptr); });
@@ -325,7 +326,8 @@ void models(world & w, const char * path) {
         [&] { llama_model_free(llama_model_load_from_file((std::string(99, '/') + path).c_str(), params)); });
     runs_out("llama_model_load_from_splits",
         [&] { llama_model_free(llama_model_load_from_splits(paths, 1, params)); });
-    runs_out("llama_model_save_to_file", [&] { llama_model_save_to_file(w.model, "/no/such/folder/x.gguf"); });
+    runs_out(
+        "llama_model_save_to_file", [&] { llama_model_save_to_file(w.model, "/no/such/folder/x.gguf"); });
 }
 
 void states(world & w) {

@@ -67,7 +67,7 @@ struct attention {
     bool sinks;
     int n_rows;  // of the batch; more than N_ROWS is a prompt
     ggml_type cache = GGML_TYPE_F16;
-    int d_v         = 0;  // of values, if another number than of keys
+    int d_v         = 0;           // of values, if another number than of keys
     int n_long      = N_ROWS * 2;  // rows that see so many cells; the others see few
     bool head_masks = false;       // each head has a mask of its own
 
@@ -202,10 +202,10 @@ void check_work(int n_rows, int n_head, int d) {
             return ggml_new_tensor_3d(ctx.get(), type, x, y, z);
         };
         ggml_cgraph * graph = ggml_new_graph(ctx.get());
-        ggml_build_forward_expand(graph,
-            ggml_flash_attn_ext(ctx.get(), input(GGML_TYPE_F32, d, n_rows, n_head),
-                input(GGML_TYPE_F16, d, n_kv, 1), input(GGML_TYPE_F16, d, n_kv, 1),
-                input(GGML_TYPE_F16, n_kv, n_rows, 1), 1.0f, 0.0f, 0.0f));
+        ggml_build_forward_expand(
+            graph, ggml_flash_attn_ext(ctx.get(), input(GGML_TYPE_F32, d, n_rows, n_head),
+                       input(GGML_TYPE_F16, d, n_kv, 1), input(GGML_TYPE_F16, d, n_kv, 1),
+                       input(GGML_TYPE_F16, n_kv, n_rows, 1), 1.0f, 0.0f, 0.0f));
         return ggml_graph_plan(graph, 2, nullptr).work_size;
     };
     // what upstream's own kernels ask for does not depend on the context either

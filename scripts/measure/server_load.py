@@ -135,10 +135,7 @@ def bench(
     if json_file is not None:
         report = {"command": shlex.join(sys.argv), "prompts": prompts, "format": fmt, "ratios": ratios}
         report |= {"pairs": pairs, "one_client": single}
-        json_file.write_text(
-            json.dumps(report) + "\n",
-            encoding="utf-8",
-        )
+        json_file.write_text(json.dumps(report) + "\n", encoding="utf-8")
 
 
 class _Load(NamedTuple):

@@ -1,4 +1,4 @@
-"""scripts/release/arm64_root.py: what it says of a wrong command. tests/by_hand/wheels.py runs Python in one."""
+"""scripts/release/arm64_root.py: what it says of a wrong command. tests/by_hand/wheels.py uses a root."""
 
 import sys
 

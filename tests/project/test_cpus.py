@@ -13,10 +13,10 @@ from paths import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts" / "processors"))
 
-import list as cpu_list  # noqa: E402 - in the folder that sys.path has now
-import matrix as cpu_matrix  # noqa: E402 - in the folder that sys.path has now
-from matrix import CPUS, STEPS, Cpu, Step  # noqa: E402 - as above
-from toolchain import parse_defines  # noqa: E402 - as above
+import list as cpu_list
+import matrix as cpu_matrix
+from matrix import CPUS, STEPS, Cpu, Step
+from toolchain import parse_defines
 
 BY_NAME = {cpu.name: cpu for cpu in CPUS}
 HERE = Cpu("here", "this machine", "x86_64", "")

@@ -51,9 +51,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(files, kind, flash_attn):
 
 
 def test_rounds_leave_the_users_numbers_as_they_were(files):
-    llm = EagleLlama(
-        files[0], eagle_path=files[1], n_ctx=256, n_threads=3, n_threads_batch=2, verbose=False
-    )
+    llm = EagleLlama(files[0], eagle_path=files[1], n_ctx=256, n_threads=3, n_threads_batch=2, verbose=False)
     try:
         assert 1 <= llm.native.threads <= 3
         for i, _ in enumerate(llm.generate(PROMPT, temp=0.0)):
