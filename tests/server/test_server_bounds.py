@@ -168,6 +168,30 @@ def test_tokenising_has_a_gate(server, shared, monkeypatch, pool):
     until(lambda: shared.tokenizing.inside == 0)
 
 
+def test_two_prompts_are_tokenised_at_a_time(server, monkeypatch, pool):
+    """In whatever thread. Those of requests that have gone meanwhile are not."""
+    begun, go = [], threading.Event()
+    tokenize = server.batcher.base.tokenizer_.tokenize
+
+    def watched(text, *more):
+        begun.append(text)
+        go.wait(60)
+        return tokenize(text, *more)
+
+    monkeypatch.setattr(server.batcher.base.tokenizer_, "tokenize", watched)
+    bodies = [{"prompt": f"x5 {i}", "max_tokens": 1} for i in range(8)]
+    jobs = [pool.submit(post, server, COMPLETIONS, body) for body in bodies]
+    until(lambda: server.gate.inside == 8 and len(begun) >= 2)
+    go.wait(0.3)  # long enough for threads that nobody holds back
+    assert len(begun) == 2
+    for job in list(server.gate.jobs):
+        job.cancel()
+    go.set()
+    assert {job.result().status_code for job in jobs} <= {200, 499}
+    until(lambda: idle(server))
+    assert len(begun) == 2
+
+
 @pytest.mark.parametrize(
     "path, content, owner, name",
     [
