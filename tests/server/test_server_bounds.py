@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from server_tools import CHAT, Blocked, ask, events, idle, metric, running, settings, until
+from server_tools import CHAT, JSON, Blocked, ask, events, idle, metric, running, settings, until
 from tiny_models import BOS, EOS, PROMPT
 
 from eagle3_llama.server.chat import prepare
@@ -143,6 +143,39 @@ def test_logprobs_that_can_never_fit(server, monkeypatch):
     assert (
         r.status_code == 200 and 50 <= len(r.json()["choices"][0]["logprobs"]["content"]) < 60
     )  # more where the last ends within a character
+
+
+# -- keys -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("colon", ['":', '" :', '"\n\t :', '\\\\":', '\\"" :'], ids=repr)
+def test_bodies_with_many_keys(server, monkeypatch, colon):
+    """They are counted before each unknown one becomes an error."""
+    monkeypatch.setattr(read_body, "MAX_KEYS", 1000)
+
+    def body(n):
+        keys = ",".join(f'"{i}{colon} 1' for i in range(n))
+        return f'{{"prompt": [60], "max_tokens": 1, "x": {{{keys}}}}}'
+
+    error = lambda n: server.client.post(COMPLETIONS, content=body(n), headers=JSON).json()["error"]
+    assert "keys" in error(1000)["message"] and error(900)["code"] == "unknown_field"
+
+
+def test_texts_with_many_colons(server, monkeypatch):
+    """Only keys count."""
+    monkeypatch.setattr(read_body, "MAX_KEYS", 20)
+    text = 'a": "b": \\": ' * 8
+    body = {"prompt": text, "max_tokens": 1, "stop": ["x:", '":']}
+    assert server.client.post(COMPLETIONS, json=body).status_code == 200
+
+
+@pytest.mark.parametrize("name, most", [("logit_bias", 1024), ("metadata", 16)])
+def test_dictionaries_are_counted_first(server, name, most):
+    """Not after each of their keys has been found wrong."""
+    for key in ("x{}", "{}"):
+        body = {"prompt": [60], "max_tokens": 1, name: {key.format(i): "bad" for i in range(most + 1)}}
+        error = server.client.post(COMPLETIONS, json=body).json()["error"]
+        assert error["param"] == name and f"at most {most} are allowed" in error["message"]
 
 
 # -- work outside the event loop --------------------------------------------------------------------------
