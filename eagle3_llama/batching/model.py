@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from .job import RequestCancelled
 
 MAX_SLOTS = 32
 MAX_INTERVAL = 10.0  # seconds
+TOKENIZERS = 2  # prompts that are tokenized at a time: each takes a core from the decoding
 GEMM_STEP = 4  # rows that llama.cpp's products of repacked matrices take together
 RECURRENT_STEP = 64  # tokens that a gated delta net computes together
 # file types (LLAMA_FTYPE_...) without K-quants: a row's product does not depend on the rows beside it
@@ -81,7 +83,7 @@ class BatchModel(EagleLlama):
     """A model with a context of several sequences, each with its own cache. It does not generate."""
 
     def __init__(self, s: BatchSettings) -> None:
-        self._n_slots = s.n_parallel
+        self._n_slots, self.tokenizing = s.n_parallel, threading.BoundedSemaphore(TOKENIZERS)
         n = s.n_threads or cores()
         super().__init__(
             s.model,

@@ -80,6 +80,10 @@ class RequestLlama(GeneratingLlama):
         if (job := self._job) is not None:
             self._batcher._cancel(job, reason)
 
+    def _raise_cancelled(self) -> None:
+        if self._cancelled:
+            raise RequestCancelled(self._cancelled)
+
     @property
     def stats(self) -> EagleStats:
         """Counters of this request. The batcher keeps the times."""
@@ -98,7 +102,10 @@ class RequestLlama(GeneratingLlama):
         self.n_tokens = 0
 
     def tokenize(self, *args: Any, **kwargs: Any) -> list[int]:
-        return self._batcher.base.tokenize(*args, **kwargs)
+        """Same as Llama.tokenize. Waits while as many others tokenize as may do so at a time."""
+        with self._batcher.base.tokenizing:
+            self._raise_cancelled()
+            return self._batcher.base.tokenize(*args, **kwargs)
 
     def detokenize(
         self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
@@ -170,8 +177,7 @@ class RequestLlama(GeneratingLlama):
         job = self._make_job(generation, options)
         self._used.prompt += len(job.prompt)
         self._job = job
-        if self._cancelled:  # since _make_job() looked; from now on cancel() sees the job
-            raise RequestCancelled(self._cancelled)
+        self._raise_cancelled()  # since _make_job() looked; from now on cancel() sees the job
         return BatchTokens(
             self._batcher, job, self._text, self._used, self._stats, options.before, lambda: self.on_wait()
         )
@@ -182,8 +188,7 @@ class RequestLlama(GeneratingLlama):
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT, f"the prompt has {len(prompt)} tokens, expected 1..{self._n_ctx - 1}"
             )
-        if self._cancelled:
-            raise RequestCancelled(self._cancelled)
+        self._raise_cancelled()
         processors = RequestProcessors(a["logits_processor"], prompt) if a["logits_processor"] else None
         sampler = self._new_sampler(a, processors)
         if options.bias:

@@ -17,6 +17,10 @@ from ..common.model_files import check_models
 from ..errors import EagleError, ErrorKind
 from ..runtime.machine import cores
 
+# of sites, of browsers' extensions and of applications that show pages
+ORIGINS = (
+    "http https chrome-extension moz-extension safari-web-extension app tauri capacitor ionic vscode-webview"
+).split()
 MAX_BODY = 2_000_000  # bytes of a request's body
 
 
@@ -125,9 +129,11 @@ class ServerSettings:
     def _check_places(self) -> None:
         folder = self.slot_save_path
         for origin in self.cors_origin:
-            site = origin.startswith(("http://", "https://")) and "/" not in origin.split("://")[1]
+            scheme, _, site = origin.partition("://")
+            fine = origin == "*" or (scheme in ORIGINS and site != "" and "/" not in site)
             said = f"--cors-origin is {origin!r}, expected a site such as https://example.org, or *"
-            self._check(origin == "*" or site, said)
+            mend = "" if scheme in ORIGINS else f"; known are {', '.join(f'{s}://' for s in ORIGINS)}"
+            self._check(fine, said + mend)
         if folder is not None:  # last, because nothing is made for settings that are refused
             try:
                 Path(folder).mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from server_tools import CHAT, Blocked, ask, events, idle, metric, running, settings, until
+from server_tools import CHAT, JSON, Blocked, ask, events, idle, metric, running, settings, until
 from tiny_models import BOS, EOS, PROMPT
 
 from eagle3_llama.server.chat import prepare
@@ -145,6 +145,39 @@ def test_logprobs_that_can_never_fit(server, monkeypatch):
     )  # more where the last ends within a character
 
 
+# -- keys -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("colon", ['":', '" :', '"\n\t :', '\\\\":', '\\"" :'], ids=repr)
+def test_bodies_with_many_keys(server, monkeypatch, colon):
+    """They are counted before each unknown one becomes an error."""
+    monkeypatch.setattr(read_body, "MAX_KEYS", 1000)
+
+    def body(n):
+        keys = ",".join(f'"{i}{colon} 1' for i in range(n))
+        return f'{{"prompt": [60], "max_tokens": 1, "x": {{{keys}}}}}'
+
+    error = lambda n: server.client.post(COMPLETIONS, content=body(n), headers=JSON).json()["error"]
+    assert "keys" in error(1000)["message"] and error(900)["code"] == "unknown_field"
+
+
+def test_texts_with_many_colons(server, monkeypatch):
+    """Only keys count."""
+    monkeypatch.setattr(read_body, "MAX_KEYS", 20)
+    text = 'a": "b": \\": ' * 8
+    body = {"prompt": text, "max_tokens": 1, "stop": ["x:", '":']}
+    assert server.client.post(COMPLETIONS, json=body).status_code == 200
+
+
+@pytest.mark.parametrize("name, most", [("logit_bias", 1024), ("metadata", 16)])
+def test_dictionaries_are_counted_first(server, name, most):
+    """Not after each of their keys has been found wrong."""
+    for key in ("x{}", "{}"):
+        body = {"prompt": [60], "max_tokens": 1, name: {key.format(i): "bad" for i in range(most + 1)}}
+        error = server.client.post(COMPLETIONS, json=body).json()["error"]
+        assert error["param"] == name and f"at most {most} are allowed" in error["message"]
+
+
 # -- work outside the event loop --------------------------------------------------------------------------
 
 
@@ -166,6 +199,30 @@ def test_tokenising_has_a_gate(server, shared, monkeypatch, pool):
     go.set()
     assert {j.result().status_code for j in jobs} == {200}
     until(lambda: shared.tokenizing.inside == 0)
+
+
+def test_two_prompts_are_tokenised_at_a_time(server, monkeypatch, pool):
+    """In whatever thread. Those of requests that have gone meanwhile are not."""
+    begun, go = [], threading.Event()
+    tokenize = server.batcher.base.tokenizer_.tokenize
+
+    def watched(text, *more):
+        begun.append(text)
+        go.wait(60)
+        return tokenize(text, *more)
+
+    monkeypatch.setattr(server.batcher.base.tokenizer_, "tokenize", watched)
+    bodies = [{"prompt": f"x5 {i}", "max_tokens": 1} for i in range(8)]
+    jobs = [pool.submit(post, server, COMPLETIONS, body) for body in bodies]
+    until(lambda: server.gate.inside == 8 and len(begun) >= 2)
+    go.wait(0.3)  # long enough for threads that nobody holds back
+    assert len(begun) == 2
+    for job in list(server.gate.jobs):
+        job.cancel()
+    go.set()
+    assert {job.result().status_code for job in jobs} <= {200, 499}
+    until(lambda: idle(server))
+    assert len(begun) == 2
 
 
 @pytest.mark.parametrize(

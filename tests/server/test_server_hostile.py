@@ -48,6 +48,7 @@ def operations():
         ("POST", "/v1/completions"),
         ("GET", "/v1/models"),
         ("GET", "/v1/models/{model_id}"),
+        ("GET", "/props"),
         ("POST", "/tokenize"),
         ("POST", "/detokenize"),
         ("GET", "/health"),

@@ -131,6 +131,9 @@ def test_other_sites(server):
         ({"model": "/none.gguf"}, "/none.gguf"),
         ({"slot_save_path": "/dev/null/slots"}, "--slot-save-path"),
         ({"cors_origin": ("example.org/x",)}, "--cors-origin"),
+        ({"cors_origin": ("https://",)}, "--cors-origin"),
+        ({"cors_origin": ("chrome-extension://abc/page.html",)}, "--cors-origin"),
+        ({"cors_origin": ("file://x",)}, "known are.*chrome-extension://"),
     ],
 )
 def test_settings_are_checked(given, said):

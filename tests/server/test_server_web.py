@@ -3,6 +3,7 @@
 import json
 import socket
 
+import httpx
 import pytest
 from server_tools import CHAT, JSON, Blocked, address, ask, idle, running, settings, until
 from tiny_models import EOS, PROMPT
@@ -88,6 +89,108 @@ def test_another_sites_name(server, host, fine):
 def test_with_a_key_any_name_is_fine(files):
     with running(tiny(files, api_key="k")) as s:
         assert s.client.get("/slots", headers={"Host": "models.example"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "chrome-extension://abcdefghijklmnop",
+        "moz-extension://0f0c1a2b-1111-2222-3333-444455556666",
+        "app://obsidian.md",
+        "app://-",
+        "tauri://localhost",
+        "capacitor://localhost",
+        "vscode-webview://1q2w3e",
+        "https://good.example",
+    ],
+)
+def test_applications_and_extensions(server, origin):
+    """They may be allowed as sites are. A page of a public site asks before it reaches loopback."""
+    given = tiny((server.settings.model, server.settings.eagle), cors_origin=(origin,))
+    with running(given, server.batcher) as s:
+        asked = {
+            "Origin": origin,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Private-Network": "true",
+        }
+        r = s.client.options(CHAT, headers=asked)
+        assert r.status_code == 200 and r.headers["access-control-allow-private-network"] == "true"
+        assert r.headers["access-control-allow-origin"] == origin
+        r = s.client.get("/v1/models", headers={"Origin": origin})
+        assert r.status_code == 200 and r.headers["access-control-allow-origin"] == origin
+        assert s.client.options(CHAT, headers={**asked, "Origin": "https://evil.example"}).status_code != 200
+
+
+# -- what clients look for first ---------------------------------------------------------------------------
+
+
+def test_clients_find_the_size_of_the_context(server):
+    """In the names of several servers. A request has this much, not all of the cache."""
+    (model,) = server.client.get("/v1/models").json()["data"]
+    names = "context_length", "max_model_len", "context_window", "max_context_length"
+    assert [model[name] for name in names] == [256] * 4
+    meta = model["meta"]
+    assert (meta["n_ctx"], meta["n_ctx_train"], meta["n_vocab"], meta["n_embd"]) == (256, 1024, 320, 64)
+    assert meta["n_params"] > 1000 and meta["size"] > 1000
+    props = server.client.get("/props").json()
+    assert props["default_generation_settings"]["n_ctx"] == 256 and props["total_slots"] == 2
+    assert props["model_path"] == "target.gguf" and props["model_alias"] == model["id"]
+    assert (props["bos_token"], props["eos_token"], props["chat_template"]) == ("<s>", "</s>", "")
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models/", "/health/", "/v1/models", "/health", "/slots/", "/props/", "/"]
+)
+def test_a_slash_at_the_end_and_head(server, path):
+    r = server.client.get(path, follow_redirects=False)
+    assert r.status_code == 200
+    head = server.client.head(path)
+    assert head.status_code == 200 and head.content == b""
+    assert head.headers["content-type"] == r.headers["content-type"]
+    assert server.client.head(CHAT).status_code == 405 and server.client.head("/none/").status_code == 404
+
+
+def test_a_slash_changes_nothing_else(server):
+    body = {"prompt": PROMPT, "max_tokens": 2}
+    assert server.client.post(COMPLETIONS + "/", json=body).status_code == 200
+    with running(tiny((server.settings.model, None), api_key="k"), server.batcher) as s:
+        with httpx.Client(base_url=s.url) as stranger:
+            assert [stranger.get(p).status_code for p in ("/health/", "/v1/models/", "//")] == [200, 401, 401]
+            assert stranger.head("/health").status_code == 200 and stranger.head("/props").status_code == 401
+
+
+@pytest.mark.parametrize(
+    "path, body, field, hint",
+    [
+        (CHAT, {"json_schema": {}}, "json_schema", None),
+        (CHAT, {"temprature": 1}, "temprature", "temperature"),
+        (CHAT, {"schema": {}}, "schema", None),
+        (CHAT, {"response_format": {"type": "json_object", "strict": True}}, "response_format.strict", None),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "shema": {}}}},
+            "response_format.json_schema.shema",
+            "schema",
+        ),
+        (CHAT, {"messages": [{"role": "user", "contents": ""}]}, "messages[0].contents", "content"),
+        (CHAT, {"messages": [{"role": "user", "content": "", "messages": []}]}, "messages[0].messages", None),
+        (
+            CHAT,
+            {"tools": [{"type": "function", "function": {"name": "x", "paramters": {}}}]},
+            "tools[0].function.paramters",
+            "parameters",
+        ),
+        (COMPLETIONS, {"prompt": "x", "prmpt": "x"}, "prmpt", "prompt"),
+        (COMPLETIONS, {"prompt": "x", "messages": []}, "messages", None),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_hints_are_fields_of_the_same_object(server, path, body, field, hint):
+    """A hint that names the refused field, or one of another object, leads nowhere."""
+    body = body if path == COMPLETIONS else {"messages": [{"role": "user", "content": "x"}], **body}
+    error = server.client.post(path, json=body).json()["error"]
+    assert error["code"] == "unknown_field" and error["param"] == field
+    assert error["message"].partition("did you mean ")[2] == (f"{hint}?" if hint else "")
 
 
 # -- slow ones --------------------------------------------------------------------------------------------

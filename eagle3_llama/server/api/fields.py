@@ -5,9 +5,18 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Optional, Union
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    create_model,
+)
 
 from ...common.limits import MAX_DRAFT
 from ..settings import ServerSettings
@@ -46,6 +55,17 @@ def _tree_shape(value: str) -> str:
 def length(most: int, least: int | None = None) -> Any:
     """The length of a list. Its validation stops at the first error, not after a million of them."""
     return Field(min_length=least, max_length=most, fail_fast=True)
+
+
+def entries(most: int) -> Any:
+    """The number of a dictionary's entries, checked before each of them is: each wrong one is an error."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > most:
+            raise ValueError(f"it has {len(value)} entries, at most {most} are allowed")
+        return value
+
+    return BeforeValidator(check)
 
 
 _TREE = r"^[1-9][0-9]?x[1-9][0-9]?x[1-9][0-9]?$"
@@ -118,6 +138,7 @@ class Sampling(Body):
     logit_bias: (
         Annotated[
             dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+            entries(MAX_BIAS),
             Field(max_length=MAX_BIAS),
         ]
         | None
@@ -129,7 +150,7 @@ class Sampling(Body):
     # accepted for OpenAI's clients, without any effect
     user: Word | None = None
     store: bool | None = None
-    metadata: Annotated[dict[str, Word], Field(max_length=16)] | None = None
+    metadata: Annotated[dict[str, Word], entries(16), Field(max_length=16)] | None = None
     service_tier: Word | None = None
     safety_identifier: Word | None = None
     prompt_cache_key: Word | None = None
@@ -147,8 +168,35 @@ def bounded(model: type[BaseModel], settings: ServerSettings) -> type[BaseModel]
 
 
 @functools.lru_cache(maxsize=64)
-def field_names(model: type[BaseModel]) -> dict[str, None]:
-    """The names of a body's fields and of the fields inside them, outer ones first."""
-    schema = model.model_json_schema()
-    parts = (schema, *schema.get("$defs", {}).values())
-    return {name: None for part in parts for name in part.get("properties", {})}
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    return model.model_json_schema()
+
+
+def field_names(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
+    """The fields of the object at a place of a body, which is given as in pydantic's errors."""
+    schema = _schema(model)
+    found = [schema]
+    for part in place:
+        found = [inner for one in found for inner in _inside(one, part, schema.get("$defs", {}))]
+    flat = [one for outer in found for one in _members(outer, schema.get("$defs", {}))]
+    return [name for one in flat for name in one.get("properties", {})]
+
+
+def _members(schema: dict[str, Any], defs: dict[str, Any]) -> list[dict[str, Any]]:
+    """A schema without references, or those that it is a choice of."""
+    if "$ref" in schema:
+        return _members(defs[schema["$ref"].rpartition("/")[2]], defs)
+    choices = schema.get("anyOf") or schema.get("oneOf")
+    return [one for choice in choices for one in _members(choice, defs)] if choices else [schema]
+
+
+def _inside(schema: dict[str, Any], part: int | str, defs: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a part of a place leads to: an item, a field, or the schema itself for a union's member."""
+    choices = schema.get("anyOf") or schema.get("oneOf") or []
+    tags = [c["discriminator"]["mapping"] for c in (schema, *choices) if "discriminator" in c]
+    if named := [mapping[part] for mapping in tags if part in mapping]:
+        return [{"$ref": named[0]}]
+    members = _members(schema, defs)
+    if isinstance(part, int):
+        return [one["items"] for one in members if "items" in one]
+    return [one["properties"][part] for one in members if part in one.get("properties", {})] or [schema]

@@ -35,6 +35,7 @@ class Record:
     """What the log and the metrics report about one request. Routes fill it in."""
 
     request_id: str
+    method: str = "GET"
     client: str = ""  # which of the keys it came with; "" if the server has none
     started: float = field(default_factory=time.monotonic)
     status: int = 0
@@ -55,9 +56,11 @@ class Access:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        method, scope = scope["method"], _as_routed(scope)
         headers = Headers(scope=scope)
         asked = headers.get("x-request-id", "")
-        record = scope["record"] = Record(asked if _SANE_ID.fullmatch(asked) else uuid.uuid4().hex)
+        record = Record(asked if _SANE_ID.fullmatch(asked) else uuid.uuid4().hex, method)
+        scope["record"] = record
         has_body = "content-length" in headers or "transfer-encoding" in headers
         talk = _Talk(record, receive, send, unread=has_body)
         try:
@@ -84,7 +87,7 @@ class Access:
         self.metrics.count(route, status, seconds, job)
         line = {
             "request_id": record.request_id,
-            "method": scope["method"],
+            "method": record.method,
             "route": route,
             "status": status,
             "seconds": round(seconds, 4),
@@ -96,6 +99,12 @@ class Access:
         if self.settings.log_prompts and record.prompt is not None:
             line["input"] = record.prompt  # "prompt" is its time
         access_log.info(json.dumps(line))
+
+
+def _as_routed(scope: Any) -> Any:
+    """A copy in which HEAD is GET, whose body uvicorn leaves out, and paths have no slash at their end."""
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    return {**scope, "method": method, "path": scope["path"].rstrip("/") or "/"}
 
 
 def _route(scope: Any) -> Any:

@@ -27,6 +27,7 @@ from .. import slot_files
 from ..api.chat import ChatBody
 from ..api.completions import CompletionBody
 from ..api.fields import bounded
+from ..api.models import ModelCard
 from ..api.shapes import Shape, dumps
 from ..api.slots import SlotFile
 from ..api.stream import respond
@@ -54,7 +55,7 @@ class Server:
     def __init__(self, settings: ServerSettings, batcher: Any) -> None:
         self.settings, self.batcher = settings, batcher
         self.name = settings.model_alias or Path(settings.model).stem
-        self.created = int(time.time())
+        self.card = ModelCard(settings, batcher, self.name, int(time.time()))
         self.gate = Gate(settings.capacity, settings.n_parallel)
         self.metrics = Metrics(batcher, self.name)
         self.bodies = Bodies()
@@ -81,13 +82,6 @@ class Server:
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         report = body.speculative is not None and body.speculative.report
         return await respond(request, job, shape, record.stream, usage, report)
-
-    def model(self) -> dict[str, Any]:
-        sizes = {"n_ctx": self.batcher.n_ctx, "n_parallel": self.batcher.n_parallel}
-        eagle = {"head": self.settings.eagle is not None, "text": self.settings.text, **sizes}
-        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "eagle3-llama"} | {
-            "eagle": eagle
-        }
 
     async def ask(self, work: Work, function: Any, *args: Any) -> Response:
         """Runs a blocking function and answers with its result as JSON. An EagleError becomes an ApiError."""
@@ -123,7 +117,8 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
         server.caller.close()
 
     # no docs_url and redoc_url: FastAPI's pages load scripts from other sites
-    app = FastAPI(title="eagle3-llama", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    plain: dict[str, Any] = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}  # see Access
+    app = FastAPI(title="eagle3-llama", version=__version__, lifespan=lifespan, **plain)
     app.state.server = server
     _add_completions(app, server)
     _add_models(app, server)
@@ -135,9 +130,10 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.cors_origin),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "HEAD", "POST"],
             allow_headers=["*"],  # OpenAI's client sends a dozen headers of its own
             expose_headers=["X-Request-Id", "Retry-After"],
+            allow_private_network=True,  # a server on loopback is one, for the pages of a public site
         )
     bodies: list[type[BaseModel]] = [server.chat_body, server.completion_body, TokenizeBody, DetokenizeBody]
     openapi.install(app, [*bodies, SlotFile], bool(settings.api_keys))
@@ -161,7 +157,7 @@ def _add_models(app: FastAPI, server: Server) -> None:
     @app.get("/v1/models", **openapi.answer("ModelList"))
     async def models() -> Response:
         """Lists the server's only model."""
-        return _json({"object": "list", "data": [server.model()]})
+        return _json({"object": "list", "data": [server.card.model]})
 
     @app.get("/v1/models/{model_id:path}", **openapi.answer("Model", 404))
     async def model(model_id: str) -> Response:
@@ -169,7 +165,12 @@ def _add_models(app: FastAPI, server: Server) -> None:
         if model_id != server.name:
             said = f"there is no model {model_id[:100]!r}: this server has {server.name!r}"
             raise ApiError(404, said, "model", "model_not_found")
-        return _json(server.model())
+        return _json(server.card.model)
+
+    @app.get("/props", **openapi.answer("Props"))
+    async def props() -> Response:
+        """Describes the server and its model as llama.cpp's server does."""
+        return _json(server.card.props)
 
     @app.post("/tokenize", **openapi.answer("Tokens", body=TokenizeBody))
     async def tokenize(request: Request) -> Response:

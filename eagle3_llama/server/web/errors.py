@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -103,8 +103,8 @@ def _cancelled(reason: str) -> ApiError:
     return ApiError(499, "the request was cancelled", code="cancelled")
 
 
-def from_validation(e: ValidationError, names: dict[str, None]) -> ApiError:
-    """The error of an invalid body. names: all known fields, to suggest one for an unknown field."""
+def from_validation(e: ValidationError, names: Callable[[Sequence[int | str]], Iterable[str]]) -> ApiError:
+    """The error of an invalid body. names: the fields of the object at a place, to suggest one of them."""
     error = _telling(e.errors(include_url=False, include_context=False, include_input=False))
     if error["type"] == "json_invalid":
         said = f"the body is not valid JSON: {error['msg'].removeprefix('Invalid JSON: ')}"
@@ -112,7 +112,7 @@ def from_validation(e: ValidationError, names: dict[str, None]) -> ApiError:
     *outer, last = error["loc"] or ("",)
     if error["type"] == "extra_forbidden":
         where = ".".join(filter(None, [_place(outer), str(last)]))[:200]
-        near = difflib.get_close_matches(str(last), list(names), n=1)
+        near = difflib.get_close_matches(str(last), [n for n in names(outer) if n != last], n=1)
         said = f"unknown field {where!r}" + (f", did you mean {near[0]}?" if near else "")
         return ApiError(400, said, where, "unknown_field")
     said, where = error["msg"].removeprefix("Value error, "), _place(error["loc"])

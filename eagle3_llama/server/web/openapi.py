@@ -86,12 +86,38 @@ class AboutEagle(BaseModel):
     n_parallel: int
 
 
+class ModelMeta(BaseModel):
+    vocab_type: int
+    n_vocab: int
+    n_ctx: int
+    n_ctx_train: int
+    n_embd: int
+    n_params: int
+    size: int
+
+
 class Model(BaseModel):
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    context_length: int
+    max_model_len: int
+    context_window: int
+    max_context_length: int
+    meta: ModelMeta
     eagle: AboutEagle
+
+
+class Props(BaseModel):
+    default_generation_settings: dict[str, Any]
+    total_slots: int
+    model_alias: str
+    model_path: str
+    modalities: dict[str, bool]
+    chat_template: str
+    bos_token: str
+    eos_token: str
 
 
 class ModelList(BaseModel):
@@ -134,6 +160,7 @@ _ANSWERS: list[type[BaseModel]] = [
     Completion,
     Model,
     ModelList,
+    Props,
     Tokens,
     Content,
     Health,
