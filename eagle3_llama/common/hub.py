@@ -13,6 +13,7 @@ import fnmatch
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,23 @@ class HubName:
         return f"{PREFIX}{self.repo}" + (f"/{self.file}" if self.file else "")
 
 
+_cache: ContextVar[str | os.PathLike[str] | None] = ContextVar("hub_cache", default=None)
+
+
+@contextlib.contextmanager
+def cached_in(folder: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Repositories that are opened meanwhile have this cache folder. None: the usual one."""
+    token = _cache.set(folder)
+    try:
+        yield
+    finally:
+        _cache.reset(token)
+
+
 class Repository:
     """The files of one repository. cache_dir, local_dir: as in huggingface_hub.hf_hub_download.
+
+    cache_dir: None is that of cached_in().
 
     Every method raises EagleError: LIBRARY without huggingface_hub, BAD_FILE for what cannot be fetched,
     NO_SPACE.
@@ -66,7 +82,8 @@ class Repository:
         cache_dir: str | os.PathLike[str] | None = None,
         local_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.repo, self._cache_dir, self._local_dir = repo, cache_dir, local_dir
+        self.repo, self._local_dir = repo, local_dir
+        self._cache_dir = cache_dir if cache_dir is not None else _cache.get()
         self._hub, self._offline = _huggingface_hub(), False
         self._sizes: dict[str, int | None] = {}
 

@@ -199,7 +199,7 @@ class _Useless(Exception):
 
 def _try(head: Path, target: Path) -> tuple[str, list[int] | None]:
     """(what the self-test says, layers with which the head does better). Raises _Useless."""
-    from .self_test import Verdict, is_useless, self_test, verdict
+    from .self_test import Verdict, better_readings, is_useless, self_test, verdict
 
     with progress(Console(stderr=True), transient=True, begins=False) as bar:
         task = bar.add_task("self-test", total=None, unit="texts")
@@ -211,6 +211,8 @@ def _try(head: Path, target: Path) -> tuple[str, list[int] | None]:
             if e.kind is not ErrorKind.UNSUPPORTED:
                 raise
             return f"not tried: {e}", None  # loading the pair says that it decodes plainly, and why
+    for better in better_readings(found):
+        note(f"self-test: {better}")
     kind, line = verdict(found)
     if is_useless(found):
         raise _Useless(line)

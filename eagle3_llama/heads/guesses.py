@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,10 +42,17 @@ def stored_texts() -> list[tuple[str, str]]:
 class Reader:
     """A target and a head, opened once. layers: the head's own. n_layer: the target's.
 
+    others: further heads, which guess with these layers too; those that cannot be opened are left out.
     Raises EagleError as loading a model does.
     """
 
-    def __init__(self, head: str | Path, target: str | Path, n_threads: int | None = None) -> None:
+    def __init__(
+        self,
+        head: str | Path,
+        target: str | Path,
+        n_threads: int | None = None,
+        others: Mapping[str, Path] = MappingProxyType({}),
+    ) -> None:
         self.target, self.n_layer = Path(target), read_target(Path(target)).n_layer
         n = n_threads or cores()  # more threads help, because nothing here is decoded token by token
         self.llm = EagleLlama(
@@ -58,12 +68,18 @@ class Reader:
         info: Any = self.engine.head_info()
         self.layers: list[int] = info["layers"]
         self.d2t = self.engine.d2t()
+        self.others: dict[str, Engine] = {}
+        for name, path in others.items():
+            with contextlib.suppress(EagleError):
+                self.others[name] = Engine(self._ctx, address(self.llm._model.model), str(path))
+                self.others[name].set_capture(False)
 
     def __enter__(self) -> Reader:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.engine.close()
+        for engine in (*self.others.values(), self.engine):
+            engine.close()
         self.llm.close()
 
     def built_in(self) -> list[Passage]:
@@ -80,14 +96,16 @@ class Reader:
         """(answers, hits, likelihoods) at the positions that count.
 
         answers: the target's next token, [positions]. hits: whether it is the head's most likely token,
-        [choices, positions]. likelihoods: the mean log-likelihood in nats that the head gives to the target's
-        next token, [choices, positions].
+        [choices + others, positions]. likelihoods: the mean log-likelihood in nats that the head gives to the
+        target's next token, of the same shape.
 
         A position counts if the token before it belongs to the answer and is the one that the target would
         have chosen, because drafts start only from such tokens. A token outside the draft vocabulary is never
         a hit and adds nothing to a likelihood, with any layers.
         """
-        tokens, ids = passage.tokens[:LONGEST], sorted({i for c in choices for i in c})
+        guessing = [(self.engine, layers) for layers in choices]
+        guessing += [(engine, self.layers) for engine in self.others.values()]
+        tokens, ids = passage.tokens[:LONGEST], sorted({i for _, layers in guessing for i in layers})
         if len(tokens) < 2:
             raise EagleError(ErrorKind.BAD_ARGUMENT, "a passage needs at least two tokens")
         features, logits = self._read(tokens, ids)
@@ -95,10 +113,10 @@ class Reader:
         rows = np.flatnonzero(last == best[:-1])  # row p: token p + 1, inputs of p; predicts best[p + 1]
         rows = rows[rows >= passage.n_prompt - 1]
         probabilities, answers = _softmax(logits[rows + 1])[:, self.d2t], best[rows + 1]
-        hits = np.empty((len(choices), len(rows)), bool)
+        hits = np.empty((len(guessing), len(rows)), bool)
         likelihoods = np.empty(hits.shape)
-        for i, layers in enumerate(choices):
-            guess = self.engine.head_forward(last, features[:-1, [ids.index(k) for k in layers]])[2][rows]
+        for i, (engine, layers) in enumerate(guessing):
+            guess = engine.head_forward(last, features[:-1, [ids.index(k) for k in layers]])[2][rows]
             hits[i] = self.d2t[guess.argmax(axis=1)] == answers
             likelihoods[i] = (probabilities * _log_softmax(guess)).sum(axis=1, dtype=np.float64)
         return answers, hits, likelihoods

@@ -7,9 +7,11 @@ this cancels out in the differences between choices.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import numpy as np
 
 from ..errors import EagleError, ErrorKind
 from .guesses import Passage, Reader
+from .readings import MENDS, other_readings
 
 BETTER = 3.0  # other layers are better if their gain is more than this many standard errors above 0
 SURE = 2.0  # the true gain may be this many standard errors above the measured one
@@ -46,21 +49,27 @@ class Trial:
     accepted: share of positions where the head's most likely token is the target's token. acceptance: the
     gain in this share. likelihood: the gain in nats in the log-likelihood that the head gives to the target's
     next token. The likelihood shows much smaller differences, so the verdict depends on it.
+    reading: what is changed in the head, "" for the head as it is; see readings.py.
     """
 
     layers: list[int]
     accepted: float
     acceptance: Gain
     likelihood: Gain
+    reading: str = ""
 
 
 @dataclass(frozen=True)
 class Report:
-    """trials: the head's own layers come first. chance: the share that one constant guess would reach."""
+    """trials: the head's own layers come first. chance: the share that one constant guess would reach.
+
+    readings: trials of the head with something changed, with its own layers.
+    """
 
     positions: int
     chance: float
     trials: list[Trial]
+    readings: list[Trial] = field(default_factory=list)
 
 
 class Verdict(str, Enum):
@@ -80,7 +89,8 @@ def self_test(
 
     The neighbours are: all layers one lower, all one higher, and each single layer one lower or one higher.
     The target reads the passages. The head is tested where a passage continues as the target would continue
-    it.
+    it. So are other readings of the head: with the target's embeddings, if it has its own, and with rope base
+    10000, if it has another.
 
     passages: the built-in ones if None. n_threads: one for each core that this process may use if None.
     on_passage(done, total) is called after each passage. Raises EagleError as loading a model does; also
@@ -91,16 +101,21 @@ def self_test(
         raise EagleError(
             ErrorKind.BAD_ARGUMENT, "the self-test needs passages: pass some, or None for the built-in ones"
         )
-    with Reader(head, target, n_threads) as reader:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="eagle3-self-test-"))
+        others: dict[str, Path] = {}
+        with contextlib.suppress(EagleError, OSError):  # no room for them, or a file that is told about later
+            others = other_readings(Path(head), Path(target), Path(folder))
+        reader = stack.enter_context(Reader(head, target, n_threads, others))
         choices = neighbours(reader.layers, reader.n_layer)
         passages = reader.built_in() if passages is None else passages
-        parts = []
+        readings, parts = list(reader.others), []
         for i, passage in enumerate(passages):
             parts.append(reader.guesses(passage, choices))
             if on_passage is not None:
                 on_passage(i + 1, len(passages))
     answers, hits, likelihoods = (np.concatenate(x, axis=-1) for x in zip(*parts))
-    return report(choices, answers, hits, likelihoods)
+    return report(choices, answers, hits, likelihoods, readings)
 
 
 def neighbours(own: list[int], n_layer: int) -> list[list[int]]:
@@ -122,13 +137,17 @@ def neighbours(own: list[int], n_layer: int) -> list[list[int]]:
 
 
 def report(
-    choices: list[list[int]], answers: np.ndarray, hits: np.ndarray, likelihoods: np.ndarray
+    choices: list[list[int]],
+    answers: np.ndarray,
+    hits: np.ndarray,
+    likelihoods: np.ndarray,
+    readings: Sequence[str] = (),
 ) -> Report:
     """Summarises the trials. answers: the target's token at each position, [positions].
 
-    hits, likelihoods: [choices, positions]. The head's own layers are the first choice.
+    hits, likelihoods: [choices + readings, positions]. The head's own layers are the first choice.
     """
-    n = len(answers)
+    n, layers_of = len(answers), [*choices, *(choices[0] for _ in readings)]
     if n == 0:
         return Report(0, 0.0, [Trial(c, 0.0, paired(answers), paired(answers)) for c in choices])
     trials = [
@@ -138,9 +157,10 @@ def report(
             paired(hit.astype(float) - hits[0]),
             paired(likelihood - likelihoods[0]),
         )
-        for layers, hit, likelihood in zip(choices, hits, likelihoods)
+        for layers, hit, likelihood in zip(layers_of, hits, likelihoods)
     ]
-    return Report(n, float(np.bincount(answers).max() / n), trials)
+    named = [replace(t, reading=name) for t, name in zip(trials[len(choices) :], readings)]
+    return Report(n, float(np.bincount(answers).max() / n), trials[: len(choices)], named)
 
 
 def paired(difference: np.ndarray) -> Gain:
@@ -187,6 +207,16 @@ def verdict(found: Report) -> tuple[Verdict, str]:
             f"{'; '.join(map(_compared, close))}"
         )
     return (Verdict.FINE, f"layers {own.layers} are right: no neighbouring layers do better at {at}")
+
+
+def better_readings(found: Report) -> list[str]:
+    """A line for each reading with which the head does better: what it gains, and how to convert it so."""
+    return [
+        f"the head does better with {t.reading} ({t.accepted:.1%} accepted instead of "
+        f"{found.trials[0].accepted:.1%}, log-likelihood {t.likelihood}): {MENDS[t.reading]}"
+        for t in found.readings
+        if found.positions >= FEWEST and t.likelihood.mean > max(BETTER * t.likelihood.error, NOTHING)
+    ]
 
 
 def is_useless(found: Report) -> bool:

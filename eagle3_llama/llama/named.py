@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..common import keywords, model_names
-from ..common.hub import PREFIX, Repository, only
+from ..common.hub import PREFIX, Repository, cached_in, only
 from ..common.model_files import check_models
 from ..errors import EagleError, TargetError
 from ..runtime.params import EagleParams
@@ -35,7 +35,8 @@ class NamedLlama:
 
         filename: a name or a glob such as "*Q4_K_M.gguf"; None takes the only model, or the first by
         format (docs/use.md has the order). All parts of a split model are fetched. eagle: also a repository
-        without hf:, such as "AngelSlim/Qwen3-1.7B_eagle3". local_dir_use_symlinks has no effect any more.
+        without hf:, such as "AngelSlim/Qwen3-1.7B_eagle3"; it goes into the same cache_dir.
+        local_dir_use_symlinks has no effect any more.
 
         Raises EagleError: LIBRARY without the extra [hub], BAD_FILE if something cannot be fetched or no one
         file is meant.
@@ -49,7 +50,8 @@ class NamedLlama:
             raise TargetError(e.kind, str(e)) from e
         for name in {"eagle", *keywords.ALIASES} & kwargs.keys():
             kwargs[name] = _with_prefix(kwargs[name])
-        return cls(model_path=str(path), **kwargs)  # type: ignore[call-arg]  # of the class that inherits this
+        with cached_in(cache_dir):
+            return cls(model_path=str(path), **kwargs)  # type: ignore[call-arg]  # of the class that inherits
 
 
 def _one(wanted: str, repository: Repository) -> str:

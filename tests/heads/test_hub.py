@@ -128,6 +128,23 @@ def test_from_python_and_in_settings(hub, tmp_path):
     assert target == model and (Path(folder) / "config.json").is_file()
 
 
+ELSEWHERE = """
+import sys
+from eagle3_llama import EagleLlama
+llm = EagleLlama.from_pretrained("me/tiny-GGUF", eagle="me/head", cache_dir=sys.argv[1], n_ctx=128, n_max=2,
+                                 n_threads=1, verbose=False)
+print(llm.model_path)
+"""
+
+
+def test_the_head_goes_where_its_model_goes(hub, tmp_path):
+    """Into the cache_dir of from_pretrained()."""
+    done = child(hub.env(tmp_path), tmp_path / "elsewhere", code=ELSEWHERE).stdout
+    assert done.startswith(str(tmp_path / "elsewhere"))
+    assert {"models--me--head", "models--me--tiny-GGUF"} <= set(left(tmp_path / "elsewhere"))
+    assert not [n for n in left(tmp_path / "hf/hub") if n.startswith("models")]
+
+
 # -- pairs --------------------------------------------------------------------------------------------------
 
 

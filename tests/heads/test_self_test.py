@@ -14,11 +14,13 @@ from paths import DATA
 from wrong_layers import CENTRE, shifted, trials_of_wrong_layers
 
 from eagle3_llama import EagleError, EagleLlama
+from eagle3_llama.common.gguf_reader import read_gguf
 from eagle3_llama.errors import ErrorKind
-from eagle3_llama.heads import guesses
+from eagle3_llama.heads import guesses, readings
 from eagle3_llama.heads.compare.graph import GraphLayers
 from eagle3_llama.heads.compare.read import read_reference
 from eagle3_llama.heads.convert import convert
+from eagle3_llama.heads.convert.writer import constant, write_gguf
 from eagle3_llama.heads.guesses import Passage, Reader, stored_texts
 from eagle3_llama.heads.self_test import (
     BLOCK,
@@ -27,6 +29,7 @@ from eagle3_llama.heads.self_test import (
     Report,
     Trial,
     Verdict,
+    better_readings,
     neighbours,
     paired,
     report,
@@ -277,6 +280,27 @@ def half_of_the_texts(monkeypatch):
     """Enough for a verdict; tests/by_hand/self_test_matrix.py tries all of them, in several formats."""
     texts = stored_texts()[::2]
     monkeypatch.setattr(guesses, "stored_texts", lambda: texts)
+
+
+def test_other_readings(half_of_the_texts, tmp_path):
+    """Embeddings that mean nothing are found out; a rope base that is right is not doubted."""
+    head, target = shipped_head(), smollm2("Q4_0")
+    file, rng = read_gguf(head), np.random.default_rng(0)
+    shape = read_gguf(target).tensors["token_embd.weight"].shape
+    rubbish = constant("token_embd.weight", (rng.standard_normal(shape) * 0.1).astype(np.float32))
+    keys = {k: v for k, v in file.keys.items() if k != "general.architecture"}
+    bad = tmp_path / "bad.gguf"
+    write_gguf(bad, "eagle3", keys, [*map(readings._copy, file.tensors.values()), rubbish])
+    assert abs(readings.embeddings_alike(bad, target)) < 0.01
+    assert readings.embeddings_alike(head, target) is None
+    found = self_test(bad, target, THREADS)
+    assert [t.reading for t in found.readings] == ["the target's embeddings", "rope base 10000"]
+    [line] = better_readings(found)
+    assert line.startswith("the head does better with the target's embeddings (")
+    assert line.endswith("remove embed_tokens.weight from the checkpoint, and convert it again")
+    whole = self_test(head, target, THREADS)
+    assert [t.reading for t in whole.readings] == ["rope base 10000"] and better_readings(whole) == []
+    assert whole.trials[0].accepted == found.readings[0].accepted > 2 * found.trials[0].accepted
 
 
 def test_shipped_head(half_of_the_texts):

@@ -124,7 +124,8 @@ def _self_test_if_it_runs(report: ConvertReport, target: Path) -> tuple[Verdict,
 
 def _self_test(head: Path, target: Path) -> tuple[Verdict, list[int]]:
     """Prints the results. Returns the verdict, and the layers that the head likes best."""
-    from ..self_test import Verdict, self_test, verdict
+    from ..readings import embeddings_alike
+    from ..self_test import Verdict, better_readings, self_test, verdict
 
     with _bar("self-test", "texts", TextColumn("{task.completed} of {task.total} texts")) as done:
         found = self_test(head, target, on_passage=done)
@@ -134,12 +135,19 @@ def _self_test(head: Path, target: Path) -> tuple[Verdict, list[int]]:
     for t in others:
         gains = f"difference {t.acceptance}, in log-likelihood {t.likelihood}"
         print(f"self-test, layers {t.layers}: {t.accepted:.1%}, {gains}")
+    for t in found.readings:
+        print(f"self-test, {t.reading}: {t.accepted:.1%}, in log-likelihood {t.likelihood}")
+    if (alike := embeddings_alike(head, target)) is not None:
+        print(f"self-test: the head's own embeddings have a mean cosine of {alike:.2f} with the target's")
     kind, line = verdict(found)
+    warnings = better_readings(found)
     if kind is Verdict.WRONG:
-        console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
-        console.print(f"WARNING: {line}", style="bold red")
+        warnings.append(line)
     else:
         print(f"self-test: {line}")
+    console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+    for warning in warnings:
+        console.print(f"WARNING: {warning}", style="bold red")
     return kind, max(found.trials, key=lambda t: t.likelihood.mean).layers
 
 
