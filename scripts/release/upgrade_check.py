@@ -3,10 +3,12 @@
 
     python scripts/release/upgrade_check.py VERSION [--write FOLDER]
 
-For each patch the report says that it applies, that it applies with an offset, or which hunks do not match.
+For each patch the report says what its header relies on and the tree no longer has. It also says that the
+patch applies, that it applies with an offset, or which hunks do not match.
 For each of these it shows the file, the function, and how the lines that are there now differ from those that
 the patch expects. --write FOLDER writes the series with the line numbers of that version; a hunk that does
-not match is written as it is. Exit status: 0 if every hunk applies, 1 if not, 2 if the check cannot run.
+not match is written as it is. Exit status: 0 if every hunk applies and all is there that the headers rely on,
+1 if not, 2 if the check cannot run.
 
 The sdist is downloaded with pip and kept in the cache of native/fetch.py. Nothing else is left behind.
 """
@@ -30,6 +32,7 @@ from apply_patches import FileDiff, Hunk, PatchError, read_patch
 _FUNCTION = re.compile(
     rb"^(?!(?:public|private|protected|default)\b)[A-Za-z_]"
 )  # what git takes for one, too
+_RELIES = re.compile(r"^  (\S+) has `(.+)`$", re.MULTILINE)  # a line of a header, under "Relies on:"
 _MAX_SHOWN = 40  # lines of a difference
 
 
@@ -191,6 +194,23 @@ def _trimmed(lines: list[str]) -> list[str]:
     return lines[first:] if lines and lines[first][0] == " " else lines
 
 
+def relied_on(path: Path) -> list[tuple[str, str]]:
+    """(file, code) of each line of a patch's header that says what the patch relies on."""
+    header = path.read_text(encoding="utf-8").partition("diff --git")[0]
+    return _RELIES.findall(header)
+
+
+def broken(path: Path, files: dict[str, list[bytes]]) -> list[str]:
+    """What a patch relies on and the tree does not have, a line each. files: those before the series."""
+    texts = {name: b"".join(lines).decode(errors="replace") for name, lines in files.items()}
+    return [
+        f"  relies on `{code}` in {name}, which "
+        + ("is gone: read the patch's header\n" if name in texts else "has no such file\n")
+        for name, code in relied_on(path)
+        if code not in texts.get(name, "")
+    ]
+
+
 def refreshed(path: Path, results: list[Result]) -> bytes:
     """The patch with the line numbers at which its hunks apply."""
     lines = path.read_bytes().splitlines(keepends=True)
@@ -248,25 +268,29 @@ def read_tree(sdist: Path, wanted: set[str]) -> tuple[dict[str, list[bytes]], se
 
 
 def check(series: Path, files: dict[str, list[bytes]], names: set[str], write: Path | None = None) -> bool:
-    """Print the report; True if every hunk applies."""
+    """Print the report; True if every hunk applies and all is there that the headers rely on."""
     patches = sorted(series.glob("*.patch"))
+    lost = {path: broken(path, files) for path in patches}  # before the series changes the files
     checker, n_patches, n_failed = Checker(files, names), 0, 0
     width = max((len(p.stem) for p in patches), default=0)
     for path in patches:
         results = checker.patch(path)
         failed = [r for r in results if not r.ok]
         print(f"{path.stem:{width}}  {summary(results)}")
+        print("".join(lost[path]), end="")
         print("".join(map(details, failed)), end="", flush=True)
         n_patches += bool(failed)
         n_failed += len(failed)
         if write:
             write.mkdir(parents=True, exist_ok=True)
             (write / path.name).write_bytes(refreshed(path, results))
+    if n_lost := sum(map(len, lost.values())):
+        print(f"{n_lost} things that patches rely on are gone")
     if n_failed:
         print(f"{n_failed} hunks in {n_patches} of {len(patches)} patches need work")
     else:
         print(f"all {len(patches)} patches apply")
-    return not n_failed
+    return not n_failed and not n_lost
 
 
 def main() -> int:
@@ -279,12 +303,14 @@ def main() -> int:
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="write the series with new line numbers")
     arguments = parser.parse_args()
     try:
-        diffs = [diff for path in sorted(arguments.patches.glob("*.patch")) for diff in read_patch(path)]
+        patches = sorted(arguments.patches.glob("*.patch"))
+        diffs = [diff for path in patches for diff in read_patch(path)]
+        others = {name for path in patches for name, _ in relied_on(path)}
         if not diffs:
             raise fetch.BuildError(f"no patches in {arguments.patches}")
         sdist = get_sdist(arguments.version)
         fetch.say(f"reading {sdist.name}")
-        files, names, commit = read_tree(sdist, {diff.name for diff in diffs})
+        files, names, commit = read_tree(sdist, others | {diff.name for diff in diffs})
         print(f"{fetch.PACKAGE} {arguments.version}, llama.cpp {commit[:9] or '(commit unknown)'}")
         print(f"sha256 {fetch.sha256_file(sdist)}")
         return 0 if check(arguments.patches, files, names, arguments.write) else 1

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
-sys.path.insert(0, str(ROOT / "native"))
+sys.path[:0] = [str(ROOT / "native"), str(ROOT / "scripts" / "release")]
 
-import apply_patches
-import fetch
+import apply_patches  # noqa: E402
+import fetch  # noqa: E402
+import upgrade_check  # noqa: E402
 
 PATCHES = sorted((ROOT / "patches").glob("*.patch"))
 
@@ -28,6 +29,13 @@ def touched():
             for name in [member.name.partition("/vendor/llama.cpp/")[2]]
             if name in names
         }
+
+
+@pytest.fixture(scope="module")
+def pinned():
+    """The lines of the files that headers rely on, by name."""
+    wanted = {name for patch in PATCHES for name, _ in upgrade_check.relied_on(patch)}
+    return upgrade_check.read_tree(fetch.sdist(), wanted)[0]
 
 
 @pytest.fixture
@@ -60,6 +68,16 @@ def test_header_says_why_and_what_an_upgrade_costs(patch):
     cost = f"{n_hunks} hunk{'s' * (n_hunks > 1)} in {len(files)} file{'s' * (len(files) > 1)}"
     assert f"Cost at an upgrade: {cost}, " in header
     assert all(Path(file).stem in header for file in files)
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda p: p.name)
+def test_header_says_what_the_patch_relies_on(patch, pinned):
+    """In the pinned tree before the series. scripts/release/upgrade_check.py looks for it in another one."""
+    relied_on = upgrade_check.relied_on(patch)
+    assert relied_on
+    assert upgrade_check.broken(patch, pinned) == []
+    gone = {name: [b"// nothing\n"] for name, _ in relied_on}
+    assert len(upgrade_check.broken(patch, gone)) == len(relied_on)
 
 
 def test_no_patch_rewrites_another(touched):
