@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -137,23 +135,6 @@ class BatchModel(EagleLlama):
     def is_end(self, token: int) -> bool:
         """Whether a token ends generation."""
         return bool(is_end(self, token))
-
-    def detokenize_pieces(
-        self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
-    ) -> bytes:
-        """Same as Llama.detokenize, with a cache: completions detokenize the whole text at every token."""
-        if type(self.tokenizer_).__name__ != "LlamaTokenizer":
-            return self.detokenize(tokens, prev_tokens, special)
-        with self.calls:
-            out = b"".join([self._piece(token, special) for token in tokens])
-        return out[1:] if tokens and tokens[0] == self.token_bos() and out[:1] == b" " else out
-
-    @functools.cached_property
-    def _piece(self) -> Callable[[int, bool], bytes]:
-        model = self._model
-        return functools.lru_cache(maxsize=1 << 16)(
-            lambda token, special: model.detokenize([token], special=special)
-        )
 
 
 def _check_chat_format(name: str | None, of_model: dict[str, Any] | None) -> None:

@@ -44,7 +44,7 @@ class RequestLlama(GeneratingLlama):
         self._client = client
         self._owner = Ownership(batcher.base.calls)
         self._params = params if params is not None else EagleParams(text=batcher.settings.text)
-        self._n_ctx, self._sampler = batcher.n_ctx, None
+        self._n_ctx, self._sampler, self._bytes_of = batcher.n_ctx, None, batcher.base._bytes_of
         self._text = Text(np.zeros(batcher.n_ctx, np.intc), batcher.base.scores)
         self._seed = secrets.randbits(31)  # requests that name no seed differ
         self._job: Job | None = None  # of the last generation
@@ -106,11 +106,6 @@ class RequestLlama(GeneratingLlama):
         with self._batcher.base.tokenizing:
             self._raise_cancelled()
             return self._batcher.base.tokenize(*args, **kwargs)
-
-    def detokenize(
-        self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
-    ) -> bytes:
-        return self._batcher.base.detokenize_pieces(tokens, prev_tokens, special)
 
     # -- what needs a context of its own ------------------------------------------------------------------
 
