@@ -36,6 +36,17 @@ def top_row(logits: np.ndarray, token: int, n: int) -> TopRow:
     return TopRow(token, float(values[token]), ids.astype(np.int32), values[ids])
 
 
+class TokenText(str):
+    """The text of a token in `tokens`, with what the object of a completion has no room for.
+
+    A token that is a part of a character has no text, and several of them have the same. A chat names the
+    bytes of each.
+    """
+
+    raw: bytes  # of the token
+    top: Callable[[], list[tuple[str, bytes, float]]]  # (text, bytes, log probability) of the most likely
+
+
 class Logprobs:
     """Writes the `logprobs` of one completion, whole or chunk by chunk. detokenize: bytes of token ids.
 
@@ -48,7 +59,7 @@ class Logprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")(
             "ignore"
         )  # a character may be split over tokens
-        self._texts: dict[int, str] = {}
+        self._bytes: dict[int, bytes] = {}
         self.rows: list[TopRow] = []
 
     def whole(self, first: Sequence[TopRow] = ()) -> dict[str, Any]:
@@ -56,28 +67,43 @@ class Logprobs:
         rows, self.rows = [*first, *self.rows], []
         return self._write(rows)
 
+    def echo(self, first: Sequence[TopRow]) -> dict[str, Any]:
+        """Writes the rows of an echoed prompt, before chunk() writes those of the answer."""
+        return self._write(first)
+
     def chunk(self, text: str) -> dict[str, Any] | None:
         """Writes the rows of the tokens of a chunk's text: at least one, if there is one."""
         size, n = len(text.encode()), 0
         while n < len(self.rows) and (n == 0 or size > 0):
-            size -= len(self._detokenize([self.rows[n].token]))
+            size -= len(self._raw(self.rows[n].token))
             n += 1
         rows, self.rows = self.rows[:n], self.rows[n:]
         return self._write(rows) if rows else None
 
+    def _raw(self, token: int) -> bytes:
+        if token not in self._bytes:
+            self._bytes[token] = self._detokenize([token])
+        return self._bytes[token]
+
     def _text(self, token: int) -> str:
-        if token not in self._texts:
-            self._texts[token] = self._detokenize([token]).decode("utf-8", "ignore")
-        return self._texts[token]
+        return self._raw(token).decode("utf-8", "ignore")
+
+    def _token(self, row: TopRow) -> TokenText:
+        token = TokenText(self._text(row.token))
+        token.raw = self._raw(row.token)
+        token.top = lambda: [
+            (self._text(i), self._raw(i), value) for i, value in zip(row.ids.tolist(), row.values.tolist())
+        ]
+        return token
 
     def _write(self, rows: Sequence[TopRow]) -> dict[str, Any]:
         out: dict[str, Any] = {"tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": []}
         for row in rows:
-            text = self._text(row.token)
             if row.token != self._bos:
+                text = self._token(row)
                 top = dict(zip(map(self._text, row.ids.tolist()), row.values.tolist()))
-                top[text] = row.value
+                top[str(text)] = row.value
                 for name, value in zip(out, (text, self._offset, row.value, top)):
                     out[name].append(value)
-            self._offset += len(self._decoder.decode(self._detokenize([row.token])))
+            self._offset += len(self._decoder.decode(self._raw(row.token)))
         return out

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..common.keywords import strict
+from ..common.limits import MAX_DRAFT
 from ..common.memory_size import check_memory, parse_size
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import is_end
@@ -45,7 +44,8 @@ class BatchSettings:
     request lets tokens gather before it reads them; with 0 it reads those of each round at once. flash_attn:
     None turns it on if the backend supports it. text: whether requests that leave the drafts to the
     planner also draft from their text. text_memory: bytes (64M) for the answers of each client, from which
-    its later requests are drafted; 0: none are kept. text_memory_prompts: prompts are kept too. An unknown
+    its later requests are drafted; 0: none are kept. text_memory_prompts: prompts are kept too. shared_draft:
+    most draft tokens of a request that fixes their number, in rounds that others take part in. An unknown
     name raises EagleError BAD_ARGUMENT, which names the most similar known one.
     """
 
@@ -63,6 +63,7 @@ class BatchSettings:
     text_memory_prompts: bool = False
     n_batch: int = 512
     interval: float = 0.0
+    shared_draft: int = MAX_DRAFT
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text_memory", parse_size(self.text_memory))
@@ -70,6 +71,7 @@ class BatchSettings:
         check_int("n_parallel", self.n_parallel, 1, MAX_SLOTS)
         check_int("n_ctx", self.n_ctx, 64, 1 << 22)
         check_int("n_batch", self.n_batch, 64, 1 << 14)
+        check_int("shared_draft", self.shared_draft, 0, MAX_DRAFT)
         if not 0.0 <= self.interval <= MAX_INTERVAL:
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT, f"interval is {self.interval!r}, expected seconds 0..{MAX_INTERVAL:g}"
@@ -133,23 +135,6 @@ class BatchModel(EagleLlama):
     def is_end(self, token: int) -> bool:
         """Whether a token ends generation."""
         return bool(is_end(self, token))
-
-    def detokenize_pieces(
-        self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
-    ) -> bytes:
-        """Same as Llama.detokenize, with a cache: completions detokenize the whole text at every token."""
-        if type(self.tokenizer_).__name__ != "LlamaTokenizer":
-            return self.detokenize(tokens, prev_tokens, special)
-        with self.calls:
-            out = b"".join([self._piece(token, special) for token in tokens])
-        return out[1:] if tokens and tokens[0] == self.token_bos() and out[:1] == b" " else out
-
-    @functools.cached_property
-    def _piece(self) -> Callable[[int, bool], bytes]:
-        model = self._model
-        return functools.lru_cache(maxsize=1 << 16)(
-            lambda token, special: model.detokenize([token], special=special)
-        )
 
 
 def _check_chat_format(name: str | None, of_model: dict[str, Any] | None) -> None:

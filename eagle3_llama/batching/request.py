@@ -44,7 +44,7 @@ class RequestLlama(GeneratingLlama):
         self._client = client
         self._owner = Ownership(batcher.base.calls)
         self._params = params if params is not None else EagleParams(text=batcher.settings.text)
-        self._n_ctx, self._sampler = batcher.n_ctx, None
+        self._n_ctx, self._sampler, self._bytes_of = batcher.n_ctx, None, batcher.base._bytes_of
         self._text = Text(np.zeros(batcher.n_ctx, np.intc), batcher.base.scores)
         self._seed = secrets.randbits(31)  # requests that name no seed differ
         self._job: Job | None = None  # of the last generation
@@ -107,11 +107,6 @@ class RequestLlama(GeneratingLlama):
             self._raise_cancelled()
             return self._batcher.base.tokenize(*args, **kwargs)
 
-    def detokenize(
-        self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
-    ) -> bytes:
-        return self._batcher.base.detokenize_pieces(tokens, prev_tokens, special)
-
     # -- what needs a context of its own ------------------------------------------------------------------
 
     def eval(self, *_: Any, **__: Any) -> None:
@@ -146,11 +141,14 @@ class RequestLlama(GeneratingLlama):
             raise echoed_logprobs()
         if logprobs is not None:
             writer = Logprobs(self.detokenize, self.token_bos(), 0 if echo else len(prompt))
-        whole = writer is not None and echo and not stream
-        options = CompletionOptions(bias or {}, logprobs, whole, writer)
-        self._options = options
+        options = CompletionOptions(bias or {}, logprobs, writer is not None and echo, writer)
+        self._options, begun = options, not (echo and stream)
         try:
             for item in super()._create_completion(*args, prompt=prompt, **kwargs):
+                if not begun:
+                    begun, held = True, self.take_report()  # what is counted belongs to the item
+                    yield _echo(item, prompt, options)
+                    self._positions[:0], self._sources[:0] = held
                 if writer is not None:
                     self._add_logprobs(item["choices"][0], options, writer, stream)
                 yield item
@@ -165,9 +163,8 @@ class RequestLlama(GeneratingLlama):
         if stream:
             choice["logprobs"] = writer.chunk(choice["text"]) if choice["finish_reason"] is None else None
             return
-        choice["logprobs"] = out = writer.whole(options.before)
-        if options.echo and out["tokens"]:  # OpenAI gives null for the first token, even after a BOS
-            out["token_logprobs"][0] = out["top_logprobs"][0] = None
+        out = writer.whole(options.before)
+        choice["logprobs"] = _without_first(out) if options.echo else out
 
     def _tokens_from(self, generation: Generation) -> BatchTokens:
         options, self._options = self._options, CompletionOptions()
@@ -261,6 +258,20 @@ class RequestLlama(GeneratingLlama):
             "generation": now - first,
             "tokens": job.n_tokens,
         }
+
+
+def _echo(item: dict[str, Any], prompt: str, options: CompletionOptions) -> dict[str, Any]:
+    """A chunk with the prompt, which llama-cpp-python leaves out of streams. item: the stream's first."""
+    logprobs = _without_first(options.writer.echo(options.before)) if options.writer is not None else None
+    choice = {**item["choices"][0], "text": prompt, "logprobs": logprobs, "finish_reason": None}
+    return {**item, "choices": [choice]}
+
+
+def _without_first(logprobs: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI gives null for the first token of an echoed prompt, even after a BOS."""
+    if logprobs["tokens"]:
+        logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None
+    return logprobs
 
 
 def _unsupported(what: str) -> EagleError:

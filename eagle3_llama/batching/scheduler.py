@@ -47,7 +47,7 @@ class Scheduler:
     ) -> None:
         self._base, self._engine, self._free = base, engine, free
         self._n_batch, self._n_ubatch = base.batch_sizes()
-        self._step = base.prompt_step()
+        self._step, self._shared_draft = base.prompt_step(), base.settings.shared_draft
         self._prompt_rate = 0.0  # tokens/s
         self._turn = 0
         self.count = dict.fromkeys(("prompt_tokens", "reused_tokens", "failures", "rows", "drafts"), 0)
@@ -148,7 +148,8 @@ class Scheduler:
     def _round(self, busy: list[Busy]) -> None:
         jobs = [job for _, job in busy]
         self._capture(jobs)
-        asks = [_ask(slot, job) for slot, job in busy]
+        fixed = self._shared_draft if len(busy) > 1 else MAX_DRAFT
+        asks = [_ask(slot, job, MAX_DRAFT if job.params.planned else fixed) for slot, job in busy]
         try:
             rounds = self._engine.round(asks, [address(j.sampler.sampler) for j in jobs])
         except EagleError as e:
@@ -224,6 +225,8 @@ class Scheduler:
             self._free(slot, None)
 
 
-def _ask(slot: BatchSlot, job: Job) -> Ask:
+def _ask(slot: BatchSlot, job: Job, most: int) -> Ask:
+    """most: draft tokens, where the request fixes their number."""
+    left = max(job.usual - job.n_tokens - 1, 0)
     show = job.processors.begin_round if job.processors is not None else None
-    return Ask(slot.id, job.token, job.params, max(job.usual - job.n_tokens - 1, 0), on_draft=show)
+    return Ask(slot.id, job.token, job.params, min(left, most), on_draft=show)

@@ -25,6 +25,7 @@ from .loop import Piece, Sent, TokenSource
 from .ownership import Claim, Ownership
 from .processors import GuardedProcessors
 from .text import Text
+from .token_bytes import BytesOf, TokenBytes, bytes_of
 from .usage import TokenUsage
 
 GENERATE = inspect.signature(Llama.generate)
@@ -104,10 +105,22 @@ class GeneratingLlama(FlashLlama):
         with self.calls:
             return super().tokenize(*args, **kwargs)
 
-    def detokenize(self, *args: Any, **kwargs: Any) -> bytes:
+    def detokenize(
+        self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
+    ) -> bytes:
         """Same as Llama.detokenize. Other threads may generate meanwhile."""
         with self.calls:
-            return super().detokenize(*args, **kwargs)
+            if type(self.tokenizer_) is not llama_cpp.LlamaTokenizer:
+                return super().detokenize(tokens, prev_tokens, special)
+            return self._token_bytes(tokens, special)
+
+    @functools.cached_property
+    def _token_bytes(self) -> TokenBytes:
+        return TokenBytes(self._bytes_of, self.token_bos())
+
+    @functools.cached_property
+    def _bytes_of(self) -> BytesOf:
+        return bytes_of(self._model)
 
     # -- generation ---------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from ..runtime.machine import cores
 ORIGINS = (
     "http https chrome-extension moz-extension safari-web-extension app tauri capacitor ionic vscode-webview"
 ).split()
+SHARED_DRAFT = 8  # tokens of a draft that a request fixes, while others generate: they wait for its rows
 MAX_BODY = 2_000_000  # bytes of a request's body
 
 
@@ -176,7 +177,7 @@ class ServerSettings:
         """Arguments of batching.BatchSettings."""
         names = "model eagle n_parallel n_ctx n_gpu_layers flash_attn chat_format n_batch text".split()
         more: dict[str, Any] = {"n_threads": self.threads or cores(), "interval": self.stream_interval}
-        more["text_memory"] = self.memory_of_client
+        more["text_memory"], more["shared_draft"] = self.memory_of_client, SHARED_DRAFT
         more["text_memory_prompts"] = self.text_memory_prompts
         return {name: getattr(self, name) for name in names} | more
 

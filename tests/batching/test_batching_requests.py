@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from batch_tools import N_CTX, alone, batcher, plain, take, tiny  # noqa: F401 - fixtures too
+from batch_tools import N_CTX, alone, batcher, jobs_at_once, plain, take, tiny  # noqa: F401 - fixtures too
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleError, EagleParams  # before llama_cpp: it brings the library
@@ -142,3 +142,30 @@ def test_stats_of_a_request_count_rounds(batcher):
         s = llm.stats
         assert 0 <= s.accepted == sum(s.accepted_at) <= s.drafted and 0 < s.rounds <= 12
         assert s.tokens <= 1 + s.rounds + s.accepted
+
+
+@pytest.mark.parametrize("params", [EagleParams(40), EagleParams(tree="40x6x4")], ids=str)
+def test_a_fixed_draft_beside_others(endless, monkeypatch, params):
+    """It has all that it asks for while it is alone. Others would wait for its rows."""
+    given = BatchSettings(*endless, n_parallel=2, n_ctx=N_CTX, n_threads=1, shared_draft=8)
+    with Batcher(given) as b:
+        drafted, own = [], b._engine.round
+
+        def round_(asks, samplers):
+            rounds = own(asks, samplers)
+            drafted.append([(ask.params.planned, r.drafted) for ask, r in zip(asks, rounds)])
+            return rounds
+
+        monkeypatch.setattr(b._engine, "round", round_)
+
+        def work(more, n):
+            with b.request(params=more) as llm:
+                return take(llm, n, PROMPT, temp=0.0)
+
+        alone_ = work(params, 60)
+        assert max(n for rounds in drafted for _, n in rounds) == 40
+        drafted.clear()
+        together = jobs_at_once(b, [lambda: work(params, 60), lambda: work(EagleParams(0), 60)])
+        assert together == [alone_, alone_]
+        shared = [rounds for rounds in drafted if len(rounds) == 2]
+        assert shared and max(n for rounds in shared for _, n in rounds) == 8

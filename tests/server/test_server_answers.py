@@ -64,3 +64,45 @@ def test_a_suffix(tmp_path):
         assert got["choices"] == plain["choices"] and got["usage"]["prompt_tokens"] == 13
         r = ask(s.client, path=COMPLETIONS, suffix="end", echo=True, logprobs=1, **body)
         assert r.status_code == 400 and "echo" in r.json()["error"]["message"]
+
+
+def test_a_stream_echoes(server):
+    """As the whole answer does, with the logprobs of the prompt. What is reported of tokens stays theirs."""
+    body = {
+        "prompt": "x5 g8 b3",
+        "max_tokens": 6,
+        "temperature": 0,
+        "echo": True,
+        "speculative": {"report": True},
+    }
+    for more in ({}, {"logprobs": 2}):
+        whole = ask(server.client, path=COMPLETIONS, **body, **more).json()["choices"][0]
+        sent = events(ask(server.client, path=COMPLETIONS, stream=True, **body, **more))
+        chunks = [e for e in sent if e is not None and e["choices"]]
+        assert chunks[0]["choices"][0]["text"] == body["prompt"]
+        assert "".join(c["choices"][0]["text"] for c in chunks) == whole["text"]
+        assert chunks[0]["eagle"]["positions"] == []
+        assert sum(len(c["eagle"]["positions"]) for c in chunks) == 6
+        if more:
+            parts = [c["choices"][0]["logprobs"] for c in chunks if c["choices"][0]["logprobs"]]
+            for name in ("tokens", "text_offset", "token_logprobs"):
+                assert [x for part in parts for x in part[name]] == whole["logprobs"][name], name
+
+
+def test_the_bytes_of_tokens_in_chats(server):
+    """A character of several tokens is in the bytes, which clients join."""
+    body = {"text": "x", "max_tokens": 9, "logprobs": True, "top_logprobs": 20, **WORLD}
+    choice = ask(server.client, **body).json()["choices"][0]
+    streamed = events(ask(server.client, stream=True, **body))
+    parts = [e["choices"][0]["logprobs"] for e in streamed if e is not None]
+    for content in (choice["logprobs"]["content"], [t for part in parts if part for t in part["content"]]):
+        assert (
+            bytes(b for t in content for b in t["bytes"]).decode() == "世世世" == choice["message"]["content"]
+        )
+        assert [t["token"] for t in content] == [""] * 9
+        for t in content:
+            tops = [tuple(top["bytes"]) for top in t["top_logprobs"]]
+            assert len(tops) == 20 and len(set(tops)) > 15  # those without a text too
+            assert all(
+                bytes(top["bytes"]).decode("utf-8", "ignore") == top["token"] for top in t["top_logprobs"]
+            )

@@ -68,16 +68,19 @@ class Shape:
     def _logprobs(self, logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
         """The logprobs with finite numbers and, in a chat, with as many top_logprobs as the request asks for.
 
-        llama-cpp-python may add the sampled token to top_logprobs. Changes the chat's logprobs in place,
-        because 2,000 tokens with 20 alternatives each are 10 MB.
+        Changes the chat's logprobs in place, because 2,000 tokens with 20 alternatives each are 10 MB. The
+        bytes are those of the tokens: the text of a part of a character is empty.
         """
         if logprobs is None:
             return None
         if self.chat:
             for t in logprobs["content"]:
-                del t["top_logprobs"][self.top_logprobs :]
-                for entry in (t, *t["top_logprobs"]):
-                    entry["logprob"] = _number(entry["logprob"])
+                token, t["logprob"] = t["token"], _number(t["logprob"])
+                t["bytes"] = list(token.raw)
+                t["top_logprobs"] = [
+                    {"token": text, "logprob": _number(p), "bytes": list(raw)}
+                    for text, raw, p in token.top()[: self.top_logprobs]
+                ]
             return {"content": logprobs["content"], "refusal": None}
         tops = [top and {token: _number(p) for token, p in top.items()} for top in logprobs["top_logprobs"]]
         own = [p if p is None else _number(p) for p in logprobs["token_logprobs"]]

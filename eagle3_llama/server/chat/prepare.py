@@ -25,7 +25,7 @@ from ..settings import ServerSettings
 from ..web.errors import wrong
 from .formats import ask, call_tool, handler_of, plain_messages, sandboxed_handler, template_setup
 
-ENTRY_BYTES = 384  # one token's logprob in an answer: twice as a Python object, once as JSON
+ENTRY_BYTES = 512  # one token's logprob in an answer: twice as a Python object, once as JSON
 GRAMMAR_CACHE = 1 << 24  # characters of the grammars and schemas that passed the sandbox's check
 _SAMPLING = (
     "temperature",
