@@ -345,7 +345,3 @@ def main() -> None:
     except EagleError as e:
         say_error(e, app)
         raise SystemExit(2) from None
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Other readings of a head, which the self-test tries beside it.
 
-A head still runs if its file has embeddings or a rope base that it was not trained with. Only a trial shows it.
+A head still runs if its file has embeddings or a rope base that it was not trained with. A trial shows it.
 """
 
 from __future__ import annotations

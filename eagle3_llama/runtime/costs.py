@@ -10,9 +10,8 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy as np
 from ..common.files import cache_dir, expanded, make_folder, remove_stale, replacing
 from ..common.limits import MAX_ROWS
 from ..errors import EagleError
+from .cost_curves import curve, rising
 from .token_costs import TOKEN_COSTS, Memory, token_costs
 
 # Numbers of rows to measure in one round, the most important first. Costs in between are interpolated.
@@ -128,13 +128,13 @@ class Times:
             relative = lambda n: (r[part, n] / r["layers", 1] for r in self._rounds if (part, n) in r)
             return {n: one * statistics.median(relative(n)) for n in sizes}
 
-        out, head = _curve(rising(figures("output") or {1: 0.0})), rising(figures("head") or {1: 1.0})
+        out, head = curve(rising(figures("output") or {1: 0.0})), rising(figures("head") or {1: 1.0})
         first, layers = figures("first").get(1, 0.0), figures("layers")
         layers[1] = one - out[1]  # a decode of one row includes its output
         layers = rising(layers, {1: SIZES.count(1)})
         layers, head = ({n: max(t, SMALLEST) for n, t in part.items()} for part in (layers, head))
         first = max(first - head[1], 0.0)
-        return Costs(_curve(layers), out, _curve(head), _curve({1: 0.0}), first, context)
+        return Costs(curve(layers), out, curve(head), curve({1: 0.0}), first, context)
 
 
 def _decode(engine: Any, n: int, slot: int) -> float:
@@ -186,7 +186,7 @@ def measure(
         _add_large(times, engine, min(n_ctx - near_at, n_batch), one, slot, MOST_LARGE - elapsed())
     engine.rewind(0, slot)
     rate = (switches() - before) / max(elapsed(), SMALLEST)
-    return dataclasses.replace(times.costs(near_at), cell=_curve(cells), switches=rate)
+    return dataclasses.replace(times.costs(near_at), cell=curve(cells), switches=rate)
 
 
 def switches() -> int:
@@ -228,7 +228,7 @@ def measure_in_use(
     found, n_past = times.costs(engine.n_past(slot)), engine.n_past(slot)
     if memory and n_past > 0:
         read = memory.token_seconds(found.one_row, n_past, slot)
-        found = dataclasses.replace(found, cell=_curve({n: read * t for n, t in TOKEN_COSTS.items()}))
+        found = dataclasses.replace(found, cell=curve({n: read * t for n, t in TOKEN_COSTS.items()}))
     return found
 
 
@@ -242,32 +242,6 @@ def _add_large(times: Times, engine: Any, room: int, one: float, slot: int, most
     for n in sizes[1:] if one < FAST else []:
         engine.measure_target(n, slot)
     times.add(engine, sizes, slot, most - (time.perf_counter() - start))
-
-
-def rising(points: dict[int, float], times: Mapping[int, int] = MappingProxyType({})) -> dict[int, float]:
-    """The nearest costs that do not fall with the number of rows: more rows never cost less.
-
-    Neighbours that seem to fall get their common median. times: how often a point was measured, else once.
-    The least of them would be too low wherever further rows cost almost nothing. Source: isotonic regression
-    of least absolute errors, by pooling adjacent violators.
-    """
-    pools: list[tuple[list[int], list[float]]] = []  # numbers of rows, and their costs as often as measured
-    for n, seconds in sorted(points.items()):
-        pools.append(([n], [seconds] * times.get(n, 1)))
-        while len(pools) > 1 and statistics.median(pools[-2][1]) > statistics.median(pools[-1][1]):
-            sizes, costs = pools.pop()
-            pools[-1][0].extend(sizes)
-            pools[-1][1].extend(costs)
-    return {n: statistics.median(costs) for sizes, costs in pools for n in sizes}
-
-
-def _curve(points: dict[int, float]) -> list[float]:
-    """Costs of 0..MAX_ROWS rows: linear between the points, beyond them with the average slope."""
-    (first, least), (last, most) = min(points.items()), max(points.items())
-    slope = max(most - least, 0.0) / max(last - first, 1)
-    beyond = [most + slope * (n - last) for n in range(last + 1, MAX_ROWS + 1)]
-    between = np.interp(range(1, last + 1), sorted(points), [points[n] for n in sorted(points)])
-    return [0.0, *between.tolist(), *beyond]
 
 
 def costs_dir() -> Path:
@@ -358,13 +332,13 @@ def _read(key: Sequence[object], n_ctx: int) -> list[Costs]:
 def _is_sound(c: Costs) -> bool:
     """Whether the planner takes them, and measure() could have returned them: see eagle3_plan_set."""
 
-    def curve(rows: Any, least: float) -> bool:
+    def sound(rows: Any, least: float) -> bool:
         sized = isinstance(rows, list) and len(rows) == MAX_ROWS + 1
         return sized and number(rows[0], 0.0) and all(number(x, least) for x in rows[1:])
 
     def number(x: object, least: float) -> bool:
         return isinstance(x, (int, float)) and not isinstance(x, bool) and least <= x < LARGEST
 
-    positive = curve(c.layers, SMALLEST) and curve(c.head, SMALLEST)
+    positive = sound(c.layers, SMALLEST) and sound(c.head, SMALLEST)
     rest = all(number(x, 0.0) for x in (c.first, c.context, c.switches))
-    return positive and curve(c.output, 0.0) and curve(c.cell, 0.0) and rest
+    return positive and sound(c.output, 0.0) and sound(c.cell, 0.0) and rest

@@ -106,6 +106,6 @@ def test_no_home_folder(monkeypatch):
 def test_places_that_cannot_be_written(tmp_path):
     check_writable(None)
     check_writable(tmp_path / "new")
-    for out, said in ((tmp_path, "it is a folder"), (tmp_path / "none" / "x", "there is no folder")):
+    for out, said in ((tmp_path, "it is a folder"), (tmp_path / "none" / "x", "does not exist: create it")):
         with pytest.raises(EagleError, match=said):
             check_writable(out)

@@ -15,6 +15,7 @@ from eagle3_llama.llama.model_costs import cost_key
 from eagle3_llama.runtime import costs as _costs
 from eagle3_llama.runtime import library as _library
 from eagle3_llama.runtime.binding import address
+from eagle3_llama.runtime.cost_curves import rising
 from eagle3_llama.runtime.costs import LOADS, MAX_ROWS, Costs, cached, measure, merged
 from eagle3_llama.runtime.engine import Ask
 from eagle3_llama.runtime.token_costs import Memory
@@ -388,9 +389,9 @@ def test_measuring_a_target_that_cannot_go_back(made):  # noqa: F811 - the fixtu
 
 def test_costs_that_seem_to_fall_with_more_rows_get_a_common_value():
     """Not the least of them, which would be too low for one row wherever further rows are almost free."""
-    assert _costs.rising({1: 1.0, 2: 2.0, 4: 3.0}) == {1: 1.0, 2: 2.0, 4: 3.0}
+    assert rising({1: 1.0, 2: 2.0, 4: 3.0}) == {1: 1.0, 2: 2.0, 4: 3.0}
     flat = {1: 1.02, 2: 0.97, 3: 1.01, 4: 0.98, 5: 1.0, 8: 1.4}
-    assert _costs.rising(flat) == pytest.approx({1: 0.995, 2: 0.995, 3: 0.995, 4: 0.995, 5: 1.0, 8: 1.4})
+    assert rising(flat) == pytest.approx({1: 0.995, 2: 0.995, 3: 0.995, 4: 0.995, 5: 1.0, 8: 1.4})
     disturbed = {1: 1.0, 2: 9.0, 3: 1.1, 4: 1.2}
-    assert _costs.rising(disturbed) == {1: 1.0, 2: 1.2, 3: 1.2, 4: 1.2}
-    assert _costs.rising({1: 1.0, 2: 0.8}, {1: 3}) == {1: 1.0, 2: 1.0}  # measured three times, and once
+    assert rising(disturbed) == {1: 1.0, 2: 1.2, 3: 1.2, 4: 1.2}
+    assert rising({1: 1.0, 2: 0.8}, {1: 3}) == {1: 1.0, 2: 1.0}  # measured three times, and once

@@ -1,8 +1,10 @@
 """Limits of what one client can use, and what other clients get meanwhile. On a tiny model."""
 
 import json
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -322,6 +324,11 @@ def test_slot_files_have_a_quota(server):
         and str(server.settings.slot_save_limit) in r.json()["error"]["message"]
     )
     assert save("a").status_code == 200
+    left = Path(server.settings.slot_save_path) / ".a.1.part"  # by a server that was killed
+    left.write_bytes(bytes(server.settings.slot_save_limit))
+    assert save("a").status_code == 507  # it may be another server's that writes now
+    os.utime(left, (1, 1))
+    assert save("a").status_code == 200 and not left.exists()
 
 
 def test_metrics_of_what_did_not_end(files):
