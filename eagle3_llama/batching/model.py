@@ -148,5 +148,5 @@ def _check_chat_format(name: str | None, of_model: dict[str, Any] | None) -> Non
     later = of_model is None and (name or "").startswith("chat_template.")
     if name is not None and name not in known and not later:
         near = difflib.get_close_matches(name, known, n=1)
-        said = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
-        raise EagleError(ErrorKind.BAD_ARGUMENT, f"there is no chat format {name!r:.80}: {said}")
+        message = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+        raise EagleError(ErrorKind.BAD_ARGUMENT, f"there is no chat format {name!r:.80}: {message}")

@@ -232,8 +232,8 @@ def _huggingface_hub() -> Any:
     try:
         import huggingface_hub
     except ModuleNotFoundError as e:
-        said = f"{PREFIX} names need {e.name}: {extras.command('hub')}"
-        raise EagleError(ErrorKind.LIBRARY, said) from e
+        message = f"{PREFIX} names need {e.name}: {extras.command('hub')}"
+        raise EagleError(ErrorKind.LIBRARY, message) from e
     return huggingface_hub
 
 
@@ -268,5 +268,5 @@ def _reason(error: Exception) -> str:
 
 
 def _line(error: Exception) -> str:
-    said = " ".join(str(error).split()) or type(error).__name__
-    return "".join(c if c.isprintable() else "?" for c in said[:300])  # a server may have written it
+    message = " ".join(str(error).split()) or type(error).__name__
+    return "".join(c if c.isprintable() else "?" for c in message[:300])  # a server may have written it

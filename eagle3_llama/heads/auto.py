@@ -56,13 +56,13 @@ def choose_head(target: Path) -> str | None:
         return None  # loading it says what is wrong
     for look in (_beside, _in_cache, _in_list):
         try:
-            path, said = look(target)
+            path, message = look(target)
         except Exception as e:  # of whatever kind: the model decodes without a head too
-            path, said = None, str(e) or type(e).__name__
+            path, message = None, str(e) or type(e).__name__
         if path is not None:
-            note(f"head for {target.name}: {said}")
+            note(f"head for {target.name}: {message}")
             return str(path)
-        why.append(said)
+        why.append(message)
     note(f"no head for {target.name}: {'; '.join(why)}; drafts come from the text alone")
     return None
 

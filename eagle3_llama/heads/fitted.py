@@ -63,7 +63,7 @@ class HeadFiles:
 
 @dataclasses.dataclass(frozen=True)
 class PairRecord:
-    """What is known of a pair. path: the head's GGUF, None if it was refused. said: the self-test's line.
+    """What is known of a pair. path: the head's GGUF, None if it was refused. message: the self-test's line.
 
     content: the fingerprint of the file at `path`.
     """
@@ -71,7 +71,7 @@ class PairRecord:
     head: str
     target: str  # its fingerprint
     path: str | None
-    said: str
+    message: str
     made: float  # seconds since 1970
     content: str
 
@@ -99,7 +99,7 @@ def fit(head: HeadFiles, target: Path) -> Path:
         with locked(f"{place.stem}.head", waiting):
             record = _known(place) or _make(head, target, seen, place)
     if record.path is None:
-        raise EagleError(ErrorKind.HEAD_MISMATCH, f"{head.name} does not fit {target.name}: {record.said}")
+        raise EagleError(ErrorKind.HEAD_MISMATCH, f"{head.name} does not fit {target.name}: {record.message}")
     return Path(record.path)
 
 
@@ -124,7 +124,7 @@ def read_record(place: Path) -> PairRecord | None:
         record = PairRecord(**data)
     except (EagleError, TypeError):
         return None
-    texts = (record.head, record.target, record.said, record.path or "", record.content)
+    texts = (record.head, record.target, record.message, record.path or "", record.content)
     whole = all(isinstance(text, str) for text in texts) and isinstance(record.made, float)
     return record if whole else None
 
@@ -145,12 +145,12 @@ def _make(head: HeadFiles, target: Path, seen: str, place: Path) -> PairRecord:
     make_folder(place.parent)
     remove_stale(place.parent)
     try:
-        made, said = _ready(head, target, place.with_suffix(".gguf"))
+        made, message = _ready(head, target, place.with_suffix(".gguf"))
         path, content = str(made), fingerprint(made)
     except _Useless as e:
         _check_whole([*head.files.values(), *files_of(target)])
-        path, said, content = None, str(e), ""
-    record = PairRecord(head.name, seen, path, said, time.time(), content)
+        path, message, content = None, str(e), ""
+    record = PairRecord(head.name, seen, path, message, time.time(), content)
     with replacing(place) as part:
         part.write_text(json.dumps(dataclasses.asdict(record), indent=1) + "\n", encoding="utf-8")
     return record
@@ -179,18 +179,18 @@ def _ready(head: HeadFiles, target: Path, out: Path) -> tuple[Path, str]:
     """(the head's GGUF, what the self-test says). A GGUF that is right is used where it is."""
     with head.as_source() as source:
         if head.gguf is not None:
-            said, layers = _try(head.gguf, target)
+            message, layers = _try(head.gguf, target)
             if layers is None:
-                return head.gguf, said
+                return head.gguf, message
             convert(source, target, out, None, layers)
-            return out, said
+            return out, message
         note(f"converting {head.name} for {target.name}, once")
         with replacing(out) as part:  # renamed only after it was tried
             convert(source, target, part, OUTTYPE)
-            said, layers = _try(part, target)
+            message, layers = _try(part, target)
             if layers is not None:
                 convert(source, target, part, OUTTYPE, layers)
-        return out, said
+        return out, message
 
 
 class _Useless(Exception):

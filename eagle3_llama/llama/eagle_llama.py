@@ -153,8 +153,8 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         try:
             engine = Engine(ctx, model, eagle_path, self._n_slots, self._extract_layers)
             engine.drafts_from_text &= not windowed or bool(self.context_params.swa_full)
-            if eagle_path is not None and (said := tokenizers.warning(self.model_path, eagle_path)):
-                warnings.warn(said, RuntimeWarning, stacklevel=4)
+            if eagle_path is not None and (message := tokenizers.warning(self.model_path, eagle_path)):
+                warnings.warn(message, RuntimeWarning, stacklevel=4)
             return engine
         except EagleError as e:
             if eagle_path is None or e.kind is not ErrorKind.UNSUPPORTED and not self._auto:

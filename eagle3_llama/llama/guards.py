@@ -43,8 +43,8 @@ def load_error(path: str, error: ValueError) -> TargetError:
     """The error for a ValueError of Llama's constructor."""
     if isinstance(error, TargetError):
         return error
-    for said, why in _AT_LOAD.items():
-        if said in str(error):
+    for message, why in _AT_LOAD.items():
+        if message in str(error):
             return split_error(path) or TargetError(ErrorKind.BAD_FILE, f"{path} cannot be loaded: {why}")
     return TargetError(ErrorKind.BAD_ARGUMENT, str(error))
 

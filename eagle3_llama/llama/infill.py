@@ -33,8 +33,10 @@ def infill_prompt(llm: Any, prompt: str | list[int], suffix: str) -> list[int]:
     """
     pre, suf, mid = infill_tokens(llm)
     if not can_infill(llm):
-        said = "this model cannot fill in the middle (its vocabulary has no tokens for it): leave suffix out"
-        raise EagleError(ErrorKind.UNSUPPORTED, said)
+        message = (
+            "this model cannot fill in the middle (its vocabulary has no tokens for it): leave suffix out"
+        )
+        raise EagleError(ErrorKind.UNSUPPORTED, message)
     plain = lambda text: llm.tokenize(text.encode(), add_bos=False, special=False) if text else []
     before = [pre, *(plain(prompt) if isinstance(prompt, str) else prompt)]
     mark, marked = plain(_MARK), plain(_MARK + suffix)
@@ -46,8 +48,8 @@ def infill_prompt(llm: Any, prompt: str | list[int], suffix: str) -> list[int]:
 
 def echoed_logprobs() -> EagleError:
     """The error of a completion that wants both, beside a suffix."""
-    said = "echo with logprobs and a suffix is not possible: leave one of them out"
-    return EagleError(ErrorKind.BAD_ARGUMENT, said)
+    message = "echo with logprobs and a suffix is not possible: leave one of them out"
+    return EagleError(ErrorKind.BAD_ARGUMENT, message)
 
 
 class Infill:

@@ -125,8 +125,8 @@ class ContextText(Text):
     def open_memory(self, n_bytes: int, prompts: bool, stack: contextlib.ExitStack) -> None:
         """Keeps texts that have ended, and drafts from them, until the stack closes. 0 bytes: keeps none."""
         if n_bytes and not self.engine.drafts_from_text:
-            said = "text_memory has no effect: this target cannot take back drafts"
-            warnings.warn(said, RuntimeWarning, stacklevel=5)
+            message = "text_memory has no effect: this target cannot take back drafts"
+            warnings.warn(message, RuntimeWarning, stacklevel=5)
         elif n_bytes:
             self.memory = TextMemory(n_bytes, prompts)
             stack.callback(self.memory.close)

@@ -67,11 +67,11 @@ def check(
         with child:
             step, end = _follow(child, limits)
         errors.seek(0)
-        said = errors.read().decode(errors="replace").strip().splitlines()
+        message = errors.read().decode(errors="replace").strip().splitlines()
     if end == "late":
         longest = f"{limits.wall / 60:.0f} minutes" if limits.wall >= 120 else f"{limits.wall:.0f} s"
         return Fault("cannot", f"{_subject(step)[0]} took more than {longest}, as the machine is too busy")
-    return _judge(step, child.returncode if end == "ended" else None, said)
+    return _judge(step, child.returncode if end == "ended" else None, message)
 
 
 def score(folder: Path, backend: Path) -> int:
@@ -183,9 +183,9 @@ def _subject(step: str) -> tuple[str, bool]:
     return subject, subject.startswith("products")
 
 
-def _judge(step: str, code: int | None, said: list[str]) -> Fault | None:
+def _judge(step: str, code: int | None, message: list[str]) -> Fault | None:
     """What the end of the child means. code: its exit code, or None if it had to be ended."""
-    last = said[-1] if said else ""
+    last = message[-1] if message else ""
     subject, plural = _subject(step)
     if code is None or (sys.platform != "win32" and code == -signal.SIGXCPU):
         return Fault("failed", f"{subject} {'do' if plural else 'does'} not end")

@@ -96,6 +96,6 @@ def serve(
     try:
         from .web.process import serve as run
     except ModuleNotFoundError as e:
-        said = f"the server needs {e.name}: {extras.command('server')}"
-        raise EagleError(ErrorKind.LIBRARY, said) from e
+        message = f"the server needs {e.name}: {extras.command('server')}"
+        raise EagleError(ErrorKind.LIBRARY, message) from e
     run(settings)

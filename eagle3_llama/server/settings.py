@@ -114,8 +114,8 @@ class ServerSettings:
             self._check(fine, f"{_option(name)} is {value!r}, expected seconds {low}..{high}")
         self._check_key()
         n = len(self.api_keys)
-        said = f"--text-memory has {self.text_memory} bytes, expected {LEAST_SIZE} for each of {n} keys"
-        self._check(not self.text_memory or self.memory_of_client >= LEAST_SIZE, said)
+        message = f"--text-memory has {self.text_memory} bytes, expected {LEAST_SIZE} for each of {n} keys"
+        self._check(not self.text_memory or self.memory_of_client >= LEAST_SIZE, message)
         self._check_places()
 
     def _check_key(self) -> None:
@@ -132,15 +132,15 @@ class ServerSettings:
         for origin in self.cors_origin:
             scheme, _, site = origin.partition("://")
             fine = origin == "*" or (scheme in ORIGINS and site != "" and "/" not in site)
-            said = f"--cors-origin is {origin!r}, expected a site such as https://example.org, or *"
+            message = f"--cors-origin is {origin!r}, expected a site such as https://example.org, or *"
             mend = "" if scheme in ORIGINS else f"; known are {', '.join(f'{s}://' for s in ORIGINS)}"
-            self._check(fine, said + mend)
+            self._check(fine, message + mend)
         if folder is not None:  # last, because nothing is made for settings that are refused
             try:
                 Path(folder).mkdir(parents=True, exist_ok=True)
             except OSError as e:
-                said = f"--slot-save-path {folder} cannot be made a folder: {e.strerror or e}"
-                raise EagleError(ErrorKind.BAD_FILE, said) from e
+                message = f"--slot-save-path {folder} cannot be made a folder: {e.strerror or e}"
+                raise EagleError(ErrorKind.BAD_FILE, message) from e
 
     @staticmethod
     def _check(ok: bool, message: str, kind: ErrorKind = ErrorKind.BAD_ARGUMENT) -> None:
@@ -196,8 +196,8 @@ def read_keys(path: str | os.PathLike[str]) -> tuple[str, ...]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
         return tuple(line.strip() for line in lines if line.strip()) or ("",)
     except (OSError, UnicodeDecodeError) as e:
-        said = f"cannot read --api-key-file {path}: {getattr(e, 'strerror', None) or e}"
-        raise EagleError(ErrorKind.BAD_FILE, said) from e
+        message = f"cannot read --api-key-file {path}: {getattr(e, 'strerror', None) or e}"
+        raise EagleError(ErrorKind.BAD_FILE, message) from e
 
 
 def _option(name: str) -> str:

@@ -52,9 +52,9 @@ def _check_room(folder: Path, limit: int, filename: str, size: int) -> None:
         with contextlib.suppress(FileNotFoundError):  # somebody has made room meanwhile
             used += entry.stat(follow_symlinks=False).st_size
     if used + size > limit or len(others) >= MAX_FILES:
-        said = f"no room for {filename} of {size} bytes: {len(others)} other files have {used} bytes"
+        message = f"no room for {filename} of {size} bytes: {len(others)} other files have {used} bytes"
         limits = f"the limits are {MAX_FILES} files and {limit} bytes"
-        raise ApiError(507, f"{said}; {limits}", "filename", "slot_files_full")
+        raise ApiError(507, f"{message}; {limits}", "filename", "slot_files_full")
 
 
 def restore(batcher: Any, folder: str, slot: int, filename: str, client: str) -> dict[str, Any]:

@@ -145,8 +145,8 @@ class TrainSettings:
         if self.init_from is not None:
             object.__setattr__(self, "init_from", str(checkpoint_folder(self.init_from)))
             fine = (Path(self.init_from) / "config.json").is_file()
-            said = f"init_from is {self.init_from}, expected the folder with a head's config.json"
-            self._check(fine, said, ErrorKind.BAD_FILE)
+            message = f"init_from is {self.init_from}, expected the folder with a head's config.json"
+            self._check(fine, message, ErrorKind.BAD_FILE)
 
     @staticmethod
     def _check(ok: bool, message: str, kind: ErrorKind = ErrorKind.BAD_ARGUMENT) -> None:

@@ -56,10 +56,9 @@ def named_target(config: Config, target: Path) -> str | None:
     name = config.string(_VERIFIER, None)
     if name is None:
         return None
-    said = f"config.json names the head's target: {name}"
+    message = f"config.json names the head's target: {name}"
     names = names_of(target)
     if not names or {plain(name), plain(name.rpartition("/")[2])} & names:
-        return said
-    return (
-        f"{said}; {target.name} calls itself {', '.join(sorted(names))}: --self-test tells if it is another"
-    )
+        return message
+    itself = ", ".join(sorted(names))
+    return f"{message}; {target.name} calls itself {itself}: --self-test tells if it is another"

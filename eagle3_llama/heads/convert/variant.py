@@ -117,8 +117,8 @@ def _agree(
                 f"tensor {layout.source_name(name)} is missing, but key {key} of config.json requires it",
             )
         # norm_before_fc counts even if it is missing: a reader that looks only at the key would skip the norm
-        said = config.get(key) is not None or key == "norm_before_fc"
-        if not flag and said and name in tensors:
+        message = config.get(key) is not None or key == "norm_before_fc"
+        if not flag and message and name in tensors:
             raise EagleError(
                 ErrorKind.BAD_CONFIG,
                 f"key {key} of config.json is not true, but there is a tensor {tensors[name].name}: "

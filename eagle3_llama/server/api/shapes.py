@@ -40,30 +40,30 @@ class Shape:
         out["logprobs"] = self._logprobs(choice.get("logprobs"))
         if not self.chat:
             return {"text": choice["text"], **out}
-        said = {k: v for k, v in choice[name].items() if v is not None}
+        delta = {k: v for k, v in choice[name].items() if v is not None}
         if name == "message":
-            said.setdefault("content", None)
-        if "tool_calls" in said or "function_call" in said:
-            said = self._call(index, said, name)
+            delta.setdefault("content", None)
+        if "tool_calls" in delta or "function_call" in delta:
+            delta = self._call(index, delta, name)
         if self.legacy and out["finish_reason"] == "tool_calls":
             out["finish_reason"] = "function_call"
-        return {**out, name: said}
+        return {**out, name: delta}
 
-    def _call(self, index: int, said: dict[str, Any], name: str) -> dict[str, Any]:
+    def _call(self, index: int, delta: dict[str, Any], name: str) -> dict[str, Any]:
         """A call in the form that the request used: tool_calls or function_call.
 
         In a stream, only the first chunk has id and name, because clients join the chunks' fields.
         """
-        said = dict(said)
-        said.pop("tool_calls" if self.legacy else "function_call", None)
+        delta = dict(delta)
+        delta.pop("tool_calls" if self.legacy else "function_call", None)
         if name == "message" or index not in self._called:
             self._called.add(index)
         elif self.legacy:
-            said["function_call"] = {"arguments": said["function_call"]["arguments"]}
+            delta["function_call"] = {"arguments": delta["function_call"]["arguments"]}
         else:
-            calls = [(c["index"], c["function"]["arguments"]) for c in said["tool_calls"]]
-            said["tool_calls"] = [{"index": i, "function": {"arguments": text}} for i, text in calls]
-        return said
+            calls = [(c["index"], c["function"]["arguments"]) for c in delta["tool_calls"]]
+            delta["tool_calls"] = [{"index": i, "function": {"arguments": text}} for i, text in calls]
+        return delta
 
     def _logprobs(self, logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
         """The logprobs with finite numbers and, in a chat, with as many top_logprobs as the request asks for.

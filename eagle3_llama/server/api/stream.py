@@ -54,8 +54,8 @@ def joined(events: list[Event]) -> list[Event]:
         text = _text(e)
         if before is not None and text is not None:
             choice, text = e.chunk["choices"][0], before + text
-            said = {"delta": {"content": text}} if "delta" in choice else {"text": text}
-            chunk = {"choices": [{**choice, **said}]}
+            delta = {"delta": {"content": text}} if "delta" in choice else {"text": text}
+            chunk = {"choices": [{**choice, **delta}]}
             positions, sources = out[-1].positions + e.positions, out[-1].sources + e.sources
             out[-1] = dataclasses.replace(e, chunk=chunk, positions=positions, sources=sources)
         else:
@@ -68,8 +68,8 @@ def _text(e: Event) -> str | None:
     choice = e.chunk["choices"][0]
     if choice["finish_reason"] is not None or choice.get("logprobs") is not None:
         return None
-    said = choice.get("delta", {"content": choice.get("text")})
-    return said["content"] if said.keys() == {"content"} else None
+    delta = choice.get("delta", {"content": choice.get("text")})
+    return delta["content"] if delta.keys() == {"content"} else None
 
 
 async def with_silences(events: AsyncIterator[list[Event]]) -> AsyncIterator[list[Event] | None]:
@@ -135,8 +135,8 @@ class EventStream(Response):
                 if batch is None:
                     yield KEEP_ALIVE_COMMENT
                     continue
-                said = [e for e in batch if e.chunk]
-                data = b"".join(self._frame(e) for e in (said if self.report else joined(said)))
+                chunks = [e for e in batch if e.chunk]
+                data = b"".join(self._frame(e) for e in (chunks if self.report else joined(chunks)))
                 if data:
                     yield data
         except ApiError as e:

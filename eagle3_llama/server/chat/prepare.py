@@ -119,8 +119,8 @@ class Caller:
         n = body.n or 1
         most = self.settings.most_choices
         if len(prompts) * n > most:
-            said = f"{len(prompts)} prompts with {n} choices each are more than {most} choices"
-            raise wrong("prompt", f"{said}, the most that this server allows")
+            message = f"{len(prompts)} prompts with {n} choices each are more than {most} choices"
+            raise wrong("prompt", f"{message}, the most that this server allows")
         if body.echo and not all(isinstance(p, str) for p in prompts):
             raise wrong("echo", "it needs a prompt that is text, not token ids")
         self._check_prompts(prompts)
@@ -157,8 +157,10 @@ class Caller:
             if isinstance(prompt, str):
                 self.size.check_fits(prompt, "prompt")
             elif max(prompt) >= self.n_vocab:
-                said = f"it has the token id {max(prompt)}; the model's token ids are 0..{self.n_vocab - 1}"
-                raise wrong("prompt", said)
+                message = (
+                    f"it has the token id {max(prompt)}; the model's token ids are 0..{self.n_vocab - 1}"
+                )
+                raise wrong("prompt", message)
 
     # -- both ---------------------------------------------------------------------------------------------
 
@@ -174,8 +176,8 @@ class Caller:
         if body.logit_bias:
             out["logit_bias"] = bias = {int(token): value for token, value in body.logit_bias.items()}
             if max(bias) >= self.n_vocab:
-                said = f"it has the token id {max(bias)}; the model's token ids are 0..{self.n_vocab - 1}"
-                raise wrong("logit_bias", said)
+                message = f"it has the token id {max(bias)}; the model's token ids are 0..{self.n_vocab - 1}"
+                raise wrong("logit_bias", message)
         return out
 
     def _logprobs_size(
@@ -189,8 +191,8 @@ class Caller:
         each = ENTRY_BYTES * (n_top + 1)
         most = max(1, MAX_LOGPROBS // (n * each) - echoed)
         if arguments["max_tokens"] > most and explicit:
-            said = f"it is {arguments['max_tokens']}; with these logprobs the server allows at most {most}"
-            raise wrong("max_tokens", f"{said}. Reduce max_tokens, n or the number of logprobs")
+            message = f"it is {arguments['max_tokens']}; with these logprobs the server allows at most {most}"
+            raise wrong("max_tokens", f"{message}. Reduce max_tokens, n or the number of logprobs")
         arguments["max_tokens"] = min(arguments["max_tokens"], most)
         return each * (arguments["max_tokens"] + echoed)
 
@@ -203,8 +205,8 @@ class Caller:
             return text
         if schema is None:
             return None
-        said = json.dumps(schema)
-        return self._checked.get(("convert", said), lambda: self._ask_grammars("convert", said, param))
+        message = json.dumps(schema)
+        return self._checked.get(("convert", message), lambda: self._ask_grammars("convert", message, param))
 
     def _ask_grammars(self, do: str, text: str, param: str) -> Any:
         refused = f"the {'schema' if do == 'convert' else 'grammar'} was refused"
@@ -226,8 +228,8 @@ class Caller:
             return None
         if not asked.enabled:
             if useless := [name for name in ("n_max", "p_min", "tree", "text") if getattr(asked, name)]:
-                said = f"{useless[0]} has no effect with enabled: false; leave one of them out"
-                raise wrong("speculative", said)
+                message = f"{useless[0]} has no effect with enabled: false; leave one of them out"
+                raise wrong("speculative", message)
             return EagleParams(0)
         most = self.settings.max_draft
         try:
@@ -289,8 +291,8 @@ def _forced(functions: list[dict[str, Any]], choice: Any) -> str | None:
         return None
     if choice == "required":
         if len(functions) != 1:
-            said = "`required` needs exactly one tool; name the tool to call instead"
-            raise wrong("tool_choice", said)
+            message = "`required` needs exactly one tool; name the tool to call instead"
+            raise wrong("tool_choice", message)
         return functions[0]["name"]
     return choice.name if isinstance(choice, Named) else choice.function.name
 

@@ -40,9 +40,11 @@ class Gate:
                 raise shutting_down(Connection="close")
             if self._inside + n > self.capacity:
                 wait = self._seconds * (1 + self._inside / self.n_parallel)
-                said = f"the queue is full: {self._inside} requests run or wait, the limit is {self.capacity}"
+                message = (
+                    f"the queue is full: {self._inside} requests run or wait, the limit is {self.capacity}"
+                )
                 headers = {"Retry-After": str(max(1, min(60, round(wait))))}
-                raise ApiError(503, said, code="queue_full", headers=headers)
+                raise ApiError(503, message, code="queue_full", headers=headers)
             self._inside += n
 
     async def drain(self, grace: float, sending: Callable[[], bool] = lambda: False) -> None:

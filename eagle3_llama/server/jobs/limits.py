@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 def busy(what: str) -> ApiError:
-    said = f"too many requests {what}: try again later"
-    return ApiError(503, said, code="busy", headers={"Retry-After": "2"})
+    message = f"too many requests {what}: try again later"
+    return ApiError(503, message, code="busy", headers={"Retry-After": "2"})
 
 
 class Work:

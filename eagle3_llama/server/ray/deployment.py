@@ -69,8 +69,8 @@ class Scale:
             _check(fine, f"{option} is {value!r}, expected {least}..4096")
         both = self.replicas is not None and self.scales
         _check(not both, "give --replicas, or --min-replicas and --max-replicas, not both")
-        said = f"--min-replicas {self.least} is more than --max-replicas {self.most}"
-        _check(not self.scales or self.least <= self.most, said)
+        message = f"--min-replicas {self.least} is more than --max-replicas {self.most}"
+        _check(not self.scales or self.least <= self.most, message)
 
     @property
     def scales(self) -> bool:
@@ -92,8 +92,8 @@ def build(args: dict[str, Any]) -> Application:
     EAGLE3_API_KEY. Ray Serve sets the address. Raises EagleError.
     """
     args = {name.replace("-", "_"): value for name, value in args.items()}
-    said = "Ray Serve sets host and port: `serve start --http-host HOST --http-port PORT`, or http_options"
-    _check(not {"host", "port"} & args.keys(), said)
+    message = "Ray Serve sets host and port: `serve start --http-host HOST --http-port PORT`, or http_options"
+    _check(not {"host", "port"} & args.keys(), message)
     if not {"api_key", "api_key_file"} & args.keys() and os.environ.get("EAGLE3_API_KEY"):
         args["api_key"] = os.environ["EAGLE3_API_KEY"]
     return application(*_settings(args))
@@ -101,12 +101,12 @@ def build(args: dict[str, Any]) -> Application:
 
 def application(settings: ServerSettings, scale: Scale) -> Application:
     """The deployment, bound to its settings but not running yet."""
-    said = (
+    message = (
         "replicas do not support --slot-save-path, because a request cannot choose its replica: leave it out"
     )
-    _check(settings.slot_save_path is None, said, ErrorKind.UNSUPPORTED)
-    said = "Ray's proxy accepts the connections, not the replicas: leave --max-connections out"
-    _check(settings.max_connections is None, said, ErrorKind.UNSUPPORTED)
+    _check(settings.slot_save_path is None, message, ErrorKind.UNSUPPORTED)
+    message = "Ray's proxy accepts the connections, not the replicas: leave --max-connections out"
+    _check(settings.max_connections is None, message, ErrorKind.UNSUPPORTED)
     serve = ray_serve()
     from ray.serve.config import RequestRouterConfig
 
@@ -256,8 +256,8 @@ def _run(app: Application, settings: ServerSettings, port: int, alone: bool) -> 
     try:
         serve.run(app, name=NAME, route_prefix="/")
     except RuntimeError as e:
-        said = "no replica could be started: see Ray's output above for the reason"
-        raise EagleError(ErrorKind.BAD_ARGUMENT, said) from e
+        message = "no replica could be started: see Ray's output above for the reason"
+        raise EagleError(ErrorKind.BAD_ARGUMENT, message) from e
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
     print(f"serving {os.path.basename(settings.model)} at http://{shown}:{port}", flush=True)
     told.wait()
@@ -276,8 +276,8 @@ def _port(settings: ServerSettings) -> int:
         with socket.create_server((settings.host, settings.port), family=family) as s:
             return s.getsockname()[1]
     except OSError as e:
-        said = f"cannot listen on {settings.host}:{settings.port}: {e.strerror or e}"
-        raise EagleError(ErrorKind.BAD_ARGUMENT, said) from e
+        message = f"cannot listen on {settings.host}:{settings.port}: {e.strerror or e}"
+        raise EagleError(ErrorKind.BAD_ARGUMENT, message) from e
 
 
 def main() -> None:

@@ -83,8 +83,10 @@ class Door:
             from ..web.access import error_response
             from ..web.errors import ApiError
 
-            said = "without an API key, only this machine may send requests: set EAGLE3_API_KEY and restart"
-            app = error_response(ApiError(403, said, code="no_key"))
+            message = (
+                "without an API key, only this machine may send requests: set EAGLE3_API_KEY and restart"
+            )
+            app = error_response(ApiError(403, message, code="no_key"))
         await app(scope, receive, named if scope["type"] == "http" else send)
 
 

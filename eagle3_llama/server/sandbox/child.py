@@ -116,9 +116,9 @@ class Grammars:
         Raises ValueError if the grammar is invalid, or allows no token within these few. A grammar that
         llama.cpp cannot process crashes or blocks this process. One that gets stuck later fails its request.
         """
-        sampler, said = self._parse(text)
+        sampler, message = self._parse(text)
         if not sampler:
-            raise ValueError(f"the grammar is invalid: {said}")
+            raise ValueError(f"the grammar is invalid: {message}")
         rng = random.Random(0)
         for _ in range(STEPS):
             allowed = self._allowed(sampler)
@@ -151,6 +151,6 @@ class Grammars:
                 os.dup2(saved, 2)
                 os.close(saved)
             f.seek(0)
-            said = f.read(2000).decode("utf-8", "replace").partition("\n")[0]
-        said = said.rpartition("error parsing grammar: ")[2][:200]
-        return sampler, said or "it has left recursion, or no rule with the name root"
+            message = f.read(2000).decode("utf-8", "replace").partition("\n")[0]
+        message = message.rpartition("error parsing grammar: ")[2][:200]
+        return sampler, message or "it has left recursion, or no rule with the name root"

@@ -228,8 +228,8 @@ class Sandbox:
                 raise SandboxBusy from None
             if status in _FROM_OUTSIDE and not slow:
                 raise (SandboxBusy if received else _NotReceived) from None
-            said = f"it took longer than {seconds:g} s"
-            raise SandboxError(said if slow else "it is too large, too deep, or not supported") from None
+            message = f"it took longer than {seconds:g} s"
+            raise SandboxError(message if slow else "it is too large, too deep, or not supported") from None
         finally:
             timer.cancel()
 

@@ -37,8 +37,8 @@ class PromptSize:
         size = len(text.encode())
         if size > self.most_bytes:
             room = f"the context's {self.n_ctx} tokens hold at most {self.most_bytes}"
-            said = f"the prompt has {size} bytes, {room}: shorten the prompt"
-            raise ApiError(400, said, param, "context_length_exceeded")
+            message = f"the prompt has {size} bytes, {room}: shorten the prompt"
+            raise ApiError(400, message, param, "context_length_exceeded")
         self.check_special(text, param)
 
     def check_special(self, text: str, param: str) -> None:

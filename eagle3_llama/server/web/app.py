@@ -163,8 +163,8 @@ def _add_models(app: FastAPI, server: Server) -> None:
     async def model(model_id: str) -> Response:
         """Describes the model of this name."""
         if model_id != server.name:
-            said = f"there is no model {model_id[:100]!r}: this server has {server.name!r}"
-            raise ApiError(404, said, "model", "model_not_found")
+            message = f"there is no model {model_id[:100]!r}: this server has {server.name!r}"
+            raise ApiError(404, message, "model", "model_not_found")
         return _json(server.card.model)
 
     @app.get("/props", **openapi.answer("Props"))
@@ -192,8 +192,8 @@ def _add_state(app: FastAPI, server: Server) -> None:
         if server.gate.draining:
             raise shutting_down()
         if not server.batcher.alive():
-            said = "the engine has stopped: start the server again; its log says why the engine stopped"
-            raise ApiError(503, said, code="engine_ended")
+            message = "the engine has stopped: start the server again; its log says why the engine stopped"
+            raise ApiError(503, message, code="engine_ended")
         return _json({"status": "ok"})
 
     @app.get("/metrics", **openapi.text("Prometheus metrics"))
@@ -215,12 +215,12 @@ def _add_state(app: FastAPI, server: Server) -> None:
         if doing is None:
             raise wrong("action", f"it is {action[:40]!r}, expected save or restore")
         if folder is None:
-            said = "this server does not save slots: start it with --slot-save-path"
-            raise ApiError(400, said, code="no_slot_save_path")
+            message = "this server does not save slots: start it with --slot-save-path"
+            raise ApiError(400, message, code="no_slot_save_path")
         body = await server.bodies.read(request, SlotFile)
         if not 0 <= slot < n_slots:
-            said = f"there is no slot {slot!s:.20}: this server has the slots 0..{n_slots - 1}"
-            raise ApiError(404, said, "slot", "no_such_slot")
+            message = f"there is no slot {slot!s:.20}: this server has the slots 0..{n_slots - 1}"
+            raise ApiError(404, message, "slot", "no_such_slot")
         client = request.scope["record"].client
         return await server.ask(server.files, doing, server.batcher, folder, slot, body.filename, client)
 

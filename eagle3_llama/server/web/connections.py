@@ -36,9 +36,11 @@ def connection_limit(wanted: int | None) -> int:
     room = 1 << 20 if files == resource.RLIM_INFINITY else files - SPARE - REFUSALS
     if room < (wanted or FEWEST):
         needed = (wanted or FEWEST) + SPARE + REFUSALS
-        said = f"{wanted or FEWEST} connections need {needed} file descriptors, this process may open {files}"
+        message = (
+            f"{wanted or FEWEST} connections need {needed} file descriptors, this process may open {files}"
+        )
         mend = "raise the limit with `ulimit -n`" + (", or reduce --max-connections" if wanted else "")
-        raise EagleError(ErrorKind.BAD_ARGUMENT, f"{said}: {mend}")
+        raise EagleError(ErrorKind.BAD_ARGUMENT, f"{message}: {mend}")
     return wanted or min(room, MOST)
 
 

@@ -49,14 +49,14 @@ class ApiError(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
-def wrong(field: str, said: str) -> ApiError:
+def wrong(field: str, message: str) -> ApiError:
     """The error of a field that has the right type, but a value that this server cannot accept."""
-    return ApiError(400, f"{field}: {said}", field, "invalid_value")
+    return ApiError(400, f"{field}: {message}", field, "invalid_value")
 
 
 def internal() -> ApiError:
-    said = "the request failed because of an error inside the server; see the server's log"
-    return ApiError(500, said, code="internal_error")
+    message = "the request failed because of an error inside the server; see the server's log"
+    return ApiError(500, message, code="internal_error")
 
 
 def shutting_down(**headers: str) -> ApiError:
@@ -79,19 +79,19 @@ def from_exception(e: BaseException, n_ctx: int, begun: bool, param: str | None 
     if (reason := getattr(e, "reason", None)) is not None:
         return _cancelled(reason)
     if isinstance(e, ValueError) and (found := _CONTEXT.search(str(e))):
-        said = f"the prompt has {found[1]} tokens, the context has room for {n_ctx}: shorten the prompt"
-        return ApiError(400, said, param, "context_length_exceeded")
+        message = f"the prompt has {found[1]} tokens, the context has room for {n_ctx}: shorten the prompt"
+        return ApiError(400, message, param, "context_length_exceeded")
     if isinstance(e, EagleError):
         if e.kind is ErrorKind.NATIVE and "grammar" in str(e):  # llama.cpp's, while it samples
-            said = f"the answer cannot follow the grammar or schema to its end: {e}"
-            return ApiError(400, said, code="refused")
+            message = f"the answer cannot follow the grammar or schema to its end: {e}"
+            return ApiError(400, message, code="refused")
         return ApiError(_KINDS.get(e.kind, 500), str(e), code=e.kind.value)
     # one of llama-cpp-python's chat formats raises this after it has generated
     unsupported = isinstance(e, ValueError) and "not supported" in str(e)
     by_messages = isinstance(e, (ValueError, TypeError, LookupError, AttributeError, AssertionError))
     if unsupported or by_messages and not begun:
-        said = f"the model's chat format cannot process this request: {e!s:.300}"
-        return ApiError(400, said, param, "chat_format")
+        message = f"the model's chat format cannot process this request: {e!s:.300}"
+        return ApiError(400, message, param, "chat_format")
     return internal()
 
 
@@ -107,16 +107,16 @@ def from_validation(e: ValidationError, names: Callable[[Sequence[int | str]], I
     """The error of an invalid body. names: the fields of the object at a place, to suggest one of them."""
     error = _telling(e.errors(include_url=False, include_context=False, include_input=False))
     if error["type"] == "json_invalid":
-        said = f"the body is not valid JSON: {error['msg'].removeprefix('Invalid JSON: ')}"
-        return ApiError(400, said, code="invalid_json")
+        message = f"the body is not valid JSON: {error['msg'].removeprefix('Invalid JSON: ')}"
+        return ApiError(400, message, code="invalid_json")
     *outer, last = error["loc"] or ("",)
     if error["type"] == "extra_forbidden":
         where = ".".join(filter(None, [_place(outer), str(last)]))[:200]
         near = difflib.get_close_matches(str(last), [n for n in names(outer) if n != last], n=1)
-        said = f"unknown field {where!r}" + (f", did you mean {near[0]}?" if near else "")
-        return ApiError(400, said, where, "unknown_field")
-    said, where = error["msg"].removeprefix("Value error, "), _place(error["loc"])
-    return ApiError(400, f"{where}: {said}" if where else said, where or None, "invalid_value")
+        message = f"unknown field {where!r}" + (f", did you mean {near[0]}?" if near else "")
+        return ApiError(400, message, where, "unknown_field")
+    message, where = error["msg"].removeprefix("Value error, "), _place(error["loc"])
+    return ApiError(400, f"{where}: {message}" if where else message, where or None, "invalid_value")
 
 
 def _telling(errors: list[Any]) -> Any:

@@ -34,14 +34,14 @@ class Guard:
         if keys and not has_key:
             # Basic makes a browser ask for a password. Only opening the page should do that.
             challenge = {"WWW-Authenticate": 'Basic realm="eagle3-llama"' if path == "/" else "Bearer"}
-            said = "this server needs an API key: send the header Authorization: Bearer KEY"
-            return ApiError(401, said, code="invalid_api_key", headers=challenge)
+            message = "this server needs an API key: send the header Authorization: Bearer KEY"
+            return ApiError(401, message, code="invalid_api_key", headers=challenge)
         if not keys and not self._own_origin(headers.get("origin")):
-            said = "the request comes from another site's page: allow that site with --cors-origin"
-            return ApiError(403, said, code="origin")
+            message = "the request comes from another site's page: allow that site with --cors-origin"
+            return ApiError(403, message, code="origin")
         if not keys and not self._own_host(headers.get("host")):
-            said = "the Host header names another site: allow it with --cors-origin, or set an API key"
-            return ApiError(403, said, code="host")
+            message = "the Host header names another site: allow it with --cors-origin, or set an API key"
+            return ApiError(403, message, code="host")
         return None
 
     def _own_host(self, host: str | None) -> bool:

@@ -82,8 +82,8 @@ def listen_at(settings: ServerSettings) -> socket.socket:
     try:
         listener.bind((settings.host, settings.port))
     except OSError as e:
-        said = f"cannot listen on {settings.host}:{settings.port}: {e.strerror or e}"
-        raise EagleError(ErrorKind.BAD_ARGUMENT, said) from e
+        message = f"cannot listen on {settings.host}:{settings.port}: {e.strerror or e}"
+        raise EagleError(ErrorKind.BAD_ARGUMENT, message) from e
     return listener
 
 

@@ -55,8 +55,8 @@ async def _receive(request: Request, parts: list[bytes], room: Room) -> None:
     try:
         await asyncio.wait_for(_gather(request, parts, room), BODY_SECONDS)
     except asyncio.TimeoutError:
-        said = f"the body did not arrive within {BODY_SECONDS:.0f} s"
-        raise ApiError(408, said, code="slow_body", headers={"Connection": "close"}) from None
+        message = f"the body did not arrive within {BODY_SECONDS:.0f} s"
+        raise ApiError(408, message, code="slow_body", headers={"Connection": "close"}) from None
     except ClientDisconnect:
         raise ApiError(499, "the client disconnected", code="cancelled") from None
 
@@ -72,8 +72,8 @@ async def _gather(request: Request, parts: list[bytes], room: Room) -> None:
 
 
 def too_large() -> ApiError:
-    said = f"the body is larger than {MAX_BODY} bytes"
-    return ApiError(413, said, code="body_too_large", headers={"Connection": "close"})
+    message = f"the body is larger than {MAX_BODY} bytes"
+    return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
 
 
 def parse(raw: bytes, model: type[T]) -> T:
