@@ -1,5 +1,5 @@
 // A round on one page: draft, decode, verify, commit. What they call is below, in round_verify.cpp and in
-// round_learn.cpp.
+// round_learn.cpp, and what chooses the number of threads in round_threads.cpp.
 #include "round.hpp"
 
 #include "deferral.hpp"
@@ -111,38 +111,6 @@ void round::commit(const int32_t * keep) {
     drafter_.forget_last();
     slots_.apply_capture();
     rethrow(failure);
-}
-
-// -- threads ----------------------------------------------------------------------------------------------
-
-const thread_policy & round::threads() {
-    const int one = llama_n_threads(slots_.ctx), many = llama_n_threads_batch(slots_.ctx);
-    threads_.set_most(one, many, !chooses_threads_);
-    return threads_;
-}
-
-// The first of the numbers is the unit. Once there are costs, these are: what rounds take must not be
-// compared with what was measured in another unit.
-void round::measured_threads(const std::vector<float> & seconds) {
-    std::vector<float> ratios;
-    for (const float s : seconds) {
-        ratios.push_back(s / seconds[0]);
-    }
-    threads_.measured(ratios);
-    new_costs();
-}
-
-void round::new_costs() {
-    threads_.begin_unit();
-    row_times_.clear();
-}
-
-// What a trial says of the machine is no drift of it: the planner is not told of such a round.
-void round::tell_threads(int n, bool whole) {
-    const float ratio = planner_.ready() ? layers_seconds_ / planner_.measured_seconds(n, whole)
-                                         : row_times_.ratio(n, layers_seconds_, threads_.slower());
-    is_trial_         = threads_.is_trial();
-    threads_.saw(ratio);
 }
 
 // -- what may be called when ------------------------------------------------------------------------------

@@ -218,13 +218,13 @@ void test_states(const fixture & f) {
         CHECK(eagle3_state_get(s, 0, state.data(), (int64_t) state.size()) == (int64_t) state.size());
         CHECK(eagle3_state_set(s, 1, state.data(), (int64_t) state.size()) == 0);
         CHECK(eagle3_n_past(s, 1) == (int) PROMPT.size() && eagle3_text_match(s, 1, 8) == 4);
-        const int64_t of_text = 16 + 4 * (int64_t) PROMPT.size();
+        const int64_t of_text = 24 + 4 * (int64_t) PROMPT.size();
         for (const int64_t cut : {int64_t(1), of_text - 1, (int64_t) state.size() - 1}) {
             CHECK(eagle3_state_set(s, 1, state.data(), (int64_t) state.size() - cut) == EAGLE3_E_FORMAT);
         }
         std::vector<uint8_t> damaged         = state;
-        damaged[state.size() - of_text + 12] = 0x7f;  // the number of tokens
-        damaged[state.size() - of_text + 13] = 0x7f;
+        damaged[state.size() - of_text + 20] = 0x7f;  // the number of tokens
+        damaged[state.size() - of_text + 21] = 0x7f;
         CHECK(eagle3_state_set(s, 1, damaged.data(), (int64_t) damaged.size()) == EAGLE3_E_FORMAT);
         CHECK(eagle3_text_match(s, 1, 8) == 4);
         if (head) {

@@ -4,10 +4,10 @@ import argparse
 import dataclasses
 import json
 import re
-import subprocess
 import sys
 
 import pytest
+from commands import run
 from paths import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts" / "measure"))
@@ -64,7 +64,7 @@ def test_every_table_of_performance_has_commits():
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     """A small repository with a folder for measurements, in place of this one."""
-    git = lambda *words: subprocess.run(["git", "-C", tmp_path, *words], check=True, capture_output=True)
+    git = lambda *words: run(["git", "-C", tmp_path, *words])
     (tmp_path / "native").mkdir()
     (tmp_path / "native" / "a.cpp").write_text("int a;\n")
     git("init", "-q")
@@ -97,7 +97,7 @@ def added(checkout, report, name="a.json", **given):
 def test_a_run_of_bench_is_added(checkout):
     [m] = added(checkout, bench())
     git = ["git", "-C", checkout, "rev-parse", "--short=7", "HEAD"]
-    assert m.commit == subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    assert m.commit == run(git).stdout.strip()
     assert (m.command, m.threads) == ("bench", 4)
     assert (m.name, m.machine, m.conditions) == ("speeds", "A", "12 prompts, 48 tokens") and m.cpu
     figures = {"plain_tokens_per_second": 100.0, "head_and_text": 1.8, "text": 1.5, "over_stock": 3.6}
@@ -178,5 +178,5 @@ def test_a_comment_that_is_missing_is_named():
 
 
 def test_the_command_checks():
-    done = subprocess.run([*MAIN, "--check"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+    done = run([*MAIN, "--check"])
+    assert (done.stdout.strip(), done.stderr) == ("", "")

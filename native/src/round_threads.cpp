@@ -1,0 +1,36 @@
+// The number of threads that a round uses: see thread_policy.hpp.
+#include "round.hpp"
+
+namespace eagle3 {
+
+const thread_policy & round::threads() {
+    const int one = llama_n_threads(slots_.ctx), many = llama_n_threads_batch(slots_.ctx);
+    threads_.set_most(one, many, !chooses_threads_);
+    return threads_;
+}
+
+// The first of the numbers is the unit. Once there are costs, these are: what rounds take must not be
+// compared with what was measured in another unit.
+void round::measured_threads(const std::vector<float> & seconds) {
+    std::vector<float> ratios;
+    for (const float s : seconds) {
+        ratios.push_back(s / seconds[0]);
+    }
+    threads_.measured(ratios);
+    new_costs();
+}
+
+void round::new_costs() {
+    threads_.begin_unit();
+    row_times_.clear();
+}
+
+// What a trial says of the machine is no drift of it: the planner is not told of such a round.
+void round::tell_threads(int n, bool whole) {
+    const float ratio = planner_.ready() ? layers_seconds_ / planner_.measured_seconds(n, whole)
+                                         : row_times_.ratio(n, layers_seconds_, threads_.slower());
+    is_trial_         = threads_.is_trial();
+    threads_.saw(ratio);
+}
+
+}  // namespace eagle3
