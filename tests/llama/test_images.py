@@ -134,10 +134,8 @@ def test_same_text(vlm, settings, tree):
     more = {"flash_attn": True} if tree else {}
     stock, plain, eagle = vlm(**more), vlm(EagleLlama, **more), vlm.eagle(**more)
     text, ids, n_prompt = chat(stock, message, **settings)
-    # a stream leaves out bytes that are no UTF-8, of which there are many here
-    streamed = chat(stock, message, stream=True, **settings)[0]
     assert chat(plain, message, **settings)[0] == text
-    assert chat(plain, message, stream=True, **settings)[0] == streamed
+    assert chat(plain, message, stream=True, **settings)[0] == text  # stock's loses characters of several tokens
     if tree:
         eagle.eagle_params = EagleParams(tree=tree)
         assert chat(eagle, message, **settings)[0] == text
@@ -145,7 +143,7 @@ def test_same_text(vlm, settings, tree):
         eagle.stats.reset()
     drafts_of(eagle, ids, n_prompt)
     assert chat(eagle, message, **settings)[0] == text
-    assert chat(eagle, message, stream=True, **settings)[0] == streamed
+    assert chat(eagle, message, stream=True, **settings)[0] == text
     assert eagle.stats.drafted > eagle.stats.accepted > 10
 
 
