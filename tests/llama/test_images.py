@@ -135,7 +135,9 @@ def test_same_text(vlm, settings, tree):
     stock, plain, eagle = vlm(**more), vlm(EagleLlama, **more), vlm.eagle(**more)
     text, ids, n_prompt = chat(stock, message, **settings)
     assert chat(plain, message, **settings)[0] == text
-    assert chat(plain, message, stream=True, **settings)[0] == text  # stock's loses characters of several tokens
+    assert (
+        chat(plain, message, stream=True, **settings)[0] == text
+    )  # stock's loses characters of several tokens
     if tree:
         eagle.eagle_params = EagleParams(tree=tree)
         assert chat(eagle, message, **settings)[0] == text

@@ -72,14 +72,6 @@ def test_memory_that_runs_out(programs, files):
     passes(programs, "memory_test", *files)
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="elsewhere a program's functions do not stand before a library's"
-)
-def test_c_functions_return_their_errors(programs, files):
-    """Those of llama.cpp, made to fail by what they are given and by memory that runs out."""
-    passes(programs, "boundary_test", files[0])
-
-
 @pytest.mark.parametrize("name", ["speculators, qwen3", "EAGLE-1", "two projections, two layers"])
 def test_rounds_of_variants_under_sanitizers(programs, tmp_path, name):
     target = tiny_models.target(tmp_path / "target.gguf", n_layer=12)
