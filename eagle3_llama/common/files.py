@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import re
@@ -103,6 +104,15 @@ def replacing(out: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's content, as hexadecimal digits. Raises EagleError BAD_FILE."""
+    digest = hashlib.sha256()
+    with reading(path), path.open("rb") as f:
+        while block := f.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def write_json(out: Path | None, value: Any) -> None:

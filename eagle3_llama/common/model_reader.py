@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import EagleError, ErrorKind
-from .files import reading
+from .files import reading, sha256_of
 from .gguf_reader import Gguf, read_architecture, read_gguf
 
 PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")  # of a file's name
@@ -130,12 +130,10 @@ def hub_hash(path: Path) -> str | None:
 def _fingerprint(path: Path) -> str:
     if named := hub_hash(path):
         return named
+    if path.suffix != ".gguf":
+        return sha256_of(path)
     with reading(path), path.open("rb") as f:
         digest, size = hashlib.sha256(), path.stat().st_size
-        if path.suffix != ".gguf":
-            while block := f.read(1 << 20):
-                digest.update(block)
-            return digest.hexdigest()
         start = min((t.offset for t in read_gguf(path).tensors.values()), default=size)
         digest.update(size.to_bytes(8, "little") + f.read(start))
         for i in range(BLOCKS):

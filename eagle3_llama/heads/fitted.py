@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -20,7 +19,17 @@ from pathlib import Path
 from rich.console import Console
 
 from .. import __version__
-from ..common.files import cache_dir, locked, make_folder, parse_object, reading, remove_stale, replacing
+from ..common.files import (
+    cache_dir,
+    locked,
+    make_folder,
+    parse_object,
+    reading,
+    remove_stale,
+    replacing,
+    sha256_of,
+    write_json,
+)
 from ..common.model_reader import files_of, fingerprint, hub_hash
 from ..common.notes import note
 from ..common.progress import progress
@@ -151,8 +160,7 @@ def _make(head: HeadFiles, target: Path, seen: str, place: Path) -> PairRecord:
         _check_whole([*head.files.values(), *files_of(target)])
         path, message, content = None, str(e), ""
     record = PairRecord(head.name, seen, path, message, time.time(), content)
-    with replacing(place) as part:
-        part.write_text(json.dumps(dataclasses.asdict(record), indent=1) + "\n", encoding="utf-8")
+    write_json(place, dataclasses.asdict(record))
     return record
 
 
@@ -165,11 +173,7 @@ def _check_whole(files: Iterable[Path]) -> None:
         named = hub_hash(path)
         if named is None or len(named) != 64:  # only large files are called by the SHA-256 of their content
             continue
-        digest = hashlib.sha256()
-        with reading(path), path.open("rb") as f:
-            while block := f.read(1 << 20):
-                digest.update(block)
-        if digest.hexdigest() != named:
+        if sha256_of(path) != named:
             raise EagleError(
                 ErrorKind.BAD_FILE, f"{path} is damaged: remove {path.resolve()}, so that it is fetched again"
             )

@@ -43,13 +43,14 @@ def measure(llm: Any) -> None:
     measure_threads(llm)
     key = cost_key(llm, llm._eagle_path)
     most = min(llm.n_batch, MOST_BATCH)
-    llm.native.plan(costs.cached(llm.native, key, room(llm), most, memory_of(llm)))
+    llm.native.plan(costs.cached(llm.native, key, room(llm), most, functools.partial(memory_of, llm)))
     llm.native.release_threads()
 
 
 def measure_threads(llm: Any) -> None:
     """Finds how many threads are fastest now, if the model can take back the rows. Empties the first slot."""
     try:
+        llm.native.rewind(0)
         llm.native.measure_threads()
     except EagleError as e:
         if e.kind is not ErrorKind.UNSUPPORTED:
@@ -63,6 +64,7 @@ def read(llm: Any) -> None:
     """
     if llm.native.n_past() == 0:
         measure_threads(llm)
+        llm.native.release_threads()
     found = costs.known(cost_key(llm, llm._eagle_path), room(llm))
     if found is not None:
         llm.native.plan(found)

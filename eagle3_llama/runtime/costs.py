@@ -10,7 +10,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -254,9 +254,15 @@ def costs_dir() -> Path:
 
 
 def cached(
-    engine: Any, key: Sequence[object], n_ctx: int, n_batch: int, memory: Memory | None = None
+    engine: Any,
+    key: Sequence[object],
+    n_ctx: int,
+    n_batch: int,
+    memory: Callable[[], Memory | None] = lambda: None,
 ) -> Costs:
     """The costs for this key (model, format, backend, threads, library), from a file in costs_dir().
+
+    memory: reads what measure() takes, from the model's files; called only if this load measures.
 
     Only the first LOADS loads measure, and as many more while others were disturbed by another program. With
     a single measurement, a disturbance would stay in the costs for ever. If all of them were disturbed, one
@@ -265,7 +271,7 @@ def cached(
     loads = _read(key, n_ctx)
     few = sum(c.switches <= CALM for c in loads) < LOADS and len(loads) < 2 * LOADS
     if few or _were_disturbed(engine, loads):
-        return remember(key, n_ctx, measure(engine, n_ctx, n_batch, memory=memory))
+        return remember(key, n_ctx, measure(engine, n_ctx, n_batch, memory=memory()))
     return merged(loads)
 
 

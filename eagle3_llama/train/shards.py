@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from ..common.files import make_folder, remove_stale, replacing
+from ..common.files import make_folder, remove_stale, replacing, write_json
 from ..errors import EagleError, ErrorKind
 from .generate import Conversation, converse
 from .settings import TrainSettings
@@ -53,8 +53,7 @@ class Shards:
         """Makes the folder. Called before the first shard is written, so that a failed run leaves nothing."""
         make_folder(self.folder)
         remove_stale(self.folder)
-        with replacing(self.about) as part:
-            part.write_text(json.dumps(self.key, indent=1) + "\n", encoding="utf-8")
+        write_json(self.about, self.key)
 
     def path(self, n: int) -> Path:
         return self.folder / f"shard-{n:05d}.safetensors"

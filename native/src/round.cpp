@@ -50,7 +50,7 @@ void round::decode() {
     output_seconds_ = 0.0f;
     whole_          = llama_has_logits_ith(slots_.ctx, n - 1);
     at_             = stage::decoded;
-    tell_threads(n, !defers);
+    tell_threads(n);
     for (const int slot : of_) {
         slots_.at(slot).round.under_way = true;
     }

@@ -48,7 +48,7 @@ class round {
     void abandon();         // none of its rows stay. Allocates nothing, so that it works without memory, too.
 
   private:
-    void tell_threads(int n, bool whole);
+    void tell_threads(int n);
     void begin(slot_state & s, int32_t token);
     void lay_out();
     void set_tree();

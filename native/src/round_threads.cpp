@@ -9,15 +9,9 @@ const thread_policy & round::threads() {
     return threads_;
 }
 
-// The first of the numbers is the unit. Once there are costs, these are: what rounds take must not be
-// compared with what was measured in another unit.
 void round::measured_threads(const std::vector<float> & seconds) {
-    std::vector<float> ratios;
-    for (const float s : seconds) {
-        ratios.push_back(s / seconds[0]);
-    }
-    threads_.measured(ratios);
-    new_costs();
+    threads_.measured(seconds);
+    row_times_.clear();
 }
 
 void round::new_costs() {
@@ -26,8 +20,8 @@ void round::new_costs() {
 }
 
 // What a trial says of the machine is no drift of it: the planner is not told of such a round.
-void round::tell_threads(int n, bool whole) {
-    const float ratio = planner_.ready() ? layers_seconds_ / planner_.measured_seconds(n, whole)
+void round::tell_threads(int n) {
+    const float ratio = planner_.ready() ? layers_seconds_ / planner_.measured_seconds(n, whole_)
                                          : row_times_.ratio(n, layers_seconds_, threads_.slower());
     is_trial_         = threads_.is_trial();
     threads_.saw(ratio);

@@ -34,17 +34,15 @@ void thread_policy::set_most(int one, int many, bool fixed) {
     wait_more_  = tune_.first_wait_more;
 }
 
-void thread_policy::measured(const std::vector<float> & ratios) {
-    for (size_t i = 0; i < numbers_.size() && i < ratios.size(); ++i) {
-        cost_[i] = ratios[i] > 0.0f ? ratios[i] : cost_[i];
+void thread_policy::measured(const std::vector<float> & seconds) {
+    home_ = 0;
+    for (size_t i = 0; i < numbers_.size(); ++i) {
+        const bool is_known = seconds[i] > 0.0f;
+        cost_[i]            = is_known ? seconds[i] : seconds[0] * (float) numbers_[0] / (float) numbers_[i];
+        home_               = is_known && cost_[i] < tune_.better * cost_[home_] ? (int) i : home_;
     }
-    for (size_t i = 1; i < numbers_.size() && i < ratios.size(); ++i) {
-        if (ratios[i] > 0.0f && cost_[i] < tune_.better * cost_[home_]) {
-            home_ = (int) i;
-        }
-    }
-    trial_  = -1;
     n_seen_ = 1;
+    begin_unit();
 }
 
 void thread_policy::begin_unit() {

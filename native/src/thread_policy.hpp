@@ -29,9 +29,9 @@ class thread_policy {
     bool uses_most() const { return at() == 0; }
     float slower() const { return cost_[at()]; }  // what a round takes with now(), in the same units
 
-    // A measurement before the first round: what a decode took with each of numbers(), in the same units.
-    // With 0 for those that were not measured.
-    void measured(const std::vector<float> & ratios);
+    // What a decode took with each of numbers(), now; 0 for those that were not measured, but for the first.
+    // The next round uses the fastest, which is the unit from now on.
+    void measured(const std::vector<float> & seconds);
     // From now on the unit is what the present number takes: other costs were measured, with it.
     void begin_unit();
     // The next round took so long.

@@ -100,6 +100,11 @@ void a_load_beside_a_busy_core_begins_with_fewer() {
     p.set_most(2);
     p.measured({3.4f, 1.9f});
     CHECK(p.now() == 1 && !p.is_trial());
+    p.measured({1.0f, 1.9f});  // once more, on a machine that is quiet now
+    CHECK(p.now() == 2);
+    p.set_most(8);
+    p.measured({3.0f, 1.0f, 0.0f, 0.0f, 0.0f});  // a large model, for which there was no time to try all
+    CHECK(p.now() == 7);
 }
 
 void other_numbers_of_the_user_begin_anew() {
