@@ -442,7 +442,7 @@ def test_costs_measured_after_a_text(files, alone, monkeypatch):
     monkeypatch.setattr(
         costs,
         "cached",
-        lambda engine, key, *sizes: costs.measure(engine, *sizes[:2], budget=0.1, memory=sizes[2]),
+        lambda engine, key, *sizes: costs.measure(engine, *sizes[:2], budget=0.1, memory=sizes[2]()),
     )
     llm = EagleLlama(files[0], eagle_path=files[1], n_max=0, **SETTINGS)
     older = GREEDY.start(llm)
