@@ -17,5 +17,5 @@ using eagle3_attend_cells = void (*)(const ggml_compute_params * params, ggml_te
 // is left to upstream's tiles.
 bool eagle3_attention(const ggml_compute_params * params, ggml_tensor * op, eagle3_attend_cells attend_cells);
 
-// Bytes of the work buffer that it takes.
+// It takes so many bytes of the work buffer.
 extern "C" size_t eagle3_attention_work(const ggml_tensor * op, int n_thread);

@@ -20,14 +20,14 @@ float parameter(const ggml_tensor * op, int i) {
     return x;
 }
 
-// How fast a head forgets (ALiBi).
+// A head forgets so fast (ALiBi).
 float slope_of(const ggml_tensor * q, float max_bias, int64_t i2) {
     const int64_t n_head_log2 = int64_t(1) << (int) floor(log2(q->ne[2]));
     return i2 < n_head_log2 ? powf(powf(2.0f, -max_bias / n_head_log2), i2 + 1)
                             : powf(powf(2.0f, -max_bias / 2.0f / n_head_log2), 2 * (i2 - n_head_log2) + 1);
 }
 
-// How many of a unit's first cells are these, too.
+// Counts how many of a unit's first cells are these, too.
 int count_same(const unit & u, const seen & cells) {
     const int n_both = std::min(u.n, cells.n);
     if (u.cells == cells.cells) {

@@ -1,4 +1,4 @@
-// Rows and heads of one head of keys, gathered and computed together.
+// Gathers rows and heads that share a head of keys, and computes them together.
 #pragma once
 
 #include "attention_units.hpp"
@@ -7,16 +7,15 @@
 
 namespace eagle3::kernels::attention {
 
-// One at a time in a thread, whose space it takes.
+// A thread may have one at a time, which takes its space.
 class batch {
   public:
     static constexpr int MOST = 32;  // rows and heads
 
     explicit batch(const ggml_tensor * op);
     bool has_kernel() const { return attend_; }
-    // Row i1 of head i2 and stream i3 over at most SPAN cells. After run() the result is in out: maximum,
-    // sum, values. first: with the head's sink; all of a run are, or none is. Those that share a head of keys
-    // come one after the other.
+    // Adds row i1 of head i2 and stream i3 over at most SPAN cells. After run() the result is in out. first:
+    // with the head's sink; all of a run are, or none is. Those that share a head of keys follow each other.
     void add(int64_t i1, int64_t i2, int64_t i3, const seen & cells, bool first, float * out);
     void run();
 

@@ -8,35 +8,36 @@
 
 namespace eagle3::kernels::attention {
 
-// The most cells that one maximum and one sum are taken of. Fixed, so that neither the number of threads nor
-// the padded length of the cache changes a result.
+// One maximum and one sum are taken of at most so many cells. The number is fixed, so that neither the number
+// of threads nor the padded length of the cache changes a result.
 constexpr int SPAN = 512;
 constexpr int STEP = 16;  // cells whose keys or values are widened together
 
-// Row i1 of the mask, of head i2 and stream i3. Null where there is no mask, and no cell is hidden.
+// Returns row i1 of the mask, of head i2 and stream i3. It is null where there is no mask, and no cell is
+// hidden.
 const ggml_fp16_t * mask_row(const ggml_tensor * op, int64_t i1, int64_t i2, int64_t i3);
 
-// How many of n_kv cells a row sees.
+// Counts how many of n_kv cells a row sees.
 int64_t count_seen(const ggml_fp16_t * mask, int64_t n_kv);
 
-// The cell of a row's n-th cell that it sees, counted from 0, or n_kv if it sees fewer.
+// Finds the n-th cell that a row sees, counted from 0. It is n_kv if the row sees fewer.
 int64_t seen_cell(const ggml_fp16_t * mask, int64_t n_kv, int64_t n);
 
 // Lists the cells that a row sees from `cell` on, at most n_most, and the last one again up to a multiple of
 // STEP. Returns their number, and moves `cell` behind them.
 int list_cells(const ggml_fp16_t * mask, int64_t & cell, int64_t n_kv, int32_t * cells, int64_t n_most);
 
-// What the mask adds to the scores of n cells, and then -INFINITY up to a multiple of STEP.
+// Lists what the mask adds to the scores of n cells, and then -INFINITY up to a multiple of STEP.
 void list_added(const ggml_fp16_t * mask, const int32_t * cells, int n, float * added);
 
-// Cells that a row sees, as list_cells() and list_added() give them.
+// These are cells that a row sees, as list_cells() and list_added() give them.
 struct seen {
     const int32_t * cells;
     const float * added;
     int n;
 };
 
-// What rows see of a span, listed once for all heads: of masks that heads share. One at a time in a thread.
+// Lists what rows see of a span once for all heads that share a mask. A thread may have one at a time.
 class span_cells {
   public:
     explicit span_cells(const ggml_tensor * op);

@@ -40,7 +40,7 @@ constexpr bool MANY_REGISTERS = true;  // 32, otherwise 16
 #else
 constexpr bool MANY_REGISTERS = false;
 #endif
-// Sums that are registers at the same time, with some to spare.
+// So many sums are registers at the same time, with some to spare.
 constexpr int CELLS = MANY_REGISTERS ? 16 : 8;
 
 typedef float floats __attribute__((vector_size(4 * LANES)));
@@ -83,8 +83,8 @@ inline floats multiply_add(floats a, floats b, floats c) {
 #endif
 }
 
-// Of four registers, sums of lanes: of four lanes each where there are sixteen of them (the four registers'
-// sums lie side by side), of all lanes in a half where there are eight, of all where there are four.
+// Adds lanes of four registers: four lanes each where there are sixteen of them (the four registers' sums lie
+// side by side), all lanes of a half where there are eight, all where there are four.
 inline floats sums_of_four(const floats * x) {
 #if EAGLE3_ATTENTION_LANES == 16
     const __m512 s0 = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
@@ -109,7 +109,7 @@ inline __m512 join(__m512 a, __m512 b) {
 }
 #endif
 
-// The sums of lanes of as many registers as a register has lanes, from those of four registers each.
+// Joins the sums of lanes of four registers each to those of as many registers as a register has lanes.
 inline floats sums_of(const floats * fours) {
 #if EAGLE3_ATTENTION_LANES == 16
     return join(join(fours[0], fours[1]), join(fours[2], fours[3]));
@@ -121,10 +121,10 @@ inline floats sums_of(const floats * fours) {
 #endif
 }
 
-// Whether numbers of sixteen cells can be turned over.
+// Numbers of sixteen cells can be turned over where a register holds so many.
 constexpr bool TURNS = LANES == 16;
 
-// Four numbers of sixteen cells, which are `stride` floats apart: to[n * 16 + cell].
+// Turns over four numbers of sixteen cells, which are `stride` floats apart: to[n * 16 + cell].
 inline void turn_four(
     [[maybe_unused]] const float * from, [[maybe_unused]] size_t stride, [[maybe_unused]] float * to) {
 #if EAGLE3_ATTENTION_LANES == 16
@@ -186,7 +186,7 @@ inline floats widened(const ggml_bf16_t * x) {
     return v;
 }
 
-// As many small integers as a register has lanes.
+// A vector of small integers has as many as a register has lanes.
 typedef int8_t small_ints __attribute__((vector_size(LANES)));
 
 inline small_ints get(const int8_t * x) {

@@ -11,7 +11,7 @@ namespace eagle3::kernels::attention {
 
 namespace {
 
-// Rows that are computed together, so that keys and values which all of them see are widened once.
+// The rows of a tile are computed together, so that keys and values which all of them see are widened once.
 class tile {
   public:
     tile(ggml_tensor * op, int64_t n_most)
@@ -19,7 +19,7 @@ class tile {
           cells_(n_most * (n_kv_ + STEP)), added_(cells_.size()), n_cells_(n_most),
           parts_(n_most * n_head_ * width_), sums_(parts_.size()) {}
 
-    // Rows first to first + n of a stream.
+    // Computes rows first to first + n of a stream.
     void attend(batch & units, int64_t first, int64_t n, int64_t i3) {
         int n_most = 0;
         for (int64_t r = 0; r < n; ++r) {
@@ -45,7 +45,7 @@ class tile {
     int32_t * cells_of(int64_t r) { return cells_.data() + r * (n_kv_ + STEP); }
     float * added_of(int64_t r) { return added_.data() + r * (n_kv_ + STEP); }
 
-    // The cells from number `from` on of those that each row sees.
+    // Adds a span of the cells that each row sees, from number `from` on.
     void add_span(batch & units, int64_t first, int64_t n, int64_t i3, int from) {
         each_unit(op_, n, 0, n * n_head_, [&](int64_t r, int64_t i2) {
             const seen cells = {
@@ -85,7 +85,7 @@ bool attend_in_tiles(const ggml_compute_params * params, ggml_tensor * op) {
     return true;
 }
 
-// Over a cache that upstream's kernel alone reads. False where upstream has tiles.
+// Does the same over a cache that upstream's kernel alone reads. False where upstream has tiles.
 bool attend_many_cell_by_cell(
     const ggml_compute_params * params, ggml_tensor * op, eagle3_attend_cells attend_cells) {
     if (!ggml_is_quantized(op->src[1]->type) && !ggml_is_quantized(op->src[2]->type)) {

@@ -7,7 +7,7 @@
 
 namespace eagle3::kernels::attention {
 
-// A register of scores from products of queries and keys: of sixteen cells from number i on.
+// Makes a register of scores from products of queries and keys, of cells from number i on.
 EAGLE3_INLINE void put_scores(floats sums, const unit & w, int i, float scale, float softcap) {
     floats s = sums * every(scale);
     if (softcap != 0.0f) {
@@ -59,11 +59,11 @@ EAGLE3_INLINE void add_some_scores(
     }
 }
 
-// So many units make it worth it to turn the keys of sixteen cells over: a register then has one number of
+// With so many units it is faster to turn the keys of sixteen cells over: a register then has one number of
 // each cell, and no score is a sum of lanes.
 constexpr int WORTH_TURNING = 12;
 
-// The numbers of sixteen cells, number by number.
+// Turns the numbers of sixteen cells over, so that they lie number by number.
 EAGLE3_INLINE void turn(const float * block, int n_register, float * turned) {
     const size_t n = (size_t) n_register * LANES;
     for (size_t d = 0; d < n; d += 4) {
@@ -71,7 +71,8 @@ EAGLE3_INLINE void turn(const float * block, int n_register, float * turned) {
     }
 }
 
-// As add_some_scores, from keys that are turned over: products are added in the order in which it adds lanes.
+// Does the same with keys that are turned over. Products are added in the order in which add_some_scores()
+// adds lanes.
 template <int N>
 EAGLE3_INLINE void add_turned_scores(
     const float * turned, int n_register, const unit * units, int i, float scale, float softcap) {
@@ -104,7 +105,7 @@ EAGLE3_INLINE void add_turned_scores(
     }
 }
 
-// turned: space for turned keys.
+// Adds to the scores of all units that see the cells. turned is space for turned keys.
 EAGLE3_INLINE void add_scores(const float * block, float * turned, int n_register, const unit * units,
     int n_unit, int i, float scale, float softcap) {
     int u = 0;

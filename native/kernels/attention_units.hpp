@@ -7,7 +7,7 @@
 
 namespace eagle3::kernels::attention {
 
-// A row and head over some of the cells that it sees.
+// A unit is a row and head over some of the cells that it sees.
 struct unit {
     const float * q;        // padded with zeros to whole registers, as out is padded
     const int32_t * cells;  // in order, n of them and, up to the next multiple of sixteen, any
@@ -18,8 +18,7 @@ struct unit {
     float * out;          // maximum of the scores, sum of their exponentials, values by these
 };
 
-// The keys or values of a head, n numbers a cell. The rest of a register that is wider than what is left is
-// zero.
+// These are the keys or values of a head, n numbers a cell. Where n ends within a register, its rest is zero.
 struct head {
     const char * data;
     size_t stride;
@@ -29,14 +28,16 @@ struct head {
     int registers() const { return (n + LANES - 1) / LANES; }
 };
 
-// block: two times sixteen cells of keys or values, whichever are larger, aligned to 64 bytes.
+// Computes units. block has space for two times sixteen cells of keys or values, whichever are larger, and is
+// aligned to 64 bytes.
 using attend = void (*)(const unit * units, int n_unit, const head & k, const head & v, float scale,
     float softcap, float * block);
 
-// For heads of keys and values with so many numbers each, and for any.
+// They compute heads whose keys and values have so many numbers each, or any number.
 extern const attend attend_64, attend_80, attend_96, attend_128, attend_256, attend_any;
 
-// Null for shapes without a kernel: it takes queries of floats, and one mask for all heads.
+// Chooses one of them. It is null for shapes without a kernel: these take queries of floats, and one mask for
+// all heads.
 attend attend_of(const ggml_tensor * op);
 
 }  // namespace eagle3::kernels::attention

@@ -7,7 +7,8 @@
 
 namespace eagle3::kernels::attention {
 
-// D registers, from d on, of the values of cells `from` to `to` of the block, each by its number in N units.
+// Adds D registers, from d on, of the values of cells `from` to `to` of the block, each times its number in
+// each of N units.
 template <int N, int D>
 EAGLE3_INLINE void add_some_values(
     const float * block, int n_register, int d, const unit * units, int i, int from, int to) {
@@ -47,7 +48,7 @@ EAGLE3_INLINE void add_some_values(
     }
 }
 
-// As many registers at a time as stay registers.
+// Adds as many registers at a time as stay registers.
 template <int N, int NV>
 EAGLE3_INLINE void add_values_of(
     const float * block, int n_register, const unit * units, int i, int from, int to) {
@@ -64,7 +65,7 @@ EAGLE3_INLINE void add_values_of(
     }
 }
 
-// N units at once, as far as all of them see the cells.
+// Adds for N units at once, as far as all of them see the cells.
 template <int N, int NV>
 EAGLE3_INLINE void add_values(const float * block, int n_register, const unit * units, int n_unit, int i) {
     const auto n_seen = [&](int u) {

@@ -9,7 +9,7 @@
 
 namespace eagle3::kernels::attention {
 
-// N: the head's registers, all of them full, or 0 for any number.
+// Widens numbers of the type T. N is the number of the head's registers, all of them full, or 0 for any.
 template <int N, typename T>
 EAGLE3_INLINE void widen(const head & x, const int32_t * cells, int n_register, float * out) {
     const int n_full = N ? N : x.n / LANES;
@@ -28,7 +28,7 @@ EAGLE3_INLINE void widen(const head & x, const int32_t * cells, int n_register, 
     }
 }
 
-// Blocks of quantised numbers, to the floats that upstream makes of them.
+// Blocks of quantised numbers become the floats that upstream makes of them.
 
 EAGLE3_INLINE void widen_block(const block_q8_0 & b, float * out) {
     const floats scale = every(GGML_CPU_FP16_TO_FP32(b.d));
@@ -57,7 +57,7 @@ EAGLE3_INLINE void widen_blocks(const head & x, const int32_t * cells, int n_reg
     }
 }
 
-// The keys or values of sixteen cells. Blocks of the other types have 32 numbers as well.
+// Widens the keys or values of sixteen cells. Blocks of the other types have 32 numbers as well.
 template <int N>
 EAGLE3_INLINE void widen(const head & x, const int32_t * cells, int n_register, float * out) {
     switch (x.type) {

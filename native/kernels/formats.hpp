@@ -1,4 +1,4 @@
-// Formats, interleaved by 16 columns: rows of the file's matrix, which are columns of the product.
+// Formats are interleaved by 16 columns: rows of the file's matrix, which are columns of the product.
 // The numbers of a block of the file stay as they are; they only lie in another order, so the size stays too.
 // Each number of 16 columns lies side by side, and so do each four bytes of their quants.
 #pragma once
@@ -13,12 +13,13 @@ namespace eagle3::kernels {
 // which can wait for more lines at once than the first-level one, and from there.
 constexpr size_t FAR = 16384, NEAR = 2048;
 
-// A number of equal parts of a block, one after the other: scales, or quants in fours.
+// A field is a number of equal parts of a block, one after the other: scales, or quants in fours.
 struct field {
     int width, count;  // bytes of each
 };
 
-// Where a block of one column lies in one of 16: what begins at byte i of it begins at byte 16 * i there.
+// Calls copy with where each part of a block of one column lies in one of 16: byte i of the one begins at
+// byte 16 * i of the other.
 template <typename F, typename Copy> void each_part(int column, Copy && copy) {
     size_t at = 0;
     for (const field & f : F::FIELDS) {
@@ -40,7 +41,8 @@ template <typename F> constexpr size_t file_bytes() {
 
 using block = uint8_t;  // the first byte of one
 
-// Numbers of a part of the columns, of `width` bytes each, that begin at byte i of a block of one column.
+// Finds the numbers of a part of the columns, `width` bytes each, which begin at byte i of a block of one
+// column.
 EAGLE3_INLINE const uint8_t * numbers_at(const block * w, int i, int width, int part) {
     return w + COLUMNS * i + part * lanes::WIDTH * width;
 }
@@ -134,7 +136,7 @@ struct super_format {
     static constexpr bool FLOATS = false;
 };
 
-// Six-bit scales and minima of eight runs in 12 bytes from byte 4 on.
+// Eight runs have scales and minima of six bits, in 12 bytes from byte 4 on.
 struct scales_and_minima : super_format {
     static constexpr bool HAS_MIN = true;
     static constexpr int N_SCALE  = 8;
@@ -190,7 +192,7 @@ struct q6_k : super_format {
 
 // -- floats -----------------------------------------------------------------------------------------------
 
-// values gives weight i of each column.
+// values() gives weight i of each column.
 struct float_format {
     static constexpr int BLOCK   = 32;
     static constexpr bool FLOATS = true;

@@ -13,7 +13,7 @@
 
 namespace eagle3::kernels {
 
-// Of how many steps of a loop the compiler makes lines of their own.
+// The compiler writes out so many steps of a loop.
 constexpr int unrolled(int n) {
 #if defined(EAGLE3_SANITIZED)
     return n > 0;

@@ -3,6 +3,6 @@
 
 #include "ggml-backend.h"
 
-// Null where this build has no products for it, or EAGLE3_LLAMA_INTERLEAVE is 0 in the environment. The type
-// lives as long as the process.
+// It is null where this build has no products for it, or EAGLE3_LLAMA_INTERLEAVE is 0 in the environment. The
+// type lives as long as the process.
 ggml_backend_buffer_type_t eagle3_interleaved_buffer_type(void);

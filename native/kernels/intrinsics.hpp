@@ -1,4 +1,4 @@
-// The vector instructions of x86. To be included before any other header that includes them: GCC 12 warns of
+// The vector instructions of x86. Include this before any other header that includes them: GCC 12 warns of
 // its own header, where a value that an instruction overwrites is not set.
 #pragma once
 

@@ -10,7 +10,7 @@ namespace eagle3::kernels {
 
 #if EAGLE3_LANES
 
-// A part of `width` bytes of 16 columns.
+// Copies a part of `width` bytes of 16 columns, side by side.
 template <int width> char * interleave_part(char * to, const char * from, size_t stride) {
     for (int column = 0; column < COLUMNS; ++column) {
         std::memcpy(to + column * width, from + (size_t) column * stride, width);

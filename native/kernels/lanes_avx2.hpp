@@ -12,7 +12,7 @@ struct lanes : x86_lanes {
     static constexpr bool HAS_DOT = false;
 #endif
 
-    // bytes of a table of 16, by indices below 16
+    // Takes bytes of a table of 16, by indices below 16.
     static ints look_up(const int8_t * table, ints index) {
         return _mm256_shuffle_epi8(
             _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *) table)), index);
@@ -38,7 +38,7 @@ struct lanes : x86_lanes {
         return or_(v, _mm256_and_si256(moved, every_byte(0x30)));
     }
 
-    // half of 2 to the power of (e - 127), as MXFP4 scales
+    // MXFP4 scales by half of 2 to the power of (e - 127).
     static floats powers(const uint8_t * e) {
         const ints x      = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *) e));
         const ints normal = _mm256_slli_epi32(_mm256_sub_epi32(x, every(1)), 23);
@@ -47,13 +47,13 @@ struct lanes : x86_lanes {
     }
 
     static ints add_joined(ints sum, ints pairs, ints weights) { return add(sum, join(pairs, weights)); }
-    // Of each column, two signed bytes as 16 bits each.
+    // A column has two signed bytes, as 16 bits each.
     static ints weights(const int8_t * first, const int8_t * second) {
         const ints a = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *) first));
         const ints b = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *) second));
         return _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa);
     }
-    // What a superblock's runs are summed in: pairs, which are joined by the scale.
+    // A superblock's runs are summed in pairs, which are joined by the scale.
     static constexpr bool RUNS_ARE_WIDE = false, RUNS_ARE_SHORT = false;
     static ints scale(const int8_t * numbers) { return weights(numbers, numbers); }
     static ints start(ints w, ints x) { return pairs(w, x); }

@@ -13,11 +13,11 @@ struct lanes : x86_lanes {
     static constexpr bool HAS_DOT = false;
 #endif
 
-    // bytes of a table of 16, by indices below 16
+    // Takes bytes of a table of 16, by indices below 16.
     static ints look_up(const int8_t * table, ints index) {
         return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *) table)), index);
     }
-    // v, and those bits of `more` that are in every byte of the mask
+    // Adds to v those bits of `more` that the mask has in every byte.
     static ints with(ints v, ints more, uint8_t mask) {
         return _mm512_ternarylogic_epi32(more, every_byte(mask), v, 0xea);
     }
@@ -44,7 +44,7 @@ struct lanes : x86_lanes {
         return with(v, I < 4 ? _mm512_slli_epi16(bytes, 4 - I) : _mm512_srli_epi16(bytes, I - 4), 0x30);
     }
 
-    // half of 2 to the power of (e - 127), as MXFP4 scales
+    // MXFP4 scales by half of 2 to the power of (e - 127).
     static floats powers(const uint8_t * e) {
         const ints x      = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *) e));
         const ints normal = _mm512_slli_epi32(_mm512_sub_epi32(x, every(1)), 23);
@@ -56,7 +56,7 @@ struct lanes : x86_lanes {
     static ints widened(const int8_t * numbers) {
         return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *) numbers));
     }
-    // Of each column, two signed bytes as 16 bits each.
+    // A column has two signed bytes, as 16 bits each.
     static ints weights(const int8_t * first, const int8_t * second) {
         return _mm512_mask_blend_epi16(0xaaaaaaaa, widened(first), _mm512_slli_epi32(widened(second), 16));
     }
@@ -76,8 +76,8 @@ struct lanes : x86_lanes {
     static ints add_joined(ints sum, ints pairs, ints weights) {
         return _mm512_dpwssd_epi32(sum, pairs, weights);
     }
-    // What a superblock's runs are summed in: dot products, whose lower 16 bits are multiplied by the scale.
-    // A product of 32 bits would take twice as long as both.
+    // A superblock's runs are summed in dot products, whose lower 16 bits are multiplied by the scale. A
+    // product of 32 bits would take twice as long as both.
     static constexpr bool RUNS_ARE_WIDE = false, RUNS_ARE_SHORT = true;
     static ints scale(const int8_t * numbers) { return _mm512_and_si512(widened(numbers), every(0xffff)); }
     static ints start(ints w, ints x) { return dot(none(), w, x); }
@@ -88,7 +88,7 @@ struct lanes : x86_lanes {
     }
 #else
     static ints add_joined(ints sum, ints pairs, ints weights) { return add(sum, join(pairs, weights)); }
-    // What a superblock's runs are summed in: pairs, which are joined by the scale.
+    // A superblock's runs are summed in pairs, which are joined by the scale.
     static constexpr bool RUNS_ARE_WIDE = false, RUNS_ARE_SHORT = false;
     static ints scale(const int8_t * numbers) { return weights(numbers, numbers); }
     static ints start(ints w, ints x) { return pairs(w, x); }

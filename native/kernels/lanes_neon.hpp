@@ -29,7 +29,7 @@ struct lanes {
     static ints high(ints v) { return from(vshrq_n_u8(u8(v), 4)); }
     static ints or_(ints a, ints b) { return vorrq_s32(a, b); }
     static ints flip(ints v) { return from(veorq_u8(u8(v), vdupq_n_u8(128))); }  // signed bytes plus 128
-    // bytes of a table of 16, by indices below 16
+    // Takes bytes of a table of 16, by indices below 16.
     static ints look_up(const int8_t * table, ints index) {
         return vreinterpretq_s32_s8(vqtbl1q_s8(vld1q_s8(table), u8(index)));
     }
@@ -60,7 +60,7 @@ struct lanes {
     static floats singles(const float * p) { return vld1q_f32(p); }
     static floats bfloats(const uint16_t * p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
     static floats halves(const uint16_t * d) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(d))); }
-    // half of 2 to the power of (e - 127), as MXFP4 scales
+    // MXFP4 scales by half of 2 to the power of (e - 127).
     static floats powers(const uint8_t * e) {
         uint32_t four;
         std::memcpy(&four, e, sizeof(four));
@@ -80,7 +80,7 @@ struct lanes {
     static floats multiply_add(floats a, floats b, floats c) { return vfmaq_f32(c, a, b); }
     static void store(float * p, floats v) { vst1q_f32(p, v); }
 
-    // For processors without dot products, and for tests: sums of two neighbours each, 16 bits wide.
+    // Processors without dot products, and tests, use these: sums of two neighbours each, 16 bits wide.
     static ints pairs(ints w, ints x) {
         const int16x8_t low =
             vmulq_s16(vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(u8(w)))), vmovl_s8(vget_low_s8(s8(x))));
@@ -94,7 +94,7 @@ struct lanes {
         return vpaddq_s32(vmull_s16(vget_low_s16(p), vget_low_s16(w)), vmull_high_s16(p, w));
     }
     static ints add_joined(ints sum, ints pairs, ints weights) { return add(sum, join(pairs, weights)); }
-    // Of each column, two signed bytes as 16 bits each.
+    // A column has two signed bytes, as 16 bits each.
     static ints weights(const int8_t * first, const int8_t * second) {
         const ints a = scale(first), b = vshlq_n_s32(scale(second), 16);
         return vorrq_s32(vandq_s32(a, vdupq_n_s32(0xffff)), b);
@@ -108,7 +108,7 @@ struct lanes {
     }
     // sum + signed bytes w times signed x, in fours
     static ints dot(ints sum, ints w, ints x) { return vdotq_s32(sum, s8(w), s8(x)); }
-    // What a superblock's runs are summed in: dot products, which are multiplied by the scale.
+    // A superblock's runs are summed in dot products, which are multiplied by the scale.
     static constexpr bool RUNS_ARE_WIDE = true, RUNS_ARE_SHORT = false;
     static ints scale(const int8_t * numbers) {
         int32_t four;

@@ -66,8 +66,8 @@ struct x86_lanes {
     // Signed bytes w times signed x: unsigned ones and x with the sign of w.
     static ints size(ints w) { return EAGLE3_X86(abs_epi8)(w); }
 
-    // Where there is no instruction for it, for tests alone: sum + unsigned bytes w times signed x, in fours;
-    // the even bytes are added first, then the odd ones.
+    // Adds unsigned bytes w times signed x in fours where no instruction does it. Only tests call it. The
+    // even bytes are added first, then the odd ones.
     static ints dot_in_pairs(ints sum, ints w, ints x) {
         const ints even = EAGLE3_X86(madd_epi16)(EAGLE3_X86_BITS (and)(w, EAGLE3_X86(set1_epi16)(255)),
             EAGLE3_X86(srai_epi16)(EAGLE3_X86(slli_epi16)(x, 8), 8));

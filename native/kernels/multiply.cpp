@@ -25,14 +25,14 @@ size_t tile_bytes(const kernel & k, const ggml_tensor * weights, int64_t n_row) 
     return row_bytes(k, weights) * (size_t) (n_row + MOST_IDLE);
 }
 
-// Row i of the activations: all batches' rows in turn.
+// Finds row i of the activations: all batches' rows in turn.
 const float * input(const ggml_tensor * x, int64_t i) {
     return (const float *) row_at(x, i);
 }
 
 thread_local std::vector<float> made;  // what a gate makes of rows; kept, as each layer has one
 
-// Rows of activations, in a part of their columns. One at a time in a thread.
+// These are rows of activations, in a part of their columns. A thread may have one at a time.
 class rows_of {
   public:
     rows_of(const ggml_tensor * x, const ggml_tensor * gated, int64_t from, int64_t to)
@@ -43,7 +43,7 @@ class rows_of {
         }
     }
 
-    // Rows `first` to first + n. The pointers are to where column 0 is or would be.
+    // Gets rows `first` to first + n. The pointers are to where column 0 is or would be.
     void get(int64_t first, int n, const float ** rows) {
         for (int r = 0; r < n; ++r) {
             rows[r] = gated_ ? make(first + r, made.data() + r * n_) : input(x_, first + r);
@@ -66,8 +66,8 @@ class rows_of {
     int64_t from_, n_;
 };
 
-// Where in a thread's columns, in groups of 16, others may help. Each in a cache line of its own, because
-// they look at it only when they are done.
+// A mark says where in a thread's columns, in groups of 16, others may help. Each is in a cache line of its
+// own, because they look at it only when they are done.
 struct alignas(64) mark {
     int64_t next;
 };
@@ -113,7 +113,7 @@ void ask_for_first(const matmul * products, int n_product, int64_t group) {
     }
 }
 
-// Groups of columns, from `first` to `last`, with all rows. work: the rounded rows.
+// Multiplies groups of columns, from `first` to `last`, with all rows. work has the rounded rows.
 void multiply_groups(const matmul & p, int64_t first, int64_t last, int n_block, const char * work) {
     constexpr int64_t N_STAY = 64;  // rows of a prompt that stay in the cache while the columns pass
     const int64_t n_row = ggml_nrows(p.op->src[1]), stride = p.op->ne[0];
@@ -189,7 +189,7 @@ void multiply(
 
 namespace {
 
-// A token's use of an expert: row `row` of the activations, row `out` of the result.
+// A token uses an expert: row `row` of the activations gives row `out` of the result.
 struct use {
     int32_t row, out;
 };
@@ -244,7 +244,7 @@ void sort_uses(const ggml_tensor * op, const experts_work & work) {
     work.first[0] = 0;
 }
 
-// The columns of a thread with the rows that use an expert.
+// Multiplies the columns of a thread with the rows that use an expert.
 void multiply_expert(const kernel & k, const experts_work & work, const ggml_compute_params * params,
     ggml_tensor * op, int expert) {
     const ggml_tensor * w = op->src[0];

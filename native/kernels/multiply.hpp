@@ -8,10 +8,10 @@ struct ggml_tensor;
 
 namespace eagle3::kernels {
 
-// Bytes of the work buffer that these take.
+// They take so many bytes of the work buffer.
 size_t work_of_product(const kernel & k, const ggml_tensor * op, int n_thread);
 size_t work_of_experts(const kernel & k, const ggml_tensor * op, int n_thread);
-// Null unless op is a GGML_OP_MUL_MAT of an interleaved matrix.
+// Finds the kernel of a product. It is null unless op is a GGML_OP_MUL_MAT of an interleaved matrix.
 const kernel * kernel_of_product(const ggml_tensor * op);
 
 // A GGML_OP_MUL_MAT, and the products of its weights' format.
@@ -20,11 +20,11 @@ struct matmul {
     ggml_tensor * op;
 };
 constexpr int MOST_TOGETHER = 4;  // of a layer: query, key and value; gate and up
-// Called by each of the threads at once, for products of the same activations, rounded alike. gated: null, or
-// the node that makes the activations and was not computed: is_gate() of it.
+// Each of the threads calls this at once, for products of the same activations, rounded alike. gated is null,
+// or the node that makes the activations and was not computed: is_gate() of it.
 void multiply(const matmul * products, int n_product, const ggml_compute_params * params,
     const ggml_tensor * gated = nullptr);
-// Whether op is a gate whose rows can be made as they are rounded: SwiGLU of floats.
+// Says whether op is a gate whose rows can be made as they are rounded: SwiGLU of floats.
 bool is_gate(const ggml_tensor * op);
 void multiply_experts(const kernel & k, const ggml_compute_params * params, ggml_tensor * op);
 

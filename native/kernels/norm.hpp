@@ -15,7 +15,7 @@ struct norm {
     int n_node() const { return add ? 3 : 2; }
 };
 
-// Whether node `at` of the graph is the first of such nodes, which may be computed as one.
+// Says whether node `at` of the graph is the first of such nodes, which may be computed as one.
 bool norm_at(const ggml_cgraph * graph, int at, norm & out);
 // Called by each of the threads at once.
 void compute(const norm & of, const ggml_compute_params * params);

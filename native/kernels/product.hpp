@@ -12,7 +12,7 @@ namespace eagle3::kernels {
 
 #if EAGLE3_LANES
 
-// A block of R rows, as they are rounded for a format.
+// A format's block of R rows has them as they are rounded for it.
 template <typename F, int R>
 using rows_of_block = std::conditional_t<F::BLOCK == 256, row_superblock<R>,
     std::conditional_t<F::FLOATS, row_floats<R>, row_block<R>>>;
@@ -54,7 +54,7 @@ EAGLE3_INLINE void add_part(blocks<G> w, const rows_of_block<F, R> & x,
     }
 }
 
-// Of the n rows of a tile: out[row * stride + column].
+// Writes the n rows of a tile: out[row * stride + column].
 template <int R, int G, int PARTS>
 EAGLE3_INLINE void store_sums(const column_sums<R, G> (&sums)[PARTS], int n, float * out, size_t stride) {
 #pragma GCC unroll unrolled(16)
@@ -65,9 +65,8 @@ EAGLE3_INLINE void store_sums(const column_sums<R, G> (&sums)[PARTS], int n, flo
     }
 }
 
-// G groups of 16 columns, n_block blocks long, times a tile of n rows in parts of R: out[row * stride +
-// column]. The blocks of the parts behind the first find the weights in the cache. PARTS: how many there are,
-// so that all sums stay in registers; 0: as many as n rows have, and the sums are in memory.
+// Multiplies G groups of 16 columns, n_block blocks long, with a tile of n rows in parts of R. With PARTS of
+// them all sums stay in registers. With 0 there are as many as n rows have, and the sums are in memory.
 template <typename F, int R, int G, int PARTS>
 EAGLE3_INLINE void multiply_parts(
     const void * columns, const void * tile, int n, int n_block, float * out, size_t stride) {
@@ -105,13 +104,14 @@ EAGLE3_INLINE void multiply_parts(
     store_sums<R, G>(sums, n, out, stride);
 }
 
-// Whether the sums of so many parts fit the registers, beside what a block needs. A superblock needs more.
+// Says whether the sums of so many parts fit the registers, beside what a block needs. A superblock needs
+// more.
 template <typename F, int R, int G> constexpr bool stay_in_registers(int n_part) {
     constexpr int SHARE = F::BLOCK == 32 ? 2 : 8;  // of the registers
     return n_part * R * blocks<G>::N_PART <= lanes::N_REGISTER / SHARE;
 }
 
-// The most parts that a tile in parts of so many rows has.
+// Finds how many parts of so many rows a tile has at most.
 constexpr int most_parts(int n_row) {
     int most = 0;
     for (int n = 1; n <= MOST_ROWS; ++n) {

@@ -9,7 +9,7 @@ namespace eagle3::kernels {
 
 #if EAGLE3_LANES
 
-// Blocks of G groups of 16 columns, side by side.
+// These are blocks of G groups of 16 columns, side by side.
 template <int G> struct blocks {
     static constexpr int N_PART = G * lanes::N_PART;
 
@@ -21,11 +21,11 @@ constexpr int in_group(int part) {
     return part % lanes::N_PART;
 }
 
-// Sums of blocks: of R rows and the parts of their columns.
+// Blocks have sums of R rows and of the parts of their columns.
 template <int R, int G> using block_sums  = lanes::ints[R][blocks<G>::N_PART];
 template <int R, int G> using column_sums = lanes::floats[R][blocks<G>::N_PART];
 
-// What row r's sum is less for the offset of the weights.
+// Row r's sum is less by this for the offset of the weights.
 template <typename F, int R, bool HAS_OFFSET = true>
 EAGLE3_INLINE lanes::ints offset_of([[maybe_unused]] const row_block<R> & x, [[maybe_unused]] int r) {
     if constexpr (HAS_OFFSET && F::OFFSET != 0) {
@@ -64,7 +64,8 @@ EAGLE3_INLINE void sum_by_dots(const blocks<G> & w, const row_block<R> & x, bloc
     }
 }
 
-// Without it, signed bytes lend their sign to the row's, and two products are joined to 32 bits at once.
+// Without such an instruction, signed bytes lend their sign to the row's, and two products are joined to 32
+// bits at once.
 template <typename F, int R, int G>
 EAGLE3_INLINE void sum_signed(const blocks<G> & w, const row_block<R> & x, block_sums<R, G> & sums) {
 #pragma GCC unroll unrolled(8)
@@ -152,7 +153,7 @@ EAGLE3_INLINE void add_block(const blocks<G> & w, const row_block<R> & x, column
     }
 }
 
-// Floats: one multiply-add for each weight and row, in the order of the weights.
+// Floats have one multiply-add for each weight and row, in the order of the weights.
 template <typename F, int R, int G>
 EAGLE3_INLINE void add_floats(const blocks<G> & w, const row_floats<R> & x, column_sums<R, G> & out) {
 #pragma GCC unroll unrolled(4)

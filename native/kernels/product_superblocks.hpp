@@ -9,12 +9,12 @@ namespace eagle3::kernels {
 
 #if EAGLE3_LANES
 
-// What unpacking a superblock's scales gives, for all rows.
+// These are a superblock's scales, unpacked for all rows.
 struct super_scales {
     int8_t scales[16][COLUMNS], minima[8][COLUMNS];
 };
 
-// The first vector of a sum, less the offset where this keeps it short.
+// Begins a sum with its first vector, less the offset where this keeps it short.
 template <typename F, int R>
 EAGLE3_INLINE lanes::ints start_sum(lanes::ints v, lanes::ints a,
     [[maybe_unused]] const row_superblock<R> & x, [[maybe_unused]] int j, [[maybe_unused]] int r) {
@@ -26,8 +26,7 @@ EAGLE3_INLINE lanes::ints start_sum(lanes::ints v, lanes::ints a,
     }
 }
 
-// Superblocks: a run of 32 weights is summed in 16 bits for as long as the sums fit, then times its scale
-// in 32.
+// A run of 32 weights is summed in 16 bits for as long as the sums fit, then times its scale in 32.
 template <typename F, int R, int G, int I>
 EAGLE3_INLINE void sum_run(const blocks<G> & w, int g, const row_superblock<R> & x,
     const super_scales (&of_group)[G], block_sums<R, G> & total) {
@@ -78,7 +77,7 @@ EAGLE3_INLINE void sum_runs(const blocks<G> & w, const row_superblock<R> & x,
     }
 }
 
-// Products of pairs of a column's numbers with pairs of each row's sums.
+// Multiplies pairs of a column's numbers with pairs of each row's sums.
 template <int N, int R, int N_SUM>
 EAGLE3_INLINE void times_sums(
     const int8_t (*numbers)[COLUMNS], const int32_t (&sums)[N_SUM][R], int part, lanes::ints (&out)[R]) {

@@ -51,7 +51,7 @@ __m128i rounded(__m512 v, __m512 by) {
     return _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v, by)));
 }
 
-// The largest of the lanes of each of four registers.
+// Finds the largest of the lanes of each of four registers.
 __m128 largest_of(const __m512 * x) {
     const __m512 a = _mm512_max_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
     const __m512 b = _mm512_max_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
@@ -68,7 +68,7 @@ struct four_blocks {
     __m128i sum;  // of the bytes
 };
 
-// The sum of the lanes of each of four registers.
+// Adds the lanes of each of four registers.
 __m128i sums_of(const __m256i * x) {
     const __m256i a = _mm256_add_epi64(_mm256_unpacklo_epi64(x[0], x[1]), _mm256_unpackhi_epi64(x[0], x[1]));
     const __m256i b = _mm256_add_epi64(_mm256_unpacklo_epi64(x[2], x[3]), _mm256_unpackhi_epi64(x[2], x[3]));
@@ -115,7 +115,7 @@ void round_four_of_row(const float * x, int32_t * words) {
     }
 }
 
-// A block of four rows, side by side in a tile.
+// Rounds a block of four rows, side by side in a tile.
 void round_in_tile(const float * const * x, int32_t * words, int stride) {
     const four_blocks rounded = round_four(x);
     const auto put            = [&](int word, __m128i of_rows) {
@@ -142,7 +142,7 @@ void round_in_tile(const float * const * x, int32_t * words, int stride) {
     }
 }
 
-// The first of the values that are largest without their sign, and 0 where none is a number.
+// Finds the first of the values that are largest without their sign. It is 0 where none is a number.
 float first_extreme(const float * x) {
     __m512 most = _mm512_setzero_ps();
     for (int i = 0; i < QK_K; i += 16) {
@@ -159,7 +159,7 @@ float first_extreme(const float * x) {
     return 0.0f;
 }
 
-// A superblock, as quantize_row_q8_K() rounds.
+// Rounds a superblock as quantize_row_q8_K() does.
 void round_superblock(const float * x, int32_t * words) {
     const float extreme = first_extreme(x), factor = extreme != 0.0f ? -127.0f / extreme : 0.0f;
     const __m512 by = _mm512_set1_ps(factor);
@@ -239,7 +239,7 @@ void copy_by_32(const float * x, int n_block, int32_t * words) {
     std::memcpy(words, x, sizeof(row_floats<1>) * (size_t) n_block);
 }
 
-// Where a row's blocks lie in a tile.
+// Finds where a row's blocks lie in a tile.
 struct places {
     int32_t * first;
     size_t n_word;  // of a block

@@ -9,18 +9,18 @@
 
 namespace eagle3::kernels {
 
-// The most rows that a block of weights is unpacked once for. More would not fit the registers: AVX-512 has
+// A block of weights is unpacked once for at most so many rows. More would not fit the registers: AVX-512 has
 // 32, and a row takes two of them.
 #if defined(__AVX512F__)
 constexpr int MOST_AT_ONCE = 8;
 #else
 constexpr int MOST_AT_ONCE = 4;
 #endif
-// The most rows of a tile. Its weights are read from memory once.
+// A tile has at most so many rows. Its weights are read from memory once.
 constexpr int MOST_ROWS = 16;
 
-// What Q6_K's offset of 32 brings. Where runs are summed in 16 bits: of each eight bytes, their sum times
-// -32. Otherwise of each sixteen bytes their sum, two of 16 bits each.
+// Q6_K's offset of 32 needs so many sums. Where runs are summed in 16 bits, each is that of eight bytes times
+// -32. Otherwise each is that of sixteen bytes, two of 16 bits side by side.
 #if EAGLE3_LANES
 constexpr int N_OFFSET = lanes::RUNS_ARE_SHORT ? 32 : 8;
 #else
@@ -59,7 +59,7 @@ template <int R> struct row_floats {
     float values[32][R];
 };
 
-// How a tile of n rows is computed: n_part parts of n_row rows each. The last rows may stand for none.
+// A tile of n rows is computed in n_part parts of n_row rows each. The last rows may stand for none.
 struct tile_shape {
     int n_row, n_part;
 };
@@ -73,17 +73,19 @@ constexpr int MOST_IDLE = MOST_AT_ONCE - 1;  // rows of a tile that stand for no
 struct rounding {
     int block;      // values
     size_t n_word;  // of a block
-    // Blocks of one row, one after the other.
+    // Rounds blocks of one row, one after the other.
     void (*round)(const float * x, int n_block, int32_t * words);
-    // A block of four rows, whose words are `stride` apart in a tile. Null: not for this format.
+    // Rounds a block of four rows, whose words are `stride` apart in a tile. It is null where a format has
+    // none.
     void (*in_tile)(const float * const * x, int32_t * words, int stride);
 };
 extern const rounding by_32, by_256, as_they_are;
 
-// Blocks `from` to `to` of n rows of a tile, of rows that have n_block blocks. x: the values of each row.
+// Rounds blocks `from` to `to` of n rows of a tile, of rows that have n_block blocks. x has each row's
+// values.
 void round_rows(
     const rounding & how, int n, int n_block, int from, int to, const float * const * x, void * tile);
-// The same of all blocks of rows that were rounded alone, as tiles of one row.
+// Makes a tile of rows that were rounded alone, as tiles of one row.
 void gather_rows(const rounding & how, int n, int n_block, const void * const * rows, void * tile);
 
 }  // namespace eagle3::kernels

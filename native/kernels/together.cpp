@@ -20,8 +20,8 @@ bool is_computed(const ggml_tensor * t) {
     return !ggml_op_is_empty(t->op) && (t->flags & GGML_TENSOR_FLAG_COMPUTE) != 0;
 }
 
-// Whether `late` may be computed before `early`, which comes before it in the graph: the graph's allocator
-// gives memory that is no longer read to later nodes.
+// Says whether `late` may be computed before `early`, which comes before it in the graph: the graph's
+// allocator gives memory that is no longer read to later nodes.
 bool may_precede(const ggml_tensor * late, const ggml_tensor * early) {
     const auto reads = [](const ggml_tensor * a, const ggml_tensor * b) {
         return std::any_of(
@@ -61,7 +61,7 @@ uint32_t each_of_kind(const place & here, Fits && fits, Take && take) {
     return taken;
 }
 
-// Products of the same activations.
+// These products have the same activations.
 uint32_t multiply_together(const ggml_compute_params * params, const place & here) {
     ggml_tensor * first    = here.node();
     const kernel * k_first = kernel_of_product(first);

@@ -30,6 +30,14 @@ uint64_t mark_of(const llama_model * model) {
     return mark;
 }
 
+// Whether a row's logits have the same bits when it is decoded alone and among others. minimax-m3 has another
+// graph for one row, where it uses flash attention.
+bool rows_are_alike(const llama_model * model) {
+    char arch[64] = "";
+    llama_model_meta_val_str(model, "general.architecture", arch, sizeof(arch));
+    return strcmp(arch, "minimax-m3") != 0;
+}
+
 }  // namespace
 
 slots::slots(llama_context * ctx, const eagle3::head * h, int n_slots)
@@ -40,15 +48,19 @@ slots::slots(llama_context * ctx, const eagle3::head * h, int n_slots)
     const llama_model * model = llama_get_model(ctx);
     require(memory != nullptr, EAGLE3_E_UNSUPPORTED, "the target has no memory of its sequence");
     const bool drops = !llama_model_is_recurrent(model) && !llama_model_is_hybrid(model);
+    const bool alike = rows_are_alike(model);
     if (h) {
         require(model == h->target, EAGLE3_E_ARGUMENT, "the head was opened for another model");
         require(drops, EAGLE3_E_UNSUPPORTED,
             "the target is recurrent or hybrid and cannot drop part of a sequence");
+        require(alike, EAGLE3_E_UNSUPPORTED,
+            "llama.cpp computes a row of minimax-m3 alone otherwise than among others: drafts could change "
+            "the text");
         auto own = std::make_unique<head_source>(ctx, *h, n_slots, n_ctx);
         head_    = own.get();
         sources_.push_back(std::move(own));
     }
-    if (drops) {
+    if (drops && alike) {
         auto own = std::make_unique<text_source>(n_slots, n_ctx, n_vocab, mark_of(model));
         text_    = own.get();
         own->id  = TEXT;

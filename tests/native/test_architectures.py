@@ -16,6 +16,8 @@ from eagle3_llama.errors import ErrorKind
 from eagle3_llama.heads.convert.target import read_target
 from eagle3_llama.heads.self_test import self_test
 
+import llama_cpp
+
 SHAPES = ["llama", "qwen3", "gemma3", "phi3", "gpt-oss", "mistral3"]
 
 
@@ -24,10 +26,15 @@ def tool(tmp_path_factory):
     return compile_tool(tmp_path_factory.mktemp("architectures"))
 
 
-def test_capture_is_the_graphs(tool):
+@pytest.fixture(scope="module")
+def checked(tool):
+    return list(check_all(tool))
+
+
+def test_capture_is_the_graphs(checked):
     """Layer inputs are bit-equal or refused. The next decode works. The documents list them."""
     found = {"captured": set(), "refused": set(), "missing": set()}
-    for r in check_all(tool):
+    for r in checked:
         if "why" in r:
             found["missing"].add(r["arch"])
         elif r["code"] == 0:
@@ -37,6 +44,46 @@ def test_capture_is_the_graphs(tool):
             assert r["code"] < 0 and r["plain"] == 0, r
             found["refused"].add(r["arch"])
     assert len(found["captured"]) >= 60 and readme_lists() == found
+
+
+# llama.cpp computes one row of them in another order of sums. They are decoded plainly.
+ROUNDED = {"minimax-01", "minimax-m3"}
+
+
+def test_rows_alone_and_together(checked):
+    """Logits of rows that are decoded one by one and together have the same bits, or nothing drafts."""
+    alike = {r["arch"] for r in checked if r.get("rows")}
+    assert len(alike) > 90 and {r["arch"] for r in checked if r.get("rows") is False} == ROUNDED
+
+
+@pytest.mark.parametrize("arch, why", [("minimax-01", "hybrid"), ("minimax-m3", "a row of minimax-m3")])
+def test_no_drafts_where_rows_differ(tool, tmp_path, arch, why):
+    """With a head, one warning says why such a target is decoded plainly; the text drafts nothing either."""
+    run([tool, "save", arch, tmp_path])
+    target = next(tmp_path.glob("*.gguf"))
+    about = read_target(target)
+    size = {"n_embd": about.n_embd, "n_layer": about.n_layer, "n_vocab": about.n_vocab}
+    _, head = converted(tmp_path, "SpecForge", target, "q8_0", **size)
+    with pytest.warns(RuntimeWarning, match=f"decodes plainly: .*{why}") as said:
+        llm = EagleLlama(str(target), eagle_path=str(head), n_ctx=128, n_threads=THREADS, verbose=False)
+    take(llm, 24, [5, 17, 29, 41] * 4)
+    assert len(said) == 1 and llm.stats.drafted == 0
+    llm.close()
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("arch", ["deepseek2", "glm-dsa"])
+def test_models_with_mla_load(tool, tmp_path, arch, kind):
+    """Their attention multiplies weights of three dimensions with permuted activations (patch 0202)."""
+    run([tool, "save", arch, tmp_path])
+    path = tmp_path / "quantised.gguf"
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    target = next(tmp_path.glob("*.gguf"))
+    assert llama_cpp.llama_model_quantize(str(target).encode(), str(path).encode(), params) == 0
+    llm = EagleLlama(str(path), n_ctx=128, n_threads=THREADS, verbose=False)
+    assert len(take(llm, 8, [5, 17, 29, 41, 53])) == 8
+    llm.close()
 
 
 def readme_lists():

@@ -36,6 +36,11 @@ def test_slots_that_share_a_round(programs, files, case):
     passes(programs, "slots_test", case, *files)
 
 
+def test_slots_that_lie_apart(programs, files):
+    """Without flash attention, a round does not multiply with the caches of slots that have no row in it."""
+    passes(programs, "streams_test", files[0])
+
+
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K"])
 def test_bits_of_every_row(programs, tmp_path, kind):
     """Rows of trees, of chains and of several slots: those of their text, decoded plainly and alone.
