@@ -20,6 +20,7 @@ from ..llama.usage import TokenUsage
 from ..runtime.drafted import SOURCES
 from ..runtime.params import EagleParams
 from ..runtime.stats import EagleStats
+from ..common.sampling_budget import SamplingBudget
 from .job import BatchPiece, CompletionOptions, Job, RequestCancelled, RequestProcessors
 from .logprobs import Logprobs, TopRow
 from .samplers import with_bias
@@ -208,6 +209,7 @@ class RequestLlama(GeneratingLlama):
             request_id=self._request_id,
             client=self._client,
             processors=processors,
+            budget=SamplingBudget(self._n_vocab) if a["grammar"] and processors is None else None,
             usual=generation.limit or room,
         )
 
