@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from ..common.sampling_budget import SamplingBudget
 from ..errors import EagleError, ErrorKind
 from ..llama.loop import Piece
 from ..llama.processors import GuardedProcessors
 from ..runtime.params import EagleParams
-from ..common.sampling_budget import SamplingBudget
 from .logprobs import Logprobs, TopRow
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..common.sampling_budget import SamplingBudget
 from ..errors import EagleError, ErrorKind
 from ..llama.generation import GeneratingLlama, Generation
 from ..llama.infill import echoed_logprobs
@@ -20,7 +21,6 @@ from ..llama.usage import TokenUsage
 from ..runtime.drafted import SOURCES
 from ..runtime.params import EagleParams
 from ..runtime.stats import EagleStats
-from ..common.sampling_budget import SamplingBudget
 from .job import BatchPiece, CompletionOptions, Job, RequestCancelled, RequestProcessors
 from .logprobs import Logprobs, TopRow
 from .samplers import with_bias

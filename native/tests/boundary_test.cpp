@@ -191,9 +191,9 @@ void decoding(world & w) {
     CHECK(w.decode() == 0);
     throws = true;
     fails("llama_decode", [&] { return w.decode() == -3; });
-    llama_token token = 5;
+    llama_token token       = 5;
     llama_batch_ext * batch = llama_batch_ext_init(w.ctx);
-    const llama_pos pos = llama_memory_seq_pos_max(llama_get_memory(w.ctx), 0) + 1;
+    const llama_pos pos     = llama_memory_seq_pos_max(llama_get_memory(w.ctx), 0) + 1;
     CHECK(llama_batch_ext_add_token(batch, 0, token) == 0 && llama_batch_ext_set_pos(batch, 0, &pos));
     CHECK(llama_batch_ext_set_output_logits(batch, 0, true));
     throws = true;

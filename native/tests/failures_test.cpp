@@ -488,15 +488,15 @@ void followed_threads(const char * target, const char * head) {
 void output_devices(const char * target) {
     llama_model * model = llama_model_load_from_file(target, llama_model_default_params());
     CHECK(model != nullptr);
-    ggml_backend_device device           = *ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    ggml_backend_buffer_type type        = *ggml_backend_buffer_get_type(model->output->buffer);
-    ggml_backend_buffer_t host           = model->output->buffer;
-    type.iface.is_host                   = nullptr;
-    type.device                          = &device;
-    ggml_backend_buffer elsewhere        = *host;
-    elsewhere.buft                       = &type;
-    const auto norm                      = std::exchange(model->output_norm, nullptr);
-    const auto name                      = std::string(norm->name);
+    ggml_backend_device device    = *ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    ggml_backend_buffer_type type = *ggml_backend_buffer_get_type(model->output->buffer);
+    ggml_backend_buffer_t host    = model->output->buffer;
+    type.iface.is_host            = nullptr;
+    type.device                   = &device;
+    ggml_backend_buffer elsewhere = *host;
+    elsewhere.buft                = &type;
+    const auto norm               = std::exchange(model->output_norm, nullptr);
+    const auto name               = std::string(norm->name);
     ggml_set_name(norm, "none");
     CHECK(eagle3::output_device(model) != &device);
     model->output->buffer = &elsewhere;

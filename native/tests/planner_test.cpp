@@ -363,7 +363,9 @@ double best_fixed(const costs & c, const std::vector<source> & sources, int n_to
 void check_costs() {
     std::mt19937 rng(3);
     const float values[] = {-1.0f, 0.0f, 1e-30f, 1e-9f, 1e-6f, 1e-3f, 1.0f, 1e4f, 1e30f, INFINITY, NAN};
-    const auto any       = [&] { return values[rng() % std::size(values)]; };
+    const auto any       = [&] {
+        return values[rng() % std::size(values)];
+    };
     int n_good = 0;
     for (int run = 0; run < 20000; ++run) {
         costs c = costs_of(MACHINES[0], false);

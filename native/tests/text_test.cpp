@@ -225,7 +225,7 @@ void test_states(const fixture & f) {
         }
         // the model, the number of tokens, a token: too large, below 0
         for (const auto & [at, byte] : {std::pair(8, 0x55), {21, 0x7f}, {24 + 2, 0x7f}, {24 + 3, 0xff}}) {
-            std::vector<uint8_t> damaged         = state;
+            std::vector<uint8_t> damaged = state;
             damaged[state.size() - of_text + at] ^= (uint8_t) byte;
             CHECK(eagle3_state_set(s, 1, damaged.data(), (int64_t) damaged.size()) == EAGLE3_E_FORMAT);
             CHECK(at != 8 || strstr(eagle3_last_error(), "another model"));

@@ -2,17 +2,18 @@
 
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
-import llama_cpp
 import pytest
 import tiny_models
 from native_programs import passes
 from paths import ROOT
 
+
 sys.path.insert(0, str(ROOT / "native"))
 
-import fetch  # noqa: E402
+import fetch
 
 # Functions whose names begin so read fields, take numbers, or free. Or what they ask memory for is some bytes
 # of one size: for a lack of that nothing is promised.
@@ -52,6 +53,10 @@ NOT_PLAIN = """
     mtmd_bitmap_set_id mtmd_get_cap_from_file mtmd_input_chunk_get_placeholder
 """.split()
 
+FUNCTION = re.compile(
+    r"^[a-z][\w:<>*& ]*?\b(\w+)\s*\(([^;{}]*?\)\s*(?:try )?\{.*?^\}.*?)$", re.MULTILINE | re.DOTALL
+)
+
 # boundary_test makes these fail; of the others that catch it has no input that fails on every machine.
 MADE_TO_FAIL = 35
 
@@ -62,13 +67,13 @@ def functions():
     tree = fetch.patched_tree(None)[0]
     out = {}
     for path in [*tree.glob("src/*.cpp"), *tree.glob("tools/mtmd/mtmd*.cpp")]:
-        found = re.finditer(r"^[a-z][\w:<>*& ]*?\b(\w+)\s*\(([^;{}]*?\)\s*(?:try )?\{.*?^\}.*?)$", path.read_text(), re.M | re.S)
+        found = FUNCTION.finditer(path.read_text())
         out.update((match[1], match[2]) for match in found if not match[0].startswith("static"))
     return out
 
 
 def declared():
-    folder = Path(llama_cpp.__file__).parent
+    folder = Path(find_spec("llama_cpp").origin).parent  # not imported: that loads the library
     texts = [(folder / name).read_text() for name in ("llama_cpp.py", "mtmd_cpp.py")]
     return {name for text in texts for name in re.findall(r'ctypes_function\w*\(\s*"(\w+)"', text)}
 

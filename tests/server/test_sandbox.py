@@ -241,7 +241,7 @@ AMBIGUOUS = "root ::= a0" + "".join(
     f'\na{i} ::= a{i + 1} "x" | a{i + 1} "y" | a{i + 1} "z" | ""' for i in range(24)
 )
 AMBIGUOUS += '\na24 ::= "w"'
-STUCK = 'root ::= <[1000000]>'  # a token that there is not
+STUCK = "root ::= <[1000000]>"  # a token that there is not
 # each character is read by some hundred of 450 parts, another hundred for each
 WIDE = "root ::= " + " | ".join(
     "[^{}]* [^{}]* [^{}]*".format(*(chr(97 + (i + k) % 26) for k in range(3))) for i in range(150)
