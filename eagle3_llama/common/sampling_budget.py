@@ -11,6 +11,10 @@ VOCABULARY = 50_000  # larger ones take longer in proportion: a grammar looks at
 ROWS = 20  # tokens whose time may be taken at once
 
 
+class SlowGrammar(EagleError):
+    """A grammar took more than its budget."""
+
+
 @dataclasses.dataclass(eq=False)
 class SamplingBudget:
     """What is left, in seconds: each token adds its part, and what is saved is at most that of ROWS tokens.
@@ -25,11 +29,11 @@ class SamplingBudget:
         self.left = ROWS * self.row_seconds
 
     def spend(self, seconds: float, n_tokens: int) -> None:
-        """What sampling n_tokens took. Raises EagleError if it is more than there is."""
+        """What sampling n_tokens took. Raises SlowGrammar if it is more than there is."""
         most = ROWS * self.row_seconds
         self.left = min(self.left + n_tokens * self.row_seconds, most) - seconds
         if self.left < 0:
-            raise EagleError(
+            raise SlowGrammar(
                 ErrorKind.BAD_ARGUMENT,
                 f"the grammar or schema takes too long: more than {1000 * self.row_seconds:.0f} ms a token."
                 " Write fewer alternatives that begin alike, and no repetition directly beside another one",
