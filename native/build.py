@@ -21,23 +21,20 @@ unless CMAKE_ARGS turns it on. CMAKE_ARGS=-DEAGLE3_PROOF=OFF leaves out the chec
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
 import os
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import proof
 import toolchain
 from compiling import Work, compile_all, configure
-from fetch import COMMIT, PACKAGE, VERSION, BuildError, _prune, cache_dir, hash_files, patched_tree, say
+from fetch import COMMIT, PACKAGE, VERSION, BuildError, _prune, cache_dir, hash_files, say, using_tree
+from locks import locked
 from toolchain import InstructionSet
 
 NATIVE = Path(__file__).resolve().parent
@@ -87,17 +84,18 @@ def build(
     place = cache_dir() / "build" / (kind + toolchain.key(options))
     place.mkdir(parents=True, exist_ok=True)
     place = place.resolve()  # compile commands hold this path
-    with _locked(place / "lock"):
-        tree, tree_key = patched_tree(source, patched=not unpatched)
+    with locked(place / "lock", "waiting for another build of the same libraries"):
         parts = (
             ["proof", "bench"] if unpatched else ["include", "kernels", "src", "proof", *["tests"] * tests]
         )
         sources = _native_sources(parts)
         programs = [proof.PROGRAM, *_programs(sources, [*["tests"] * tests, *["bench"] * bench])]
-        wanted = f"{tree_key} {tests} {bench} {mtmd} {checked} {hash_files(NATIVE, sources)}"
-        out = place / "out" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
+        with using_tree(source, patched=not unpatched) as (tree, tree_key):
+            wanted = f"{tree_key} {tests} {bench} {mtmd} {checked} {hash_files(NATIVE, sources)}"
+            out = place / "out" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
+            if not out.is_dir():
+                _sync(tree, place / "llama.cpp", [p for part in _TREE_PARTS for p in _files(tree / part)])
         if not out.is_dir():
-            _sync(tree, place / "llama.cpp", [p for part in _TREE_PARTS for p in _files(tree / part)])
             _sync(NATIVE, place / "native", sources)
             for name, on in (("TESTS", tests), ("BENCH", unpatched), ("MTMD", mtmd)):
                 options[f"EAGLE3_BUILD_{name}"] = "ON" if on else "OFF"
@@ -162,33 +160,6 @@ def _files(path: Path) -> list[Path]:
         return [path]
     left = lambda part: part.startswith(".") or part == "__pycache__"
     return sorted(p for p in path.rglob("*") if p.is_file() and not any(map(left, p.relative_to(path).parts)))
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One build at a time in a folder. The lock ends with the process, however that ends."""
-    with path.open("w") as file:
-        if not _take(file):
-            say("waiting for another build of the same libraries")
-            while not _take(file):
-                time.sleep(0.5)
-        yield
-
-
-def _take(file: IO[str]) -> bool:
-    """Locks an open file for this process. False if another one has it."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def _sync(source: Path, target: Path, paths: list[Path]) -> None:

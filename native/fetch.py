@@ -24,6 +24,7 @@ from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from apply_patches import PatchError, apply_series
+from locks import locked, take
 
 PACKAGE, VERSION = "llama-cpp-python", "0.3.36"
 SDIST = f"llama_cpp_python-{VERSION}.tar.gz"
@@ -127,15 +128,24 @@ def download(version: str) -> Iterator[Path]:
 
 def patched_tree(source: str | None = None, patched: bool = True) -> tuple[Path, str]:
     """The tree, patched or not, and its hash. source: an unpatched tree to use instead of the sdist's."""
+    with using_tree(source, patched) as found:
+        return found
+
+
+@contextlib.contextmanager
+def using_tree(source: str | None = None, patched: bool = True) -> Iterator[tuple[Path, str]]:
+    """The same, for as long as nobody deletes it: other trees may push it out of the cache."""
     series = hash_files(ROOT, list(PATCHES.glob("*.patch"))) if patched else ""
     origin = _hash_tree(source) if source else SDIST_SHA256
     key = hashlib.sha256(f"{origin} {series} {_LEFT_OUT}".encode()).hexdigest()[:16]
     tree = cache_dir() / "llama.cpp" / key
-    if not tree.is_dir():
-        _make_tree(tree, source, patched)
-        _prune(tree.parent, _KEEP_TREES)
-    os.utime(tree)
-    return tree, key
+    tree.parent.mkdir(parents=True, exist_ok=True)
+    with locked(_lock_of(tree)):
+        if not tree.is_dir():
+            _make_tree(tree, source, patched)
+            _prune(tree.parent, _KEEP_TREES)
+        os.utime(tree)
+        yield tree, key
 
 
 def _make_tree(tree: Path, source: str | None, patched: bool) -> None:
@@ -195,10 +205,17 @@ def _hash_tree(source: str) -> str:
 
 
 def _prune(folder: Path, keep: int) -> None:
-    """Delete all but the `keep` most recently used entries of a cache folder."""
+    """Delete all but the `keep` most recently used entries of a cache folder, and none that is in use."""
     entries = [path for path in folder.iterdir() if not path.name.startswith(".")]
     for old in sorted(entries, key=lambda path: path.stat().st_mtime, reverse=True)[keep:]:
-        shutil.rmtree(old, ignore_errors=True)
+        with _lock_of(old).open("w") as file:
+            if take(file):
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def _lock_of(entry: Path) -> Path:
+    """The file that whoever uses an entry of a cache folder locks."""
+    return entry.parent / f".{entry.name}.lock"
 
 
 if __name__ == "__main__":

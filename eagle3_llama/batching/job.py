@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..common.sampling_budget import SamplingBudget
 from ..errors import EagleError, ErrorKind
 from ..llama.loop import Piece
 from ..llama.processors import GuardedProcessors
@@ -87,6 +88,7 @@ class Job:
     request_id: str = ""
     client: str = ""  # whose earlier texts it may be drafted from
     processors: RequestProcessors | None = None
+    budget: SamplingBudget | None = None  # of a grammar; the caller's own processors take what they take
     usual: int = 0  # tokens at which a completion usually ends
     pieces: queue.SimpleQueue[BatchPiece | BaseException | None] = dataclasses.field(
         default_factory=queue.SimpleQueue

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..common.sampling_budget import SamplingBudget
 from ..errors import EagleError, ErrorKind
 from ..llama.generation import GeneratingLlama, Generation
 from ..llama.infill import echoed_logprobs
@@ -208,6 +209,7 @@ class RequestLlama(GeneratingLlama):
             request_id=self._request_id,
             client=self._client,
             processors=processors,
+            budget=SamplingBudget(self._n_vocab) if a["grammar"] and processors is None else None,
             usual=generation.limit or room,
         )
 

@@ -106,7 +106,10 @@ class Scheduler:
                 followed = job.prompt[job.prompt_at - n + 1 : job.prompt_at + 1]
                 before = [self._top_row(job, i, token) for i, token in enumerate(followed)]
             if done:
+                began = time.thread_time()
                 job.token = self._engine.sample(address(job.sampler.sampler))
+                if job.budget is not None:
+                    job.budget.spend(time.thread_time() - began, 1)
         except Exception as e:
             self._free(slot, e)
             return
@@ -165,6 +168,8 @@ class Scheduler:
                 if isinstance(out, EagleError):
                     raise out
                 if not self._failed(slot, job):
+                    if job.budget is not None:
+                        job.budget.spend(self._engine.sampling_seconds(slot.id), len(out))
                     self._take_round(slot, job, out)
             except Exception as e:
                 self._free(slot, e)

@@ -104,6 +104,10 @@ class Session:
         """The target's row that the i-th token of the last round was sampled from."""
         return checked(self.lib.eagle3_verified_row(self._session, slot, i))
 
+    def sampling_seconds(self, slot: int = 0) -> float:
+        """Processor time that the slot's sampler took in the last round."""
+        return float(self.lib.eagle3_sampling_seconds(self._session, slot))
+
     def rewind(self, n_past: int, slot: int = 0) -> None:
         """Forgets positions from n_past on."""
         checked(self.lib.eagle3_rewind(self._session, slot, n_past))

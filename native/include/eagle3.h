@@ -73,7 +73,7 @@
 //     }
 #pragma once
 #include <stdint.h>
-#define EAGLE3_ABI_VERSION 10
+#define EAGLE3_ABI_VERSION 11
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -247,6 +247,10 @@ int32_t eagle3_round_commit(eagle3_session * s, const int32_t * keep);
 // Row of the last batch that the slot's i-th token of eagle3_round_verify was sampled from.
 // llama_get_logits_ith has its logits; those of rows that verification did not reach may be missing.
 int32_t eagle3_verified_row(const eagle3_session * s, int32_t slot, int32_t i);
+
+// Processor time that the slot's sampler took in the last eagle3_round_verify, in seconds: its chain, without
+// the output matrix. 0 before the slot's first.
+float eagle3_sampling_seconds(const eagle3_session * s, int32_t slot);
 
 // As llama_sampler_sample, for a row of the last decode (-1: its last with logits). E_ARGUMENT for a row
 // without logits, E_INTERNAL for a sampler's exception.

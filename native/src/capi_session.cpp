@@ -119,6 +119,15 @@ int32_t eagle3_threads_now(eagle3_session * s) {
     return guard([&]() -> int32_t { return get(s).threads(); });
 }
 
+float eagle3_sampling_seconds(const eagle3_session * s, int32_t slot) {
+    float seconds = 0.0f;
+    guard([&]() -> int32_t {
+        seconds = get(s).slot(slot).round.sampling_s;
+        return EAGLE3_OK;
+    });
+    return seconds;
+}
+
 int32_t eagle3_sample(eagle3_session * s, struct llama_sampler * sampler, int32_t row) {
     return guard([&]() -> int32_t {
         not_null(sampler, "sampler");

@@ -13,6 +13,7 @@ void round::begin_paths() {
         slot_round & r = slots_.at(slot).round;
         r.path.reserve(r.tokens.size());
         r.path.assign(1, 0);
+        r.sampling_s = 0.0f;
     }
 }
 
@@ -54,6 +55,7 @@ void round::need_logits(int row) {
 int round::sample_row(slot_round & r, llama_sampler * sampler, int32_t & token) {
     const int row = r.path.back(), n_rows = (int) r.tokens.size();
     need_logits(r.at[row]);
+    const sampling_clock clock(r.sampling_s);
     token     = sample(slots_.ctx, sampler, r.at[row]);
     r.sampled = row == 0 ? token : r.sampled;
     int next  = row + 1;

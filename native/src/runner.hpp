@@ -80,6 +80,7 @@ class runner {
     void run(const pass & p);
 
     int n_ctx() const { return n_ctx_; }
+    int n_threads() const { return n_threads_; }       // of the last pass
     size_t n_graphs() const { return built_.size(); }  // kept, each with buffers of its own
     size_t n_bytes() const;                            // of these buffers
 

@@ -4,6 +4,7 @@
 
 #include "llama-ext.h"
 
+#include <ctime>
 #include <new>
 
 namespace eagle3 {
@@ -59,6 +60,17 @@ int likeliest(const float * x, int n) {
 }
 
 }  // namespace
+
+// Elapsed time where the system keeps no clock for a thread.
+double sampling_clock::now() {
+#ifdef CLOCK_THREAD_CPUTIME_ID
+    timespec t;
+    if (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) == 0) {
+        return (double) t.tv_sec + 1e-9 * (double) t.tv_nsec;
+    }
+#endif
+    return 1e-6 * (double) ggml_time_us();
+}
 
 // The code of the exception being handled, and its message.
 int32_t caught(std::string & message) {

@@ -12,6 +12,20 @@ namespace eagle3 {
 // without logits; throws what the sampler throws.
 int sample(llama_context * ctx, llama_sampler * sampler, int row);
 
+// Adds the processor time of this thread until the end of the scope, in seconds.
+class sampling_clock {
+  public:
+    explicit sampling_clock(float & sum) : sum_(sum), start_(now()) {}
+    ~sampling_clock() { sum_ += (float) (now() - start_); }
+    sampling_clock(const sampling_clock &)             = delete;
+    sampling_clock & operator=(const sampling_clock &) = delete;
+
+  private:
+    static double now();
+    float & sum_;
+    double start_;
+};
+
 // The code of the exception being handled, a sampler's say, and its message. Rethrows nothing.
 int32_t caught(std::string & message);
 

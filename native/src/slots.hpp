@@ -43,7 +43,8 @@ struct slot_round {
     std::vector<int32_t> parents;  // row that each row follows, -1 for the first
     std::vector<int32_t> path;     // rows that verification went through; before it, the first only
     std::vector<int32_t> at;       // each row's place in the batch, which other slots share
-    int32_t sampled = -1;          // the first token that verification sampled, -1 before it
+    int32_t sampled  = -1;         // the first token that verification sampled, -1 before it
+    float sampling_s = 0.0f;       // of the processor, for its sampler in the last verification
 };
 
 struct slot_state {

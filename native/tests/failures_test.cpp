@@ -5,6 +5,7 @@
 #include "check.hpp"
 #include "llama.h"
 
+#include "ggml-backend-impl.h"
 #include "llama-ext.h"
 #include "llama-model.h"
 #include "session.hpp"
@@ -16,6 +17,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -329,6 +331,52 @@ void failed_measures(const char * target, const char * head) {
     check_context(f.model, f.ctx);
 }
 
+// No row of an earlier batch is sampled: not where the output matrix is left out, nor after a failure.
+void missing_rows(const char * target, const char * head) {
+    fixture f(target, head, true);
+    float seconds            = 0.0f;
+    llama_sampler * sampler  = llama_sampler_init_greedy();
+    const auto rows_with_any = [&] {
+        int n = 0;
+        for (int row = -1; row < 8; ++row) {
+            const int32_t token = eagle3_sample(f.s, sampler, row);
+            CHECK(token >= 0 || token == EAGLE3_E_ARGUMENT);
+            CHECK((token >= 0) == (llama_get_logits_ith(f.ctx, row) != nullptr));
+            n += token >= 0;
+        }
+        return n;
+    };
+    f.prefill(0, 8);
+    CHECK(rows_with_any() == 2);  // the last one, by both of its numbers
+    throws = true;
+    CHECK(eagle3_measure_target(f.s, 0, 4, &seconds) == EAGLE3_E_INTERNAL);
+    throws = false;
+    CHECK(rows_with_any() == 0);
+    f.prefill(0, 8);
+    llama_set_abort_callback(f.ctx, [](void *) { return true; }, nullptr);
+    CHECK(eagle3_measure_target(f.s, 0, 4, &seconds) < 0);
+    CHECK(rows_with_any() == 0);
+    llama_sampler_free(sampler);
+}
+
+// The same where the decode left the output matrix out.
+void deferred_rows(const char * target, const char * head) {
+    fixture f(target, head);
+    float seconds           = 0.0f;
+    llama_sampler * sampler = llama_sampler_init_greedy();
+    f.prefill(0, 8);
+    const int32_t before = eagle3_sample(f.s, sampler, -1);
+    CHECK(before >= 0);
+    CHECK(eagle3_measure_target(f.s, 0, 4, &seconds) == EAGLE3_OK);
+    for (const int row : {-1, 0, 3}) {
+        CHECK(eagle3_sample(f.s, sampler, row) == EAGLE3_E_ARGUMENT);
+    }
+    CHECK(eagle3_measure_output(f.s, 2, &seconds) == EAGLE3_OK);
+    CHECK(eagle3_sample(f.s, sampler, 0) >= 0 && eagle3_sample(f.s, sampler, 1) >= 0);
+    CHECK(eagle3_sample(f.s, sampler, 2) == EAGLE3_E_ARGUMENT);
+    llama_sampler_free(sampler);
+}
+
 // A session that is closed in the middle of a tree leaves a context whose batches are texts.
 void closed_sessions(const char * target, const char * head) {
     fixture f(target, head);
@@ -421,6 +469,44 @@ struct own_session {
         : head(eagle3::load_head(path, f.model)), s(f.ctx, head.get(), N_SLOTS) {}
 };
 
+// The head computes with as many threads as the target, also after these have changed.
+void followed_threads(const char * target, const char * head) {
+    fixture f(target, nullptr);
+    own_session own(f, head);
+    const std::vector<int32_t> text(8, 7);
+    for (const int n : {3, 1, 2}) {
+        llama_set_n_threads(f.ctx, n, n);
+        own.s.rewind(0, 0);
+        own.s.prefill(0, text.data(), (int) text.size(), false);
+        CHECK(own.s.draft({ask_for(0, 9, EAGLE3_CHAIN, 4)}) == 4);
+        CHECK(own.s.need_head().passes().n_threads() == n);
+    }
+}
+
+// A head goes to the device of the target's last norm, or of its output matrix if that norm has no weight
+// (OLMo). The device is any that is not the CPU's: its buffer is not on the host.
+void output_devices(const char * target) {
+    llama_model * model = llama_model_load_from_file(target, llama_model_default_params());
+    CHECK(model != nullptr);
+    ggml_backend_device device    = *ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    ggml_backend_buffer_type type = *ggml_backend_buffer_get_type(model->output->buffer);
+    ggml_backend_buffer_t host    = model->output->buffer;
+    type.iface.is_host            = nullptr;
+    type.device                   = &device;
+    ggml_backend_buffer elsewhere = *host;
+    elsewhere.buft                = &type;
+    const auto norm               = std::exchange(model->output_norm, nullptr);
+    const auto name               = std::string(norm->name);
+    ggml_set_name(norm, "none");
+    CHECK(eagle3::output_device(model) != &device);
+    model->output->buffer = &elsewhere;
+    CHECK(eagle3::output_device(model) == &device);
+    model->output->buffer = host;
+    model->output_norm    = norm;
+    ggml_set_name(norm, name.c_str());
+    llama_model_free(model);
+}
+
 // Prompts of every length, in every slot: few graphs over the head, and no more memory for them.
 void few_shapes(const char * target, const char * head) {
     fixture f(target, nullptr);
@@ -509,6 +595,10 @@ int main(int argc, char ** argv) {
         thrown_decodes(argv[2], head, EAGLE3_TREE);
     } else if (what == "measure" && head) {
         failed_measures(argv[2], head);
+        missing_rows(argv[2], head);
+        deferred_rows(argv[2], head);
+        followed_threads(argv[2], head);
+        output_devices(argv[2]);
     } else if (what == "close" && head) {
         closed_sessions(argv[2], head);
     } else if (what == "capture" && head) {

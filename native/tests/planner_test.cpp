@@ -1,12 +1,14 @@
 // The planner against every fixed length, on cost curves measured in several formats and made-up heads. Time
 // is counted, not measured: the outcome depends on the seed alone.
 //     planner_test SEED
+#include "error.hpp"
 #include "planner.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <random>
 #include <utility>
 
@@ -357,7 +359,51 @@ double best_fixed(const costs & c, const std::vector<source> & sources, int n_to
     return best;
 }
 
+// What check lets through gives times that are positive and finite, at any position; the rest it refuses.
+void check_costs() {
+    std::mt19937 rng(3);
+    const float values[] = {-1.0f, 0.0f, 1e-30f, 1e-9f, 1e-6f, 1e-3f, 1.0f, 1e4f, 1e30f, INFINITY, NAN};
+    const auto any       = [&] {
+        return values[rng() % std::size(values)];
+    };
+    int n_good = 0;
+    for (int run = 0; run < 20000; ++run) {
+        costs c = costs_of(MACHINES[0], false);
+        for (int k = (int) (rng() % 4); k > 0; --k) {
+            const int n = 1 + (int) (rng() % MAX_ROWS);
+            (rng() % 2 ? c.layers : rng() % 2 ? c.head : rng() % 2 ? c.output : c.cell)[n] = any();
+        }
+        std::fill_n(c.cell, rng() % 3 ? 0 : MAX_ROWS + 1, any());
+        c.context = rng() % 2 ? c.context : any();
+        c.first   = rng() % 4 ? c.first : any();
+        try {
+            eagle3::check(c);
+        } catch (const error &) {
+            continue;
+        }
+        ++n_good;
+        planner p;
+        p.set(c);
+        for (const float n_past : {0.0f, 1.0f, 4096.0f, 1e6f}) {
+            p.begin(1, n_past);
+            const auto e = p.foresee(std::vector<float>(5, 0.5f), 0, c.head[1]);
+            if (!(p.plain_seconds() > 0.0f && std::isfinite(p.plain_seconds()) && std::isfinite(p.rate()) &&
+                    e.seconds > 0.0f && std::isfinite(e.seconds))) {
+                fprintf(stderr, "costs that were let through: %g s a plain round, %g tokens a second\n",
+                    p.plain_seconds(), p.rate());
+                ++failures;
+                return;
+            }
+        }
+    }
+    if (n_good < 1000) {
+        fprintf(stderr, "only %d costs were let through\n", n_good);
+        ++failures;
+    }
+}
+
 int main(int argc, char ** argv) {
+    check_costs();
     first_seed = RUNS * (argc > 1 ? (unsigned) atoi(argv[1]) : 1);
     check_rests(costs_of(MACHINES[0], false));
     check_pieces(costs_of(MACHINES[0], false));

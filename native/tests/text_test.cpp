@@ -209,7 +209,8 @@ void test_ends(const fixture & f) {
     }
 }
 
-// A state carries the text, with a head and without; what was saved before there was a text is read.
+// A state carries the text, with a head and without; what was saved before there was a text is read. Another
+// model's is refused, and a text that has tokens outside the vocabulary.
 void test_states(const fixture & f) {
     for (eagle3_head * head : {(eagle3_head *) nullptr, f.head}) {
         eagle3_session * s = open(f, head, cheap_rows());
@@ -222,10 +223,13 @@ void test_states(const fixture & f) {
         for (const int64_t cut : {int64_t(1), of_text - 1, (int64_t) state.size() - 1}) {
             CHECK(eagle3_state_set(s, 1, state.data(), (int64_t) state.size() - cut) == EAGLE3_E_FORMAT);
         }
-        std::vector<uint8_t> damaged         = state;
-        damaged[state.size() - of_text + 20] = 0x7f;  // the number of tokens
-        damaged[state.size() - of_text + 21] = 0x7f;
-        CHECK(eagle3_state_set(s, 1, damaged.data(), (int64_t) damaged.size()) == EAGLE3_E_FORMAT);
+        // the model, the number of tokens, a token: too large, below 0
+        for (const auto & [at, byte] : {std::pair(8, 0x55), {21, 0x7f}, {24 + 2, 0x7f}, {24 + 3, 0xff}}) {
+            std::vector<uint8_t> damaged = state;
+            damaged[state.size() - of_text + at] ^= (uint8_t) byte;
+            CHECK(eagle3_state_set(s, 1, damaged.data(), (int64_t) damaged.size()) == EAGLE3_E_FORMAT);
+            CHECK(at != 8 || strstr(eagle3_last_error(), "another model"));
+        }
         CHECK(eagle3_text_match(s, 1, 8) == 4);
         if (head) {
             CHECK(eagle3_state_set(s, 1, state.data(), (int64_t) state.size() - of_text) == 0);

@@ -13,6 +13,7 @@ sys.path.insert(0, str(ROOT / "native"))
 
 import build as native_build
 import fetch
+import locks
 import toolchain
 
 
@@ -179,6 +180,29 @@ def test_what_is_left_in_a_folder_is_no_source(tmp_path):
 
 def test_one_build_at_a_time(tmp_path):
     with (tmp_path / "lock").open("w") as first, (tmp_path / "lock").open("w") as second:
-        assert native_build._take(first) and not native_build._take(second)
+        assert locks.take(first) and not locks.take(second)
         first.close()
-        assert native_build._take(second)
+        assert locks.take(second)
+
+
+def test_what_is_in_use_is_not_deleted(tmp_path):
+    """Of four entries the newest one stays, and an older one that another process uses."""
+    for i, name in enumerate("abcd"):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (i, i))
+    with locks.locked(fetch._lock_of(tmp_path / "b")):
+        fetch._prune(tmp_path, 1)
+    left = lambda: {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert left() == {"b", "d"}
+    fetch._prune(tmp_path, 1)
+    assert left() == {"d"}
+
+
+def test_a_tree_is_in_use_while_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(fetch, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(fetch, "_make_tree", lambda tree, source, patched: tree.mkdir())
+    with fetch.using_tree() as (tree, _):
+        fetch._prune(tree.parent, 0)
+        assert tree.is_dir()
+    fetch._prune(tree.parent, 0)
+    assert not tree.is_dir()

@@ -1,13 +1,17 @@
 """Children that may be killed: who brings one down waits for nobody but himself, and nobody for him."""
 
+import itertools
+import json
 import signal
 import threading
 
 import pytest
 from server_tools import no_threads, until
 
+from eagle3_llama import EagleError
 from eagle3_llama.server.chat.formats import call_tool
 from eagle3_llama.server.jobs.limits import Once
+from eagle3_llama.server.sandbox import child
 from eagle3_llama.server.sandbox import pool as module
 from eagle3_llama.server.sandbox.pool import Sandbox, SandboxBusy, SandboxError
 from eagle3_llama.server.sandbox.sized_cache import SizedCache
@@ -227,3 +231,75 @@ def test_other_handlers_are_left_alone():
         """A handler with a way of its own."""
 
     assert call_tool(functionary, "root ::= x") is functionary
+
+
+# -- grammars ---------------------------------------------------------------------------------------------
+
+
+# each rule has three ways to go on, and may be empty
+AMBIGUOUS = "root ::= a0" + "".join(
+    f'\na{i} ::= a{i + 1} "x" | a{i + 1} "y" | a{i + 1} "z" | ""' for i in range(24)
+)
+AMBIGUOUS += '\na24 ::= "w"'
+STUCK = "root ::= <[1000000]>"  # a token that there is not
+# each character is read by some hundred of 450 parts, another hundred for each
+WIDE = "root ::= " + " | ".join(
+    "[^{}]* [^{}]* [^{}]*".format(*(chr(97 + (i + k) % 26) for k in range(3))) for i in range(150)
+)
+
+
+def alternatives(n, nested):
+    words = " | ".join(f'"w{i}"' for i in range(n))
+    return f'root ::= "x" item\nitem ::= {words}' if nested else f"root ::= {words}"
+
+
+def tools(n, text_first=False):
+    """A schema of calls of n tools. text_first: a text comes before their names, in all at once."""
+    arguments = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}
+    first = {"text": {"type": "string"}} if text_first else {}
+    calls = [{**first, "name": {"const": f"tool_{i}"}, "arguments": arguments} for i in range(n)]
+    return json.dumps({"anyOf": [{"type": "object", "properties": p, "required": list(p)} for p in calls]})
+
+
+@pytest.fixture(scope="module")
+def grammars(tiny):
+    """Children: what llama.cpp writes, they read from the file of standard error."""
+    s = Sandbox(3600.0, model=tiny.targets[0])
+    yield s
+    s.close()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("n", [600, 5000])
+def test_many_alternatives_are_no_ambiguity(grammars, n, nested):
+    grammars.call(do="check", text=alternatives(n, nested))
+
+
+def test_choices_and_tools(grammars):
+    cities = json.dumps({"enum": [f"city {i}" for i in range(600)]})
+    assert "city 599" in grammars.call(do="convert", text=cities)
+    for n in (60, 200):
+        assert f"tool_{n - 1}" in grammars.call(do="convert", text=tools(n))
+        assert f"tool_{n - 1}" in grammars.call(do="convert", text=tools(n, text_first=True))
+
+
+@pytest.mark.parametrize(
+    "grammar, message",
+    [
+        ("root ::= (", "the grammar is invalid: "),
+        (AMBIGUOUS, "the grammar is too ambiguous"),
+        (WIDE, "the grammar takes too long"),
+        (STUCK, "allows no token"),
+    ],
+)
+def test_what_a_check_says(grammars, grammar, message):
+    with pytest.raises(SandboxError, match=message):
+        grammars.call(do="check", text=grammar)
+
+
+def test_a_grammar_that_takes_too_long(tiny):
+    """The child's clock is ahead by more than a grammar may take for one token."""
+    times = itertools.count(0.0, 1.0)
+    grammars = child.Grammars(tiny.targets[0], lambda: next(times))
+    with pytest.raises(EagleError, match="takes too long: more than 20 ms a token"):
+        grammars.check("root ::= .*")

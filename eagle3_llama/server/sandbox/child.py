@@ -5,13 +5,16 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import re
 import resource
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from typing import Any
 
+from ...common.sampling_budget import SamplingBudget
 from ...runtime import library
 from .pool import RECEIVED, receive, send
 
@@ -84,10 +87,10 @@ class Templates:
 class Grammars:
     """Converts and checks grammars for a model's vocabulary."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, now: Callable[[], float] = time.process_time) -> None:
         import llama_cpp
 
-        self.llama = llama_cpp
+        self.llama, self.now = llama_cpp, now
         params = llama_cpp.llama_model_default_params()
         params.vocab_only = True
         self.model = llama_cpp.llama_model_load_from_file(model.encode(), params)
@@ -113,22 +116,28 @@ class Grammars:
     def check(self, text: str) -> None:
         """Parses a grammar and samples a few tokens of it.
 
-        Raises ValueError if the grammar is invalid, or allows no token within these few. A grammar that
-        llama.cpp cannot process crashes or blocks this process. One that gets stuck later fails its request.
+        Raises ValueError if the grammar is invalid, allows no token within these few, or takes longer than
+        the batcher lets it. A grammar that llama.cpp cannot process crashes or blocks this process. One that
+        gets stuck or slow later fails its request.
         """
-        sampler, message = self._parse(text)
+        sampler, message = self._logged(
+            lambda: self.llama.llama_sampler_init_grammar(self.vocab, text.encode(), b"root")
+        )
         if not sampler:
-            raise ValueError(f"the grammar is invalid: {message}")
-        rng = random.Random(0)
+            reason = message or "it has left recursion, or no rule with the name root"
+            raise ValueError(f"the grammar is invalid: {reason}")
+        rng, budget = random.Random(0), SamplingBudget(self.n_vocab)
         for _ in range(STEPS):
-            allowed = self._allowed(sampler)
+            began = self.now()
+            allowed, message = self._logged(lambda: self._allowed(sampler))
+            budget.spend(self.now() - began, 1)
             token = rng.choice(allowed) if allowed else None
             if token is None or self.llama.llama_vocab_is_eog(self.vocab, token):
                 break
             self.llama.llama_sampler_accept(sampler, token)
         self.llama.llama_sampler_free(sampler)
         if token is None:
-            raise ValueError(STUCK)
+            raise ValueError(message or STUCK)
 
     def _allowed(self, sampler: Any) -> list[int]:
         import numpy as np
@@ -140,17 +149,17 @@ class Grammars:
         self.llama.llama_sampler_apply(sampler, ctypes.byref(array))
         return np.flatnonzero(np.isfinite(view["logit"])).tolist()
 
-    def _parse(self, grammar: str) -> tuple[Any, str]:
-        """(sampler or None, llama.cpp's error message)."""
+    @staticmethod
+    def _logged(call: Callable[[], Any]) -> tuple[Any, str]:
+        """What a call returns, and the first line of what llama.cpp wrote meanwhile: its error message."""
         with tempfile.TemporaryFile() as f:
             saved = os.dup(2)
             os.dup2(f.fileno(), 2)
             try:
-                sampler = self.llama.llama_sampler_init_grammar(self.vocab, grammar.encode(), b"root")
+                result = call()
             finally:
                 os.dup2(saved, 2)
                 os.close(saved)
             f.seek(0)
-            message = f.read(2000).decode("utf-8", "replace").partition("\n")[0]
-        message = message.rpartition("error parsing grammar: ")[2][:200]
-        return sampler, message or "it has left recursion, or no rule with the name root"
+            line = f.read(2000).decode("utf-8", "replace").partition("\n")[0]
+        return result, re.sub(r"^(\w+: )?(error parsing grammar: )?", "", line)[:200]

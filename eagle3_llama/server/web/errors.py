@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ...common.sampling_budget import SlowGrammar
 from ...errors import EagleError, ErrorKind
 
 _TYPES = {
@@ -82,6 +83,8 @@ def from_exception(e: BaseException, n_ctx: int, begun: bool, param: str | None 
         message = f"the prompt has {found[1]} tokens, the context has room for {n_ctx}: shorten the prompt"
         return ApiError(400, message, param, "context_length_exceeded")
     if isinstance(e, EagleError):
+        if isinstance(e, SlowGrammar):
+            return ApiError(400, str(e), code="refused")
         if e.kind is ErrorKind.NATIVE and "grammar" in str(e):  # llama.cpp's, while it samples
             message = f"the answer cannot follow the grammar or schema to its end: {e}"
             return ApiError(400, message, code="refused")
