@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from ..errors import EagleError, ErrorKind
 from ..runtime.binding import Llama, LlamaState, address, llama_cpp
 from ..runtime.engine import Engine
 from ..runtime.machine import default_threads
+from ..runtime.memory_use import MemoryUse
 from ..runtime.params import NO_HEAD, EagleParams
 from ..runtime.stats import EagleStats
 from . import guards, model_costs, named, saved_state
@@ -124,6 +126,8 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         self._text = ContextText(self._engine, self._ctx, ids, scores, logits_all, self.n_batch)
         self._context.open_memory(*self._memory, self._stack)
         self.eagle_params = self._params
+        if self.verbose:
+            print(f"EagleLlama: {self.memory()}", file=sys.stderr)
 
     def close(self) -> None:
         """Frees head and model; may be called twice. A running generation cannot continue."""
@@ -224,6 +228,10 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
     @property
     def _delegates(self) -> bool:
         return self._engine is None
+
+    def memory(self) -> MemoryUse:
+        """The bytes that model and head take now. They stay the same however long texts and drafts become."""
+        return self.native.memory()
 
     @property
     def stats(self) -> EagleStats:

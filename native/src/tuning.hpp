@@ -12,6 +12,8 @@
 // the last 1 / (1 - x) count. Half and twice are those of the window, of a ratio those of what is above 1.
 #pragma once
 
+#include <cstddef>
+
 namespace eagle3 {
 
 struct tuning {
@@ -290,5 +292,9 @@ struct growth_limits {
     static constexpr float chance      = 0.25f;  // that a guess of head or text is right by luck
     static constexpr float least_left  = 0.05f;  // of the probability that head and text leave to others
 };
+
+// What the graphs over the head that are kept may take beside their common compute buffer, in bytes: their
+// descriptions alone. XXX
+constexpr size_t MOST_GRAPH_BYTES = 4 << 20;
 
 }  // namespace eagle3
