@@ -3,6 +3,8 @@
 #include "runner_parts.hpp"
 #include "tuning.hpp"
 
+#include "../ggml/src/ggml-backend-impl.h"  // in llama.cpp's tree: ggml_backend_sched_borrow
+
 #include <algorithm>
 
 namespace eagle3 {
