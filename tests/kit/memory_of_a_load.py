@@ -30,7 +30,7 @@ def main(model, n_max, **common):
     for prompt in (text[:SHORT], text, text[:SHORT]):
         tokens.append(take(llm, 8, prompt))
         for n in n_max:
-            llm.eagle_params = EagleParams(n)
+            llm.eagle_params = EagleParams(n if "eagle" in common else 0)  # 0: plain decoding
             tokens.append(take(llm, 3, prompt))
         llm.eagle_params = default
     took = {"loaded": vars(loaded), "memory": vars(llm.memory()), "resident": resident() - before}

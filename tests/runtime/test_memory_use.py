@@ -4,23 +4,77 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import tiny_models
-from cores import THREADS  # noqa: F401
 from paths import ROOT
+from tiny_models import take
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+from eagle3_llama import EagleLlama
+
+DRAFTS = [1, 2, 3, 5, 7, 9, 11, 13, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 63]
 
 
 def measured(**what):
+    """What tests/kit/memory_of_a_load.py prints, in a process of its own."""
+    child = ROOT / "tests" / "kit" / "memory_of_a_load.py"
     done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "kit" / "memory_of_a_load.py", json.dumps(what)],
+        [sys.executable, child, json.dumps(what)],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests" / "kit")},
+        env={**os.environ, "PYTHONPATH": str(child.parent)},
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 
 
+def stays_within_a_tenth(target, head, **common):
+    """The resident memory beyond plain decoding's: the head's file, its cache and 10%. And the same text."""
+    plain = measured(model=str(target), n_max=DRAFTS, **common)
+    eagle = measured(model=str(target), eagle=str(head), n_max=DRAFTS, **common)
+    assert eagle["tokens"] == plain["tokens"]
+    allowed = Path(head).stat().st_size + eagle["memory"]["head_cache"] + plain["resident"] // 10
+    more = eagle["resident"] - plain["resident"]
+    assert more <= allowed, f"{more / 1e6:.1f} MB more, {allowed / 1e6:.1f} are allowed: {eagle['memory']}"
+    # the report: the head's cost is known, and what drafts add to the target's is bounded
+    used, before = eagle["memory"], eagle["loaded"]
+    assert used["head_weights"] > 0 and used["head_compute"] > 0
+    assert used["target_compute"] - before["target_compute"] <= max(
+        (used["target_weights"] + used["target_cache"]) // 12, 16 * (1 << 20)
+    )
+    assert used["target_weights"] == before["target_weights"] == plain["memory"]["target_weights"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+@pytest.mark.parametrize("layers", [(1, 2, 3), (1, 2, 4)], ids=["inputs", "what follows the last layer"])
+def test_a_large_vocabulary(tmp_path, layers):
+    """150,000 tokens, drafts of up to 63, a text of 8,000 tokens.
+
+    A head that reads what follows the last layer needs all rows of the prompt, and none of their logits.
+    """
+    sizes = {"kind": "F16", "n_embd": 512, "n_vocab": 150_000}
+    target = tiny_models.target(tmp_path / "t.gguf", **sizes, n_ctx=16384, ends=False, tied=True)
+    stays_within_a_tenth(target, tiny_models.head(tmp_path / "h.gguf", **sizes, layers=layers), flash_attn=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+def test_many_attention_heads_without_flash_attention(tmp_path):
+    """32 heads whose scores of the whole text are in the compute buffer."""
+    target = tiny_models.target(
+        tmp_path / "t.gguf", kind="F16", n_embd=512, n_head=32, n_kv=32, n_ctx=16384, ends=False
+    )
+    stays_within_a_tenth(target, tiny_models.head(tmp_path / "h.gguf", kind="F16", n_embd=512), flash_attn=False)
+
+
+def test_what_a_load_reports(files, capfd):
+    target, head = files
+    with EagleLlama(target, eagle=head, n_ctx=256, verbose=True) as llm:
+        memory = llm.memory()
+        assert f"EagleLlama: {memory}".split(", compute")[0] in capfd.readouterr().err
+        assert min(vars(memory).values()) > 0 and "; head 0." in str(memory)
+        take(llm, 20)
+        after = llm.memory()
+        assert after.target_weights == memory.target_weights and after.head_cache == memory.head_cache
+    with EagleLlama(target, n_ctx=256, verbose=False) as llm:
+        assert llm.memory().head_weights == 0 and "head" not in str(llm.memory())
