@@ -12,7 +12,7 @@ from tiny_models import take
 
 from eagle3_llama import EagleLlama, EagleParams
 
-SHORT, LONG = 300, 8000
+SHORT = 300  # tokens of a text
 
 
 def resident():
@@ -20,12 +20,12 @@ def resident():
         return 1024 * next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
 
 
-def main(model, n_max, **common):
+def main(model, n_max, n_text=8000, **common):
     before = resident()
-    llm = EagleLlama(model, n_ctx=LONG + 256, n_threads=1, verbose=False, **common)
+    llm = EagleLlama(model, n_ctx=n_text + 256, n_threads=1, verbose=False, **common)
     default, loaded = llm.eagle_params, llm.memory()
     rng = random.Random(1)
-    text = [1] + [rng.randrange(300, llm.n_vocab()) for _ in range(LONG - 1)]
+    text = [1] + [rng.randrange(300, llm.n_vocab()) for _ in range(n_text - 1)]
     tokens = []
     for prompt in (text[:SHORT], text, text[:SHORT]):
         tokens.append(take(llm, 8, prompt))
