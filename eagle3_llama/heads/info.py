@@ -88,8 +88,8 @@ def _head(file: Gguf, arch: str) -> Iterator[tuple[str, str]]:
     if (cell := _cell_bytes(file, arch)) is not None:
         yield (
             "memory",
-            f"{file.size / 1e6:.1f} MB, {cell:,} bytes for each token of context, up to 4 MB of graphs, and a 12th"
-            " of what the target's weights and cache take",
+            f"{file.size / 1e6:.1f} MB, {cell:,} bytes for each token of context, up to 4 MB of graphs, and a"
+            " 12th of what the target's weights and cache take",
         )
 
 

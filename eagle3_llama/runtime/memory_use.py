@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,3 +27,9 @@ class MemoryUse:
         if self.head_weights:
             parts.append(f"head {mb['head_weights']}, cache {mb['head_cache']}, compute {mb['head_compute']}")
         return "; ".join(parts)
+
+
+def report(memory: MemoryUse, verbose: bool) -> None:
+    """Says after a load, where llama.cpp says its part, what it takes."""
+    if verbose:
+        print(f"EagleLlama: {memory}", file=sys.stderr)

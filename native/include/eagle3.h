@@ -164,10 +164,10 @@ int32_t eagle3_session_set_capture(eagle3_session * s, int32_t on);
 int32_t eagle3_can_tree(eagle3_session * s);  // whether the target's memory can hold a tree: 1 or 0
 int32_t eagle3_n_past(const eagle3_session * s, int32_t slot);  // tokens decoded and kept in the slot
 
-// What the session's context and head take now, in bytes, on the host and on devices together. Graphs that are
-// kept for drafts compute in the buffers that plain decoding has, and only their descriptions are added to
-// target_compute: at most a 12th of target_weights and target_cache, or 16 graphs. Fills *out, which is the
-// caller's. E_ARGUMENT for NULL.
+// What the session's context and head take now, in bytes, on the host and on devices together. Graphs that
+// are kept for drafts compute in the buffers that plain decoding has, and only their descriptions are added
+// to target_compute: at most a 12th of target_weights and target_cache, or 16 graphs. Fills *out, which is
+// the caller's. E_ARGUMENT for NULL.
 struct eagle3_memory {
     int64_t target_weights, target_cache;  // the model; what is kept of the text of all slots
     int64_t target_compute;                // compute buffers, and the graphs that are kept

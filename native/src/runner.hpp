@@ -1,4 +1,5 @@
-// The head's forward pass as ggml graphs. Each is built once for its shape and kept; all share one compute buffer.
+// The head's forward pass as ggml graphs. Each is built once for its shape and kept; all share one compute
+// buffer.
 #pragma once
 
 #include "head.hpp"

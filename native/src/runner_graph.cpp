@@ -201,9 +201,9 @@ struct runner::builder {
             ggml_build_forward_expand(gf, b.logits);
             return;
         }
-        b.ids   = s.k == 1 ? ggml_reshape_2d(ctx, ggml_argmax(ctx, b.logits), 1, n_out)
-                           : ggml_top_k(ctx, b.logits, s.k);  // [k, n_out]
-        ggml_build_forward_expand(gf, b.ids);  // first, so that softmax can overwrite the logits
+        b.ids = s.k == 1 ? ggml_reshape_2d(ctx, ggml_argmax(ctx, b.logits), 1, n_out)
+                         : ggml_top_k(ctx, b.logits, s.k);  // [k, n_out]
+        ggml_build_forward_expand(gf, b.ids);               // first, so that softmax can overwrite the logits
         b.probs = ggml_get_rows(ctx, ggml_reshape_3d(ctx, ggml_soft_max(ctx, b.logits), 1, h.n_vocab, n_out),
             b.ids);  // [1, k, n_out]
         ggml_set_output(b.ids);

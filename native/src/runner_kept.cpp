@@ -80,7 +80,8 @@ std::unique_ptr<runner::built> runner::grow(const pass_shape & shape) {
     for (const pass_shape & s : {shape.rounded(n_ctx_), shape}) {
         const auto largest = build(s);
         if (!ggml_backend_sched_reserve(shared_.get(), largest->graph)) {
-            ggml_backend_sched_reset(shared_.get());  // else it keeps the graph's tensors, and is full one day
+            ggml_backend_sched_reset(
+                shared_.get());  // else it keeps the graph's tensors, and is full one day
             continue;
         }
         if (auto b = lay_out(shape)) {

@@ -293,8 +293,9 @@ struct growth_limits {
     static constexpr float least_left  = 0.05f;  // of the probability that head and text leave to others
 };
 
-// The bytes that the kept graphs over the head may take beside their common compute buffer: their descriptions.
-// A head of one layer has room for 37, and an answer of SmolLM2 with chains or trees needs up to 15.
+// The bytes that the kept graphs over the head may take beside their common compute buffer: their
+// descriptions. A head of one layer has room for 37, and an answer of SmolLM2 with chains or trees needs up
+// to 15.
 constexpr size_t MOST_GRAPH_BYTES = 4 << 20;
 
 }  // namespace eagle3

@@ -1,6 +1,6 @@
-// Graphs that are kept, of the target's small batches and of the head's passes: shapes that come and go beyond
-// what the budgets hold give the bits of graphs that were just made, in memory that does not grow. What cannot
-// be had is done without. Run under the sanitizers.
+// Graphs that are kept, of the target's small batches and of the head's passes: shapes that come and go
+// beyond what the budgets hold give the bits of graphs that were just made, in memory that does not grow.
+// What cannot be had is done without. Run under the sanitizers.
 //     kept_graphs_test TARGET.gguf HEAD.gguf
 //
 // The program's own copies of two functions of ggml stand before the library's and fail when told to.
@@ -99,7 +99,8 @@ void shared_buffers() {
     const doubling a(1000), b(10), large(100000), again(1000);
     ggml_backend_sched_reset(small.get());
     CHECK(ggml_backend_sched_alloc_graph(small.get(), a.gf) && a.is_right(small.get()));
-    CHECK(ggml_backend_sched_alloc_graph(other.get(), b.gf) && b.is_right(other.get()) && a.is_right(small.get()));
+    CHECK(ggml_backend_sched_alloc_graph(other.get(), b.gf) && b.is_right(other.get()) &&
+          a.is_right(small.get()));
     CHECK(!ggml_backend_sched_is_stale(small.get()) && !ggml_backend_sched_is_stale(other.get()));
     CHECK(ggml_backend_sched_get_buffer_size(small.get(), cpu.get()) == 0);
     ggml_backend_sched_reset(owner.get());
@@ -115,7 +116,7 @@ void shared_buffers() {
 // Decodes these tokens from pos on, all with logits or only the last, and returns these; empty if it failed.
 std::vector<float> decode(llama_context * ctx, int pos, const tokens & text, bool all) {
     CHECK(llama_memory_seq_rm(llama_get_memory(ctx), 0, pos, -1));
-    const int n = (int) text.size();
+    const int n   = (int) text.size();
     llama_batch b = llama_batch_init(n, 0, 1);
     b.n_tokens    = n;
     for (int i = 0; i < n; ++i) {
@@ -189,9 +190,7 @@ struct outputs {
     std::vector<float> state, probs;
     std::vector<int32_t> ids;
 
-    bool operator==(const outputs & o) const {
-        return state == o.state && probs == o.probs && ids == o.ids;
-    }
+    bool operator==(const outputs & o) const { return state == o.state && probs == o.probs && ids == o.ids; }
 };
 
 struct setup {
@@ -237,7 +236,7 @@ outputs run_anew(
 void head_passes(const setup & with) {
     const eagle3::head & h = with.h;
     eagle3::runner r       = with.runner();
-    size_t most = 0;
+    size_t most            = 0;
     for (int i = 0; i < 400; ++i) {
         const int n = 1 + (i * 5) % 64, slot = i % 2, pos = i % 4 == 0 ? 900 - n : (i * 37) % 700;
         const int n_out = i % 6 == 0 ? 1 : n, k = 1 + i % 3;

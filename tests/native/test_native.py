@@ -65,7 +65,7 @@ def quantized(target, path):
     sys.platform != "linux", reason="elsewhere a program's functions do not stand before a library's"
 )
 def test_graphs_that_are_kept(programs, files):
-    """Shapes beyond what the budgets hold have the bits of fresh graphs; what cannot be had is done without."""
+    """Shapes beyond the budgets have the bits of fresh graphs; what cannot be had is done without."""
     passes(programs, "kept_graphs_test", *files)
 
 
