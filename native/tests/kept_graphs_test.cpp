@@ -1,10 +1,12 @@
 // Graphs that are kept, of the target's small batches and of the head's passes: shapes that come and go
 // beyond what the budgets hold give the bits of graphs that were just made, in memory that does not grow.
-// What cannot be had is done without. Run under the sanitizers.
+// What cannot be had is done without. And logits on demand, of which only the rows that are wanted take
+// memory. Run under the sanitizers.
 //     kept_graphs_test TARGET.gguf HEAD.gguf
 //
 // The program's own copies of two functions of ggml stand before the library's and fail when told to.
 #include "check.hpp"
+#include "deferral.hpp"
 #include "head_source.hpp"
 #include "session.hpp"
 #include "tuning.hpp"
@@ -184,6 +186,44 @@ void small_batches(llama_model * model, bool flash) {
     llama_free(made);
 }
 
+// Some rows of the output matrix, in pieces, have the bits that all have with the layers; into the context,
+// or into rows of the caller's, which the context then does not have.
+void logits_on_demand(llama_model * model) {
+    constexpr int N     = 8;
+    llama_context * ctx = make_context(model, 1, N_CTX, 128, 128);
+    const int n_vocab   = llama_vocab_n_tokens(llama_model_get_vocab(model));
+    const tokens text   = {100, 137, 174, 211, 248, 285, 2, 39};
+    CHECK(!decode(ctx, 0, {5, 6, 7}, false).empty());
+    const std::vector<float> whole = decode(ctx, 3, text, true);
+    const auto row                 = [&](int i) {
+        return whole.data() + (size_t) i * n_vocab;
+    };
+    for (const int n : {1, 3, N}) {
+        const eagle3::deferral deferred(ctx, true);
+        decode(ctx, 3, text, true);
+        std::vector<float> own((size_t) n * n_vocab);
+        eagle3::compute_logits(ctx, N - n, n, own.data());
+        CHECK(memcmp(own.data(), row(N - n), own.size() * sizeof(float)) == 0);
+        for (int i = 0; i < N; ++i) {
+            CHECK(llama_get_logits_ith(ctx, i) == nullptr);
+        }
+        for (int i = 0; i < N; i += n) {
+            eagle3::compute_logits(ctx, i, std::min(n, N - i));
+            CHECK(i + n >= N || llama_get_logits_ith(ctx, i + n) == nullptr);
+        }
+        for (int i = 0; i < N; ++i) {
+            CHECK(memcmp(llama_get_logits_ith(ctx, i), row(i), n_vocab * sizeof(float)) == 0);
+        }
+        try {
+            eagle3::compute_logits(ctx, 0, N + 1);
+            CHECK(!"more rows than there are");
+        } catch (const eagle3::error & e) {
+            CHECK(e.status == EAGLE3_E_ARGUMENT);
+        }
+    }
+    llama_free(ctx);
+}
+
 // -- the head ---------------------------------------------------------------------------------------------
 
 struct outputs {
@@ -300,6 +340,7 @@ int main(int argc, char ** argv) {
     shared_buffers();
     small_batches(model, true);
     small_batches(model, false);
+    logits_on_demand(model);
     {
         const auto head     = eagle3::load_head(argv[2], model);
         llama_context * ctx = make_context(model, 1, N_CTX, 64, 64);
