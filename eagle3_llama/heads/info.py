@@ -85,6 +85,12 @@ def _head(file: Gguf, arch: str) -> Iterator[tuple[str, str]]:
     tokens = f"{n_vocab} tokens ({tokenizer})" if tokenizer else f"{n_vocab} tokens"
     depth = f"{'' if arch == 'eagle' and max(layers) else 'at least '}{max(layers)} layers"
     yield "fits a target of", f"hidden size {target_hidden}, {tokens}, {depth}"
+    if (cell := _cell_bytes(file, arch)) is not None:
+        yield (
+            "memory",
+            f"{file.size / 1e6:.1f} MB, {cell:,} bytes for each token of context, up to 4 MB of graphs, and a"
+            " 12th of what the target's weights and cache take",
+        )
 
 
 def _doubt(arch: str, layers: list[int]) -> str | None:
@@ -142,6 +148,18 @@ def _heads(file: Gguf, arch: str) -> str:
     ]
     d = file.get(f"{arch}.attention.key_length")
     return f"{both[0]}, key/value heads {both[1]}" + (f", head size {d}" if type(d) is int else "")
+
+
+def _cell_bytes(file: Gguf, arch: str) -> int | None:
+    """The bytes of a head's keys and values (F16) for one position; None if its keys do not say."""
+    n_heads: Any = file.get(f"{arch}.attention.head_count")
+    n_kv: Any = file.get(f"{arch}.attention.head_count_kv", n_heads)
+    d: Any = file.get(f"{arch}.attention.key_length")
+    if d is None and type(n_heads) is int and n_heads > 0:
+        d = file.size_of(f"{arch}.embedding_length") // n_heads
+    if type(n_kv) is not int or type(d) is not int:
+        return None
+    return 4 * file.size_of(f"{arch}.block_count") * n_kv * d
 
 
 def _n_vocab(file: Gguf, arch: str) -> int:

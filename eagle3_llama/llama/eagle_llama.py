@@ -20,6 +20,7 @@ from ..errors import EagleError, ErrorKind
 from ..runtime.binding import Llama, LlamaState, address, llama_cpp
 from ..runtime.engine import Engine
 from ..runtime.machine import default_threads
+from ..runtime.memory_use import MemoryUse, report
 from ..runtime.params import NO_HEAD, EagleParams
 from ..runtime.stats import EagleStats
 from . import guards, model_costs, named, saved_state
@@ -42,15 +43,13 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
     eagle: a head (GGUF) that was trained for this model; with None, drafts come from the text alone; with
     "auto", one is looked for. (eagle_path and head are other names for it.) Model and head may be hf: names.
     flash_attn: False as in Llama, because it changes the text where two tokens are nearly equally likely.
-    With None, llama.cpp turns it on if the backend supports it; the commands, the server and Batcher use
-    None. Trees need it.
+    None, as in the commands, the server and Batcher: on if the backend supports it. Trees need it.
     extract_layers: the target layers whose inputs the head reads, if its file names the wrong ones.
     n_max, n_min, p_min, tree, text: see EagleParams. By default the planner chooses the drafts by their cost
     and their acceptance rate on this machine. The costs are measured when a model is loaded with a head for
     the first time (two seconds), without a head when its text first repeats itself; the cache keeps them.
     text=False without a head decodes plainly, with the same code.
-    text_memory: bytes (64M) in which answers are kept for drafts of later ones; 0: none. text_memory_prompts:
-    prompts too.
+    text_memory: bytes (64M) for answers that later ones are drafted from; text_memory_prompts: prompts too.
 
     Raises EagleError HEAD_MISMATCH if the head belongs to another target, and BAD_ARGUMENT for a keyword that
     means one of these. It warns once about any other keyword that Llama would silently ignore. Some targets
@@ -124,6 +123,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         self._text = ContextText(self._engine, self._ctx, ids, scores, logits_all, self.n_batch)
         self._context.open_memory(*self._memory, self._stack)
         self.eagle_params = self._params
+        report(self.memory(), self.verbose)
 
     def close(self) -> None:
         """Frees head and model; may be called twice. A running generation cannot continue."""
@@ -224,6 +224,10 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
     @property
     def _delegates(self) -> bool:
         return self._engine is None
+
+    def memory(self) -> MemoryUse:
+        """The bytes that model and head take now; bounded, however long texts and drafts become."""
+        return self.native.memory()
 
     @property
     def stats(self) -> EagleStats:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from .library import checked, load
+from .memory_use import MemoryUse
 from .params import MAX_DRAFT
 from .stats import EagleStats
 from .text_memory import TextMemory
@@ -84,6 +86,12 @@ class Session:
         Otherwise decodes of other threads take several times as long.
         """
         self.lib.eagle3_release_threads()
+
+    def memory(self) -> MemoryUse:
+        """What context and head take now."""
+        out = self.ffi.new("struct eagle3_memory *")
+        checked(self.lib.eagle3_memory_get(self._session, out))
+        return MemoryUse(**{f.name: getattr(out, f.name) for f in dataclasses.fields(MemoryUse)})
 
     # -- positions and states of a slot -------------------------------------------------------------------
 

@@ -164,6 +164,18 @@ int32_t eagle3_session_set_capture(eagle3_session * s, int32_t on);
 int32_t eagle3_can_tree(eagle3_session * s);  // whether the target's memory can hold a tree: 1 or 0
 int32_t eagle3_n_past(const eagle3_session * s, int32_t slot);  // tokens decoded and kept in the slot
 
+// What the session's context and head take now, in bytes, on the host and on devices together. Graphs that
+// are kept for drafts compute in the buffers that plain decoding has, and only their descriptions are added
+// to target_compute: at most a 12th of target_weights and target_cache, or 16 graphs. Fills *out, which is
+// the caller's. E_ARGUMENT for NULL.
+struct eagle3_memory {
+    int64_t target_weights, target_cache;  // the model; what is kept of the text of all slots
+    int64_t target_compute;                // compute buffers, and the graphs that are kept
+    int64_t head_weights, head_cache;      // 0 without a head
+    int64_t head_compute;                  // one buffer for all its passes, and up to 4 MB of kept graphs
+};
+int32_t eagle3_memory_get(const eagle3_session * s, struct eagle3_memory * out);
+
 // Forgets the positions from n_past on, in target and head. Its round ends first. E_UNSUPPORTED if the target
 // cannot drop part of a sequence: nothing has changed.
 int32_t eagle3_rewind(eagle3_session * s, int32_t slot, int32_t n_past);

@@ -32,6 +32,14 @@ int32_t eagle3_n_past(const eagle3_session * s, int32_t slot) {
     return guard([&]() -> int32_t { return get(s).n_past(slot); });
 }
 
+int32_t eagle3_memory_get(const eagle3_session * s, struct eagle3_memory * out) {
+    return guard([&]() -> int32_t {
+        not_null(out, "out");
+        *out = get(s).memory();
+        return EAGLE3_OK;
+    });
+}
+
 int32_t eagle3_rewind(eagle3_session * s, int32_t slot, int32_t n_past) {
     return guard([&]() -> int32_t {
         get(s).rewind(slot, n_past);

@@ -8,7 +8,7 @@
 
 namespace eagle3 {
 
-void compute_logits(llama_context * ctx, int first, int n) {
+void compute_logits(llama_context * ctx, int first, int n, float * out) {
     const llama_deferred_logits left_out = llama_get_deferred_logits(ctx);
     if (left_out.n_nodes == 0) {
         return;
@@ -32,7 +32,7 @@ void compute_logits(llama_context * ctx, int first, int n) {
         const ggml_tensor * node = left_out.nodes[i];
         ggml_tensor * t          = ggml_new_tensor_2d(graph_ctx.get(), GGML_TYPE_F32, node->ne[0], n);
         t->op                    = node->op;
-        t->data                  = llama_get_logits(ctx) + first * node->ne[0];
+        t->data                  = out ? out : llama_get_logits(ctx) + first * node->ne[0];
         memcpy(t->op_params, node->op_params, sizeof(t->op_params));
         for (int k = 0; k < GGML_MAX_SRC; ++k) {
             t->src[k] = node->src[k] == before ? result : node->src[k];
@@ -44,7 +44,9 @@ void compute_logits(llama_context * ctx, int first, int n) {
     ggml_build_forward_expand(graph, result);
     require(ggml_backend_graph_compute(left_out.backend, graph) == GGML_STATUS_SUCCESS, EAGLE3_E_DECODE,
         "the output matrix could not be computed");
-    llama_set_logits_computed(ctx, first, n);
+    if (out == nullptr) {
+        llama_set_logits_computed(ctx, first, n);
+    }
 }
 
 }  // namespace eagle3

@@ -23,6 +23,7 @@ class deferral {
 // Computes the logits of rows [first, first + n) of the last decode, which llama_get_logits_ith then returns.
 // Any number of times, in any pieces, until the next decode; each row has the bits that the whole product
 // has. Does nothing where the decode left nothing out. Throws error: no such rows, or the backend failed.
-void compute_logits(llama_context * ctx, int first, int n);
+// out: [n][n_vocab] for them in place of the context's own rows.
+void compute_logits(llama_context * ctx, int first, int n, float * out = nullptr);
 
 }  // namespace eagle3

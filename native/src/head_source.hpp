@@ -43,6 +43,8 @@ class head_source : public source {
     static int saved_n_past(const uint8_t * data);  // of bytes that passed check
 
     const runner & passes() const { return runner_; }
+    size_t weight_bytes() const { return h_.n_bytes(); }
+    void forget_graphs() { runner_.forget_graphs(); }
     float measure(int slot, int n_past, int n);
 
     // For tests and `compare`: see eagle3_head_forward and eagle3_head_trace. n_past: of the slot.

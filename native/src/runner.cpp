@@ -36,6 +36,7 @@ runner::runner(const head & h, int n_slots, int n_ctx, llama_context * ctx)
         ggml_backend_alloc_ctx_tensors_from_buft(cache_ctx_.get(), ggml_backend_dev_buffer_type(h.device)));
     require(cache_buffer_ != nullptr, EAGLE3_E_MEMORY, "not enough memory for the head's cache");
     ggml_backend_buffer_clear(cache_buffer_.get(), 0);  // masked cells are read too
+    shared_ = new_scheduler();
 }
 
 runner::~runner() = default;
@@ -191,8 +192,7 @@ pass_shape runner::shape_of(const pass & p, const std::vector<pass_row> & out) c
     shape.out     = layout_of(out, shape.n_slots);
     shape.out_last =
         std::none_of(p.rows.begin(), p.rows.end() - out.size(), [](const pass_row & r) { return r.out; });
-    shape.n_layer = (int) h_.blocks.size();
-    shape.n_kv    = !out.empty() || shape.n_layer > 1 ? pad(n_cells, KV_PAD) : 0;
+    shape.n_kv = !out.empty() || h_.blocks.size() > 1 ? pad(n_cells, KV_PAD) : 0;
     if (shape.n_kv == 0) {  // nothing attends: one graph for every slot
         shape.slot    = 0;
         shape.n_slots = 1;
@@ -240,16 +240,6 @@ void runner::read_outputs(const built & b, const pass & p, int n_out) const {
             sort_best(p.ids + r * p.k, p.probs + r * p.k, p.k);
         }
     }
-}
-
-size_t runner::n_bytes() const {
-    size_t n = 0;
-    for (const auto & b : built_) {
-        for (const auto & backend : backends_) {
-            n += ggml_backend_sched_get_buffer_size(b->sched.get(), backend.get());
-        }
-    }
-    return n;
 }
 
 size_t runner::cells_size(int from, int to) const {

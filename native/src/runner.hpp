@@ -1,4 +1,5 @@
-// The head's forward pass as ggml graphs, built once for each shape and kept.
+// The head's forward pass as ggml graphs. Each is built once for its shape and kept; all share one compute
+// buffer.
 #pragma once
 
 #include "head.hpp"
@@ -22,11 +23,13 @@ struct pass_shape {
     int slot = 0, n_slots = 1;  // the slots from `slot` on that rows may be of
     row_layout rows, out;       // outputs are wanted of `out`; none: only keys and values are made
     bool out_last = true;       // which are the last ones of rows
-    int n_layer   = 1;
-    int n_kv      = 0;      // cells attended to, padded
+    int n_kv      = 0;          // cells attended to, padded
     int k         = 0;      // of each output row's logits, the k most probable ids; 0: the logits themselves
     bool features = false;  // rows are target features, else g itself
     bool traced   = false;  // every stage can be read
+
+    // The largest shape of those that a shared buffer is made for together with this one.
+    pass_shape rounded(int n_ctx) const;
 
     bool operator==(const pass_shape & o) const {
         return slot == o.slot && n_slots == o.n_slots && rows == o.rows && out == o.out &&
@@ -78,11 +81,15 @@ class runner {
     ~runner();
 
     void run(const pass & p);
+    void forget_graphs();  // and the compute buffer: both come back as passes need them
 
     int n_ctx() const { return n_ctx_; }
     int n_threads() const { return n_threads_; }       // of the last pass
-    size_t n_graphs() const { return built_.size(); }  // kept, each with buffers of its own
-    size_t n_bytes() const;                            // of these buffers
+    size_t n_graphs() const { return built_.size(); }  // that are kept
+    size_t n_built() const { return n_built_; }        // that were built so far
+    size_t cache_bytes() const { return ggml_backend_buffer_get_size(cache_buffer_.get()); }
+    size_t buffer_bytes() const;   // of the compute buffer
+    size_t compute_bytes() const;  // of it and the descriptions of the graphs that are kept
 
     // the rows [from, to) of a slot's keys, then values, layer by layer
     size_t cells_size(int from, int to) const;
@@ -94,6 +101,13 @@ class runner {
     pass_shape shape_of(const pass & p, const std::vector<pass_row> & out) const;
     void read_outputs(const built & b, const pass & p, int n_out) const;
     built & get(const pass_shape & shape);
+    built & get_once(const pass_shape & shape);
+    std::unique_ptr<built> build(const pass_shape & shape);
+    std::unique_ptr<built> lay_out(const pass_shape & shape);
+    std::unique_ptr<built> grow(const pass_shape & shape);
+    ggml_backend_sched_ptr new_scheduler() const;
+    size_t graph_size() const;
+    size_t graph_bytes() const;
     struct builder;
     template <typename F> void each_region(int slot, int from, int to, F && f) const;
     struct attention;
@@ -112,7 +126,10 @@ class runner {
         ggml_tensor *k, *v;
     };  // [n_embd_kv, n_slots * n_ctx]
     std::vector<cache> cache_;
+    ggml_backend_sched_ptr shared_;  // owns the compute buffers in which the kept graphs lie
     std::vector<std::unique_ptr<built>> built_;
+    std::unique_ptr<built> once_;  // the last pass's, if it is not worth keeping; has buffers of its own
+    size_t n_built_ = 0;
     uint64_t clock_ = 0;
     std::vector<ggml_fp16_t> mask_;
     std::vector<int32_t> ids_;

@@ -8,8 +8,7 @@ namespace eagle3 {
 
 namespace {
 
-constexpr size_t MAX_BUILT = 64;
-constexpr int GRAPH_SIZE   = 64;  // nodes, and as many again for each decoder layer
+constexpr int GRAPH_SIZE = 64;  // nodes, and as many again for each decoder layer
 
 }  // namespace
 
@@ -202,8 +201,9 @@ struct runner::builder {
             ggml_build_forward_expand(gf, b.logits);
             return;
         }
-        b.ids   = s.k == 1 ? ggml_reshape_2d(ctx, ggml_argmax(ctx, b.logits), 1, n_out)
-                           : ggml_top_k(ctx, b.logits, s.k);  // [k, n_out]
+        b.ids = s.k == 1 ? ggml_reshape_2d(ctx, ggml_argmax(ctx, b.logits), 1, n_out)
+                         : ggml_top_k(ctx, b.logits, s.k);  // [k, n_out]
+        ggml_build_forward_expand(gf, b.ids);               // first, so that softmax can overwrite the logits
         b.probs = ggml_get_rows(ctx, ggml_reshape_3d(ctx, ggml_soft_max(ctx, b.logits), 1, h.n_vocab, n_out),
             b.ids);  // [1, k, n_out]
         ggml_set_output(b.ids);
@@ -212,39 +212,23 @@ struct runner::builder {
     }
 };
 
-runner::built & runner::get(const pass_shape & shape) {
-    for (auto & b : built_) {
-        if (b->shape == shape) {
-            b->used = ++clock_;
-            return *b;
-        }
-    }
-    if (built_.size() >= MAX_BUILT) {
-        built_.erase(std::min_element(
-            built_.begin(), built_.end(), [](auto & a, auto & b) { return a->used < b->used; }));
-    }
+size_t runner::graph_size() const {
+    return GRAPH_SIZE * (1 + h_.blocks.size());
+}
 
+std::unique_ptr<runner::built> runner::build(const pass_shape & shape) {
     auto b                  = std::make_unique<built>();
     b->shape                = shape;
-    b->used                 = ++clock_;
-    const size_t size       = GRAPH_SIZE * (1 + h_.blocks.size());
+    const size_t size       = graph_size();
     ggml_init_params params = {ggml_tensor_overhead() * size + ggml_graph_overhead_custom(size, false),
         nullptr, /*.no_alloc =*/true};
     b->ctx.reset(ggml_init(params));
     require(b->ctx != nullptr, EAGLE3_E_MEMORY, "not enough memory for the head's graph");
     b->graph = ggml_new_graph_custom(b->ctx.get(), size, false);
     builder{*this, *b}.build();
-
-    std::vector<ggml_backend_t> backends;
-    for (const auto & backend : backends_) {
-        backends.push_back(backend.get());
-    }
-    b->sched.reset(
-        ggml_backend_sched_new(backends.data(), nullptr, (int) backends.size(), size, false, true));
-    require(b->sched && ggml_backend_sched_alloc_graph(b->sched.get(), b->graph), EAGLE3_E_MEMORY,
-        format("not enough memory for a pass of %d rows over the head", shape.rows.n));
-    built_.push_back(std::move(b));
-    return *built_.back();
+    b->sched = new_scheduler();
+    ++n_built_;
+    return b;
 }
 
 }  // namespace eagle3

@@ -5,6 +5,10 @@
 
 #include <algorithm>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 namespace eagle3 {
 
 session::session(llama_context * ctx, const head * h, int n_slots) : slots_(ctx, h, n_slots) {
@@ -47,9 +51,24 @@ kept_tokens session::decode_text(int slot, const int32_t * tokens, int n, bool a
     return k;
 }
 
+// The logits of the last of n rows that were decoded without them.
+void session::compute_last(int slot, int n) {
+    try {
+        compute_logits(slots_.ctx, n - 1, 1);
+    } catch (...) {
+        slots_.drop_rows(&slot, 1);
+        throw;
+    }
+}
+
 void session::prefill(int slot, const int32_t * tokens, int n, bool all_logits) {
-    const head_source * head = slots_.head();
-    const kept_tokens k      = decode_text(slot, tokens, n, all_logits || (head && head->needs_all_logits()));
+    // a head that reads what follows the last layer needs each row, but nobody its logits
+    const bool unread = !all_logits && slots_.head() && slots_.head()->needs_all_logits();
+    const deferral deferred(slots_.ctx, unread);
+    const kept_tokens k = decode_text(slot, tokens, n, all_logits || unread);
+    if (unread) {
+        compute_last(slot, n);
+    }
     planner_.new_text();
     slots_.kept_prompt(k);
 }
@@ -114,6 +133,12 @@ void session::set_plan(const costs & c) {
     planner_.set(c);
     drafter_.forget_last();
     round_.new_costs();
+    if (slots_.head()) {
+        slots_.head()->forget_graphs();  // measuring had the largest passes that there are
+    }
+#ifdef __GLIBC__
+    malloc_trim(0);  // and rows of logits, which the C library would keep
+#endif
 }
 
 // In turns, so that a disturbance falls on all numbers. A large model has no time for more than some of them.
@@ -162,10 +187,12 @@ float session::timed_decode(int slot, int n) {
     return seconds;
 }
 
+// Into rows of its own, which are freed: the context's would stay in memory, however few are ever drafted.
 float session::measure_output(int n) {
+    std::vector<float> rows((size_t) std::max(n, 1) * slots_.n_vocab);
     const thread_scope scope(slots_.ctx, round_.threads());
     const int64_t start = ggml_time_us();
-    compute_logits(slots_.ctx, 0, n);
+    compute_logits(slots_.ctx, 0, n, rows.data());
     return 1e-6f * (ggml_time_us() - start);
 }
 
@@ -176,6 +203,23 @@ float session::measure_head(int slot, int n) {
         format("%d rows, expected 1..%d", n, MAX_ROWS));
     const thread_scope scope(slots_.ctx, round_.threads());
     return head.measure(slot, n_past, n);
+}
+
+// -- memory -----------------------------------------------------------------------------------------------
+
+eagle3_memory session::memory() const {
+    eagle3_memory m = {};
+    for (const auto & [type, data] : llama_get_memory_breakdown(slots_.ctx)) {
+        m.target_weights += (int64_t) data.model;
+        m.target_cache += (int64_t) data.context;
+        m.target_compute += (int64_t) data.compute;
+    }
+    if (const head_source * head = slots_.head()) {
+        m.head_weights = (int64_t) head->weight_bytes();
+        m.head_cache   = (int64_t) head->passes().cache_bytes();
+        m.head_compute = (int64_t) head->passes().compute_bytes();
+    }
+    return m;
 }
 
 // -- the head alone ---------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ class session {
     void reset(int slot, int n_past);
     void set_capture(bool on);
     bool can_tree();
+    eagle3_memory memory() const;
 
     int64_t state_size(int slot) const;
     void state_get(int slot, uint8_t * out) const;
@@ -62,6 +63,7 @@ class session {
   private:
     kept_tokens decode_text(int slot, const int32_t * tokens, int n, bool all_logits);
     float timed_decode(int slot, int n);  // seconds of n rows after what the slot holds, which stays
+    void compute_last(int slot, int n);
     void check_head_alone(int slot, const int32_t * tokens, int n);
 
     slots slots_;

@@ -12,6 +12,8 @@
 // the last 1 / (1 - x) count. Half and twice are those of the window, of a ratio those of what is above 1.
 #pragma once
 
+#include <cstddef>
+
 namespace eagle3 {
 
 struct tuning {
@@ -290,5 +292,10 @@ struct growth_limits {
     static constexpr float chance      = 0.25f;  // that a guess of head or text is right by luck
     static constexpr float least_left  = 0.05f;  // of the probability that head and text leave to others
 };
+
+// The bytes that the kept graphs over the head may take beside their common compute buffer: their
+// descriptions. A head of one layer has room for 37, and an answer of SmolLM2 with chains or trees needs up
+// to 15.
+constexpr size_t MOST_GRAPH_BYTES = 4 << 20;
 
 }  // namespace eagle3

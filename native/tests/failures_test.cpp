@@ -517,10 +517,10 @@ void few_shapes(const char * target, const char * head) {
         const std::vector<int32_t> text(n, 7);
         own.s.rewind(slot, 0);
         own.s.prefill(slot, text.data(), n, false);
-        n_bytes = n == 127 ? own.s.need_head().passes().n_bytes() : n_bytes;
+        n_bytes = n == 127 ? own.s.need_head().passes().compute_bytes() : n_bytes;
     }
     CHECK(own.s.need_head().passes().n_graphs() <= 7);  // 1, 2, 4, ... 64 rows
-    CHECK(own.s.need_head().passes().n_bytes() == n_bytes);
+    CHECK(own.s.need_head().passes().compute_bytes() == n_bytes);
 }
 
 // A prompt in one piece and in any: the head's probabilities are the same, bit for bit.

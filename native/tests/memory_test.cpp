@@ -130,6 +130,10 @@ bool ggml_backend_sched_alloc_graph(ggml_backend_sched_t sched, ggml_cgraph * gr
     const shelter here;
     return real<decltype(ggml_backend_sched_alloc_graph)>("ggml_backend_sched_alloc_graph")(sched, graph);
 }
+bool ggml_backend_sched_reserve(ggml_backend_sched_t sched, ggml_cgraph * graph) {
+    const shelter here;
+    return real<decltype(ggml_backend_sched_reserve)>("ggml_backend_sched_reserve")(sched, graph);
+}
 ggml_status ggml_backend_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     if (fails(failing.compute)) {
         return GGML_STATUS_FAILED;

@@ -41,6 +41,7 @@ def test_target(target):
 
 def test_shipped_head():
     rows = dict(describe(shipped_head()))
+    assert rows["memory"].startswith("12.3 MB, 768 bytes for each token")
     assert rows["kind"] == "EAGLE-3 head" and rows["captured layers"].startswith("[2, 15, 27]")
     assert (
         rows["draft vocabulary"] == "8192 of 49152"

@@ -11,11 +11,11 @@ BOS, EOS = 1, 2
 PROMPT = [1, 60, 70, 80, 90, 100]
 
 
-def _vocabulary():
+def _vocabulary(n_vocab=N_VOCAB):
     """Specials, 256 byte tokens, and some letters; and the types of all."""
     tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(256)]
-    tokens += [f"▁{chr(97 + i % 26)}{i}" for i in range(N_VOCAB - len(tokens))]
-    return tokens, [2, 3, 3] + [6] * 256 + [1] * (N_VOCAB - 259)
+    tokens += [f"▁{chr(97 + i % 26)}{i}" for i in range(n_vocab - len(tokens))]
+    return tokens, [2, 3, 3] + [6] * 256 + [1] * (n_vocab - 259)
 
 
 def _tokenizer(w, tokens, types):
@@ -29,15 +29,15 @@ def _tokenizer(w, tokens, types):
     w.add_unk_token_id(types.index(2))
 
 
-def _common(w, n_layer, n_embd=N_EMBD, vocabulary=None):
+def _common(w, n_layer, n_embd=N_EMBD, vocabulary=None, n_ctx=1024, n_head=N_HEAD, n_kv=N_KV):
     w.add_block_count(n_layer)
-    w.add_context_length(1024)
+    w.add_context_length(n_ctx)
     w.add_embedding_length(n_embd)
     w.add_feed_forward_length(2 * n_embd)
-    w.add_head_count(N_HEAD)
-    w.add_head_count_kv(N_KV)
+    w.add_head_count(n_head)
+    w.add_head_count_kv(n_kv)
     w.add_layer_norm_rms_eps(1e-5)
-    w.add_rope_dimension_count(n_embd // N_HEAD)
+    w.add_rope_dimension_count(n_embd // n_head)
     _tokenizer(w, *(vocabulary or _vocabulary()))
 
 
@@ -48,13 +48,13 @@ def _finish(w):
     w.close()
 
 
-def _layer(w, i, rng, n_in, kind, n_embd=N_EMBD, adds=0.3):
+def _layer(w, i, rng, n_in, kind, n_embd=N_EMBD, adds=0.3, n_head=N_HEAD, n_kv=N_KV):
     """adds: the size of what it adds to the stream."""
-    d, n_ff = n_embd // N_HEAD, 2 * n_embd
+    d, n_ff = n_embd // n_head, 2 * n_embd
     shapes = {
         "attn_q": (n_embd, n_in),
-        "attn_k": (N_KV * d, n_in),
-        "attn_v": (N_KV * d, n_in),
+        "attn_k": (n_kv * d, n_in),
+        "attn_v": (n_kv * d, n_in),
         "attn_output": (n_embd, n_embd),
         "ffn_gate": (n_ff, n_embd),
         "ffn_up": (n_ff, n_embd),
@@ -91,6 +91,10 @@ def target(
     tied=False,
     adds=0.3,
     infills=None,
+    n_vocab=N_VOCAB,
+    n_ctx=1024,
+    n_head=N_HEAD,
+    n_kv=N_KV,
 ):
     """Writes a llama, or a qwen2vl (M-RoPE). kind: name of a GGML type.
 
@@ -101,7 +105,7 @@ def target(
     """
     rng, kind = np.random.default_rng(seed), gguf.GGMLQuantizationType[kind]
     w = gguf.GGUFWriter(path, arch)
-    _common(w, n_layer, n_embd)
+    _common(w, n_layer, n_embd, _vocabulary(n_vocab), n_ctx, n_head, n_kv)
     if arch == "qwen2vl":
         w.add_rope_dimension_sections([2, 3, 3, 0])
     if chat_template is not None:
@@ -110,38 +114,38 @@ def target(
         w.add_uint32(getattr(gguf.Keys.Tokenizer, f"FIM_{name}_ID"), token)
     if pooling is not None:
         w.add_pooling_type(pooling)
-    _matrix(w, "token_embd.weight", rng, (N_VOCAB, n_embd), kind)
+    _matrix(w, "token_embd.weight", rng, (n_vocab, n_embd), kind)
     if not tied:
         _matrix(
             w,
             "output.weight",
             rng,
-            (N_VOCAB, n_embd),
+            (n_vocab, n_embd),
             kind,
-            0.3 if ends else 0.3 * (np.arange(N_VOCAB)[:, None] != EOS),
+            0.3 if ends else 0.3 * (np.arange(n_vocab)[:, None] != EOS),
         )
     w.add_tensor("output_norm.weight", np.ones(n_embd, np.float32))
     for i in range(n_layer):
-        _layer(w, i, rng, n_embd, kind, n_embd, adds)
+        _layer(w, i, rng, n_embd, kind, n_embd, adds, n_head, n_kv)
     _finish(w)
     return path
 
 
-def head(path, seed=1, kind="F32", layers=(1, 2, 3), own_output=True, **keys):
+def head(path, seed=1, kind="F32", layers=(1, 2, 3), own_output=True, n_embd=N_EMBD, n_vocab=N_VOCAB, **keys):
     """A head for target(). keys: metadata to override. own_output=False: uses the target's lm_head."""
     rng, kind = np.random.default_rng(seed), gguf.GGMLQuantizationType[kind]
     w = gguf.GGUFWriter(path, "eagle3")
-    _common(w, 1)
+    _common(w, 1, n_embd, _vocabulary(n_vocab))
     w.add_array("eagle3.target_layers", list(layers))
-    w.add_uint32("eagle3.target_hidden_size", keys.get("target_hidden_size", N_EMBD))
-    _matrix(w, "fc.weight", rng, (N_EMBD, len(layers) * N_EMBD), kind)
+    w.add_uint32("eagle3.target_hidden_size", keys.get("target_hidden_size", n_embd))
+    _matrix(w, "fc.weight", rng, (n_embd, len(layers) * n_embd), kind)
     if own_output:
-        _matrix(w, "output.weight", rng, (N_DRAFT, N_EMBD), kind)
-    w.add_tensor("output_norm.weight", np.ones(N_EMBD, np.float32))
-    w.add_tensor("blk.0.attn_norm_2.weight", np.ones(N_EMBD, np.float32))
-    _layer(w, 0, rng, 2 * N_EMBD, kind)
+        _matrix(w, "output.weight", rng, (N_DRAFT, n_embd), kind)
+    w.add_tensor("output_norm.weight", np.ones(n_embd, np.float32))
+    w.add_tensor("blk.0.attn_norm_2.weight", np.ones(n_embd, np.float32))
+    _layer(w, 0, rng, 2 * n_embd, kind, n_embd)
     if own_output:
-        ids = np.sort(rng.choice(N_VOCAB, N_DRAFT, replace=False)).astype(np.int64)
+        ids = np.sort(rng.choice(n_vocab, N_DRAFT, replace=False)).astype(np.int64)
         w.add_tensor("d2t", keys.get("d2t", ids))
     _finish(w)
     return path

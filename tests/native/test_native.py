@@ -69,6 +69,14 @@ def quantized(target, path):
 @pytest.mark.skipif(
     sys.platform != "linux", reason="elsewhere a program's functions do not stand before a library's"
 )
+def test_graphs_that_are_kept(programs, files):
+    """Shapes beyond the budgets have the bits of fresh graphs; what cannot be had is done without."""
+    passes(programs, "kept_graphs_test", *files)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere a program's functions do not stand before a library's"
+)
 def test_memory_that_runs_out(programs, files):
     """At any request for it: E_MEMORY, slots that hold what they say, and the same text afterwards.
 

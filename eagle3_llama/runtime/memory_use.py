@@ -1,0 +1,35 @@
+"""What a load takes of memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryUse:
+    """Bytes that a context and its head take at a moment, on the host and on devices together.
+
+    The first three are what plain decoding takes, too, but for the graphs that are kept for drafts:
+    target_compute grows with their number, to a bound that is a part of all three.
+    """
+
+    target_weights: int
+    target_cache: int  # of the text in all slots
+    target_compute: int
+    head_weights: int = 0
+    head_cache: int = 0
+    head_compute: int = 0  # one buffer for all passes, and the graphs that are kept
+
+    def __str__(self) -> str:
+        mb = {f.name: f"{getattr(self, f.name) / 1e6:.1f} MB" for f in dataclasses.fields(self)}
+        parts = [f"target {mb['target_weights']}, cache {mb['target_cache']}, compute {mb['target_compute']}"]
+        if self.head_weights:
+            parts.append(f"head {mb['head_weights']}, cache {mb['head_cache']}, compute {mb['head_compute']}")
+        return "; ".join(parts)
+
+
+def report(memory: MemoryUse, verbose: bool) -> None:
+    """Says after a load, where llama.cpp says its part, what it takes."""
+    if verbose:
+        print(f"EagleLlama: {memory}", file=sys.stderr)
