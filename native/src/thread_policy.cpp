@@ -30,6 +30,7 @@ void thread_policy::set_most(int one, int many, bool fixed) {
     trial_      = -1;
     n_seen_     = 0;
     since_      = 0;
+    excess_     = 0.0f;
     wait_fewer_ = tune_.first_wait;
     wait_more_  = tune_.first_wait_more;
 }
@@ -50,7 +51,8 @@ void thread_policy::begin_unit() {
     for (float & c : cost_) {
         c /= unit;
     }
-    trial_ = -1;
+    trial_  = -1;
+    excess_ = 0.0f;
 }
 
 // A mean, not a median: a thread that another program delays is delayed in some rounds only.
@@ -61,7 +63,8 @@ void thread_policy::saw(float ratio) {
     }
     if (trial_ >= 0) {
         tried_ += ratio;
-        if (++n_tried_ == tune_.trial) {
+        ++n_tried_;
+        if (n_tried_ == tune_.trial || is_lost()) {
             end_trial();
         }
         return;
@@ -69,16 +72,24 @@ void thread_policy::saw(float ratio) {
     n_seen_ = std::min(n_seen_ + 1, tune_.window);
     cost_[home_] += (ratio - cost_[home_]) / (float) n_seen_;
     ++since_;
+    see_excess(std::min(ratio, tune_.most_excess));
     begin_trial();
+}
+
+// The excess is a cumulative sum, as detectors of changes use it: it stays near zero while the present number
+// is the better one, and grows with each round that fewer threads would have made shorter.
+void thread_policy::see_excess(float ratio) {
+    if (home_ + 1 < (int) numbers_.size()) {
+        excess_ = std::max(0.0f, excess_ + tune_.better * ratio - cost_[home_ + 1]);
+    }
 }
 
 // Fewer threads are tried when they seem to be faster than what is seen now. Whether more are faster again
 // cannot be seen: they are tried now and then.
 void thread_policy::begin_trial() {
-    const int fewer = home_ + 1, more = home_ - 1;
-    if (fewer < (int) numbers_.size() && since_ >= wait_fewer_ && n_seen_ >= tune_.first_wait &&
-        cost_[fewer] < tune_.better * cost_[home_]) {
-        trial_ = fewer;
+    const int more = home_ - 1;
+    if (excess_ >= tune_.enough_excess && since_ >= wait_fewer_) {
+        trial_ = home_ + 1;
     } else if (more >= 0 && since_ >= wait_more_) {
         trial_ = more;
     }
@@ -86,19 +97,28 @@ void thread_policy::begin_trial() {
     tried_   = 0.0f;
 }
 
+// Even if the rest of the trial's rounds took so little that hardly any machine does it, it would not be the
+// better number.
+bool thread_policy::is_lost() const {
+    const float rest = (float) (tune_.trial - n_tried_) * tune_.hope * cost_[home_];
+    return tried_ + rest >= (float) tune_.trial * tune_.better * cost_[home_];
+}
+
 void thread_policy::end_trial() {
     const int tried = trial_;
     int & wait      = tried > home_ ? wait_fewer_ : wait_more_;
-    cost_[tried]    = tried_ / (float) tune_.trial;
+    const bool lost = is_lost();
+    cost_[tried]    = tried_ / (float) n_tried_;
     trial_          = -1;
     since_          = 0;
-    if (cost_[tried] < tune_.better * cost_[home_]) {
+    excess_         = 0.0f;
+    if (lost) {
+        wait = std::min(2 * wait, tune_.most_wait);
+    } else {
         home_       = tried;
-        n_seen_     = tune_.trial;
+        n_seen_     = n_tried_;
         wait_fewer_ = tune_.first_wait;
         wait_more_  = tune_.first_wait_more;
-    } else {
-        wait = std::min(2 * wait, tune_.most_wait);
     }
 }
 

@@ -39,7 +39,9 @@ class thread_policy {
 
   private:
     int at() const { return trial_ >= 0 ? trial_ : home_; }
+    void see_excess(float ratio);
     void begin_trial();
+    bool is_lost() const;
     void end_trial();
 
     const thread_tuning tune_;
@@ -52,6 +54,7 @@ class thread_policy {
     int n_tried_ = 0;             // rounds of the trial so far
     float tried_ = 0.0f;          // and the sum of what they took
     int since_   = 0;             // rounds since the last trial
+    float excess_ = 0.0f;         // of what rounds took over what fewer threads are thought to take
     int wait_fewer_, wait_more_;  // rounds before a trial of fewer, or more, threads
 };
 

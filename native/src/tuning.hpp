@@ -273,12 +273,22 @@ struct thread_tuning {
     // Rounds whose mean is what the present number takes. A shorter one takes a short disturbance for a
     // lasting one.
     int window = 12;
+    // A trial ends before that when the rest of its rounds could not make it the better one, even if each
+    // took this part of the present number's time.
+    float hope = 0.5f;
+    // Fewer threads are tried when rounds took so much longer, in units of a round, than fewer are thought to
+    // take: one or two rounds in which all wait for a thread that another program delays. Twice it loses 2% of
+    // 64 rounds beside a busy core; half of it gains nothing (thread_test's machines).
+    float enough_excess = 1.5f;
+    // Of a round, the most that counts for it: one hiccup of the system is no reason.
+    float most_excess = 4.0f;
     // Rounds before fewer threads may be tried. Each trial that fails doubles it.
-    int first_wait = 6;
-    // The same of more threads. Beside a busy core its trials cost most: SmolLM2 with two threads had 0.87 of
-    // the best number's speed in Q4_0 over 256 rounds, 0.93 in Q8_0 (AMD EPYC, Zen 5).
-    int first_wait_more = 96;
-    int most_wait       = 384;
+    int first_wait = 2;
+    // The same of more threads, and the most that either becomes. Beside a busy core 1,000 rounds take 2% longer
+    // than with the best fixed number; half of these waits costs 1% more there. Twice, and 500 rounds after the
+    // core became free take 14% longer (two cores), where these take 5% (thread_test's machines).
+    int first_wait_more = 64;
+    int most_wait       = 128;
     // Of the measured time, the most that counts of a round.
     float most_ratio = 12.0f;
 };
