@@ -55,11 +55,11 @@ def compile_tool(folder):
 
 
 def check_all(tool):
-    """A dict per architecture and kind: arch, kind, n_layer, code, seen, equal, plain, rows; or why not.
+    """A dict per architecture and kind: arch, kind, n_layer, code, seen, equal, plain, rows, three; or why not.
 
     seen are layers whose inputs the graph showed, equal those that capture gave alike; plain is the code of a
     decode after it. rows: whether the logits of rows have the same bits when these are decoded one by one and
-    together, None where neither is possible.
+    together, None where neither is possible. three is the code of a decode of three sequences.
     """
     listed = run([tool, "list"]).stdout
     for line in listed.splitlines():
@@ -80,7 +80,7 @@ def check(tool, arch, kind):
             "why": f"the generator ends with {done.returncode}: "
             f"{(done.stderr.strip().splitlines() or [''])[-1][:100]}"
         }
-    n_layer, code, seen, equal, plain, rows = done.stdout.rstrip("\n").split("\t")
+    n_layer, code, seen, equal, plain, rows, three = done.stdout.rstrip("\n").split("\t")
     return {
         "n_layer": int(n_layer),
         "code": int(code),
@@ -88,6 +88,7 @@ def check(tool, arch, kind):
         "equal": [int(k) for k in equal.split()],
         "plain": int(plain),
         "rows": None if rows == "-1" else rows == "1",
+        "three": int(three),
     }
 
 

@@ -46,6 +46,13 @@ def test_capture_is_the_graphs(checked):
     assert len(found["captured"]) >= 60 and readme_lists() == found
 
 
+def test_three_sequences(checked):
+    """A context is made for them, and decodes them. kimi-linear and plamo2 ended the process (patch 0011)."""
+    ended = {r["arch"] for r in checked if "generator ends" in r.get("why", "")}
+    assert ended == {"eagle3", "dflash"}  # heads: they are no models by themselves
+    assert not [r["arch"] for r in checked if r.get("three")]
+
+
 # llama.cpp computes one row of them in another order of sums. They are decoded plainly.
 ROUNDED = {"minimax-01", "minimax-m3"}
 

@@ -1,6 +1,7 @@
 // Capture held against the graph, on a tiny random model of an architecture, as llama.cpp's own test makes it.
 //     architectures check ARCH dense|moe    prints: n_layer, llama_decode's code, layers seen, layers equal, code without
-//                                          capture, and whether rows have the same bits alone and together: 1, 0, or -1 if they cannot be decoded
+//                                          capture, whether rows have the same bits alone and together (1, 0, or -1 if they cannot be decoded),
+//                                          and the code of three sequences
 //     architectures save ARCH FOLDER        writes its models there
 //     architectures list
 #define main upstream_main
@@ -102,6 +103,30 @@ int rows_are_alike(llama_context * ctx) {
     return alone.empty() || together.size() != alone.size() ? -1 : memcmp(alone.data(), together.data(), alone.size() * sizeof(float)) == 0;
 }
 
+// llama_decode's code for three sequences of different lengths in one batch. The context's batch size is no multiple
+// of their number.
+int three_sequences(llama_model * model, llama_context_params params) {
+    params.n_seq_max = 3;
+    llama_context_ptr ctx(llama_init_from_model(model, params));
+    if (!ctx) {
+        return -100;
+    }
+    llama_batch batch = llama_batch_init(6, 0, 1);
+    for (int seq = 0; seq < 3; ++seq) {
+        for (int pos = 0; pos <= seq; ++pos) {
+            const int i        = batch.n_tokens++;
+            batch.token[i]     = 3 + i;
+            batch.pos[i]       = pos;
+            batch.n_seq_id[i]  = 1;
+            batch.seq_id[i][0] = seq;
+            batch.logits[i]    = true;
+        }
+    }
+    const int code = llama_decode(ctx.get(), batch);
+    llama_batch_free(batch);
+    return code;
+}
+
 int check(llm_arch arch, bool moe) {
     llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
     gguf_context_ptr gguf = get_gguf_ctx(arch, moe);
@@ -154,7 +179,10 @@ int check(llm_arch arch, bool moe) {
     printf("\t%d", decode(ctx.get()));
     params.cb_eval = nullptr;
     ctx.reset(llama_init_from_model(model, params));
-    printf("\t%d\n", llama_model_has_encoder(model) ? -1 : rows_are_alike(ctx.get()));
+    const bool decodes = !llama_model_has_encoder(model);
+    printf("\t%d", decodes ? rows_are_alike(ctx.get()) : -1);
+    ctx.reset();
+    printf("\t%d\n", decodes ? three_sequences(model, params) : 0);
     return 0;
 }
 
