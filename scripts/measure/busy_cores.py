@@ -53,7 +53,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--beside", default="nothing,spin,compile", metavar="NAME,...", help=", ".join(BESIDE))
+    parser.add_argument(
+        "--beside", default="nothing,spin,compile", metavar="NAME,...", help=", ".join(BESIDE)
+    )
     parser.add_argument("--format", default="BF16,Q8_0,Q4_0", metavar="FORMAT,...", help="of SmolLM2")
     parser.add_argument("--tokens", default="16,24,64,256", metavar="N,...", help="of an answer")
     parser.add_argument("-t", type=int, default=2, metavar="THREADS")
@@ -69,7 +71,10 @@ def main() -> int:
         parser.error(f"--beside knows {', '.join(BESIDE)}, not {', '.join(sorted(unknown))}")
     prompts = questions(given.prompts)
     data = []
-    print(f"{'beside':8} {'format':6} {'tokens':>6} {'costs':5} {'planner':>8} {'worst':>6} {'threads':>8}", flush=True)
+    print(
+        f"{'beside':8} {'format':6} {'tokens':>6} {'costs':5} {'planner':>8} {'worst':>6} {'threads':>8}",
+        flush=True,
+    )
     for name in beside:
         with other_program(BESIDE[name]):
             for fmt in given.format.split(","):

@@ -25,7 +25,7 @@ from eagle3_llama.runtime.engine import Ask
 from eagle3_llama.runtime.params import Tree
 
 MLA = ["deepseek2", "mistral4"]
-SPARSE = ["deepseek32", "glm-dsa", "dots3note", "minimax-m3"]
+SPARSE = ["deepseek32", "glm-dsa", "dots3note"]
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import tiny_models
+from commands import run
 from paths import ROOT
 from tiny_models import take
 
@@ -20,13 +20,7 @@ LARGE = {"kind": "F16", "n_embd": 512, "n_vocab": 150_000}
 def measured(**what):
     """What tests/kit/memory_of_a_load.py prints, in a process of its own."""
     child = ROOT / "tests" / "kit" / "memory_of_a_load.py"
-    done = subprocess.run(
-        [sys.executable, child, json.dumps(what)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(child.parent)},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = run([sys.executable, child, json.dumps(what)], env={**os.environ, "PYTHONPATH": str(child.parent)})
     return json.loads(done.stdout)
 
 

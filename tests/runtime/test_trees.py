@@ -173,22 +173,17 @@ def test_width_one_is_a_chain(eagle):
     assert of[0] == of[1] == of[2]
 
 
-def test_logits_on_demand_are_the_same(eagle):
-    """Some rows of the output matrix, and all with the layers: bit for bit."""
+def test_measured_output_rows_are_those_of_the_decode(eagle):
+    """Measuring computes rows of the last decode alone, and leaves none that could be read."""
     engine = eagle._engine
-    tokens = [(100 + 37 * i) % N_VOCAB for i in range(8)]  # what measure_target decodes
     engine.rewind(0)
     engine.prefill(PROMPT)
-    engine.decode(tokens[0], tokens[1:])  # no draft of the head's: computed whole
-    whole = [eagle._text.logits(i).copy() for i in range(8)]
-    engine.commit(0)
-    for n in (1, 3, 8):
-        engine.measure_target(8)
-        engine.measure_output(n)
-        for i in range(n):
-            assert np.array_equal(eagle._text.logits(i), whole[i])
+    engine.measure_target(8)
+    assert all(engine.measure_output(n) > 0.0 for n in (1, 3, 8))
     with pytest.raises(EagleError, match="no 9 rows"):
         engine.measure_output(9)
+    with pytest.raises(ValueError):
+        eagle._text.logits(0)
 
 
 def test_trees_need_flash_attention(files):
