@@ -37,22 +37,18 @@ def busy_in_round() -> EagleError:
     )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class BatchPiece(Piece):
     """A Piece with what the batcher's thread kept of the rows, which the next batch overwrites.
 
-    levels: of the round's draft, None if the piece is not of a round but of the prompt. rows: the logits that
-    the tokens were sampled from, float32 [n_vocab] each, if the request reads them.
-    tops: the most likely tokens of these rows, and before: of the prompt's rows, if it asks for logprobs.
+    logits: of the copied rows, if the request reads them. tops: the most likely tokens of the rows that the
+    tokens were sampled from, and before: of the prompt's rows, if it asks for logprobs. of_prompt: the piece
+    is not of a round but of the prompt.
     """
 
-    levels: int | None = None
-    rows: list[np.ndarray] = dataclasses.field(default_factory=list)
-    tops: list[TopRow] = dataclasses.field(default_factory=list)
-    before: list[TopRow] = dataclasses.field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.logits = self.rows.__getitem__ if self.rows else None
+    tops: Sequence[TopRow] = ()
+    before: Sequence[TopRow] = ()
+    of_prompt: bool = False
 
 
 @dataclasses.dataclass(eq=False)

@@ -215,10 +215,11 @@ class RequestLlama(GeneratingLlama):
 
     def _count_token(self, piece: Piece, i: int) -> None:
         super()._count_token(piece, i)
-        if not self._batcher.base.is_end(piece.tokens[i]):
+        out = piece.round
+        if not self._batcher.base.is_end(out.tokens[i]):
             self._used.completion += 1
-            self._positions.append(piece.positions[i])
-            self._sources.append(SOURCES[piece.sources[i]])
+            self._positions.append(out.positions[i])
+            self._sources.append(SOURCES[out.sources[i]])
             if self._writer is not None and isinstance(piece, BatchPiece) and piece.tops:
                 self._writer.rows.append(piece.tops[i])
 

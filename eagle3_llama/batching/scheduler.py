@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from ..errors import EagleError
+from ..llama.text import Logits
 from ..runtime.binding import address
-from ..runtime.engine import MAX_DRAFT, Ask, Engine, Round
+from ..runtime.engine import MAX_DRAFT, Ask, Engine
+from ..runtime.round_tokens import RoundTokens
 from .chunks import INVARIANT_ROWS, least_chunk, next_chunk
 from .job import BatchPiece, Job
 from .logprobs import TopRow, top_row
@@ -37,6 +37,7 @@ class BatchSlot:
 
 
 Busy = tuple[BatchSlot, Job]
+NO_TOKENS = RoundTokens((), (), ())
 
 
 class Scheduler:
@@ -120,10 +121,11 @@ class Scheduler:
             self._prompt_rate = n / max(time.perf_counter() - start, 1e-6)
         if done:
             job.first_at = time.monotonic()
-            rows, tops = self._kept(job, [(-1, job.token)])
-            self._deliver(slot, job, BatchPiece([job.token], [0], [0], rows=rows, tops=tops, before=before))
+            kept = self._kept(job, [(-1, job.token)])
+            piece = BatchPiece(RoundTokens.first(job.token), *kept, before, of_prompt=True)
+            self._deliver(slot, job, piece)
         elif before:
-            job.pieces.put(BatchPiece([], [], [], before=before))
+            job.pieces.put(BatchPiece(NO_TOKENS, before=before, of_prompt=True))
 
     def _chunk_size(self, job: Job) -> int:
         """Tokens of the next chunk of a prompt."""
@@ -142,11 +144,11 @@ class Scheduler:
     def _top_row(self, job: Job, row: int, token: int) -> TopRow:
         return top_row(self._base.logits(row), token, job.top or 0)
 
-    def _kept(self, job: Job, sampled: list[tuple[int, int]]) -> tuple[list[np.ndarray], list[TopRow]]:
+    def _kept(self, job: Job, sampled: list[tuple[int, int]]) -> tuple[Logits | None, list[TopRow]]:
         """Copies what a request reads of rows, each given with the token sampled from it."""
         rows = [self._base.logits(row).copy() for row, _ in sampled] if job.rows else []
         tops = [self._top_row(job, row, token) for row, token in sampled] if job.top is not None else []
-        return rows, tops
+        return rows.__getitem__ if rows else None, tops
 
     def _round(self, busy: list[Busy]) -> None:
         jobs = [job for _, job in busy]
@@ -169,7 +171,7 @@ class Scheduler:
                     raise out
                 if not self._failed(slot, job):
                     if job.budget is not None:
-                        job.budget.spend(self._engine.sampling_seconds(slot.id), len(out))
+                        job.budget.spend(self._engine.sampling_seconds(slot.id), len(out.tokens))
                     self._take_round(slot, job, out)
             except Exception as e:
                 self._free(slot, e)
@@ -197,33 +199,30 @@ class Scheduler:
             )
             self._free(slot, lost)
 
-    def _take_round(self, slot: BatchSlot, job: Job, out: Round) -> None:
-        self.count["drafts"] += out.drafted > 0
+    def _take_round(self, slot: BatchSlot, job: Job, out: RoundTokens) -> None:
+        self.count["drafts"] += out.levels > 0
         for k in range(out.levels):
             self.drafted_at[k] += 1
-        slot.tokens += [job.token, *out[:-1]]
+        decoded = [job.token, *out.tokens[:-1]]
+        slot.tokens += decoded
         if job.processors is not None:
-            job.processors.ids += [job.token, *out[:-1]]
-        sampled: list[Any] = []
+            job.processors.ids += decoded
+        sampled: list[tuple[int, int]] = []
         if job.rows or job.top is not None:
-            sampled = [(self._engine.row(i, slot.id), token) for i, token in enumerate(out)]
-        job.token = out[-1]
-        rows, tops = self._kept(job, sampled)
-        told: dict[str, Any] = {"drafted_from": out.drafted_from, "levels": out.levels}
-        piece = BatchPiece(list(out), out.positions, out.sources, **told, rows=rows, tops=tops)
-        self._deliver(slot, job, piece)
+            sampled = [(self._engine.row(i, slot.id), token) for i, token in enumerate(out.tokens)]
+        job.token = out.tokens[-1]
+        self._deliver(slot, job, BatchPiece(out, *self._kept(job, sampled)))
 
     def _deliver(self, slot: BatchSlot, job: Job, piece: BatchPiece) -> None:
         """Hands over the tokens of a round that the request wants. Frees the slot at the end of the text."""
-        is_end, tokens = self._base.is_end, piece.tokens
+        is_end, tokens = self._base.is_end, piece.round.tokens
         end = next((i + 1 for i, t in enumerate(tokens) if is_end(t)), len(tokens))
         n = min(end, job.limit - job.n_tokens)
         full = n < len(tokens) or job.n_tokens + n >= job.limit
         over = full or (n == end and is_end(tokens[end - 1]))
         job.n_tokens += n
         self._engine.stats.tokens += n
-        piece.tokens, piece.positions, piece.sources = tokens[:n], piece.positions[:n], piece.sources[:n]
-        job.pieces.put(piece)
+        job.pieces.put(dataclasses.replace(piece, round=piece.round.cut(n)) if n < len(tokens) else piece)
         if not job.wants_more():
             job.due.set()
         if over:

@@ -55,11 +55,10 @@ class BatchTokens:
                 del piece  # its traceback refers to this frame: else they would form a cycle
         if piece is None:
             return None
-        self._n_read += len(piece.tokens)
-        self._used.count_draft(piece.drafted_from)
-        if piece.levels is not None:
-            drafted, accepted = sum(piece.drafted_from), sum(k > 0 for k in piece.positions)
-            self._stats.count_round(drafted, accepted, piece.levels, piece.drafted_from, piece.sources)
+        self._n_read += len(piece.round.tokens)
+        self._used.count_draft(piece.round.drafted_from)
+        if not piece.of_prompt:
+            self._stats.count_round(piece.round)
         self._before += piece.before
         return piece
 

@@ -158,9 +158,10 @@ class GeneratingLlama(FlashLlama):
 
     def _count_token(self, piece: Piece, i: int) -> None:
         """Called before the i-th token of a piece is yielded."""
-        if piece.positions[i] > 0:
-            self._used.count_accepted(piece.sources[i])
-        self._answered[1].append(piece.tokens[i])
+        out = piece.round
+        if out.positions[i] > 0:
+            self._used.count_accepted(out.sources[i])
+        self._answered[1].append(out.tokens[i])
         self.stats.tokens += 1
 
     def _new_sampler(self, arguments: dict[str, Any], processors: GuardedProcessors | None) -> Any:

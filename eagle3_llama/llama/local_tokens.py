@@ -8,6 +8,7 @@ from typing import Any
 
 from ..runtime.binding import address
 from ..runtime.params import MAX_DRAFT, EagleParams
+from ..runtime.round_tokens import RoundTokens
 from .loop import Piece
 from .processors import GuardedProcessors
 from .scores import ScoreRows
@@ -75,10 +76,10 @@ class LocalTokens:
             return None
         most = MAX_DRAFT if self._left is None else min(max(self._left - 1, 0), MAX_DRAFT)
         out = self._text.round(self._token, self._params, self._chain, self._processors, most)
-        self._token = out[-1]
-        self._count(len(out))
+        self._token = out.tokens[-1]
+        self._count(len(out.tokens))
         self._usage.count_draft(out.drafted_from)
-        return Piece(list(out), out.positions, out.sources, out.drafted_from, self._text.round_logits)
+        return Piece(out, self._text.round_logits)
 
     def go_on(self, tokens: Sequence[int]) -> Piece:
         """See TokenSource."""
@@ -102,4 +103,4 @@ class LocalTokens:
     def _sample(self) -> Piece:
         self._count(1)
         self._token = self._text.draw(self._sampler, self._processors)
-        return Piece([self._token], [0], [0], logits=lambda _: self._text.logits(-1))
+        return Piece(RoundTokens.first(self._token), lambda _: self._text.logits(-1))

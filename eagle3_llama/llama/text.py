@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import EagleError, ErrorKind
 from ..runtime.binding import Llama, address, llama_cpp
 from ..runtime.drafted import SOURCES
-from ..runtime.engine import Ask, Engine, Round
+from ..runtime.engine import Ask, Engine, RoundTokens
 from ..runtime.params import MAX_DRAFT, EagleParams
 from ..runtime.text_memory import TextMemory
 from .media import MediaRows
@@ -218,7 +218,7 @@ class ContextText(Text):
         chain: int,
         processors: GuardedProcessors | None,
         most: int = MAX_DRAFT,
-    ) -> Round:
+    ) -> RoundTokens:
         """One round after the text and `token`, which was sampled and is not decoded yet.
 
         chain: the address of the sampler chain. most: see Ask. The text stays as it is: it grows as the

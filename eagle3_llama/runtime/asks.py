@@ -6,22 +6,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .drafted import SOURCES, Drafted
+from .drafted import Draft
 from .library import checked
 from .params import MAX_DRAFT, EagleParams, StaticTree, Tree
 from .session import Session
 
 PLANNED_NODES, PLANNED_WIDTH = 24, 4  # what the planner may grow with the head; more has never paid
 MATCH = 4  # tokens of a match that make it worth to measure what drafts cost
-
-
-@dataclasses.dataclass(frozen=True)
-class Draft:
-    """Draft tokens that a caller brings: a chain, or a tree, level by level, in which tokens[i] follows
-    tokens[parents[i]], or the ask's own token where that is -1."""
-
-    tokens: Sequence[int]
-    parents: Sequence[int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,25 +30,6 @@ class Ask:
     most: int = MAX_DRAFT
     given: Draft | None = None
     on_draft: Callable[[list[int]], None] | None = None
-
-
-class Round(list[int]):
-    """The tokens that one round sampled: accepted draft tokens, then the bonus.
-
-    drafted: number of draft tokens. levels: number of positions that they were for, fewer in a tree.
-    drafted_from: number of draft tokens by source, and sources: of each token its source, both by the bits of
-    SOURCES (0: the target sampled it, or the caller drafted it).
-    """
-
-    drafted: int = 0
-    levels: int = 0
-    drafted_from: Sequence[int] = (0,) * len(SOURCES)
-    sources: Sequence[int] = ()
-
-    @property
-    def positions(self) -> list[int]:
-        """Of each token its position in the accepted draft, 0 if the target sampled it."""
-        return [*range(1, len(self)), 0]
 
 
 class Buffers:
@@ -140,9 +112,9 @@ class Asking(Session):
 
     # -- what was drafted ---------------------------------------------------------------------------------
 
-    def drafted(self, i: int) -> Drafted:
+    def drafted(self, i: int) -> Draft:
         """The draft of the i-th ask of the round under way."""
         tokens, parents, sources = self._drafts, self._parents, self._sources
         null, unpack = self.ffi.NULL, self.ffi.unpack
         n = checked(self.lib.eagle3_round_drafted(self._session, i, tokens, parents, null, sources))
-        return Drafted(unpack(tokens, n), unpack(parents, n), unpack(sources, n))
+        return Draft(unpack(tokens, n), unpack(parents, n), unpack(sources, n))

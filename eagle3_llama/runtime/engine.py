@@ -9,21 +9,22 @@ import time
 from collections.abc import Sequence
 
 from ..errors import EagleError, ErrorKind
-from .asks import Ask, Buffers, Draft, Round
-from .drafted import Drafted
+from .asks import Ask, Buffers
+from .drafted import Draft
 from .head_alone import HeadAlone
 from .library import checked, error_of
 from .params import MAX_DRAFT
 from .planning import Planning
+from .round_tokens import RoundTokens
 from .stepwise import Stepwise
 
-__all__ = ["MAX_DRAFT", "Ask", "Draft", "Engine", "Round"]
+__all__ = ["MAX_DRAFT", "Ask", "Draft", "Engine", "RoundTokens"]
 
 
 class Engine(Stepwise, Planning, HeadAlone):
     """A session with everything that it can do; see Session for its arguments."""
 
-    def round(self, asks: Sequence[Ask], samplers: Sequence[int]) -> list[Round | EagleError]:
+    def round(self, asks: Sequence[Ask], samplers: Sequence[int]) -> list[RoundTokens | EagleError]:
         """One round of several slots: of each its tokens, or the error of its sampler or commit.
 
         samplers are addresses of llama_sampler chains. An error of the round itself is raised; the slots are
@@ -40,20 +41,20 @@ class Engine(Stepwise, Planning, HeadAlone):
         t2 = now()
         b.keep[0:n], self.in_round = b.zeros, True
         try:
-            drafts = [self.drafted(i) if b.drafted[i] else Drafted() for i in range(n)]
+            drafts = [self.drafted(i) if b.drafted[i] else Draft() for i in range(n)]
             _show(asks, drafts)
             counts = self._verify_rows(b, samplers, errors)
             t3 = now()
         finally:  # whatever happened, nothing unverified stays
             self._commit_kept(asks, b, held, errors)
-        rounds: list[Round | EagleError] = []
+        rounds: list[RoundTokens | EagleError] = []
         for i, count in enumerate(counts):
             if i in errors:
                 rounds.append(errors[i])
                 continue
-            out = _round(self.ffi.unpack(b.of_ask[i], count), drafts[i])
+            out = RoundTokens.sampled(self.ffi.unpack(b.of_ask[i], count), drafts[i])
             rounds.append(out)
-            stats.count_round(out.drafted, count - 1, out.levels, out.drafted_from, out.sources)
+            stats.count_round(out)
         stats.draft += t1 - t0
         stats.target += t2 - t1
         stats.verify += t3 - t2
@@ -102,17 +103,7 @@ class Engine(Stepwise, Planning, HeadAlone):
             )
 
 
-def _show(asks: Sequence[Ask], drafts: Sequence[Drafted]) -> None:
+def _show(asks: Sequence[Ask], drafts: Sequence[Draft]) -> None:
     for ask, draft in zip(asks, drafts):
         if ask.on_draft is not None:
             ask.on_draft([ask.token, *draft.tokens])
-
-
-def _round(tokens: list[int], draft: Drafted) -> Round:
-    out = Round(tokens)
-    if not draft.tokens:
-        out.sources = [0] * len(tokens)
-        return out
-    out.drafted, out.levels, out.drafted_from = len(draft.tokens), draft.levels, draft.counts()
-    out.sources = [*draft.along(tokens[:-1]), 0]
-    return out

@@ -82,7 +82,7 @@ class _Rounds:
             n_past = statistics.mean(engine.n_past(ask.slot) for ask in asks)
             start = time.perf_counter()
             out = run(asks, samplers)
-            rows, tokens = sum(1 + r.drafted for r in out), sum(map(len, out))
+            rows, tokens = sum(1 + r.drafted for r in out), sum(len(r.tokens) for r in out)
             self.rounds.append(_RoundSeen(len(asks), rows, n_past, tokens, time.perf_counter() - start))
             return out
 

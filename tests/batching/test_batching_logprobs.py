@@ -168,7 +168,7 @@ def test_rows_in_flight_are_few(batcher, monkeypatch):
         batcher._on_thread(lambda: None)
         assert job.n_tokens <= job.wanted <= len(pieces) + tokens.AHEAD
         n = 1 + sum(1 for _ in stream)
-    assert n > 100 and max(most) <= tokens.AHEAD and not any(p.rows for p in pieces)
+    assert n > 100 and max(most) <= tokens.AHEAD and all(p.logits is None for p in pieces)
     assert all(len(t.ids) == 20 and t.ids.nbytes + t.values.nbytes == 160 for p in pieces for t in p.tops)
 
 

@@ -105,7 +105,7 @@ def test_a_callback_that_raises(made):
     with pytest.raises(ValueError, match="the callback's"):
         turn(fail)
     assert [engine.n_past(slot) for slot in range(3)] == [0, 0, 0]
-    assert turn() == expected and [len(r) for r in expected] == [1, 1, 1]
+    assert turn() == expected and [len(r.tokens) for r in expected] == [1, 1, 1]
     model.close()
 
 

@@ -65,7 +65,7 @@ def written(llm, n, drafts):
     while len(text) < n:
         ask = Ask(0, text[-1], EagleParams(n_max=drafts(len(text))))
         (tokens,) = engine.round([ask], [address(sampler.sampler)])
-        text += tokens
+        text += tokens.tokens
     return text
 
 
