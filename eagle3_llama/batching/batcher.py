@@ -22,7 +22,7 @@ from ..errors import EagleError, ErrorKind
 from ..llama.eagle_llama import EagleLlama
 from ..runtime.params import NO_HEAD, EagleParams
 from . import slot_file
-from .job import Job, RequestCancelled, busy_in_round
+from .job import HAS_WORK, Job, JobState, RequestCancelled, busy_in_round
 from .memories import Memories
 from .model import BatchModel, BatchSettings
 from .request import RequestLlama
@@ -112,13 +112,13 @@ class Batcher:
 
     def _want(self, job: Job, n: int) -> None:
         with self._wake:
-            job.due.clear()
-            job.wanted = n
+            job.ready.clear()
+            job.read_ahead_to = n
             self._wake.notify()
 
     def _cancel(self, job: Job, reason: str) -> None:
         with self._wake:
-            if job.ended_at is None:
+            if job.state is not JobState.ENDED:
                 job.cancelled = job.cancelled or reason
                 self._wake.notify()
 
@@ -253,9 +253,9 @@ class Batcher:
         return bool(
             self._calls
             or self._closing is not None
-            or any(j.over(now) for j in self._waiting)
+            or any(job.end_reason(now) for job in self._waiting)
             or (self._waiting and any(s.job is None for s in self._slots))
-            or any(s.job is not None and (s.job.over(now) or s.job.wants_more()) for s in self._slots)
+            or any(job.end_reason(now) or job.state in HAS_WORK for s in self._slots if (job := s.job))
         )
 
     def _busy(self) -> bool:
@@ -281,10 +281,10 @@ class Batcher:
         """Ends requests that were cancelled or whose time is up."""
         now = time.monotonic()
         for slot in self._slots:
-            if slot.job is not None and (reason := slot.job.over(now)):
+            if slot.job is not None and (reason := slot.job.end_reason(now)):
                 self._free(slot, RequestCancelled(reason))
         with self._wake:
-            gone = [(job, reason) for job in self._waiting if (reason := job.over(now))]
+            gone = [(job, reason) for job in self._waiting if (reason := job.end_reason(now))]
             for job, _ in gone:
                 self._waiting.remove(job)
         for job, reason in gone:
@@ -307,7 +307,7 @@ class Batcher:
             self._n_jobs += 1
             slot.job, slot.used = job, self._n_jobs
             job.prompt_at = job.reused = n
-            job.started_at = time.monotonic()
+            job.times.started = time.monotonic()
             self._scheduler.count["reused_tokens"] += n
 
     def _keep(self, slot: BatchSlot, n: int) -> int:
@@ -338,7 +338,7 @@ class Batcher:
         """Ends a job. The reader is told of the end, whatever fails here. Raises nothing: others wait too."""
         if error is not None and not isinstance(error, RequestCancelled):
             self._scheduler.count["failures"] += 1
-        job.ended_at = time.monotonic()
+        job.times.ended = time.monotonic()
         try:
             if job.sampler is not None:
                 # No round uses it now. It refers to itself: its 600 KB would wait for the garbage collector.
@@ -347,4 +347,4 @@ class Batcher:
             log.exception("a sampler could not be freed")
         job.sampler = job.processors = None
         job.pieces.put(error)
-        job.due.set()
+        job.ready.set()

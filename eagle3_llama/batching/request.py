@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -200,17 +199,17 @@ class RequestLlama(GeneratingLlama):
             prompt,
             sampler,
             self._params_for(processors is not None, self._batcher._engine),
-            wanted=1,
-            limit=room + 1,  # the last token needs no place
+            read_ahead_to=1,
+            room=room + 1,  # the last token needs no place
+            max_tokens=generation.limit or room,
             deadline=self._deadline,
-            rows=stopping,
-            top=options.top,
+            keep_logits=stopping,
+            n_top=options.n_top,
             echo=options.echo,
             request_id=self._request_id,
             client=self._client,
             processors=processors,
             budget=SamplingBudget(self._n_vocab) if a["grammar"] and processors is None else None,
-            usual=generation.limit or room,
         )
 
     def _count_token(self, piece: Piece, i: int) -> None:
@@ -253,14 +252,7 @@ class RequestLlama(GeneratingLlama):
         job = self._job
         if job is None:
             return {"queued": 0.0, "prompt": 0.0, "generation": 0.0, "tokens": 0}
-        now = job.ended_at or time.monotonic()
-        started, first = job.started_at or now, job.first_at or now
-        return {
-            "queued": started - job.queued_at,
-            "prompt": first - started,
-            "generation": now - first,
-            "tokens": job.n_tokens,
-        }
+        return {**job.times.spans(), "tokens": job.n_tokens}
 
 
 def _echo(item: dict[str, Any], prompt: str, options: CompletionOptions) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ..runtime.binding import address
 from ..runtime.engine import MAX_DRAFT, Ask, Engine
 from ..runtime.round_tokens import RoundTokens
 from .chunks import INVARIANT_ROWS, least_chunk, next_chunk
-from .job import BatchPiece, Job
+from .job import BatchPiece, Job, JobState
 from .logprobs import TopRow, top_row
 from .model import BatchModel
 
@@ -73,10 +73,9 @@ class Scheduler:
 
     def turn(self, slots: list[BatchSlot]) -> None:
         """Decodes chunks of the prompts, then one round of the slots whose requests want tokens."""
-        if prompts := [(s, s.job) for s in slots if s.job and s.job.prompt_at < len(s.job.prompt)]:
+        if prompts := _in_state(JobState.PROMPT, slots):
             self._prompt_chunks(prompts)
-        whole = [(s, s.job) for s in slots if s.job and s.job.prompt_at == len(s.job.prompt)]
-        if active := [(slot, job) for slot, job in whole if job.wants_more()]:
+        if active := _in_state(JobState.GENERATING, slots):
             self._round(active)
 
     def _prompt_chunks(self, busy: list[Busy]) -> None:
@@ -120,7 +119,7 @@ class Scheduler:
         if n > INVARIANT_ROWS:
             self._prompt_rate = n / max(time.perf_counter() - start, 1e-6)
         if done:
-            job.first_at = time.monotonic()
+            job.times.first = time.monotonic()
             kept = self._kept(job, [(-1, job.token)])
             piece = BatchPiece(RoundTokens.first(job.token), *kept, before, of_prompt=True)
             self._deliver(slot, job, piece)
@@ -142,12 +141,12 @@ class Scheduler:
             self._engine.set_capture(any(job.params.n_max != 0 for job in jobs))
 
     def _top_row(self, job: Job, row: int, token: int) -> TopRow:
-        return top_row(self._base.logits(row), token, job.top or 0)
+        return top_row(self._base.logits(row), token, job.n_top or 0)
 
     def _kept(self, job: Job, sampled: list[tuple[int, int]]) -> tuple[Logits | None, list[TopRow]]:
         """Copies what a request reads of rows, each given with the token sampled from it."""
-        rows = [self._base.logits(row).copy() for row, _ in sampled] if job.rows else []
-        tops = [self._top_row(job, row, token) for row, token in sampled] if job.top is not None else []
+        rows = [self._base.logits(row).copy() for row, _ in sampled] if job.keep_logits else []
+        tops = [self._top_row(job, row, token) for row, token in sampled] if job.n_top is not None else []
         return rows.__getitem__ if rows else None, tops
 
     def _round(self, busy: list[Busy]) -> None:
@@ -208,7 +207,7 @@ class Scheduler:
         if job.processors is not None:
             job.processors.ids += decoded
         sampled: list[tuple[int, int]] = []
-        if job.rows or job.top is not None:
+        if job.keep_logits or job.n_top is not None:
             sampled = [(self._engine.row(i, slot.id), token) for i, token in enumerate(out.tokens)]
         job.token = out.tokens[-1]
         self._deliver(slot, job, BatchPiece(out, *self._kept(job, sampled)))
@@ -217,20 +216,24 @@ class Scheduler:
         """Hands over the tokens of a round that the request wants. Frees the slot at the end of the text."""
         is_end, tokens = self._base.is_end, piece.round.tokens
         end = next((i + 1 for i, t in enumerate(tokens) if is_end(t)), len(tokens))
-        n = min(end, job.limit - job.n_tokens)
-        full = n < len(tokens) or job.n_tokens + n >= job.limit
+        n = min(end, job.room - job.n_tokens)
+        full = n < len(tokens) or job.n_tokens + n >= job.room
         over = full or (n == end and is_end(tokens[end - 1]))
         job.n_tokens += n
         self._engine.stats.tokens += n
         job.pieces.put(dataclasses.replace(piece, round=piece.round.cut(n)) if n < len(tokens) else piece)
-        if not job.wants_more():
-            job.due.set()
+        if job.state is JobState.PAUSED:
+            job.ready.set()
         if over:
             self._free(slot, None)
 
 
+def _in_state(state: JobState, slots: list[BatchSlot]) -> list[Busy]:
+    return [(slot, slot.job) for slot in slots if slot.job is not None and slot.job.state is state]
+
+
 def _ask(slot: BatchSlot, job: Job, most: int) -> Ask:
     """most: draft tokens, where the request fixes their number."""
-    left = max(job.usual - job.n_tokens - 1, 0)
+    left = max(job.max_tokens - job.n_tokens - 1, 0)
     show = job.processors.begin_round if job.processors is not None else None
     return Ask(slot.id, job.token, job.params, min(left, most), on_draft=show)

@@ -81,14 +81,14 @@ class BatchTokens:
         wakes up for each of them takes the cores that compute the next one.
         """
         job, n_read = self._job, self._n_read
-        most = job.usual if n_read < job.usual else n_read + 1
-        ahead = ROWS_AHEAD if job.rows else AHEAD
-        if n_read + ahead // 2 >= job.wanted < most:
+        most = job.max_tokens if n_read < job.max_tokens else n_read + 1
+        ahead = ROWS_AHEAD if job.keep_logits else AHEAD
+        if n_read + ahead // 2 >= job.read_ahead_to < most:
             self._batcher._want(job, min(n_read + ahead, most))
         empty = job.pieces.empty()
         if empty or time.monotonic() - self._told >= self._interval:  # however fast they come
             self._on_wait()
             if empty:
-                job.due.wait(self._interval)
+                job.ready.wait(self._interval)
             self._told = time.monotonic()
         return job.pieces.get()
