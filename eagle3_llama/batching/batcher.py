@@ -44,7 +44,7 @@ class Batcher:
     def __init__(self, settings: BatchSettings) -> None:
         self.base = BatchModel(settings)
         self.settings = self.base.settings
-        self._engine = self.base.native
+        self.engine = self.base.engine
         self.n_parallel = settings.n_parallel
         self.n_ctx = settings.n_ctx
         self.model_name = self.base.metadata.get("general.name") or Path(self.settings.model).stem
@@ -57,8 +57,8 @@ class Batcher:
         self._wake = threading.Condition()
         self._closing: float | None = None  # time.monotonic() at which the last requests end
         self._n_jobs = 0
-        self._scheduler = Scheduler(self.base, self._engine, self._free)
-        self._memories = Memories(self._engine, int(settings.text_memory), settings.text_memory_prompts)
+        self._scheduler = Scheduler(self.base, self.engine, self._free)
+        self._memories = Memories(self.engine, int(settings.text_memory), settings.text_memory_prompts)
         self._ended: BaseException | None = None  # why requests are no longer served
         self._thread = threading.Thread(target=self._run, name="eagle3-batcher", daemon=True)
         self._thread.start()
@@ -90,7 +90,7 @@ class Batcher:
         self._check_open()
         if params is not None and self.settings.eagle is None:
             params.check_no_head(NO_HEAD)
-        if params is not None and params.fixed_tree and self._engine.has_head and not self._engine.can_tree:
+        if params is not None and params.fixed_tree and self.engine.has_head and not self.engine.can_tree:
             raise EagleError(
                 ErrorKind.UNSUPPORTED, "this context cannot check a tree: serve with flash attention"
             )
@@ -214,7 +214,7 @@ class Batcher:
         with self._wake:
             while not self._has_work():
                 if idle := not self._waiting and all(s.job is None for s in self._slots):
-                    self._engine.release_threads()
+                    self.engine.release_threads()
                 self._wake.wait(None if idle else DEADLINE_STEP)
         try:
             self._answer_calls()
@@ -313,10 +313,10 @@ class Batcher:
     def _keep(self, slot: BatchSlot, n: int) -> int:
         """Keeps the first n tokens of a slot, or none if the cache cannot drop a part. Returns how many."""
         try:
-            self._engine.rewind(n, slot.id)
+            self.engine.rewind(n, slot.id)
         except EagleError:
             slot.tokens = []  # whatever it holds, no request may continue it
-            self._engine.rewind(n := 0, slot.id)
+            self.engine.rewind(n := 0, slot.id)
         del slot.tokens[n:]
         return n
 
@@ -324,7 +324,7 @@ class Batcher:
         """Ends the slot's request. The text stays, for the next request that shares a prefix with it."""
         job, slot.job = slot.job, None
         try:
-            slot.tokens = slot.tokens[: self._engine.n_past(slot.id)]
+            slot.tokens = slot.tokens[: self.engine.n_past(slot.id)]
             self._keep(slot, len(slot.tokens))
         except Exception:
             slot.tokens = []

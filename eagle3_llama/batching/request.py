@@ -10,7 +10,7 @@ import numpy as np
 
 from ..common.sampling_budget import SamplingBudget
 from ..errors import EagleError, ErrorKind
-from ..llama.generation import GeneratingLlama, Generation
+from ..llama.generation import GenerateCall, GeneratingLlama
 from ..llama.infill import echoed_logprobs
 from ..llama.loop import Piece
 from ..llama.ownership import Ownership
@@ -166,12 +166,12 @@ class RequestLlama(GeneratingLlama):
         out = writer.whole(options.before)
         choice["logprobs"] = _without_first(out) if options.echo else out
 
-    def _tokens_from(self, generation: Generation) -> BatchTokens:
+    def _tokens_from(self, call: GenerateCall) -> BatchTokens:
         options, self._options = self._options, CompletionOptions()
         self._writer = options.writer
         if self._job is not None:  # it was left half way and cannot continue; it may have the only slot
             self._batcher._cancel(self._job, "cancelled")
-        job = self._make_job(generation, options)
+        job = self._make_job(call, options)
         self._used.prompt += len(job.prompt)
         self._job = job
         self._raise_cancelled()  # since _make_job() looked; from now on cancel() sees the job
@@ -179,8 +179,8 @@ class RequestLlama(GeneratingLlama):
             self._batcher, job, self._text, self._used, self._stats, options.before, lambda: self.on_wait()
         )
 
-    def _make_job(self, generation: Generation, options: CompletionOptions) -> Job:
-        prompt, a = generation.prompt, generation.arguments
+    def _make_job(self, call: GenerateCall, options: CompletionOptions) -> Job:
+        prompt, a = call.prompt, call.arguments
         if not prompt or len(prompt) >= self._n_ctx:
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT, f"the prompt has {len(prompt)} tokens, expected 1..{self._n_ctx - 1}"
@@ -190,7 +190,7 @@ class RequestLlama(GeneratingLlama):
         sampler = self._new_sampler(a, processors)
         if options.bias:
             sampler = with_bias(sampler, options.bias, self._n_vocab)
-        stopping = generation.stopping is not None  # it reads one row at a time
+        stopping = call.stopping is not None  # it reads one row at a time
         self._text.rows = ScoreRows(self._n_vocab, len(prompt) - 1, False) if stopping else None
         if options.echo and prompt[0] != self.token_bos():
             options.before.append(TopRow(prompt[0], 0.0, np.empty(0, np.int32), np.empty(0, np.float32)))
@@ -198,10 +198,10 @@ class RequestLlama(GeneratingLlama):
         return Job(
             prompt,
             sampler,
-            self._params_for(processors is not None, self._batcher._engine),
+            self._params_for(processors is not None, self._batcher.engine),
             read_ahead_to=1,
             room=room + 1,  # the last token needs no place
-            max_tokens=generation.limit or room,
+            max_tokens=call.limit or room,
             deadline=self._deadline,
             keep_logits=stopping,
             n_top=options.n_top,

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..common.limits import MAX_DRAFT
 from ..errors import EagleError
 from ..llama.text import Logits
 from ..runtime.binding import address
-from ..runtime.engine import MAX_DRAFT, Ask, Engine
+from ..runtime.engine import Ask, Engine
 from ..runtime.round_tokens import RoundTokens
 from .chunks import INVARIANT_ROWS, least_chunk, next_chunk
 from .job import BatchPiece, Job, JobState

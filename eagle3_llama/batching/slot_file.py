@@ -30,7 +30,7 @@ MAX_HEADER = 1 << 26  # bytes; a token takes at most 8 of them
 def identity(batcher: Any) -> dict[str, Any]:
     """Identifies what a state belongs to: sizes and shapes of target and head, and layout of the cache."""
     base, s = batcher.base, batcher.settings
-    head = batcher._engine.head_info() if batcher._engine.has_head else None
+    head = batcher.engine.head_info() if batcher.engine.has_head else None
     return {
         "model": batcher.model_name,
         "content": model_reader.fingerprint(s.model),
@@ -61,7 +61,7 @@ def take(batcher: Any, slot: Any, client: str) -> Contents:
     target = (ctypes.c_uint8 * size)()
     if slot.tokens and llama_cpp.llama_state_seq_get_data(ctx, target, size, slot.id) != size:
         raise EagleError(ErrorKind.NATIVE, "the target's state cannot be saved")
-    head = batcher._engine.state(slot.id) if batcher._engine.has_state else b""
+    head = batcher.engine.state(slot.id) if batcher.engine.has_state else b""
     return Contents(list(slot.tokens), target, head, batcher._memories.tokens(client))
 
 
@@ -98,12 +98,12 @@ def put(batcher: Any, slot: Any, contents: Contents, client: str) -> int:
                 or llama_cpp.llama_memory_seq_pos_max(memory, slot.id) != len(tokens) - 1
             ):
                 raise EagleError(ErrorKind.BAD_VALUE, "the saved slot does not fit this model's cache")
-        if batcher._engine.has_head or contents.head:
-            batcher._engine.set_state(contents.head, slot.id)
-            if batcher._engine.n_past(slot.id) != len(tokens):
+        if batcher.engine.has_head or contents.head:
+            batcher.engine.set_state(contents.head, slot.id)
+            if batcher.engine.n_past(slot.id) != len(tokens):
                 raise EagleError(ErrorKind.BAD_VALUE, "the parts of the saved slot do not belong together")
         else:
-            batcher._engine.state_reset(len(tokens), slot.id)
+            batcher.engine.state_reset(len(tokens), slot.id)
     except EagleError:
         _clear(batcher, slot)
         raise
@@ -114,7 +114,7 @@ def put(batcher: Any, slot: Any, contents: Contents, client: str) -> int:
 
 def _clear(batcher: Any, slot: Any) -> None:
     llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(batcher.base._ctx.ctx), slot.id, -1, -1)
-    batcher._engine.state_reset(0, slot.id)
+    batcher.engine.state_reset(0, slot.id)
     slot.tokens = []
 
 

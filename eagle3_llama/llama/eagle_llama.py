@@ -25,7 +25,7 @@ from ..runtime.params import NO_HEAD, EagleParams
 from ..runtime.stats import EagleStats
 from . import guards, model_costs, named, saved_state
 from .calls import Calls
-from .generation import GeneratingLlama, Generation
+from .generation import GenerateCall, GeneratingLlama
 from .local_tokens import LocalTokens
 from .ownership import Ownership
 from .processors import GuardedProcessors
@@ -211,7 +211,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
             yield
 
     @property
-    def native(self) -> Engine:
+    def engine(self) -> Engine:
         """The engine over this model's context."""
         assert self._engine is not None, "llama-cpp-python decodes itself"
         return self._engine
@@ -227,7 +227,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
 
     def memory(self) -> MemoryUse:
         """The bytes that model and head take now; bounded, however long texts and drafts become."""
-        return self.native.memory()
+        return self.engine.memory()
 
     @property
     def stats(self) -> EagleStats:
@@ -298,8 +298,8 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         text = self._context
         return GuardedProcessors(processors, lambda: text.ids) if processors is not None else None
 
-    def _tokens_from(self, generation: Generation) -> LocalTokens:
-        a, record = generation.arguments, generation.claim.record
+    def _tokens_from(self, call: GenerateCall) -> LocalTokens:
+        a, record = call.arguments, call.claim.record
         processors = self._guarded(a["logits_processor"])
         sampler, last = self._new_sampler(a, processors), self._sampler
         self._sampler, self._processors = sampler, processors
@@ -307,16 +307,16 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
             last.close()  # it refers to itself: else only the collector of cycles would free it
         return LocalTokens(
             self._context,
-            generation.prompt,
-            self._params_for(bool(a["logits_processor"]), self.native),
+            call.prompt,
+            self._params_for(bool(a["logits_processor"]), self.engine),
             sampler,
             processors,
             self._used,
-            functools.partial(self._owner.release, generation.claim),
+            functools.partial(self._owner.release, call.claim),
             reset=a["reset"],
-            limit=generation.limit,
-            ends=generation.claim.ends,
-            record="last" if record == "none" and generation.stopping is not None else record,
+            limit=call.limit,
+            ends=call.claim.ends,
+            record="last" if record == "none" and call.stopping is not None else record,
             verbose=self.verbose,
         )
 

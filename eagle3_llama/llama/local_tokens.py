@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..common.limits import MAX_DRAFT
 from ..runtime.binding import address
-from ..runtime.params import MAX_DRAFT, EagleParams
+from ..runtime.params import EagleParams
 from ..runtime.round_tokens import RoundTokens
 from .loop import Piece
 from .processors import GuardedProcessors

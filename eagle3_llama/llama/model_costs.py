@@ -34,7 +34,7 @@ def cost_key(llm: Any, head: Any) -> list[object]:
     ]
     adapted = [llm.numa, llm.kv_overrides, llm.lora_scale]
     cache = [p.type_k, p.type_v, p.offload_kqv, p.op_offload, p.swa_full, p.kv_unified, p.n_seq_max]
-    sizes = [p.n_threads, p.n_threads_batch, llm.native.threads, p.n_batch, p.n_ubatch]
+    sizes = [p.n_threads, p.n_threads_batch, llm.engine.threads, p.n_batch, p.n_ubatch]
     return [about, machine.identity(lib_dir), placed + adapted, [*cache, p.flash_attn_type], *sizes]
 
 
@@ -43,15 +43,15 @@ def measure(llm: Any) -> None:
     measure_threads(llm)
     key = cost_key(llm, llm._eagle_path)
     most = min(llm.n_batch, MOST_BATCH)
-    llm.native.plan(costs.cached(llm.native, key, room(llm), most, functools.partial(memory_of, llm)))
-    llm.native.release_threads()
+    llm.engine.plan(costs.cached(llm.engine, key, room(llm), most, functools.partial(memory_of, llm)))
+    llm.engine.release_threads()
 
 
 def measure_threads(llm: Any) -> None:
     """Finds how many threads are fastest now, if the model can take back the rows. Empties the first slot."""
     try:
-        llm.native.rewind(0)
-        llm.native.measure_threads()
+        llm.engine.rewind(0)
+        llm.engine.measure_threads()
     except EagleError as e:
         if e.kind is not ErrorKind.UNSUPPORTED:
             raise
@@ -62,19 +62,19 @@ def read(llm: Any) -> None:
 
     Once: it is in the middle of an answer. The planner corrects what another program disturbed.
     """
-    if llm.native.n_past() == 0:
+    if llm.engine.n_past() == 0:
         measure_threads(llm)
-        llm.native.release_threads()
+        llm.engine.release_threads()
     found = costs.known(cost_key(llm, llm._eagle_path), room(llm))
     if found is not None:
-        llm.native.plan(found)
+        llm.engine.plan(found)
     else:
-        llm.native.on_match = functools.partial(measure_in_use, llm)
+        llm.engine.on_match = functools.partial(measure_in_use, llm)
 
 
 def measure_in_use(llm: Any, slot: int) -> None:
     """Measures after what a slot holds, which stays. If there is no room for that, nothing is drafted."""
-    engine, size = llm.native, room(llm)
+    engine, size = llm.engine, room(llm)
     most = min(llm.n_batch, MOST_BATCH)
     try:
         found = costs.measure_in_use(

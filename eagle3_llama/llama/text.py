@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from ..common.limits import MAX_DRAFT
 from ..errors import EagleError, ErrorKind
 from ..runtime.binding import Llama, address, llama_cpp
 from ..runtime.drafted import SOURCES
-from ..runtime.engine import Ask, Engine, RoundTokens
-from ..runtime.params import MAX_DRAFT, EagleParams
+from ..runtime.engine import Ask, Engine
+from ..runtime.params import EagleParams
+from ..runtime.round_tokens import RoundTokens
 from ..runtime.text_memory import TextMemory
 from .media import MediaRows
 from .processors import GuardedProcessors

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..common.limits import MAX_DRAFT
 from .drafted import Draft
 from .library import checked
-from .params import MAX_DRAFT, EagleParams, StaticTree, Tree
+from .params import EagleParams, StaticTree, Tree
 from .session import Session
 
 PLANNED_NODES, PLANNED_WIDTH = 24, 4  # what the planner may grow with the head; more has never paid

@@ -13,12 +13,11 @@ from .asks import Ask, Buffers
 from .drafted import Draft
 from .head_alone import HeadAlone
 from .library import checked, error_of
-from .params import MAX_DRAFT
 from .planning import Planning
 from .round_tokens import RoundTokens
 from .stepwise import Stepwise
 
-__all__ = ["MAX_DRAFT", "Ask", "Draft", "Engine", "RoundTokens"]
+__all__ = ["Ask", "Draft", "Engine"]
 
 
 class Engine(Stepwise, Planning, HeadAlone):

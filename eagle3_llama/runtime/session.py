@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..common.limits import MAX_DRAFT
 from .library import checked, load
 from .memory_use import MemoryUse
-from .params import MAX_DRAFT
 from .stats import EagleStats
 from .text_memory import TextMemory
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..common.limits import MAX_DRAFT
 from .asks import Ask, Asking, Buffers, Draft
 from .library import checked
-from .params import MAX_DRAFT, EagleParams
+from .params import EagleParams
 
 
 class Stepwise(Asking):

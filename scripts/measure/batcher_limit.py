@@ -44,8 +44,8 @@ def main(
         str(smollm2(fmt)), str(shipped_head()), n_parallel=max(counts), n_ctx=2048, n_threads=cores()
     )
     with Batcher(settings) as batcher:
-        seen_by = _Rounds(batcher._engine)
-        costs = batcher._engine.costs
+        seen_by = _Rounds(batcher.engine)
+        costs = batcher.engine.costs
         for c in counts:
             groups = [texts[i :: len(texts) // c][:c] for i in range(len(texts) // c)]
             seen: dict[bool, list[_RoundSeen]] = {True: [], False: []}

@@ -65,7 +65,7 @@ def record(llm: EagleLlama, prompt: list[int], n: int, category: str, out: Any) 
 
 def answer(llm: EagleLlama, prompt: list[int], n: int) -> Iterator[tuple[int, list[Any]]]:
     """Each token of a greedy answer, with the head's tree after it."""
-    engine, sampler = llm.native, llm._init_sampler(temp=0.0)
+    engine, sampler = llm.engine, llm._init_sampler(temp=0.0)
     engine.rewind(0)
     for at in range(0, len(prompt), llm.n_batch):
         engine.prefill(prompt[at : at + llm.n_batch])

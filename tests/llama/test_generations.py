@@ -381,7 +381,7 @@ def test_a_round_that_fails_beside_a_processor(eagle, files, params, stuck):
                 said.append(token)
         text = [*PROMPT, *said[:-1]]  # the last one was not decoded for good
         assert said and eagle._input_ids.tolist() == text
-        assert eagle._engine.n_past() == eagle.n_tokens == len(text)
+        assert eagle.engine.n_past() == eagle.n_tokens == len(text)
         eagle._sampler = plain._sampler = None  # sample() would take the failed generation's
         plain.reset()
         plain.eval(text)

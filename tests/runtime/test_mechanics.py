@@ -139,11 +139,11 @@ def test_thousands_of_rounds(files, plain, eagle, sampling):
     eagle.reset()  # a reused prefix would leave one pair of the old text in the head
     text = take(eagle, 300, prompt[:40], **sampling)
     seen = prompt[:40] + text[:-1]
-    engine, token = eagle._engine, text[-1]
+    engine, token = eagle.engine, text[-1]
     assert engine.n_past() == len(seen)
     fresh = EagleLlama(files[0], eagle_path=files[1], n_ctx=N_CTX, n_batch=64, verbose=False)
     fresh.eval(seen)
-    ours, theirs = engine.draft(token, EagleParams(6)), fresh._engine.draft(token, EagleParams(6))
+    ours, theirs = engine.draft(token, EagleParams(6)), fresh.engine.draft(token, EagleParams(6))
     assert ours[0] == theirs[0]
     np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-4)
     fresh.close()
@@ -183,7 +183,7 @@ def test_prompt_that_does_not_fit(plain, eagle):
 
 
 def test_drafts_obey_the_parameters(eagle):
-    engine = eagle._engine
+    engine = eagle.engine
 
     def draft(**params):
         engine.rewind(0)
@@ -202,7 +202,7 @@ def test_drafts_obey_the_parameters(eagle):
 
 def test_only_mapped_tokens_reach_the_head_kv(files, eagle):
     """Rejected rows are never fed: the head's state after a wrong draft is that after none."""
-    engine = eagle._engine
+    engine = eagle.engine
     for wrong in ([], [7, 8, 9]):
         eagle.reset()
         engine.rewind(0)
@@ -216,7 +216,7 @@ def test_only_mapped_tokens_reach_the_head_kv(files, eagle):
 
 
 def test_calls_out_of_order(eagle):
-    engine = eagle._engine
+    engine = eagle.engine
     engine.prefill(PROMPT)
     sampler = eagle._init_sampler(temp=0.0)
     with pytest.raises(EagleError, match="decode first"):
@@ -298,13 +298,13 @@ def test_drafting_switched_off_and_on(plain, eagle):
 
 def test_damaged_states_are_refused(plain, eagle):
     take(eagle, 20)
-    state = eagle._engine.state()
+    state = eagle.engine.state()
     for damaged in (b"", state[:-1], state[: len(state) // 2], b"x" + state[1:], state + b"x"):
         with pytest.raises(EagleError) as e:
-            eagle._engine.set_state(damaged)
+            eagle.engine.set_state(damaged)
         assert e.value.kind is ErrorKind.BAD_VALUE
-    eagle._engine.set_state(state)
-    assert eagle._engine.state() == state
+    eagle.engine.set_state(state)
+    assert eagle.engine.state() == state
     saved = eagle.save_state()
     saved.llama_state = saved.llama_state[: saved.llama_state_size // 2]
     saved.llama_state_size //= 2

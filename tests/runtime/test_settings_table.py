@@ -16,7 +16,8 @@ from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind
 from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.bench.modes import parse_modes
 from eagle3_llama.cli import conversation, main
-from eagle3_llama.runtime.engine import MAX_DRAFT, Ask
+from eagle3_llama.common.limits import MAX_DRAFT
+from eagle3_llama.runtime.engine import Ask
 from eagle3_llama.runtime.library import checked
 from eagle3_llama.runtime.params import USES, Kind, StaticTree, Tree, Use
 
@@ -98,10 +99,10 @@ def test_every_setting_in_every_kind_of_draft(eagle, kind, name):
             ), e
             continue
         assert not isinstance(use, str), f"{name}={value!r} is accepted in a {kind.value}"
-        before, after = asked(eagle._engine, base), asked(eagle._engine, params)
+        before, after = asked(eagle.engine, base), asked(eagle.engine, params)
         if use is Use.HOLDS and value is False:
             assert (params.kind, after) == (kind, before)
-            assert name == "text" or not eagle._engine.trees(params)
+            assert name == "text" or not eagle.engine.trees(params)
         else:
             assert after != before, f"{name}={value!r} is ignored in a {kind.value}"
         if use is Use.USED:
@@ -110,7 +111,7 @@ def test_every_setting_in_every_kind_of_draft(eagle, kind, name):
 
 def test_what_is_drafted_follows_each_setting(eagle):
     """The same on the drafts themselves, for what has a fixed size."""
-    engine = eagle._engine
+    engine = eagle.engine
     tokens, _, probs = drafted(engine, n_max=6)
     assert (
         len(tokens) == 6 and drafted(engine, n_max=3)[0] == tokens[:3] and drafted(engine, n_max=0)[0] == []
@@ -128,7 +129,7 @@ def test_what_is_drafted_follows_each_setting(eagle):
 
 def test_p_min_of_a_tree_is_that_of_a_whole_path(eagle):
     """A node stays out by the product of its path, not by its own probability."""
-    engine = eagle._engine
+    engine = eagle.engine
 
     def reaches(p_min):
         tokens, parents, probs = drafted(engine, tree="20x3x4", p_min=p_min)

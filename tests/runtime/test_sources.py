@@ -35,14 +35,14 @@ def files(tmp_path_factory):
 @pytest.fixture
 def llm(files):
     llm = EagleLlama(files[0], eagle=files[1], n_ctx=512, n_threads=1, flash_attn=True, verbose=False)
-    llm._engine.plan(CHEAP)
+    llm.engine.plan(CHEAP)
     yield llm
     llm.close()
 
 
 def rounds(llm, params, given=None):
     """The rounds of N tokens or more after PROMPT, each with the text before it."""
-    engine, sampler, text, out = llm._engine, llm._init_sampler(temp=0.0), list(PROMPT), []
+    engine, sampler, text, out = llm.engine, llm._init_sampler(temp=0.0), list(PROMPT), []
     engine.prefill(text[:-1])
     while len(text) < len(PROMPT) + N:
         ask = Ask(0, text[-1], params, given=given and Draft(*given))
@@ -80,10 +80,10 @@ def test_drafts_of_the_head_alone_and_of_the_caller(llm):
         out = rounds(llm, EagleParams(4) if tree is None else EagleParams(tree=tree))
         assert {source for _, tokens in out for source in tokens.sources[:-1]} <= {1}
         assert llm.stats.drafted_from == {"head": llm.stats.drafted, "text": 0, "both": 0} != {"head": 0}
-        llm._engine.rewind(0)
+        llm.engine.rewind(0)
         llm.stats.reset()
     after = rounds(llm, EagleParams(0))[0][1].tokens[0]  # what the target says first
-    llm._engine.rewind(0)
+    llm.engine.rewind(0)
     ((_, tokens), *_) = rounds(llm, EagleParams(), given=([after - 1, after], [-1, -1]))
     assert len(tokens.tokens) == 2 and tokens.sources == [0, 0] and tokens.positions == [1, 0]
     assert tokens.drafted_from == [2, 0, 0, 0] and llm.stats.accepted > sum(llm.stats.accepted_from.values())
@@ -127,7 +127,7 @@ def test_a_generation_says_it_of_each_token(llm):
 
 def test_a_batcher_says_it_of_each_token(files):
     with Batcher(BatchSettings(files[0], files[1], n_parallel=2, n_ctx=512, n_threads=1)) as batcher:
-        batcher._engine.plan(CHEAP)
+        batcher.engine.plan(CHEAP)
         with batcher.request() as llm:
             n = sum(1 for _ in itertools.islice(llm.generate(PROMPT, temp=0.0), N))
             positions, sources = llm.take_report()
@@ -146,7 +146,7 @@ def test_a_batcher_says_it_of_each_token(files):
 def test_a_server_says_it_of_each_token(files):
     given = settings(model=files[0], eagle=files[1], n_ctx=512, n_parallel=2, threads=1)
     with running(given) as server:
-        server.batcher._engine.plan(CHEAP)
+        server.batcher.engine.plan(CHEAP)
         body = {"prompt": PROMPT, "max_tokens": N, "temperature": 0, "speculative": {"report": True}}
         whole = server.client.post("/v1/completions", json=body).json()
         with server.client.stream("POST", "/v1/completions", json=body | {"stream": True}) as r:

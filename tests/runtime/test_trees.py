@@ -101,7 +101,7 @@ def test_text_of_random_trees(plain, eagle, sampling):
 
 def test_logits_after_random_trees(files, plain, eagle):
     """A thousand rounds: whatever was accepted, what follows has the bits of a text read in one go."""
-    rng, engine = random.Random(2), eagle._engine
+    rng, engine = random.Random(2), eagle.engine
     sampler = eagle._init_sampler(temp=0.0)
     n_rounds = 0
     for start in itertools.count():
@@ -164,10 +164,10 @@ def test_width_one_is_a_chain(eagle):
         EagleParams(tree=StaticTree(tuple((0,) * k for k in range(1, 7)))),
     ):
         eagle.reset()
-        eagle._engine.rewind(0)
+        eagle.engine.rewind(0)
         eagle.eagle_params = EagleParams(1)
         eagle.eval([*PROMPT, *text[:-1]])
-        drafted, _ = eagle._engine.draft(text[-1], params)
+        drafted, _ = eagle.engine.draft(text[-1], params)
         assert len(drafted) == 6
         of.append(drafted)
     assert of[0] == of[1] == of[2]
@@ -175,7 +175,7 @@ def test_width_one_is_a_chain(eagle):
 
 def test_logits_on_demand_are_the_same(eagle):
     """Some rows of the output matrix, and all with the layers: bit for bit."""
-    engine = eagle._engine
+    engine = eagle.engine
     tokens = [(100 + 37 * i) % N_VOCAB for i in range(8)]  # what measure_target decodes
     engine.rewind(0)
     engine.prefill(PROMPT)
