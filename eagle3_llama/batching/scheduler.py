@@ -163,7 +163,7 @@ class Scheduler:
             else:
                 self._one_by_one(busy, e)
             return
-        self.plan = self._engine.plan_info() if self._engine.costs is not None else {}
+        self.plan = self._engine.planner.info() if self._engine.planner.costs is not None else {}
         self.count["rows"] = sum(1 + getattr(r, "drafted", 0) for r in rounds)
         for (slot, job), out in zip(busy, rounds):
             try:

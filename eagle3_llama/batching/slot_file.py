@@ -30,7 +30,7 @@ MAX_HEADER = 1 << 26  # bytes; a token takes at most 8 of them
 def identity(batcher: Any) -> dict[str, Any]:
     """Identifies what a state belongs to: sizes and shapes of target and head, and layout of the cache."""
     base, s = batcher.base, batcher.settings
-    head = batcher.engine.head_info() if batcher.engine.has_head else None
+    head = batcher.engine.head.info() if batcher.engine.has_head else None
     return {
         "model": batcher.model_name,
         "content": model_reader.fingerprint(s.model),

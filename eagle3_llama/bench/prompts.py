@@ -174,10 +174,10 @@ def capture_cost(llm: Any, blocks: int = 30, rows: int = 8) -> float:
         times = []
         for r in range(rows + 1):
             start = time.perf_counter()
-            llm.engine.decode(100, [])
+            llm.engine.steps.decode(100, [])
             if r:  # the first decode after switching plans its memory again
                 times.append(time.perf_counter() - start)
-            llm.engine.commit(0)
+            llm.engine.steps.commit(0)
         return statistics.median(times)
 
     fill_context(llm.engine, 200)

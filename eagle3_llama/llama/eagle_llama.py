@@ -184,9 +184,9 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
                     "this context cannot check a tree: load the model with flash_attn=True,"
                     " or leave tree out",
                 )
-            if self._engine.has_head and params.n_max != 0 and self._engine.costs is None:
+            if self._engine.has_head and params.n_max != 0 and self._engine.planner.costs is None:
                 self._measure()
-            elif params.from_text and self._engine.drafts_from_text and self._engine.costs is None:
+            elif params.from_text and self._engine.drafts_from_text and self._engine.planner.costs is None:
                 model_costs.read(self)
             with self._held("setting eagle_params"):
                 self._engine.set_capture(params.n_max != 0)

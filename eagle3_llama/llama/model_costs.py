@@ -43,7 +43,8 @@ def measure(llm: Any) -> None:
     measure_threads(llm)
     key = cost_key(llm, llm._eagle_path)
     most = min(llm.n_batch, MOST_BATCH)
-    llm.engine.plan(costs.cached(llm.engine, key, room(llm), most, functools.partial(memory_of, llm)))
+    found = costs.cached(llm.engine, key, room(llm), most, functools.partial(memory_of, llm))
+    llm.engine.planner.set_costs(found)
     llm.engine.release_threads()
 
 
@@ -67,9 +68,9 @@ def read(llm: Any) -> None:
         llm.engine.release_threads()
     found = costs.known(cost_key(llm, llm._eagle_path), room(llm))
     if found is not None:
-        llm.engine.plan(found)
+        llm.engine.planner.set_costs(found)
     else:
-        llm.engine.on_match = functools.partial(measure_in_use, llm)
+        llm.engine.planner.on_match = functools.partial(measure_in_use, llm)
 
 
 def measure_in_use(llm: Any, slot: int) -> None:
@@ -83,7 +84,7 @@ def measure_in_use(llm: Any, slot: int) -> None:
     except EagleError:
         return
     if found is not None:
-        engine.plan(costs.remember(cost_key(llm, llm._eagle_path), size, found))
+        engine.planner.set_costs(costs.remember(cost_key(llm, llm._eagle_path), size, found))
 
 
 def memory_of(llm: Any) -> token_costs.Memory | None:

@@ -45,7 +45,7 @@ def main(
     )
     with Batcher(settings) as batcher:
         seen_by = _Rounds(batcher.engine)
-        costs = batcher.engine.costs
+        costs = batcher.engine.planner.costs
         for c in counts:
             groups = [texts[i :: len(texts) // c][:c] for i in range(len(texts) // c)]
             seen: dict[bool, list[_RoundSeen]] = {True: [], False: []}

@@ -164,14 +164,14 @@ def test_costs_are_measured_when_the_text_repeats_itself(files, monkeypatch, tmp
 
     monkeypatch.setattr(costs_module, "measure_in_use", measured)
     with load(files) as llm:
-        assert llm.engine.costs is None
+        assert llm.engine.planner.costs is None
         list(itertools.islice(llm.generate([40, 41, 42], temp=0.0), 2))
         assert not calls
         tokens_of(llm, temp=0.0)
         tokens_of(llm, temp=0.0)
         assert len(calls) == 1 and calls[0] >= len(PROMPT) - 1
     with load(files) as llm:  # a later load knows them at once
-        assert llm.engine.costs is not None
+        assert llm.engine.planner.costs is not None
     (path,) = tmp_path.iterdir()
     assert len(json.loads(path.read_text())) == 1
 
@@ -179,7 +179,7 @@ def test_costs_are_measured_when_the_text_repeats_itself(files, monkeypatch, tmp
 def test_costs_that_are_known_are_not_measured_again(files):
     with load(files) as llm:
         llm._measure()
-        assert llm.engine.costs is not None and llm.engine.on_match is None
+        assert llm.engine.planner.costs is not None and llm.engine.planner.on_match is None
 
 
 def test_measuring_in_an_answer_leaves_no_trace(files, plain, monkeypatch):
@@ -189,7 +189,7 @@ def test_measuring_in_an_answer_leaves_no_trace(files, plain, monkeypatch):
     for sampling in SAMPLINGS:
         with load(files) as llm:
             assert tokens_of(llm, **SAMPLINGS[sampling]) == plain[sampling]
-            assert isinstance(llm.engine.costs, Costs)
+            assert isinstance(llm.engine.planner.costs, Costs)
 
 
 def test_no_room_to_measure_in(files, plain, monkeypatch):
@@ -199,7 +199,7 @@ def test_no_room_to_measure_in(files, plain, monkeypatch):
     with load(files, text=False, n_ctx=256) as a, load(files, n_ctx=256) as b:
         prompt = (PROMPT * 20)[:250]
         texts = [list(itertools.islice(m.generate(prompt, temp=0.0), 5)) for m in (a, b)]
-        assert texts[0] == texts[1] and b.engine.costs is None
+        assert texts[0] == texts[1] and b.engine.planner.costs is None
 
 
 # -- many slots ---------------------------------------------------------------------------------------------

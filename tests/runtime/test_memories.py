@@ -155,9 +155,9 @@ def test_a_text_that_cannot_go_back_is_gone(made, architecture):
     answer = take(llm, 20, prompt)
 
     def fails():
-        llm.engine.decode(7, [])
+        llm.engine.steps.decode(7, [])
         with pytest.raises(EagleError, match="cannot drop part of a sequence"):
-            llm.engine.commit(0)
+            llm.engine.steps.commit(0)
 
     for again in (
         lambda: take(llm, 20, prompt),

@@ -52,7 +52,7 @@ def answer(llm, n):
 def test_dear_drafts_are_given_up(files, eagle):
     """Rows so dear that no clock's correction makes one pay: nothing is drafted, and the text is plain's."""
     plain = Llama(files[0], **COMMON)
-    eagle.engine.plan(made_up(row=5e4, head=0.1))
+    eagle.engine.planner.set_costs(made_up(row=5e4, head=0.1))
     assert answer(eagle, 400) == answer(plain, 400)
     assert eagle.stats.drafted == 0
     plain.close()
@@ -76,7 +76,7 @@ def test_a_head_that_rested_has_caught_up(files, eagle):
     assert written(other, 150, lambda i: 1 if i < 149 else 0) == text
     assert eagle.stats.drafted < 4 and other.stats.drafted > 60
     (ids, probs), (ids_fed, probs_fed) = (
-        llm.engine.draft(text[-1], EagleParams(n_max=5)) for llm in (eagle, other)
+        llm.engine.steps.draft(text[-1], EagleParams(n_max=5)) for llm in (eagle, other)
     )
     assert ids == ids_fed and probs == pytest.approx(probs_fed, rel=1e-5)
     other.close()
@@ -358,7 +358,7 @@ def test_a_clock_too_coarse_for_the_head(monkeypatch):
 def test_costs_in_little_room(files, tmp_path, monkeypatch, n_ctx, n_batch):
     monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
     llm = EagleLlama(files[0], eagle_path=files[1], n_ctx=n_ctx, n_batch=n_batch, verbose=False)
-    assert llm.engine.costs.layers[1] > 0 and len(answer(llm, 9)) == 9
+    assert llm.engine.planner.costs.layers[1] > 0 and len(answer(llm, 9)) == 9
     llm.close()
 
 
@@ -367,7 +367,7 @@ def test_senseless_costs_are_refused(eagle, name, value):
     good = made_up(0.1, 0.1)
     bad = dataclasses.replace(good, **{name: [0.0, *[value] * MAX_ROWS]})
     with pytest.raises(EagleError, match="of 1 rows is"):
-        eagle.engine.plan(bad)
+        eagle.engine.planner.set_costs(bad)
     eagle.eagle_params = EagleParams(n_max=2)
 
 

@@ -16,9 +16,7 @@ from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind
 from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.bench.modes import parse_modes
 from eagle3_llama.cli import conversation, main
-from eagle3_llama.common.limits import MAX_DRAFT
 from eagle3_llama.runtime.engine import Ask
-from eagle3_llama.runtime.library import checked
 from eagle3_llama.runtime.params import USES, Kind, StaticTree, Tree, Use
 
 COMMON = {"n_ctx": 128, "n_batch": 64, "n_threads": 1, "flash_attn": True, "verbose": False}
@@ -56,7 +54,7 @@ def eagle(files):
 def asked(engine, params):
     """The native ask that params become."""
     a = engine.ffi.new("struct eagle3_ask *")
-    alive = engine._fill(a[0], Ask(0, 5, params), 1)
+    alive = engine.drafting.fill(a[0], Ask(0, 5, params), 1)
     names = [name for name, _ in engine.ffi.typeof(a[0]).fields]
     shape = [list(getattr(a, name)[0 : a.n]) for name in ("parents", "ranks") if getattr(a, name)]
     del alive
@@ -67,12 +65,8 @@ def drafted(engine, **params):
     """(tokens, parents, probabilities given the parent) of what the head drafts behind the prompt."""
     engine.rewind(0)
     engine.prefill(PROMPT)
-    engine.draft(5, EagleParams(**params))
-    parents, probs = engine.ffi.new(f"int32_t[{MAX_DRAFT}]"), engine.ffi.new(f"float[{MAX_DRAFT}]")
-    n = checked(
-        engine.lib.eagle3_round_drafted(engine._session, 0, engine._drafts, parents, probs, engine.ffi.NULL)
-    )
-    return list(engine._drafts[0:n]), list(parents[0:n]), list(probs[0:n])
+    tokens, probs = engine.steps.draft(5, EagleParams(**params))
+    return tokens, engine.drafting.drafted().parents, probs
 
 
 def test_the_table_has_every_setting_and_kind():

@@ -35,7 +35,7 @@ def files(tmp_path_factory):
 @pytest.fixture
 def llm(files):
     llm = EagleLlama(files[0], eagle=files[1], n_ctx=512, n_threads=1, flash_attn=True, verbose=False)
-    llm.engine.plan(CHEAP)
+    llm.engine.planner.set_costs(CHEAP)
     yield llm
     llm.close()
 
@@ -127,7 +127,7 @@ def test_a_generation_says_it_of_each_token(llm):
 
 def test_a_batcher_says_it_of_each_token(files):
     with Batcher(BatchSettings(files[0], files[1], n_parallel=2, n_ctx=512, n_threads=1)) as batcher:
-        batcher.engine.plan(CHEAP)
+        batcher.engine.planner.set_costs(CHEAP)
         with batcher.request() as llm:
             n = sum(1 for _ in itertools.islice(llm.generate(PROMPT, temp=0.0), N))
             positions, sources = llm.take_report()
@@ -146,7 +146,7 @@ def test_a_batcher_says_it_of_each_token(files):
 def test_a_server_says_it_of_each_token(files):
     given = settings(model=files[0], eagle=files[1], n_ctx=512, n_parallel=2, threads=1)
     with running(given) as server:
-        server.batcher.engine.plan(CHEAP)
+        server.batcher.engine.planner.set_costs(CHEAP)
         body = {"prompt": PROMPT, "max_tokens": N, "temperature": 0, "speculative": {"report": True}}
         whole = server.client.post("/v1/completions", json=body).json()
         with server.client.stream("POST", "/v1/completions", json=body | {"stream": True}) as r:

@@ -113,14 +113,14 @@ def test_logits_after_random_trees(files, plain, eagle):
         while len(text) < 300 and n_rounds < 1000:
             token, right = answer[len(text) - 3], answer[len(text) - 2 :]
             tokens, parents, on_path = random_tree(rng, right[:8], rng.choice([3, 12, 60]))
-            engine.decode(token, tokens, parents)
-            sampled = engine.verify(address(sampler.sampler))
+            engine.steps.decode(token, tokens, parents)
+            sampled = engine.steps.verify(address(sampler.sampler))
             assert len(sampled) == on_path + 1
-            engine.commit(len(sampled))
+            engine.steps.commit(len(sampled))
             text += [token, *sampled[:-1]]
-            engine.decode(sampled[-1], [])
+            engine.steps.decode(sampled[-1], [])
             ours = eagle._text.logits(0).copy()
-            engine.commit(0)
+            engine.steps.commit(0)
             plain.reset()
             plain.eval([*text, sampled[-1]])
             assert ours.tobytes() == _last(plain).tobytes()
@@ -167,7 +167,7 @@ def test_width_one_is_a_chain(eagle):
         eagle.engine.rewind(0)
         eagle.eagle_params = EagleParams(1)
         eagle.eval([*PROMPT, *text[:-1]])
-        drafted, _ = eagle.engine.draft(text[-1], params)
+        drafted, _ = eagle.engine.steps.draft(text[-1], params)
         assert len(drafted) == 6
         of.append(drafted)
     assert of[0] == of[1] == of[2]
@@ -179,9 +179,9 @@ def test_logits_on_demand_are_the_same(eagle):
     tokens = [(100 + 37 * i) % N_VOCAB for i in range(8)]  # what measure_target decodes
     engine.rewind(0)
     engine.prefill(PROMPT)
-    engine.decode(tokens[0], tokens[1:])  # no draft of the head's: computed whole
+    engine.steps.decode(tokens[0], tokens[1:])  # no draft of the head's: computed whole
     whole = [eagle._text.logits(i).copy() for i in range(8)]
-    engine.commit(0)
+    engine.steps.commit(0)
     for n in (1, 3, 8):
         engine.measure_target(8)
         engine.measure_output(n)
