@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import EagleError, ErrorKind
 from ..llama.eagle_llama import EagleLlama
@@ -30,6 +30,7 @@ from .scheduler import BatchSlot, Scheduler
 
 __all__ = ["BatchSettings", "Batcher", "RequestCancelled", "RequestLlama"]
 
+T = TypeVar("T")
 log = logging.getLogger("eagle3_llama.batching")
 
 DEADLINE_STEP = 0.05  # seconds between looks at the clock while requests wait
@@ -122,9 +123,9 @@ class Batcher:
                 job.cancelled = job.cancelled or reason
                 self._wake.notify()
 
-    def _on_thread(self, call: Callable[[], Any]) -> Any:
+    def _on_thread(self, call: Callable[[], T]) -> T:
         """Runs call between two rounds, in the batcher's thread."""
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
         with self._wake:
             self._check_open()
             self._calls.append((call, future))
@@ -181,7 +182,9 @@ class Batcher:
 
         Raises EagleError BAD_ARGUMENT if the slot is busy or does not exist.
         """
-        contents = self._on_thread(lambda: slot_file.take(self, self._free_slot(slot), client))
+        contents = self._on_thread(
+            lambda: slot_file.take(self, slot_file.free_slot(self._slots, slot), client)
+        )
         return slot_file.pack(self._identity, contents)  # meanwhile other requests continue
 
     def load_slot(self, slot: int, data: bytes, client: str = "") -> int:
@@ -190,14 +193,9 @@ class Batcher:
         Raises EagleError BAD_VALUE for damaged bytes or those of another model. The slot is empty then.
         """
         contents = slot_file.unpack(self._identity, self.n_ctx, data)
-        return self._on_thread(lambda: slot_file.put(self, self._free_slot(slot), contents, client))
-
-    def _free_slot(self, i: int) -> BatchSlot:
-        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < self.n_parallel:
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"there is no slot {i}, only 0..{self.n_parallel - 1}")
-        if self._slots[i].job is not None:
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"slot {i} is busy")
-        return self._slots[i]
+        return self._on_thread(
+            lambda: slot_file.put(self, slot_file.free_slot(self._slots, slot), contents, client)
+        )
 
     # -- the batcher's thread -----------------------------------------------------------------------------
 

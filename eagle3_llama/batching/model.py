@@ -108,7 +108,7 @@ class BatchModel(EagleLlama):
             self.close()
             raise
 
-    @EagleLlama.context_params.setter  # type: ignore[attr-defined]  # mypy does not know the base's property
+    @EagleLlama.context_params.setter  # type: ignore[attr-defined, untyped-decorator]  # mypy does not know it
     def context_params(self, params: Any) -> None:
         params.n_seq_max = self._n_slots  # Llama has no argument for it
         self._context_params = params

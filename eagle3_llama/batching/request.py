@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from .logprobs import Logprobs, TopRow
 from .samplers import with_bias
 from .tokens import BatchTokens
 
+if TYPE_CHECKING:
+    from .batcher import Batcher
+
 # What a request does not take over from the batcher's model: what belongs to its context and its calls.
 OWN = frozenset("_batcher _engine _stack _owner _text _used _params _processors _sampler".split())
 
@@ -38,7 +41,12 @@ class RequestLlama(GeneratingLlama):
     """
 
     def __init__(
-        self, batcher: Any, params: EagleParams | None, deadline: float | None, request_id: str, client: str
+        self,
+        batcher: Batcher,
+        params: EagleParams | None,
+        deadline: float | None,
+        request_id: str,
+        client: str,
     ) -> None:
         self._batcher, self._deadline, self._request_id = batcher, deadline, request_id
         self._client = client

@@ -14,7 +14,8 @@ import dataclasses
 import hashlib
 import json
 import struct
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,11 +24,15 @@ from ..errors import EagleError, ErrorKind
 from ..runtime.binding import llama_cpp
 from ..runtime.text_memory import END
 
+if TYPE_CHECKING:
+    from .batcher import Batcher
+    from .scheduler import BatchSlot
+
 MAGIC = b"eagle3slot1\n"
 MAX_HEADER = 1 << 26  # bytes; a token takes at most 8 of them
 
 
-def identity(batcher: Any) -> dict[str, Any]:
+def identity(batcher: Batcher) -> dict[str, Any]:
     """Identifies what a state belongs to: sizes and shapes of target and head, and layout of the cache."""
     base, s = batcher.base, batcher.settings
     head = batcher.engine.head.info() if batcher.engine.has_head else None
@@ -44,6 +49,15 @@ def identity(batcher: Any) -> dict[str, Any]:
     }
 
 
+def free_slot(slots: Sequence[BatchSlot], i: int) -> BatchSlot:
+    """The i-th slot. Raises EagleError BAD_ARGUMENT if there is none, or a request has it."""
+    if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < len(slots):
+        raise EagleError(ErrorKind.BAD_ARGUMENT, f"there is no slot {i}, only 0..{len(slots) - 1}")
+    if slots[i].job is not None:
+        raise EagleError(ErrorKind.BAD_ARGUMENT, f"slot {i} is busy")
+    return slots[i]
+
+
 @dataclasses.dataclass
 class Contents:
     """Contents of a slot's file. target: the state of its KV cache in llama.cpp's format."""
@@ -54,7 +68,7 @@ class Contents:
     texts: bytes = b""
 
 
-def take(batcher: Any, slot: Any, client: str) -> Contents:
+def take(batcher: Batcher, slot: BatchSlot, client: str) -> Contents:
     """Copies the slot's contents. It does nothing else, because it runs in the batcher's thread."""
     ctx = batcher.base._ctx.ctx
     size = llama_cpp.llama_state_seq_get_size(ctx, slot.id) if slot.tokens else 0
@@ -83,7 +97,7 @@ def pack(of: dict[str, Any], contents: Contents) -> bytes:
     return b"".join([*parts, check.digest()])
 
 
-def put(batcher: Any, slot: Any, contents: Contents, client: str) -> int:
+def put(batcher: Batcher, slot: BatchSlot, contents: Contents, client: str) -> int:
     """Fills the slot and returns its number of tokens. Runs in the batcher's thread.
 
     Raises EagleError BAD_VALUE, and empties the slot, if the contents do not fit.
@@ -112,7 +126,7 @@ def put(batcher: Any, slot: Any, contents: Contents, client: str) -> int:
     return len(tokens)
 
 
-def _clear(batcher: Any, slot: Any) -> None:
+def _clear(batcher: Batcher, slot: BatchSlot) -> None:
     llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(batcher.base._ctx.ctx), slot.id, -1, -1)
     batcher.engine.state_reset(0, slot.id)
     slot.tokens = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import EagleError, ErrorKind
 from ..llama.text import Text
@@ -12,6 +12,9 @@ from ..llama.usage import TokenUsage
 from ..runtime.stats import EagleStats
 from .job import BatchPiece, Job
 from .logprobs import TopRow
+
+if TYPE_CHECKING:
+    from .batcher import Batcher
 
 AHEAD = 64  # tokens
 ROWS_AHEAD = 8  # tokens, if a row of logits comes with each
@@ -25,7 +28,7 @@ class BatchTokens:
 
     def __init__(
         self,
-        batcher: Any,
+        batcher: Batcher,
         job: Job,
         text: Text,
         used: TokenUsage,

@@ -248,7 +248,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
     def reset(self) -> None:
         """Forgets the text."""
         with self._owner.call("reset()"):
-            super().reset()
+            super().reset()  # type: ignore[no-untyped-call]  # llama-cpp-python's
             if self._engine is not None:
                 self._context.settle()  # an image's rows may follow, and begin at 0
 

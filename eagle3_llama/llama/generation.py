@@ -53,7 +53,7 @@ class GenerateCall:
 def text_property(name: str) -> Any:
     """An attribute that Llama has, and its text owns."""
 
-    def set_it(llm: Any, value: Any) -> None:
+    def set_it(llm: GeneratingLlama, value: Any) -> None:
         setattr(llm._text, name, value)
 
     return property(lambda llm: getattr(llm._text, name), set_it)
@@ -210,8 +210,8 @@ class GeneratingLlama(FlashLlama):
     def _answer(self, begin: list[int]) -> bytes:
         """The text of the last generation after the tokens `begin`, without the token that ended it."""
         prompt, tokens = self._answered
-        is_end = lambda token: llama_cpp.llama_vocab_is_eog(self._model.vocab, token)
-        tokens = tokens[:-1] if tokens and is_end(tokens[-1]) else tokens
+        if tokens and llama_cpp.llama_vocab_is_eog(self._model.vocab, tokens[-1]):
+            tokens = tokens[:-1]
         return self.detokenize(begin + tokens, prev_tokens=prompt) if tokens else b""
 
     def _forget_rows(self) -> None:

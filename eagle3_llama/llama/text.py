@@ -71,8 +71,9 @@ class Text:
         if logits is None:
             return None
         if self.logits_all:
-            self.scores[position] = logits(i)
-            return self.scores[position]
+            kept: np.ndarray = self.scores[position]
+            kept[:] = logits(i)
+            return kept
         return self.rows.put(position, logits(i)) if self.rows is not None else None
 
     def kept(self) -> np.ndarray:

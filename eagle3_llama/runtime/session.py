@@ -63,7 +63,7 @@ class Session:
 
     @property
     def has_head(self) -> bool:
-        return self.head_handle != self.ffi.NULL
+        return bool(self.head_handle != self.ffi.NULL)
 
     def close(self) -> None:
         """Frees session and head; may be called twice."""

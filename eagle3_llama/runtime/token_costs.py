@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from .session import Session
 
 # What a token in the KV cache adds to a decode of one row and of eight: so many times what reading it takes.
 # Attention is arithmetic, too. Measured with SmolLM2: 1.3 and 5.
@@ -28,7 +31,7 @@ class Memory(NamedTuple):
         return one * self.slot_bytes(slot) / n_past / self.row_bytes
 
 
-def token_costs(engine: Any, near_at: int, far_at: int, slot: int, read: float) -> dict[int, float]:
+def token_costs(engine: Session, near_at: int, far_at: int, slot: int, read: float) -> dict[int, float]:
     """Seconds that each token in the KV cache adds to a decode of one row and of eight rows.
 
     It decodes after the slot's far_at tokens and then after its first near_at, which stay in the KV cache. Of

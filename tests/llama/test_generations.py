@@ -437,10 +437,10 @@ def test_position_set_under_way(eagle, alone):
 
 def test_costs_measured_after_a_text(files, alone, monkeypatch):
     """Measuring fills the context with rows of its own; the text before is not taken for what is there."""
-    from eagle3_llama.runtime import costs
+    from eagle3_llama.runtime import cost_files, costs
 
     monkeypatch.setattr(
-        costs,
+        cost_files,
         "cached",
         lambda engine, key, *sizes: costs.measure(engine, *sizes[:2], budget=0.1, memory=sizes[2]()),
     )

@@ -11,6 +11,7 @@ from text_tools import CHEAP, PROMPT, SAMPLINGS, N, load, tokens_of
 
 from eagle3_llama import EagleError, EagleParams
 from eagle3_llama.batching import Batcher, BatchSettings
+from eagle3_llama.runtime import cost_files
 from eagle3_llama.runtime import costs as costs_module
 from eagle3_llama.runtime.costs import Costs
 
@@ -184,8 +185,8 @@ def test_costs_that_are_known_are_not_measured_again(files):
 
 def test_measuring_in_an_answer_leaves_no_trace(files, plain, monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(costs_module, "known", lambda *_: None)
-    monkeypatch.setattr(costs_module, "remember", lambda key, n_ctx, costs: costs)
+    monkeypatch.setattr(cost_files, "known", lambda *_: None)
+    monkeypatch.setattr(cost_files, "remember", lambda key, n_ctx, costs: costs)
     for sampling in SAMPLINGS:
         with load(files) as llm:
             assert tokens_of(llm, **SAMPLINGS[sampling]) == plain[sampling]
@@ -195,7 +196,7 @@ def test_measuring_in_an_answer_leaves_no_trace(files, plain, monkeypatch):
 def test_no_room_to_measure_in(files, plain, monkeypatch):
     """The KV cache ends behind the text: nothing is drafted, and nothing fails."""
     monkeypatch.undo()
-    monkeypatch.setattr(costs_module, "known", lambda *_: None)
+    monkeypatch.setattr(cost_files, "known", lambda *_: None)
     with load(files, text=False, n_ctx=256) as a, load(files, n_ctx=256) as b:
         prompt = (PROMPT * 20)[:250]
         texts = [list(itertools.islice(m.generate(prompt, temp=0.0), 5)) for m in (a, b)]

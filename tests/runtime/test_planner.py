@@ -11,12 +11,15 @@ from test_memories import made  # noqa: F401 - a fixture
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind
+from eagle3_llama.common.limits import MAX_ROWS
 from eagle3_llama.llama.model_costs import cost_key
+from eagle3_llama.runtime import cost_files
 from eagle3_llama.runtime import costs as _costs
 from eagle3_llama.runtime import library as _library
 from eagle3_llama.runtime.binding import address
 from eagle3_llama.runtime.cost_curves import rising
-from eagle3_llama.runtime.costs import LOADS, MAX_ROWS, Costs, cached, measure, merged
+from eagle3_llama.runtime.cost_files import LOADS, cached, merged
+from eagle3_llama.runtime.costs import Costs, measure
 from eagle3_llama.runtime.engine import Ask
 from eagle3_llama.runtime.token_costs import Memory
 
@@ -87,7 +90,7 @@ def newest(costs):
 
 
 def test_costs_are_measured_and_kept(eagle, tmp_path, monkeypatch):
-    monkeypatch.setattr(_costs, "FAR_OFF", math.inf)  # however disturbed the loads before were
+    monkeypatch.setattr(cost_files, "FAR_OFF", math.inf)  # however disturbed the loads before were
     costs = measure(eagle.engine, 512, 64, budget=0.1)
     assert len(costs.layers) == len(costs.output) == len(costs.head) == MAX_ROWS + 1
     assert costs.layers[1] > 0 and costs.head[8] > 0 and eagle.engine.n_past() == 0
