@@ -303,7 +303,8 @@ class Batcher:
                 self._end(job, e)
                 continue
             self._n_jobs += 1
-            slot.job, slot.used = job, self._n_jobs
+            slot.job = job
+            slot.used = self._n_jobs
             job.prompt_at = job.reused = n
             job.times.started = time.monotonic()
             self._scheduler.count["reused_tokens"] += n

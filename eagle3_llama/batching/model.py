@@ -85,7 +85,8 @@ class BatchModel(EagleLlama):
     """A model with a context of several sequences, each with its own cache. It does not generate."""
 
     def __init__(self, s: BatchSettings) -> None:
-        self._n_slots, self.tokenizing = s.n_parallel, threading.BoundedSemaphore(TOKENIZERS)
+        self._n_slots = s.n_parallel
+        self.tokenizing = threading.BoundedSemaphore(TOKENIZERS)
         n = s.n_threads or cores()
         super().__init__(
             s.model,

@@ -48,17 +48,22 @@ class RequestLlama(GeneratingLlama):
         request_id: str,
         client: str,
     ) -> None:
-        self._batcher, self._deadline, self._request_id = batcher, deadline, request_id
+        self._batcher = batcher
+        self._deadline = deadline
+        self._request_id = request_id
         self._client = client
         self._owner = Ownership(batcher.base.calls)
         self._params = params if params is not None else EagleParams(text=batcher.settings.text)
-        self._n_ctx, self._sampler, self._bytes_of = batcher.n_ctx, None, batcher.base._bytes_of
+        self._n_ctx = batcher.n_ctx
+        self._sampler = None
+        self._bytes_of = batcher.base._bytes_of
         self._text = Text(np.zeros(batcher.n_ctx, np.intc), batcher.base.scores)
         self._seed = secrets.randbits(31)  # requests that name no seed differ
         self._job: Job | None = None  # of the last generation
         self._options = CompletionOptions()  # of a completion whose generation begins with its next step
         self._writer: Logprobs | None = None  # of the running generation
-        self._stats, self._used = EagleStats(), TokenUsage()
+        self._stats = EagleStats()
+        self._used = TokenUsage()
         self._positions: list[int] = []
         self._sources: list[str] = []
         self._cancelled: str | None = None
@@ -143,18 +148,21 @@ class RequestLlama(GeneratingLlama):
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Llama's, except for logprobs and logit_bias, for which it is slow: it loops over each row."""
         prompt, logprobs, bias = (kwargs.pop(name, None) for name in ("prompt", "logprobs", "logit_bias"))
-        echo, stream = bool(kwargs.get("echo")), bool(kwargs.get("stream"))
+        echo = bool(kwargs.get("echo"))
+        stream = bool(kwargs.get("stream"))
         writer = None
         if logprobs is not None and echo and kwargs.get("suffix") is not None:
             raise echoed_logprobs()
         if logprobs is not None:
             writer = Logprobs(self.detokenize, self.token_bos(), 0 if echo else len(prompt))
         options = CompletionOptions(bias or {}, logprobs, writer is not None and echo, writer)
-        self._options, begun = options, not (echo and stream)
+        self._options = options
+        begun = not (echo and stream)
         try:
             for item in super()._create_completion(*args, prompt=prompt, **kwargs):
                 if not begun:
-                    begun, held = True, self.take_report()  # what is counted belongs to the item
+                    begun = True
+                    held = self.take_report()  # what is counted belongs to the item
                     yield _echo(item, prompt, options)
                     self._positions[:0], self._sources[:0] = held
                 if writer is not None:
@@ -188,7 +196,8 @@ class RequestLlama(GeneratingLlama):
         )
 
     def _make_job(self, call: GenerateCall, options: CompletionOptions) -> Job:
-        prompt, a = call.prompt, call.arguments
+        prompt = call.prompt
+        a = call.arguments
         if not prompt or len(prompt) >= self._n_ctx:
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT, f"the prompt has {len(prompt)} tokens, expected 1..{self._n_ctx - 1}"

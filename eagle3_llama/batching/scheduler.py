@@ -47,9 +47,12 @@ class Scheduler:
     def __init__(
         self, base: BatchModel, engine: Engine, free: Callable[[BatchSlot, BaseException | None], None]
     ) -> None:
-        self._base, self._engine, self._free = base, engine, free
+        self._base = base
+        self._engine = engine
+        self._free = free
         self._n_batch, self._n_ubatch = base.batch_sizes()
-        self._step, self._shared_draft = base.prompt_step(), base.settings.shared_draft
+        self._step = base.prompt_step()
+        self._shared_draft = base.settings.shared_draft
         self._prompt_rate = 0.0  # tokens/s
         self._turn = 0
         self.count = dict.fromkeys(("prompt_tokens", "reused_tokens", "failures", "rows", "drafts"), 0)
@@ -86,7 +89,8 @@ class Scheduler:
         """
         self._turn += 1
         first = self._turn % len(busy)
-        end, room = time.monotonic() + STALL, min(self._least_chunk(), self._n_batch)
+        end = time.monotonic() + STALL
+        room = min(self._least_chunk(), self._n_batch)
         for i, (slot, job) in enumerate(busy[first:] + busy[:first]):
             n = self._chunk_size(job)
             if i == 0 or (n <= room and time.monotonic() < end):
@@ -129,7 +133,8 @@ class Scheduler:
 
     def _chunk_size(self, job: Job) -> int:
         """Tokens of the next chunk of a prompt."""
-        done, n = job.prompt_at - job.reused, len(job.prompt) - job.reused
+        done = job.prompt_at - job.reused
+        n = len(job.prompt) - job.reused
         return next_chunk(done, n, self._n_batch, self._n_ubatch, self._least_chunk(), self._step)
 
     def _least_chunk(self) -> int:
@@ -215,7 +220,8 @@ class Scheduler:
 
     def _deliver(self, slot: BatchSlot, job: Job, piece: BatchPiece) -> None:
         """Hands over the tokens of a round that the request wants. Frees the slot at the end of the text."""
-        is_end, tokens = self._base.is_end, piece.round.tokens
+        is_end = self._base.is_end
+        tokens = piece.round.tokens
         end = next((i + 1 for i, t in enumerate(tokens) if is_end(t)), len(tokens))
         n = min(end, job.room - job.n_tokens)
         full = n < len(tokens) or job.n_tokens + n >= job.room

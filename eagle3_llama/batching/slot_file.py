@@ -34,7 +34,8 @@ MAX_HEADER = 1 << 26  # bytes; a token takes at most 8 of them
 
 def identity(batcher: Batcher) -> dict[str, Any]:
     """Identifies what a state belongs to: sizes and shapes of target and head, and layout of the cache."""
-    base, s = batcher.base, batcher.settings
+    base = batcher.base
+    s = batcher.settings
     head = batcher.engine.head.info() if batcher.engine.has_head else None
     return {
         "model": batcher.model_name,
@@ -103,7 +104,9 @@ def put(batcher: Batcher, slot: BatchSlot, contents: Contents, client: str) -> i
     Raises EagleError BAD_VALUE, and empties the slot, if the contents do not fit.
     """
     _clear(batcher, slot)
-    ctx, tokens, target = batcher.base._ctx.ctx, contents.tokens, contents.target
+    ctx = batcher.base._ctx.ctx
+    tokens = contents.tokens
+    target = contents.target
     try:
         if tokens:
             memory = llama_cpp.llama_get_memory(ctx)
@@ -152,7 +155,8 @@ def unpack(expected: dict[str, Any], n_ctx: int, data: bytes) -> Contents:
         raise bad("damaged")
     try:
         header = json.loads(data[at : at + n])
-        of, tokens = header["of"], header["tokens"]
+        of = header["of"]
+        tokens = header["tokens"]
         sizes = header["target"], header["head"], header.get("texts", 0)  # older files have none
     except (ValueError, KeyError, TypeError, RecursionError):
         raise bad("damaged") from None
@@ -165,7 +169,8 @@ def unpack(expected: dict[str, Any], n_ctx: int, data: bytes) -> Contents:
         raise bad(f"it has {len(tokens)} tokens, a slot here {n_ctx}")
     if not all(type(x) is int and x >= 0 for x in sizes) or at + n + sum(sizes) + 32 != len(data):
         raise bad("damaged")
-    head_at, texts_at = at + n + sizes[0], at + n + sizes[0] + sizes[1]
+    head_at = at + n + sizes[0]
+    texts_at = at + n + sizes[0] + sizes[1]
     if not _are_texts(data[texts_at:-32], n_vocab):
         raise bad("damaged")
     target = (ctypes.c_uint8 * sizes[0]).from_buffer_copy(view[at + n : head_at])

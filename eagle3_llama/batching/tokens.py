@@ -36,8 +36,13 @@ class BatchTokens:
         before: list[TopRow],
         on_wait: Callable[[], None],
     ) -> None:
-        self._batcher, self._job, self._text = batcher, job, text
-        self._used, self._stats, self._before, self._on_wait = used, stats, before, on_wait
+        self._batcher = batcher
+        self._job = job
+        self._text = text
+        self._used = used
+        self._stats = stats
+        self._before = before
+        self._on_wait = on_wait
         self._n_read = 0  # tokens
         self._interval = batcher.settings.interval
         self._told = 0.0  # time.monotonic() of the last on_wait()
@@ -83,7 +88,8 @@ class BatchTokens:
         (One that would end within a character reads on.) Pieces gather for a while, because a thread that
         wakes up for each of them takes the cores that compute the next one.
         """
-        job, n_read = self._job, self._n_read
+        job = self._job
+        n_read = self._n_read
         most = job.max_tokens if n_read < job.max_tokens else n_read + 1
         ahead = ROWS_AHEAD if job.keep_logits else AHEAD
         if n_read + ahead // 2 >= job.read_ahead_to < most:

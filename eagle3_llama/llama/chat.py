@@ -93,7 +93,8 @@ class Printer:
     """Prints tokens as they come. The bytes of one character may be split over several tokens."""
 
     def __init__(self, console: Console, llm: Llama) -> None:
-        self.console, self.llm = console, llm
+        self.console = console
+        self.llm = llm
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._before: list[int] = []
 
@@ -114,7 +115,9 @@ def stream(
     **sampling: Any,
 ) -> tuple[list[int], float]:
     """Generates and prints until stop(). Returns the tokens, and the seconds from the first to the last."""
-    printer, tokens, start = Printer(console, llm), [], 0.0
+    printer = Printer(console, llm)
+    tokens = []
+    start = 0.0
     with contextlib.closing(generate(llm, prompt, n_predict, **sampling)) as answer:
         for token in answer:
             start = start or time.perf_counter()

@@ -139,7 +139,8 @@ class GeneratingLlama(FlashLlama):
             steps = super().generate(tokens, *args, **kwargs)
         else:
             limit = claim.limit if max_tokens is None else max_tokens
-            steps, claim.adopts = self._steps(claim, limit, tokens, *args, **kwargs), False
+            steps = self._steps(claim, limit, tokens, *args, **kwargs)
+            claim.adopts = False
         try:
             yield from self._owner.run(claim, steps, take=True)
         finally:

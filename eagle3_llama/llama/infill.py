@@ -45,7 +45,8 @@ def infill_prompt(llm: Llama, prompt: str | list[int], suffix: str) -> list[int]
         return llm.tokenize(text.encode(), add_bos=False, special=False) if text else []
 
     before = [pre, *(plain(prompt) if isinstance(prompt, str) else prompt)]
-    mark, marked = plain(_MARK), plain(_MARK + suffix)
+    mark = plain(_MARK)
+    marked = plain(_MARK + suffix)
     joins = marked[: len(mark)] != mark  # then a token has the mark's end and the suffix's beginning
     after = [suf, *(plain(suffix) if joins else marked[len(mark) :])]
     begin = [llm.token_bos()] if llm._model.add_bos_token() and llm.token_bos() >= 0 else []
@@ -65,10 +66,14 @@ class Infill:
     """
 
     def __init__(self, llm: Llama, arguments: dict[str, Any]) -> None:
-        prompt, suffix, echo = arguments["prompt"], arguments["suffix"], arguments.get("echo")
+        prompt = arguments["prompt"]
+        suffix = arguments["suffix"]
+        echo = arguments.get("echo")
         if echo and arguments.get("logprobs") is not None:
             raise echoed_logprobs()
-        self.arguments, self._echoed, self._shift = {**arguments, "suffix": None}, "", 0
+        self.arguments = {**arguments, "suffix": None}
+        self._echoed = ""
+        self._shift = 0
         if not suffix and not can_infill(llm):
             return
         tokens = infill_prompt(llm, prompt, suffix)

@@ -43,18 +43,27 @@ class LocalTokens:
         ends: bool = False,
         verbose: bool = False,
     ) -> None:
-        self._text, self._prompt, self._params = text, prompt, params
-        self._sampler, self._processors = sampler, processors
+        self._text = text
+        self._prompt = prompt
+        self._params = params
+        self._sampler = sampler
+        self._processors = processors
         self._chain = address(sampler.sampler)  # once: it takes a while, for each round
-        self._usage, self._release = usage, release
-        self._reset, self._record, self._ends, self._verbose = reset, record, ends, verbose
+        self._usage = usage
+        self._release = release
+        self._reset = reset
+        self._record = record
+        self._ends = ends
+        self._verbose = verbose
         self._left = limit  # tokens, None if not known
         self._token = -1  # sampled, and not decoded yet
         self._new_at = -1  # where the text begins that is new to the memory of earlier texts
 
     def prompt(self) -> Piece:
         """See TokenSource."""
-        text, tokens, started = self._text, self._prompt, time.perf_counter()
+        text = self._text
+        tokens = self._prompt
+        started = time.perf_counter()
         whole = self._record == "prompt"
         if self._reset:
             tokens = text.reuse_prefix(tokens, whole, self._verbose)
@@ -64,7 +73,8 @@ class LocalTokens:
         if self._record != "none" and not text.logits_all:
             row0 = text.n_tokens if whole else text.n_tokens + len(tokens) - 1
             text.rows = ScoreRows(text.n_vocab, row0, keep_all=self._record != "last")
-        memory, reused = text.memory, text.n_tokens
+        memory = text.memory
+        reused = text.n_tokens
         text.eval(tokens, whole)
         self._new_at = reused if memory is not None and memory.prompts else text.n_tokens
         piece = self._sample()

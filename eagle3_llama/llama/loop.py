@@ -55,7 +55,8 @@ def generate(
     """
     source = begin()
     try:
-        piece, last = source.prompt(), None
+        piece = source.prompt()
+        last = None
         while piece is not None:
             sent: Sent = None
             out = piece.round

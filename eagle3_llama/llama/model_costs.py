@@ -22,7 +22,9 @@ MOST_BATCH = 256  # rows of a batch while measuring
 
 def cost_key(llm: EagleLlama, head: str | None) -> list[object]:
     """Files, those of the libraries too, the machine, where tensors are, threads in use, and the cache."""
-    p, m, lib_dir = llm.context_params, llm.model_params, library.find_lib_dir()
+    p = llm.context_params
+    m = llm.model_params
+    lib_dir = library.find_lib_dir()
     models = [*model_reader.files_of(llm.model_path), head]
     files = [*models, llm.lora_path, *(sorted(lib_dir.iterdir()) if lib_dir else [])]
     about = [(str(f), os.path.getsize(f), os.path.getmtime(f)) for f in files if f]
@@ -78,7 +80,8 @@ def read(llm: EagleLlama) -> None:
 
 def measure_in_use(llm: EagleLlama, slot: int) -> None:
     """Measures after what a slot holds, which stays. If there is no room for that, nothing is drafted."""
-    engine, size = llm.engine, room(llm)
+    engine = llm.engine
+    size = room(llm)
     most = min(llm.n_batch, MOST_BATCH)
     try:
         found = costs.measure_in_use(

@@ -45,7 +45,9 @@ class ScoreRows:
     """
 
     def __init__(self, n_vocab: int, row0: int, keep_all: bool) -> None:
-        self.row0, self.keep_all, self.n = row0, keep_all, 0
+        self.row0 = row0
+        self.keep_all = keep_all
+        self.n = 0
         self._rows = np.empty((64 if keep_all else 1, n_vocab), np.float32)
 
     def add(self, row: np.ndarray) -> np.ndarray:

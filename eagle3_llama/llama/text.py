@@ -43,7 +43,9 @@ class Text:
     def __init__(
         self, input_ids: np.ndarray = _NOTHING, scores: np.ndarray = _NOTHING, logits_all: bool = False
     ) -> None:
-        self.input_ids, self.scores, self.logits_all = input_ids, scores, logits_all
+        self.input_ids = input_ids
+        self.scores = scores
+        self.logits_all = logits_all
         self.n_tokens = self.draft_position = 0
         self.draft_source = SOURCES[0]
         self.rows: ScoreRows | None = None
@@ -98,7 +100,9 @@ class ContextText(Text):
         n_batch: int,
     ) -> None:
         super().__init__(input_ids, scores, logits_all)
-        self.engine, self.ctx, self.n_batch = engine, ctx, n_batch
+        self.engine = engine
+        self.ctx = ctx
+        self.n_batch = n_batch
         model = llama_cpp.llama_get_model(ctx.ctx)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         of_kind = (llama_cpp.llama_model_is_recurrent, llama_cpp.llama_model_is_hybrid)
@@ -142,13 +146,15 @@ class ContextText(Text):
 
     def forget(self) -> None:
         """Empties the text, as Llama.reset() does."""
-        self.n_tokens, self.stale = 0, True
+        self.n_tokens = 0
+        self.stale = True
         if self._cannot_rewind:
             llama_cpp.llama_memory_clear(self.ctx.memory, True)
 
     def clear(self) -> None:
         """Empties text, context and engine, whatever is there."""
-        self.n_tokens, self.stale = 0, True
+        self.n_tokens = 0
+        self.stale = True
         llama_cpp.llama_memory_clear(self.ctx.memory, True)
         self.engine.state_reset(0)
 

@@ -13,7 +13,8 @@ from .params import EagleParams, StaticTree, Tree
 from .planning import Planner
 from .session import Session
 
-PLANNED_NODES, PLANNED_WIDTH = 24, 4  # what the planner may grow with the head; more has never paid
+PLANNED_NODES = 24  # draft tokens that the planner may grow with the head: more have never paid
+PLANNED_WIDTH = 4  # the same, of a level of a tree
 MATCH = 4  # tokens of a match that make it worth to measure what drafts cost
 
 
@@ -68,29 +69,39 @@ class Drafting:
 
     def fill(self, a: Any, ask: Ask, n: int) -> object:
         """The native form of an ask of a round of n. Returns what must live until the call has read it."""
-        lib, p = self.lib, ask.params
-        a.slot, a.token = ask.slot, ask.token
+        lib = self.lib
+        p = ask.params
+        a.slot = ask.slot
+        a.token = ask.token
         if ask.given is not None:
             return self._fill_given(a, ask.given)
         if not self._can_draft(p):
             a.kind = lib.EAGLE3_PLAIN
         elif p.planned:
             text = p.text and self._session.drafts_from_text
-            a.kind, a.text = lib.EAGLE3_PLANNED, int(text)
+            a.kind = lib.EAGLE3_PLANNED
+            a.text = int(text)
             a.n_max = MAX_DRAFT if text else min(PLANNED_NODES * n, MAX_DRAFT)
             a.n_max = a.n_max if ask.most else 0
-            a.width, a.depth = PLANNED_WIDTH if self._session.trees(p) else 1, ask.most
+            a.width = PLANNED_WIDTH if self._session.trees(p) else 1
+            a.depth = ask.most
         elif isinstance(p.tree, Tree):
-            a.kind, a.n_max, a.p_min = lib.EAGLE3_TREE, min(p.tree.nodes, ask.most), p.p_min
-            a.depth, a.width = p.tree.depth, p.tree.width
+            a.kind = lib.EAGLE3_TREE
+            a.n_max = min(p.tree.nodes, ask.most)
+            a.p_min = p.p_min
+            a.depth = p.tree.depth
+            a.width = p.tree.width
         elif isinstance(p.tree, StaticTree):
-            a.kind, a.n = lib.EAGLE3_CHOICES, min(len(p.tree.parents), ask.most)
+            a.kind = lib.EAGLE3_CHOICES
+            a.n = min(len(p.tree.parents), ask.most)
             a.parents, a.ranks = self._shapes.get(p.tree) or self._shapes.setdefault(
                 p.tree, (self._ints(p.tree.parents), self._ints(p.tree.ranks))
             )
         else:
-            a.kind, a.n_max = lib.EAGLE3_CHAIN, min(p.n_max or 0, ask.most)
-            a.n_min, a.p_min = p.n_min, p.p_min
+            a.kind = lib.EAGLE3_CHAIN
+            a.n_max = min(p.n_max or 0, ask.most)
+            a.n_min = p.n_min
+            a.p_min = p.p_min
         return None
 
     def _can_draft(self, p: EagleParams) -> bool:
@@ -111,7 +122,10 @@ class Drafting:
     def _fill_given(self, a: Any, given: Draft) -> object:
         tokens = self._ints(given.tokens)
         parents = self.ffi.NULL if given.parents is None else self._ints(given.parents)
-        a.kind, a.n, a.tokens, a.parents = self.lib.EAGLE3_GIVEN, len(given.tokens), tokens, parents
+        a.kind = self.lib.EAGLE3_GIVEN
+        a.n = len(given.tokens)
+        a.tokens = tokens
+        a.parents = parents
         return tokens, parents
 
     def _ints(self, values: Sequence[int]) -> Any:

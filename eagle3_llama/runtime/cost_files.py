@@ -106,7 +106,8 @@ def merged(loads: Sequence[Costs]) -> Costs:
         each = [np.atleast_1d(getattr(c, name)) / c.one_row for c in fair]
         return [float(x) for x in np.median(each, axis=0) * least]
 
-    first, context = middle("first")[0], fair[0].context
+    first = middle("first")[0]
+    context = fair[0].context
     return Costs(middle("layers"), middle("output"), middle("head"), middle("cell"), first, context)
 
 

@@ -21,8 +21,9 @@ SIZES = (1, 4, 2, 1, 8, 3, 1, 6, 5, 1, 12)
 # The same, once: only long matches of the text make such drafts. Products take up to 16 rows at a time.
 LARGE = (1, 16, 17, 64)
 CONTEXTS = (8, 256)  # tokens in the KV cache before the rows, for the near and the far measurement
-# Filling the far context: tokens per batch, seconds after the start when it ends, least seconds it takes.
-PIECE, FILL, LEAST_FILL = 32, 0.45, 0.1
+PIECE = 32  # tokens per batch while the far context is filled
+FILL = 0.45  # seconds after the start when filling ends
+LEAST_FILL = 0.1  # seconds that filling may take however late it begins
 FAST = 0.01  # seconds: in a model that takes less for one row, the change from one size to another shows
 SLOW = 0.08  # seconds: a model that takes longer for one row is slow, and each size is measured once
 BUDGET = 1.0  # seconds after which no further round begins
@@ -32,7 +33,8 @@ MOST = 1.35  # seconds after which the first round begins no further size
 MOST_SLOW = 2.5  # the same for a slow model
 SETTLING = 3  # decodes of one row after one of another size that take longer
 MOST_LARGE = 1.8  # seconds after which no further large size begins
-SMALLEST, LARGEST = 1e-6, 1e6  # seconds of a decode or a pass that are believed; the clock's step is 1e-6
+SMALLEST = 1e-6  # the least seconds of a decode or a pass that are believed: the clock's step
+LARGEST = 1e6  # the most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +62,11 @@ class Costs:
 def fill_context(engine: Session, n: int, n_batch: int = 32, slot: int = 0, most: float = math.inf) -> int:
     """Fills the slot's KV cache with n tokens, or fewer in `most` seconds. Returns their number."""
     engine.rewind(0, slot)
-    start, at = time.perf_counter(), 0  # any tokens do: all cost the same, and every vocabulary has low ids
+    start = time.perf_counter()
+    at = 0
     while at < n and time.perf_counter() - start < most:
         end = min(at + n_batch, n)
+        # any tokens do: all cost the same, and every vocabulary has low ids
         engine.prefill([1 + i % 60 for i in range(at, end)], slot)
         at = end
     return at
@@ -119,8 +123,10 @@ class Times:
                 for n in sizes
             }
 
-        out, head = curve(rising(figures("output") or {1: 0.0})), rising(figures("head") or {1: 1.0})
-        first, layers = figures("first").get(1, 0.0), figures("layers")
+        out = curve(rising(figures("output") or {1: 0.0}))
+        head = rising(figures("head") or {1: 1.0})
+        first = figures("first").get(1, 0.0)
+        layers = figures("layers")
         layers[1] = one - out[1]  # a decode of one row includes its output
         layers = rising(layers, {1: SIZES.count(1)})
         layers, head = ({n: max(t, SMALLEST) for n, t in part.items()} for part in (layers, head))
@@ -151,20 +157,25 @@ def measure(
 
     memory: with it, what tokens in the KV cache cost is known for slow models too, and less noisy for others.
     """
-    before, elapsed = switches(), _stopwatch()
-    near_at, far_at = min(CONTEXTS[0], n_ctx // 4), min(CONTEXTS[1], n_ctx - 8)
+    before = switches()
+    elapsed = _stopwatch()
+    near_at = min(CONTEXTS[0], n_ctx // 4)
+    far_at = min(CONTEXTS[1], n_ctx - 8)
     sizes = [n for n in SIZES if n <= min(n_ctx - near_at, n_batch)]
     if memory:
         fill_context(engine, 1, n_batch, slot)
     one = min(engine.measure_target(1, slot) for _ in range(2))
     read = memory.token_seconds(one, 1, slot) if memory else 0.0
-    slow, cells, warmed = one > SLOW, {n: read * times for n, times in TOKEN_COSTS.items()}, {1}
+    slow = one > SLOW
+    cells = {n: read * times for n, times in TOKEN_COSTS.items()}
+    warmed = {1}
     near_at = 0 if slow else fill_context(engine, near_at, n_batch, slot)
     if not slow and far_at > near_at and 8 in sizes:
         # this also reads a model file that is not in memory yet
         far_at = fill_context(engine, far_at, min(n_batch, PIECE), slot, max(FILL - elapsed(), LEAST_FILL))
         if far_at > near_at:
-            cells, warmed = token_costs(engine, near_at, far_at, slot, read), {1, 8}
+            cells = token_costs(engine, near_at, far_at, slot, read)
+            warmed = {1, 8}
     end = elapsed() + WARM
     for n in dict.fromkeys(sizes):  # warm-up: the first decode of each size takes some milliseconds longer
         if one > SLOW / 2 or elapsed() > end:
@@ -227,7 +238,8 @@ def measure_in_use(
         times.add(engine, measured, slot, (MOST_SLOW if slow else MOST) - elapsed(), one if slow else None)
     if large and not slow:
         _add_large(times, engine, room, one, slot, MOST_LARGE - elapsed())
-    found, n_past = times.costs(engine.n_past(slot)), engine.n_past(slot)
+    found = times.costs(engine.n_past(slot))
+    n_past = engine.n_past(slot)
     if memory and n_past > 0:
         read = memory.token_seconds(found.one_row, n_past, slot)
         found = dataclasses.replace(found, cell=curve({n: read * t for n, t in TOKEN_COSTS.items()}))
@@ -240,7 +252,8 @@ def _add_large(times: Times, engine: Session, room: int, one: float, slot: int, 
     The first decode of a size takes some milliseconds longer, as its memory is planned and first touched. For
     a fast model that is up to half of its time, and a decode before does not count.
     """
-    start, sizes = time.perf_counter(), [n for n in LARGE if n <= room]
+    start = time.perf_counter()
+    sizes = [n for n in LARGE if n <= room]
     for n in sizes[1:] if one < FAST else []:
         engine.measure_target(n, slot)
     times.add(engine, sizes, slot, most - (time.perf_counter() - start))

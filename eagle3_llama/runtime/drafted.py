@@ -25,9 +25,11 @@ class Draft:
         """The number of levels: levels come in order, so it is the depth of the last token."""
         if self.parents is None:
             return len(self.tokens)
-        depth, node = 0, len(self.tokens) - 1
+        depth = 0
+        node = len(self.tokens) - 1
         while node >= 0:
-            depth, node = depth + 1, self.parents[node]
+            depth += 1
+            node = self.parents[node]
         return depth
 
     def counts(self) -> list[int]:
@@ -37,7 +39,8 @@ class Draft:
     def along(self, accepted: Sequence[int]) -> list[int]:
         """The sources of accepted tokens, from child to child."""
         parents = self.parents if self.parents is not None else range(-1, len(self.tokens) - 1)
-        out, node = [], -1
+        out = []
+        node = -1
         for token in accepted:
             node = next(
                 j for j in range(node + 1, len(self.tokens)) if self.tokens[j] == token and parents[j] == node

@@ -53,7 +53,9 @@ class Engine(Session):
         samplers are addresses of llama_sampler chains. An error of the round itself is raised; the slots are
         then as they were. The caller counts stats.tokens, because it knows which of the tokens are of use.
         """
-        n, stats, now = len(asks), self.stats, time.perf_counter
+        n = len(asks)
+        stats = self.stats
+        now = time.perf_counter
         b = self._buffers.get(n) or self._buffers.setdefault(n, Buffers(self.ffi, n))
         held = [self.n_past(ask.slot) for ask in asks]
         errors: dict[int, EagleError] = {}  # by ask
@@ -62,7 +64,8 @@ class Engine(Session):
         t1 = now()
         self._decode_what_fits(b, n)
         t2 = now()
-        b.keep[0:n], self.in_round = b.zeros, True
+        b.keep[0:n] = b.zeros
+        self.in_round = True
         try:
             drafts = [self.drafting.drafted(i) if b.drafted[i] else Draft() for i in range(n)]
             _show(asks, drafts)

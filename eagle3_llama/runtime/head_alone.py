@@ -70,8 +70,10 @@ class HeadAlone:
         return out[:n].reshape(len(tokens), -1)
 
     def _head_inputs(self, tokens: np.ndarray, features: np.ndarray) -> tuple[Any, Any, int]:
-        info, n = self.info(), len(tokens)
-        tokens, features = np.ascontiguousarray(tokens, np.int32), np.ascontiguousarray(features, np.float32)
+        info = self.info()
+        n = len(tokens)
+        tokens = np.ascontiguousarray(tokens, np.int32)
+        features = np.ascontiguousarray(features, np.float32)
         if n < 1 or features.size != n * len(info["layers"]) * info["n_embd_target"]:
             raise EagleError(ErrorKind.BAD_ARGUMENT, f"features have shape {features.shape} for {n} tokens")
         return (self.ffi.from_buffer("int32_t[]", tokens), self.ffi.from_buffer("float[]", features), n)

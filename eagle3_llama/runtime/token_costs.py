@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 # Attention is arithmetic, too. Measured with SmolLM2: 1.3 and 5.
 TOKEN_COSTS = {1: 1.5, 8: 5.0}
 NOISE = 0.05  # of a decode, what the least times of two sets of decodes differ by
-FAR, FAR_TIMES = 0.1, 3  # a decode for the cost of context is repeated FAR_TIMES, or until FAR seconds passed
+FAR_TIMES = 3  # how often a decode for the cost of context is repeated
+FAR = 0.1  # seconds after which it is not repeated any more
 
 
 class Memory(NamedTuple):
@@ -41,7 +42,8 @@ def token_costs(engine: Session, near_at: int, far_at: int, slot: int, read: flo
     least = []
     for at in (far_at, near_at):
         engine.rewind(at, slot)
-        start, took = time.perf_counter(), {1: math.inf, 8: math.inf}
+        start = time.perf_counter()
+        took = {1: math.inf, 8: math.inf}
         for _ in range(FAR_TIMES):
             took = {n: min(t, engine.measure_target(n, slot)) for n, t in took.items()}
             if time.perf_counter() - start > FAR:
