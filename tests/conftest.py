@@ -123,8 +123,8 @@ def cheap_rows(monkeypatch, tmp_path):
     """Rows cost so little that drafts pay, whatever this machine is like."""
     from text_tools import CHEAP
 
-    from eagle3_llama.runtime import costs
+    from eagle3_llama.runtime import cost_files, costs
 
     monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
-    monkeypatch.setattr(costs, "measure", lambda *_, **__: CHEAP)
+    monkeypatch.setattr(cost_files, "measure", lambda *_, **__: CHEAP)
     monkeypatch.setattr(costs, "measure_in_use", lambda *_, **__: CHEAP)

@@ -16,13 +16,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import EagleError, ErrorKind
 from ..llama.eagle_llama import EagleLlama
 from ..runtime.params import NO_HEAD, EagleParams
 from . import slot_file
-from .job import Job, RequestCancelled, busy_in_round
+from .job import HAS_WORK, Job, JobState, RequestCancelled, busy_in_round
 from .memories import Memories
 from .model import BatchModel, BatchSettings
 from .request import RequestLlama
@@ -30,6 +30,7 @@ from .scheduler import BatchSlot, Scheduler
 
 __all__ = ["BatchSettings", "Batcher", "RequestCancelled", "RequestLlama"]
 
+T = TypeVar("T")
 log = logging.getLogger("eagle3_llama.batching")
 
 DEADLINE_STEP = 0.05  # seconds between looks at the clock while requests wait
@@ -44,7 +45,7 @@ class Batcher:
     def __init__(self, settings: BatchSettings) -> None:
         self.base = BatchModel(settings)
         self.settings = self.base.settings
-        self._engine = self.base.native
+        self.engine = self.base.engine
         self.n_parallel = settings.n_parallel
         self.n_ctx = settings.n_ctx
         self.model_name = self.base.metadata.get("general.name") or Path(self.settings.model).stem
@@ -57,8 +58,8 @@ class Batcher:
         self._wake = threading.Condition()
         self._closing: float | None = None  # time.monotonic() at which the last requests end
         self._n_jobs = 0
-        self._scheduler = Scheduler(self.base, self._engine, self._free)
-        self._memories = Memories(self._engine, int(settings.text_memory), settings.text_memory_prompts)
+        self._scheduler = Scheduler(self.base, self.engine, self._free)
+        self._memories = Memories(self.engine, int(settings.text_memory), settings.text_memory_prompts)
         self._ended: BaseException | None = None  # why requests are no longer served
         self._thread = threading.Thread(target=self._run, name="eagle3-batcher", daemon=True)
         self._thread.start()
@@ -90,7 +91,7 @@ class Batcher:
         self._check_open()
         if params is not None and self.settings.eagle is None:
             params.check_no_head(NO_HEAD)
-        if params is not None and params.fixed_tree and self._engine.has_head and not self._engine.can_tree:
+        if params is not None and params.fixed_tree and self.engine.has_head and not self.engine.can_tree:
             raise EagleError(
                 ErrorKind.UNSUPPORTED, "this context cannot check a tree: serve with flash attention"
             )
@@ -112,19 +113,19 @@ class Batcher:
 
     def _want(self, job: Job, n: int) -> None:
         with self._wake:
-            job.due.clear()
-            job.wanted = n
+            job.ready.clear()
+            job.read_ahead_to = n
             self._wake.notify()
 
     def _cancel(self, job: Job, reason: str) -> None:
         with self._wake:
-            if job.ended_at is None:
+            if job.state is not JobState.ENDED:
                 job.cancelled = job.cancelled or reason
                 self._wake.notify()
 
-    def _on_thread(self, call: Callable[[], Any]) -> Any:
+    def _on_thread(self, call: Callable[[], T]) -> T:
         """Runs call between two rounds, in the batcher's thread."""
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
         with self._wake:
             self._check_open()
             self._calls.append((call, future))
@@ -181,7 +182,9 @@ class Batcher:
 
         Raises EagleError BAD_ARGUMENT if the slot is busy or does not exist.
         """
-        contents = self._on_thread(lambda: slot_file.take(self, self._free_slot(slot), client))
+        contents = self._on_thread(
+            lambda: slot_file.take(self, slot_file.free_slot(self._slots, slot), client)
+        )
         return slot_file.pack(self._identity, contents)  # meanwhile other requests continue
 
     def load_slot(self, slot: int, data: bytes, client: str = "") -> int:
@@ -190,14 +193,9 @@ class Batcher:
         Raises EagleError BAD_VALUE for damaged bytes or those of another model. The slot is empty then.
         """
         contents = slot_file.unpack(self._identity, self.n_ctx, data)
-        return self._on_thread(lambda: slot_file.put(self, self._free_slot(slot), contents, client))
-
-    def _free_slot(self, i: int) -> BatchSlot:
-        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < self.n_parallel:
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"there is no slot {i}, only 0..{self.n_parallel - 1}")
-        if self._slots[i].job is not None:
-            raise EagleError(ErrorKind.BAD_ARGUMENT, f"slot {i} is busy")
-        return self._slots[i]
+        return self._on_thread(
+            lambda: slot_file.put(self, slot_file.free_slot(self._slots, slot), contents, client)
+        )
 
     # -- the batcher's thread -----------------------------------------------------------------------------
 
@@ -214,7 +212,7 @@ class Batcher:
         with self._wake:
             while not self._has_work():
                 if idle := not self._waiting and all(s.job is None for s in self._slots):
-                    self._engine.release_threads()
+                    self.engine.release_threads()
                 self._wake.wait(None if idle else DEADLINE_STEP)
         try:
             self._answer_calls()
@@ -253,9 +251,9 @@ class Batcher:
         return bool(
             self._calls
             or self._closing is not None
-            or any(j.over(now) for j in self._waiting)
+            or any(job.end_reason(now) for job in self._waiting)
             or (self._waiting and any(s.job is None for s in self._slots))
-            or any(s.job is not None and (s.job.over(now) or s.job.wants_more()) for s in self._slots)
+            or any(job.end_reason(now) or job.state in HAS_WORK for s in self._slots if (job := s.job))
         )
 
     def _busy(self) -> bool:
@@ -281,10 +279,10 @@ class Batcher:
         """Ends requests that were cancelled or whose time is up."""
         now = time.monotonic()
         for slot in self._slots:
-            if slot.job is not None and (reason := slot.job.over(now)):
+            if slot.job is not None and (reason := slot.job.end_reason(now)):
                 self._free(slot, RequestCancelled(reason))
         with self._wake:
-            gone = [(job, reason) for job in self._waiting if (reason := job.over(now))]
+            gone = [(job, reason) for job in self._waiting if (reason := job.end_reason(now))]
             for job, _ in gone:
                 self._waiting.remove(job)
         for job, reason in gone:
@@ -305,18 +303,19 @@ class Batcher:
                 self._end(job, e)
                 continue
             self._n_jobs += 1
-            slot.job, slot.used = job, self._n_jobs
+            slot.job = job
+            slot.used = self._n_jobs
             job.prompt_at = job.reused = n
-            job.started_at = time.monotonic()
+            job.times.started = time.monotonic()
             self._scheduler.count["reused_tokens"] += n
 
     def _keep(self, slot: BatchSlot, n: int) -> int:
         """Keeps the first n tokens of a slot, or none if the cache cannot drop a part. Returns how many."""
         try:
-            self._engine.rewind(n, slot.id)
+            self.engine.rewind(n, slot.id)
         except EagleError:
             slot.tokens = []  # whatever it holds, no request may continue it
-            self._engine.rewind(n := 0, slot.id)
+            self.engine.rewind(n := 0, slot.id)
         del slot.tokens[n:]
         return n
 
@@ -324,7 +323,7 @@ class Batcher:
         """Ends the slot's request. The text stays, for the next request that shares a prefix with it."""
         job, slot.job = slot.job, None
         try:
-            slot.tokens = slot.tokens[: self._engine.n_past(slot.id)]
+            slot.tokens = slot.tokens[: self.engine.n_past(slot.id)]
             self._keep(slot, len(slot.tokens))
         except Exception:
             slot.tokens = []
@@ -338,7 +337,7 @@ class Batcher:
         """Ends a job. The reader is told of the end, whatever fails here. Raises nothing: others wait too."""
         if error is not None and not isinstance(error, RequestCancelled):
             self._scheduler.count["failures"] += 1
-        job.ended_at = time.monotonic()
+        job.times.ended = time.monotonic()
         try:
             if job.sampler is not None:
                 # No round uses it now. It refers to itself: its 600 KB would wait for the garbage collector.
@@ -347,4 +346,4 @@ class Batcher:
             log.exception("a sampler could not be freed")
         job.sampler = job.processors = None
         job.pieces.put(error)
-        job.due.set()
+        job.ready.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import queue
 import threading
 import time
@@ -37,22 +38,18 @@ def busy_in_round() -> EagleError:
     )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class BatchPiece(Piece):
     """A Piece with what the batcher's thread kept of the rows, which the next batch overwrites.
 
-    levels: of the round's draft, None if the piece is not of a round but of the prompt. rows: the logits that
-    the tokens were sampled from, float32 [n_vocab] each, if the request reads them.
-    tops: the most likely tokens of these rows, and before: of the prompt's rows, if it asks for logprobs.
+    logits: of the copied rows, if the request reads them. tops: the most likely tokens of the rows that the
+    tokens were sampled from, and before: of the prompt's rows, if it asks for logprobs. of_prompt: the piece
+    is not of a round but of the prompt.
     """
 
-    levels: int | None = None
-    rows: list[np.ndarray] = dataclasses.field(default_factory=list)
-    tops: list[TopRow] = dataclasses.field(default_factory=list)
-    before: list[TopRow] = dataclasses.field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.logits = self.rows.__getitem__ if self.rows else None
+    tops: Sequence[TopRow] = ()
+    before: Sequence[TopRow] = ()
+    of_prompt: bool = False
 
 
 @dataclasses.dataclass(eq=False)
@@ -63,10 +60,40 @@ class CompletionOptions:
     """
 
     bias: dict[int, float] = dataclasses.field(default_factory=dict)
-    top: int | None = None
+    n_top: int | None = None
     echo: bool = False
     writer: Logprobs | None = None
     before: list[TopRow] = dataclasses.field(default_factory=list)
+
+
+class JobState(enum.Enum):
+    """Where a job stands, and what that means."""
+
+    QUEUED = "waits for a slot"
+    PROMPT = "has a slot, which does not hold its whole prompt yet"
+    GENERATING = "its reader wants tokens"
+    PAUSED = "its reader has enough tokens for now"
+    ENDED = "has no slot any more"
+
+
+HAS_WORK = (JobState.PROMPT, JobState.GENERATING)  # the states of jobs for which there is something to decode
+
+
+@dataclasses.dataclass
+class JobTimes:
+    """When a job came to each of its states: values of time.monotonic(), None if it has not."""
+
+    queued: float = dataclasses.field(default_factory=time.monotonic)
+    started: float | None = None  # it got a slot
+    first: float | None = None  # its first token was sampled
+    ended: float | None = None
+
+    def spans(self) -> dict[str, float]:
+        """Seconds queued, prompt (slot to first token) and generation; one that goes on ends now."""
+        now = self.ended or time.monotonic()
+        started = self.started or now
+        first = self.first or now
+        return {"queued": started - self.queued, "prompt": first - started, "generation": now - first}
 
 
 @dataclasses.dataclass(eq=False)
@@ -79,36 +106,41 @@ class Job:
     prompt: list[int]
     sampler: Any  # llama_cpp's LlamaSampler; kept alive here
     params: EagleParams
-    wanted: int  # tokens to generate before the reader asks for more
-    limit: int  # tokens that there is room for
+    read_ahead_to: int  # tokens to generate before the reader asks for more
+    room: int  # tokens that fit into the context after the prompt: the generation ends there
+    max_tokens: int  # tokens at which a completion usually ends: nothing is drafted beyond
     deadline: float | None  # of time.monotonic()
-    rows: bool = False  # whether the reader reads the logits
-    top: int | None = None  # number of most likely tokens to keep of each row, for logprobs
+    keep_logits: bool = False  # copy the rows that its tokens are sampled from, because the reader wants them
+    n_top: int | None = None  # number of most likely tokens to keep of each row, for logprobs
     echo: bool = False  # keep those of the prompt's rows too
     request_id: str = ""
     client: str = ""  # whose earlier texts it may be drafted from
     processors: RequestProcessors | None = None
     budget: SamplingBudget | None = None  # of a grammar; the caller's own processors take what they take
-    usual: int = 0  # tokens at which a completion usually ends
     pieces: queue.SimpleQueue[BatchPiece | BaseException | None] = dataclasses.field(
         default_factory=queue.SimpleQueue
     )
-    # set when no further piece comes before the reader asks for more
-    due: threading.Event = dataclasses.field(default_factory=threading.Event)
+    # set when the reader need not wait: no further piece comes before it asks for more
+    ready: threading.Event = dataclasses.field(default_factory=threading.Event)
     cancelled: str | None = None  # a reason
     prompt_at: int = 0  # prompt tokens that the slot holds
-    reused: int = 0
+    reused: int = 0  # prompt tokens that the slot held when the job got it
     token: int = -1  # sampled last
-    n_tokens: int = 0
-    queued_at: float = dataclasses.field(default_factory=time.monotonic)
-    started_at: float | None = None
-    first_at: float | None = None
-    ended_at: float | None = None
+    n_tokens: int = 0  # generated, and handed to the reader
+    times: JobTimes = dataclasses.field(default_factory=JobTimes)
 
-    def wants_more(self) -> bool:
-        return self.prompt_at < len(self.prompt) or self.n_tokens < self.wanted
+    @property
+    def state(self) -> JobState:
+        """Where it stands now."""
+        if self.times.ended is not None:
+            return JobState.ENDED
+        if self.times.started is None:
+            return JobState.QUEUED
+        if self.prompt_at < len(self.prompt):
+            return JobState.PROMPT
+        return JobState.GENERATING if self.n_tokens < self.read_ahead_to else JobState.PAUSED
 
-    def over(self, now: float) -> str | None:
+    def end_reason(self, now: float) -> str | None:
         """Why the request has to end, None if it does not. now: of time.monotonic()."""
         return self.cancelled or ("deadline" if self.deadline is not None and now >= self.deadline else None)
 

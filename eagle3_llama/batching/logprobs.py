@@ -55,7 +55,9 @@ class Logprobs:
     """
 
     def __init__(self, detokenize: Callable[[list[int]], bytes], bos: int, offset: int) -> None:
-        self._detokenize, self._bos, self._offset = detokenize, bos, offset
+        self._detokenize = detokenize
+        self._bos = bos
+        self._offset = offset
         self._decoder = codecs.getincrementaldecoder("utf-8")(
             "ignore"
         )  # a character may be split over tokens
@@ -73,7 +75,8 @@ class Logprobs:
 
     def chunk(self, text: str) -> dict[str, Any] | None:
         """Writes the rows of the tokens of a chunk's text: at least one, if there is one."""
-        size, n = len(text.encode()), 0
+        size = len(text.encode())
+        n = 0
         while n < len(self.rows) and (n == 0 or size > 0):
             size -= len(self._raw(self.rows[n].token))
             n += 1

@@ -21,7 +21,9 @@ class Memories:
         if n_bytes and not engine.drafts_from_text:
             log.warning("the text memory has no effect: this target cannot take back drafts")
             n_bytes = 0
-        self._engine, self._n_bytes, self._prompts = engine, n_bytes, prompts
+        self._engine = engine
+        self._n_bytes = n_bytes
+        self._prompts = prompts
         self._of: dict[str, TextMemory] = {}
 
     def use(self, slot: int, client: str) -> None:

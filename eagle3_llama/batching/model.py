@@ -85,7 +85,8 @@ class BatchModel(EagleLlama):
     """A model with a context of several sequences, each with its own cache. It does not generate."""
 
     def __init__(self, s: BatchSettings) -> None:
-        self._n_slots, self.tokenizing = s.n_parallel, threading.BoundedSemaphore(TOKENIZERS)
+        self._n_slots = s.n_parallel
+        self.tokenizing = threading.BoundedSemaphore(TOKENIZERS)
         n = s.n_threads or cores()
         super().__init__(
             s.model,
@@ -108,7 +109,7 @@ class BatchModel(EagleLlama):
             self.close()
             raise
 
-    @EagleLlama.context_params.setter  # type: ignore[attr-defined]  # mypy does not know the base's property
+    @EagleLlama.context_params.setter  # type: ignore[attr-defined, untyped-decorator]  # mypy does not know it
     def context_params(self, params: Any) -> None:
         params.n_seq_max = self._n_slots  # Llama has no argument for it
         self._context_params = params

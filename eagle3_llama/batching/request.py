@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..common.sampling_budget import SamplingBudget
 from ..errors import EagleError, ErrorKind
-from ..llama.generation import GeneratingLlama, Generation
+from ..llama.generation import GenerateCall, GeneratingLlama
 from ..llama.infill import echoed_logprobs
 from ..llama.loop import Piece
 from ..llama.ownership import Ownership
@@ -26,6 +25,9 @@ from .logprobs import Logprobs, TopRow
 from .samplers import with_bias
 from .tokens import BatchTokens
 
+if TYPE_CHECKING:
+    from .batcher import Batcher
+
 # What a request does not take over from the batcher's model: what belongs to its context and its calls.
 OWN = frozenset("_batcher _engine _stack _owner _text _used _params _processors _sampler".split())
 
@@ -39,19 +41,29 @@ class RequestLlama(GeneratingLlama):
     """
 
     def __init__(
-        self, batcher: Any, params: EagleParams | None, deadline: float | None, request_id: str, client: str
+        self,
+        batcher: Batcher,
+        params: EagleParams | None,
+        deadline: float | None,
+        request_id: str,
+        client: str,
     ) -> None:
-        self._batcher, self._deadline, self._request_id = batcher, deadline, request_id
+        self._batcher = batcher
+        self._deadline = deadline
+        self._request_id = request_id
         self._client = client
         self._owner = Ownership(batcher.base.calls)
         self._params = params if params is not None else EagleParams(text=batcher.settings.text)
-        self._n_ctx, self._sampler, self._bytes_of = batcher.n_ctx, None, batcher.base._bytes_of
+        self._n_ctx = batcher.n_ctx
+        self._sampler = None
+        self._bytes_of = batcher.base._bytes_of
         self._text = Text(np.zeros(batcher.n_ctx, np.intc), batcher.base.scores)
         self._seed = secrets.randbits(31)  # requests that name no seed differ
         self._job: Job | None = None  # of the last generation
         self._options = CompletionOptions()  # of a completion whose generation begins with its next step
         self._writer: Logprobs | None = None  # of the running generation
-        self._stats, self._used = EagleStats(), TokenUsage()
+        self._stats = EagleStats()
+        self._used = TokenUsage()
         self._positions: list[int] = []
         self._sources: list[str] = []
         self._cancelled: str | None = None
@@ -136,18 +148,21 @@ class RequestLlama(GeneratingLlama):
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Llama's, except for logprobs and logit_bias, for which it is slow: it loops over each row."""
         prompt, logprobs, bias = (kwargs.pop(name, None) for name in ("prompt", "logprobs", "logit_bias"))
-        echo, stream = bool(kwargs.get("echo")), bool(kwargs.get("stream"))
+        echo = bool(kwargs.get("echo"))
+        stream = bool(kwargs.get("stream"))
         writer = None
         if logprobs is not None and echo and kwargs.get("suffix") is not None:
             raise echoed_logprobs()
         if logprobs is not None:
             writer = Logprobs(self.detokenize, self.token_bos(), 0 if echo else len(prompt))
         options = CompletionOptions(bias or {}, logprobs, writer is not None and echo, writer)
-        self._options, begun = options, not (echo and stream)
+        self._options = options
+        begun = not (echo and stream)
         try:
             for item in super()._create_completion(*args, prompt=prompt, **kwargs):
                 if not begun:
-                    begun, held = True, self.take_report()  # what is counted belongs to the item
+                    begun = True
+                    held = self.take_report()  # what is counted belongs to the item
                     yield _echo(item, prompt, options)
                     self._positions[:0], self._sources[:0] = held
                 if writer is not None:
@@ -167,12 +182,12 @@ class RequestLlama(GeneratingLlama):
         out = writer.whole(options.before)
         choice["logprobs"] = _without_first(out) if options.echo else out
 
-    def _tokens_from(self, generation: Generation) -> BatchTokens:
+    def _tokens_from(self, call: GenerateCall) -> BatchTokens:
         options, self._options = self._options, CompletionOptions()
         self._writer = options.writer
         if self._job is not None:  # it was left half way and cannot continue; it may have the only slot
             self._batcher._cancel(self._job, "cancelled")
-        job = self._make_job(generation, options)
+        job = self._make_job(call, options)
         self._used.prompt += len(job.prompt)
         self._job = job
         self._raise_cancelled()  # since _make_job() looked; from now on cancel() sees the job
@@ -180,8 +195,9 @@ class RequestLlama(GeneratingLlama):
             self._batcher, job, self._text, self._used, self._stats, options.before, lambda: self.on_wait()
         )
 
-    def _make_job(self, generation: Generation, options: CompletionOptions) -> Job:
-        prompt, a = generation.prompt, generation.arguments
+    def _make_job(self, call: GenerateCall, options: CompletionOptions) -> Job:
+        prompt = call.prompt
+        a = call.arguments
         if not prompt or len(prompt) >= self._n_ctx:
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT, f"the prompt has {len(prompt)} tokens, expected 1..{self._n_ctx - 1}"
@@ -191,7 +207,7 @@ class RequestLlama(GeneratingLlama):
         sampler = self._new_sampler(a, processors)
         if options.bias:
             sampler = with_bias(sampler, options.bias, self._n_vocab)
-        stopping = generation.stopping is not None  # it reads one row at a time
+        stopping = call.stopping is not None  # it reads one row at a time
         self._text.rows = ScoreRows(self._n_vocab, len(prompt) - 1, False) if stopping else None
         if options.echo and prompt[0] != self.token_bos():
             options.before.append(TopRow(prompt[0], 0.0, np.empty(0, np.int32), np.empty(0, np.float32)))
@@ -199,26 +215,27 @@ class RequestLlama(GeneratingLlama):
         return Job(
             prompt,
             sampler,
-            self._params_for(processors is not None, self._batcher._engine),
-            wanted=1,
-            limit=room + 1,  # the last token needs no place
+            self._params_for(processors is not None, self._batcher.engine),
+            read_ahead_to=1,
+            room=room + 1,  # the last token needs no place
+            max_tokens=call.limit or room,
             deadline=self._deadline,
-            rows=stopping,
-            top=options.top,
+            keep_logits=stopping,
+            n_top=options.n_top,
             echo=options.echo,
             request_id=self._request_id,
             client=self._client,
             processors=processors,
             budget=SamplingBudget(self._n_vocab) if a["grammar"] and processors is None else None,
-            usual=generation.limit or room,
         )
 
     def _count_token(self, piece: Piece, i: int) -> None:
         super()._count_token(piece, i)
-        if not self._batcher.base.is_end(piece.tokens[i]):
+        out = piece.round
+        if not self._batcher.base.is_end(out.tokens[i]):
             self._used.completion += 1
-            self._positions.append(piece.positions[i])
-            self._sources.append(SOURCES[piece.sources[i]])
+            self._positions.append(out.positions[i])
+            self._sources.append(SOURCES[out.sources[i]])
             if self._writer is not None and isinstance(piece, BatchPiece) and piece.tops:
                 self._writer.rows.append(piece.tops[i])
 
@@ -252,14 +269,7 @@ class RequestLlama(GeneratingLlama):
         job = self._job
         if job is None:
             return {"queued": 0.0, "prompt": 0.0, "generation": 0.0, "tokens": 0}
-        now = job.ended_at or time.monotonic()
-        started, first = job.started_at or now, job.first_at or now
-        return {
-            "queued": started - job.queued_at,
-            "prompt": first - started,
-            "generation": now - first,
-            "tokens": job.n_tokens,
-        }
+        return {**job.times.spans(), "tokens": job.n_tokens}
 
 
 def _echo(item: dict[str, Any], prompt: str, options: CompletionOptions) -> dict[str, Any]:

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
+from ..common.limits import MAX_DRAFT
 from ..errors import EagleError
+from ..llama.text import Logits
 from ..runtime.binding import address
-from ..runtime.engine import MAX_DRAFT, Ask, Engine, Round
+from ..runtime.engine import Ask, Engine
+from ..runtime.round_tokens import RoundTokens
 from .chunks import INVARIANT_ROWS, least_chunk, next_chunk
-from .job import BatchPiece, Job
+from .job import BatchPiece, Job, JobState
 from .logprobs import TopRow, top_row
 from .model import BatchModel
 
@@ -37,6 +38,7 @@ class BatchSlot:
 
 
 Busy = tuple[BatchSlot, Job]
+NO_TOKENS = RoundTokens((), (), ())
 
 
 class Scheduler:
@@ -45,9 +47,12 @@ class Scheduler:
     def __init__(
         self, base: BatchModel, engine: Engine, free: Callable[[BatchSlot, BaseException | None], None]
     ) -> None:
-        self._base, self._engine, self._free = base, engine, free
+        self._base = base
+        self._engine = engine
+        self._free = free
         self._n_batch, self._n_ubatch = base.batch_sizes()
-        self._step, self._shared_draft = base.prompt_step(), base.settings.shared_draft
+        self._step = base.prompt_step()
+        self._shared_draft = base.settings.shared_draft
         self._prompt_rate = 0.0  # tokens/s
         self._turn = 0
         self.count = dict.fromkeys(("prompt_tokens", "reused_tokens", "failures", "rows", "drafts"), 0)
@@ -72,10 +77,9 @@ class Scheduler:
 
     def turn(self, slots: list[BatchSlot]) -> None:
         """Decodes chunks of the prompts, then one round of the slots whose requests want tokens."""
-        if prompts := [(s, s.job) for s in slots if s.job and s.job.prompt_at < len(s.job.prompt)]:
+        if prompts := _in_state(JobState.PROMPT, slots):
             self._prompt_chunks(prompts)
-        whole = [(s, s.job) for s in slots if s.job and s.job.prompt_at == len(s.job.prompt)]
-        if active := [(slot, job) for slot, job in whole if job.wants_more()]:
+        if active := _in_state(JobState.GENERATING, slots):
             self._round(active)
 
     def _prompt_chunks(self, busy: list[Busy]) -> None:
@@ -85,7 +89,8 @@ class Scheduler:
         """
         self._turn += 1
         first = self._turn % len(busy)
-        end, room = time.monotonic() + STALL, min(self._least_chunk(), self._n_batch)
+        end = time.monotonic() + STALL
+        room = min(self._least_chunk(), self._n_batch)
         for i, (slot, job) in enumerate(busy[first:] + busy[:first]):
             n = self._chunk_size(job)
             if i == 0 or (n <= room and time.monotonic() < end):
@@ -119,15 +124,17 @@ class Scheduler:
         if n > INVARIANT_ROWS:
             self._prompt_rate = n / max(time.perf_counter() - start, 1e-6)
         if done:
-            job.first_at = time.monotonic()
-            rows, tops = self._kept(job, [(-1, job.token)])
-            self._deliver(slot, job, BatchPiece([job.token], [0], [0], rows=rows, tops=tops, before=before))
+            job.times.first = time.monotonic()
+            kept = self._kept(job, [(-1, job.token)])
+            piece = BatchPiece(RoundTokens.first(job.token), *kept, before, of_prompt=True)
+            self._deliver(slot, job, piece)
         elif before:
-            job.pieces.put(BatchPiece([], [], [], before=before))
+            job.pieces.put(BatchPiece(NO_TOKENS, before=before, of_prompt=True))
 
     def _chunk_size(self, job: Job) -> int:
         """Tokens of the next chunk of a prompt."""
-        done, n = job.prompt_at - job.reused, len(job.prompt) - job.reused
+        done = job.prompt_at - job.reused
+        n = len(job.prompt) - job.reused
         return next_chunk(done, n, self._n_batch, self._n_ubatch, self._least_chunk(), self._step)
 
     def _least_chunk(self) -> int:
@@ -140,13 +147,13 @@ class Scheduler:
             self._engine.set_capture(any(job.params.n_max != 0 for job in jobs))
 
     def _top_row(self, job: Job, row: int, token: int) -> TopRow:
-        return top_row(self._base.logits(row), token, job.top or 0)
+        return top_row(self._base.logits(row), token, job.n_top or 0)
 
-    def _kept(self, job: Job, sampled: list[tuple[int, int]]) -> tuple[list[np.ndarray], list[TopRow]]:
+    def _kept(self, job: Job, sampled: list[tuple[int, int]]) -> tuple[Logits | None, list[TopRow]]:
         """Copies what a request reads of rows, each given with the token sampled from it."""
-        rows = [self._base.logits(row).copy() for row, _ in sampled] if job.rows else []
-        tops = [self._top_row(job, row, token) for row, token in sampled] if job.top is not None else []
-        return rows, tops
+        rows = [self._base.logits(row).copy() for row, _ in sampled] if job.keep_logits else []
+        tops = [self._top_row(job, row, token) for row, token in sampled] if job.n_top is not None else []
+        return rows.__getitem__ if rows else None, tops
 
     def _round(self, busy: list[Busy]) -> None:
         jobs = [job for _, job in busy]
@@ -161,7 +168,7 @@ class Scheduler:
             else:
                 self._one_by_one(busy, e)
             return
-        self.plan = self._engine.plan_info() if self._engine.costs is not None else {}
+        self.plan = self._engine.planner.info() if self._engine.planner.costs is not None else {}
         self.count["rows"] = sum(1 + getattr(r, "drafted", 0) for r in rounds)
         for (slot, job), out in zip(busy, rounds):
             try:
@@ -169,7 +176,7 @@ class Scheduler:
                     raise out
                 if not self._failed(slot, job):
                     if job.budget is not None:
-                        job.budget.spend(self._engine.sampling_seconds(slot.id), len(out))
+                        job.budget.spend(self._engine.sampling_seconds(slot.id), len(out.tokens))
                     self._take_round(slot, job, out)
             except Exception as e:
                 self._free(slot, e)
@@ -197,41 +204,43 @@ class Scheduler:
             )
             self._free(slot, lost)
 
-    def _take_round(self, slot: BatchSlot, job: Job, out: Round) -> None:
-        self.count["drafts"] += out.drafted > 0
+    def _take_round(self, slot: BatchSlot, job: Job, out: RoundTokens) -> None:
+        self.count["drafts"] += out.levels > 0
         for k in range(out.levels):
             self.drafted_at[k] += 1
-        slot.tokens += [job.token, *out[:-1]]
+        decoded = [job.token, *out.tokens[:-1]]
+        slot.tokens += decoded
         if job.processors is not None:
-            job.processors.ids += [job.token, *out[:-1]]
-        sampled: list[Any] = []
-        if job.rows or job.top is not None:
-            sampled = [(self._engine.row(i, slot.id), token) for i, token in enumerate(out)]
-        job.token = out[-1]
-        rows, tops = self._kept(job, sampled)
-        told: dict[str, Any] = {"drafted_from": out.drafted_from, "levels": out.levels}
-        piece = BatchPiece(list(out), out.positions, out.sources, **told, rows=rows, tops=tops)
-        self._deliver(slot, job, piece)
+            job.processors.ids += decoded
+        sampled: list[tuple[int, int]] = []
+        if job.keep_logits or job.n_top is not None:
+            sampled = [(self._engine.row(i, slot.id), token) for i, token in enumerate(out.tokens)]
+        job.token = out.tokens[-1]
+        self._deliver(slot, job, BatchPiece(out, *self._kept(job, sampled)))
 
     def _deliver(self, slot: BatchSlot, job: Job, piece: BatchPiece) -> None:
         """Hands over the tokens of a round that the request wants. Frees the slot at the end of the text."""
-        is_end, tokens = self._base.is_end, piece.tokens
+        is_end = self._base.is_end
+        tokens = piece.round.tokens
         end = next((i + 1 for i, t in enumerate(tokens) if is_end(t)), len(tokens))
-        n = min(end, job.limit - job.n_tokens)
-        full = n < len(tokens) or job.n_tokens + n >= job.limit
+        n = min(end, job.room - job.n_tokens)
+        full = n < len(tokens) or job.n_tokens + n >= job.room
         over = full or (n == end and is_end(tokens[end - 1]))
         job.n_tokens += n
         self._engine.stats.tokens += n
-        piece.tokens, piece.positions, piece.sources = tokens[:n], piece.positions[:n], piece.sources[:n]
-        job.pieces.put(piece)
-        if not job.wants_more():
-            job.due.set()
+        job.pieces.put(dataclasses.replace(piece, round=piece.round.cut(n)) if n < len(tokens) else piece)
+        if job.state is JobState.PAUSED:
+            job.ready.set()
         if over:
             self._free(slot, None)
 
 
+def _in_state(state: JobState, slots: list[BatchSlot]) -> list[Busy]:
+    return [(slot, slot.job) for slot in slots if slot.job is not None and slot.job.state is state]
+
+
 def _ask(slot: BatchSlot, job: Job, most: int) -> Ask:
     """most: draft tokens, where the request fixes their number."""
-    left = max(job.usual - job.n_tokens - 1, 0)
+    left = max(job.max_tokens - job.n_tokens - 1, 0)
     show = job.processors.begin_round if job.processors is not None else None
     return Ask(slot.id, job.token, job.params, min(left, most), on_draft=show)

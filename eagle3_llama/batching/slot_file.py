@@ -14,7 +14,8 @@ import dataclasses
 import hashlib
 import json
 import struct
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,14 +24,19 @@ from ..errors import EagleError, ErrorKind
 from ..runtime.binding import llama_cpp
 from ..runtime.text_memory import END
 
+if TYPE_CHECKING:
+    from .batcher import Batcher
+    from .scheduler import BatchSlot
+
 MAGIC = b"eagle3slot1\n"
 MAX_HEADER = 1 << 26  # bytes; a token takes at most 8 of them
 
 
-def identity(batcher: Any) -> dict[str, Any]:
+def identity(batcher: Batcher) -> dict[str, Any]:
     """Identifies what a state belongs to: sizes and shapes of target and head, and layout of the cache."""
-    base, s = batcher.base, batcher.settings
-    head = batcher._engine.head_info() if batcher._engine.has_head else None
+    base = batcher.base
+    s = batcher.settings
+    head = batcher.engine.head.info() if batcher.engine.has_head else None
     return {
         "model": batcher.model_name,
         "content": model_reader.fingerprint(s.model),
@@ -44,6 +50,15 @@ def identity(batcher: Any) -> dict[str, Any]:
     }
 
 
+def free_slot(slots: Sequence[BatchSlot], i: int) -> BatchSlot:
+    """The i-th slot. Raises EagleError BAD_ARGUMENT if there is none, or a request has it."""
+    if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < len(slots):
+        raise EagleError(ErrorKind.BAD_ARGUMENT, f"there is no slot {i}, only 0..{len(slots) - 1}")
+    if slots[i].job is not None:
+        raise EagleError(ErrorKind.BAD_ARGUMENT, f"slot {i} is busy")
+    return slots[i]
+
+
 @dataclasses.dataclass
 class Contents:
     """Contents of a slot's file. target: the state of its KV cache in llama.cpp's format."""
@@ -54,14 +69,14 @@ class Contents:
     texts: bytes = b""
 
 
-def take(batcher: Any, slot: Any, client: str) -> Contents:
+def take(batcher: Batcher, slot: BatchSlot, client: str) -> Contents:
     """Copies the slot's contents. It does nothing else, because it runs in the batcher's thread."""
     ctx = batcher.base._ctx.ctx
     size = llama_cpp.llama_state_seq_get_size(ctx, slot.id) if slot.tokens else 0
     target = (ctypes.c_uint8 * size)()
     if slot.tokens and llama_cpp.llama_state_seq_get_data(ctx, target, size, slot.id) != size:
         raise EagleError(ErrorKind.NATIVE, "the target's state cannot be saved")
-    head = batcher._engine.state(slot.id) if batcher._engine.has_state else b""
+    head = batcher.engine.state(slot.id) if batcher.engine.has_state else b""
     return Contents(list(slot.tokens), target, head, batcher._memories.tokens(client))
 
 
@@ -83,13 +98,15 @@ def pack(of: dict[str, Any], contents: Contents) -> bytes:
     return b"".join([*parts, check.digest()])
 
 
-def put(batcher: Any, slot: Any, contents: Contents, client: str) -> int:
+def put(batcher: Batcher, slot: BatchSlot, contents: Contents, client: str) -> int:
     """Fills the slot and returns its number of tokens. Runs in the batcher's thread.
 
     Raises EagleError BAD_VALUE, and empties the slot, if the contents do not fit.
     """
     _clear(batcher, slot)
-    ctx, tokens, target = batcher.base._ctx.ctx, contents.tokens, contents.target
+    ctx = batcher.base._ctx.ctx
+    tokens = contents.tokens
+    target = contents.target
     try:
         if tokens:
             memory = llama_cpp.llama_get_memory(ctx)
@@ -98,12 +115,12 @@ def put(batcher: Any, slot: Any, contents: Contents, client: str) -> int:
                 or llama_cpp.llama_memory_seq_pos_max(memory, slot.id) != len(tokens) - 1
             ):
                 raise EagleError(ErrorKind.BAD_VALUE, "the saved slot does not fit this model's cache")
-        if batcher._engine.has_head or contents.head:
-            batcher._engine.set_state(contents.head, slot.id)
-            if batcher._engine.n_past(slot.id) != len(tokens):
+        if batcher.engine.has_head or contents.head:
+            batcher.engine.set_state(contents.head, slot.id)
+            if batcher.engine.n_past(slot.id) != len(tokens):
                 raise EagleError(ErrorKind.BAD_VALUE, "the parts of the saved slot do not belong together")
         else:
-            batcher._engine.state_reset(len(tokens), slot.id)
+            batcher.engine.state_reset(len(tokens), slot.id)
     except EagleError:
         _clear(batcher, slot)
         raise
@@ -112,9 +129,9 @@ def put(batcher: Any, slot: Any, contents: Contents, client: str) -> int:
     return len(tokens)
 
 
-def _clear(batcher: Any, slot: Any) -> None:
+def _clear(batcher: Batcher, slot: BatchSlot) -> None:
     llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(batcher.base._ctx.ctx), slot.id, -1, -1)
-    batcher._engine.state_reset(0, slot.id)
+    batcher.engine.state_reset(0, slot.id)
     slot.tokens = []
 
 
@@ -138,7 +155,8 @@ def unpack(expected: dict[str, Any], n_ctx: int, data: bytes) -> Contents:
         raise bad("damaged")
     try:
         header = json.loads(data[at : at + n])
-        of, tokens = header["of"], header["tokens"]
+        of = header["of"]
+        tokens = header["tokens"]
         sizes = header["target"], header["head"], header.get("texts", 0)  # older files have none
     except (ValueError, KeyError, TypeError, RecursionError):
         raise bad("damaged") from None
@@ -151,7 +169,8 @@ def unpack(expected: dict[str, Any], n_ctx: int, data: bytes) -> Contents:
         raise bad(f"it has {len(tokens)} tokens, a slot here {n_ctx}")
     if not all(type(x) is int and x >= 0 for x in sizes) or at + n + sum(sizes) + 32 != len(data):
         raise bad("damaged")
-    head_at, texts_at = at + n + sizes[0], at + n + sizes[0] + sizes[1]
+    head_at = at + n + sizes[0]
+    texts_at = at + n + sizes[0] + sizes[1]
     if not _are_texts(data[texts_at:-32], n_vocab):
         raise bad("damaged")
     target = (ctypes.c_uint8 * sizes[0]).from_buffer_copy(view[at + n : head_at])

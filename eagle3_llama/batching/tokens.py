@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import EagleError, ErrorKind
 from ..llama.text import Text
@@ -12,6 +12,9 @@ from ..llama.usage import TokenUsage
 from ..runtime.stats import EagleStats
 from .job import BatchPiece, Job
 from .logprobs import TopRow
+
+if TYPE_CHECKING:
+    from .batcher import Batcher
 
 AHEAD = 64  # tokens
 ROWS_AHEAD = 8  # tokens, if a row of logits comes with each
@@ -25,7 +28,7 @@ class BatchTokens:
 
     def __init__(
         self,
-        batcher: Any,
+        batcher: Batcher,
         job: Job,
         text: Text,
         used: TokenUsage,
@@ -33,8 +36,13 @@ class BatchTokens:
         before: list[TopRow],
         on_wait: Callable[[], None],
     ) -> None:
-        self._batcher, self._job, self._text = batcher, job, text
-        self._used, self._stats, self._before, self._on_wait = used, stats, before, on_wait
+        self._batcher = batcher
+        self._job = job
+        self._text = text
+        self._used = used
+        self._stats = stats
+        self._before = before
+        self._on_wait = on_wait
         self._n_read = 0  # tokens
         self._interval = batcher.settings.interval
         self._told = 0.0  # time.monotonic() of the last on_wait()
@@ -55,11 +63,10 @@ class BatchTokens:
                 del piece  # its traceback refers to this frame: else they would form a cycle
         if piece is None:
             return None
-        self._n_read += len(piece.tokens)
-        self._used.count_draft(piece.drafted_from)
-        if piece.levels is not None:
-            drafted, accepted = sum(piece.drafted_from), sum(k > 0 for k in piece.positions)
-            self._stats.count_round(drafted, accepted, piece.levels, piece.drafted_from, piece.sources)
+        self._n_read += len(piece.round.tokens)
+        self._used.count_draft(piece.round.drafted_from)
+        if not piece.of_prompt:
+            self._stats.count_round(piece.round)
         self._before += piece.before
         return piece
 
@@ -81,15 +88,16 @@ class BatchTokens:
         (One that would end within a character reads on.) Pieces gather for a while, because a thread that
         wakes up for each of them takes the cores that compute the next one.
         """
-        job, n_read = self._job, self._n_read
-        most = job.usual if n_read < job.usual else n_read + 1
-        ahead = ROWS_AHEAD if job.rows else AHEAD
-        if n_read + ahead // 2 >= job.wanted < most:
+        job = self._job
+        n_read = self._n_read
+        most = job.max_tokens if n_read < job.max_tokens else n_read + 1
+        ahead = ROWS_AHEAD if job.keep_logits else AHEAD
+        if n_read + ahead // 2 >= job.read_ahead_to < most:
             self._batcher._want(job, min(n_read + ahead, most))
         empty = job.pieces.empty()
         if empty or time.monotonic() - self._told >= self._interval:  # however fast they come
             self._on_wait()
             if empty:
-                job.due.wait(self._interval)
+                job.ready.wait(self._interval)
             self._told = time.monotonic()
         return job.pieces.get()

@@ -67,7 +67,7 @@ class TextMode(Eagle):
 
     def load(self, loading: Loading) -> Any:
         llm = super().load(loading)
-        if llm.native.costs is None:  # not in the middle of an answer that is timed
+        if llm.engine.planner.costs is None:  # not in the middle of an answer that is timed
             llm._measure()
         return llm
 

@@ -137,7 +137,7 @@ def bench_target(
                 if (run := target.run(mode, prompt, n_predict, sampling)) is not None:
                     answer.runs[mode.name].append(run)
             if drafting:
-                answer.costs = measure_in_use(drafting[0]._engine, drafting[0].n_ctx(), times)
+                answer.costs = measure_in_use(drafting[0].engine, drafting[0].n_ctx(), times)
         for mode in target.working():
             if answer.tokens(mode.name) != answer.tokens("plain"):
                 answer.gaps[mode.name] = target.gap(prompt, answer.tokens("plain"), answer.tokens(mode.name))
@@ -170,17 +170,17 @@ def capture_cost(llm: Any, blocks: int = 30, rows: int = 8) -> float:
     """
 
     def block(on: bool) -> float:
-        llm._engine.set_capture(on)
+        llm.engine.set_capture(on)
         times = []
         for r in range(rows + 1):
             start = time.perf_counter()
-            llm._engine.decode(100, [])
+            llm.engine.steps.decode(100, [])
             if r:  # the first decode after switching plans its memory again
                 times.append(time.perf_counter() - start)
-            llm._engine.commit(0)
+            llm.engine.steps.commit(0)
         return statistics.median(times)
 
-    fill_context(llm._engine, 200)
+    fill_context(llm.engine, 200)
     ratios = []
     for b in range(blocks):
         first = block(b % 2 == 0)

@@ -104,15 +104,15 @@ def _measure(target: BenchTarget, report: dict[str, Any]) -> None:
     drafting = target.drafting()
     if drafting:
         llms = [target.llm(mode) for mode in drafting]
-        llm = next((m for m in llms if m.native.has_head), llms[0])
-        report["cost_curve"][target.format] = cost_curve(llm._engine.costs)
+        llm = next((m for m in llms if m.engine.has_head), llms[0])
+        report["cost_curve"][target.format] = cost_curve(llm.engine.planner.costs)
         report["capture_cost"][target.format] = round(capture_cost(llm), 4)
 
 
 def _foreseen(target: BenchTarget) -> dict[str, tuple[float, float]]:
     """By the name of each mode with a planner: (seconds that it foresaw, those of plain decoding) so far."""
     planned = [mode for mode in target.drafting() if mode.params.planned]
-    infos = {mode.name: target.llm(mode)._engine.plan_info() for mode in planned}
+    infos = {mode.name: target.llm(mode).engine.planner.info() for mode in planned}
     return {name: (info["foreseen"], info["foreseen_plain"]) for name, info in infos.items()}
 
 
@@ -138,7 +138,7 @@ def _explain(
 
 def _reading(target: BenchTarget, report: dict[str, Any], n_threads: int) -> list[str]:
     """How near the decodes come to reading the weights, as lines."""
-    costs = target.llm(target.drafting()[0])._engine.costs
+    costs = target.llm(target.drafting()[0]).engine.planner.costs
     seconds = [costs.layers[n] + costs.output[n] for n in (1, 8)]
     limit = roofline(target.path, n_threads)
     report.setdefault("roofline", {})[target.format] = limit.report(*seconds)

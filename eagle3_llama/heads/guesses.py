@@ -65,9 +65,9 @@ class Reader:
             self.llm.close()
             raise
         self.engine.set_capture(False)  # _read captures the layers that the choices need
-        info: Any = self.engine.head_info()
+        info: Any = self.engine.head.info()
         self.layers: list[int] = info["layers"]
-        self.d2t = self.engine.d2t()
+        self.d2t = self.engine.head.d2t()
         self.others: dict[str, Engine] = {}
         for name, path in others.items():
             with contextlib.suppress(EagleError):
@@ -116,7 +116,7 @@ class Reader:
         hits = np.empty((len(guessing), len(rows)), bool)
         likelihoods = np.empty(hits.shape)
         for i, (engine, layers) in enumerate(guessing):
-            guess = engine.head_forward(last, features[:-1, [ids.index(k) for k in layers]])[2][rows]
+            guess = engine.head.forward(last, features[:-1, [ids.index(k) for k in layers]])[2][rows]
             hits[i] = self.d2t[guess.argmax(axis=1)] == answers
             likelihoods[i] = (probabilities * _log_softmax(guess)).sum(axis=1, dtype=np.float64)
         return answers, hits, likelihoods

@@ -21,7 +21,9 @@ class AnswerText:
 
     def __init__(self, claim: Claim, whole: Callable[[], bytes], arguments: dict[str, Any]) -> None:
         stop = arguments.get("stop") or []
-        self._claim, self._whole, self._stream = claim, whole, bool(arguments.get("stream"))
+        self._claim = claim
+        self._whole = whole
+        self._stream = bool(arguments.get("stream"))
         self._stops = [s.encode() for s in ([stop] if isinstance(stop, str) else stop)]
         self._echoed = arguments["prompt"] if arguments.get("echo") else ""
         self._sent: list[str] = []
@@ -46,7 +48,8 @@ class AnswerText:
     def _catch_up(self, choice: dict[str, Any]) -> None:
         """The item has the text of one of the last tokens: before it comes what the items before it lost."""
         if self._left is None:
-            sent, text = "".join(self._sent), self._end({})
+            sent = "".join(self._sent)
+            text = self._end({})
             self._left = text[len(sent) :] if text.startswith(sent) else ""
         if (at := self._left.find(choice["text"])) >= 0:
             end = at + len(choice["text"]) if choice["text"] else 0
@@ -56,5 +59,6 @@ class AnswerText:
         """The answer's text up to a stop string, which may have come with the first bytes of a character."""
         text = self._whole()
         if found := next((s for s in self._stops if s in text), None):
-            text, choice["finish_reason"] = text[: text.index(found)], "stop"
+            text = text[: text.index(found)]
+            choice["finish_reason"] = "stop"
         return text.decode("utf-8", "ignore")

@@ -13,7 +13,8 @@ class Calls:
     """`with calls:` around what uses the model. closed: makes the error of a call after close()."""
 
     def __init__(self, closed: Callable[[], EagleError]) -> None:
-        self._closed_error, self._closed = closed, False
+        self._closed_error = closed
+        self._closed = False
         self._changed = threading.Condition()
         self._inside: collections.Counter[int] = collections.Counter()  # calls by thread
 

@@ -6,18 +6,21 @@ import codecs
 import contextlib
 import time
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from ..runtime.stats import EagleStats
 
+if TYPE_CHECKING:
+    from llama_cpp import Llama
+
 # Who drafted a token -> how a terminal shows it. Not by colour alone, which not everybody can tell apart.
 STYLES = {"target": "", "head": "green bold", "text": "cyan underline", "both": "magenta bold underline"}
 
 
-def chat_tokens(llm: Any, messages: list[dict[str, str]] | str) -> list[int]:
+def chat_tokens(llm: Llama, messages: list[dict[str, str]] | str) -> list[int]:
     """Token ids of a conversation (or of one user message) in the chat template of the target's GGUF.
 
     Without a template, the text of the messages is used as it is.
@@ -29,7 +32,10 @@ def chat_tokens(llm: Any, messages: list[dict[str, str]] | str) -> list[int]:
     template = llm.metadata.get("tokenizer.chat_template")
     if template is None:
         return llm.tokenize("\n".join(m["content"] for m in messages).encode())
-    text = lambda t: llm._model.token_get_text(t) if t != -1 else ""
+
+    def text(token: int) -> str:
+        return llm._model.token_get_text(token) if token != -1 else ""
+
     bos = text(llm.token_bos())
     prompt = Jinja2ChatFormatter(template, eos_token=text(llm.token_eos()), bos_token=bos)(
         messages=messages  # type: ignore[arg-type]  # plain dicts
@@ -41,19 +47,19 @@ def chat_tokens(llm: Any, messages: list[dict[str, str]] | str) -> list[int]:
     )
 
 
-def has_template(llm: Any) -> bool:
+def has_template(llm: Llama) -> bool:
     """Whether the GGUF has a chat template. Base models have none."""
     return "tokenizer.chat_template" in llm.metadata
 
 
-def is_end(llm: Any, token: int) -> bool:
+def is_end(llm: Llama, token: int) -> bool:
     """Whether a token ends generation."""
     import llama_cpp
 
-    return llama_cpp.llama_vocab_is_eog(llm._model.vocab, token)
+    return bool(llama_cpp.llama_vocab_is_eog(llm._model.vocab, token))
 
 
-def generate(llm: Any, prompt: list[int], n_predict: int, **sampling: Any) -> Generator[int, None, None]:
+def generate(llm: Llama, prompt: list[int], n_predict: int, **sampling: Any) -> Generator[int, None, None]:
     """At most n_predict tokens of an answer, without the end-of-generation token."""
     from .generation import GeneratingLlama
 
@@ -86,8 +92,9 @@ def styled_counts(stats: EagleStats, console: Console) -> Text:
 class Printer:
     """Prints tokens as they come. The bytes of one character may be split over several tokens."""
 
-    def __init__(self, console: Console, llm: Any) -> None:
-        self.console, self.llm = console, llm
+    def __init__(self, console: Console, llm: Llama) -> None:
+        self.console = console
+        self.llm = llm
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._before: list[int] = []
 
@@ -100,7 +107,7 @@ class Printer:
 
 
 def stream(
-    llm: Any,
+    llm: Llama,
     prompt: list[int],
     n_predict: int,
     console: Console,
@@ -108,7 +115,9 @@ def stream(
     **sampling: Any,
 ) -> tuple[list[int], float]:
     """Generates and prints until stop(). Returns the tokens, and the seconds from the first to the last."""
-    printer, tokens, start = Printer(console, llm), [], 0.0
+    printer = Printer(console, llm)
+    tokens = []
+    start = 0.0
     with contextlib.closing(generate(llm, prompt, n_predict, **sampling)) as answer:
         for token in answer:
             start = start or time.perf_counter()

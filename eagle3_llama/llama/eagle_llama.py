@@ -7,17 +7,16 @@ import dataclasses
 import functools
 import inspect
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..common import keywords, tokenizers
+from ..common import keywords
 from ..common.memory_size import check_memory, parse_size
 from ..common.model_names import AUTO
 from ..errors import EagleError, ErrorKind
-from ..runtime.binding import Llama, LlamaState, address, llama_cpp
+from ..runtime.binding import Llama, LlamaState, llama_cpp
 from ..runtime.engine import Engine
 from ..runtime.machine import default_threads
 from ..runtime.memory_use import MemoryUse, report
@@ -25,8 +24,9 @@ from ..runtime.params import NO_HEAD, EagleParams
 from ..runtime.stats import EagleStats
 from . import guards, model_costs, named, saved_state
 from .calls import Calls
-from .generation import GeneratingLlama, Generation
+from .generation import GenerateCall, GeneratingLlama
 from .local_tokens import LocalTokens
+from .opening import open_engine
 from .ownership import Ownership
 from .processors import GuardedProcessors
 from .saved_state import EagleState  # noqa: F401 - states that were pickled earlier name it here
@@ -58,8 +58,8 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
     """
 
     _n_slots = 1
-    _engine: Engine | None
-    _processors: GuardedProcessors | None  # of _sampler
+    _engine: Engine | None = None
+    _processors: GuardedProcessors | None = None  # of _sampler
 
     def __init__(
         self,
@@ -78,25 +78,25 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         flash_attn: bool | None = False,
         **kwargs: Any,
     ) -> None:
-        self._owner, self._stack, self.calls = Ownership(), contextlib.ExitStack(), Calls(self._closed_error)
-        eagle_path = keywords.one_of(
-            {"eagle": eagle, **{name: kwargs.pop(name, None) for name in keywords.ALIASES}}
-        )
-        keywords.check_ignored(
-            sorted(kwargs.keys() - guards.LLAMA_NAMES), guards.LLAMA_NAMES, guards.CALL_NAMES
-        )
+        self._owner = Ownership()
+        self._stack = contextlib.ExitStack()
+        self.calls = Calls(self._closed_error)
+        aliases = {name: kwargs.pop(name, None) for name in keywords.ALIASES}
+        eagle_path = keywords.one_of({"eagle": eagle, **aliases})
+        ignored = sorted(kwargs.keys() - guards.LLAMA_NAMES)
+        keywords.check_ignored(ignored, guards.LLAMA_NAMES, guards.CALL_NAMES)
         self._params = EagleParams(n_max, n_min, p_min, tree, text)
         keywords.check_unused(eagle_path, self._params, extract_layers, kwargs)
         guards.check_draft_model(kwargs.get("draft_model"))
         self._memory = parse_size(text_memory), bool(text_memory_prompts)
         check_memory(*self._memory, text, kwargs.get("draft_model"))
         self._auto = eagle_path == AUTO
-        model_path, eagle_path, self._params, extract_layers = named.find(
+        model_path, self._eagle_path, self._params, self._extract_layers = named.find(
             model_path, eagle_path, self._params, extract_layers
         )
-        self._eagle_path, self._extract_layers, self._engine = eagle_path, extract_layers, None
         kwargs.update(default_threads(kwargs))
-        self._text, self._used, self._processors = Text(), TokenUsage(), None
+        self._text = Text()
+        self._used = TokenUsage()
         alone = kwargs.get("embedding") or kwargs.get("vocab_only")
         delegates = kwargs.get("draft_model") is not None or alone
         try:
@@ -116,7 +116,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         # Logits are kept only where they are read. With False, llama-cpp-python would refuse logprobs.
         self._logits_all = logits_all or None  # type: ignore[assignment]
         scores = reserved_rows(self._n_ctx, self._n_vocab) if logits_all else self.scores
-        self._engine = self._open_engine(self._eagle_path)
+        self._engine = open_engine(self, self._eagle_path)
         self._stack.callback(self._engine.close)
         # Llama allocates n_ctx ids as it was given; the context may have rounded n_ctx up.
         ids = np.zeros(self._n_ctx, np.intc)
@@ -138,29 +138,6 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _open_engine(self, eagle_path: str | None) -> Engine:
-        ctx, model = address(self._ctx.ctx), address(self._model.model)
-        windowed = llama_cpp.llama_model_n_swa(self._model.model) > 0
-        if eagle_path is not None and windowed and not self.context_params.swa_full:
-            warnings.warn(
-                "EagleLlama decodes plainly: with swa_full=False the target cannot take back a draft; "
-                "leave swa_full out",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-            eagle_path = None
-        try:
-            engine = Engine(ctx, model, eagle_path, self._n_slots, self._extract_layers)
-            engine.drafts_from_text &= not windowed or bool(self.context_params.swa_full)
-            if eagle_path is not None and (message := tokenizers.warning(self.model_path, eagle_path)):
-                warnings.warn(message, RuntimeWarning, stacklevel=4)
-            return engine
-        except EagleError as e:
-            if eagle_path is None or e.kind is not ErrorKind.UNSUPPORTED and not self._auto:
-                raise
-            warnings.warn(f"EagleLlama decodes plainly: {e}", RuntimeWarning, stacklevel=4)
-            return Engine(ctx, model, None, self._n_slots)
 
     # -- settings and counters ----------------------------------------------------------------------------
 
@@ -184,9 +161,9 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
                     "this context cannot check a tree: load the model with flash_attn=True,"
                     " or leave tree out",
                 )
-            if self._engine.has_head and params.n_max != 0 and self._engine.costs is None:
+            if self._engine.has_head and params.n_max != 0 and self._engine.planner.costs is None:
                 self._measure()
-            elif params.from_text and self._engine.drafts_from_text and self._engine.costs is None:
+            elif params.from_text and self._engine.drafts_from_text and self._engine.planner.costs is None:
                 model_costs.read(self)
             with self._held("setting eagle_params"):
                 self._engine.set_capture(params.n_max != 0)
@@ -211,7 +188,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
             yield
 
     @property
-    def native(self) -> Engine:
+    def engine(self) -> Engine:
         """The engine over this model's context."""
         assert self._engine is not None, "llama-cpp-python decodes itself"
         return self._engine
@@ -227,7 +204,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
 
     def memory(self) -> MemoryUse:
         """The bytes that model and head take now; bounded, however long texts and drafts become."""
-        return self.native.memory()
+        return self.engine.memory()
 
     @property
     def stats(self) -> EagleStats:
@@ -248,7 +225,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
     def reset(self) -> None:
         """Forgets the text."""
         with self._owner.call("reset()"):
-            super().reset()
+            super().reset()  # type: ignore[no-untyped-call]  # llama-cpp-python's
             if self._engine is not None:
                 self._context.settle()  # an image's rows may follow, and begin at 0
 
@@ -298,25 +275,28 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         text = self._context
         return GuardedProcessors(processors, lambda: text.ids) if processors is not None else None
 
-    def _tokens_from(self, generation: Generation) -> LocalTokens:
-        a, record = generation.arguments, generation.claim.record
+    def _tokens_from(self, call: GenerateCall) -> LocalTokens:
+        a = call.arguments
+        record = call.claim.record
         processors = self._guarded(a["logits_processor"])
-        sampler, last = self._new_sampler(a, processors), self._sampler
-        self._sampler, self._processors = sampler, processors
+        sampler = self._new_sampler(a, processors)
+        last = self._sampler
+        self._sampler = sampler
+        self._processors = processors
         if last is not None:
             last.close()  # it refers to itself: else only the collector of cycles would free it
         return LocalTokens(
             self._context,
-            generation.prompt,
-            self._params_for(bool(a["logits_processor"]), self.native),
+            call.prompt,
+            self._params_for(bool(a["logits_processor"]), self.engine),
             sampler,
             processors,
             self._used,
-            functools.partial(self._owner.release, generation.claim),
+            functools.partial(self._owner.release, call.claim),
             reset=a["reset"],
-            limit=generation.limit,
-            ends=generation.claim.ends,
-            record="last" if record == "none" and generation.stopping is not None else record,
+            limit=call.limit,
+            ends=call.claim.ends,
+            record="last" if record == "none" and call.stopping is not None else record,
             verbose=self.verbose,
         )
 

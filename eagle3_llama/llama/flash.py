@@ -30,4 +30,4 @@ class FlashLlama(DraftSettings, Llama):
         yield from completions(super()._create_completion(*args, **kwargs))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "flash_attn": self._flash_attn}
+        return {**super().__getstate__(), "flash_attn": self._flash_attn}  # type: ignore[no-untyped-call]

@@ -28,13 +28,13 @@ from .text import Text
 from .token_bytes import BytesOf, TokenBytes, bytes_of
 from .usage import TokenUsage
 
-GENERATE = inspect.signature(Llama.generate)
+GENERATE_SIGNATURE = inspect.signature(Llama.generate)
 SAMPLER_ARGS = set(inspect.signature(Llama._init_sampler).parameters) - {"self", "logits_processor"}
-GENERATION = "another generation"
+HOLDER = "another generation"  # what errors call a generation that holds the context
 
 
 @dataclasses.dataclass
-class Generation:
+class GenerateCall:
     """One call of generate(). arguments: those of Llama.generate, with their defaults.
 
     limit: tokens that the caller takes, None if not known. It may take more, which are then not drafted.
@@ -53,7 +53,7 @@ class Generation:
 def text_property(name: str) -> Any:
     """An attribute that Llama has, and its text owns."""
 
-    def set_it(llm: Any, value: Any) -> None:
+    def set_it(llm: GeneratingLlama, value: Any) -> None:
         setattr(llm._text, name, value)
 
     return property(lambda llm: getattr(llm._text, name), set_it)
@@ -91,7 +91,7 @@ class GeneratingLlama(FlashLlama):
         """Whether llama-cpp-python itself generates."""
         return False
 
-    def _tokens_from(self, generation: Generation) -> TokenSource:
+    def _tokens_from(self, call: GenerateCall) -> TokenSource:
         """Called in the generation's first step."""
         raise NotImplementedError
 
@@ -132,14 +132,15 @@ class GeneratingLlama(FlashLlama):
         max_tokens: how many of them the caller will take, if it knows: no draft goes beyond. It does not end
         the generation.
         """
-        claim = self._owner.claim(GENERATION, adopts=True)
+        claim = self._owner.claim(HOLDER, adopts=True)
         claim.over = False
         steps: Generator[Any, Any, None]
         if self._delegates:
             steps = super().generate(tokens, *args, **kwargs)
         else:
             limit = claim.limit if max_tokens is None else max_tokens
-            steps, claim.adopts = self._steps(claim, limit, tokens, *args, **kwargs), False
+            steps = self._steps(claim, limit, tokens, *args, **kwargs)
+            claim.adopts = False
         try:
             yield from self._owner.run(claim, steps, take=True)
         finally:
@@ -148,19 +149,20 @@ class GeneratingLlama(FlashLlama):
     def _steps(
         self, claim: Claim, limit: int | None, tokens: Sequence[int], *args: Any, **kwargs: Any
     ) -> Generator[int, Sent, None]:
-        bound = GENERATE.bind(self, tokens, *args, **kwargs)
+        bound = GENERATE_SIGNATURE.bind(self, tokens, *args, **kwargs)
         bound.apply_defaults()
         self._mirostat_mu = ctypes.c_float(2.0 * bound.arguments["mirostat_tau"])
-        generation = Generation(list(tokens), bound.arguments, claim, limit)
-        self._answered = generation.prompt, []
-        begin = functools.partial(self._tokens_from, generation)
-        return loop.generate(begin, self._text, generation.stopping, self._count_token)
+        call = GenerateCall(list(tokens), bound.arguments, claim, limit)
+        self._answered = call.prompt, []
+        begin = functools.partial(self._tokens_from, call)
+        return loop.generate(begin, self._text, call.stopping, self._count_token)
 
     def _count_token(self, piece: Piece, i: int) -> None:
         """Called before the i-th token of a piece is yielded."""
-        if piece.positions[i] > 0:
-            self._used.count_accepted(piece.sources[i])
-        self._answered[1].append(piece.tokens[i])
+        out = piece.round
+        if out.positions[i] > 0:
+            self._used.count_accepted(out.sources[i])
+        self._answered[1].append(out.tokens[i])
         self.stats.tokens += 1
 
     def _new_sampler(self, arguments: dict[str, Any], processors: GuardedProcessors | None) -> Any:
@@ -180,7 +182,7 @@ class GeneratingLlama(FlashLlama):
             infill = Infill(self, kwargs)
             yield from infill.items(GeneratingLlama._create_completion(self, *args, **infill.arguments))
             return
-        claim = self._owner.claim(GENERATION, adopts=True)
+        claim = self._owner.claim(HOLDER, adopts=True)
         steps: Any = super()._create_completion(*args, **kwargs)
         if not self._delegates:
             logprobs, echo, limit = (kwargs.get(name) for name in ("logprobs", "echo", "max_tokens"))
@@ -209,8 +211,8 @@ class GeneratingLlama(FlashLlama):
     def _answer(self, begin: list[int]) -> bytes:
         """The text of the last generation after the tokens `begin`, without the token that ended it."""
         prompt, tokens = self._answered
-        is_end = lambda token: llama_cpp.llama_vocab_is_eog(self._model.vocab, token)
-        tokens = tokens[:-1] if tokens and is_end(tokens[-1]) else tokens
+        if tokens and llama_cpp.llama_vocab_is_eog(self._model.vocab, tokens[-1]):
+            tokens = tokens[:-1]
         return self.detokenize(begin + tokens, prev_tokens=prompt) if tokens else b""
 
     def _forget_rows(self) -> None:

@@ -89,7 +89,9 @@ def completions(steps: Any) -> Generator[Any, None, None]:
 
 
 def _python_floats(logprobs: dict[str, Any]) -> None:
-    plain = lambda x: x if x is None else float(x)
+    def plain(x: Any) -> float | None:
+        return x if x is None else float(x)
+
     if "token_logprobs" in logprobs:
         logprobs["token_logprobs"] = [plain(x) for x in logprobs["token_logprobs"]]
     if logprobs.get("top_logprobs"):

@@ -7,26 +7,29 @@ llama.cpp's server (format_prompt_infill in tools/server).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import EagleError, ErrorKind
 from ..runtime.binding import llama_cpp
 
+if TYPE_CHECKING:
+    from llama_cpp import Llama
+
 _MARK = "☺"  # before a suffix, so that SentencePiece's blank stands before it
 
 
-def infill_tokens(llm: Any) -> list[int]:
+def infill_tokens(llm: Llama) -> list[int]:
     """The vocabulary's tokens before the prefix, the suffix and the middle; -1 for one that it lacks."""
     tokens = (llama_cpp.llama_vocab_fim_pre, llama_cpp.llama_vocab_fim_suf, llama_cpp.llama_vocab_fim_mid)
     return [of(llm._model.vocab) for of in tokens]
 
 
-def can_infill(llm: Any) -> bool:
+def can_infill(llm: Llama) -> bool:
     """Whether the vocabulary has these tokens."""
     return min(infill_tokens(llm)) >= 0
 
 
-def infill_prompt(llm: Any, prompt: str | list[int], suffix: str) -> list[int]:
+def infill_prompt(llm: Llama, prompt: str | list[int], suffix: str) -> list[int]:
     """The token ids that ask for the text between prompt and suffix.
 
     Raises EagleError UNSUPPORTED if the vocabulary has no tokens for that.
@@ -37,9 +40,13 @@ def infill_prompt(llm: Any, prompt: str | list[int], suffix: str) -> list[int]:
             "this model cannot fill in the middle (its vocabulary has no tokens for it): leave suffix out"
         )
         raise EagleError(ErrorKind.UNSUPPORTED, message)
-    plain = lambda text: llm.tokenize(text.encode(), add_bos=False, special=False) if text else []
+
+    def plain(text: str) -> list[int]:
+        return llm.tokenize(text.encode(), add_bos=False, special=False) if text else []
+
     before = [pre, *(plain(prompt) if isinstance(prompt, str) else prompt)]
-    mark, marked = plain(_MARK), plain(_MARK + suffix)
+    mark = plain(_MARK)
+    marked = plain(_MARK + suffix)
     joins = marked[: len(mark)] != mark  # then a token has the mark's end and the suffix's beginning
     after = [suf, *(plain(suffix) if joins else marked[len(mark) :])]
     begin = [llm.token_bos()] if llm._model.add_bos_token() and llm.token_bos() >= 0 else []
@@ -58,11 +65,15 @@ class Infill:
     Where the model has no tokens for it, an empty suffix changes nothing.
     """
 
-    def __init__(self, llm: Any, arguments: dict[str, Any]) -> None:
-        prompt, suffix, echo = arguments["prompt"], arguments["suffix"], arguments.get("echo")
+    def __init__(self, llm: Llama, arguments: dict[str, Any]) -> None:
+        prompt = arguments["prompt"]
+        suffix = arguments["suffix"]
+        echo = arguments.get("echo")
         if echo and arguments.get("logprobs") is not None:
             raise echoed_logprobs()
-        self.arguments, self._echoed, self._shift = {**arguments, "suffix": None}, "", 0
+        self.arguments = {**arguments, "suffix": None}
+        self._echoed = ""
+        self._shift = 0
         if not suffix and not can_infill(llm):
             return
         tokens = infill_prompt(llm, prompt, suffix)

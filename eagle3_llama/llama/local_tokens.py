@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..common.limits import MAX_DRAFT
 from ..runtime.binding import address
-from ..runtime.params import MAX_DRAFT, EagleParams
+from ..runtime.params import EagleParams
+from ..runtime.round_tokens import RoundTokens
 from .loop import Piece
 from .processors import GuardedProcessors
 from .scores import ScoreRows
@@ -41,18 +43,27 @@ class LocalTokens:
         ends: bool = False,
         verbose: bool = False,
     ) -> None:
-        self._text, self._prompt, self._params = text, prompt, params
-        self._sampler, self._processors = sampler, processors
+        self._text = text
+        self._prompt = prompt
+        self._params = params
+        self._sampler = sampler
+        self._processors = processors
         self._chain = address(sampler.sampler)  # once: it takes a while, for each round
-        self._usage, self._release = usage, release
-        self._reset, self._record, self._ends, self._verbose = reset, record, ends, verbose
+        self._usage = usage
+        self._release = release
+        self._reset = reset
+        self._record = record
+        self._ends = ends
+        self._verbose = verbose
         self._left = limit  # tokens, None if not known
         self._token = -1  # sampled, and not decoded yet
         self._new_at = -1  # where the text begins that is new to the memory of earlier texts
 
     def prompt(self) -> Piece:
         """See TokenSource."""
-        text, tokens, started = self._text, self._prompt, time.perf_counter()
+        text = self._text
+        tokens = self._prompt
+        started = time.perf_counter()
         whole = self._record == "prompt"
         if self._reset:
             tokens = text.reuse_prefix(tokens, whole, self._verbose)
@@ -62,7 +73,8 @@ class LocalTokens:
         if self._record != "none" and not text.logits_all:
             row0 = text.n_tokens if whole else text.n_tokens + len(tokens) - 1
             text.rows = ScoreRows(text.n_vocab, row0, keep_all=self._record != "last")
-        memory, reused = text.memory, text.n_tokens
+        memory = text.memory
+        reused = text.n_tokens
         text.eval(tokens, whole)
         self._new_at = reused if memory is not None and memory.prompts else text.n_tokens
         piece = self._sample()
@@ -75,10 +87,10 @@ class LocalTokens:
             return None
         most = MAX_DRAFT if self._left is None else min(max(self._left - 1, 0), MAX_DRAFT)
         out = self._text.round(self._token, self._params, self._chain, self._processors, most)
-        self._token = out[-1]
-        self._count(len(out))
+        self._token = out.tokens[-1]
+        self._count(len(out.tokens))
         self._usage.count_draft(out.drafted_from)
-        return Piece(list(out), out.positions, out.sources, out.drafted_from, self._text.round_logits)
+        return Piece(out, self._text.round_logits)
 
     def go_on(self, tokens: Sequence[int]) -> Piece:
         """See TokenSource."""
@@ -102,4 +114,4 @@ class LocalTokens:
     def _sample(self) -> Piece:
         self._count(1)
         self._token = self._text.draw(self._sampler, self._processors)
-        return Piece([self._token], [0], [0], logits=lambda _: self._text.logits(-1))
+        return Piece(RoundTokens.first(self._token), lambda _: self._text.logits(-1))

@@ -8,24 +8,20 @@ from typing import Any, Protocol
 
 from ..errors import EagleError, ErrorKind
 from ..runtime.drafted import SOURCES
+from ..runtime.round_tokens import RoundTokens
 from .text import Logits, Text
 
 Sent = Sequence[int] | None
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Piece:
-    """The tokens of one round.
+    """The tokens of one round, with what their reader may see of the logits.
 
-    positions: of each token in the accepted draft, 0 if the target sampled it. sources: of each token the
-    bits of who drafted it, drafted_from: number of draft tokens, by these bits; see Round. logits: returns
-    the row, float32 [n_vocab], that the i-th token was sampled from.
+    logits: returns the row, float32 [n_vocab], that the i-th token was sampled from; None if it is not kept.
     """
 
-    tokens: list[int]
-    positions: list[int]
-    sources: Sequence[int]
-    drafted_from: Sequence[int] = ()
+    round: RoundTokens
     logits: Logits | None = None
 
 
@@ -59,14 +55,17 @@ def generate(
     """
     source = begin()
     try:
-        piece, last = source.prompt(), None
+        piece = source.prompt()
+        last = None
         while piece is not None:
             sent: Sent = None
-            for i, token in enumerate(piece.tokens):
+            out = piece.round
+            for i, token in enumerate(out.tokens):
                 if last is not None:
                     text.append(last)
-                n, text.draft_position = text.n_tokens, piece.positions[i]
-                text.draft_source = SOURCES[piece.sources[i]]
+                n = text.n_tokens
+                text.draft_position = out.positions[i]
+                text.draft_source = SOURCES[out.sources[i]]
                 scores = text.keep_row(n - 1, piece.logits, i)
                 if stopping is not None and stopping(text.ids, scores):
                     return

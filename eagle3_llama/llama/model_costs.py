@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..common import model_reader
 from ..errors import EagleError, ErrorKind
-from ..runtime import costs, library, machine, token_costs, variants
+from ..runtime import cost_files, costs, library, machine, token_costs, variants
 from ..runtime.binding import llama_cpp
+
+if TYPE_CHECKING:
+    from .eagle_llama import EagleLlama
 
 # what the environment says about where weights lie
 PLACES = ("EAGLE3_LLAMA_AMX", "EAGLE3_LLAMA_INTERLEAVE")
 MOST_BATCH = 256  # rows of a batch while measuring
 
 
-def cost_key(llm: Any, head: Any) -> list[object]:
+def cost_key(llm: EagleLlama, head: str | None) -> list[object]:
     """Files, those of the libraries too, the machine, where tensors are, threads in use, and the cache."""
-    p, m, lib_dir = llm.context_params, llm.model_params, library.find_lib_dir()
+    p = llm.context_params
+    m = llm.model_params
+    lib_dir = library.find_lib_dir()
     models = [*model_reader.files_of(llm.model_path), head]
     files = [*models, llm.lora_path, *(sorted(lib_dir.iterdir()) if lib_dir else [])]
     about = [(str(f), os.path.getsize(f), os.path.getmtime(f)) for f in files if f]
@@ -34,47 +39,49 @@ def cost_key(llm: Any, head: Any) -> list[object]:
     ]
     adapted = [llm.numa, llm.kv_overrides, llm.lora_scale]
     cache = [p.type_k, p.type_v, p.offload_kqv, p.op_offload, p.swa_full, p.kv_unified, p.n_seq_max]
-    sizes = [p.n_threads, p.n_threads_batch, llm.native.threads, p.n_batch, p.n_ubatch]
+    sizes = [p.n_threads, p.n_threads_batch, llm.engine.threads, p.n_batch, p.n_ubatch]
     return [about, machine.identity(lib_dir), placed + adapted, [*cache, p.flash_attn_type], *sizes]
 
 
-def measure(llm: Any) -> None:
+def measure(llm: EagleLlama) -> None:
     """Gives the planner costs from the cache, or measured now. Empties the first slot."""
     measure_threads(llm)
     key = cost_key(llm, llm._eagle_path)
     most = min(llm.n_batch, MOST_BATCH)
-    llm.native.plan(costs.cached(llm.native, key, room(llm), most, functools.partial(memory_of, llm)))
-    llm.native.release_threads()
+    found = cost_files.cached(llm.engine, key, room(llm), most, functools.partial(memory_of, llm))
+    llm.engine.planner.set_costs(found)
+    llm.engine.release_threads()
 
 
-def measure_threads(llm: Any) -> None:
+def measure_threads(llm: EagleLlama) -> None:
     """Finds how many threads are fastest now, if the model can take back the rows. Empties the first slot."""
     try:
-        llm.native.rewind(0)
-        llm.native.measure_threads()
+        llm.engine.rewind(0)
+        llm.engine.measure_threads()
     except EagleError as e:
         if e.kind is not ErrorKind.UNSUPPORTED:
             raise
 
 
-def read(llm: Any) -> None:
+def read(llm: EagleLlama) -> None:
     """Gives the planner the costs that a load measured. Without any, they are measured when needed.
 
     Once: it is in the middle of an answer. The planner corrects what another program disturbed.
     """
-    if llm.native.n_past() == 0:
+    if llm.engine.n_past() == 0:
         measure_threads(llm)
-        llm.native.release_threads()
-    found = costs.known(cost_key(llm, llm._eagle_path), room(llm))
+        llm.engine.release_threads()
+    found = cost_files.known(cost_key(llm, llm._eagle_path), room(llm))
     if found is not None:
-        llm.native.plan(found)
+        llm.engine.planner.set_costs(found)
     else:
-        llm.native.on_match = functools.partial(measure_in_use, llm)
+        llm.engine.planner.on_match = functools.partial(measure_in_use, llm)
 
 
-def measure_in_use(llm: Any, slot: int) -> None:
+def measure_in_use(llm: EagleLlama, slot: int) -> None:
     """Measures after what a slot holds, which stays. If there is no room for that, nothing is drafted."""
-    engine, size = llm.native, room(llm)
+    engine = llm.engine
+    size = room(llm)
     most = min(llm.n_batch, MOST_BATCH)
     try:
         found = costs.measure_in_use(
@@ -83,10 +90,10 @@ def measure_in_use(llm: Any, slot: int) -> None:
     except EagleError:
         return
     if found is not None:
-        engine.plan(costs.remember(cost_key(llm, llm._eagle_path), size, found))
+        engine.planner.set_costs(cost_files.remember(cost_key(llm, llm._eagle_path), size, found))
 
 
-def memory_of(llm: Any) -> token_costs.Memory | None:
+def memory_of(llm: EagleLlama) -> token_costs.Memory | None:
     """What the model reads; None if a slot has more than keys and values of its tokens."""
     if llm._is_recurrent or llm._is_hybrid:
         return None
@@ -95,7 +102,7 @@ def memory_of(llm: Any) -> token_costs.Memory | None:
     )
 
 
-def _row_bytes(llm: Any) -> int:
+def _row_bytes(llm: EagleLlama) -> int:
     """Bytes of the weights that a row reads. All of them if the files say less than llama.cpp knows."""
     with contextlib.suppress(EagleError):
         if found := model_reader.row_bytes(model_reader.read_model(llm.model_path)):
@@ -103,6 +110,6 @@ def _row_bytes(llm: Any) -> int:
     return int(llama_cpp.llama_model_size(llm._model.model))
 
 
-def room(llm: Any) -> int:
+def room(llm: EagleLlama) -> int:
     """Positions of one sequence; n_ctx() may be those of several."""
     return int(llama_cpp.llama_n_ctx_seq(llm._ctx.ctx))

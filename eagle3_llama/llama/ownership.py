@@ -27,7 +27,9 @@ class Claim:
     """
 
     def __init__(self, who: str, adopts: bool) -> None:
-        self.who, self.adopts, self.record = who, adopts, "none"
+        self.who = who
+        self.adopts = adopts
+        self.record = "none"
         self.limit: int | None = None
         self.ends = self.over = False
         self.taken = False  # it has held the context
@@ -76,7 +78,8 @@ class Ownership:
             if before is not None and before is not claim:
                 raise _busy(before)
             if take:
-                self._holder, claim.taken = claim, True
+                self._holder = claim
+                claim.taken = True
             elif claim.taken and self._holder is not claim:
                 who = self._holder.who if self._holder is not None else "another"
                 raise EagleError(
@@ -84,7 +87,8 @@ class Ownership:
                     f"this generation cannot continue: {who} has taken the context since its last token;"
                     " finish one before the next, or load the model twice",
                 )
-            self._running, claim.thread = claim, threading.get_ident()
+            self._running = claim
+            claim.thread = threading.get_ident()
             return before
 
     @contextlib.contextmanager

@@ -15,7 +15,8 @@ class GuardedProcessors:
     """
 
     def __init__(self, processors: Sequence[Any], text: Callable[[], np.ndarray]) -> None:
-        self.processors, self.text = processors, text
+        self.processors = processors
+        self.text = text
         self.error: BaseException | None = None
         self._round: np.ndarray | None = None  # the text with the round's tokens
         self._n = 0  # of them, those before the next row
@@ -34,7 +35,8 @@ class GuardedProcessors:
     def begin_round(self, tokens: Sequence[int]) -> None:
         """The next rows follow the text and the first of these tokens, then the second too, and so on."""
         text = self.text()
-        self._round, self._n = np.concatenate([text, np.asarray(tokens, np.intc)]), len(text)
+        self._round = np.concatenate([text, np.asarray(tokens, np.intc)])
+        self._n = len(text)
 
     def end_round(self) -> None:
         self._round = None

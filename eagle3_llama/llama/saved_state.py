@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +11,10 @@ from ..common.model_reader import fingerprint
 from ..errors import EagleError, ErrorKind
 from ..runtime.binding import LlamaState, llama_cpp
 from .text import ContextText
+
+if TYPE_CHECKING:
+    from ..runtime.engine import Engine
+    from .eagle_llama import EagleLlama
 
 
 class EagleState(LlamaState):
@@ -33,7 +37,7 @@ class EagleState(LlamaState):
         """Ignored: LlamaState is given the size of the target's state alone."""
 
 
-def identity(llm: Any) -> dict[str, str]:
+def identity(llm: EagleLlama) -> dict[str, str]:
     """What a state of this EagleLlama belongs to: the content of its files, which are read once.
 
     llama.cpp checks shapes alone: the keys and values of another model of this size would pass.
@@ -45,7 +49,7 @@ def identity(llm: Any) -> dict[str, str]:
             "model": f"{_content(llm.model_path)} {adapter} {llm.kv_overrides}",
             "head": _content(llm._eagle_path),
         }
-        llm._identity = known
+        vars(llm)["_identity"] = known
     return known
 
 
@@ -125,7 +129,7 @@ def _load_target(ctx: Any, data: bytes) -> None:
         raise EagleError(ErrorKind.BAD_VALUE, "the state does not fit this model and context")
 
 
-def _load_drafting(engine: Any, data: bytes | None, n_tokens: int) -> None:
+def _load_drafting(engine: Engine, data: bytes | None, n_tokens: int) -> None:
     if data is not None and engine.holds_state(data):
         engine.set_state(data)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -22,15 +23,19 @@ class OffsetRows(np.ndarray):
     def __getitem__(self, key: object) -> np.ndarray:
         plain = self.view(np.ndarray)
         first, rest = (key[0], key[1:]) if isinstance(key, tuple) else (key, ())
-        shift = lambda i: i if i is None or i < 0 else max(i - self.row0, 0)
         if isinstance(first, slice):
-            first = slice(shift(first.start), shift(first.stop), first.step)
+            first = slice(self._shifted(first.start), self._shifted(first.stop), first.step)
         elif isinstance(first, (int, np.integer)):
             if 0 <= first < self.row0:
                 raise IndexError(f"logits of position {first} were not kept; rows start at {self.row0}")
-            first = shift(first)
+            first = self._shifted(first)
         index = (first, *rest)
-        return plain[index]
+        row: np.ndarray = plain[index]
+        return row
+
+    def _shifted(self, i: Any) -> Any:
+        """An index of the text's positions as one of the rows. None, or one from the end, stays."""
+        return i if i is None or i < 0 else max(i - self.row0, 0)
 
 
 class ScoreRows:
@@ -40,7 +45,9 @@ class ScoreRows:
     """
 
     def __init__(self, n_vocab: int, row0: int, keep_all: bool) -> None:
-        self.row0, self.keep_all, self.n = row0, keep_all, 0
+        self.row0 = row0
+        self.keep_all = keep_all
+        self.n = 0
         self._rows = np.empty((64 if keep_all else 1, n_vocab), np.float32)
 
     def add(self, row: np.ndarray) -> np.ndarray:
@@ -57,7 +64,8 @@ class ScoreRows:
         self._rows[self.n : i] = np.nan
         self._rows[i] = row
         self.n = i + 1
-        return self._rows[i]
+        kept: np.ndarray = self._rows[i]
+        return kept
 
     def array(self) -> OffsetRows:
         """The array that llama-cpp-python may index as `_scores`."""

@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from ..common.limits import MAX_DRAFT
 from ..errors import EagleError, ErrorKind
 from ..runtime.binding import Llama, address, llama_cpp
 from ..runtime.drafted import SOURCES
-from ..runtime.engine import Ask, Engine, Round
-from ..runtime.params import MAX_DRAFT, EagleParams
+from ..runtime.engine import Ask, Engine
+from ..runtime.params import EagleParams
+from ..runtime.round_tokens import RoundTokens
 from ..runtime.text_memory import TextMemory
 from .media import MediaRows
 from .processors import GuardedProcessors
@@ -41,7 +43,9 @@ class Text:
     def __init__(
         self, input_ids: np.ndarray = _NOTHING, scores: np.ndarray = _NOTHING, logits_all: bool = False
     ) -> None:
-        self.input_ids, self.scores, self.logits_all = input_ids, scores, logits_all
+        self.input_ids = input_ids
+        self.scores = scores
+        self.logits_all = logits_all
         self.n_tokens = self.draft_position = 0
         self.draft_source = SOURCES[0]
         self.rows: ScoreRows | None = None
@@ -69,8 +73,9 @@ class Text:
         if logits is None:
             return None
         if self.logits_all:
-            self.scores[position] = logits(i)
-            return self.scores[position]
+            kept: np.ndarray = self.scores[position]
+            kept[:] = logits(i)
+            return kept
         return self.rows.put(position, logits(i)) if self.rows is not None else None
 
     def kept(self) -> np.ndarray:
@@ -95,7 +100,9 @@ class ContextText(Text):
         n_batch: int,
     ) -> None:
         super().__init__(input_ids, scores, logits_all)
-        self.engine, self.ctx, self.n_batch = engine, ctx, n_batch
+        self.engine = engine
+        self.ctx = ctx
+        self.n_batch = n_batch
         model = llama_cpp.llama_get_model(ctx.ctx)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         of_kind = (llama_cpp.llama_model_is_recurrent, llama_cpp.llama_model_is_hybrid)
@@ -139,13 +146,15 @@ class ContextText(Text):
 
     def forget(self) -> None:
         """Empties the text, as Llama.reset() does."""
-        self.n_tokens, self.stale = 0, True
+        self.n_tokens = 0
+        self.stale = True
         if self._cannot_rewind:
             llama_cpp.llama_memory_clear(self.ctx.memory, True)
 
     def clear(self) -> None:
         """Empties text, context and engine, whatever is there."""
-        self.n_tokens, self.stale = 0, True
+        self.n_tokens = 0
+        self.stale = True
         llama_cpp.llama_memory_clear(self.ctx.memory, True)
         self.engine.state_reset(0)
 
@@ -218,7 +227,7 @@ class ContextText(Text):
         chain: int,
         processors: GuardedProcessors | None,
         most: int = MAX_DRAFT,
-    ) -> Round:
+    ) -> RoundTokens:
         """One round after the text and `token`, which was sampled and is not decoded yet.
 
         chain: the address of the sampler chain. most: see Ask. The text stays as it is: it grows as the

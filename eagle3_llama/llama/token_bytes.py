@@ -25,7 +25,8 @@ class TokenBytes:
     """
 
     def __init__(self, bytes_of: BytesOf, bos: int) -> None:
-        self._bytes_of, self._bos = bytes_of, bos
+        self._bytes_of = bytes_of
+        self._bos = bos
         # set at once, because several threads may detokenize
         self._kept: dict[bool, tuple[list[int], bytes]] = {}
 
@@ -34,7 +35,8 @@ class TokenBytes:
         text, out = self._kept.get(special, ([], b""))
         n = len(text)
         if not n or tokens[:n] != text:
-            n, out = 0, b""
+            n = 0
+            out = b""
         out += b"".join([self._bytes_of(token, special) for token in tokens[n:]])
         if len(tokens) >= KEPT:
             self._kept[special] = tokens, out

@@ -40,7 +40,7 @@ class TokenUsage:
         return dataclasses.replace(self)
 
     def count_draft(self, drafted_from: Sequence[int]) -> None:
-        """Counts a draft. drafted_from: its number of tokens by source, see Round."""
+        """Counts a draft. drafted_from: its number of tokens by source, see RoundTokens."""
         if any(drafted_from):
             self.drafted += sum(drafted_from)
             self._count("drafted", drafted_from)

@@ -6,22 +6,16 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .drafted import SOURCES, Drafted
+from ..common.limits import MAX_DRAFT
+from .drafted import Draft
 from .library import checked
-from .params import MAX_DRAFT, EagleParams, StaticTree, Tree
+from .params import EagleParams, StaticTree, Tree
+from .planning import Planner
 from .session import Session
 
-PLANNED_NODES, PLANNED_WIDTH = 24, 4  # what the planner may grow with the head; more has never paid
+PLANNED_NODES = 24  # draft tokens that the planner may grow with the head: more have never paid
+PLANNED_WIDTH = 4  # the same, of a level of a tree
 MATCH = 4  # tokens of a match that make it worth to measure what drafts cost
-
-
-@dataclasses.dataclass(frozen=True)
-class Draft:
-    """Draft tokens that a caller brings: a chain, or a tree, level by level, in which tokens[i] follows
-    tokens[parents[i]], or the ask's own token where that is -1."""
-
-    tokens: Sequence[int]
-    parents: Sequence[int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,25 +35,6 @@ class Ask:
     on_draft: Callable[[list[int]], None] | None = None
 
 
-class Round(list[int]):
-    """The tokens that one round sampled: accepted draft tokens, then the bonus.
-
-    drafted: number of draft tokens. levels: number of positions that they were for, fewer in a tree.
-    drafted_from: number of draft tokens by source, and sources: of each token its source, both by the bits of
-    SOURCES (0: the target sampled it, or the caller drafted it).
-    """
-
-    drafted: int = 0
-    levels: int = 0
-    drafted_from: Sequence[int] = (0,) * len(SOURCES)
-    sources: Sequence[int] = ()
-
-    @property
-    def positions(self) -> list[int]:
-        """Of each token its position in the accepted draft, 0 if the target sampled it."""
-        return [*range(1, len(self)), 0]
-
-
 class Buffers:
     """What a round of n asks passes to the library, allocated once."""
 
@@ -73,58 +48,73 @@ class Buffers:
         self.zeros = [0] * n
 
 
-class Asking(Session):
-    """A session that drafts for asks."""
+class Drafting:
+    """Drafts for the asks of a round: by the head, from the text, or what a caller brings."""
 
-    def trees(self, params: EagleParams) -> bool:
-        """Whether drafts made with params are trees."""
-        return params.fixed_tree or (params.planned and params.tree is not False and self.can_tree)
+    def __init__(self, session: Session, planner: Planner) -> None:
+        self._session = session
+        self._planner = planner
+        self.lib = session.lib
+        self.ffi = session.ffi
+        self._tokens, self._parents, self._sources = (self.ffi.new(f"int32_t[{MAX_DRAFT}]") for _ in range(3))
+        self._shapes: dict[StaticTree, tuple[Any, Any]] = {}  # parents and ranks
 
-    def _draft(self, asks: Sequence[Ask], b: Buffers) -> None:
-        if self.on_match is not None:
+    def draft(self, asks: Sequence[Ask], b: Buffers) -> None:
+        """Begins a round with the drafts of its asks. Their numbers of tokens are in b.drafted afterwards."""
+        if self._planner.on_match is not None:
             self._measure_for(asks)
-        arrays = [self._fill(a, ask, len(asks)) for a, ask in zip(b.asks, asks)]
-        checked(self.lib.eagle3_round_draft(self._session, b.asks, len(asks), b.drafted))
+        arrays = [self.fill(a, ask, len(asks)) for a, ask in zip(b.asks, asks)]
+        checked(self.lib.eagle3_round_draft(self._session.handle, b.asks, len(asks), b.drafted))
         del arrays  # read until here
 
-    def _fill(self, a: Any, ask: Ask, n: int) -> object:
+    def fill(self, a: Any, ask: Ask, n: int) -> object:
         """The native form of an ask of a round of n. Returns what must live until the call has read it."""
-        lib, p = self.lib, ask.params
-        a.slot, a.token = ask.slot, ask.token
+        lib = self.lib
+        p = ask.params
+        a.slot = ask.slot
+        a.token = ask.token
         if ask.given is not None:
             return self._fill_given(a, ask.given)
         if not self._can_draft(p):
             a.kind = lib.EAGLE3_PLAIN
         elif p.planned:
-            text = p.text and self.drafts_from_text
-            a.kind, a.text = lib.EAGLE3_PLANNED, int(text)
+            text = p.text and self._session.drafts_from_text
+            a.kind = lib.EAGLE3_PLANNED
+            a.text = int(text)
             a.n_max = MAX_DRAFT if text else min(PLANNED_NODES * n, MAX_DRAFT)
             a.n_max = a.n_max if ask.most else 0
-            a.width, a.depth = PLANNED_WIDTH if self.trees(p) else 1, ask.most
+            a.width = PLANNED_WIDTH if self._session.trees(p) else 1
+            a.depth = ask.most
         elif isinstance(p.tree, Tree):
-            a.kind, a.n_max, a.p_min = lib.EAGLE3_TREE, min(p.tree.nodes, ask.most), p.p_min
-            a.depth, a.width = p.tree.depth, p.tree.width
+            a.kind = lib.EAGLE3_TREE
+            a.n_max = min(p.tree.nodes, ask.most)
+            a.p_min = p.p_min
+            a.depth = p.tree.depth
+            a.width = p.tree.width
         elif isinstance(p.tree, StaticTree):
-            a.kind, a.n = lib.EAGLE3_CHOICES, min(len(p.tree.parents), ask.most)
+            a.kind = lib.EAGLE3_CHOICES
+            a.n = min(len(p.tree.parents), ask.most)
             a.parents, a.ranks = self._shapes.get(p.tree) or self._shapes.setdefault(
                 p.tree, (self._ints(p.tree.parents), self._ints(p.tree.ranks))
             )
         else:
-            a.kind, a.n_max = lib.EAGLE3_CHAIN, min(p.n_max or 0, ask.most)
-            a.n_min, a.p_min = p.n_min, p.p_min
+            a.kind = lib.EAGLE3_CHAIN
+            a.n_max = min(p.n_max or 0, ask.most)
+            a.n_min = p.n_min
+            a.p_min = p.p_min
         return None
 
     def _can_draft(self, p: EagleParams) -> bool:
         """Whether there is something to draft with these parameters, and known what it costs."""
-        if p.n_max == 0 or (p.planned and self.costs is None):
+        if p.n_max == 0 or (p.planned and self._planner.costs is None):
             return False
-        return self.has_head or (p.from_text and self.drafts_from_text)
+        return self._session.has_head or (p.from_text and self._session.drafts_from_text)
 
     def _measure_for(self, asks: Sequence[Ask]) -> None:
         """Measures what rows cost before the first round in which the text has a match that is worth it."""
         for ask in asks:
-            if ask.params.from_text and self.text_match(ask.token, ask.slot) >= MATCH:
-                measure, self.on_match = self.on_match, None
+            if ask.params.from_text and self._session.text_match(ask.token, ask.slot) >= MATCH:
+                measure, self._planner.on_match = self._planner.on_match, None
                 if measure is not None:
                     measure(ask.slot)
                 return
@@ -132,17 +122,25 @@ class Asking(Session):
     def _fill_given(self, a: Any, given: Draft) -> object:
         tokens = self._ints(given.tokens)
         parents = self.ffi.NULL if given.parents is None else self._ints(given.parents)
-        a.kind, a.n, a.tokens, a.parents = self.lib.EAGLE3_GIVEN, len(given.tokens), tokens, parents
+        a.kind = self.lib.EAGLE3_GIVEN
+        a.n = len(given.tokens)
+        a.tokens = tokens
+        a.parents = parents
         return tokens, parents
 
     def _ints(self, values: Sequence[int]) -> Any:
         return self.ffi.new("int32_t[]", list(values) or 1)
 
-    # -- what was drafted ---------------------------------------------------------------------------------
-
-    def drafted(self, i: int) -> Drafted:
+    def drafted(self, i: int = 0) -> Draft:
         """The draft of the i-th ask of the round under way."""
-        tokens, parents, sources = self._drafts, self._parents, self._sources
-        null, unpack = self.ffi.NULL, self.ffi.unpack
-        n = checked(self.lib.eagle3_round_drafted(self._session, i, tokens, parents, null, sources))
-        return Drafted(unpack(tokens, n), unpack(parents, n), unpack(sources, n))
+        call = self.lib.eagle3_round_drafted
+        n = checked(call(self._session.handle, i, self._tokens, self._parents, self.ffi.NULL, self._sources))
+        unpack = self.ffi.unpack
+        return Draft(unpack(self._tokens, n), unpack(self._parents, n), unpack(self._sources, n))
+
+    def probabilities(self, i: int = 0) -> list[float]:
+        """The probability of each of these draft tokens, given its parent."""
+        probs = self.ffi.new(f"float[{MAX_DRAFT}]")
+        null = self.ffi.NULL
+        n = checked(self.lib.eagle3_round_drafted(self._session.handle, i, self._tokens, null, probs, null))
+        return list(probs[0:n])

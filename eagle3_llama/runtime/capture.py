@@ -21,7 +21,8 @@ class Capture:
         self.ffi, self.lib = load()
         self._ctx = self.ffi.cast("void *", ctx)
         self._layers = self.ffi.new("int32_t[]", list(extract_layers) or 1)
-        self.n_layers, self.n_embd = len(extract_layers), n_embd
+        self.n_layers = len(extract_layers)
+        self.n_embd = n_embd
         checked(self.lib.eagle3_capture_set(self._ctx, self._layers, self.n_layers))
 
     def read(self, n_tokens: int) -> np.ndarray:

@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 PROGRAM = "eagle3-proof"
 FILE = PROGRAM + (".exe" if sys.platform == "win32" else "")
-_ROWS_DIFFER, _CANNOT = 3, 4  # exit codes of eagle3-proof
+_ROWS_DIFFER = 3  # an exit code of eagle3-proof
+_CANNOT = 4  # another one
 _LOOK = 1.0  # seconds until the next look at what the child's threads do
 _OF_THE_USER = ("EAGLE3_LLAMA_AMX", "EAGLE3_LLAMA_INTERLEAVE")  # they hide a part of the library
 _BACKEND = re.compile(r"libggml-cpu-(.+)\.so")
@@ -137,8 +138,11 @@ def limited(computing: int) -> Callable[[], None] | None:
 
 def _follow(child: subprocess.Popen[bytes], limits: Limits) -> tuple[str, str]:
     """The last line that the child wrote, and "ended" if it did, "asleep" or "late" if it was killed."""
-    told, writes, end = b"", True, "late"
-    asleep, start = None, time.monotonic()
+    told = b""
+    writes = True
+    end = "late"
+    asleep = None
+    start = time.monotonic()
     since = start
     assert child.stdout is not None
     with selectors.DefaultSelector() as selector:
@@ -152,7 +156,8 @@ def _follow(child: subprocess.Popen[bytes], limits: Limits) -> tuple[str, str]:
                         break
                 elif selector.select(_LOOK):
                     data = os.read(child.stdout.fileno(), 4096)
-                    told, writes = told + data, bool(data)
+                    told += data
+                    writes = bool(data)
                 before, asleep = asleep, _asleep(child.pid)
                 if asleep is None or asleep != before:
                     since = now

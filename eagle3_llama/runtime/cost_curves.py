@@ -30,7 +30,8 @@ def rising(points: dict[int, float], times: Mapping[int, int] = MappingProxyType
 
 def curve(points: dict[int, float]) -> list[float]:
     """Costs of 0..MAX_ROWS rows: linear between the points, beyond them with the average slope."""
-    (first, least), (last, most) = min(points.items()), max(points.items())
+    first, least = min(points.items())
+    last, most = max(points.items())
     slope = max(most - least, 0.0) / max(last - first, 1)
     beyond = [most + slope * (n - last) for n in range(last + 1, MAX_ROWS + 1)]
     between = np.interp(range(1, last + 1), sorted(points), [points[n] for n in sorted(points)])

@@ -1,34 +1,29 @@
-"""Measures the costs of decoding and drafting on this machine, for the planner. A cache keeps them."""
+"""Measures the costs of decoding and drafting on this machine, for the planner. cost_files keeps them."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import hashlib
-import json
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ..common.files import cache_dir, expanded, make_folder, remove_stale, replacing
 from ..common.limits import MAX_ROWS
-from ..errors import EagleError
 from .cost_curves import curve, rising
 from .token_costs import TOKEN_COSTS, Memory, token_costs
+
+if TYPE_CHECKING:
+    from .session import Session
 
 # Numbers of rows to measure in one round, the most important first. Costs in between are interpolated.
 SIZES = (1, 4, 2, 1, 8, 3, 1, 6, 5, 1, 12)
 # The same, once: only long matches of the text make such drafts. Products take up to 16 rows at a time.
 LARGE = (1, 16, 17, 64)
 CONTEXTS = (8, 256)  # tokens in the KV cache before the rows, for the near and the far measurement
-# Filling the far context: tokens per batch, seconds after the start when it ends, least seconds it takes.
-PIECE, FILL, LEAST_FILL = 32, 0.45, 0.1
+PIECE = 32  # tokens per batch while the far context is filled
+FILL = 0.45  # seconds after the start when filling ends
+LEAST_FILL = 0.1  # seconds that filling may take however late it begins
 FAST = 0.01  # seconds: in a model that takes less for one row, the change from one size to another shows
 SLOW = 0.08  # seconds: a model that takes longer for one row is slow, and each size is measured once
 BUDGET = 1.0  # seconds after which no further round begins
@@ -38,13 +33,8 @@ MOST = 1.35  # seconds after which the first round begins no further size
 MOST_SLOW = 2.5  # the same for a slow model
 SETTLING = 3  # decodes of one row after one of another size that take longer
 MOST_LARGE = 1.8  # seconds after which no further large size begins
-SMALLEST, LARGEST = 1e-6, 1e6  # seconds of a decode or a pass that are believed; the clock's step is 1e-6
-LOADS = 4  # the first LOADS loads of a model measure, because other programs may disturb one measurement
-FAR_OFF = 1.5  # all loads were disturbed if one row takes less by this factor than in any of them
-DISTURBED = 1.25  # a load was disturbed if one row took this many times as long as in the fastest load
-# A thread that another program displaces counts an involuntary context switch. A program that keeps a core of
-# two busy makes some 100 to 300 a second, a quiet machine some 10.
-CALM = 50.0
+SMALLEST = 1e-6  # the least seconds of a decode or a pass that are believed: the clock's step
+LARGEST = 1e6  # the most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,12 +59,14 @@ class Costs:
         return self.layers[n] + self.cell[n] * (n_past - self.context) + self.output[n]
 
 
-def fill_context(engine: Any, n: int, n_batch: int = 32, slot: int = 0, most: float = math.inf) -> int:
+def fill_context(engine: Session, n: int, n_batch: int = 32, slot: int = 0, most: float = math.inf) -> int:
     """Fills the slot's KV cache with n tokens, or fewer in `most` seconds. Returns their number."""
     engine.rewind(0, slot)
-    start, at = time.perf_counter(), 0  # any tokens do: all cost the same, and every vocabulary has low ids
+    start = time.perf_counter()
+    at = 0
     while at < n and time.perf_counter() - start < most:
         end = min(at + n_batch, n)
+        # any tokens do: all cost the same, and every vocabulary has low ids
         engine.prefill([1 + i % 60 for i in range(at, end)], slot)
         at = end
     return at
@@ -92,7 +84,7 @@ class Times:
 
     def add(
         self,
-        engine: Any,
+        engine: Session,
         sizes: Sequence[int],
         slot: int = 0,
         most: float = math.inf,
@@ -125,11 +117,16 @@ class Times:
 
         def figures(part: str) -> dict[int, float]:
             sizes = sorted({n for r in self._rounds for p, n in r if p == part})
-            relative = lambda n: (r[part, n] / r["layers", 1] for r in self._rounds if (part, n) in r)
-            return {n: one * statistics.median(relative(n)) for n in sizes}
+            return {
+                n: one
+                * statistics.median(r[part, n] / r["layers", 1] for r in self._rounds if (part, n) in r)
+                for n in sizes
+            }
 
-        out, head = curve(rising(figures("output") or {1: 0.0})), rising(figures("head") or {1: 1.0})
-        first, layers = figures("first").get(1, 0.0), figures("layers")
+        out = curve(rising(figures("output") or {1: 0.0}))
+        head = rising(figures("head") or {1: 1.0})
+        first = figures("first").get(1, 0.0)
+        layers = figures("layers")
         layers[1] = one - out[1]  # a decode of one row includes its output
         layers = rising(layers, {1: SIZES.count(1)})
         layers, head = ({n: max(t, SMALLEST) for n, t in part.items()} for part in (layers, head))
@@ -137,7 +134,7 @@ class Times:
         return Costs(curve(layers), out, curve(head), curve({1: 0.0}), first, context)
 
 
-def _decode(engine: Any, n: int, slot: int) -> float:
+def _decode(engine: Session, n: int, slot: int) -> float:
     """Seconds of a decode of n rows as generation has it: a draft's after another size, one row after one.
 
     The first decodes after one of another size take longer, by some percent of a fast model's time.
@@ -149,26 +146,36 @@ def _decode(engine: Any, n: int, slot: int) -> float:
 
 
 def measure(
-    engine: Any, n_ctx: int, n_batch: int, budget: float = BUDGET, slot: int = 0, memory: Memory | None = None
+    engine: Session,
+    n_ctx: int,
+    n_batch: int,
+    budget: float = BUDGET,
+    slot: int = 0,
+    memory: Memory | None = None,
 ) -> Costs:
     """Measures for about `budget` seconds, or fewer sizes if the model is slow. Empties the slot.
 
     memory: with it, what tokens in the KV cache cost is known for slow models too, and less noisy for others.
     """
-    start, elapsed, before = time.perf_counter(), lambda: time.perf_counter() - start, switches()
-    near_at, far_at = min(CONTEXTS[0], n_ctx // 4), min(CONTEXTS[1], n_ctx - 8)
+    before = switches()
+    elapsed = _stopwatch()
+    near_at = min(CONTEXTS[0], n_ctx // 4)
+    far_at = min(CONTEXTS[1], n_ctx - 8)
     sizes = [n for n in SIZES if n <= min(n_ctx - near_at, n_batch)]
     if memory:
         fill_context(engine, 1, n_batch, slot)
     one = min(engine.measure_target(1, slot) for _ in range(2))
     read = memory.token_seconds(one, 1, slot) if memory else 0.0
-    slow, cells, warmed = one > SLOW, {n: read * times for n, times in TOKEN_COSTS.items()}, {1}
+    slow = one > SLOW
+    cells = {n: read * times for n, times in TOKEN_COSTS.items()}
+    warmed = {1}
     near_at = 0 if slow else fill_context(engine, near_at, n_batch, slot)
     if not slow and far_at > near_at and 8 in sizes:
         # this also reads a model file that is not in memory yet
         far_at = fill_context(engine, far_at, min(n_batch, PIECE), slot, max(FILL - elapsed(), LEAST_FILL))
         if far_at > near_at:
-            cells, warmed = token_costs(engine, near_at, far_at, slot, read), {1, 8}
+            cells = token_costs(engine, near_at, far_at, slot, read)
+            warmed = {1, 8}
     end = elapsed() + WARM
     for n in dict.fromkeys(sizes):  # warm-up: the first decode of each size takes some milliseconds longer
         if one > SLOW / 2 or elapsed() > end:
@@ -189,6 +196,12 @@ def measure(
     return dataclasses.replace(times.costs(near_at), cell=curve(cells), switches=rate)
 
 
+def _stopwatch() -> Callable[[], float]:
+    """Returns the seconds since this call whenever it is called."""
+    start = time.perf_counter()
+    return lambda: time.perf_counter() - start
+
+
 def switches() -> int:
     """The involuntary context switches of this process so far; 0 where the system does not count them."""
     try:
@@ -199,7 +212,7 @@ def switches() -> int:
 
 
 def measure_in_use(
-    engine: Any,
+    engine: Session,
     n_ctx: int,
     times: Times,
     rounds: int = 3,
@@ -217,7 +230,7 @@ def measure_in_use(
     sizes = [n for n in SIZES if n <= room]
     if 8 not in sizes:
         return None
-    start, elapsed = time.perf_counter(), lambda: time.perf_counter() - start
+    elapsed = _stopwatch()
     one = engine.measure_target(1, slot)
     slow = one > SLOW
     for _ in range(1 if slow else rounds):
@@ -225,126 +238,22 @@ def measure_in_use(
         times.add(engine, measured, slot, (MOST_SLOW if slow else MOST) - elapsed(), one if slow else None)
     if large and not slow:
         _add_large(times, engine, room, one, slot, MOST_LARGE - elapsed())
-    found, n_past = times.costs(engine.n_past(slot)), engine.n_past(slot)
+    found = times.costs(engine.n_past(slot))
+    n_past = engine.n_past(slot)
     if memory and n_past > 0:
         read = memory.token_seconds(found.one_row, n_past, slot)
         found = dataclasses.replace(found, cell=curve({n: read * t for n, t in TOKEN_COSTS.items()}))
     return found
 
 
-def _add_large(times: Times, engine: Any, room: int, one: float, slot: int, most: float) -> None:
+def _add_large(times: Times, engine: Session, room: int, one: float, slot: int, most: float) -> None:
     """Measures LARGE as far as there is room and time. one: seconds of a decode of one row.
 
     The first decode of a size takes some milliseconds longer, as its memory is planned and first touched. For
     a fast model that is up to half of its time, and a decode before does not count.
     """
-    start, sizes = time.perf_counter(), [n for n in LARGE if n <= room]
+    start = time.perf_counter()
+    sizes = [n for n in LARGE if n <= room]
     for n in sizes[1:] if one < FAST else []:
         engine.measure_target(n, slot)
     times.add(engine, sizes, slot, most - (time.perf_counter() - start))
-
-
-def costs_dir() -> Path:
-    """The folder with measured costs: EAGLE3_LLAMA_COSTS, or costs/ in the cache folder.
-
-    Raises EagleError as cache_dir(). Without the folder, each load measures.
-    """
-    named = os.environ.get("EAGLE3_LLAMA_COSTS")
-    return expanded(named) if named else cache_dir() / "costs"
-
-
-def cached(
-    engine: Any,
-    key: Sequence[object],
-    n_ctx: int,
-    n_batch: int,
-    memory: Callable[[], Memory | None] = lambda: None,
-) -> Costs:
-    """The costs for this key (model, format, backend, threads, library), from a file in costs_dir().
-
-    memory: reads what measure() takes, from the model's files; called only if this load measures.
-
-    Only the first LOADS loads measure, and as many more while others were disturbed by another program. With
-    a single measurement, a disturbance would stay in the costs for ever. If all of them were disturbed, one
-    row takes much less than they say, and this load measures too.
-    """
-    loads = _read(key, n_ctx)
-    few = sum(c.switches <= CALM for c in loads) < LOADS and len(loads) < 2 * LOADS
-    if few or _were_disturbed(engine, loads):
-        return remember(key, n_ctx, measure(engine, n_ctx, n_batch, memory=memory()))
-    return merged(loads)
-
-
-def _were_disturbed(engine: Any, loads: Sequence[Costs]) -> bool:
-    """Whether a decode of one row is now far from what any of these loads measured. Of two, unless slow."""
-    one = engine.measure_target(1)
-    one = one if one > SLOW else min(one, engine.measure_target(1))
-    return bool(one * FAR_OFF < min(c.one_row for c in loads))
-
-
-def known(key: Sequence[object], n_ctx: int) -> Costs | None:
-    """The costs that earlier loads measured, None if none did."""
-    loads = _read(key, n_ctx)
-    return merged(loads) if loads else None
-
-
-def remember(key: Sequence[object], n_ctx: int, costs: Costs) -> Costs:
-    """Adds a measurement to those of earlier loads, in their file. Returns what all of them say."""
-    loads = [*_read(key, n_ctx), costs]
-    calm = sum(c.switches <= CALM for c in loads)
-    if calm > LOADS or len(loads) > 2 * LOADS:  # the earlier ones were disturbed, see cached()
-        least = min(c.one_row for c in _calm(loads))
-        loads = [c for c in _calm(loads) if c.one_row <= DISTURBED * least][:LOADS]
-    with contextlib.suppress(EagleError):  # the next load measures again
-        path = _path(key, n_ctx)
-        make_folder(path.parent)
-        remove_stale(path.parent)
-        with replacing(path) as part:
-            part.write_text(json.dumps([dataclasses.asdict(c) for c in loads]) + "\n", encoding="utf-8")
-    return merged(loads)
-
-
-def _path(key: Sequence[object], n_ctx: int) -> Path:
-    room = min(n_ctx, max(CONTEXTS) + 8)  # the part of the context that measure() uses
-    digest = hashlib.sha256(json.dumps([str(k) for k in (*key, room)]).encode()).hexdigest()
-    return costs_dir() / f"{digest[:24]}.json"
-
-
-def merged(loads: Sequence[Costs]) -> Costs:
-    """The median of each cost over the undisturbed loads, computed in units of one row's cost."""
-    loads = _calm(loads)
-    least = min(c.one_row for c in loads)
-    fair = [c for c in loads if c.one_row <= DISTURBED * least]
-    each = lambda name: [np.atleast_1d(getattr(c, name)) / c.one_row for c in fair]
-    middle = lambda name: np.median(each(name), axis=0) * least
-    curves = {name: middle(name).tolist() for name in ("layers", "output", "head", "cell")}
-    return Costs(**curves, first=float(middle("first")[0]), context=fair[0].context)
-
-
-def _calm(loads: Sequence[Costs]) -> Sequence[Costs]:
-    """The loads that no other program disturbed much, or all if there are none."""
-    return [c for c in loads if c.switches <= CALM] or loads
-
-
-def _read(key: Sequence[object], n_ctx: int) -> list[Costs]:
-    """The measurements of earlier loads. Empty if one of them is not what measure() returns."""
-    try:
-        loads = [Costs(**c) for c in json.loads(_path(key, n_ctx).read_text(encoding="utf-8"))]
-    except (EagleError, OSError, ValueError, TypeError, RecursionError):
-        return []
-    return loads if all(map(_is_sound, loads)) else []
-
-
-def _is_sound(c: Costs) -> bool:
-    """Whether the planner takes them, and measure() could have returned them: see eagle3_plan_set."""
-
-    def sound(rows: Any, least: float) -> bool:
-        sized = isinstance(rows, list) and len(rows) == MAX_ROWS + 1
-        return sized and number(rows[0], 0.0) and all(number(x, least) for x in rows[1:])
-
-    def number(x: object, least: float) -> bool:
-        return isinstance(x, (int, float)) and not isinstance(x, bool) and least <= x < LARGEST
-
-    positive = sound(c.layers, SMALLEST) and sound(c.head, SMALLEST)
-    rest = all(number(x, 0.0) for x in (c.first, c.context, c.switches))
-    return positive and sound(c.output, 0.0) and sound(c.cell, 0.0) and rest

@@ -9,51 +9,78 @@ import time
 from collections.abc import Sequence
 
 from ..errors import EagleError, ErrorKind
-from .asks import Ask, Buffers, Draft, Round
-from .drafted import Drafted
+from .asks import Ask, Buffers, Drafting
+from .drafted import Draft
 from .head_alone import HeadAlone
 from .library import checked, error_of
-from .params import MAX_DRAFT
-from .planning import Planning
+from .planning import Planner
+from .round_tokens import RoundTokens
+from .session import Session
+from .stats import EagleStats
 from .stepwise import Stepwise
 
-__all__ = ["MAX_DRAFT", "Ask", "Draft", "Engine", "Round"]
+__all__ = ["Ask", "Draft", "Engine"]
 
 
-class Engine(Stepwise, Planning, HeadAlone):
-    """A session with everything that it can do; see Session for its arguments."""
+class Engine(Session):
+    """A session that runs rounds; see Session for its arguments.
 
-    def round(self, asks: Sequence[Ask], samplers: Sequence[int]) -> list[Round | EagleError]:
+    planner: chooses the drafts by their cost. drafting: makes them. head: the head without its target.
+    steps: a round step by step. stats: counters of all rounds. in_round: whether a round is between its
+    decode and its commit.
+    """
+
+    def __init__(
+        self,
+        ctx: int,
+        model: int,
+        head_path: str | None = None,
+        n_slots: int = 1,
+        extract_layers: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(ctx, model, head_path, n_slots, extract_layers)
+        self.planner = Planner(self)
+        self.drafting = Drafting(self, self.planner)
+        self.head = HeadAlone(self)
+        self.steps = Stepwise(self, self.drafting)
+        self.stats = EagleStats()
+        self.in_round = False
+        self._buffers: dict[int, Buffers] = {}  # by number of asks
+
+    def round(self, asks: Sequence[Ask], samplers: Sequence[int]) -> list[RoundTokens | EagleError]:
         """One round of several slots: of each its tokens, or the error of its sampler or commit.
 
         samplers are addresses of llama_sampler chains. An error of the round itself is raised; the slots are
         then as they were. The caller counts stats.tokens, because it knows which of the tokens are of use.
         """
-        n, stats, now = len(asks), self.stats, time.perf_counter
+        n = len(asks)
+        stats = self.stats
+        now = time.perf_counter
         b = self._buffers.get(n) or self._buffers.setdefault(n, Buffers(self.ffi, n))
         held = [self.n_past(ask.slot) for ask in asks]
         errors: dict[int, EagleError] = {}  # by ask
         t0 = now()
-        self._draft(asks, b)
+        self.drafting.draft(asks, b)
         t1 = now()
         self._decode_what_fits(b, n)
         t2 = now()
-        b.keep[0:n], self.in_round = b.zeros, True
+        b.keep[0:n] = b.zeros
+        self.in_round = True
         try:
-            drafts = [self.drafted(i) if b.drafted[i] else Drafted() for i in range(n)]
+            drafts = [self.drafting.drafted(i) if b.drafted[i] else Draft() for i in range(n)]
             _show(asks, drafts)
             counts = self._verify_rows(b, samplers, errors)
             t3 = now()
         finally:  # whatever happened, nothing unverified stays
             self._commit_kept(asks, b, held, errors)
-        rounds: list[Round | EagleError] = []
+        rounds: list[RoundTokens | EagleError] = []
         for i, count in enumerate(counts):
             if i in errors:
                 rounds.append(errors[i])
                 continue
-            out = _round(self.ffi.unpack(b.of_ask[i], count), drafts[i])
+            out = RoundTokens.sampled(self.ffi.unpack(b.of_ask[i], count), drafts[i])
             rounds.append(out)
-            stats.count_round(out.drafted, count - 1, out.levels, out.drafted_from, out.sources)
+            stats.count_round(out)
         stats.draft += t1 - t0
         stats.target += t2 - t1
         stats.verify += t3 - t2
@@ -65,7 +92,7 @@ class Engine(Stepwise, Planning, HeadAlone):
 
         An image may fill more cells than positions (M-RoPE), and drafts are cut by positions.
         """
-        code = self.lib.eagle3_round_decode(self._session)
+        code = self.lib.eagle3_round_decode(self.handle)
         if code >= 0:
             return
         error = error_of(code)
@@ -73,8 +100,8 @@ class Engine(Stepwise, Planning, HeadAlone):
             raise error
         for a in b.asks:
             a.kind = self.lib.EAGLE3_PLAIN
-        checked(self.lib.eagle3_round_draft(self._session, b.asks, n, b.drafted))
-        checked(self.lib.eagle3_round_decode(self._session))
+        checked(self.lib.eagle3_round_draft(self.handle, b.asks, n, b.drafted))
+        checked(self.lib.eagle3_round_decode(self.handle))
 
     def _verify_rows(self, b: Buffers, samplers: Sequence[int], errors: dict[int, EagleError]) -> list[int]:
         """Samples each ask's rows in order, up to the first token that was not drafted. Returns how many.
@@ -83,7 +110,7 @@ class Engine(Stepwise, Planning, HeadAlone):
         """
         n = len(samplers)
         b.samplers[0:n] = samplers
-        checked(self.lib.eagle3_round_verify(self._session, b.sampler_pointers, b.sampled, b.counts))
+        checked(self.lib.eagle3_round_verify(self.handle, b.sampler_pointers, b.sampled, b.counts))
         counts: list[int] = self.ffi.unpack(b.counts, n)
         errors.update((i, error_of(count)) for i, count in enumerate(counts) if count < 0)
         b.keep[0:n] = [max(count, 0) for count in counts]
@@ -93,7 +120,7 @@ class Engine(Stepwise, Planning, HeadAlone):
         self, asks: Sequence[Ask], b: Buffers, held: list[int], errors: dict[int, EagleError]
     ) -> None:
         """Keeps the rows that verification kept. A failure is that of the slots that do not hold them."""
-        code = self.lib.eagle3_round_commit(self._session, b.keep)
+        code = self.lib.eagle3_round_commit(self.handle, b.keep)
         self.in_round = False
         if code < 0:
             failure = error_of(code)
@@ -102,17 +129,7 @@ class Engine(Stepwise, Planning, HeadAlone):
             )
 
 
-def _show(asks: Sequence[Ask], drafts: Sequence[Drafted]) -> None:
+def _show(asks: Sequence[Ask], drafts: Sequence[Draft]) -> None:
     for ask, draft in zip(asks, drafts):
         if ask.on_draft is not None:
             ask.on_draft([ask.token, *draft.tokens])
-
-
-def _round(tokens: list[int], draft: Drafted) -> Round:
-    out = Round(tokens)
-    if not draft.tokens:
-        out.sources = [0] * len(tokens)
-        return out
-    out.drafted, out.levels, out.drafted_from = len(draft.tokens), draft.levels, draft.counts()
-    out.sources = [*draft.along(tokens[:-1]), 0]
-    return out

@@ -11,13 +11,18 @@ from .library import checked
 from .session import Session
 
 
-class HeadAlone(Session):
-    """What the head is, and what it computes for given features."""
+class HeadAlone:
+    """What the head of a session is, and what it computes for given features."""
 
-    def head_info(self) -> dict[str, Any]:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.lib = session.lib
+        self.ffi = session.ffi
+
+    def info(self) -> dict[str, Any]:
         """Sizes of the head and the target layers it reads."""
         info = self.ffi.new("struct eagle3_head_info *")
-        checked(self.lib.eagle3_head_get_info(self._head, info))
+        checked(self.lib.eagle3_head_get_info(self._session.head_handle, info))
         names = ("n_embd", "n_embd_target", "n_vocab_draft", "n_blocks", "n_bytes", "n_bytes_step")
         return {
             **{name: getattr(info, name) for name in names},
@@ -26,42 +31,49 @@ class HeadAlone(Session):
 
     def d2t(self) -> np.ndarray:
         """Target id of every draft id, int32 [n_vocab_draft]."""
-        out = np.empty(self.head_info()["n_vocab_draft"], np.int32)
-        checked(self.lib.eagle3_head_d2t(self._head, self.ffi.from_buffer("int32_t[]", out)))
+        out = np.empty(self.info()["n_vocab_draft"], np.int32)
+        checked(self.lib.eagle3_head_d2t(self._session.head_handle, self.ffi.from_buffer("int32_t[]", out)))
         return out
 
-    def head_forward(self, tokens: np.ndarray, features: np.ndarray, slot: int = 0) -> tuple[np.ndarray, ...]:
+    def forward(self, tokens: np.ndarray, features: np.ndarray, slot: int = 0) -> tuple[np.ndarray, ...]:
         """The head alone, from position 0: tokens [n] of positions 1..n, features
         [n, layers * n_embd_target].
 
         Returns g [n, n_embd], the state that a draft's next step takes in place of g [n, n_embd], and
         logits [n, n_vocab_draft].
         """
-        info = self.head_info()
+        info = self.info()
         outs = [np.empty((len(tokens), info[k]), np.float32) for k in ("n_embd", "n_embd", "n_vocab_draft")]
         inputs = self._head_inputs(tokens, features)
         checked(
             self.lib.eagle3_head_forward(
-                self._session, slot, *inputs, *(self.ffi.from_buffer("float[]", o) for o in outs)
+                self._session.handle, slot, *inputs, *(self.ffi.from_buffer("float[]", o) for o in outs)
             )
         )
         return tuple(outs)
 
-    def head_trace(self, tokens: np.ndarray, features: np.ndarray, stage: str, slot: int = 0) -> np.ndarray:
-        """One stage of head_forward by name (compare.stage_names): [n, width]."""
-        widest = self.head_info()["n_embd"] * 2
+    def trace(self, tokens: np.ndarray, features: np.ndarray, stage: str, slot: int = 0) -> np.ndarray:
+        """One stage of forward() by name (compare.stage_names): [n, width]."""
+        widest = self.info()["n_embd"] * 2
         out = np.empty(len(tokens) * widest, np.float32)
         inputs = self._head_inputs(tokens, features)
         n = checked(
             self.lib.eagle3_head_trace(
-                self._session, slot, *inputs, stage.encode(), self.ffi.from_buffer("float[]", out), out.size
+                self._session.handle,
+                slot,
+                *inputs,
+                stage.encode(),
+                self.ffi.from_buffer("float[]", out),
+                out.size,
             )
         )
         return out[:n].reshape(len(tokens), -1)
 
     def _head_inputs(self, tokens: np.ndarray, features: np.ndarray) -> tuple[Any, Any, int]:
-        info, n = self.head_info(), len(tokens)
-        tokens, features = np.ascontiguousarray(tokens, np.int32), np.ascontiguousarray(features, np.float32)
+        info = self.info()
+        n = len(tokens)
+        tokens = np.ascontiguousarray(tokens, np.int32)
+        features = np.ascontiguousarray(features, np.float32)
         if n < 1 or features.size != n * len(info["layers"]) * info["n_embd_target"]:
             raise EagleError(ErrorKind.BAD_ARGUMENT, f"features have shape {features.shape} for {n} tokens")
-        return self.ffi.from_buffer("int32_t[]", tokens), self.ffi.from_buffer("float[]", features), n
+        return (self.ffi.from_buffer("int32_t[]", tokens), self.ffi.from_buffer("float[]", features), n)

@@ -27,7 +27,8 @@ class OurLibraries:
     """A finder at the front of sys.meta_path. It wraps the loaders of modules that the other finders find."""
 
     def __init__(self, lib_dir: Callable[[], Path | None], prepare: Callable[[Path], None]) -> None:
-        self._lib_dir, self._prepare = lib_dir, prepare
+        self._lib_dir = lib_dir
+        self._prepare = prepare
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: Any = None

@@ -92,7 +92,8 @@ def _refuse_another_processor(lib_dir: Path) -> None:
 
     Compared is what Linux said of the processor when the library was built, with what it says now.
     """
-    built, here = record(lib_dir), machine.sets()
+    built = record(lib_dir)
+    here = machine.sets()
     needed = set(built.get("used", ())) & set(built.get("processor_sets", ()))
     if missing := sorted(needed - here) if here else []:
         raise _error(

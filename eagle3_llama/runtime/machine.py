@@ -65,7 +65,8 @@ def default_threads(given: Mapping[str, Any]) -> dict[str, int]:
 
     Llama counts the machine's cores. Threads that share a core wait for each other at every product.
     """
-    everywhere, mine = multiprocessing.cpu_count(), cores()
+    everywhere = multiprocessing.cpu_count()
+    mine = cores()
     theirs = {"n_threads": max(everywhere // 2, 1), "n_threads_batch": everywhere}
     return {name: min(n, mine) for name, n in theirs.items() if not given.get(name)}
 

@@ -101,7 +101,9 @@ class Use(enum.Enum):
     REFUSED = "refused"
 
 
-_CHOOSES, _USED, _HOLDS = Use.CHOOSES, Use.USED, Use.HOLDS
+_CHOOSES = Use.CHOOSES
+_USED = Use.USED
+_HOLDS = Use.HOLDS
 _PLANNER = "needs n_max: without n_max the planner decides where a draft ends"
 _SHAPE = (
     "has no effect in a tree of fixed choices, which is always drafted whole: leave it out, or give a Tree"

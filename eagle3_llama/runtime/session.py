@@ -1,4 +1,4 @@
-"""A native session: what it holds, and the positions and states of its slots."""
+"""A native session: what it holds, the positions and states of its slots, and how long its parts take."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 from .library import checked, load
 from .memory_use import MemoryUse
-from .params import MAX_DRAFT
-from .stats import EagleStats
+from .params import EagleParams
 from .text_memory import TextMemory
 
 TEXT_MAGIC = b"E3TEXT"  # a state of any version that begins so has the text alone (text_source.cpp)
@@ -35,33 +34,28 @@ class Session:
         extract_layers: Sequence[int] | None = None,
     ) -> None:
         self.ffi, self.lib = load()
-        self._head = self._session = self.ffi.NULL
-        self._drafts, self._parents, self._sources = (self.ffi.new(f"int32_t[{MAX_DRAFT}]") for _ in range(3))
-        self._buffers: dict[int, Any] = {}  # by number of asks
-        self._shapes: dict[Any, tuple[Any, Any]] = {}  # parents and ranks
-        self.stats = EagleStats()
-        self.costs: Any = None  # the planner's, once it has them
+        self.head_handle = self.ffi.NULL
+        self.handle = self.ffi.NULL
         self.can_tree = False
         self.has_state = False  # whether state() has something to save: the head's state, or the text
         self.drafts_from_text = False  # may be set to False where the target must not take back rows
-        # called once with a slot before a round whose drafts may pay, while there are no costs
-        self.on_match: Callable[[int], None] | None = None
-        self.in_round = False  # between the decode of a round and its commit
         if head_path is not None:
             out = self.ffi.new("eagle3_head **")
             checked(self.lib.eagle3_head_open(str(head_path).encode(), self.ffi.cast("void *", model), out))
-            self._head = out[0]
+            self.head_handle = out[0]
         out = self.ffi.new("eagle3_session **")
         try:
             if head_path is not None and extract_layers is not None:
                 layers = self.ffi.new("int32_t[]", list(extract_layers))
-                checked(self.lib.eagle3_head_set_layers(self._head, layers, len(layers)))
-            checked(self.lib.eagle3_session_open(self.ffi.cast("void *", ctx), self._head, n_slots, out))
-            self._session = out[0]
+                checked(self.lib.eagle3_head_set_layers(self.head_handle, layers, len(layers)))
+            checked(
+                self.lib.eagle3_session_open(self.ffi.cast("void *", ctx), self.head_handle, n_slots, out)
+            )
+            self.handle = out[0]
             if os.environ.get(FIXED_THREADS, "0") not in ("", "0"):
-                checked(self.lib.eagle3_threads_choose(self._session, 0))
-            self.can_tree = bool(checked(self.lib.eagle3_can_tree(self._session)))
-            self.has_state = self.lib.eagle3_state_size(self._session, 0) >= 0
+                checked(self.lib.eagle3_threads_choose(self.handle, 0))
+            self.can_tree = bool(checked(self.lib.eagle3_can_tree(self.handle)))
+            self.has_state = self.lib.eagle3_state_size(self.handle, 0) >= 0
             self.drafts_from_text = self.has_state
         except BaseException:
             self.close()
@@ -69,16 +63,16 @@ class Session:
 
     @property
     def has_head(self) -> bool:
-        return self._head != self.ffi.NULL
+        return bool(self.head_handle != self.ffi.NULL)
 
     def close(self) -> None:
         """Frees session and head; may be called twice."""
-        if self._session != self.ffi.NULL:
-            self.lib.eagle3_session_close(self._session)
-            self._session = self.ffi.NULL
-        if self._head != self.ffi.NULL:
-            self.lib.eagle3_head_close(self._head)
-            self._head = self.ffi.NULL
+        if self.handle != self.ffi.NULL:
+            self.lib.eagle3_session_close(self.handle)
+            self.handle = self.ffi.NULL
+        if self.head_handle != self.ffi.NULL:
+            self.lib.eagle3_head_close(self.head_handle)
+            self.head_handle = self.ffi.NULL
 
     def release_threads(self) -> None:
         """Ends this thread's worker threads: call it if the thread will not compute for a while.
@@ -87,61 +81,65 @@ class Session:
         """
         self.lib.eagle3_release_threads()
 
+    def trees(self, params: EagleParams) -> bool:
+        """Whether drafts made with params are trees."""
+        return params.fixed_tree or (params.planned and params.tree is not False and self.can_tree)
+
     def memory(self) -> MemoryUse:
         """What context and head take now."""
         out = self.ffi.new("struct eagle3_memory *")
-        checked(self.lib.eagle3_memory_get(self._session, out))
+        checked(self.lib.eagle3_memory_get(self.handle, out))
         return MemoryUse(**{f.name: getattr(out, f.name) for f in dataclasses.fields(MemoryUse)})
 
     # -- positions and states of a slot -------------------------------------------------------------------
 
     def n_past(self, slot: int = 0) -> int:
         """Positions decoded and kept."""
-        return checked(self.lib.eagle3_n_past(self._session, slot))
+        return checked(self.lib.eagle3_n_past(self.handle, slot))
 
     def prefill(self, tokens: Sequence[int], slot: int = 0, all_logits: bool = False) -> None:
         """Decodes at most n_batch prompt tokens. The context then has the logits of the last one, or all."""
         ids = self.ffi.new("int32_t[]", list(tokens))
-        checked(self.lib.eagle3_prefill(self._session, slot, ids, len(tokens), int(all_logits)))
+        checked(self.lib.eagle3_prefill(self.handle, slot, ids, len(tokens), int(all_logits)))
 
     def sample(self, sampler: int, row: int = -1) -> int:
         """One token from a row of the last decode; a sampler that fails raises."""
-        return checked(self.lib.eagle3_sample(self._session, self.ffi.cast("void *", sampler), row))
+        return checked(self.lib.eagle3_sample(self.handle, self.ffi.cast("void *", sampler), row))
 
     def row(self, i: int, slot: int = 0) -> int:
         """The target's row that the i-th token of the last round was sampled from."""
-        return checked(self.lib.eagle3_verified_row(self._session, slot, i))
+        return checked(self.lib.eagle3_verified_row(self.handle, slot, i))
 
     def sampling_seconds(self, slot: int = 0) -> float:
         """Processor time that the slot's sampler took in the last round."""
-        return float(self.lib.eagle3_sampling_seconds(self._session, slot))
+        return float(self.lib.eagle3_sampling_seconds(self.handle, slot))
 
     def rewind(self, n_past: int, slot: int = 0) -> None:
         """Forgets positions from n_past on."""
-        checked(self.lib.eagle3_rewind(self._session, slot, n_past))
+        checked(self.lib.eagle3_rewind(self.handle, slot, n_past))
 
     def state_reset(self, n_past: int, slot: int = 0) -> None:
         """The sequence now holds n_past tokens that the head never saw."""
-        checked(self.lib.eagle3_state_reset(self._session, slot, n_past))
+        checked(self.lib.eagle3_state_reset(self.handle, slot, n_past))
 
     def set_capture(self, on: bool) -> None:
         """Off: decoding costs what it costs without a head, and drafts are empty."""
-        checked(self.lib.eagle3_session_set_capture(self._session, int(on)))
+        checked(self.lib.eagle3_session_set_capture(self.handle, int(on)))
 
     def use_memory(self, memory: TextMemory | None, slot: int = 0) -> None:
         """From the next draft on the slot drafts from these texts, too. None: from its own text alone."""
         handle = memory.handle if memory is not None else self.ffi.NULL
-        checked(self.lib.eagle3_text_memory_use(self._session, slot, handle))
+        checked(self.lib.eagle3_text_memory_use(self.handle, slot, handle))
 
     def text_match(self, token: int, slot: int = 0) -> int:
         """How many of its last tokens, and `token`, stand in a slot's text or its memory, and go on there."""
-        return checked(self.lib.eagle3_text_match(self._session, slot, token))
+        return checked(self.lib.eagle3_text_match(self.handle, slot, token))
 
     def state(self, slot: int = 0) -> bytes:
         """What drafts of a slot are made from, its text and the head's state, to keep beside the target's."""
-        size = checked(self.lib.eagle3_state_size(self._session, slot))
+        size = checked(self.lib.eagle3_state_size(self.handle, slot))
         buf = self.ffi.new("uint8_t[]", size)
-        return bytes(self.ffi.buffer(buf, checked(self.lib.eagle3_state_get(self._session, slot, buf, size))))
+        return bytes(self.ffi.buffer(buf, checked(self.lib.eagle3_state_get(self.handle, slot, buf, size))))
 
     def holds_state(self, data: bytes | None) -> bool:
         """Whether these bytes are state() of a session that has a head as this one has, or none as this."""
@@ -150,5 +148,33 @@ class Session:
     def set_state(self, data: bytes, slot: int = 0) -> None:
         """Restores state(); damaged or foreign bytes are refused and change nothing."""
         checked(
-            self.lib.eagle3_state_set(self._session, slot, self.ffi.from_buffer("uint8_t[]", data), len(data))
+            self.lib.eagle3_state_set(self.handle, slot, self.ffi.from_buffer("uint8_t[]", data), len(data))
         )
+
+    # -- times, which leave rows of their own in the context ----------------------------------------------
+
+    def measure_target(self, n: int, slot: int = 0) -> float:
+        """Seconds of a decode of n rows behind what the slot holds."""
+        return self._seconds(lambda out: self.lib.eagle3_measure_target(self.handle, slot, n, out))
+
+    def measure_output(self, n: int) -> float:
+        """Seconds of the output matrix for n rows."""
+        return self._seconds(lambda out: self.lib.eagle3_measure_output(self.handle, n, out))
+
+    def measure_head(self, n: int, slot: int = 0) -> float:
+        """Seconds of a pass of the head for n rows."""
+        return self._seconds(lambda out: self.lib.eagle3_measure_head(self.handle, slot, n, out))
+
+    def measure_threads(self, slot: int = 0) -> None:
+        """Decodes a row with each number of threads that rounds may use. The next begins with the fastest."""
+        checked(self.lib.eagle3_measure_threads(self.handle, slot))
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that the next round uses: the context's, or fewer beside a busy program."""
+        return checked(self.lib.eagle3_threads_now(self.handle))
+
+    def _seconds(self, call: Callable[[Any], int]) -> float:
+        out = self.ffi.new("float *")
+        checked(call(out))
+        return float(out[0])

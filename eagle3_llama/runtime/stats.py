@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 from .drafted import DRAFTERS, SOURCES
+from .round_tokens import RoundTokens
 
 
 def _none() -> dict[str, int]:
@@ -40,27 +40,18 @@ class EagleStats:
         """Sets all counters to zero."""
         vars(self).update(vars(EagleStats()))
 
-    def count_round(
-        self,
-        n_drafted: int,
-        n_accepted: int,
-        n_levels: int,
-        drafted_from: Sequence[int] = (),
-        sources: Sequence[int] = (),
-    ) -> None:
-        """Counts a round. n_levels: positions of its draft; a tree has several tokens at each.
-
-        drafted_from, sources: see Round.
-        """
+    def count_round(self, out: RoundTokens) -> None:
+        """Counts a round, and its tokens as draft tokens alone: see tokens."""
+        accepted = out.accepted
         self.rounds += 1
-        self.drafted += n_drafted
-        self.accepted += n_accepted
-        self.accepted_at += [0] * (n_levels - len(self.accepted_at))
-        for i in range(n_accepted):
+        self.drafted += out.drafted
+        self.accepted += accepted
+        self.accepted_at += [0] * (out.levels - len(self.accepted_at))
+        for i in range(accepted):
             self.accepted_at[i] += 1
-        for bits, n in enumerate(drafted_from[1:], 1):
+        for bits, n in enumerate(out.drafted_from[1:], 1):
             self.drafted_from[SOURCES[bits]] += n
-        for bits in filter(None, sources):
+        for bits in filter(None, out.sources):
             self.accepted_from[SOURCES[bits]] += 1
 
     @property

@@ -7,37 +7,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .asks import Ask, Asking, Buffers, Draft
+from .asks import Ask, Buffers, Drafting
+from .drafted import Draft
 from .library import checked
-from .params import MAX_DRAFT, EagleParams
+from .params import EagleParams
+from .session import Session
 
 
-class Stepwise(Asking):
+class Stepwise:
     """A round of one slot, step by step. What decode() has begun, commit() ends."""
+
+    def __init__(self, session: Session, drafting: Drafting) -> None:
+        self._session = session
+        self._drafting = drafting
 
     def draft(self, token: int, params: EagleParams, slot: int = 0) -> tuple[list[int], list[float]]:
         """What the head drafts after `token`: target ids and their probabilities, each given its parent."""
-        self._draft([Ask(slot, token, params)], Buffers(self.ffi, 1))
-        probs = self.ffi.new(f"float[{MAX_DRAFT}]")
-        n = checked(
-            self.lib.eagle3_round_drafted(self._session, 0, self._drafts, self.ffi.NULL, probs, self.ffi.NULL)
-        )
-        return list(self._drafts[0:n]), list(probs[0:n])
+        self._drafting.draft([Ask(slot, token, params)], Buffers(self._session.ffi, 1))
+        return list(self._drafting.drafted().tokens), self._drafting.probabilities()
 
     def decode(
         self, token: int, drafts: Sequence[int], parents: Sequence[int] | None = None, slot: int = 0
     ) -> None:
         """One target batch [token, drafts], a chain or with parents a tree, with logits for every row."""
-        self._draft([Ask(slot, token, EagleParams(0), given=Draft(drafts, parents))], Buffers(self.ffi, 1))
-        checked(self.lib.eagle3_round_decode(self._session))
+        ask = Ask(slot, token, EagleParams(0), given=Draft(drafts, parents))
+        self._drafting.draft([ask], Buffers(self._session.ffi, 1))
+        checked(self._session.lib.eagle3_round_decode(self._session.handle))
 
     def verify(self, sampler: int) -> list[int]:
         """Samples the rows of the last decode() until one disagrees with its draft."""
-        b = Buffers(self.ffi, 1)
+        b = Buffers(self._session.ffi, 1)
         b.samplers[0] = sampler
-        checked(self.lib.eagle3_round_verify(self._session, b.sampler_pointers, b.sampled, b.counts))
+        verify = self._session.lib.eagle3_round_verify
+        checked(verify(self._session.handle, b.sampler_pointers, b.sampled, b.counts))
         return list(b.sampled[0 : checked(b.counts[0])])
 
     def commit(self, n_keep: int) -> None:
         """Keeps the first n_keep rows of the last decode()."""
-        checked(self.lib.eagle3_round_commit(self._session, self.ffi.new("int32_t[]", [n_keep])))
+        keep = self._session.ffi.new("int32_t[]", [n_keep])
+        checked(self._session.lib.eagle3_round_commit(self._session.handle, keep))

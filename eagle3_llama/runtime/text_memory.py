@@ -42,7 +42,8 @@ class TextMemory:
 
     def add_all(self, tokens: bytes) -> int:
         """Adds what tokens() returned. Returns the number of tokens, without the ENDs."""
-        ids, start = memoryview(tokens).cast("i").tolist(), 0
+        ids = memoryview(tokens).cast("i").tolist()
+        start = 0
         for end in [i for i, token in enumerate(ids) if token == END]:
             self.add(ids[start:end])
             start = end + 1

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from .session import Session
 
 # What a token in the KV cache adds to a decode of one row and of eight: so many times what reading it takes.
 # Attention is arithmetic, too. Measured with SmolLM2: 1.3 and 5.
 TOKEN_COSTS = {1: 1.5, 8: 5.0}
 NOISE = 0.05  # of a decode, what the least times of two sets of decodes differ by
-FAR, FAR_TIMES = 0.1, 3  # a decode for the cost of context is repeated FAR_TIMES, or until FAR seconds passed
+FAR_TIMES = 3  # how often a decode for the cost of context is repeated
+FAR = 0.1  # seconds after which it is not repeated any more
 
 
 class Memory(NamedTuple):
@@ -28,7 +32,7 @@ class Memory(NamedTuple):
         return one * self.slot_bytes(slot) / n_past / self.row_bytes
 
 
-def token_costs(engine: Any, near_at: int, far_at: int, slot: int, read: float) -> dict[int, float]:
+def token_costs(engine: Session, near_at: int, far_at: int, slot: int, read: float) -> dict[int, float]:
     """Seconds that each token in the KV cache adds to a decode of one row and of eight rows.
 
     It decodes after the slot's far_at tokens and then after its first near_at, which stay in the KV cache. Of
@@ -38,7 +42,8 @@ def token_costs(engine: Any, near_at: int, far_at: int, slot: int, read: float) 
     least = []
     for at in (far_at, near_at):
         engine.rewind(at, slot)
-        start, took = time.perf_counter(), {1: math.inf, 8: math.inf}
+        start = time.perf_counter()
+        took = {1: math.inf, 8: math.inf}
         for _ in range(FAR_TIMES):
             took = {n: min(t, engine.measure_target(n, slot)) for n, t in took.items()}
             if time.perf_counter() - start > FAR:

@@ -51,7 +51,8 @@ def choose(lib_dir: Path) -> CpuBackend | None:
     EAGLE3_LLAMA_CPU names another one. Raises EagleError LIBRARY if that cannot be used, or none can.
     """
     if lib_dir not in _chosen:
-        there, asked = names(lib_dir), os.environ.get(VARIABLE, "")
+        there = names(lib_dir)
+        asked = os.environ.get(VARIABLE, "")
         if asked and asked not in there:
             which = f"its variants are {', '.join(there)}" if there else "it was built for one processor"
             raise _error(f"{VARIABLE} is {asked}, which the library in {lib_dir} has not: {which}")
@@ -154,7 +155,8 @@ class _silent:
     """ggml says on stderr what it loads. Only while it does: whoever logs its messages goes on doing so."""
 
     def __init__(self, ggml: Any) -> None:
-        self._ggml, self._before = ggml, (ctypes.c_void_p(), ctypes.c_void_p())
+        self._ggml = ggml
+        self._before = (ctypes.c_void_p(), ctypes.c_void_p())
         self._nothing = _LOG(lambda *_: None)
 
     def __enter__(self) -> None:

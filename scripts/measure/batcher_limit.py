@@ -44,8 +44,8 @@ def main(
         str(smollm2(fmt)), str(shipped_head()), n_parallel=max(counts), n_ctx=2048, n_threads=cores()
     )
     with Batcher(settings) as batcher:
-        seen_by = _Rounds(batcher._engine)
-        costs = batcher._engine.costs
+        seen_by = _Rounds(batcher.engine)
+        costs = batcher.engine.planner.costs
         for c in counts:
             groups = [texts[i :: len(texts) // c][:c] for i in range(len(texts) // c)]
             seen: dict[bool, list[_RoundSeen]] = {True: [], False: []}
@@ -82,7 +82,7 @@ class _Rounds:
             n_past = statistics.mean(engine.n_past(ask.slot) for ask in asks)
             start = time.perf_counter()
             out = run(asks, samplers)
-            rows, tokens = sum(1 + r.drafted for r in out), sum(map(len, out))
+            rows, tokens = sum(1 + r.drafted for r in out), sum(len(r.tokens) for r in out)
             self.rounds.append(_RoundSeen(len(asks), rows, n_past, tokens, time.perf_counter() - start))
             return out
 

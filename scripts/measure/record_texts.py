@@ -65,25 +65,21 @@ def record(llm: EagleLlama, prompt: list[int], n: int, category: str, out: Any) 
 
 def answer(llm: EagleLlama, prompt: list[int], n: int) -> Iterator[tuple[int, list[Any]]]:
     """Each token of a greedy answer, with the head's tree after it."""
-    engine, sampler = llm.native, llm._init_sampler(temp=0.0)
+    engine, sampler = llm.engine, llm._init_sampler(temp=0.0)
     engine.rewind(0)
     for at in range(0, len(prompt), llm.n_batch):
         engine.prefill(prompt[at : at + llm.n_batch])
     token = engine.sample(address(sampler.sampler))
-    probs = engine.ffi.new("float[63]")
     for _ in range(n):
-        engine.draft(token, TREE)
-        drafted = engine.drafted(0)
-        engine.lib.eagle3_round_drafted(
-            engine._session, 0, engine._drafts, engine.ffi.NULL, probs, engine.ffi.NULL
-        )
-        nodes = zip(drafted.tokens, drafted.parents, probs)
+        engine.steps.draft(token, TREE)
+        drafted = engine.drafting.drafted(0)
+        nodes = zip(drafted.tokens, drafted.parents, engine.drafting.probabilities())
         yield token, [word for t, parent, q in nodes for word in (t, parent, f"{q:.4f}")]
         if token == llm.token_eos():
             return
-        engine.decode(token, [])
-        (token,) = engine.verify(address(sampler.sampler))
-        engine.commit(1)
+        engine.steps.decode(token, [])
+        (token,) = engine.steps.verify(address(sampler.sampler))
+        engine.steps.commit(1)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def answer(llm: Any, prompt: str, sampling: dict[str, Any], n_predict: int) -> l
 def one_slot(fmt: str, texts: list[str], n_predict: int) -> Iterator[Answer]:
     """EagleLlama's answers, with drafts of each kind."""
     llm = opened(EagleLlama, fmt, eagle=str(shipped_head()))
-    llm._engine.plan(COSTS)
+    llm.engine.planner.set_costs(COSTS)
     for kind, params in DRAFTS.items():
         llm.eagle_params = params
         for name, i, record in every(llm, texts, n_predict):
@@ -106,7 +106,7 @@ def four_slots(fmt: str, texts: list[str], n_predict: int) -> Iterator[Answer]:
 def without_head(fmt: str, texts: list[str], n_predict: int) -> Iterator[Answer]:
     """EagleLlama's answers, with drafts from the text alone."""
     llm = opened(EagleLlama, fmt)
-    llm._engine.plan(COSTS)
+    llm.engine.planner.set_costs(COSTS)
     for name, i, record in every(llm, texts, n_predict):
         yield "text alone", name, i, record
     llm.close()
@@ -117,7 +117,7 @@ def lied_to(
 ) -> Iterator[Answer]:
     """EagleLlama's answers, with a memory of these very answers in which every fourth token is wrong."""
     llm = opened(EagleLlama, fmt, eagle=str(shipped_head()), text_memory="64M")
-    llm._engine.plan(COSTS)
+    llm.engine.planner.set_costs(COSTS)
     for tokens in right.values():
         llm._context.memory.add([(t + 1) % llm.n_vocab() if k % 4 == 3 else t for k, t in enumerate(tokens)])
     for name, i, record in every(llm, texts, n_predict):

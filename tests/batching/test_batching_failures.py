@@ -29,7 +29,7 @@ def text(batcher, n=8):
 
 def failing(batcher, monkeypatch, name, times):
     """The engine's `name` fails so many times; the list of its failures."""
-    work, failed = getattr(batcher._engine, name), []
+    work, failed = getattr(batcher.engine, name), []
 
     def call(*args):
         if len(failed) < times:
@@ -37,7 +37,7 @@ def failing(batcher, monkeypatch, name, times):
             raise EagleError(ErrorKind.NATIVE, f"{name} is broken")
         return work(*args)
 
-    monkeypatch.setattr(batcher._engine, name, call)
+    monkeypatch.setattr(batcher.engine, name, call)
     return failed
 
 
@@ -225,7 +225,7 @@ def test_a_slot_at_its_context_s_end(endless):
     with Batcher(BatchSettings(*endless, n_parallel=2, n_ctx=256, n_threads=1)) as batcher:
         flat = [1e-3] * 65  # rows and passes cost nothing: the planner drafts all that there is room for
         costs = Costs(flat, [1e-6] * 65, [1e-6] * 65, [0.0] * 65, 0.0, 8)
-        batcher._on_thread(lambda: batcher._engine.plan(costs))
+        batcher._on_thread(lambda: batcher.engine.planner.set_costs(costs))
 
         def work(prompt, n, params):
             with batcher.request(params=params) as llm:

@@ -149,14 +149,14 @@ def test_a_fixed_draft_beside_others(endless, monkeypatch, params):
     """It has all that it asks for while it is alone. Others would wait for its rows."""
     given = BatchSettings(*endless, n_parallel=2, n_ctx=N_CTX, n_threads=1, shared_draft=8)
     with Batcher(given) as b:
-        drafted, own = [], b._engine.round
+        drafted, own = [], b.engine.round
 
         def round_(asks, samplers):
             rounds = own(asks, samplers)
             drafted.append([(ask.params.planned, r.drafted) for ask, r in zip(asks, rounds)])
             return rounds
 
-        monkeypatch.setattr(b._engine, "round", round_)
+        monkeypatch.setattr(b.engine, "round", round_)
 
         def work(more, n):
             with b.request(params=more) as llm:

@@ -61,7 +61,8 @@ def test_slots_are_saved_and_restored(tiny, plain, batcher):
 
 def test_a_job_may_end_while_slots_are_read(batcher, monkeypatch):
     class Leaving(BatchSlot):
-        reads = [Job([1], None, EagleParams(), 1, 1, None, request_id="the one")] * 2
+        sizes = {"read_ahead_to": 1, "room": 1, "max_tokens": 1}
+        reads = [Job([1], None, EagleParams(), **sizes, deadline=None, request_id="the one")] * 2
 
         @property
         def job(self):

@@ -55,8 +55,8 @@ def test_a_slow_grammar_fails_alone(batcher, monkeypatch):
     expected = [other() for other in others]
     assert len(slow()) == 30  # within its time
 
-    clock = batcher._engine.sampling_seconds
-    monkeypatch.setattr(batcher._engine, "sampling_seconds", lambda slot: clock(slot) + 3 * ROW_SECONDS * 64)
+    clock = batcher.engine.sampling_seconds
+    monkeypatch.setattr(batcher.engine, "sampling_seconds", lambda slot: clock(slot) + 3 * ROW_SECONDS * 64)
     with pytest.raises(EagleError, match="takes too long"):
         slow()
     failed = []
@@ -75,5 +75,5 @@ def test_the_time_of_each_sampler(batcher):
     """The native clock runs for the slot whose sampler works, and begins anew with each round."""
     with batcher.request() as llm:
         list(itertools.islice(llm.generate(PROMPT, temp=0.0), 10))
-    seconds = batcher._on_thread(lambda: [batcher._engine.sampling_seconds(slot) for slot in range(3)])
+    seconds = batcher._on_thread(lambda: [batcher.engine.sampling_seconds(slot) for slot in range(3)])
     assert sum(s > 0.0 for s in seconds) == 1 and seconds[0] < 60.0

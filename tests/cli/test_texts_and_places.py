@@ -11,7 +11,7 @@ from eagle3_llama import EagleError, EagleLlama
 from eagle3_llama.bench.prompts import read_prompts
 from eagle3_llama.cli.main import app
 from eagle3_llama.errors import ErrorKind
-from eagle3_llama.runtime import costs
+from eagle3_llama.runtime import cost_files
 
 CLI = [sys.executable, "-m", "eagle3_llama.cli"]
 
@@ -82,6 +82,6 @@ def test_a_load_without_a_home_folder(files, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", lambda _: (_ for _ in ()).throw(KeyError("no entry")))
     with pytest.raises(EagleError, match="set HOME"):
-        costs.costs_dir()
+        cost_files.costs_dir()
     with EagleLlama(files[0], eagle=files[1], n_ctx=128, n_threads=1, verbose=False) as llm:
         assert llm("ab", max_tokens=4)["usage"]["completion_tokens"] > 0

@@ -47,11 +47,11 @@ def warned(call):
 def test_one_thing_by_each_of_its_names(load, files, name):
     llm = load(**{name: files[1]}, n_max=2)
     take(llm, 8)
-    assert llm._engine.has_head and llm.stats.drafted > 0
+    assert llm.engine.has_head and llm.stats.drafted > 0
 
 
 def test_names_that_contradict_each_other(load, files):
-    assert load(eagle=files[1], head=files[1], eagle_path=None)._engine.has_head
+    assert load(eagle=files[1], head=files[1], eagle_path=None).engine.has_head
     with pytest.raises(
         EagleError, match="eagle=.* and head='other.gguf' are the same setting with different values"
     ) as e:
@@ -194,7 +194,7 @@ def test_flash_attention_is_llamas_unless_left_to_llama_cpp(files):
     for given, kind in ((False, "DISABLED"), (True, "ENABLED"), (None, "AUTO")):
         llm = EagleLlama(files[0], eagle=files[1], flash_attn=given, **COMMON)
         assert llm.context_params.flash_attn_type == getattr(llama_cpp, f"LLAMA_FLASH_ATTN_TYPE_{kind}")
-        assert llm._engine.can_tree == (given is not False)
+        assert llm.engine.can_tree == (given is not False)
         assert llm.__getstate__()["flash_attn"] is given
         llm.close()
 
@@ -211,7 +211,7 @@ def test_paths_may_be_paths(files):
     from pathlib import Path
 
     llm = EagleLlama(Path(files[0]), eagle=Path(files[1]), **COMMON)
-    assert llm._engine.has_head and llm.model_path == files[0]
+    assert llm.engine.has_head and llm.model_path == files[0]
     llm.close()
 
 

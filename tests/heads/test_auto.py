@@ -27,7 +27,7 @@ def alone(made, tmp_path, cache, monkeypatch):
 def test_auto_finds_nothing(alone, capsys):
     """What only a head can use is dropped; the text is that without a head."""
     with EagleLlama(alone, eagle="auto", n_max=2, n_ctx=128, n_threads=1, verbose=False) as llm:
-        assert not llm.native.has_head and tiny_models.take(llm, 4)
+        assert not llm.engine.has_head and tiny_models.take(llm, 4)
     said = capsys.readouterr().err.strip()
     expected = "none beside it; none in the cache; none in the list of published heads"
     assert said == f"[no head for target.gguf: {expected}; drafts come from the text alone]"
@@ -42,7 +42,7 @@ def test_auto_beside(alone, capsys):
     tiny_models.head(alone.parent / "eagle3-c.gguf")
     settings = ServerSettings(model=str(alone), eagle="auto", n_parallel=1, n_ctx=128, threads=1)
     with Batcher(BatchSettings(**settings.batch())) as batcher:
-        assert batcher.base.native.has_head
+        assert batcher.base.engine.has_head
         assert batcher.settings.eagle == str(alone.parent / "eagle3-c.gguf")
     assert "[head for target.gguf: eagle3-c.gguf, beside it]" in capsys.readouterr().err
 

@@ -38,14 +38,14 @@ def test_head_matches_reference(target, heads, which, least, k):
     llm = EagleLlama(target, eagle_path=heads[which], n_ctx=512, verbose=False)
     r = load_file(DATA / "reference.safetensors")
     features = r[f"{k}.features"].astype(np.float32)
-    g, prenorm, logits = llm._engine.head_forward(r[f"{k}.tokens"][1:], features)
+    g, prenorm, logits = llm.engine.head.forward(r[f"{k}.tokens"][1:], features)
     for ours, theirs in (
         (g[-24:], r[f"{k}.g"]),
         (prenorm[-24:], r[f"{k}.prenorm"]),
         (logits[-4:], r[f"{k}.logits"]),
     ):
         assert min(cosine(a, b) for a, b in zip(ours, theirs)) > least
-    same = (llm._engine.d2t()[logits.argmax(1)] == r[f"{k}.draft_ids_step0"]).mean()
+    same = (llm.engine.head.d2t()[logits.argmax(1)] == r[f"{k}.draft_ids_step0"]).mean()
     assert same >= (1.0 if which == "f32" else 0.95)
     llm.close()
 
@@ -99,7 +99,7 @@ def test_acceptance_matches_reference(target, heads):
         while at + chain + 1 < len(
             tokens
         ):  # the reference counts rounds whose chain the answer can tell whole
-            drafts, _ = llm._engine.draft(tokens[at], EagleParams(chain))
+            drafts, _ = llm.engine.steps.draft(tokens[at], EagleParams(chain))
             n = next(
                 (i for i, (draft, said) in enumerate(zip(drafts, tokens[at + 1 :])) if draft != said), chain
             )

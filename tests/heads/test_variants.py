@@ -36,15 +36,13 @@ def test_native_graph(tmp_path, target, name):
         llm = EagleLlama(
             str(target), eagle_path=str(path), n_max=4, n_ctx=256, n_threads=THREADS, verbose=False
         )
-        g, state, logits = llm._engine.head_forward(tokens, features)
+        g, state, logits = llm.engine.head.forward(tokens, features)
         assert cosine(logits, expected["logits"]) > least
         if outtype == "f32":
             for stage in stage_names(head.truth.n_layer)[:-1]:
-                assert cosine(llm._engine.head_trace(tokens, features, stage), expected[stage]) > 0.9999, (
-                    stage
-                )
+                assert cosine(llm.engine.head.trace(tokens, features, stage), expected[stage]) > 0.9999, stage
             assert cosine(g, expected["g"]) > 0.9999 and cosine(state, expected["state"]) > 0.9999
-            assert (llm._engine.d2t() == head.d2t).all()
+            assert (llm.engine.head.d2t() == head.d2t).all()
         llm.close()
 
 
@@ -68,7 +66,7 @@ def test_drafts_and_text(tmp_path, target, name):
     llm.close()
     llm = EagleLlama(str(target), eagle_path=str(path), n_max=4, n_ctx=256, n_threads=THREADS, verbose=False)
     drafts = []
-    spy(llm._engine, drafts)
+    spy(llm.engine, drafts)
     assert take(llm, 40) == plain
     features = graph_features(target, [*tiny_models.PROMPT, *plain], head.layers)
     text, checked = [*tiny_models.PROMPT, *plain], 0
@@ -127,7 +125,7 @@ def test_gguf_of_the_older_branch(tmp_path, target):
     head, path = converted(tmp_path, "SafeAILab", target)
     old = older(path, tmp_path / "old.gguf")
     llm = EagleLlama(str(target), eagle_path=str(old), n_ctx=128, n_threads=THREADS, verbose=False)
-    assert llm._engine.head_info()["layers"] == head.layers
+    assert llm.engine.head.info()["layers"] == head.layers
     llm.close()
     report = convert(old, target, tmp_path / "new.gguf")
     keys = gguf.GGUFReader(tmp_path / "new.gguf")
@@ -203,7 +201,7 @@ def test_other_layers_than_the_file_names(tmp_path, target):
         n_threads=THREADS,
         verbose=False,
     )
-    assert llm._engine.head_info()["layers"] == [0, 1, N_LAYER]
+    assert llm.engine.head.info()["layers"] == [0, 1, N_LAYER]
     llm.close()
     for wrong in ([1, 2], [2, 1, 3], [1, 2, 13]):
         with pytest.raises(EagleError, match="layer"):

@@ -55,7 +55,7 @@ def compile_tool(folder):
 
 
 def check_all(tool):
-    """A dict an architecture and kind: arch, kind, n_layer, code, seen, equal, plain, rows and three; or why
+    """A dict an architecture and kind: arch, kind, n_layer, code, seen, equal, plain, rows, three, or why.
 
     seen are layers whose inputs the graph showed, equal those that capture gave alike; plain is the code of a
     decode after it. rows: whether the logits of rows have the same bits when these are decoded one by one and

@@ -79,7 +79,7 @@ def jobs_at_once(batcher, works):
 
 def shared_rounds_fail(batcher, monkeypatch, times=1):
     """llama.cpp aborts the decode of a round of several slots, so many times. The sizes of the rounds."""
-    engine, sizes, left = batcher._engine, [], [times]
+    engine, sizes, left = batcher.engine, [], [times]
     own, abort = engine.round, ctypes.c_bool(False)
     callback = llama_cpp.ggml_abort_callback(lambda _: abort.value)
     llama_cpp.llama_set_abort_callback(batcher.base._ctx.ctx, callback, None)

@@ -180,7 +180,7 @@ def wanted(params):
 def scripted(llm, propose):
     """Puts a drafter in the head's place: propose(ask) returns a Draft, or None for the head's. Returns what
     undoes it."""
-    engine, own = llm._engine, llm._engine.round
+    engine, own = llm.engine, llm.engine.round
 
     def given_round(asks, samplers):
         return own([dataclasses.replace(a, given=propose(a)) for a in asks], samplers)
@@ -198,7 +198,7 @@ def draft_from(llm, texts, rng):
             return None
         seq = [*llm._input_ids.tolist(), ask.token]
         right = next((t[len(seq) :] for t in texts if t[: len(seq)] == seq), [])[: rng.randint(0, 3)]
-        drafts, parents, tree = [], [], llm._engine.trees(ask.params)
+        drafts, parents, tree = [], [], llm.engine.trees(ask.params)
         for t in right:
             wrong = (t + 1) % N_VOCAB
             level = [wrong, t] if tree else [t if rng.random() < 0.8 else wrong]

@@ -381,7 +381,7 @@ def test_a_round_that_fails_beside_a_processor(eagle, files, params, stuck):
                 said.append(token)
         text = [*PROMPT, *said[:-1]]  # the last one was not decoded for good
         assert said and eagle._input_ids.tolist() == text
-        assert eagle._engine.n_past() == eagle.n_tokens == len(text)
+        assert eagle.engine.n_past() == eagle.n_tokens == len(text)
         eagle._sampler = plain._sampler = None  # sample() would take the failed generation's
         plain.reset()
         plain.eval(text)
@@ -437,10 +437,10 @@ def test_position_set_under_way(eagle, alone):
 
 def test_costs_measured_after_a_text(files, alone, monkeypatch):
     """Measuring fills the context with rows of its own; the text before is not taken for what is there."""
-    from eagle3_llama.runtime import costs
+    from eagle3_llama.runtime import cost_files, costs
 
     monkeypatch.setattr(
-        costs,
+        cost_files,
         "cached",
         lambda engine, key, *sizes: costs.measure(engine, *sizes[:2], budget=0.1, memory=sizes[2]()),
     )

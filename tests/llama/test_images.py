@@ -94,7 +94,7 @@ def drafts_of(llm, ids, n_prompt, seed=0):
     def propose(ask):
         seen = llm.n_tokens + 1  # token is at n_tokens
         known = ids[seen : seen + wanted(ask.params)] if seen >= n_prompt else []
-        if llm._engine.trees(ask.params):
+        if llm.engine.trees(ask.params):
             levels = [[(t + 1) % tiny_models.N_VOCAB, t] for t in known[:3]]  # the right one lies last
             parents = [max(2 * i - 1, -1) for i, level in enumerate(levels) for _ in level]
             return Draft([t for level in levels for t in level], parents)
@@ -220,7 +220,7 @@ def test_the_head_goes_on_behind_the_image(vlm):
     eagle = vlm.eagle(n_batch=128)
     prompt, (before, after) = stopped_at_completion(eagle, asks("what is b5 here?", picture(1, 56, 84)))
     assert prompt[: len(before)] == before and prompt[-len(after) :] == after
-    engine, layers = eagle._engine, eagle._engine.head_info()["layers"]
+    engine, layers = eagle.engine, eagle.engine.head.info()["layers"]
     assert (
         engine.n_past()
         == eagle.n_tokens
@@ -236,9 +236,9 @@ def test_the_head_goes_on_behind_the_image(vlm):
             ctx, ids, len(layers), len(after), engine.ffi.from_buffer("float[]", features)
         )
     )
-    (token,), (prob,) = engine.draft(70, EagleParams(1))
-    logits = engine.head_forward(np.array([*after[1:], 70]), features)[2][-1]
-    assert token == engine.d2t()[logits.argmax()]
+    (token,), (prob,) = engine.steps.draft(70, EagleParams(1))
+    logits = engine.head.forward(np.array([*after[1:], 70]), features)[2][-1]
+    assert token == engine.head.d2t()[logits.argmax()]
     np.testing.assert_allclose(prob, 1 / np.exp(logits - logits.max()).sum(), rtol=1e-3)
 
 

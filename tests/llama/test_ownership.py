@@ -113,8 +113,8 @@ def test_a_save_s_own_thread_changes_nothing(eagle, endless, in_a_save, monkeypa
     held, refused, copy = [generator], [], saved_state.llama_cpp.llama_state_get_data
     del generator
     rewound = []
-    rewind = eagle._engine.rewind
-    monkeypatch.setattr(eagle._engine, "rewind", lambda *a: (rewound.append(a), rewind(*a))[1])
+    rewind = eagle.engine.rewind
+    monkeypatch.setattr(eagle.engine, "rewind", lambda *a: (rewound.append(a), rewind(*a))[1])
 
     def interrupted(*args):
         held.clear()

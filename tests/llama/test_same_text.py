@@ -309,9 +309,9 @@ def test_prefixes_are_reused(pair, monkeypatch):
 
     same(pair, ask)
     eagle, evaluated = pair[1], []
-    prefill = eagle._engine.prefill
+    prefill = eagle.engine.prefill
     monkeypatch.setattr(
-        eagle._engine,
+        eagle.engine,
         "prefill",
         lambda tokens, *args, **kwargs: evaluated.append(len(tokens)) or prefill(tokens, *args, **kwargs),
     )

@@ -113,8 +113,8 @@ def test_pickling(files, settings):
     expected = take(llm, 12)
     for again in (pickle.loads(pickle.dumps(llm)), copy.deepcopy(llm)):
         assert again.eagle_params == llm.eagle_params
-        assert again._engine.head_info() == llm._engine.head_info()
-        assert again._engine.has_head and bool(again._logits_all) == settings.get("logits_all", False)
+        assert again.engine.head.info() == llm.engine.head.info()
+        assert again.engine.has_head and bool(again._logits_all) == settings.get("logits_all", False)
         assert take(again, 12) == expected
         if settings.get("logits_all"):
             np.testing.assert_array_equal(again._scores, llm._scores)

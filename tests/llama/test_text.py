@@ -11,6 +11,7 @@ from text_tools import CHEAP, PROMPT, SAMPLINGS, N, load, tokens_of
 
 from eagle3_llama import EagleError, EagleParams
 from eagle3_llama.batching import Batcher, BatchSettings
+from eagle3_llama.runtime import cost_files
 from eagle3_llama.runtime import costs as costs_module
 from eagle3_llama.runtime.costs import Costs
 
@@ -88,7 +89,7 @@ def rounds_of(engine, monkeypatch):
 
     def seen(self, asks, samplers):
         out = run(self, asks, samplers)
-        rounds.extend((r.levels, len(r)) for r in out)
+        rounds.extend((r.levels, len(r.tokens)) for r in out)
         return out
 
     monkeypatch.setattr(type(engine), "round", seen)
@@ -98,7 +99,7 @@ def rounds_of(engine, monkeypatch):
 @pytest.mark.parametrize("head", [False, True])
 def test_no_draft_goes_beyond_max_tokens(files, plain, monkeypatch, head):
     with load(files, head) as llm:
-        rounds = rounds_of(llm.native, monkeypatch)
+        rounds = rounds_of(llm.engine, monkeypatch)
         for n in (2, 3, 8, 30, 57):
             rounds.clear()
             list(itertools.islice(llm.generate(PROMPT, temp=0.0, max_tokens=n), n))
@@ -119,7 +120,7 @@ def test_no_draft_goes_beyond_max_tokens(files, plain, monkeypatch, head):
 def test_no_draft_of_a_batcher_goes_beyond_max_tokens(files, monkeypatch):
     settings = BatchSettings(str(files[0]), n_parallel=2, n_ctx=512, n_threads=1, flash_attn=True)
     with Batcher(settings) as batcher:
-        rounds = rounds_of(batcher._engine, monkeypatch)
+        rounds = rounds_of(batcher.engine, monkeypatch)
         for n in (2, 7, 41):
             rounds.clear()
             with batcher.request() as llm:
@@ -164,14 +165,14 @@ def test_costs_are_measured_when_the_text_repeats_itself(files, monkeypatch, tmp
 
     monkeypatch.setattr(costs_module, "measure_in_use", measured)
     with load(files) as llm:
-        assert llm.native.costs is None
+        assert llm.engine.planner.costs is None
         list(itertools.islice(llm.generate([40, 41, 42], temp=0.0), 2))
         assert not calls
         tokens_of(llm, temp=0.0)
         tokens_of(llm, temp=0.0)
         assert len(calls) == 1 and calls[0] >= len(PROMPT) - 1
     with load(files) as llm:  # a later load knows them at once
-        assert llm.native.costs is not None
+        assert llm.engine.planner.costs is not None
     (path,) = tmp_path.iterdir()
     assert len(json.loads(path.read_text())) == 1
 
@@ -179,27 +180,27 @@ def test_costs_are_measured_when_the_text_repeats_itself(files, monkeypatch, tmp
 def test_costs_that_are_known_are_not_measured_again(files):
     with load(files) as llm:
         llm._measure()
-        assert llm.native.costs is not None and llm.native.on_match is None
+        assert llm.engine.planner.costs is not None and llm.engine.planner.on_match is None
 
 
 def test_measuring_in_an_answer_leaves_no_trace(files, plain, monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(costs_module, "known", lambda *_: None)
-    monkeypatch.setattr(costs_module, "remember", lambda key, n_ctx, costs: costs)
+    monkeypatch.setattr(cost_files, "known", lambda *_: None)
+    monkeypatch.setattr(cost_files, "remember", lambda key, n_ctx, costs: costs)
     for sampling in SAMPLINGS:
         with load(files) as llm:
             assert tokens_of(llm, **SAMPLINGS[sampling]) == plain[sampling]
-            assert isinstance(llm.native.costs, Costs)
+            assert isinstance(llm.engine.planner.costs, Costs)
 
 
 def test_no_room_to_measure_in(files, plain, monkeypatch):
     """The KV cache ends behind the text: nothing is drafted, and nothing fails."""
     monkeypatch.undo()
-    monkeypatch.setattr(costs_module, "known", lambda *_: None)
+    monkeypatch.setattr(cost_files, "known", lambda *_: None)
     with load(files, text=False, n_ctx=256) as a, load(files, n_ctx=256) as b:
         prompt = (PROMPT * 20)[:250]
         texts = [list(itertools.islice(m.generate(prompt, temp=0.0), 5)) for m in (a, b)]
-        assert texts[0] == texts[1] and b.native.costs is None
+        assert texts[0] == texts[1] and b.engine.planner.costs is None
 
 
 # -- many slots ---------------------------------------------------------------------------------------------

@@ -139,11 +139,11 @@ def test_thousands_of_rounds(files, plain, eagle, sampling):
     eagle.reset()  # a reused prefix would leave one pair of the old text in the head
     text = take(eagle, 300, prompt[:40], **sampling)
     seen = prompt[:40] + text[:-1]
-    engine, token = eagle._engine, text[-1]
+    engine, token = eagle.engine, text[-1]
     assert engine.n_past() == len(seen)
     fresh = EagleLlama(files[0], eagle_path=files[1], n_ctx=N_CTX, n_batch=64, verbose=False)
     fresh.eval(seen)
-    ours, theirs = engine.draft(token, EagleParams(6)), fresh._engine.draft(token, EagleParams(6))
+    ours, theirs = engine.steps.draft(token, EagleParams(6)), fresh.engine.steps.draft(token, EagleParams(6))
     assert ours[0] == theirs[0]
     np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-4)
     fresh.close()
@@ -183,16 +183,17 @@ def test_prompt_that_does_not_fit(plain, eagle):
 
 
 def test_drafts_obey_the_parameters(eagle):
-    engine = eagle._engine
+    engine = eagle.engine
 
     def draft(**params):
         engine.rewind(0)
         engine.prefill(PROMPT)
-        return engine.draft(5, EagleParams(**params))
+        return engine.steps.draft(5, EagleParams(**params))
 
     tokens, probs = draft(n_max=8)
-    assert len(tokens) == 8 and all(0 < p <= 1 for p in probs) and set(tokens) <= set(engine.d2t().tolist())
-    assert engine.draft(5, EagleParams(8)) == ([], [])  # nothing was committed since
+    assert len(tokens) == 8 and all(0 < p <= 1 for p in probs)
+    assert set(tokens) <= set(engine.head.d2t().tolist())
+    assert engine.steps.draft(5, EagleParams(8)) == ([], [])  # nothing was committed since
     least = sorted(probs)[4]
     n = next(i for i, p in enumerate(probs) if p < least)
     assert draft(n_max=8, p_min=least) == (tokens[:n], probs[:n])
@@ -202,42 +203,42 @@ def test_drafts_obey_the_parameters(eagle):
 
 def test_only_mapped_tokens_reach_the_head_kv(files, eagle):
     """Rejected rows are never fed: the head's state after a wrong draft is that after none."""
-    engine = eagle._engine
+    engine = eagle.engine
     for wrong in ([], [7, 8, 9]):
         eagle.reset()
         engine.rewind(0)
         engine.prefill(PROMPT)
-        engine.draft(5, EagleParams(3))
-        engine.decode(5, wrong)
-        engine.commit(1)
-        last = engine.draft(6, EagleParams(4))
+        engine.steps.draft(5, EagleParams(3))
+        engine.steps.decode(5, wrong)
+        engine.steps.commit(1)
+        last = engine.steps.draft(6, EagleParams(4))
         first = last if not wrong else first  # noqa: F821
     assert first == last
 
 
 def test_calls_out_of_order(eagle):
-    engine = eagle._engine
+    engine = eagle.engine
     engine.prefill(PROMPT)
     sampler = eagle._init_sampler(temp=0.0)
     with pytest.raises(EagleError, match="decode first"):
-        engine.verify(address(sampler.sampler))
-    engine.decode(5, [6])
+        engine.steps.verify(address(sampler.sampler))
+    engine.steps.decode(5, [6])
     with pytest.raises(EagleError, match="sampler is NULL"):
-        engine.verify(0)
+        engine.steps.verify(0)
     for call in (
-        lambda: engine.decode(5, []),
+        lambda: engine.steps.decode(5, []),
         lambda: engine.prefill([5]),
-        lambda: engine.draft(5, EagleParams(1)),
+        lambda: engine.steps.draft(5, EagleParams(1)),
     ):
         with pytest.raises(EagleError, match="commit it first"):
             call()
     with pytest.raises(EagleError, match="cannot keep 3 of 2"):
-        engine.commit(3)
-    engine.commit(2)
+        engine.steps.commit(3)
+    engine.steps.commit(2)
     with pytest.raises(EagleError, match="no slot 7"):
         engine.n_past(7)
     with pytest.raises(EagleError, match="not in the vocabulary"):
-        engine.decode(tiny_models.N_VOCAB, [])
+        engine.steps.decode(tiny_models.N_VOCAB, [])
     with pytest.raises(EagleError, match="cannot rewind"):
         engine.rewind(100)
     assert engine.n_past() == len(PROMPT) + 2
@@ -298,13 +299,13 @@ def test_drafting_switched_off_and_on(plain, eagle):
 
 def test_damaged_states_are_refused(plain, eagle):
     take(eagle, 20)
-    state = eagle._engine.state()
+    state = eagle.engine.state()
     for damaged in (b"", state[:-1], state[: len(state) // 2], b"x" + state[1:], state + b"x"):
         with pytest.raises(EagleError) as e:
-            eagle._engine.set_state(damaged)
+            eagle.engine.set_state(damaged)
         assert e.value.kind is ErrorKind.BAD_VALUE
-    eagle._engine.set_state(state)
-    assert eagle._engine.state() == state
+    eagle.engine.set_state(state)
+    assert eagle.engine.state() == state
     saved = eagle.save_state()
     saved.llama_state = saved.llama_state[: saved.llama_state_size // 2]
     saved.llama_state_size //= 2

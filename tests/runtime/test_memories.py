@@ -88,7 +88,7 @@ def test_a_callback_that_raises(made):
     model = BatchModel(
         BatchSettings(str(made("mamba", with_head=False)[0]), n_parallel=3, n_ctx=64, n_threads=1)
     )
-    engine, samplers = model._engine, [model._init_sampler(temp=0.0) for _ in range(3)]
+    engine, samplers = model.engine, [model._init_sampler(temp=0.0) for _ in range(3)]
     chains = [address(s.sampler) for s in samplers]
 
     def turn(on_draft=None):
@@ -105,7 +105,7 @@ def test_a_callback_that_raises(made):
     with pytest.raises(ValueError, match="the callback's"):
         turn(fail)
     assert [engine.n_past(slot) for slot in range(3)] == [0, 0, 0]
-    assert turn() == expected and [len(r) for r in expected] == [1, 1, 1]
+    assert turn() == expected and [len(r.tokens) for r in expected] == [1, 1, 1]
     model.close()
 
 
@@ -155,9 +155,9 @@ def test_a_text_that_cannot_go_back_is_gone(made, architecture):
     answer = take(llm, 20, prompt)
 
     def fails():
-        llm._engine.decode(7, [])
+        llm.engine.steps.decode(7, [])
         with pytest.raises(EagleError, match="cannot drop part of a sequence"):
-            llm._engine.commit(0)
+            llm.engine.steps.commit(0)
 
     for again in (
         lambda: take(llm, 20, prompt),

@@ -11,12 +11,15 @@ from test_memories import made  # noqa: F401 - a fixture
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind
+from eagle3_llama.common.limits import MAX_ROWS
 from eagle3_llama.llama.model_costs import cost_key
+from eagle3_llama.runtime import cost_files
 from eagle3_llama.runtime import costs as _costs
 from eagle3_llama.runtime import library as _library
 from eagle3_llama.runtime.binding import address
 from eagle3_llama.runtime.cost_curves import rising
-from eagle3_llama.runtime.costs import LOADS, MAX_ROWS, Costs, cached, measure, merged
+from eagle3_llama.runtime.cost_files import LOADS, cached, merged
+from eagle3_llama.runtime.costs import Costs, measure
 from eagle3_llama.runtime.engine import Ask
 from eagle3_llama.runtime.token_costs import Memory
 
@@ -52,7 +55,7 @@ def answer(llm, n):
 def test_dear_drafts_are_given_up(files, eagle):
     """Rows so dear that no clock's correction makes one pay: nothing is drafted, and the text is plain's."""
     plain = Llama(files[0], **COMMON)
-    eagle._engine.plan(made_up(row=5e4, head=0.1))
+    eagle.engine.planner.set_costs(made_up(row=5e4, head=0.1))
     assert answer(eagle, 400) == answer(plain, 400)
     assert eagle.stats.drafted == 0
     plain.close()
@@ -60,12 +63,12 @@ def test_dear_drafts_are_given_up(files, eagle):
 
 def written(llm, n, drafts):
     """PROMPT and what follows it, n tokens or one more; drafts(i) tokens are drafted at the i-th."""
-    engine, sampler, text = llm._engine, llm._init_sampler(temp=0.0), list(PROMPT)
+    engine, sampler, text = llm.engine, llm._init_sampler(temp=0.0), list(PROMPT)
     engine.prefill(PROMPT[:-1])
     while len(text) < n:
         ask = Ask(0, text[-1], EagleParams(n_max=drafts(len(text))))
         (tokens,) = engine.round([ask], [address(sampler.sampler)])
-        text += tokens
+        text += tokens.tokens
     return text
 
 
@@ -76,7 +79,7 @@ def test_a_head_that_rested_has_caught_up(files, eagle):
     assert written(other, 150, lambda i: 1 if i < 149 else 0) == text
     assert eagle.stats.drafted < 4 and other.stats.drafted > 60
     (ids, probs), (ids_fed, probs_fed) = (
-        llm._engine.draft(text[-1], EagleParams(n_max=5)) for llm in (eagle, other)
+        llm.engine.steps.draft(text[-1], EagleParams(n_max=5)) for llm in (eagle, other)
     )
     assert ids == ids_fed and probs == pytest.approx(probs_fed, rel=1e-5)
     other.close()
@@ -87,13 +90,13 @@ def newest(costs):
 
 
 def test_costs_are_measured_and_kept(eagle, tmp_path, monkeypatch):
-    monkeypatch.setattr(_costs, "FAR_OFF", math.inf)  # however disturbed the loads before were
-    costs = measure(eagle._engine, 512, 64, budget=0.1)
+    monkeypatch.setattr(cost_files, "FAR_OFF", math.inf)  # however disturbed the loads before were
+    costs = measure(eagle.engine, 512, 64, budget=0.1)
     assert len(costs.layers) == len(costs.output) == len(costs.head) == MAX_ROWS + 1
-    assert costs.layers[1] > 0 and costs.head[8] > 0 and eagle._engine.n_past() == 0
+    assert costs.layers[1] > 0 and costs.head[8] > 0 and eagle.engine.n_past() == 0
     for _ in range(LOADS):
-        last = cached(eagle._engine, ["key"], 512, 64)
-    assert cached(eagle._engine, ["key"], 512, 64) == last
+        last = cached(eagle.engine, ["key"], 512, 64)
+    assert cached(eagle.engine, ["key"], 512, 64) == last
     path = newest(tmp_path)
     kept = path.read_text()
     for damaged in (
@@ -105,7 +108,7 @@ def test_costs_are_measured_and_kept(eagle, tmp_path, monkeypatch):
         kept.replace('"cell": [', '"cell": [1e9, '),
     ):
         path.write_text(damaged)
-        assert cached(eagle._engine, ["key"], 512, 64) != last and len(json.loads(path.read_text())) == 1
+        assert cached(eagle.engine, ["key"], 512, 64) != last and len(json.loads(path.read_text())) == 1
 
 
 def test_costs_are_those_of_the_libraries(eagle, tmp_path, monkeypatch):
@@ -358,7 +361,7 @@ def test_a_clock_too_coarse_for_the_head(monkeypatch):
 def test_costs_in_little_room(files, tmp_path, monkeypatch, n_ctx, n_batch):
     monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
     llm = EagleLlama(files[0], eagle_path=files[1], n_ctx=n_ctx, n_batch=n_batch, verbose=False)
-    assert llm._engine.costs.layers[1] > 0 and len(answer(llm, 9)) == 9
+    assert llm.engine.planner.costs.layers[1] > 0 and len(answer(llm, 9)) == 9
     llm.close()
 
 
@@ -367,14 +370,14 @@ def test_senseless_costs_are_refused(eagle, name, value):
     good = made_up(0.1, 0.1)
     bad = dataclasses.replace(good, **{name: [0.0, *[value] * MAX_ROWS]})
     with pytest.raises(EagleError, match="of 1 rows is"):
-        eagle._engine.plan(bad)
+        eagle.engine.planner.set_costs(bad)
     eagle.eagle_params = EagleParams(n_max=2)
 
 
 def test_measuring_a_target_that_cannot_go_back(made):  # noqa: F811 - the fixture
     """Measured rows never stay behind a text that does not count them: the slot is empty, and works again."""
     llm = EagleLlama(str(made("mamba", with_head=False)[0]), n_ctx=64, n_threads=1, verbose=False)
-    engine, memory = llm._engine, llm._ctx.memory
+    engine, memory = llm.engine, llm._ctx.memory
     expected = answer(llm, 9)
     llm.reset()
     engine.rewind(0)

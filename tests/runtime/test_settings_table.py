@@ -16,8 +16,7 @@ from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind
 from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.bench.modes import parse_modes
 from eagle3_llama.cli import conversation, main
-from eagle3_llama.runtime.engine import MAX_DRAFT, Ask
-from eagle3_llama.runtime.library import checked
+from eagle3_llama.runtime.engine import Ask
 from eagle3_llama.runtime.params import USES, Kind, StaticTree, Tree, Use
 
 COMMON = {"n_ctx": 128, "n_batch": 64, "n_threads": 1, "flash_attn": True, "verbose": False}
@@ -55,7 +54,7 @@ def eagle(files):
 def asked(engine, params):
     """The native ask that params become."""
     a = engine.ffi.new("struct eagle3_ask *")
-    alive = engine._fill(a[0], Ask(0, 5, params), 1)
+    alive = engine.drafting.fill(a[0], Ask(0, 5, params), 1)
     names = [name for name, _ in engine.ffi.typeof(a[0]).fields]
     shape = [list(getattr(a, name)[0 : a.n]) for name in ("parents", "ranks") if getattr(a, name)]
     del alive
@@ -66,12 +65,8 @@ def drafted(engine, **params):
     """(tokens, parents, probabilities given the parent) of what the head drafts behind the prompt."""
     engine.rewind(0)
     engine.prefill(PROMPT)
-    engine.draft(5, EagleParams(**params))
-    parents, probs = engine.ffi.new(f"int32_t[{MAX_DRAFT}]"), engine.ffi.new(f"float[{MAX_DRAFT}]")
-    n = checked(
-        engine.lib.eagle3_round_drafted(engine._session, 0, engine._drafts, parents, probs, engine.ffi.NULL)
-    )
-    return list(engine._drafts[0:n]), list(parents[0:n]), list(probs[0:n])
+    tokens, probs = engine.steps.draft(5, EagleParams(**params))
+    return tokens, engine.drafting.drafted().parents, probs
 
 
 def test_the_table_has_every_setting_and_kind():
@@ -98,10 +93,10 @@ def test_every_setting_in_every_kind_of_draft(eagle, kind, name):
             ), e
             continue
         assert not isinstance(use, str), f"{name}={value!r} is accepted in a {kind.value}"
-        before, after = asked(eagle._engine, base), asked(eagle._engine, params)
+        before, after = asked(eagle.engine, base), asked(eagle.engine, params)
         if use is Use.HOLDS and value is False:
             assert (params.kind, after) == (kind, before)
-            assert name == "text" or not eagle._engine.trees(params)
+            assert name == "text" or not eagle.engine.trees(params)
         else:
             assert after != before, f"{name}={value!r} is ignored in a {kind.value}"
         if use is Use.USED:
@@ -110,7 +105,7 @@ def test_every_setting_in_every_kind_of_draft(eagle, kind, name):
 
 def test_what_is_drafted_follows_each_setting(eagle):
     """The same on the drafts themselves, for what has a fixed size."""
-    engine = eagle._engine
+    engine = eagle.engine
     tokens, _, probs = drafted(engine, n_max=6)
     assert (
         len(tokens) == 6 and drafted(engine, n_max=3)[0] == tokens[:3] and drafted(engine, n_max=0)[0] == []
@@ -128,7 +123,7 @@ def test_what_is_drafted_follows_each_setting(eagle):
 
 def test_p_min_of_a_tree_is_that_of_a_whole_path(eagle):
     """A node stays out by the product of its path, not by its own probability."""
-    engine = eagle._engine
+    engine = eagle.engine
 
     def reaches(p_min):
         tokens, parents, probs = drafted(engine, tree="20x3x4", p_min=p_min)

@@ -14,9 +14,10 @@ from tiny_models import PROMPT
 from eagle3_llama import EagleLlama, EagleParams
 from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.llama.chat import Printer, styled_counts
-from eagle3_llama.runtime.asks import Ask, Draft
+from eagle3_llama.runtime.asks import Ask
 from eagle3_llama.runtime.binding import address
-from eagle3_llama.runtime.drafted import DRAFTERS, SOURCES, Drafted
+from eagle3_llama.runtime.drafted import DRAFTERS, SOURCES, Draft
+from eagle3_llama.runtime.round_tokens import RoundTokens
 from eagle3_llama.runtime.stats import EagleStats
 
 CHEAP = made_up(row=0.0, head=1e-3)  # whatever is likely enough is drafted
@@ -34,36 +35,40 @@ def files(tmp_path_factory):
 @pytest.fixture
 def llm(files):
     llm = EagleLlama(files[0], eagle=files[1], n_ctx=512, n_threads=1, flash_attn=True, verbose=False)
-    llm._engine.plan(CHEAP)
+    llm.engine.planner.set_costs(CHEAP)
     yield llm
     llm.close()
 
 
 def rounds(llm, params, given=None):
     """The rounds of N tokens or more after PROMPT, each with the text before it."""
-    engine, sampler, text, out = llm._engine, llm._init_sampler(temp=0.0), list(PROMPT), []
+    engine, sampler, text, out = llm.engine, llm._init_sampler(temp=0.0), list(PROMPT), []
     engine.prefill(text[:-1])
     while len(text) < len(PROMPT) + N:
         ask = Ask(0, text[-1], params, given=given and Draft(*given))
         (tokens,) = engine.round([ask], [address(sampler.sampler)])
         out.append((list(text), tokens))
-        text += tokens
+        text += tokens.tokens
     return out
 
 
 def test_a_round_says_who_drafted_its_tokens(llm):
     out = rounds(llm, EagleParams())
     for before, tokens in out:
-        assert len(tokens.sources) == len(tokens) and tokens.sources[-1] == 0 and 0 not in tokens.sources[:-1]
+        assert (
+            len(tokens.sources) == len(tokens.tokens)
+            and tokens.sources[-1] == 0
+            and 0 not in tokens.sources[:-1]
+        )
         assert sum(tokens.drafted_from) == tokens.drafted and tokens.drafted_from[0] == 0
-        text = [*before, *tokens]
+        text = [*before, *tokens.tokens]
         for i, source in enumerate(tokens.sources, len(before)):
             if source & 2:  # it followed the token before it already
                 assert (text[i - 1], text[i]) in itertools.pairwise(text[:i]), (i, source)
     assert sum(source >= 2 for _, tokens in out for source in tokens.sources) > N // 4
     stats = llm.stats
     assert sum(stats.drafted_from.values()) == stats.drafted == sum(t.drafted for _, t in out)
-    assert sum(stats.accepted_from.values()) == stats.accepted == sum(len(t) - 1 for _, t in out)
+    assert sum(stats.accepted_from.values()) == stats.accepted == sum(len(t.tokens) - 1 for _, t in out)
     for i, name in enumerate(DRAFTERS, 1):
         assert stats.accepted_from[name] == sum(list(t.sources).count(i) for _, t in out)
     stats.reset()
@@ -75,20 +80,37 @@ def test_drafts_of_the_head_alone_and_of_the_caller(llm):
         out = rounds(llm, EagleParams(4) if tree is None else EagleParams(tree=tree))
         assert {source for _, tokens in out for source in tokens.sources[:-1]} <= {1}
         assert llm.stats.drafted_from == {"head": llm.stats.drafted, "text": 0, "both": 0} != {"head": 0}
-        llm._engine.rewind(0)
+        llm.engine.rewind(0)
         llm.stats.reset()
-    after = rounds(llm, EagleParams(0))[0][1][0]  # what the target says first
-    llm._engine.rewind(0)
+    after = rounds(llm, EagleParams(0))[0][1].tokens[0]  # what the target says first
+    llm.engine.rewind(0)
     ((_, tokens), *_) = rounds(llm, EagleParams(), given=([after - 1, after], [-1, -1]))
-    assert len(tokens) == 2 and tokens.sources == [0, 0] and tokens.positions == [1, 0]
+    assert len(tokens.tokens) == 2 and tokens.sources == [0, 0] and tokens.positions == [1, 0]
     assert tokens.drafted_from == [2, 0, 0, 0] and llm.stats.accepted > sum(llm.stats.accepted_from.values())
 
 
 def test_the_path_through_a_tree():
-    draft = Drafted([5, 6, 7, 5, 6, 5], [-1, -1, 0, 1, 1, 3], [1, 2, 1, 3, 2, 1])
+    draft = Draft([5, 6, 7, 5, 6, 5], [-1, -1, 0, 1, 1, 3], [1, 2, 1, 3, 2, 1])
     assert draft.levels == 3 and draft.counts() == [0, 3, 2, 1]
     assert draft.along([6, 5, 5]) == [2, 3, 1] and draft.along([5, 7]) == [1, 1] and draft.along([]) == []
-    assert Drafted().levels == 0 and Drafted().counts() == [0, 0, 0, 0]
+    chain = Draft([5, 6, 5], None, [1, 2, 3])
+    assert chain.levels == 3 and chain.along([5, 6]) == [1, 2]
+    assert Draft().levels == 0 and Draft().counts() == [0, 0, 0, 0]
+
+
+def test_a_rounds_tokens_are_one_record():
+    """What a round sampled carries its draft, and keeps what was counted when its end is cut off."""
+    draft = Draft([5, 6, 7, 5, 6, 5], [-1, -1, 0, 1, 1, 3], [1, 2, 1, 3, 2, 1])
+    out = RoundTokens.sampled([6, 5, 5, 9], draft)
+    assert out.positions == [1, 2, 3, 0] and out.sources == [2, 3, 1, 0]
+    assert (out.drafted, out.accepted, out.levels) == (6, 3, 3) and list(out.drafted_from) == [0, 3, 2, 1]
+    cut = out.cut(2)
+    assert (cut.tokens, cut.positions, cut.sources) == ([6, 5], [1, 2], [2, 3])
+    assert (cut.drafted, cut.accepted, cut.levels) == (6, 2, 3) and out.cut(4) == out
+    plain = RoundTokens.sampled([9], Draft())
+    assert plain == RoundTokens.first(9) and (plain.drafted, plain.accepted) == (0, 0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        out.tokens = []
 
 
 def test_a_generation_says_it_of_each_token(llm):
@@ -105,7 +127,7 @@ def test_a_generation_says_it_of_each_token(llm):
 
 def test_a_batcher_says_it_of_each_token(files):
     with Batcher(BatchSettings(files[0], files[1], n_parallel=2, n_ctx=512, n_threads=1)) as batcher:
-        batcher._engine.plan(CHEAP)
+        batcher.engine.planner.set_costs(CHEAP)
         with batcher.request() as llm:
             n = sum(1 for _ in itertools.islice(llm.generate(PROMPT, temp=0.0), N))
             positions, sources = llm.take_report()
@@ -124,7 +146,7 @@ def test_a_batcher_says_it_of_each_token(files):
 def test_a_server_says_it_of_each_token(files):
     given = settings(model=files[0], eagle=files[1], n_ctx=512, n_parallel=2, threads=1)
     with running(given) as server:
-        server.batcher._engine.plan(CHEAP)
+        server.batcher.engine.planner.set_costs(CHEAP)
         body = {"prompt": PROMPT, "max_tokens": N, "temperature": 0, "speculative": {"report": True}}
         whole = server.client.post("/v1/completions", json=body).json()
         with server.client.stream("POST", "/v1/completions", json=body | {"stream": True}) as r:

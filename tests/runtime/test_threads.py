@@ -53,11 +53,11 @@ def test_bits_do_not_depend_on_the_number_of_threads(files, kind, flash_attn):
 def test_rounds_leave_the_users_numbers_as_they_were(files):
     llm = EagleLlama(files[0], eagle_path=files[1], n_ctx=256, n_threads=3, n_threads_batch=2, verbose=False)
     try:
-        assert 1 <= llm.native.threads <= 3
+        assert 1 <= llm.engine.threads <= 3
         for i, _ in enumerate(llm.generate(PROMPT, temp=0.0)):
             assert llama_n_threads(llm._ctx.ctx) == 3
             assert llama_n_threads_batch(llm._ctx.ctx) == 2
-            assert 1 <= llm.native.threads <= 3
+            assert 1 <= llm.engine.threads <= 3
             if i == 8:
                 break
     finally:
@@ -68,9 +68,9 @@ def test_a_load_measures_each_number_and_keeps_the_text(files):
     llm = EagleLlama(files[0], eagle_path=files[1], n_ctx=256, n_threads=4, verbose=False)
     try:
         llm.eval(PROMPT)
-        llm.native.measure_threads()
-        assert llm.native.n_past() == len(PROMPT)
-        assert llm.native.threads in (4, 3, 2, 1)
+        llm.engine.measure_threads()
+        assert llm.engine.n_past() == len(PROMPT)
+        assert llm.engine.threads in (4, 3, 2, 1)
     finally:
         llm.close()
 
@@ -79,7 +79,7 @@ def test_it_can_be_turned_off(files, monkeypatch):
     monkeypatch.setenv(FIXED_THREADS, "1")
     llm = EagleLlama(files[0], eagle_path=files[1], n_ctx=256, n_threads=4, verbose=False)
     try:
-        llm.native.measure_threads()
-        assert llm.native.threads == 4
+        llm.engine.measure_threads()
+        assert llm.engine.threads == 4
     finally:
         llm.close()

@@ -101,7 +101,7 @@ def test_text_of_random_trees(plain, eagle, sampling):
 
 def test_logits_after_random_trees(files, plain, eagle):
     """A thousand rounds: whatever was accepted, what follows has the bits of a text read in one go."""
-    rng, engine = random.Random(2), eagle._engine
+    rng, engine = random.Random(2), eagle.engine
     sampler = eagle._init_sampler(temp=0.0)
     n_rounds = 0
     for start in itertools.count():
@@ -113,14 +113,14 @@ def test_logits_after_random_trees(files, plain, eagle):
         while len(text) < 300 and n_rounds < 1000:
             token, right = answer[len(text) - 3], answer[len(text) - 2 :]
             tokens, parents, on_path = random_tree(rng, right[:8], rng.choice([3, 12, 60]))
-            engine.decode(token, tokens, parents)
-            sampled = engine.verify(address(sampler.sampler))
+            engine.steps.decode(token, tokens, parents)
+            sampled = engine.steps.verify(address(sampler.sampler))
             assert len(sampled) == on_path + 1
-            engine.commit(len(sampled))
+            engine.steps.commit(len(sampled))
             text += [token, *sampled[:-1]]
-            engine.decode(sampled[-1], [])
+            engine.steps.decode(sampled[-1], [])
             ours = eagle._text.logits(0).copy()
-            engine.commit(0)
+            engine.steps.commit(0)
             plain.reset()
             plain.eval([*text, sampled[-1]])
             assert ours.tobytes() == _last(plain).tobytes()
@@ -164,10 +164,10 @@ def test_width_one_is_a_chain(eagle):
         EagleParams(tree=StaticTree(tuple((0,) * k for k in range(1, 7)))),
     ):
         eagle.reset()
-        eagle._engine.rewind(0)
+        eagle.engine.rewind(0)
         eagle.eagle_params = EagleParams(1)
         eagle.eval([*PROMPT, *text[:-1]])
-        drafted, _ = eagle._engine.draft(text[-1], params)
+        drafted, _ = eagle.engine.steps.draft(text[-1], params)
         assert len(drafted) == 6
         of.append(drafted)
     assert of[0] == of[1] == of[2]
@@ -175,7 +175,7 @@ def test_width_one_is_a_chain(eagle):
 
 def test_measured_output_rows_are_those_of_the_decode(eagle):
     """Measuring computes rows of the last decode alone, and leaves none that could be read."""
-    engine = eagle._engine
+    engine = eagle.engine
     engine.rewind(0)
     engine.prefill(PROMPT)
     engine.measure_target(8)

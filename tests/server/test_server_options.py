@@ -17,9 +17,9 @@ def tiny(files, **more):
 @pytest.mark.parametrize("n_batch", [64, 128])
 def test_n_batch_limits_the_pieces_of_a_prompt(files, monkeypatch, n_batch):
     with running(tiny(files, n_batch=n_batch)) as s:
-        sizes, prefill = [], s.batcher._engine.prefill
+        sizes, prefill = [], s.batcher.engine.prefill
         monkeypatch.setattr(
-            s.batcher._engine,
+            s.batcher.engine,
             "prefill",
             lambda tokens, *more, **named: (sizes.append(len(tokens)), prefill(tokens, *more, **named))[1],
         )

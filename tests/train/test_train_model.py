@@ -37,14 +37,14 @@ def test_native_head_computes_the_same(tiny, corpus, head, tmp_path):
     with torch.no_grad():
         expected = head.lm_head(next(head.unroll(batch.features, batch.tokens, 1)))[0, :n].numpy()
         drafts = head.draft(batch.features, batch.tokens, 4)[0].numpy()
-    _, _, logits = llm._engine.head_forward(batch.tokens[0, 1 : n + 1].numpy(), batch.features[0, :n].numpy())
+    _, _, logits = llm.engine.head.forward(batch.tokens[0, 1 : n + 1].numpy(), batch.features[0, :n].numpy())
     np.testing.assert_allclose(logits, expected, atol=2e-3 * np.abs(expected).max())
     same = 0
     for t in range(8, 48):
         llm.reset()
-        llm._engine.rewind(0)
+        llm.engine.rewind(0)
         llm.eval(batch.tokens[0, : t + 1].tolist())
-        same += llm._engine.draft(int(batch.tokens[0, t + 1]), EagleParams(4))[0] == drafts[t].tolist()
+        same += llm.engine.steps.draft(int(batch.tokens[0, t + 1]), EagleParams(4))[0] == drafts[t].tolist()
     assert same >= 38  # float16 features against live ones may tip a near tie
     llm.close()
 

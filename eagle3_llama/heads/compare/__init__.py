@@ -55,7 +55,7 @@ def compare(head: str | Path, target: str | Path, prompt: str, n_threads: int = 
     engine = None
     try:
         engine = Engine(graph.ctx, graph.model, str(head))
-        layers: Any = engine.head_info()["layers"]
+        layers: Any = engine.head.info()["layers"]
         with Capture(graph.ctx, layers, graph.n_embd) as capture:
             if graph.decode(tokens, range(n)) != 0:
                 raise EagleError(ErrorKind.DECODE, "the target could not decode the prompt")
@@ -63,9 +63,9 @@ def compare(head: str | Path, target: str | Path, prompt: str, n_threads: int = 
         stages = [_stage("features", features, np.stack([graph.truth(k) for k in layers], axis=1))]
         ids, x = np.array(tokens[1:]), features[:-1].reshape(n - 1, -1)
         expected = reference.forward(ids, reference.fuse(x))
-        _, _, logits = engine.head_forward(ids, x)
+        _, _, logits = engine.head.forward(ids, x)
         for name in stage_names(reference.n_layer)[:-1]:
-            stages.append(_stage(name, engine.head_trace(ids, x, name), expected[name]))
+            stages.append(_stage(name, engine.head.trace(ids, x, name), expected[name]))
         return [*stages, _stage("logits", logits, expected["logits"])]
     finally:
         if engine is not None:

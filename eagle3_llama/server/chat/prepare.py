@@ -52,7 +52,7 @@ class Caller:
         self._templates = Sandbox(settings.template_timeout, templates=setup) if setup else None
         self._grammars = Sandbox(settings.template_timeout, model=os.path.abspath(base.model_path))
         self.size = PromptSize(base, settings.n_ctx)
-        self._has_head, self._can_infill = base.native.has_head, can_infill(base)
+        self._has_head, self._can_infill = base.engine.has_head, can_infill(base)
         self._eos = setup["eos"] if setup else ""
         self._checked = SizedCache(GRAMMAR_CACHE)
 

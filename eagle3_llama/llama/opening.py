@@ -1,0 +1,46 @@
+"""Opens the engine of a loaded model, with its head where that can draft for it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from ..common import tokenizers
+from ..errors import EagleError, ErrorKind
+from ..runtime.binding import address, llama_cpp
+from ..runtime.engine import Engine
+
+if TYPE_CHECKING:
+    from .eagle_llama import EagleLlama
+
+
+def open_engine(llm: EagleLlama, eagle_path: str | None) -> Engine:
+    """The engine over a model's context. Where its head cannot draft, it warns, and drafts from text alone.
+
+    Raises EagleError HEAD_MISMATCH if the head belongs to another target.
+    """
+    windowed = llama_cpp.llama_model_n_swa(llm._model.model) > 0
+    if eagle_path is not None and windowed and not llm.context_params.swa_full:
+        _warn(
+            "EagleLlama decodes plainly: with swa_full=False the target cannot take back a draft; "
+            "leave swa_full out"
+        )
+        eagle_path = None
+    ctx = address(llm._ctx.ctx)
+    model = address(llm._model.model)
+    try:
+        engine = Engine(ctx, model, eagle_path, llm._n_slots, llm._extract_layers)
+        engine.drafts_from_text &= not windowed or bool(llm.context_params.swa_full)
+        if eagle_path is not None and (message := tokenizers.warning(llm.model_path, eagle_path)):
+            _warn(message)
+        return engine
+    except EagleError as e:
+        if eagle_path is None or e.kind is not ErrorKind.UNSUPPORTED and not llm._auto:
+            raise
+        _warn(f"EagleLlama decodes plainly: {e}")
+        return Engine(ctx, model, None, llm._n_slots)
+
+
+def _warn(message: str) -> None:
+    """Shown for the line that made the EagleLlama: open_engine(), _begin() and __init__() are in between."""
+    warnings.warn(message, RuntimeWarning, stacklevel=5)

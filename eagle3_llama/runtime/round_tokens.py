@@ -1,0 +1,57 @@
+"""The tokens of a round: one record, from the engine to whoever reads them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from .drafted import SOURCES, Draft
+
+NO_DRAFT = (0,) * len(SOURCES)
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundTokens:
+    """The tokens that one round sampled: accepted draft tokens, then the bonus. Or the first after a prompt.
+
+    positions: of each token its position in the accepted draft, 0 if the target sampled it. sources: of each
+    token the bits of who drafted it, by SOURCES; 0 if the target sampled it, or the caller drafted it.
+    drafted_from: number of draft tokens by these bits. levels: number of positions that the draft tokens were
+    for, fewer than the draft tokens in a tree.
+    """
+
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    sources: Sequence[int]
+    drafted_from: Sequence[int] = NO_DRAFT
+    levels: int = 0
+
+    @classmethod
+    def sampled(cls, tokens: Sequence[int], draft: Draft) -> RoundTokens:
+        """What a round sampled after it verified a draft."""
+        n = len(tokens)
+        if not draft.tokens:
+            return cls(tokens, [0] * n, [0] * n)
+        sources = [*draft.along(tokens[:-1]), 0]
+        return cls(tokens, [*range(1, n), 0], sources, draft.counts(), draft.levels)
+
+    @classmethod
+    def first(cls, token: int) -> RoundTokens:
+        """The token that was sampled after a prompt: nothing was drafted."""
+        return cls([token], [0], [0])
+
+    @property
+    def drafted(self) -> int:
+        """Number of draft tokens."""
+        return sum(self.drafted_from)
+
+    @property
+    def accepted(self) -> int:
+        """Number of accepted draft tokens among the tokens."""
+        return sum(position > 0 for position in self.positions)
+
+    def cut(self, n: int) -> RoundTokens:
+        """The same round with its first n tokens alone."""
+        return dataclasses.replace(
+            self, tokens=self.tokens[:n], positions=self.positions[:n], sources=self.sources[:n]
+        )
