@@ -83,10 +83,11 @@ struct llama_context;
 struct llama_sampler;
 
 enum {
-    EAGLE3_MAX_ROWS   = 64,  // of a round: the most that are computed as if each were alone
-    EAGLE3_MAX_DRAFT  = 63,  // draft tokens of a slot: beside them, its token needs a row
-    EAGLE3_MAX_WIDTH  = 16,  // children of a node
-    EAGLE3_MAX_LAYERS = 64   // of the target that a head reads
+    EAGLE3_MAX_ROWS    = 64,  // of a round: the most that are computed as if each were alone
+    EAGLE3_MAX_DRAFT   = 63,  // draft tokens of a slot: beside them, its token needs a row
+    EAGLE3_MAX_WIDTH   = 16,  // children of a node
+    EAGLE3_MAX_LAYERS  = 64,  // of the target that a head reads
+    EAGLE3_MAX_SOURCES = 6    // sources of drafts of a session
 };
 
 typedef struct eagle3_head eagle3_head;        // a head's weights, on the device of the target's output
@@ -223,11 +224,17 @@ struct eagle3_ask {
 // call has nothing new to go by. Returns the sum of drafted.
 int32_t eagle3_round_draft(eagle3_session * s, const struct eagle3_ask * asks, int32_t n, int32_t * drafted);
 
-enum eagle3_source { EAGLE3_FROM_HEAD = 1, EAGLE3_FROM_TEXT = 2 };  // bits: both may offer a token
+// Bits, as several sources may offer a token: 1 << i for source i. These two are the library's own.
+enum eagle3_source { EAGLE3_FROM_HEAD = 1, EAGLE3_FROM_TEXT = 2 };
+
+// The name of source i, from 0 on: "head", "text" (both also where the session drafts without one), then
+// those of sources that were added. NULL behind the last: at most EAGLE3_MAX_SOURCES have names. The session
+// owns the string, which is valid until the session is closed.
+const char * eagle3_source_name(const eagle3_session * s, int32_t i);
 
 // The draft of asks[i], level by level; room for EAGLE3_MAX_DRAFT in each array. parents, probs and sources
-// may be NULL. probs are the head's, each given its parent, and 0 where it offered nothing; sources are bits
-// of eagle3_source, and 0 for EAGLE3_GIVEN. Returns the number of draft tokens.
+// may be NULL. probs are the head's, each given its parent, and 0 where it offered nothing; sources are bits,
+// see eagle3_source, and 0 for EAGLE3_GIVEN. Returns the number of draft tokens.
 int32_t eagle3_round_drafted(const eagle3_session * s, int32_t i, int32_t * tokens, int32_t * parents,
     float * probs, int32_t * sources);
 

@@ -1,15 +1,18 @@
 // What the estimates of each source are worth: learnt from the drafts that verification reached.
 #pragma once
 
+#include "eagle3.h"
 #include "tuning.hpp"
 
 #include <array>
 
 namespace eagle3 {
 
-// Sources of draft tokens, by their ids, and two more that have statistics of their own: where head and text
-// offer the same token, and where the text offers one that the head does not.
-enum { HEAD = 0, TEXT = 1, OTHER = 2, BOTH = 4, DISPUTED = 5, MAX_SOURCES = 6 };
+// Sources of draft tokens have ids: the head's, the text's, and from OTHER on those of the sources that were
+// added. Two more ids have statistics of their own: where head and text offer the same token, and where the
+// text offers one that the head does not.
+enum { HEAD = 0, TEXT = 1, OTHER = 2, MAX_SOURCES = EAGLE3_MAX_SOURCES };
+enum { BOTH = MAX_SOURCES, DISPUTED, N_RECORDS };
 
 class calibration {
   public:
@@ -51,7 +54,7 @@ class calibration {
 
     const tuning & tune_;
     const text_tuning & of_text_;
-    std::array<record, MAX_SOURCES> records_{};  // of each source
+    std::array<record, N_RECORDS> records_{};  // by the ids above
 };
 
 }  // namespace eagle3

@@ -105,7 +105,7 @@ void growth::settle(int ask, int parent) {
         if (nodes[i].evidence[TEXT] == NOT_OFFERED && nodes[i].evidence[HEAD] != NOT_OFFERED) {
             nodes[i].prob = std::min(accept(nodes[i], HEAD) * left, 1.0f);
         }
-        for (int other = OTHER; other < BOTH; ++other) {
+        for (int other = OTHER; other < MAX_SOURCES; ++other) {
             nodes[i].prob = std::max(nodes[i].prob, accept(nodes[i], other));
         }
     }

@@ -11,12 +11,12 @@
 namespace eagle3 {
 
 using ask        = eagle3_ask;
-using trust_list = std::array<float, MAX_SOURCES>;  // a slot's trust in each source
+using trust_list = std::array<float, N_RECORDS>;  // a slot's trust in each source
 
 // Of each source, the evidence on which it offered a node: its own estimate, in 0..1, of the probability that
 // the token follows its parent; NOT_OFFERED if it did not. The planner learns what the estimates of each
 // source are worth.
-using evidence_list         = std::array<float, MAX_SOURCES>;
+using evidence_list         = std::array<float, N_RECORDS>;
 constexpr float NOT_OFFERED = -1.0f;
 
 // How many parents are above each of n nodes. A parent comes before its children; -1 stands for none.

@@ -23,6 +23,8 @@ class head_source : public source {
     // Whether each row of a batch must ask for logits, so that its features are captured.
     bool needs_all_logits() const;
 
+    static constexpr const char * NAME = "head";
+    const char * name() const override { return NAME; }
     bool takes_passes() const override { return true; }
     bool ready(int slot) const override { return n_pending(slots_[slot]) > 0; }
     int n_pending(int slot) const { return n_pending(slots_[slot]); }  // rows of the slot's next pass

@@ -15,9 +15,10 @@ class session {
     session(llama_context * ctx, const head * h, int n_slots);  // h may be null
     ~session();
 
-    // Adds a source of drafts, before the first prompt. E_ARGUMENT if there are too many, or if it takes
-    // passes.
+    // Adds a source of drafts, before the first prompt. E_ARGUMENT if there are too many, if it takes passes,
+    // or if its name is taken.
     void add_source(std::unique_ptr<source> source) { slots_.add_source(std::move(source)); }
+    const char * source_name(int id) const { return slots_.source_name(id); }
     head_source & need_head() { return slots_.need_head(); }  // E_ARGUMENT without a head
     const slot_state & slot(int i) const { return slots_.at(i); }
     int n_past(int slot) const { return slots_.at(slot).n_past; }

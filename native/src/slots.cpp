@@ -98,11 +98,30 @@ void slots::check_tokens(const int32_t * tokens, int n) const {
 // -- sources ----------------------------------------------------------------------------------------------
 
 void slots::add_source(std::unique_ptr<source> source) {
-    const int id = OTHER + (int) sources_.size() - (head_ != nullptr) - (text_ != nullptr);
-    require(id < BOTH, EAGLE3_E_ARGUMENT, "too many sources of drafts");
+    const int id           = OTHER + (int) sources_.size() - (head_ != nullptr) - (text_ != nullptr);
+    const std::string name = source->name();
+    require(id < MAX_SOURCES, EAGLE3_E_ARGUMENT,
+        format("a session has at most %d sources of drafts: there is no room for %s", MAX_SOURCES,
+            name.c_str()));
     require(!source->takes_passes(), EAGLE3_E_ARGUMENT, "only the head may draft by passes");
+    bool taken =
+        name == "target" || name == "both";  // these say that none or several sources offered a token
+    for (int other = 0; other < id; ++other) {
+        taken = taken || name == source_name(other);
+    }
+    require(!taken, EAGLE3_E_ARGUMENT,
+        format("a source of drafts cannot be named %s: the name is taken", name.c_str()));
     source->id = id;
     sources_.push_back(std::move(source));
+}
+
+const char * slots::source_name(int id) const {
+    if (id == HEAD || id == TEXT) {
+        return id == HEAD ? head_source::NAME : text_source::NAME;
+    }
+    const auto at =
+        std::find_if(sources_.begin(), sources_.end(), [&](const auto & from) { return from->id == id; });
+    return at == sources_.end() ? nullptr : (*at)->name();
 }
 
 head_source & slots::need_head() const {

@@ -77,6 +77,9 @@ class slots {
 
     // -- sources --
     void add_source(std::unique_ptr<source> source);
+    // The name of the source with this id, null behind the last. Head and text have names without a source
+    // too.
+    const char * source_name(int id) const;
     const std::vector<std::unique_ptr<source>> & sources() const { return sources_; }
     head_source * head() const { return head_; }  // the first of them, or null
     head_source & need_head() const;              // E_ARGUMENT without a head

@@ -8,13 +8,13 @@
 
 namespace eagle3 {
 
-// Tokens that the target decoded and that stay in a slot: a piece of a prompt, or the accepted part of a
+// Tokens that the target decoded and that stay in a slot: a chunk of a prompt, or the accepted part of a
 // round.
 struct kept_tokens {
     int slot, pos;                // the position of the first one
     std::vector<int32_t> tokens;  // at least one
     std::vector<int32_t> rows;    // of the last target batch, one for each token
-    bool prompt;                  // a piece of a prompt, else of a round
+    bool prompt;                  // a chunk of a prompt, else of a round
 };
 
 // A drafter for all slots of a session. The session calls it from one thread; slots and positions are valid.
@@ -22,6 +22,10 @@ struct kept_tokens {
 class source {
   public:
     virtual ~source() = default;
+
+    // What statistics, metrics and the terminal call it: a lower-case word that no other source of the
+    // session has. It lives as long as the source.
+    virtual const char * name() const = 0;
 
     // What offering costs: nothing, or a pass of the head for each level of the tree. The planner's costs
     // know one kind of pass, so only the head may be such a source. A source without cost offers what it has
@@ -63,8 +67,8 @@ class source {
     virtual int64_t check(const uint8_t * data, int64_t size) const  = 0;
     virtual void restore(int slot, int n_past, const uint8_t * data) = 0;
 
-    // The number of its offers, and of its statistics in the planner: see growth.hpp. slots::add_source sets
-    // it.
+    // The number of its offers and of its statistics in the planner, see calibration.hpp, and of its bit in
+    // eagle3_round_drafted. slots::add_source sets it.
     int id = 0;
 };
 

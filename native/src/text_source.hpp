@@ -16,6 +16,8 @@ class text_source : public source {
     // n_ctx: positions of a slot. model: its mark, without which a state is another model's
     text_source(int n_slots, int n_ctx, int n_vocab, uint64_t model);
 
+    static constexpr const char * NAME = "text";
+    const char * name() const override { return NAME; }
     bool ready(int slot) const override { return slots_[slot].index.size() > 0; }
     void begin(growth & g, const std::vector<int> & asks) override;
     void follow(growth & g, const std::vector<int> & nodes) override;
