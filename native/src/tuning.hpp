@@ -277,16 +277,16 @@ struct thread_tuning {
     // took this part of the present number's time.
     float hope = 0.5f;
     // Fewer threads are tried when rounds took so much longer, in units of a round, than fewer are thought to
-    // take: one or two rounds in which all wait for a thread that another program delays. Twice it loses 2% of
-    // 64 rounds beside a busy core; half of it gains nothing (thread_test's machines).
+    // take: one or two rounds in which all wait for a thread that another program delays. Twice it loses 2%
+    // of 64 rounds beside a busy core; half of it gains nothing (thread_test's machines).
     float enough_excess = 1.5f;
     // Of a round, the most that counts for it: one hiccup of the system is no reason.
     float most_excess = 4.0f;
     // Rounds before fewer threads may be tried. Each trial that fails doubles it.
     int first_wait = 2;
-    // The same of more threads, and the most that either becomes. Beside a busy core 1,000 rounds take 2% longer
-    // than with the best fixed number; half of these waits costs 1% more there. Twice, and 500 rounds after the
-    // core became free take 14% longer (two cores), where these take 5% (thread_test's machines).
+    // The same of more threads, and the most that either becomes. Beside a busy core 1,000 rounds take 2%
+    // longer than with the best fixed number; half of these waits costs 1% more there. Twice, and 500 rounds
+    // after the core became free take 14% longer (two cores), where these take 5% (thread_test's machines).
     int first_wait_more = 64;
     int most_wait       = 128;
     // Of the measured time, the most that counts of a round.
