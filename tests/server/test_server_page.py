@@ -232,7 +232,7 @@ def test_themes_can_be_read(visit, scheme):
 
 
 def test_a_source_that_the_page_does_not_know(visit):
-    """It has a line, an entry of the key, a tooltip and a count, all with the name that came with its tokens."""
+    """It has a line, an entry of the key, a tooltip and a count, with the name that its tokens bring."""
     page = visit()
     key = page.locator("#key [data-s=document]")
     expect(key).to_have_count(0)
