@@ -8,10 +8,9 @@ namespace eagle3 {
 
 namespace {
 
-const float EDGES[] = {0.02f, 0.05f, 0.1f, 0.2f, 0.3f, 0.4f, 0.5f, 0.6f, 0.7f, 0.8f, 0.9f, 0.97f};
-
 int bin_of(float q) {
-    return (int) (std::upper_bound(std::begin(EDGES), std::end(EDGES), q) - std::begin(EDGES));
+    const auto & edges = tally_limits::edges;
+    return (int) (std::upper_bound(std::begin(edges), std::end(edges), q) - std::begin(edges));
 }
 
 }  // namespace

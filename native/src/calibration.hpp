@@ -16,7 +16,8 @@ enum { BOTH = MAX_SOURCES, DISPUTED, N_RECORDS };
 
 class calibration {
   public:
-    static constexpr int N_DEPTH = 5, N_BIN = 13, N_RANK = 3;
+    static constexpr int N_DEPTH = tally_limits::n_depth, N_BIN = tally_limits::n_bin,
+                         N_RANK = tally_limits::n_rank;
 
     calibration(const tuning & t, const text_tuning & text) : tune_(t), of_text_(text) {}
 

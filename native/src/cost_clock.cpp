@@ -9,34 +9,26 @@
 
 namespace eagle3 {
 
-namespace {
-
-constexpr float LEAST_COST = 1e-9f, MOST_COST = 1e4f;  // seconds: what sums and quotients are safe with
-constexpr float MOST_CONTEXT = 1e9f;
-
-// Of a decode with fewer positions than its measure had: nothing makes it this much cheaper.
-constexpr float LEAST_SHARE = 0.1f;
-
-}  // namespace
-
 void check(const costs & c) {
     const auto in = [](float v, float least, float most) {
         return v >= least && v <= most;  // false for NaN
     };
     for (int i = 1; i <= MAX_ROWS; ++i) {
         for (const float v : {c.layers[i], c.head[i]}) {
-            require(in(v, LEAST_COST, MOST_COST), EAGLE3_E_ARGUMENT,
-                format("a cost of %d rows is %g s, expected %g..%g", i, v, LEAST_COST, MOST_COST));
+            require(in(v, cost_limits::least_cost, cost_limits::most_cost), EAGLE3_E_ARGUMENT,
+                format("a cost of %d rows is %g s, expected %g..%g", i, v, cost_limits::least_cost,
+                    cost_limits::most_cost));
         }
         for (const float v : {c.output[i], c.cell[i]}) {
-            require(in(v, 0.0f, MOST_COST), EAGLE3_E_ARGUMENT,
-                format("a cost of %d rows is %g s, expected 0..%g", i, v, MOST_COST));
+            require(in(v, 0.0f, cost_limits::most_cost), EAGLE3_E_ARGUMENT,
+                format("a cost of %d rows is %g s, expected 0..%g", i, v, cost_limits::most_cost));
         }
     }
-    require(in(c.first, 0.0f, MOST_COST), EAGLE3_E_ARGUMENT,
-        format("the cost of the first pass is %g s, expected 0..%g", c.first, MOST_COST));
-    require(in(c.context, 0.0f, MOST_CONTEXT), EAGLE3_E_ARGUMENT,
-        format("the costs were measured at %g positions, expected 0..%g", c.context, MOST_CONTEXT));
+    require(in(c.first, 0.0f, cost_limits::most_cost), EAGLE3_E_ARGUMENT,
+        format("the cost of the first pass is %g s, expected 0..%g", c.first, cost_limits::most_cost));
+    require(in(c.context, 0.0f, cost_limits::most_context), EAGLE3_E_ARGUMENT,
+        format(
+            "the costs were measured at %g positions, expected 0..%g", c.context, cost_limits::most_context));
 }
 
 void cost_clock::set(const costs & c) {
@@ -63,7 +55,7 @@ void cost_clock::begin(int n_slots, float n_past) {
 // Of the layers, with n rows, in the costs that were set.
 float cost_clock::measured(int n) const {
     const float here = costs_.layers[n] + costs_.cell[n] * (context_ - costs_.context);
-    return std::max(here, LEAST_SHARE * costs_.layers[n]);
+    return std::max(here, cost_limits::least_share * costs_.layers[n]);
 }
 
 // With the output matrix for all of them.

@@ -11,8 +11,6 @@ namespace eagle3 {
 
 namespace {
 
-constexpr int OVERDUE = 16;  // pending features of a slot, more than most rounds with drafts leave
-
 bool grows(const ask & a) {
     return a.kind != EAGLE3_PLAIN && a.kind != EAGLE3_GIVEN;
 }
@@ -134,7 +132,7 @@ bool drafter::runs_head(const growth & g, planner::turn now) {
 // most MAX_ROWS rows. Its time does not count as the draft's: the planner would take drafts for expensive.
 void drafter::catch_up(const growth & g) {
     const int64_t start = ggml_time_us();
-    const int most      = std::min(OVERDUE, MAX_ROWS / std::max(g.n_asks, 1));
+    const int most      = std::min(growth_limits::overdue, MAX_ROWS / std::max(g.n_asks, 1));
     for (const ask & a : g.asks) {
         slots_.head()->catch_up(a.slot, most);
     }
@@ -227,8 +225,9 @@ void drafter::begin_asks(growth & g, const std::vector<ask> & asks) {
 
 // What the planner expects of the head's first pass, for these asks.
 float drafter::first_pass_seconds(const growth & g, const std::vector<int> & asks) const {
-    int n          = 0;
-    const int most = std::min(OVERDUE, MAX_ROWS / std::max(g.n_asks, 1));  // catch_up() does the others
+    int n = 0;
+    const int most =
+        std::min(growth_limits::overdue, MAX_ROWS / std::max(g.n_asks, 1));  // catch_up() does the others
     for (const int a : asks) {
         n += std::min(slots_.head()->n_pending(g.asks[a].slot), most);
     }

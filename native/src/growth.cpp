@@ -19,7 +19,8 @@ int choice_of(const ask & a, int parent, int rank) {
 // What two guesses that agree are worth, if each would be right by chance one time in four.
 float agreement(float h, float t) {
     const auto odds = [](float p) {
-        return std::clamp(p, 0.001f, 0.999f) / (1.0f - std::clamp(p, 0.001f, 0.999f));
+        p = std::clamp(p, (float) growth_limits::least_odds, 1.0f - growth_limits::least_odds);
+        return p / (1.0f - p);
     };
     const float o = odds(h) * odds(t) / odds(growth_limits::chance);
     return o / (1.0f + o);

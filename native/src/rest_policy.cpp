@@ -13,7 +13,7 @@ void rest_policy::reset() {
 }
 
 // Several slots' texts are a mixture that one more hardly changes. Where drafts did not pay for many texts,
-// the next one is given up sooner: part of the rest stays. A prompt of several pieces begins one text.
+// the next one is given up sooner: part of the rest stays. A prompt of several chunks begins one text.
 void rest_policy::new_text() {
     mode & m   = modes_[1];
     m.asleep   = 0;

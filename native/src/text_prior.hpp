@@ -9,7 +9,7 @@ namespace eagle3 {
 // match, n: matches that say it, n_other: matches at least as long that say another token.
 //
 // A logistic regression over 120,000 answer tokens of SmolLM2-135M to prompts of all kinds (greedy and
-// sampled); `text_replay FILE prior` (native/tests) prints the counts that it is fitted to. A match that
+// sampled); `replay FILE prior` (native/tests) prints the counts that it is fitted to. A match that
 // others contradict is worth the same at any length.
 inline float text_prior(int length, int n, int n_other) {
     const float sole = n_other == 0 ? 0.64f * std::log2((float) length) : 0.0f;
