@@ -1,4 +1,5 @@
-// What the estimates of each source are worth: learnt from the drafts that verification reached.
+// This says what the estimates of each source are worth. It learns that from the drafts that verification
+// reached.
 #pragma once
 
 #include "eagle3.h"
@@ -21,22 +22,23 @@ class calibration {
 
     calibration(const tuning & t, const text_tuning & text) : tune_(t), of_text_(text) {}
 
-    // Probability that a draft token is the one that the target samples, if verification gets to its parent.
-    // q is the source's own estimate, depth counts from 1. trust: the slot's in that source.
+    // Returns the probability that a draft token is the one that the target samples, if verification gets to
+    // its parent. q is the source's own estimate, depth counts from 1, trust is the slot's in that source.
     float accept(int source, int depth, float q, float trust) const;
-    // The same of any token of the head with this rank among its siblings.
+    // Returns the same for any token of the head with this rank among its siblings.
     float mean_accept(int depth, int rank, float trust) const;
 
-    // How much drafting rests while it learns.
+    // This says how much drafting rests while it learns.
     enum class rest { none, some, longest };
-    // What a token says of the text beyond what is kept here.
+    // This is what a token says of the text beyond what is kept here.
     enum class finding {
         nothing,
         curious,  // more first tokens hold than was expected: worth another round awake
         turned,   // the text has become another one: what was learnt is of the text before, and is forgotten
     };
-    // One draft token that verification reached, or a first one that was offered and not drafted. rank counts
-    // a source's siblings from 0, the likeliest first. trust follows the slot's last few tokens.
+    // Learns from one draft token that verification reached, or from a first one that was offered and not
+    // drafted. rank counts a source's siblings from 0, the likeliest first. trust follows the slot's last few
+    // tokens.
     finding learn(
         int source, int depth, int rank, float q, bool accepted, float & trust, rest now, int n_slots);
 

@@ -1,4 +1,4 @@
-// The calls of eagle3.h on a session.
+// These are the calls of eagle3.h on a session.
 #include "capi.hpp"
 
 #include <algorithm>

@@ -52,13 +52,13 @@ void cost_clock::begin(int n_slots, float n_past) {
 
 // -- what is expected -------------------------------------------------------------------------------------
 
-// Of the layers, with n rows, in the costs that were set.
+// Returns what the layers take with n rows, in the costs that were set.
 float cost_clock::measured(int n) const {
     const float here = costs_.layers[n] + costs_.cell[n] * (context_ - costs_.context);
     return std::max(here, cost_limits::least_share * costs_.layers[n]);
 }
 
-// With the output matrix for all of them.
+// Returns the same with the output matrix for all of them.
 float cost_clock::measured_whole(int n) const {
     return measured(n) + costs_.output[n];
 }
@@ -71,8 +71,8 @@ float cost_clock::plain_seconds() const {
     return layers(n_slots_) + costs_.output[n_slots_] * at().plain.value + at().plain_rest;
 }
 
-// What all looks say. Rounds with drafts say nothing of it: a machine whose memory is busy may have the more
-// time for arithmetic.
+// Returns what all looks say. Rounds with drafts say nothing of it: a machine whose memory is busy may have
+// the more time for arithmetic.
 float cost_clock::usual_seconds() const {
     const float whole = measured_whole(n_slots_);
     return whole * at().usual.value(tune_.n_usual * whole);
@@ -83,8 +83,8 @@ float cost_clock::rate() const {
         at().tokens / std::max(at().seconds, 1e-9f), (float) n_slots_ / std::max(plain_seconds(), 1e-9f));
 }
 
-// The pieces that take least for the rows from i on. What was not tried for long, of one row and of several,
-// is taken to cost a part of what is thought, so that it is tried: nothing else would show that the
+// Returns the pieces that take least for the rows from i on. What was not tried for long, of one row and of
+// several, is taken to cost a part of what is thought, so that it is tried: nothing else would show that the
 // measurement was wrong.
 cost_clock::pieces_of cost_clock::pieces(
     const std::vector<float> & reach, int i, float try_two, float try_piece) const {
@@ -110,7 +110,7 @@ cost_clock::pieces_of cost_clock::pieces(
     return {best, rest[i]};
 }
 
-// Of a piece of the output matrix.
+// Returns what a piece of n rows of the output matrix takes.
 float cost_clock::output(int n) const {
     return costs_.output[n] * at().plain.value * (n == 1 ? at().one : at().many).value;
 }
@@ -154,7 +154,7 @@ float cost_clock::steady(cost_factor & f, float ratio) const {
     return std::clamp(middle, tune_.least_ratio, tune_.most_ratio);
 }
 
-// The same of a plain round. A lone slot has few, and nothing makes one short but the machine: what was
+// Does the same for a plain round. A lone slot has few, and nothing makes one short but the machine: what was
 // thought before counts for little then.
 float cost_clock::steady_plain(float ratio) {
     cost_factor & f    = at().plain;
@@ -210,7 +210,7 @@ float cost_clock::callers_seconds(float before_s) {
     return std::max(m.before, 0.0f);
 }
 
-// Adds a round to what was foreseen, and learns how far such forecasts are from what rounds take. plain_s:
+// Adds a round to what was foreseen, and learns how far such forecasts are from what rounds take. plain_s is
 // what the round says of plain decoding, if it does.
 void cost_clock::compare(const round_record & r, float plain_s) {
     mode & m          = at();
@@ -284,7 +284,8 @@ bool cost_clock::is_another() {
     return moved;
 }
 
-// What a round takes beside decode and draft. gain_plain: the part of it that a plain round's counts for.
+// Learns what a round takes beside decode and draft. gain_plain is the part of it that a plain round's counts
+// for.
 void cost_clock::learn_rest(const round_record & r, bool plain, float gain_plain) {
     mode & m         = at();
     const float rest = r.total_s - r.layers_s - r.draft_s;

@@ -1,4 +1,4 @@
-// What a round teaches the planner.
+// This teaches the planner what a round shows.
 #include "round.hpp"
 
 #include <algorithm>

@@ -3,6 +3,8 @@
 import dataclasses
 import io
 import itertools
+import json
+import logging
 
 import pytest
 import tiny_models
@@ -176,30 +178,24 @@ def test_the_session_names_its_sources(llm):
     assert drafter_labels(["head", "text", "x"]) == [TARGET, *DRAFTERS, "x", BOTH, BOTH, BOTH]
 
 
-def test_another_source_shows_up_by_itself(files, monkeypatch, capfd):
+def test_another_source_shows_up_by_itself(files, monkeypatch, caplog):
     """Whatever the session calls a source, tokens, statistics, usage, metrics and the log call it too."""
-    monkeypatch.setattr(Session, "source_names", lambda self: ["document", "text"])
+    monkeypatch.setattr(Session, "source_names", lambda self: ["head", "document"])
     given = settings(model=files[0], eagle=files[1], n_ctx=512, n_parallel=1, threads=1)
-    with running(given) as server:
-        body = {
-            "prompt": PROMPT,
-            "max_tokens": 32,
-            "temperature": 0,
-            "speculative": {"n_max": 2, "report": True},
-        }
-        whole = server.client.post("/v1/completions", json=body).json()["eagle"]
+    with running(given) as server, caplog.at_level(logging.INFO, "eagle3_llama.server.access"):
+        server.batcher._engine.plan(CHEAP)
+        body = {"prompt": PROMPT, "max_tokens": N, "temperature": 0, "speculative": {"report": True}}
         with server.client.stream("POST", "/v1/completions", json=body | {"stream": True}) as r:
-            sources = [s for c in events(r)[:-2] for s in c["eagle"]["sources"]]
-        assert set(sources) == {TARGET, "document"}
-        assert whole["accepted"] == {"head": 0, "text": 0, "both": 0, "document": sources.count("document")}
+            *chunks, last, _ = events(r)
+        sources = [s for c in chunks for s in c["eagle"]["sources"]]
+        accepted = {name: sources.count(name) for name in ("head", "text", "both", "document")}
+        assert last["eagle"]["accepted"] == accepted and accepted["document"] > 0 == accepted["text"]
         until(lambda: idle(server))
         for what in ("drafted", "accepted"):
-            n = metric(server, f"eagle3_{what}_from_total", 'source="document"')
-            assert (
-                n == metric(server, f"eagle3_{what}_total") == getattr(server.batcher._engine.stats, what) > 0
-            )
-            assert metric(server, f"eagle3_{what}_from_total", 'source="head"') == 0
-    assert f'"document": {sources.count("document")}' in capfd.readouterr().err
+            by = [metric(server, f"eagle3_{what}_from_total", f'source="{name}"') for name in accepted]
+            assert by == list(server.batcher.snapshot()[f"{what}_from"].values()) and by[-1] > 0 == by[1]
+            assert sum(by) == metric(server, f"eagle3_{what}_total")
+    assert json.loads(caplog.records[0].message)["accepted_from"] == accepted
 
 
 def printed(llm, **console):
