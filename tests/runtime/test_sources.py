@@ -183,7 +183,7 @@ def test_another_source_shows_up_by_itself(files, monkeypatch, caplog):
     monkeypatch.setattr(Session, "source_names", lambda self: ["head", "document"])
     given = settings(model=files[0], eagle=files[1], n_ctx=512, n_parallel=1, threads=1)
     with running(given) as server, caplog.at_level(logging.INFO, "eagle3_llama.server.access"):
-        server.batcher._engine.plan(CHEAP)
+        server.batcher.engine.planner.set_costs(CHEAP)
         body = {"prompt": PROMPT, "max_tokens": N, "temperature": 0, "speculative": {"report": True}}
         with server.client.stream("POST", "/v1/completions", json=body | {"stream": True}) as r:
             *chunks, last, _ = events(r)
