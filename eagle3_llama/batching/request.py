@@ -17,7 +17,6 @@ from ..llama.ownership import Ownership
 from ..llama.scores import ScoreRows
 from ..llama.text import Text
 from ..llama.usage import TokenUsage
-from ..runtime.drafted import SOURCES
 from ..runtime.params import EagleParams
 from ..runtime.stats import EagleStats
 from .job import BatchPiece, CompletionOptions, Job, RequestCancelled, RequestProcessors
@@ -235,7 +234,7 @@ class RequestLlama(GeneratingLlama):
         if not self._batcher.base.is_end(out.tokens[i]):
             self._used.completion += 1
             self._positions.append(out.positions[i])
-            self._sources.append(SOURCES[out.sources[i]])
+            self._sources.append(out.sources[i])
             if self._writer is not None and isinstance(piece, BatchPiece) and piece.tops:
                 self._writer.rows.append(piece.tops[i])
 

@@ -19,7 +19,7 @@ from ..common.files import check_writable, write_json
 from ..common.options import utf8
 from ..errors import EagleError
 from ..llama.chat import chat_tokens, generate, stream, style_of
-from ..runtime.drafted import DRAFTERS
+from ..runtime.drafted import BOTH
 from ..runtime.machine import cores
 
 PROMPT = "Thomas is very healthy, but he has to go to the hospital every day. What could be the reasons?"
@@ -100,7 +100,7 @@ def _compare(
     console.rule(f"{fmt}: plain decoding")
     a, _ = stream(plain, tokens, n_predict, console, temp=0.0)
     what = "with the head" if drafts == "head" else "without a head: drafts from the text alone"
-    names = DRAFTERS if drafts == "head" else ("text",)
+    names = [n for n in eagle.stats.drafted_from if drafts == "head" or n not in ("head", BOTH)]
     legend = [part for name in names for part in (" ", (name, style_of(name, console)))]
     console.rule(Text.assemble(f"{fmt}: {what}; who drafted a token:", *legend))
     eagle.stats.reset()

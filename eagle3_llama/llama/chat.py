@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Who drafted a token -> how a terminal shows it. Not by colour alone, which not everybody can tell apart.
 STYLES = {"target": "", "head": "green bold", "text": "cyan underline", "both": "magenta bold underline"}
+OTHER_STYLE = "yellow italic"  # of sources that have no style of their own
 
 
 def chat_tokens(llm: Llama, messages: list[dict[str, str]] | str) -> list[int]:
@@ -76,13 +77,13 @@ def generate(llm: Llama, prompt: list[int], n_predict: int, **sampling: Any) -> 
 
 def style_of(source: str, console: Console) -> str:
     """The style of a source, none on a terminal without colours, where text stays as it is."""
-    return "" if console.no_color else STYLES[source]
+    return "" if console.no_color else STYLES.get(source, OTHER_STYLE)
 
 
 def styled_counts(stats: EagleStats, console: Console) -> Text:
     """How many draft tokens of each source were accepted, each source in its style: a legend too."""
     parts = [
-        Text.assemble((name, style_of(name, console)), f" {stats.accepted_from[name]} of {n}")
+        Text.assemble((name, style_of(name, console)), f" {stats.accepted_from.get(name, 0)} of {n}")
         for name, n in stats.drafted_from.items()
         if n
     ]

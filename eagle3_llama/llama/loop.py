@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 from ..errors import EagleError, ErrorKind
-from ..runtime.drafted import SOURCES
 from ..runtime.round_tokens import RoundTokens
 from .text import Logits, Text
 
@@ -65,7 +64,7 @@ def generate(
                     text.append(last)
                 n = text.n_tokens
                 text.draft_position = out.positions[i]
-                text.draft_source = SOURCES[out.sources[i]]
+                text.draft_source = out.sources[i]
                 scores = text.keep_row(n - 1, piece.logits, i)
                 if stopping is not None and stopping(text.ids, scores):
                     return

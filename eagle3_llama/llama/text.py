@@ -17,7 +17,7 @@ import numpy as np
 from ..common.limits import MAX_DRAFT
 from ..errors import EagleError, ErrorKind
 from ..runtime.binding import Llama, address, llama_cpp
-from ..runtime.drafted import SOURCES
+from ..runtime.drafted import TARGET
 from ..runtime.engine import Ask, Engine
 from ..runtime.params import EagleParams
 from ..runtime.round_tokens import RoundTokens
@@ -47,7 +47,7 @@ class Text:
         self.scores = scores
         self.logits_all = logits_all
         self.n_tokens = self.draft_position = 0
-        self.draft_source = SOURCES[0]
+        self.draft_source = TARGET
         self.rows: ScoreRows | None = None
         self.stale = True
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from ..runtime.drafted import DRAFTERS, SOURCES
+from ..runtime.drafted import DRAFTERS, TARGET
 
 
 @dataclasses.dataclass
@@ -14,8 +15,8 @@ class TokenUsage:
     """Tokens of one or more generations.
 
     prompt: of the prompts, of which `reused` were in the KV cache already. completion: generated, without
-    those that end a text. drafted: draft tokens. accepted: accepted draft tokens that reached the caller. Of
-    both, how many the head alone offered, the text alone, or both.
+    those that end a text. drafted: draft tokens. accepted: accepted draft tokens that reached the caller.
+    drafted_from, accepted_from: of both, how many each source offered; see EagleStats.
     """
 
     prompt: int = 0
@@ -23,12 +24,8 @@ class TokenUsage:
     completion: int = 0
     drafted: int = 0
     accepted: int = 0
-    drafted_head: int = 0
-    drafted_text: int = 0
-    drafted_both: int = 0
-    accepted_head: int = 0
-    accepted_text: int = 0
-    accepted_both: int = 0
+    drafted_from: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    accepted_from: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
         return TokenUsage(*(getattr(self, n) + getattr(other, n) for n in _NAMES))
@@ -37,27 +34,24 @@ class TokenUsage:
         return TokenUsage(*(getattr(self, n) - getattr(other, n) for n in _NAMES))
 
     def copy(self) -> TokenUsage:
-        return dataclasses.replace(self)
+        return self + TokenUsage()
 
-    def count_draft(self, drafted_from: Sequence[int]) -> None:
+    def count_draft(self, drafted_from: Mapping[str, int]) -> None:
         """Counts a draft. drafted_from: its number of tokens by source, see RoundTokens."""
-        if any(drafted_from):
-            self.drafted += sum(drafted_from)
-            self._count("drafted", drafted_from)
+        for name, n in drafted_from.items():
+            self.drafted += n
+            if name != TARGET:
+                self.drafted_from[name] += n
 
-    def count_accepted(self, source: int) -> None:
-        """Counts an accepted draft token. source: bits, see SOURCES."""
+    def count_accepted(self, source: str) -> None:
+        """Counts an accepted draft token. source: who drafted it, see RoundTokens."""
         self.accepted += 1
-        self._count("accepted", [int(bits == source) for bits in range(len(SOURCES))])
-
-    def _count(self, what: str, by_source: Sequence[int]) -> None:
-        for name, n in zip(SOURCES, by_source):
-            if name in DRAFTERS:
-                setattr(self, f"{what}_{name}", getattr(self, f"{what}_{name}") + n)
+        if source != TARGET:
+            self.accepted_from[source] += 1
 
     def by_source(self, what: str) -> dict[str, int]:
         """what ("drafted" or "accepted") by the names of the sources."""
-        return {name: getattr(self, f"{what}_{name}") for name in DRAFTERS}
+        return {**dict.fromkeys(DRAFTERS, 0), **getattr(self, f"{what}_from")}
 
     def prediction(self) -> dict[str, int]:
         """OpenAI's completion_tokens_details."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..common.limits import MAX_DRAFT
-from .drafted import Draft
+from .drafted import Draft, drafter_labels
 from .library import checked
 from .params import EagleParams, StaticTree, Tree
 from .planning import Planner
@@ -57,6 +57,7 @@ class Drafting:
         self.lib = session.lib
         self.ffi = session.ffi
         self._tokens, self._parents, self._sources = (self.ffi.new(f"int32_t[{MAX_DRAFT}]") for _ in range(3))
+        self._labels = drafter_labels(session.source_names())  # by the bits of eagle3_round_drafted
         self._shapes: dict[StaticTree, tuple[Any, Any]] = {}  # parents and ranks
 
     def draft(self, asks: Sequence[Ask], b: Buffers) -> None:
@@ -136,7 +137,8 @@ class Drafting:
         call = self.lib.eagle3_round_drafted
         n = checked(call(self._session.handle, i, self._tokens, self._parents, self.ffi.NULL, self._sources))
         unpack = self.ffi.unpack
-        return Draft(unpack(self._tokens, n), unpack(self._parents, n), unpack(self._sources, n))
+        sources = [self._labels[bits] for bits in unpack(self._sources, n)]
+        return Draft(unpack(self._tokens, n), unpack(self._parents, n), sources)
 
     def probabilities(self, i: int = 0) -> list[float]:
         """The probability of each of these draft tokens, given its parent."""

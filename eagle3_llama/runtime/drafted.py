@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 
-# By the bits of eagle3_source: 1 the head offered it, 2 the slot's own text; 0 not drafted, or by the caller.
-SOURCES = ("target", "head", "text", "both")
-DRAFTERS = SOURCES[1:]
+TARGET = "target"  # no source drafted the token: the target sampled it, or the caller drafted it
+BOTH = "both"  # more than one source offered it
+DRAFTERS = ("head", "text", BOTH)  # reports always have these; a session's further sources join them
+
+
+def drafter_labels(names: Sequence[str]) -> list[str]:
+    """Who drafted a token, by the bits of eagle3_round_drafted: TARGET, the name of a source, or BOTH.
+
+    names: of the session's sources; that of bit i is names[i].
+    """
+    offered = ([name for i, name in enumerate(names) if bits >> i & 1] for bits in range(1 << len(names)))
+    return [TARGET if not of else of[0] if len(of) == 1 else BOTH for of in offered]
 
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
     """Draft tokens, level by level: tokens[i] follows tokens[parents[i]], or the ask's own token where that
-    is -1. parents: None for a chain. sources: of each token the bits of who drafted it; a caller gives none.
+    is -1. parents: None for a chain. sources: of each token who drafted it (see drafter_labels); a caller
+    gives none.
     """
 
     tokens: Sequence[int] = ()
     parents: Sequence[int] | None = None
-    sources: Sequence[int] = ()
+    sources: Sequence[str] = ()
 
     @property
     def levels(self) -> int:
@@ -32,11 +43,11 @@ class Draft:
             node = self.parents[node]
         return depth
 
-    def counts(self) -> list[int]:
-        """The number of draft tokens of each source, by its bits."""
-        return [self.sources.count(bits) for bits in range(len(SOURCES))]
+    def counts(self) -> dict[str, int]:
+        """The number of draft tokens by who drafted them."""
+        return dict(collections.Counter(self.sources))
 
-    def along(self, accepted: Sequence[int]) -> list[int]:
+    def along(self, accepted: Sequence[int]) -> list[str]:
         """The sources of accepted tokens, from child to child."""
         parents = self.parents if self.parents is not None else range(-1, len(self.tokens) - 1)
         out = []

@@ -44,6 +44,7 @@ class Engine(Session):
         self.head = HeadAlone(self)
         self.steps = Stepwise(self, self.drafting)
         self.stats = EagleStats()
+        self.stats.add_sources(self.source_names())
         self.in_round = False
         self._buffers: dict[int, Buffers] = {}  # by number of asks
 

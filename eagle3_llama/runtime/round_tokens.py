@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from .drafted import SOURCES, Draft
-
-NO_DRAFT = (0,) * len(SOURCES)
+from .drafted import TARGET, Draft
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,15 +13,15 @@ class RoundTokens:
     """The tokens that one round sampled: accepted draft tokens, then the bonus. Or the first after a prompt.
 
     positions: of each token its position in the accepted draft, 0 if the target sampled it. sources: of each
-    token the bits of who drafted it, by SOURCES; 0 if the target sampled it, or the caller drafted it.
-    drafted_from: number of draft tokens by these bits. levels: number of positions that the draft tokens were
-    for, fewer than the draft tokens in a tree.
+    token who drafted it, the name of a source or BOTH; TARGET if the target sampled it, or the caller drafted
+    it. drafted_from: number of draft tokens by who drafted them. levels: number of positions that the draft
+    tokens were for, fewer than the draft tokens in a tree.
     """
 
     tokens: Sequence[int]
     positions: Sequence[int]
-    sources: Sequence[int]
-    drafted_from: Sequence[int] = NO_DRAFT
+    sources: Sequence[str]
+    drafted_from: Mapping[str, int] = dataclasses.field(default_factory=dict)
     levels: int = 0
 
     @classmethod
@@ -31,19 +29,19 @@ class RoundTokens:
         """What a round sampled after it verified a draft."""
         n = len(tokens)
         if not draft.tokens:
-            return cls(tokens, [0] * n, [0] * n)
-        sources = [*draft.along(tokens[:-1]), 0]
+            return cls(tokens, [0] * n, [TARGET] * n)
+        sources = [*draft.along(tokens[:-1]), TARGET]
         return cls(tokens, [*range(1, n), 0], sources, draft.counts(), draft.levels)
 
     @classmethod
     def first(cls, token: int) -> RoundTokens:
         """The token that was sampled after a prompt: nothing was drafted."""
-        return cls([token], [0], [0])
+        return cls([token], [0], [TARGET])
 
     @property
     def drafted(self) -> int:
         """Number of draft tokens."""
-        return sum(self.drafted_from)
+        return sum(self.drafted_from.values())
 
     @property
     def accepted(self) -> int:

@@ -61,6 +61,13 @@ class Session:
             self.close()
             raise
 
+    def source_names(self) -> list[str]:
+        """What the session calls its sources of drafts; a draft token's bit i is for the i-th of them."""
+        names: list[str] = []
+        while (name := self.lib.eagle3_source_name(self.handle, len(names))) != self.ffi.NULL:
+            names.append(self.ffi.string(name).decode())
+        return names
+
     @property
     def has_head(self) -> bool:
         return bool(self.head_handle != self.ffi.NULL)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
-from .drafted import DRAFTERS, SOURCES
+from .drafted import DRAFTERS, TARGET
 from .round_tokens import RoundTokens
 
 
@@ -17,8 +18,8 @@ class EagleStats:
     """Counters since the model was loaded or since the last reset().
 
     tokens: generated tokens. drafted, accepted: draft tokens. accepted_at: accepted draft tokens by position.
-    drafted_from, accepted_from: draft tokens that the head alone offered, the text alone, or both. A caller's
-    own draft tokens are in none of the three.
+    drafted_from, accepted_from: draft tokens by who offered them: the name of the only source that did, such
+    as "head" or "text", or "both" if several did. A caller's own draft tokens are in none of them.
     Times in seconds: target (llama_decode in rounds), draft (the head), verify (the sampler), other (Python
     and bookkeeping), prompt (prompts, including the head's part).
     """
@@ -38,7 +39,15 @@ class EagleStats:
 
     def reset(self) -> None:
         """Sets all counters to zero."""
+        names = list(self.drafted_from)
         vars(self).update(vars(EagleStats()))
+        self.add_sources(names)
+
+    def add_sources(self, names: Iterable[str]) -> None:
+        """Counts these sources of drafts too, from zero."""
+        for name in names:
+            self.drafted_from.setdefault(name, 0)
+            self.accepted_from.setdefault(name, 0)
 
     def count_round(self, out: RoundTokens) -> None:
         """Counts a round, and its tokens as draft tokens alone: see tokens."""
@@ -49,10 +58,10 @@ class EagleStats:
         self.accepted_at += [0] * (out.levels - len(self.accepted_at))
         for i in range(accepted):
             self.accepted_at[i] += 1
-        for bits, n in enumerate(out.drafted_from[1:], 1):
-            self.drafted_from[SOURCES[bits]] += n
-        for bits in filter(None, out.sources):
-            self.accepted_from[SOURCES[bits]] += 1
+        self.add_sources(name for name in out.drafted_from if name != TARGET)
+        for name in self.drafted_from:
+            self.drafted_from[name] += out.drafted_from.get(name, 0)
+            self.accepted_from[name] += out.sources.count(name)
 
     @property
     def accept_per_position(self) -> list[float]:

@@ -83,10 +83,11 @@ struct llama_context;
 struct llama_sampler;
 
 enum {
-    EAGLE3_MAX_ROWS   = 64,  // of a round: the most that are computed as if each were alone
-    EAGLE3_MAX_DRAFT  = 63,  // draft tokens of a slot: beside them, its token needs a row
-    EAGLE3_MAX_WIDTH  = 16,  // children of a node
-    EAGLE3_MAX_LAYERS = 64   // of the target that a head reads
+    EAGLE3_MAX_ROWS    = 64,  // of a round: the most that are computed as if each were alone
+    EAGLE3_MAX_DRAFT   = 63,  // draft tokens of a slot: beside them, its token needs a row
+    EAGLE3_MAX_WIDTH   = 16,  // children of a node
+    EAGLE3_MAX_LAYERS  = 64,  // of the target that a head reads
+    EAGLE3_MAX_SOURCES = 6    // sources of drafts of a session
 };
 
 typedef struct eagle3_head eagle3_head;        // a head's weights, on the device of the target's output
@@ -107,7 +108,8 @@ enum eagle3_status {
 
 int32_t eagle3_abi_version(void);  // EAGLE3_ABI_VERSION of the header that the library was built with
 
-// The message of this thread's last failure, never NULL. Valid until this thread's next failure.
+// Returns the message of this thread's last failure, never NULL. It is valid until this thread's next
+// failure.
 const char * eagle3_last_error(void);
 
 // Ends the worker threads of the calling thread; its next computation starts new ones (0.1 ms). Call it from
@@ -134,7 +136,8 @@ int32_t eagle3_capture_get(
 int32_t eagle3_head_open(const char * path, struct llama_model * model, eagle3_head ** out);
 void eagle3_head_close(eagle3_head * head);  // NULL is allowed; close its sessions first
 
-// Captures other target layers than the file names: as many, ascending. Before the head's first session.
+// Captures other target layers than the file names: as many, ascending. It must come before the head's first
+// session.
 int32_t eagle3_head_set_layers(eagle3_head * head, const int32_t * layers, int32_t n);
 
 struct eagle3_head_info {
@@ -164,10 +167,10 @@ int32_t eagle3_session_set_capture(eagle3_session * s, int32_t on);
 int32_t eagle3_can_tree(eagle3_session * s);  // whether the target's memory can hold a tree: 1 or 0
 int32_t eagle3_n_past(const eagle3_session * s, int32_t slot);  // tokens decoded and kept in the slot
 
-// What the session's context and head take now, in bytes, on the host and on devices together. Graphs that
-// are kept for drafts compute in the buffers that plain decoding has, and only their descriptions are added
-// to target_compute: at most a 12th of target_weights and target_cache, or 16 graphs. Fills *out, which is
-// the caller's. E_ARGUMENT for NULL.
+// This is what the session's context and head take now, in bytes, on the host and on devices together. Graphs
+// that are kept for drafts compute in the buffers that plain decoding has, and only their descriptions are
+// added to target_compute: at most a 12th of target_weights and target_cache, or 16 graphs. The call fills
+// *out, which is the caller's. It returns E_ARGUMENT for NULL.
 struct eagle3_memory {
     int64_t target_weights, target_cache;  // the model; what is kept of the text of all slots
     int64_t target_compute;                // compute buffers, and the graphs that are kept
@@ -203,8 +206,8 @@ enum eagle3_kind {
     EAGLE3_GIVEN   = 5   // the caller's own n tokens; parents NULL for a chain
 };
 
-// What a slot wants of a round. Only the fields that its kind names above are read. In every array of
-// parents, -1 stands for `token`, and parents[i] < i.
+// An ask is what a slot wants of a round. Only the fields that its kind names above are read. In every array
+// of parents, -1 stands for `token`, and parents[i] < i.
 struct eagle3_ask {
     int32_t slot, token, kind;                // token is sampled and not decoded yet
     int32_t n_max, n_min, depth, width;       // n_max up to EAGLE3_MAX_DRAFT, depth, width >= 1
@@ -223,21 +226,27 @@ struct eagle3_ask {
 // call has nothing new to go by. Returns the sum of drafted.
 int32_t eagle3_round_draft(eagle3_session * s, const struct eagle3_ask * asks, int32_t n, int32_t * drafted);
 
-enum eagle3_source { EAGLE3_FROM_HEAD = 1, EAGLE3_FROM_TEXT = 2 };  // bits: both may offer a token
+// These are bits, as several sources may offer a token: 1 << i for source i. These two are the library's own.
+enum eagle3_source { EAGLE3_FROM_HEAD = 1, EAGLE3_FROM_TEXT = 2 };
 
-// The draft of asks[i], level by level; room for EAGLE3_MAX_DRAFT in each array. parents, probs and sources
-// may be NULL. probs are the head's, each given its parent, and 0 where it offered nothing; sources are bits
-// of eagle3_source, and 0 for EAGLE3_GIVEN. Returns the number of draft tokens.
+// Returns the name of source i, from 0 on: "head", "text" (both also where the session drafts without one),
+// then those of sources that were added, and NULL behind the last. At most EAGLE3_MAX_SOURCES have names. The
+// session owns the string, which is valid until the session is closed.
+const char * eagle3_source_name(const eagle3_session * s, int32_t i);
+
+// Tells the draft of asks[i], level by level; there must be room for EAGLE3_MAX_DRAFT in each array. parents,
+// probs and sources may be NULL. probs are the head's, each given its parent, and 0 where it offered nothing;
+// sources are bits, see eagle3_source, and 0 for EAGLE3_GIVEN. Returns the number of draft tokens.
 int32_t eagle3_round_drafted(const eagle3_session * s, int32_t i, int32_t * tokens, int32_t * parents,
     float * probs, int32_t * sources);
 
-// How many of the slot's last tokens, with `token` behind them, stand in its text (or its text memory)
-// already with a token after them: at most 32; 0 for none. Costs a microsecond, and no decode.
+// Returns how many of the slot's last tokens, with `token` behind them, stand in its text (or its text
+// memory) already with a token after them: at most 32, and 0 for none. It costs a microsecond, and no decode.
 int32_t eagle3_text_match(const eagle3_session * s, int32_t slot, int32_t token);
 
-// One target batch of all rows. Rows of a tree see only the draft tokens that they follow. After E_DECODE
-// (the KV cache is full, say), E_MEMORY, and E_UNSUPPORTED (a tree that the target's memory cannot hold) the
-// slots are as before, and the round is still drafted: decode again, or draft less.
+// Runs one target batch of all rows. Rows of a tree see only the draft tokens that they follow. After
+// E_DECODE (the KV cache is full, say), E_MEMORY, and E_UNSUPPORTED (a tree that the target's memory cannot
+// hold) the slots are as before, and the round is still drafted: decode again, or draft less.
 int32_t eagle3_round_decode(eagle3_session * s);
 
 // Samples each slot's rows with its sampler, which accepts each token: from
@@ -256,16 +265,16 @@ int32_t eagle3_round_verify(
 // (E_UNSUPPORTED). E_INTERNAL if the context's owner has decoded in between: the head starts over.
 int32_t eagle3_round_commit(eagle3_session * s, const int32_t * keep);
 
-// Row of the last batch that the slot's i-th token of eagle3_round_verify was sampled from.
+// Returns the row of the last batch that the slot's i-th token of eagle3_round_verify was sampled from.
 // llama_get_logits_ith has its logits; those of rows that verification did not reach may be missing.
 int32_t eagle3_verified_row(const eagle3_session * s, int32_t slot, int32_t i);
 
-// Processor time that the slot's sampler took in the last eagle3_round_verify, in seconds: its chain, without
-// the output matrix. 0 before the slot's first.
+// Returns the processor time that the slot's sampler took in the last eagle3_round_verify, in seconds: its
+// chain, without the output matrix. It is 0 before the slot's first.
 float eagle3_sampling_seconds(const eagle3_session * s, int32_t slot);
 
-// As llama_sampler_sample, for a row of the last decode (-1: its last with logits). E_ARGUMENT for a row
-// without logits, E_INTERNAL for a sampler's exception.
+// Samples as llama_sampler_sample does, for a row of the last decode (-1: its last with logits). Returns
+// E_ARGUMENT for a row without logits, E_INTERNAL for a sampler's exception.
 int32_t eagle3_sample(eagle3_session * s, struct llama_sampler * sampler, int32_t row);
 
 // -- text memory ------------------------------------------------------------------------------------------
@@ -285,8 +294,8 @@ int32_t eagle3_text_memory_add(eagle3_text_memory * m, const int32_t * tokens, i
 // out may be NULL. E_ARGUMENT if cap is too small.
 int64_t eagle3_text_memory_get(const eagle3_text_memory * m, int32_t * out, int64_t cap);
 
-// From its next draft on a slot drafts from this memory, too; NULL: from its own text alone, as at first.
-// Does nothing for a target that cannot take back drafts.
+// From its next draft on a slot drafts from this memory, too; with NULL it drafts from its own text alone, as
+// at first. Nothing happens for a target that cannot take back drafts.
 int32_t eagle3_text_memory_use(eagle3_session * s, int32_t slot, const eagle3_text_memory * m);
 
 // -- planner ----------------------------------------------------------------------------------------------
@@ -307,21 +316,22 @@ struct eagle3_costs {
 // or head below 1 ns, and for a context above 1e9.
 int32_t eagle3_plan_set(eagle3_session * s, const struct eagle3_costs * costs);
 
-// What the planner expects of rounds with as many slots as the last one; E_ARGUMENT before eagle3_plan_set.
+// This is what the planner expects of rounds with as many slots as the last one. The call returns E_ARGUMENT
+// before eagle3_plan_set.
 struct eagle3_plan_info {
     float rate, plain_rate;  // tokens per second of all slots, with drafts and without
     float trust;             // slot 0's last acceptances against the head's calibration; 1: as expected
     int32_t asleep;          // rounds for which nothing is drafted, because drafting did not pay
-    // What it foresaw of its rounds since eagle3_plan_set: their time, and the time in which plain decoding
-    // would bring the tokens that it expected of them. Seconds.
+    // These are what it foresaw of its rounds since eagle3_plan_set: their time, and the time in which plain
+    // decoding would bring the tokens that it expected of them, in seconds.
     double foreseen, foreseen_plain;
 };
 int32_t eagle3_plan_get(eagle3_session * s, struct eagle3_plan_info * out);
 
-// Measure what eagle3_plan_set wants, for 1..EAGLE3_MAX_ROWS rows: a decode after what the slot holds, which
-// stays (without the output matrix where that can be deferred; n = 1: with it); the output matrix for rows of
-// that decode, which are not kept; a pass of the head. E_UNSUPPORTED if the target cannot drop the measured
-// rows: the slot is empty then.
+// These measure what eagle3_plan_set wants, for 1..EAGLE3_MAX_ROWS rows: a decode after what the slot holds,
+// which stays (without the output matrix where that can be deferred; n = 1: with it); the output matrix for
+// rows of that decode, which are not kept; a pass of the head. They return E_UNSUPPORTED if the target cannot
+// drop the measured rows: the slot is empty then.
 int32_t eagle3_measure_target(eagle3_session * s, int32_t slot, int32_t n, float * seconds);
 int32_t eagle3_measure_output(eagle3_session * s, int32_t n, float * seconds);
 int32_t eagle3_measure_head(eagle3_session * s, int32_t slot, int32_t n, float * seconds);
@@ -355,8 +365,9 @@ int32_t eagle3_state_reset(eagle3_session * s, int32_t slot, int32_t n_past);
 int32_t eagle3_head_forward(eagle3_session * s, int32_t slot, const int32_t * tokens, const float * features,
     int32_t n, float * g, float * state, float * logits);
 
-// The same run and a stage of it, out[n][width]; returns the number of values. `stage` is g, prenorm, or of
-// decoder layer L: attn_in-L (input of q, k, v), attn_out-L or ffn_out-L (what is added to the state).
+// Does the same run and copies a stage of it to out[n][width]; returns the number of values. `stage` is g,
+// prenorm, or of decoder layer L: attn_in-L (input of q, k, v), attn_out-L or ffn_out-L (what is added to the
+// state).
 int64_t eagle3_head_trace(eagle3_session * s, int32_t slot, const int32_t * tokens, const float * features,
     int32_t n, const char * stage, float * out, int64_t cap);
 // cdef-end

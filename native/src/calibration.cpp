@@ -8,16 +8,15 @@ namespace eagle3 {
 
 namespace {
 
-const float EDGES[] = {0.02f, 0.05f, 0.1f, 0.2f, 0.3f, 0.4f, 0.5f, 0.6f, 0.7f, 0.8f, 0.9f, 0.97f};
-
 int bin_of(float q) {
-    return (int) (std::upper_bound(std::begin(EDGES), std::end(EDGES), q) - std::begin(EDGES));
+    const auto & edges = tally_limits::edges;
+    return (int) (std::upper_bound(std::begin(edges), std::end(edges), q) - std::begin(edges));
 }
 
 }  // namespace
 
-// A bin with few observations leans on the same one a level above, the first level on the source's own
-// estimate.
+// A bin with few observations leans on the same one a level above, and the first level leans on the source's
+// own estimate.
 float calibration::accept(int source, int depth, float q, float trust) const {
     const int bin = bin_of(q);
     float p       = q;
@@ -62,8 +61,9 @@ calibration::finding calibration::learn(
     return finding::nothing;
 }
 
-// Whether a text that drafts did not pay for has turned into one that can be foreseen: then what was learnt
-// is of another text. What nobody drafts is rarely learnt from, so trust and the tallies would take for ever.
+// Finds out whether a text that drafts did not pay for has turned into one that can be foreseen: then what
+// was learnt is of another text. What nobody drafts is rarely learnt from, so trust and the tallies would
+// take for ever.
 calibration::finding calibration::look_for_turn(
     record & c, int rank, float surprise, float & trust, bool rests, int n_slots) {
     c.surprise = rests ? c.surprise * (rank == 0 ? tune_.keep_surprise : 1.0f) + surprise : 0.0f;

@@ -1,38 +1,44 @@
-// What the estimates of each source are worth: learnt from the drafts that verification reached.
+// This says what the estimates of each source are worth. It learns that from the drafts that verification
+// reached.
 #pragma once
 
+#include "eagle3.h"
 #include "tuning.hpp"
 
 #include <array>
 
 namespace eagle3 {
 
-// Sources of draft tokens, by their ids, and two more that have statistics of their own: where head and text
-// offer the same token, and where the text offers one that the head does not.
-enum { HEAD = 0, TEXT = 1, OTHER = 2, BOTH = 4, DISPUTED = 5, MAX_SOURCES = 6 };
+// Sources of draft tokens have ids: the head's, the text's, and from OTHER on those of the sources that were
+// added. Two more ids have statistics of their own: where head and text offer the same token, and where the
+// text offers one that the head does not.
+enum { HEAD = 0, TEXT = 1, OTHER = 2, MAX_SOURCES = EAGLE3_MAX_SOURCES };
+enum { BOTH = MAX_SOURCES, DISPUTED, N_RECORDS };
 
 class calibration {
   public:
-    static constexpr int N_DEPTH = 5, N_BIN = 13, N_RANK = 3;
+    static constexpr int N_DEPTH = tally_limits::n_depth, N_BIN = tally_limits::n_bin,
+                         N_RANK = tally_limits::n_rank;
 
     calibration(const tuning & t, const text_tuning & text) : tune_(t), of_text_(text) {}
 
-    // Probability that a draft token is the one that the target samples, if verification gets to its parent.
-    // q is the source's own estimate, depth counts from 1. trust: the slot's in that source.
+    // Returns the probability that a draft token is the one that the target samples, if verification gets to
+    // its parent. q is the source's own estimate, depth counts from 1, trust is the slot's in that source.
     float accept(int source, int depth, float q, float trust) const;
-    // The same of any token of the head with this rank among its siblings.
+    // Returns the same for any token of the head with this rank among its siblings.
     float mean_accept(int depth, int rank, float trust) const;
 
-    // How much drafting rests while it learns.
+    // This says how much drafting rests while it learns.
     enum class rest { none, some, longest };
-    // What a token says of the text beyond what is kept here.
+    // This is what a token says of the text beyond what is kept here.
     enum class finding {
         nothing,
         curious,  // more first tokens hold than was expected: worth another round awake
         turned,   // the text has become another one: what was learnt is of the text before, and is forgotten
     };
-    // One draft token that verification reached, or a first one that was offered and not drafted. rank counts
-    // a source's siblings from 0, the likeliest first. trust follows the slot's last few tokens.
+    // Learns from one draft token that verification reached, or from a first one that was offered and not
+    // drafted. rank counts a source's siblings from 0, the likeliest first. trust follows the slot's last few
+    // tokens.
     finding learn(
         int source, int depth, int rank, float q, bool accepted, float & trust, rest now, int n_slots);
 
@@ -51,7 +57,7 @@ class calibration {
 
     const tuning & tune_;
     const text_tuning & of_text_;
-    std::array<record, MAX_SOURCES> records_{};  // of each source
+    std::array<record, N_RECORDS> records_{};  // by the ids above
 };
 
 }  // namespace eagle3

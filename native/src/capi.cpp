@@ -1,4 +1,4 @@
-// The calls of eagle3.h that need no session.
+// These are the calls of eagle3.h that need no session.
 #include "capi.hpp"
 
 #include "capture.hpp"

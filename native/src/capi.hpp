@@ -1,4 +1,4 @@
-// What the calls of eagle3.h share: every one turns exceptions into a code and a message.
+// All calls of eagle3.h turn exceptions into a code and a message. They share this.
 #pragma once
 
 #include "error.hpp"

@@ -1,9 +1,22 @@
-// The calls of eagle3.h on a session.
+// These are the calls of eagle3.h on a session.
 #include "capi.hpp"
 
 #include <algorithm>
 
 using namespace eagle3;
+
+namespace {
+
+// Bit i is set if the source with id i offered the token.
+int32_t bits_of(const evidence_list & e) {
+    int32_t bits = 0;
+    for (int id = 0; id < MAX_SOURCES; ++id) {
+        bits |= e[id] == NOT_OFFERED ? 0 : 1 << id;
+    }
+    return bits;
+}
+
+}  // namespace
 
 int32_t eagle3_session_open(
     struct llama_context * ctx, eagle3_head * head, int32_t n_slots, eagle3_session ** out) {
@@ -177,13 +190,19 @@ int32_t eagle3_round_drafted(const eagle3_session * s, int32_t i, int32_t * toke
         }
         if (sources) {
             std::fill_n(sources, n, 0);
-            std::transform(d.evidence.begin(), d.evidence.end(), sources, [](const evidence_list & e) {
-                return (e[HEAD] == NOT_OFFERED ? 0 : EAGLE3_FROM_HEAD) |
-                       (e[TEXT] == NOT_OFFERED ? 0 : EAGLE3_FROM_TEXT);
-            });
+            std::transform(d.evidence.begin(), d.evidence.end(), sources, bits_of);
         }
         return (int32_t) n;
     });
+}
+
+const char * eagle3_source_name(const eagle3_session * s, int32_t i) {
+    const char * name = nullptr;
+    guard([&]() -> int32_t {
+        name = get(s).source_name(i);
+        return EAGLE3_OK;
+    });
+    return name;
 }
 
 int32_t eagle3_round_decode(eagle3_session * s) {

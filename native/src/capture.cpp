@@ -1,4 +1,4 @@
-// Features: the inputs of some of the target's layers, kept by llama.cpp beside the logits.
+// Features are the inputs of some of the target's layers. llama.cpp keeps them beside the logits.
 #include "capture.hpp"
 
 #include "error.hpp"

@@ -9,34 +9,26 @@
 
 namespace eagle3 {
 
-namespace {
-
-constexpr float LEAST_COST = 1e-9f, MOST_COST = 1e4f;  // seconds: what sums and quotients are safe with
-constexpr float MOST_CONTEXT = 1e9f;
-
-// Of a decode with fewer positions than its measure had: nothing makes it this much cheaper.
-constexpr float LEAST_SHARE = 0.1f;
-
-}  // namespace
-
 void check(const costs & c) {
     const auto in = [](float v, float least, float most) {
         return v >= least && v <= most;  // false for NaN
     };
     for (int i = 1; i <= MAX_ROWS; ++i) {
         for (const float v : {c.layers[i], c.head[i]}) {
-            require(in(v, LEAST_COST, MOST_COST), EAGLE3_E_ARGUMENT,
-                format("a cost of %d rows is %g s, expected %g..%g", i, v, LEAST_COST, MOST_COST));
+            require(in(v, cost_limits::least_cost, cost_limits::most_cost), EAGLE3_E_ARGUMENT,
+                format("a cost of %d rows is %g s, expected %g..%g", i, v, cost_limits::least_cost,
+                    cost_limits::most_cost));
         }
         for (const float v : {c.output[i], c.cell[i]}) {
-            require(in(v, 0.0f, MOST_COST), EAGLE3_E_ARGUMENT,
-                format("a cost of %d rows is %g s, expected 0..%g", i, v, MOST_COST));
+            require(in(v, 0.0f, cost_limits::most_cost), EAGLE3_E_ARGUMENT,
+                format("a cost of %d rows is %g s, expected 0..%g", i, v, cost_limits::most_cost));
         }
     }
-    require(in(c.first, 0.0f, MOST_COST), EAGLE3_E_ARGUMENT,
-        format("the cost of the first pass is %g s, expected 0..%g", c.first, MOST_COST));
-    require(in(c.context, 0.0f, MOST_CONTEXT), EAGLE3_E_ARGUMENT,
-        format("the costs were measured at %g positions, expected 0..%g", c.context, MOST_CONTEXT));
+    require(in(c.first, 0.0f, cost_limits::most_cost), EAGLE3_E_ARGUMENT,
+        format("the cost of the first pass is %g s, expected 0..%g", c.first, cost_limits::most_cost));
+    require(in(c.context, 0.0f, cost_limits::most_context), EAGLE3_E_ARGUMENT,
+        format(
+            "the costs were measured at %g positions, expected 0..%g", c.context, cost_limits::most_context));
 }
 
 void cost_clock::set(const costs & c) {
@@ -60,13 +52,13 @@ void cost_clock::begin(int n_slots, float n_past) {
 
 // -- what is expected -------------------------------------------------------------------------------------
 
-// Of the layers, with n rows, in the costs that were set.
+// Returns what the layers take with n rows, in the costs that were set.
 float cost_clock::measured(int n) const {
     const float here = costs_.layers[n] + costs_.cell[n] * (context_ - costs_.context);
-    return std::max(here, LEAST_SHARE * costs_.layers[n]);
+    return std::max(here, cost_limits::least_share * costs_.layers[n]);
 }
 
-// With the output matrix for all of them.
+// Returns the same with the output matrix for all of them.
 float cost_clock::measured_whole(int n) const {
     return measured(n) + costs_.output[n];
 }
@@ -79,8 +71,8 @@ float cost_clock::plain_seconds() const {
     return layers(n_slots_) + costs_.output[n_slots_] * at().plain.value + at().plain_rest;
 }
 
-// What all looks say. Rounds with drafts say nothing of it: a machine whose memory is busy may have the more
-// time for arithmetic.
+// Returns what all looks say. Rounds with drafts say nothing of it: a machine whose memory is busy may have
+// the more time for arithmetic.
 float cost_clock::usual_seconds() const {
     const float whole = measured_whole(n_slots_);
     return whole * at().usual.value(tune_.n_usual * whole);
@@ -91,8 +83,8 @@ float cost_clock::rate() const {
         at().tokens / std::max(at().seconds, 1e-9f), (float) n_slots_ / std::max(plain_seconds(), 1e-9f));
 }
 
-// The pieces that take least for the rows from i on. What was not tried for long, of one row and of several,
-// is taken to cost a part of what is thought, so that it is tried: nothing else would show that the
+// Returns the pieces that take least for the rows from i on. What was not tried for long, of one row and of
+// several, is taken to cost a part of what is thought, so that it is tried: nothing else would show that the
 // measurement was wrong.
 cost_clock::pieces_of cost_clock::pieces(
     const std::vector<float> & reach, int i, float try_two, float try_piece) const {
@@ -118,7 +110,7 @@ cost_clock::pieces_of cost_clock::pieces(
     return {best, rest[i]};
 }
 
-// Of a piece of the output matrix.
+// Returns what a piece of n rows of the output matrix takes.
 float cost_clock::output(int n) const {
     return costs_.output[n] * at().plain.value * (n == 1 ? at().one : at().many).value;
 }
@@ -162,7 +154,7 @@ float cost_clock::steady(cost_factor & f, float ratio) const {
     return std::clamp(middle, tune_.least_ratio, tune_.most_ratio);
 }
 
-// The same of a plain round. A lone slot has few, and nothing makes one short but the machine: what was
+// Does the same for a plain round. A lone slot has few, and nothing makes one short but the machine: what was
 // thought before counts for little then.
 float cost_clock::steady_plain(float ratio) {
     cost_factor & f    = at().plain;
@@ -218,7 +210,7 @@ float cost_clock::callers_seconds(float before_s) {
     return std::max(m.before, 0.0f);
 }
 
-// Adds a round to what was foreseen, and learns how far such forecasts are from what rounds take. plain_s:
+// Adds a round to what was foreseen, and learns how far such forecasts are from what rounds take. plain_s is
 // what the round says of plain decoding, if it does.
 void cost_clock::compare(const round_record & r, float plain_s) {
     mode & m          = at();
@@ -292,7 +284,8 @@ bool cost_clock::is_another() {
     return moved;
 }
 
-// What a round takes beside decode and draft. gain_plain: the part of it that a plain round's counts for.
+// Learns what a round takes beside decode and draft. gain_plain is the part of it that a plain round's counts
+// for.
 void cost_clock::learn_rest(const round_record & r, bool plain, float gain_plain) {
     mode & m         = at();
     const float rest = r.total_s - r.layers_s - r.draft_s;

@@ -1,5 +1,5 @@
-// What rounds take: the costs that a load measured, corrected by what decodes, passes and pieces of the
-// output matrix took since.
+// This says what rounds take: the costs that a load measured, corrected by what decodes, passes and pieces of
+// the output matrix took since.
 #pragma once
 
 #include "eagle3.h"
@@ -14,20 +14,21 @@ namespace eagle3 {
 constexpr int MAX_ROWS = EAGLE3_MAX_ROWS;
 
 using costs = eagle3_costs;
-// E_ARGUMENT for costs that eagle3_plan_set refuses.
+// Throws E_ARGUMENT for costs that eagle3_plan_set refuses.
 void check(const costs & c);
 
-// What a round is expected to take and to bring.
+// This is what a round is expected to take and to bring.
 struct expectation {
     float seconds = 0.0f, tokens = 0.0f;
 };
 
-// Seconds that rounds were expected to take, and that plain decoding takes for the tokens expected of them.
+// These are the seconds that rounds were expected to take, and that plain decoding takes for the tokens
+// expected of them.
 struct forecast {
     double seconds = 0.0, plain = 0.0;
 };
 
-// One round, as the planner is told of it.
+// This is one round, as the planner is told of it.
 struct round_record {
     int n_rows     = 0;
     bool tried     = false;  // the head ran
@@ -44,8 +45,8 @@ struct round_record {
     expectation expected;
 };
 
-// The time that something took, relative to the time that was measured for it. It does not happen in each
-// round: the longer it has not been seen, the more the next time counts.
+// This is the time that something took, relative to the time that was measured for it. It does not happen in
+// each round: the longer it has not been seen, the more the next time counts.
 struct cost_factor {
     float value = 1.0f, weight = 0.0f;
     std::array<float, 2> last = {1.0f, 1.0f};  // ratios of the last two times
@@ -65,34 +66,36 @@ class cost_clock {
     void begin(int n_slots, float n_past);
     int n_slots() const { return n_slots_; }
 
-    // What a decode of n rows took when it was measured; whole: with the output matrix for all of them.
+    // Returns what a decode of n rows took when it was measured; whole: with the output matrix for all of
+    // them.
     float measured_seconds(int n, bool whole) const { return whole ? measured_whole(n) : measured(n); }
 
     // -- what is expected --
     float rate() const;           // tokens per second, of all slots
     float plain_seconds() const;  // of a round without drafts
     float usual_seconds() const;  // the same on average over many rounds
-    // Of one row more, the i-th, that is reached with this probability.
+    // Returns what one row more takes, the i-th, if it is reached with this probability.
     float row_seconds(int i, float reach) const;
-    // What a round with a draft takes beside its decode, its passes and the output matrix.
+    // Returns what a round with a draft takes beside its decode, its passes and the output matrix.
     float draft_rest() const { return at().draft_rest; }
-    // Of a pass over the head with n rows; first: of a draft.
+    // Returns what a pass over the head with n rows takes; first: the first one of a draft.
     float pass_seconds(int n, bool first) const {
         return (costs_.head[n] + (first ? costs_.first : 0.0f)) * at().plain.value * at().head.value;
     }
-    // Of a whole round: n_fixed nodes are drafted beside those whose reach is given.
+    // Returns what is expected of a whole round: n_fixed nodes are drafted beside those whose reach is given.
     expectation foresee(const std::vector<float> & reach, int n_fixed, float passes_s) const;
-    // How many rows of the output matrix to compute at once, from row i on of those whose reach is given.
+    // Returns how many rows of the output matrix to compute at once, from row i on of those whose reach is
+    // given.
     int piece(const std::vector<float> & reach, int i) const {
         return pieces(reach, i, tune_.try_two, tune_.try_piece).n;
     }
-    // Of all rounds since set().
+    // Returns the forecast of all rounds since set().
     forecast foreseen() const { return foreseen_; }
 
     // -- what was seen --
     void saw_piece(int n, float seconds);  // a piece of the output matrix took so long
 
-    // What a round's decode said of the machine.
+    // This is what a round's decode said of the machine.
     struct reading {
         bool plain;       // the round had no draft
         float raw;        // seconds of its layers, relative to what was expected
@@ -112,7 +115,7 @@ class cost_clock {
         }
     };
 
-    // What rounds with so many slots took.
+    // This is what rounds with so many slots took.
     struct mode {
         cost_factor plain;    // of plain rounds, whose size is another in each mode: the machine's drift
         cost_factor drafted;  // of rounds with drafts, beyond that
@@ -125,8 +128,8 @@ class cost_clock {
         float before = -1.0f;  // what the caller takes between rounds, seconds, decaying; negative if unknown
         average late, brought;  // seconds and tokens of all rounds, against their forecasts
         average unseen;  // seconds of layers in rounds with drafts since the last look, against the costs set
-        // Seconds of plain rounds, against the same. Each counts for the rounds since the one before: a
-        // disturbance brings looks, so that more of them fall into it.
+        // These are the seconds of plain rounds, against the same. Each counts for the rounds since the one
+        // before: a disturbance brings looks, so that more of them fall into it.
         average usual;
         int n_unseen      = 0;     // rounds since the last look
         int n_since       = 0;     // plain rounds since the last draft, up to tuning::settled

@@ -24,7 +24,7 @@ void compute_logits(llama_context * ctx, int first, int n, float * out) {
     const ggml_context_ptr graph_ctx(ggml_init(params));
     require(graph_ctx != nullptr, EAGLE3_E_MEMORY, "not enough memory to compute logits");
 
-    // the operations again, for these rows only; each writes its result over that of the one before
+    // The operations run again, for these rows only; each writes its result over that of the one before.
     const ggml_tensor * before = left_out.nodes[0]->src[1];
     ggml_tensor * result       = ggml_new_tensor_2d(graph_ctx.get(), GGML_TYPE_F32, before->ne[0], n);
     result->data               = const_cast<float *>(left_out.input) + first * before->ne[0];

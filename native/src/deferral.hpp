@@ -1,13 +1,13 @@
-// Decodes that leave out the output matrix, and its product with the rows that are needed: see
-// llama_set_logits_deferred.
+// A deferred decode leaves out the output matrix. Its product is computed afterwards with the rows that are
+// needed: see llama_set_logits_deferred.
 #pragma once
 
 #include "llama-ext.h"
 
 namespace eagle3 {
 
-// Turns deferral on until the end of the scope, however that is left. If it stayed on, later callers of this
-// context would get rows without logits.
+// Turns deferral on until the end of the scope, however the scope is left. If it stayed on, later callers of
+// this context would get rows without logits.
 class deferral {
   public:
     deferral(llama_context * ctx, bool on) : ctx_(ctx) { llama_set_logits_deferred(ctx_, on); }
@@ -21,9 +21,10 @@ class deferral {
 };
 
 // Computes the logits of rows [first, first + n) of the last decode, which llama_get_logits_ith then returns.
-// Any number of times, in any pieces, until the next decode; each row has the bits that the whole product
-// has. Does nothing where the decode left nothing out. Throws error: no such rows, or the backend failed.
-// out: [n][n_vocab] for them in place of the context's own rows.
+// It may be called any number of times, for any pieces, until the next decode; each row has the bits that the
+// whole product has. It does nothing where the decode left nothing out. It throws an error if there are no
+// such rows, or if the backend failed. With out, the logits go to [n][n_vocab] there in place of the
+// context's own rows.
 void compute_logits(llama_context * ctx, int first, int n, float * out = nullptr);
 
 }  // namespace eagle3

@@ -1,6 +1,6 @@
-// Drafts: chains, EAGLE-2's dynamic trees of a given size, trees of fixed shape, and the planner's choice
-// among what all sources offer. The head's are grown level by level, for all slots in the same passes.
-// Source: EAGLE-2 (arXiv 2406.16858), section 4.
+// This makes drafts: chains, EAGLE-2's dynamic trees of a given size, trees of fixed shape, and the planner's
+// choice among what all sources offer. The head's are grown level by level, for all slots in the same passes.
+// The source is EAGLE-2 (arXiv 2406.16858), section 4.
 #include "draft.hpp"
 
 #include "front.hpp"
@@ -10,8 +10,6 @@
 namespace eagle3 {
 
 namespace {
-
-constexpr int OVERDUE = 16;  // pending features of a slot, more than most rounds with drafts leave
 
 bool grows(const ask & a) {
     return a.kind != EAGLE3_PLAIN && a.kind != EAGLE3_GIVEN;
@@ -70,7 +68,7 @@ void drafter::grow_drafts(std::vector<ask> asks) {
     }
 }
 
-// What the round is for. To be called once a round: the planner counts them.
+// Returns what the round is for. It is called once a round, because the planner counts the calls.
 planner::turn drafter::turn_of(const std::vector<ask> & asks) {
     float n_past = 0.0f;
     bool any     = false;
@@ -82,7 +80,7 @@ planner::turn drafter::turn_of(const std::vector<ask> & asks) {
     return any ? planner_.next_turn() : planner::turn::look;
 }
 
-// Whether the source drafts for this ask.
+// Says whether the source drafts for this ask.
 bool drafter::drafts_for(const source & from, const ask & a) const {
     if (from.takes_passes()) {
         return from.ready(a.slot);
@@ -90,7 +88,7 @@ bool drafter::drafts_for(const source & from, const ask & a) const {
     return a.kind == EAGLE3_PLANNED && from.ready(a.slot) && (&from != slots_.text() || a.text != 0);
 }
 
-// What the sources offer that take no pass of the head.
+// Lets the sources offer that take no pass of the head.
 void drafter::offer_for_free(growth & g) {
     for (const auto & from : slots_.sources()) {
         std::vector<int> open;
@@ -106,7 +104,7 @@ void drafter::offer_for_free(growth & g) {
     spent_.offered = !g.nodes.empty();
 }
 
-// The asks that the head drafts for in this round.
+// Returns the asks that the head drafts for in this round.
 std::vector<int> drafter::head_asks(const growth & g, planner::turn now) const {
     std::vector<int> open;
     for (int a = 0; a < (int) g.asks.size() && slots_.head(); ++a) {
@@ -118,8 +116,8 @@ std::vector<int> drafter::head_asks(const growth & g, planner::turn now) const {
     return open;
 }
 
-// Whether the head drafts: where an ask is for the head alone, or nothing else was offered, or its first pass
-// is expected to pay beside what was.
+// Says whether the head drafts: it does where an ask is for the head alone, or nothing else was offered, or
+// its first pass is expected to pay beside what was.
 bool drafter::runs_head(const growth & g, planner::turn now) {
     const std::vector<int> open = head_asks(g, now);
     const bool fixed =
@@ -134,14 +132,14 @@ bool drafter::runs_head(const growth & g, planner::turn now) {
 // most MAX_ROWS rows. Its time does not count as the draft's: the planner would take drafts for expensive.
 void drafter::catch_up(const growth & g) {
     const int64_t start = ggml_time_us();
-    const int most      = std::min(OVERDUE, MAX_ROWS / std::max(g.n_asks, 1));
+    const int most      = std::min(growth_limits::overdue, MAX_ROWS / std::max(g.n_asks, 1));
     for (const ask & a : g.asks) {
         slots_.head()->catch_up(a.slot, most);
     }
     spent_.start += ggml_time_us() - start;
 }
 
-// The head's first pass, and what the others offer behind its tokens.
+// Runs the head's first pass, and lets the others offer behind its tokens.
 void drafter::begin_head(growth & g, planner::turn now) {
     const std::vector<int> open = head_asks(g, now);
     spent_.passes_seconds += first_pass_seconds(g, open);
@@ -164,7 +162,7 @@ void drafter::follow(growth & g) {
     }
 }
 
-// Nodes of the last level that drafts of a given size extend.
+// Returns the nodes of the last level that drafts of a given size extend.
 std::vector<int> drafter::fixed_front(const growth & g) const {
     std::vector<int> front;
     for (int i = 0; i < (int) g.asks.size(); ++i) {
@@ -225,23 +223,24 @@ void drafter::begin_asks(growth & g, const std::vector<ask> & asks) {
     }
 }
 
-// What the planner expects of the head's first pass, for these asks.
+// Returns what the planner expects of the head's first pass, for these asks.
 float drafter::first_pass_seconds(const growth & g, const std::vector<int> & asks) const {
-    int n          = 0;
-    const int most = std::min(OVERDUE, MAX_ROWS / std::max(g.n_asks, 1));  // catch_up() does the others
+    int n = 0;
+    const int most =
+        std::min(growth_limits::overdue, MAX_ROWS / std::max(g.n_asks, 1));  // catch_up() does the others
     for (const int a : asks) {
         n += std::min(slots_.head()->n_pending(g.asks[a].slot), most);
     }
     return planner_.pass_seconds(std::min(n, MAX_ROWS), true);
 }
 
-// The most draft tokens that there is room for. The ask's own token needs a cell and a row, too.
+// Returns the most draft tokens that there is room for. The ask's own token needs a cell and a row, too.
 int drafter::room(const ask & a, int n_asks) const {
     const int rows = (slots_.most_rows - n_asks) / (a.kind == EAGLE3_PLANNED ? 1 : n_asks);
     return std::max(std::min(slots_.n_ctx - slots_.at(a.slot).n_past - 1, rows), 0);
 }
 
-// The ask as growth takes it: chains and choices are trees of a certain depth and width.
+// Returns the ask as growth takes it: chains and choices are trees of a certain depth and width.
 ask drafter::grown(ask a, int n_asks) const {
     if (a.kind == EAGLE3_CHOICES) {
         a.n_max = a.n;
@@ -255,8 +254,8 @@ ask drafter::grown(ask a, int n_asks) const {
     return a;
 }
 
-// Of each ask's nodes, those to draft: as many as were asked for, or, of the planner's, as many as pay in all
-// slots together.
+// Chooses the nodes of each ask to draft: as many as were asked for, or, where the planner chooses, as many
+// as pay in all slots together.
 std::vector<std::vector<int>> drafter::choose(const growth & g) {
     std::vector<std::vector<int>> chosen(g.asks.size());
     int n_fixed = g.n_given;
@@ -286,14 +285,14 @@ std::vector<std::vector<int>> drafter::choose(const growth & g) {
     return chosen;
 }
 
-// What is expected of the round, for comparison with what it brings.
+// Keeps what is expected of the round, for comparison with what it brings.
 void drafter::foresee(const std::vector<float> & reach, int n_fixed) {
     if (spent_.planned) {
         spent_.expected = planner_.foresee(reach, n_fixed, spent_.passes_seconds);
     }
 }
 
-// Of an ask that is not the planner's.
+// Chooses the nodes of an ask that is not the planner's.
 std::vector<int> drafter::chosen_of(const growth & g, int i) const {
     const ask & a = g.asks[i];
     std::vector<int> chosen;

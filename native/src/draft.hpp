@@ -1,4 +1,4 @@
-// Drafting: asks in, the slots' drafts out.
+// Drafting takes asks and makes the slots' drafts.
 #pragma once
 
 #include "planner.hpp"
@@ -16,7 +16,7 @@ class drafter {
     void check(const std::vector<ask> & asks) const;  // E_ARGUMENT for asks that eagle3_round_draft refuses
     void draft(const std::vector<ask> & asks);        // makes the draft of each ask's slot
 
-    // What the last draft took, until the planner learns how its round went.
+    // This is what the last draft took, until the planner learns how its round went.
     struct spent {
         bool planned = false;
         int steps    = 0;

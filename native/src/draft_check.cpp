@@ -1,4 +1,4 @@
-// What eagle3_round_draft refuses.
+// This refuses asks that eagle3_round_draft cannot draft for.
 #include "draft.hpp"
 
 #include <cmath>
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int MAX_WIDTH = EAGLE3_MAX_WIDTH;
 
-// Nodes come level by level: so the first of them, as many as there is room for, are a tree too.
+// Nodes come level by level, so the first of them, as many as there is room for, are a tree too.
 void check_parents(const ask & a) {
     for (int i = 0; i < a.n; ++i) {
         require(a.parents[i] >= -1 && a.parents[i] < i, EAGLE3_E_ARGUMENT,
@@ -46,7 +46,7 @@ void drafter::check(const std::vector<ask> & asks) const {
     }
 }
 
-// The fields that the ask's kind names.
+// Checks the fields that the ask's kind names.
 void drafter::check_kind(const ask & a) const {
     require(a.kind >= EAGLE3_PLAIN && a.kind <= EAGLE3_GIVEN, EAGLE3_E_ARGUMENT,
         format("there is no kind %d of draft", a.kind));

@@ -14,7 +14,7 @@ struct error : std::runtime_error {
     error(eagle3_status status, const std::string & what) : std::runtime_error(what), status(status) {}
 };
 
-// printf into a std::string
+// This is printf into a std::string.
 #if defined(__MINGW32__)
 __attribute__((format(gnu_printf, 1, 2)))  // what libstdc++ takes there; printf would be Microsoft's
 #elif defined(__GNUC__)

@@ -44,8 +44,8 @@ int most_children(const growth & g) {
     return n;
 }
 
-// Nodes of the last level that the planner may extend, the likeliest first. A child of one that is no
-// candidate would be none either, and one on level n needs n nodes.
+// Returns the nodes of the last level that the planner may extend, the likeliest first. A child of one that
+// is no candidate would be none either, and one on level n needs n nodes.
 std::vector<int> extensible(
     const growth & g, const std::vector<int> & candidates, const count_of_ask & n_extensible) {
     std::vector<bool> is_candidate(g.nodes.size(), false);

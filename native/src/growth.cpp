@@ -6,7 +6,7 @@ namespace eagle3 {
 
 namespace {
 
-// The choice that is the rank-th child of choice `parent`, or -1. Those beyond n_max are left out.
+// Returns the choice that is the rank-th child of choice `parent`, or -1. Those beyond n_max are left out.
 int choice_of(const ask & a, int parent, int rank) {
     for (int i = 0; i < a.n_max; ++i) {
         if (a.parents[i] == parent && a.ranks[i] == rank) {
@@ -16,10 +16,11 @@ int choice_of(const ask & a, int parent, int rank) {
     return -1;
 }
 
-// What two guesses that agree are worth, if each would be right by chance one time in four.
+// Returns what two guesses that agree are worth, if each would be right by chance one time in four.
 float agreement(float h, float t) {
     const auto odds = [](float p) {
-        return std::clamp(p, 0.001f, 0.999f) / (1.0f - std::clamp(p, 0.001f, 0.999f));
+        p = std::clamp(p, (float) growth_limits::least_odds, 1.0f - growth_limits::least_odds);
+        return p / (1.0f - p);
     };
     const float o = odds(h) * odds(t) / odds(growth_limits::chance);
     return o / (1.0f + o);
@@ -42,7 +43,7 @@ int growth::offer(int source, int a, int parent, int32_t token, float evidence, 
     if (q.kind == EAGLE3_CHOICES) {
         v.choice = choice_of(q, parent < 0 ? -1 : nodes[parent].choice, rank);
     }
-    // EAGLE-2 goes by the head's own probabilities
+    // EAGLE-2 goes by the head's own probabilities.
     v.prob  = q.kind == EAGLE3_TREE ? evidence : plan->accept(source, v.depth, evidence, (*trust[a])[source]);
     v.reach = (parent < 0 ? 1.0f : nodes[parent].reach) * v.prob;
     v.evidence.fill(NOT_OFFERED);
@@ -69,14 +70,15 @@ int growth::offer(int source, int a, int parent, int32_t token, float evidence, 
     return at;
 }
 
-// Calibrated, of one source, as if no other had offered anything. 0 if it did not.
+// Returns the calibrated probability of one source, as if no other had offered anything, or 0 if it did not
+// offer the node.
 float growth::accept(const node & v, int source) const {
     const float q = v.evidence[source];
     return q == NOT_OFFERED ? 0.0f : plan->accept(source, v.depth, q, (*trust[v.ask])[source]);
 }
 
-// The probabilities of a node's children, of which head and text offered some. What both offer is likelier
-// than either says, what the text alone offers is less likely, and what it leaves is the head's.
+// Sets the probabilities of a node's children, of which head and text offered some. What both offer is
+// likelier than either says, what the text alone offers is less likely, and what it leaves is the head's.
 void growth::settle(int ask, int parent) {
     float most_of_head = 0.0f, agreed = 0.0f, of_text = 0.0f;
     std::vector<int> children;
@@ -105,14 +107,14 @@ void growth::settle(int ask, int parent) {
         if (nodes[i].evidence[TEXT] == NOT_OFFERED && nodes[i].evidence[HEAD] != NOT_OFFERED) {
             nodes[i].prob = std::min(accept(nodes[i], HEAD) * left, 1.0f);
         }
-        for (int other = OTHER; other < BOTH; ++other) {
+        for (int other = OTHER; other < MAX_SOURCES; ++other) {
             nodes[i].prob = std::max(nodes[i].prob, accept(nodes[i], other));
         }
     }
     update_reach(parent + 1);
 }
 
-// Of this node and of those below it.
+// Computes the reach of this node and of those below it.
 void growth::update_reach(int from) {
     for (int i = from; i < (int) nodes.size(); ++i) {
         nodes[i].reach = (nodes[i].parent < 0 ? 1.0f : nodes[nodes[i].parent].reach) * nodes[i].prob;

@@ -1,4 +1,4 @@
-// A tree of candidates under construction for each slot of a round.
+// A growth is a tree of candidates under construction for each slot of a round.
 #pragma once
 
 #include "eagle3.h"
@@ -11,15 +11,15 @@
 namespace eagle3 {
 
 using ask        = eagle3_ask;
-using trust_list = std::array<float, MAX_SOURCES>;  // a slot's trust in each source
+using trust_list = std::array<float, N_RECORDS>;  // a slot's trust in each source
 
-// Of each source, the evidence on which it offered a node: its own estimate, in 0..1, of the probability that
-// the token follows its parent; NOT_OFFERED if it did not. The planner learns what the estimates of each
-// source are worth.
-using evidence_list         = std::array<float, MAX_SOURCES>;
+// This is the evidence on which each source offered a node: its own estimate, in 0..1, of the probability
+// that the token follows its parent, or NOT_OFFERED. The planner learns what the estimates of each source are
+// worth.
+using evidence_list         = std::array<float, N_RECORDS>;
 constexpr float NOT_OFFERED = -1.0f;
 
-// How many parents are above each of n nodes. A parent comes before its children; -1 stands for none.
+// Returns how many parents are above each of n nodes. A parent comes before its children; -1 stands for none.
 std::vector<int> depths(const int32_t * parents, size_t n);
 
 struct growth {
@@ -51,7 +51,7 @@ struct growth {
     // the token there before, that node gets the evidence of both.
     int offer(int source, int ask, int parent, int32_t token, float evidence, int rank);
 
-    // nodes for which want(node) holds, the likeliest first
+    // Returns the nodes for which want(node) holds, the likeliest first.
     template <typename F> std::vector<int> by_reach(F && want) const {
         std::vector<int> order;
         for (int i = 0; i < (int) nodes.size(); ++i) {
@@ -62,7 +62,7 @@ struct growth {
         sort(order);
         return order;
     }
-    // those of the last pass
+    // Returns the same of the last pass.
     template <typename F> std::vector<int> level_by_reach(F && want) const {
         std::vector<int> order;
         std::copy_if(
@@ -71,22 +71,23 @@ struct growth {
         return order;
     }
 
-    // Whether tokens after a node of a planned ask may be of use: none are after the most that the ask wants,
-    // nor after the end of the text.
+    // Says whether tokens after a node of a planned ask may be of use: none are after the most that the ask
+    // wants, nor after the end of the text.
     bool goes_on(const node & v) const {
         const ask & a = asks[v.ask];
         return v.depth < (a.depth > 0 ? a.depth : a.n_max) &&
                !(ends && std::find(ends->begin(), ends->end(), v.token) != ends->end());
     }
     bool is_planned(const node & v) const { return asks[v.ask].kind == EAGLE3_PLANNED; }
-    // Whether it reaches its ask's p_min: in a chain its own probability, in a tree that of the whole path.
+    // Says whether it reaches its ask's p_min: in a chain its own probability does, in a tree that of the
+    // whole path.
     bool is_likely(const node & v) const {
         return (asks[v.ask].kind == EAGLE3_CHAIN ? v.evidence[0] : v.reach) >= asks[v.ask].p_min;
     }
     int widest() const;
 
-    // The nodes of the planned asks, the likeliest first. Of siblings from several sources, it keeps as many
-    // as the ask's width allows: those whose best path is expected to bring most tokens.
+    // Returns the nodes of the planned asks, the likeliest first. Of siblings from several sources, it keeps
+    // as many as the ask's width allows: those whose best path is expected to bring most tokens.
     std::vector<int> planned() const;
 
   private:

@@ -20,13 +20,14 @@ std::string shape_of(const ggml_tensor * t) {
     return format("[%" PRId64 ", %" PRId64 "]", t->ne[0], t->ne[1]);
 }
 
-// What the kernels can multiply by: not every type of a GGUF. These are those that can be read as floats.
+// Says whether the kernels can multiply by a type, which not every type of a GGUF allows. These are those
+// that can be read as floats.
 bool is_weight_type(ggml_type type) {
     return type == GGML_TYPE_F32 || ggml_get_type_traits(type)->to_float != nullptr;
 }
 
 struct loader : head_keys {
-    // a weight by name; ne1 = 0 stands for a vector
+    // Returns a weight by its name; ne1 = 0 stands for a vector.
     ggml_tensor * get(const std::string & name, int64_t ne0, int64_t ne1, bool optional = false) {
         ggml_tensor * t = ggml_get_tensor(h.ctx.get(), name.c_str());
         if (t == nullptr) {
@@ -49,8 +50,8 @@ struct loader : head_keys {
     }
 
     void check_target() {
-        // such a device asks the target how to split every tensor, by its name, and the head's are named like
-        // the target's
+        // Such a device asks the target how to split every tensor, by its name, and the head's are named like
+        // the target's.
         for (int i = 0; i < llama_model_n_devices(h.target); ++i) {
             require(
                 ggml_backend_dev_type(llama_model_get_device(h.target, i)) != GGML_BACKEND_DEVICE_TYPE_META,
@@ -87,7 +88,7 @@ struct loader : head_keys {
         }
     }
 
-    // a weight of the target that the head has none of its own for
+    // Returns a weight of the target that the head has none of its own for.
     ggml_tensor * shared(const char * what, std::initializer_list<const char *> names) {
         for (const char * name : names) {
             if (const ggml_tensor * t = llama_model_get_tensor(h.target, name)) {
@@ -129,7 +130,7 @@ struct loader : head_keys {
         }
     }
 
-    // What makes the first layer's state of features and tokens.
+    // Finds what makes the first layer's state of features and tokens.
     void find_inputs() {
         arch == "eagle3" ? find_fusion() : find_eagle1_inputs();
         if (h.feature_norm_eps > 0.0f) {
@@ -139,7 +140,7 @@ struct loader : head_keys {
 
     void find_fusion() {
         const int64_t n_embd = h.n_embd, n_features = h.n_features();
-        // a single feature may be g itself
+        // A single feature may be g itself.
         h.fc      = get("fc.weight", n_features, n_embd, n_features == n_embd);
         h.fc_bias = h.fc ? find("fc.bias", n_embd) : nullptr;
         h.fc_norm = find("fc_norm.weight", h.n_embd_target, (int64_t) h.layers.size());
@@ -221,7 +222,7 @@ struct loader : head_keys {
         });
     }
 
-    // That all weights are in the file, before memory is taken for them.
+    // Checks that all weights are in the file, before memory is taken for them.
     void check_size(uint64_t size) const {
         each_tensor([&](ggml_tensor * t) {
             const uint64_t offset = offset_of(t), n = ggml_nbytes(t);

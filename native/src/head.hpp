@@ -1,4 +1,4 @@
-// A head's weights and geometry, read from a GGUF: architecture "eagle3" (upstream llama.cpp's keys and
+// This reads a head's weights and geometry from a GGUF: architecture "eagle3" (upstream llama.cpp's keys and
 // tensor names, and those written before its merge: eagle3.extract_layers, blk.0.hidden_norm) or "eagle"
 // (EAGLE-1).
 #pragma once
@@ -27,7 +27,7 @@ struct rope_params {
     float beta_slow   = 1.0f;
 };
 
-// A decoder layer. With hidden_norm it reads the token too: attention takes [attn_norm(e),
+// This is a decoder layer. With hidden_norm it reads the token too: attention takes [attn_norm(e),
 // hidden_norm(state)], else attn_norm(state), or the state itself if attn_norm is null. Biases, q_norm and
 // k_norm may be null.
 struct block {
@@ -51,11 +51,11 @@ struct head {
     std::vector<int32_t> layers;  // ids of the captured target layers
     std::vector<int32_t> d2t;     // target id of each draft id
 
-    // features -> g, each step if its weights are there: fc_norm (one RMSNorm a layer, [n_embd_target,
-    // layers]), input_norm (one over all), feature_norm (the target's own final norm), fc
+    // These make g of features, each step if its weights are there: fc_norm (one RMSNorm a layer,
+    // [n_embd_target, layers]), input_norm (one over all), feature_norm (the target's own final norm), fc.
     ggml_tensor *fc_norm = nullptr, *input_norm = nullptr, *feature_norm = nullptr, *fc = nullptr,
                 *fc_bias = nullptr;
-    // [e, g] -> the first layer's state (EAGLE-1, two projections); null: the state is g
+    // These make the first layer's state of [e, g] (EAGLE-1, two projections); without them the state is g.
     ggml_tensor *embd_fc = nullptr, *embd_fc_bias = nullptr;
     std::vector<block> blocks;
     ggml_tensor * output_norm = nullptr;  // may be null
@@ -77,7 +77,7 @@ struct head {
 
 std::unique_ptr<head> load_head(const std::string & path, const llama_model * target);
 
-// The device that holds the target's last norm or output matrix: the head goes there.
+// Returns the device that holds the target's last norm or output matrix: the head goes there.
 ggml_backend_dev_t output_device(const llama_model * target);
 
 }  // namespace eagle3

@@ -52,7 +52,7 @@ void head_keys::read_rope() {
         r.ext_factor = 1.0f;
         r.beta_fast  = meta.real(key("rope.scaling.yarn_beta_fast"), 32.0f);
         r.beta_slow  = meta.real(key("rope.scaling.yarn_beta_slow"), 1.0f);
-        // ggml scales by 1 + 0.1 ln(factor) itself; the file's factor is on top of that
+        // ggml scales by 1 + 0.1 ln(factor) itself; the file's factor is on top of that.
         r.attn_factor = meta.real(key("rope.scaling.attn_factor"), 1.0f);
     }
 }

@@ -1,4 +1,4 @@
-// What a head's file says of it in its keys.
+// This reads what a head's file says of it in its keys.
 #pragma once
 
 #include "head.hpp"

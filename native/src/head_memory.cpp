@@ -8,7 +8,8 @@ namespace eagle3 {
 
 namespace {
 
-// Columns interleaved, as the target's quantised matrices lie (native/kernels); null if this build has none.
+// Returns the buffers whose columns are interleaved, as the target's quantised matrices lie (native/kernels),
+// or null if this build has none.
 ggml_backend_buffer_type_t interleaved(ggml_backend_dev_t device) {
     const auto extra = (ggml_backend_dev_get_extra_bufts_t) ggml_backend_reg_get_proc_address(
         ggml_backend_dev_backend_reg(device), "ggml_backend_dev_get_extra_bufts");
@@ -20,7 +21,8 @@ ggml_backend_buffer_type_t interleaved(ggml_backend_dev_t device) {
     return nullptr;
 }
 
-// Whether the device multiplies a matrix that lies in such a buffer. Its place is asked for by an empty one.
+// Says whether the device multiplies a matrix that lies in such a buffer. An empty buffer takes the place of
+// the matrix in the question.
 bool multiplies(ggml_backend_dev_t device, ggml_backend_buffer_t empty, ggml_tensor * w) {
     ggml_context_ptr ctx(ggml_init({4 * ggml_tensor_overhead(), nullptr, /*.no_alloc =*/true}));
     require(ctx != nullptr, EAGLE3_E_MEMORY, "not enough memory for the head");
@@ -36,7 +38,7 @@ ggml_backend_buffer_ptr allocated(ggml_backend_buffer_t buffer) {
     return ggml_backend_buffer_ptr(buffer);
 }
 
-// Matrices of the file that no row is read of.
+// Returns the matrices of the file that no row is read of.
 std::vector<ggml_tensor *> only_multiplied(const head & h) {
     std::vector<ggml_tensor *> out;
     for (ggml_tensor * t = ggml_get_first_tensor(h.ctx.get()); t; t = ggml_get_next_tensor(h.ctx.get(), t)) {

@@ -1,12 +1,12 @@
-// The memory that a head's weights lie in.
+// This takes the memory that a head's weights lie in.
 #pragma once
 
 #include "head.hpp"
 
 namespace eagle3 {
 
-// Buffers on h.device for all tensors of h.ctx, whose geometry and names are read: matrices that are only
-// multiplied lie as the device's products of few rows want them. Error: EAGLE3_E_MEMORY.
+// Makes buffers on h.device for all tensors of h.ctx, whose geometry and names are read: matrices that are
+// only multiplied lie as the device's products of few rows want them. Throws EAGLE3_E_MEMORY.
 void allocate_weights(head & h);
 
 }  // namespace eagle3

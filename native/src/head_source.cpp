@@ -51,7 +51,7 @@ void head_source::kept(const kept_tokens & k) {
         take(k);
     } catch (const error & e) {
         s.clear_pending(n_past);
-        // E_ARGUMENT says that nothing has changed, but the target has these tokens
+        // E_ARGUMENT says that nothing has changed, but the target has these tokens.
         throw error(e.status == EAGLE3_E_ARGUMENT ? EAGLE3_E_INTERNAL : e.status, e.what());
     } catch (...) {
         s.clear_pending(n_past);
@@ -120,10 +120,10 @@ void head_source::fed(seen & s, int n) {
     s.n = s.pending_pos;
 }
 
-// Runs the slot's pending pairs through the head, but for the last, whose token is still to come. In pieces
-// of MAX_ROWS, the rest in powers of two: each size is a graph with buffers of its own, and prompts have
-// every length. So few rows are computed alike however many there are, so that the way a prompt was cut
-// leaves no trace.
+// Runs the slot's pending pairs through the head, but for the last, whose token is still to come. It takes
+// MAX_ROWS at a time, and the rest in powers of two: each size is a graph with buffers of its own, and
+// prompts have every length. So few rows are computed alike however many there are, so that the result is the
+// same however the prompt was split into chunks.
 void head_source::feed(int slot) {
     seen & s    = slots_[slot];
     const int n = n_pending(s) - 1;
@@ -200,7 +200,7 @@ void head_source::offer_children(growth & g, int a, int row, int parent, uint64_
         marks_[node] = {row, path};
         g.level.push_back(node);
     }
-    // those of other sources can be extended too
+    // Those of other sources can be extended too.
     for (int i = parent + 1; g.mixed && i < (int) g.nodes.size(); ++i) {
         const growth::node & v = g.nodes[i];
         if (v.ask == a && v.parent == parent && v.evidence[HEAD] == NOT_OFFERED) {
@@ -256,7 +256,7 @@ float head_source::measure(int slot, int n_past, int n) {
     return 1e-6f * (ggml_time_us() - start);
 }
 
-// A pass over n rows from position 0. Overwrites the slot's state.
+// Makes a pass over n rows from position 0, which overwrites the slot's state.
 pass head_source::whole_pass(int slot, int n_past, const int32_t * tokens, const float * features, int n) {
     seen & s = slots_[slot];
     s.from = s.n = 0;

@@ -1,4 +1,4 @@
-// The head as a source of drafts: what it has seen of each slot, its passes, its saved state.
+// This is the head as a source of drafts: what it has seen of each slot, its passes, its saved state.
 #pragma once
 
 #include "runner.hpp"
@@ -18,11 +18,13 @@ class head_source : public source {
     head_source(const head_source &)             = delete;
     head_source & operator=(const head_source &) = delete;
 
-    // Off: a slot that decodes drafts nothing until new text has been captured.
+    // While it is off, a slot that decodes drafts nothing until new text has been captured.
     void set_capture(bool on);
-    // Whether each row of a batch must ask for logits, so that its features are captured.
+    // Says whether each row of a batch must ask for logits, so that its features are captured.
     bool needs_all_logits() const;
 
+    static constexpr const char * NAME = "head";
+    const char * name() const override { return NAME; }
     bool takes_passes() const override { return true; }
     bool ready(int slot) const override { return n_pending(slots_[slot]) > 0; }
     int n_pending(int slot) const { return n_pending(slots_[slot]); }  // rows of the slot's next pass
@@ -47,14 +49,14 @@ class head_source : public source {
     void forget_graphs() { runner_.forget_graphs(); }
     float measure(int slot, int n_past, int n);
 
-    // For tests and `compare`: see eagle3_head_forward and eagle3_head_trace. n_past: of the slot.
+    // These are for tests and `compare`: see eagle3_head_forward and eagle3_head_trace. n_past is the slot's.
     void forward(int slot, int n_past, const int32_t * tokens, const float * features, int n, float * g,
         float * state, float * logits);
     const std::vector<float> & trace(
         int slot, int n_past, const int32_t * tokens, const float * features, int n, const char * stage);
 
   private:
-    // What the head has seen of a slot's text, and what waits for its next pass.
+    // This is what the head has seen of a slot's text, and what waits for its next pass.
     //
     //     0 ... from ........... n .......... pending ...... n_past
     //           [ pairs in the head's cache )[ features waiting     )
@@ -74,7 +76,7 @@ class head_source : public source {
             features.clear();
         }
     };
-    // What a pass needs to extend a node of the draft.
+    // This is what a pass needs to extend a node of the draft.
     struct mark {
         int row;        // of the last pass: its parent's, whose state it takes
         uint64_t path;  // cells of the nodes above it
@@ -99,8 +101,8 @@ class head_source : public source {
     std::vector<seen> slots_;
     std::vector<float> trace_;
 
-    // of the draft that grows. Cells of the head's cache after a slot's are taken one after the other; the
-    // next feed overwrites them.
+    // These belong to the draft that grows. Cells of the head's cache after a slot's are taken one after the
+    // other; the next feed overwrites them.
     std::vector<int> n_cells_, n_cells_max_;  // of each ask
     std::vector<mark> marks_;                 // of each node
     std::vector<float> states_, x_, probs_;

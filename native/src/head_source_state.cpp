@@ -1,4 +1,5 @@
-// What the head knows of a slot, as bytes: a fixed header, the pending rows, then the head's keys and values.
+// What the head knows of a slot is saved as bytes: a fixed header, the pending rows, then the head's keys and
+// values.
 #include "head_source.hpp"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Typed access to the keys of a GGUF. Nothing in the file is trusted: types and ranges are checked here.
+// This gives typed access to the keys of a GGUF. Nothing in the file is trusted: types and ranges are checked
+// here.
 #pragma once
 
 #include "error.hpp"
@@ -35,7 +36,8 @@ struct metadata {
         }
     }
 
-    // an integer in lo..hi; `missing` if the key is absent, an error if that is negative or out of range
+    // Returns an integer in lo..hi, or `missing` if the key is absent; it throws if that is negative or out
+    // of range.
     int integer(const std::string & key, int64_t lo, int64_t hi, int missing = -1) const {
         const int64_t id = find(key);
         if (id < 0) {

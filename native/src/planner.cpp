@@ -51,8 +51,8 @@ planner::choice planner::best(const std::vector<float> & reach, int n_fixed) con
     return c;
 }
 
-// Of the last level's nodes, likeliest first, how many to go on from: as many as, with the levels that may
-// follow, are expected to raise the value most.
+// Returns how many of the last level's nodes, likeliest first, to go on from: as many as, with the levels
+// that may follow, are expected to raise the value most.
 int planner::grow_width(const std::vector<float> & reach, int depth, const std::vector<float> & level,
     int n_children, float trust, int n_fixed, float extra) const {
     int width  = 0;

@@ -1,6 +1,6 @@
-// Chooses what to draft by measured cost: how far a chain or a tree is grown, how much of it the target
-// checks, and whether to draft at all. Its parts: what rounds take (cost_clock), what the sources' estimates
-// are worth (calibration), and when nothing is drafted (rest_policy).
+// The planner chooses what to draft by measured cost: how far a chain or a tree is grown, how much of it the
+// target checks, and whether to draft at all. Its parts say what rounds take (cost_clock), what the sources'
+// estimates are worth (calibration), and when nothing is drafted (rest_policy).
 #pragma once
 
 #include "calibration.hpp"
@@ -45,19 +45,19 @@ class planner {
     float accept(int source, int depth, float q, float trust) const {
         return calibration_.accept(source, depth, q, trust);
     }
-    // To be told of all draft tokens that verification reached, and of first ones that were offered and not
+    // Is told of all draft tokens that verification reached, and of first ones that were offered and not
     // drafted: where no draft pays, these are all that there is to learn from. See calibration::learn.
     void learn(int source, int depth, int rank, float q, bool accepted, float & trust);
 
-    // Of nodes sorted by reach, how many to draft, and what that is worth. n_fixed: other nodes that are
-    // drafted anyway.
+    // Returns how many nodes to draft of those sorted by reach, and what that is worth. n_fixed counts other
+    // nodes that are drafted anyway.
     struct choice {
         int n;
         float value;
     };
     choice best(const std::vector<float> & reach, int n_fixed = 0) const;
-    // Of a level's nodes, how many the head should extend. extra: seconds that the first pass takes beyond
-    // the others.
+    // Returns how many of a level's nodes the head should extend. extra is the seconds that the first pass
+    // takes beyond the others.
     int grow_width(const std::vector<float> & reach, int depth, const std::vector<float> & level,
         int n_children, float trust, int n_fixed = 0, float extra = 0.0f) const;
     // See cost_clock.

@@ -13,7 +13,7 @@ void rest_policy::reset() {
 }
 
 // Several slots' texts are a mixture that one more hardly changes. Where drafts did not pay for many texts,
-// the next one is given up sooner: part of the rest stays. A prompt of several pieces begins one text.
+// the next one is given up sooner: part of the rest stays. A prompt of several chunks begins one text.
 void rest_policy::new_text() {
     mode & m   = modes_[1];
     m.asleep   = 0;
@@ -41,8 +41,8 @@ rest_policy::turn rest_policy::next_turn() {
     return rests ? turn::rest : turn::draft;
 }
 
-// Whether rounds that drafted brought this many times the tokens of plain ones in the same time. It decides
-// too, for what is expected may be wrong.
+// Says whether rounds that drafted brought this many times the tokens of plain ones in the same time. It
+// decides too, for what is expected may be wrong.
 bool rest_policy::gains(float least) const {
     return at().seen_tokens >= least * at().seen_plain;
 }
@@ -67,7 +67,7 @@ void rest_policy::text_turned() {
     m.hope                        = tune_.hope_anew;
 }
 
-// When the next plain round is due: sooner after a decode that took a time that surprises.
+// Sets when the next plain round is due: sooner after a decode that took a time that surprises.
 void rest_policy::plan_look(bool plain, float raw, float ratio) {
     mode & m    = at();
     m.n_plain   = std::min(m.n_plain + plain, tune_.first_looks);
@@ -90,15 +90,15 @@ void rest_policy::saw_draft(const round_record & r, const cost_clock::reading & 
         m.seen_plain  = m.seen_plain * tune_.keep_rate +
                         (float) clock_.n_slots() * seen.seconds / std::max(clock_.plain_seconds(), 1e-9f);
     }
-    // against a round without the head, at today's rate
+    // The gain is that over a round without the head, at today's rate.
     const float without = std::max(r.base, (float) clock_.n_slots() - clock_.rate() * clock_.plain_seconds());
     const float gain    = (r.value - clock_.rate() * r.draft_s) - without;
     m.gain              = m.gain * tune_.keep_gain + gain * (1.0f - tune_.keep_gain);
     ++m.n_drafts;
 }
 
-// A round without the head. What the others offer is declined for as long as its rows are thought too dear:
-// now and then one is tried.
+// Sees a round without the head. What the others offer is declined for as long as its rows are thought too
+// dear: now and then one is tried.
 void rest_policy::saw_free(const round_record & r, bool plain, float raw) {
     mode & m = at();
     if (!plain) {
@@ -126,8 +126,8 @@ void rest_policy::rest_or_wake() {
     }
 }
 
-// Whether to draft nothing for a while: if drafts brought too little, or a rest is over and nothing was worth
-// drafting since.
+// Says whether to draft nothing for a while: if drafts brought too little, or a rest is over and nothing was
+// worth drafting since.
 bool rest_policy::rests(const mode & m) const {
     if (m.nap == tune_.nap_most && m.n_idle >= (clock_.n_slots() == 1 ? tune_.idle : tune_.idle_of_many) &&
         m.gain <= 0.0f) {

@@ -1,4 +1,5 @@
-// When nothing is drafted: looks, so that a plain round's time is known, and rests, where drafts do not pay.
+// This says when nothing is drafted: looks, so that a plain round's time is known, and rests, where drafts do
+// not pay.
 #pragma once
 
 #include "cost_clock.hpp"
@@ -15,7 +16,7 @@ class rest_policy {
     // apply to it.
     void new_text();
 
-    // What the next round is for.
+    // This is what the next round is for.
     enum class turn {
         look,   // nothing is drafted, so that a plain round's time is known
         rest,   // the head drafts nothing; what costs no pass may
@@ -23,7 +24,8 @@ class rest_policy {
     };
     turn next_turn();  // counts a round
 
-    // Whether a first node with this reach is tried though its row is thought too dear: it may cost less.
+    // Says whether a first node with this reach is tried though its row is thought too dear: it may cost
+    // less.
     bool hopes(float reach, float rate, float row_s) const {
         return at().hope < NO_HOPE && reach > at().hope * rate * row_s;
     }
@@ -38,7 +40,7 @@ class rest_policy {
   private:
     static constexpr float NO_HOPE = INFINITY;  // mode::hope: no draft is tried
 
-    // What rounds with so many slots gave cause for.
+    // This is what rounds with so many slots gave cause for.
     struct mode {
         float gain        = 0.0f;  // of drafting over not drafting, tokens a round, decaying
         float seen_tokens = 0.0f;  // of rounds that drafted, decaying

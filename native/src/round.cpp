@@ -1,5 +1,5 @@
-// A round on one page: draft, decode, verify, commit. What they call is below, in round_verify.cpp and in
-// round_learn.cpp, and what chooses the number of threads in round_threads.cpp.
+// This is a round on one page: draft, decode, verify, commit. What they call is below, in round_verify.cpp
+// and in round_learn.cpp, and what chooses the number of threads in round_threads.cpp.
 #include "round.hpp"
 
 #include "deferral.hpp"
@@ -32,7 +32,7 @@ int round::draft(const std::vector<ask> & asks) {
     return total;
 }
 
-// Runs one target batch: of each slot the token and its draft. The output matrix waits for verification where
+// Runs one target batch of each slot's token and its draft. The output matrix waits for verification where
 // the planner knows what rows cost, and how likely each is reached.
 void round::decode() {
     check_rests();
@@ -56,8 +56,8 @@ void round::decode() {
     }
 }
 
-// Samples each slot's rows, from child to child, until a token differs from the draft. Goes level by level,
-// in the order of the batch. Once a sampler has taken a token, nothing is allocated: what it took is
+// Samples each slot's rows, from child to child, until a token differs from the draft. It goes level by
+// level, in the order of the batch. Once a sampler has taken a token, nothing is allocated: what it took is
 // reported.
 void round::verify(llama_sampler * const * samplers, int32_t * out, int32_t * counts, std::string & failure) {
     require(under_way(), EAGLE3_E_ARGUMENT, "nothing to verify: decode first");
@@ -92,8 +92,8 @@ void round::verify(llama_sampler * const * samplers, int32_t * out, int32_t * co
     }
 }
 
-// Keeps so many rows of each slot and drops the others. Ends the round of every slot, also if one of them
-// fails. Throws the first failure. E_ARGUMENT leaves it under way.
+// Keeps so many rows of each slot and drops the others. It ends the round of every slot, also if one of them
+// fails, and throws the first failure. E_ARGUMENT leaves the round under way.
 void round::commit(const int32_t * keep) {
     if (!under_way()) {
         return;
@@ -163,7 +163,7 @@ void round::abandon() {
 
 // -- decode -----------------------------------------------------------------------------------------------
 
-// The slot's rows of the round: the token, then its draft.
+// Lays out the slot's rows of the round: the token, then its draft.
 void round::begin(slot_state & s, int32_t token) {
     slot_round & r = s.round;
     r.tokens.assign(1, token);
@@ -235,7 +235,7 @@ void round::set_tree() {
     }
 }
 
-// Of every draft token: a draft that a caller brought says nothing.
+// Says whether the reach of every draft token is known: a draft that a caller brought says nothing.
 bool round::knows_reach() const {
     return std::all_of(of_.begin(), of_.end(), [&](int slot) {
         const slot_state & s = slots_.at(slot);
@@ -258,7 +258,8 @@ void round::run(int n) {
 
 // -- commit -----------------------------------------------------------------------------------------------
 
-// What each slot keeps; of a tree, these rows are in order then. A failure but E_ARGUMENT ends the round.
+// Returns what each slot keeps; the rows of a tree are in order then. A failure but E_ARGUMENT ends the
+// round.
 std::vector<kept_tokens> round::begin_commit(const int32_t * keep) {
     try {
         std::vector<kept_tokens> kept = kept_of(keep);
@@ -289,7 +290,7 @@ std::vector<kept_tokens> round::kept_of(const int32_t * keep) const {
     return kept;
 }
 
-// The first n rows of the slot's path. Of a chain they may be any, verified or not.
+// Returns the first n rows of the slot's path. Those of a chain may be any, verified or not.
 std::vector<int32_t> round::kept_path(const slot_round & r, int n) const {
     std::vector<int32_t> path = r.path;
     if (!r.tree) {
@@ -302,7 +303,7 @@ std::vector<int32_t> round::kept_path(const slot_round & r, int n) const {
     return path;
 }
 
-// Of a tree: these rows stay in the target's memory, in order, and no others.
+// Keeps these rows of a tree in the target's memory, in order, and no others.
 void round::keep_tree(const std::vector<kept_tokens> & kept) {
     if (!tree_) {
         return;
@@ -317,7 +318,7 @@ void round::keep_tree(const std::vector<kept_tokens> & kept) {
     }
 }
 
-// Commits a slot: in the target, then in the sources. If a source fails, the rows stay.
+// Commits a slot in the target, then in the sources. If a source fails, the rows stay.
 void round::keep_rows(const kept_tokens & k) {
     slot_state & s   = slots_.at(k.slot);
     const int n_keep = (int) k.tokens.size();

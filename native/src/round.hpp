@@ -1,4 +1,4 @@
-// A round over some of the slots: draft, decode, verify, commit.
+// A round goes over some of the slots: it drafts, decodes, verifies and commits.
 #pragma once
 
 #include "draft.hpp"
@@ -11,25 +11,25 @@
 
 namespace eagle3 {
 
-// How far a round is: see the table in eagle3.h.
+// This is how far a round is: see the table in eagle3.h.
 enum class stage { none, drafted, decoded, verified };
 
 class round {
   public:
     round(slots & s, drafter & d, planner & p) : slots_(s), drafter_(d), planner_(p) {}
 
-    // Whether rounds may use fewer threads than the context's, where that is faster. They use them by default
+    // Sets whether rounds may use fewer threads than the context's, where that is faster. They do by default
     // where all is computed by the CPU.
     void choose_threads(bool on) { chooses_threads_ = on; }
-    // The numbers of threads to choose from now; the next round's is threads().now().
+    // Returns the numbers of threads to choose from now; the next round's is threads().now().
     const thread_policy & threads();
     void measured_threads(const std::vector<float> & seconds);  // of a decode of one row with each of them
     void new_costs();                                           // the planner has others, or none
 
-    // The four steps; a slot takes part at most once. Calls that are not legal at a stage of the round throw
-    // E_ARGUMENT and change nothing. draft returns the number of draft tokens.
-    // counts and keep have an entry for each slot, in the order of the asks. A count below 0 is the code of a
-    // slot whose sampler failed, and failure holds its message; the other slots' tokens are good.
+    // These are the four steps; a slot takes part at most once. Calls that are not legal at a stage of the
+    // round throw E_ARGUMENT and change nothing. draft returns the number of draft tokens. counts and keep
+    // have an entry for each slot, in the order of the asks. A count below 0 is the code of a slot whose
+    // sampler failed, and failure holds its message; the other slots' tokens are good.
     int draft(const std::vector<ask> & asks);
     void decode();
     void verify(llama_sampler * const * samplers, int32_t * out, int32_t * counts, std::string & failure);
@@ -79,7 +79,7 @@ class round {
     bool chooses_threads_ = true;
     bool is_trial_        = false;  // the round tries another number of threads
 
-    // the round, or the last one
+    // These belong to the round, or to the last one.
     stage at_ = stage::none;
     std::vector<int> of_;
     std::vector<int32_t> slot_of_, row_of_;  // of each row of the batch, its slot and its number there

@@ -1,4 +1,4 @@
-// What a round teaches the planner.
+// This teaches the planner what a round shows.
 #include "round.hpp"
 
 #include <algorithm>
@@ -11,13 +11,13 @@ namespace eagle3 {
 void round::learn(slot_state & s) {
     const int n_rows             = (int) s.round.tokens.size();
     const std::vector<int> depth = depths(s.round.parents.data(), n_rows);
-    std::vector<std::array<int, MAX_SOURCES>> children(n_rows);
+    std::vector<std::array<int, N_RECORDS>> children(n_rows);
     for (int row = 1; row < n_rows && n_rows - 1 == (int) s.draft.evidence.size(); ++row) {
         const int parent    = s.round.parents[row];
         const auto at_path  = std::find(s.round.path.begin(), s.round.path.end(), parent);
         const bool reached  = at_path != s.round.path.end();
         const bool accepted = reached && at_path + 1 != s.round.path.end() && at_path[1] == row;
-        for (int from = 0; from < MAX_SOURCES; ++from) {
+        for (int from = 0; from < N_RECORDS; ++from) {
             const float q = s.draft.evidence[row - 1][from];
             if (q == NOT_OFFERED) {
                 continue;
@@ -33,9 +33,9 @@ void round::learn(slot_state & s) {
 
 // Teaches the planner which of the first tokens that were offered and not drafted the target sampled.
 void round::learn_undrafted(slot_state & s) {
-    std::array<int, MAX_SOURCES> ranks{};
+    std::array<int, N_RECORDS> ranks{};
     for (const slot_draft::first_token & v : s.draft.undrafted) {
-        for (int from = 0; from < MAX_SOURCES && s.round.sampled >= 0; ++from) {
+        for (int from = 0; from < N_RECORDS && s.round.sampled >= 0; ++from) {
             if (v.evidence[from] != NOT_OFFERED) {
                 planner_.learn(
                     from, 1, ranks[from]++, v.evidence[from], v.token == s.round.sampled, s.trust[from]);

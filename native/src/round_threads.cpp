@@ -1,4 +1,4 @@
-// The number of threads that a round uses: see thread_policy.hpp.
+// This chooses the number of threads that a round uses: see thread_policy.hpp.
 #include "round.hpp"
 
 namespace eagle3 {

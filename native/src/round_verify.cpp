@@ -1,4 +1,4 @@
-// Verification: sampling along the draft, and the rows of the output matrix that it needs.
+// Verification samples along the draft, and computes the rows of the output matrix that it needs.
 #include "round.hpp"
 
 #include "deferral.hpp"
@@ -51,7 +51,8 @@ void round::need_logits(int row) {
     output_seconds_ += seconds;
 }
 
-// Samples at the end of the slot's path. If a draft token agrees, the path continues with it: 1, else 0.
+// Samples at the end of the slot's path. If a draft token agrees, the path continues with it, and the result
+// is 1; else it is 0.
 int round::sample_row(slot_round & r, llama_sampler * sampler, int32_t & token) {
     const int row = r.path.back(), n_rows = (int) r.tokens.size();
     need_logits(r.at[row]);

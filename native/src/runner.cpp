@@ -1,4 +1,4 @@
-// Runs passes over the head; owns its key-value cache.
+// The runner runs passes over the head and owns its key-value cache.
 #include "runner_parts.hpp"
 
 #include <algorithm>
@@ -12,7 +12,8 @@ runner::runner(const head & h, int n_slots, int n_ctx, llama_context * ctx)
     if (ggml_backend_dev_type(h.device) != GGML_BACKEND_DEVICE_TYPE_CPU) {
         backends_.emplace_back(ggml_backend_dev_init(h.device, nullptr));
     }
-    // by ggml's registry: a CPU backend that was chosen when it was loaded cannot be linked to
+    // The function is found by ggml's registry: a CPU backend that was chosen when it was loaded cannot be
+    // linked to.
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     require(cpu != nullptr, EAGLE3_E_INTERNAL, "no CPU backend is loaded");
     backends_.emplace_back(ggml_backend_dev_init(cpu, nullptr));
@@ -41,7 +42,7 @@ runner::runner(const head & h, int n_slots, int n_ctx, llama_context * ctx)
 
 runner::~runner() = default;
 
-// The target's number of threads: then OpenMP has one team for both.
+// Takes the target's number of threads, so that OpenMP has one team for both.
 void runner::take_threads() {
     if (n_threads_ == llama_n_threads(ctx_)) {
         return;
@@ -70,7 +71,7 @@ std::vector<pass_row> pass::chain(int slot, const int32_t * tokens, int pos, int
 
 namespace {
 
-// by probability, then by id; insertion, as k is small
+// Sorts by probability, then by id. It is an insertion sort, as k is small.
 void sort_best(int32_t * ids, float * probs, int k) {
     for (int i = 1; i < k; ++i) {
         for (int j = i;
@@ -93,7 +94,7 @@ std::vector<pass_row> out_rows(const std::vector<pass_row> & rows) {
     return out;
 }
 
-// `most` is rounded up for several slots: fewer shapes
+// `most` is rounded up for several slots, so that there are fewer shapes.
 row_layout layout_of(const std::vector<pass_row> & rows, int n_slots) {
     row_layout l = {(int) rows.size(), (int) rows.size()};
     if (n_slots > 1) {
@@ -170,7 +171,7 @@ void runner::set_inputs(const built & b, const pass & p) {
     }
 }
 
-// The graph that a pass needs.
+// Returns the shape of the graph that a pass needs.
 pass_shape runner::shape_of(const pass & p, const std::vector<pass_row> & out) const {
     const int n = (int) p.rows.size();
     int first = n_slots_, last = 0, n_cells = 0;
@@ -246,7 +247,7 @@ size_t runner::cells_size(int from, int to) const {
     return 2 * cache_.size() * (size_t) (to - from) * cache_[0].k->nb[1];
 }
 
-// f(keys or values of a layer, offset, bytes) for each region that holds the rows [from, to) of a slot
+// Calls f(keys or values of a layer, offset, bytes) for each region that holds the rows [from, to) of a slot.
 template <typename F> void runner::each_region(int slot, int from, int to, F && f) const {
     const size_t row = cache_[0].k->nb[1], n = (size_t) (to - from) * row,
                  offset = ((size_t) slot * n_ctx_ + from) * row;

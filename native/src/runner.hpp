@@ -1,5 +1,5 @@
-// The head's forward pass as ggml graphs. Each is built once for its shape and kept; all share one compute
-// buffer.
+// The head's forward pass is computed by ggml graphs. Each is built once for its shape and kept; all share
+// one compute buffer.
 #pragma once
 
 #include "head.hpp"
@@ -18,7 +18,7 @@ struct row_layout {
     bool operator==(const row_layout & o) const { return n == o.n && most == o.most; }
 };
 
-// What a graph is built for. Two passes with equal shapes share a graph.
+// This is what a graph is built for. Two passes with equal shapes share a graph.
 struct pass_shape {
     int slot = 0, n_slots = 1;  // the slots from `slot` on that rows may be of
     row_layout rows, out;       // outputs are wanted of `out`; none: only keys and values are made
@@ -28,7 +28,7 @@ struct pass_shape {
     bool features = false;  // rows are target features, else g itself
     bool traced   = false;  // every stage can be read
 
-    // The largest shape of those that a shared buffer is made for together with this one.
+    // Returns the largest shape of those that a shared buffer is made for together with this one.
     pass_shape rounded(int n_ctx) const;
 
     bool operator==(const pass_shape & o) const {
@@ -49,13 +49,13 @@ struct pass_row {
     bool out      = false;
 };
 
-// One pass over the head.
+// This is one pass over the head.
 struct pass {
     std::vector<pass_row> rows;  // those of a slot one after the other
     const float * x = nullptr;   // [n][n_features] or [n][n_embd]
     bool features   = false;
 
-    // outputs for the n_out rows that ask for them, in order; each may be null
+    // These are outputs for the n_out rows that ask for them, in order; each may be null.
     float * g      = nullptr;  // [n_out][n_embd]
     float * state  = nullptr;  // [n_out][n_embd]; what the next step takes in place of g
     float * logits = nullptr;  // [n_out][n_vocab]; needs k == 0
@@ -64,19 +64,20 @@ struct pass {
     float * probs =
         nullptr;  // [n_out][k] theirs, of the whole draft vocabulary; not finite if the row is not
 
-    // one of the stages by name, for all n rows; n_out == n, k == 0: g, attn_in-L, attn_out-L, ffn_out-L of
-    // layer L, prenorm
+    // This names one of the stages, for all n rows, with n_out == n and k == 0: g, attn_in-L, attn_out-L,
+    // ffn_out-L of layer L, prenorm.
     const char * stage             = nullptr;
     std::vector<float> * stage_out = nullptr;
 
-    // n rows of a slot from pos on, one after the other; outputs for the last n_out
+    // Returns n rows of a slot from pos on, one after the other, with outputs for the last n_out.
     static std::vector<pass_row> chain(int slot, const int32_t * tokens, int pos, int from, int n, int n_out);
 };
 
-// Runs passes; owns the head's key-value cache: for each decoder layer n_slots regions of n_ctx cells, F16.
+// The runner runs passes and owns the head's key-value cache: for each decoder layer n_slots regions of n_ctx
+// cells, F16.
 class runner {
   public:
-    // ctx: the target's, whose number of threads each pass takes
+    // ctx is the target's, whose number of threads each pass takes.
     runner(const head & h, int n_slots, int n_ctx, llama_context * ctx);
     ~runner();
 
@@ -91,7 +92,7 @@ class runner {
     size_t buffer_bytes() const;   // of the compute buffer
     size_t compute_bytes() const;  // of it and the descriptions of the graphs that are kept
 
-    // the rows [from, to) of a slot's keys, then values, layer by layer
+    // The rows [from, to) of a slot's keys, then of its values, come layer by layer.
     size_t cells_size(int from, int to) const;
     void cells_get(int slot, int from, int to, uint8_t * out) const;
     void cells_set(int slot, int from, int to, const uint8_t * data);

@@ -12,7 +12,7 @@ constexpr int GRAPH_SIZE = 64;  // nodes, and as many again for each decoder lay
 
 }  // namespace
 
-// A graph's parts, one function each, in the order of the forward pass.
+// The builder makes a graph's parts, one function each, in the order of the forward pass.
 struct runner::builder {
     const runner & r;
     built & b;
@@ -36,7 +36,7 @@ struct runner::builder {
         return bias ? ggml_add(ctx, t, bias) : t;
     }
 
-    // of [ne0, n_rows], the rows with outputs
+    // Returns the rows with outputs of [ne0, n_rows].
     ggml_tensor * outs(ggml_tensor * t) const {
         if (!b.shape.out_last) {
             return ggml_get_rows(ctx, t, b.out_rows);
@@ -45,7 +45,7 @@ struct runner::builder {
                                : ggml_view_2d(ctx, t, t->ne[0], n_out, t->nb[1], (n_rows - n_out) * t->nb[1]);
     }
 
-    // a stage that a trace may ask for
+    // Marks a stage that a trace may ask for.
     ggml_tensor * stage(ggml_tensor * t, const char * name, int layer = -1) const {
         if (b.shape.traced) {
             layer < 0 ? ggml_set_name(t, name) : ggml_format_name(t, "%s-%d", name, layer);
@@ -55,7 +55,7 @@ struct runner::builder {
         return t;
     }
 
-    // [n_heads * d, n] -> [d, n_heads, n], normed if w is there, at the positions of its rows
+    // Makes [d, n_heads, n] of [n_heads * d, n], normed if w is there, at the positions of its rows.
     ggml_tensor * rotated(ggml_tensor * t, ggml_tensor * w, int n_heads, ggml_tensor * pos) const {
         const rope_params & p = h.rope;
         t                     = ggml_reshape_3d(ctx, t, h.n_embd_head, n_heads, t->ne[1]);
@@ -63,7 +63,7 @@ struct runner::builder {
             p.n_ctx_orig, p.freq_base, p.freq_scale, p.ext_factor, p.attn_factor, p.beta_fast, p.beta_slow);
     }
 
-    // q: [d, n_head, n] -> [d * n_head, n]
+    // Makes [d * n_head, n] of q, which is [d, n_head, n].
     ggml_tensor * attend(int il, ggml_tensor * q, const attention & a) const {
         const int64_t width = (int64_t) h.n_embd_head * h.n_head, n_slots = b.shape.n_slots;
         if (a.row) {
@@ -78,7 +78,7 @@ struct runner::builder {
         return a.place ? ggml_get_rows(ctx, t, a.place) : t;
     }
 
-    // target features -> g
+    // Makes g of target features.
     ggml_tensor * fuse(ggml_tensor * x) const {
         if (h.fc_norm) {
             x = ggml_reshape_3d(ctx, x, h.n_embd_target, (int64_t) h.layers.size(), n_rows);
@@ -93,8 +93,8 @@ struct runner::builder {
         return h.fc ? product(h.fc, x, h.fc_bias) : x;
     }
 
-    // A decoder layer: cur is [n_embd, n_rows], e the tokens' embeddings. Its keys and values always; of the
-    // last layer the rest only for the rows with outputs.
+    // Makes a decoder layer: cur is [n_embd, n_rows], e the tokens' embeddings. It always makes the keys and
+    // values; of the last layer it makes the rest only for the rows with outputs.
     ggml_tensor * layer(int il, ggml_tensor * cur, ggml_tensor * e, bool is_last) const {
         const block & w = h.blocks[il];
         ggml_tensor *u = cur, *residual = cur;
@@ -186,7 +186,7 @@ struct runner::builder {
         }
     }
 
-    // cur: the last layer's, for the rows with outputs
+    // cur is the last layer's, for the rows with outputs.
     void make_outputs(ggml_tensor * g, ggml_tensor * cur) const {
         const pass_shape & s = b.shape;
         ggml_tensor * out =

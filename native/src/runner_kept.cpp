@@ -1,4 +1,4 @@
-// The head's graphs that are kept, and the compute buffer that they share: one pass runs after the other.
+// The head's graphs are kept, and share a compute buffer: one pass runs after the other.
 #include "planner.hpp"
 #include "runner_parts.hpp"
 #include "tuning.hpp"
@@ -11,7 +11,7 @@ namespace eagle3 {
 
 namespace {
 
-// The next power of two, up to what a round has.
+// Returns the next power of two, up to what a round has.
 int rounded(int n) {
     int to = 1;
     while (to < n && to < MAX_ROWS) {
@@ -32,7 +32,8 @@ pass_shape pass_shape::rounded(int n_ctx) const {
     return s;
 }
 
-// What a kept graph takes beside the shared buffers: its scheduler needs about as much as its tensors.
+// Returns what a kept graph takes beside the shared buffers: its scheduler needs about as much as its
+// tensors.
 size_t runner::graph_bytes() const {
     return 2 * (ggml_tensor_overhead() * graph_size() + ggml_graph_overhead_custom(graph_size(), false));
 }
@@ -66,15 +67,15 @@ size_t runner::compute_bytes() const {
     return buffer_bytes() + built_.size() * graph_bytes();
 }
 
-// The graph in the shared buffers, or null if it does not fit into them.
+// Makes the graph in the shared buffers, or returns null if it does not fit into them.
 std::unique_ptr<runner::built> runner::lay_out(const pass_shape & shape) {
     auto b = build(shape);
     ggml_backend_sched_borrow(b->sched.get(), shared_.get());
     return ggml_backend_sched_alloc_graph(b->sched.get(), b->graph) ? std::move(b) : nullptr;
 }
 
-// Larger shared buffers, in which the other graphs do not lie, and the graph in them. They are made for the
-// rounded shape, so that they seldom grow; or, where there is no memory for that, for this one.
+// Makes larger shared buffers, in which the other graphs do not lie, and the graph in them. They are made for
+// the rounded shape, so that they seldom grow; or, where there is no memory for that, for this one.
 std::unique_ptr<runner::built> runner::grow(const pass_shape & shape) {
     built_.clear();
     for (const pass_shape & s : {shape.rounded(n_ctx_), shape}) {

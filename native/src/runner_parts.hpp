@@ -11,8 +11,8 @@ inline int pad(int n, int to) {
     return (n + to - 1) / to * to;
 }
 
-// What some of the rows need to attend: their positions, what they see, and, for rows of several slots, the
-// row in each place of the rectangle and each row's place.
+// This is what some of the rows need to attend: their positions, what they see, and, for rows of several
+// slots, the row in each place of the rectangle and each row's place.
 struct runner::attention {
     ggml_tensor *pos = nullptr, *mask = nullptr, *row = nullptr, *place = nullptr;
 };

@@ -11,7 +11,7 @@ namespace eagle3 {
 
 namespace {
 
-// What tells a sampler's kind: the functions it has.
+// A sampler's kind is told by the functions it has.
 struct kinds {
     const llama_sampler_i * greedy;
     const llama_sampler_i * empty;  // penalties that are all off
@@ -26,7 +26,7 @@ struct kinds {
           empty(of(llama_sampler_init_penalties(1, 0, 1.0f, 0.0f, 0.0f))) {}
 };
 
-// Whether a sampler takes the likeliest token of the logits as they are.
+// Says whether a sampler takes the likeliest token of the logits as they are.
 bool takes_likeliest(llama_sampler * sampler) {
     static const kinds known;
     if (llama_sampler_chain_get(sampler, -1) == nullptr) {
@@ -40,7 +40,7 @@ bool takes_likeliest(llama_sampler * sampler) {
     return i + 1 == n && llama_sampler_chain_get(sampler, i)->iface == known.greedy;
 }
 
-// The first of the largest; NaN is compared as the greedy sampler compares it.
+// Returns the first of the largest; NaN is compared as the greedy sampler compares it.
 int likeliest(const float * x, int n) {
     constexpr int BLOCK = 64;
     int best = 0, i = 1;
@@ -61,7 +61,7 @@ int likeliest(const float * x, int n) {
 
 }  // namespace
 
-// Elapsed time where the system keeps no clock for a thread.
+// The system may keep no clock for a thread: then this is elapsed time.
 double sampling_clock::now() {
 #ifdef CLOCK_THREAD_CPUTIME_ID
     timespec t;
@@ -72,7 +72,7 @@ double sampling_clock::now() {
     return 1e-6 * (double) ggml_time_us();
 }
 
-// The code of the exception being handled, and its message.
+// Returns the code of the exception being handled, and its message.
 int32_t caught(std::string & message) {
     try {
         try {

@@ -1,4 +1,4 @@
-// Samples a row as llama_sampler_sample does, greedy decoding without its list of candidates.
+// This samples a row as llama_sampler_sample does, and in greedy decoding without its list of candidates.
 #pragma once
 
 #include "llama.h"
@@ -8,8 +8,8 @@
 
 namespace eagle3 {
 
-// Row of the last decode, -1 for its last with logits. The sampler accepts the token. E_ARGUMENT for a row
-// without logits; throws what the sampler throws.
+// Samples a row of the last decode, -1 for its last with logits. The sampler accepts the token. Throws
+// E_ARGUMENT for a row without logits, and what the sampler throws.
 int sample(llama_context * ctx, llama_sampler * sampler, int row);
 
 // Adds the processor time of this thread until the end of the scope, in seconds.
@@ -26,7 +26,7 @@ class sampling_clock {
     double start_;
 };
 
-// The code of the exception being handled, a sampler's say, and its message. Rethrows nothing.
+// Returns the code of the exception being handled, a sampler's say, and its message. It rethrows nothing.
 int32_t caught(std::string & message);
 
 }  // namespace eagle3

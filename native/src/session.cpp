@@ -15,7 +15,8 @@ session::session(llama_context * ctx, const head * h, int n_slots) : slots_(ctx,
     round_.choose_threads(llama_model_n_devices(llama_get_model(ctx)) == 0);
 }
 
-// Leaves the context as it was before the session: without a round, without a tree, with capture off.
+// The destructor leaves the context as it was before the session: without a round, without a tree, with
+// capture off.
 session::~session() {
     try {
         round_.abandon();
@@ -31,7 +32,7 @@ void session::set_capture(bool on) {
     }
 }
 
-// Whether the memory can hold a tree. Not during a round: its tree would be lost.
+// Says whether the memory can hold a tree. It must not be asked during a round, whose tree would be lost.
 bool session::can_tree() {
     round_.check_rests();
     const int32_t root = -1;
@@ -51,7 +52,7 @@ kept_tokens session::decode_text(int slot, const int32_t * tokens, int n, bool a
     return k;
 }
 
-// The logits of the last of n rows that were decoded without them.
+// Computes the logits of the last of n rows that were decoded without them.
 void session::compute_last(int slot, int n) {
     try {
         compute_logits(slots_.ctx, n - 1, 1);
@@ -62,7 +63,7 @@ void session::compute_last(int slot, int n) {
 }
 
 void session::prefill(int slot, const int32_t * tokens, int n, bool all_logits) {
-    // a head that reads what follows the last layer needs each row, but nobody its logits
+    // A head that reads what follows the last layer needs each row, but nobody needs its logits.
     const bool unread = !all_logits && slots_.head() && slots_.head()->needs_all_logits();
     const deferral deferred(slots_.ctx, unread);
     const kept_tokens k = decode_text(slot, tokens, n, all_logits || unread);
@@ -141,7 +142,8 @@ void session::set_plan(const costs & c) {
 #endif
 }
 
-// In turns, so that a disturbance falls on all numbers. A large model has no time for more than some of them.
+// Measures the numbers in turns, so that a disturbance falls on all of them. A large model has no time for
+// more than some of them.
 void session::measure_threads(int slot) {
     constexpr int MOST_TURNS       = 4;
     constexpr int64_t MOST_MICROS  = 150000;
@@ -187,7 +189,8 @@ float session::timed_decode(int slot, int n) {
     return seconds;
 }
 
-// Into rows of its own, which are freed: the context's would stay in memory, however few are ever drafted.
+// Computes into rows of its own, which are freed: the context's would stay in memory, however few are ever
+// drafted.
 float session::measure_output(int n) {
     std::vector<float> rows((size_t) std::max(n, 1) * slots_.n_vocab);
     const thread_scope scope(slots_.ctx, round_.threads());

@@ -1,4 +1,5 @@
-// What a C handle stands for: slots, the drafter, the round and the planner, and which calls are legal when.
+// A session is what a C handle stands for: slots, the drafter, the round and the planner. It says which calls
+// are legal when.
 #pragma once
 
 #include "round.hpp"
@@ -15,14 +16,15 @@ class session {
     session(llama_context * ctx, const head * h, int n_slots);  // h may be null
     ~session();
 
-    // Adds a source of drafts, before the first prompt. E_ARGUMENT if there are too many, or if it takes
-    // passes.
+    // Adds a source of drafts, before the first prompt. Throws E_ARGUMENT if there are too many, if it takes
+    // passes, or if its name is taken.
     void add_source(std::unique_ptr<source> source) { slots_.add_source(std::move(source)); }
+    const char * source_name(int id) const { return slots_.source_name(id); }
     head_source & need_head() { return slots_.need_head(); }  // E_ARGUMENT without a head
     const slot_state & slot(int i) const { return slots_.at(i); }
     int n_past(int slot) const { return slots_.at(slot).n_past; }
 
-    // the four steps of a round: see round.hpp
+    // These are the four steps of a round: see round.hpp.
     int draft(const std::vector<ask> & asks) { return round_.draft(asks); }
     void decode() { round_.decode(); }
     void verify(llama_sampler * const * samplers, int32_t * out, int32_t * counts, std::string & failure) {
@@ -45,7 +47,7 @@ class session {
     void state_get(int slot, uint8_t * out) const;
     void state_set(int slot, const uint8_t * data, int64_t size);
 
-    // what the planner goes by: times of the parts of a round, on this machine
+    // The planner goes by these: times of the parts of a round, on this machine.
     const planner & plan() const { return planner_; }
     void set_plan(const costs & c);
     float measure_target(int slot, int n);

@@ -10,7 +10,7 @@ namespace eagle3 {
 
 namespace {
 
-// Differs between models of other sizes, or of other vocabularies (FNV-1a).
+// Returns a number that differs between models of other sizes, or of other vocabularies (FNV-1a).
 uint64_t mark_of(const llama_model * model) {
     uint64_t mark  = 0xcbf29ce484222325;
     const auto add = [&](const void * data, size_t n) {
@@ -30,8 +30,8 @@ uint64_t mark_of(const llama_model * model) {
     return mark;
 }
 
-// Whether a row's logits have the same bits when it is decoded alone and among others. minimax-m3 has another
-// graph for one row, where it uses flash attention.
+// Says whether a row's logits have the same bits when it is decoded alone and among others. minimax-m3 has
+// another graph for one row, where it uses flash attention.
 bool rows_are_alike(const llama_model * model) {
     char arch[64] = "";
     llama_model_meta_val_str(model, "general.architecture", arch, sizeof(arch));
@@ -98,11 +98,30 @@ void slots::check_tokens(const int32_t * tokens, int n) const {
 // -- sources ----------------------------------------------------------------------------------------------
 
 void slots::add_source(std::unique_ptr<source> source) {
-    const int id = OTHER + (int) sources_.size() - (head_ != nullptr) - (text_ != nullptr);
-    require(id < BOTH, EAGLE3_E_ARGUMENT, "too many sources of drafts");
+    const int id           = OTHER + (int) sources_.size() - (head_ != nullptr) - (text_ != nullptr);
+    const std::string name = source->name();
+    require(id < MAX_SOURCES, EAGLE3_E_ARGUMENT,
+        format("a session has at most %d sources of drafts: there is no room for %s", MAX_SOURCES,
+            name.c_str()));
     require(!source->takes_passes(), EAGLE3_E_ARGUMENT, "only the head may draft by passes");
+    bool taken =
+        name == "target" || name == "both";  // these say that none or several sources offered a token
+    for (int other = 0; other < id; ++other) {
+        taken = taken || name == source_name(other);
+    }
+    require(!taken, EAGLE3_E_ARGUMENT,
+        format("a source of drafts cannot be named %s: the name is taken", name.c_str()));
     source->id = id;
     sources_.push_back(std::move(source));
+}
+
+const char * slots::source_name(int id) const {
+    if (id == HEAD || id == TEXT) {
+        return id == HEAD ? head_source::NAME : text_source::NAME;
+    }
+    const auto at =
+        std::find_if(sources_.begin(), sources_.end(), [&](const auto & from) { return from->id == id; });
+    return at == sources_.end() ? nullptr : (*at)->name();
 }
 
 head_source & slots::need_head() const {
@@ -176,7 +195,7 @@ void slots::run_rows(int n, const int * of, int n_of) {
     if (rc == 0) {
         return;
     }
-    // of a graph that cannot be built, say, or an evaluation callback
+    // This is the exception of a graph that cannot be built, say, or of an evaluation callback.
     const std::exception_ptr caught = llama_take_exception();
     drop_rows(of, n_of);
     rethrow(caught);
@@ -245,7 +264,7 @@ std::vector<int64_t> slots::check_state(const uint8_t * data, int64_t size) cons
     std::vector<int64_t> begins(1, 0);
     for (const auto & from : sources_) {
         const int64_t left = size - begins.back();
-        // a state that was saved before there was this source ends here
+        // A state that was saved before there was this source ends here.
         const bool has = left > 0 || begins.size() == 1;
         begins.push_back(begins.back() + (has ? from->check(data + begins.back(), left) : 0));
     }

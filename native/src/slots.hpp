@@ -1,4 +1,4 @@
-// The slots: their texts in the target's memory, and the sources of drafts that follow these texts.
+// The slots have their texts in the target's memory, and the sources of drafts that follow these texts.
 #pragma once
 
 #include "head_source.hpp"
@@ -10,11 +10,12 @@
 
 namespace eagle3 {
 
-// Of a slot. With the token itself, a batch of which every row is computed as if it were alone.
+// This is the most that a slot drafts. With the token itself, it is a batch of which every row is computed as
+// if it were alone.
 constexpr int MAX_DRAFT = EAGLE3_MAX_DRAFT;
 static_assert(MAX_DRAFT == MAX_ROWS - 1);
 
-// The last draft of a slot, level by level.
+// This is the last draft of a slot, level by level.
 struct slot_draft {
     std::vector<int32_t> tokens, parents;  // parents: the draft token before it, -1 for none
     std::vector<float>
@@ -36,7 +37,7 @@ struct slot_draft {
     }
 };
 
-// A slot's part of the round, or of the last one.
+// This is a slot's part of the round, or of the last one.
 struct slot_round {
     bool under_way = false, tree = false;
     std::vector<int32_t> tokens;   // token, then drafts
@@ -77,6 +78,9 @@ class slots {
 
     // -- sources --
     void add_source(std::unique_ptr<source> source);
+    // Returns the name of the source with this id, or null behind the last. Head and text have names also
+    // where the session has no such source.
+    const char * source_name(int id) const;
     const std::vector<std::unique_ptr<source>> & sources() const { return sources_; }
     head_source * head() const { return head_; }  // the first of them, or null
     head_source & need_head() const;              // E_ARGUMENT without a head
@@ -96,7 +100,7 @@ class slots {
     // nothing if their memory cannot drop part of a sequence.
     void run_rows(int n, const int * of, int n_of);
     // Drops what the target's memory holds of a slot from n_past on. A memory that cannot drop a part drops
-    // the whole sequence; the slot is then empty, and the result is false. Allocates nothing.
+    // the whole sequence; the slot is then empty, and the result is false. Nothing is allocated.
     bool drop_from(int slot, int n_past);
     void must_drop_from(int slot, int n_past);  // E_UNSUPPORTED if the slot is empty now
     bool drop_rows(const int * of, int n_of);   // beyond each slot's n_past, and the tree

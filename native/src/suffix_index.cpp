@@ -4,7 +4,7 @@
 
 namespace eagle3 {
 
-// Where the chain of the last ORDERS[order] tokens before `end` begins.
+// Returns where the chain of the last ORDERS[order] tokens before `end` begins.
 size_t suffix_index::place(int order, const int32_t * end) const {
     uint64_t h = 0;
     for (int i = 1; i <= ORDERS[order]; ++i) {
@@ -24,7 +24,7 @@ void suffix_index::begin() {
     heads_ = std::move(heads);
 }
 
-// Room for one more token. After it, nothing of an append can fail.
+// Makes room for one more token. After it, nothing of an append can fail.
 void suffix_index::reserve() {
     if (heads_[0].empty()) {
         begin();

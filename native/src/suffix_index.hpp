@@ -1,4 +1,4 @@
-// A text that grows and shrinks at its end, and where its last tokens stand in it already.
+// An index is a text that grows and shrinks at its end, and knows where its last tokens stand in it already.
 #pragma once
 
 #include <array>
@@ -8,13 +8,13 @@
 
 namespace eagle3 {
 
-// For each length of ORDERS, chains of the positions where tokens of one hash end, the last position first.
-// A token that goes is the head of its chains, so going back restores exactly what was there before.
+// For each length of ORDERS it has chains of the positions where tokens of one hash end, the last position
+// first. A token that goes is the head of its chains, so going back restores exactly what was there before.
 //
-// Memory: at most 1.5 times BYTES_A_TOKEN for each token of the longest text so far, and BYTES_A_PLACE for
-// each place, of which there are as many as the next power of two from the capacity on; nothing before the
-// first token. Work: an append, or a token that goes, takes 15 steps of a hash; a find compares at most
-// N_VISITS times MAX_MATCH tokens for each order.
+// It takes memory of at most 1.5 times BYTES_A_TOKEN for each token of the longest text so far, and
+// BYTES_A_PLACE for each place, of which there are as many as the next power of two from the capacity on;
+// nothing before the first token. An append, or a token that goes, takes 15 steps of a hash; a find compares
+// at most N_VISITS times MAX_MATCH tokens for each order.
 class suffix_index {
   public:
     static constexpr int N_ORDERS  = 4;
@@ -34,7 +34,8 @@ class suffix_index {
     void truncate(int n);        // the first n tokens stay
     void clear() { truncate(0); }
 
-    // A place where the last `length` tokens stand; `next` is the position of the token that follows them.
+    // This is a place where the last `length` tokens stand; `next` is the position of the token that follows
+    // them.
     struct match {
         int32_t next, length;
     };

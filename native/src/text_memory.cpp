@@ -25,7 +25,7 @@ text_memory::text_memory(int64_t n_bytes) : places_(n_places(n_bytes)), older_(p
         format("a text memory of %lld bytes, at least %lld are needed", (long long) n_bytes,
             (long long) LEAST_SIZE));
     const int64_t left = n_bytes / 2 - (int64_t) places_ * suffix_index::BYTES_A_PLACE;
-    // an index grows by half of its size when it is full
+    // An index grows by half of its size when it is full.
     most_ = (int) std::min<int64_t>(2 * left / (3 * suffix_index::BYTES_A_TOKEN), INT_MAX / 4);
 }
 

@@ -1,4 +1,5 @@
-// Texts of earlier requests, for slots that may draft from them: bounded, the oldest go first.
+// A memory has texts of earlier requests, for slots that may draft from them. It is bounded, and the oldest
+// go first.
 #pragma once
 
 #include "suffix_index.hpp"
@@ -9,7 +10,7 @@
 
 namespace eagle3 {
 
-// Two halves: texts go into the one, and when it is full, it takes the other's place, whose texts are
+// It has two halves: texts go into the one, and when it is full, it takes the other's place, whose texts are
 // forgotten. Thus nothing is ever taken out of the middle of an index.
 class text_memory {
   public:
@@ -21,7 +22,7 @@ class text_memory {
     // Appends a text, or its end if it is longer than a half. If memory runs out, the newer half is empty.
     void add(const int32_t * tokens, int n);
 
-    // The older half, then the newer one. They stay where they are as long as the memory lives.
+    // Returns the older half, then the newer one. They stay where they are as long as the memory lives.
     std::array<const suffix_index *, 2> halves() const { return {&older_, &newer_}; }
 
     int64_t size() const { return (int64_t) older_.size() + newer_.size(); }  // tokens, each END included

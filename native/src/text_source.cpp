@@ -16,7 +16,7 @@ text_source::text_source(int n_slots, int n_ctx, int n_vocab, uint64_t model)
 
 // -- drafts -----------------------------------------------------------------------------------------------
 
-// The last tokens of the path from the slot's text to a node, which is the last of them.
+// Returns the last tokens of the path from the slot's text to a node, which is the last of them.
 std::vector<int32_t> text_source::last_tokens(const growth & g, int ask, int node) const {
     const suffix_index & index = slots_[g.asks[ask].slot].index;
     std::vector<int32_t> path;

@@ -1,5 +1,5 @@
-// Text as a source of drafts: what followed the slot's last tokens where they stood before, in its own text
-// and in the memory of earlier texts that the slot may read.
+// This is the text as a source of drafts: what followed the slot's last tokens where they stood before, in
+// its own text and in the memory of earlier texts that the slot may read.
 #pragma once
 
 #include "source.hpp"
@@ -13,18 +13,21 @@ namespace eagle3 {
 
 class text_source : public source {
   public:
-    // n_ctx: positions of a slot. model: its mark, without which a state is another model's
+    // n_ctx counts the positions of a slot. model is its mark, without which a state is another model's.
     text_source(int n_slots, int n_ctx, int n_vocab, uint64_t model);
 
+    static constexpr const char * NAME = "text";
+    const char * name() const override { return NAME; }
     bool ready(int slot) const override { return slots_[slot].index.size() > 0; }
     void begin(growth & g, const std::vector<int> & asks) override;
     void follow(growth & g, const std::vector<int> & nodes) override;
 
-    // The longest match of the slot's text, followed by token, that something follows: in tokens, at most
-    // suffix_index::MAX_MATCH. 0 for none.
+    // Returns the longest match of the slot's text, followed by token, that something follows: in tokens, at
+    // most suffix_index::MAX_MATCH, and 0 for none.
     int match(int slot, int32_t token) const;
 
-    // The texts that a slot may draft from beside its own; null for none. A slot keeps them through resets.
+    // Sets the texts that a slot may draft from beside its own; null for none. A slot keeps them through
+    // resets.
     void set_memory(int slot, std::shared_ptr<const text_memory> memory) {
         slots_[slot].memory = std::move(memory);
     }
@@ -40,13 +43,13 @@ class text_source : public source {
     static int saved_n_past(const uint8_t * data);  // of bytes that passed check
 
   private:
-    // Tokens of the positions from `from` on. What came before was never told.
+    // These are the tokens of the positions from `from` on. What came before was never told.
     struct text {
         int from = 0;
         suffix_index index;
         std::shared_ptr<const text_memory> memory;
     };
-    // Where the last `length` tokens stand: in `in`, before the position `next`.
+    // The last `length` tokens stand in `in`, before the position `next`.
     struct found {
         const suffix_index * in;
         int32_t next, length;

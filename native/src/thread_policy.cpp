@@ -7,7 +7,7 @@
 
 namespace eagle3 {
 
-// All, one fewer (another program has one core), then half, a quarter and so on.
+// The numbers are all, one fewer (another program has one core), then half, a quarter and so on.
 void thread_policy::set_most(int one, int many, bool fixed) {
     if (one == one_ && many == many_ && fixed == fixed_) {
         return;
@@ -55,7 +55,7 @@ void thread_policy::begin_unit() {
     excess_ = 0.0f;
 }
 
-// A mean, not a median: a thread that another program delays is delayed in some rounds only.
+// It is a mean, not a median: a thread that another program delays is delayed in some rounds only.
 void thread_policy::saw(float ratio) {
     ratio = std::min(ratio, tune_.most_ratio);
     if (numbers_.size() == 1) {

@@ -277,20 +277,38 @@ struct thread_tuning {
     // took this part of the present number's time.
     float hope = 0.5f;
     // Fewer threads are tried when rounds took so much longer, in units of a round, than fewer are thought to
-    // take: one or two rounds in which all wait for a thread that another program delays. Twice it loses 2% of
-    // 64 rounds beside a busy core; half of it gains nothing (thread_test's machines).
+    // take: one or two rounds in which all wait for a thread that another program delays. Twice it loses 2%
+    // of 64 rounds beside a busy core; half of it gains nothing (thread_test's machines).
     float enough_excess = 1.5f;
     // Of a round, the most that counts for it: one hiccup of the system is no reason.
     float most_excess = 4.0f;
     // Rounds before fewer threads may be tried. Each trial that fails doubles it.
     int first_wait = 2;
-    // The same of more threads, and the most that either becomes. Beside a busy core 1,000 rounds take 2% longer
-    // than with the best fixed number; half of these waits costs 1% more there. Twice, and 500 rounds after the
-    // core became free take 14% longer (two cores), where these take 5% (thread_test's machines).
+    // The same of more threads, and the most that either becomes. Beside a busy core 1,000 rounds take 2%
+    // longer than with the best fixed number; half of these waits costs 1% more there. Twice, and 500 rounds
+    // after the core became free take 14% longer (two cores), where these take 5% (thread_test's machines).
     int first_wait_more = 64;
     int most_wait       = 128;
     // Of the measured time, the most that counts of a round.
     float most_ratio = 12.0f;
+};
+
+// Limits of what costs are believed, which no setting changes.
+struct cost_limits {
+    static constexpr float least_cost = 1e-9f;   // seconds: sums and quotients are safe with what is above it
+    static constexpr float most_cost  = 1e4f;    // seconds
+    static constexpr float most_context = 1e9f;  // positions
+    static constexpr float least_share  = 0.1f;  // of a measured decode, that one with fewer positions takes
+};
+
+// The tallies of the head's and the text's estimates: fewer bins follow a text sooner, more know it better.
+struct tally_limits {
+    static constexpr int n_depth = 5;  // levels of a draft with tallies of their own; the last has all below
+    static constexpr int n_rank  = 3;  // siblings of a level with tallies of their own
+    // Estimates between two neighbours share a bin. They are close where most estimates of a head are.
+    static constexpr float edges[] = {
+        0.02f, 0.05f, 0.1f, 0.2f, 0.3f, 0.4f, 0.5f, 0.6f, 0.7f, 0.8f, 0.9f, 0.97f};
+    static constexpr int n_bin = (int) (sizeof(edges) / sizeof(edges[0])) + 1;
 };
 
 // Limits of growing, which no setting changes.
@@ -301,6 +319,8 @@ struct growth_limits {
     static constexpr int least_match   = 4;      // tokens of a match in other texts: shorter ones are chance
     static constexpr float chance      = 0.25f;  // that a guess of head or text is right by luck
     static constexpr float least_left  = 0.05f;  // of the probability that head and text leave to others
+    static constexpr float least_odds  = 0.001f;  // so near to 0 or 1 an estimate comes where odds are taken
+    static constexpr int overdue = 16;  // pending features of a slot, more than most rounds with drafts leave
 };
 
 // The bytes that the kept graphs over the head may take beside their common compute buffer: their

@@ -1,4 +1,4 @@
-// What the tests say in one line: asks of each kind, and rounds of one slot.
+// The tests say in one line what they ask: asks of each kind, and rounds of one slot.
 #pragma once
 
 #include "eagle3.h"
@@ -34,7 +34,7 @@ inline eagle3_ask ask_choices(
     return a;
 }
 
-// The number of draft tokens, or the error's code.
+// Returns the number of draft tokens, or the error's code.
 inline int32_t draft(eagle3_session * s, const eagle3_ask & a) {
     int32_t drafted = 0;
     return eagle3_round_draft(s, &a, 1, &drafted);
@@ -52,7 +52,7 @@ inline int32_t decode(eagle3_session * s, const eagle3_ask & a) {
     return n < 0 ? n : eagle3_round_decode(s);
 }
 
-// The number of tokens in out, or the error's code.
+// Returns the number of tokens in out, or the error's code.
 inline int32_t verify(eagle3_session * s, llama_sampler * sampler, int32_t * out) {
     int32_t count    = 0;
     const int32_t rc = eagle3_round_verify(s, &sampler, out, &count);

@@ -1,4 +1,4 @@
-// CHECK, and contexts, texts and fresh decodes that tests compare with.
+// This has CHECK, and contexts, texts and fresh decodes that tests compare with.
 #pragma once
 
 #include "eagle3.h"
@@ -21,7 +21,7 @@
 
 using tokens = std::vector<int32_t>;
 
-// n_ctx: of each sequence.
+// n_ctx is that of each sequence.
 inline llama_context * make_context(
     llama_model * model, int n_seq, int n_ctx, int n_batch, int n_ubatch, bool flash = true) {
     llama_context_params p = llama_context_default_params();
@@ -37,8 +37,9 @@ inline llama_context * make_context(
     return ctx;
 }
 
-// The logits after a text that is decoded plainly, in a context of its own; remembered for each text. The
-// prompt's first n_prompt tokens are decoded in batches, the others one by one, as plain decoding does.
+// These are the logits after a text that is decoded plainly, in a context of its own; they are remembered for
+// each text. The prompt's first n_prompt tokens are decoded in batches, the others one by one, as plain
+// decoding does.
 class plain_decodes {
   public:
     plain_decodes(llama_model * model, int n_ctx, bool flash = true)
@@ -59,7 +60,7 @@ class plain_decodes {
     }
 
   private:
-    // From what the context holds already, if this text begins so: the prompt and more.
+    // Goes on from what the context holds already, if this text begins so: the prompt and more.
     void go_to(const tokens & text, int n_prompt) {
         size_t at = 0;
         while (at < std::min(held_.size(), text.size() - 1) && held_[at] == text[at]) {
@@ -84,7 +85,7 @@ class plain_decodes {
     std::map<tokens, std::vector<float>> known_;
 };
 
-// That a row of the last decode has these logits, bit for bit.
+// Says whether a row of the last decode has these logits, bit for bit.
 inline bool same_bits(llama_context * ctx, int row, const std::vector<float> & expected) {
     const float * got = llama_get_logits_ith(ctx, row);
     return got != nullptr && memcmp(got, expected.data(), expected.size() * sizeof(float)) == 0;

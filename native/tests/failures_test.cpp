@@ -524,7 +524,7 @@ void few_shapes(const char * target, const char * head) {
     CHECK(own.s.need_head().passes().compute_bytes() == n_bytes);
 }
 
-// A prompt in one piece and in any: the head's probabilities are the same, bit for bit.
+// A prompt in one chunk and in any: the head's probabilities are the same, bit for bit.
 void cut_prompts(const char * target, const char * head) {
     fixture f(target, nullptr);
     own_session own(f, head);

@@ -1,4 +1,4 @@
-// Graphs of one operation on the CPU backend, random inputs, and what results are compared with.
+// This makes graphs of one operation on the CPU backend, random inputs, and what results are compared with.
 #pragma once
 
 #include "ggml-alloc.h"
@@ -38,7 +38,7 @@ inline ggml_backend_t backend() {
     return b.get();
 }
 
-// the buffer type of the CPU backend whose name has this word; null if there is none
+// Returns the buffer type of the CPU backend whose name has this word, or null if there is none.
 inline ggml_backend_buffer_type_t buffer_type(const char * word) {
     ggml_backend_dev_t dev = ggml_backend_get_device(backend());
     auto get               = (ggml_backend_dev_get_extra_bufts_t) ggml_backend_reg_get_proc_address(
@@ -55,7 +55,7 @@ inline ggml_context_ptr context(size_t n) {
     return ggml_context_ptr(ggml_init({n * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true}));
 }
 
-// the types that a product of k by m weights in such a buffer may have; none for a null
+// Returns the types that a product of k by m weights in such a buffer may have, and none for a null.
 inline std::vector<ggml_type> types_of(ggml_backend_buffer_type_t buft, int k, int m) {
     std::vector<ggml_type> out;
     for (int i = 0; buft && i < GGML_TYPE_COUNT; ++i) {
@@ -77,7 +77,7 @@ inline std::vector<ggml_type> types_of(ggml_backend_buffer_type_t buft, int k, i
     return out;
 }
 
-// what a graph of one operation computes; fill gives its inputs their data, look sees what is left
+// Returns what a graph of one operation computes; fill gives its inputs their data, look sees what is left.
 inline std::vector<float> compute(
     const std::function<ggml_tensor *(ggml_context *)> & make,
     const std::function<void(ggml_context *)> & fill,
@@ -105,8 +105,8 @@ inline void expect_same(
     }
 }
 
-// How far a product may be from an exact one of the same weights, in units of the sum of its terms' sizes:
-// what activations lose when they are rounded for this format
+// Returns how far a product may be from an exact one of the same weights, in units of the sum of its terms'
+// sizes: what activations lose when they are rounded for this format.
 inline double rounding_of(ggml_type type) {
     switch (type) {
     case GGML_TYPE_F32:
@@ -120,7 +120,7 @@ inline double rounding_of(ggml_type type) {
     }
 }
 
-// rows [n, m] against a loop in double precision over the weights q [m, k], as to_float gives them
+// Compares rows [n, m] with a loop in double precision over the weights q [m, k], as to_float gives them.
 inline void expect_exact(ggml_type type, const std::vector<uint8_t> & q, const std::vector<float> & x,
     const std::vector<float> & rows, int k, int m, const char * what) {
     std::vector<float> w(k);

@@ -231,7 +231,7 @@ void check_rests(const costs & c) {
     }
 }
 
-// A prompt is one text in however many pieces it is decoded: the next rest is as long.
+// A prompt is one text in however many chunks it is decoded: the next rest is as long.
 void check_pieces(const costs & c) {
     int rest[2];
     for (const int n_pieces : {1, 8}) {
@@ -245,7 +245,7 @@ void check_pieces(const costs & c) {
         rest[n_pieces == 8] = rest_after(p, c, 1, 1);
     }
     if (rest[0] != rest[1] || rest[0] < 1) {
-        fprintf(stderr, "the rest after a prompt in one piece is %d rounds, in eight %d\n", rest[0], rest[1]);
+        fprintf(stderr, "the rest after a prompt in one chunk is %d rounds, in eight %d\n", rest[0], rest[1]);
         ++failures;
     }
 }

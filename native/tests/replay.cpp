@@ -242,7 +242,7 @@ class replay {
         for (bool more = true; more && at_ + n < (int) text_->tokens.size();) {
             more     = false;
             int next = node;
-            std::array<int, MAX_SOURCES> ranks{};
+            std::array<int, N_RECORDS> ranks{};
             for (const int v : chosen) {
                 if (g.nodes[v].parent == node) {
                     const bool hit = g.nodes[v].token == token(at_ + n);
@@ -255,7 +255,7 @@ class replay {
             more = more && at_ + n + 1 < (int) text_->tokens.size();
             n += more;
         }
-        std::array<int, MAX_SOURCES> ranks{};
+        std::array<int, N_RECORDS> ranks{};
         for (const growth::node & v : g.nodes) {
             if (chosen.empty() && v.parent < 0) {
                 learn(v, ranks, v.token == token(at_ + 1));
@@ -264,8 +264,8 @@ class replay {
         return n;
     }
 
-    void learn(const growth::node & v, std::array<int, MAX_SOURCES> & ranks, bool hit) {
-        for (int from = 0; from < MAX_SOURCES; ++from) {
+    void learn(const growth::node & v, std::array<int, N_RECORDS> & ranks, bool hit) {
+        for (int from = 0; from < N_RECORDS; ++from) {
             if (v.evidence[from] != NOT_OFFERED) {
                 plan_.learn(from, v.depth, ranks[from]++, v.evidence[from], hit, trust_[from]);
             }

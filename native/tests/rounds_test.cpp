@@ -29,7 +29,7 @@ static llama_context * new_context(llama_model * model, int n_seq) {
     llama_context_params p = llama_context_default_params();
     p.n_ctx                = 256 * n_seq;
     p.n_batch              = 64;
-    p.n_ubatch             = 24;  // prompts arrive in pieces
+    p.n_ubatch             = 24;  // prompts arrive in chunks
     p.n_seq_max            = n_seq;
     p.n_threads            = 1;  // two would wait for each other longer than they work
     p.n_threads_batch      = 1;

@@ -1,5 +1,5 @@
-// Rounds on a simulated clock: the planner and growing drafts are the product's, the target, the head and the
-// time that they take are made up. Steps and their order are those of draft.cpp and round.cpp.
+// This runs rounds on a simulated clock: the planner and growing drafts are the product's, the target, the
+// head and the time that they take are made up. Steps and their order are those of draft.cpp and round.cpp.
 #pragma once
 
 #include "growth.hpp"
@@ -13,14 +13,15 @@
 
 namespace eagle3 {
 
-// A decode of 1, 2, 4, 8 and 16 rows with the output matrix, in units of one row; one row in seconds.
+// A curve is what a decode of 1, 2, 4, 8 and 16 rows with the output matrix takes, in units of one row, and
+// what one row takes in seconds.
 struct curve {
     const char * name;
     float seconds;
     float rows[5];
 };
 
-// As machines measured them, without and with dear rows.
+// Machines measured these, without and with dear rows.
 const curve CURVES[] = {
     {"BF16, cheap rows", 0.011f, {1.0f, 1.00f, 1.17f, 1.58f, 2.84f}},
     {"Q8_0, cheap rows", 0.0053f, {1.0f, 1.10f, 1.32f, 2.08f, 3.72f}},
@@ -51,8 +52,8 @@ inline costs costs_of(const curve & m) {
     return c;
 }
 
-// What other programs do to the times: of rounds without a draft, of rows with drafts beyond that, of the
-// head.
+// This is what other programs do to the times: of rounds without a draft, of rows with drafts beyond that, of
+// the head.
 struct load {
     float plain = 1.0f, drafted = 1.0f, head = 1.0f;
     float jolts = 0.01f;  // part of the rounds that something disturbs
@@ -60,7 +61,7 @@ struct load {
         0.0f;  // what callers take between rounds, in plain decodes; one in 20 takes 10 times as long
 };
 
-// What the costs look like if they are measured under a load.
+// Returns what the costs look like if they are measured under a load.
 inline costs measured_under(costs c, const load & l) {
     for (int n = 1; n <= MAX_ROWS; ++n) {
         const float f = l.plain * (n > 1 ? l.drafted : 1.0f);
@@ -72,8 +73,9 @@ inline costs measured_under(costs c, const load & l) {
     return c;
 }
 
-// How well a head foresees a text: its best guess is spread as Beta(sure, 0.7), the next ones share the rest;
-// a guess is right `truth` times as often as the head says, and 0.93 times that on each further level.
+// This says how well a head foresees a text: its best guess is spread as Beta(sure, 0.7), the next ones share
+// the rest; a guess is right `truth` times as often as the head says, and 0.93 times that on each further
+// level.
 struct text {
     float sure, truth;
 };
@@ -103,7 +105,7 @@ class simulation {
         }
     };
 
-    // plain: without the planner
+    // With plain, it runs without the planner.
     sums run(const text & t, const load & l, int n_rounds, bool plain = false) {
         sums s;
         for (int i = 0; i < n_rounds; ++i) {
@@ -127,7 +129,7 @@ class simulation {
         }
     }
 
-    // Luck that depends on the seed and the round alone: two planners that decide alike have the same.
+    // Luck depends on the seed and the round alone: two planners that decide alike have the same.
     bool same_luck = false;
 
     planner & plan() { return plan_; }
@@ -252,7 +254,7 @@ class simulation {
         bool right;
     };
 
-    // Rows level by level over all slots, as lay_out_rows.
+    // Lays out rows level by level over all slots, as round::lay_out does.
     std::vector<row> lay_out(const growth & g, const std::vector<int> & chosen) const {
         std::vector<row> rows;
         for (int a = 0; a < (int) trust_.size(); ++a) {
@@ -391,7 +393,7 @@ class simulation {
         return {r.before_s + r.total_s, (double) r.n_tokens, 1, chosen.empty() ? 0.0 : 1.0, expected};
     }
 
-    // Of slots without a draft, what would have become of their first tokens.
+    // Learns what would have become of the first tokens of slots without a draft.
     void learn_undrafted(const growth & g, const std::vector<int> & chosen) {
         std::vector<bool> drafts(trust_.size(), false);
         for (const int v : chosen) {

@@ -335,7 +335,7 @@ void all_rows(llama_model * model, int n_slots, int n_rounds) {
     }
 }
 
-// A prompt whole and in pieces: the same logits after it.
+// A prompt whole and in chunks: the same logits after it.
 void cut_prompts(llama_model * model, bool flash) {
     tokens text(300);
     for (int32_t & t : text) {

@@ -1,8 +1,8 @@
 // A scripted source of drafts beside the head: the planner chooses among both; the source is told what was
-// accepted, rewound, saved and restored; its statistics are its own.
+// accepted, rewound, saved and restored; its statistics are its own; reports name it.
 //     sources_test TARGET.gguf HEAD.gguf
 #include "asks.hpp"
-#include "session.hpp"
+#include "capi.hpp"
 
 #include <cstdio>
 #include <cstdlib>
@@ -28,8 +28,9 @@ class script : public eagle3::source {
     std::vector<std::vector<int32_t>> texts;  // of each slot, as it was told
     bool lies = false, copies = false;        // copies: offers what the head offers, too
 
-    script() : texts(N_SLOTS) {}
+    explicit script(const char * name = "script") : texts(N_SLOTS), name_(name) {}
 
+    const char * name() const override { return name_; }
     bool ready(int slot) const override { return texts[slot].size() + 1 < right.size(); }
 
     void begin(eagle3::growth & g, const std::vector<int> & asks) override {
@@ -71,6 +72,9 @@ class script : public eagle3::source {
         texts[slot].resize(n_past);
         memcpy(texts[slot].data(), data + 4, 4 * (size_t) n_past);
     }
+
+  private:
+    const char * name_;
 };
 
 struct fixture {
@@ -212,6 +216,48 @@ void check_state(eagle3::session & s, const fixture & f, const script & source) 
     CHECK((int) source.texts[0].size() == s.n_past(0) && source.texts[0][0] == -1);
 }
 
+// The C API names the script behind head and text, and its bit is in what a draft says of its tokens.
+void check_names(const eagle3_session & s, const script & source, bool drafts) {
+    for (const auto & [i, name] : {std::pair{eagle3::HEAD, "head"}, {eagle3::TEXT, "text"}}) {
+        CHECK(strcmp(eagle3_source_name(&s, i), name) == 0 &&
+              1 << i == (i ? EAGLE3_FROM_TEXT : EAGLE3_FROM_HEAD));
+    }
+    CHECK(eagle3_source_name(&s, source.id) == source.name());
+    CHECK(!eagle3_source_name(&s, source.id + 1) && !eagle3_source_name(&s, -1));
+    CHECK(!eagle3_source_name(nullptr, 0));
+    int32_t tokens[EAGLE3_MAX_DRAFT], sources[EAGLE3_MAX_DRAFT], n_scripted = 0;
+    const int32_t n = eagle3_round_drafted(&s, 0, tokens, nullptr, nullptr, sources);
+    for (int i = 0; i < n; ++i) {
+        const bool scripted = s.impl->slot(0).draft.evidence[i][source.id] >= 0.0f;
+        CHECK(sources[i] != 0 && scripted == (((sources[i] >> source.id) & 1) != 0));
+        n_scripted += scripted;
+    }
+    CHECK((n > 0 && n_scripted > 0) == drafts);
+}
+
+// There is room for four sources beside head and text, and each name is one source's.
+void check_room(const fixture & f) {
+    eagle3::session s(f.ctx, f.head.get(), N_SLOTS);
+    const auto added = [&](const char * name) {
+        try {
+            s.add_source(std::make_unique<script>(name));
+        } catch (const eagle3::error & e) {
+            CHECK(e.status == EAGLE3_E_ARGUMENT && strstr(e.what(), name) != nullptr);
+            return false;
+        }
+        return true;
+    };
+    CHECK(added("one") && added("two"));
+    for (const char * taken : {"head", "text", "one", "both", "target"}) {
+        CHECK(!added(taken));
+    }
+    CHECK(added("three") && added("four") && !added("five"));
+    for (int i = 0; i < EAGLE3_MAX_SOURCES; ++i) {
+        CHECK(s.source_name(i) != nullptr);
+    }
+    CHECK(s.source_name(EAGLE3_MAX_SOURCES) == nullptr);
+}
+
 std::vector<int32_t> chain_of_head(eagle3::session & s, const fixture & f) {
     const std::vector<std::vector<int32_t>> texts = begin(s, f, 1);
     s.draft({ask_for(0, texts[0].back(), EAGLE3_CHAIN, 8)});
@@ -245,14 +291,17 @@ int main(int argc, char ** argv) {
         costs.layers[n] = 1e-3f * (1.0f + 0.01f * n);
         costs.head[n]   = 1e-5f;
     }
-    eagle3::session s(f.ctx, f.head.get(), N_SLOTS);
-    auto owned      = std::make_unique<script>();
-    script & source = *owned;
-    source.right    = plain[0];
+    check_room(f);
+    const eagle3_session handle{std::make_unique<eagle3::session>(f.ctx, f.head.get(), N_SLOTS)};
+    eagle3::session & s = *handle.impl;
+    auto owned          = std::make_unique<script>();
+    script & source     = *owned;
+    source.right        = plain[0];
     s.add_source(std::move(owned));
     CHECK(source.id == eagle3::OTHER);
     CHECK(chain_of_head(s, f) == chain);  // a chain is the head's alone
     s.set_plan(costs);
+    check_names(handle, source, false);
     const int widths[] = {1, s.can_tree() ? 4 : 1};
     for (const int n_slots : {1, N_SLOTS}) {
         for (const int width : widths) {
@@ -264,6 +313,8 @@ int main(int argc, char ** argv) {
     // the last ones were right: as likely as the script says, or more
     const float believed = s.plan().accept(source.id, 1, 0.9f, 1.0f);
     CHECK(believed > 0.85f);
+    s.draft({ask_for(0, begin(s, f, 1)[0].back(), EAGLE3_PLANNED, 24, 0, 1)});
+    check_names(handle, source, true);
     check_state(s, f, source);
     source.lies   = true;
     source.copies = false;

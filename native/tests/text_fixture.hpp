@@ -1,4 +1,4 @@
-// Sessions with and without a head, and greedy generation that counts drafts by source.
+// This has sessions with and without a head, and greedy generation that counts drafts by source.
 #pragma once
 
 #include "asks.hpp"
@@ -40,7 +40,7 @@ struct result {
     int rounds = 0, of_text = 0, of_head = 0;
 };
 
-// Greedy decoding of a slot, n tokens. kind: PLAIN, or PLANNED from the text or not.
+// Decodes n tokens of a slot greedily. kind is PLAIN, or PLANNED from the text or not.
 inline result generate(
     eagle3_session * s, const fixture & f, int slot, const tokens & prompt, int n, int kind, int text) {
     result r;

@@ -40,7 +40,7 @@ from eagle3_llama.models import shipped_head, smollm2
 from eagle3_llama.runtime.machine import cores
 
 # Two texts may differ where the two highest logits are closer than this: the server processes prompts in
-# pieces, which changes the order of float sums.
+# chunks, which changes the order of float sums.
 NEAR_TIE = 0.05
 app = typer.Typer(add_completion=False, help=__doc__)
 console = Console(highlight=False)

@@ -134,8 +134,8 @@ def test_levels_of_a_tree_are_counted(batcher):
 
 
 def test_stats_of_a_request_count_rounds(batcher):
-    """Not the pieces of its prompt, which an echo with logprobs brings."""
-    text = " ".join(chr(97 + i % 26) for i in range(100))  # more than one piece
+    """Not the chunks of its prompt, which an echo with logprobs brings."""
+    text = " ".join(chr(97 + i % 26) for i in range(100))  # more than one chunk
     with batcher.request(params=EagleParams(4)) as llm:
         batcher._scheduler._prompt_rate = 1.0
         llm.create_completion(text, max_tokens=12, temperature=0.0, logprobs=2, echo=True)

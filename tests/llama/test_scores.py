@@ -45,12 +45,12 @@ def same_scores(plain, eagle):
 
 
 def test_eval_fills_scores(plain, eagle):
-    """In one piece, in pieces, after a reset, after a rewind: as perplexity scripts use it."""
-    for pieces in ([TEXT], [TEXT[:5], TEXT[5:6], TEXT[6:]], [TEXT[:40]]):
+    """In one chunk, in several, after a reset, after a rewind: as perplexity scripts use it."""
+    for chunks in ([TEXT], [TEXT[:5], TEXT[5:6], TEXT[6:]], [TEXT[:40]]):
         for llm in (plain, eagle):
             llm.reset()
-            for piece in pieces:
-                llm.eval(piece)
+            for chunk in chunks:
+                llm.eval(chunk)
         same_scores(plain, eagle)
     for llm in (plain, eagle):
         llm.n_tokens = 10

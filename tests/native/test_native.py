@@ -45,7 +45,7 @@ def test_slots_that_lie_apart(programs, files):
 def test_bits_of_every_row(programs, tmp_path, kind):
     """Rows of trees, of chains and of several slots: those of their text, decoded plainly and alone.
 
-    And after a prompt that is decoded in pieces: those after the whole.
+    And after a prompt that is decoded in chunks: those after the whole.
     """
     made = tiny_models.target(
         tmp_path / "made.gguf", kind="F32" if kind == "Q4_K" else kind, n_embd=256 if kind == "Q4_K" else 64

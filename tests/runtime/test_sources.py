@@ -3,6 +3,8 @@
 import dataclasses
 import io
 import itertools
+import json
+import logging
 
 import pytest
 import tiny_models
@@ -16,12 +18,14 @@ from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.llama.chat import Printer, styled_counts
 from eagle3_llama.runtime.asks import Ask
 from eagle3_llama.runtime.binding import address
-from eagle3_llama.runtime.drafted import DRAFTERS, SOURCES, Draft
+from eagle3_llama.runtime.drafted import BOTH, DRAFTERS, TARGET, Draft, drafter_labels
 from eagle3_llama.runtime.round_tokens import RoundTokens
+from eagle3_llama.runtime.session import Session
 from eagle3_llama.runtime.stats import EagleStats
 
 CHEAP = made_up(row=0.0, head=1e-3)  # whatever is likely enough is drafted
 N = 120
+OF_TREE = ("head", "text", "head", BOTH, "text", "head")  # who drafted each token of a tree
 
 
 @pytest.fixture(scope="module")
@@ -57,20 +61,20 @@ def test_a_round_says_who_drafted_its_tokens(llm):
     for before, tokens in out:
         assert (
             len(tokens.sources) == len(tokens.tokens)
-            and tokens.sources[-1] == 0
-            and 0 not in tokens.sources[:-1]
+            and tokens.sources[-1] == TARGET
+            and TARGET not in tokens.sources[:-1]
         )
-        assert sum(tokens.drafted_from) == tokens.drafted and tokens.drafted_from[0] == 0
+        assert sum(tokens.drafted_from.values()) == tokens.drafted and TARGET not in tokens.drafted_from
         text = [*before, *tokens.tokens]
         for i, source in enumerate(tokens.sources, len(before)):
-            if source & 2:  # it followed the token before it already
+            if source in ("text", BOTH):  # it followed the token before it already
                 assert (text[i - 1], text[i]) in itertools.pairwise(text[:i]), (i, source)
-    assert sum(source >= 2 for _, tokens in out for source in tokens.sources) > N // 4
+    assert sum(source in ("text", BOTH) for _, tokens in out for source in tokens.sources) > N // 4
     stats = llm.stats
     assert sum(stats.drafted_from.values()) == stats.drafted == sum(t.drafted for _, t in out)
     assert sum(stats.accepted_from.values()) == stats.accepted == sum(len(t.tokens) - 1 for _, t in out)
-    for i, name in enumerate(DRAFTERS, 1):
-        assert stats.accepted_from[name] == sum(list(t.sources).count(i) for _, t in out)
+    for name in DRAFTERS:
+        assert stats.accepted_from[name] == sum(t.sources.count(name) for _, t in out)
     stats.reset()
     assert stats == EagleStats() and set(stats.drafted_from.values()) == {0}
 
@@ -78,34 +82,35 @@ def test_a_round_says_who_drafted_its_tokens(llm):
 def test_drafts_of_the_head_alone_and_of_the_caller(llm):
     for tree in (None, "8x3x2"):
         out = rounds(llm, EagleParams(4) if tree is None else EagleParams(tree=tree))
-        assert {source for _, tokens in out for source in tokens.sources[:-1]} <= {1}
+        assert {source for _, tokens in out for source in tokens.sources[:-1]} <= {"head"}
         assert llm.stats.drafted_from == {"head": llm.stats.drafted, "text": 0, "both": 0} != {"head": 0}
         llm.engine.rewind(0)
         llm.stats.reset()
     after = rounds(llm, EagleParams(0))[0][1].tokens[0]  # what the target says first
     llm.engine.rewind(0)
     ((_, tokens), *_) = rounds(llm, EagleParams(), given=([after - 1, after], [-1, -1]))
-    assert len(tokens.tokens) == 2 and tokens.sources == [0, 0] and tokens.positions == [1, 0]
-    assert tokens.drafted_from == [2, 0, 0, 0] and llm.stats.accepted > sum(llm.stats.accepted_from.values())
+    assert len(tokens.tokens) == 2 and tokens.sources == [TARGET] * 2 and tokens.positions == [1, 0]
+    assert tokens.drafted_from == {TARGET: 2} and llm.stats.accepted > sum(llm.stats.accepted_from.values())
 
 
 def test_the_path_through_a_tree():
-    draft = Draft([5, 6, 7, 5, 6, 5], [-1, -1, 0, 1, 1, 3], [1, 2, 1, 3, 2, 1])
-    assert draft.levels == 3 and draft.counts() == [0, 3, 2, 1]
-    assert draft.along([6, 5, 5]) == [2, 3, 1] and draft.along([5, 7]) == [1, 1] and draft.along([]) == []
-    chain = Draft([5, 6, 5], None, [1, 2, 3])
-    assert chain.levels == 3 and chain.along([5, 6]) == [1, 2]
-    assert Draft().levels == 0 and Draft().counts() == [0, 0, 0, 0]
+    draft = Draft([5, 6, 7, 5, 6, 5], [-1, -1, 0, 1, 1, 3], OF_TREE)
+    assert draft.levels == 3 and draft.counts() == {"head": 3, "text": 2, BOTH: 1}
+    assert draft.along([6, 5, 5]) == ["text", BOTH, "head"] and draft.along([5, 7]) == ["head"] * 2
+    assert draft.along([]) == []
+    chain = Draft([5, 6, 5], None, DRAFTERS)
+    assert chain.levels == 3 and chain.along([5, 6]) == ["head", "text"]
+    assert Draft().levels == 0 and Draft().counts() == {}
 
 
 def test_a_rounds_tokens_are_one_record():
     """What a round sampled carries its draft, and keeps what was counted when its end is cut off."""
-    draft = Draft([5, 6, 7, 5, 6, 5], [-1, -1, 0, 1, 1, 3], [1, 2, 1, 3, 2, 1])
+    draft = Draft([5, 6, 7, 5, 6, 5], [-1, -1, 0, 1, 1, 3], OF_TREE)
     out = RoundTokens.sampled([6, 5, 5, 9], draft)
-    assert out.positions == [1, 2, 3, 0] and out.sources == [2, 3, 1, 0]
-    assert (out.drafted, out.accepted, out.levels) == (6, 3, 3) and list(out.drafted_from) == [0, 3, 2, 1]
+    assert out.positions == [1, 2, 3, 0] and out.sources == ["text", BOTH, "head", TARGET]
+    assert (out.drafted, out.accepted, out.levels) == (6, 3, 3) and out.drafted_from == draft.counts()
     cut = out.cut(2)
-    assert (cut.tokens, cut.positions, cut.sources) == ([6, 5], [1, 2], [2, 3])
+    assert (cut.tokens, cut.positions, cut.sources) == ([6, 5], [1, 2], ["text", BOTH])
     assert (cut.drafted, cut.accepted, cut.levels) == (6, 2, 3) and out.cut(4) == out
     plain = RoundTokens.sampled([9], Draft())
     assert plain == RoundTokens.first(9) and (plain.drafted, plain.accepted) == (0, 0)
@@ -167,23 +172,52 @@ def test_a_server_says_it_of_each_token(files):
         assert [(t["head"], t["text"]) for t in told] == [(True, True), (True, False)]
 
 
+def test_the_session_names_its_sources(llm):
+    assert llm._engine.source_names() == ["head", "text"]
+    assert drafter_labels(["head", "text"]) == [TARGET, *DRAFTERS]
+    assert drafter_labels(["head", "text", "x"]) == [TARGET, *DRAFTERS, "x", BOTH, BOTH, BOTH]
+
+
+def test_another_source_shows_up_by_itself(files, monkeypatch, caplog):
+    """Whatever the session calls a source, tokens, statistics, usage, metrics and the log call it too."""
+    monkeypatch.setattr(Session, "source_names", lambda self: ["head", "document"])
+    given = settings(model=files[0], eagle=files[1], n_ctx=512, n_parallel=1, threads=1)
+    with running(given) as server, caplog.at_level(logging.INFO, "eagle3_llama.server.access"):
+        server.batcher.engine.planner.set_costs(CHEAP)
+        body = {"prompt": PROMPT, "max_tokens": N, "temperature": 0, "speculative": {"report": True}}
+        with server.client.stream("POST", "/v1/completions", json=body | {"stream": True}) as r:
+            *chunks, last, _ = events(r)
+        sources = [s for c in chunks for s in c["eagle"]["sources"]]
+        accepted = {name: sources.count(name) for name in ("head", "text", "both", "document")}
+        assert last["eagle"]["accepted"] == accepted and accepted["document"] > 0 == accepted["text"]
+        until(lambda: idle(server))
+        for what in ("drafted", "accepted"):
+            by = [metric(server, f"eagle3_{what}_from_total", f'source="{name}"') for name in accepted]
+            assert by == list(server.batcher.snapshot()[f"{what}_from"].values()) and by[-1] > 0 == by[1]
+            assert sum(by) == metric(server, f"eagle3_{what}_total")
+    assert json.loads(caplog.records[0].message)["accepted_from"] == accepted
+
+
 def printed(llm, **console):
     out = io.StringIO()
     console = Console(file=out, width=200, **console)
     printer = Printer(console, llm)
-    text = "".join(printer.write(80 + i, source) for i, source in enumerate(SOURCES))
-    console.print(styled_counts(EagleStats(drafted_from={"head": 3, "text": 2, "both": 0}), console))
+    text = "".join(printer.write(80 + i, source) for i, source in enumerate((TARGET, *DRAFTERS, "document")))
+    console.print(
+        styled_counts(EagleStats(drafted_from={"head": 3, "text": 2, "both": 0, "document": 1}), console)
+    )
     return text, out.getvalue()
 
 
 def test_a_terminal_shows_who_drafted_a_token(llm):
     """By colour and by weight or underline, so that each differs without its colour too."""
     text, plain = printed(llm)
-    assert plain == text + "head 0 of 3, text 0 of 2\n"
+    assert plain == text + "head 0 of 3, text 0 of 2, document 0 of 1\n"
     assert printed(llm, force_terminal=True, no_color=True)[1] == plain
     codes = [
         set(part.split("m")[0].split(";"))
-        for part in printed(llm, force_terminal=True, color_system="standard")[1].split("\x1b[")[1:6:2]
+        for part in printed(llm, force_terminal=True, color_system="standard")[1].split("\x1b[")[1:8:2]
     ]
-    attributes = [code & {"1", "4"} for code in codes]
-    assert attributes == [{"1"}, {"4"}, {"1", "4"}] and len({min(c - {"1", "4"}) for c in codes}) == 3
+    attributes = [code & {"1", "3", "4"} for code in codes]
+    assert attributes == [{"1"}, {"4"}, {"1", "4"}, {"3"}]
+    assert len({min(c - {"1", "3", "4"}) for c in codes}) == 4

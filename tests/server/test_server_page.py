@@ -231,6 +231,21 @@ def test_themes_can_be_read(visit, scheme):
     assert (luminance(style("body", "backgroundColor")) > 0.5) == (scheme == "dark")
 
 
+def test_a_source_that_the_page_does_not_know(visit):
+    """It has a line, an entry of the key, a tooltip and a count, with the name that its tokens bring."""
+    page = visit()
+    key = page.locator("#key [data-s=document]")
+    expect(key).to_have_count(0)
+    answers(page, body=stream(("a", [0]), (" b", [1], ["document"]), (" c", [2], ["head"]), ("!", [0])))
+    ask(page, "Who?")
+    expect(key).to_have_text("document")
+    assert page.locator("#key li").count() == 5
+    token = page.locator(".tok[data-s=document]")
+    assert "of the source “document”, accepted at position 1" in token.get_attribute("title")
+    assert token.evaluate("(e) => getComputedStyle(e).textDecorationStyle") == "dotted"
+    expect(page.locator(".note").last).to_contain_text("1 of the head, 1 of the source “document”.")
+
+
 def only(**eagle):
     """Opens the page of a server that drafts from nothing else than this."""
 

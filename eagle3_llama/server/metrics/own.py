@@ -105,7 +105,7 @@ class _Engine:
                 family.add_metric([self._model, str(i)], n)
             yield family
         for name, about in (("drafted_from", "draft tokens"), ("accepted_from", "accepted draft tokens")):
-            about += ", by who offered them: the head alone, the text alone, or both"
+            about += ", by who offered them: one source alone, such as head or text, or both"
             family = CounterMetricFamily(f"eagle3_{name}", about, labels=["model", "source"])
             for source, n in s.get(name, {}).items():
                 family.add_metric([self._model, source], n)

@@ -1,4 +1,4 @@
-"""A prompt that a batcher decodes in pieces: the bits of a single request, however fast earlier ones were.
+"""A prompt that a batcher decodes in chunks: the bits of a single request, however fast earlier ones were.
 
 In K-quants, whose sums depend on a row's place in its micro-batch.
 """
@@ -24,7 +24,7 @@ SIZES = [70, 130, 200, 515, 530, 600]
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    at = tmp_path_factory.mktemp("pieces")
+    at = tmp_path_factory.mktemp("chunks")
     wide = tiny_models.target(at / "F32.gguf", n_embd=N_EMBD, n_layer=2, ends=False)
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M
@@ -52,19 +52,19 @@ def said(llm, prompt, seed, echo=False):
 
 @pytest.fixture
 def changing(monkeypatch):
-    """changing(batcher, rng): after each piece, another speed of prompts was measured. The list of pieces."""
+    """changing(batcher, rng): after each chunk, another speed of prompts was measured. The list of chunks."""
 
     def change(batcher, rng):
-        rounds, pieces = batcher._scheduler, []
+        rounds, chunks = batcher._scheduler, []
         decode = rounds._prompt_chunk
 
-        def piece(slot, job, n):
-            pieces.append(n)
+        def chunk(slot, job, n):
+            chunks.append(n)
             decode(slot, job, n)
             rounds._prompt_rate = rng.choice([0.0, 300.0, 400.0, 700.0, 1111.0, 3000.0, 1e6])
 
-        monkeypatch.setattr(rounds, "_prompt_chunk", piece)
-        return pieces
+        monkeypatch.setattr(rounds, "_prompt_chunk", chunk)
+        return chunks
 
     return change
 
@@ -77,7 +77,7 @@ def test_k_quants(target, changing, n_batch, echo):
     alone = EagleLlama(target, flash_attn=True, verbose=False, **common)
     rng, cuts = random.Random(1), set()
     with Batcher(BatchSettings(target, n_parallel=2, n_ctx=N_CTX, n_batch=n_batch, n_threads=1)) as batcher:
-        pieces = changing(batcher, rng)
+        chunks = changing(batcher, rng)
         for seed, prompt in enumerate(prompts(alone)):
             assert len(alone.tokenize(prompt.encode())) == SIZES[seed]
             alone.reset()
@@ -85,11 +85,11 @@ def test_k_quants(target, changing, n_batch, echo):
             for _ in range(3):
                 for slot in range(2):  # nothing of the prompt is there already
                     empty(batcher, slot)
-                pieces.clear()
+                chunks.clear()
                 with batcher.request() as llm:
-                    assert said(llm, prompt, seed, echo) == expected, (len(prompt), pieces)
-                assert sum(pieces) == SIZES[seed]
-                cuts.add(tuple(pieces))
+                    assert said(llm, prompt, seed, echo) == expected, (len(prompt), chunks)
+                assert sum(chunks) == SIZES[seed]
+                cuts.add(tuple(chunks))
         assert batcher.snapshot()["reused_tokens"] == 0
     alone.close()
     if n_batch == 512:  # else nothing of a batch can be cut
@@ -120,7 +120,7 @@ def empty(batcher, slot):
 
 @pytest.mark.parametrize("step", [4, 64])
 def test_how_prompts_are_cut(step):
-    """By definition: what a piece decodes of a micro-batch has its rows where the whole has them."""
+    """By definition: what a chunk decodes of a micro-batch has its rows where the whole has them."""
     rng = random.Random(step)
     for n, n_batch, n_ubatch in itertools.chain(
         itertools.product(range(1, 700), [512], [512]),
@@ -146,7 +146,7 @@ def test_how_prompts_are_cut(step):
 
 
 def micro_batches(done, size, n, n_batch, n_ubatch):
-    """What a piece decodes: (start, end, the micro-batch of a single request that it lies in)."""
+    """What a chunk decodes: (start, end, the micro-batch of a single request that it lies in)."""
     out, at = [], done
     while at < done + size:
         batch = at - at % n_batch
@@ -154,7 +154,7 @@ def micro_batches(done, size, n, n_batch, n_ubatch):
         end = min(micro + n_ubatch, batch + n_batch, n)
         out.append((at, min(end, done + size), (micro, end)))
         at = out[-1][1]
-    # llama.cpp cuts the piece by itself: it must do so where a single request's batch is cut
+    # llama.cpp cuts the chunk by itself: it must do so where a single request's batch is cut
     edges = [a for a, _, _ in out[1:]]
     assert edges == [done + n_ubatch * (i + 1) for i in range(len(edges))]
     assert done // n_batch == (done + size - 1) // n_batch
