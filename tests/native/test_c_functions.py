@@ -10,7 +10,6 @@ import tiny_models
 from native_programs import passes
 from paths import ROOT
 
-
 sys.path.insert(0, str(ROOT / "native"))
 
 import fetch
