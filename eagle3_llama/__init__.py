@@ -37,7 +37,7 @@ prefer_our_libllama()
 
 
 def _find_head(name: str, target: str) -> str | None:
-    from .heads.hub import find_head  # above what takes names, which imports run downwards from
+    from .heads.auto import find_head  # above what takes names, which imports run downwards from
 
     return find_head(name, target)
 
