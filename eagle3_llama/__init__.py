@@ -10,8 +10,6 @@ that this package contains.
 from __future__ import annotations
 
 import importlib
-import sys
-from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
 from .common.model_names import find_heads_by
@@ -37,7 +35,7 @@ prefer_our_libllama()
 
 
 def _find_head(name: str, target: str) -> str | None:
-    from .heads.hub import find_head  # above what takes names, which imports run downwards from
+    from .heads.auto import find_head  # above what takes names, which imports run downwards from
 
     return find_head(name, target)
 
@@ -48,34 +46,13 @@ find_heads_by(_find_head)
 def __getattr__(name: str) -> Any:
     """Imports a public name on first use.
 
-    Raises NotLoaded if the native libraries cannot be loaded: an AttributeError, so that hasattr() works.
+    Raises EagleError LIBRARY if the native libraries cannot be loaded. That is no AttributeError: Python
+    would drop its message in `from eagle3_llama import EagleLlama`.
     """
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .errors import EagleError, ErrorKind, NotLoaded
-
-    try:
-        return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-    except EagleError as e:
-        if e.kind is not ErrorKind.LIBRARY:
-            raise
-        raise NotLoaded(e.kind, str(e)) from e
+    return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
-
-
-class _RaiseNotLoaded(MetaPathFinder):
-    """Makes `from eagle3_llama import EagleLlama` raise NotLoaded with its message.
-
-    Python drops the message of an AttributeError there, and then looks for a module of that name.
-    """
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        package, _, attribute = name.rpartition(".")
-        if package == __name__ and attribute in _HOME:
-            __getattr__(attribute)
-
-
-sys.meta_path.insert(0, _RaiseNotLoaded())

@@ -37,7 +37,3 @@ class EagleError(Exception):
 
 class TargetError(EagleError, ValueError):
     """The target's file or context is at fault. llama_cpp.Llama raises ValueError there."""
-
-
-class NotLoaded(EagleError, AttributeError):
-    """EagleLlama is not available, because the native libraries cannot be loaded. Its kind is LIBRARY."""

@@ -5,14 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ..errors import EagleError, ErrorKind
 from ..runtime.params import EagleParams
 from .turns import Run, take_turns
-
-if TYPE_CHECKING:
-    from .target import BenchTarget, Loading
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +25,21 @@ class Given:
         """The fields that were given, by the names of their options."""
         names = ["eagle"] * bool(self.heads) + ["draft_model"] * (self.draft_model is not None)
         return [*names, *self.params.given, *["fixed"] * bool(self.fixed)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Loading:
+    """What every mode loads the model with. flash_attn: None is llama.cpp's choice."""
+
+    path: str
+    n_threads: int
+    n_ctx: int
+    flash_attn: bool | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments of FlashLlama and EagleLlama."""
+        threads = {"n_threads": self.n_threads, "n_threads_batch": self.n_threads}
+        return {**threads, "n_ctx": self.n_ctx, "flash_attn": self.flash_attn, "verbose": False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +99,9 @@ class Mode:
     def use(self, llm: Any, found: dict[str, Any]) -> None:
         """Sets what settle() found before."""
 
-    def run(self, target: BenchTarget, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
-        """Generates one answer."""
-        return take_turns(target.llm(self), target.plain, prompt, n_predict, sampling)
+    def run(self, llm: Any, plain: Any, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
+        """Generates one answer. llm: what load() returned. plain: mode plain's, which takes turns with it."""
+        return take_turns(llm, plain, prompt, n_predict, sampling)
 
 
 def per_head(cls: type[Mode], argument: str, given: Given) -> Iterator[Any]:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import EagleError, ErrorKind
 from ..runtime.params import EagleParams, Tree
-from .mode import Given, Mode, per_head
+from .mode import Given, Loading, Mode, per_head
 from .others import DraftModel, PromptLookup, Stock, StockPromptLookup, Upstream
 from .turns import Run
-
-if TYPE_CHECKING:
-    from .target import BenchTarget, Loading
 
 
 class Plain(Mode):
@@ -49,9 +46,9 @@ class Eagle(Mode):
 
         return EagleLlama(loading.path, eagle=self.head, **loading.settings())
 
-    def run(self, target: BenchTarget, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
-        target.llm(self).eagle_params = self.params
-        return super().run(target, prompt, n_predict, sampling)
+    def run(self, llm: Any, plain: Any, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
+        llm.eagle_params = self.params
+        return super().run(llm, plain, prompt, n_predict, sampling)
 
 
 class TextMode(Eagle):

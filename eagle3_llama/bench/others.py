@@ -6,14 +6,11 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ..errors import EagleError, ErrorKind
-from .mode import Given, Mode, per_head
+from .mode import Given, Loading, Mode, per_head
 from .turns import Run
-
-if TYPE_CHECKING:
-    from .target import BenchTarget, Loading
 
 
 class PromptLookup(Mode):
@@ -117,8 +114,8 @@ class Upstream(Mode):
 
         llm.setting = Setting(**found)
 
-    def run(self, target: BenchTarget, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
-        tokens, seconds, rounds = target.llm(self).run(prompt, n_predict)
+    def run(self, llm: Any, plain: Any, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
+        tokens, seconds, rounds = llm.run(prompt, n_predict)
         return Run(tokens, seconds, rounds, {})
 
 
@@ -155,8 +152,8 @@ class Stock(Mode):
         sizes = loading.n_threads, loading.n_ctx, loading.flash_attn
         return StockProcess(loading.path, *sizes, lookup=self.lookup)
 
-    def run(self, target: BenchTarget, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
-        run: Run = target.llm(self).run(prompt, n_predict, sampling)
+    def run(self, llm: Any, plain: Any, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
+        run: Run = llm.run(prompt, n_predict, sampling)
         return run
 
 
@@ -188,6 +185,6 @@ class StockPromptLookup(Stock):
     def use(self, llm: Any, found: dict[str, Any]) -> None:
         llm.n_draft = found["num_pred_tokens"]
 
-    def run(self, target: BenchTarget, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
-        run: Run = target.llm(self).run(prompt, n_predict, sampling, self.n_draft)
+    def run(self, llm: Any, plain: Any, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run:
+        run: Run = llm.run(prompt, n_predict, sampling, self.n_draft)
         return run

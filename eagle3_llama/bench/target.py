@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from .child import Crash
-from .modes import Eagle, Mode, Plain
+from .mode import Loading, Mode
+from .modes import Eagle, Plain
 from .turns import Run
-
-
-@dataclasses.dataclass(frozen=True)
-class Loading:
-    """What every mode loads the model with. flash_attn: None is llama.cpp's choice."""
-
-    path: str
-    n_threads: int
-    n_ctx: int
-    flash_attn: bool | None = None
-
-    def settings(self) -> dict[str, Any]:
-        """Keyword arguments of FlashLlama and EagleLlama."""
-        threads = {"n_threads": self.n_threads, "n_threads_batch": self.n_threads}
-        return {**threads, "n_ctx": self.n_ctx, "flash_attn": self.flash_attn, "verbose": False}
 
 
 class BenchTarget:
@@ -78,7 +63,7 @@ class BenchTarget:
     def run(self, mode: Mode, prompt: list[int], n_predict: int, sampling: dict[str, Any]) -> Run | None:
         """Generates one answer. None, and the mode is among the failed ones, if its process ends."""
         try:
-            return mode.run(self, prompt, n_predict, sampling)
+            return mode.run(self.llm(mode), self.plain, prompt, n_predict, sampling)
         except Crash as e:
             self.failed[mode.name] = str(e)
             return None

@@ -6,7 +6,7 @@ import faulthandler
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -20,10 +20,8 @@ from ..common.model_files import check_models
 from ..common.options import (
     CONTEXT,
     N_CTX,
-    Eagle,
     FlashAttn,
     FromText,
-    GpuLayers,
     Model,
     NCtx,
     NMax,
@@ -31,11 +29,9 @@ from ..common.options import (
     NPredict,
     PMin,
     Prompt,
-    Seed,
     SystemMessage,
     Temp,
     Threads,
-    TopK,
     TopP,
     TreeShape,
     utf8,
@@ -47,6 +43,7 @@ from ..runtime.machine import cores
 from ..runtime.params import EagleParams
 from ..server.cli import serve
 from ..train.cli import train
+from .answer_options import AnswerOptions, with_answer_options
 from .demo import main as demo
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, context_settings=CONTEXT)
@@ -68,105 +65,36 @@ def eagle3_llama(
     """EAGLE speculative decoding for llama.cpp: same seed, same text, only faster."""
 
 
-def _load(
-    model: Path,
-    eagle: Path | None,
-    params: EagleParams,
-    n_ctx: int,
-    threads: int | None,
-    gpu_layers: int,
-    flash_attn: bool | None,
-) -> Any:
-    from ..llama.eagle_llama import EagleLlama
-    from .conversation import say
-
-    n = threads or cores()
-    llm = EagleLlama(
-        model,
-        eagle=eagle,
-        n_max=params.n_max,
-        n_min=params.n_min,
-        p_min=params.p_min,
-        tree=params.tree,
-        text=params.text,
-        n_ctx=n_ctx,
-        n_threads=n,
-        n_threads_batch=n,
-        n_gpu_layers=gpu_layers,
-        flash_attn=flash_attn,
-        verbose=False,
-    )
-    if llm.n_ctx() != n_ctx:
-        say(f"[the context has {llm.n_ctx()} tokens, because llama.cpp rounds {n_ctx} up]")
-    return llm
-
-
 @app.command()
+@with_answer_options
 def generate(
-    model: Model,
+    options: AnswerOptions,
     prompt: Prompt,
-    eagle: Eagle = None,
     n_predict: NPredict = 256,
     raw: Annotated[bool, typer.Option(metavar="", help="do not use the chat template")] = False,
-    temp: Temp = 0.8,
-    top_p: TopP = 0.95,
-    top_k: TopK = 40,
-    seed: Seed = 1,
-    n_max: NMax = None,
-    n_min: NMin = 0,
-    p_min: PMin = 0.0,
-    tree: TreeShape = None,
-    text: FromText = True,
-    n_ctx: NCtx = N_CTX,
-    threads: Threads = None,
-    n_gpu_layers: GpuLayers = 0,
-    flash_attn: FlashAttn = None,
 ) -> None:
     """Generate one answer. Accepted draft tokens are coloured by who drafted them: head, text or both."""
     from ..llama.chat import chat_tokens
     from .conversation import answer
 
-    llm = _load(
-        model, eagle, EagleParams(n_max, n_min, p_min, tree, text), n_ctx, threads, n_gpu_layers, flash_attn
-    )
-    llm.set_seed(seed)
+    llm = options.load()
     tokens = llm.tokenize(prompt.encode()) if raw else chat_tokens(llm, prompt)
     if len(tokens) >= llm.n_ctx():
         raise EagleError(
             ErrorKind.BAD_ARGUMENT,
             f"the prompt has {len(tokens)} tokens, but the context has {llm.n_ctx()}: raise --n-ctx",
         )
-    answer(llm, tokens, n_predict, Console(highlight=False), temp=temp, top_p=top_p, top_k=top_k)
+    answer(llm, tokens, n_predict, Console(highlight=False), **options.sampling)
 
 
 @app.command()
-def chat(
-    model: Model,
-    eagle: Eagle = None,
-    n_predict: NPredict = 512,
-    system: SystemMessage = None,
-    temp: Temp = 0.8,
-    top_p: TopP = 0.95,
-    top_k: TopK = 40,
-    seed: Seed = 1,
-    n_max: NMax = None,
-    n_min: NMin = 0,
-    p_min: PMin = 0.0,
-    tree: TreeShape = None,
-    text: FromText = True,
-    n_ctx: NCtx = N_CTX,
-    threads: Threads = None,
-    n_gpu_layers: GpuLayers = 0,
-    flash_attn: FlashAttn = None,
-) -> None:
+@with_answer_options
+def chat(options: AnswerOptions, n_predict: NPredict = 512, system: SystemMessage = None) -> None:
     """Chat in the terminal. An empty line or Ctrl-D ends the chat. Ctrl-C stops an answer."""
     from .conversation import converse
 
-    llm = _load(
-        model, eagle, EagleParams(n_max, n_min, p_min, tree, text), n_ctx, threads, n_gpu_layers, flash_attn
-    )
-    llm.set_seed(seed)
-    converse(llm, n_predict, system, Console(highlight=False), temp=temp, top_p=top_p, top_k=top_k)
+    llm = options.load()
+    converse(llm, n_predict, system, Console(highlight=False), **options.sampling)
 
 
 @app.command()

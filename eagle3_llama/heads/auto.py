@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..common.gguf_reader import read_gguf
 from ..common.hub import HubName, Repository, choose, repository_of
+from ..common.model_names import AUTO
 from ..common.notes import note
 from ..errors import EagleError
 from .convert.names import names_of, plain
@@ -45,6 +46,16 @@ class PublishedHead:
         sizes = ((getattr(self, name), getattr(target, name)) for name in ("n_embd", "n_layer", "n_vocab"))
         same_name = {plain(self.target), plain(self.target.partition("/")[2])} & names
         return bool(same_name) and all(known is None or known == its for known, its in sizes)
+
+
+def find_head(name: str, target: str) -> str | None:
+    """The GGUF of a head for the target: of an hf: name, or of `auto`, which finds None if there is none.
+
+    For an hf: name it raises EagleError as fetch_head() and fit() do.
+    """
+    if name == AUTO:
+        return choose_head(Path(target))
+    return str(fit(fetch_head(HubName.parse(name)), Path(target)))
 
 
 def choose_head(target: Path) -> str | None:

@@ -8,25 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..common.hub import HubName, Repository, choose, only
-from ..common.model_names import AUTO, is_name
+from ..common.model_names import is_name
 from ..errors import EagleError, ErrorKind
-from .fitted import HeadFiles, fit
+from .fitted import HeadFiles
 
 ORDER = ("Q8_0", "BF16", "F16", "Q4_K_M", "Q4_0", "F32")  # of heads that are GGUFs already
 CONFIG, ONE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 MOST_CONFIG = 64 << 20  # bytes; a checkpoint's config and index have some kilobytes
-
-
-def find_head(name: str, target: str) -> str | None:
-    """The GGUF of a head for the target: of an hf: name, or of `auto`, which finds None if there is none.
-
-    For an hf: name it raises EagleError as fetch_head() and fit() do.
-    """
-    if name == AUTO:
-        from .auto import choose_head
-
-        return choose_head(Path(target))
-    return str(fit(fetch_head(HubName.parse(name)), Path(target)))
 
 
 @contextlib.contextmanager

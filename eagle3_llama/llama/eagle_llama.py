@@ -29,7 +29,6 @@ from .local_tokens import LocalTokens
 from .opening import open_engine
 from .ownership import Ownership
 from .processors import GuardedProcessors
-from .saved_state import EagleState  # noqa: F401 - states that were pickled earlier name it here
 from .scores import reserved_rows
 from .text import ContextText, Text
 from .usage import TokenUsage

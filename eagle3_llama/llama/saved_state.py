@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class EagleState(LlamaState):
     """A saved state. eagle_state is what drafts are made from, None if nothing can be drafted.
 
-    eagle_of: the identity() of what saved it; None for states of Llama and of earlier versions.
+    eagle_of: the identity() of what saved it; None for a state that a Llama saved.
     """
 
     eagle_state: bytes | None = None

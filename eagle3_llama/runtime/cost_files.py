@@ -16,7 +16,8 @@ import numpy as np
 from ..common.files import cache_dir, expanded, make_folder, remove_stale, replacing
 from ..common.limits import MAX_ROWS
 from ..errors import EagleError
-from .costs import CONTEXTS, LARGEST, SLOW, SMALLEST, Costs, measure
+from .costs import LARGEST, SMALLEST, Costs, measure
+from .measuring_plan import CONTEXTS, SLOW_ROW
 from .token_costs import Memory
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def cached(
 def _were_disturbed(engine: Session, loads: Sequence[Costs]) -> bool:
     """Whether a decode of one row is now far from what any of these loads measured. Of two, unless slow."""
     one = engine.measure_target(1)
-    one = one if one > SLOW else min(one, engine.measure_target(1))
+    one = one if one > SLOW_ROW else min(one, engine.measure_target(1))
     return bool(one * FAR_OFF < min(c.one_row for c in loads))
 
 

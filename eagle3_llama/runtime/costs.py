@@ -11,28 +11,12 @@ from typing import TYPE_CHECKING
 
 from ..common.limits import MAX_ROWS
 from .cost_curves import curve, rising
+from .measuring_plan import BUDGET, CONTEXTS, FAST_ROW, LARGE, SETTLING, SIZES, SLOW_ROW, plan_for
 from .token_costs import TOKEN_COSTS, Memory, token_costs
 
 if TYPE_CHECKING:
     from .session import Session
 
-# Numbers of rows to measure in one round, the most important first. Costs in between are interpolated.
-SIZES = (1, 4, 2, 1, 8, 3, 1, 6, 5, 1, 12)
-# The same, once: only long matches of the text make such drafts. Products take up to 16 rows at a time.
-LARGE = (1, 16, 17, 64)
-CONTEXTS = (8, 256)  # tokens in the KV cache before the rows, for the near and the far measurement
-PIECE = 32  # tokens per batch while the far context is filled
-FILL = 0.45  # seconds after the start when filling ends
-LEAST_FILL = 0.1  # seconds that filling may take however late it begins
-FAST = 0.01  # seconds: in a model that takes less for one row, the change from one size to another shows
-SLOW = 0.08  # seconds: a model that takes longer for one row is slow, and each size is measured once
-BUDGET = 1.0  # seconds after which no further round begins
-WARM = 0.2  # seconds of warm-up decodes, which do not count
-ENOUGH = 1.25  # seconds after which the second and later rounds begin no further size
-MOST = 1.35  # seconds after which the first round begins no further size
-MOST_SLOW = 2.5  # the same for a slow model
-SETTLING = 3  # decodes of one row after one of another size that take longer
-MOST_LARGE = 1.8  # seconds after which no further large size begins
 SMALLEST = 1e-6  # the least seconds of a decode or a pass that are believed: the clock's step
 LARGEST = 1e6  # the most
 
@@ -140,7 +124,7 @@ def _decode(engine: Session, n: int, slot: int) -> float:
     The first decodes after one of another size take longer, by some percent of a fast model's time.
     """
     took: float = engine.measure_target(n, slot)
-    for _ in range(SETTLING if n == 1 and took < FAST else 0):
+    for _ in range(SETTLING if n == 1 and took < FAST_ROW else 0):
         took = engine.measure_target(n, slot)
     return took
 
@@ -160,37 +144,33 @@ def measure(
     before = switches()
     elapsed = _stopwatch()
     near_at = min(CONTEXTS[0], n_ctx // 4)
-    far_at = min(CONTEXTS[1], n_ctx - 8)
     sizes = [n for n in SIZES if n <= min(n_ctx - near_at, n_batch)]
     if memory:
         fill_context(engine, 1, n_batch, slot)
     one = min(engine.measure_target(1, slot) for _ in range(2))
     read = memory.token_seconds(one, 1, slot) if memory else 0.0
-    slow = one > SLOW
+    plan = plan_for(one)
+    near_at = fill_context(engine, near_at, n_batch, slot) if plan.fill_until else 0
     cells = {n: read * times for n, times in TOKEN_COSTS.items()}
     warmed = {1}
-    near_at = 0 if slow else fill_context(engine, near_at, n_batch, slot)
-    if not slow and far_at > near_at and 8 in sizes:
+    far_at = min(CONTEXTS[1], n_ctx - 8)
+    if plan.fill_until and far_at > near_at and 8 in sizes:
         # this also reads a model file that is not in memory yet
-        far_at = fill_context(engine, far_at, min(n_batch, PIECE), slot, max(FILL - elapsed(), LEAST_FILL))
+        most = max(plan.fill_until - elapsed(), plan.fill_least)
+        far_at = fill_context(engine, far_at, min(n_batch, plan.fill_batch), slot, most)
         if far_at > near_at:
             cells = token_costs(engine, near_at, far_at, slot, read)
             warmed = {1, 8}
-    end = elapsed() + WARM
-    for n in dict.fromkeys(sizes):  # warm-up: the first decode of each size takes some milliseconds longer
-        if one > SLOW / 2 or elapsed() > end:
-            break
-        if n not in warmed:
-            engine.measure_target(n, slot)
+    if one <= SLOW_ROW / 2:
+        _warm_up(engine, [n for n in dict.fromkeys(sizes) if n not in warmed], plan.warm_up, slot)
     times = Times()
-    rounds = 0
-    while rounds < 1 or (not slow and (rounds < 2 or (rounds < 9 and elapsed() < budget))):
-        most = MOST_SLOW if slow else ENOUGH if rounds else MOST
-        measured = list(dict.fromkeys(sizes)) if slow else sizes
-        times.add(engine, measured, slot, most - elapsed(), one if slow else None)
-        rounds += 1
-    if not slow:
-        _add_large(times, engine, min(n_ctx - near_at, n_batch), one, slot, MOST_LARGE - elapsed())
+    n_rounds = 0
+    while plan.goes_on(n_rounds, elapsed(), budget):
+        known = one if plan.each_once else None
+        times.add(engine, plan.sizes(sizes), slot, plan.until(n_rounds) - elapsed(), known)
+        n_rounds += 1
+    if plan.large_until:
+        _add_large(times, engine, min(n_ctx - near_at, n_batch), one, slot, plan.large_until - elapsed())
     engine.rewind(0, slot)
     rate = (switches() - before) / max(elapsed(), SMALLEST)
     return dataclasses.replace(times.costs(near_at), cell=curve(cells), switches=rate)
@@ -200,6 +180,15 @@ def _stopwatch() -> Callable[[], float]:
     """Returns the seconds since this call whenever it is called."""
     start = time.perf_counter()
     return lambda: time.perf_counter() - start
+
+
+def _warm_up(engine: Session, sizes: Sequence[int], most: float, slot: int) -> None:
+    """The first decode of each size takes some milliseconds longer. No further one begins after `most`."""
+    end = time.perf_counter() + most
+    for n in sizes:
+        if time.perf_counter() > end:
+            break
+        engine.measure_target(n, slot)
 
 
 def switches() -> int:
@@ -232,14 +221,14 @@ def measure_in_use(
         return None
     elapsed = _stopwatch()
     one = engine.measure_target(1, slot)
-    slow = one > SLOW
-    for _ in range(1 if slow else rounds):
-        measured = list(dict.fromkeys(sizes)) if slow else sizes
-        times.add(engine, measured, slot, (MOST_SLOW if slow else MOST) - elapsed(), one if slow else None)
-    if large and not slow:
-        _add_large(times, engine, room, one, slot, MOST_LARGE - elapsed())
-    found = times.costs(engine.n_past(slot))
+    plan = plan_for(one)
+    for _ in range(min(rounds, plan.most_rounds)):
+        known = one if plan.each_once else None
+        times.add(engine, plan.sizes(sizes), slot, plan.first_until - elapsed(), known)
+    if large and plan.large_until:
+        _add_large(times, engine, room, one, slot, plan.large_until - elapsed())
     n_past = engine.n_past(slot)
+    found = times.costs(n_past)
     if memory and n_past > 0:
         read = memory.token_seconds(found.one_row, n_past, slot)
         found = dataclasses.replace(found, cell=curve({n: read * t for n, t in TOKEN_COSTS.items()}))
@@ -254,6 +243,6 @@ def _add_large(times: Times, engine: Session, room: int, one: float, slot: int, 
     """
     start = time.perf_counter()
     sizes = [n for n in LARGE if n <= room]
-    for n in sizes[1:] if one < FAST else []:
+    for n in sizes[1:] if one < FAST_ROW else []:
         engine.measure_target(n, slot)
     times.add(engine, sizes, slot, most - (time.perf_counter() - start))

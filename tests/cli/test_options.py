@@ -12,6 +12,7 @@ from commands import run
 from eagle3_llama import __version__
 from eagle3_llama.batching import BatchSettings
 from eagle3_llama.bench.run import BenchSettings
+from eagle3_llama.cli.answer_options import AnswerOptions
 from eagle3_llama.cli.main import app
 from eagle3_llama.common.options import CONTEXT
 from eagle3_llama.server.settings import ServerSettings
@@ -109,6 +110,17 @@ def test_the_same_defaults_everywhere():
         for n, p in inspect.signature(ServerSettings).parameters.items()
         if n in serve and p.default is not p.empty
     } == {n: () if n == "cors_origin" else v for n, v in serve.items() if n not in ("model", "api_key_file")}
+
+
+def test_generate_and_chat_share_their_options():
+    """They are written once, and each command has all of them, with one default and one help."""
+    shared = inspect.signature(AnswerOptions).parameters
+    generate, chat = ({p.name: p for p in COMMANDS[name].params} for name in ("generate", "chat"))
+    assert {"model", "eagle", "temp", "n_ctx"} <= shared.keys()
+    assert shared.keys() == generate.keys() & chat.keys() - {"n_predict"}
+    for name in shared:
+        assert generate[name].help == chat[name].help and generate[name].default == chat[name].default
+    assert generate.keys() - chat.keys() == {"prompt", "raw"} and chat.keys() - generate.keys() == {"system"}
 
 
 def test_version_and_completion():

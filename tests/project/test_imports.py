@@ -120,6 +120,26 @@ def test_no_cycles():
         pytest.fail(" <- ".join(cycle.args[1]))
 
 
+@pytest.mark.parametrize("room", ["bench", "heads"])
+def test_no_cycles_by_types_or_within_functions(room):
+    """Two files that name each other, be it for a type or in a function, can only be read together."""
+    files = {name for name in FILES if name.startswith(f"eagle3_llama.{room}.")}
+    graph = {
+        name: {
+            module
+            for wanted in imports_anywhere(name)
+            for module in (wanted, wanted.rpartition(".")[0])
+            if module in files and module != name
+        }
+        for name in files
+    }
+    assert sum(map(len, graph.values())) > 10
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as cycle:
+        pytest.fail(" <- ".join(cycle.args[1]))
+
+
 LAYERS = (
     "errors",
     "common",

@@ -21,6 +21,7 @@ from eagle3_llama.runtime.cost_curves import rising
 from eagle3_llama.runtime.cost_files import LOADS, cached, merged
 from eagle3_llama.runtime.costs import Costs, measure
 from eagle3_llama.runtime.engine import Ask
+from eagle3_llama.runtime.measuring_plan import SLOW_ROW, plan_for
 from eagle3_llama.runtime.token_costs import Memory
 
 import llama_cpp
@@ -398,3 +399,14 @@ def test_costs_that_seem_to_fall_with_more_rows_get_a_common_value():
     disturbed = {1: 1.0, 2: 9.0, 3: 1.1, 4: 1.2}
     assert rising(disturbed) == {1: 1.0, 2: 1.2, 3: 1.2, 4: 1.2}
     assert rising({1: 1.0, 2: 0.8}, {1: 3}) == {1: 1.0, 2: 1.0}  # measured three times, and once
+
+
+def test_plan_of_a_slow_model():
+    """It measures each size once, in one round, and nothing with a far context. A quick one goes on."""
+    quick, slow = plan_for(SLOW_ROW), plan_for(SLOW_ROW * 1.01)
+    assert quick.sizes((1, 4, 1)) == [1, 4, 1] and slow.sizes((1, 4, 1)) == [1, 4]
+    assert [quick.goes_on(n, elapsed=9.0, budget=1.0) for n in range(3)] == [True, True, False]
+    assert [quick.goes_on(n, elapsed=0.5, budget=1.0) for n in (2, 8, 9)] == [True, True, False]
+    assert [slow.goes_on(n, elapsed=0.0, budget=1.0) for n in range(2)] == [True, False]
+    assert quick.fill_until and not slow.fill_until and not slow.large_until
+    assert quick.until(0) > quick.until(1) and slow.until(0) > quick.until(0)

@@ -29,37 +29,17 @@ def read_variant(config: Config, layout: Layout, tensors: dict[str, HeadTensor])
     Raises EagleError: UNSUPPORTED if no graph computes this variant; BAD_CONFIG or MISSING_TENSOR, naming key
     and tensor, if config.json and the tensors contradict each other.
     """
-    act = config.string("hidden_act", "silu")
-    if act != "silu":
-        raise EagleError(
-            ErrorKind.UNSUPPORTED, f"key hidden_act of config.json is {act!r:.40}: only silu is supported"
-        )
     eagle3 = layout.arch == "eagle3"
     last_state = not config.boolean(_AUX, eagle3)
+    _check_graph(config, layout, last_state)
     if last_state:
         _check_last_state(config, tensors)
-    elif not eagle3:
-        raise EagleError(
-            ErrorKind.UNSUPPORTED,
-            f"key {_AUX} of config.json is true, but the tensors are those of an EAGLE-1 head, which reads"
-            " one state: correct the key",
-        )
     for key, names in _flags(config, layout, tensors):
         _agree(config, key, names, layout, tensors)
-    there = _FINAL in tensors
-    final_norm = config.boolean("eagle_config.use_last_layernorm", there or eagle3)
-    norm_output, notes = config.boolean("norm_output", False), []
-    if config.get("norm_output") is not None and layout.norm_output_gates and _FC_NORM not in tensors:
-        final_norm, norm_output = norm_output, False  # SpecForge's own meaning, from before EAGLE-3.1
-        if not final_norm:
-            notes.append(
-                "no norm before the output matrix: norm_output false means this in SpecForge's configs"
-            )
-    if norm_output and not final_norm:
-        raise EagleError(
-            ErrorKind.MISSING_TENSOR,
-            f"tensor {layout.source_name(_FINAL)} is missing, but key norm_output of config.json requires it",
-        )
+    final_norm, norm_output = _norms(config, layout, tensors)
+    notes = []
+    if not final_norm and _is_specforges(config, layout, tensors):
+        notes.append("no norm before the output matrix: norm_output false means this in SpecForge's configs")
     if last_state and eagle3:
         notes.append("no fc: use_aux_hidden_state is false, so the target's last state is the only feature")
     if norm_output:
@@ -73,6 +53,42 @@ def read_variant(config: Config, layout: Layout, tensors: dict[str, HeadTensor])
         last_state,
         tuple(notes),
     )
+
+
+def _check_graph(config: Config, layout: Layout, last_state: bool) -> None:
+    """Raises EagleError UNSUPPORTED if no graph computes such a head."""
+    act = config.string("hidden_act", "silu")
+    if act != "silu":
+        raise EagleError(
+            ErrorKind.UNSUPPORTED, f"key hidden_act of config.json is {act!r:.40}: only silu is supported"
+        )
+    if not last_state and layout.arch != "eagle3":
+        raise EagleError(
+            ErrorKind.UNSUPPORTED,
+            f"key {_AUX} of config.json is true, but the tensors are those of an EAGLE-1 head, which reads"
+            " one state: correct the key",
+        )
+
+
+def _norms(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> tuple[bool, bool]:
+    """Whether there is a norm before the output matrix, and whether the state after it is fed back."""
+    default = _FINAL in tensors or layout.arch == "eagle3"
+    final_norm = config.boolean("eagle_config.use_last_layernorm", default)
+    norm_output = config.boolean("norm_output", False)
+    if _is_specforges(config, layout, tensors):
+        return norm_output, False
+    if norm_output and not final_norm:
+        raise EagleError(
+            ErrorKind.MISSING_TENSOR,
+            f"tensor {layout.source_name(_FINAL)} is missing, but key norm_output of config.json requires it",
+        )
+    return final_norm, norm_output
+
+
+def _is_specforges(config: Config, layout: Layout, tensors: dict[str, HeadTensor]) -> bool:
+    """Whether norm_output has SpecForge's own meaning, from before EAGLE-3.1: a norm before the output."""
+    given = config.get("norm_output") is not None
+    return given and layout.norm_output_gates and _FC_NORM not in tensors
 
 
 def unused_tensors(variant: Variant, layout: Layout) -> Iterator[str]:

@@ -12,6 +12,7 @@ class Shape:
 
     def __init__(
         self,
+        *,
         chat: bool,
         answer_id: str,
         created: int,

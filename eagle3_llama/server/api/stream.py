@@ -20,7 +20,7 @@ _OVER: Any = object()
 
 
 async def respond(
-    request: Request, job: RequestJob, shape: Shape, stream: bool, include_usage: bool, report: bool
+    request: Request, job: RequestJob, shape: Shape, *, stream: bool, include_usage: bool, report: bool
 ) -> Response:
     """Waits for the whole answer, or for the first events of a streamed answer.
 

@@ -86,6 +86,7 @@ class RequestJob:
 
     def __init__(
         self,
+        *,
         batcher: Any,
         gate: Gate,
         choices: list[Choice],
@@ -93,15 +94,20 @@ class RequestJob:
         timeout: float,
         request_id: str,
         client: str,
-        asked: str,
+        prompt_field: str,
     ) -> None:
-        """client: whose text memory it uses. asked: the field that holds the prompt.
+        """client: whose text memory it uses. prompt_field: its name in the body.
 
         Raises ApiError 503 if there is no room.
         """
-        self.batcher, self.gate, self.choices, self.params = batcher, gate, choices, params
-        self.request_id, self.asked, self.deadline = request_id, asked, time.monotonic() + timeout
+        self.batcher = batcher
+        self.gate = gate
+        self.choices = choices
+        self.params = params
+        self.request_id = request_id
         self.client = client
+        self.prompt_field = prompt_field
+        self.deadline = time.monotonic() + timeout
         self.used: dict[int, TokenUsage] = {}
         self.timings: dict[int, dict[str, float]] = {}
         self.reasons: dict[int, str] = {}  # finish_reason of each choice
@@ -235,7 +241,7 @@ class RequestJob:
 
     def _explain(self, e: BaseException, llm: Any) -> ApiError:
         begun = llm is not None and llm.used().completion > 0
-        error = from_exception(e, self.batcher.n_ctx, begun, self.asked)
+        error = from_exception(e, self.batcher.n_ctx, begun, self.prompt_field)
         if self.gate.draining and error.code == "cancelled":
             return shutting_down()
         if error.status == 500:

@@ -73,15 +73,35 @@ class Server:
             record.prompt = body.model_dump(include={"messages", "prompt"})
         prepare = self.caller.chat if chat else self.caller.completion
         choices = await self.preparing.run(prepare, body)  # in a thread: texts may be long
-        params, asked = self.caller.params(body.speculative), "messages" if chat else "prompt"
-        seconds, who = self.settings.timeout, (record.request_id, record.client)
-        record.job = job = RequestJob(self.batcher, self.gate, choices, params, seconds, *who, asked)
-        answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{record.request_id}"
-        top, legacy = getattr(body, "top_logprobs", None) or 0, bool(getattr(body, "functions", None))
-        shape = Shape(chat, answer_id, int(time.time()), self.name, record.stream, top, legacy)
-        usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        report = body.speculative is not None and body.speculative.report
-        return await respond(request, job, shape, record.stream, usage, report)
+        record.job = job = RequestJob(
+            batcher=self.batcher,
+            gate=self.gate,
+            choices=choices,
+            params=self.caller.params(body.speculative),
+            timeout=self.settings.timeout,
+            request_id=record.request_id,
+            client=record.client,
+            prompt_field="messages" if chat else "prompt",
+        )
+        return await respond(
+            request,
+            job,
+            self._shape(body, chat, record),
+            stream=record.stream,
+            include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+            report=body.speculative is not None and body.speculative.report,
+        )
+
+    def _shape(self, body: Any, chat: bool, record: Record) -> Shape:
+        return Shape(
+            chat=chat,
+            answer_id=f"{'chatcmpl' if chat else 'cmpl'}-{record.request_id}",
+            created=int(time.time()),
+            model=self.name,
+            stream=record.stream,
+            top_logprobs=getattr(body, "top_logprobs", None) or 0,
+            legacy=bool(getattr(body, "functions", None)),
+        )
 
     async def ask(self, work: Work, function: Any, *args: Any) -> Response:
         """Runs a blocking function and answers with its result as JSON. An EagleError becomes an ApiError."""

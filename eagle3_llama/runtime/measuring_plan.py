@@ -1,0 +1,75 @@
+"""What a load measures of the costs, and how long: for models whose decode is quick or slow."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+# Numbers of rows to measure in one round, the most important first. Costs in between are interpolated.
+SIZES = (1, 4, 2, 1, 8, 3, 1, 6, 5, 1, 12)
+# The same, once: only long matches of the text make such drafts. Products take up to 16 rows at a time.
+LARGE = (1, 16, 17, 64)
+CONTEXTS = (8, 256)  # tokens in the KV cache before the rows, for the near and the far measurement
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuringPlan:
+    """What a load measures, and how long. Times are seconds after its start."""
+
+    each_once: bool  # each size is measured once; else as often as SIZES has it
+    first_until: float  # the first round begins no further size afterwards
+    later_until: float  # the same for later rounds
+    least_rounds: int
+    most_rounds: int
+    large_until: float  # no further large size begins afterwards; 0 is none
+    fill_until: float  # filling the far context ends; 0 measures without tokens in the KV cache
+    fill_least: float  # seconds that filling it takes at least
+    fill_batch: int  # tokens per batch of filling it
+    warm_up: float  # seconds of decodes that do not count
+
+    def sizes(self, sizes: Sequence[int]) -> list[int]:
+        """Those of a round."""
+        return list(dict.fromkeys(sizes)) if self.each_once else list(sizes)
+
+    def until(self, n_rounds: int) -> float:
+        """When the round behind n_rounds others begins no further size."""
+        return self.later_until if n_rounds else self.first_until
+
+    def goes_on(self, n_rounds: int, elapsed: float, budget: float) -> bool:
+        """Whether another round begins behind n_rounds."""
+        return n_rounds < self.least_rounds or (n_rounds < self.most_rounds and elapsed < budget)
+
+
+QUICK = MeasuringPlan(
+    each_once=False,
+    first_until=1.35,
+    later_until=1.25,
+    least_rounds=2,
+    most_rounds=9,
+    large_until=1.8,
+    fill_until=0.45,
+    fill_least=0.1,
+    fill_batch=32,
+    warm_up=0.2,
+)
+SLOW = MeasuringPlan(
+    each_once=True,
+    first_until=2.5,
+    later_until=0.0,
+    least_rounds=1,
+    most_rounds=1,
+    large_until=0.0,
+    fill_until=0.0,
+    fill_least=0.0,
+    fill_batch=32,
+    warm_up=0.0,
+)
+BUDGET = 1.0  # seconds after which no further round than least_rounds begins
+# Seconds of a decode of one row. A model that takes longer than SLOW_ROW is slow. In one that takes less than
+# FAST_ROW, the first SETTLING decodes of one row after one of another size take longer.
+SLOW_ROW, FAST_ROW, SETTLING = 0.08, 0.01, 3
+
+
+def plan_for(one: float) -> MeasuringPlan:
+    """one: seconds of a decode of one row."""
+    return SLOW if one > SLOW_ROW else QUICK
