@@ -2,7 +2,7 @@
 #pragma once
 
 #include "formats.hpp"
-#include "rows.hpp"
+#include "activations.hpp"
 
 #include "ggml.h"
 

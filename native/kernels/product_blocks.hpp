@@ -3,7 +3,7 @@
 #pragma once
 
 #include "formats.hpp"
-#include "rows.hpp"
+#include "activations.hpp"
 
 namespace eagle3::kernels {
 

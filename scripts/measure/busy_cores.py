@@ -33,6 +33,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from eagle3_llama.bench.child import Child
 
+# Each ends when this process does, however that ends: its standard input is closed then.
+GUARD = r"""
+import os, sys, threading
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+"""
 SPIN = "while True: pass"
 # Its includes alone keep a compiler busy for seconds.
 COMPILE = r"""
@@ -110,7 +115,8 @@ def other_program(code: str | None) -> Iterator[None]:
     if code is None:
         yield
         return
-    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as process:
+    command = [sys.executable, "-c", GUARD + code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
         try:
             time.sleep(2.0)  # the system has given it a core by then
             yield

@@ -63,6 +63,7 @@ from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.bench import run as bench
 from eagle3_llama.cli import main
 from eagle3_llama.heads.guesses import Reader
+from eagle3_llama.cli.answer_options import AnswerOptions
 from eagle3_llama.server.settings import ServerSettings
 from pathlib import Path
 import typer.testing
@@ -81,7 +82,7 @@ with Batcher(BatchSettings(model, n_parallel=1, n_ctx=128)) as batcher:
 found["server"] = [ServerSettings(model).batch()["n_threads"]]
 with Reader(head, model) as reader:
     found["self-test"] = [reader.llm.n_threads, reader.llm.n_threads_batch]
-llm = main._load(Path(model), None, main.EagleParams(), 128, None, 0, None)
+llm = AnswerOptions(Path(model), n_ctx=128).load()
 found["generate, chat"] = [llm.n_threads, llm.n_threads_batch]
 bench.run_bench = lambda settings: found.update(bench=[settings.n_threads]) or {"results": []}
 done = typer.testing.CliRunner().invoke(main.app, ["bench", "-m", model, "--prompts", model, *PLAIN])

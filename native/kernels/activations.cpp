@@ -1,4 +1,4 @@
-#include "rows.hpp"
+#include "activations.hpp"
 
 #include "ggml-cpu-impl.h"
 #include "quants.h"

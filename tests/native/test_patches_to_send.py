@@ -1,4 +1,4 @@
-"""patches/upstream: what could be sent to llama.cpp applies to the pinned tree and is what the series has."""
+"""patches/to_send: what could be sent to llama.cpp applies to the pinned tree and is what the series has."""
 
 import difflib
 import re
@@ -18,7 +18,7 @@ import fetch
 
 from eagle3_llama.runtime.library import find_lib_dir
 
-FOLDER = ROOT / "patches" / "upstream"
+FOLDER = ROOT / "patches" / "to_send"
 PATCHES = sorted(FOLDER.glob("*.patch"))
 
 
