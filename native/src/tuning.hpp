@@ -284,11 +284,12 @@ struct thread_tuning {
     float most_excess = 4.0f;
     // Rounds before fewer threads may be tried. Each trial that fails doubles it.
     int first_wait = 2;
-    // The same of more threads, and the most that either becomes. Beside a busy core 1,000 rounds take 2%
-    // longer than with the best fixed number; half of these waits costs 1% more there. Twice, and 500 rounds
-    // after the core became free take 14% longer (two cores), where these take 5% (thread_test's machines).
-    int first_wait_more = 64;
-    int most_wait       = 128;
+    // The same number for more threads, and the most that either becomes. Beside a busy core a trial of two
+    // threads takes as long as three to five rounds (SmolLM2 in Q4_0, AMD EPYC, Zen 5). Half of these waits
+    // loses 1 to 2% there. With twice, 500 rounds after the core became free take 15% longer (thread_test's
+    // machines).
+    int first_wait_more = 96;
+    int most_wait       = 192;
     // Of the measured time, the most that counts of a round.
     float most_ratio = 12.0f;
 };
