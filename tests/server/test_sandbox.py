@@ -3,9 +3,11 @@
 import itertools
 import json
 import signal
+import sys
 import threading
 
 import pytest
+from commands import run
 from server_tools import no_threads, until
 
 from eagle3_llama import EagleError
@@ -295,6 +297,19 @@ def test_choices_and_tools(grammars):
 def test_what_a_check_says(grammars, grammar, message):
     with pytest.raises(SandboxError, match=message):
         grammars.call(do="check", text=grammar)
+
+
+def test_a_grammar_that_nests_deep(grammars):
+    """The parser recurses for each parenthesis: what passes in a child must pass in a server's thread too."""
+    nested = lambda n: "root ::= " + "(" * n + '"x"' + ")" * n
+    grammars.call(do="check", text=nested(1000))
+    with pytest.raises(SandboxError):
+        grammars.call(do="check", text=nested(30_000))
+    code = (
+        "import resource; from eagle3_llama.server.sandbox import child;"
+        " child._limit(); print(resource.getrlimit(resource.RLIMIT_STACK)[0])"
+    )
+    assert 0 < int(run([sys.executable, "-c", code]).stdout) <= 2 << 20
 
 
 def test_a_grammar_that_takes_too_long(tiny):

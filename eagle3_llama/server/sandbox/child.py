@@ -21,6 +21,7 @@ from .pool import RECEIVED, receive, send
 MAX_PROMPT = 8_000_000  # characters of a rendered prompt
 MAX_GBNF = 200_000  # characters of a grammar that was converted from a schema
 MEMORY = 1 << 30  # bytes that the child may allocate after its start
+STACK = 1 << 21  # bytes; a quarter of what threads usually have
 STEPS = 8  # tokens of the random walk through a grammar
 STUCK = "the grammar reaches a place where it allows no token of this model"
 
@@ -60,6 +61,8 @@ def _limit() -> None:
     if pages:
         most = int(pages[0]) * resource.getpagesize() + MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    # The parser of grammars recurses. What passes here has a multiple of this stack in the server's threads.
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK, resource.getrlimit(resource.RLIMIT_STACK)[1]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 
