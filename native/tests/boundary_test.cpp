@@ -4,13 +4,13 @@
 // Each function below is made to fail by what it is given, or by operator new, which fails at one place after
 // the other. It returns what its error is, and libllama keeps the exception.
 #include "check.hpp"
+#include "replaced_new.hpp"
 
 #include "llama-ext.h"
 
 #include <climits>
 #include <cmath>
 #include <functional>
-#include <new>
 #include <stdexcept>
 #include <string>
 
@@ -26,36 +26,6 @@ void * take(size_t size) {
     }
     return malloc(size ? size : 1);
 }
-
-__attribute__((noinline)) void give(void * p) {
-    free(p);
-}
-
-}  // namespace
-
-void * operator new(size_t size) {
-    if (void * p = take(size)) {
-        return p;
-    }
-    throw std::bad_alloc();
-}
-void * operator new[](size_t size) {
-    return operator new(size);
-}
-void operator delete(void * p) noexcept {
-    give(p);
-}
-void operator delete[](void * p) noexcept {
-    give(p);
-}
-void operator delete(void * p, size_t) noexcept {
-    give(p);
-}
-void operator delete[](void * p, size_t) noexcept {
-    give(p);
-}
-
-namespace {
 
 constexpr int NO_TOKEN    = 1 << 30;
 constexpr int MOST_PLACES = 400;

@@ -7,6 +7,7 @@
 // the libraries'. They pass every call on, but for the one that is to fail.
 #include "asks.hpp"
 #include "check.hpp"
+#include "replaced_new.hpp"
 
 #include "ggml-backend.h"
 #include "gguf.h"
@@ -14,7 +15,6 @@
 #include <dlfcn.h>
 
 #include <functional>
-#include <new>
 #include <string>
 
 namespace {
@@ -50,51 +50,11 @@ void * take(size_t size) {
     return !sheltered && fails(failing.memory) ? nullptr : malloc(size ? size : 1);
 }
 
-// Not inlined: GCC would take `free` for the wrong partner of an operator new that it did not inline.
-__attribute__((noinline)) void give(void * p) {
-    free(p);
-}
-
 template <typename F> F * real(const char * name) {
     return (F *) dlsym(RTLD_NEXT, name);
 }
 
 }  // namespace
-
-void * operator new(size_t size) {
-    void * p = take(size);
-    if (p == nullptr) {
-        throw std::bad_alloc();
-    }
-    return p;
-}
-void * operator new[](size_t size) {
-    return operator new(size);
-}
-void * operator new(size_t size, const std::nothrow_t &) noexcept {
-    return take(size);
-}
-void * operator new[](size_t size, const std::nothrow_t &) noexcept {
-    return take(size);
-}
-void operator delete(void * p) noexcept {
-    give(p);
-}
-void operator delete[](void * p) noexcept {
-    give(p);
-}
-void operator delete(void * p, size_t) noexcept {
-    give(p);
-}
-void operator delete[](void * p, size_t) noexcept {
-    give(p);
-}
-void operator delete(void * p, const std::nothrow_t &) noexcept {
-    give(p);
-}
-void operator delete[](void * p, const std::nothrow_t &) noexcept {
-    give(p);
-}
 
 extern "C" {
 // ggml loses what it has so far when an exception passes through it.

@@ -3,11 +3,11 @@
 import difflib
 import re
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 from paths import ROOT
+from pinned_tree import pinned_files
 
 sys.path[:0] = [str(ROOT / "native"), str(ROOT / "scripts" / "release")]
 
@@ -22,13 +22,7 @@ PATCHES = sorted((ROOT / "patches").glob("*.patch"))
 def touched():
     """The files of the pinned tree that the series changes, by name."""
     names = {m for p in PATCHES for m in re.findall(r"^--- a/(.+)$", p.read_text(), re.MULTILINE)}
-    with tarfile.open(fetch.sdist()) as sdist:
-        return {
-            name: sdist.extractfile(member).read()
-            for member in sdist.getmembers()
-            for name in [member.name.partition("/vendor/llama.cpp/")[2]]
-            if name in names
-        }
+    return pinned_files(names)
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 
 import pytest
 from commands import run
 from paths import ROOT
+from pinned_tree import pinned_files
 
 sys.path.insert(0, str(ROOT / "native"))
 
@@ -40,14 +40,7 @@ def changed(diff):
 @pytest.fixture(scope="module")
 def pinned():
     """The files of the pinned tree that these patches change, by name."""
-    names = {name for patch in PATCHES for name in diffs(patch)}
-    with tarfile.open(fetch.sdist()) as sdist:
-        return {
-            name: sdist.extractfile(member).read()
-            for member in sdist.getmembers()
-            for name in [member.name.partition("/vendor/llama.cpp/")[2]]
-            if name in names
-        }
+    return pinned_files({name for patch in PATCHES for name in diffs(patch)})
 
 
 @pytest.fixture
