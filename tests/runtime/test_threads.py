@@ -39,11 +39,11 @@ def answer(files, n_threads, params, **settings):
         llm.close()
 
 
-@pytest.mark.parametrize("flash_attn", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+# trees need flash attention
+@pytest.mark.parametrize(
+    "kind, flash_attn", [(k, fa) for k in KINDS for fa in (True, False) if fa or k != "tree"]
+)
 def test_bits_do_not_depend_on_the_number_of_threads(files, kind, flash_attn):
-    if kind == "tree" and not flash_attn:
-        pytest.skip("trees need flash attention")
     alone = answer(files, 1, KINDS[kind], flash_attn=flash_attn)
     assert len(alone["logprobs"]["tokens"]) > 4
     for n_threads in (2, 3):
