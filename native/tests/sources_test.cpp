@@ -241,8 +241,8 @@ int check_bits(const eagle3_session & s, const script & source) {
 
 // A single draft may be none of the script's: the planner looks at plain rounds between drafts, and rests
 // where times say so. A prompt ends a rest, and these costs make drafts worth their rows.
-bool drafts_scripted(const eagle3_session & handle, const fixture & f, const script & source,
-    const eagle3::costs & costs) {
+bool drafts_scripted(
+    const eagle3_session & handle, const fixture & f, const script & source, const eagle3::costs & costs) {
     eagle3::session & s = *handle.impl;
     for (int turn = 0; turn < 50; ++turn) {
         s.set_plan(costs);

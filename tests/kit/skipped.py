@@ -61,7 +61,7 @@ def untried():
         if flag not in flags
     ]
     return [f"not tried: {', '.join(lacking)}: this processor has none"] * bool(lacking) + [
-        "not tried: a GPU: every test computes on the CPU"
+        "not tried: a GPU's kernels: the device of tests/device is served by the CPU"
     ]
 
 
