@@ -330,8 +330,8 @@ int32_t eagle3_plan_get(eagle3_session * s, struct eagle3_plan_info * out);
 
 // These measure what eagle3_plan_set wants, for 1..EAGLE3_MAX_ROWS rows: a decode after what the slot holds,
 // which stays (without the output matrix where that can be deferred; n = 1: with it); the output matrix for
-// rows of that decode, which are not kept; a pass of the head. They return E_UNSUPPORTED if the target cannot
-// drop the measured rows: the slot is empty then.
+// rows of that decode, which are not kept (0 where it was not deferred); a pass of the head. They return
+// E_UNSUPPORTED if the target cannot drop the measured rows: the slot is empty then.
 int32_t eagle3_measure_target(eagle3_session * s, int32_t slot, int32_t n, float * seconds);
 int32_t eagle3_measure_output(eagle3_session * s, int32_t n, float * seconds);
 int32_t eagle3_measure_head(eagle3_session * s, int32_t slot, int32_t n, float * seconds);

@@ -313,7 +313,7 @@ void round::keep_tree(const std::vector<kept_tokens> & kept) {
         rows.insert(rows.end(), k.rows.begin(), k.rows.end());
     }
     std::sort(rows.begin(), rows.end());
-    if (!llama_memory_tree_keep(slots_.memory, rows.data(), (uint32_t) rows.size())) {
+    if (!llama_memory_tree_keep(slots_.ctx, rows.data(), (uint32_t) rows.size())) {
         throw error(EAGLE3_E_INTERNAL, "the target's memory has lost its tree");
     }
 }

@@ -190,8 +190,11 @@ float session::timed_decode(int slot, int n) {
 }
 
 // Computes into rows of its own, which are freed: the context's would stay in memory, however few are ever
-// drafted.
+// drafted. Where nothing was left out there is nothing to wait for: the clock would measure its own noise.
 float session::measure_output(int n) {
+    if (llama_get_deferred_logits(slots_.ctx).n_nodes == 0) {
+        return 0.0f;
+    }
     std::vector<float> rows((size_t) std::max(n, 1) * slots_.n_vocab);
     const thread_scope scope(slots_.ctx, round_.threads());
     const int64_t start = ggml_time_us();

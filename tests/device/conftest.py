@@ -4,8 +4,7 @@ import sys
 
 import pytest
 import tiny_models
-
-SIZES = {"n_embd": 256, "n_head": 4, "n_kv": 2}  # heads of 64, which every device computes attention for
+from tiny_models import HEADS_OF_64
 
 
 def _registered(n):
@@ -31,5 +30,5 @@ def two_devices():
 def files(tmp_path_factory):
     """A target whose text does not end, and a head."""
     d = tmp_path_factory.mktemp("device")
-    target = tiny_models.target(d / "target.gguf", ends=False, **SIZES)
-    return str(target), str(tiny_models.head(d / "head.gguf", n_embd=SIZES["n_embd"]))
+    target = tiny_models.target(d / "target.gguf", ends=False, **HEADS_OF_64)
+    return str(target), str(tiny_models.head(d / "head.gguf", n_embd=HEADS_OF_64["n_embd"]))

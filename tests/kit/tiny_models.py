@@ -7,6 +7,7 @@ import gguf
 import numpy as np
 
 N_EMBD, N_HEAD, N_KV, N_LAYER, N_VOCAB, N_DRAFT = 64, 4, 2, 4, 320, 96
+HEADS_OF_64 = {"n_embd": 256, "n_head": 4, "n_kv": 2}  # every device computes attention for such
 BOS, EOS = 1, 2
 PROMPT = [1, 60, 70, 80, 90, 100]
 
