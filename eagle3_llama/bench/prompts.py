@@ -13,6 +13,7 @@ from typing import Any
 from ..common.files import reading
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import chat_tokens
+from ..llama.model_costs import on_device
 from ..runtime.costs import Costs, Times, fill_context, measure_in_use
 from .target import BenchTarget
 from .turns import Run
@@ -137,7 +138,8 @@ def bench_target(
                 if (run := target.run(mode, prompt, n_predict, sampling)) is not None:
                     answer.runs[mode.name].append(run)
             if drafting:
-                answer.costs = measure_in_use(drafting[0].engine, drafting[0].n_ctx(), times)
+                llm = drafting[0]
+                answer.costs = measure_in_use(llm.engine, llm.n_ctx(), times, on_device=on_device(llm))
         for mode in target.working():
             if answer.tokens(mode.name) != answer.tokens("plain"):
                 answer.gaps[mode.name] = target.gap(prompt, answer.tokens("plain"), answer.tokens(mode.name))

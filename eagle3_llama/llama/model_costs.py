@@ -48,7 +48,8 @@ def measure(llm: EagleLlama) -> None:
     measure_threads(llm)
     key = cost_key(llm, llm._eagle_path)
     most = min(llm.n_batch, MOST_BATCH)
-    found = cost_files.cached(llm.engine, key, room(llm), most, functools.partial(memory_of, llm))
+    memory = functools.partial(memory_of, llm)
+    found = cost_files.cached(llm.engine, key, room(llm), most, memory, on_device(llm))
     llm.engine.planner.set_costs(found)
     llm.engine.release_threads()
 
@@ -85,12 +86,25 @@ def measure_in_use(llm: EagleLlama, slot: int) -> None:
     most = min(llm.n_batch, MOST_BATCH)
     try:
         found = costs.measure_in_use(
-            engine, size, costs.Times(), 1, slot, most, large=True, memory=memory_of(llm)
+            engine,
+            size,
+            costs.Times(),
+            1,
+            slot,
+            most,
+            large=True,
+            memory=memory_of(llm),
+            on_device=on_device(llm),
         )
     except EagleError:
         return
     if found is not None:
         engine.planner.set_costs(cost_files.remember(cost_key(llm, llm._eagle_path), size, found))
+
+
+def on_device(llm: EagleLlama) -> bool:
+    """Whether layers of the model are on a device."""
+    return bool(llm.model_params.n_gpu_layers) and bool(llama_cpp.llama_supports_gpu_offload())
 
 
 def memory_of(llm: EagleLlama) -> token_costs.Memory | None:

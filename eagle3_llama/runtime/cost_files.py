@@ -46,10 +46,12 @@ def cached(
     n_ctx: int,
     n_batch: int,
     memory: Callable[[], Memory | None] = lambda: None,
+    on_device: bool = False,
 ) -> Costs:
     """The costs for this key (model, format, backend, threads, library), from a file in costs_dir().
 
-    memory: reads what measure() takes, from the model's files; called only if this load measures.
+    memory: reads what measure() takes, from the model's files; called only if this load measures. on_device:
+    layers of the model are.
 
     Only the first LOADS loads measure, and as many more while others were disturbed by another program. With
     a single measurement, a disturbance would stay in the costs for ever. If all of them were disturbed, one
@@ -58,7 +60,7 @@ def cached(
     loads = _read(key, n_ctx)
     few = sum(c.switches <= CALM for c in loads) < LOADS and len(loads) < 2 * LOADS
     if few or _were_disturbed(engine, loads):
-        return remember(key, n_ctx, measure(engine, n_ctx, n_batch, memory=memory()))
+        return remember(key, n_ctx, measure(engine, n_ctx, n_batch, memory=memory(), on_device=on_device))
     return merged(loads)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..common.limits import MAX_ROWS
 from .cost_curves import curve, rising
-from .measuring_plan import BUDGET, CONTEXTS, FAST_ROW, LARGE, SETTLING, SIZES, SLOW_ROW, plan_for
+from .measuring_plan import BUDGET, CONTEXTS, FAST_ROW, LARGE, SETTLING, SLOW_ROW, plan_for
 from .token_costs import TOKEN_COSTS, Memory, token_costs
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class Times:
 
     def __init__(self) -> None:
         self._rounds: list[dict[tuple[str, int], float]] = []  # seconds by (part, number of rows)
+        self._times_of_one = 1  # how often a round measures one row
 
     def add(
         self,
@@ -73,26 +74,29 @@ class Times:
         slot: int = 0,
         most: float = math.inf,
         one: float | None = None,
+        settling: int = 0,
     ) -> None:
         """Measures each size once, with the slot's KV cache as it is, and the parts in the order of a round.
 
         After `most` seconds it begins no further size, except for the first two. The head is quick and is
         measured after the first size. one: the time of an earlier decode of one row, to reuse if the model is
-        slow.
+        slow. settling: decodes and passes of each size that do not count.
         """
         start = time.perf_counter()
+        self._times_of_one = max(sizes.count(1), 1)
         took: dict[tuple[str, int], list[float]] = {}
         for i, n in enumerate(sizes):
             if i > 1 and time.perf_counter() - start > most:
                 break
-            layers = one if one and n == 1 else _decode(engine, n, slot)
+            layers = one if one and n == 1 else _decode(engine, n, slot, settling)
             took.setdefault(("layers", n), []).append(layers)
             # each size of the output matrix once: a second time it would already be in the CPU's cache
             for m in {1: (), 2: (1,)}.get(n, (n,)):
                 took["output", m] = [engine.measure_output(m)]
             if engine.has_head and i == 0:
                 took["first", 1] = [engine.measure_head(1, slot)]
-                took.update({("head", m): [engine.measure_head(m, slot)] for m in (1, 2, 4, 8) if m in sizes})
+                for m in (m for m in (1, 2, 4, 8) if m in sizes):
+                    took["head", m] = [engine.measure_head(m, slot) for _ in range(settling + 1)][-1:]
         self._rounds.append({part: statistics.median(t) for part, t in took.items()})
 
     def costs(self, context: float) -> Costs:
@@ -112,19 +116,20 @@ class Times:
         first = figures("first").get(1, 0.0)
         layers = figures("layers")
         layers[1] = one - out[1]  # a decode of one row includes its output
-        layers = rising(layers, {1: SIZES.count(1)})
+        layers = rising(layers, {1: self._times_of_one})
         layers, head = ({n: max(t, SMALLEST) for n, t in part.items()} for part in (layers, head))
         first = max(first - head[1], 0.0)
         return Costs(curve(layers), out, curve(head), curve({1: 0.0}), first, context)
 
 
-def _decode(engine: Session, n: int, slot: int) -> float:
+def _decode(engine: Session, n: int, slot: int, settling: int) -> float:
     """Seconds of a decode of n rows as generation has it: a draft's after another size, one row after one.
 
     The first decodes after one of another size take longer, by some percent of a fast model's time.
+    settling: further decodes before the one that counts, whatever their size.
     """
     took: float = engine.measure_target(n, slot)
-    for _ in range(SETTLING if n == 1 and took < FAST_ROW else 0):
+    for _ in range(settling or (SETTLING if n == 1 and took < FAST_ROW else 0)):
         took = engine.measure_target(n, slot)
     return took
 
@@ -136,20 +141,23 @@ def measure(
     budget: float = BUDGET,
     slot: int = 0,
     memory: Memory | None = None,
+    on_device: bool = False,
 ) -> Costs:
     """Measures for about `budget` seconds, or fewer sizes if the model is slow. Empties the slot.
 
     memory: with it, what tokens in the KV cache cost is known for slow models too, and less noisy for others.
+    on_device: layers of the model are on a device, whose costs have other steps.
     """
     before = switches()
     elapsed = _stopwatch()
     near_at = min(CONTEXTS[0], n_ctx // 4)
-    sizes = [n for n in SIZES if n <= min(n_ctx - near_at, n_batch)]
+    room = min(n_ctx - near_at, n_batch)
     if memory:
         fill_context(engine, 1, n_batch, slot)
     one = min(engine.measure_target(1, slot) for _ in range(2))
     read = memory.token_seconds(one, 1, slot) if memory else 0.0
-    plan = plan_for(one)
+    plan = plan_for(one, on_device)
+    sizes = plan.sizes(room)
     near_at = fill_context(engine, near_at, n_batch, slot) if plan.fill_until else 0
     cells = {n: read * times for n, times in TOKEN_COSTS.items()}
     warmed = {1}
@@ -166,8 +174,8 @@ def measure(
     times = Times()
     n_rounds = 0
     while plan.goes_on(n_rounds, elapsed(), budget):
-        known = one if plan.each_once else None
-        times.add(engine, plan.sizes(sizes), slot, plan.until(n_rounds) - elapsed(), known)
+        most = plan.until(n_rounds) - elapsed()
+        times.add(engine, sizes, slot, most, plan.known(one), plan.settling)
         n_rounds += 1
     if plan.large_until:
         _add_large(times, engine, min(n_ctx - near_at, n_batch), one, slot, plan.large_until - elapsed())
@@ -209,6 +217,7 @@ def measure_in_use(
     n_batch: int = MAX_ROWS,
     large: bool = False,
     memory: Memory | None = None,
+    on_device: bool = False,
 ) -> Costs | None:
     """Measures with the slot's KV cache as an answer left it, or leaves it, and adds the times to `times`.
 
@@ -216,15 +225,14 @@ def measure_in_use(
     there is no room in the KV cache.
     """
     room = min(n_ctx - engine.n_past(slot), n_batch)
-    sizes = [n for n in SIZES if n <= room]
-    if 8 not in sizes:
+    if room < 8:
         return None
     elapsed = _stopwatch()
     one = engine.measure_target(1, slot)
-    plan = plan_for(one)
+    plan = plan_for(one, on_device)
     for _ in range(min(rounds, plan.most_rounds)):
-        known = one if plan.each_once else None
-        times.add(engine, plan.sizes(sizes), slot, plan.first_until - elapsed(), known)
+        most = plan.first_until - elapsed()
+        times.add(engine, plan.sizes(room), slot, most, plan.known(one), plan.settling)
     if large and plan.large_until:
         _add_large(times, engine, room, one, slot, plan.large_until - elapsed())
     n_past = engine.n_past(slot)

@@ -404,7 +404,7 @@ def test_costs_that_seem_to_fall_with_more_rows_get_a_common_value():
 def test_plan_of_a_slow_model():
     """It measures each size once, in one round, and nothing with a far context. A quick one goes on."""
     quick, slow = plan_for(SLOW_ROW), plan_for(SLOW_ROW * 1.01)
-    assert quick.sizes((1, 4, 1)) == [1, 4, 1] and slow.sizes((1, 4, 1)) == [1, 4]
+    assert quick.sizes(4) == [1, 4, 2, 1, 3, 1, 1] and slow.sizes(4) == [1, 4, 2, 3]
     assert [quick.goes_on(n, elapsed=9.0, budget=1.0) for n in range(3)] == [True, True, False]
     assert [quick.goes_on(n, elapsed=0.5, budget=1.0) for n in (2, 8, 9)] == [True, True, False]
     assert [slow.goes_on(n, elapsed=0.0, budget=1.0) for n in range(2)] == [True, False]
