@@ -106,7 +106,8 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
                 self._begin(logits_all)
         except ValueError as e:
             self.close()
-            raise guards.load_error(model_path, e) from e
+            placed = bool(kwargs.get("n_gpu_layers")) and model_costs.has_devices()
+            raise guards.load_error(model_path, e, placed) from e
         except BaseException:
             self.close()  # the traceback holds this object, which would hold the model
             raise

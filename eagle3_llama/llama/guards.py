@@ -23,6 +23,12 @@ _AT_LOAD = {  # Llama's ValueErrors, and what is likely
     "Failed to create llama_context": "llama.cpp made no context for it: give a smaller n_ctx if "
     "there is too little memory; verbose=True shows its reason",
 }
+_ON_DEVICE = {  # the same, where layers are asked to be on a device
+    "Failed to load model from file": "the device has too little memory, or no such split_mode, or the model "
+    "is newer than this llama.cpp: give a smaller n_gpu_layers; verbose=True shows the reason",
+    "Failed to create llama_context": "llama.cpp made no context for it: give a smaller n_ctx or "
+    "n_gpu_layers if there is too little memory; verbose=True shows its reason",
+}
 
 
 class Closed:
@@ -39,14 +45,25 @@ def closed() -> EagleError:
     return EagleError(ErrorKind.BAD_ARGUMENT, "the model is closed: load it again with EagleLlama(...)")
 
 
-def load_error(path: str, error: ValueError) -> TargetError:
-    """The error for a ValueError of Llama's constructor."""
+def load_error(path: str, error: ValueError, on_device: bool = False) -> TargetError:
+    """The error for a ValueError of Llama's constructor. on_device: layers were to be on a device."""
     if isinstance(error, TargetError):
         return error
-    for message, why in _AT_LOAD.items():
+    whole = on_device and is_whole(path)
+    for message, why in (_ON_DEVICE if whole else _AT_LOAD).items():
         if message in str(error):
-            return split_error(path) or TargetError(ErrorKind.BAD_FILE, f"{path} cannot be loaded: {why}")
+            kind = ErrorKind.UNSUPPORTED if whole else ErrorKind.BAD_FILE
+            return split_error(path) or TargetError(kind, f"{path} cannot be loaded: {why}")
     return TargetError(ErrorKind.BAD_ARGUMENT, str(error))
+
+
+def is_whole(path: str) -> bool:
+    """Whether the file can be read."""
+    try:
+        read_model(path)
+    except EagleError:
+        return False
+    return True
 
 
 def split_error(path: str) -> TargetError | None:

@@ -104,7 +104,12 @@ def measure_in_use(llm: EagleLlama, slot: int) -> None:
 
 def on_device(llm: EagleLlama) -> bool:
     """Whether layers of the model are on a device."""
-    return bool(llm.model_params.n_gpu_layers) and bool(llama_cpp.llama_supports_gpu_offload())
+    return bool(llm.model_params.n_gpu_layers) and has_devices()
+
+
+def has_devices() -> bool:
+    """Whether layers can be put on a device here."""
+    return bool(llama_cpp.llama_supports_gpu_offload())
 
 
 def memory_of(llm: EagleLlama) -> token_costs.Memory | None:

@@ -226,8 +226,9 @@ void round::set_tree() {
         format("a tree of %d rows does not fit a micro-batch of %d", n, n_ubatch));
     try {
         if (!llama_memory_tree_set(slots_.memory, parents.data(), tree_ ? (uint32_t) n : 0)) {
-            throw error(
-                EAGLE3_E_UNSUPPORTED, "the target's memory cannot hold a tree: it needs flash attention");
+            throw error(EAGLE3_E_UNSUPPORTED,
+                "the target's memory cannot hold a tree: it needs flash attention, and tensors that are not "
+                "split over devices");
         }
     } catch (...) {
         llama_memory_tree_set(slots_.memory, nullptr, 0);

@@ -1,6 +1,7 @@
 #include "session.hpp"
 
 #include "deferral.hpp"
+#include "lost_device.hpp"
 #include "llama-ext.h"
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 namespace eagle3 {
 
 session::session(llama_context * ctx, const head * h, int n_slots) : slots_(ctx, h, n_slots) {
+    tell_of_lost_devices();
     round_.choose_threads(llama_model_n_devices(llama_get_model(ctx)) == 0);
 }
 

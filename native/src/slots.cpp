@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <stdexcept>
 
 namespace eagle3 {
 
@@ -198,7 +199,14 @@ void slots::run_rows(int n, const int * of, int n_of) {
     // This is the exception of a graph that cannot be built, say, or of an evaluation callback.
     const std::exception_ptr caught = llama_take_exception();
     drop_rows(of, n_of);
-    rethrow(caught);
+    try {
+        rethrow(caught);
+    } catch (const std::runtime_error & e) {
+        require(strncmp(e.what(), "failed to allocate compute", 26) != 0, EAGLE3_E_MEMORY,
+            "not enough memory to compute a batch: give a smaller n_batch or n_ctx, or a smaller "
+            "n_gpu_layers");
+        throw;
+    }
     require(rc != -4, EAGLE3_E_UNSUPPORTED,
         "this target does not let the layers be captured that the head reads");
     require(rc != -2, EAGLE3_E_MEMORY, "not enough memory to decode");

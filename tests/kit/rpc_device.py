@@ -9,6 +9,7 @@ decoding. Its calls are counted: native/tests/device/counted_device.cpp.
         device.counts()["synchronize"]
 """
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -38,6 +39,7 @@ class Device:
         self.library = ctypes.CDLL(str(built()))
         command = [sys.executable, __file__, built(), *libraries()]
         self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        atexit.register(self.end)
         self.endpoint = f"127.0.0.1:{int(self.child.stdout.readline())}"
         self._await()
 
@@ -88,8 +90,8 @@ class Device:
 
     def end(self):
         """Kills the server, as if the device were lost."""
-        self.child.kill()
-        self.child.wait()
+        with self.child:
+            self.child.kill()
 
 
 @contextlib.contextmanager
