@@ -1,5 +1,7 @@
-// A deferred decode leaves out the output matrix. Its product is computed afterwards with the rows that are
-// needed: see llama_set_logits_deferred.
+// The rows of logits that nobody reads cost little. On the CPU, a deferred decode leaves out the output
+// matrix, and its product is computed afterwards with the rows that are needed: see
+// llama_set_logits_deferred. On a device all rows are computed; they stay there until they are needed: see
+// llama_set_logits_stay.
 #pragma once
 
 #include "llama-ext.h"
@@ -15,6 +17,22 @@ class deferral {
 
     deferral(const deferral &)             = delete;
     deferral & operator=(const deferral &) = delete;
+
+  private:
+    llama_context * ctx_;
+};
+
+// Leaves logits on the device that computes them until the end of the scope, and looks for the n_largest ones
+// of each row there.
+class logits_stay {
+  public:
+    logits_stay(llama_context * ctx, bool on, int n_largest) : ctx_(ctx) {
+        llama_set_logits_stay(ctx_, on, (uint32_t) n_largest);
+    }
+    ~logits_stay() { llama_set_logits_stay(ctx_, false, 0); }
+
+    logits_stay(const logits_stay &)             = delete;
+    logits_stay & operator=(const logits_stay &) = delete;
 
   private:
     llama_context * ctx_;

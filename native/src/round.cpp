@@ -42,6 +42,9 @@ void round::decode() {
     const int n       = (int) slot_of_.size();
     const bool defers = planner_.ready() && n > (int) of_.size() && knows_reach();
     const deferral deferred(slots_.ctx, defers);
+    // Of a row that is certainly sampled, a sampler that reads whole rows waits less if it is read at once.
+    const bool stay = slots_.n_largest > 0 || n > (int) of_.size();
+    const logits_stay stays(slots_.ctx, stay, slots_.n_largest);
     const thread_scope scope(slots_.ctx, threads_);
     const int64_t start = ggml_time_us();
     run(n);
@@ -67,6 +70,10 @@ void round::verify(llama_sampler * const * samplers, int32_t * out, int32_t * co
         std::find(samplers, samplers + n, nullptr) == samplers + n, EAGLE3_E_ARGUMENT, "a sampler is NULL");
     std::vector<bool> over(n, false);
     begin_paths();
+    slots_.n_largest = 0;
+    for (size_t i = 0; i < n; ++i) {
+        slots_.n_largest = std::max(slots_.n_largest, n_largest_for(samplers[i]));
+    }
     at_      = stage::verified;
     sampled_ = true;
     std::fill_n(counts, n, 0);

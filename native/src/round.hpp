@@ -58,6 +58,8 @@ class round {
 
     void begin_paths();
     void need_logits(int row);
+    void read_ahead(int row);
+    int sample_at(int row, llama_sampler * sampler, float & seconds);
     int sample_row(slot_round & r, llama_sampler * sampler, int32_t & token);
     void reach_now();
 

@@ -39,6 +39,9 @@ void round::reach_now() {
 // Computes the logits of a row of the batch unless they are there, and with them those of the rows after it
 // that are likely enough to be reached.
 void round::need_logits(int row) {
+    if (llama_logits_stay_ith(slots_.ctx, row)) {
+        read_ahead(row);
+    }
     if (llama_has_logits_ith(slots_.ctx, row)) {
         return;
     }
@@ -51,13 +54,36 @@ void round::need_logits(int row) {
     output_seconds_ += seconds;
 }
 
+// Reads the logits of a row from the device, and with them those of the rows after it that are likely
+// reached: a row takes about as long as a wait.
+void round::read_ahead(int row) {
+    reach_now();
+    int n = 1;
+    while (row + n < (int) reach_.size() && reach_[row + n] >= 0.5f) {
+        ++n;
+    }
+    llama_read_logits(slots_.ctx, row, n);
+}
+
+// Samples a row, which the device may have decided already.
+int round::sample_at(int row, llama_sampler * sampler, float & seconds) {
+    int token;
+    {
+        const sampling_clock clock(seconds);
+        if (sample_found(slots_.ctx, sampler, row, token)) {
+            return token;
+        }
+    }
+    need_logits(row);
+    const sampling_clock clock(seconds);
+    return sample(slots_.ctx, sampler, row);
+}
+
 // Samples at the end of the slot's path. If a draft token agrees, the path continues with it, and the result
 // is 1; else it is 0.
 int round::sample_row(slot_round & r, llama_sampler * sampler, int32_t & token) {
     const int row = r.path.back(), n_rows = (int) r.tokens.size();
-    need_logits(r.at[row]);
-    const sampling_clock clock(r.sampling_s);
-    token     = sample(slots_.ctx, sampler, r.at[row]);
+    token     = sample_at(r.at[row], sampler, r.sampling_s);
     r.sampled = row == 0 ? token : r.sampled;
     int next  = row + 1;
     while (next < n_rows && !(r.parents[next] == row && r.tokens[next] == token)) {

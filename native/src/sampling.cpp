@@ -4,8 +4,10 @@
 
 #include "llama-ext.h"
 
+#include <algorithm>
 #include <ctime>
 #include <new>
+#include <vector>
 
 namespace eagle3 {
 
@@ -59,6 +61,58 @@ int likeliest(const float * x, int n) {
     return best;
 }
 
+// This is how many of the largest logits samplers with top-k go on from: its usual 40, and 64 tokens that
+// penalties lower may be among them.
+constexpr int N_FOUND = 128;
+static_assert(N_FOUND <= LLAMA_MAX_LARGEST);
+
+// Returns the sampler number i of a chain, or the sampler itself in place of a chain of one; null behind the
+// last.
+llama_sampler * link(llama_sampler * sampler, int i) {
+    if (llama_sampler_chain_get(sampler, -1) == nullptr) {
+        return i == 0 ? sampler : nullptr;
+    }
+    return i < llama_sampler_chain_n(sampler) ? llama_sampler_chain_get(sampler, i) : nullptr;
+}
+
+// Returns k if the sampler goes on from the k largest logits, after others that can only have lowered some of
+// them; else 0. The first `cut` of the chain are these others.
+int kept_by(llama_sampler * sampler, int & cut) {
+    int k = -1;
+    for (cut = 0; llama_sampler * s = link(sampler, cut); ++cut) {
+        k = llama_sampler_lets_through(s);
+        if (k >= 0) {
+            break;
+        }
+    }
+    return std::max(k, 0);
+}
+
+bool larger(const llama_token_data & a, const llama_token_data & b) {
+    return a.logit > b.logit;
+}
+
+// Says whether the sampler keeps the same tokens of these, in the same order, as of the whole row. No other
+// token of the row has a larger logit than the least of these. Equal logits could be ordered in two ways.
+bool decide(std::vector<llama_token_data> found, llama_sampler * sampler) {
+    int cut;
+    const int k = kept_by(sampler, cut);
+    if (k == 0 || k >= (int) found.size()) {
+        return false;
+    }
+    const float others = std::max_element(found.begin(), found.end(), larger)->logit;  // at most so large
+    llama_token_data_array all = {found.data(), found.size(), -1, false};
+    for (int i = 0; i < cut; ++i) {
+        llama_sampler_apply(link(sampler, i), &all);
+    }
+    std::sort(found.begin(), found.end(), larger);
+    const auto follows = [](const llama_token_data & a, const llama_token_data & b) {
+        return !larger(a, b);
+    };
+    return found[k - 1].logit > others &&
+           std::adjacent_find(found.begin(), found.begin() + k + 1, follows) == found.begin() + k + 1;
+}
+
 }  // namespace
 
 // The system may keep no clock for a thread: then this is elapsed time.
@@ -106,6 +160,41 @@ int sample(llama_context * ctx, llama_sampler * sampler, int row) {
     }
     rethrow(llama_take_exception());
     return token;
+}
+
+bool sample_found(llama_context * ctx, llama_sampler * sampler, int row, int & token) {
+    if (!llama_logits_stay_ith(ctx, row)) {
+        return false;
+    }
+    llama_take_exception();  // one that an earlier call left
+    int best = LLAMA_TOKEN_NULL;
+    if (takes_likeliest(sampler)) {
+        best = llama_get_likeliest_ith(ctx, row);
+    } else {
+        std::vector<llama_token_data> found(LLAMA_MAX_LARGEST);
+        found.resize(llama_get_largest_ith(ctx, row, found.data()));
+        if (!found.empty() && decide(found, sampler)) {
+            llama_token_data_array all = {found.data(), found.size(), -1, false};
+            llama_sampler_apply(sampler, &all);
+            rethrow(llama_take_exception());
+            require(all.selected >= 0 && all.selected < (int64_t) all.size, EAGLE3_E_INTERNAL,
+                "no sampler of the chain selected a token");
+            best = all.data[all.selected].id;
+        }
+    }
+    if (best == LLAMA_TOKEN_NULL) {
+        return false;
+    }
+    llama_sampler_accept(sampler, best);
+    rethrow(llama_take_exception());
+    token = best;
+    return true;
+}
+
+int n_largest_for(llama_sampler * sampler) {
+    int cut;
+    const int k = kept_by(sampler, cut);
+    return takes_likeliest(sampler) ? 1 : k > 0 && k < N_FOUND ? N_FOUND : 0;
 }
 
 }  // namespace eagle3

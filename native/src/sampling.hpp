@@ -12,6 +12,14 @@ namespace eagle3 {
 // E_ARGUMENT for a row without logits, and what the sampler throws.
 int sample(llama_context * ctx, llama_sampler * sampler, int row);
 
+// Does the same without reading the row, where the logits that the device found in it decide what the sampler
+// takes. Returns false, and the sampler is as before, where they do not.
+bool sample_found(llama_context * ctx, llama_sampler * sampler, int row, int & token);
+
+// Returns how many of the largest logits sample_found wants of each row. It is 0 for a sampler that reads
+// whole rows.
+int n_largest_for(llama_sampler * sampler);
+
 // Adds the processor time of this thread until the end of the scope, in seconds.
 class sampling_clock {
   public:

@@ -64,10 +64,18 @@ void session::compute_last(int slot, int n) {
     }
 }
 
+// The decode before could not know the sampler; the next one will have found what it needs.
+int session::sample(llama_sampler * sampler, int row) {
+    int token;
+    slots_.n_largest = std::max(slots_.n_largest, n_largest_for(sampler));
+    return sample_found(slots_.ctx, sampler, row, token) ? token : eagle3::sample(slots_.ctx, sampler, row);
+}
+
 void session::prefill(int slot, const int32_t * tokens, int n, bool all_logits) {
     // A head that reads what follows the last layer needs each row, but nobody needs its logits.
     const bool unread = !all_logits && slots_.head() && slots_.head()->needs_all_logits();
     const deferral deferred(slots_.ctx, unread);
+    const logits_stay stays(slots_.ctx, !all_logits && (unread || slots_.n_largest > 0), slots_.n_largest);
     const kept_tokens k = decode_text(slot, tokens, n, all_logits || unread);
     if (unread) {
         compute_last(slot, n);
@@ -183,6 +191,7 @@ float session::timed_decode(int slot, int n) {
         tokens.push_back((100 + 37 * i) % slots_.n_vocab);  // any text costs the same
     }
     const deferral deferred(slots_.ctx, true);
+    const logits_stay stays(slots_.ctx, true, slots_.n_largest);
     const int64_t start = ggml_time_us();
     decode_text(slot, tokens.data(), n, true);
     llama_synchronize(slots_.ctx);

@@ -35,7 +35,7 @@ class session {
     int text_match(int slot, int32_t token) const;  // see text_source::match
     void set_memory(int slot, std::shared_ptr<const text_memory> memory);
 
-    int sample(llama_sampler * sampler, int row) { return eagle3::sample(slots_.ctx, sampler, row); }
+    int sample(llama_sampler * sampler, int row);
     void prefill(int slot, const int32_t * tokens, int n, bool all_logits);
     void rewind(int slot, int n_past);
     void reset(int slot, int n_past);

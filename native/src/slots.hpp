@@ -69,6 +69,7 @@ class slots {
     const llama_memory_t memory;
     const int n_batch, n_ctx, n_vocab;
     const int most_rows;  // of a round: they must fit a micro-batch, and MAX_ROWS
+    int n_largest = 1;    // logits of a row that the last samplers went on from: see n_largest_for
 
     slot_state & at(int slot);  // E_ARGUMENT if there is none
     const slot_state & at(int slot) const;

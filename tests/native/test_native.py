@@ -85,6 +85,15 @@ def test_memory_that_runs_out(programs, files):
     passes(programs, "memory_test", *files)
 
 
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere a program's functions do not stand before a library's"
+)
+def test_logits_that_stay_on_a_device(programs, tmp_path):
+    """Rows that are read when they are wanted, what was found in them, and what samplers take of it."""
+    target = tiny_models.target(tmp_path / "target.gguf", ends=False)
+    passes(programs, "logits_stay_test", target, tiny_models.head(tmp_path / "head.gguf"))
+
+
 @pytest.mark.parametrize("name", ["speculators, qwen3", "EAGLE-1", "two projections, two layers"])
 def test_rounds_of_variants_under_sanitizers(programs, tmp_path, name):
     target = tiny_models.target(tmp_path / "target.gguf", n_layer=12)
