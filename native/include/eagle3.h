@@ -266,7 +266,8 @@ int32_t eagle3_round_verify(
 int32_t eagle3_round_commit(eagle3_session * s, const int32_t * keep);
 
 // Returns the row of the last batch that the slot's i-th token of eagle3_round_verify was sampled from.
-// llama_get_logits_ith has its logits; those of rows that verification did not reach may be missing.
+// llama_get_logits_ith has its logits, and reads them from a device that they stayed on; those of rows that
+// verification did not reach may be missing.
 int32_t eagle3_verified_row(const eagle3_session * s, int32_t slot, int32_t i);
 
 // Returns the processor time that the slot's sampler took in the last eagle3_round_verify, in seconds: its

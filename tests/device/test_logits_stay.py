@@ -17,6 +17,7 @@ from eagle3_llama import EagleLlama  # before llama_cpp: it brings the library
 from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.runtime.engine import Draft
 
+import llama_cpp
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 
 SIZES = {"n_embd": 256, "n_head": 4, "n_kv": 2}
@@ -71,10 +72,16 @@ def target(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cpu(target):
-    """The sums of the device are those of weights as the file has them."""
+    """Its weights lie as in the file, as the device's do."""
+    default = llama_cpp.llama_model_default_params
+
+    def as_in_the_file():
+        params = default()
+        params.use_extra_bufts = False
+        return params
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EAGLE3_LLAMA_INTERLEAVE", "0")
-        patch.setenv("EAGLE3_LLAMA_AMX", "0")
+        patch.setattr(llama_cpp.llama_cpp, "llama_model_default_params", as_in_the_file)
         with EagleLlama(target, n_gpu_layers=0, **COMMON) as llm:
             yield llm
 
