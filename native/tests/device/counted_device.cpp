@@ -19,6 +19,7 @@ enum count {
     ASYNC_OUT,       // get_tensor_async
     COPIES,          // from tensor to tensor on the device
     SYNCHRONIZE,     // waits for all that was queued, those for an event too
+    WAITS,           // the host waited: a blocking copy, or a synchronize after something was queued
     GRAPHS,          // graphs that were queued
     BUFFERS,         // buffers that were asked for
     BLOCKING_IN_BYTES,
@@ -29,15 +30,36 @@ enum count {
 };
 
 static const char * const NAMES =
-    "blocking_in blocking_out async_in async_out copies synchronize graphs buffers "
+    "blocking_in blocking_out async_in async_out copies synchronize waits graphs buffers "
     "blocking_in_bytes blocking_out_bytes async_in_bytes async_out_bytes";
 
 static std::atomic<uint64_t> counts[N_COUNTS];
 static std::atomic<uint64_t> largest{UINT64_MAX};  // bytes of a buffer that can still be had
 static std::atomic<int64_t> left{INT64_MAX};       // buffers that can still be had
 
+static std::atomic<bool> busy{false};               // something is queued that nobody has waited for
+
 static void counted(count what, uint64_t n = 1) {
     counts[what] += n;
+    switch (what) {
+    case BLOCKING_IN:
+        counts[WAITS] += n;
+        break;
+    case BLOCKING_OUT:
+        counts[WAITS] += n;
+        busy = false;
+        break;
+    case SYNCHRONIZE:
+        counts[WAITS] += busy.exchange(false);
+        break;
+    case ASYNC_IN:
+    case ASYNC_OUT:
+    case GRAPHS:
+        busy = true;
+        break;
+    default:
+        break;
+    }
 }
 
 // -- buffers: each has its own table of functions, a copy of the RPC backend's ----------------------------------
