@@ -316,6 +316,7 @@ std::unique_ptr<head> load_head(const std::string & path, const llama_model * ta
     allocate_weights(*h);
     l.read_data(file);
     l.read_d2t();
+    bring_tables(*h);
     return h;
 }
 

@@ -61,15 +61,23 @@ struct head {
     ggml_tensor * output_norm = nullptr;  // may be null
     ggml_tensor *tok_embd = nullptr, *output = nullptr,
                 *rope_freqs = nullptr;  // the first two may be the target's own
+    // d2t on the head's device, I32 [1, n_vocab], where this is not the CPU and has the tokens' embeddings
+    // too: then the next token of a chain is looked up without the host.
+    ggml_tensor * d2t_ids = nullptr;
 
     ggml_backend_dev_t device = nullptr;  // where the weights live
     ggml_context_ptr ctx;
     ggml_backend_buffer_ptr buffer,
         matrices;  // matrices: those that lie otherwise than the rest; may be null
+    ggml_context_ptr tables_ctx;
+    ggml_backend_buffer_ptr tables;  // d2t_ids, and the target's embeddings once more; may be null
 
     size_t n_bytes() const {
-        return ggml_backend_buffer_get_size(buffer.get()) +
-               (matrices ? ggml_backend_buffer_get_size(matrices.get()) : 0);
+        size_t n = 0;
+        for (const auto * b : {&buffer, &matrices, &tables}) {
+            n += *b ? ggml_backend_buffer_get_size(b->get()) : 0;
+        }
+        return n;
     }
     int n_features() const { return (int) layers.size() * n_embd_target; }
     int n_embd_kv() const { return n_head_kv * n_embd_head; }

@@ -1,6 +1,7 @@
 #include "head_source.hpp"
 
 #include "capture.hpp"
+#include "llama-ext.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,13 +11,20 @@ namespace eagle3 {
 
 namespace {
 
-constexpr int MAX_PENDING = 256;  // features that may wait for a draft; more are fed without one
-constexpr int MAX_CELLS   = 64;   // of the head's cache, for one draft of a slot: bits of a path
+// Returns the rows of a store of features on the head's device, where this is not the CPU: for what waits in
+// each slot, for the next batch, and one for what nobody wants.
+int n_stored(const head & h, int n_slots, int most_waiting, int n_batch) {
+    const bool on_cpu = ggml_backend_dev_type(h.device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+    return on_cpu ? 0 : n_slots * (most_waiting + MAX_ROWS) + n_batch + 1;
+}
 
 }  // namespace
 
 head_source::head_source(llama_context * ctx, const head & h, int n_slots, int n_ctx)
-    : ctx_(ctx), h_(h), runner_(h, n_slots, n_ctx, ctx), n_ctx_(n_ctx), slots_(n_slots) {
+    : ctx_(ctx), h_(h), runner_(h, n_slots, n_ctx, ctx, n_slots * (MAX_CELLS + 1),
+                            n_stored(h, n_slots, MAX_PENDING, (int) llama_n_batch(ctx))),
+      n_ctx_(n_ctx), slots_(n_slots) {
+    llama_set_layer_inp_store(ctx_, runner_.store());
     set_capture(true);
 }
 
@@ -25,6 +33,7 @@ head_source::~head_source() {
         set_capture(false);
     } catch (const std::exception &) {
     }
+    llama_set_layer_inp_store(ctx_, nullptr);
 }
 
 void head_source::set_capture(bool on) {
@@ -36,6 +45,32 @@ void head_source::set_capture(bool on) {
 
 bool head_source::needs_all_logits() const {
     return capture_ && h_.layers.back() == llama_model_n_layer(h_.target);
+}
+
+// Returns n rows of the store that hold nothing that waits.
+std::vector<int32_t> head_source::free_rows(int n) const {
+    const int last = (int) runner_.store()->ne[1] - 1;
+    std::vector<bool> waits(last, false);
+    for (const seen & s : slots_) {
+        for (const int32_t row : s.stored) {
+            waits[row] = true;
+        }
+    }
+    std::vector<int32_t> rows;
+    for (int row = 0; row < last && (int) rows.size() < n; ++row) {
+        if (!waits[row]) {
+            rows.push_back(row);
+        }
+    }
+    require((int) rows.size() == n, EAGLE3_E_INTERNAL, "the store of features is full");
+    return rows;
+}
+
+void head_source::expect(int n) {
+    if (runner_.store() && capture_) {
+        batch_ = free_rows(n);
+        llama_set_layer_inp_rows(ctx_, batch_.data(), (uint32_t) n);
+    }
 }
 
 // -- the text ---------------------------------------------------------------------------------------------
@@ -84,6 +119,12 @@ void head_source::begin_pending(seen & s, int pos) {
 }
 
 void head_source::append_features(seen & s, const kept_tokens & k) {
+    if (runner_.store()) {
+        for (const int32_t row : k.rows) {
+            s.stored.push_back(batch_.at(row));
+        }
+        return;
+    }
     const size_t have = s.features.size();
     s.features.resize(have + k.rows.size() * h_.n_features());
     capture_rows(ctx_, h_.layers.data(), (int) h_.layers.size(), k.rows, s.features.data() + have);
@@ -101,7 +142,7 @@ void head_source::rewind(int slot, int n_past) {
         s.clear_pending(n_past);
         return;
     }
-    s.features.resize((size_t) keep * h_.n_features());
+    runner_.store() ? s.stored.resize(keep) : s.features.resize((size_t) keep * h_.n_features());
     s.tokens.resize(std::min<size_t>(s.tokens.size(), keep - 1));
 }
 
@@ -115,26 +156,39 @@ void head_source::reset(int slot, int n_past) {
 // The first n pending pairs are in the head's cache now.
 void head_source::fed(seen & s, int n) {
     s.tokens.erase(s.tokens.begin(), s.tokens.begin() + n);
-    s.features.erase(s.features.begin(), s.features.begin() + (size_t) n * h_.n_features());
+    if (runner_.store()) {
+        s.stored.erase(s.stored.begin(), s.stored.begin() + n);
+    } else {
+        s.features.erase(s.features.begin(), s.features.begin() + (size_t) n * h_.n_features());
+    }
     s.pending_pos += n;
     s.n = s.pending_pos;
 }
 
-// Runs the slot's pending pairs through the head, but for the last, whose token is still to come. It takes
-// MAX_ROWS at a time, and the rest in powers of two: each size is a graph with buffers of its own, and
+// Runs the slot's pending pairs through the head, but for the last, whose token is still to come. The CPU
+// takes MAX_ROWS at a time, and the rest in powers of two: each size is a graph with buffers of its own, and
 // prompts have every length. So few rows are computed alike however many there are, so that the result is the
-// same however the prompt was split into chunks.
+// same however the prompt was split into chunks. A device takes MOST_FED at a time, and fills up the rest: it
+// computes many rows as fast as few, and nothing waits for them.
 void head_source::feed(int slot) {
     seen & s    = slots_[slot];
     const int n = n_pending(s) - 1;
-    for (int done = 0, piece = MAX_ROWS; done < n; done += piece) {
+    for (int done = 0, piece = 0; done < n; done += piece) {
+        piece     = runner_.store() ? std::min(n - done, MOST_FED) : MAX_ROWS;
+        int whole = MAX_ROWS;
         while (piece > n - done) {
             piece /= 2;
         }
+        while (runner_.store() && whole < piece) {
+            whole *= 2;
+        }
         pass p;
-        p.rows     = pass::chain(slot, s.tokens.data() + done, s.pending_pos + done, s.from, piece, 0);
-        p.x        = s.features.data() + (size_t) done * h_.n_features();
-        p.features = true;
+        p.rows = pass::chain(slot, s.tokens.data() + done, s.pending_pos + done, s.from, piece, 0);
+        start_from(p, s, done, piece);
+        for (int i = piece; runner_.store() && i < whole; ++i) {
+            p.rows.push_back(p.rows.back());
+            p.rows.back().spare = true;
+        }
         runner_.run(p);
     }
     if (n > 0) {
@@ -142,104 +196,22 @@ void head_source::feed(int slot) {
     }
 }
 
+// Lets the last n rows of a pass start from the features of n pending rows, of which `done` come before.
+void head_source::start_from(pass & p, const seen & s, int done, int n) const {
+    p.features = true;
+    if (!runner_.store()) {
+        p.x = s.features.data() + (size_t) done * h_.n_features();
+        return;
+    }
+    p.from = source_of_x::store;
+    for (int i = 0; i < n; ++i) {
+        p.rows[p.rows.size() - n + i].x = s.stored[done + i];
+    }
+}
+
 void head_source::catch_up(int slot, int at_most) {
     if (n_pending(slots_[slot]) > at_most) {
         feed(slot);
-    }
-}
-
-// -- drafts -----------------------------------------------------------------------------------------------
-
-// Runs a pass whose n_out rows each find k children, into states_, ids_ and probs_.
-void head_source::run(pass & p, int n_out, int k) {
-    k_ = std::min(k, h_.n_vocab);
-    states_.resize((size_t) n_out * h_.n_embd);
-    ids_.resize((size_t) n_out * k_);
-    probs_.resize((size_t) n_out * k_);
-    p.state = states_.data();
-    p.k     = k_;
-    p.ids   = ids_.data();
-    p.probs = probs_.data();
-    runner_.run(p);
-}
-
-// Feeds what the target decoded since the last draft, in one pass for all slots, which makes the roots'
-// children.
-void head_source::begin(growth & g, const std::vector<int> & asks) {
-    n_cells_.assign(g.asks.size(), 0);
-    n_cells_max_.assign(g.asks.size(), 0);
-    marks_.clear();
-    x_.clear();
-    pass p;
-    for (const int a : asks) {
-        seen & s = slots_[g.asks[a].slot];
-        s.tokens.resize(n_pending(s) - 1);
-        s.tokens.push_back(g.asks[a].token);
-        const std::vector<pass_row> rows =
-            pass::chain(g.asks[a].slot, s.tokens.data(), s.pending_pos, s.from, n_pending(s), 0);
-        p.rows.insert(p.rows.end(), rows.begin(), rows.end());
-        p.rows.back().out = true;
-        x_.insert(x_.end(), s.features.begin(), s.features.end());
-    }
-    p.x        = x_.data();
-    p.features = true;
-    run(p, (int) asks.size(), g.widest());
-    for (int r = 0; r < (int) asks.size(); ++r) {
-        seen & s = slots_[g.asks[asks[r]].slot];
-        fed(s, n_pending(s));
-        n_cells_max_[asks[r]] = std::min(MAX_CELLS, runner_.n_ctx() - g.n_past[asks[r]]);
-        offer_children(g, asks[r], r, -1, 0);
-    }
-}
-
-void head_source::offer_children(growth & g, int a, int row, int parent, uint64_t path) {
-    const size_t first = (size_t) row * k_;
-    for (int k = 0; k < std::min(g.asks[a].width, k_) && std::isfinite(probs_[first + k]); ++k) {
-        const int node = g.offer(id, a, parent, h_.d2t[ids_[first + k]], probs_[first + k], k);
-        marks_.resize(g.nodes.size());
-        marks_[node] = {row, path};
-        g.level.push_back(node);
-    }
-    // Those of other sources can be extended too.
-    for (int i = parent + 1; g.mixed && i < (int) g.nodes.size(); ++i) {
-        const growth::node & v = g.nodes[i];
-        if (v.ask == a && v.parent == parent && v.evidence[HEAD] == NOT_OFFERED) {
-            marks_.resize(g.nodes.size());
-            marks_[i] = {row, path};
-            g.level.push_back(i);
-        }
-    }
-}
-
-void head_source::extend(growth & g, const std::vector<int> & nodes) {
-    const int n = (int) nodes.size(), n_embd = h_.n_embd;
-    std::vector<int> level = nodes;
-    std::sort(level.begin(), level.end(), [&](int a, int b) {
-        return g.nodes[a].ask != g.nodes[b].ask ? g.nodes[a].ask < g.nodes[b].ask : a < b;
-    });
-    pass p;
-    x_.resize((size_t) n * n_embd);
-    for (int r = 0; r < n; ++r) {
-        const growth::node & v = g.nodes[level[r]];
-        const int n_past       = g.n_past[v.ask];
-        const int cell         = n_cells_[v.ask]++;
-        pass_row row;
-        row.slot  = g.asks[v.ask].slot;
-        row.token = v.token;
-        row.pos   = n_past + v.depth - 1;
-        row.cell  = n_past + cell;
-        row.from  = slots_[row.slot].from;
-        row.base  = n_past;
-        row.path  = marks_[level[r]].path | (uint64_t(1) << cell);
-        row.out   = true;
-        p.rows.push_back(row);
-        std::copy_n(states_.begin() + (size_t) marks_[level[r]].row * n_embd, n_embd,
-            x_.begin() + (size_t) r * n_embd);
-    }
-    p.x = x_.data();
-    run(p, n, g.widest());
-    for (int r = 0; r < n; ++r) {
-        offer_children(g, g.nodes[level[r]].ask, r, level[r], p.rows[r].path);
     }
 }
 
@@ -252,7 +224,7 @@ float head_source::measure(int slot, int n_past, int n) {
     p.rows              = pass::chain(slot, tokens.data(), n_past, slots_[slot].from, n, n);
     p.x                 = x.data();
     const int64_t start = ggml_time_us();
-    run(p, n, 1);
+    run(p, n, 1, later_);
     return 1e-6f * (ggml_time_us() - start);
 }
 

@@ -20,6 +20,8 @@ class head_source : public source {
 
     // While it is off, a slot that decodes drafts nothing until new text has been captured.
     void set_capture(bool on);
+    // The next decode has n rows, whose features go to free rows of the store, if there is one.
+    void expect(int n);
     // Says whether each row of a batch must ask for logits, so that its features are captured.
     bool needs_all_logits() const;
 
@@ -31,7 +33,7 @@ class head_source : public source {
     void catch_up(int slot, int at_most) override;
     void begin(growth & g, const std::vector<int> & asks) override;
     void extend(growth & g, const std::vector<int> & nodes) override;
-    int n_extensible(int ask) const override { return n_cells_max_[ask] - n_cells_[ask]; }
+    int n_extensible(int ask) const override;
 
     // If it fails, the head starts over behind these tokens.
     void kept(const kept_tokens & k) override;
@@ -56,6 +58,9 @@ class head_source : public source {
         int slot, int n_past, const int32_t * tokens, const float * features, int n, const char * stage);
 
   private:
+    static constexpr int MAX_CELLS   = 64;   // of the head's cache, for one draft of a slot: bits of a path
+    static constexpr int MAX_PENDING = 256;  // features that may wait for a draft; more are fed without one
+
     // This is what the head has seen of a slot's text, and what waits for its next pass.
     //
     //     0 ... from ........... n .......... pending ...... n_past
@@ -68,29 +73,56 @@ class head_source : public source {
         int from = 0, n = 0;
         int pending_pos = 0;
         std::vector<int32_t> tokens;  // the token after each pending row; the last row's may be missing
-        std::vector<float> features;  // [n_pending][n_features]
+        // The pending rows' features: [n_pending][n_features] here, or [n_pending] rows of the store.
+        std::vector<float> features;
+        std::vector<int32_t> stored;
 
         void clear_pending(int pos) {
             pending_pos = pos;
             tokens.clear();
             features.clear();
+            stored.clear();
         }
     };
     // This is what a pass needs to extend a node of the draft.
     struct mark {
-        int row;        // of the last pass: its parent's, whose state it takes
+        int state;      // row of the runner's states: its parent's, which it starts from
         uint64_t path;  // cells of the nodes above it
+        int known;      // the row of the first pass, or of those ahead, that found its children; or UNKNOWN
     };
+    struct guesses {  // children that rows of a pass found, [n][k_]; and of rows ahead: see pass::chosen
+        std::vector<int32_t> ids, chosen;
+        std::vector<float> probs;
+    };
+    // This is how far the first pass looks ahead: so many steps, of so many rows for each ask.
+    struct horizon {
+        int steps = 0, width = 1;
+    };
+    static constexpr int UNKNOWN = -1;
     struct state_header;
 
-    int n_pending(const seen & s) const { return (int) (s.features.size() / h_.n_features()); }
+    int n_pending(const seen & s) const {
+        return (int) (runner_.store() ? s.stored.size() : s.features.size() / h_.n_features());
+    }
+    int state_row(int slot, int cell) const { return slot * (MAX_CELLS + 1) + cell; }
+    int root_state(int slot) const { return state_row(slot, MAX_CELLS); }
+    std::vector<int32_t> free_rows(int n) const;
+    void store(seen & s, int n_past);
+    void start_from(pass & p, const seen & s, int done, int n) const;
+    horizon look(const growth & g, const std::vector<int> & asks) const;
+    void look_ahead(const growth & g, const std::vector<int> & asks, pass & p) const;
+    int ahead_row(int step, int place, int i) const;
     void take(const kept_tokens & k);
     void begin_pending(seen & s, int pos);
     void append_features(seen & s, const kept_tokens & k);
     void feed(int slot);
     void fed(seen & s, int n);
-    void run(pass & p, int n_out, int k);
-    void offer_children(growth & g, int ask, int row, int parent, uint64_t path);
+    void run(pass & p, int n_out, int k, guesses & found);
+    std::vector<int> offer_children(
+        growth & g, int ask, const guesses & found, int row, int parent, mark below);
+    void offer_known(growth & g, int ask, int row, int parent, mark below);
+    bool was_ahead(growth & g, int node);
+    pass_row row_of(const growth & g, int node);
     pass whole_pass(int slot, int n_past, const int32_t * tokens, const float * features, int n);
 
     llama_context * ctx_;
@@ -99,15 +131,20 @@ class head_source : public source {
     int n_ctx_;
     bool capture_ = false;
     std::vector<seen> slots_;
+    std::vector<int32_t> batch_;  // row of the store of each row of the last decode
     std::vector<float> trace_;
 
     // These belong to the draft that grows. Cells of the head's cache after a slot's are taken one after the
     // other; the next feed overwrites them.
     std::vector<int> n_cells_, n_cells_max_;  // of each ask
     std::vector<mark> marks_;                 // of each node
-    std::vector<float> states_, x_, probs_;
-    std::vector<int32_t> ids_;
-    int k_ = 0;  // children of a row that a pass finds
+    std::vector<float> x_;
+    guesses first_, later_;
+    std::vector<int> n_known_;  // of each ask, rows ahead whose children were not offered yet
+    horizon ahead_;             // of the first pass
+    int n_first_ = 0;           // asks of the first pass
+    int k_       = 0;           // children of a row that a pass finds
+    int n_used_  = 1;           // levels that the last draft extended
 };
 
 }  // namespace eagle3

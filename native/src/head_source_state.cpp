@@ -27,7 +27,8 @@ struct head_source::state_header {
 int64_t head_source::state_size(int slot) const {
     const seen & s = slots_[slot];
     return (int64_t) (sizeof(state_header) + s.tokens.size() * sizeof(int32_t) +
-                      s.features.size() * sizeof(float) + runner_.cells_size(s.from, s.n));
+                      (size_t) n_pending(s) * h_.n_features() * sizeof(float) +
+                      runner_.cells_size(s.from, s.n));
 }
 
 void head_source::save(int slot, int n_past, uint8_t * out) const {
@@ -53,6 +54,10 @@ void head_source::save(int slot, int n_past, uint8_t * out) const {
     put(&h, sizeof(h));
     put(s.tokens.data(), s.tokens.size() * sizeof(int32_t));
     put(s.features.data(), s.features.size() * sizeof(float));
+    for (const int32_t row : s.stored) {
+        runner_.store_get(row, out);
+        out += h_.n_features() * sizeof(float);
+    }
     runner_.cells_get(slot, s.from, s.n, out);
 }
 
@@ -91,6 +96,20 @@ int head_source::saved_n_past(const uint8_t * data) {
     return h.n_past;
 }
 
+// Brings restored features to the store. There is room for what waits in a slot; a state of more starts over.
+void head_source::store(seen & s, int n_past) {
+    const int n = (int) (s.features.size() / h_.n_features());
+    if (n > MAX_PENDING) {
+        s.clear_pending(n_past);
+        return;
+    }
+    s.stored = free_rows(n);
+    for (int i = 0; i < n; ++i) {
+        runner_.store_set(s.stored[i], s.features.data() + (size_t) i * h_.n_features());
+    }
+    s.features.clear();
+}
+
 void head_source::restore(int slot, int n_past, const uint8_t * data) {
     state_header h;
     memcpy(&h, data, sizeof(h));
@@ -111,6 +130,10 @@ void head_source::restore(int slot, int n_past, const uint8_t * data) {
     take(s.features.data(), s.features.size() * sizeof(float));
     if (s.pending_pos + h.n_pending != n_past) {
         s.clear_pending(n_past);  // rows were decoded without capture: nothing follows what waited
+    }
+    slots_[slot].stored.clear();
+    if (runner_.store() && !s.features.empty()) {
+        store(s, n_past);
     }
     runner_.cells_set(slot, s.from, s.n, data);
     slots_[slot] = std::move(s);

@@ -1,46 +1,61 @@
 // The runner runs passes over the head and owns its key-value cache.
 #include "runner_parts.hpp"
 
+#include "llama-ext.h"
+
 #include <algorithm>
 #include <cmath>
 #include <iterator>
 
 namespace eagle3 {
 
-runner::runner(const head & h, int n_slots, int n_ctx, llama_context * ctx)
+runner::runner(const head & h, int n_slots, int n_ctx, llama_context * ctx, int n_states, int n_store)
     : h_(h), ctx_(ctx), n_slots_(n_slots), n_ctx_(pad(n_ctx, KV_PAD)) {
+    // The target's backend, so that its graphs and the head's are in one queue.
     if (ggml_backend_dev_type(h.device) != GGML_BACKEND_DEVICE_TYPE_CPU) {
-        backends_.emplace_back(ggml_backend_dev_init(h.device, nullptr));
+        backends_.push_back(llama_get_backend(ctx, h.device));
+        if (backends_.back() == nullptr) {
+            backends_.pop_back();
+            own_.emplace_back(ggml_backend_dev_init(h.device, nullptr));
+        }
     }
     // The function is found by ggml's registry: a CPU backend that was chosen when it was loaded cannot be
     // linked to.
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     require(cpu != nullptr, EAGLE3_E_INTERNAL, "no CPU backend is loaded");
-    backends_.emplace_back(ggml_backend_dev_init(cpu, nullptr));
-    for (const auto & b : backends_) {
+    own_.emplace_back(ggml_backend_dev_init(cpu, nullptr));
+    for (const auto & b : own_) {
         require(b != nullptr, EAGLE3_E_MEMORY, "cannot start the head's backend");
+        backends_.push_back(b.get());
     }
     take_threads();
 
-    ggml_init_params params = {2 * h.blocks.size() * ggml_tensor_overhead(), nullptr, /*.no_alloc =*/true};
+    ggml_init_params params = {
+        (2 * h.blocks.size() + 2) * ggml_tensor_overhead(), nullptr, /*.no_alloc =*/true};
     cache_ctx_.reset(ggml_init(params));
     require(cache_ctx_ != nullptr, EAGLE3_E_MEMORY, "not enough memory for the head's cache");
     for (size_t i = 0; i < h.blocks.size(); ++i) {
         auto cells = [&] {
             return ggml_new_tensor_2d(
-                cache_ctx_.get(), GGML_TYPE_F16, h.n_embd_kv(), (int64_t) n_slots * n_ctx_);
+                cache_ctx_.get(), GGML_TYPE_F16, h.n_embd_kv(), (int64_t) n_slots * n_ctx_ + 1);  // a spare
         };
         ggml_tensor * k = cells();
         cache_.push_back({k, cells()});
+    }
+    states_ = ggml_new_tensor_2d(cache_ctx_.get(), GGML_TYPE_F32, h.n_embd, n_states);
+    if (n_store > 0) {
+        store_ = ggml_new_tensor_2d(cache_ctx_.get(), GGML_TYPE_F32, h.n_features(), n_store);
     }
     cache_buffer_.reset(
         ggml_backend_alloc_ctx_tensors_from_buft(cache_ctx_.get(), ggml_backend_dev_buffer_type(h.device)));
     require(cache_buffer_ != nullptr, EAGLE3_E_MEMORY, "not enough memory for the head's cache");
     ggml_backend_buffer_clear(cache_buffer_.get(), 0);  // masked cells are read too
-    shared_ = new_scheduler();
+    shared_ = new_scheduler(most_ahead());
 }
 
-runner::~runner() = default;
+runner::~runner() {
+    wait();
+}
 
 // Takes the target's number of threads, so that OpenMP has one team for both.
 void runner::take_threads() {
@@ -48,11 +63,11 @@ void runner::take_threads() {
         return;
     }
     const auto set_threads = (ggml_backend_set_n_threads_t) ggml_backend_reg_get_proc_address(
-        ggml_backend_dev_backend_reg(ggml_backend_get_device(backends_.back().get())),
+        ggml_backend_dev_backend_reg(ggml_backend_get_device(backends_.back())),
         "ggml_backend_set_n_threads");
     require(set_threads != nullptr, EAGLE3_E_INTERNAL, "the CPU backend takes no number of threads");
     n_threads_ = llama_n_threads(ctx_);
-    set_threads(backends_.back().get(), n_threads_);
+    set_threads(backends_.back(), n_threads_);
 }
 
 std::vector<pass_row> pass::chain(int slot, const int32_t * tokens, int pos, int from, int n, int n_out) {
@@ -70,23 +85,6 @@ std::vector<pass_row> pass::chain(int slot, const int32_t * tokens, int pos, int
 }
 
 namespace {
-
-// Sorts by probability, then by id. It is an insertion sort, as k is small.
-void sort_best(int32_t * ids, float * probs, int k) {
-    for (int i = 1; i < k; ++i) {
-        for (int j = i;
-            j > 0 && (probs[j] > probs[j - 1] || (probs[j] == probs[j - 1] && ids[j] < ids[j - 1])); --j) {
-            std::swap(probs[j], probs[j - 1]);
-            std::swap(ids[j], ids[j - 1]);
-        }
-    }
-}
-
-void set(ggml_tensor * t, const void * data) {
-    if (t->buffer) {  // an input that nothing reads has none
-        ggml_backend_tensor_set(t, data, 0, ggml_nbytes(t));
-    }
-}
 
 std::vector<pass_row> out_rows(const std::vector<pass_row> & rows) {
     std::vector<pass_row> out;
@@ -143,31 +141,41 @@ void runner::set_attention(
     }
 }
 
-void runner::set_inputs(const built & b, const pass & p) {
-    std::vector<int32_t> pos, out;
-    ids_.clear();
+void runner::set_step(const step & s, const pass_shape & shape, const std::vector<pass_row> & rows,
+    const std::vector<pass_row> & out) {
+    std::vector<int32_t> tokens, x, pos, place, state;
     cells_.clear();
-    for (size_t i = 0; i < p.rows.size(); ++i) {
-        const pass_row & r = p.rows[i];
-        ids_.push_back(r.token);
+    for (size_t i = 0; i < rows.size(); ++i) {
+        const pass_row & r = rows[i];
+        tokens.push_back(r.token);
+        x.push_back(r.x);
         pos.push_back(r.pos);
-        cells_.push_back((int64_t) r.slot * n_ctx_ + r.cell);
+        cells_.push_back(r.spare ? (int64_t) n_slots_ * n_ctx_ : (int64_t) r.slot * n_ctx_ + r.cell);
         if (r.out) {
-            out.push_back((int32_t) i);
+            place.push_back((int32_t) i);
+            state.push_back(r.state);
         }
     }
-    set(b.tokens, ids_.data());
-    set(b.pos, pos.data());
-    set(b.x, p.x);
-    set(b.cells, cells_.data());
-    if (b.out_rows) {
-        set(b.out_rows, out.data());
+    set(s.tokens, tokens.data());
+    set(s.x_rows, x.data());
+    set(s.pos, pos.data());
+    set(s.cells, cells_.data());
+    set(s.out_rows, place.data());
+    set(s.state_rows, state.data());
+    if (s.inner.mask) {
+        set_attention(s.inner, shape, rows);
     }
-    if (b.inner.mask) {
-        set_attention(b.inner, b.shape, p.rows);
+    if (s.last.mask) {
+        set_attention(s.last, shape, out);
     }
-    if (b.last.mask) {
-        set_attention(b.last, b.shape, out_rows(p.rows));
+}
+
+void runner::set_inputs(const built & b, const pass & p) {
+    const std::vector<pass_row> out = out_rows(p.rows);
+    set_step(b.steps[0], b.shape, p.rows, out);
+    set(b.steps[0].x, p.x);
+    if (b.shape.ahead > 0) {
+        set_ahead(b, p);
     }
 }
 
@@ -175,7 +183,9 @@ void runner::set_inputs(const built & b, const pass & p) {
 pass_shape runner::shape_of(const pass & p, const std::vector<pass_row> & out) const {
     const int n = (int) p.rows.size();
     int first = n_slots_, last = 0, n_cells = 0;
-    for (const pass_row & r : p.rows) {
+    std::vector<pass_row> all = p.rows;
+    all.insert(all.end(), p.ahead.begin(), p.ahead.end());
+    for (const pass_row & r : all) {
         const int end = std::max(r.base, r.cell + 1);
         require(r.slot >= 0 && r.slot < n_slots_ && r.pos >= 0 && r.cell >= 0 && end <= n_ctx_,
             EAGLE3_E_ARGUMENT,
@@ -203,43 +213,61 @@ pass_shape runner::shape_of(const pass & p, const std::vector<pass_row> & out) c
     shape.k        = out.empty() ? 0 : p.k;
     shape.features = p.features;
     shape.traced   = p.stage != nullptr;
+    shape.x        = p.from;
+    if (!p.ahead.empty()) {
+        shape.width = p.width;
+        shape.ahead = (int) (p.ahead.size() / out.size()) / p.width;
+        shape.whole = (int) out.size() == shape.n_slots;
+        for (int i = 0; i < (int) out.size(); ++i) {
+            shape.whole = shape.whole && out[i].slot == shape.slot + i;
+        }
+    }
     return shape;
 }
 
 void runner::run(const pass & p) {
     require(!p.rows.empty(), EAGLE3_E_ARGUMENT, "a pass of no rows");
+    require(p.ahead.empty() || p.width == 1 || p.width == p.k, EAGLE3_E_INTERNAL,
+        "the rows ahead do not go on from what the pass finds");
     take_threads();
     const std::vector<pass_row> out = out_rows(p.rows);
     built & b                       = get(shape_of(p, out));
+    wait();  // what was queued before may still read the inputs
     set_inputs(b, p);
-    require(ggml_backend_sched_graph_compute(b.sched.get(), b.graph) == GGML_STATUS_SUCCESS,
+    if (!b.io && staging_) {
+        ggml_backend_tensor_set_async(backends_.front(), b.in, staged(b.in), 0, ggml_nbytes(b.in));
+    }
+    require(ggml_backend_sched_graph_compute_async(b.sched.get(), b.graph) == GGML_STATUS_SUCCESS,
         EAGLE3_E_INTERNAL, "the head's graph failed");
     read_outputs(b, p, (int) out.size());
 }
 
-void runner::read_outputs(const built & b, const pass & p, int n_out) const {
+void runner::read_outputs(const built & b, const pass & p, int n_out) {
+    if (b.out) {
+        results_.resize(ggml_nbytes(b.out));
+        ggml_backend_tensor_get_async(backends_.front(), b.out, results_.data(), 0, results_.size());
+        wait();
+        read_ids(b, p);
+    }
+    if (p.g || p.state || p.logits || p.stage) {
+        wait();
+    }
     auto read = [](ggml_tensor * t, void * out) {
         if (out) {
             ggml_backend_tensor_get(t, out, 0, ggml_nbytes(t));
         }
     };
+    const step & first = b.steps[0];
     if (n_out > 0) {
-        read(b.g, p.g);
-        read(b.state, p.state);
-        read(b.logits, p.k ? nullptr : p.logits);
+        read(first.g, p.g);
+        read(first.state, p.state);
+        read(first.logits, p.k ? nullptr : p.logits);
     }
     if (p.stage) {
         ggml_tensor * t = ggml_get_tensor(b.ctx.get(), p.stage);
         require(t != nullptr, EAGLE3_E_ARGUMENT, format("this head has no stage %.40s", p.stage));
         p.stage_out->resize(ggml_nelements(t));
         read(t, p.stage_out->data());
-    }
-    if (n_out > 0 && p.k) {
-        read(b.ids, p.ids);
-        read(b.probs, p.probs);
-        for (int r = 0; r < n_out; ++r) {
-            sort_best(p.ids + r * p.k, p.probs + r * p.k, p.k);
-        }
     }
 }
 
@@ -261,6 +289,7 @@ template <typename F> void runner::each_region(int slot, int from, int to, F && 
 }
 
 void runner::cells_get(int slot, int from, int to, uint8_t * out) const {
+    wait();
     each_region(slot, from, to, [&](ggml_tensor * t, size_t offset, size_t n) {
         ggml_backend_tensor_get(t, out, offset, n);
         out += n;
@@ -268,10 +297,21 @@ void runner::cells_get(int slot, int from, int to, uint8_t * out) const {
 }
 
 void runner::cells_set(int slot, int from, int to, const uint8_t * data) {
+    wait();
     each_region(slot, from, to, [&](ggml_tensor * t, size_t offset, size_t n) {
         ggml_backend_tensor_set(t, data, offset, n);
         data += n;
     });
+}
+
+void runner::store_get(int row, void * out) const {
+    wait();
+    ggml_backend_tensor_get(store_, out, row * store_->nb[1], store_->nb[1]);
+}
+
+void runner::store_set(int row, const void * data) {
+    wait();
+    ggml_backend_tensor_set(store_, data, row * store_->nb[1], store_->nb[1]);
 }
 
 }  // namespace eagle3

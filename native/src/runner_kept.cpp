@@ -34,42 +34,59 @@ pass_shape pass_shape::rounded(int n_ctx) const {
 
 // Returns what a kept graph takes beside the shared buffers: its scheduler needs about as much as its
 // tensors.
-size_t runner::graph_bytes() const {
-    return 2 * (ggml_tensor_overhead() * graph_size() + ggml_graph_overhead_custom(graph_size(), false));
+size_t runner::graph_bytes(int ahead) const {
+    const size_t n = graph_size(ahead);
+    return 2 * (ggml_tensor_overhead() * n + ggml_graph_overhead_custom(n, false));
 }
 
-ggml_backend_sched_ptr runner::new_scheduler() const {
-    std::vector<ggml_backend_t> backends;
-    for (const auto & backend : backends_) {
-        backends.push_back(backend.get());
-    }
-    ggml_backend_sched_ptr sched(
-        ggml_backend_sched_new(backends.data(), nullptr, (int) backends.size(), graph_size(), false, true));
+ggml_backend_sched_ptr runner::new_scheduler(int ahead) const {
+    std::vector<ggml_backend_t> backends = backends_;
+    ggml_backend_sched_ptr sched(ggml_backend_sched_new(
+        backends.data(), nullptr, (int) backends.size(), graph_size(ahead), false, true));
     require(sched != nullptr, EAGLE3_E_MEMORY, "not enough memory for the head's graph");
     return sched;
 }
 
 void runner::forget_graphs() {
+    wait();
     built_.clear();
     once_.reset();
-    shared_ = new_scheduler();
+    io_.reset();
+    staging_.reset();
+    shared_ = new_scheduler(most_ahead());
 }
 
 size_t runner::buffer_bytes() const {
     size_t n = 0;
-    for (const auto & backend : backends_) {
-        n += ggml_backend_sched_get_buffer_size(shared_.get(), backend.get());
+    for (ggml_backend_t backend : backends_) {
+        n += ggml_backend_sched_get_buffer_size(shared_.get(), backend);
+    }
+    for (const auto * io : {&io_, &staging_}) {
+        n += *io ? ggml_backend_buffer_get_size(io->get()) : 0;
     }
     return n;
 }
 
 size_t runner::compute_bytes() const {
-    return buffer_bytes() + built_.size() * graph_bytes();
+    return buffer_bytes() + kept_bytes();
+}
+
+// Returns what the descriptions of the kept graphs take.
+size_t runner::kept_bytes() const {
+    size_t n = 0;
+    for (const auto & b : built_) {
+        n += graph_bytes(b->shape.ahead);
+    }
+    return n;
 }
 
 // Makes the graph in the shared buffers, or returns null if it does not fit into them.
 std::unique_ptr<runner::built> runner::lay_out(const pass_shape & shape) {
     auto b = build(shape);
+    if (!io_ || io_size(*b) > ggml_backend_buffer_get_size(io_.get())) {
+        return nullptr;
+    }
+    place(*b, io_.get());
     ggml_backend_sched_borrow(b->sched.get(), shared_.get());
     return ggml_backend_sched_alloc_graph(b->sched.get(), b->graph) ? std::move(b) : nullptr;
 }
@@ -80,6 +97,10 @@ std::unique_ptr<runner::built> runner::grow(const pass_shape & shape) {
     built_.clear();
     for (const pass_shape & s : {shape.rounded(n_ctx_), shape}) {
         const auto largest = build(s);
+        if (!make_io(io_size(*largest))) {
+            continue;
+        }
+        place(*largest, io_.get());
         if (!ggml_backend_sched_reserve(shared_.get(), largest->graph)) {
             ggml_backend_sched_reset(
                 shared_.get());  // else it keeps the graph's tensors, and is full one day
@@ -95,14 +116,27 @@ std::unique_ptr<runner::built> runner::grow(const pass_shape & shape) {
 // A pass of more rows than a round has, or one that is looked into, is rare, and large: nothing of it stays.
 runner::built & runner::get_once(const pass_shape & shape) {
     once_ = build(shape);
+    once_->io.reset(ggml_backend_buft_alloc_buffer(
+        ggml_backend_dev_buffer_type(h_.device), std::max<size_t>(io_size(*once_), 1)));
+    require(once_->io != nullptr, EAGLE3_E_MEMORY,
+        format("not enough memory for a pass of %d rows over the head", shape.rows.n));
+    place(*once_, once_->io.get());
     require(ggml_backend_sched_alloc_graph(once_->sched.get(), once_->graph), EAGLE3_E_MEMORY,
         format("not enough memory for a pass of %d rows over the head", shape.rows.n));
     return *once_;
 }
 
+// A prompt is fed to a head on a device in passes of one size, which are kept.
+bool runner::is_kept(const pass_shape & shape) const {
+    return !shape.traced && (shape.rows.n <= MAX_ROWS || (store_ && shape.rows.n <= MOST_FED));
+}
+
 runner::built & runner::get(const pass_shape & shape) {
-    once_.reset();
-    if (shape.traced || shape.rows.n > MAX_ROWS) {
+    if (once_) {
+        wait();
+        once_.reset();
+    }
+    if (!is_kept(shape)) {
         return get_once(shape);
     }
     for (auto & b : built_) {
@@ -111,7 +145,9 @@ runner::built & runner::get(const pass_shape & shape) {
             return *b;
         }
     }
-    if (!built_.empty() && (built_.size() + 1) * graph_bytes() > MOST_GRAPH_BYTES) {
+    wait();  // a graph that goes may still be under way
+    const size_t most = (1 + most_ahead()) * MOST_GRAPH_BYTES;
+    while (!built_.empty() && kept_bytes() + graph_bytes(shape.ahead) > most) {
         built_.erase(std::min_element(
             built_.begin(), built_.end(), [](auto & a, auto & b) { return a->used < b->used; }));
     }

@@ -17,17 +17,30 @@ struct runner::attention {
     ggml_tensor *pos = nullptr, *mask = nullptr, *row = nullptr, *place = nullptr;
 };
 
+// This is a pass's tensors, or those of a step behind it.
+struct runner::step {
+    int n_rows = 0, n_out = 0;
+    bool out_last       = true;
+    ggml_tensor *tokens = nullptr, *x = nullptr, *x_rows = nullptr, *pos = nullptr, *cells = nullptr,
+                *out_rows = nullptr, *state_rows = nullptr,
+                *own = nullptr;  // inputs; own: see runner_ahead.cpp
+    attention inner, last;       // of all rows, in the layers before the last one; of those with outputs
+    ggml_tensor *g = nullptr, *state = nullptr, *logits = nullptr, *best = nullptr, *ids = nullptr,
+                *probs = nullptr, *chosen = nullptr;  // outputs
+    ggml_tensor *mask = nullptr, *reach = nullptr;    // of a step behind the pass: for the next one
+};
+
 struct runner::built {
     pass_shape shape;
     uint64_t used = 0;
     ggml_context_ptr ctx;
     ggml_cgraph * graph = nullptr;
     ggml_backend_sched_ptr sched;
-    ggml_tensor *tokens = nullptr, *x = nullptr, *pos = nullptr, *cells = nullptr,
-                *out_rows = nullptr;  // inputs
-    attention inner, last;            // of all rows, in the layers before the last one; of those with outputs
-    ggml_tensor *g = nullptr, *state = nullptr, *logits = nullptr, *ids = nullptr,
-                *probs = nullptr;  // outputs
+    std::vector<step> steps;                                            // the pass, and those behind it
+    ggml_tensor *base = nullptr, *zeros = nullptr, *parents = nullptr;  // inputs of the steps behind it
+    std::vector<ggml_tensor *> inputs, outputs;                         // they lie in the io buffer
+    ggml_tensor *in = nullptr, *out = nullptr;                          // all of them, as bytes
+    ggml_backend_buffer_ptr io;                                         // of a graph that is not kept
 };
 
 }  // namespace eagle3

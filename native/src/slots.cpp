@@ -191,6 +191,9 @@ kept_tokens slots::lay_out_text(int slot, const int32_t * tokens, int n, bool al
 
 void slots::run_rows(int n, const int * of, int n_of) {
     batch_.n_tokens = n;
+    if (head_) {
+        head_->expect(n);
+    }
     llama_take_exception();  // one that an earlier call left
     const int rc = llama_decode(ctx, batch_);
     if (rc == 0) {

@@ -101,12 +101,13 @@ ggml_status ggml_backend_graph_compute(ggml_backend_t backend, ggml_cgraph * gra
     const shelter here;
     return real<decltype(ggml_backend_graph_compute)>("ggml_backend_graph_compute")(backend, graph);
 }
-ggml_status ggml_backend_sched_graph_compute(ggml_backend_sched_t sched, ggml_cgraph * graph) {
-    if (fails(failing.head_compute)) {
+ggml_status ggml_backend_sched_graph_compute_async(ggml_backend_sched_t sched, ggml_cgraph * graph) {
+    if (!decoding && fails(failing.head_compute)) {
         return GGML_STATUS_FAILED;
     }
     const shelter here;
-    return real<decltype(ggml_backend_sched_graph_compute)>("ggml_backend_sched_graph_compute")(sched, graph);
+    return real<decltype(ggml_backend_sched_graph_compute_async)>("ggml_backend_sched_graph_compute_async")(
+        sched, graph);
 }
 }
 
