@@ -5,7 +5,6 @@ Several machines may share a home directory.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import multiprocessing
 import os
@@ -14,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .hook import SUFFIX
+from .devices import devices
 
 # lines of /proc/cpuinfo that identify the processor, on x86 and ARM
 _CPU_LINES = ("model name", "flags", "CPU implementer", "CPU part", "Features")
@@ -22,7 +21,7 @@ _CPU_LINES = ("model name", "flags", "CPU implementer", "CPU part", "Features")
 
 def identity(lib_dir: Path | None) -> list[object]:
     """Processor, usable cores, OpenMP's wait policy, and the devices that the ggml in lib_dir finds."""
-    found = devices(lib_dir) if lib_dir is not None else []
+    found = [device.description for device in devices(lib_dir)] if lib_dir is not None else []
     return [cpu(), cores(), os.environ.get("OMP_WAIT_POLICY"), found]
 
 
@@ -99,19 +98,3 @@ def _limit(cpu_max: Path) -> float:
         return int(given) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
         return math.inf
-
-
-def devices(lib_dir: Path) -> list[str]:
-    """The names of ggml's devices, such as the model of a GPU. The library must be loaded already."""
-    try:
-        ggml = ctypes.CDLL(str(lib_dir / f"libggml{SUFFIX}"))
-        ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
-        ggml.ggml_backend_dev_get.restype = ctypes.c_void_p
-        ggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
-        ggml.ggml_backend_dev_description.restype = ctypes.c_char_p
-        ggml.ggml_backend_dev_description.argtypes = [ctypes.c_void_p]
-        found = [ggml.ggml_backend_dev_get(i) for i in range(ggml.ggml_backend_dev_count())]
-        described = [ggml.ggml_backend_dev_description(device) for device in found]
-    except (OSError, AttributeError):
-        return []
-    return [(text or b"").decode("utf-8", "replace") for text in described]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EagleError
-from . import checking, library, machine, variants
+from . import checking, devices, library, machine, variants
 
 Row = tuple[str, str]
 
@@ -124,7 +124,7 @@ def _library(
         yield "library", f"did not load within {_LIMITS.wall:.0f} s: it waits, or the machine is too busy"
     else:
         yield "library", f"loads, ABI {told['abi']}"
-        yield "devices", ", ".join(told["devices"]) or "none"
+        yield from (("device", _private(device)) for device in told["devices"] or ["none"])
         yield "ggml", told["ggml"]
     if (lib_dir / checking.FILE).is_file():
         chosen = [lib_dir / choice.file] if isinstance(choice, variants.CpuBackend) else []
@@ -146,7 +146,7 @@ def tell() -> None:
         lib_dir = library.find_lib_dir()
         told: dict[str, Any] = {
             "abi": lib.eagle3_abi_version(),
-            "devices": machine.devices(lib_dir) if lib_dir is not None else [],
+            "devices": devices.beside_the_processor(lib_dir) if lib_dir is not None else [],
             "ggml": llama_cpp.llama_print_system_info().decode("utf-8", "replace").strip(" |"),
         }
     except EagleError as e:

@@ -19,7 +19,7 @@ from eagle3_llama import EagleError
 from eagle3_llama.cli import main as cli
 from eagle3_llama.heads.info import describe
 from eagle3_llama.models import shipped_head
-from eagle3_llama.runtime import checking, machine
+from eagle3_llama.runtime import checking, devices, machine
 from eagle3_llama.runtime import system as runtime_system
 from eagle3_llama.runtime.hook import SUFFIX
 from eagle3_llama.runtime.library import find_lib_dir
@@ -128,7 +128,9 @@ def test_system():
     told = dict(system(CMAKE_ARGS="-DSOME=thing", OMP_NUM_THREADS="2", HOME=str(Path.home())))
     assert told["eagle3-llama"] and told["llama-cpp-python"] == fetch.VERSION
     assert told["processor"] == machine.model() and told["cores"].startswith(f"{machine.cores()} usable")
-    assert told["library"].startswith("loads, ABI ") and told["devices"] and "CPU" in told["ggml"]
+    assert told["library"].startswith("loads, ABI ") and "CPU" in told["ggml"]
+    named = [line.split(",")[0] for line in devices.beside_the_processor(find_lib_dir())]
+    assert told["device"].split(",")[0] in (named or ["none"])
     assert fetch.COMMIT in told["llama.cpp"] and told["compiled by"]
     assert told["products"] == "right on this processor" and told["checked when built"] == "yes"
     used = json.loads((find_lib_dir() / "proof.json").read_text())["used"]

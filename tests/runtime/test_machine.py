@@ -13,7 +13,7 @@ from tiny_models import tiny_lora
 import eagle3_llama
 from eagle3_llama import EagleLlama
 from eagle3_llama.llama.model_costs import cost_key
-from eagle3_llama.runtime import machine
+from eagle3_llama.runtime import devices, machine
 from eagle3_llama.runtime.library import find_lib_dir
 
 COMMON = {"n_ctx": 128, "n_batch": 64, "n_threads": 1, "verbose": False}
@@ -139,8 +139,17 @@ def test_a_containers_share_of_the_cores(tmp_path, monkeypatch):
 
 
 def test_devices_are_those_that_ggml_sees():
-    described = machine.devices(find_lib_dir())
-    assert described and all(described), described
+    """The processor is always there; what layers can be put on is the rest."""
+    found = devices.devices(find_lib_dir())
+    assert [d for d in found if d.type == "CPU" and d.name and d.description and 0 < d.free <= d.total]
+    assert len(devices.beside_the_processor(find_lib_dir())) == sum(d.type != "CPU" for d in found)
+    assert devices.devices(Path("/nowhere")) == []
+
+
+def test_a_device_in_words():
+    gpu = devices.Device("CUDA0", "NVIDIA H200", "GPU", 3 << 29, 140 << 30)
+    assert str(gpu) == "CUDA0 (GPU): NVIDIA H200, 1.5 of 140.0 GiB free"
+    assert str(gpu._replace(free=0, total=0)) == "CUDA0 (GPU): NVIDIA H200"
 
 
 @pytest.fixture

@@ -1,0 +1,70 @@
+"""Packs the libraries of build_cuda.py into one small archive for a machine with a card and no network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import _env
+from toolkit import BuildError, say
+
+MOST_MEGABYTES = 60.0
+CUDA = "libggml-cuda.so"
+# What eagle3_llama and llama_cpp import that the machine may not have. NumPy and Jinja come with PyTorch.
+PACKAGES = ("cffi", "pycparser", "diskcache", "gguf", "safetensors")
+# pip compares the names of systems letter by letter
+_SYSTEMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")
+
+
+def pack(archive: Path, ours: Path, upstream: Path, python: str) -> float:
+    """Writes `archive` and returns its size in megabytes. python: the version of the other machine's."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=archive.parent, prefix=".pack-") as tmp:
+        top = Path(tmp) / "top"
+        copy_libraries(ours, top / "lib")
+        copy_libraries(upstream, top / "upstream")
+        # compiled of the same files: one copy travels
+        (top / "upstream" / CUDA).unlink(missing_ok=True)
+        (top / "upstream" / CUDA).symlink_to(f"../lib/{CUDA}")
+        python_packages(top / "python", python)
+        say("packing")
+        part = Path(tmp) / "archive"
+        with tarfile.open(part, "w:xz", preset=6) as tar:
+            tar.add(top, ".")
+        os.replace(part, archive)
+    return archive.stat().st_size / 1e6
+
+
+def copy_libraries(source: Path, target: Path) -> None:
+    """Libraries and programs without their symbols, and the small files beside them."""
+    target.mkdir(parents=True)
+    for path in sorted(source.iterdir()):
+        copy = Path(shutil.copy2(path, target))
+        if path.suffix == ".so" or os.access(path, os.X_OK):
+            run(["strip", "--strip-unneeded", str(copy)])
+
+
+def python_packages(target: Path, python: str) -> None:
+    """Wheels for the other machine's Python, and llama-cpp-python's Python part as it is installed here."""
+    say(f"downloading packages for Python {python}")
+    command = [str(_env.PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-deps"]
+    command += ["--only-binary", ":all:", "--python-version", python, "--implementation", "cp"]
+    command += [word for system in _SYSTEMS for word in ("--platform", system)]
+    run([*command, "--no-compile", "--target", str(target), *PACKAGES])
+    probe = "import importlib.util as u; print(u.find_spec('llama_cpp').submodule_search_locations[0])"
+    folder = Path(run([str(_env.PYTHON), "-c", probe]).strip())
+    shutil.copytree(folder, target / "llama_cpp", ignore=shutil.ignore_patterns("lib", "__pycache__"))
+
+
+def run(command: list[str]) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        raise BuildError(f"{command[0]} failed (see above)", done.stdout)
+    return done.stdout

@@ -1,0 +1,140 @@
+"""scripts/device/build_cuda.py, as far as no compiler of NVIDIA's is needed: flags, checks, and what travels.
+
+That building takes NVIDIA's compiler, half an hour and 480 MB: it is run by hand.
+"""
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from commands import run
+from paths import ROOT
+
+sys.path.insert(0, str(ROOT / "native"))
+sys.path.insert(0, str(ROOT / "scripts" / "device"))
+import build_cuda
+import fetch
+import pack
+import toolchain
+import toolkit
+
+from eagle3_llama.runtime.library import find_lib_dir
+
+SCRIPT = ROOT / "scripts" / "device" / "build_cuda.py"
+
+
+@functools.cache
+def named(path, folders):
+    """The files of the tree that this source includes."""
+    found = re.findall(r'^\s*#\s*include\s+["<]([^">]+)[">]', path.read_text(), re.MULTILINE)
+    places = [[path.parent / name, *(folder / name for folder in folders)] for name in found]
+    return [next((p.resolve() for p in each if p.is_file()), None) for each in places]
+
+
+def read_by(source, folders):
+    """The same, directly or not, and the source itself."""
+    found, left = set(), [source]
+    while left:
+        path = left.pop()
+        if path is not None and path not in found:
+            found.add(path)
+            left += named(path, folders)
+    return found
+
+
+def test_a_changed_patch_does_not_compile_cuda_again():
+    """The 144 CUDA files take half an hour. What patches touch of ggml's headers, two of them read."""
+    tree = fetch.patched_tree(os.environ.get("EAGLE3_LLAMA_CPP_DIR"))[0].resolve()
+    cuda = tree / "ggml" / "src" / "ggml-cuda"
+    folders = (tree / "ggml" / "include", tree / "ggml" / "src", cuda)
+    read = {source: read_by(source, folders) for source in cuda.rglob("*.cu")}
+    assert len(read) > 140 and all(tree / "ggml" / "include" / "ggml.h" in files for files in read.values())
+    patched = {
+        tree / name
+        for patch in fetch.PATCHES.glob("*.patch")
+        for name in re.findall(r"^\+\+\+ b/(\S+)", patch.read_text(), re.MULTILINE)
+    }
+    assert len(patched) > 20 and not patched & {cuda / "CMakeLists.txt", tree / "ggml" / "CMakeLists.txt"}
+    again = {source.name for source, files in read.items() if files & patched}
+    assert again <= {"ggml-cuda.cu", "allreduce.cu"}
+
+
+def test_flags_reach_the_build(tmp_path, monkeypatch):
+    """Those of one architecture, as native/build.py reads them, and NVIDIA's libraries for its check."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/mine")
+    env = toolkit.environment(tmp_path, toolkit.options(tmp_path, "89"), 2)
+    monkeypatch.setenv("CMAKE_ARGS", env["CMAKE_ARGS"])
+    options = toolchain.cmake_options(False, toolchain.cmake_args())
+    assert options["CMAKE_CUDA_ARCHITECTURES"] == "89-real" and options["GGML_CUDA_NO_VMM"] == "ON"
+    assert options["CMAKE_CUDA_COMPILER"] == str(tmp_path / "bin" / "nvcc")
+    assert env["LD_LIBRARY_PATH"] == f"{tmp_path / 'lib'}:/mine" and env["CMAKE_BUILD_PARALLEL_LEVEL"] == "2"
+    other = toolkit.options(tmp_path, "90")
+    assert toolchain.key(toolchain.cmake_options(False, other)) != toolchain.key(options)
+
+
+def test_a_build_without_cuda_is_refused(tmp_path):
+    with pytest.raises(fetch.BuildError, match="has no libggml-cuda.so: the build had no CUDA"):
+        build_cuda.check(tmp_path, dict(os.environ))
+
+
+def test_libraries_that_do_not_load_are_told(tmp_path):
+    (tmp_path / pack.CUDA).touch()
+    with pytest.raises(fetch.BuildError, match="do not load") as told:
+        build_cuda.check(tmp_path, dict(os.environ))
+    assert "libeagle3" in told.value.log
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="build_cuda.py is for Linux")
+def test_what_travels_loads_elsewhere(tmp_path, monkeypatch):
+    """This machine's libraries stand for those with CUDA. Packages are this environment's: no network."""
+    ours = tmp_path / "ours"
+    shutil.copytree(find_lib_dir(), ours)
+    (ours / pack.CUDA).touch()
+    monkeypatch.setattr(pack, "run", without_strip_of(ours / pack.CUDA, pack.run))
+    monkeypatch.setattr(pack, "python_packages", lambda folder, python: folder.mkdir())
+    archive = tmp_path / "dist" / "a.tar.xz"
+    megabytes = pack.pack(archive, ours, ours, "3.12")
+    assert [path.name for path in archive.parent.iterdir()] == ["a.tar.xz"]
+    assert megabytes == archive.stat().st_size / 1e6 < 25
+    shutil.rmtree(ours)
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path / "there", filter="tar")
+    lib = tmp_path / "there" / "lib"
+    env = {**os.environ, "EAGLE3_LLAMA_LIB_DIR": str(lib)}
+    probe = "from eagle3_llama.runtime import library; library.load(); print(library.find_lib_dir())"
+    assert run([sys.executable, "-c", probe], env=env, cwd=ROOT).stdout.strip() == str(lib)
+    symbols = run(["nm", lib / "libllama.so"], code=None).stderr
+    assert "no symbols" in symbols
+    assert (tmp_path / "there" / "upstream" / pack.CUDA).resolve() == lib / pack.CUDA
+
+
+def without_strip_of(cuda, really):
+    """pack.run(), but the empty file that stands for the CUDA library is nothing to strip."""
+    stands = lambda command: command[0] == "strip" and Path(command[-1]).name == cuda.name
+    return lambda command: "" if stands(command) else really(command)
+
+
+def test_wrong_options_are_named():
+    said = run([sys.executable, SCRIPT, "--architecture", "9.0"], code=2).stderr
+    assert "--architecture is a number such as 90" in said
+    assert "half an hour" in run([sys.executable, SCRIPT, "--help"]).stdout
+
+
+def test_in_the_background_its_progress_is_in_a_file(tmp_path):
+    """It goes on without this terminal, and a failure is the last line of the file."""
+    script = tmp_path / "scripts" / "device"
+    shutil.copytree(ROOT / "scripts" / "device", script)
+    shutil.copy(ROOT / "scripts" / "_env.py", tmp_path / "scripts")
+    shutil.copytree(ROOT / "native", tmp_path / "native", ignore=shutil.ignore_patterns("tests", "kernels"))
+    shutil.copytree(ROOT / "eagle3_llama" / "runtime", tmp_path / "eagle3_llama" / "runtime")
+    env = {**os.environ, "EAGLE3_LLAMA_CACHE": str(tmp_path / "cache")}
+    log = Path(run([sys.executable, script / "build_cuda.py", "--background"], env=env).stdout.strip())
+    assert log.parent == tmp_path / "cache" / "cuda" and log.name == "build-sm90.log"
+    follow = ["timeout", "60", "sh", "-c", f"until grep -q error: {log}; do sleep 0.1; done; cat {log}"]
+    assert subprocess.check_output(follow, text=True).startswith("error: there is no .venv yet: run python3")
