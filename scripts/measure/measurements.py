@@ -15,17 +15,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import card
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "scripts" / "data" / "measurements"
 # The first commit with figures of today's kernels. Whoever moves a figure by a tenth writes his commit here.
 SINCE, SINCE_DATE = "af766c9", "2026-11-27"
 MODEL = "SmolLM2-135M-Instruct"
-NAMES = ("speeds", "rows", "server", "openvino")
+NAMES = ("speeds", "rows", "server", "openvino", "card")
 KEYS = {  # what tells two rows of one measurement apart
     "speeds": ("format", "kind"),
     "rows": ("format", "weights"),
     "server": ("format", "clients"),
     "openvino": ("format", "what"),
+    "card": ("format", "p"),
 }
 SPEEDS = {"eagle": "head_and_text", "head": "head", "text": "text", "prompt_lookup": "prompt_lookup"}
 CODE = ("eagle3_llama", "native", "patches")  # what decides the figures
@@ -105,22 +108,33 @@ def add(found: Path, command: str | None, machine: str | None, conditions: str |
     command = command or report.get("command")
     if not command:
         raise ValueError(f"{found} does not say which command wrote it: give it with --command")
+    elsewhere = name == "card"  # the file says on which machine and of which commit it is
+    where = card.where(lines) if elsewhere else here(report, found)
     new = Measurement(
         name=name,
-        machine=machine or processor()[0],
-        cpu=processor()[1],
-        instruction_sets=instruction_sets(),
-        threads=report.get("n_threads", report.get("threads", 2)),
-        model=report.get("model", MODEL),
+        machine=machine or where.machine,
+        cpu=where.cpu,
+        instruction_sets=tuple(name for name in SHOWN if name in where.sets),
+        threads=where.threads,
+        model=report.get("model", card.MODEL if elsewhere else MODEL),
         conditions=conditions or told,
-        commit=commit(),
-        date=datetime.date.fromtimestamp(found.stat().st_mtime).isoformat(),
+        commit=where.commit,
+        date=where.date,
         command=command,
         note="",
         data=tuple(data),
     )
     replace(new)
     return new.write()
+
+
+def here(report: Row, found: Path) -> card.Where:
+    """A command that was run on this machine, with the commit that is checked out."""
+    from eagle3_llama.runtime import machine
+
+    threads = report.get("n_threads", report.get("threads", 2))
+    date = datetime.date.fromtimestamp(found.stat().st_mtime).isoformat()
+    return card.Where(*processor(), machine.sets(), threads, commit(), date)
 
 
 def replace(new: Measurement) -> None:
@@ -141,6 +155,8 @@ def rows_of(report: Row, lines: Sequence[Row]) -> tuple[str, list[Row], str]:
     """(name, data, conditions) of what a command wrote."""
     if report.get("measurement") in NAMES:  # written for this by the command itself
         return report["measurement"], report["data"], report.get("conditions", "")
+    if report.get("what") in (card.RUN, card.REHEARSAL):  # run_on_card.py
+        return "card", list(card.rows(lines)), card.CONDITIONS
     if "results" in report:  # eagle3-llama bench --json
         settings = report["settings"]
         told = f"{report['n_prompts']} prompts, {settings['n_predict']} tokens"
@@ -235,9 +251,3 @@ def processor() -> tuple[str, str]:
     name, labels = found.get("Model name", platform.machine()), {"CPU family": "family", "Model": "model"}
     more = [f"{label} {found[key]}" for key, label in labels.items() if key in found]
     return name, ", ".join([name, *more])
-
-
-def instruction_sets() -> tuple[str, ...]:
-    from eagle3_llama.runtime import machine
-
-    return tuple(name for name in SHOWN if name in machine.sets())

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Writes the tables of speeds in performance.md and README.md, and README's picture, from measurements.
+"""Writes the tables of speeds in performance.md, platforms.md and README.md, and README's picture.
 
     scripts/measure/pages.py                     # all pages, from scripts/data/measurements
     scripts/measure/pages.py --check             # exit status 1 if a page differs from the data
     scripts/measure/pages.py --add FILE [--machine NAME] [--conditions TEXT] [--command COMMAND]
 
 --add makes a measurement of FILE, with the commit, the processor and the command, and writes the pages. FILE
-is what `eagle3-llama bench --json` or a script of this folder wrote on this machine. Only the picture needs
+is what `eagle3-llama bench --json` or a script of this folder wrote on this machine, or what
+scripts/device/run_on_card.py wrote on a card. Only the picture needs
 matplotlib, and only if its figures have changed.
 """
 
@@ -26,6 +27,7 @@ from tables import BARS, TABLES, against_stock
 END = "<!-- end of what scripts/measure/pages.py writes -->"
 README = ROOT / "README.md"
 PERFORMANCE = ROOT / "eagle3_llama" / "docs" / "performance.md"
+PLATFORMS = ROOT / "eagle3_llama" / "docs" / "platforms.md"
 PICTURE = ROOT / "eagle3_llama" / "docs" / "speed.svg"
 
 
@@ -54,7 +56,7 @@ def main() -> int:
 
 def different(all_of: Sequence[Measurement]) -> Iterator[Path]:
     """The pages, and the picture, that are not as these measurements make them."""
-    for page in (README, PERFORMANCE):
+    for page in (README, PERFORMANCE, PLATFORMS):
         text = page.read_text(encoding="utf-8")
         if rendered(text, all_of) != text:
             yield page

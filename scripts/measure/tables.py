@@ -153,6 +153,24 @@ def served(row: Row, name: str) -> float | None:
     return value
 
 
+def cards(all_of: Sequence[Measurement]) -> str:
+    """Speeds on cards: plain decoding, and the others in units of it."""
+    titles = ("card", "format", "right", "plain, tokens/s", "best chain", "best tree", "planner")
+    titles += ("llama.cpp's draft-eagle3", "head's share at chain 3", "commit")
+    lines = []
+    for m in named(all_of, "card"):
+        for row in m.data:
+            cells = [number(row["plain_tokens_per_second"], 0), *(best(row, k) for k in ("chain", "tree"))]
+            cells += [number(row.get("planner")), best(row, "upstream")]
+            share = f"{row['head_share']:.0%}" if "head_share" in row else ""
+            lines.append([m.machine, row["format"], f"{row['p']:.0%}", *cells, share, m.commit])
+    return table(titles, lines) if lines else "Never run on a card."
+
+
+def best(row: Row, kind: str) -> str:
+    return f"{row[kind]:.2f} ({row[f'{kind}_name']})" if kind in row else ""
+
+
 def losses(all_of: Sequence[Measurement]) -> str:
     """Each case in which drafts were slower than plain decoding."""
     lines = []
@@ -255,6 +273,7 @@ TABLES = {
     "rows": rows,
     "others": others,
     "server": server,
+    "cards": cards,
     "losses": losses,
     "runs": runs,
     "headline": headline,

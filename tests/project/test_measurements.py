@@ -180,3 +180,57 @@ def test_a_comment_that_is_missing_is_named():
 def test_the_command_checks():
     done = run([*MAIN, "--check"])
     assert (done.stdout.strip(), done.stderr) == ("", "")
+
+
+def card_run(*changes):
+    """Lines that run_on_card.py writes, as far as they are read."""
+    speed = lambda mode, *found, p=0.8: {
+        "format": "Q4_0", "p": p, "mode": mode, "same": True, "tokens_per_second": list(found),
+        "share": {"target": 0.8, "draft": 0.11},
+    }  # fmt: skip
+    peer = lambda n, found: {"format": "Q4_0", "p": 0.8, "n_max": n, "tokens_per_second": found, "same": True}
+    steps = {
+        "machine": [
+            {"what": "processor", "name": "Xeon, x86_64", "cores": 16, "sets": ["avx2", "fpu"]},
+            {"what": "device", "name": "CUDA0", "description": "NVIDIA H200"},
+        ],
+        "speeds": [
+            speed("plain", 200.0, 200.0), speed("chain 1", 300.0, 300.0), speed("chain 3", 400.0, 420.0),
+            speed("tree 12x4x4", 380.0, 380.0), speed("planner", 390.0, 390.0),
+            speed("plain", 100.0, 100.0, p=0.6),
+        ],
+        "upstream": [peer(1, 250.0), peer(3, 320.0)],
+    }  # fmt: skip
+    first = {"what": "a run on a card", "commit": "1234567", "date": "2026-12-01"}
+    first["command"] = "run_on_card.py"
+    lines = [first, *({"step": name, "ended": "done", "rows": rows} for name, rows in steps.items())]
+    for change in changes:
+        change(lines)
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def test_a_run_on_a_card_is_added(checkout):
+    """With the machine, date and commit that it names itself: it was run elsewhere."""
+    [m] = added(checkout, card_run(), "card.jsonl", machine=None)
+    assert (m.name, m.machine, m.commit, m.date) == ("card", "NVIDIA H200", "1234567", "2026-12-01")
+    assert (m.cpu, m.instruction_sets, m.threads) == ("NVIDIA H200 beside Xeon, x86_64", ("avx2",), 8)
+    assert m.model == "random weights with a known text, 8B" and m.command == "run_on_card.py"
+    row = "| NVIDIA H200 | Q4_0 | 80% | 200 | 2.05 (3) | 1.90 (12x4x4) | 1.95 | 1.60 (3) | 11% | 1234567 |"
+    assert row in tables.cards([m])
+    assert tables.cards([]) == "Never run on a card." and tables.cards([]) in pages.PLATFORMS.read_text()
+
+
+def test_a_run_on_a_card_that_shows_nothing_is_refused(checkout):
+    def changed(at, **fields):
+        return lambda lines: lines[at].update(fields)
+
+    wrong = {"format": "Q4_0", "p": 0.8, "mode": "plain", "same": False}
+    for change, message in (
+        (changed(0, what="a rehearsal"), "a rehearsal, which measures nothing"),
+        (changed(0, commit="unknown"), "run it with --commit"),
+        (changed(1, rows=[]), "the file names no card"),
+        (changed(2, rows=[wrong]), "not the expected one in speeds"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            added(checkout, card_run(change), "card.jsonl", machine=None)
+    assert not list((checkout / "data").iterdir())
