@@ -120,7 +120,7 @@ def parse_defines(arguments: list[str], where: str) -> dict[str, str]:
     result, words = {}, iter(arguments)
     for word in words:
         text = next(words, "") if word == "-D" else word[2:]
-        match = re.match(r"(\w+)(?::\w+)?=(.*)$", text, re.DOTALL)
+        match = re.match(r"([\w-]+)(?::\w+)?=(.*)$", text, re.DOTALL)
         if not word.startswith("-D") or not match:
             raise BuildError(f"{where}: cannot read {word!r}, only -DNAME=VALUE is understood")
         result[match[1]] = match[2]
