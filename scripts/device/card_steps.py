@@ -42,13 +42,13 @@ from eagle3_llama.runtime.params import EagleParams
 ERRORS = {"F16": 1e-2, "Q8_0": 5e-2}
 
 
-def run(name: str, folder: Path, rehearse: bool, report: Callable[..., None]) -> None:
+def run(name: str, folder: Path, rehearse: bool, tiny: bool, report: Callable[..., None]) -> None:
     with contextlib.ExitStack() as stack:
         if rehearse:
             import rpc_device
 
             stack.enter_context(rpc_device.registered())
-        STEPS[name](Context(folder, REHEARSAL if rehearse else CARD, rehearse, report))
+        STEPS[name](Context(folder, REHEARSAL if rehearse or tiny else CARD, report))
 
 
 def describe(c: Context) -> None:
@@ -132,6 +132,37 @@ def random(c: Context) -> None:
         c.report(format=kind, error=round(error, 6), limit=limit)
         if not error < limit:
             raise AssertionError(f"the logits of {kind} are {error:.4f} deviations from the processor's")
+
+
+def ties(c: Context) -> None:
+    """Drafts for a random model: a text may differ where two tokens are nearly equally likely, only there."""
+    worst = 0.0
+    for kind, limit in ERRORS.items():
+        path = c.folder / f"random-{kind}.gguf"
+        cycle_models.random_target(path, cycle_models.SHAPES["tiny"], kind)
+        with c.load(str(path), c.head("tiny", 0.8)) as llm:
+            for name in ("chain 1", "chain 3", "chain 7", "tree 12x4x4", "planner"):
+                gaps = [gap for i in range(6) if (gap := first_gap(c, llm, name, 300 + 40 * i)) is not None]
+                c.report(format=kind, mode=name, texts=6, differ=len(gaps), gaps=[round(g, 5) for g in gaps])
+                worst = max([worst, *(gap / limit for gap in gaps)])
+    if worst > 1:
+        raise AssertionError(f"a text differs where no two tokens are near: {worst:.1f} times the limit")
+
+
+def first_gap(c: Context, llm: EagleLlama, name: str, start: int) -> float | None:
+    """Where a text with drafts first differs from plain decoding's: how far apart the two tokens' logits are.
+
+    In units of the logits' standard deviation. None if the texts are equal.
+    """
+    prompt, n = [start + 7 * i for i in range(PROMPT)], c.size.few_tokens
+    plain, drafted = (answer(llm, modes(c.size)[mode], prompt, n, GREEDY).tokens for mode in ("plain", name))
+    at = difference(drafted, plain)
+    if at is None:
+        return None
+    llm.reset()
+    llm.eval([*prompt, *plain[:at]])
+    row = np.array(llm._ctx.get_logits()[: llm.n_vocab()])
+    return float(abs(row[plain[at]] - row[drafted[at]]) / row.std())
 
 
 def widths(c: Context) -> None:
@@ -247,6 +278,7 @@ STEPS: dict[str, Callable[[Context], None]] = {
     "rehearsal": rehearsal,
     "texts": texts,
     "random": random,
+    "ties": ties,
     "widths": widths,
     "rows": rows,
     "speeds": speeds,

@@ -57,7 +57,6 @@ REHEARSAL = Size("tiny", "tiny", "tiny", 32, 24, 96, (1, 3, 7), (1, 2, 5, 16))
 class Context(NamedTuple):
     folder: Path
     size: Size
-    rehearse: bool
     report: Callable[..., None]
 
     def target(self, shape: str, kind: str) -> str:

@@ -17,8 +17,11 @@ from toolkit import BuildError, say
 
 MOST_MEGABYTES = 60.0
 CUDA = "libggml-cuda.so"
-# What eagle3_llama and llama_cpp import that the machine may not have. NumPy and Jinja come with PyTorch.
-PACKAGES = ("cffi", "pycparser", "diskcache", "gguf", "safetensors")
+# What run_on_card.py, eagle3_llama and llama_cpp import. NumPy is large, and comes with PyTorch.
+PACKAGES = tuple(
+    "cffi pycparser diskcache gguf tqdm pyyaml rich markdown-it-py mdurl pygments jinja2 markupsafe "
+    "typing-extensions safetensors".split()
+)
 # pip compares the names of systems letter by letter
 _SYSTEMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")
 
@@ -29,10 +32,14 @@ def pack(archive: Path, ours: Path, upstream: Path, python: str) -> float:
     with tempfile.TemporaryDirectory(dir=archive.parent, prefix=".pack-") as tmp:
         top = Path(tmp) / "top"
         copy_libraries(ours, top / "lib")
+        # of the compiler, found beside the others; systems without a compiler may lack it
+        openmp = run(["g++", "-print-file-name=libgomp.so.1"]).strip()
+        shutil.copy2(openmp, top / "lib")
         copy_libraries(upstream, top / "upstream")
         # compiled of the same files: one copy travels
         (top / "upstream" / CUDA).unlink(missing_ok=True)
-        (top / "upstream" / CUDA).symlink_to(f"../lib/{CUDA}")
+        for name in (CUDA, Path(openmp).name):
+            (top / "upstream" / name).symlink_to(f"../lib/{name}")
         python_packages(top / "python", python)
         say("packing")
         part = Path(tmp) / "archive"

@@ -10,9 +10,9 @@ of its time, and the next step begins. The first minute is a rehearsal with a mo
 line names the card, the processor and the commit. scripts/measure/pages.py --add turns it into tables.
 
 --rehearse takes tiny models, and ggml's RPC backend on the loopback interface as the device, so it shows
-that every step works, and no speed. --libraries: what scripts/device/build_cuda.py packed; without it the
-package as it is installed. NVIDIA's libraries are those of PyTorch, of a pip package or of a toolkit. Exit
-status 1 if a step failed or ran out of its time.
+that every step works, and no speed. --tiny takes tiny models on this machine's own device. --libraries: what
+scripts/device/build_cuda.py packed; without it the package as it is installed. NVIDIA's libraries are those
+of PyTorch, of a pip package or of a toolkit. Exit status 1 if a step failed or ran out of its time.
 """
 
 from __future__ import annotations
@@ -35,9 +35,12 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 TOTAL = 480.0  # seconds
-PATIENCE = 8  # times as much for a rehearsal, whose machine may be busy
+PATIENCE = 8  # times as much for tiny models, whose machine may be busy
 LEAST = 5.0  # seconds: a step with less than this left is not begun
 Line = dict[str, Any]
+
+
+UPSTREAM = {"rehearsal", "upstream"}  # steps that run upstream's drafter
 
 
 class Step(NamedTuple):
@@ -50,11 +53,12 @@ class Step(NamedTuple):
 STEPS = (
     Step("machine", 15),
     Step("rehearsal", 45),
-    Step("texts", 60),
+    Step("texts", 50),
     Step("random", 15),
+    Step("ties", 20),
     Step("widths", 15),
     Step("rows", 45),
-    Step("speeds", 100),
+    Step("speeds", 90),
     Step("upstream", 45),
     Step("prompt", 35),
     Step("sampling", 25),
@@ -70,6 +74,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="the file of results, a line of JSON a step")
     parser.add_argument("--libraries", type=Path, help="an archive of build_cuda.py")
     parser.add_argument("--rehearse", action="store_true", help="tiny models, on the RPC device")
+    parser.add_argument("--tiny", action="store_true", help="tiny models, on this machine's device")
     parser.add_argument("--folder", type=Path, help="for the models: 30 GB of memory (/dev/shm)")
     parser.add_argument("--steps", help=f"of {', '.join(step.name for step in STEPS)} (all)")
     parser.add_argument("--commit", help="of the code, where git does not know it")
@@ -82,7 +87,7 @@ def main() -> int:
         parser.error(f"unknown steps: {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory(dir=given.folder or memory(), prefix="eagle3-card-") as tmp:
         try:
-            env = environment(given.libraries, Path(tmp))
+            env = environment(given.libraries, Path(tmp), not UPSTREAM.isdisjoint(names))
         except (OSError, ValueError, subprocess.CalledProcessError) as error:
             parser.error(str(error))
         lines = run(given, [step for step in STEPS if step.name in names], Path(tmp), env)
@@ -103,9 +108,9 @@ def memory() -> str | None:
 
 def run(given: argparse.Namespace, steps: list[Step], folder: Path, env: dict[str, str]) -> Iterator[Line]:
     """The first line, then one for each step."""
-    begin, times = time.monotonic(), PATIENCE if given.rehearse else 1
+    begin, times = time.monotonic(), PATIENCE if given.rehearse or given.tiny else 1
     yield {
-        "what": "a run on a card" if not given.rehearse else "a rehearsal",
+        "what": "a rehearsal" if given.rehearse or given.tiny else "a run on a card",
         "commit": given.commit or commit(),
         "date": datetime.date.today().isoformat(),
         "command": shlex.join(["scripts/device/run_on_card.py", *sys.argv[1:]]),
@@ -129,7 +134,7 @@ def commit() -> str:
 def one(given: argparse.Namespace, step: Step, limit: float, folder: Path, env: dict[str, str]) -> Line:
     """Runs a step in a process of its own. What it found before its time ran out is in its line too."""
     command = [sys.executable, __file__, "--child", step.name, "--folder", str(folder), "--out", "-"]
-    command += ["--rehearse"] if given.rehearse else []
+    command += ["--rehearse"] * given.rehearse + ["--tiny"] * given.tiny
     log = (folder / f"{step.name}.log").open("w+", encoding="utf-8", errors="replace")
     begin, late = time.monotonic(), threading.Event()
     with log, subprocess.Popen(
@@ -170,7 +175,7 @@ def child(given: argparse.Namespace) -> int:
 
     report = lambda **row: print(json.dumps(row), file=out, flush=True)
     try:
-        card_steps.run(given.child, given.folder, given.rehearse, report)
+        card_steps.run(given.child, given.folder, given.rehearse, given.tiny, report)
     except card_steps.NotThere as error:
         report(not_there=str(error))
     except BaseException as error:
@@ -179,13 +184,18 @@ def child(given: argparse.Namespace) -> int:
     return 0
 
 
-def environment(archive: Path | None, folder: Path) -> dict[str, str]:
-    """For the steps: where the libraries are. Raises OSError, ValueError or CalledProcessError."""
+def environment(archive: Path | None, folder: Path, upstream: bool) -> dict[str, str]:
+    """For the steps: where the libraries are, and upstream's drafter.
+
+    Raises OSError, ValueError or CalledProcessError.
+    """
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "EAGLE3_LLAMA_COSTS": str(folder / "costs")}
-    if archive is None:  # the package of this checkout: upstream's drafter is built before the clock runs
+    if archive is None and upstream:  # of this checkout: it is built before the clock runs
         command = [sys.executable, str(ROOT / "native" / "build.py"), "--bench", "--print-dir"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        return {**env, "EAGLE3_UPSTREAM": str(Path(done.stdout.strip()) / "upstream")}
+        env["EAGLE3_UPSTREAM"] = str(Path(done.stdout.strip()) / "upstream")
+    if archive is None:
+        return env
     if not archive.is_file():
         raise ValueError(f"{archive} is missing: scripts/device/build_cuda.py makes it")
     there = folder / "libraries"

@@ -5,8 +5,9 @@
 
 VERSION: of llama-cpp-python; without it, the pinned one. The operations are those that native/src builds
 graphs of: each ggml_... call there, with the operation that ggml/src/ggml.c gives it. For each the report
-says whether ggml-metal computes it on every GPU, on those with SIMD-group reductions or matrices, or not at all.
-The paravirtual GPU of GitHub's runners has neither. Then the head sizes that attention has kernels for. Exit status: 0 if everything is there, 1 if not, 2 if the check cannot run.
+says whether ggml-metal computes it on every GPU, on those with SIMD-group reductions or matrices, or not at
+all. The paravirtual GPU of GitHub's runners has neither. Then come the head sizes that attention has kernels
+for. Exit status: 0 if everything is there, 1 if not, 2 if the check cannot run.
 """
 
 from __future__ import annotations

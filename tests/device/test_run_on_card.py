@@ -39,11 +39,12 @@ def test_a_rehearsal_runs_every_step(tmp_path):
     with_slots = {row["format"] for row in rows["texts"] if row.get("slots") == 4}
     assert with_slots == {"F16", "Q8_0", "Q4_0", "Q4_K"}
     assert {row["p"] for row in rows["upstream"]} == {0.6, 0.8}
+    assert [row["differ"] for row in rows["ties"] if "mode" in row] == [0] * 10  # this device sums all alike
     assert not list(tmp_path.glob("eagle3-card-*"))  # the models are gone
 
 
 def given(tmp_path):
-    return argparse.Namespace(rehearse=True, commit="1234567", out=tmp_path / "o", folder=tmp_path)
+    return argparse.Namespace(rehearse=True, tiny=False, commit="1234567", out=tmp_path, folder=tmp_path)
 
 
 def test_a_step_that_fails_or_takes_too_long_has_its_line_and_the_next_begins(tmp_path):
@@ -78,7 +79,7 @@ def test_limits_fit_into_eight_minutes():
 def test_another_text_is_a_fault(tmp_path):
     """The text of a model with another cycle stands for that of a device that computes wrongly."""
     shape = cycle_models.SHAPES["tiny"]
-    context = card_tools.Context(tmp_path, card_tools.REHEARSAL, True, lambda **row: rows.append(row))
+    context = card_tools.Context(tmp_path, card_tools.REHEARSAL, lambda **row: rows.append(row))
     rows = []
     head, other = context.head("tiny", 0.8), cycle_models.target(tmp_path / "o.gguf", shape, seed=1)
     text = cycle_models.cycle(shape).text(60)
@@ -89,6 +90,24 @@ def test_another_text_is_a_fault(tmp_path):
     with pytest.raises(AssertionError, match="is not the cycle: F16 plain, token 0"):
         card_tools.check(wrong)
     assert card_tools.difference([1, 2], [1, 2, 3]) == 2 and card_tools.difference([1], [1]) is None
+
+
+def test_a_text_that_differs_at_no_near_tie_is_a_fault(tmp_path, monkeypatch):
+    """The seventh token of one text is exchanged for an unlikely one."""
+    rows, really = [], card_steps.answer
+
+    def wrong(llm, params, prompt, n, sampling):
+        found = really(llm, params, prompt, n, sampling)
+        exchanged = params.n_max == 3 and prompt[0] == 340
+        return found._replace(tokens=[*found.tokens[:6], 299, *found.tokens[7:]]) if exchanged else found
+
+    monkeypatch.setattr(card_steps, "answer", wrong)
+    monkeypatch.setattr(card_steps, "ERRORS", {"F16": 1e-2})
+    context = card_tools.Context(tmp_path, card_tools.REHEARSAL, lambda **row: rows.append(row))
+    with pytest.raises(AssertionError, match="a text differs where no two tokens are near"):
+        card_steps.ties(context)
+    at = {row["mode"]: row["gaps"] for row in rows if "mode" in row}
+    assert len(at["chain 3"]) == 1 and at["chain 3"][0] > 0.1 and at["chain 1"] == []
 
 
 def test_wrong_options_are_named(tmp_path):

@@ -78,6 +78,12 @@ def test_flags_reach_the_build(tmp_path, monkeypatch):
     assert toolchain.key(toolchain.cmake_options(False, other)) != toolchain.key(options)
 
 
+def test_names_with_hyphens_are_understood():
+    """CMake names a package's folder by the package's name."""
+    found = toolchain.parse_defines(["-DSPIRV-Headers_DIR:PATH=/a", "-D", "B=1"], "CMAKE_ARGS")
+    assert found == {"SPIRV-Headers_DIR": "/a", "B": "1"}
+
+
 def test_a_build_without_cuda_is_refused(tmp_path):
     with pytest.raises(fetch.BuildError, match="has no libggml-cuda.so: the build had no CUDA"):
         build_cuda.check(tmp_path, dict(os.environ))
@@ -112,6 +118,8 @@ def test_what_travels_loads_elsewhere(tmp_path, monkeypatch):
     symbols = run(["nm", lib / "libllama.so"], code=None).stderr
     assert "no symbols" in symbols
     assert (tmp_path / "there" / "upstream" / pack.CUDA).resolve() == lib / pack.CUDA
+    needed = run(["ldd", lib / "libggml-cpu.so"]).stdout
+    assert f"libgomp.so.1 => {lib}/libgomp.so.1" in needed and "not found" not in needed
 
 
 def without_strip_of(cuda, really):
