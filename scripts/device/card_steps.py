@@ -25,6 +25,7 @@ from card_tools import (
     NotThere,
     answer,
     check,
+    counted,
     decodes,
     difference,
     logits,
@@ -179,17 +180,21 @@ def widths(c: Context) -> None:
 
 
 def rows(c: Context) -> None:
-    """Milliseconds of a decode of n rows, and of a draft of n tokens."""
+    """Milliseconds of a decode of n rows, and of the parts of a round; its calls of NVIDIA's library."""
     target, head = c.target(c.size.large, "Q4_0"), c.head(c.size.large, 0.8)
     decodes(c, target, "Q4_0", c.size.rows)
     text = cycle_models.cycle(cycle_models.SHAPES[c.size.large]).text(PROMPT + c.size.few_tokens)
     with c.load(target, head) as llm:
-        for n in c.size.chains:
-            answer(llm, EagleParams(n_max=n), text[:PROMPT], c.size.few_tokens, GREEDY)
-            answer(llm, EagleParams(n_max=n), text[:PROMPT], c.size.few_tokens, GREEDY)
-            parts = ("target", "draft", "verify", "other")
-            each = {part: round(1e3 * getattr(llm.stats, part) / llm.stats.rounds, 3) for part in parts}
-            c.report(what="a round", format="Q4_0", chain=n, milliseconds=each)
+        for name, params in modes(c.size).items():
+            if name == "planner":
+                continue
+            answer(llm, params, text[:PROMPT], c.size.few_tokens, GREEDY)
+            with counted() as counts:
+                answer(llm, params, text[:PROMPT], c.size.few_tokens, GREEDY)
+            parts, n = ("target", "draft", "verify", "other"), llm.stats.rounds
+            each = {part: round(1e3 * getattr(llm.stats, part) / n, 3) for part in parts}
+            calls = {what: round(number / n, 2) for what, number in counts.items()}
+            c.report(what="a round", format="Q4_0", mode=name, milliseconds=each, calls=calls)
 
 
 def speeds(c: Context) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 import statistics
@@ -137,6 +138,24 @@ def logits(c: Context, path: Path, tokens: list[int], layers: int) -> Any:
         for at, end in itertools.pairwise((0, 128, 129, 132, 140, len(tokens))):
             llm.eval(tokens[at:end])
         return np.array(llm.scores[: len(tokens)])
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[dict[str, int]]:
+    """The calls of NVIDIA's library in this block, prompts' too, if cuda_calls.c is loaded; else {}."""
+    found: dict[str, int] = {}
+    here = ctypes.CDLL(None)
+    if not hasattr(here, "cuda_calls_read"):
+        yield found
+        return
+    here.cuda_calls_names.restype = ctypes.c_char_p
+    names = here.cuda_calls_names().decode().split()
+    fields = [*names, *(f"{name}_us" for name in names), *(f"{name}_bytes" for name in names[:3])]
+    out = (ctypes.c_uint64 * len(fields))()
+    here.cuda_calls_reset()
+    yield found
+    here.cuda_calls_read(out)
+    found |= dict(zip(fields, out))
 
 
 def decodes(c: Context, target: str, kind: str, sizes: Sequence[int]) -> None:

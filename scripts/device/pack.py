@@ -16,7 +16,7 @@ import _env
 from toolkit import BuildError, say
 
 MOST_MEGABYTES = 60.0
-CUDA = "libggml-cuda.so"
+CUDA, CALLS = "libggml-cuda.so", "libcuda_calls.so"
 # What run_on_card.py, eagle3_llama and llama_cpp import. NumPy is large, and comes with PyTorch.
 PACKAGES = tuple(
     "cffi pycparser diskcache gguf tqdm pyyaml rich markdown-it-py mdurl pygments jinja2 markupsafe "
@@ -32,6 +32,7 @@ def pack(archive: Path, ours: Path, upstream: Path, python: str) -> float:
     with tempfile.TemporaryDirectory(dir=archive.parent, prefix=".pack-") as tmp:
         top = Path(tmp) / "top"
         copy_libraries(ours, top / "lib")
+        compile_calls(top / "lib" / CALLS)
         # of the compiler, found beside the others; systems without a compiler may lack it
         openmp = run(["g++", "-print-file-name=libgomp.so.1"]).strip()
         shutil.copy2(openmp, top / "lib")
@@ -56,6 +57,12 @@ def copy_libraries(source: Path, target: Path) -> None:
         copy = Path(shutil.copy2(path, target))
         if path.suffix == ".so" or os.access(path, os.X_OK):
             run(["strip", "--strip-unneeded", str(copy)])
+
+
+def compile_calls(target: Path) -> None:
+    """The library that counts calls of NVIDIA's, for LD_PRELOAD."""
+    source = str(Path(__file__).resolve().parent / "cuda_calls.c")
+    run(["gcc", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", source, "-o", str(target), "-ldl"])
 
 
 def python_packages(target: Path, python: str) -> None:

@@ -37,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 TOTAL = 480.0  # seconds
 PATIENCE = 8  # times as much for tiny models, whose machine may be busy
 LEAST = 5.0  # seconds: a step with less than this left is not begun
+CALLS = "EAGLE3_CUDA_CALLS"  # the library that counts calls of NVIDIA's
 Line = dict[str, Any]
 
 
@@ -135,6 +136,8 @@ def one(given: argparse.Namespace, step: Step, limit: float, folder: Path, env: 
     """Runs a step in a process of its own. What it found before its time ran out is in its line too."""
     command = [sys.executable, __file__, "--child", step.name, "--folder", str(folder), "--out", "-"]
     command += ["--rehearse"] * given.rehearse + ["--tiny"] * given.tiny
+    if step.name == "rows" and CALLS in env:
+        env = {**env, "LD_PRELOAD": env[CALLS]}
     log = (folder / f"{step.name}.log").open("w+", encoding="utf-8", errors="replace")
     begin, late = time.monotonic(), threading.Event()
     with log, subprocess.Popen(
@@ -203,6 +206,7 @@ def environment(archive: Path | None, folder: Path, upstream: bool) -> dict[str,
     subprocess.run(["tar", "-xJf", str(archive), "-C", str(there)], check=True)
     env["EAGLE3_LLAMA_LIB_DIR"] = str(there / "lib")
     env["EAGLE3_UPSTREAM"] = str(there / "upstream" / "upstream")
+    env[CALLS] = str(there / "lib" / "libcuda_calls.so")
     env["PYTHONPATH"] = os.pathsep.join([str(there / "python"), env.get("PYTHONPATH", "")]).strip(os.pathsep)
     env["LD_LIBRARY_PATH"] = os.pathsep.join([*nvidia(), env.get("LD_LIBRARY_PATH", "")]).strip(os.pathsep)
     return env

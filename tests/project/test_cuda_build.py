@@ -3,6 +3,7 @@
 That building takes NVIDIA's compiler, half an hour and 480 MB: it is run by hand.
 """
 
+import ast
 import functools
 import os
 import re
@@ -126,6 +127,48 @@ def without_strip_of(cuda, really):
     """pack.run(), but the empty file that stands for the CUDA library is nothing to strip."""
     stands = lambda command: command[0] == "strip" and Path(command[-1]).name == cuda.name
     return lambda command: "" if stands(command) else really(command)
+
+
+FAKE = """
+int cudaMalloc(void ** out, unsigned long size) { *out = 0; return size == 7 ? 2 : 0; }
+int cudaMemcpyAsync(void * a, const void * b, unsigned long n, int kind, void * s) { return 0; }
+int cudaStreamSynchronize(void * s) { return 0; }
+"""
+CALLER = """
+import ctypes, sys
+sys.path[:0] = [sys.argv[1], sys.argv[2]]
+import card_tools
+backend = ctypes.CDLL(sys.argv[3])
+with card_tools.counted() as counts:
+    assert [backend.allocate(n) for n in (1, 7)] == [0, 2]
+    backend.copy(1, 100), backend.copy(2, 40), backend.copy(2, 2), backend.copy(3, 5)
+print({what: n for what, n in counts.items() if n and not what.endswith("_us")})
+"""
+BACKEND = """
+int cudaMalloc(void **, unsigned long);
+int cudaMemcpyAsync(void *, const void *, unsigned long, int, void *);
+int cudaStreamSynchronize(void *);
+int allocate(int n) { void * p; return cudaMalloc(&p, n); }
+int copy(int kind, int n) { return cudaMemcpyAsync(0, 0, n, kind, 0) + cudaStreamSynchronize(0); }
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="build_cuda.py is for Linux")
+def test_calls_of_nvidias_library_are_counted(tmp_path):
+    """With a library of that name in its place, which is loaded behind another one, as libggml-cuda.so is."""
+    compiled = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o"]
+    run([*compiled, tmp_path / "libcudart.so.13", "-Wl,-soname,libcudart.so.13"], input=FAKE)
+    backend = tmp_path / "libbackend.so"
+    link = ["-Wl,-rpath,$ORIGIN", f"-L{tmp_path}", "-l:libcudart.so.13"]
+    run([*compiled, backend, "-x", "none", *link], input=BACKEND)
+    pack.compile_calls(tmp_path / pack.CALLS)
+    env = {**os.environ, "LD_PRELOAD": str(tmp_path / pack.CALLS)}
+    folders = [ROOT / "scripts" / "device", ROOT / "tests" / "kit"]
+    told = run([sys.executable, "-c", CALLER, *folders, backend], env=env, cwd=ROOT).stdout
+    assert ast.literal_eval(told) == {
+        "copies_in": 1, "copies_out": 2, "copies_on_device": 1, "stream_waits": 4, "allocations": 2,
+        "copies_in_bytes": 100, "copies_out_bytes": 42, "copies_on_device_bytes": 5,
+    }  # fmt: skip
 
 
 def test_wrong_options_are_named():
