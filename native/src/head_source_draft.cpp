@@ -21,9 +21,9 @@ void head_source::run(pass & p, int n_out, int k, guesses & found) {
     runner_.run(p);
 }
 
-// Returns how far the first pass should look ahead: as far as a chain or a tree of a given size goes, and as
-// many steps along the likeliest chain as the last draft had use for that the planner chose. On the CPU a
-// step that is not needed costs more than a wait.
+// Returns how far the first pass should look ahead: as far as a chain or a tree of a given size goes, and where
+// the planner chooses, as many levels as the last draft had use for. On the CPU a step that is not needed costs
+// more than a wait.
 head_source::horizon head_source::look(const growth & g, const std::vector<int> & asks) const {
     horizon h;
     const ask & one = g.asks[asks[0]];
