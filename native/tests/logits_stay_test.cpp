@@ -224,6 +224,13 @@ llama_sampler * some_chain() {
     const auto add = [&](llama_sampler * s) {
         llama_sampler_chain_add(chain, s);
     };
+    if (up_to(4) == 0) {  // tokens that were not found may get in, and all have a chance
+        add(llama_sampler_init_penalties(0, 64, 1, 0, pick({0.5f, 5})));
+        add(llama_sampler_init_top_k(128 - up_to(20)));
+        add(llama_sampler_init_temp(50));
+        add(llama_sampler_init_dist(rng()));
+        return chain;
+    }
     if (up_to(3) > 0) {
         add(llama_sampler_init_penalties(
             0, up_to(70), pick({1, 1, 1.1f, 2, 0.8f}), pick({0, 0, 0.7f, -0.5f}), pick({0, 0, 1.5f})));
