@@ -99,8 +99,8 @@ tokens some_tokens(int n, int n_vocab) {
     return out;
 }
 
-// Decodes these tokens at the start of the text, all with logits or only the last.
-void decode_rows(llama_context * ctx, const tokens & text, bool all) {
+// Decodes these tokens at the start of the text; those from `first` to `end` have logits.
+void decode_rows(llama_context * ctx, const tokens & text, int first, int end) {
     CHECK(llama_memory_seq_rm(llama_get_memory(ctx), 0, -1, -1));
     const int n   = (int) text.size();
     llama_batch b = llama_batch_init(n, 0, 1);
@@ -110,7 +110,7 @@ void decode_rows(llama_context * ctx, const tokens & text, bool all) {
         b.pos[i]       = i;
         b.n_seq_id[i]  = 1;
         b.seq_id[i][0] = 0;
-        b.logits[i]    = all || i + 1 == n;
+        b.logits[i]    = i >= first && i < end;
     }
     CHECK(llama_decode(ctx, b) == 0);
     llama_batch_free(b);
@@ -159,35 +159,37 @@ void rows_are_read_when_wanted(target & t) {
     llama_context * ctx   = make_context(t.model, 1, N_CTX, 128, 64);
     llama_context * plain = make_context(t.model, 1, N_CTX, 128, 64);
     for (int i = 0; i < 120; ++i) {
-        const int n    = std::vector<int>{1, 2, 3, 4, 16, 63, 64, 65, 128}[up_to(9)];
-        const bool all = up_to(3) > 0, on = up_to(8) > 0;
+        const int n     = std::vector<int>{1, 2, 3, 4, 16, 63, 64, 65, 128}[up_to(9)];
+        const int kind  = up_to(4);  // the last row's logits, those of any part, or all
+        const int first = kind == 0 ? n - 1 : kind < 3 ? up_to(n) : 0;
+        const int end   = kind == 1 || kind == 2 ? first + 1 + up_to(n - first) : n;
+        const bool on   = up_to(8) > 0;
         const int k     = std::vector<int>{0, 1, 2, 128}[up_to(4)];
         const auto text = some_tokens(n, t.n_vocab);
         const device here(t);
-        decode_rows(plain, text, all);
+        decode_rows(plain, text, first, end);
         {
             const eagle3::logits_stay stays(ctx, on, k);
-            decode_rows(ctx, text, all);
+            decode_rows(ctx, text, first, end);
         }
-        const bool stay = on && (!all || n <= 64);  // in one micro-batch
-        const int first = all ? 0 : n - 1;
+        const bool stay = on && first >= (n - 1) / 64 * 64;  // all in the last micro-batch
         CHECK(llama_has_logits_ith(ctx, first) && llama_has_logits_ith(ctx, -1));
         CHECK(llama_logits_stay_ith(ctx, -1) == stay && llama_logits_stay_ith(ctx, first) == stay);
-        CHECK(all || n == 1 || (!llama_has_logits_ith(ctx, 0) && !llama_logits_stay_ith(ctx, 0)));
-        for (int row = first; row < n; ++row) {
+        CHECK(end == n || (!llama_has_logits_ith(ctx, end) && !llama_logits_stay_ith(ctx, end)));
+        for (int row = first; row < end; ++row) {
             found_right(ctx, row, row_of(plain, row, t.n_vocab), stay ? k : 0);
         }
         if (up_to(3) == 0) {
-            const int from = up_to(n - first), some = up_to(n - first);
+            const int from = up_to(end - first), some = up_to(end - first);
             llama_read_logits(ctx, from, some);
             CHECK(!some || from || !llama_logits_stay_ith(ctx, first));
         }
         if (up_to(3) == 0) {
             CHECK(memcmp(llama_get_logits(ctx), llama_get_logits(plain),
-                      (size_t) (n - first) * t.n_vocab * sizeof(float)) == 0);
+                      (size_t) (end - first) * t.n_vocab * sizeof(float)) == 0);
         }
         for (int j = 0; j < 8; ++j) {
-            const int row = first + up_to(n - first);
+            const int row = first + up_to(end - first);
             CHECK(same(row_of(ctx, row, t.n_vocab), row_of(plain, row, t.n_vocab)));
             CHECK(!llama_logits_stay_ith(ctx, row));
         }
@@ -202,14 +204,14 @@ void a_decode_that_fails(target & t) {
     llama_context * ctx = make_context(t.model, 1, N_CTX, 128, 64);
     const device here(t);
     const eagle3::logits_stay stays(ctx, true, 1);
-    decode_rows(ctx, {5, 6, 7}, true);
+    decode_rows(ctx, {5, 6, 7}, 0, 3);
     CHECK(llama_get_logits_ith(ctx, 1) != nullptr);
     llama_batch none = {};
     CHECK(llama_decode(ctx, none) != 0);
     CHECK(llama_get_logits_ith(ctx, 1) != nullptr && llama_get_logits_ith(ctx, 0) == nullptr);
     CHECK(!llama_has_logits_ith(ctx, 0) && !llama_logits_stay_ith(ctx, 0));
     CHECK(llama_get_likeliest_ith(ctx, 0) == LLAMA_TOKEN_NULL);
-    decode_rows(ctx, {5, 6, 7}, true);
+    decode_rows(ctx, {5, 6, 7}, 0, 3);
     CHECK(llama_get_logits_ith(ctx, 0) != nullptr);
     llama_free(ctx);
 }
@@ -269,8 +271,8 @@ int samplers_agree(target & t) {
             const int n       = (int) text.size();
             const device here(t);
             const eagle3::logits_stay stays(ctx, true, up_to(4) > 0 ? n_largest : up_to(2) * 128);
-            decode_rows(ctx, text, true);
-            decode_rows(plain, text, true);
+            decode_rows(ctx, text, 0, n);
+            decode_rows(plain, text, 0, n);
             for (int row = 0; row < n; ++row) {
                 int token        = -1;
                 const bool found = eagle3::sample_found(ctx, chain, row, token);
