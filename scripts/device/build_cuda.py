@@ -99,16 +99,16 @@ def build(env: dict[str, str], *arguments: str) -> Path:
     return Path(done.stdout.strip())
 
 
-# The product's own way to load its libraries. A machine without a driver has the processor alone.
+# The product's own way to load its libraries. A machine without a driver has no device.
 _LOADS = """
-from eagle3_llama.runtime import library, machine
+from eagle3_llama.runtime import devices, library
 library.load()
-print(", ".join(machine.devices(library.find_lib_dir())))
+print(", ".join(devices.beside_the_processor(library.find_lib_dir())) or "none")
 """
 
 
 def check(folder: Path, env: dict[str, str]) -> None:
-    """Loads the libraries as the package does, and says which devices they find: the processor, or a card."""
+    """Loads the libraries as the package does, and says which devices they find: none, or a card."""
     if not (folder / "libggml-cuda.so").is_file():
         raise BuildError(f"{folder} has no libggml-cuda.so: the build had no CUDA")
     env = {**env, "EAGLE3_LLAMA_LIB_DIR": str(folder)}

@@ -18,6 +18,7 @@ of PyTorch, of a pip package or of a toolkit. Exit status 1 if a step failed or 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -146,7 +147,8 @@ def one(given: argparse.Namespace, step: Step, limit: float, folder: Path, env: 
 
         def stop() -> None:
             late.set()
-            os.killpg(process.pid, 9)
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself just now
+                os.killpg(process.pid, 9)
 
         clock = threading.Timer(limit, stop)
         clock.start()

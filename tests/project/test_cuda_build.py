@@ -25,6 +25,7 @@ import pack
 import toolchain
 import toolkit
 
+from eagle3_llama.runtime import devices
 from eagle3_llama.runtime.library import find_lib_dir
 
 SCRIPT = ROOT / "scripts" / "device" / "build_cuda.py"
@@ -95,6 +96,15 @@ def test_libraries_that_do_not_load_are_told(tmp_path):
     with pytest.raises(fetch.BuildError, match="do not load") as told:
         build_cuda.check(tmp_path, dict(os.environ))
     assert "libeagle3" in told.value.log
+
+
+def test_libraries_that_load_are_told_with_their_devices(tmp_path, capsys):
+    """This machine's libraries stand for those with CUDA."""
+    shutil.copytree(find_lib_dir(), tmp_path / "ours")
+    (tmp_path / "ours" / pack.CUDA).touch()
+    build_cuda.check(tmp_path / "ours", dict(os.environ))
+    found = ", ".join(devices.beside_the_processor(find_lib_dir())).split(",")[0] or "none"
+    assert f"the libraries load; devices: {found}" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="build_cuda.py is for Linux")
