@@ -139,7 +139,8 @@ def bench_target(
                     answer.runs[mode.name].append(run)
             if drafting:
                 llm = drafting[0]
-                answer.costs = measure_in_use(llm.engine, llm.n_ctx(), times, on_device=on_device(llm))
+                device = on_device(llm.model_params.n_gpu_layers)
+                answer.costs = measure_in_use(llm.engine, llm.n_ctx(), times, on_device=device)
         for mode in target.working():
             if answer.tokens(mode.name) != answer.tokens("plain"):
                 answer.gaps[mode.name] = target.gap(prompt, answer.tokens("plain"), answer.tokens(mode.name))

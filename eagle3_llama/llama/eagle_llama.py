@@ -106,8 +106,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
                 self._begin(logits_all)
         except ValueError as e:
             self.close()
-            placed = bool(kwargs.get("n_gpu_layers")) and model_costs.has_devices()
-            raise guards.load_error(model_path, e, placed) from e
+            raise guards.load_error(model_path, e, kwargs.get("n_gpu_layers")) from e
         except BaseException:
             self.close()  # the traceback holds this object, which would hold the model
             raise

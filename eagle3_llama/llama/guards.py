@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from ..common.model_reader import read_model
 from ..errors import EagleError, ErrorKind, TargetError
 from ..runtime.binding import Llama
+from .model_costs import on_device
 
 LLAMA_NAMES = tuple(  # the settings that Llama knows
     name for name in inspect.signature(Llama.__init__).parameters if name not in ("self", "kwargs")
@@ -45,11 +46,11 @@ def closed() -> EagleError:
     return EagleError(ErrorKind.BAD_ARGUMENT, "the model is closed: load it again with EagleLlama(...)")
 
 
-def load_error(path: str, error: ValueError, on_device: bool = False) -> TargetError:
-    """The error for a ValueError of Llama's constructor. on_device: layers were to be on a device."""
+def load_error(path: str, error: ValueError, n_gpu_layers: int | None = None) -> TargetError:
+    """The error for a ValueError of Llama's constructor, which was given n_gpu_layers."""
     if isinstance(error, TargetError):
         return error
-    whole = on_device and is_whole(path)
+    whole = on_device(n_gpu_layers) and is_whole(path)
     for message, why in (_ON_DEVICE if whole else _AT_LOAD).items():
         if message in str(error):
             kind = ErrorKind.UNSUPPORTED if whole else ErrorKind.BAD_FILE

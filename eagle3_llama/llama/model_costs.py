@@ -48,8 +48,8 @@ def measure(llm: EagleLlama) -> None:
     measure_threads(llm)
     key = cost_key(llm, llm._eagle_path)
     most = min(llm.n_batch, MOST_BATCH)
-    memory = functools.partial(memory_of, llm)
-    found = cost_files.cached(llm.engine, key, room(llm), most, memory, on_device(llm))
+    memory, device = functools.partial(memory_of, llm), on_device(llm.model_params.n_gpu_layers)
+    found = cost_files.cached(llm.engine, key, room(llm), most, memory, device)
     llm.engine.planner.set_costs(found)
     llm.engine.release_threads()
 
@@ -94,7 +94,7 @@ def measure_in_use(llm: EagleLlama, slot: int) -> None:
             most,
             large=True,
             memory=memory_of(llm),
-            on_device=on_device(llm),
+            on_device=on_device(llm.model_params.n_gpu_layers),
         )
     except EagleError:
         return
@@ -102,14 +102,9 @@ def measure_in_use(llm: EagleLlama, slot: int) -> None:
         engine.planner.set_costs(cost_files.remember(cost_key(llm, llm._eagle_path), size, found))
 
 
-def on_device(llm: EagleLlama) -> bool:
-    """Whether layers of the model are on a device."""
-    return bool(llm.model_params.n_gpu_layers) and has_devices()
-
-
-def has_devices() -> bool:
-    """Whether layers can be put on a device here."""
-    return bool(llama_cpp.llama_supports_gpu_offload())
+def on_device(n_gpu_layers: int | None) -> bool:
+    """Whether layers of a model that is loaded so are on a device."""
+    return bool(n_gpu_layers) and bool(llama_cpp.llama_supports_gpu_offload())
 
 
 def memory_of(llm: EagleLlama) -> token_costs.Memory | None:

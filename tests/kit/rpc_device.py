@@ -162,6 +162,7 @@ def _compile(compiler, tree, out):
             [*map(str, command), str(OWN), *(str(tree / s) for s in SOURCES), "-o", str(made)],
             capture_output=True,
             text=True,
+            timeout=600,
         )
         assert done.returncode == 0, done.stderr[-3000:]
         os.replace(made, out)
