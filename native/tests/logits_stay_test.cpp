@@ -203,7 +203,7 @@ void rows_are_read_when_wanted(target & t) {
 void a_decode_that_fails(target & t) {
     llama_context * ctx = make_context(t.model, 1, N_CTX, 128, 64);
     const device here(t);
-    const eagle3::logits_stay stays(ctx, true, 1);
+    llama_set_logits_stay(ctx, true, 1);
     decode_rows(ctx, {5, 6, 7}, 0, 3);
     CHECK(llama_get_logits_ith(ctx, 1) != nullptr);
     llama_batch none = {};
