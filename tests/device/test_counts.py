@@ -6,9 +6,10 @@ A table is printed with pytest -s. A wait is a blocking copy, or a synchronize a
 import itertools
 
 import pytest
-from tiny_models import PROMPT
+from tiny_models import N_VOCAB, PROMPT, take
 
 from eagle3_llama import EagleLlama
+from eagle3_llama.runtime.binding import address
 from eagle3_llama.runtime.params import Tree
 
 COLUMNS = ("graphs", "blocking_in", "blocking_out", "async_in", "async_out", "waits")
@@ -80,3 +81,23 @@ def test_a_prompts_features_stay_on_the_device(device, files, n_tokens):
     assert head["async_out_bytes"] + head["blocking_out_bytes"] <= 2 * (
         plain["async_out_bytes"] + plain["blocking_out_bytes"]
     )
+
+
+@pytest.mark.parametrize(
+    "moves, parents", [(1, [-1, -1, 1, 1]), (0, [-1, 0])], ids=["beside the path", "a path alone"]
+)
+def test_moved_rows_are_not_waited_for(device, files, moves, parents):
+    """One graph moves the rows that stay, and none if they are the first ones of the tree."""
+    with loaded(files, eagle_path=files[1], n_max=0) as llm:
+        text = take(llm, 3)
+        wrong = [(token + 1) % N_VOCAB for token in text]
+        tokens = [wrong[1], text[1], wrong[2], text[2]] if moves else text[1:]
+        engine, sampler = llm.engine, llm._init_sampler(temp=0.0)
+        engine.rewind(0)
+        engine.prefill(PROMPT)
+        engine.steps.decode(text[0], tokens, parents)
+        assert engine.steps.verify(address(sampler.sampler))[:2] == text[1:]
+        device.reset()
+        engine.steps.commit(3)
+        counts = device.counts()
+    assert counts["graphs"] == moves and counts["waits"] == counts["copies"] == 0

@@ -6,6 +6,7 @@ EAGLE3_TEST_PROMPTS=100 tries more prompts.
 import os
 import random
 
+import numpy as np
 import pytest
 import tiny_models
 from batch_tools import jobs_at_once
@@ -114,12 +115,28 @@ def test_four_slots(device, made, answers, cheap_rows, params, layers):
 @pytest.mark.parametrize("v", ["F16", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize("layers", LAYERS)
 def test_trees_in_caches_of_every_kind(device, made, layers, v):
-    """What stays of a tree is moved, whatever its bytes mean."""
+    """What stays of a tree is moved, whatever its bytes mean: the next row has the bits of a fresh one."""
     type_k, type_v = llama_cpp.GGML_TYPE_Q8_0, getattr(llama_cpp, f"GGML_TYPE_{v}")
     settings = {"n_gpu_layers": LAYERS[layers], "type_k": type_k, "type_v": type_v, **COMMON}
-    with EagleLlama(made[0], n_max=0, **settings) as plain:
+    with (
+        EagleLlama(made[0], n_max=0, **settings) as plain,
+        EagleLlama(made[0], eagle_path=made[1], tree=Tree(12, 4, 4), **settings) as llm,
+    ):
         answers = texts(plain)
-    with EagleLlama(made[0], eagle_path=made[1], tree=Tree(12, 4, 4), **settings) as llm:
         scripted(llm, answers)
-        assert texts(llm) == answers
+        for (prompt, sampling), text in zip(asked(), answers):
+            assert tiny_models.take(llm, N, prompt, **sampling) == text
+            held = [*prompt, *text][: llm.engine.n_past() + 1]
+            llm.engine.steps.decode(held[-1], [])
+            ours = logits(llm)
+            llm.engine.steps.commit(0)
+            plain.reset()
+            plain.eval(held)
+            assert ours == logits(plain)
         assert llm.stats.accepted > N_PROMPTS
+
+
+def logits(llm):
+    """The bytes of the last row's."""
+    row = llama_cpp.llama_get_logits_ith(llm._ctx.ctx, -1)
+    return np.ctypeslib.as_array(row, shape=(llm.n_vocab(),)).tobytes()
