@@ -169,11 +169,11 @@ def first_gap(c: Context, llm: EagleLlama, name: str, start: int) -> float | Non
 def widths(c: Context) -> None:
     """Which numbers of rows are summed alike, by the native program for it."""
     folder = library.find_lib_dir()
-    program = folder / "row_classes" if folder else None
+    program = folder / "widths_test" if folder else None
     if program is None or not program.is_file():
-        raise NotThere("the libraries have no program row_classes")
+        raise NotThere("the libraries have no program widths_test: build_cuda.py compiles it")
     done = subprocess.run([str(program)], capture_output=True, text=True)
-    for line in done.stdout.splitlines():
+    for line in done.stderr.splitlines():  # a line for each product: CUDA0, q4_0: 1-4 5-8 9-64
         c.report(what="widths", text=line)
     if done.returncode != 0:
         raise AssertionError(f"{program.name} ended with {done.returncode}: {done.stderr[-300:]}")

@@ -11,11 +11,14 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "native"))
 
 import _env
+from fetch import patched_tree
 from toolkit import BuildError, say
 
 MOST_MEGABYTES = 60.0
+WIDTHS = "widths_test"  # of native/tests
 CUDA, CALLS = "libggml-cuda.so", "libcuda_calls.so"
 # What run_on_card.py, eagle3_llama and llama_cpp import. NumPy is large, and comes with PyTorch.
 PACKAGES = tuple(
@@ -33,6 +36,7 @@ def pack(archive: Path, ours: Path, upstream: Path, python: str) -> float:
         top = Path(tmp) / "top"
         copy_libraries(ours, top / "lib")
         compile_calls(top / "lib" / CALLS)
+        compile_widths(top / "lib")
         # of the compiler, found beside the others; systems without a compiler may lack it
         openmp = run(["g++", "-print-file-name=libgomp.so.1"]).strip()
         shutil.copy2(openmp, top / "lib")
@@ -63,6 +67,18 @@ def compile_calls(target: Path) -> None:
     """The library that counts calls of NVIDIA's, for LD_PRELOAD."""
     source = str(Path(__file__).resolve().parent / "cuda_calls.c")
     run(["gcc", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", source, "-o", str(target), "-ldl"])
+
+
+def compile_widths(libraries: Path) -> None:
+    """The native test that prints which numbers of rows a device computes alike, beside these libraries."""
+    tree, _ = patched_tree(os.environ.get("EAGLE3_LLAMA_CPP_DIR"))
+    native = _env.ROOT / "native"
+    folders = (native / "include", native / "tests", tree / "include", tree / "ggml" / "include")
+    command = ["g++", "-std=c++17", "-O1", *(f"-I{folder}" for folder in folders)]
+    command += [str(native / "tests" / f"{WIDTHS}.cpp"), "-o", str(libraries / WIDTHS), f"-L{libraries}"]
+    command += [f"-l{name}" for name in ("eagle3", "llama", "ggml", "ggml-cpu", "ggml-base", "dl")]
+    # NVIDIA's libraries are found where it runs
+    run([*command, "-Wl,-rpath,$ORIGIN", "-Wl,--allow-shlib-undefined"])
 
 
 def python_packages(target: Path, python: str) -> None:
