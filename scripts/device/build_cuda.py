@@ -23,6 +23,7 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -86,6 +87,9 @@ def make(architecture: str, jobs: int, archive: Path, python: str) -> None:
     upstream = build(env, "--bench")
     size = pack(archive, ours, upstream, python)
     say(f"{archive.name} has {size:.1f} MB")
+    with tempfile.TemporaryDirectory() as tmp:  # without their symbols, and beside each other alone
+        subprocess.run(["tar", "-xJf", str(archive), "-C", tmp], check=True)
+        check(Path(tmp) / "lib", env)
     if size > MOST_MEGABYTES:
         raise BuildError(f"{archive} has {size:.0f} MB, and {MOST_MEGABYTES} may travel: see pack.py")
 
