@@ -27,16 +27,22 @@ def one_line(error):
 
 
 def test_buffers_that_a_load_cannot_have(device, files):
-    """Each one, and what a load needs later: one line says what to do, and the next load works."""
+    """Each one of a load and a text: one line says what to do, or it goes on without; the next load works."""
     device.reset()
     with load(files) as llm:
         text = take(llm, N)
     n = device.counts()["buffers"]
     assert n > 5
-    for k in range(n - 1):
-        with device.limited(buffers=k), pytest.raises(EagleError) as error:
-            load(files).close()
-        assert one_line(error.value) and "damaged" not in str(error.value), (k, str(error.value))
+    failed = 0
+    for k in range(n):
+        with device.limited(buffers=k):
+            try:
+                with load(files) as llm:
+                    assert take(llm, N) == text
+            except EagleError as error:
+                failed += 1
+                assert one_line(error) and "damaged" not in str(error), (k, str(error))
+    assert failed > 4
     with load(files) as llm:
         assert take(llm, N) == text
 
