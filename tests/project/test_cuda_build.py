@@ -198,4 +198,6 @@ def test_in_the_background_its_progress_is_in_a_file(tmp_path):
     log = Path(run([sys.executable, script / "build_cuda.py", "--background"], env=env).stdout.strip())
     assert log.parent == tmp_path / "cache" / "cuda" and log.name == "build-sm90.log"
     follow = ["timeout", "60", "sh", "-c", f"until grep -q error: {log}; do sleep 0.1; done; cat {log}"]
-    assert subprocess.check_output(follow, text=True).startswith("error: there is no .venv yet: run python3")
+    assert subprocess.check_output(follow, text=True, timeout=120).startswith(
+        "error: there is no .venv yet: run python3"
+    )
