@@ -21,16 +21,16 @@ void head_source::run(pass & p, int n_out, int k, guesses & found) {
     runner_.run(p);
 }
 
-// Returns how far the first pass should look ahead: as far as a chain or a tree of a given size goes, and where
-// the planner chooses, as many levels as the last draft had use for. On the CPU a step that is not needed costs
-// more than a wait.
+// Returns how far the first pass should look ahead: as far as a chain or a tree of a given size goes, and
+// where the planner chooses, as many levels as the last draft had use for. On the CPU a step that is not
+// needed costs more than a wait.
 head_source::horizon head_source::look(const growth & g, const std::vector<int> & asks) const {
     horizon h;
     const ask & one = g.asks[asks[0]];
     // All are of one size, which is what a pass finds, of one slot after the other.
     bool trees = one.width == g.widest() && one.width <= h_.n_vocab;
     for (int i = 0; i < (int) asks.size(); ++i) {
-        const ask & q = g.asks[asks[i]];
+        const ask & q      = g.asks[asks[i]];
         const bool is_tree = q.kind == EAGLE3_TREE || q.kind == EAGLE3_PLANNED;
         trees              = trees && is_tree && q.width == one.width && q.slot == one.slot + i;
     }
