@@ -331,11 +331,14 @@ int32_t eagle3_plan_get(eagle3_session * s, struct eagle3_plan_info * out);
 
 // These measure what eagle3_plan_set wants, for 1..EAGLE3_MAX_ROWS rows: a decode after what the slot holds,
 // which stays (without the output matrix where that can be deferred; n = 1: with it); the output matrix for
-// rows of that decode, which are not kept (0 where it was not deferred); a pass of the head. They return
-// E_UNSUPPORTED if the target cannot drop the measured rows: the slot is empty then.
+// rows of that decode, which are not kept (0 where it was not deferred); a pass of the head; a further step
+// of a draft, of n rows: where the head's first pass looks ahead on a device, that is less than a pass, which
+// is waited for. They return E_UNSUPPORTED if the target cannot drop the measured rows: the slot is empty
+// then.
 int32_t eagle3_measure_target(eagle3_session * s, int32_t slot, int32_t n, float * seconds);
 int32_t eagle3_measure_output(eagle3_session * s, int32_t n, float * seconds);
 int32_t eagle3_measure_head(eagle3_session * s, int32_t slot, int32_t n, float * seconds);
+int32_t eagle3_measure_step(eagle3_session * s, int32_t slot, int32_t n, float * seconds);
 
 // -- threads ----------------------------------------------------------------------------------------------
 // A round uses the context's numbers of threads (llama_set_n_threads), or fewer where that is measured to be

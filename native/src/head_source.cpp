@@ -228,6 +228,35 @@ float head_source::measure(int slot, int n_past, int n) {
     return 1e-6f * (ggml_time_us() - start);
 }
 
+// Returns the seconds of a first pass of one row with so many steps of n rows ahead.
+float head_source::timed_draft(int slot, int n_past, int n, int steps) {
+    const int32_t token = 1;
+    const std::vector<float> x(h_.n_embd, 0.1f);
+    pass p;
+    p.rows = pass::chain(slot, &token, n_past, slots_[slot].from, 1, 1);
+    p.x    = x.data();
+    for (int i = 0; i < steps * n; ++i) {
+        pass_row row = p.rows[0];
+        row.pos      = n_past + 1 + i / n;
+        row.cell     = n_past + 1 + i;
+        p.ahead.push_back(row);
+    }
+    p.width             = n;
+    const int64_t start = ggml_time_us();
+    run(p, 1, n, later_);
+    return 1e-6f * (ggml_time_us() - start);
+}
+
+float head_source::measure_step(int slot, int n_past, int n) {
+    constexpr int STEPS = 4;
+    const int steps     = std::min({STEPS, runner_.most_ahead(), (n_ctx_ - n_past - 1) / n});
+    if (steps < 1 || n > h_.n_vocab) {
+        return measure(slot, n_past, n);
+    }
+    const float one = timed_draft(slot, n_past, n, 0);
+    return std::max(timed_draft(slot, n_past, n, steps) - one, 0.0f) / (float) steps;
+}
+
 // Makes a pass over n rows from position 0, which overwrites the slot's state.
 pass head_source::whole_pass(int slot, int n_past, const int32_t * tokens, const float * features, int n) {
     seen & s = slots_[slot];

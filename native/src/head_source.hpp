@@ -50,6 +50,7 @@ class head_source : public source {
     size_t weight_bytes() const { return h_.n_bytes(); }
     void forget_graphs() { runner_.forget_graphs(); }
     float measure(int slot, int n_past, int n);
+    float measure_step(int slot, int n_past, int n);  // of a draft that looks ahead
 
     // These are for tests and `compare`: see eagle3_head_forward and eagle3_head_trace. n_past is the slot's.
     void forward(int slot, int n_past, const int32_t * tokens, const float * features, int n, float * g,
@@ -112,6 +113,7 @@ class head_source : public source {
     horizon look(const growth & g, const std::vector<int> & asks) const;
     void look_ahead(const growth & g, const std::vector<int> & asks, pass & p) const;
     int ahead_row(int step, int place, int i) const;
+    float timed_draft(int slot, int n_past, int n, int steps);
     void take(const kept_tokens & k);
     void begin_pending(seen & s, int pos);
     void append_features(seen & s, const kept_tokens & k);

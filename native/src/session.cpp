@@ -213,13 +213,13 @@ float session::measure_output(int n) {
     return 1e-6f * (ggml_time_us() - start);
 }
 
-float session::measure_head(int slot, int n) {
+float session::measure_passes(int slot, int n, bool ahead) {
     const int n_past   = slots_.at(slot).n_past;
     head_source & head = slots_.need_head();
     require(n >= 1 && n <= MAX_ROWS && n_past + n <= slots_.n_ctx, EAGLE3_E_ARGUMENT,
         format("%d rows, expected 1..%d", n, MAX_ROWS));
     const thread_scope scope(slots_.ctx, round_.threads());
-    return head.measure(slot, n_past, n);
+    return ahead ? head.measure_step(slot, n_past, n) : head.measure(slot, n_past, n);
 }
 
 // -- memory -----------------------------------------------------------------------------------------------

@@ -55,7 +55,8 @@ class session {
     void choose_threads(bool on) { round_.choose_threads(on); }
     int threads() { return round_.threads().now(); }
     float measure_output(int n);
-    float measure_head(int slot, int n);
+    float measure_head(int slot, int n) { return measure_passes(slot, n, false); }
+    float measure_step(int slot, int n) { return measure_passes(slot, n, true); }
 
     void head_forward(int slot, const int32_t * tokens, const float * features, int n, float * g,
         float * state, float * logits);
@@ -63,6 +64,7 @@ class session {
         int slot, const int32_t * tokens, const float * features, int n, const char * stage);
 
   private:
+    float measure_passes(int slot, int n, bool ahead);
     kept_tokens decode_text(int slot, const int32_t * tokens, int n, bool all_logits);
     float timed_decode(int slot, int n);  // seconds of n rows after what the slot holds, which stays
     void compute_last(int slot, int n);

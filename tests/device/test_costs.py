@@ -23,6 +23,7 @@ def test_the_output_matrix_is_part_of_a_decode(device, files, layers):
         for n in (1, 3, 8, 64):
             assert llm.engine.measure_target(n) > 0.0
             assert llm.engine.measure_output(n) == 0.0
+            assert llm.engine.measure_step(n) >= 0.0
 
 
 def test_a_load_measures_as_on_a_device(device, files, monkeypatch, tmp_path):
@@ -80,6 +81,9 @@ class SteppedDevice:
     def measure_head(self, n, slot=0):
         return self.took("head", n, 0.001)
 
+    def measure_step(self, n, slot=0):
+        return self.took("step", n, 0.0004)
+
 
 @pytest.mark.parametrize("in_use", [False, True])
 def test_costs_between_steps(monkeypatch, in_use):
@@ -93,5 +97,6 @@ def test_costs_between_steps(monkeypatch, in_use):
         costs = measure(device, 4096, 256, on_device=True)
     for n in range(1, 65):
         assert costs.layers[n] == pytest.approx(device.layers(n), rel=0.001), n
-    assert costs.head[1] == costs.head[8] == pytest.approx(0.001)
+    assert costs.head[1] == costs.head[8] == pytest.approx(0.0004)
+    assert costs.first == pytest.approx(0.001 - 0.0004)  # the wait for a draft
     assert device.now < 4.0
