@@ -1,7 +1,6 @@
 """What a head on a device drafts: the same as on the CPU, though all its steps are one graph there."""
 
 import itertools
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -20,16 +19,6 @@ KINDS = {
     "tree 15x6x3": EagleParams(tree=Tree(15, 6, 3)),  # all three slots have room for it
     "tree of one level": EagleParams(tree=Tree(3, 1, 3)),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def plain_sums():
-    """The CPU's sums of interleaved weights, and those of AMX, are others."""
-    before = {name: os.environ.get(name) for name in ("EAGLE3_LLAMA_INTERLEAVE", "EAGLE3_LLAMA_AMX")}
-    os.environ.update(dict.fromkeys(before, "0"))
-    yield
-    for name, value in before.items():
-        os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 
 
 @pytest.fixture

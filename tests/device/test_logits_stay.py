@@ -9,6 +9,7 @@ import random
 import gguf
 import numpy as np
 import pytest
+import rpc_device
 import tiny_models
 from batch_tools import jobs_at_once
 from tiny_models import PROMPT, scripted, take
@@ -17,7 +18,6 @@ from eagle3_llama import EagleLlama  # before llama_cpp: it brings the library
 from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.runtime.engine import Draft
 
-import llama_cpp
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 
 SIZES = {"n_embd": 256, "n_head": 4, "n_kv": 2}
@@ -72,18 +72,8 @@ def target(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cpu(target):
-    """Its weights lie as in the file, as the device's do."""
-    default = llama_cpp.llama_model_default_params
-
-    def as_in_the_file():
-        params = default()
-        params.use_extra_bufts = False
-        return params
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(llama_cpp.llama_cpp, "llama_model_default_params", as_in_the_file)
-        with EagleLlama(target, n_gpu_layers=0, **COMMON) as llm:
-            yield llm
+    with rpc_device.weights_as_in_the_file(), EagleLlama(target, n_gpu_layers=0, **COMMON) as llm:
+        yield llm
 
 
 @pytest.fixture(scope="module")

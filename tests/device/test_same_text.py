@@ -8,6 +8,7 @@ import random
 
 import numpy as np
 import pytest
+import rpc_device
 import tiny_models
 from batch_tools import jobs_at_once
 from tiny_models import HEADS_OF_64, draft_from
@@ -42,19 +43,10 @@ def made(request, tmp_path_factory, files):
 @pytest.fixture(scope="module")
 def answers(device, made):
     """answers(layers): plain decoding's texts. All layers: the CPU's, with weights as in the file."""
-    default = llama_cpp.llama_model_default_params
-
-    def as_in_the_file():
-        params = default()
-        params.use_extra_bufts = False
-        return params
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(llama_cpp.llama_cpp, "llama_model_default_params", as_in_the_file)
-        with EagleLlama(made[0], n_max=0, **COMMON) as llm:
-            device.reset()
-            on_cpu = texts(llm)
-            assert device.counts()["graphs"] == 0
+    with rpc_device.weights_as_in_the_file(), EagleLlama(made[0], n_max=0, **COMMON) as llm:
+        device.reset()
+        on_cpu = texts(llm)
+        assert device.counts()["graphs"] == 0
     with EagleLlama(made[0], n_max=0, n_gpu_layers=LAYERS["half of them"], **COMMON) as llm:
         half = texts(llm)
     return {"all layers": on_cpu, "half of them": half}.__getitem__

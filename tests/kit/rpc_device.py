@@ -107,6 +107,26 @@ def registered(n=1):
             device.unregister()
 
 
+@contextlib.contextmanager
+def weights_as_in_the_file():
+    """In this block, models on the CPU multiply as the device does: no weight is laid out anew."""
+    import llama_cpp
+
+    module = llama_cpp.llama_cpp
+    default = module.llama_model_default_params
+
+    def as_in_the_file():
+        params = default()
+        params.use_extra_bufts = False
+        return params
+
+    module.llama_model_default_params = as_in_the_file
+    try:
+        yield
+    finally:
+        module.llama_model_default_params = default
+
+
 @functools.cache
 def _device(_):
     """Its server ends with this process: what a failed test did not free may still be on it."""
