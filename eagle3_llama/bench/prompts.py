@@ -13,7 +13,6 @@ from typing import Any
 from ..common.files import reading
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import chat_tokens
-from ..llama.model_costs import on_device
 from ..runtime.costs import Costs, Times, fill_context, measure_in_use
 from .target import BenchTarget
 from .turns import Run
@@ -138,6 +137,8 @@ def bench_target(
                 if (run := target.run(mode, prompt, n_predict, sampling)) is not None:
                     answer.runs[mode.name].append(run)
             if drafting:
+                from ..llama.model_costs import on_device  # here, as it loads the library
+
                 llm = drafting[0]
                 device = on_device(llm.model_params.n_gpu_layers)
                 answer.costs = measure_in_use(llm.engine, llm.n_ctx(), times, on_device=device)

@@ -25,8 +25,10 @@ int rounded(int n) {
 pass_shape pass_shape::rounded(int n_ctx) const {
     pass_shape s = *this;
     for (row_layout * l : {&s.rows, &s.out}) {
-        l->n    = eagle3::rounded(l->n);
-        l->most = eagle3::rounded(l->most);
+        if (l == &s.rows || ahead == 0) {  // steps behind the pass have rows for each slot's output
+            l->n    = eagle3::rounded(l->n);
+            l->most = eagle3::rounded(l->most);
+        }
     }
     s.n_kv = n_kv > 0 ? n_ctx : 0;
     return s;

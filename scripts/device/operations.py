@@ -98,6 +98,8 @@ class Ggml:
         yield "FLASH_ATTN_EXT", self.flash_attn_ext(q, k, v, mask, real(0.1), real(0), real(0))
         logits = self.tensor(F32, vocabulary, rows)
         yield "SOFT_MAX", self.soft_max(logits)
+        yield "REPEAT", self.repeat(self.tensor(F32, n, 1), x)
+        yield "CPY", self.cast(self.tensor(F32, cells, rows), number(F16))
         yield "ARGMAX", self.argmax(logits)
         yield "TOP_K", self.top_k(logits, number(10))
 

@@ -159,7 +159,7 @@ def test_costs_are_measured_when_the_text_repeats_itself(files, monkeypatch, tmp
     """Not at the load, and not for a text without a match; then in the middle of an answer, once."""
     calls = []
 
-    def measured(engine, n_ctx, times, rounds, slot, n_batch, large, memory):
+    def measured(engine, n_ctx, times, rounds, slot, n_batch, large, memory, on_device):
         calls.append(engine.n_past(slot))
         return CHEAP
 
