@@ -82,16 +82,22 @@ def cycle(shape, seed=0):
     return Cycle(ids, following)
 
 
-def target(path, shape, kind="F16", seed=0):
-    """Writes it. kind: a GGML type, or Q4_K_M with its mixture."""
-    ids, following = cycle(shape, seed)
-    code = _codes(shape, seed)
+def _llama(path, shape, seed):
+    """The tensors of a llama whose metadata, tokenizer and last norm are there."""
     w = gguf.GGUFWriter(path, "llama")
     _metadata(w, shape, shape.n_layer)
     w.add_rope_freq_base(BASE)
     _tokenizer(w, shape.n_vocab)
     tensors = _Tensors(w, shape, seed)
     tensors.norm("output_norm.weight")
+    return tensors
+
+
+def target(path, shape, kind="F16", seed=0):
+    """Writes it. kind: a GGML type, or Q4_K_M with its mixture."""
+    ids, following = cycle(shape, seed)
+    code = _codes(shape, seed)
+    tensors = _llama(path, shape, seed)
     embedding = code.copy()
     embedding[:, 0] = CONSTANT
     size = (shape.n_vocab, shape.n_embd)
@@ -109,12 +115,7 @@ def target(path, shape, kind="F16", seed=0):
 
 def random_target(path, shape, kind="F16", seed=0):
     """Writes a llama whose logits depend on all of its text: for positions, masks and attention."""
-    w = gguf.GGUFWriter(path, "llama")
-    _metadata(w, shape, shape.n_layer)
-    w.add_rope_freq_base(BASE)
-    _tokenizer(w, shape.n_vocab)
-    tensors = _Tensors(w, shape, seed)
-    tensors.norm("output_norm.weight")
+    tensors = _llama(path, shape, seed)
     size = (shape.n_vocab, shape.n_embd)
     tensors.random("token_embd.weight", size, _kind(kind, "token_embd"), 1.0)
     tensors.random("output.weight", size, _kind(kind, "output"), shape.n_embd**-0.5)
