@@ -72,6 +72,7 @@ class Contents:
 def take(batcher: Batcher, slot: BatchSlot, client: str) -> Contents:
     """Copies the slot's contents. It does nothing else, because it runs in the batcher's thread."""
     ctx = batcher.base._ctx.ctx
+    batcher.engine.settle(slot.id)
     size = llama_cpp.llama_state_seq_get_size(ctx, slot.id) if slot.tokens else 0
     target = (ctypes.c_uint8 * size)()
     if slot.tokens and llama_cpp.llama_state_seq_get_data(ctx, target, size, slot.id) != size:

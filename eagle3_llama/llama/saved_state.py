@@ -69,7 +69,8 @@ def save(text: ContextText, seed: int, of: dict[str, str]) -> EagleState:
     engine = text.engine
     if engine.n_past() < text.n_tokens:
         text.settle()
-    drafting = engine.state() if engine.has_state else None  # raises during a round
+    engine.settle()  # raises during a round
+    drafting = engine.state() if engine.has_state else None
     scores = text.kept().copy() if text.logits_all else np.empty((0, text.n_vocab), np.float32)
     target = _target_state(text.ctx.ctx)
     state = EagleState(

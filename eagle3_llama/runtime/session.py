@@ -125,6 +125,10 @@ class Session:
         """Forgets positions from n_past on."""
         checked(self.lib.eagle3_rewind(self.handle, slot, n_past))
 
+    def settle(self, slot: int = 0) -> None:
+        """Brings the context's memory up to n_past(): call it before the context itself is read or used."""
+        checked(self.lib.eagle3_settle(self.handle, slot))
+
     def state_reset(self, n_past: int, slot: int = 0) -> None:
         """The sequence now holds n_past tokens that the head never saw."""
         checked(self.lib.eagle3_state_reset(self.handle, slot, n_past))

@@ -14,11 +14,17 @@
 //
 // Calls return 0 or a count, or on failure a code below 0, with a message for eagle3_last_error(). No C++
 // exception leaves the library. E_ARGUMENT changes nothing. After any other failure target and head hold
-// eagle3_n_past positions of a slot: what they held before the call, with two exceptions. A recurrent or
-// hybrid target cannot take back decoded rows: if a batch fails half way, eagle3_n_past of its slots is 0,
-// and their sequences are empty. Where the target did its part and the head failed (E_MEMORY, say), the rows
-// stay, and the head starts over behind them: it drafts nothing in the next round, and sees less of the past
-// from then on.
+// eagle3_n_past positions of a slot: what they held before the call, with two exceptions. A target whose
+// memory cannot go back loses the sequence, and eagle3_n_past is 0 then: see below. Where the target did its
+// part and the head failed (E_MEMORY, say), the rows stay, and the head starts over behind them: it drafts
+// nothing in the next round, and sees less of the past from then on.
+//
+// A KV cache drops any rows. The state of a recurrent layer goes back by the snapshots that the context keeps
+// (llama_context_params::n_rs_seq), and a window that was pruned as far as it reaches. Farther back, the
+// session restores a checkpoint that it took before, or empties the sequence; the tokens between it and the
+// text's end wait, and are decoded again in front of the slot's next batch. Only a text that the session does
+// not know (eagle3_state_reset) cannot be decoded again. Whoever reads the context's memory himself calls
+// eagle3_settle first.
 //
 // A session has one round at a time: none, drafted, decoded or verified. What may be called when:
 //
@@ -32,6 +38,7 @@
 //     eagle3_prefill, measure_target          yes       yes (1)   no        no
 //     eagle3_can_tree                         yes       yes       no        no
 //     eagle3_rewind, state_reset              yes       yes (1)   yes (5)   yes (5)
+//     eagle3_settle                           yes       yes (7)   no        no
 //     eagle3_state_set, head_forward, _trace  yes       yes (1)   no (6)    no (6)
 //     eagle3_state_get                        yes       yes       no (6)    no (6)
 //     all others, eagle3_session_close too    yes       yes       yes       yes
@@ -44,6 +51,7 @@
 //     (5) of a slot of the round: ends it first, for all its slots, and none of its rows stay; of another
 //         slot: the round goes on
 //     (6) of a slot of the round; of another slot: yes, and the round goes on
+//     (7) drops the draft like (1), if tokens of the slot wait
 //
 // A call that is legal and fails leaves the round as it was, with three exceptions. eagle3_round_draft leaves
 // none, unless it returns E_ARGUMENT. eagle3_round_commit ends the round, unless it returns E_ARGUMENT. A
@@ -73,7 +81,7 @@
 //     }
 #pragma once
 #include <stdint.h>
-#define EAGLE3_ABI_VERSION 11
+#define EAGLE3_ABI_VERSION 12
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -154,7 +162,7 @@ int32_t eagle3_head_d2t(const eagle3_head * head, int32_t * out);  // out[n_voca
 // -- session ----------------------------------------------------------------------------------------------
 // Binds ctx and head, both of which must outlive the session, and turns capture on. 1 <= n_slots <= the
 // context's n_seq_max. With head = NULL, drafts are the text's and the caller's. *out is the caller's to
-// close. E_UNSUPPORTED if the target cannot drop part of a sequence.
+// close. E_UNSUPPORTED if the target cannot be drafted for.
 int32_t eagle3_session_open(
     struct llama_context * ctx, eagle3_head * head, int32_t n_slots, eagle3_session ** out);
 void eagle3_session_close(eagle3_session * s);  // drops a round under way, turns capture off; NULL is allowed
@@ -172,16 +180,20 @@ int32_t eagle3_n_past(const eagle3_session * s, int32_t slot);  // tokens decode
 // added to target_compute: at most a 12th of target_weights and target_cache, or 16 graphs. The call fills
 // *out, which is the caller's. It returns E_ARGUMENT for NULL.
 struct eagle3_memory {
-    int64_t target_weights, target_cache;  // the model; what is kept of the text of all slots
+    int64_t target_weights, target_cache;  // the model; what is kept of the text of all slots, with checkpoints
     int64_t target_compute;                // compute buffers, and the graphs that are kept
     int64_t head_weights, head_cache;      // 0 without a head
     int64_t head_compute;                  // one buffer for all its passes, and up to 4 MB of kept graphs
 };
 int32_t eagle3_memory_get(const eagle3_session * s, struct eagle3_memory * out);
 
-// Forgets the positions from n_past on, in target and head. Its round ends first. E_UNSUPPORTED if the target
-// cannot drop part of a sequence: nothing has changed.
+// Forgets the positions from n_past on, in target and head. Its round ends first. E_UNSUPPORTED if the
+// target's memory cannot go back there: nothing has changed.
 int32_t eagle3_rewind(eagle3_session * s, int32_t slot, int32_t n_past);
+
+// Decodes the slot's tokens that wait, so that the context's memory holds eagle3_n_past positions: before its
+// owner decodes something else, or saves it. It does nothing if none wait. E_ARGUMENT, E_DECODE, E_MEMORY.
+int32_t eagle3_settle(eagle3_session * s, int32_t slot);
 
 // Decodes n prompt tokens (1..n_batch) and shows them to the head. Logits are computed for the last token, or
 // for all. E_ARGUMENT, E_DECODE, E_UNSUPPORTED (this target's layers cannot be captured), E_MEMORY.
@@ -261,7 +273,7 @@ int32_t eagle3_round_verify(
 // Ends the round: keep[i] rows of each slot stay, 0 for none. Of a chain they may be any, of a tree only rows
 // that verification went through; before it, the first alone. Does nothing unless a round is decoded. After
 // E_ARGUMENT (keep) the round is still under way. If a slot fails, the others keep their rows, and the first
-// failure is returned; eagle3_n_past tells which slot: one whose rows could not be dropped is empty
+// failure is returned; eagle3_n_past tells which slot: one whose memory could not go back is empty
 // (E_UNSUPPORTED). E_INTERNAL if the context's owner has decoded in between: the head starts over.
 int32_t eagle3_round_commit(eagle3_session * s, const int32_t * keep);
 
@@ -333,8 +345,8 @@ int32_t eagle3_plan_get(eagle3_session * s, struct eagle3_plan_info * out);
 // which stays (without the output matrix where that can be deferred; n = 1: with it); the output matrix for
 // rows of that decode, which are not kept (0 where it was not deferred); a pass of the head; a further step
 // of a draft, of n rows: where the head's first pass looks ahead on a device, that is less than a pass, which
-// is waited for. They return E_UNSUPPORTED if the target cannot drop the measured rows: the slot is empty
-// then.
+// is waited for. They return E_UNSUPPORTED if the target cannot go back before the measured rows: the slot is
+// empty then.
 int32_t eagle3_measure_target(eagle3_session * s, int32_t slot, int32_t n, float * seconds);
 int32_t eagle3_measure_output(eagle3_session * s, int32_t n, float * seconds);
 int32_t eagle3_measure_head(eagle3_session * s, int32_t slot, int32_t n, float * seconds);
@@ -346,7 +358,7 @@ int32_t eagle3_measure_step(eagle3_session * s, int32_t slot, int32_t n, float *
 // not change. choose: 0 turns it off, else on; the default is on if the CPU computes everything. now: the
 // number that the next round uses for one row. measure: decodes one row with each number, after what the slot
 // holds, which stays, for at most some 0.2 s or one decode each; the next round begins with the fastest.
-// E_UNSUPPORTED if the target cannot drop the measured row: the slot is empty then.
+// E_UNSUPPORTED if the target cannot go back before the measured row: the slot is empty then.
 int32_t eagle3_threads_choose(eagle3_session * s, int32_t on);
 int32_t eagle3_threads_now(eagle3_session * s);
 int32_t eagle3_measure_threads(eagle3_session * s, int32_t slot);
@@ -354,8 +366,8 @@ int32_t eagle3_measure_threads(eagle3_session * s, int32_t slot);
 // -- state ------------------------------------------------------------------------------------------------
 // What drafts are made from, the head's state of a slot and its text, as bytes to store beside llama_state_*.
 // get returns the bytes written, E_ARGUMENT if cap is too small. set copies; damaged bytes, and those of
-// another model or head, are E_FORMAT and change nothing. E_UNSUPPORTED without a head if the target is
-// recurrent or hybrid. reset tells the slot that its sequence holds n_past tokens that neither the head nor
+// another model or head, are E_FORMAT and change nothing. E_UNSUPPORTED if nothing can be drafted for the
+// target. reset tells the slot that its sequence holds n_past tokens that neither the head nor
 // the text ever saw.
 int64_t eagle3_state_size(const eagle3_session * s, int32_t slot);
 int64_t eagle3_state_get(const eagle3_session * s, int32_t slot, uint8_t * out, int64_t cap);

@@ -60,6 +60,13 @@ int32_t eagle3_rewind(eagle3_session * s, int32_t slot, int32_t n_past) {
     });
 }
 
+int32_t eagle3_settle(eagle3_session * s, int32_t slot) {
+    return guard([&]() -> int32_t {
+        get(s).settle(slot);
+        return EAGLE3_OK;
+    });
+}
+
 int32_t eagle3_prefill(
     eagle3_session * s, int32_t slot, const int32_t * tokens, int32_t n, int32_t all_logits) {
     return guard([&]() -> int32_t {

@@ -41,9 +41,11 @@ void cost_clock::set(const costs & c) {
     begin(1, c.context);
 }
 
-void cost_clock::begin(int n_slots, float n_past) {
-    n_slots_ = n_slots;
-    context_ = n_past;
+void cost_clock::begin(int n_slots, float n_past, int n_waiting, int n_free) {
+    n_slots_   = n_slots;
+    context_   = n_past;
+    n_waiting_ = std::min(n_waiting, MAX_ROWS - n_slots);
+    n_free_    = n_free;
     if (at().seconds == 0.0f) {
         at().tokens  = (float) n_slots;
         at().seconds = plain_seconds();
@@ -117,18 +119,29 @@ float cost_clock::output(int n) const {
 
 // A row of the output matrix is computed with those before it, or when it is reached, whichever is less.
 float cost_clock::row_seconds(int i, float reach) const {
-    return layers(i + 1) - layers(i) + std::min(reach * output(1), std::max(output(i + 1) - output(i), 0.0f));
+    const int j = std::max(i - n_waiting_, 1);  // rows of the output matrix
+    return layers(i + 1) - layers(i) + std::min(reach * output(1), std::max(output(j + 1) - output(j), 0.0f));
+}
+
+float cost_clock::again_seconds(int n, float accepted, float all) const {
+    if (n <= n_free_) {
+        return 0.0f;
+    }
+    const int rows = std::min(n_roots() + (int) std::lround(accepted) + n_slots_, MAX_ROWS);
+    return (1.0f - all) * std::max(layers(rows) - layers(n_slots_), 0.0f);
 }
 
 expectation cost_clock::foresee(const std::vector<float> & reach, int n_fixed, float passes_s) const {
-    const int n   = std::min(n_slots_ + n_fixed + (int) reach.size(), MAX_ROWS);
+    const int n   = std::min(n_roots() + n_fixed + (int) reach.size(), MAX_ROWS);
     float seconds = plain_seconds() + passes_s, tokens = (float) n_slots_;
-    if (n > n_slots_) {
+    if (n > n_roots()) {
         std::vector<float> rows(n_slots_ + n_fixed, 1.0f);
         rows.insert(rows.end(), reach.begin(), reach.end());
-        rows.resize(n);
+        rows.resize(n - n_waiting_);
         seconds += layers(n) - layers(n_slots_) - costs_.output[n_slots_] * at().plain.value +
                    pieces(rows, 0, 1.0f, 1.0f).seconds + at().draft_rest;
+    } else if (n > n_slots_) {
+        seconds += layers(n) - layers(n_slots_);
     }
     for (const float p : reach) {
         tokens += p;

@@ -62,8 +62,10 @@ class cost_clock {
 
     void set(const costs & c);
     bool ready() const { return costs_.layers[1] > 0.0f; }
-    // The rounds that follow hold this many slots, with this many positions before each on average.
-    void begin(int n_slots, float n_past);
+    // The rounds that follow hold this many slots, with this many positions before each on average. n_waiting
+    // rows of the next one bring the target's memory up. It can take back n_free draft tokens; of a longer
+    // draft that is not accepted as a whole, the kept rows wait for the round after.
+    void begin(int n_slots, float n_past, int n_waiting = 0, int n_free = MAX_ROWS);
     int n_slots() const { return n_slots_; }
 
     // Returns what a decode of n rows took when it was measured; whole: with the output matrix for all of
@@ -74,8 +76,13 @@ class cost_clock {
     float rate() const;           // tokens per second, of all slots
     float plain_seconds() const;  // of a round without drafts
     float usual_seconds() const;  // the same on average over many rounds
-    // Returns what one row more takes, the i-th, if it is reached with this probability.
+    // Returns the rows of the next round that are there without any draft.
+    int n_roots() const { return n_slots_ + n_waiting_; }
+    // Returns what one row more takes, behind i rows, if it is reached with this probability.
     float row_seconds(int i, float reach) const;
+    // Returns what the round after takes longer because of a draft of n tokens, of which some are expected to
+    // be accepted, and all with a probability.
+    float again_seconds(int n, float accepted, float all) const;
     // Returns what a round with a draft takes beside its decode, its passes and the output matrix.
     float draft_rest() const { return at().draft_rest; }
     // Returns what a pass over the head with n rows takes; first: the first one of a draft.
@@ -161,6 +168,7 @@ class cost_clock {
     forecast foreseen_;
     float context_ = 0.0f;  // positions before the rows at hand
     int n_slots_   = 1;
+    int n_waiting_ = 0, n_free_ = MAX_ROWS;
     std::array<mode, MAX_ROWS + 1> modes_{};
 };
 

@@ -68,6 +68,15 @@ void drafter::grow_drafts(std::vector<ask> asks) {
     }
 }
 
+// Counts the tokens that wait in front of the round.
+int drafter::n_waiting(const std::vector<ask> & asks) const {
+    int n = 0;
+    for (const ask & a : asks) {
+        n += (int) slots_.at(a.slot).waiting.size();
+    }
+    return n;
+}
+
 // Returns what the round is for. It is called once a round, because the planner counts the calls.
 planner::turn drafter::turn_of(const std::vector<ask> & asks) {
     float n_past = 0.0f;
@@ -76,7 +85,7 @@ planner::turn drafter::turn_of(const std::vector<ask> & asks) {
         n_past += (float) slots_.at(a.slot).n_past / (float) asks.size();
         any = any || (a.kind == EAGLE3_PLANNED && a.n_max > 0 && slots_.ready(a.slot));
     }
-    planner_.begin((int) asks.size(), n_past);
+    planner_.begin((int) asks.size(), n_past, n_waiting(asks), slots_.target.n_free());
     return any ? planner_.next_turn() : planner::turn::look;
 }
 
@@ -188,7 +197,7 @@ void drafter::grow(growth & g) {
     while (true) {
         std::vector<int> front = fixed_front(g);
         const std::vector<int> planned =
-            planned_front(g, slots_.most_rows, [&](int a) { return slots_.head()->n_extensible(a); });
+            planned_front(g, g.most_rows, [&](int a) { return slots_.head()->n_extensible(a); });
         front.insert(front.end(), planned.begin(), planned.end());
         if (front.empty()) {
             return;
@@ -205,6 +214,7 @@ void drafter::grow(growth & g) {
 void drafter::begin_asks(growth & g, const std::vector<ask> & asks) {
     g.plan   = &planner_;
     g.n_asks = (int) asks.size();
+    g.most_rows = slots_.most_rows - n_waiting(asks);
     g.ends   = &slots_.ends();
     for (const ask & q : asks) {
         slot_state & s = slots_.at(q.slot);
@@ -266,7 +276,7 @@ std::vector<std::vector<int>> drafter::choose(const growth & g) {
         }
     }
     const std::vector<int> planned =
-        candidates(g, std::min(planned_room(g), slots_.most_rows - g.n_asks - n_fixed));
+        candidates(g, std::min(planned_room(g), g.most_rows - g.n_asks - n_fixed));
     if (planned.empty()) {
         foresee({}, n_fixed);
         return chosen;

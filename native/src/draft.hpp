@@ -34,6 +34,7 @@ class drafter {
     void check_kind(const ask & a) const;
 
     void grow_drafts(std::vector<ask> asks);
+    int n_waiting(const std::vector<ask> & asks) const;
     planner::turn turn_of(const std::vector<ask> & asks);
     bool drafts_for(const source & from, const ask & a) const;
     void offer_for_free(growth & g);

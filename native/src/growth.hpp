@@ -43,6 +43,7 @@ struct growth {
     std::vector<int> level;                       // nodes that the last pass offered
     int n_asks                        = 0;        // of the round, those without a draft too
     int n_given                       = 0;        // draft tokens that callers brought
+    int most_rows                     = 0;        // of the round: those that wait need the others
     bool mixed                        = false;    // other sources than the head offered
     const std::vector<int32_t> * ends = nullptr;  // tokens that end a generation; null: none is known
 

@@ -36,12 +36,15 @@ planner::choice planner::best(const std::vector<float> & reach, int n_fixed) con
     const int n_slots = clock_.n_slots();
     const float rate  = clock_.rate();
     choice c          = {0, (float) n_slots - rate * clock_.plain_seconds()};
-    const int base    = n_slots + n_fixed;
+    const int base    = clock_.n_roots() + n_fixed;
     float v           = c.value - (n_fixed ? 0.0f : rate * std::max(clock_.draft_rest(), 0.0f));
+    float accepted    = 0.0f;
     for (int i = 0; i < (int) reach.size() && base + i < MAX_ROWS; ++i) {
         v += reach[i] - rate * clock_.row_seconds(base + i, reach[i]);
-        if (v > c.value) {
-            c = {i + 1, v};
+        accepted += reach[i];
+        const float after = v - rate * clock_.again_seconds(i + 1, accepted, reach[i]);
+        if (after > c.value) {
+            c = {i + 1, after};
         }
     }
     if (c.n == 0 && !reach.empty() && base < MAX_ROWS &&

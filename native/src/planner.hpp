@@ -37,7 +37,9 @@ class planner {
     bool ready() const { return clock_.ready(); }
 
     // See cost_clock::begin, rest_policy::new_text and rest_policy::next_turn.
-    void begin(int n_slots, float n_past) { clock_.begin(n_slots, n_past); }
+    void begin(int n_slots, float n_past, int n_waiting = 0, int n_free = MAX_ROWS) {
+        clock_.begin(n_slots, n_past, n_waiting, n_free);
+    }
     void new_text() { rest_.new_text(); }
     turn next_turn() { return rest_.next_turn(); }
 

@@ -37,13 +37,16 @@ int round::draft(const std::vector<ask> & asks) {
 void round::decode() {
     check_rests();
     require(at_ == stage::drafted, EAGLE3_E_ARGUMENT, "nothing to decode: draft first");
+    prepare_memory();
     lay_out();
     set_tree();
     const int n       = (int) slot_of_.size();
-    const bool defers = planner_.ready() && n > (int) of_.size() && knows_reach();
+    const bool drafts = n - n_waiting_ > (int) of_.size();
+    const bool defers = planner_.ready() && drafts && knows_reach();
+    lay_out_waiting(defers);
     const deferral deferred(slots_.ctx, defers);
     // Of a row that is certainly sampled, a sampler that reads whole rows waits less if it is read at once.
-    const bool stay = slots_.n_largest > 0 || n > (int) of_.size();
+    const bool stay = slots_.n_largest > 0 || drafts;
     const logits_stay stays(slots_.ctx, stay, slots_.n_largest);
     const thread_scope scope(slots_.ctx, threads_);
     const int64_t start = ggml_time_us();
@@ -164,7 +167,7 @@ void round::abandon() {
     slots_.apply_capture();
     if (!whole) {
         throw error(EAGLE3_E_UNSUPPORTED,
-            "the target cannot drop part of a sequence: the slots of the round are empty now");
+            "the target cannot go back to a part of a sequence: the slots of the round are empty now");
     }
 }
 
@@ -186,8 +189,37 @@ void round::begin(slot_state & s, int32_t token) {
     }
 }
 
+// Sees to it that each slot can go back to where it is now, by a checkpoint if need be. What waits is part of
+// the batch, but not of a tree, nor of a batch that it would fill.
+void round::prepare_memory() {
+    size_t n = 0;
+    for (const int slot : of_) {
+        n += slots_.at(slot).waiting.size() + slots_.at(slot).round.tokens.size();
+    }
+    for (const int slot : of_) {
+        const slot_round & r = slots_.at(slot).round;
+        if (r.tree || n > (size_t) slots_.most_rows) {
+            slots_.settle(slot);
+        }
+        slots_.target.keep_checkpoint(slot, checkpoint_limits::least_distance);
+        const int n_drafted = (int) r.tokens.size() - 1;
+        if (!slots_.target.will_drop(n_drafted, is_even())) {
+            slots_.target.begin_round(slot);
+        }
+    }
+}
+
+// Says whether all slots of the round have as many rows.
+bool round::is_even() const {
+    const auto size = [&](int slot) {
+        const slot_state & s = slots_.at(slot);
+        return s.waiting.size() + s.round.tokens.size();
+    };
+    return std::all_of(of_.begin(), of_.end(), [&](int slot) { return size(slot) == size(of_[0]); });
+}
+
 // Fills the batch level by level over all slots: verification reaches the rows of a level together, so they
-// share a piece of the output matrix.
+// share a piece of the output matrix. What waits comes first, and has no number in its slot.
 void round::lay_out() {
     slot_of_.clear();
     row_of_.clear();
@@ -199,8 +231,11 @@ void round::lay_out() {
         depth.push_back(depths(r.parents.data(), r.parents.size()));
         r.at.assign(r.tokens.size(), 0);
         tree_ = tree_ || r.tree;
-        n += r.tokens.size();
+        n += r.tokens.size() + slots_.at(slot).waiting.size();
+        slot_of_.insert(slot_of_.end(), slots_.at(slot).waiting.size(), slot);
     }
+    row_of_.assign(slot_of_.size(), -1);
+    n_waiting_     = (int) slot_of_.size();
     const int most = std::min(slots_.n_batch, MAX_ROWS);
     require(n <= (size_t) most, EAGLE3_E_ARGUMENT,
         format("a round of %zu rows, at most %d are allowed", n, most));
@@ -219,12 +254,24 @@ void round::lay_out() {
     }
 }
 
+// A decode is deferred only if each row of it asks for logits, which those that wait never need.
+void round::lay_out_waiting(bool with_logits) {
+    int at = 0;
+    for (const int slot : of_) {
+        const slot_state & s = slots_.at(slot);
+        const bool logits = with_logits || (slots_.head() && slots_.head()->needs_all_logits());
+        for (size_t i = 0; i < s.waiting.size(); ++i) {
+            slots_.put_row(at++, s.waiting[i], slots_.target.held(slot) + (int) i, slot, logits);
+        }
+    }
+}
+
 // Tells the memory which rows of the batch follow which. If that fails, no tree stays behind: the next batch,
 // a prompt say, would be taken for it.
 void round::set_tree() {
     const int n = (int) slot_of_.size(), n_ubatch = (int) llama_n_ubatch(slots_.ctx);
-    std::vector<int32_t> parents(n);
-    for (int b = 0; b < n; ++b) {
+    std::vector<int32_t> parents(tree_ ? n : 0);
+    for (int b = 0; b < (int) parents.size(); ++b) {
         const slot_round & r = slots_.at(slot_of_[b]).round;
         const int32_t parent = r.parents[row_of_[b]];
         parents[b]           = parent < 0 ? -1 : r.at[parent];
@@ -232,7 +279,7 @@ void round::set_tree() {
     require(!tree_ || n_ubatch >= n, EAGLE3_E_ARGUMENT,
         format("a tree of %d rows does not fit a micro-batch of %d", n, n_ubatch));
     try {
-        if (!llama_memory_tree_set(slots_.memory, parents.data(), tree_ ? (uint32_t) n : 0)) {
+        if (!llama_memory_tree_set(slots_.memory, parents.data(), (uint32_t) parents.size())) {
             throw error(EAGLE3_E_UNSUPPORTED,
                 "the target's memory cannot hold a tree: it needs flash attention, and tensors that are not "
                 "split over devices");
@@ -332,11 +379,13 @@ void round::keep_rows(const kept_tokens & k) {
     const int n_keep = (int) k.tokens.size();
     if (!tree_ && n_keep < (int) s.round.tokens.size()) {
         slots_.must_drop_from(k.slot, s.n_past + n_keep);
+        s.n_past += n_keep;
+    } else {
+        slots_.holds(k.slot, s.n_past + n_keep);
     }
     if (n_keep == 0) {
         return;
     }
-    s.n_past += n_keep;
     slots_.tell(k);
     if (planner_.ready()) {
         learn(s);

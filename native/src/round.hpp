@@ -50,7 +50,10 @@ class round {
   private:
     void tell_threads(int n);
     void begin(slot_state & s, int32_t token);
+    void prepare_memory();
+    bool is_even() const;
     void lay_out();
+    void lay_out_waiting(bool with_logits);
     void set_tree();
     bool knows_reach() const;
     void run(int n);
@@ -85,6 +88,7 @@ class round {
     stage at_ = stage::none;
     std::vector<int> of_;
     std::vector<int32_t> slot_of_, row_of_;  // of each row of the batch, its slot and its number there
+    int n_waiting_ = 0;                      // rows in front of these that only bring the memory up
     std::vector<float> reach_;               // probability that verification gets to it
     bool whole_           = true;            // the decode computed the logits of all rows
     bool tree_            = false;

@@ -22,6 +22,9 @@ session::session(llama_context * ctx, const head * h, int n_slots) : slots_(ctx,
 session::~session() {
     try {
         round_.abandon();
+        for (int slot = 0; slot < slots_.size(); ++slot) {
+            slots_.settle(slot);
+        }
     } catch (const std::exception &) {  // a slot that cannot go back is empty
     }
 }
@@ -48,8 +51,11 @@ bool session::can_tree() {
 // Decodes tokens after what the slot holds. Returns what its sources will be told of them.
 kept_tokens session::decode_text(int slot, const int32_t * tokens, int n, bool all_logits) {
     round_.check_rests();
-    kept_tokens k = slots_.lay_out_text(slot, tokens, n, all_logits);
+    slots_.check_text(slot, tokens, n);
     round_.begin_other();
+    slots_.settle(slot);
+    slots_.target.keep_checkpoint(slot, checkpoint_limits::least_distance);
+    kept_tokens k = slots_.lay_out_text(slot, tokens, n, all_logits);
     slots_.run_rows(n, &slot, 1);
     return k;
 }
@@ -90,6 +96,14 @@ void session::rewind(int slot, int n_past) {
         format("cannot rewind from %d to %d", held, n_past));
     round_.end_of(slot);
     slots_.rewind(slot, n_past);
+}
+
+void session::settle(int slot) {
+    round_.check_rests();
+    if (!slots_.at(slot).waiting.empty()) {
+        round_.begin_other();
+        slots_.settle(slot);
+    }
 }
 
 void session::reset(int slot, int n_past) {
@@ -190,6 +204,11 @@ float session::timed_decode(int slot, int n) {
     for (int i = 0; i < n; ++i) {
         tokens.push_back((100 + 37 * i) % slots_.n_vocab);  // any text costs the same
     }
+    slots_.settle(slot);
+    slots_.target.keep_checkpoint(slot, checkpoint_limits::least_distance);
+    if (!slots_.target.will_drop(n, true)) {
+        slots_.target.begin_round(slot);
+    }
     const deferral deferred(slots_.ctx, true);
     const logits_stay stays(slots_.ctx, true, slots_.n_largest);
     const int64_t start = ggml_time_us();
@@ -231,6 +250,7 @@ eagle3_memory session::memory() const {
         m.target_cache += (int64_t) data.context;
         m.target_compute += (int64_t) data.compute;
     }
+    m.target_cache += (int64_t) slots_.target.checkpoint_bytes();
     if (const head_source * head = slots_.head()) {
         m.head_weights = (int64_t) head->weight_bytes();
         m.head_cache   = (int64_t) head->passes().cache_bytes();

@@ -38,6 +38,7 @@ class session {
     int sample(llama_sampler * sampler, int row);
     void prefill(int slot, const int32_t * tokens, int n, bool all_logits);
     void rewind(int slot, int n_past);
+    void settle(int slot);  // see slots::settle
     void reset(int slot, int n_past);
     void set_capture(bool on);
     bool can_tree();

@@ -42,18 +42,15 @@ bool rows_are_alike(const llama_model * model) {
 }  // namespace
 
 slots::slots(llama_context * ctx, const eagle3::head * h, int n_slots)
-    : ctx(ctx), memory(llama_get_memory(ctx)), n_batch((int) llama_n_batch(ctx)),
+    : ctx(ctx), target(ctx, n_slots), memory(target.handle), n_batch((int) llama_n_batch(ctx)),
       n_ctx((int) llama_n_ctx_seq(ctx)),
       n_vocab(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)))),
       most_rows(std::min({n_batch, (int) llama_n_ubatch(ctx), MAX_ROWS})), slots_(n_slots) {
     const llama_model * model = llama_get_model(ctx);
     require(memory != nullptr, EAGLE3_E_UNSUPPORTED, "the target has no memory of its sequence");
-    const bool drops = !llama_model_is_recurrent(model) && !llama_model_is_hybrid(model);
     const bool alike = rows_are_alike(model);
     if (h) {
         require(model == h->target, EAGLE3_E_ARGUMENT, "the head was opened for another model");
-        require(drops, EAGLE3_E_UNSUPPORTED,
-            "the target is recurrent or hybrid and cannot drop part of a sequence");
         require(alike, EAGLE3_E_UNSUPPORTED,
             "llama.cpp computes a row of minimax-m3 alone otherwise than among others: drafts could change "
             "the text");
@@ -61,7 +58,7 @@ slots::slots(llama_context * ctx, const eagle3::head * h, int n_slots)
         head_    = own.get();
         sources_.push_back(std::move(own));
     }
-    if (drops && alike) {
+    if (alike) {
         auto own = std::make_unique<text_source>(n_slots, n_ctx, n_vocab, mark_of(model));
         text_    = own.get();
         own->id  = TEXT;
@@ -148,9 +145,10 @@ void slots::apply_capture() {
 // -- texts ------------------------------------------------------------------------------------------------
 
 void slots::rewind(int slot, int n_past) {
-    if (!llama_memory_seq_rm(memory, slot, n_past, -1)) {
-        throw error(EAGLE3_E_UNSUPPORTED, "the target cannot drop part of a sequence");
+    if (!target.go_back(slot, n_past, known_from(slot))) {
+        throw error(EAGLE3_E_UNSUPPORTED, "the target cannot go back to a part of this sequence");
     }
+    wait_from(slot, n_past);
     at(slot).n_past = n_past;
     for (const auto & from : sources_) {
         from->rewind(slot, n_past);
@@ -161,9 +159,35 @@ void slots::reset(int slot, int n_past) {
     slot_state & s = at(slot);
     s              = slot_state();
     s.n_past       = n_past;
+    target.is_another_text(slot, n_past);
     for (const auto & from : sources_) {
         from->reset(slot, n_past);
     }
+}
+
+// Returns the position from which on the slot's tokens are known.
+int slots::known_from(int slot) const {
+    return text_ ? text_->from(slot) : at(slot).n_past + 1;
+}
+
+// After the target's memory has gone back, the tokens that it lost wait, up to n_past. Those behind the
+// slot's text are the round's.
+void slots::wait_from(int slot, int n_past) {
+    slot_state & s                    = at(slot);
+    const std::vector<int32_t> before = std::move(s.waiting);
+    const int first_before            = s.n_past - (int) before.size();
+    s.waiting.clear();
+    for (int pos = target.held(slot); pos < n_past; ++pos) {
+        s.waiting.push_back(pos >= s.n_past         ? s.round.tokens[pos - s.n_past]
+                            : pos >= first_before ? before[pos - first_before]
+                                                  : text_->token(slot, pos));
+    }
+}
+
+void slots::holds(int slot, int n_past) {
+    at(slot).n_past = n_past;
+    at(slot).waiting.clear();
+    target.decoded(slot, n_past);
 }
 
 void slots::put_row(int row, int32_t token, int pos, int slot, bool logits) {
@@ -174,14 +198,18 @@ void slots::put_row(int row, int32_t token, int pos, int slot, bool logits) {
     batch_.logits[row]    = logits;
 }
 
-kept_tokens slots::lay_out_text(int slot, const int32_t * tokens, int n, bool all_logits) {
+void slots::check_text(int slot, const int32_t * tokens, int n) const {
     const slot_state & s = at(slot);
     require(
         n >= 1 && n <= n_batch, EAGLE3_E_ARGUMENT, format("a batch of %d tokens, n_batch is %d", n, n_batch));
     require(s.n_past + n <= n_ctx, EAGLE3_E_ARGUMENT,
         format("%d tokens do not fit after %d of %d", n, s.n_past, n_ctx));
     check_tokens(tokens, n);
-    kept_tokens k = {slot, s.n_past, {tokens, tokens + n}, std::vector<int32_t>(n), true};
+}
+
+kept_tokens slots::lay_out_text(int slot, const int32_t * tokens, int n, bool all_logits) {
+    const slot_state & s = at(slot);
+    kept_tokens k        = {slot, s.n_past, {tokens, tokens + n}, std::vector<int32_t>(n), true};
     std::iota(k.rows.begin(), k.rows.end(), 0);
     for (int i = 0; i < n; ++i) {
         put_row(i, tokens[i], s.n_past + i, slot, all_logits || i == n - 1);
@@ -201,7 +229,7 @@ void slots::run_rows(int n, const int * of, int n_of) {
     }
     // This is the exception of a graph that cannot be built, say, or of an evaluation callback.
     const std::exception_ptr caught = llama_take_exception();
-    drop_rows(of, n_of);
+    drop_rows(of, n_of, rc != 1 && rc != -1);  // these say that nothing was computed
     try {
         rethrow(caught);
     } catch (const std::runtime_error & e) {
@@ -217,11 +245,26 @@ void slots::run_rows(int n, const int * of, int n_of) {
         EAGLE3_E_DECODE, rc == 1 ? "the context's memory is full" : format("llama_decode returned %d", rc));
 }
 
-bool slots::drop_from(int slot, int n_past) {
-    if (llama_memory_seq_rm(memory, slot, n_past, -1)) {
+void slots::settle(int slot) {
+    slot_state & s = at(slot);
+    while (!s.waiting.empty()) {
+        const int n = std::min((int) s.waiting.size(), n_batch), pos = target.held(slot);
+        for (int i = 0; i < n; ++i) {
+            put_row(i, s.waiting[i], pos + i, slot, head_ && head_->needs_all_logits());
+        }
+        run_rows(n, &slot, 1);
+        s.waiting.erase(s.waiting.begin(), s.waiting.begin() + n);
+        target.decoded(slot, pos + n);
+    }
+}
+
+bool slots::drop_from(int slot, int n_past, bool failed) {
+    const int known = known_from(slot);
+    if (failed ? target.undo(slot, n_past, known) : target.go_back(slot, n_past, known)) {
+        wait_from(slot, n_past);
         return true;
     }
-    llama_memory_seq_rm(memory, slot, -1, -1);
+    target.clear(slot);
     reset(slot, 0);
     return false;
 }
@@ -230,22 +273,22 @@ bool slots::drop_from(int slot, int n_past) {
 void slots::must_drop_from(int slot, int n_past) {
     if (!drop_from(slot, n_past)) {
         throw error(EAGLE3_E_UNSUPPORTED,
-            format("the target cannot drop part of a sequence: slot %d is empty now", slot));
+            format("the target cannot go back to a part of its sequence: slot %d is empty now", slot));
     }
 }
 
-bool slots::drop_rows(const int * of, int n_of) {
+bool slots::drop_rows(const int * of, int n_of, bool failed) {
     llama_memory_tree_set(memory, nullptr, 0);
     bool whole = true;
     for (int i = 0; i < n_of; ++i) {
-        whole = drop_from(of[i], at(of[i]).n_past) && whole;
+        whole = drop_from(of[i], at(of[i]).n_past, failed) && whole;
     }
     return whole;
 }
 
 void slots::kept_prompt(const kept_tokens & k) {
     slot_state & s = at(k.slot);
-    s.n_past += (int) k.tokens.size();
+    holds(k.slot, s.n_past + (int) k.tokens.size());
     s.trust.fill(1.0f);
     tell(k);
 }
@@ -291,6 +334,9 @@ void slots::state_set(int slot, const uint8_t * data, const std::vector<int64_t>
                                    : sources_[i]->restore(slot, s.n_past, data + begins[i]);
     }
     at(slot) = std::move(s);
+    // The caller has restored the target's memory, or left it as it was: tokens may wait there.
+    target.is_another_text(slot, target.holds_of(slot, at(slot).n_past, known_from(slot)));
+    wait_from(slot, at(slot).n_past);
 }
 
 }  // namespace eagle3

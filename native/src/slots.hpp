@@ -3,6 +3,7 @@
 
 #include "head_source.hpp"
 #include "source.hpp"
+#include "target_memory.hpp"
 #include "text_source.hpp"
 
 #include <memory>
@@ -49,7 +50,10 @@ struct slot_round {
 };
 
 struct slot_state {
-    int n_past = 0;  // tokens that the target has decoded
+    int n_past = 0;  // tokens of the text, all of which the target has decoded
+    // The last of them, which the target's memory has lost: they are decoded again, in front of the next
+    // batch.
+    std::vector<int32_t> waiting;
     slot_draft draft;
     slot_round round;
     trust_list trust;  // in each source; follows the last few tokens
@@ -66,7 +70,8 @@ class slots {
     slots & operator=(const slots &) = delete;
 
     llama_context * const ctx;
-    const llama_memory_t memory;
+    target_memory target;
+    const llama_memory_t memory;  // the target's
     const int n_batch, n_ctx, n_vocab;
     const int most_rows;  // of a round: they must fit a micro-batch, and MAX_ROWS
     int n_largest = 1;    // logits of a row that the last samplers went on from: see n_largest_for
@@ -95,16 +100,23 @@ class slots {
     void rewind(int slot, int n_past);
     void reset(int slot, int n_past);
     void put_row(int row, int32_t token, int pos, int slot, bool logits);  // into the next batch
+    // Throws E_ARGUMENT unless these tokens may follow what the slot holds in one batch.
+    void check_text(int slot, const int32_t * tokens, int n) const;
     // Lays out a batch of tokens after what the slot holds. Returns what its sources will be told of them.
     kept_tokens lay_out_text(int slot, const int32_t * tokens, int n, bool all_logits);
     // Decodes the first n rows of the batch. If that fails, these slots hold what they held before, or
-    // nothing if their memory cannot drop part of a sequence.
+    // nothing if their memory cannot go back.
     void run_rows(int n, const int * of, int n_of);
-    // Drops what the target's memory holds of a slot from n_past on. A memory that cannot drop a part drops
-    // the whole sequence; the slot is then empty, and the result is false. Nothing is allocated.
-    bool drop_from(int slot, int n_past);
+    // Decodes what waits, so that the target's memory holds all of the slot's text. It is no part of a round.
+    void settle(int slot);
+    // Says that the target's memory holds the text of the slot, and n_past is its length now.
+    void holds(int slot, int n_past);
+    // Drops what the target's memory holds of a slot from n_past on, which may be in the rows of its round. A
+    // memory that cannot go back drops the whole sequence; the slot is then empty, and the result is false.
+    bool drop_from(int slot, int n_past, bool failed = false);
     void must_drop_from(int slot, int n_past);  // E_UNSUPPORTED if the slot is empty now
-    bool drop_rows(const int * of, int n_of);   // beyond each slot's n_past, and the tree
+    // Drops the rows beyond each slot's n_past, and the tree. failed: their decode has failed.
+    bool drop_rows(const int * of, int n_of, bool failed = false);
     void kept_prompt(const kept_tokens & k);    // these stay in the slot
 
     // -- state: the bytes of the sources, one after the other --
@@ -115,6 +127,9 @@ class slots {
     void state_set(int slot, const uint8_t * data, const std::vector<int64_t> & begins);
 
   private:
+    int known_from(int slot) const;
+    void wait_from(int slot, int n_past);
+
     std::vector<std::unique_ptr<source>> sources_;
     head_source * head_ = nullptr;
     text_source * text_ = nullptr;

@@ -32,6 +32,10 @@ class text_source : public source {
         slots_[slot].memory = std::move(memory);
     }
 
+    // The slot's tokens are known from this position on.
+    int from(int slot) const { return slots_[slot].from; }
+    int32_t token(int slot, int pos) const { return slots_[slot].index[pos - slots_[slot].from]; }
+
     void kept(const kept_tokens & k) override;
     void rewind(int slot, int n_past) override;
     void reset(int slot, int n_past) override;

@@ -324,6 +324,13 @@ struct growth_limits {
     static constexpr int overdue = 16;  // pending features of a slot, more than most rounds with drafts leave
 };
 
+// Checkpoints of a target that cannot drop rows, by which a later text goes back to where it differs.
+struct checkpoint_limits {
+    static constexpr int least_distance   = 64;         // positions between two of a slot
+    static constexpr size_t most          = 16;         // of a slot
+    static constexpr size_t most_bytes    = 256 << 20;  // of all slots; each slot has one all the same
+};
+
 // The bytes that the kept graphs over the head may take beside their common compute buffer: their
 // descriptions. A head of one layer has room for 37, and an answer of SmolLM2 with chains or trees needs up
 // to 15.

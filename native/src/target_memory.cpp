@@ -1,0 +1,204 @@
+#include "target_memory.hpp"
+
+#include "tuning.hpp"
+
+#include "ggml.h"
+
+#include <algorithm>
+
+namespace eagle3 {
+
+namespace {
+
+constexpr llama_state_seq_flags PARTIAL = LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY;
+
+class stopwatch {
+  public:
+    explicit stopwatch(float & seconds) : seconds_(seconds) {}
+    ~stopwatch() { seconds_ += 1e-6f * (float) (ggml_time_us() - start_); }
+
+  private:
+    float & seconds_;
+    const int64_t start_ = ggml_time_us();
+};
+
+bool has_state(const llama_model * model) {
+    return llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
+}
+
+}  // namespace
+
+target_memory::target_memory(llama_context * ctx, int n_slots)
+    : handle(llama_get_memory(ctx)), ctx_(ctx),
+      drops_any_(!has_state(llama_get_model(ctx))),
+      n_window_(llama_model_n_swa(llama_get_model(ctx))), n_snapshots_((int) llama_n_rs_seq(ctx)),
+      of_(n_slots) {}
+
+bool target_memory::will_drop(int n_rows, bool is_even) const {
+    return drops_any_ || n_rows == 0 || (is_even && n_rows <= n_snapshots_);
+}
+
+// -- going back -------------------------------------------------------------------------------------------
+
+// A row of a window needs the window's positions before it. Where these were overwritten, llama.cpp drops the
+// rows and says nothing.
+bool target_memory::window_is_there(int slot, int n_past) const {
+    return n_window_ == 0 || n_past == 0 ||
+           llama_memory_seq_pos_min(handle, slot) <= std::max(0, n_past - n_window_);
+}
+
+// An image has fewer positions than rows, and whoever decoded it says how many: a KV cache is not asked.
+int target_memory::holds_of(int slot, int n_past, int known) const {
+    const int has = (int) llama_memory_seq_pos_max(handle, slot) + 1;
+    return drops_any_ ? n_past : std::min(n_past, std::max(has, known));
+}
+
+bool target_memory::drop(int slot, int n_past, int known) {
+    const int has = (int) llama_memory_seq_pos_max(handle, slot) + 1;
+    if (has > n_past && drops_any_ && !window_is_there(slot, n_past)) {
+        return false;
+    }
+    if ((has > n_past || drops_any_) && !llama_memory_seq_rm(handle, slot, n_past, -1)) {
+        return false;
+    }
+    of_[slot].held = holds_of(slot, n_past, known);
+    return true;
+}
+
+const target_memory::checkpoint * target_memory::nearest(const text & t, int n_past, int known) const {
+    const checkpoint * best = nullptr;
+    const auto look         = [&](const checkpoint & c) {
+        if (c.n_past >= known && c.n_past <= n_past && (!best || c.n_past > best->n_past)) {
+            best = &c;
+        }
+    };
+    look(t.of_round);
+    std::for_each(t.kept.begin(), t.kept.end(), look);
+    return best;
+}
+
+bool target_memory::restore(int slot, const checkpoint & c) {
+    const stopwatch watch(seconds_);
+    const size_t n = llama_state_seq_set_data_ext(ctx_, c.data.data(), c.data.size(), slot, PARTIAL);
+    if (n != c.data.size() || !llama_memory_seq_rm(handle, slot, c.n_past, -1)) {
+        return false;
+    }
+    of_[slot].held = c.n_past;
+    return true;
+}
+
+// Drops the checkpoints of positions that are gone: another text follows.
+void target_memory::forget_behind(text & t, int n_past) {
+    if (t.of_round.n_past > n_past) {
+        t.of_round.n_past = -1;
+    }
+    t.kept.erase(std::remove_if(t.kept.begin(), t.kept.end(),
+                     [&](const checkpoint & c) { return c.n_past > n_past; }),
+        t.kept.end());
+}
+
+bool target_memory::go_back(int slot, int n_past, int known) {
+    if (drop(slot, n_past, known)) {
+        forget_behind(of_[slot], n_past);
+        return true;
+    }
+    return restore_before(slot, n_past, known);
+}
+
+bool target_memory::undo(int slot, int n_past, int known) {
+    return drops_any_ ? go_back(slot, n_past, known) : restore_before(slot, n_past, known);
+}
+
+bool target_memory::restore_before(int slot, int n_past, int known) {
+    text & t             = of_[slot];
+    const checkpoint * c = nearest(t, n_past, known);
+    if (c && restore(slot, *c)) {
+        forget_behind(t, n_past);
+        return true;
+    }
+    if (known > 0) {
+        return false;
+    }
+    clear(slot);
+    return true;
+}
+
+void target_memory::clear(int slot) {
+    llama_memory_seq_rm(handle, slot, -1, -1);
+    is_another_text(slot, 0);
+}
+
+void target_memory::is_another_text(int slot, int held) {
+    text & t          = of_[slot];
+    t.held            = held;
+    t.of_round.n_past = -1;
+    t.kept.clear();
+}
+
+// -- checkpoints ------------------------------------------------------------------------------------------
+
+bool target_memory::take(int slot, checkpoint & c) {
+    const stopwatch watch(seconds_);
+    c.n_past = -1;
+    c.data.resize(llama_state_seq_get_size_ext(ctx_, slot, PARTIAL));
+    const size_t n = llama_state_seq_get_data_ext(ctx_, c.data.data(), c.data.size(), slot, PARTIAL);
+    c.n_past       = n > 0 && n == c.data.size() ? of_[slot].held : -1;
+    return c.n_past >= 0;
+}
+
+void target_memory::begin_round(int slot) {
+    text & t = of_[slot];
+    if (!drops_any_ && nearest(t, t.held, t.held) == nullptr) {
+        take(slot, t.of_round);
+    }
+}
+
+void target_memory::keep_checkpoint(int slot, int distance) {
+    text & t = of_[slot];
+    if (drops_any_ || t.held == 0 || (!t.kept.empty() && t.held - t.kept.back().n_past < distance)) {
+        return;
+    }
+    checkpoint c;
+    if (take(slot, c)) {
+        t.kept.push_back(std::move(c));
+        thin_out(t);
+    }
+}
+
+// Drops the checkpoint whose neighbours lie nearest to each other, until the others have room.
+void target_memory::thin_out(text & t) {
+    const size_t most = std::clamp<size_t>(
+        checkpoint_limits::most_bytes / std::max<size_t>(t.kept.back().data.size() * of_.size(), 1), 1,
+        checkpoint_limits::most);
+    while (t.kept.size() > most) {
+        size_t drop = 0;
+        int least   = INT32_MAX;
+        for (size_t i = 0; i + 1 < t.kept.size(); ++i) {
+            const int gap = t.kept[i + 1].n_past - (i > 0 ? t.kept[i - 1].n_past : 0);
+            if (gap < least) {
+                least = gap;
+                drop  = i;
+            }
+        }
+        t.kept.erase(t.kept.begin() + (ptrdiff_t) drop);
+    }
+}
+
+size_t target_memory::checkpoint_bytes() const {
+    size_t n = 0;
+    for (const text & t : of_) {
+        n += t.of_round.data.capacity();
+        for (const checkpoint & c : t.kept) {
+            n += c.data.capacity();
+        }
+    }
+    return n;
+}
+
+float target_memory::checkpoint_seconds() {
+    const float seconds = seconds_;
+    seconds_            = 0.0f;
+    return seconds;
+}
+
+}  // namespace eagle3
