@@ -1,0 +1,32 @@
+"""Rollbacks of recurrent and hybrid memories (patch 0016), on all architectures that have them."""
+
+import pytest
+from architectures import compile_tool
+from commands import run
+from native_programs import passes
+
+ROLLBACK = [
+    "bailingmoe3",
+    "deepseek4",
+    "glm5-next",
+    "kimi-k3",
+    "lfm2",
+    "lfm2moe",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "qwen35",
+    "qwen35moe",
+    "qwen4exp",
+]
+
+
+@pytest.fixture(scope="module")
+def tool(tmp_path_factory):
+    return compile_tool(tmp_path_factory.mktemp("architectures"))
+
+
+@pytest.mark.parametrize("arch", ROLLBACK)
+def test_what_can_be_taken_back(programs, tool, tmp_path, arch):
+    """As many tokens as the memory says, with the bits of plain decoding behind them; the rest is refused."""
+    run([tool, "save", arch, tmp_path])
+    passes(programs, "recurrent_test", next(tmp_path.glob("*.gguf")))
