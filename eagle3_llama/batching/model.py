@@ -56,6 +56,7 @@ class BatchSettings:
     n_threads: int | None = None
     n_gpu_layers: int = 0
     flash_attn: bool | None = None
+    n_rs_seq: int | None = None
     chat_format: str | None = None
     extract_layers: tuple[int, ...] | None = None
     text: bool = True
@@ -99,6 +100,7 @@ class BatchModel(EagleLlama):
             n_threads_batch=n,
             n_gpu_layers=s.n_gpu_layers,
             flash_attn=s.flash_attn,
+            n_rs_seq=s.n_rs_seq,
             chat_format=s.chat_format,
             verbose=False,
         )

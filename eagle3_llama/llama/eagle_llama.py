@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..common import keywords
+from ..common.limits import MAX_DRAFT
 from ..common.memory_size import check_memory, parse_size
 from ..common.model_names import AUTO
 from ..errors import EagleError, ErrorKind
@@ -20,9 +21,9 @@ from ..runtime.binding import Llama, LlamaState, llama_cpp
 from ..runtime.engine import Engine
 from ..runtime.machine import default_threads
 from ..runtime.memory_use import MemoryUse, report
-from ..runtime.params import NO_HEAD, EagleParams
+from ..runtime.params import NO_HEAD, EagleParams, check_int
 from ..runtime.stats import EagleStats
-from . import guards, model_costs, named, saved_state
+from . import guards, model_costs, named, saved_state, snapshots
 from .calls import Calls
 from .generation import GenerateCall, GeneratingLlama
 from .local_tokens import LocalTokens
@@ -48,12 +49,14 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
     and their acceptance rate on this machine. The costs are measured when a model is loaded with a head for
     the first time (two seconds), without a head when its text first repeats itself; the cache keeps them.
     text=False without a head decodes plainly, with the same code.
+    n_rs_seq: how many rows of a draft a hybrid target takes back by snapshots of its state; by default as
+    many as cost little, up to 16. Farther back it goes by checkpoints, which need no setting.
     text_memory: bytes (64M) for answers that later ones are drafted from; text_memory_prompts: prompts too.
 
     Raises EagleError HEAD_MISMATCH if the head belongs to another target, and BAD_ARGUMENT for a keyword that
     means one of these. It warns once about any other keyword that Llama would silently ignore. Some targets
-    cannot be drafted for (recurrent and hybrid ones, a pruned sliding-window cache, embedding=True): they
-    are decoded plainly, with one warning.
+    cannot be drafted for (architectures.md lists them; embedding=True): they are decoded plainly, with one
+    warning.
     """
 
     _n_slots = 1
@@ -75,8 +78,12 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         extract_layers: Sequence[int] | None = None,
         logits_all: bool = False,
         flash_attn: bool | None = False,
+        n_rs_seq: int | None = None,
         **kwargs: Any,
     ) -> None:
+        if n_rs_seq is not None:
+            check_int("n_rs_seq", n_rs_seq, 0, MAX_DRAFT)
+        self._n_rs_seq = n_rs_seq
         self._owner = Ownership()
         self._stack = contextlib.ExitStack()
         self.calls = Calls(self._closed_error)
@@ -110,6 +117,15 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         except BaseException:
             self.close()  # the traceback holds this object, which would hold the model
             raise
+
+    def _fit_context(self, params: Any) -> None:
+        drafts = self._eagle_path is not None or self._params.text
+        if self._n_rs_seq is not None:
+            params.n_rs_seq = self._n_rs_seq
+        elif drafts and params.n_rs_seq == 0:
+            weights = llama_cpp.llama_model_size(self._model.model)
+            n = snapshots.choose(self._model.metadata(), weights, self._n_slots, params.n_ubatch)
+            params.n_rs_seq = n
 
     def _begin(self, logits_all: bool) -> None:
         # Logits are kept only where they are read. With False, llama-cpp-python would refuse logprobs.
@@ -324,6 +340,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
             extract_layers=self._extract_layers,
             text_memory=self._memory[0],
             text_memory_prompts=self._memory[1],
+            n_rs_seq=self._n_rs_seq,
             logits_all=bool(self._logits_all),
         )
         return {**super().__getstate__(), **ours}

@@ -20,11 +20,16 @@ class FlashLlama(DraftSettings, Llama):
     def context_params(self) -> Any:
         if self._flash_attn is None:  # Llama sets on or off before it creates the context from this
             self._context_params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO
+        if self.__dict__.get("_model") is not None and self.__dict__.get("_ctx") is None:
+            self._fit_context(self._context_params)
         return self._context_params
 
     @context_params.setter
     def context_params(self, params: Any) -> None:
         self._context_params = params
+
+    def _fit_context(self, params: Any) -> None:
+        """Sets what depends on the model: called once it is loaded, before its context is made."""
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         yield from completions(super()._create_completion(*args, **kwargs))
