@@ -131,6 +131,20 @@ float cost_clock::again_seconds(int n, float accepted, float all) const {
     return (1.0f - all) * std::max(layers(rows) - layers(n_slots_), 0.0f);
 }
 
+float cost_clock::even_seconds(std::vector<int> rows, int n_output) const {
+    std::sort(rows.begin(), rows.end());
+    float seconds = at().plain_rest + output(std::min(n_output, MAX_ROWS)) +
+                    (n_output > n_slots_ ? std::max(at().draft_rest, 0.0f) : 0.0f);
+    int done = 0;
+    for (size_t i = 0; i < rows.size(); ++i) {
+        if (rows[i] > done) {
+            seconds += layers(std::min((int) (rows.size() - i) * (rows[i] - done), MAX_ROWS));
+            done = rows[i];
+        }
+    }
+    return seconds;
+}
+
 expectation cost_clock::foresee(const std::vector<float> & reach, int n_fixed, float passes_s) const {
     const int n   = std::min(n_roots() + n_fixed + (int) reach.size(), MAX_ROWS);
     float seconds = plain_seconds() + passes_s, tokens = (float) n_slots_;

@@ -83,6 +83,9 @@ class cost_clock {
     // Returns what the round after takes longer because of a draft of n tokens, of which some are expected to
     // be accepted, and all with a probability.
     float again_seconds(int n, float accepted, float all) const;
+    // Returns what a round takes whose slots have these numbers of rows, if a pass has as many of each slot.
+    // n_output rows of the output matrix are computed.
+    float even_seconds(std::vector<int> rows, int n_output) const;
     // Returns what a round with a draft takes beside its decode, its passes and the output matrix.
     float draft_rest() const { return at().draft_rest; }
     // Returns what a pass over the head with n rows takes; first: the first one of a draft.

@@ -52,6 +52,8 @@ class drafter {
     std::vector<int> fixed_front(const growth & g) const;
 
     std::vector<std::vector<int>> choose(const growth & g);
+    void choose_even(
+        const growth & g, const std::vector<int> & planned, std::vector<std::vector<int>> & chosen);
     void foresee(const std::vector<float> & reach, int n_fixed);
     std::vector<int> chosen_of(const growth & g, int ask) const;
     void take_nodes(const growth & g, int ask, std::vector<int> order);

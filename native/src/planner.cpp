@@ -2,6 +2,7 @@
 #include "planner.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 
 namespace eagle3 {
@@ -52,6 +53,38 @@ planner::choice planner::best(const std::vector<float> & reach, int n_fixed) con
         c.n = 1;
     }
     return c;
+}
+
+// Tries each number of rows that all slots may have: what waits and what is drafted together. Those with
+// fewer candidates need a pass less, and the others' rest one more.
+planner::even_choice planner::best_even(
+    const std::vector<int> & n_waiting, const std::vector<std::vector<float>> & reach, int most) const {
+    const int n_slots = (int) reach.size(), longest = *std::max_element(n_waiting.begin(), n_waiting.end());
+    even_choice best  = {std::vector<int>(n_slots, 0), -INFINITY, {}};
+    for (int rows = 0; rows <= longest + most; ++rows) {
+        even_choice c = {{}, 0.0f, {}};
+        std::vector<int> all;
+        float none_fails = 1.0f, accepted = 0.0f;
+        int n_drafted = 0;
+        for (int i = 0; i < n_slots; ++i) {
+            const int n = std::clamp(rows - n_waiting[i], 0, (int) reach[i].size());
+            c.n.push_back(n);
+            all.push_back(n_waiting[i] + 1 + n);
+            n_drafted += n;
+            for (int k = 0; k < n; ++k) {
+                accepted += reach[i][k];
+            }
+            none_fails *= n > 0 ? reach[i][n - 1] : 1.0f;
+        }
+        if (n_drafted > most) {
+            break;
+        }
+        c.expected = {clock_.even_seconds(all, n_slots + n_drafted), (float) n_slots + accepted};
+        c.value    = c.expected.tokens - clock_.rate() * c.expected.seconds;
+        c.value -= n_drafted ? clock_.rate() * clock_.again_seconds(n_drafted, accepted, none_fails) : 0.0f;
+        best = c.value > best.value ? c : best;
+    }
+    return best;
 }
 
 // Returns how many of the last level's nodes, likeliest first, to go on from: as many as, with the levels

@@ -58,6 +58,15 @@ class planner {
         float value;
     };
     choice best(const std::vector<float> & reach, int n_fixed = 0) const;
+    // Does the same where slots share a pass only as far as they have as many rows. n_waiting rows of each
+    // slot are there anyway; reach holds its chain. Returns how many of its nodes each slot drafts.
+    struct even_choice {
+        std::vector<int> n;
+        float value;
+        expectation expected;  // without passes of the head
+    };
+    even_choice best_even(
+        const std::vector<int> & n_waiting, const std::vector<std::vector<float>> & reach, int most) const;
     // Returns how many of a level's nodes the head should extend. extra is the seconds that the first pass
     // takes beyond the others.
     int grow_width(const std::vector<float> & reach, int depth, const std::vector<float> & level,

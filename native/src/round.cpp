@@ -1,5 +1,5 @@
 // This is a round on one page: draft, decode, verify, commit. What they call is below, in round_verify.cpp
-// and in round_learn.cpp, and what chooses the number of threads in round_threads.cpp.
+// in round_memory.cpp and in round_learn.cpp; what chooses the number of threads in round_threads.cpp.
 #include "round.hpp"
 
 #include "deferral.hpp"
@@ -189,35 +189,6 @@ void round::begin(slot_state & s, int32_t token) {
     }
 }
 
-// Sees to it that each slot can go back to where it is now, by a checkpoint if need be. What waits is part of
-// the batch, but not of a tree, nor of a batch that it would fill.
-void round::prepare_memory() {
-    size_t n = 0;
-    for (const int slot : of_) {
-        n += slots_.at(slot).waiting.size() + slots_.at(slot).round.tokens.size();
-    }
-    for (const int slot : of_) {
-        const slot_round & r = slots_.at(slot).round;
-        if (r.tree || n > (size_t) slots_.most_rows) {
-            slots_.settle(slot);
-        }
-        slots_.target.keep_checkpoint(slot, checkpoint_limits::least_distance);
-        const int n_drafted = (int) r.tokens.size() - 1;
-        if (!slots_.target.will_drop(n_drafted, is_even())) {
-            slots_.target.begin_round(slot);
-        }
-    }
-}
-
-// Says whether all slots of the round have as many rows.
-bool round::is_even() const {
-    const auto size = [&](int slot) {
-        const slot_state & s = slots_.at(slot);
-        return s.waiting.size() + s.round.tokens.size();
-    };
-    return std::all_of(of_.begin(), of_.end(), [&](int slot) { return size(slot) == size(of_[0]); });
-}
-
 // Fills the batch level by level over all slots: verification reaches the rows of a level together, so they
 // share a piece of the output matrix. What waits comes first, and has no number in its slot.
 void round::lay_out() {
@@ -250,18 +221,6 @@ void round::lay_out() {
                     row_of_.push_back((int32_t) row);
                 }
             }
-        }
-    }
-}
-
-// A decode is deferred only if each row of it asks for logits, which those that wait never need.
-void round::lay_out_waiting(bool with_logits) {
-    int at = 0;
-    for (const int slot : of_) {
-        const slot_state & s = slots_.at(slot);
-        const bool logits = with_logits || (slots_.head() && slots_.head()->needs_all_logits());
-        for (size_t i = 0; i < s.waiting.size(); ++i) {
-            slots_.put_row(at++, s.waiting[i], slots_.target.held(slot) + (int) i, slot, logits);
         }
     }
 }
