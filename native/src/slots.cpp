@@ -49,6 +49,7 @@ slots::slots(llama_context * ctx, const eagle3::head * h, int n_slots)
     const llama_model * model = llama_get_model(ctx);
     require(memory != nullptr, EAGLE3_E_UNSUPPORTED, "the target has no memory of its sequence");
     const bool drops = !llama_model_is_recurrent(model) && !llama_model_is_hybrid(model);
+    n_window_        = drops ? llama_model_n_swa(model) : 0;  // the others answer for themselves
     const bool alike = rows_are_alike(model);
     if (h) {
         require(model == h->target, EAGLE3_E_ARGUMENT, "the head was opened for another model");
@@ -147,8 +148,17 @@ void slots::apply_capture() {
 
 // -- texts ------------------------------------------------------------------------------------------------
 
+// A pruned sliding window gives old tokens' cells to new ones, and llama_memory_seq_rm does not ask.
+bool slots::can_go_back(int slot, int n_past) const {
+    if (n_window_ <= 0 || n_past == 0) {
+        return true;
+    }
+    const int first = llama_memory_seq_pos_min(memory, slot);
+    return first >= 0 && first <= std::max(0, n_past + 1 - n_window_);
+}
+
 void slots::rewind(int slot, int n_past) {
-    if (!llama_memory_seq_rm(memory, slot, n_past, -1)) {
+    if (!can_go_back(slot, n_past) || !llama_memory_seq_rm(memory, slot, n_past, -1)) {
         throw error(EAGLE3_E_UNSUPPORTED, "the target cannot drop part of a sequence");
     }
     at(slot).n_past = n_past;
@@ -218,7 +228,7 @@ void slots::run_rows(int n, const int * of, int n_of) {
 }
 
 bool slots::drop_from(int slot, int n_past) {
-    if (llama_memory_seq_rm(memory, slot, n_past, -1)) {
+    if (can_go_back(slot, n_past) && llama_memory_seq_rm(memory, slot, n_past, -1)) {
         return true;
     }
     llama_memory_seq_rm(memory, slot, -1, -1);

@@ -92,7 +92,9 @@ class slots {
     void apply_capture();  // to the next decode
 
     // -- texts --
-    void rewind(int slot, int n_past);
+    // Says whether the target has all that a token at n_past reads, in a sliding window too.
+    bool can_go_back(int slot, int n_past) const;
+    void rewind(int slot, int n_past);  // E_UNSUPPORTED, and nothing has changed, if it cannot go back
     void reset(int slot, int n_past);
     void put_row(int row, int32_t token, int pos, int slot, bool logits);  // into the next batch
     // Lays out a batch of tokens after what the slot holds. Returns what its sources will be told of them.
@@ -122,6 +124,7 @@ class slots {
     std::vector<int32_t> ends_;
     llama_batch batch_;
     bool capture_ = true;
+    int n_window_ = 0;  // tokens that a row of a window layer reads, itself among them; 0 for no window
 };
 
 }  // namespace eagle3
