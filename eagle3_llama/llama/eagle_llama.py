@@ -52,8 +52,8 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
 
     Raises EagleError HEAD_MISMATCH if the head belongs to another target, and BAD_ARGUMENT for a keyword that
     means one of these. It warns once about any other keyword that Llama would silently ignore. Some targets
-    cannot be drafted for (recurrent and hybrid ones, a pruned sliding-window cache, embedding=True): they
-    are decoded plainly, with one warning.
+    cannot be drafted for (recurrent and hybrid ones, embedding=True): they are decoded plainly, with one
+    warning.
     """
 
     _n_slots = 1
