@@ -322,15 +322,16 @@ class Batcher:
     def _free(self, slot: BatchSlot, error: BaseException | None) -> None:
         """Ends the slot's request. The text stays, for the next request that shares a prefix with it."""
         job, slot.job = slot.job, None
+        tokens: list[int] = []
         try:
-            slot.tokens = slot.tokens[: self.engine.n_past(slot.id)]
-            self._keep(slot, len(slot.tokens))
+            slot.tokens = tokens = slot.tokens[: self.engine.n_past(slot.id)]
+            self._keep(slot, len(tokens))
         except Exception:
             slot.tokens = []
             log.exception("slot %d could not be cleared", slot.id)
         if job is not None:
             if error is None or isinstance(error, RequestCancelled):  # also what a stop string has ended
-                self._memories.add(job, slot.tokens)
+                self._memories.add(job, tokens)
             self._end(job, error)
 
     def _end(self, job: Job, error: BaseException | None) -> None:

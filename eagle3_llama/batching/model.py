@@ -42,7 +42,8 @@ class BatchSettings:
 
     n_ctx: tokens of one slot; the cache has room for n_parallel times as many. interval: seconds for which a
     request lets tokens gather before it reads them; with 0 it reads those of each round at once. flash_attn:
-    None turns it on if the backend supports it. text: whether requests that leave the drafts to the
+    None turns it on if the backend supports it. swa_full: False keeps the window alone of layers that have
+    one, which takes less memory. text: whether requests that leave the drafts to the
     planner also draft from their text. text_memory: bytes (64M) for the answers of each client, from which
     its later requests are drafted; 0: none are kept. text_memory_prompts: prompts are kept too. shared_draft:
     most draft tokens of a request that fixes their number, in rounds that others take part in. An unknown
@@ -57,6 +58,7 @@ class BatchSettings:
     n_gpu_layers: int = 0
     flash_attn: bool | None = None
     n_rs_seq: int | None = None
+    swa_full: bool = True
     chat_format: str | None = None
     extract_layers: tuple[int, ...] | None = None
     text: bool = True
@@ -101,6 +103,7 @@ class BatchModel(EagleLlama):
             n_gpu_layers=s.n_gpu_layers,
             flash_attn=s.flash_attn,
             n_rs_seq=s.n_rs_seq,
+            swa_full=s.swa_full,
             chat_format=s.chat_format,
             verbose=False,
         )

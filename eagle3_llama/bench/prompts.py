@@ -13,7 +13,8 @@ from typing import Any
 from ..common.files import reading
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import chat_tokens
-from ..runtime.costs import Costs, Times, fill_context, measure_in_use
+from ..runtime.costs import Costs, Times, measure_in_use
+from ..runtime.token_costs import fill_context
 from .target import BenchTarget
 from .turns import Run
 

@@ -97,6 +97,14 @@ FlashAttn = Annotated[
         help="flash attention, required for draft trees; default: on if the backend supports it",
     ),
 ]
+SwaFull = Annotated[
+    bool,
+    typer.Option(
+        "--swa-full/--no-swa-full",
+        metavar="",
+        help="no: layers with a sliding window keep the window alone, which takes less memory",
+    ),
+]
 Temp = Annotated[float, typer.Option("--temp", min=0.0, help="sampling temperature; 0 is greedy decoding")]
 TopP = Annotated[
     float,

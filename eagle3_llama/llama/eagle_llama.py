@@ -31,7 +31,7 @@ from .opening import open_engine
 from .ownership import Ownership
 from .processors import GuardedProcessors
 from .scores import reserved_rows
-from .text import ContextText, Text
+from .text import ContextText, Text, has_window
 from .usage import TokenUsage
 
 _SAMPLE = inspect.signature(Llama.sample)
@@ -232,6 +232,10 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         """Evaluates tokens after the present text, in batches of n_batch."""
         with self._owner.call("eval()"):
             if self._engine is None:
+                n = self.n_tokens
+                if not has_window(self._ctx, n):  # llama-cpp-python has cut the text back, and does not ask
+                    self.n_tokens = 0
+                    super().eval(self.input_ids[:n].tolist())
                 super().eval(tokens)
             else:
                 self._context.rows = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..common import tokenizers
 from ..errors import EagleError, ErrorKind
-from ..runtime.binding import address, llama_cpp
+from ..runtime.binding import address
 from ..runtime.engine import Engine
 
 if TYPE_CHECKING:
@@ -19,18 +19,10 @@ def open_engine(llm: EagleLlama, eagle_path: str | None) -> Engine:
 
     Raises EagleError HEAD_MISMATCH if the head belongs to another target.
     """
-    windowed = llama_cpp.llama_model_n_swa(llm._model.model) > 0
-    if eagle_path is not None and windowed and not llm.context_params.swa_full:
-        _warn(
-            "EagleLlama decodes plainly: with swa_full=False the target cannot take back a draft; "
-            "leave swa_full out"
-        )
-        eagle_path = None
     ctx = address(llm._ctx.ctx)
     model = address(llm._model.model)
     try:
         engine = Engine(ctx, model, eagle_path, llm._n_slots, llm._extract_layers)
-        engine.drafts_from_text &= not windowed or bool(llm.context_params.swa_full)
         if eagle_path is not None and (message := tokenizers.warning(llm.model_path, eagle_path)):
             _warn(message)
         return engine

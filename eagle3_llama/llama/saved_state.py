@@ -68,7 +68,7 @@ def save(text: ContextText, seed: int, of: dict[str, str]) -> EagleState:
     """
     engine = text.engine
     if engine.n_past() < text.n_tokens:
-        text.settle()
+        text.hold()
     engine.settle()  # raises during a round
     drafting = engine.state() if engine.has_state else None
     scores = text.kept().copy() if text.logits_all else np.empty((0, text.n_vocab), np.float32)
@@ -114,11 +114,13 @@ def load(text: ContextText, state: LlamaState, of: dict[str, str]) -> None:
         _load_target(text.ctx.ctx, state.llama_state)
         drafting = getattr(state, "eagle_state", None) if made["head"] == of["head"] else None
         _load_drafting(text.engine, drafting, n)
+        text.input_ids[:n] = state.input_ids[:n]
+        text.n_tokens = n
+        if text.engine.n_past() >= n and not text.go_back(n):  # target and head may have more than the text
+            text.hold()
     except EagleError:
         text.clear()
         raise
-    text.input_ids[:n] = state.input_ids[:n]
-    text.n_tokens = n
     if text.logits_all:  # a state without scores leaves them unknown
         known = text.kept()
         known[:] = state.scores if state.scores.shape == known.shape else np.nan
@@ -135,5 +137,3 @@ def _load_drafting(engine: Engine, data: bytes | None, n_tokens: int) -> None:
         engine.set_state(data)
     else:
         engine.state_reset(n_tokens)
-    if engine.n_past() >= n_tokens:
-        engine.rewind(n_tokens)  # target and head may have more than the text

@@ -27,7 +27,21 @@ from .processors import GuardedProcessors
 from .scores import ScoreRows
 
 _NOTHING = np.empty(0, np.intc)
+CANNOT_REWIND = llama_cpp.llama_model_is_recurrent, llama_cpp.llama_model_is_hybrid
 Logits = Callable[[int], np.ndarray]  # the row, float32 [n_vocab], that the i-th token was sampled from
+
+
+def has_window(ctx: Any, n: int) -> bool:
+    """Whether a context that is cut back to n tokens has what the next one reads, as session.rewind asks.
+
+    A sliding window that was pruned (swa_full=False) has given the cells of old tokens to new ones.
+    """
+    model = llama_cpp.llama_get_model(ctx.ctx)
+    window = int(llama_cpp.llama_model_n_swa(model))
+    if n == 0 or window <= 0 or any(is_it(model) for is_it in CANNOT_REWIND):
+        return True
+    first = int(llama_cpp.llama_memory_seq_pos_min(ctx.memory, 0))
+    return 0 <= first <= max(0, n + 1 - window)
 
 
 class Text:
@@ -105,29 +119,58 @@ class ContextText(Text):
         self.n_batch = n_batch
         model = llama_cpp.llama_get_model(ctx.ctx)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-        of_kind = (llama_cpp.llama_model_is_recurrent, llama_cpp.llama_model_is_hybrid)
         self.memory: TextMemory | None = None  # of texts that have ended
-        self._cannot_rewind = any(is_it(model) for is_it in of_kind)
+        self._cannot_rewind = any(is_it(model) for is_it in CANNOT_REWIND)
         self._media = MediaRows()
 
     # -- positions ----------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Makes the engine hold exactly n_tokens positions.
+        """Makes the engine hold exactly n_tokens positions, or none if it cannot go back to them.
 
-        If the context has more of them than the engine decoded, an image is there. If it has none at all, a
-        recurrent target lost them, because it could not take back rows; then the text is empty too.
+        If the context has more of them than the engine decoded, an image is there. If it has none at all, its
+        memory could not take back rows; hold() then decodes the text again.
         """
         n_past = self.engine.n_past()
-        if n_past == 0 < self.n_tokens and llama_cpp.llama_memory_seq_pos_max(self.ctx.memory, 0) < 0:
-            self.forget()
+        if self._is_lost():
+            self.stale = True
         elif n_past > self.n_tokens:
-            self.engine.rewind(self.n_tokens)
+            self.go_back(self.n_tokens)
             self.stale = True
         elif n_past < self.n_tokens:
             self.engine.state_reset(self.n_tokens)  # the head continues after them
             n_image = self.n_tokens - n_past
             self.input_ids[n_past : self.n_tokens] = self._media.ids(n_past, n_image, self.n_vocab)
+
+    def hold(self) -> None:
+        """Makes the engine hold exactly n_tokens positions: decodes a text again that its memory has lost."""
+        self.settle()
+        if not self._is_lost():
+            return
+        ids = self.ids.tolist()
+        self._media.check(ids, 0)
+        self.n_tokens = 0
+        try:
+            self.eval(ids)
+        except BaseException:
+            self.engine.rewind(0)
+            self.n_tokens = len(ids)
+            raise
+
+    def _is_lost(self) -> bool:
+        """Whether nothing of the text is in the context's memory, though it was there."""
+        if self.n_tokens == 0 or self.engine.n_past() > 0:
+            return False
+        return bool(llama_cpp.llama_memory_seq_pos_max(self.ctx.memory, 0) < 0)
+
+    def go_back(self, n: int) -> bool:
+        """Drops what follows the first n positions. False: the memory cannot, and is empty now."""
+        try:
+            self.engine.rewind(n)
+        except EagleError:
+            self.engine.rewind(0)
+            return False
+        return True
 
     def open_memory(self, n_bytes: int, prompts: bool, stack: contextlib.ExitStack) -> None:
         """Keeps texts that have ended, and drafts from them, until the stack closes. 0 bytes: keeps none."""
@@ -169,11 +212,9 @@ class ContextText(Text):
             return []
         n = min(n, max(len(prompt) - 1, 0))
         self._media.check(prompt, n)
-        try:
-            self.engine.rewind(n)
-        except EagleError:  # a memory that cannot drop a part of a sequence is cleared
+        if not self.go_back(n):
             n = 0
-            self.engine.rewind(0)
+            self._media.check(prompt, 0)
         if n == 0:
             self.forget()
             return prompt
@@ -190,7 +231,7 @@ class ContextText(Text):
 
     def eval(self, tokens: Sequence[int], all_logits: bool = False) -> None:
         """Decodes tokens after the present text, in batches of n_batch. all_logits: keeps the row of each."""
-        self.settle()
+        self.hold()
         all_logits = bool(all_logits or self.logits_all)
         for i in range(0, len(tokens), self.n_batch):
             batch = list(tokens[i : i + self.n_batch])
@@ -208,8 +249,8 @@ class ContextText(Text):
                 ErrorKind.BAD_ARGUMENT, "there is nothing to sample from: call eval() first, or give a prompt"
             )
         if self.stale:
-            self.settle()
-            self.engine.rewind(self.n_tokens - 1)
+            self.hold()
+        if self.stale:  # the whole text was not decoded again
             self.n_tokens -= 1
             self.eval([int(self.input_ids[self.n_tokens])])
 

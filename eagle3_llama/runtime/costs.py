@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..common.limits import MAX_ROWS
 from .cost_curves import curve, rising
 from .measuring_plan import BUDGET, CONTEXTS, FAST_ROW, LARGE, SETTLING, SLOW_ROW, plan_for
-from .token_costs import TOKEN_COSTS, Memory, token_costs
+from .token_costs import TOKEN_COSTS, Memory, fill_context, token_costs
 
 if TYPE_CHECKING:
     from .session import Session
@@ -41,19 +41,6 @@ class Costs:
     def decode(self, n: int, n_past: float) -> float:
         """The cost of a complete decode of n rows behind n_past tokens in the KV cache."""
         return self.layers[n] + self.cell[n] * (n_past - self.context) + self.output[n]
-
-
-def fill_context(engine: Session, n: int, n_batch: int = 32, slot: int = 0, most: float = math.inf) -> int:
-    """Fills the slot's KV cache with n tokens, or fewer in `most` seconds. Returns their number."""
-    engine.rewind(0, slot)
-    start = time.perf_counter()
-    at = 0
-    while at < n and time.perf_counter() - start < most:
-        end = min(at + n_batch, n)
-        # any tokens do: all cost the same, and every vocabulary has low ids
-        engine.prefill([1 + i % 60 for i in range(at, end)], slot)
-        at = end
-    return at
 
 
 class Times:
@@ -169,7 +156,7 @@ def measure(
         most = max(plan.fill_until - elapsed(), plan.fill_least)
         far_at = fill_context(engine, far_at, min(n_batch, plan.fill_batch), slot, most)
         if far_at > near_at:
-            cells = token_costs(engine, near_at, far_at, slot, read)
+            cells = token_costs(engine, near_at, far_at, slot, read, n_batch)
             warmed = {1, 8}
     if one <= SLOW_ROW / 2:
         _warm_up(engine, [n for n in dict.fromkeys(sizes) if n not in warmed], plan.warm_up, slot)

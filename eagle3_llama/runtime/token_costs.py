@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..errors import EagleError, ErrorKind
+
 if TYPE_CHECKING:
     from .session import Session
 
@@ -32,7 +34,22 @@ class Memory(NamedTuple):
         return one * self.slot_bytes(slot) / n_past / self.row_bytes
 
 
-def token_costs(engine: Session, near_at: int, far_at: int, slot: int, read: float) -> dict[int, float]:
+def fill_context(engine: Session, n: int, n_batch: int = 32, slot: int = 0, most: float = math.inf) -> int:
+    """Fills the slot's KV cache with n tokens, or fewer in `most` seconds. Returns their number."""
+    engine.rewind(0, slot)
+    start = time.perf_counter()
+    at = 0
+    while at < n and time.perf_counter() - start < most:
+        end = min(at + n_batch, n)
+        # any tokens do: all cost the same, and every vocabulary has low ids
+        engine.prefill([1 + i % 60 for i in range(at, end)], slot)
+        at = end
+    return at
+
+
+def token_costs(
+    engine: Session, near_at: int, far_at: int, slot: int, read: float, n_batch: int
+) -> dict[int, float]:
     """Seconds that each token in the KV cache adds to a decode of one row and of eight rows.
 
     It decodes after the slot's far_at tokens and then after its first near_at, which stay in the KV cache. Of
@@ -41,7 +58,7 @@ def token_costs(engine: Session, near_at: int, far_at: int, slot: int, read: flo
     """
     least = []
     for at in (far_at, near_at):
-        engine.rewind(at, slot)
+        _go_to(engine, at, n_batch, slot)
         start = time.perf_counter()
         took = {1: math.inf, 8: math.inf}
         for _ in range(FAR_TIMES):
@@ -55,6 +72,16 @@ def token_costs(engine: Session, near_at: int, far_at: int, slot: int, read: flo
         cells = {n: _likely(t, TOKEN_COSTS[n] * read, noise[n]) for n, t in cells.items()}
     # a token costs one row at least an eighth of what it costs eight rows, and at most as much
     return {1: max(cells[1], cells[8] / 8), 8: max(cells[1], cells[8])}
+
+
+def _go_to(engine: Session, n_past: int, n_batch: int, slot: int) -> None:
+    """Goes back to n_past tokens of a slot. A memory that cannot go back decodes as many tokens again."""
+    try:
+        engine.rewind(n_past, slot)
+    except EagleError as e:
+        if e.kind is not ErrorKind.UNSUPPORTED:
+            raise
+        fill_context(engine, n_past, n_batch, slot)
 
 
 def _likely(measured: float, expected: float, noise: float) -> float:

@@ -16,6 +16,7 @@ from ..common.options import (
     FromText,
     GpuLayers,
     Model,
+    SwaFull,
     TextMemoryPrompts,
     TextMemorySize,
     Threads,
@@ -47,6 +48,7 @@ def serve(
     threads: Threads = None,
     n_gpu_layers: GpuLayers = 0,
     flash_attn: FlashAttn = None,
+    swa_full: SwaFull = True,
     chat_format: Annotated[
         str | None, typer.Option(help="a chat format of llama-cpp-python; default: the model's template")
     ] = None,

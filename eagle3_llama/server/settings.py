@@ -42,9 +42,9 @@ class ServerSettings:
     template_timeout: time limit in seconds of a chat template, a grammar or a JSON schema.
     stream_interval: seconds for which a stream collects tokens, after its first one, before it sends
     them; 0 sends the tokens of each round at once. slot_save_limit: total bytes of the files in
-    slot_save_path. flash_attn: None enables it where the backend supports it. api_key: one or several, one
-    for each client; every route except /health needs one of them. Without a key, the server listens only
-    on loopback addresses.
+    slot_save_path. flash_attn: None enables it where the backend supports it. swa_full: False keeps the
+    window alone of layers that have one. api_key: one or several, one for each client; every route except
+    /health needs one of them. Without a key, the server listens only on loopback addresses.
     """
 
     model: str
@@ -58,6 +58,7 @@ class ServerSettings:
     threads: int | None = None
     n_gpu_layers: int = 0
     flash_attn: bool | None = None
+    swa_full: bool = True
     chat_format: str | None = None
     model_alias: str | None = None
     max_queue: int = 64
@@ -175,11 +176,11 @@ class ServerSettings:
 
     def batch(self) -> dict[str, Any]:
         """Arguments of batching.BatchSettings."""
-        names = "model eagle n_parallel n_ctx n_gpu_layers flash_attn chat_format n_batch text".split()
+        names = "model eagle n_parallel n_ctx n_gpu_layers flash_attn swa_full chat_format n_batch text"
         more: dict[str, Any] = {"n_threads": self.threads or cores(), "interval": self.stream_interval}
         more["text_memory"], more["shared_draft"] = self.memory_of_client, SHARED_DRAFT
         more["text_memory_prompts"] = self.text_memory_prompts
-        return {name: getattr(self, name) for name in names} | more
+        return {name: getattr(self, name) for name in names.split()} | more
 
 
 def is_loopback(host: str) -> bool:

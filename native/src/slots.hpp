@@ -97,7 +97,7 @@ class slots {
     void apply_capture();  // to the next decode
 
     // -- texts --
-    void rewind(int slot, int n_past);
+    void rewind(int slot, int n_past);  // E_UNSUPPORTED, and nothing has changed, if it cannot go back
     void reset(int slot, int n_past);
     void put_row(int row, int32_t token, int pos, int slot, bool logits);  // into the next batch
     // Throws E_ARGUMENT unless these tokens may follow what the slot holds in one batch.

@@ -40,11 +40,14 @@ bool target_memory::will_drop(int n_rows, bool is_even) const {
 
 // -- going back -------------------------------------------------------------------------------------------
 
-// A row of a window needs the window's positions before it. Where these were overwritten, llama.cpp drops the
+// A row of a window layer reads the window's positions before it and its own. Where these were overwritten, llama.cpp drops the
 // rows and says nothing.
 bool target_memory::window_is_there(int slot, int n_past) const {
-    return n_window_ == 0 || n_past == 0 ||
-           llama_memory_seq_pos_min(handle, slot) <= std::max(0, n_past - n_window_);
+    if (n_window_ <= 0 || n_past == 0) {
+        return true;
+    }
+    const int first = llama_memory_seq_pos_min(handle, slot);
+    return first >= 0 && first <= std::max(0, n_past + 1 - n_window_);
 }
 
 // An image has fewer positions than rows, and whoever decoded it says how many: a KV cache is not asked.

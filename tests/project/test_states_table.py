@@ -55,7 +55,8 @@ def test_slots(pairs, row, what):
     from eagle3_llama.batching import slot_file
 
     common = {"n_ctx": 128, "n_threads": 1, "n_parallel": 2, "text_memory": 1 << 16}
-    change = {"flash attention": {"flash_attn": False}, "slots": {"n_parallel": 1}}.get(what, {})
+    change = {"flash attention": {"flash_attn": False}, "windows": {"swa_full": False}}
+    change = change.get(what, {"n_parallel": 1} if what == "slots" else {})
     usual = {"flash_attn": True}
     with Batcher(BatchSettings(*pairs[""], **common, **usual)) as batcher:
         with batcher.request() as llm:

@@ -109,25 +109,6 @@ def test_a_callback_that_raises(made):
     model.close()
 
 
-def test_a_pruned_window(made, recwarn):
-    """With swa_full=False the cache cannot take back a draft: one warning, and plain decoding."""
-    target, head = map(str, made("gemma2"))
-    common = {"n_ctx": 256, "n_threads": THREADS, "flash_attn": True, "verbose": False}
-    prompt = [5, 17, 29, 41, 53]
-    plain = EagleLlama(target, swa_full=False, **common)
-    answer = take(plain, 60, prompt)
-    plain.close()
-    for settings, n_warnings in (({"swa_full": False, "n_max": 3}, 1), ({"n_max": 3}, 0)):
-        recwarn.clear()
-        eagle = EagleLlama(target, eagle=head, **settings, **common)
-        warned = [w for w in recwarn if w.category is RuntimeWarning]
-        assert len(warned) == n_warnings and all("leave swa_full out" in str(w.message) for w in warned)
-        assert not warned or warned[0].filename == __file__
-        assert take(eagle, 60, prompt) == answer
-        assert (eagle.stats.drafted == 0) == bool(n_warnings)
-        eagle.close()
-
-
 def test_a_shared_round_that_fails(made, monkeypatch):
     """A recurrent memory has lost both slots' texts by then: both requests fail, and none goes on without."""
     target, prompts = str(made("mamba", with_head=False)[0]), [[5, 17, 29], [5, 41, 53, 9]]
@@ -172,17 +153,12 @@ def test_a_text_that_cannot_go_back_is_gone(made, architecture):
 
 
 @pytest.mark.parametrize(
-    "architecture, given, said",
-    [
-        ("mamba", {}, "recurrent or hybrid"),
-        ("jamba", {}, "recurrent or hybrid"),
-        ("gemma3", {"swa_full": False}, "swa_full=False .* leave swa_full out"),
-    ],
+    "architecture, said", [("mamba", "recurrent or hybrid"), ("jamba", "recurrent or hybrid")]
 )
-def test_one_warning_where_nothing_can_be_drafted(made, architecture, given, said):
+def test_one_warning_where_nothing_can_be_drafted(made, architecture, said):
     """The text is that of the target without a head, whatever is asked for later; the user is told once."""
     target, head = map(str, made(architecture))
-    common = {"n_ctx": 128, "n_threads": THREADS, "flash_attn": True, "verbose": False, **given}
+    common = {"n_ctx": 128, "n_threads": THREADS, "flash_attn": True, "verbose": False}
     prompt = [5, 17, 29, 41, 53]
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -199,14 +175,3 @@ def test_one_warning_where_nothing_can_be_drafted(made, architecture, given, sai
     assert re.search(f"decodes plainly: .*{said}", str(ours[0].message)) and ours[0].filename == __file__
     assert llm.stats.drafted == 0 and llm.stats.tokens > 100
     plain.close(), llm.close()
-
-
-def test_a_whole_window_is_drafted_for(made):
-    """The same target with its cache whole."""
-    target, head = map(str, made("gemma3"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        llm = EagleLlama(target, eagle=head, n_max=3, n_ctx=128, n_threads=THREADS, verbose=False)
-    take(llm, 20, [5, 17, 29, 41, 53])
-    assert llm.stats.drafted > 0
-    llm.close()
