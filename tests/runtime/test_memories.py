@@ -79,20 +79,20 @@ def test_slots_together(made, programs, architecture):
 
 
 def test_commits_that_fail(made, programs):
-    """A recurrent target cannot take back a row: the slot it belongs to fails, and no other."""
+    """A recurrent memory cannot drop a row: its slot goes back by a checkpoint, with the text as before."""
     passes(programs, "failures_test", "commit", made("mamba", with_head=False)[0])
 
 
 def test_a_callback_that_raises(made):
-    """A recurrent target's round fails with the callback's error. Slots are empty, the next round works."""
+    """A recurrent target's round fails with the callback's error. Slots hold their texts, and go on."""
     model = BatchModel(
         BatchSettings(str(made("mamba", with_head=False)[0]), n_parallel=3, n_ctx=64, n_threads=1)
     )
     engine, samplers = model.engine, [model._init_sampler(temp=0.0) for _ in range(3)]
     chains = [address(s.sampler) for s in samplers]
 
-    def turn(on_draft=None):
-        for slot in range(3):
+    def turn(on_draft=None, prompt=True):
+        for slot in range(3 * prompt):
             engine.prefill([5, 6, 7 + slot], slot)
         return engine.round([Ask(slot, 9, EagleParams(0), on_draft=on_draft) for slot in range(3)], chains)
 
@@ -104,13 +104,13 @@ def test_a_callback_that_raises(made):
         engine.rewind(0, slot)
     with pytest.raises(ValueError, match="the callback's"):
         turn(fail)
-    assert [engine.n_past(slot) for slot in range(3)] == [0, 0, 0]
-    assert turn() == expected and [len(r.tokens) for r in expected] == [1, 1, 1]
+    assert [engine.n_past(slot) for slot in range(3)] == [3, 3, 3]
+    assert turn(prompt=False) == expected and [len(r.tokens) for r in expected] == [1, 1, 1]
     model.close()
 
 
 def test_a_shared_round_that_fails(made, monkeypatch):
-    """A recurrent memory has lost both slots' texts by then: both requests fail, and none goes on without."""
+    """A recurrent memory has lost both slots' states by then: they are made again from checkpoints."""
     target, prompts = str(made("mamba", with_head=False)[0]), [[5, 17, 29], [5, 41, 53, 9]]
     with Batcher(BatchSettings(target, n_parallel=2, n_ctx=128, n_threads=1)) as batcher:
 
@@ -122,23 +122,23 @@ def test_a_shared_round_that_fails(made, monkeypatch):
         sizes = shared_rounds_fail(batcher, monkeypatch)
         got = jobs_at_once(batcher, [functools.partial(work, prompt) for prompt in prompts])
         assert 2 in sizes
-        for error in got:
-            assert isinstance(error, EagleError) and "cannot go back" in str(error), error
-        assert [work(prompt) for prompt in prompts] == expected and batcher.alive()
-        assert batcher.snapshot()["failures"] == 2
+        assert got == expected and batcher.alive()
+        assert [work(prompt) for prompt in prompts] == expected
+        assert batcher.snapshot()["failures"] == 0
 
 
 @pytest.mark.parametrize("architecture", ["mamba", "jamba"])
-def test_a_text_that_cannot_go_back_is_gone(made, architecture):
-    """A recurrent target that fails in the middle of a round is empty, and the next call works."""
+def test_a_text_that_goes_back(made, architecture):
+    """A recurrent target that keeps no row of a round has its text as before, and the next call works."""
     llm = EagleLlama(str(made(architecture, with_head=False)[0]), n_ctx=256, n_threads=THREADS, verbose=False)
     prompt = [5, 17, 29, 41, 53]
     answer = take(llm, 20, prompt)
 
-    def fails():
-        llm.engine.steps.decode(7, [])
-        with pytest.raises(EagleError, match="cannot drop part of a sequence"):
-            llm.engine.steps.commit(0)
+    def takes_back():
+        held = llm.engine.n_past()
+        llm.engine.steps.decode(7, [9, 11])
+        llm.engine.steps.commit(0)
+        assert llm.engine.n_past() == held
 
     for again in (
         lambda: take(llm, 20, prompt),
@@ -146,14 +146,40 @@ def test_a_text_that_cannot_go_back_is_gone(made, architecture):
         lambda: take(llm, 20, [*prompt, answer[0]]),
     ):
         assert take(llm, 20, prompt) == answer
-        fails()
+        takes_back()
         got = again()
         assert list(got) in (answer, answer[:1]) or list(got)[:19] == answer[1:]
     llm.close()
 
 
+@pytest.mark.parametrize("architecture", ["mamba2", "jamba", "qwen35", "lfm2", "deepseek4"])
+def test_rounds_of_recurrent_targets(made, programs, architecture):
+    """Random chains, rewinds and states of one slot and three: logits are those of a fresh decode."""
+    passes(programs, "rounds_test", *made(architecture), 1, 24, "chains")
+
+
+@pytest.mark.parametrize("architecture", ["mamba", "qwen35"])
+def test_trees_are_refused_by_name(made, architecture):
+    """A recurrent state has no branches. The planner drafts chains; a tree that is asked for is an error."""
+    target, head = map(str, made(architecture))
+    common = {"n_ctx": 128, "n_threads": THREADS, "flash_attn": True, "verbose": False}
+    with pytest.raises(EagleError, match="cannot check a tree"):
+        EagleLlama(target, eagle=head, tree=Tree(12, 4, 4), **common)
+    prompt = [5, 17, 29, 41, 53]
+    plain = EagleLlama(target, text=False, **common)
+    text = take(plain, 60, prompt)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        llm = EagleLlama(target, eagle=head, **common)
+    for params in (EagleParams(3), EagleParams()):
+        llm.eagle_params = params
+        assert take(llm, 60, prompt) == text
+    assert llm.stats.drafted > 0
+    plain.close(), llm.close()
+
+
 @pytest.mark.parametrize(
-    "architecture, said", [("mamba", "recurrent or hybrid"), ("jamba", "recurrent or hybrid")]
+    "architecture, said", [("minimax-01", "otherwise than among others")]
 )
 def test_one_warning_where_nothing_can_be_drafted(made, architecture, said):
     """The text is that of the target without a head, whatever is asked for later; the user is told once."""
