@@ -242,6 +242,12 @@ void many_sequences(world & w, unsigned seed) {
         return (int) (random() % (unsigned) n);
     };
     w.begin(3);
+    for (const int seq : {1, 2, 0}) {  // their states lie in this order
+        CHECK(w.take_back(seq, N_PROMPT));
+    }
+    for (const int seq : {1, 2, 0}) {
+        w.go_on({{seq, 3}});
+    }
     for (int round = 0; round < 14; ++round) {
         std::map<int, int> counts;
         for (int seq = 0; seq < 3; ++seq) {
