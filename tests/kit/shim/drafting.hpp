@@ -185,6 +185,7 @@ class session {
 
     saved save(int slot, bool whole) {
         saved out;
+        must(eagle3_settle(s_, slot));
         out.text = texts[slot];
         if (drafts_) {
             out.drafts.resize(must(eagle3_state_size(s_, slot)));
