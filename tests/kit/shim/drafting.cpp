@@ -209,7 +209,7 @@ void states(const target & t, tally & n, int n_rs_seq, bool whole) {
     const auto s = t.open(whole ? 1 : 2, n_rs_seq, t.has_head(), n);
     s->kinds     = t.all_kinds();
     s->begin(0);
-    while (n.rounds < (whole ? t.n_rounds : t.n_rounds / 2)) {
+    for (const int64_t end = n.rounds + t.n_rounds / 2; n.rounds < end;) {
         const auto go_on = [&](int slot) {
             for (int i = 2 + s->rng.below(8); i > 0 && !s->over(slot); --i) {
                 s->round({slot});
