@@ -31,12 +31,30 @@ uint64_t mark_of(const llama_model * model) {
     return mark;
 }
 
-// Says whether a row's logits have the same bits when it is decoded alone and among others. minimax-m3 has
-// another graph for one row, where it uses flash attention.
-bool rows_are_alike(const llama_model * model) {
+// Refuses targets that do not write a text from left to right, or not from this text alone.
+void check_decodes(const llama_context * ctx) {
+    const llama_model * model = llama_get_model(ctx);
+    require(!llama_model_is_diffusion(model), EAGLE3_E_UNSUPPORTED,
+        "the target is a diffusion model: it fills in its whole text again and again, and does not decode it "
+        "from left to right, so that there is no next token to draft");
+    require(!llama_model_has_encoder(model), EAGLE3_E_UNSUPPORTED,
+        "the target has an encoder, which must read another text before its decoder writes one: take a model "
+        "that is a decoder alone");
+    require(
+        llama_get_memory(ctx) != nullptr, EAGLE3_E_UNSUPPORTED, "the target has no memory of its sequence");
+}
+
+// Says why a row's logits have other bits when it is decoded alone than among others; empty if they have not.
+// minimax-01 sums its linear attention over the rows of a batch together, and minimax-m3 has another graph
+// for one row, where it uses flash attention.
+std::string rows_differ(const llama_model * model) {
     char arch[64] = "";
     llama_model_meta_val_str(model, "general.architecture", arch, sizeof(arch));
-    return strcmp(arch, "minimax-m3") != 0;
+    const bool differ = strcmp(arch, "minimax-01") == 0 || strcmp(arch, "minimax-m3") == 0;
+    return !differ ? ""
+                   : format("llama.cpp computes a row of %s alone otherwise than among others: drafts could "
+                            "change the text",
+                         arch);
 }
 
 }  // namespace
@@ -47,18 +65,16 @@ slots::slots(llama_context * ctx, const eagle3::head * h, int n_slots)
       n_vocab(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)))),
       most_rows(std::min({n_batch, (int) llama_n_ubatch(ctx), MAX_ROWS})), slots_(n_slots) {
     const llama_model * model = llama_get_model(ctx);
-    require(memory != nullptr, EAGLE3_E_UNSUPPORTED, "the target has no memory of its sequence");
-    const bool alike = rows_are_alike(model);
+    check_decodes(ctx);
+    const std::string differ = rows_differ(model);
     if (h) {
         require(model == h->target, EAGLE3_E_ARGUMENT, "the head was opened for another model");
-        require(alike, EAGLE3_E_UNSUPPORTED,
-            "llama.cpp computes a row of minimax-m3 alone otherwise than among others: drafts could change "
-            "the text");
+        require(differ.empty(), EAGLE3_E_UNSUPPORTED, differ);
         auto own = std::make_unique<head_source>(ctx, *h, n_slots, n_ctx);
         head_    = own.get();
         sources_.push_back(std::move(own));
     }
-    if (alike) {
+    if (differ.empty()) {
         auto own = std::make_unique<text_source>(n_slots, n_ctx, n_vocab, mark_of(model));
         text_    = own.get();
         own->id  = TEXT;
@@ -178,7 +194,7 @@ void slots::wait_from(int slot, int n_past) {
     const int first_before            = s.n_past - (int) before.size();
     s.waiting.clear();
     for (int pos = target.held(slot); pos < n_past; ++pos) {
-        s.waiting.push_back(pos >= s.n_past         ? s.round.tokens[pos - s.n_past]
+        s.waiting.push_back(pos >= s.n_past       ? s.round.tokens[pos - s.n_past]
                             : pos >= first_before ? before[pos - first_before]
                                                   : text_->token(slot, pos));
     }

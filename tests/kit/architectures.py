@@ -2,8 +2,7 @@
 
     python tests/kit/architectures.py    # one JSON line a model
 
-llama.cpp's tests/test-llama-archs.cpp is compiled as it is, within shim/architectures.cpp, against our
-libraries.
+llama.cpp's tests/test-llama-archs.cpp is compiled as it is, within shim/generator.hpp, against our libraries.
 """
 
 import json
@@ -17,14 +16,14 @@ from paths import ROOT
 HERE = Path(__file__).resolve().parent
 
 
-def compile_tool(folder):
-    """The program of shim/architectures.cpp."""
+def compile_tool(folder, name="architectures"):
+    """The program of a file of shim/ that is compiled within llama.cpp's generator."""
     sys.path.insert(0, str(ROOT / "native"))
     from fetch import patched_tree
 
     from eagle3_llama.runtime.library import find_lib_dir
 
-    tree, lib, tool = Path(patched_tree()[0]), find_lib_dir(), folder / "architectures"
+    tree, lib, tool = Path(patched_tree()[0]), find_lib_dir(), folder / name
     includes = [
         f"-I{p}"
         for p in (
@@ -37,10 +36,10 @@ def compile_tool(folder):
         [
             "c++",
             "-std=c++17",
-            "-O0",
+            "-O1",
             "-w",
             *includes,
-            HERE / "shim" / "architectures.cpp",
+            HERE / "shim" / f"{name}.cpp",
             "-o",
             tool,
             f"-L{lib}",

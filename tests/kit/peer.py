@@ -22,6 +22,8 @@ import fetch  # noqa: E402 - in the folder that sys.path has now
 
 VOCABULARY = "vendor/llama.cpp/models/ggml-vocab-llama-spm.gguf"
 CHAT_MODEL = "Qwen3.5-0.8B-Q8_0.gguf"
+HYBRID_MODEL = "Falcon-H1-Tiny-90M-Instruct-Q2_K.gguf"
+HYBRIDS = ("qwen35", "lfm2")  # with snapshots, which the tests' own models have not
 SIZE = {"n_embd": 256, "n_layer": 2, "n_vocab": 128}  # of what llama.cpp's generator makes
 
 
@@ -38,14 +40,19 @@ def unpack(folder):
     return folder
 
 
-def models(folder):
-    """The local files in the hub's place: {file that the tests ask for: [model, head]}."""
+def random_models(folder):
+    """{architecture: [model, head]}: random models with recurrent states, and heads for them."""
     tool, made = compile_tool(folder), {}
-    for arch in ("mamba", "falcon-h1"):
+    for arch in ("mamba", "falcon-h1", *HYBRIDS):
         (folder / arch).mkdir()
         run_command([tool, "save", arch, folder / arch])
         model = with_letters(folder / arch / f"{arch}-dense.gguf", folder / f"{arch}.gguf")
         made[arch] = [str(model), str(converted(folder / arch, "speculators, llama", model, **SIZE)[1])]
+    return made
+
+
+def models(folder, made):
+    """The files in the hub's place: {file that the tests ask for: [model, head]}. made: random_models()."""
     pooled = [
         str(tiny_models.target(folder / "pooled.gguf", pooling=gguf.PoolingType.MEAN)),
         str(tiny_models.head(folder / "head.gguf")),
@@ -56,7 +63,7 @@ def models(folder):
         "tinyllamas/stories15M-q4_0.gguf": real,
         "bge-small-en-v1.5-q4_k_m.gguf": pooled,
         "mamba-130m-hf.Q2_K.gguf": made["mamba"],
-        "Falcon-H1-Tiny-90M-Instruct-Q2_K.gguf": made["falcon-h1"],
+        HYBRID_MODEL: made["falcon-h1"],
     }
 
 
@@ -79,7 +86,10 @@ def with_letters(model, out):
 
 
 def run(folder, files, eagle, only=""):
-    """{"tests": {name: {"outcome", "line", "why"}}, "drafted": n}. line: of a failure. only: -k."""
+    """{"tests": {name: {"outcome", "line", "why"}}, "drafted": {model: n}}. line: of a failure. only: -k.
+
+    drafted has the models that something drafts for, by what the library says of them.
+    """
     report = folder / f"report-{'eagle' if eagle else 'llama'}.json"
     about = {"files": files, "eagle": eagle, "threads": THREADS, "report": str(report)}
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}

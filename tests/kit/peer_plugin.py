@@ -16,7 +16,7 @@ import eagle3_llama
 
 ABOUT = json.loads(os.environ["PEER"])
 RESULTS = {}
-STATS = []  # of every EagleLlama
+DRAFTS = []  # of every EagleLlama that something drafts for: its model, and its counters
 
 
 def stand_in(name, **content):
@@ -49,7 +49,8 @@ class EagleLlamaWithHead(eagle3_llama.EagleLlama):
         head = HEADS.get(model_path)
         drafts = {"eagle_path": head, "n_max": 3} if head else {}
         super().__init__(model_path, *args, **drafts, **kwargs)
-        STATS.append(self.stats)
+        if not self._delegates and (self.engine.has_head or self.engine.drafts_from_text):
+            DRAFTS.append((model_path, self.stats))
 
 
 if ABOUT["eagle"]:
@@ -76,4 +77,7 @@ def failed_line(report):
 
 
 def pytest_sessionfinish():
-    Path(ABOUT["report"]).write_text(json.dumps({"drafted": sum(s.drafted for s in STATS), "tests": RESULTS}))
+    drafted = {}
+    for model, stats in DRAFTS:
+        drafted[model] = drafted.get(model, 0) + stats.drafted
+    Path(ABOUT["report"]).write_text(json.dumps({"drafted": drafted, "tests": RESULTS}))

@@ -54,28 +54,38 @@ def test_three_sequences(checked):
 
 
 # llama.cpp computes one row of them in another order of sums. They are decoded plainly.
-ROUNDED = {"minimax-01", "minimax-m3"}
+ROUNDED = ["minimax-01", "minimax-m3"]
 
 
 def test_rows_alone_and_together(checked):
     """Logits of rows that are decoded one by one and together have the same bits, or nothing drafts."""
     alike = {r["arch"] for r in checked if r.get("rows")}
-    assert len(alike) > 90 and {r["arch"] for r in checked if r.get("rows") is False} == ROUNDED
+    assert len(alike) > 90 and {r["arch"] for r in checked if r.get("rows") is False} == set(ROUNDED)
 
 
-@pytest.mark.parametrize("arch, why", [("minimax-01", "hybrid"), ("minimax-m3", "a row of minimax-m3")])
-def test_no_drafts_where_rows_differ(tool, tmp_path, arch, why):
+@pytest.mark.parametrize("arch", ROUNDED)
+def test_no_drafts_where_rows_differ(tool, tmp_path, arch):
     """With a head, one warning says why such a target is decoded plainly; the text drafts nothing either."""
     run([tool, "save", arch, tmp_path])
     target = next(tmp_path.glob("*.gguf"))
     about = read_target(target)
     size = {"n_embd": about.n_embd, "n_layer": about.n_layer, "n_vocab": about.n_vocab}
     _, head = converted(tmp_path, "SpecForge", target, "q8_0", **size)
-    with pytest.warns(RuntimeWarning, match=f"decodes plainly: .*{why}") as said:
+    with pytest.warns(RuntimeWarning, match=f"decodes plainly: .* a row of {arch} alone") as said:
         llm = EagleLlama(str(target), eagle_path=str(head), n_ctx=128, n_threads=THREADS, verbose=False)
     take(llm, 24, [5, 17, 29, 41] * 4)
     assert len(said) == 1 and llm.stats.drafted == 0
     llm.close()
+
+
+@pytest.mark.parametrize("arch", ["dream", "llada", "llada-moe", "rnd1"])
+def test_diffusion_models_are_refused(tool, tmp_path, arch):
+    """The error says what they are, and not that they lack the memory of a text."""
+    run([tool, "save", arch, tmp_path])
+    target = next(tmp_path.glob("*.gguf"))
+    with pytest.raises(EagleError, match="diffusion model.* does not decode it from left to right") as e:
+        EagleLlama(str(target), n_ctx=128, n_threads=THREADS, verbose=False)
+    assert e.value.kind is ErrorKind.UNSUPPORTED
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])

@@ -4,11 +4,8 @@
 //                                          and the code of three sequences
 //     architectures save ARCH FOLDER        writes its models there
 //     architectures list
-#define main upstream_main
-#include "test-llama-archs.cpp"
-#undef main
-
 #include "eagle3.h"
+#include "generator.hpp"
 
 #include <map>
 #include <set>
@@ -129,9 +126,8 @@ int three_sequences(llama_model * model, llama_context_params params) {
 
 int check(llm_arch arch, bool moe) {
     llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
-    gguf_context_ptr gguf = get_gguf_ctx(arch, moe);
-    auto made = get_model_and_ctx(gguf.get(), nullptr, 7, 0.1f, {});
-    llama_model * model = made.first.get();
+    const llama_model_ptr made = generator::model(arch, moe);
+    llama_model * model        = made.get();
     watcher w;
     w.n_embd  = llama_model_n_embd(model);
     w.n_layer = llama_model_n_layer(model);
@@ -192,7 +188,7 @@ int main(int argc, char ** argv) {
     const std::string what = argc > 1 ? argv[1] : "";
     if (what == "list") {
         for (const llm_arch & arch : llm_arch_all()) {
-            printf("%s\t%d\t%d\t%d\n", llm_arch_name(arch), (int) arch_supported(arch), (int) !moe_mandatory(arch), (int) moe_implemented(arch));
+            printf("%s\t%d\t%d\t%d\n", llm_arch_name(arch), (int) generator::makes(arch), (int) !moe_mandatory(arch), (int) moe_implemented(arch));
         }
         return 0;
     }
