@@ -51,7 +51,6 @@ class round {
     void tell_threads(int n);
     void begin(slot_state & s, int32_t token);
     void prepare_memory();
-    bool is_even() const;
     void lay_out();
     void lay_out_waiting(bool with_logits);
     void set_tree();

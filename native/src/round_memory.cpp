@@ -19,19 +19,10 @@ void round::prepare_memory() {
         }
         slots_.target.keep_checkpoint(slot, checkpoint_limits::least_distance);
         const int n_drafted = (int) r.tokens.size() - 1;
-        if (!slots_.target.will_drop(n_drafted, is_even())) {
+        if (!slots_.target.will_drop(n_drafted)) {
             slots_.target.begin_round(slot);
         }
     }
-}
-
-// Says whether all slots of the round have as many rows.
-bool round::is_even() const {
-    const auto size = [&](int slot) {
-        const slot_state & s = slots_.at(slot);
-        return s.waiting.size() + s.round.tokens.size();
-    };
-    return std::all_of(of_.begin(), of_.end(), [&](int slot) { return size(slot) == size(of_[0]); });
 }
 
 // A decode is deferred only if each row of it asks for logits, which those that wait never need.

@@ -206,7 +206,7 @@ float session::timed_decode(int slot, int n) {
     }
     slots_.settle(slot);
     slots_.target.keep_checkpoint(slot, checkpoint_limits::least_distance);
-    if (!slots_.target.will_drop(n, true)) {
+    if (!slots_.target.will_drop(n)) {
         slots_.target.begin_round(slot);
     }
     const deferral deferred(slots_.ctx, true);

@@ -34,10 +34,6 @@ target_memory::target_memory(llama_context * ctx, int n_slots)
       n_window_(llama_model_n_swa(llama_get_model(ctx))), n_snapshots_((int) llama_n_rs_seq(ctx)),
       of_(n_slots) {}
 
-bool target_memory::will_drop(int n_rows, bool is_even) const {
-    return drops_any_ || n_rows == 0 || (is_even && n_rows <= n_snapshots_);
-}
-
 // -- going back -------------------------------------------------------------------------------------------
 
 // A row of a window layer reads the window's positions before it and its own. Where these were overwritten, llama.cpp drops the

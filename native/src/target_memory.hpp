@@ -28,9 +28,8 @@ class target_memory {
     bool drops_any() const { return drops_any_; }  // so that it needs no checkpoints
     // Says whether slots share a pass only as far as they have as many rows: states go through these together.
     bool needs_even_rows() const { return !drops_any_; }
-    // Says whether a slot can go back by some rows of a batch that it has not decoded yet. is_even: all slots
-    // of the batch have as many rows, so that one micro-batch has them all.
-    bool will_drop(int n_rows, bool is_even) const;
+    // Says whether a slot can go back by so many rows of a batch that it has not decoded yet.
+    bool will_drop(int n_rows) const { return n_rows <= n_free(); }
     // Returns how many draft tokens a lone slot takes back without a checkpoint.
     int n_free() const { return drops_any_ ? EAGLE3_MAX_ROWS : n_snapshots_; }
 
