@@ -38,8 +38,8 @@ def cost_key(llm: EagleLlama, head: str | None) -> list[object]:
         m.load_mode,
     ]
     adapted = [llm.numa, llm.kv_overrides, llm.lora_scale]
-    cache = [p.type_k, p.type_v, p.offload_kqv, p.op_offload, p.swa_full, p.kv_unified, p.n_seq_max, p.n_rs_seq]
-    sizes = [p.n_threads, p.n_threads_batch, llm.engine.threads, p.n_batch, p.n_ubatch]
+    cache = [p.type_k, p.type_v, p.offload_kqv, p.op_offload, p.swa_full, p.kv_unified, p.n_seq_max]
+    sizes = [p.n_threads, p.n_threads_batch, llm.engine.threads, p.n_batch, p.n_ubatch, p.n_rs_seq]
     return [about, machine.identity(lib_dir), placed + adapted, [*cache, p.flash_attn_type], *sizes]
 
 

@@ -135,7 +135,7 @@ float cost_clock::even_seconds(std::vector<int> rows, int n_output) const {
     std::sort(rows.begin(), rows.end());
     float seconds = at().plain_rest + output(std::min(n_output, MAX_ROWS)) +
                     (n_output > n_slots_ ? std::max(at().draft_rest, 0.0f) : 0.0f);
-    int done = 0;
+    int done      = 0;
     for (size_t i = 0; i < rows.size(); ++i) {
         if (rows[i] > done) {
             seconds += layers(std::min((int) (rows.size() - i) * (rows[i] - done), MAX_ROWS));

@@ -212,10 +212,10 @@ void drafter::grow(growth & g) {
 
 // An ask drafts nothing if there is no room for it or no source is ready.
 void drafter::begin_asks(growth & g, const std::vector<ask> & asks) {
-    g.plan   = &planner_;
-    g.n_asks = (int) asks.size();
+    g.plan      = &planner_;
+    g.n_asks    = (int) asks.size();
     g.most_rows = slots_.most_rows - n_waiting(asks);
-    g.ends   = &slots_.ends();
+    g.ends      = &slots_.ends();
     for (const ask & q : asks) {
         slot_state & s = slots_.at(q.slot);
         s.draft.clear();

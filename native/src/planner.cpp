@@ -60,7 +60,7 @@ planner::choice planner::best(const std::vector<float> & reach, int n_fixed) con
 planner::even_choice planner::best_even(
     const std::vector<int> & n_waiting, const std::vector<std::vector<float>> & reach, int most) const {
     const int n_slots = (int) reach.size(), longest = *std::max_element(n_waiting.begin(), n_waiting.end());
-    even_choice best  = {std::vector<int>(n_slots, 0), -INFINITY, {}};
+    even_choice best = {std::vector<int>(n_slots, 0), -INFINITY, {}};
     for (int rows = 0; rows <= longest + most; ++rows) {
         even_choice c = {{}, 0.0f, {}};
         std::vector<int> all;

@@ -117,7 +117,7 @@ class slots {
     void must_drop_from(int slot, int n_past);  // E_UNSUPPORTED if the slot is empty now
     // Drops the rows beyond each slot's n_past, and the tree. failed: their decode has failed.
     bool drop_rows(const int * of, int n_of, bool failed = false);
-    void kept_prompt(const kept_tokens & k);    // these stay in the slot
+    void kept_prompt(const kept_tokens & k);  // these stay in the slot
 
     // -- state: the bytes of the sources, one after the other --
     void need_state() const;  // E_UNSUPPORTED if there is no source

@@ -29,15 +29,14 @@ bool has_state(const llama_model * model) {
 }  // namespace
 
 target_memory::target_memory(llama_context * ctx, int n_slots)
-    : handle(llama_get_memory(ctx)), ctx_(ctx),
-      drops_any_(!has_state(llama_get_model(ctx))),
+    : handle(llama_get_memory(ctx)), ctx_(ctx), drops_any_(!has_state(llama_get_model(ctx))),
       n_window_(llama_model_n_swa(llama_get_model(ctx))), n_snapshots_((int) llama_n_rs_seq(ctx)),
       of_(n_slots) {}
 
 // -- going back -------------------------------------------------------------------------------------------
 
-// A row of a window layer reads the window's positions before it and its own. Where these were overwritten, llama.cpp drops the
-// rows and says nothing.
+// A row of a window layer reads the window's positions before it and its own. Where these were overwritten,
+// llama.cpp drops the rows and says nothing.
 bool target_memory::window_is_there(int slot, int n_past) const {
     if (n_window_ <= 0 || n_past == 0) {
         return true;
@@ -91,8 +90,8 @@ void target_memory::forget_behind(text & t, int n_past) {
     if (t.of_round.n_past > n_past) {
         t.of_round.n_past = -1;
     }
-    t.kept.erase(std::remove_if(t.kept.begin(), t.kept.end(),
-                     [&](const checkpoint & c) { return c.n_past > n_past; }),
+    t.kept.erase(
+        std::remove_if(t.kept.begin(), t.kept.end(), [&](const checkpoint & c) { return c.n_past > n_past; }),
         t.kept.end());
 }
 

@@ -26,7 +26,8 @@ class target_memory {
     const llama_memory_t handle;
 
     bool drops_any() const { return drops_any_; }  // so that it needs no checkpoints
-    // Says whether slots share a pass only as far as they have as many rows: states go through these together.
+    // Says whether slots share a pass only as far as they have as many rows: states go through these
+    // together.
     bool needs_even_rows() const { return !drops_any_; }
     // Says whether a slot can go back by so many rows of a batch that it has not decoded yet.
     bool will_drop(int n_rows) const { return n_rows <= n_free(); }

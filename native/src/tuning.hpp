@@ -326,9 +326,9 @@ struct growth_limits {
 
 // Checkpoints of a target that cannot drop rows, by which a later text goes back to where it differs.
 struct checkpoint_limits {
-    static constexpr int least_distance   = 64;         // positions between two of a slot
-    static constexpr size_t most          = 16;         // of a slot
-    static constexpr size_t most_bytes    = 256 << 20;  // of all slots; each slot has one all the same
+    static constexpr int least_distance = 64;         // positions between two of a slot
+    static constexpr size_t most        = 16;         // of a slot
+    static constexpr size_t most_bytes  = 256 << 20;  // of all slots; each slot has one all the same
 };
 
 // The bytes that the kept graphs over the head may take beside their common compute buffer: their

@@ -178,9 +178,7 @@ def test_trees_are_refused_by_name(made, architecture):
     plain.close(), llm.close()
 
 
-@pytest.mark.parametrize(
-    "architecture, said", [("minimax-01", "otherwise than among others")]
-)
+@pytest.mark.parametrize("architecture, said", [("minimax-01", "otherwise than among others")])
 def test_one_warning_where_nothing_can_be_drafted(made, architecture, said):
     """The text is that of the target without a head, whatever is asked for later; the user is told once."""
     target, head = map(str, made(architecture))
