@@ -11,6 +11,8 @@ namespace eagle3 {
 
 namespace {
 
+constexpr char NO_CAPTURE[] = "this target does not let the layers be captured that the head reads";
+
 // Returns a number that differs between models of other sizes, or of other vocabularies (FNV-1a).
 uint64_t mark_of(const llama_model * model) {
     uint64_t mark  = 0xcbf29ce484222325;
@@ -59,7 +61,8 @@ slots::slots(llama_context * ctx, const eagle3::head * h, int n_slots)
             "llama.cpp computes a row of minimax-m3 alone otherwise than among others: drafts could change "
             "the text");
         auto own = std::make_unique<head_source>(ctx, *h, n_slots, n_ctx);
-        head_    = own.get();
+        require(llama_has_embeddings_layer_inp(ctx), EAGLE3_E_UNSUPPORTED, NO_CAPTURE);
+        head_ = own.get();
         sources_.push_back(std::move(own));
     }
     if (drops && alike) {
@@ -220,8 +223,7 @@ void slots::run_rows(int n, const int * of, int n_of) {
             "n_gpu_layers");
         throw;
     }
-    require(rc != -4, EAGLE3_E_UNSUPPORTED,
-        "this target does not let the layers be captured that the head reads");
+    require(rc != -4, EAGLE3_E_UNSUPPORTED, NO_CAPTURE);
     require(rc != -2, EAGLE3_E_MEMORY, "not enough memory to decode");
     throw error(
         EAGLE3_E_DECODE, rc == 1 ? "the context's memory is full" : format("llama_decode returned %d", rc));
