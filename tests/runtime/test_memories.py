@@ -153,11 +153,7 @@ def test_a_text_that_cannot_go_back_is_gone(made, architecture):
 
 
 @pytest.mark.parametrize(
-    "architecture, said",
-    [
-        ("mamba", "recurrent or hybrid"),
-        ("jamba", "recurrent or hybrid"),
-    ],
+    "architecture, said", [("mamba", "recurrent or hybrid"), ("jamba", "recurrent or hybrid")]
 )
 def test_one_warning_where_nothing_can_be_drafted(made, architecture, said):
     """The text is that of the target without a head, whatever is asked for later; the user is told once."""
@@ -205,14 +201,12 @@ def test_a_head_whose_layers_cannot_be_captured(made):
     "architecture, flash_attn, why",
     [
         ("deepseek32", True, "its memory is of a kind that holds chains only: leave tree out"),
-        ("gemma2", False, "without flash attention .*: load the model with flash_attn=True, or leave tree out"),
+        ("gemma2", False, "without flash .*: load the model with flash_attn=True, or leave tree out"),
     ],
 )
 def test_why_a_target_takes_no_tree(made, architecture, flash_attn, why):
     target, head = map(str, made(architecture))
-    with EagleLlama(
-        target, eagle=head, n_ctx=128, n_threads=1, flash_attn=flash_attn, verbose=False
-    ) as llm:
+    with EagleLlama(target, eagle=head, n_ctx=128, n_threads=1, flash_attn=flash_attn, verbose=False) as llm:
         with pytest.raises(EagleError, match=f"cannot check a tree, as {why}$"):
             llm.eagle_params = EagleParams(tree="4x2x2")
         with pytest.raises(EagleError, match="cannot check a tree: " + why.split(":")[0]):
