@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import EagleError, ErrorKind
+from ..llama import guards
 from ..llama.eagle_llama import EagleLlama
 from ..runtime.params import NO_HEAD, EagleParams
 from . import slot_file
@@ -92,9 +93,7 @@ class Batcher:
         if params is not None and self.settings.eagle is None:
             params.check_no_head(NO_HEAD)
         if params is not None and params.fixed_tree and self.engine.has_head and not self.engine.can_tree:
-            raise EagleError(
-                ErrorKind.UNSUPPORTED, "this context cannot check a tree: serve with flash attention"
-            )
+            raise guards.no_trees(self.engine.tree_refusal)
         return RequestLlama(self, params, deadline, request_id, client)
 
     def _check_open(self) -> None:

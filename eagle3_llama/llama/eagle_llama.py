@@ -171,11 +171,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
             params.check_no_head(NO_HEAD)
         if self._engine is not None:
             if self._engine.has_head and params.fixed_tree and not self._engine.can_tree:
-                raise EagleError(
-                    ErrorKind.UNSUPPORTED,
-                    "this context cannot check a tree: load the model with flash_attn=True,"
-                    " or leave tree out",
-                )
+                raise guards.no_trees(self._engine.tree_refusal)
             if self._engine.has_head and params.n_max != 0 and self._engine.planner.costs is None:
                 self._measure()
             elif params.from_text and self._engine.drafts_from_text and self._engine.planner.costs is None:

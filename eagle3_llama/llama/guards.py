@@ -32,6 +32,12 @@ _ON_DEVICE = {  # the same, where layers are asked to be on a device
 }
 
 
+def no_trees(why: str) -> EagleError:
+    """What asking for a tree raises where the target cannot check one. why: Session.tree_refusal."""
+    mend = "load the model with flash_attn=True, or leave tree out" if "flash" in why else "leave tree out"
+    return EagleError(ErrorKind.UNSUPPORTED, f"this target cannot check a tree, as {why}: {mend}")
+
+
 class Closed:
     """Stands where the model and its context were. llama-cpp-python would hand freed memory to llama.cpp."""
 

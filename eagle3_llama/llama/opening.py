@@ -29,8 +29,9 @@ def open_engine(llm: EagleLlama, eagle_path: str | None) -> Engine:
     except EagleError as e:
         if eagle_path is None or e.kind is not ErrorKind.UNSUPPORTED and not llm._auto:
             raise
-        _warn(f"EagleLlama decodes plainly: {e}")
-        return Engine(ctx, model, None, llm._n_slots)
+        engine = Engine(ctx, model, None, llm._n_slots)
+        _warn(f"EagleLlama {'drafts from the text alone' if engine.has_state else 'decodes plainly'}: {e}")
+        return engine
 
 
 def _warn(message: str) -> None:

@@ -37,6 +37,7 @@ class Session:
         self.head_handle = self.ffi.NULL
         self.handle = self.ffi.NULL
         self.can_tree = False
+        self.tree_refusal = ""  # why the target cannot check a tree
         self.has_state = False  # whether state() has something to save: the head's state, or the text
         self.drafts_from_text = False  # may be set to False where the target must not take back rows
         if head_path is not None:
@@ -55,6 +56,8 @@ class Session:
             if os.environ.get(FIXED_THREADS, "0") not in ("", "0"):
                 checked(self.lib.eagle3_threads_choose(self.handle, 0))
             self.can_tree = bool(checked(self.lib.eagle3_can_tree(self.handle)))
+            if not self.can_tree and (why := self.lib.eagle3_tree_refusal(self.handle)) != self.ffi.NULL:
+                self.tree_refusal = self.ffi.string(why).decode()
             self.has_state = self.lib.eagle3_state_size(self.handle, 0) >= 0
             self.drafts_from_text = self.has_state
         except BaseException:

@@ -173,6 +173,7 @@ void eagle3_session_close(eagle3_session * s);  // drops a round under way, turn
 int32_t eagle3_session_set_capture(eagle3_session * s, int32_t on);
 
 int32_t eagle3_can_tree(eagle3_session * s);  // whether the target's memory can hold a tree: 1 or 0
+const char * eagle3_tree_refusal(const eagle3_session * s);  // why it cannot, for a message; NULL if it can
 int32_t eagle3_n_past(const eagle3_session * s, int32_t slot);  // tokens decoded and kept in the slot
 
 // This is what the session's context and head take now, in bytes, on the host and on devices together. Graphs

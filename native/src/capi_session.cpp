@@ -80,6 +80,15 @@ int32_t eagle3_can_tree(eagle3_session * s) {
     return guard([&]() -> int32_t { return get(s).can_tree(); });
 }
 
+const char * eagle3_tree_refusal(const eagle3_session * s) {
+    const char * why = nullptr;
+    guard([&]() -> int32_t {
+        why = get(s).tree_refusal();
+        return EAGLE3_OK;
+    });
+    return why;
+}
+
 int32_t eagle3_verified_row(const eagle3_session * s, int32_t slot, int32_t i) {
     return guard([&]() -> int32_t { return get(s).last_round().verified_row(slot, i); });
 }

@@ -239,9 +239,9 @@ void round::set_tree() {
         format("a tree of %d rows does not fit a micro-batch of %d", n, n_ubatch));
     try {
         if (!llama_memory_tree_set(slots_.memory, parents.data(), (uint32_t) parents.size())) {
+            const char * why = llama_memory_tree_refusal(slots_.memory);
             throw error(EAGLE3_E_UNSUPPORTED,
-                "the target's memory cannot hold a tree: it needs flash attention, and tensors that are not "
-                "split over devices");
+                format("the target cannot check a tree: %s", why ? why : "its rows are no tree's"));
         }
     } catch (...) {
         llama_memory_tree_set(slots_.memory, nullptr, 0);

@@ -46,6 +46,10 @@ bool session::can_tree() {
     return ok;
 }
 
+const char * session::tree_refusal() const {
+    return llama_memory_tree_refusal(slots_.memory);
+}
+
 // -- texts ------------------------------------------------------------------------------------------------
 
 // Decodes tokens after what the slot holds. Returns what its sources will be told of them.

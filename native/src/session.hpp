@@ -42,6 +42,7 @@ class session {
     void reset(int slot, int n_past);
     void set_capture(bool on);
     bool can_tree();
+    const char * tree_refusal() const;  // why not, null if it can
     eagle3_memory memory() const;
 
     int64_t state_size(int slot) const;

@@ -11,6 +11,8 @@ namespace eagle3 {
 
 namespace {
 
+constexpr char NO_CAPTURE[] = "this target does not let the layers be captured that the head reads";
+
 // Returns a number that differs between models of other sizes, or of other vocabularies (FNV-1a).
 uint64_t mark_of(const llama_model * model) {
     uint64_t mark  = 0xcbf29ce484222325;
@@ -71,7 +73,8 @@ slots::slots(llama_context * ctx, const eagle3::head * h, int n_slots)
         require(model == h->target, EAGLE3_E_ARGUMENT, "the head was opened for another model");
         require(differ.empty(), EAGLE3_E_UNSUPPORTED, differ);
         auto own = std::make_unique<head_source>(ctx, *h, n_slots, n_ctx);
-        head_    = own.get();
+        require(llama_has_embeddings_layer_inp(ctx), EAGLE3_E_UNSUPPORTED, NO_CAPTURE);
+        head_ = own.get();
         sources_.push_back(std::move(own));
     }
     if (differ.empty()) {
@@ -254,8 +257,7 @@ void slots::run_rows(int n, const int * of, int n_of) {
             "n_gpu_layers");
         throw;
     }
-    require(rc != -4, EAGLE3_E_UNSUPPORTED,
-        "this target does not let the layers be captured that the head reads");
+    require(rc != -4, EAGLE3_E_UNSUPPORTED, NO_CAPTURE);
     require(rc != -2, EAGLE3_E_MEMORY, "not enough memory to decode");
     throw error(
         EAGLE3_E_DECODE, rc == 1 ? "the context's memory is full" : format("llama_decode returned %d", rc));

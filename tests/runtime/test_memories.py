@@ -199,3 +199,39 @@ def test_one_warning_where_nothing_can_be_drafted(made, architecture, said):
     assert re.search(f"decodes plainly: .*{said}", str(ours[0].message)) and ours[0].filename == __file__
     assert llm.stats.drafted == 0 and llm.stats.tokens > 100
     plain.close(), llm.close()
+
+
+def test_a_head_whose_layers_cannot_be_captured(made):
+    """One warning, the head drafts nothing, and the text is plain decoding's; in a batcher too."""
+    target, head = map(str, made("hy_v4"))
+    common, prompt = {"n_ctx": 128, "n_threads": 1, "flash_attn": True}, [5, 17, 29]
+    with EagleLlama(target, verbose=False, text=False, **common) as plain:
+        text = take(plain, 40, prompt)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        with EagleLlama(target, eagle=head, n_max=3, verbose=False, **common) as llm:
+            assert take(llm, 40, prompt) == text and not llm.stats.drafted
+            llm.eagle_params = EagleParams()
+            assert take(llm, 40, prompt) == text and not llm.stats.drafted_from["head"]
+        with Batcher(BatchSettings(target, head, n_parallel=2, **common)) as batcher:
+            with batcher.request(params=EagleParams(3)) as llm:
+                assert take(llm, 40, prompt) == text
+    ours = [str(w.message) for w in heard if w.category is RuntimeWarning]
+    expected = "drafts from the text alone: .*does not let the layers be captured"
+    assert len(ours) == 2 and all(re.search(expected, message) for message in ours), ours
+
+
+@pytest.mark.parametrize(
+    "architecture, flash_attn, why",
+    [
+        ("deepseek32", True, "its memory is of a kind that holds chains only: leave tree out"),
+        ("gemma2", False, "without flash .*: load the model with flash_attn=True, or leave tree out"),
+    ],
+)
+def test_why_a_target_takes_no_tree(made, architecture, flash_attn, why):
+    target, head = map(str, made(architecture))
+    with EagleLlama(target, eagle=head, n_ctx=128, n_threads=1, flash_attn=flash_attn, verbose=False) as llm:
+        with pytest.raises(EagleError, match=f"cannot check a tree, as {why}$"):
+            llm.eagle_params = EagleParams(tree="4x2x2")
+        with pytest.raises(EagleError, match="cannot check a tree: " + why.split(":")[0]):
+            llm.engine.steps.decode(7, [8, 9], [-1, -1])

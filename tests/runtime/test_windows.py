@@ -4,6 +4,7 @@ A text that is cut back beyond the window is decoded again. Drafts are taken bac
 """
 
 import concurrent.futures
+import itertools
 import random
 import warnings
 
@@ -39,7 +40,7 @@ def target(files):
 
 
 def load(target, **settings):
-    return EagleLlama(target, swa_full=False, **COMMON | settings)
+    return EagleLlama(target, **{"swa_full": False, **COMMON, **settings})
 
 
 def logits(llm):
@@ -111,6 +112,42 @@ def test_where_llama_cpp_python_decodes_itself(target, way):
             way(llm, n)
             assert llm.n_tokens == n + 2 and llm.input_ids[:n].tolist() == TEXT[:n]
             np.testing.assert_array_equal(logits(llm), of(fresh, [*TEXT[:n], 9, 8]))
+
+
+@pytest.mark.parametrize("n, whole_first", [(250, True), (700, False)])
+def test_states_go_from_a_whole_cache_to_a_pruned_one_and_back(target, n, whole_first):
+    """250 tokens are more than a ring of positions has, and fewer than its cells."""
+    saves, loads = (load(target, swa_full=whole) for whole in (whole_first, not whole_first))
+    with saves, loads, load(target) as fresh:
+        for kept in (n, n - 150):
+            saves.reset()
+            saves.eval(TEXT[:n])
+            loads.load_state(saves.save_state())
+            assert loads.n_tokens == n
+            loads.n_tokens = kept
+            for part in (TEXT[kept : kept + 3], [9, 8]):
+                loads.eval(part)
+            expected = of(fresh, [*TEXT[: kept + 3], 9, 8])
+            np.testing.assert_allclose(logits(loads), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("n", [100, 390])
+def test_a_state_in_the_middle_of_an_answer(files, n):
+    """It has tokens that were accepted and not yielded yet; the other object begins before them."""
+    answer = plain_text(files[0], TEXT[:50], 420, flash_attn=True)
+    text = [*TEXT[:50], *answer]
+    settings = {"eagle": files[1], "n_max": 6, "flash_attn": True}
+    with load(files[0], **settings) as llm, load(files[0], **settings) as other:
+        for model in (llm, other):
+            drafts(model, lambda seq, most: (text[len(seq) :][:most], range(-1, most - 1), 0))
+        steps = llm.generate(TEXT[:50], temp=0.0)
+        begun = list(itertools.islice(steps, n))
+        state = llm.save_state()
+        assert llm.engine.n_past() > llm.n_tokens + 1
+        steps.close()
+        other.load_state(state)
+        assert other.n_tokens == llm.n_tokens
+        assert [*begun, *take(other, 420 - n, [*TEXT[:50], *begun])] == answer
 
 
 def test_costs_are_measured_where_the_text_cannot_go_back(target):
