@@ -249,14 +249,6 @@ void round::set_tree() {
     }
 }
 
-// Says whether the reach of every draft token is known: a draft that a caller brought says nothing.
-bool round::knows_reach() const {
-    return std::all_of(of_.begin(), of_.end(), [&](int slot) {
-        const slot_state & s = slots_.at(slot);
-        return s.draft.reach.size() + 1 == s.round.tokens.size();
-    });
-}
-
 void round::run(int n) {
     try {
         slots_.run_rows(n, of_.data(), (int) of_.size());

@@ -17,6 +17,14 @@ void round::begin_paths() {
     }
 }
 
+// Says whether the reach of every draft token is known: a draft that a caller brought says nothing.
+bool round::knows_reach() const {
+    return std::all_of(of_.begin(), of_.end(), [&](int slot) {
+        const slot_state & s = slots_.at(slot);
+        return s.draft.reach.size() + 1 == s.round.tokens.size();
+    });
+}
+
 // Computes the reach of each row, given the path that each slot's verification has taken so far.
 void round::reach_now() {
     reach_.assign(slot_of_.size(), 0.0f);
