@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from ..common import keywords
-from ..common.limits import MAX_DRAFT
 from ..common.memory_size import check_memory, parse_size
 from ..common.model_names import AUTO
 from ..errors import EagleError, ErrorKind
@@ -21,7 +20,7 @@ from ..runtime.binding import Llama, LlamaState, llama_cpp
 from ..runtime.engine import Engine
 from ..runtime.machine import default_threads
 from ..runtime.memory_use import MemoryUse, report
-from ..runtime.params import NO_HEAD, EagleParams, check_int
+from ..runtime.params import NO_HEAD, EagleParams
 from ..runtime.stats import EagleStats
 from . import guards, model_costs, named, saved_state, snapshots
 from .calls import Calls
@@ -81,9 +80,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         n_rs_seq: int | None = None,
         **kwargs: Any,
     ) -> None:
-        if n_rs_seq is not None:
-            check_int("n_rs_seq", n_rs_seq, 0, MAX_DRAFT)
-        self._n_rs_seq = n_rs_seq
+        self._n_rs_seq = snapshots.checked(n_rs_seq)
         self._owner = Ownership()
         self._stack = contextlib.ExitStack()
         self.calls = Calls(self._closed_error)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..common.limits import MAX_DRAFT
+from ..runtime.params import check_int
 from .metadata import number
 
 MOST = 16  # rows of a draft that are taken back so: longer ones are rare
@@ -33,6 +35,13 @@ def state_bytes(metadata: Mapping[str, str]) -> int:
         groups = number(metadata, "ssm.group_count") or 0
         floats = state * inner + convolution * (inner + 2 * groups * state)
     return layers * floats * FLOAT
+
+
+def checked(n_rs_seq: int | None) -> int | None:
+    """The setting, if it is one. Raises EagleError BAD_ARGUMENT otherwise."""
+    if n_rs_seq is not None:
+        check_int("n_rs_seq", n_rs_seq, 0, MAX_DRAFT)
+    return n_rs_seq
 
 
 def choose(metadata: Mapping[str, str], weights: int, n_slots: int, n_ubatch: int) -> int:
