@@ -4,11 +4,12 @@
 //     upstream TARGET.gguf HEAD.gguf SPEC[,SPEC] N_THREADS N_CTX N_MAX FLASH_ATTN BACKEND_SAMPLING
 //
 // HEAD.gguf is the drafter's file, or - without one: the ngram types need none, and draft-mtp then takes the
-// target's own layers. SPEC as in llama-server's --spec-type. Says "ready", then reads requests, a line each: n_max n_gram n_text n_predict token token ... (the prompt). n_max, at most N_MAX: draft tokens
-// of a head or a small model. n_gram and n_text: tokens of a match and of a draft of the ngram types. Each
-// request begins with an empty memory of n-grams. Answers each with a line: seconds from the first token to
-// the last, how many rounds, sampled/drafted of each, then the tokens, the end of generation not among them.
-// Ends with its input.
+// target's own layers. SPEC as in llama-server's --spec-type. Says "ready", then reads requests, a line each:
+// n_max n_gram n_text n_predict token token ... (the prompt). n_max, at most N_MAX: draft tokens of a head or
+// a small model. n_gram and n_text: tokens of a match and of a draft of the ngram types. Each request begins
+// with an empty memory of n-grams. Answers each with a line: seconds from the first token to the last, how
+// many rounds, sampled/drafted of each, then the tokens, the end of generation not among them. Ends with its
+// input.
 //
 // A memory that cannot take back a part of a sequence gets what llama-server does for it: a checkpoint before
 // each draft, and after a rejection the accepted tokens verified again, as a round of their own.
@@ -270,7 +271,7 @@ int run(int argc, char ** argv) {
     common_params params_dft = common_base_params_to_speculative(params);
     common_speculative_init_result_ptr init;
     const auto & types = params.speculative.types;
-    const bool drafts  = has_head || std::count(types.begin(), types.end(), COMMON_SPECULATIVE_TYPE_DRAFT_MTP);
+    const bool drafts = has_head || std::count(types.begin(), types.end(), COMMON_SPECULATIVE_TYPE_DRAFT_MTP);
     if (drafts) {
         init = common_speculative_init_from_params(params_dft, target->model(), ctx_tgt);
     }

@@ -12,6 +12,7 @@ topic: the share of an embedding that the tokens of a cycle have in common. A ro
 neighbours in a text then choose the same experts. With 0 they choose independently.
 """
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -47,9 +48,15 @@ MODELS = {
     "hybrid": Model(Shape(1024, 8, 2, 12, 2048, 32000, 8192), 512, inner=1024, groups=4),
     "experts": Model(Shape(512, 8, 2, 12, 2048, 32000, 8192), 512, experts=32, used=4, n_ff=256),
 }
-# what a layer adds for a chance, in each format
-FOUND: dict[tuple[str, str, float], float] = {}
-NEVER = 100.0  # nothing to foresee
+# (model, format, chance): what a layer adds, as the command above finds it
+FOUND = {
+    ("hybrid", "Q8_0", 0.7): 3.327,
+    ("hybrid", "Q4_0", 0.7): 3.327,
+    ("experts", "Q8_0", 0.7): 1.602,
+    ("experts", "Q4_0", 0.7): 1.737,
+    ("tiny-hybrid", "Q8_0", 0.7): 3.2,
+}
+ALWAYS, NEVER = 0.1, 100.0
 
 
 class Cycles(NamedTuple):
@@ -59,9 +66,11 @@ class Cycles(NamedTuple):
     following: np.ndarray
     cycles: list
 
-    def prompt(self, n_live):
-        """Each live cycle once."""
-        return [int(self.ids[i]) for cycle in self.live(n_live) for i in cycle]
+    def prompt(self, n_live, turn=0):
+        """Each live cycle once, the first `turn` of them last."""
+        live = self.live(n_live)
+        turn %= len(live)
+        return [int(self.ids[i]) for cycle in (*live[turn:], *live[:turn]) for i in cycle]
 
     def live(self, n_live):
         """The first cycles, with at least n_live tokens in all."""
@@ -75,6 +84,7 @@ class Cycles(NamedTuple):
 
 
 def cycles(shape, seed=0):
+    """Of 24 to 48 tokens, over the whole draft vocabulary."""
     rng = np.random.default_rng([seed, 5])
     ids = np.sort(rng.choice(np.arange(300, shape.n_vocab), shape.n_draft, replace=False))
     order = rng.permutation(shape.n_draft)
@@ -97,7 +107,7 @@ def target(path, model, adds, kind="Q8_0", topic=0.0, seed=0, pools=None):
     _keys(w, model)
     tokenizer(w, shape.n_vocab)
     tensors = Tensors(w, shape, seed, pools)
-    _vocabulary(tensors, model, kind, _codes(shape, topic, seed), cycles(shape, seed))
+    _vocabulary(tensors, model, kind, codes(shape, topic, seed), cycles(shape, seed))
     for i in range(shape.n_layer):
         _layer(tensors, i, model, kind, adds)
     tensors.write()
@@ -107,7 +117,7 @@ def target(path, model, adds, kind="Q8_0", topic=0.0, seed=0, pools=None):
 def head(path, model, p=1.0, kind="F16", topic=0.0, seed=0):
     """Writes it: a head that is right about f with probability p, whatever the target makes of it."""
     ids, following, _ = cycles(model.shape, seed)
-    known = ids, following, _codes(model.shape, topic, seed)
+    known = ids, following, codes(model.shape, topic, seed)
     return cycle_models.head(path, model.shape, p, kind, seed, known=known)
 
 
@@ -151,7 +161,7 @@ def _keys(w, model):
     w.add_expert_feed_forward_length(model.n_ff)
 
 
-def _codes(shape, topic, seed):
+def codes(shape, topic=0.0, seed=0):
     """(n_draft, n_embd): embeddings, of one length, with 0 in the first column."""
     code = cycle_models.codes(shape, seed)
     if topic:
@@ -198,10 +208,14 @@ def _layer(tensors, i, model, kind, adds):
         sizes = {"ffn_gate": (shape.n_ff, n), "ffn_up": (shape.n_ff, n), "ffn_down": (n, shape.n_ff)}
     else:
         e, ff = model.experts, model.n_ff
-        router = _small(np.random.default_rng([tensors.seed, 7, i]), e, n)
-        tensors.plain(f"blk.{i}.ffn_gate_inp.weight", router)
+        tensors.plain(f"blk.{i}.ffn_gate_inp.weight", router(model, i, tensors.seed))
         sizes = {"ffn_gate_exps": (e, ff, n), "ffn_up_exps": (e, ff, n), "ffn_down_exps": (e, n, ff)}
     _matrices(tensors, i, sizes, kind, adds)
+
+
+def router(model, layer, seed=0):
+    """(experts, n_embd): what chooses a layer's experts."""
+    return _small(np.random.default_rng([seed, 7, layer]), model.experts, model.shape.n_embd)
 
 
 def _recurrence(tensors, i, model, kind, adds):
@@ -234,27 +248,26 @@ def _matrices(tensors, i, sizes, kind, adds):
 
 def noise(name, kind, wanted):
     """What a layer adds in this model for a chance of f. Raises KeyError if it was not found yet."""
-    return NEVER if wanted == 0 else FOUND[name, kind, wanted]
+    return {0.0: NEVER, 1.0: ALWAYS}.get(wanted) or FOUND[name, kind, wanted]
 
 
-def made(folder, name, kind, wanted, topic=0.0):
-    """(target, head) in the folder, written unless they are there."""
+def made(folder, name, kind, wanted, topic=0.0, p=1.0):
+    """(target, head) in the folder, written unless they are there. p: how often the head is right about f."""
     model, folder = MODELS[name], Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    stem = f"{name}-{kind}-{wanted}" + (f"-topic{topic}" if topic else "")
-    paths = folder / f"{stem}.gguf", folder / f"{name}-head" f"{'-topic' if topic else ''}.gguf"
-    for path, write in zip(
-        paths,
-        (
-            lambda part: target(part, model, noise(name, kind, wanted), kind, topic),
-            lambda part: head(part, model, topic=topic),
-        ),
-    ):
-        if not path.is_file():
-            part = path.with_suffix(".part")
-            write(part)
-            part.replace(path)
+    adds = noise(name, kind, wanted)
+    paths = folder / f"{name}-{kind}-{adds}-{topic}.gguf", folder / f"{name}-head-{p}-{topic}.gguf"
+    if not paths[0].is_file():
+        _whole(paths[0], lambda part: target(part, model, adds, kind, topic))
+    if not paths[1].is_file():
+        _whole(paths[1], lambda part: head(part, model, p, topic=topic))
     return paths
+
+
+def _whole(path, write):
+    part = path.with_suffix(f".{os.getpid()}.part")
+    write(part)
+    part.replace(path)
 
 
 def main():
