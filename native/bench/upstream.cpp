@@ -279,14 +279,16 @@ int run(int argc, char ** argv) {
     params.speculative.draft.ctx_dft = init ? init->context() : nullptr;
     const memory tgt_memory(ctx_tgt);  // asked before a drafter turns the target's capture on
     if (tgt_memory.type == COMMON_CONTEXT_SEQ_RM_TYPE_NO) {
-        fprintf(stderr, "the target's memory cannot go back\n");
-        return 1;
+        throw std::runtime_error("the target's memory cannot go back");
+    }
+    if (drafts && !params.speculative.draft.ctx_dft) {
+        throw std::runtime_error(has_head ? "the drafter's file could not be opened beside the target"
+                                          : "the target has no layers that draft-mtp could draft with");
     }
     common_speculative_ptr spec(common_speculative_init(params.speculative, 1));
     common_sampler_ptr smpl(common_sampler_init(target->model(), params.sampling));
-    if (!spec || (drafts && !params.speculative.draft.ctx_dft)) {
-        fprintf(stderr, "the drafter could not be started\n");
-        return 1;
+    if (!spec) {
+        throw std::runtime_error("a drafter of this kind needs a file");
     }
     const memory dft_memory(params.speculative.draft.ctx_dft);
     printf("ready\n");

@@ -36,7 +36,7 @@ from eagle3_llama.llama.eagle_llama import EagleLlama  # noqa: E402
 from eagle3_llama.llama.flash import FlashLlama  # noqa: E402
 from eagle3_llama.runtime.params import EagleParams  # noqa: E402
 
-SPECS = "draft-eagle3,ngram-simple,ngram-map-k,ngram-mod,draft-eagle3+ngram-mod"
+SPECS = "draft-eagle3,draft-mtp,ngram-simple,ngram-map-k,ngram-mod,draft-eagle3+ngram-mod"
 GREEDY = {"temp": 0.0}
 SEARCHED = 2  # prompts that upstream's settings are tried on
 
@@ -88,7 +88,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--upstream", default=SPECS, help="llama.cpp's drafters; none: no such mode")
     parser.add_argument("-n", type=int, default=128, metavar="TOKENS", help="of an answer")
     parser.add_argument("-t", type=int, default=2, metavar="THREADS")
-    parser.add_argument("--models", type=Path, metavar="FOLDER", help="where they are made; default: the cache")
+    parser.add_argument("--models", type=Path, metavar="FOLDER", help="of the models; default: in the cache")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every answer's figures")
     return parser.parse_args()
 

@@ -8,7 +8,10 @@ import pytest
 from architectures import compile_tool
 from commands import run
 
+from eagle3_llama.bench.modes import parse_modes
 from eagle3_llama.bench.upstream import Drafter
+from eagle3_llama.errors import EagleError, ErrorKind
+from eagle3_llama.runtime.params import EagleParams
 
 N = 40
 
@@ -84,3 +87,46 @@ def test_a_head_on_a_hybrid(hybrid, spec):
             assert texts == plain and accepted > 20 and rejected > 20, n_max
     finally:
         drafter.close()
+
+
+def test_the_layers_of_the_target_itself(hybrid):
+    """draft-mtp takes no file."""
+    target, _, prompt = hybrid
+    drafter = Drafter(target, None, "draft-mtp", 1, 512, None)
+    try:
+        plain, *_ = drafted(drafter, [prompt])
+        for n_max in (1, 3):
+            texts, accepted, rejected = drafted(drafter, [prompt], n_max=n_max)
+            assert texts == plain and accepted > 10 and rejected > 5
+    finally:
+        drafter.close()
+
+
+def test_a_small_model_that_is_a_hybrid_too(hybrid, tmp_path):
+    """Its own memory needs checkpoints. Its noise is another, so some of its tokens are wrong."""
+    target, _, prompt = hybrid
+    small = hybrid_models.target(tmp_path / "d.gguf", hybrid_models.MODELS["tiny-hybrid"], 1.0)
+    drafter = Drafter(target, str(small), "draft-simple", 1, 512, None)
+    try:
+        plain, *_ = drafted(drafter, [prompt, prompt[:60]])
+        texts, accepted, rejected = drafted(drafter, [prompt, prompt[:60]], n_max=3)
+        assert texts == plain and accepted > 20 and rejected > 10
+    finally:
+        drafter.close()
+
+
+@pytest.mark.parametrize(
+    "spec, why", [("draft-mtp", "no layers that draft-mtp could"), ("draft-eagle3", "needs a file")]
+)
+def test_what_cannot_draft_says_why(generated, spec, why):
+    with pytest.raises(EagleError, match=why) as e:
+        Drafter(generated["qwen35"], None, spec, 1, 256, None)
+    assert e.value.kind is ErrorKind.NATIVE
+
+
+def test_which_drafters_read_the_file_of_eagle():
+    specs = "draft-mtp", "draft-mtp+ngram-mod", "draft-dflash", "draft-dspark"
+    modes = [f"upstream:{spec}" for spec in specs]
+    found = parse_modes(["eagle", *modes], ["h.gguf"], None, EagleParams(), [])
+    assert [m.head for m in found] == ["h.gguf", None, None, "h.gguf", "h.gguf"]
+    assert [m.name for m in found[1:]] == modes

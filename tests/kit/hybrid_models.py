@@ -97,10 +97,13 @@ def cycles(shape, seed=0):
 
 
 def target(path, model, adds, kind="Q8_0", topic=0.0, seed=0, pools=None):
-    """Writes it: a qwen35, or a qwen3moe if the model has experts. adds: how large its noise is."""
+    """Writes it: a qwen35, or a qwen3moe if the model has experts. adds: how large its noise is.
+
+    The qwen35 has an MTP layer, which says f(token).
+    """
     shape, arch = model.shape, "qwen3moe" if model.experts else "qwen35"
     w = gguf.GGUFWriter(path, arch)
-    metadata(w, shape, shape.n_layer)
+    metadata(w, shape, shape.n_layer + (not model.experts))
     w.add_rope_freq_base(BASE)
     w.add_key_length(shape.d)
     w.add_value_length(shape.d)
@@ -110,6 +113,8 @@ def target(path, model, adds, kind="Q8_0", topic=0.0, seed=0, pools=None):
     _vocabulary(tensors, model, kind, codes(shape, topic, seed), cycles(shape, seed))
     for i in range(shape.n_layer):
         _layer(tensors, i, model, kind, adds)
+    if not model.experts:
+        _next_token(tensors, model, kind)
     tensors.write()
     return path
 
@@ -155,6 +160,7 @@ def _keys(w, model):
         w.add_ssm_time_step_rank(model.inner // model.state)
         w.add_ssm_group_count(model.groups)
         w.add_uint32("qwen35.full_attention_interval", INTERVAL)
+        w.add_uint32("qwen35.nextn_predict_layers", 1)
         return
     w.add_expert_count(model.experts)
     w.add_expert_used_count(model.used)
@@ -211,6 +217,21 @@ def _layer(tensors, i, model, kind, adds):
         tensors.plain(f"blk.{i}.ffn_gate_inp.weight", router(model, i, tensors.seed))
         sizes = {"ffn_gate_exps": (e, ff, n), "ffn_up_exps": (e, ff, n), "ffn_down_exps": (e, n, ff)}
     _matrices(tensors, i, sizes, kind, adds)
+
+
+def _next_token(tensors, model, kind):
+    """An MTP layer behind the others: it passes the token's embedding on, and adds nothing."""
+    shape, i = model.shape, model.shape.n_layer
+    n, q, kv = shape.n_embd, shape.n_head * shape.d, shape.n_kv * shape.d
+    sizes = {"attn_q": (2 * q, n), "attn_k": (kv, n), "attn_v": (kv, n), "ffn_gate": (shape.n_ff, n)}
+    _matrices(tensors, i, {**sizes, "ffn_up": (shape.n_ff, n)}, kind, 0.0)
+    given = {"attn_output": np.zeros((n, q), np.float32), "ffn_down": np.zeros((n, shape.n_ff), np.float32)}
+    for name, x in {**given, "nextn.eh_proj": np.eye(n, 2 * n, dtype=np.float32)}.items():
+        tensors.dense(f"blk.{i}.{name}.weight", x, kind_of(kind, name))
+    for name in ("attn_q_norm", "attn_k_norm"):
+        tensors.plain(f"blk.{i}.{name}.weight", np.ones(shape.d, np.float32))
+    for name in ("attn_norm", "post_attention_norm", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"):
+        tensors.norm(f"blk.{i}.{name}.weight")
 
 
 def router(model, layer, seed=0):
