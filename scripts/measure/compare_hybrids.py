@@ -10,7 +10,8 @@ A speed is relative to that: the median of the rounds, and the slowest of them. 
 at the fastest setting of their search. Their text may differ: an unpatched library sums in another order.
 
 With --chance 1 the target's text has no surprise, and --p says how often the head is right. With --chance 0
-nothing can be foreseen. --topic 0.7: what follows in a text chooses the same experts.
+nothing can be foreseen. --topic 0.7: what follows in a text chooses the same experts. A text of experts is
+sampled unless the chance is 1, and llama.cpp's drafters, which are greedy here, are left out.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ from eagle3_llama.llama.flash import FlashLlama  # noqa: E402
 from eagle3_llama.runtime.params import EagleParams  # noqa: E402
 
 SPECS = "draft-eagle3,draft-mtp,ngram-simple,ngram-map-k,ngram-mod,draft-eagle3+ngram-mod"
-GREEDY = {"temp": 0.0}
 SEARCHED = 2  # prompts that upstream's settings are tried on
 
 
@@ -58,15 +58,19 @@ def main() -> None:
     prompts = [of.prompt(model.n_live, turn) for turn in range(given.rounds + SEARCHED)]
     n_ctx = max(map(len, prompts)) + given.n + 64
     loading = Loading(str(target), given.t, n_ctx, flash_attn=None)
-    say(f"{target.name}: {target.stat().st_size / 1e6:.0f} MB")
+    greedy = {"temp": 0.0}
+    sampling = hybrid_models.sampling(model, given.chance, given.topic) if model.experts else greedy
+    say(f"{target.name}: {target.stat().st_size / 1e6:.0f} MB; {sampling}")
     with contextlib.ExitStack() as stack:
         plain = stack.enter_context(contextlib.closing(FlashLlama(loading.path, **loading.settings())))
         modes = [Mode("plain", plain), *ours(given, loading, str(head), stack)]
-        modes += theirs(given, loading, str(head), prompts[given.rounds :], stack)
+        if sampling == greedy:
+            modes += theirs(given, loading, str(head), prompts[given.rounds :], stack)
         rows: list[dict[str, Any]] = []
         for i, prompt in enumerate(prompts[: given.rounds]):
             for mode in modes:
-                rows.append(answer(mode, plain, prompt, given.n, of, i))
+                rows.append({"round": i, **answer(mode, plain, prompt, given.n, sampling, i)})
+                rows[-1]["foreseen"] = of.foreseen([prompt[-1], *rows[-1].pop("tokens")])
                 say("{round} {mode}: {speed:.3f}".format(**rows[-1]))
     print("\n".join(table(rows)))
     if given.json:
@@ -140,28 +144,29 @@ def theirs(
 
 
 def answer(
-    mode: Mode, plain: Any, prompt: list[int], n: int, of: hybrid_models.Cycles, i: int
+    mode: Mode, plain: Any, prompt: list[int], n: int, sampling: dict[str, Any], seed: int
 ) -> dict[str, Any]:
     """One answer: its speed relative to plain decoding, its rounds, whether the text is plain's."""
+    for llm in (plain, mode.llm):
+        llm.set_seed(seed)
     if isinstance(mode.llm, upstream.Drafter):
-        beside = take_turns(plain, plain, prompt, n, GREEDY)
+        beside = take_turns(plain, plain, prompt, n, sampling)
         run = Run(*mode.llm.run(prompt, n), {}, beside)
     else:
         if mode.params is not None:
             mode.llm.eagle_params = mode.params
-        run = take_turns(mode.llm, plain, prompt, n, GREEDY)
+        run = take_turns(mode.llm, plain, prompt, n, sampling)
         beside = run.plain or run
     rate = lambda r: (len(r.tokens) - 1) / r.seconds
     steps = run.rounds or [(0, 1, 0)] * (len(run.tokens) - 1)
     return {
         "mode": mode.name,
-        "round": i,
         "speed": rate(run) / rate(beside),
         "per_second": rate(run),
         "plain_per_second": rate(beside),
         "per_round": (len(run.tokens) - 1) / max(len(steps), 1),
         "drafted": sum(drafted for *_, drafted in steps),
-        "foreseen": of.foreseen([prompt[-1], *run.tokens]),
+        "tokens": run.tokens,
         "same": run.tokens == beside.tokens,
     }
 

@@ -17,11 +17,11 @@ from eagle3_llama.runtime.params import EagleParams
 NAMES = ["tiny-hybrid", "tiny-experts"]
 
 
-def answer(llm, params, prompt, n):
+def answer(llm, params, prompt, n, **sampling):
     llm.reset()
     llm.stats.reset()
     llm.eagle_params = params
-    generator = llm.generate(prompt, temp=0.0)
+    generator = llm.generate(prompt, **{"temp": 0.0, **sampling})
     found = list(itertools.islice(generator, n))
     generator.close()
     return found
@@ -44,13 +44,29 @@ def test_without_noise_the_text_is_the_cycles(tmp_path, name, topic):
         assert answer(llm, EagleParams(), prompt, 100) == text
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_with_noise_a_chosen_share_is_foreseen(tmp_path, name):
-    model, path = MODELS[name], tmp_path / "t.gguf"
+def test_with_noise_a_chosen_share_is_foreseen(tmp_path):
+    model, path = MODELS["tiny-hybrid"], tmp_path / "t.gguf"
     adds, found = hybrid_models.find(path, model, 0.7, within=0.05, n=300)
     assert abs(found - 0.7) < 0.1 and hybrid_models.chance(path, model, 300) == found
     hybrid_models.target(path, model, NEVER)
     assert hybrid_models.chance(path, model, 200) < 0.1
+
+
+@pytest.mark.parametrize("topic", [0.0, 0.7])
+@pytest.mark.parametrize("wanted", [0.0, 0.7])
+def test_a_sampled_text_is_foreseen_as_often_as_chosen(tmp_path, topic, wanted):
+    """And drafts leave it alone, with the same seed."""
+    model = MODELS["tiny-experts"]
+    of, sampling = hybrid_models.cycles(model.shape), hybrid_models.sampling(model, wanted, topic)
+    target = hybrid_models.target(tmp_path / "t.gguf", model, hybrid_models.ALWAYS, topic=topic)
+    head = hybrid_models.head(tmp_path / "h.gguf", model, topic=topic)
+    prompt = of.prompt(model.n_live)
+    with EagleLlama(target, eagle=head, n_ctx=1024, n_threads=1, verbose=False) as llm:
+        texts = []
+        for params in (EagleParams(n_max=0), EagleParams(n_max=3), EagleParams()):
+            llm.set_seed(7)
+            texts.append(answer(llm, params, prompt, 400, **sampling))
+        assert texts[1:] == texts[:1] * 2 and abs(of.foreseen([prompt[-1], *texts[0]]) - wanted) < 0.1
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])

@@ -4,9 +4,12 @@
     python tests/kit/hybrid_models.py find hybrid Q8_0 0.7           # the size of the noise, for FOUND
 
 As in cycle_models.py, row f(x) of the output matrix is x's embedding, and the head knows f. Here f has cycles
-of 24 to 48 tokens, so that a text meets them again, and the layers add noise that depends on the text: the
-more they add, the more often another token is the likeliest. Only the tokens of some cycles are ever likely:
-after one walk through these, a text has seen all that follows.
+of 24 to 48 tokens, so that a text meets them again. Only the tokens of some cycles are ever likely: after one
+walk through these, a text has seen all that follows.
+
+A hybrid's layers add noise that depends on the last tokens: the more they add, the more often another token
+is the likeliest. Without recurrence noise would follow from the token alone, and the text would soon repeat
+itself; so experts add none, and sampling() makes the chance.
 
 topic: the share of an embedding that the tokens of a cycle have in common. A router reads embeddings, so
 neighbours in a text then choose the same experts. With 0 they choose independently.
@@ -25,6 +28,7 @@ from weights import BASE, Shape, Tensors, kind_of, metadata, tokenizer
 
 SHORTEST, LONGEST = 24, 48  # tokens of a cycle
 CONVOLUTION, INTERVAL = 4, 4  # as in Qwen3.5: every fourth layer has attention
+LIKELY = 40  # tokens that sampling() leaves
 SHARP = 3.0  # the queries' norm: attention that reads few tokens depends on the text most
 
 
@@ -45,15 +49,13 @@ MODELS = {
     "tiny-hybrid": Model(Shape(256, 2, 1, 4, 512, 2048, 512), 128, inner=256),
     "tiny-experts": Model(Shape(256, 4, 2, 4, 512, 2048, 512), 128, experts=8, used=2, n_ff=64),
     # 200 MB in Q8_0, 4.7 MB of state
-    "hybrid": Model(Shape(1024, 8, 2, 12, 2048, 32000, 8192), 512, inner=1024, groups=4),
-    "experts": Model(Shape(512, 8, 2, 12, 2048, 32000, 8192), 512, experts=32, used=4, n_ff=256),
+    "hybrid": Model(Shape(1024, 8, 2, 12, 2048, 32000, 4096), 512, inner=1024, groups=4),
+    "experts": Model(Shape(512, 8, 2, 12, 2048, 32000, 4096), 512, experts=32, used=4, n_ff=256),
 }
 # (model, format, chance): what a layer adds, as the command above finds it
 FOUND = {
     ("hybrid", "Q8_0", 0.7): 3.327,
-    ("hybrid", "Q4_0", 0.7): 3.327,
-    ("experts", "Q8_0", 0.7): 1.602,
-    ("experts", "Q4_0", 0.7): 1.737,
+    ("hybrid", "Q4_0", 0.7): 3.38,
     ("tiny-hybrid", "Q8_0", 0.7): 3.2,
 }
 ALWAYS, NEVER = 0.1, 100.0
@@ -119,7 +121,7 @@ def target(path, model, adds, kind="Q8_0", topic=0.0, seed=0, pools=None):
     return path
 
 
-def head(path, model, p=1.0, kind="F16", topic=0.0, seed=0):
+def head(path, model, p=1.0, kind="Q8_0", topic=0.0, seed=0):
     """Writes it: a head that is right about f with probability p, whatever the target makes of it."""
     ids, following, _ = cycles(model.shape, seed)
     known = ids, following, codes(model.shape, topic, seed)
@@ -135,6 +137,23 @@ def chance(path, model, n=400, seed=0):
     with EagleLlama(path, text=False, n_ctx=len(prompt) + n + 8, verbose=False) as llm:
         text = [token for token, _ in zip(llm.generate(prompt, temp=0.0), range(n))]
     return of.foreseen([prompt[-1], *text])
+
+
+def sampling(model, wanted, topic=0.0, seed=0):
+    """Settings of a sampler with which f gives the next token with this chance, where there is no noise."""
+    if wanted == 1:
+        return {"temp": 0.0}
+    shape, of = model.shape, cycles(model.shape, seed)
+    live = np.concatenate(of.live(model.n_live))
+    code = codes(shape, topic, seed)[live]
+    norm = np.sqrt((cycle_models.CONSTANT**2 + shape.n_embd - 1) / shape.n_embd)
+    logits = np.sort(4 * shape.n_embd**-0.5 / norm * code[:64] @ code.T, axis=1)[:, ::-1][:, :LIKELY]
+    low, high = 1e-2, 1e4
+    for _ in range(60):
+        temp = (low * high) ** 0.5
+        chance = np.mean(1 / np.exp((logits - logits[:, :1]) / temp).sum(1))
+        low, high = (temp, high) if chance > wanted else (low, temp)
+    return {"temp": float(temp), "top_k": LIKELY, "top_p": 1.0, "min_p": 0.0}
 
 
 def find(path, model, wanted, kind="Q8_0", topic=0.0, low=0.5, high=16.0, within=0.015, steps=10, n=800):
@@ -269,6 +288,8 @@ def _matrices(tensors, i, sizes, kind, adds):
 
 def noise(name, kind, wanted):
     """What a layer adds in this model for a chance of f. Raises KeyError if it was not found yet."""
+    if MODELS[name].experts:
+        return ALWAYS
     return {0.0: NEVER, 1.0: ALWAYS}.get(wanted) or FOUND[name, kind, wanted]
 
 
