@@ -15,6 +15,7 @@ from eagle3_llama import EagleLlama
 from eagle3_llama.runtime.params import EagleParams
 
 NAMES = ["tiny-hybrid", "tiny-experts"]
+ALONE = {"n_threads": 1, "n_threads_batch": 1, "verbose": False}
 
 
 def answer(llm, params, prompt, n, **sampling):
@@ -36,11 +37,11 @@ def test_without_noise_the_text_is_the_cycles(tmp_path, name, topic):
     target = hybrid_models.target(tmp_path / "t.gguf", model, 0.1, topic=topic)
     head = hybrid_models.head(tmp_path / "h.gguf", model, topic=topic)
     prompt = of.prompt(model.n_live)
-    with EagleLlama(target, eagle=head, n_ctx=512, n_threads=1, verbose=False) as llm:
+    with EagleLlama(target, eagle=head, n_ctx=512, **ALONE) as llm:
         text = answer(llm, EagleParams(n_max=3, text=False), prompt, 100)
         assert of.foreseen([prompt[-1], *text]) == 1.0
         assert llm.stats.drafted > 50 and llm.stats.accepted >= llm.stats.drafted - 3
-    with EagleLlama(target, n_ctx=512, n_threads=1, verbose=False) as llm:
+    with EagleLlama(target, n_ctx=512, **ALONE) as llm:
         assert answer(llm, EagleParams(), prompt, 100) == text
 
 
@@ -61,7 +62,7 @@ def test_a_sampled_text_is_foreseen_as_often_as_chosen(tmp_path, topic, wanted):
     target = hybrid_models.target(tmp_path / "t.gguf", model, hybrid_models.ALWAYS, topic=topic)
     head = hybrid_models.head(tmp_path / "h.gguf", model, topic=topic)
     prompt = of.prompt(model.n_live)
-    with EagleLlama(target, eagle=head, n_ctx=1024, n_threads=1, verbose=False) as llm:
+    with EagleLlama(target, eagle=head, n_ctx=1024, **ALONE) as llm:
         texts = []
         for params in (EagleParams(n_max=0), EagleParams(n_max=3), EagleParams()):
             llm.set_seed(7)
@@ -77,7 +78,7 @@ def test_drafts_with_noise_leave_the_text_alone(tmp_path, name, kind):
     head = hybrid_models.head(tmp_path / "h.gguf", model)
     prompt = hybrid_models.cycles(model.shape).prompt(model.n_live)
     for n_rs_seq in (0, 4):
-        with EagleLlama(target, eagle=head, n_rs_seq=n_rs_seq, n_ctx=512, n_threads=1, verbose=False) as llm:
+        with EagleLlama(target, eagle=head, n_rs_seq=n_rs_seq, n_ctx=512, **ALONE) as llm:
             plain = answer(llm, EagleParams(n_max=0), prompt, 150)
             for n_max in (1, 3, 8):
                 assert answer(llm, EagleParams(n_max=n_max), prompt, 150) == plain
