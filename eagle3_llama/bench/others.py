@@ -67,7 +67,7 @@ class Upstream(Mode):
 
     @classmethod
     def parse(cls, argument: str, given: Given) -> Iterator[Mode]:
-        from .upstream import SPECS
+        from .upstream import FROM_FILE, SPECS
 
         specs = (argument or cls.spec).split("+")
         if unknown := [s for s in specs if s not in SPECS]:
@@ -77,7 +77,7 @@ class Upstream(Mode):
                 " with + between several",
             )
         spec = ",".join(specs)
-        if "draft-eagle3" in specs:
+        if set(specs) & set(FROM_FILE):
             for mode in per_head(cls, "", given):
                 name = mode.name if not argument else mode.name.replace(cls.kind, f"{cls.kind}:{argument}", 1)
                 yield dataclasses.replace(mode, name=name, spec=spec)

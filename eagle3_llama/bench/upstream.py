@@ -15,7 +15,9 @@ N_TEXTS = (2, 4, 8, 24)  # tokens of their drafts
 DEFAULTS = {"ngram-mod": (24, 64)}  # of upstream's, tried too; of the other ngram types:
 DEFAULT = (12, 48)
 CACHE_TEXTS = (1, 2, 4, 8)  # ngram-cache: its own limit is 8, and it takes no length of a match
-SPECS = ("draft-eagle3", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+FROM_FILE = ("draft-eagle3", "draft-dflash", "draft-dspark")  # drafters that --eagle names
+NGRAMS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+SPECS = (*FROM_FILE, "draft-mtp", *NGRAMS)  # draft-mtp drafts with layers of the target's own file
 
 
 @dataclasses.dataclass(frozen=True)

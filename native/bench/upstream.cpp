@@ -3,12 +3,16 @@
 //
 //     upstream TARGET.gguf HEAD.gguf SPEC[,SPEC] N_THREADS N_CTX N_MAX FLASH_ATTN BACKEND_SAMPLING
 //
-// HEAD.gguf is - without one; SPEC as in llama-server's --spec-type. Says "ready", then reads requests, a
-// line each: n_max n_gram n_text n_predict token token ... (the prompt). n_max, at most N_MAX: draft tokens
-// of a head or a small model. n_gram and n_text: tokens of a match and of a draft of the ngram types. Each
-// request begins with an empty memory of n-grams. Answers each with a line: seconds from the first token to
-// the last, how many rounds, sampled/drafted of each, then the tokens, the end of generation not among them.
-// Ends with its input.
+// HEAD.gguf is the drafter's file, or - without one: the ngram types need none, and draft-mtp then takes the
+// target's own layers. SPEC as in llama-server's --spec-type. Says "ready", then reads requests, a line each:
+// n_max n_gram n_text n_predict token token ... (the prompt). n_max, at most N_MAX: draft tokens of a head or
+// a small model. n_gram and n_text: tokens of a match and of a draft of the ngram types. Each request begins
+// with an empty memory of n-grams. Answers each with a line: seconds from the first token to the last, how
+// many rounds, sampled/drafted of each, then the tokens, the end of generation not among them. Ends with its
+// input.
+//
+// A memory that cannot take back a part of a sequence gets what llama-server does for it: a checkpoint before
+// each draft, and after a rejection the accepted tokens verified again, as a round of their own.
 #include "common.h"
 #include "llama.h"
 #include "sampling.h"
@@ -17,8 +21,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 
 namespace {
@@ -31,67 +37,163 @@ struct answer {
     std::vector<std::pair<int, int>> rounds;  // sampled, drafted
 };
 
-// examples/speculative-simple's loop; like llama-server's, no draft is longer than what is left of the answer
-answer generate(llama_context * ctx_tgt, llama_context * ctx_dft, common_speculative * spec,
-    common_sampler * smpl, const llama_tokens & prompt, int n_max, int n_predict) {
-    const llama_vocab * vocab = llama_model_get_vocab(llama_get_model(ctx_tgt));
-    llama_memory_clear(llama_get_memory(ctx_tgt), true);
-    if (ctx_dft) {
-        llama_memory_clear(llama_get_memory(ctx_dft), true);
-    }
-    common_sampler_reset(smpl);
+// A context, and whether its memory takes back a few rows, bounded by n_rs_seq, or only whole sequences.
+struct memory {
+    llama_context * ctx             = nullptr;  // null: no such context
+    common_context_seq_rm_type type = COMMON_CONTEXT_SEQ_RM_TYPE_NO;
 
-    answer out;
-    const int n_batch = llama_n_batch(ctx_tgt);
-    const int n_all   = (int) prompt.size();
-    for (int i = 0; i < n_all; i += n_batch) {
-        common_batch batch(ctx_tgt);
-        for (int k = i; k < std::min(i + n_batch, n_all); ++k) {
-            batch.add(prompt[k], k, 0, k == n_all - 1);
+    explicit memory(llama_context * ctx_) : ctx(ctx_) {
+        if (ctx) {
+            type = common_context_can_seq_rm(ctx);
         }
-        if (llama_process(ctx_tgt, LLAMA_PROCESS_TYPE_DECODE, batch.get()) != 0 ||
+    }
+
+    bool whole() const { return type == COMMON_CONTEXT_SEQ_RM_TYPE_FULL; }
+    bool beyond(size_t rows) const {
+        return type == COMMON_CONTEXT_SEQ_RM_TYPE_RS && rows > llama_n_rs_seq(ctx);
+    }
+    llama_pos last() const { return llama_memory_seq_pos_max(llama_get_memory(ctx), 0); }
+
+    void clear() const {
+        if (ctx) {
+            llama_memory_clear(llama_get_memory(ctx), true);
+        }
+    }
+
+    void cut(llama_pos from) const {
+        if (ctx && !llama_memory_seq_rm(llama_get_memory(ctx), 0, from, -1)) {
+            throw std::runtime_error("the memory could not take tokens back");
+        }
+    }
+};
+
+constexpr llama_state_seq_flags PARTIAL = LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY;
+
+// One answer, by llama-server's loop for one slot (tools/server/server-context.cpp).
+class generation {
+  public:
+    generation(const memory & target, const memory & drafter, common_speculative * spec,
+        common_sampler * smpl, int n_max)
+        : target(target), drafter(drafter), spec(spec), smpl(smpl), n_max(n_max),
+          vocab(llama_model_get_vocab(llama_get_model(target.ctx))), batch(target.ctx) {}
+
+    answer run(const llama_tokens & prompt, int n_predict) {
+        read(prompt);
+        const int64_t start = ggml_time_us();
+        while ((int) out.tokens.size() < n_predict && !llama_vocab_is_eog(vocab, last)) {
+            round(n_predict - (int) out.tokens.size() - 1);
+        }
+        out.us = ggml_time_us() - start;
+        if (llama_vocab_is_eog(vocab, out.tokens.back())) {
+            out.tokens.pop_back();
+        }
+        out.tokens.resize(std::min((int) out.tokens.size(), n_predict));
+        return std::move(out);
+    }
+
+  private:
+    void decode() {
+        if (llama_process(target.ctx, LLAMA_PROCESS_TYPE_DECODE, batch.get()) != 0 ||
             !common_speculative_process(spec, batch)) {
-            throw std::runtime_error("the prompt could not be processed");
+            throw std::runtime_error("a batch could not be processed");
         }
     }
-    common_speculative_begin(spec, 0, prompt);
-    llama_token last = common_sampler_sample(smpl, ctx_tgt, -1);
-    common_sampler_accept(smpl, last, true);
-    out.tokens.push_back(last);
-    const int64_t start = ggml_time_us();
 
-    llama_tokens text = prompt, draft;
-    int n_past        = n_all;
-    common_batch batch(ctx_tgt);
-    while ((int) out.tokens.size() < n_predict && !llama_vocab_is_eog(vocab, last)) {
+    void read(const llama_tokens & prompt) {
+        target.clear();
+        drafter.clear();
+        common_sampler_reset(smpl);
+        const int n_batch = llama_n_batch(target.ctx);
+        n_past            = (int) prompt.size();
+        for (int i = 0; i < n_past; i += n_batch) {
+            batch.clear();
+            for (int k = i; k < std::min(i + n_batch, n_past); ++k) {
+                batch.add(prompt[k], k, 0, k == n_past - 1);
+            }
+            decode();
+        }
+        text = prompt;
+        common_speculative_begin(spec, 0, prompt);
+        last = common_sampler_sample(smpl, target.ctx, -1);
+        common_sampler_accept(smpl, last, true);
+        out.tokens.push_back(last);
+    }
+
+    // like llama-server's, no draft is longer than what is left of the answer
+    void propose(int most) {
         draft.clear();
-        const int most          = n_predict - (int) out.tokens.size() - 1;
-        auto & dp               = common_speculative_get_draft_params(spec, 0);
-        dp                      = {};
-        dp.drafting             = n_max > 0 && most > 0;
-        dp.n_max                = std::min({n_max, most, (int) llama_n_ctx(ctx_tgt) - n_past - 2});
-        dp.pos0                 = n_past;
-        dp.id_last              = last;
-        dp.prompt               = &text;
-        dp.result               = &draft;
-        const llama_pos dft_max = ctx_dft ? llama_memory_seq_pos_max(llama_get_memory(ctx_dft), 0) : -1;
+        checkpoint.clear();
+        checkpoint.update_pos(
+            n_past, llama_memory_seq_pos_min(llama_get_memory(target.ctx), 0), target.last());
+        if (drafter.whole()) {
+            checkpoint.update_dft(drafter.ctx, 0, PARTIAL);
+        }
+        auto & dp   = common_speculative_get_draft_params(spec, 0);
+        dp          = {};
+        dp.drafting = n_max > 0 && most > 0;
+        dp.n_max    = std::min({n_max, most, (int) llama_n_ctx(target.ctx) - n_past - 2});
+        dp.pos0     = n_past;
+        dp.id_last  = last;
+        dp.prompt   = &text;
+        dp.result   = &draft;
         common_speculative_draft(spec);
         draft.resize(std::min(draft.size(), (size_t) most));
-        if (ctx_dft) {
-            llama_memory_seq_rm(llama_get_memory(ctx_dft), 0, dft_max + 1, -1);
+        if (drafter.whole()) {
+            checkpoint.load_dft(drafter.ctx, 0, PARTIAL);
         }
+        drafter.cut(checkpoint.pos_max + 1);
+        if (!draft.empty() && (target.whole() || target.beyond(draft.size()))) {
+            checkpoint.update_tgt(target.ctx, 0, PARTIAL);
+        }
+        if (!draft.empty() && drafter.beyond(draft.size())) {
+            checkpoint.update_dft(drafter.ctx, 0, PARTIAL);
+        }
+    }
 
+    llama_tokens verify() {
         batch.clear();
         batch.add(last, n_past, 0, true);
         for (size_t i = 0; i < draft.size(); ++i) {
             batch.add(draft[i], n_past + 1 + i, 0, true);
         }
-        if (llama_process(ctx_tgt, LLAMA_PROCESS_TYPE_DECODE, batch.get()) != 0 ||
-            !common_speculative_process(spec, batch)) {
-            throw std::runtime_error("a round could not be processed");
+        decode();
+        return common_sampler_sample_and_accept_n(smpl, target.ctx, draft);
+    }
+
+    void restore() {
+        checkpoint.load_tgt(target.ctx, 0, PARTIAL);
+        checkpoint.load_dft(drafter.ctx, 0, PARTIAL);
+        target.cut(checkpoint.pos_max + 1);
+        drafter.cut(checkpoint.pos_max + 1);
+    }
+
+    void round(int most) {
+        propose(most);
+        const int n_draft = (int) draft.size();
+        int told          = 0;  // sampled tokens that the passes before a replay have told
+        llama_tokens ids;
+        while (true) {
+            const common_sampler_ptr before(draft.empty() ? nullptr : common_sampler_clone(smpl));
+            ids                   = verify();
+            const size_t rejected = draft.size() + 1 - ids.size();
+            if (rejected == 0 || !(target.whole() || target.beyond(rejected))) {
+                break;
+            }
+            draft = ids;  // the accepted tokens and the sampled one are the draft now
+            told  = (int) ids.size();
+            restore();
+            common_sampler_copy(before.get(), smpl);
         }
-        const llama_tokens ids = common_sampler_sample_and_accept_n(smpl, ctx_tgt, draft);
         common_speculative_accept(spec, 0, ids.size() - 1);
+        keep(ids);
+        told = std::min(told, (int) ids.size() - 1);
+        if (told > 0) {
+            out.rounds.push_back({told, n_draft});
+        }
+        out.rounds.push_back({(int) ids.size() - told, told > 0 ? 0 : n_draft});
+    }
+
+    void keep(const llama_tokens & ids) {
         n_past += (int) ids.size();
         for (const llama_token id : ids) {
             text.push_back(last);
@@ -101,19 +203,23 @@ answer generate(llama_context * ctx_tgt, llama_context * ctx_dft, common_specula
                 break;
             }
         }
-        llama_memory_seq_rm(llama_get_memory(ctx_tgt), 0, n_past, -1);
-        if (ctx_dft) {
-            llama_memory_seq_rm(llama_get_memory(ctx_dft), 0, n_past, -1);
-        }
-        out.rounds.push_back({(int) ids.size(), (int) draft.size()});
+        target.cut(n_past);
+        drafter.cut(n_past);
     }
-    out.us = ggml_time_us() - start;
-    if (llama_vocab_is_eog(vocab, out.tokens.back())) {
-        out.tokens.pop_back();
-    }
-    out.tokens.resize(std::min((int) out.tokens.size(), n_predict));
-    return out;
-}
+
+    const memory & target;
+    const memory & drafter;
+    common_speculative * spec;
+    common_sampler * smpl;
+    const int n_max;
+    const llama_vocab * vocab;
+    common_batch batch;
+    common_prompt_checkpoint checkpoint;
+    llama_tokens text, draft;
+    llama_token last = 0;
+    int n_past       = 0;
+    answer out;
+};
 
 void set(common_params_speculative & p, int n_max, int n_gram, int n_text) {
     p.draft.n_max       = std::max(n_max, 1);
@@ -126,14 +232,7 @@ void set(common_params_speculative & p, int n_max, int n_gram, int n_text) {
     }
 }
 
-int run(int argc, char ** argv) {
-    if (argc != 9) {
-        fprintf(stderr,
-            "usage: %s TARGET.gguf HEAD.gguf|- SPEC[,SPEC] N_THREADS N_CTX N_MAX FLASH_ATTN "
-            "BACKEND_SAMPLING\n",
-            argv[0]);
-        return 2;
-    }
+common_params settings(char ** argv) {
     common_params params;
     params.model.path          = argv[1];
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = atoi(argv[4]);
@@ -143,9 +242,8 @@ int run(int argc, char ** argv) {
     params.sampling.temp     = 0.0f;
     params.warmup            = false;
     params.fit_params        = false;
-    const bool has_head      = std::string(argv[2]) != "-";
     params.speculative.types = common_speculative_types_from_names(string_split<std::string>(argv[3], ','));
-    params.speculative.draft.mparams.path     = has_head ? argv[2] : "";
+    params.speculative.draft.mparams.path     = strcmp(argv[2], "-") != 0 ? argv[2] : "";
     params.speculative.draft.n_max            = atoi(argv[6]);
     params.speculative.draft.backend_sampling = atoi(argv[8]) != 0;
     params.speculative.draft.cpuparams = params.speculative.draft.cpuparams_batch = params.cpuparams;
@@ -153,24 +251,46 @@ int run(int argc, char ** argv) {
         params.n_batch, 1, std::max(params.speculative.draft.n_max, MOST_TEXT));
     params.n_outputs_max         = limits.total;
     params.n_outputs_max_per_seq = limits.per_seq;
+    return params;
+}
+
+int run(int argc, char ** argv) {
+    if (argc != 9) {
+        fprintf(stderr,
+            "usage: %s TARGET.gguf HEAD.gguf|- SPEC[,SPEC] N_THREADS N_CTX N_MAX FLASH_ATTN "
+            "BACKEND_SAMPLING\n",
+            argv[0]);
+        return 2;
+    }
+    common_params params = settings(argv);
+    const bool has_head  = params.speculative.has_dft();
 
     llama_backend_init();
     auto target              = common_init_from_params(params);
     llama_context * ctx_tgt  = target->context();
     common_params params_dft = common_base_params_to_speculative(params);
     common_speculative_init_result_ptr init;
-    if (has_head) {
+    const auto & types = params.speculative.types;
+    const bool drafts = has_head || std::count(types.begin(), types.end(), COMMON_SPECULATIVE_TYPE_DRAFT_MTP);
+    if (drafts) {
         init = common_speculative_init_from_params(params_dft, target->model(), ctx_tgt);
     }
-    llama_context * ctx_dft          = init ? init->context() : nullptr;
     params.speculative.draft.ctx_tgt = ctx_tgt;
-    params.speculative.draft.ctx_dft = ctx_dft;
+    params.speculative.draft.ctx_dft = init ? init->context() : nullptr;
+    const memory tgt_memory(ctx_tgt);  // asked before a drafter turns the target's capture on
+    if (tgt_memory.type == COMMON_CONTEXT_SEQ_RM_TYPE_NO) {
+        throw std::runtime_error("the target's memory cannot go back");
+    }
+    if (drafts && !params.speculative.draft.ctx_dft) {
+        throw std::runtime_error(has_head ? "the drafter's file could not be opened beside the target"
+                                          : "the target has no layers that draft-mtp could draft with");
+    }
     common_speculative_ptr spec(common_speculative_init(params.speculative, 1));
     common_sampler_ptr smpl(common_sampler_init(target->model(), params.sampling));
-    if (!spec || (has_head && !ctx_dft)) {
-        fprintf(stderr, "the drafter could not be started\n");
-        return 1;
+    if (!spec) {
+        throw std::runtime_error("a drafter of this kind needs a file");
     }
+    const memory dft_memory(params.speculative.draft.ctx_dft);
     printf("ready\n");
     fflush(stdout);
 
@@ -188,8 +308,8 @@ int run(int argc, char ** argv) {
         set(params.speculative, n_max, n_gram, std::min(n_text, MOST_TEXT));
         spec.reset();
         spec.reset(common_speculative_init(params.speculative, 1));
-        const answer a =
-            generate(ctx_tgt, ctx_dft, spec.get(), smpl.get(), prompt, std::max(n_max, n_text), n_predict);
+        generation one(tgt_memory, dft_memory, spec.get(), smpl.get(), std::max(n_max, n_text));
+        const answer a = one.run(prompt, n_predict);
         printf("%.6f %d", a.us * 1e-6, (int) a.rounds.size());
         for (const auto & [sampled, drafted] : a.rounds) {
             printf(" %d/%d", sampled, drafted);

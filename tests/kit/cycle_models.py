@@ -17,36 +17,14 @@ coordinates of the embedding as it has; row f(x) of its output matrix has these 
 among a share 1 - p of the tokens.
 """
 
-import ctypes
 import functools
-import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import gguf
 import numpy as np
+from weights import BASE, Shape, Tensors, in_parallel, kind_of, metadata, tokenizer
 
-TYPES = gguf.GGMLQuantizationType
 CONSTANT = 8.0  # coordinate 0 of an embedding
-EPS, BASE = 1e-5, 500000.0
-
-
-class Shape(NamedTuple):
-    """Of a target; its head has one such layer. n_draft: tokens of the draft vocabulary, and of the cycle."""
-
-    n_embd: int
-    n_head: int
-    n_kv: int
-    n_layer: int
-    n_ff: int
-    n_vocab: int
-    n_draft: int
-    n_ctx: int = 8192
-
-    @property
-    def d(self):
-        return self.n_embd // self.n_head
-
 
 SHAPES = {
     "tiny": Shape(256, 4, 2, 4, 512, 2048, 512),
@@ -85,10 +63,10 @@ def cycle(shape, seed=0):
 def _llama(path, shape, seed):
     """The tensors of a llama whose metadata, tokenizer and last norm are there."""
     w = gguf.GGUFWriter(path, "llama")
-    _metadata(w, shape, shape.n_layer)
+    metadata(w, shape, shape.n_layer)
     w.add_rope_freq_base(BASE)
-    _tokenizer(w, shape.n_vocab)
-    tensors = _Tensors(w, shape, seed)
+    tokenizer(w, shape.n_vocab)
+    tensors = Tensors(w, shape, seed)
     tensors.norm("output_norm.weight")
     return tensors
 
@@ -96,19 +74,19 @@ def _llama(path, shape, seed):
 def target(path, shape, kind="F16", seed=0):
     """Writes it. kind: a GGML type, or Q4_K_M with its mixture."""
     ids, following = cycle(shape, seed)
-    code = _codes(shape, seed)
+    code = codes(shape, seed)
     tensors = _llama(path, shape, seed)
     embedding = code.copy()
     embedding[:, 0] = CONSTANT
     size = (shape.n_vocab, shape.n_embd)
-    tensors.rows("token_embd.weight", size, _kind(kind, "token_embd"), 1.0, ids, embedding)
+    tensors.rows("token_embd.weight", size, kind_of(kind, "token_embd"), 1.0, ids, embedding)
     code *= 4 / np.sqrt(shape.n_embd)
     root = shape.n_embd**-0.5
-    tensors.rows("output.weight", size, _kind(kind, "output"), root, ids[following], code)
+    tensors.rows("output.weight", size, kind_of(kind, "output"), root, ids[following], code)
     few = (4 / shape.n_layer) ** 0.5  # however many layers there are, they add little in all
     for i in range(shape.n_layer):
         more = i < shape.n_layer // 8 or i >= 7 * shape.n_layer // 8 or i % 3 == 2
-        tensors.layer(i, shape.n_embd, lambda name, more=more: _kind(kind, name, more), few)
+        tensors.layer(i, shape.n_embd, lambda name, more=more: kind_of(kind, name, more), few)
     tensors.write()
     return path
 
@@ -117,47 +95,41 @@ def random_target(path, shape, kind="F16", seed=0):
     """Writes a llama whose logits depend on all of its text: for positions, masks and attention."""
     tensors = _llama(path, shape, seed)
     size = (shape.n_vocab, shape.n_embd)
-    tensors.random("token_embd.weight", size, _kind(kind, "token_embd"), 1.0)
-    tensors.random("output.weight", size, _kind(kind, "output"), shape.n_embd**-0.5)
+    tensors.random("token_embd.weight", size, kind_of(kind, "token_embd"), 1.0)
+    tensors.random("output.weight", size, kind_of(kind, "output"), shape.n_embd**-0.5)
     for i in range(shape.n_layer):
-        tensors.layer(i, shape.n_embd, lambda name: _kind(kind, name), adds=4.0, wide=1.5)
+        tensors.layer(i, shape.n_embd, lambda name: kind_of(kind, name), adds=4.0, wide=1.5)
     tensors.write()
     return path
 
 
-def head(path, shape, p, kind="F16", seed=0, second=0.6):
-    """Writes it. second: how often its second choice is right where its first is not."""
-    ids, following = cycle(shape, seed)
+def head(path, shape, p, kind="F16", seed=0, second=0.6, known=None):
+    """Writes it. second: how often its second choice is right where its first is not.
+
+    known: (ids, following, codes) of another target than target()'s.
+    """
+    ids, following, code = known or (*cycle(shape, seed), codes(shape, seed))
     rng = np.random.default_rng([seed, 1])
     w = gguf.GGUFWriter(path, "eagle3")
-    _metadata(w, shape, 1)
+    metadata(w, shape, 1)
     w.add_rope_freq_base(BASE)
     n = shape.n_layer
     w.add_array("eagle3.target_layers", [min(2, n - 1) if n > 4 else 1, n // 2, n - 1])
     w.add_uint32("eagle3.target_hidden_size", shape.n_embd)
     w.add_bool("eagle3.norm_before_residual", True)
-    _tokenizer(w, shape.n_vocab)
-    tensors = _Tensors(w, shape, seed)
+    tokenizer(w, shape.n_vocab)
+    tensors = Tensors(w, shape, seed)
     tensors.norm("output_norm.weight")
     tensors.norm("blk.0.attn_norm_2.weight", 1e-3)  # features hardly count
     tensors.random("fc.weight", (shape.n_embd, 3 * shape.n_embd), kind, 0.45 * shape.n_embd**-0.5)
     tensors.layer(0, 2 * shape.n_embd, lambda name: kind, 0.2, _attention(shape))
-    tensors.dense("output.weight", _guesses(shape, _codes(shape, seed), following, rng, p, second), kind)
+    tensors.dense("output.weight", _guesses(shape, code, following, rng, p, second), kind)
     tensors.plain("d2t", ids.astype(np.int64))
     tensors.write()
     return path
 
 
-def _kind(kind, name, more=False):
-    """A tensor's type in a file of this kind, as llama-quantize would choose it."""
-    if name == "output" and kind in ("Q4_0", "Q4_K", "Q4_K_M"):
-        return "Q6_K"
-    if kind != "Q4_K_M":
-        return kind
-    return "Q6_K" if more and name in ("attn_v", "ffn_down") else "Q4_K"
-
-
-def _codes(shape, seed):
+def codes(shape, seed):
     """(n_draft, n_embd): embeddings of the cycle's tokens, of one length, with 0 in the first column."""
     code = np.empty((shape.n_draft, shape.n_embd), np.float32)
 
@@ -167,7 +139,7 @@ def _codes(shape, seed):
         part[:, 0] = 0
         part *= np.sqrt((shape.n_embd - 1) / np.square(part).sum(1, keepdims=True))
 
-    _in_parallel(fill, range(0, shape.n_draft, 512))
+    in_parallel(fill, range(0, shape.n_draft, 512))
     return code
 
 
@@ -200,157 +172,3 @@ def _attention(shape):
         at = np.arange(d)
         o[1 + i // group * d + at, i * d + at] = 1 / group
     return {"attn_q": q, "attn_k": k, "attn_v": v, "attn_output": o}
-
-
-def _metadata(w, shape, n_layer):
-    w.add_block_count(n_layer)
-    w.add_context_length(shape.n_ctx)
-    w.add_embedding_length(shape.n_embd)
-    w.add_feed_forward_length(shape.n_ff)
-    w.add_head_count(shape.n_head)
-    w.add_head_count_kv(shape.n_kv)
-    w.add_layer_norm_rms_eps(EPS)
-    w.add_rope_dimension_count(shape.d)
-
-
-def _tokenizer(w, n_vocab):
-    tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(256)]
-    tokens += [f"t{i}" for i in range(len(tokens), n_vocab)]
-    w.add_tokenizer_model("llama")
-    w.add_token_list(tokens)
-    w.add_token_scores([-float(i) for i in range(n_vocab)])
-    w.add_token_types([2, 3, 3] + [6] * 256 + [1] * (n_vocab - 259))
-    w.add_bos_token_id(1)
-    w.add_eos_token_id(2)
-    w.add_unk_token_id(0)
-
-
-class _Tensors:
-    """What is written behind the metadata: named now, computed when its turn comes."""
-
-    def __init__(self, w, shape, seed):
-        self.w, self.shape, self.seed, self.made = w, shape, seed, []
-        self.pools = {}
-
-    def _add(self, name, size, kind, parts):
-        kind = TYPES[kind]
-        n_bytes = int(np.prod(size[:-1], dtype=int)) * _row_bytes(size[-1], kind)
-        self.w.add_tensor_info(name, size, np.dtype(np.float32), n_bytes, raw_dtype=kind)
-        self.made.append((n_bytes, parts))
-
-    def plain(self, name, x):
-        self.w.add_tensor_info(name, x.shape, x.dtype, x.nbytes)
-        self.made.append((x.nbytes, lambda: [x.tobytes()]))
-
-    def norm(self, name, value=1.0):
-        self.plain(name, np.full(self.shape.n_embd, value, np.float32))
-
-    def random(self, name, size, kind, scale):
-        """Blocks of normal weights, from another place of the pool for each tensor."""
-        start = sum(map(ord, name))
-        self._add(name, size, kind, lambda: self._blocks(size, TYPES[kind], scale, start))
-
-    def rows(self, name, size, kind, scale, at, x):
-        """The same, but these rows are x's."""
-
-        def parts():
-            of = TYPES[kind]
-            out = np.frombuffer(bytearray().join(self._blocks(size, of, scale, 7)), np.uint8)
-            out = out.reshape(size[0], -1)
-            out[at] = quantized(x, of)
-            return [out]
-
-        self._add(name, size, kind, parts)
-
-    def dense(self, name, x, kind):
-        self._add(name, x.shape, kind, lambda: [quantized(x, TYPES[kind])])
-
-    def layer(self, i, n_in, kind, adds, given=None, wide=0.45):
-        """adds, wide: how large what the layer adds is, and what else it computes. given: not random."""
-        s = self.shape
-        n, ff, kv = s.n_embd, s.n_ff, s.n_kv * s.d
-        sizes = {"attn_q": (n, n_in), "attn_k": (kv, n_in), "attn_v": (kv, n_in), "attn_output": (n, n)}
-        sizes |= {"ffn_gate": (ff, n), "ffn_up": (ff, n), "ffn_down": (n, ff)}
-        for name, size in sizes.items():
-            full = f"blk.{i}.{name}.weight"
-            if given and name in given:
-                self.dense(full, given[name], kind(name))
-                continue
-            scale = 0.25 * adds if name in ("attn_output", "ffn_down") else wide
-            self.random(full, size, kind(name), scale * size[1] ** -0.5)
-        self.norm(f"blk.{i}.attn_norm.weight")
-        self.norm(f"blk.{i}.ffn_norm.weight")
-
-    def _blocks(self, size, kind, scale, start):
-        """Bytes of a random tensor, in pieces of a pool that it shares with others."""
-        row = _row_bytes(size[-1], kind)
-        left = int(np.prod(size[:-1], dtype=int)) * row
-        pool = self._pool(kind, scale)
-        block = gguf.GGML_QUANT_SIZES[kind][1]
-        at = start * 997 * block % len(pool)
-        while left:
-            part = pool[at : at + left]
-            yield part
-            left, at = left - len(part), 0
-
-    def _pool(self, kind, scale):
-        key = kind, round(scale, 9)
-        if key not in self.pools:
-            s = self.shape
-            n = max(1 << 18, min(1 << 24, s.n_layer * s.n_embd * s.n_ff)) // 4096 * 4096
-            x = np.empty((n // 4096, 4096), np.float32)
-            rng = lambda i: np.random.default_rng([self.seed, 3, i])
-            _in_parallel(lambda i: rng(i).standard_normal(out=x[i], dtype=np.float32), range(len(x)))
-            x *= scale
-            self.pools[key] = memoryview(quantized(x, kind).reshape(-1))
-        return self.pools[key]
-
-    def write(self):
-        w = self.w
-        w.write_header_to_file()
-        w.write_kv_data_to_file()
-        w.write_ti_data_to_file()
-        [out] = w.fout
-        w.write_padding(out, out.tell())
-        for n_bytes, parts in self.made:
-            for part in parts():
-                out.write(part)
-            w.write_padding(out, n_bytes)
-        w.close()
-
-
-def _row_bytes(n, kind):
-    block, size = gguf.GGML_QUANT_SIZES[kind]
-    assert n % block == 0, f"rows of {n} numbers have no whole blocks of {kind.name}"
-    return n // block * size
-
-
-def quantized(x, kind):
-    """(rows, bytes of a row): x in ggml's own quantisation, which has all formats, on all cores."""
-    rows, n = x.shape
-    out = np.empty((rows, _row_bytes(n, kind)), np.uint8)
-    x = np.ascontiguousarray(x, np.float32)
-    quantize = _ggml().ggml_quantize_chunk
-
-    def part(first):
-        some = x[first : first + 256]
-        quantize(int(kind), some.ctypes.data, out[first:].ctypes.data, 0, len(some), n, None)
-
-    _in_parallel(part, range(0, rows, 256))
-    return out
-
-
-@functools.cache
-def _ggml():
-    from eagle3_llama.runtime import hook, library
-
-    ggml = ctypes.CDLL(str(library.find_lib_dir() / f"libggml-base{hook.SUFFIX}"))
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    ggml.ggml_quantize_chunk.argtypes = [ctypes.c_int, pointer, pointer, number, number, number, pointer]
-    ggml.ggml_quantize_chunk.restype = ctypes.c_size_t
-    return ggml
-
-
-def _in_parallel(function, arguments):
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        list(threads.map(function, arguments))
