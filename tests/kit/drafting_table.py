@@ -21,7 +21,7 @@ from paths import ROOT
 PAGE = ROOT / "eagle3_llama/docs/architectures.md"
 BEGIN = "<!-- tests/kit/drafting_table.py writes this -->\n"
 END = "<!-- end of what tests/kit/drafting_table.py writes -->\n"
-ROUNDS = int(os.environ.get("EAGLE3_TEST_ROUNDS", "40"))
+ROUNDS = int(os.environ.get("EAGLE3_TEST_ROUNDS", "30"))
 CELLS = ("text", "chain", "tree", "slots", "saved", "prefix")
 MEMORIES = {  # by llama.cpp's name for it
     "none": "none",
