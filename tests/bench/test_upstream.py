@@ -31,8 +31,9 @@ def generated(tmp_path_factory):
 def hybrid(tmp_path_factory):
     """A hybrid whose head is right at two of three positions; prompt."""
     folder, model = tmp_path_factory.mktemp("hybrid"), hybrid_models.MODELS["tiny-hybrid"]
-    files = str(hybrid_models.target(folder / "t.gguf", model, 3.2)), str(
-        hybrid_models.head(folder / "h.gguf", model)
+    files = (
+        str(hybrid_models.target(folder / "t.gguf", model, 3.2)),
+        str(hybrid_models.head(folder / "h.gguf", model)),
     )
     return *files, hybrid_models.cycles(model.shape).prompt(model.n_live)
 

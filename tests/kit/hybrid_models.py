@@ -53,11 +53,7 @@ MODELS = {
     "experts": Model(Shape(512, 8, 2, 12, 2048, 32000, 4096), 512, experts=32, used=4, n_ff=256),
 }
 # (model, format, chance): what a layer adds, as the command above finds it
-FOUND = {
-    ("hybrid", "Q8_0", 0.7): 3.327,
-    ("hybrid", "Q4_0", 0.7): 3.42,
-    ("tiny-hybrid", "Q8_0", 0.7): 3.2,
-}
+FOUND = {("hybrid", "Q8_0", 0.7): 3.327, ("hybrid", "Q4_0", 0.7): 3.42, ("tiny-hybrid", "Q8_0", 0.7): 3.2}
 ALWAYS, NEVER = 0.1, 100.0
 
 
