@@ -45,10 +45,11 @@ bool target_memory::window_is_there(int slot, int n_past) const {
     return first >= 0 && first <= std::max(0, n_past + 1 - n_window_);
 }
 
-// An image has fewer positions than rows, and whoever decoded it says how many: a KV cache is not asked.
+// An image has fewer positions than rows, and whoever decoded it says how many: then the tokens before are not
+// known, and a KV cache is not asked.
 int target_memory::holds_of(int slot, int n_past, int known) const {
     const int has = (int) llama_memory_seq_pos_max(handle, slot) + 1;
-    return drops_any_ ? n_past : std::min(n_past, std::max(has, known));
+    return drops_any_ && known > 0 ? n_past : std::min(n_past, std::max(has, known));
 }
 
 bool target_memory::drop(int slot, int n_past, int known) {
@@ -77,8 +78,11 @@ const target_memory::checkpoint * target_memory::nearest(const text & t, int n_p
 
 bool target_memory::restore(int slot, const checkpoint & c) {
     const stopwatch watch(seconds_);
-    const size_t n = llama_state_seq_set_data_ext(ctx_, c.data.data(), c.data.size(), slot, PARTIAL);
-    if (n != c.data.size() || !llama_memory_seq_rm(handle, slot, c.n_past, -1)) {
+    if (c.data.empty()) {
+        llama_memory_seq_rm(handle, slot, -1, -1);
+    } else if (llama_state_seq_set_data_ext(ctx_, c.data.data(), c.data.size(), slot, PARTIAL) !=
+                   c.data.size() ||
+               !llama_memory_seq_rm(handle, slot, c.n_past, -1)) {
         return false;
     }
     of_[slot].held = c.n_past;
@@ -135,13 +139,22 @@ void target_memory::is_another_text(int slot, int held) {
 
 // -- checkpoints ------------------------------------------------------------------------------------------
 
+// Of an empty sequence there is nothing to copy. A caller may say that a slot holds fewer positions than it
+// does: then the next decode fails, and nothing may be taken for a checkpoint of these.
 bool target_memory::take(int slot, checkpoint & c) {
     const stopwatch watch(seconds_);
-    c.n_past = -1;
-    c.data.resize(llama_state_seq_get_size_ext(ctx_, slot, PARTIAL));
-    const size_t n = llama_state_seq_get_data_ext(ctx_, c.data.data(), c.data.size(), slot, PARTIAL);
-    c.n_past       = n > 0 && n == c.data.size() ? of_[slot].held : -1;
-    return c.n_past >= 0;
+    const int has = (int) llama_memory_seq_pos_max(handle, slot) + 1;
+    c.n_past      = -1;
+    c.data.clear();
+    if (has > 0) {
+        c.data.resize(has <= of_[slot].held ? llama_state_seq_get_size_ext(ctx_, slot, PARTIAL) : 0);
+        const size_t n = llama_state_seq_get_data_ext(ctx_, c.data.data(), c.data.size(), slot, PARTIAL);
+        if (n == 0 || n != c.data.size()) {
+            return false;
+        }
+    }
+    c.n_past = of_[slot].held;
+    return true;
 }
 
 void target_memory::begin_round(int slot) {
