@@ -246,6 +246,9 @@ float drafter::first_pass_seconds(const growth & g, const std::vector<int> & ask
 
 // Returns the most draft tokens that there is room for. The ask's own token needs a cell and a row, too.
 int drafter::room(const ask & a, int n_asks) const {
+    if (a.kind == EAGLE3_PLANNED && slots_.many_wait(a.slot)) {
+        return 0;
+    }
     const int rows = (slots_.most_rows - n_asks) / (a.kind == EAGLE3_PLANNED ? 1 : n_asks);
     return std::max(std::min(slots_.n_ctx - slots_.at(a.slot).n_past - 1, rows), 0);
 }

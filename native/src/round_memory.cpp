@@ -6,7 +6,7 @@
 namespace eagle3 {
 
 // Sees to it that each slot can go back to where it is now, by a checkpoint if need be. What waits is part of
-// the batch, but not of a tree, nor of a batch that it would fill.
+// the batch, but not of a tree, nor of a batch that it would fill, nor before a draft if it has become much.
 void round::prepare_memory() {
     size_t n = 0;
     for (const int slot : of_) {
@@ -14,7 +14,8 @@ void round::prepare_memory() {
     }
     for (const int slot : of_) {
         const slot_round & r = slots_.at(slot).round;
-        if (r.tree || n > (size_t) slots_.most_rows) {
+        const bool many      = r.tokens.size() > 1 && slots_.many_wait(slot);
+        if (r.tree || many || n > (size_t) slots_.most_rows) {
             slots_.settle(slot);
         }
         slots_.target.keep_checkpoint(slot, checkpoint_limits::least_distance);

@@ -107,6 +107,7 @@ class slots {
     // Decodes the first n rows of the batch. If that fails, these slots hold what they held before, or
     // nothing if their memory cannot go back.
     void run_rows(int n, const int * of, int n_of);
+    bool many_wait(int slot) const { return (int) at(slot).waiting.size() > checkpoint_limits::most_waiting; }
     // Decodes what waits, so that the target's memory holds all of the slot's text. It is no part of a round.
     void settle(int slot);
     // Says that the target's memory holds the text of the slot, and n_past is its length now.

@@ -45,8 +45,8 @@ bool target_memory::window_is_there(int slot, int n_past) const {
     return first >= 0 && first <= std::max(0, n_past + 1 - n_window_);
 }
 
-// An image has fewer positions than rows, and whoever decoded it says how many: then the tokens before are not
-// known, and a KV cache is not asked.
+// An image has fewer positions than rows, and whoever decoded it says how many: then the tokens before are
+// not known, and a KV cache is not asked.
 int target_memory::holds_of(int slot, int n_past, int known) const {
     const int has = (int) llama_memory_seq_pos_max(handle, slot) + 1;
     return drops_any_ && known > 0 ? n_past : std::min(n_past, std::max(has, known));

@@ -326,6 +326,10 @@ struct growth_limits {
 
 // Checkpoints of a target that cannot drop rows, by which a later text goes back to where it differs.
 struct checkpoint_limits {
+    // Tokens of a slot that wait for its next batch. With more of them, a planned round drafts nothing, so
+    // that none wait after it, and other drafts begin with a pass for them alone: else each rejected draft
+    // would add to them, and each round decode them all again.
+    static constexpr int most_waiting   = 6;
     static constexpr int least_distance = 64;         // positions between two of a slot
     static constexpr size_t most        = 16;         // of a slot
     static constexpr size_t most_bytes  = 256 << 20;  // of all slots; each slot has one all the same

@@ -303,8 +303,8 @@ void refusals(llama_model * model) {
     round_of(f, {0}, false);
 }
 
-// A prompt of several micro-batches fails: the slot goes on as before. If its window is gone, its text is decoded
-// again.
+// A prompt of several micro-batches fails: the slot goes on as before. If its window is gone, its text is
+// decoded again.
 void failed_prompts(llama_model * model) {
     fixture f(model, 2, true, true);
     int n_failed = 0;
