@@ -42,12 +42,12 @@ class BatchSettings:
 
     n_ctx: tokens of one slot; the cache has room for n_parallel times as many. interval: seconds for which a
     request lets tokens gather before it reads them; with 0 it reads those of each round at once. flash_attn:
-    None turns it on if the backend supports it. swa_full: False keeps the window alone of layers that have
-    one, which takes less memory. text: whether requests that leave the drafts to the
-    planner also draft from their text. text_memory: bytes (64M) for the answers of each client, from which
-    its later requests are drafted; 0: none are kept. text_memory_prompts: prompts are kept too. shared_draft:
-    most draft tokens of a request that fixes their number, in rounds that others take part in. An unknown
-    name raises EagleError BAD_ARGUMENT, which names the most similar known one.
+    None turns it on if the backend supports it. n_rs_seq: see EagleLlama. swa_full: False keeps the window
+    alone of layers that have one, which takes less memory. text: whether requests that leave the drafts to
+    the planner also draft from their text. text_memory: bytes (64M) for the answers of each client, from
+    which its later requests are drafted; 0: none are kept. text_memory_prompts: prompts are kept too.
+    shared_draft: most draft tokens of a request that fixes their number, in rounds that others take part in.
+    An unknown name raises EagleError BAD_ARGUMENT, which names the most similar known one.
     """
 
     model: str
