@@ -10,7 +10,7 @@ import pytest
 from test_memories import made  # noqa: F401 - a fixture
 from tiny_models import PROMPT
 
-from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind
+from eagle3_llama import EagleError, EagleLlama, EagleParams
 from eagle3_llama.common.limits import MAX_ROWS
 from eagle3_llama.llama.model_costs import cost_key
 from eagle3_llama.runtime import cost_files
@@ -375,18 +375,20 @@ def test_senseless_costs_are_refused(eagle, name, value):
     eagle.eagle_params = EagleParams(n_max=2)
 
 
-def test_measuring_a_target_that_cannot_go_back(made):  # noqa: F811 - the fixture
-    """Measured rows never stay behind a text that does not count them: the slot is empty, and works again."""
+def test_measuring_a_recurrent_target(made):  # noqa: F811 - the fixture
+    """Its state goes back by a checkpoint: measured rows never stay behind a text that does not count them."""
     llm = EagleLlama(str(made("mamba", with_head=False)[0]), n_ctx=64, n_threads=1, verbose=False)
     engine, memory = llm.engine, llm._ctx.memory
     expected = answer(llm, 9)
     llm.reset()
     engine.rewind(0)
     engine.prefill(PROMPT)
-    with pytest.raises(EagleError, match="slot 0 is empty now") as e:
-        engine.measure_target(4, 0)
-    assert e.value.kind is ErrorKind.UNSUPPORTED
-    assert engine.n_past() == 0 and llama_cpp.llama_memory_seq_pos_max(memory, 0) < 0
+    for n in (1, 4):
+        assert engine.measure_target(n, 0) > 0
+        assert engine.n_past() == len(PROMPT)
+        assert llama_cpp.llama_memory_seq_pos_max(memory, 0) == len(PROMPT) - 1
+    llm.n_tokens = len(PROMPT)
+    llm.input_ids[: len(PROMPT)] = PROMPT
     assert answer(llm, 9) == expected
     llm.close()
 
