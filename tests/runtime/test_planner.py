@@ -376,7 +376,7 @@ def test_senseless_costs_are_refused(eagle, name, value):
 
 
 def test_measuring_a_recurrent_target(made):  # noqa: F811 - the fixture
-    """Its state goes back by a checkpoint: measured rows never stay behind a text that does not count them."""
+    """Its state goes back by a checkpoint: measured rows stay behind no text that does not count them."""
     llm = EagleLlama(str(made("mamba", with_head=False)[0]), n_ctx=64, n_threads=1, verbose=False)
     engine, memory = llm.engine, llm._ctx.memory
     expected = answer(llm, 9)
