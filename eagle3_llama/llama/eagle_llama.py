@@ -84,8 +84,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         self._owner = Ownership()
         self._stack = contextlib.ExitStack()
         self.calls = Calls(self._closed_error)
-        aliases = {name: kwargs.pop(name, None) for name in keywords.ALIASES}
-        eagle_path = keywords.one_of({"eagle": eagle, **aliases})
+        eagle_path = keywords.one_of({"eagle": eagle, **{n: kwargs.pop(n, None) for n in keywords.ALIASES}})
         ignored = sorted(kwargs.keys() - guards.LLAMA_NAMES)
         keywords.check_ignored(ignored, guards.LLAMA_NAMES, guards.CALL_NAMES)
         self._params = EagleParams(n_max, n_min, p_min, tree, text)
@@ -100,8 +99,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         kwargs.update(default_threads(kwargs))
         self._text = Text()
         self._used = TokenUsage()
-        alone = kwargs.get("embedding") or kwargs.get("vocab_only")
-        delegates = kwargs.get("draft_model") is not None or alone
+        delegates = kwargs.get("draft_model") is not None or any(map(kwargs.get, ("embedding", "vocab_only")))
         try:
             super().__init__(
                 model_path, logits_all=bool(logits_all and delegates), flash_attn=flash_attn, **kwargs
