@@ -50,7 +50,7 @@ def test_auto_beside(alone, capsys):
 def test_auto_goes_on_without_a_head_that_does_not_load(alone, capsys):
     """Its sizes fit, its tensors are not there."""
     tiny_models.head(alone.parent / "eagle3-a.gguf", d2t=tiny_models.np.arange(3, dtype="int64"))
-    with pytest.warns(RuntimeWarning, match="EagleLlama decodes plainly"):
+    with pytest.warns(RuntimeWarning, match="EagleLlama drafts from the text alone"):
         llm = EagleLlama(alone, eagle="auto", n_ctx=128, n_threads=1, verbose=False)
     assert tiny_models.take(llm, 4)
     llm.close()
