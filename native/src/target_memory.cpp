@@ -2,8 +2,6 @@
 
 #include "tuning.hpp"
 
-#include "ggml.h"
-
 #include <algorithm>
 
 namespace eagle3 {
@@ -11,16 +9,6 @@ namespace eagle3 {
 namespace {
 
 constexpr llama_state_seq_flags PARTIAL = LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY;
-
-class stopwatch {
-  public:
-    explicit stopwatch(float & seconds) : seconds_(seconds) {}
-    ~stopwatch() { seconds_ += 1e-6f * (float) (ggml_time_us() - start_); }
-
-  private:
-    float & seconds_;
-    const int64_t start_ = ggml_time_us();
-};
 
 bool has_state(const llama_model * model) {
     return llama_model_is_recurrent(model) || llama_model_is_hybrid(model);
@@ -77,7 +65,6 @@ const target_memory::checkpoint * target_memory::nearest(const text & t, int n_p
 }
 
 bool target_memory::restore(int slot, const checkpoint & c) {
-    const stopwatch watch(seconds_);
     if (c.data.empty()) {
         llama_memory_seq_rm(handle, slot, -1, -1);
     } else if (llama_state_seq_set_data_ext(ctx_, c.data.data(), c.data.size(), slot, PARTIAL) !=
@@ -142,7 +129,6 @@ void target_memory::is_another_text(int slot, int held) {
 // Of an empty sequence there is nothing to copy. A caller may say that a slot holds fewer positions than it
 // does: then the next decode fails, and nothing may be taken for a checkpoint of these.
 bool target_memory::take(int slot, checkpoint & c) {
-    const stopwatch watch(seconds_);
     const int has = (int) llama_memory_seq_pos_max(handle, slot) + 1;
     c.n_past      = -1;
     c.data.clear();
@@ -204,12 +190,6 @@ size_t target_memory::checkpoint_bytes() const {
         }
     }
     return n;
-}
-
-float target_memory::checkpoint_seconds() {
-    const float seconds = seconds_;
-    seconds_            = 0.0f;
-    return seconds;
 }
 
 }  // namespace eagle3

@@ -53,7 +53,6 @@ class target_memory {
     void begin_round(int slot);
     void keep_checkpoint(int slot, int distance);  // none if one lies less than so many positions behind
     size_t checkpoint_bytes() const;
-    float checkpoint_seconds();  // that checkpoints took since the last call, to take and to restore
 
   private:
     struct checkpoint {
@@ -79,7 +78,6 @@ class target_memory {
     const bool drops_any_;
     const int n_window_, n_snapshots_;
     std::vector<text> of_;
-    float seconds_ = 0.0f;
 };
 
 }  // namespace eagle3

@@ -87,15 +87,19 @@ def by_a_state(llm, n):
 WAYS = [by_eval, by_eval_twice, by_a_prompt, by_sampling, by_a_state]
 
 
+def check_cuts(llm, fresh, way):
+    for n in CUTS:
+        llm.reset()
+        llm.eval(TEXT)
+        way(llm, n)
+        assert llm.n_tokens == n + 2 and llm.input_ids[:n].tolist() == TEXT[:n]
+        np.testing.assert_array_equal(logits(llm), of(fresh, [*TEXT[:n], 9, 8]))
+
+
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_a_text_that_is_cut_back_goes_on_as_if_it_were_new(target, way):
     with load(target) as llm, load(target) as fresh:
-        for n in CUTS:
-            llm.reset()
-            llm.eval(TEXT)
-            way(llm, n)
-            assert llm.n_tokens == n + 2 and llm.input_ids[:n].tolist() == TEXT[:n]
-            np.testing.assert_array_equal(logits(llm), of(fresh, [*TEXT[:n], 9, 8]))
+        check_cuts(llm, fresh, way)
 
 
 @pytest.mark.parametrize("way", [by_eval, by_a_prompt], ids=lambda way: way.__name__)
@@ -106,12 +110,7 @@ def test_where_llama_cpp_python_decodes_itself(target, way):
         return np.empty(0, np.intc)
 
     with load(target, draft_model=nothing, logits_all=True) as llm, load(target) as fresh:
-        for n in CUTS:
-            llm.reset()
-            llm.eval(TEXT)
-            way(llm, n)
-            assert llm.n_tokens == n + 2 and llm.input_ids[:n].tolist() == TEXT[:n]
-            np.testing.assert_array_equal(logits(llm), of(fresh, [*TEXT[:n], 9, 8]))
+        check_cuts(llm, fresh, way)
 
 
 @pytest.mark.parametrize("n, whole_first", [(250, True), (700, False)])
