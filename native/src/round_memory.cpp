@@ -18,7 +18,7 @@ void round::prepare_memory() {
         if (r.tree || many || n > (size_t) slots_.most_rows) {
             slots_.settle(slot);
         }
-        slots_.target.keep_checkpoint(slot, checkpoint_limits::least_distance);
+        slots_.target.keep_checkpoint(slot);
         const int n_drafted = (int) r.tokens.size() - 1;
         if (!slots_.target.will_drop(n_drafted)) {
             slots_.target.begin_round(slot);

@@ -58,7 +58,7 @@ kept_tokens session::decode_text(int slot, const int32_t * tokens, int n, bool a
     slots_.check_text(slot, tokens, n);
     round_.begin_other();
     slots_.settle(slot);
-    slots_.target.keep_checkpoint(slot, checkpoint_limits::least_distance);
+    slots_.target.keep_checkpoint(slot);
     kept_tokens k = slots_.lay_out_text(slot, tokens, n, all_logits);
     slots_.run_rows(n, &slot, 1);
     return k;
@@ -209,7 +209,7 @@ float session::timed_decode(int slot, int n) {
         tokens.push_back((100 + 37 * i) % slots_.n_vocab);  // any text costs the same
     }
     slots_.settle(slot);
-    slots_.target.keep_checkpoint(slot, checkpoint_limits::least_distance);
+    slots_.target.keep_checkpoint(slot);
     if (!slots_.target.will_drop(n)) {
         slots_.target.begin_round(slot);
     }

@@ -65,10 +65,10 @@ const target_memory::checkpoint * target_memory::nearest(const text & t, int n_p
 }
 
 bool target_memory::restore(int slot, const checkpoint & c) {
-    if (c.data.empty()) {
+    const buffer & b = c.state;
+    if (b.size == 0) {
         llama_memory_seq_rm(handle, slot, -1, -1);
-    } else if (llama_state_seq_set_data_ext(ctx_, c.data.data(), c.data.size(), slot, PARTIAL) !=
-                   c.data.size() ||
+    } else if (llama_state_seq_set_data_ext(ctx_, b.data.get(), b.size, slot, PARTIAL) != b.size ||
                !llama_memory_seq_rm(handle, slot, c.n_past, -1)) {
         return false;
     }
@@ -126,16 +126,26 @@ void target_memory::is_another_text(int slot, int held) {
 
 // -- checkpoints ------------------------------------------------------------------------------------------
 
+void target_memory::buffer::resize(size_t n) {
+    if (n > capacity) {
+        data.reset();  // before the new one is there
+        capacity = 0;
+        data.reset(new uint8_t[n]);
+        capacity = n;
+    }
+    size = n;
+}
+
 // Of an empty sequence there is nothing to copy. A caller may say that a slot holds fewer positions than it
 // does: then the next decode fails, and nothing may be taken for a checkpoint of these.
 bool target_memory::take(int slot, checkpoint & c) {
     const int has = (int) llama_memory_seq_pos_max(handle, slot) + 1;
+    buffer & b    = c.state;
     c.n_past      = -1;
-    c.data.clear();
+    b.resize(has > 0 && has <= of_[slot].held ? llama_state_seq_get_size_ext(ctx_, slot, PARTIAL) : 0);
     if (has > 0) {
-        c.data.resize(has <= of_[slot].held ? llama_state_seq_get_size_ext(ctx_, slot, PARTIAL) : 0);
-        const size_t n = llama_state_seq_get_data_ext(ctx_, c.data.data(), c.data.size(), slot, PARTIAL);
-        if (n == 0 || n != c.data.size()) {
+        const size_t n = llama_state_seq_get_data_ext(ctx_, b.data.get(), b.size, slot, PARTIAL);
+        if (n == 0 || n != b.size) {
             return false;
         }
     }
@@ -150,43 +160,55 @@ void target_memory::begin_round(int slot) {
     }
 }
 
-void target_memory::keep_checkpoint(int slot, int distance) {
+void target_memory::keep_checkpoint(int slot) {
     text & t = of_[slot];
-    if (drops_any_ || t.held == 0 || (!t.kept.empty() && t.held - t.kept.back().n_past < distance)) {
+    if (drops_any_ || !is_due(t)) {
         return;
     }
-    checkpoint c;
+    checkpoint c = thin_out(t);
     if (take(slot, c)) {
         t.kept.push_back(std::move(c));
-        thin_out(t);
     }
 }
 
-// Drops the checkpoint whose neighbours lie nearest to each other, until the others have room.
-void target_memory::thin_out(text & t) {
-    const size_t most = std::clamp<size_t>(
-        checkpoint_limits::most_bytes / std::max<size_t>(t.kept.back().data.size() * of_.size(), 1), 1,
-        checkpoint_limits::most);
-    while (t.kept.size() > most) {
+// Says whether a checkpoint of what is held would stay: thin_out keeps their distances alike.
+bool target_memory::is_due(const text & t) const {
+    using limits = checkpoint_limits;
+    const int distance = std::max(limits::least_distance, t.held / (int) limits::most);
+    return t.held > 0 && (t.kept.empty() || t.held - t.kept.back().n_past >= distance);
+}
+
+// Drops the checkpoint whose neighbours lie nearest to each other, until one more has room. Returns the last
+// of them, so that its memory serves again.
+target_memory::checkpoint target_memory::thin_out(text & t) {
+    using limits = checkpoint_limits;
+    const size_t bytes =
+        t.kept.empty() ? 1 : std::max<size_t>(t.kept.back().state.size * of_.size(), 1);
+    const size_t most = std::clamp<size_t>(limits::most_bytes / bytes, 1, limits::most);
+    checkpoint dropped;
+    while (t.kept.size() >= most) {
         size_t drop = 0;
         int least   = INT32_MAX;
-        for (size_t i = 0; i + 1 < t.kept.size(); ++i) {
-            const int gap = t.kept[i + 1].n_past - (i > 0 ? t.kept[i - 1].n_past : 0);
+        for (size_t i = 0; i < t.kept.size(); ++i) {
+            const int next = i + 1 < t.kept.size() ? t.kept[i + 1].n_past : t.held;
+            const int gap  = next - (i > 0 ? t.kept[i - 1].n_past : 0);
             if (gap < least) {
                 least = gap;
                 drop  = i;
             }
         }
+        dropped = std::move(t.kept[drop]);
         t.kept.erase(t.kept.begin() + (ptrdiff_t) drop);
     }
+    return dropped;
 }
 
 size_t target_memory::checkpoint_bytes() const {
     size_t n = 0;
     for (const text & t : of_) {
-        n += t.of_round.data.capacity();
+        n += t.of_round.state.capacity;
         for (const checkpoint & c : t.kept) {
-            n += c.data.capacity();
+            n += c.state.capacity;
         }
     }
     return n;

@@ -6,6 +6,7 @@
 #include "llama.h"
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace eagle3 {
@@ -51,13 +52,19 @@ class target_memory {
     // Takes a checkpoint of what it holds of the slot, unless it drops any rows. A round's is for its own
     // rows, and the next one overwrites it; others are kept, as many as have room.
     void begin_round(int slot);
-    void keep_checkpoint(int slot, int distance);  // none if one lies less than so many positions behind
+    void keep_checkpoint(int slot);  // none if one lies near
     size_t checkpoint_bytes() const;
 
   private:
+    // Memory that is used again for as long as it is large enough, and never set to zero: a state has megabytes.
+    struct buffer {
+        std::unique_ptr<uint8_t[]> data;
+        size_t size = 0, capacity = 0;
+        void resize(size_t n);
+    };
     struct checkpoint {
         int n_past = -1;  // -1: none
-        std::vector<uint8_t> data;
+        buffer state;
     };
     struct text {
         int held = 0;
@@ -72,7 +79,8 @@ class target_memory {
     bool take(int slot, checkpoint & c);
     bool restore(int slot, const checkpoint & c);
     void forget_behind(text & t, int n_past);
-    void thin_out(text & t);
+    bool is_due(const text & t) const;
+    checkpoint thin_out(text & t);
 
     llama_context * ctx_;
     const bool drops_any_;

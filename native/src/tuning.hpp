@@ -330,7 +330,7 @@ struct checkpoint_limits {
     // that none wait after it, and other drafts begin with a pass for them alone: else each rejected draft
     // would add to them, and each round decode them all again.
     static constexpr int most_waiting   = 6;
-    static constexpr int least_distance = 64;         // positions between two of a slot
+    static constexpr int least_distance = 64;         // positions between two of a slot, in short texts
     static constexpr size_t most        = 16;         // of a slot
     static constexpr size_t most_bytes  = 256 << 20;  // of all slots; each slot has one all the same
 };
