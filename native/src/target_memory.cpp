@@ -173,7 +173,7 @@ void target_memory::keep_checkpoint(int slot) {
 
 // Says whether a checkpoint of what is held would stay: thin_out keeps their distances alike.
 bool target_memory::is_due(const text & t) const {
-    using limits = checkpoint_limits;
+    using limits       = checkpoint_limits;
     const int distance = std::max(limits::least_distance, t.held / (int) limits::most);
     return t.held > 0 && (t.kept.empty() || t.held - t.kept.back().n_past >= distance);
 }
@@ -181,10 +181,9 @@ bool target_memory::is_due(const text & t) const {
 // Drops the checkpoint whose neighbours lie nearest to each other, until one more has room. Returns the last
 // of them, so that its memory serves again.
 target_memory::checkpoint target_memory::thin_out(text & t) {
-    using limits = checkpoint_limits;
-    const size_t bytes =
-        t.kept.empty() ? 1 : std::max<size_t>(t.kept.back().state.size * of_.size(), 1);
-    const size_t most = std::clamp<size_t>(limits::most_bytes / bytes, 1, limits::most);
+    using limits       = checkpoint_limits;
+    const size_t bytes = t.kept.empty() ? 1 : std::max<size_t>(t.kept.back().state.size * of_.size(), 1);
+    const size_t most  = std::clamp<size_t>(limits::most_bytes / bytes, 1, limits::most);
     checkpoint dropped;
     while (t.kept.size() >= most) {
         size_t drop = 0;

@@ -56,7 +56,8 @@ class target_memory {
     size_t checkpoint_bytes() const;
 
   private:
-    // Memory that is used again for as long as it is large enough, and never set to zero: a state has megabytes.
+    // Memory that is used again for as long as it is large enough, and never set to zero: a state has
+    // megabytes.
     struct buffer {
         std::unique_ptr<uint8_t[]> data;
         size_t size = 0, capacity = 0;

@@ -6,7 +6,8 @@
 
 The models are made in the cache (tests/kit/hybrid_models.py). In every round each mode generates one answer,
 taking turns with plain decoding of the same prompt, or right behind it where it runs in a process of its own.
-A speed is relative to that: the median of the rounds, and the slowest of them. llama.cpp's own drafters run
+A speed is relative to that: the median of the rounds, and the slowest of them. The
+forecast of a mode with the planner is divided by the speed. llama.cpp's own drafters run
 at the fastest setting of their search. Their text may differ: an unpatched library sums in another order.
 
 With --chance 1 the target's text has no surprise, and --p says how often the head is right. With --chance 0
@@ -149,19 +150,24 @@ def answer(
     """One answer: its speed relative to plain decoding, its rounds, whether the text is plain's."""
     for llm in (plain, mode.llm):
         llm.set_seed(seed)
+    forecast: list[float] = []
     if isinstance(mode.llm, upstream.Drafter):
         beside = take_turns(plain, plain, prompt, n, sampling)
         run = Run(*mode.llm.run(prompt, n), {}, beside)
     else:
         if mode.params is not None:
             mode.llm.eagle_params = mode.params
+        before = foreseen(mode)
         run = take_turns(mode.llm, plain, prompt, n, sampling)
+        forecast = [now - was for now, was in zip(foreseen(mode), before)]
         beside = run.plain or run
     rate = lambda r: (len(r.tokens) - 1) / r.seconds
+    measured = rate(run) / rate(beside)
     steps = run.rounds or [(0, 1, 0)] * (len(run.tokens) - 1)
     return {
         "mode": mode.name,
-        "speed": rate(run) / rate(beside),
+        "speed": measured,
+        "forecast": forecast[1] / forecast[0] / measured if any(forecast) else None,
         "per_second": rate(run),
         "plain_per_second": rate(beside),
         "per_round": (len(run.tokens) - 1) / max(len(steps), 1),
@@ -171,17 +177,28 @@ def answer(
     }
 
 
+def foreseen(mode: Mode) -> list[float]:
+    """What the planner foresaw so far, in seconds: its rounds, and plain decoding of what they bring."""
+    if mode.params is None or not mode.params.planned or mode.llm.engine.planner.costs is None:
+        return []
+    info = mode.llm.engine.planner.info()
+    return [info["foreseen"], info["foreseen_plain"]]
+
+
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    lines = ["| mode | median speed | slowest | tokens a round | draft tokens | foreseen | other texts |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    columns = "mode|median speed|slowest|forecast / speed|tokens a round|draft tokens|foreseen|other texts"
+    lines = [f"| {columns.replace('|', ' | ')} |", "|---|---|---|---|---|---|---|---|"]
     middle: dict[str, float] = {}
     for name in dict.fromkeys(row["mode"] for row in rows):
         of = [row for row in rows if row["mode"] == name]
         middle[name] = statistics.median(row["speed"] for row in of)
+        forecasts = [row["forecast"] for row in of if row["forecast"] is not None]
+        forecast = f"{statistics.median(forecasts):.3f}" if forecasts else "-"
         mean = lambda key, of=of: statistics.mean(row[key] for row in of)
+        n_other = sum(not row["same"] for row in of)
         lines.append(
-            f"| {name} | {middle[name]:.3f} | {min(row['speed'] for row in of):.3f} | {mean('per_round'):.2f}"
-            f" | {mean('drafted'):.0f} | {mean('foreseen'):.2f} | {sum(not row['same'] for row in of)} |"
+            f"| {name} | {middle[name]:.3f} | {min(row['speed'] for row in of):.3f} | {forecast}"
+            f" | {mean('per_round'):.2f} | {mean('drafted'):.0f} | {mean('foreseen'):.2f} | {n_other} |"
         )
     theirs = {k: v for k, v in middle.items() if k.startswith("upstream")}
     mine = {k: v for k, v in middle.items() if k not in theirs and k != "plain"}
