@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..common.limits import MAX_DRAFT
 from .drafted import Draft, drafter_labels
@@ -18,8 +17,7 @@ PLANNED_WIDTH = 4  # the same, of a level of a tree
 MATCH = 4  # tokens of a match that make it worth to measure what drafts cost
 
 
-@dataclasses.dataclass(frozen=True)
-class Ask:
+class Ask(NamedTuple):
     """What a slot wants of a round. `token` was sampled and is not decoded yet.
 
     most: the longest path of draft tokens that is of use: what is left of the text, less the token that the

@@ -58,3 +58,6 @@ class Draft:
             )
             out.append(self.sources[node])
         return out
+
+
+NO_DRAFT = Draft()

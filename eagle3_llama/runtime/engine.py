@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ..errors import EagleError, ErrorKind
 from .asks import Ask, Buffers, Drafting
-from .drafted import Draft
+from .drafted import NO_DRAFT, Draft
 from .head_alone import HeadAlone
 from .library import checked, error_of
 from .planning import Planner
@@ -58,22 +58,29 @@ class Engine(Session):
         stats = self.stats
         now = time.perf_counter
         b = self._buffers.get(n) or self._buffers.setdefault(n, Buffers(self.ffi, n))
-        held = [self.n_past(ask.slot) for ask in asks]
+        held = [self.n_past(ask.slot) for ask in asks] if n > 1 else None
         errors: dict[int, EagleError] = {}  # by ask
         t0 = now()
         self.drafting.draft(asks, b)
         t1 = now()
-        self._decode_what_fits(b, n)
+        code = self.lib.eagle3_round_decode(self.handle)
+        if code < 0:
+            self._decode_without_drafts(b, n, error_of(code))
         t2 = now()
         b.keep[0:n] = b.zeros
         self.in_round = True
         try:
-            drafts = [self.drafting.drafted(i) if b.drafted[i] else Draft() for i in range(n)]
-            _show(asks, drafts)
+            drafts = [self.drafting.drafted(i) if b.drafted[i] else NO_DRAFT for i in range(n)]
+            for ask, draft in zip(asks, drafts):
+                if ask.on_draft is not None:
+                    ask.on_draft([ask.token, *draft.tokens])
             counts = self._verify_rows(b, samplers, errors)
             t3 = now()
         finally:  # whatever happened, nothing unverified stays
-            self._commit_kept(asks, b, held, errors)
+            code = self.lib.eagle3_round_commit(self.handle, b.keep)
+            self.in_round = False
+            if code < 0:
+                self._share_failure(error_of(code), asks, b, held, errors)
         rounds: list[RoundTokens | EagleError] = []
         for i, count in enumerate(counts):
             if i in errors:
@@ -88,17 +95,14 @@ class Engine(Session):
         stats.other += now() - t3
         return rounds
 
-    def _decode_what_fits(self, b: Buffers, n: int) -> None:
-        """Decodes the round, without draft tokens if the KV cache has no room for them.
+    def _decode_without_drafts(self, b: Buffers, n: int, failure: EagleError) -> None:
+        """Decodes a round without draft tokens after the KV cache had no room for them.
 
-        An image may fill more cells than positions (M-RoPE), and drafts are cut by positions.
+        An image may fill more cells than positions (M-RoPE), and drafts are cut by positions. Raises a
+        failure that is not of the drafts.
         """
-        code = self.lib.eagle3_round_decode(self.handle)
-        if code >= 0:
-            return
-        error = error_of(code)
-        if error.kind is not ErrorKind.DECODE or not any(b.drafted):
-            raise error
+        if failure.kind is not ErrorKind.DECODE or not any(b.drafted):
+            raise failure
         for a in b.asks:
             a.kind = self.lib.EAGLE3_PLAIN
         checked(self.lib.eagle3_round_draft(self.handle, b.asks, n, b.drafted))
@@ -113,24 +117,25 @@ class Engine(Session):
         b.samplers[0:n] = samplers
         checked(self.lib.eagle3_round_verify(self.handle, b.sampler_pointers, b.sampled, b.counts))
         counts: list[int] = self.ffi.unpack(b.counts, n)
-        errors.update((i, error_of(count)) for i, count in enumerate(counts) if count < 0)
-        b.keep[0:n] = [max(count, 0) for count in counts]
+        if min(counts) < 0:
+            errors.update((i, error_of(count)) for i, count in enumerate(counts) if count < 0)
+            b.keep[0:n] = [max(count, 0) for count in counts]
+        else:
+            b.keep[0:n] = counts
         return counts
 
-    def _commit_kept(
-        self, asks: Sequence[Ask], b: Buffers, held: list[int], errors: dict[int, EagleError]
+    def _share_failure(
+        self,
+        failure: EagleError,
+        asks: Sequence[Ask],
+        b: Buffers,
+        held: list[int] | None,
+        errors: dict[int, EagleError],
     ) -> None:
-        """Keeps the rows that verification kept. A failure is that of the slots that do not hold them."""
-        code = self.lib.eagle3_round_commit(self.handle, b.keep)
-        self.in_round = False
-        if code < 0:
-            failure = error_of(code)
-            errors.update(
-                (i, failure) for i, ask in enumerate(asks) if self.n_past(ask.slot) != held[i] + b.keep[i]
-            )
+        """A failure of the commit is that of the slots that do not hold the kept rows.
 
-
-def _show(asks: Sequence[Ask], drafts: Sequence[Draft]) -> None:
-    for ask, draft in zip(asks, drafts):
-        if ask.on_draft is not None:
-            ask.on_draft([ask.token, *draft.tokens])
+        held: of each slot its positions before the round; None for a lone slot, whose failure it is.
+        """
+        for i, ask in enumerate(asks):
+            if held is None or self.n_past(ask.slot) != held[i] + b.keep[i]:
+                errors[i] = failure

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
+import types
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from .drafted import TARGET, Draft
 
+NOTHING: Mapping[str, int] = types.MappingProxyType({})
 
-@dataclasses.dataclass(frozen=True)
-class RoundTokens:
+
+class RoundTokens(NamedTuple):
     """The tokens that one round sampled: accepted draft tokens, then the bonus. Or the first after a prompt.
 
     positions: of each token its position in the accepted draft, 0 if the target sampled it. sources: of each
@@ -21,7 +23,7 @@ class RoundTokens:
     tokens: Sequence[int]
     positions: Sequence[int]
     sources: Sequence[str]
-    drafted_from: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    drafted_from: Mapping[str, int] = NOTHING
     levels: int = 0
 
     @classmethod
@@ -50,6 +52,4 @@ class RoundTokens:
 
     def cut(self, n: int) -> RoundTokens:
         """The same round with its first n tokens alone."""
-        return dataclasses.replace(
-            self, tokens=self.tokens[:n], positions=self.positions[:n], sources=self.sources[:n]
-        )
+        return self._replace(tokens=self.tokens[:n], positions=self.positions[:n], sources=self.sources[:n])

@@ -51,8 +51,10 @@ class EagleStats:
 
     def count_round(self, out: RoundTokens) -> None:
         """Counts a round, and its tokens as draft tokens alone: see tokens."""
-        accepted = out.accepted
         self.rounds += 1
+        if not out.drafted_from:
+            return
+        accepted = out.accepted
         self.drafted += out.drafted
         self.accepted += accepted
         self.accepted_at += [0] * (out.levels - len(self.accepted_at))

@@ -1,7 +1,5 @@
 """Every layout and variant: conversion, the native graph against the NumPy reference, text against plain."""
 
-import dataclasses
-
 import gguf
 import heads
 import numpy as np
@@ -87,7 +85,7 @@ def spy(engine, drafts):
         def look(tokens):
             drafts.append((engine.n_past(), tokens[0], tokens[1:]))
 
-        return inner([dataclasses.replace(asks[0], on_draft=look), *asks[1:]], samplers)
+        return inner([asks[0]._replace(on_draft=look), *asks[1:]], samplers)
 
     engine.round = watched
 

@@ -1,6 +1,5 @@
 """A tiny random llama and an EAGLE-3 head for it, as GGUF files: for mechanics, not for sense."""
 
-import dataclasses
 import itertools
 
 import gguf
@@ -184,7 +183,7 @@ def scripted(llm, propose):
     engine, own = llm.engine, llm.engine.round
 
     def given_round(asks, samplers):
-        return own([dataclasses.replace(a, given=propose(a)) for a in asks], samplers)
+        return own([a._replace(given=propose(a)) for a in asks], samplers)
 
     engine.round = given_round
     return lambda: setattr(engine, "round", own)

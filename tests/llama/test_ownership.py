@@ -138,7 +138,7 @@ def test_during_a_step_it_is_refused(eagle, monkeypatch):
     expected = take(eagle, N)
     gate, generator = Gate(), eagle.generate(PROMPT, temp=0.0)
     next(generator)
-    monkeypatch.setattr(Engine, "_decode_what_fits", gate.passing(Engine._decode_what_fits))
+    monkeypatch.setattr(Engine, "_verify_rows", gate.passing(Engine._verify_rows))
     reader, more = started(next, generator)
     assert gate.reached.wait(60)
     for use in (eagle.save_state, lambda: setattr(eagle, "eagle_params", EagleParams(n_max=0))):
