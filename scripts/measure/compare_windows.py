@@ -40,12 +40,11 @@ def main() -> None:
     print("| windows | prompts | speed | slowest | tokens a round | cache, MB | other texts |")
     print("|---|---|---|---|---|---|---|")
     for whole in (True, False):
-        of = {"n_ctx": given.n_ctx, "n_threads": given.t, "n_threads_batch": given.t, "verbose": False}
+        threads = {"n_threads": given.t, "n_threads_batch": given.t}
+        of = {"n_ctx": given.n_ctx, "flash_attn": True, "swa_full": whole, "verbose": False, **threads}
         with contextlib.ExitStack() as stack:
-            plain = stack.enter_context(
-                contextlib.closing(FlashLlama(given.model, flash_attn=True, swa_full=whole, **of))
-            )
-            llm = stack.enter_context(contextlib.closing(EagleLlama(given.model, swa_full=whole, **of)))
+            plain = stack.enter_context(contextlib.closing(FlashLlama(given.model, **of)))
+            llm = stack.enter_context(contextlib.closing(EagleLlama(given.model, **of)))
             llm._measure()  # not in the middle of an answer that is timed
             for kind in given.kinds.split(","):
                 figures = row(plain, llm, texts(kind)[: given.prompts], given.n)
