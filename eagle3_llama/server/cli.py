@@ -49,6 +49,10 @@ def serve(
     n_gpu_layers: GpuLayers = 0,
     flash_attn: FlashAttn = None,
     swa_full: SwaFull = True,
+    n_rs_seq: Annotated[
+        int | None,
+        typer.Option(help="snapshots of a hybrid target's state in each slot; default: by what they take"),
+    ] = None,
     chat_format: Annotated[
         str | None, typer.Option(help="a chat format of llama-cpp-python; default: the model's template")
     ] = None,

@@ -43,8 +43,9 @@ class ServerSettings:
     stream_interval: seconds for which a stream collects tokens, after its first one, before it sends
     them; 0 sends the tokens of each round at once. slot_save_limit: total bytes of the files in
     slot_save_path. flash_attn: None enables it where the backend supports it. swa_full: False keeps the
-    window alone of layers that have one. api_key: one or several, one for each client; every route except
-    /health needs one of them. Without a key, the server listens only on loopback addresses.
+    window alone of layers that have one. n_rs_seq: see EagleLlama. api_key: one or several, one for each
+    client; every route except /health needs one of them. Without a key, the server listens only on loopback
+    addresses.
     """
 
     model: str
@@ -59,6 +60,7 @@ class ServerSettings:
     n_gpu_layers: int = 0
     flash_attn: bool | None = None
     swa_full: bool = True
+    n_rs_seq: int | None = None
     chat_format: str | None = None
     model_alias: str | None = None
     max_queue: int = 64
@@ -98,10 +100,11 @@ class ServerSettings:
             ("max_tokens_cap", 1, 1 << 24),
             ("max_n", 1, 256),
             ("max_draft", 0, MAX_DRAFT),
+            ("n_rs_seq", 0, MAX_DRAFT),
             ("slot_save_limit", 1, 1 << 50),
         ):
             value = getattr(self, name)
-            unset = value is None and name in ("threads", "max_connections", "max_tokens_cap")
+            unset = value is None and name in ("threads", "max_connections", "max_tokens_cap", "n_rs_seq")
             fine = unset or type(value) is int and least <= value <= most
             self._check(fine, f"{_option(name)} is {value!r}, expected an integer {least}..{most}")
         for name, low, high in (
@@ -176,7 +179,7 @@ class ServerSettings:
 
     def batch(self) -> dict[str, Any]:
         """Arguments of batching.BatchSettings."""
-        names = "model eagle n_parallel n_ctx n_gpu_layers flash_attn swa_full chat_format n_batch text"
+        names = "model eagle n_parallel n_ctx n_gpu_layers flash_attn swa_full chat_format n_batch text n_rs_seq"
         more: dict[str, Any] = {"n_threads": self.threads or cores(), "interval": self.stream_interval}
         more["text_memory"], more["shared_draft"] = self.memory_of_client, SHARED_DRAFT
         more["text_memory_prompts"] = self.text_memory_prompts

@@ -158,6 +158,29 @@ def test_rounds_of_recurrent_targets(made, programs, architecture):
     passes(programs, "rounds_test", *made(architecture), 1, 12, "chains")
 
 
+@pytest.mark.parametrize("n_rs_seq", [0, 2, 8])
+@pytest.mark.parametrize("architecture", ["qwen35", "lfm2", "jamba"])  # jamba keeps no snapshots
+def test_snapshots_and_checkpoints(made, architecture, n_rs_seq):
+    """However many snapshots there are, drafts are taken back without a trace: one text alone, and slots."""
+    target, head = map(str, made(architecture))
+    common = {"n_ctx": 128, "n_threads": THREADS, "flash_attn": True}
+    prompts = [[5, 17, 29, 41, 53], [60, 61, 62]]
+    with EagleLlama(target, text=False, verbose=False, **common) as plain:
+        texts = [take(plain, 60, prompt) for prompt in prompts]
+    with EagleLlama(target, eagle=head, n_max=5, n_rs_seq=n_rs_seq, verbose=False, **common) as llm:
+        assert llm.context_params.n_rs_seq == n_rs_seq
+        assert [take(llm, 60, prompt) for prompt in prompts] == texts
+        assert llm.stats.drafted > llm.stats.accepted
+    settings = BatchSettings(target, eagle=head, n_parallel=2, n_rs_seq=n_rs_seq, **common)
+    with Batcher(settings) as batcher:
+
+        def work(prompt):
+            with batcher.request(params=EagleParams(5)) as llm:
+                return list(itertools.islice(llm.generate(prompt, temp=0.0), 60))
+
+        assert jobs_at_once(batcher, [functools.partial(work, prompt) for prompt in prompts]) == texts
+
+
 @pytest.mark.parametrize("architecture", ["mamba", "qwen35"])
 def test_trees_are_refused_by_name(made, architecture):
     """A recurrent state has no branches. The planner drafts chains; a tree that is asked for is an error."""

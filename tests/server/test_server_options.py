@@ -4,6 +4,8 @@ import pytest
 from server_tools import CHAT, ask, running, settings
 from tiny_models import PROMPT
 
+from eagle3_llama import EagleError
+
 COMPLETIONS = "/v1/completions"
 LONG = [60 + i % 200 for i in range(200)]
 
@@ -51,6 +53,15 @@ def test_stream_interval_is_the_batchers(files):
     for seconds in (0, 1.5):
         with running(tiny(files, stream_interval=seconds)) as s:
             assert s.batcher.settings.interval == seconds
+
+
+def test_n_rs_seq_is_the_batchers(files):
+    """tests/batching/test_batching_memories.py has what a slot's snapshots do."""
+    for n in (None, 3):
+        with running(tiny(files, n_rs_seq=n)) as s:
+            assert s.batcher.settings.n_rs_seq == n
+    with pytest.raises(EagleError, match="--n-rs-seq is 64, expected an integer 0..63"):
+        tiny(files, n_rs_seq=64)
 
 
 def test_more_choices_than_can_ever_be_admitted(files):
