@@ -179,8 +179,9 @@ class ServerSettings:
 
     def batch(self) -> dict[str, Any]:
         """Arguments of batching.BatchSettings."""
-        names = "model eagle n_parallel n_ctx n_gpu_layers flash_attn swa_full chat_format n_batch text n_rs_seq"
+        names = "model eagle n_parallel n_ctx n_gpu_layers flash_attn swa_full n_rs_seq chat_format n_batch"
         more: dict[str, Any] = {"n_threads": self.threads or cores(), "interval": self.stream_interval}
+        more["text"] = self.text
         more["text_memory"], more["shared_draft"] = self.memory_of_client, SHARED_DRAFT
         more["text_memory_prompts"] = self.text_memory_prompts
         return {name: getattr(self, name) for name in names.split()} | more
