@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import dataclasses
 import logging
 import threading
 import time
@@ -20,12 +21,13 @@ from typing import Any, TypeVar
 
 from ..errors import EagleError, ErrorKind
 from ..llama import guards
-from ..llama.eagle_llama import EagleLlama
+from ..runtime.memory_use import MemoryUse
 from ..runtime.params import NO_HEAD, EagleParams
 from . import slot_file
 from .job import HAS_WORK, Job, JobState, RequestCancelled, busy_in_round
 from .memories import Memories
 from .model import BatchModel, BatchSettings
+from .prefixes import Prefixes
 from .request import RequestLlama
 from .scheduler import BatchSlot, Scheduler
 
@@ -47,8 +49,7 @@ class Batcher:
         self.base = BatchModel(settings)
         self.settings = self.base.settings
         self.engine = self.base.engine
-        self.n_parallel = settings.n_parallel
-        self.n_ctx = settings.n_ctx
+        self.n_parallel, self.n_ctx = settings.n_parallel, settings.n_ctx
         self.model_name = self.base.metadata.get("general.name") or Path(self.settings.model).stem
         self._identity = slot_file.identity(self)  # now: another thread may close the model
         self._slots = [BatchSlot(i) for i in range(settings.n_parallel)]
@@ -61,6 +62,7 @@ class Batcher:
         self._n_jobs = 0
         self._scheduler = Scheduler(self.base, self.engine, self._free)
         self._memories = Memories(self.engine, int(settings.text_memory), settings.text_memory_prompts)
+        self._prefixes = Prefixes(self.base, self.engine, self._scheduler)
         self._ended: BaseException | None = None  # why requests are no longer served
         self._thread = threading.Thread(target=self._run, name="eagle3-batcher", daemon=True)
         self._thread.start()
@@ -84,7 +86,7 @@ class Batcher:
         """A Llama for one request.
 
         params: drafting parameters; with None the planner chooses, n_max=0 decodes plainly. deadline: a value
-        of time.monotonic(). client: whose texts the text memory gives, and keeps the answers with.
+        of time.monotonic(). client: whose earlier texts it may go on from and be drafted from.
 
         Raises RequestCancelled (shutdown) after close(), EagleError NATIVE if the batcher has failed, and as
         EagleLlama does for params that it cannot use.
@@ -143,6 +145,7 @@ class Batcher:
         if self._thread is not threading.current_thread():
             self._thread.join()
             self._memories.close()
+            self._prefixes.cache.clear()
             self.base.close()
 
     # -- looking inside (any thread) ----------------------------------------------------------------------
@@ -172,7 +175,14 @@ class Batcher:
             "waiting": self.waiting(),
             "kv_used": sum(len(s.tokens) for s in self._slots),
             "kv_size": self.n_ctx * self.n_parallel,
+            "prompt_cache_bytes": self._prefixes.cache.n_bytes,
+            "prompt_cache_texts": len(self._prefixes.cache),
         }
+
+    def memory(self) -> MemoryUse:
+        """What the model, its slots and the prompt cache take now."""
+        used = self._on_thread(self.engine.memory)
+        return dataclasses.replace(used, prompt_cache=self._prefixes.cache.n_bytes)
 
     # -- slot files ---------------------------------------------------------------------------------------
 
@@ -288,35 +298,32 @@ class Batcher:
             self._end(job, RequestCancelled(reason))
 
     def _admit(self) -> None:
-        """Gives each waiting request the free slot with the longest shared prefix, of equals the idlest."""
-        while self._waiting and (free := [s for s in self._slots if s.job is None]):
-            with self._wake:
-                job = self._waiting.popleft()
-            shared = {s: EagleLlama.longest_token_prefix(s.tokens, job.prompt) for s in free}
-            slot = max(free, key=lambda s: (shared[s], -s.used))
-            n = 0 if job.echo else min(shared[slot], len(job.prompt) - 1)  # echo: every token's logits
-            try:
-                n = self._keep(slot, n)
-                self._memories.use(slot.id, job.client)
-            except Exception as e:
-                self._end(job, e)
-                continue
-            self._n_jobs += 1
-            slot.job = job
-            slot.used = self._n_jobs
-            job.prompt_at = job.reused = n
-            job.times.started = time.monotonic()
-            self._scheduler.count["reused_tokens"] += n
+        """Gives waiting requests free slots, in order. One that awaits a prefix keeps a slot free."""
+        with self._wake:
+            waiting = list(self._waiting)
+        held_back = 0
+        for job in waiting:
+            if sum(s.job is None for s in self._slots) == held_back:
+                return
+            if self._prefixes.awaits(job, self._slots):
+                held_back += 1
+            else:
+                with self._wake:
+                    self._waiting.remove(job)
+                self._start(job)
 
-    def _keep(self, slot: BatchSlot, n: int) -> int:
-        """Keeps the first n tokens of a slot, or none if the cache cannot drop a part. Returns how many."""
+    def _start(self, job: Job) -> None:
         try:
-            self.engine.rewind(n, slot.id)
-        except EagleError:
-            slot.tokens = []  # whatever it holds, no request may continue it
-            self.engine.rewind(n := 0, slot.id)
-        del slot.tokens[n:]
-        return n
+            slot, n = self._prefixes.place(job, self._slots)
+            self._memories.use(slot.id, job.client)
+        except Exception as e:
+            self._end(job, e)
+            return
+        self._n_jobs += 1
+        slot.job = job
+        slot.used = self._n_jobs
+        job.prompt_at = job.reused = n
+        job.times.started = time.monotonic()
 
     def _free(self, slot: BatchSlot, error: BaseException | None) -> None:
         """Ends the slot's request. The text stays, for the next request that shares a prefix with it."""
@@ -324,7 +331,7 @@ class Batcher:
         tokens: list[int] = []
         try:
             slot.tokens = tokens = slot.tokens[: self.engine.n_past(slot.id)]
-            self._keep(slot, len(tokens))
+            self._prefixes.keep(slot, len(tokens))
         except Exception:
             slot.tokens = []
             log.exception("slot %d could not be cleared", slot.id)
@@ -338,12 +345,6 @@ class Batcher:
         if error is not None and not isinstance(error, RequestCancelled):
             self._scheduler.count["failures"] += 1
         job.times.ended = time.monotonic()
-        try:
-            if job.sampler is not None:
-                # No round uses it now. It refers to itself: its 600 KB would wait for the garbage collector.
-                job.sampler.close()
-        except Exception:
-            log.exception("a sampler could not be freed")
-        job.sampler = job.processors = None
+        job.free_sampler()
         job.pieces.put(error)
         job.ready.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import logging
 import queue
 import threading
 import time
@@ -18,6 +19,8 @@ from ..llama.loop import Piece
 from ..llama.processors import GuardedProcessors
 from ..runtime.params import EagleParams
 from .logprobs import Logprobs, TopRow
+
+log = logging.getLogger("eagle3_llama.batching")
 
 
 class RequestCancelled(EagleError):
@@ -147,6 +150,16 @@ class Job:
     def take_error(self) -> BaseException | None:
         """What a logits processor raised, once. It is not raised: the batcher serves other requests."""
         return self.processors.take_error() if self.processors is not None else None
+
+    def free_sampler(self) -> None:
+        """Frees what it sampled with, when no round uses it any more. Raises nothing: others wait too."""
+        try:
+            if self.sampler is not None:
+                # It refers to itself: its 600 KB would wait for the garbage collector.
+                self.sampler.close()
+        except Exception:
+            log.exception("a sampler could not be freed")
+        self.sampler = self.processors = None
 
 
 class RequestProcessors(GuardedProcessors):

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..common.keywords import strict
 from ..common.limits import MAX_DRAFT
-from ..common.memory_size import check_memory, parse_size
+from ..common.memory_size import PROMPT_CACHE, check_memory, parse_size
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import is_end
 from ..llama.eagle_llama import EagleLlama
@@ -46,6 +46,7 @@ class BatchSettings:
     alone of layers that have one, which takes less memory. text: whether requests that leave the drafts to
     the planner also draft from their text. text_memory: bytes (64M) for the answers of each client, from
     which its later requests are drafted; 0: none are kept. text_memory_prompts: prompts are kept too.
+    prompt_cache: bytes (1G) for texts that slots gave up, which later prompts begin with; 0: none are kept.
     shared_draft: most draft tokens of a request that fixes their number, in rounds that others take part in.
     An unknown name raises EagleError BAD_ARGUMENT, which names the most similar known one.
     """
@@ -64,6 +65,7 @@ class BatchSettings:
     text: bool = True
     text_memory: int | str = 0
     text_memory_prompts: bool = False
+    prompt_cache: int | str = PROMPT_CACHE
     n_batch: int = 512
     interval: float = 0.0
     shared_draft: int = MAX_DRAFT
@@ -71,6 +73,7 @@ class BatchSettings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "text_memory", parse_size(self.text_memory))
         check_memory(int(self.text_memory), self.text_memory_prompts, self.text)
+        object.__setattr__(self, "prompt_cache", parse_size(self.prompt_cache, "prompt_cache"))
         check_int("n_parallel", self.n_parallel, 1, MAX_SLOTS)
         check_int("n_ctx", self.n_ctx, 64, 1 << 22)
         check_int("n_batch", self.n_batch, 64, 1 << 14)
@@ -133,6 +136,18 @@ class BatchModel(EagleLlama):
         if has_experts and number(self.metadata, "file_type", "general") not in ROWS_ALIKE:
             return self.batch_sizes()[1]  # how many rows an expert gets depends on the whole micro-batch
         return RECURRENT_STEP if self._is_recurrent or self._is_hybrid else GEMM_STEP
+
+    def prunes_windows(self) -> bool:
+        """Whether layers with a sliding window keep the window alone."""
+        return not self.settings.swa_full and llama_cpp.llama_model_n_swa(self.model) > 0
+
+    def least_cut(self, slot: int, n_tokens: int) -> int:
+        """Fewest tokens, besides none, that a slot of n_tokens can be cut to: its window must be there."""
+        if not self.prunes_windows():
+            return 0
+        first = llama_cpp.llama_memory_seq_pos_min(llama_cpp.llama_get_memory(self._ctx.ctx), slot)
+        window = llama_cpp.llama_model_n_swa(self.model)
+        return min(first + window - 1, n_tokens) if first > 0 else 0
 
     def logits(self, row: int) -> np.ndarray:
         """A row of the last batch, float32 [n_vocab]; the next batch overwrites it."""

@@ -23,10 +23,11 @@ STALL = 0.25  # seconds that the prompts of a turn should take while others wait
 
 @dataclasses.dataclass(eq=False)
 class BatchSlot:
-    """A sequence of the context. tokens: what target and head hold of it."""
+    """A sequence of the context. tokens: what target and head hold of it. client: whose text it is."""
 
     id: int
     tokens: list[int] = dataclasses.field(default_factory=list)
+    client: str = ""
     job: Job | None = None
     used: int = 0  # number of the last request that had it
 
@@ -39,6 +40,8 @@ class BatchSlot:
 
 Busy = tuple[BatchSlot, Job]
 NO_TOKENS = RoundTokens((), (), ())
+# copied_tokens and restored_tokens are part of reused_tokens: from another slot, and from the prompt cache
+COUNTS = "prompt_tokens reused_tokens copied_tokens restored_tokens saved_texts failures rows drafts"
 
 
 class Scheduler:
@@ -55,9 +58,13 @@ class Scheduler:
         self._shared_draft = base.settings.shared_draft
         self._prompt_rate = 0.0  # tokens/s
         self._turn = 0
-        self.count = dict.fromkeys(("prompt_tokens", "reused_tokens", "failures", "rows", "drafts"), 0)
+        self.count = dict.fromkeys(COUNTS.split(), 0)
         self.drafted_at = [0] * MAX_DRAFT
         self.plan: dict[str, float] = {}  # what the planner reported after the last round
+
+    def prompt_rate(self) -> float:
+        """Tokens of a prompt that are decoded in a second; 0 before one was long enough to be measured."""
+        return self._prompt_rate
 
     def snapshot(self) -> dict[str, Any]:
         """The counters of Batcher.snapshot() that a round changes. For any thread."""

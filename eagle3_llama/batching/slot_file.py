@@ -21,8 +21,8 @@ import numpy as np
 
 from ..common import model_reader
 from ..errors import EagleError, ErrorKind
-from ..runtime.binding import llama_cpp
 from ..runtime.text_memory import END
+from .slot_state import SlotState
 
 if TYPE_CHECKING:
     from .batcher import Batcher
@@ -61,25 +61,16 @@ def free_slot(slots: Sequence[BatchSlot], i: int) -> BatchSlot:
 
 
 @dataclasses.dataclass
-class Contents:
-    """Contents of a slot's file. target: the state of its KV cache in llama.cpp's format."""
+class Contents(SlotState):
+    """Contents of a slot's file. texts: TextMemory.tokens() of the client that saved it."""
 
-    tokens: list[int]
-    target: Any  # ctypes array of uint8
-    head: bytes
     texts: bytes = b""
 
 
 def take(batcher: Batcher, slot: BatchSlot, client: str) -> Contents:
     """Copies the slot's contents. It does nothing else, because it runs in the batcher's thread."""
-    ctx = batcher.base._ctx.ctx
-    batcher.engine.settle(slot.id)
-    size = llama_cpp.llama_state_seq_get_size(ctx, slot.id) if slot.tokens else 0
-    target = (ctypes.c_uint8 * size)()
-    if slot.tokens and llama_cpp.llama_state_seq_get_data(ctx, target, size, slot.id) != size:
-        raise EagleError(ErrorKind.NATIVE, "the target's state cannot be saved")
-    head = batcher.engine.state(slot.id) if batcher.engine.has_state else b""
-    return Contents(list(slot.tokens), target, head, batcher._memories.tokens(client))
+    state = batcher._prefixes.states.take(slot)
+    return Contents(state.tokens, state.target, state.head, batcher._memories.tokens(client))
 
 
 def pack(of: dict[str, Any], contents: Contents) -> bytes:
@@ -101,40 +92,14 @@ def pack(of: dict[str, Any], contents: Contents) -> bytes:
 
 
 def put(batcher: Batcher, slot: BatchSlot, contents: Contents, client: str) -> int:
-    """Fills the slot and returns its number of tokens. Runs in the batcher's thread.
+    """Fills the slot, which is the client's then, and returns its number of tokens. In the batcher's thread.
 
     Raises EagleError BAD_VALUE, and empties the slot, if the contents do not fit.
     """
-    _clear(batcher, slot)
-    ctx = batcher.base._ctx.ctx
-    tokens = contents.tokens
-    target = contents.target
-    try:
-        if tokens:
-            memory = llama_cpp.llama_get_memory(ctx)
-            if (
-                llama_cpp.llama_state_seq_set_data(ctx, target, len(target), slot.id) != len(target)
-                or llama_cpp.llama_memory_seq_pos_max(memory, slot.id) != len(tokens) - 1
-            ):
-                raise EagleError(ErrorKind.BAD_VALUE, "the saved slot does not fit this model's cache")
-        if batcher.engine.has_head or contents.head:
-            batcher.engine.set_state(contents.head, slot.id)
-            if batcher.engine.n_past(slot.id) != len(tokens):
-                raise EagleError(ErrorKind.BAD_VALUE, "the parts of the saved slot do not belong together")
-        else:
-            batcher.engine.state_reset(len(tokens), slot.id)
-    except EagleError:
-        _clear(batcher, slot)
-        raise
-    slot.tokens = list(tokens)
+    batcher._prefixes.states.put(slot, contents)
+    slot.client = client
     batcher._memories.restore(client, contents.texts)
-    return len(tokens)
-
-
-def _clear(batcher: Batcher, slot: BatchSlot) -> None:
-    llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(batcher.base._ctx.ctx), slot.id, -1, -1)
-    batcher.engine.state_reset(0, slot.id)
-    slot.tokens = []
+    return len(contents.tokens)
 
 
 def unpack(expected: dict[str, Any], n_ctx: int, data: bytes) -> Contents:

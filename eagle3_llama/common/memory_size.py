@@ -1,4 +1,4 @@
-"""The size of a text memory, as users give it."""
+"""The sizes of a text memory and of a prompt cache, as users give them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from ..errors import EagleError, ErrorKind
 
 LEAST_SIZE = 1 << 16  # bytes; native/src/text_memory.hpp
 MOST_SIZE = 1 << 40
+PROMPT_CACHE = 1 << 30  # bytes that a prompt cache may have if nobody says otherwise
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 
 
-def parse_size(given: int | str) -> int:
+def parse_size(given: int | str, name: str = "text_memory") -> int:
     """Bytes, from a number or from a text such as 64M (K, M, G: powers of 1,024). 0: no memory.
+
+    name: what the size is of, for the error.
 
     Raises EagleError BAD_ARGUMENT.
     """
@@ -23,7 +26,7 @@ def parse_size(given: int | str) -> int:
     if type(size) is not int or not (size == 0 or LEAST_SIZE <= size <= MOST_SIZE):
         raise EagleError(
             ErrorKind.BAD_ARGUMENT,
-            f"text_memory is {given!r:.40}, expected 0, or bytes from {LEAST_SIZE:,} on, such as 64M",
+            f"{name} is {given!r:.40}, expected 0, or bytes from {LEAST_SIZE:,} on, such as 64M",
         )
     return size
 

@@ -20,12 +20,15 @@ class MemoryUse:
     head_weights: int = 0
     head_cache: int = 0
     head_compute: int = 0  # one buffer for all passes, and the graphs that are kept
+    prompt_cache: int = 0  # texts that the slots of a Batcher gave up
 
     def __str__(self) -> str:
         mb = {f.name: f"{getattr(self, f.name) / 1e6:.1f} MB" for f in dataclasses.fields(self)}
         parts = [f"target {mb['target_weights']}, cache {mb['target_cache']}, compute {mb['target_compute']}"]
         if self.head_weights:
             parts.append(f"head {mb['head_weights']}, cache {mb['head_cache']}, compute {mb['head_compute']}")
+        if self.prompt_cache:
+            parts.append(f"prompt cache {mb['prompt_cache']}")
         return "; ".join(parts)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -99,7 +98,9 @@ class Session:
         """What context and head take now."""
         out = self.ffi.new("struct eagle3_memory *")
         checked(self.lib.eagle3_memory_get(self.handle, out))
-        return MemoryUse(**{f.name: getattr(out, f.name) for f in dataclasses.fields(MemoryUse)})
+        return MemoryUse(
+            **{name: getattr(out, name) for name, _ in self.ffi.typeof("struct eagle3_memory").fields}
+        )
 
     # -- positions and states of a slot -------------------------------------------------------------------
 
@@ -149,9 +150,13 @@ class Session:
         """How many of its last tokens, and `token`, stand in a slot's text or its memory, and go on there."""
         return checked(self.lib.eagle3_text_match(self.handle, slot, token))
 
+    def state_size(self, slot: int = 0) -> int:
+        """Bytes of state()."""
+        return checked(self.lib.eagle3_state_size(self.handle, slot))
+
     def state(self, slot: int = 0) -> bytes:
         """What drafts of a slot are made from, its text and the head's state, to keep beside the target's."""
-        size = checked(self.lib.eagle3_state_size(self.handle, slot))
+        size = self.state_size(slot)
         buf = self.ffi.new("uint8_t[]", size)
         return bytes(self.ffi.buffer(buf, checked(self.lib.eagle3_state_get(self.handle, slot, buf, size))))
 

@@ -9,6 +9,7 @@ import typer
 
 from ..common import extras
 from ..common.limits import MAX_DRAFT
+from ..common.memory_size import PROMPT_CACHE, parse_size
 from ..common.options import (
     N_CTX,
     Eagle,
@@ -76,6 +77,15 @@ def serve(
     text: FromText = True,
     text_memory: TextMemorySize = 0,
     text_memory_prompts: TextMemoryPrompts = False,
+    prompt_cache: Annotated[
+        int,
+        typer.Option(
+            parser=lambda given: parse_size(given, "prompt_cache"),
+            metavar="SIZE",
+            help="bytes (1G) in which texts are kept that slots gave up, so that later prompts of the same"
+            " API key are not decoded again; 0: none",
+        ),
+    ] = PROMPT_CACHE,
     timeout: Annotated[float, typer.Option(help="time limit of a request in seconds")] = 600.0,
     grace: Annotated[
         float, typer.Option(help="seconds that running requests have to finish after SIGTERM")

@@ -12,7 +12,7 @@ from typing import Any
 from ..common import model_names
 from ..common.keywords import strict
 from ..common.limits import MAX_DRAFT
-from ..common.memory_size import LEAST_SIZE, check_memory, parse_size
+from ..common.memory_size import LEAST_SIZE, PROMPT_CACHE, check_memory, parse_size
 from ..common.model_files import check_models
 from ..errors import EagleError, ErrorKind
 from ..runtime.machine import cores
@@ -37,6 +37,7 @@ class ServerSettings:
     tokens per round that a request's `speculative` may ask for. text: whether drafts also come from a
     slot's own text. text_memory: bytes (64M) for answers, from which later requests with the same API key
     are drafted; the keys share them equally; 0: none are kept. text_memory_prompts: prompts are kept too.
+    prompt_cache: bytes (1G) for texts that slots gave up, which later prompts of the same key begin with.
     timeout: seconds from a request's arrival to its last token. grace: seconds that running requests have to
     finish after SIGTERM.
     template_timeout: time limit in seconds of a chat template, a grammar or a JSON schema.
@@ -71,6 +72,7 @@ class ServerSettings:
     text: bool = True
     text_memory: int | str = 0
     text_memory_prompts: bool = False
+    prompt_cache: int | str = PROMPT_CACHE
     timeout: float = 600.0
     grace: float = 30.0
     template_timeout: float = 2.0
@@ -84,6 +86,7 @@ class ServerSettings:
         object.__setattr__(self, "cors_origin", tuple(self.cors_origin))
         object.__setattr__(self, "text_memory", parse_size(self.text_memory))
         check_memory(int(self.text_memory), self.text_memory_prompts, self.text)
+        object.__setattr__(self, "prompt_cache", parse_size(self.prompt_cache, "prompt_cache"))
         object.__setattr__(self, "model", model_names.model(self.model))
         if self.eagle != model_names.AUTO:  # which Batcher looks for
             object.__setattr__(self, "eagle", model_names.head(self.eagle, self.model))
@@ -183,7 +186,7 @@ class ServerSettings:
         more: dict[str, Any] = {"n_threads": self.threads or cores(), "interval": self.stream_interval}
         more["text"] = self.text
         more["text_memory"], more["shared_draft"] = self.memory_of_client, SHARED_DRAFT
-        more["text_memory_prompts"] = self.text_memory_prompts
+        more["text_memory_prompts"], more["prompt_cache"] = self.text_memory_prompts, self.prompt_cache
         return {name: getattr(self, name) for name in names.split()} | more
 
 

@@ -18,7 +18,10 @@ _COUNTERS = {
     "rounds": "rounds, counted for each slot",
     "tokens": "generated tokens",
     "prompt_tokens": "prompt tokens that the target decoded",
-    "reused_tokens": "prompt tokens that a slot already held in the KV cache",
+    "reused_tokens": "prompt tokens that were not decoded again, of all kinds",
+    "copied_tokens": "those of them that were copied from another slot",
+    "restored_tokens": "those of them that came from the prompt cache",
+    "saved_texts": "texts of slots that the prompt cache took",
     "drafts": "drafts: rounds of a slot with draft tokens",
     "drafted": "draft tokens",
     "accepted": "accepted draft tokens",
@@ -30,6 +33,8 @@ _GAUGES = {
     "kv_used": "used cells of the KV cache",
     "kv_size": "cells of the KV cache",
     "rows": "rows of the target's last batch",
+    "prompt_cache_bytes": "bytes of the texts in the prompt cache",
+    "prompt_cache_texts": "texts in the prompt cache",
 }
 _PLANNER = {
     "rate": "tokens/s that the planner expects with drafting",
