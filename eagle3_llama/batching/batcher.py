@@ -314,7 +314,7 @@ class Batcher:
 
     def _start(self, job: Job) -> None:
         try:
-            slot, n = self._prefixes.place(job, self._slots)
+            slot = self._prefixes.place(job, self._slots)
             self._memories.use(slot.id, job.client)
         except Exception as e:
             self._end(job, e)
@@ -322,7 +322,6 @@ class Batcher:
         self._n_jobs += 1
         slot.job = job
         slot.used = self._n_jobs
-        job.prompt_at = job.reused = n
         job.times.started = time.monotonic()
 
     def _free(self, slot: BatchSlot, error: BaseException | None) -> None:

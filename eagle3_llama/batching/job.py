@@ -127,7 +127,10 @@ class Job:
     ready: threading.Event = dataclasses.field(default_factory=threading.Event)
     cancelled: str | None = None  # a reason
     prompt_at: int = 0  # prompt tokens that the slot holds
-    reused: int = 0  # prompt tokens that the slot held when the job got it
+    reused: int = 0  # prompt tokens that the slot had when the job got it
+    cached: int = (
+        0  # those of them that it does not decode again: a recurrent state goes back to a checkpoint
+    )
     token: int = -1  # sampled last
     n_tokens: int = 0  # generated, and handed to the reader
     times: JobTimes = dataclasses.field(default_factory=JobTimes)

@@ -149,6 +149,10 @@ class BatchModel(EagleLlama):
         window = llama_cpp.llama_model_n_swa(self.model)
         return min(first + window - 1, n_tokens) if first > 0 else 0
 
+    def positions(self, slot: int) -> int:
+        """Number of a slot's tokens that the context's memory holds."""
+        return int(llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(self._ctx.ctx), slot)) + 1
+
     def logits(self, row: int) -> np.ndarray:
         """A row of the last batch, float32 [n_vocab]; the next batch overwrites it."""
         return self._context.logits(row)

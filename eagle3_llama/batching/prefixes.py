@@ -93,22 +93,28 @@ class Prefixes:
 
     # -- jobs ---------------------------------------------------------------------------------------------
 
-    def place(self, job: Job, slots: Sequence[BatchSlot]) -> tuple[BatchSlot, int]:
-        """A free slot for the job, and how many tokens of its prompt the slot holds now, and nothing else."""
+    def place(self, job: Job, slots: Sequence[BatchSlot]) -> BatchSlot:
+        """A free slot for the job, with the beginning of its prompt, and nothing else."""
         place = self._choose(job, slots)
-        slot = place.slot
-        if isinstance(place.source, BatchSlot):
-            n = self._copy(place.source, slot, place.n)
-            self._count["copied_tokens"] += n
-        elif place.source is not None:
-            n = self._restore(place.source, slot, place.n)
-            self._count["restored_tokens"] += n
-        else:
-            self._save(slot, place.n)
+        slot, source, count = place.slot, place.source, self._count
+        if isinstance(source, SavedText):
+            self.cache.use(source, place.n)  # before the slot's text comes in: it may take this one's room
+        self._save(slot, 0 if source is not None else place.n)
+        if slot.client != job.client:  # nobody finds another client's text, whatever fails from here on
+            slot.client, slot.tokens = job.client, []
+        if source is None:
             n = self.keep(slot, place.n)
-        slot.client = job.client
-        self._count["reused_tokens"] += n
-        return slot, n
+        elif isinstance(source, BatchSlot):
+            n = self._copy(source, slot, place.n)
+            count["copied_tokens"] += n
+        else:
+            n = self._fill(slot, source.state, place.n)
+            count["restored_tokens"] += n
+        job.prompt_at = job.reused = n
+        job.cached = self._held(slot, n)
+        count["reused_tokens"] += job.cached
+        count["prompt_tokens"] += n - job.cached
+        return slot
 
     def awaits(self, job: Job, slots: Sequence[BatchSlot]) -> bool:
         """Whether another job decodes what the job's prompt begins with: it is copied once it is there."""
@@ -126,6 +132,10 @@ class Prefixes:
         here = max((self._shared(s, job) for s in slots), default=0)
         here = max(here, self.cache.find(job.client, job.prompt[:-1])[1])
         return self.costs.pays(most - here, int(2 * most * self._per_token))
+
+    def _held(self, slot: BatchSlot, n: int) -> int:
+        """How many of its n tokens a slot has: a recurrent state may have gone back farther."""
+        return min(n, self._base.positions(slot.id)) if self._is_whole else n
 
     def keep(self, slot: BatchSlot, n: int) -> int:
         """Keeps the first n tokens of a slot, or none if the memory cannot drop a part. Returns how many."""
@@ -211,22 +221,8 @@ class Prefixes:
             state = self._take(source)
         except (EagleError, MemoryError) as e:
             log.warning("slot %d could not be copied: %s", source.id, e)
-            self._save(slot, 0)
             return self.keep(slot, 0)
-        self._save(slot, 0)
         return self._fill(slot, state, n)
-
-    def _restore(self, text: SavedText, slot: BatchSlot, n: int) -> int:
-        """Fills the slot with the first n tokens of a saved text, which leaves the cache if n are all."""
-        if n == len(text.ids):
-            self.cache.remove(text)  # before the slot's text comes in, which has its room then
-        else:
-            self.cache.used(text)
-        self._save(slot, 0)
-        n = self._fill(slot, text.state, n)
-        if n == 0:
-            self.cache.remove(text)
-        return n
 
     def _fill(self, slot: BatchSlot, state: SlotState, n: int) -> int:
         start = time.perf_counter()

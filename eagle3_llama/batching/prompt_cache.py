@@ -83,10 +83,11 @@ class PromptCache:
         while self.n_bytes > self.most_bytes:
             self.remove(max(self._texts.values(), key=lambda texts: sum(t.n_bytes for t in texts))[0])
 
-    def used(self, text: SavedText) -> None:
-        """The text was used: others of its client are dropped before it."""
-        texts = self._texts.get(text.client, [])
-        if text in texts:
+    def use(self, text: SavedText, n: int) -> None:
+        """A slot takes n tokens of the text, which leaves the cache if these are all, else stays longer."""
+        if n == len(text.ids):
+            self.remove(text)
+        elif text in (texts := self._texts.get(text.client, [])):
             texts.remove(text)
             texts.append(text)
 

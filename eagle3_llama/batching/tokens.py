@@ -79,7 +79,7 @@ class BatchTokens:
     def end(self) -> None:
         """See TokenSource."""
         self._batcher._cancel(self._job, "cancelled")
-        self._used.reused += self._job.reused
+        self._used.reused += self._job.cached
 
     def _next_piece(self) -> BatchPiece | BaseException | None:
         """Waits for the next piece.

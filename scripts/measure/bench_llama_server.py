@@ -49,11 +49,13 @@ console = Console(highlight=False)
 class LlamaServer(Server):
     """A llama-server on a free port. Raises SystemExit if it does not start."""
 
-    def __init__(self, program: Path, fmt: str, n_parallel: int, options: list[str]) -> None:
+    def __init__(
+        self, program: Path, fmt: str, n_parallel: int, options: list[str], n_ctx: int = N_CTX
+    ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        n, threads = n_parallel * N_CTX, str(cores())
+        n, threads = n_parallel * n_ctx, str(cores())
         command = [str(program), "--model", str(smollm2(fmt)), "--port", str(self.port), "-c", str(n)]
         command += ["-np", str(n_parallel), "-t", threads, "-tb", threads, "-fa", "on", *options]
         try:

@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,13 +30,18 @@ def texts_of(files: list[Path] | None, n: int) -> list[str]:
 
 
 class Server:
-    """A server process on a free port."""
+    """A server process on a free port. options: further ones of its command line."""
 
-    def __init__(self, fmt: str, n_parallel: int, n_ctx: int, head: bool = True) -> None:
-        options = f"-m eagle3_llama.server --port 0 --n-parallel {n_parallel} --n-ctx {n_ctx}".split()
+    def __init__(
+        self, fmt: str, n_parallel: int, n_ctx: int, head: bool = True, options: Sequence[str] = ()
+    ) -> None:
+        command = f"-m eagle3_llama.server --port 0 --n-parallel {n_parallel} --n-ctx {n_ctx}".split()
         files = ["--model", str(smollm2(fmt)), *(["--eagle", str(shipped_head())] if head else [])]
         self.process = subprocess.Popen(
-            [sys.executable, *options, *files], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [sys.executable, *command, *files, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
         found = re.search(r"http://127.0.0.1:(\d+)", self.process.stdout.readline())
         if not found:

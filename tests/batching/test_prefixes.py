@@ -278,6 +278,24 @@ def test_many_requests_and_little_room(tiny):
         assert cache.n_bytes == sum(t.n_bytes for texts in cache._texts.values() for t in texts)
 
 
+@pytest.mark.parametrize("clients", [("key 0", "key 1"), ("key 1", "key 0")])
+def test_a_failure_between_two_clients(tiny, monkeypatch, clients):
+    """Whatever fails while a slot changes its owner, nobody gets the other one's text."""
+    first, second = clients
+    with opened(tiny, 1) as batcher:
+        keep = batcher._prefixes.keep
+
+        def fails(slot, n):
+            monkeypatch.setattr(batcher._prefixes, "keep", keep)
+            raise RuntimeError("it failed")
+
+        say(batcher, text(90, 1), client=first)
+        monkeypatch.setattr(batcher._prefixes, "keep", fails)
+        with pytest.raises(RuntimeError, match="it failed"):
+            say(batcher, text(90, 1), client=second)
+        assert say(batcher, [*text(90, 1), 5], client=second)[2] == 91
+
+
 def test_closing(tiny):
     """Requests that wait for a prefix are told that the batcher closes."""
     with opened(tiny, 3) as batcher:
@@ -334,7 +352,7 @@ def test_the_bound_of_the_cache():
     for i in range(3):
         cache.add(saved("a", [1, i, 0]))
     cache.add(saved("b", [1, 0, 0]))
-    cache.used(cache.find("a", [1, 0, 0])[0])
+    cache.use(cache.find("a", [1, 0, 0])[0], 1)
     cache.add(saved("a", [1, 3, 0]))
     kept = {tuple(t.state.tokens) for t in cache._texts["a"]}
     assert kept == {(1, 0, 0), (1, 2, 0), (1, 3, 0)} and cache.find("b", [1])[1] == 1
