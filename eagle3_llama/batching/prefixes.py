@@ -15,11 +15,10 @@ from ..errors import EagleError
 from ..runtime.engine import Engine
 from .job import Job, JobState
 from .model import BatchModel
-from .prompt_cache import PromptCache, SavedText, shared_tokens
+from .prompt_cache import LEAST, PromptCache, SavedText, goes_on, shared_tokens
 from .scheduler import BatchSlot, Scheduler
 from .slot_state import SlotState, SlotStates
 
-LEAST = 16  # tokens that are worth a copy: fewer are decoded with the next chunk, in about the same time
 UNMEASURED_RATE = 1000.0  # tokens/s of prompts, until one was long enough to be measured
 NEWEST = 0.25  # the part of the newest copy in the mean of their times
 FADES = 0.98  # by which the time of a copy falls whenever it is too high for a copy: once, one is tried again
@@ -66,8 +65,9 @@ class Place:
 
     @property
     def lost(self) -> int:
-        """Number of tokens that the slot holds now, and will not."""
-        return len(self.slot.tokens) - (self.n if self.source is None else 0)
+        """Number of tokens of the slot's text that may be wanted again, and that it will not hold."""
+        slot, kept = self.slot, self.n if self.source is None else 0
+        return 0 if goes_on(kept, slot.n_prompt, len(slot.tokens)) else len(slot.tokens) - kept
 
 
 def _idle(slot: BatchSlot) -> tuple[bool, int]:
@@ -99,7 +99,8 @@ class Prefixes:
         slot, source, count = place.slot, place.source, self._count
         if isinstance(source, SavedText):
             self.cache.use(source, place.n)  # before the slot's text comes in: it may take this one's room
-        self._save(slot, 0 if source is not None else place.n)
+        self._save(slot, place.lost)
+        slot.n_prompt = len(job.prompt)
         if slot.client != job.client:  # nobody finds another client's text, whatever fails from here on
             slot.client, slot.tokens = job.client, []
         if source is None:
@@ -234,9 +235,8 @@ class Prefixes:
         self.costs.copied(state.n_bytes, time.perf_counter() - start)
         return self.keep(slot, n)
 
-    def _save(self, slot: BatchSlot, n: int) -> None:
-        """Keeps a text of which a slot is about to keep n tokens, if it is worth the copy."""
-        lost = len(slot.tokens) - n
+    def _save(self, slot: BatchSlot, lost: int) -> None:
+        """Keeps a text of which a slot is about to lose so many tokens, if it is worth the copy."""
         if not self.cache.most_bytes or lost < LEAST or self.cache.holds(slot.client, slot.tokens):
             return
         size = self.states.n_bytes(slot)
@@ -244,7 +244,7 @@ class Prefixes:
             return
         try:
             state = self._take(slot)
-            self.cache.add(SavedText(slot.client, state, self._least(slot)))
+            self.cache.add(SavedText(slot.client, state, self._least(slot), slot.n_prompt))
         except (EagleError, MemoryError) as e:
             log.warning("the text of slot %d could not be saved: %s", slot.id, e)
         else:

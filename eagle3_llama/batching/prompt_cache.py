@@ -9,6 +9,8 @@ import numpy as np
 
 from .slot_state import SlotState
 
+LEAST = 16  # tokens that are worth a copy: fewer are decoded with the next chunk, in about the same time
+
 
 def shared_tokens(a: Sequence[int], b: Sequence[int]) -> int:
     """Number of tokens at the beginning of both."""
@@ -18,13 +20,26 @@ def shared_tokens(a: Sequence[int], b: Sequence[int]) -> int:
     return next(i for i in range(n) if a[i] != b[i])
 
 
+def goes_on(n: int, n_prompt: int, n_tokens: int) -> bool:
+    """Whether a prompt that shares n tokens with a text goes on with its conversation.
+
+    It has all of the text's prompt, but for what a template adds before an answer. What it lacks is of the
+    answer: its thoughts are left out, say, or another answer is wanted. Nobody will ask for that again.
+    """
+    return n >= min(n_prompt, n_tokens) - LEAST
+
+
 @dataclasses.dataclass(eq=False)
 class SavedText:
-    """A text of a client. least: fewest tokens that it can be cut to, once it is in a slot."""
+    """A text of a client, which begins with a prompt of n_prompt tokens.
+
+    least: fewest tokens that it can be cut to, once it is in a slot.
+    """
 
     client: str
     state: SlotState
     least: int
+    n_prompt: int
     ids: np.ndarray = dataclasses.field(init=False)  # int32, because comparing lists takes 20 times as long
 
     def __post_init__(self) -> None:
@@ -84,8 +99,8 @@ class PromptCache:
             self.remove(max(self._texts.values(), key=lambda texts: sum(t.n_bytes for t in texts))[0])
 
     def use(self, text: SavedText, n: int) -> None:
-        """A slot takes n tokens of the text, which leaves the cache if these are all, else stays longer."""
-        if n == len(text.ids):
+        """A slot takes n tokens of the text, which leaves the cache if its conversation goes on there."""
+        if goes_on(n, text.n_prompt, len(text.ids)):
             self.remove(text)
         elif text in (texts := self._texts.get(text.client, [])):
             texts.remove(text)

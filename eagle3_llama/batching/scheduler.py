@@ -23,11 +23,15 @@ STALL = 0.25  # seconds that the prompts of a turn should take while others wait
 
 @dataclasses.dataclass(eq=False)
 class BatchSlot:
-    """A sequence of the context. tokens: what target and head hold of it. client: whose text it is."""
+    """A sequence of the context. tokens: what target and head hold of it. client: whose text it is.
+
+    n_prompt: tokens of the last prompt, with which the text begins.
+    """
 
     id: int
     tokens: list[int] = dataclasses.field(default_factory=list)
     client: str = ""
+    n_prompt: int = 0
     job: Job | None = None
     used: int = 0  # number of the last request that had it
 

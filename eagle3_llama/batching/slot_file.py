@@ -97,7 +97,7 @@ def put(batcher: Batcher, slot: BatchSlot, contents: Contents, client: str) -> i
     Raises EagleError BAD_VALUE, and empties the slot, if the contents do not fit.
     """
     batcher._prefixes.states.put(slot, contents)
-    slot.client = client
+    slot.client, slot.n_prompt = client, len(contents.tokens)
     batcher._memories.restore(client, contents.texts)
     return len(contents.tokens)
 

@@ -126,6 +126,18 @@ def test_a_branch_of_a_text(tiny):
         assert say(batcher, [*held, 5, 6])[2] == 2
 
 
+def test_answers_that_are_left_out(tiny):
+    """A conversation that goes on without its last answers leaves no text behind that nobody needs."""
+    with opened(tiny, 1) as batcher:
+        prompts = [text(60, agent) for agent in range(2)]
+        for turn in range(4):
+            for prompt in prompts:
+                assert say(batcher, prompt, n=20)[2] == (10 if turn else 60)
+                assert say(batcher, prompt, n=20, seed=9)[2] == 1
+                prompt += [120 + turn, *text(9, 20 + turn)]
+            assert batcher.snapshot()["prompt_cache_texts"] == 1  # of the agent that has no slot
+
+
 def test_texts_of_other_clients(tiny):
     """Nobody can find out by time or by counts what another client has sent: slot, copy or cache."""
     with opened(tiny, 2) as batcher:
@@ -314,8 +326,8 @@ def test_closing(tiny):
 # -- the cache and its costs ------------------------------------------------------------------------------
 
 
-def saved(client, tokens, n_bytes=1000, least=0):
-    return SavedText(client, SlotState(list(tokens), bytes(n_bytes), b""), least)
+def saved(client, tokens, n_bytes=1000, least=0, n_prompt=99):
+    return SavedText(client, SlotState(list(tokens), bytes(n_bytes), b""), least, n_prompt)
 
 
 def test_the_cache_finds_the_longest():
@@ -347,17 +359,22 @@ def test_a_text_that_is_used_whole():
 
 def test_the_bound_of_the_cache():
     """The text used last stays, and a client with many texts drops its own."""
-    one = saved("a", [1, 0, 0]).n_bytes
+    one = saved("a", [1, 0, *[0] * 50]).n_bytes
     cache = PromptCache(4 * one)
     for i in range(3):
-        cache.add(saved("a", [1, i, 0]))
-    cache.add(saved("b", [1, 0, 0]))
-    cache.use(cache.find("a", [1, 0, 0])[0], 1)
-    cache.add(saved("a", [1, 3, 0]))
-    kept = {tuple(t.state.tokens) for t in cache._texts["a"]}
-    assert kept == {(1, 0, 0), (1, 2, 0), (1, 3, 0)} and cache.find("b", [1])[1] == 1
+        cache.add(saved("a", [1, i, *[0] * 50]))
+    cache.add(saved("b", [1, 0, *[0] * 50]))
+    cache.use(cache.find("a", [1, 0, 0])[0], 3)
+    cache.add(saved("a", [1, 3, *[0] * 50]))
+    assert [t.state.tokens[1] for t in cache._texts["a"]] == [2, 0, 3] and cache.find("b", [1])[1] == 1
     assert cache.n_bytes == 4 * one
-    cache.add(saved("a", [7], n_bytes=5000))
+    text_ = cache.find("a", [1, 3])[0]
+    cache.use(text_, 52 - LEAST - 1)
+    assert len(cache) == 4  # another text with the same beginning
+    cache.use(text_, 52 - LEAST)
+    assert len(cache) == 3 and cache.n_bytes == 3 * one  # the text goes on
+    cache.add(text_)
+    cache.add(saved("a", [7], n_bytes=50_000))
     assert cache.find("a", [7])[1] == 0 and cache.n_bytes == 4 * one
     for text_ in [t for texts in cache._texts.values() for t in texts]:
         cache.remove(text_)
