@@ -1,6 +1,8 @@
 #include "sampling.hpp"
 
 #include "error.hpp"
+#include "grammar_mask.hpp"
+#include "sampler_kinds.hpp"
 
 #include "llama-ext.h"
 
@@ -13,24 +15,9 @@ namespace eagle3 {
 
 namespace {
 
-// A sampler's kind is told by the functions it has.
-struct kinds {
-    const llama_sampler_i * greedy;
-    const llama_sampler_i * empty;  // penalties that are all off
-
-    static const llama_sampler_i * of(llama_sampler * s) {
-        const llama_sampler_i * iface = s->iface;
-        llama_sampler_free(s);
-        return iface;
-    }
-    kinds()
-        : greedy(of(llama_sampler_init_greedy())),
-          empty(of(llama_sampler_init_penalties(1, 0, 1.0f, 0.0f, 0.0f))) {}
-};
-
 // Says whether a sampler takes the likeliest token of the logits as they are.
 bool takes_likeliest(llama_sampler * sampler) {
-    static const kinds known;
+    const sampler_kinds & known = sampler_kinds::known();
     if (llama_sampler_chain_get(sampler, -1) == nullptr) {
         return sampler->iface == known.greedy;
     }
@@ -40,6 +27,10 @@ bool takes_likeliest(llama_sampler * sampler) {
         ++i;
     }
     return i + 1 == n && llama_sampler_chain_get(sampler, i)->iface == known.greedy;
+}
+
+int n_vocab_of(const llama_context * ctx) {
+    return llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
 }
 
 // Returns the first of the largest; NaN is compared as the greedy sampler compares it.
@@ -65,15 +56,6 @@ int likeliest(const float * x, int n) {
 // penalties lower may be among them.
 constexpr int N_FOUND = 128;
 static_assert(N_FOUND <= LLAMA_MAX_LARGEST);
-
-// Returns the sampler number i of a chain, or the sampler itself in place of a chain of one; null behind the
-// last.
-llama_sampler * link(llama_sampler * sampler, int i) {
-    if (llama_sampler_chain_get(sampler, -1) == nullptr) {
-        return i == 0 ? sampler : nullptr;
-    }
-    return i < llama_sampler_chain_n(sampler) ? llama_sampler_chain_get(sampler, i) : nullptr;
-}
 
 // Returns k if the sampler goes on from the k largest logits, after others that can only have lowered some of
 // them; else 0. The first `cut` of the chain are these others.
@@ -152,8 +134,10 @@ int sample(llama_context * ctx, llama_sampler * sampler, int row) {
     llama_take_exception();  // one that an earlier call left
     int token;
     if (takes_likeliest(sampler)) {
-        const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
-        token             = likeliest(llama_get_logits_ith(ctx, row), n_vocab);
+        token = likeliest(llama_get_logits_ith(ctx, row), n_vocab_of(ctx));
+        llama_sampler_accept(sampler, token);
+    } else if (grammar_mask mask(sampler); mask.is_lazy()) {
+        token = mask.sample(llama_get_logits_ith(ctx, row), n_vocab_of(ctx));
         llama_sampler_accept(sampler, token);
     } else {
         token = llama_sampler_sample(sampler, ctx, row);
@@ -173,13 +157,14 @@ bool sample_found(llama_context * ctx, llama_sampler * sampler, int row, int & t
     } else {
         std::vector<llama_token_data> found(LLAMA_MAX_LARGEST);
         found.resize(llama_get_largest_ith(ctx, row, found.data()));
-        if (!found.empty() && decide(found, sampler)) {
+        grammar_mask mask(sampler);
+        if (mask.is_lazy()) {
+            best = mask.take_from(found);
+        } else if (!found.empty() && decide(found, sampler)) {
             llama_token_data_array all = {found.data(), found.size(), -1, false};
             llama_sampler_apply(sampler, &all);
             rethrow(llama_take_exception());
-            require(all.selected >= 0 && all.selected < (int64_t) all.size, EAGLE3_E_INTERNAL,
-                "no sampler of the chain selected a token");
-            best = all.data[all.selected].id;
+            best = selected_of(all);
         }
     }
     if (best == LLAMA_TOKEN_NULL) {
@@ -193,7 +178,8 @@ bool sample_found(llama_context * ctx, llama_sampler * sampler, int row, int & t
 
 int n_largest_for(llama_sampler * sampler) {
     int cut;
-    const int k = kept_by(sampler, cut);
+    const grammar_mask mask(sampler);
+    const int k = mask.only_lowers() ? mask.k() : kept_by(sampler, cut);
     return takes_likeliest(sampler) ? 1 : k > 0 && k < N_FOUND ? N_FOUND : 0;
 }
 

@@ -218,7 +218,7 @@ void a_decode_that_fails(target & t) {
 
 // -- samplers ---------------------------------------------------------------------------------------------
 
-llama_sampler * some_chain() {
+llama_sampler * some_chain(const target & t) {
     llama_sampler * chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
     const auto pick       = [](std::vector<float> of) {
         return of[up_to((int) of.size())];
@@ -239,6 +239,10 @@ llama_sampler * some_chain() {
     }
     if (up_to(4) == 0) {
         add(llama_sampler_init_temp(pick({0.5f, 2})));
+    }
+    if (up_to(3) == 0) {
+        add(llama_sampler_init_grammar(llama_model_get_vocab(t.model),
+            up_to(2) ? "root ::= [ -~]*" : "root ::= ([0-9]+ [a-f]?)*", "root"));
     }
     if (up_to(6) > 0) {
         add(llama_sampler_init_top_k(std::vector<int>{1, 2, 40, 40, 64, 100, 127, 128, 300, 0}[up_to(10)]));
@@ -262,7 +266,7 @@ int samplers_agree(target & t) {
     llama_context * plain = make_context(t.model, 1, N_CTX, 128, 64);
     int n_found           = 0;
     for (int i = 0; i < 150; ++i) {
-        llama_sampler * chain = up_to(8) > 0 ? some_chain() : llama_sampler_init_greedy();
+        llama_sampler * chain = up_to(8) > 0 ? some_chain(t) : llama_sampler_init_greedy();
         llama_sampler * copy  = llama_sampler_clone(chain);
         const int n_largest   = eagle3::n_largest_for(chain);
         CHECK(n_largest == 0 || n_largest == 1 || n_largest == 128);
@@ -328,7 +332,7 @@ tokens said(target & t, const char * head_path, const llama_sampler * like, bool
 
 void rounds_say_the_same(target & t, const char * head) {
     for (int i = 0; i < 12; ++i) {
-        llama_sampler * chain = some_chain();
+        llama_sampler * chain = some_chain(t);
         CHECK(said(t, head, chain, true, i % 2) == said(t, head, chain, false, i % 2));
         llama_sampler_free(chain);
     }

@@ -90,13 +90,14 @@ def test_grammar_penalties_processors(batcher, plain):
     def sampling(kind):
         return {
             "grammar": dict(grammar=LlamaGrammar.from_string(grammar, verbose=False), temp=0.0),
+            "grammar, drawn": dict(grammar=LlamaGrammar.from_string(grammar, verbose=False), temp=0.8),
             "penalties": dict(repeat_penalty=1.3, frequency_penalty=0.4, temp=0.7),
             "mirostat": dict(mirostat_mode=2, temp=0.8),
             "processor": dict(logits_processor=[favour], temp=0.0),
         }[kind]
 
-    kinds = ["grammar", "penalties", "mirostat", "processor"]
-    got = in_threads(4, work, kinds)
+    kinds = ["grammar", "grammar, drawn", "penalties", "mirostat", "processor"]
+    got = in_threads(5, work, kinds)
     text = got[kinds.index("processor")]
     for k in range(len(text)):  # shown to the processor at every row, in order
         assert seen[k] == [*PROMPT, *text[:k]]

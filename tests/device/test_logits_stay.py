@@ -51,7 +51,9 @@ SETTINGS = {
     "temperature below 0": ({"temp": -1.0}, "row"),
     "mirostat": ({"mirostat_mode": 1, "temp": 1.0}, "row"),
     "mirostat 2": ({"mirostat_mode": 2, "temp": 1.0}, "row"),
-    "grammar": ({**SAMPLED, "grammar": r"root ::= [^\n]*"}, "row"),
+    "grammar": ({**SAMPLED, "grammar": "root ::= [ -~]*"}, "largest"),
+    "grammar, greedy": ({"temp": 0.0, "grammar": "root ::= [ -~]*"}, "largest"),
+    "grammar, top-k off": ({**SAMPLED, "top_k": 0, "grammar": "root ::= [ -~]*"}, "row"),
     "logits processor": ({**SAMPLED, "logits_processor": lambda ids, scores: -scores}, "row"),
 }
 

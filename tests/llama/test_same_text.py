@@ -202,6 +202,36 @@ def test_grammar_and_json(pair):
     assert text.lstrip().startswith("{")
 
 
+SCHEMA = """{"type": "object", "required": ["name", "age", "likes", "home"], "properties": {
+    "name": {"type": "string"}, "age": {"type": "integer"},
+    "likes": {"type": "array", "items": {"enum": ["rain", "tea", "raisins"]}, "minItems": 2, "maxItems": 5},
+    "home": {"type": "object", "required": ["city"], "properties": {"city": {"type": "string"}}}}}"""
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0},
+        {"temperature": 0, "repeat_penalty": 1.2},
+        {"temperature": 0.8, "seed": 1},
+        {"temperature": 1.5, "top_k": 7, "min_p": 0.0, "seed": 2},
+        {"temperature": 1.5, "top_p": 1.0, "min_p": 0.0, "seed": 3},
+        {"temperature": 0.9, "typical_p": 0.6, "seed": 4},
+        {"temperature": 0.9, "frequency_penalty": 0.7, "presence_penalty": -0.4, "seed": 5},
+        {"temperature": 0.9, "logit_bias": {"28": -50.0, "17": 5.0}, "seed": 6},
+        {"temperature": 0.8, "top_k": 0, "seed": 7},
+        {"temperature": 0.8, "mirostat_mode": 2, "seed": 8},
+    ],
+    ids=str,
+)
+def test_schemas(pair, settings):
+    """llama.cpp's own sampling masks the whole vocabulary; here the grammar tests the likeliest tokens."""
+    grammar = LlamaGrammar.from_json_schema(SCHEMA, verbose=False)
+    ask = {"max_tokens": 50, "grammar": grammar, **settings}
+    text, _ = same(pair, lambda llm: answer(llm, "A person, described as JSON:", **ask))
+    assert re.match(r'\{\s*"name"\s*:\s*"', text)
+
+
 @pytest.mark.parametrize("echo, stream", [(False, False), (True, False), (False, True)])
 def test_logprobs(pair, echo, stream):
     """The true ones, at every position; their float sums differ in the last digits."""

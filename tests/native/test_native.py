@@ -94,6 +94,11 @@ def test_logits_that_stay_on_a_device(programs, tmp_path):
     passes(programs, "logits_stay_test", target, tiny_models.head(tmp_path / "head.gguf"))
 
 
+def test_a_grammar_that_tests_the_likeliest_tokens(programs, tmp_path):
+    """Thousands of rows by many chains, bit for bit as with a mask of all tokens, and few tests a row."""
+    passes(programs, "grammar_mask_test", tiny_models.target(tmp_path / "target.gguf", n_vocab=2000))
+
+
 @pytest.mark.parametrize("name", ["speculators, qwen3", "EAGLE-1", "two projections, two layers"])
 def test_rounds_of_variants_under_sanitizers(programs, tmp_path, name):
     target = tiny_models.target(tmp_path / "target.gguf", n_layer=12)
