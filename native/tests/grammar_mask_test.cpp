@@ -271,7 +271,7 @@ double tests_of_a_row(const rows & r, const char * grammar, bool greedy, bool us
     if (greedy) {
         add(llama_sampler_init_greedy());
     } else {
-        add(llama_sampler_init_top_k(40));
+        add(llama_sampler_init_top_k(10));
         add(llama_sampler_init_typical(1, 1));
         add(llama_sampler_init_top_p(0.95f, 1));
         add(llama_sampler_init_min_p(0.05f, 1));
