@@ -89,8 +89,9 @@ struct made {
         for (int n = kind == 1 ? n_vocab / 2 : 0; n > 0; --n) {
             x[up_to(n_vocab)] = -INFINITY;
         }
-        for (int n = kind == 2 ? 1 + up_to(300) : 0; n > 0; --n) {
-            x[up_to(n % 8 ? n_vocab : 100)] = pick<float>({NAN, NAN, INFINITY, -INFINITY});
+        const float odd = pick<float>({NAN, NAN, INFINITY, -INFINITY});
+        for (int n = kind == 2 ? 1 + up_to(100) : 0; n > 0; --n) {
+            x[up_to(n % 8 ? n_vocab : 100)] = odd;
         }
         for (int n = kind == 4 ? 1 + up_to(4) : 0; n > 0; --n) {
             x[up_to(n_vocab)] = INFINITY;
