@@ -1,4 +1,4 @@
-"""Build libeagle3, libllama, libmtmd and ggml with CMake and ninja, or find a finished build in the cache.
+"""Build our libraries, libllama, libmtmd and ggml with CMake and ninja, or find a build in the cache.
 
     python native/build.py [--sanitize] [--tests] [--bench | --stock] [--print-dir] [-DNAME=VALUE ...]
 
@@ -14,8 +14,9 @@ An interrupted build leaves nothing in out/; the next one continues where it sto
 (CMAKE_ARGS=-DGGML_CUDA=on), CC, CXX, CFLAGS, CXXFLAGS and LDFLAGS have their usual effect.
 -DEAGLE3_VARIANTS=ON builds a CPU backend for each kind of processor, of which one is chosen where the library
 is used: so is a wheel made that runs everywhere (scripts/release/build_wheels.py).
-CMAKE_ARGS=-DLLAMA_BUILD_MTMD=OFF leaves out libmtmd (images and audio). The sanitized build leaves it out
-unless CMAKE_ARGS turns it on. CMAKE_ARGS=-DEAGLE3_PROOF=OFF leaves out the check on this processor.
+CMAKE_ARGS=-DLLAMA_BUILD_MTMD=OFF leaves out libmtmd (images and audio). The sanitized build leaves out
+libe3chat, and libmtmd unless CMAKE_ARGS turns it on. CMAKE_ARGS=-DEAGLE3_PROOF=OFF leaves out the check on
+this processor.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def build(
     bench: bool = False,
     stock: bool = False,
 ) -> Path:
-    """The folder with libeagle3, libllama, libmtmd, ggml and eagle3.h, checked on this processor.
+    """The folder with libeagle3, libllama, libmtmd, ggml and the headers, checked on this processor.
 
     sanitize: with the address and undefined behaviour sanitizers. tests: with the executables of
     native/tests. defines: CMake variables, which override CMAKE_ARGS. stock: instead, libllama and ggml as
@@ -78,16 +79,15 @@ def build(
     variants = toolchain.is_on(options.get("EAGLE3_VARIANTS", "OFF"))
     if variants and (tests or unpatched):
         raise BuildError("EAGLE3_VARIANTS is for the libraries alone: build the rest without it")
-    for name in ("EAGLE3_BUILD_BENCH", "EAGLE3_BUILD_MTMD", "EAGLE3_WITHOUT"):
+    for name in ("EAGLE3_BUILD_BENCH", "EAGLE3_BUILD_CHAT", "EAGLE3_BUILD_MTMD", "EAGLE3_WITHOUT"):
         options.pop(name, None)
     kind = "sanitized-" if sanitize else "stock-" if unpatched else ""
     place = cache_dir() / "build" / (kind + toolchain.key(options))
     place.mkdir(parents=True, exist_ok=True)
     place = place.resolve()  # compile commands hold this path
     with locked(place / "lock", "waiting for another build of the same libraries"):
-        parts = (
-            ["proof", "bench"] if unpatched else ["include", "kernels", "src", "proof", *["tests"] * tests]
-        )
+        ours = ["include", "kernels", "src", "chat", "proof", *["tests"] * tests]
+        parts = ["proof", "bench"] if unpatched else ours
         sources = _native_sources(parts)
         programs = [proof.PROGRAM, *_programs(sources, [*["tests"] * tests, *["bench"] * bench])]
         with using_tree(source, patched=not unpatched) as (tree, tree_key):
@@ -97,7 +97,8 @@ def build(
                 _sync(tree, place / "llama.cpp", [p for part in _TREE_PARTS for p in _files(tree / part)])
         if not out.is_dir():
             _sync(NATIVE, place / "native", sources)
-            for name, on in (("TESTS", tests), ("BENCH", unpatched), ("MTMD", mtmd)):
+            chat = not sanitize and not unpatched
+            for name, on in (("TESTS", tests), ("BENCH", unpatched), ("MTMD", mtmd), ("CHAT", chat)):
                 options[f"EAGLE3_BUILD_{name}"] = "ON" if on else "OFF"
             tools = toolchain.tool(cmake, "cmake"), toolchain.tool(ninja, "ninja")
             work = Work(place, *tools, programs, mtmd, kind, variants)
@@ -183,12 +184,13 @@ def _collect(work: Work, build_dir: Path, fresh: Path) -> None:
         if library or path.name.removesuffix(".exe") in work.programs:
             shutil.copy2(path, fresh)
     if not work.stock:
-        shutil.copyfile(work.place / "native" / "include" / "eagle3.h", fresh / "eagle3.h")
+        for header in (work.place / "native" / "include").glob("*.h"):
+            shutil.copyfile(header, fresh / header.name)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Build libeagle3 and the patched llama.cpp, or find a finished build in the cache."
+        description="Build our libraries and the patched llama.cpp, or find a finished build in the cache."
     )
     parser.add_argument(
         "--sanitize", action="store_true", help="address and undefined behaviour sanitizers, CPU only"

@@ -75,7 +75,7 @@ def load() -> tuple[Any, Any]:
     _refuse_another_processor(lib_dir)
     _import_llama_cpp(lib_dir)
     variants.load(lib_dir)  # it is there already, unless llama_cpp was imported before the hook was installed
-    return _open(lib_dir)
+    return open_library(lib_dir / _NAME, lib_dir / "eagle3.h", "EAGLE3", "eagle3_abi_version")
 
 
 def record(lib_dir: Path) -> dict[str, Any]:
@@ -138,32 +138,34 @@ def checked(code: int) -> int:
     return code
 
 
-def _open(lib_dir: Path) -> tuple[Any, Any]:
+def open_library(path: Path, header: Path, prefix: str, version: str) -> tuple[Any, Any]:
+    """(ffi, lib) of one of our libraries, by its header. version: its call that returns PREFIX_ABI_VERSION.
+
+    Raises EagleError LIBRARY.
+    """
     import cffi
 
-    cdef, expected = parse_header((lib_dir / "eagle3.h").read_text(encoding="utf-8"))
+    cdef, expected = parse_header(header.read_text(encoding="utf-8"), prefix)
     ffi = cffi.FFI()
     try:
         ffi.cdef(cdef)
         if hasattr(os, "add_dll_directory"):  # Windows does not look for a library's libraries beside it
-            os.add_dll_directory(str(lib_dir))
-        lib = ffi.dlopen(str(lib_dir / _NAME))
-        found = lib.eagle3_abi_version()
+            os.add_dll_directory(str(path.parent))
+        lib = ffi.dlopen(str(path))
+        found = getattr(lib, version)()
     except (cffi.CDefError, cffi.FFIError, OSError, AttributeError) as error:
-        raise _error(f"cannot load {lib_dir / _NAME} ({error}): reinstall eagle3-llama") from error
+        raise _error(f"cannot load {path} ({error}): reinstall eagle3-llama") from error
     if found != expected:
-        raise _error(
-            f"{lib_dir / _NAME} has ABI version {found}, its header has {expected}: reinstall eagle3-llama"
-        )
+        raise _error(f"{path} has ABI version {found}, its header has {expected}: reinstall eagle3-llama")
     return ffi, lib
 
 
-def parse_header(text: str) -> tuple[str, int]:
-    """The declarations between the cdef marks of eagle3.h, and its EAGLE3_ABI_VERSION."""
-    version = re.search(r"^#define EAGLE3_ABI_VERSION (\d+)", text, re.MULTILINE)
+def parse_header(text: str, prefix: str = "EAGLE3") -> tuple[str, int]:
+    """The declarations between the cdef marks of a header, and its PREFIX_ABI_VERSION."""
+    version = re.search(rf"^#define {prefix}_ABI_VERSION (\d+)", text, re.MULTILINE)
     marked = re.search(r"^// cdef-begin$(.*)^// cdef-end$", text, re.MULTILINE | re.DOTALL)
     if version is None or marked is None:
-        raise _error("eagle3.h has no EAGLE3_ABI_VERSION or no cdef marks: reinstall eagle3-llama")
+        raise _error(f"a header has no {prefix}_ABI_VERSION or no cdef marks: reinstall eagle3-llama")
     lines = [line for line in marked[1].splitlines() if not line.lstrip().startswith("#")]
     return "\n".join(lines), int(version[1])
 

@@ -211,7 +211,9 @@ def test_windows_looks_beside_the_library(tmp_path):
         "import os, sys; from pathlib import Path; import eagle3_llama.runtime.library as library\n"
         "os.add_dll_directory = lambda path: print('looks in', path)\n"
         "library._NAME = 'libeagle3.dll'; folder = Path(sys.argv[1])\n"
-        "print(library.find_lib_dir() == folder, library._open(folder)[1].eagle3_abi_version())"
+        "found = folder / library._NAME, folder / 'eagle3.h', 'EAGLE3', 'eagle3_abi_version'\n"
+        "_, lib = library.open_library(*found)\n"
+        "print(library.find_lib_dir() == folder, lib.eagle3_abi_version())"
     )
     env = {**os.environ, "EAGLE3_LLAMA_LIB_DIR": str(tmp_path / "lib")}
     done = run_command([sys.executable, "-c", code, tmp_path / "lib"], env=env)

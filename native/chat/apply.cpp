@@ -1,0 +1,108 @@
+// A request as JSON to the inputs of llama.cpp's templates, and what they give back to JSON.
+
+#include "chat.hpp"
+#include "common.h"
+
+#include <algorithm>
+
+namespace {
+
+using json = common_json;
+
+// Regular expressions for llama_sampler_init_grammar_lazy_patterns, as llama.cpp's server makes them.
+json patterns(const std::vector<common_grammar_trigger> & triggers) {
+    json out = json::array();
+    for (const auto & t : triggers) {
+        if (t.type == COMMON_GRAMMAR_TRIGGER_TYPE_WORD) {
+            out.push_back(json{{"word", t.value}, {"pattern", regex_escape(t.value)}});
+        } else if (t.type == COMMON_GRAMMAR_TRIGGER_TYPE_PATTERN) {
+            out.push_back(json{{"pattern", t.value}});
+        } else if (t.type == COMMON_GRAMMAR_TRIGGER_TYPE_PATTERN_FULL) {
+            const bool first = t.value.empty() || t.value.front() != '^';
+            const bool last = t.value.empty() || t.value.back() != '$';
+            out.push_back(json{{"pattern", (first ? "^" : "") + t.value + (last ? "$" : "")}});
+        }
+    }
+    return out;
+}
+
+json texts(const std::vector<std::string> & lines) {
+    json out = json::array();
+    for (const auto & line : lines) {
+        out.push_back(line);
+    }
+    return out;
+}
+
+common_chat_templates_inputs inputs_of(const json & request) {
+    common_chat_templates_inputs in;
+    in.messages = common_chat_msgs_parse_oaicompat(request.at("messages"));
+    if (request.contains("tools") && request.at("tools").is_array()) {
+        in.tools = common_chat_tools_parse_oaicompat(request.at("tools"));
+    }
+    in.tool_choice = common_chat_tool_choice_parse_oaicompat(request.value("tool_choice", "auto"));
+    in.parallel_tool_calls = request.value("parallel_tool_calls", false);
+    in.reasoning_format = COMMON_REASONING_FORMAT_DEEPSEEK;
+    in.enable_thinking = request.value("enable_thinking", true);
+    if (request.contains("json_schema")) {
+        in.json_schema = request.at("json_schema").dump();
+    }
+    if (request.contains("chat_template_kwargs")) {
+        for (const auto & [name, value] : request.at("chat_template_kwargs").items()) {
+            in.chat_template_kwargs[name] = value.dump();
+        }
+    }
+    if (request.value("continue_final_message", false)) {
+        in.continue_final_message = COMMON_CHAT_CONTINUATION_AUTO;
+        in.add_generation_prompt = false;
+    }
+    return in;
+}
+
+// Keeps the tools that may be called. Returns whether some may not.
+bool keep_called(common_chat_templates_inputs & in, const json & request) {
+    if (!request.contains("called")) {
+        return false;
+    }
+    std::vector<std::string> names;
+    for (const auto & name : request.at("called")) {
+        names.push_back(name.get<std::string>());
+    }
+    const auto other = [&](const common_chat_tool & tool) {
+        return std::find(names.begin(), names.end(), tool.name) == names.end();
+    };
+    const auto before = in.tools.size();
+    in.tools.erase(std::remove_if(in.tools.begin(), in.tools.end(), other), in.tools.end());
+    return in.tools.size() < before;
+}
+
+}  // namespace
+
+common_json e3chat::apply(const common_chat_templates & templates, const common_json & request) {
+    auto in = inputs_of(request);
+    auto params = common_chat_templates_apply(&templates, in);
+    // the prompt shows all tools, so that its beginning is the same in every turn
+    const std::string prompt = params.prompt;
+    const bool shown = std::all_of(in.tools.begin(), in.tools.end(), [&](const common_chat_tool & tool) {
+        return prompt.find(tool.name) != std::string::npos;
+    });
+    take_incomplete();
+    if (keep_called(in, request)) {
+        params = common_chat_templates_apply(&templates, in);
+    }
+    const bool required = in.tool_choice == COMMON_CHAT_TOOL_CHOICE_REQUIRED && !in.tools.empty();
+    const std::string forced =
+        required ? forced_grammar(params, in.enable_thinking, in.parallel_tool_calls) : "";
+    auto unmet = take_incomplete();
+    std::sort(unmet.begin(), unmet.end());
+    unmet.erase(std::unique(unmet.begin(), unmet.end()), unmet.end());
+    json thinking;
+    if (!params.thinking_start_tag.empty() && !params.thinking_end_tags.empty()) {
+        thinking = json{{"start", params.thinking_start_tag}, {"ends", texts(params.thinking_end_tags)}};
+    }
+    return json{{"prompt", prompt}, {"parser", params.parser}, {"format", (int) params.format},
+        {"generation_prompt", params.generation_prompt}, {"grammar", params.grammar},
+        {"lazy", params.grammar_lazy}, {"triggers", patterns(params.grammar_triggers)}, {"forced", forced},
+        {"stops", texts(params.additional_stops)}, {"preserved", texts(params.preserved_tokens)},
+        {"thinking", thinking}, {"tools", shown}, {"incomplete", texts(unmet)}};
+}
