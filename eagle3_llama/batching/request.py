@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from ..runtime.params import EagleParams
 from ..runtime.stats import EagleStats
 from .job import BatchPiece, CompletionOptions, Job, RequestCancelled, RequestProcessors
 from .logprobs import Logprobs, TopRow
-from .samplers import with_bias
+from .samplers import LazyGrammar, with_bias, with_lazy_grammar
 from .tokens import BatchTokens
 
 if TYPE_CHECKING:
@@ -119,6 +119,11 @@ class RequestLlama(GeneratingLlama):
             self._raise_cancelled()
             return self._batcher.base.tokenize(*args, **kwargs)
 
+    def show_tokens(self, names: Sequence[str]) -> None:
+        """Writes these special tokens into the texts that follow; others are left out of them."""
+        found = (self.tokenize(name.encode(), add_bos=False, special=True) for name in names)
+        self._token_bytes.shown = frozenset(ids[0] for ids in found if len(ids) == 1)
+
     # -- what needs a context of its own ------------------------------------------------------------------
 
     def eval(self, *_: Any, **__: Any) -> None:
@@ -203,7 +208,10 @@ class RequestLlama(GeneratingLlama):
             )
         self._raise_cancelled()
         processors = RequestProcessors(a["logits_processor"], prompt) if a["logits_processor"] else None
-        sampler = self._new_sampler(a, processors)
+        lazy = a["grammar"] if isinstance(a["grammar"], LazyGrammar) else None
+        sampler = self._new_sampler({**a, "grammar": None} if lazy else a, processors)
+        if lazy is not None:
+            sampler = with_lazy_grammar(sampler, self._model, lazy)
         if options.bias:
             sampler = with_bias(sampler, options.bias, self._n_vocab)
         stopping = call.stopping is not None  # it reads one row at a time

@@ -21,12 +21,14 @@ def bytes_of(model: Any) -> BytesOf:
 class TokenBytes:
     """Same as the detokenize() of llama-cpp-python's model object. bos: the token that begins a text.
 
-    Of a text that grows, only the new tokens are looked up.
+    Of a text that grows, only the new tokens are looked up. shown: special tokens that are written out even
+    where the others are not.
     """
 
     def __init__(self, bytes_of: BytesOf, bos: int) -> None:
         self._bytes_of = bytes_of
         self._bos = bos
+        self.shown: frozenset[int] = frozenset()
         # set at once, because several threads may detokenize
         self._kept: dict[bool, tuple[list[int], bytes]] = {}
 
@@ -37,7 +39,7 @@ class TokenBytes:
         if not n or tokens[:n] != text:
             n = 0
             out = b""
-        out += b"".join([self._bytes_of(token, special) for token in tokens[n:]])
+        out += b"".join([self._bytes_of(token, special or token in self.shown) for token in tokens[n:]])
         if len(tokens) >= KEPT:
             self._kept[special] = tokens, out
         return out[1:] if tokens and tokens[0] == self._bos and out[:1] == b" " else out

@@ -57,6 +57,12 @@ def serve(
     chat_format: Annotated[
         str | None, typer.Option(help="a chat format of llama-cpp-python; default: the model's template")
     ] = None,
+    chat_template_file: Annotated[
+        Path | None, typer.Option(help="file with a chat template, instead of the model's")
+    ] = None,
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(help="variables for the chat template, as a JSON object")
+    ] = None,
     model_alias: Annotated[
         str | None, typer.Option(help="model name that clients see; default: the name of its file")
     ] = None,

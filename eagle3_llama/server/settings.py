@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import json
 import math
 import os
 from pathlib import Path
@@ -41,6 +42,8 @@ class ServerSettings:
     timeout: seconds from a request's arrival to its last token. grace: seconds that running requests have to
     finish after SIGTERM.
     template_timeout: time limit in seconds of a chat template, a grammar or a JSON schema.
+    chat_template_file: a template to use instead of the model's. chat_template_kwargs: variables for the
+    template, as JSON; those of a request come before them.
     stream_interval: seconds for which a stream collects tokens, after its first one, before it sends
     them; 0 sends the tokens of each round at once. slot_save_limit: total bytes of the files in
     slot_save_path. flash_attn: None enables it where the backend supports it. swa_full: False keeps the
@@ -63,6 +66,8 @@ class ServerSettings:
     swa_full: bool = True
     n_rs_seq: int | None = None
     chat_format: str | None = None
+    chat_template_file: str | None = None
+    chat_template_kwargs: str | None = None
     model_alias: str | None = None
     max_queue: int = 64
     max_connections: int | None = None
@@ -123,7 +128,25 @@ class ServerSettings:
         n = len(self.api_keys)
         message = f"--text-memory has {self.text_memory} bytes, expected {LEAST_SIZE} for each of {n} keys"
         self._check(not self.text_memory or self.memory_of_client >= LEAST_SIZE, message)
+        self._check_template()
         self._check_places()
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """The variables of chat_template_kwargs."""
+        return json.loads(self.chat_template_kwargs) if self.chat_template_kwargs else {}
+
+    def _check_template(self) -> None:
+        both = self.chat_format is not None and self.chat_template_file is not None
+        self._check(not both, "--chat-template-file has no effect beside --chat-format: give one of them")
+        if self.chat_template_file is not None:
+            read_template(self.chat_template_file)
+        try:
+            fine = isinstance(self.template_kwargs, dict)
+        except ValueError:
+            fine = False
+        message = f"--chat-template-kwargs is {self.chat_template_kwargs!r:.80}, expected a JSON object"
+        self._check(fine, message)
 
     def _check_key(self) -> None:
         for key in self.api_keys:
@@ -196,6 +219,15 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def read_template(path: str) -> str:
+    """The text of --chat-template-file. Raises EagleError BAD_FILE."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        message = f"cannot read --chat-template-file {path}: {getattr(e, 'strerror', None) or e}"
+        raise EagleError(ErrorKind.BAD_FILE, message) from e
 
 
 def read_keys(path: str | os.PathLike[str]) -> tuple[str, ...]:

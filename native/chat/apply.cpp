@@ -44,9 +44,6 @@ common_chat_templates_inputs inputs_of(const json & request) {
     in.parallel_tool_calls = request.value("parallel_tool_calls", false);
     in.reasoning_format = COMMON_REASONING_FORMAT_DEEPSEEK;
     in.enable_thinking = request.value("enable_thinking", true);
-    if (request.contains("json_schema")) {
-        in.json_schema = request.at("json_schema").dump();
-    }
     if (request.contains("chat_template_kwargs")) {
         for (const auto & [name, value] : request.at("chat_template_kwargs").items()) {
             in.chat_template_kwargs[name] = value.dump();
@@ -90,9 +87,20 @@ common_json e3chat::apply(const common_chat_templates & templates, const common_
     if (keep_called(in, request)) {
         params = common_chat_templates_apply(&templates, in);
     }
-    const bool required = in.tool_choice == COMMON_CHAT_TOOL_CHOICE_REQUIRED && !in.tools.empty();
-    const std::string forced =
-        required ? forced_grammar(params, in.enable_thinking, in.parallel_tool_calls) : "";
+    enforced what;
+    what.parallel = in.parallel_tool_calls;
+    what.thinking = in.enable_thinking;
+    what.schema = request.value("json_schema", json());
+    what.calls = !in.tools.empty() && in.tool_choice != COMMON_CHAT_TOOL_CHOICE_NONE;
+    std::string forced;
+    if (in.tool_choice == COMMON_CHAT_TOOL_CHOICE_REQUIRED) {
+        what.schema = json();
+        forced = enforced_grammar(params, what);
+    } else if (what.schema.is_object()) {
+        auto calling = in;
+        calling.tool_choice = COMMON_CHAT_TOOL_CHOICE_REQUIRED;
+        forced = enforced_grammar(what.calls ? common_chat_templates_apply(&templates, calling) : params, what);
+    }
     auto unmet = take_incomplete();
     std::sort(unmet.begin(), unmet.end());
     unmet.erase(std::unique(unmet.begin(), unmet.end()), unmet.end());

@@ -22,9 +22,16 @@ struct wrong_output : std::runtime_error {
 // See e3chat_apply.
 common_json apply(const common_chat_templates & templates, const common_json & request);
 
-// A grammar of nothing but calls, and thoughts before them, "" if the parser knows no calls. required: the
-// result of an apply in which a call is required.
-std::string forced_grammar(const common_chat_params & required, bool thinking, bool parallel);
+// What an answer must be: a call, if `calls`, or JSON that follows `schema`, if that is an object.
+struct enforced {
+    bool calls = false;
+    bool parallel = false;  // several calls
+    bool thinking = true;  // thoughts may come before it
+    common_json schema;
+};
+
+// A grammar of nothing else, "" if there is none. required: the result of an apply in which calls are required.
+std::string enforced_grammar(const common_chat_params & required, const enforced & what);
 
 // The lines about what was not enforced by the grammars that this thread has made since the last call.
 std::vector<std::string> take_incomplete();

@@ -1,6 +1,7 @@
 // Calls that cannot be left out. llama.cpp's own grammar for tool_choice `required` lets the model write any
 // text before the call, and end there. Among its rules are those that a lazy grammar would begin with: they
-// are the calls alone. A grammar that begins with them, behind thoughts at most, enforces the call.
+// are the calls alone. A grammar that begins with them, behind thoughts at most, enforces the call. So does
+// one that begins with the rules of a schema.
 
 #include "chat.hpp"
 #include "json-schema-to-grammar.h"
@@ -117,37 +118,58 @@ std::string rules_of_thoughts(const common_chat_params & p, const std::string & 
     return ends.empty() ? "" : out + "forced-thoughts ::= forced-thought (" + ends + ") " + gap + "\n";
 }
 
-}  // namespace
-
-std::string e3chat::forced_grammar(const common_chat_params & required, bool thinking, bool parallel) {
-    if (required.grammar.empty() || required.grammar_lazy || required.parser.empty()) {
-        return "";
-    }
-    common_peg_arena arena;
-    arena.load(required.parser);
-    const auto calls = rules_of_calls(arena);
-    const std::string first = calls.outermost(parallel);
-    std::string out;
-    if (first.empty()) {
-        return "";
-    }
-    std::istringstream lines(required.grammar);
+// Adds the rules of a grammar, one a line, to others, without its root and those that are there already.
+void add_rules(std::string & out, const std::string & grammar) {
+    std::istringstream lines(grammar);
     for (std::string line; std::getline(lines, line);) {
-        if (line.rfind("root ::=", 0) != 0) {
-            // an id that may be left out leaves its comma behind, and then no parser reads the call
-            const std::string id = "| json-number))?";
-            for (size_t at = 0; (at = line.find(id, at)) != std::string::npos; at += id.size() - 1) {
-                line.erase(at + id.size() - 1, 1);
-            }
+        // an id that may be left out leaves its comma behind, and then no parser reads the call
+        const std::string id = "| json-number))?";
+        for (size_t at = 0; (at = line.find(id, at)) != std::string::npos; at += id.size() - 1) {
+            line.erase(at + id.size() - 1, 1);
+        }
+        if (line.rfind("root ::=", 0) != 0 && !contains("\n" + out, "\n" + line + "\n")) {
             out += line + "\n";
         }
     }
+}
+
+// What calls begin with, "" if the parser knows none. Their rules are in the grammar of `required`.
+std::string first_of_calls(const call_rules & calls, const common_chat_params & required, bool parallel) {
+    return required.grammar.empty() || required.grammar_lazy ? "" : calls.outermost(parallel);
+}
+
+}  // namespace
+
+std::string e3chat::enforced_grammar(const common_chat_params & required, const enforced & what) {
+    call_rules calls;
+    std::string out, first;
+    if (what.calls && !required.parser.empty()) {
+        common_peg_arena arena;
+        arena.load(required.parser);
+        calls = rules_of_calls(arena);
+        first = first_of_calls(calls, required, what.parallel);
+        if (!first.empty()) {
+            add_rules(out, required.grammar);
+        }
+    }
+    if (what.schema.is_object()) {
+        const auto document = common_chat_schema_from_json(what.schema);
+        add_rules(out, build_grammar([&](const common_grammar_builder & builder) {
+            builder.add_rule("answer", builder.add_schema("answer-schema", *document.root));
+            builder.add_rule("root", "answer");
+        }));
+        first += first.empty() ? "answer" : " | answer";
+    }
+    if (first.empty()) {
+        return "";
+    }
     const std::string start = trimmed(required.thinking_start_tag);
-    const auto where = thoughts_at(required, start, thinking);
-    const std::string thought =
-        where == thoughts::none ? "" : rules_of_thoughts(required, calls.text, start);
-    const std::string before = thought.empty() ? ""
-        : where == thoughts::begun             ? "forced-thoughts "
-                                               : "(" + gbnf_format_literal(start) + " forced-thoughts)? ";
+    const auto where = thoughts_at(required, start, what.thinking);
+    const std::string thought = where == thoughts::none ? "" : rules_of_thoughts(required, calls.text, start);
+    std::string before;
+    if (!thought.empty()) {
+        const auto tag = gbnf_format_literal(start);
+        before = where == thoughts::begun ? "forced-thoughts " : "(" + tag + " forced-thoughts)? ";
+    }
     return out + thought + "root ::= " + before + "(" + first + ")\n";
 }

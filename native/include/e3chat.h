@@ -47,17 +47,18 @@ void e3chat_close(e3chat_template * t);
 
 // Renders a request. The fields of the request, an object: `messages` and `tools` as in OpenAI's API;
 // `tool_choice`: auto, required or none; `called`: names of the tools that may be called, where not all may;
-// `parallel_tool_calls`; `json_schema`: what the answer must follow; `enable_thinking`, true if it is absent;
-// `chat_template_kwargs`: variables of the template; `continue_final_message`: the last message is the start
-// of the answer.
+// `parallel_tool_calls`; `json_schema`: what the answer must follow, unless a call is required;
+// `enable_thinking`, true if it is absent; `chat_template_kwargs`: variables of the template;
+// `continue_final_message`: the last message is the start of the answer.
 //
 // *out is the caller's, for e3chat_free: an object with `prompt`; `parser`, `format` and `generation_prompt`,
 // for e3chat_parse; `grammar`, GBNF or "", which is `lazy` if it begins where one of the regular expressions
-// `triggers` matches, and otherwise begins with `generation_prompt`; `forced`: for tool_choice required, a
-// grammar of nothing but calls, and thoughts before them, that begins behind the prompt, "" if the template
-// knows no calls; `stops`; `preserved`: special tokens that the parser must see; `thinking`: the tags around
-// thoughts, an object with `start` and `ends`, null if the model has none; `tools`: whether the prompt
-// names all tools; `incomplete`: what the tools' schemas ask and the grammar does not enforce.
+// `triggers` matches, and otherwise begins with `generation_prompt`; `forced`: a grammar of nothing but what
+// is required, calls or JSON (with tool_choice auto and json_schema, either), and thoughts before it, that
+// begins behind the prompt, "" if nothing is required, or if the template knows no calls; `stops`;
+// `preserved`: special tokens that the parser must see; `thinking`: the tags around thoughts, an object with
+// `start` and `ends`, null if the model has none; `tools`: whether the prompt names all tools; `incomplete`:
+// what the schemas ask and the grammars do not enforce.
 int32_t e3chat_apply(const e3chat_template * t, const char * request, char ** out);
 
 // Reads an answer, from its beginning. parser, format and generation_prompt: of e3chat_apply; partial: 1 if

@@ -7,14 +7,17 @@ import sys
 import threading
 
 import pytest
+import templates
 from commands import run
 from server_tools import no_threads, until
 
 from eagle3_llama import EagleError
+from eagle3_llama.server.chat.answer import Deltas
 from eagle3_llama.server.chat.formats import call_tool
 from eagle3_llama.server.jobs.limits import Once
 from eagle3_llama.server.sandbox import child
 from eagle3_llama.server.sandbox import pool as module
+from eagle3_llama.server.sandbox.chat_library import ChatTemplate
 from eagle3_llama.server.sandbox.pool import Sandbox, SandboxBusy, SandboxError
 from eagle3_llama.server.sandbox.sized_cache import SizedCache
 
@@ -37,7 +40,7 @@ def sandbox(monkeypatch):
 
 
 def render(sandbox, text):
-    return sandbox.call(do="render", messages=[{"role": "user", "content": text}])
+    return sandbox.call(do="apply", messages=[{"role": "user", "content": text}])["prompt"]
 
 
 def hang(sandbox, ended):
@@ -235,6 +238,94 @@ def test_other_handlers_are_left_alone():
     assert call_tool(functionary, "root ::= x") is functionary
 
 
+# -- chats ------------------------------------------------------------------------------------------------
+
+HOSTILE = {
+    "loops": LOOP,
+    "a long range": "{% for i in range(1000000000) %}{% endfor %}",
+    "a long text": "{{ 'x' * 2000000000 }}",
+    "a doubled text": "{% set ns = namespace(t='xx') %}{% for i in range(40) %}{% set ns.t = ns.t + ns.t %}"
+    "{% endfor %}{{ ns.t }}",
+    "a macro that calls itself": "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+    "parentheses": "{{ " + "(" * 200_000 + "1" + ")" * 200_000 + " }}",
+    "conditions": "{% if 1 %}" * 500_000 + "{% endif %}" * 500_000,
+    "no template": "{% if %}",
+    "a long prompt": "{% for i in range(9000) %}{{ '" + "x" * 1000 + "' }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_templates(name):
+    """Each ends its own request, in words, and the next one has a child again."""
+    template = HOSTILE[name].join(["{% if messages[0].content == 'go' %}", "{% else %}fine{% endif %}"])
+    if name in ("parentheses", "conditions", "no template"):  # the text itself cannot be parsed
+        template = HOSTILE[name]
+    s = Sandbox(3.0, templates={"template": template, "eos": "", "bos": ""})
+    try:
+        for _ in range(2):
+            with pytest.raises(SandboxError) as told:
+                render(s, "go")
+            assert len(str(told.value)) > 10
+        assert template == HOSTILE[name] or render(s, "x") == "fine"
+    finally:
+        s.close()
+
+
+def test_arguments_that_nest_deep():
+    """Those that a client sends back are parsed for templates that want them as objects."""
+    s = Sandbox(20.0, templates={"template": templates.text("Qwen3-Coder"), "eos": "", "bos": ""})
+    nested = lambda n: '{"a": ' + "[" * n + "]" * n + "}"
+
+    def echoed(arguments):
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        return s.call(do="apply", messages=said)["prompt"]
+
+    try:
+        echoed(nested(10))
+        with pytest.raises(SandboxError):
+            echoed(nested(1_000_000))
+        echoed(nested(10))
+    finally:
+        s.close()
+
+
+@pytest.fixture(scope="module")
+def answers():
+    s = Sandbox(20.0, answers=True)
+    yield s
+    s.close()
+
+
+def test_an_answer_that_nests_deep(answers):
+    """What a model writes has no limit but its context. The parser's stack has one."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    template = ChatTemplate(templates.text("Qwen-Qwen3-0.6B"), "", "")
+    asked = {"messages": [{"role": "user", "content": "x"}], "tools": [tool]}
+    made = template.apply(asked)
+    syntax = {k: made[k] for k in ("format", "generation_prompt", "parser")}
+    begun = '<tool_call>\n{"name": "f", "arguments": {"a": '
+    parse = lambda n: answers.call(do="parse", syntax=syntax, text=begun + "[" * n, partial=True)
+    assert parse(3500)["tool_calls"][0]["arguments"].count("[") == 3500
+    with pytest.raises(SandboxError):
+        parse(1_000_000)
+    assert parse(3)["tool_calls"][0]["name"] == "f"
+
+
+def test_a_text_that_brings_its_parser_down_goes_on_as_content():
+    def read(text, partial):
+        if "[[" in text:
+            raise SandboxError("it is too large, too deep, or not supported")
+        return {"content": text.partition("<")[0], "reasoning_content": "", "tool_calls": []}
+
+    deltas, text, out = Deltas(read, True, False), "I look. <call>[[[", []
+    for n in range(1, len(text) + 1):
+        out += deltas.of(text[:n], True, n == len(text))
+    assert "".join(d["content"] for d in out) == text
+    busy = Deltas(lambda text, partial: None, True, False)  # no answer of its parser's
+    assert list(busy.of("ab", True)) == [] and list(busy.of("abc", False, True)) == [{"content": "abc"}]
+
+
 # -- grammars ---------------------------------------------------------------------------------------------
 
 
@@ -279,10 +370,11 @@ def test_many_alternatives_are_no_ambiguity(grammars, n, nested):
 
 def test_choices_and_tools(grammars):
     cities = json.dumps({"enum": [f"city {i}" for i in range(600)]})
-    assert "city 599" in grammars.call(do="convert", text=cities)
+    assert "city 599" in grammars.call(do="convert", text=cities)["grammar"]
     for n in (60, 200):
-        assert f"tool_{n - 1}" in grammars.call(do="convert", text=tools(n))
-        assert f"tool_{n - 1}" in grammars.call(do="convert", text=tools(n, text_first=True))
+        assert f"tool_{n - 1}" in grammars.call(do="convert", text=tools(n))["grammar"]
+        made = grammars.call(do="convert", text=tools(n, text_first=True))
+        assert f"tool_{n - 1}" in made["grammar"]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ class Message(Body):
     tool_call_id: Word | None = None
     function_call: FunctionCall | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # another name of the same
     # a client sends these back as it got them; the model does not see them
     refusal: str | None = None
     annotations: Annotated[list[Object], length(MAX_PARTS)] | None = None
@@ -63,6 +64,16 @@ class Named(Body):
 class NamedTool(Body):
     type: Literal["function"]
     function: Named
+
+
+class Allowed(Body):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], length(MAX_TOOLS, 1)]
+
+
+class AllowedTools(Body):
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed
 
 
 class TextFormat(Body):
@@ -100,9 +111,7 @@ class ChatBody(Sampling):
     messages: Annotated[list[Message], length(MAX_MESSAGES, 1)]
     max_completion_tokens: int | None = Field(None, ge=1, description="OpenAI's newer name for max_tokens")
     tools: Annotated[list[Tool], length(MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
-        None, description="required needs exactly one tool"
-    )
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     functions: Annotated[list[Function], length(MAX_TOOLS)] | None = None
     function_call: Literal["none", "auto"] | Named | None = None
     response_format: Format | None = None
@@ -110,6 +119,9 @@ class ChatBody(Sampling):
     top_logprobs: int | None = Field(None, ge=0, le=20, description="needs logprobs")
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
-    reasoning_effort: Word | None = None
+    reasoning_effort: Word | None = Field(None, description="a variable of the template; none: no thoughts")
+    chat_template_kwargs: Object | None = Field(
+        None, description="variables of the template; enable_thinking: false asks for no thoughts"
+    )
     verbosity: Word | None = None
     modalities: Annotated[list[Literal["text"]], length(1)] | None = None

@@ -44,14 +44,15 @@ class Shape:
         delta = {k: v for k, v in choice[name].items() if v is not None}
         if name == "message":
             delta.setdefault("content", None)
-        if "tool_calls" in delta or "function_call" in delta:
+        if "function_call" in delta:
             delta = self._call(index, delta, name)
         if self.legacy and out["finish_reason"] == "tool_calls":
             out["finish_reason"] = "function_call"
         return {**out, name: delta}
 
     def _call(self, index: int, delta: dict[str, Any], name: str) -> dict[str, Any]:
-        """A call in the form that the request used: tool_calls or function_call.
+        """A call in the form that the request used: tool_calls or function_call, of which a named chat
+        format of llama-cpp-python gives both.
 
         In a stream, only the first chunk has id and name, because clients join the chunks' fields.
         """

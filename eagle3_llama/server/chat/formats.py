@@ -1,48 +1,29 @@
-"""Turns messages into a prompt, with a chat format of llama-cpp-python or with the model's template."""
+"""What of llama-cpp-python's chat formats is left: those that --chat-format names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from ..jobs.limits import Once, busy
-from ..sandbox.pool import Sandbox, SandboxBusy, SandboxError
-from ..sandbox.prompt_size import PromptSize
-from ..web.errors import ApiError
+from ..api.chat import AllowedTools, ChatBody, Named
+from ..settings import ServerSettings, read_template
+from ..web.errors import wrong
 
 
-def template_setup(base: Any) -> dict[str, str] | None:
-    """What the sandbox needs to render the model's template. None if llama-cpp-python has a format for it."""
-    name = base.chat_format or ""
-    key = "tokenizer.chat_template" if name == "chat_template.default" else f"tokenizer.{name}"
-    template = base.metadata.get(key) if name.startswith("chat_template.") else None
+def template_setup(base: Any, settings: ServerSettings) -> dict[str, Any] | None:
+    """What the children need to render the template. None if a chat format of llama-cpp-python is named."""
+    if settings.chat_format is not None and not settings.chat_format.startswith("chat_template."):
+        return None
+    name = (settings.chat_format or "chat_template.default").removeprefix("chat_template.")
+    key = "tokenizer.chat_template" + ("" if name == "default" else f".{name}")
+    template, tool_use = base.metadata.get(key), base.metadata.get("tokenizer.chat_template.tool_use")
+    if settings.chat_template_file is not None:
+        template, tool_use = read_template(settings.chat_template_file), None
     if template is None:
         return None
     text = lambda t: base._model.token_get_text(t) if t != -1 else ""
-    return {"template": template, "eos": text(base.token_eos()), "bos": text(base.token_bos())}
-
-
-def sandboxed_handler(
-    sandbox: Sandbox, eos: str, size: PromptSize, shown: dict[str, Any]
-) -> Callable[..., Any]:
-    """The chat handler that llama-cpp-python would make from the template, for one request.
-
-    The sandbox renders the prompt, once for all choices. shown: the template's variables messages, functions,
-    function_call, tools and tool_choice. llama-cpp-python's handler also has a stopping criterion, the end
-    token. This one has none: the end token ends generation anyway, and a criterion needs a copy of the logits
-    for every token.
-    """
-    from llama_cpp.llama_chat_format import ChatFormatterResponse, chat_formatter_to_chat_completion_handler
-
-    def render() -> str:
-        prompt = ask(sandbox, "messages", "the chat template refused the messages", do="render", **shown)
-        size.check_fits(prompt, "messages")
-        return prompt
-
-    rendered = Once(render)
-    return chat_formatter_to_chat_completion_handler(
-        lambda **_: ChatFormatterResponse(prompt=rendered(), stop=[eos] if eos else None, added_special=True)
-    )
+    ends = {"eos": text(base.token_eos()), "bos": text(base.token_bos())}
+    return {"template": template, "tool_use": tool_use if name == "default" else None, **ends}
 
 
 def handler_of(llm: Any) -> Callable[..., Any]:
@@ -89,26 +70,52 @@ class _WithGrammar:
         return self._llm.create_completion(**{**arguments, "grammar": grammar})
 
 
-def ask(sandbox: Sandbox, param: str, what: str, **request: Any) -> Any:
-    """The sandbox's answer. Raises ApiError 400 about `param`, or 503 if too many requests wait for it.
-
-    what: the start of the error message.
-    """
-    try:
-        return sandbox.call(**request)
-    except SandboxError as e:
-        raise ApiError(400, f"{what}: {e}", param, "refused") from None
-    except SandboxBusy:
-        raise busy("with chat templates or grammars") from None
-
-
 def plain_messages(messages: list[Any]) -> list[dict[str, Any]]:
     """Messages as templates expect them: with content as text, without fields of OpenAI's service alone."""
     out = []
     for message in messages:
-        m = message.model_dump(exclude_none=True, exclude={"refusal", "annotations", "audio"})
+        m = message.model_dump(exclude_none=True, exclude={"refusal", "annotations", "audio", "reasoning"})
+        if message.reasoning is not None:
+            m.setdefault("reasoning_content", message.reasoning)
         content = m.get("content") or ""
         m["content"] = content if isinstance(content, str) else "".join(part["text"] for part in content)
         m["role"] = "system" if m["role"] == "developer" else m["role"]
         out.append(m)
     return out
+
+
+def tools_of(body: ChatBody) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """(arguments that describe the tools, the parameters' schema of the tool that must be called)."""
+    functions = [_function(f) for f in body.functions or [t.function for t in body.tools or ()]]
+    choice = body.function_call if body.functions else body.tool_choice
+    name = _forced(functions, choice)
+    tool = next((f for f in functions if f["name"] == name), None)
+    if name is not None and tool is None:
+        raise wrong("function_call" if body.functions else "tool_choice", f"there is no tool {name!r:.80}")
+    if choice == "none" or not functions:
+        return {}, None
+    schema = tool and tool["parameters"]
+    if body.functions:
+        return {"functions": functions, "function_call": choice if name is None else {"name": name}}, schema
+    tools = [{"type": "function", "function": f} for f in functions]
+    call = choice if name is None else {"type": "function", "function": {"name": name}}
+    return {"tools": tools, "tool_choice": call}, schema
+
+
+def _forced(functions: list[dict[str, Any]], choice: Any) -> str | None:
+    """The name of the function that must be called."""
+    if choice in (None, "auto", "none"):
+        return None
+    if isinstance(choice, AllowedTools):
+        message = "allowed_tools needs the model's template: start the server without --chat-format"
+        raise wrong("tool_choice", message)
+    if choice == "required":
+        if len(functions) != 1:
+            message = "with --chat-format, `required` needs exactly one tool; name the tool to call instead"
+            raise wrong("tool_choice", message)
+        return functions[0]["name"]
+    return choice.name if isinstance(choice, Named) else choice.function.name
+
+
+def _function(function: Any) -> dict[str, Any]:
+    return {"parameters": {"type": "object", "properties": {}}, **function.model_dump(exclude_none=True)}

@@ -6,13 +6,13 @@ import functools
 import json
 import os
 import secrets
-import threading
 from typing import Any
 
+from ...batching.samplers import LazyGrammar
 from ...errors import EagleError
 from ...llama.infill import can_infill
 from ...runtime.params import EagleParams, Tree
-from ..api.chat import ChatBody, Named
+from ..api.chat import ChatBody
 from ..api.completions import CompletionBody
 from ..api.fields import Sampling, Speculative
 from ..jobs.gate import MAX_LOGPROBS
@@ -23,9 +23,15 @@ from ..sandbox.prompt_size import PromptSize
 from ..sandbox.sized_cache import SizedCache
 from ..settings import ServerSettings
 from ..web.errors import wrong
-from .formats import ask, call_tool, handler_of, plain_messages, sandboxed_handler, template_setup
+from . import answer, formats
+from .ask import json_wanted, strict_of, template_request
+from .formats import call_tool, handler_of, plain_messages, template_setup
+from .library import ChatLibrary, Prepared, ask, refuse_incomplete
+from .schemas import unenforced
+from .tools import tools_of
 
 ENTRY_BYTES = 512  # one token's logprob in an answer: twice as a Python object, once as JSON
+CHAT_TEMPERATURE = 0.2  # llama-cpp-python's default for chats
 GRAMMAR_CACHE = 1 << 24  # characters of the grammars and schemas that passed the sandbox's check
 _SAMPLING = (
     "temperature",
@@ -48,23 +54,22 @@ class Caller:
     def __init__(self, settings: ServerSettings, base: Any, model_name: str) -> None:
         self.settings, self.model_name = settings, model_name
         self.n_vocab = base.n_vocab()
-        setup = template_setup(base)
-        self._templates = Sandbox(settings.template_timeout, templates=setup) if setup else None
-        self._grammars = Sandbox(settings.template_timeout, model=os.path.abspath(base.model_path))
+        setup, seconds = template_setup(base, settings), settings.template_timeout
+        self._library = ChatLibrary(seconds, setup, self._schema) if setup else None
+        self._grammars = Sandbox(seconds, model=os.path.abspath(base.model_path))
         self.size = PromptSize(base, settings.n_ctx)
         self._has_head, self._can_infill = base.engine.has_head, can_infill(base)
-        self._eos = setup["eos"] if setup else ""
         self._checked = SizedCache(GRAMMAR_CACHE)
 
     def start(self) -> None:
-        """Starts the sandbox for templates in the background. The one for grammars starts when first used."""
-        if self._templates is not None:
-            threading.Thread(target=self._templates.start, daemon=True).start()
+        """Starts the children of chats in the background. Those for grammars start when first used."""
+        if self._library is not None:
+            self._library.start()
 
     def close(self) -> None:
-        for sandbox in (self._templates, self._grammars):
-            if sandbox is not None:
-                sandbox.close()
+        if self._library is not None:
+            self._library.close()
+        self._grammars.close()
 
     # -- chat ---------------------------------------------------------------------------------------------
 
@@ -78,36 +83,78 @@ class Caller:
             raise wrong("top_logprobs", "it needs logprobs: true")
         size = 0
         if body.logprobs:
-            arguments |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
             explicit = body.max_tokens is not None or body.max_completion_tokens is not None
             size = self._logprobs_size(arguments, body.top_logprobs or 0, n, explicit)
-        tools, forced = _tools(body)
-        schema, any_json = _json_wanted(body)
-        if body.grammar is not None and (schema is not None or any_json):
+        wanted = json_wanted(body)
+        if body.grammar is not None and wanted is not None:
             raise wrong("grammar", "response_format constrains the answer too; give only one of them")
-        messages = plain_messages(body.messages)
-        if self._templates is None:  # otherwise sandboxed_handler() checks the rendered prompt
-            self.size.check_fits("\n".join(m["content"] for m in messages), "messages")
-        arguments |= tools | {"messages": messages, "stream": bool(body.stream)}
-        if any_json:
-            arguments["response_format"] = {"type": "json_object"}
+        arguments |= {"stream": bool(body.stream)}
+        make = self._named if self._library is None else self._templated
+        call, seed = make(body, arguments, wanted), self._seed(body)
+        return [Choice(i, 0, functools.partial(call, seed=seed + i), size) for i in range(n)]
 
-        grammar = Once(lambda: self._grammar(body.grammar, schema, "response_format"))  # for all choices
-        of_tool = Once(lambda: self._grammar(None, forced, "tools"))
-        names = ("messages", "functions", "function_call", "tools", "tool_choice")
-        shown = {name: arguments.get(name) for name in names}
-        sandbox = self._templates
-        handler = sandbox and sandboxed_handler(sandbox, self._eos, self.size, shown)
+    def _templated(self, body: ChatBody, arguments: dict[str, Any], wanted: dict[str, Any] | None) -> Any:
+        """A choice's call: the prompt by the model's template, the answer read by its parser."""
+        library, tools, request = self._library, tools_of(body), template_request(body, self.settings)
+        assert library is not None
+        if body.grammar is not None and tools.shown and tools.choice == "required":
+            raise wrong("grammar", "the call of a tool constrains the answer too; give only one of them")
+        if body.logprobs:
+            arguments["logprobs"] = body.top_logprobs or 0
+        arguments.setdefault("temperature", CHAT_TEMPERATURE)
+
+        def prepare() -> tuple[Prepared, str]:
+            if wanted is not None:
+                self._schema(wanted, "response_format", strict_of(body))
+            made = library.prepare(request, tools, wanted)
+            self.size.check_fits(made.prompt, "messages")
+            if tools.strict:
+                refuse_incomplete(made.incomplete, "tools")
+            if body.grammar is not None:
+                return made, self._grammar(body.grammar) or ""
+            if made.grammar:
+                key = ("read", made.grammar)
+                self._checked.get(key, lambda: self._ask_grammars("read", made.grammar, "tools"))
+            return made, made.grammar
+
+        prepared = Once(prepare)  # for all choices
+
+        def call(llm: Any, seed: int) -> Any:
+            made, grammar = prepared()
+            lazy = made.patterns and body.grammar is None
+            given = {**arguments, "stop": [*arguments["stop"], *made.stops], "seed": seed}
+            given["grammar"] = LazyGrammar(grammar, made.patterns) if grammar and lazy else _parsed(grammar)
+            llm.show_tokens(made.preserved)
+            prompt = llm.tokenize(made.prompt.encode(), add_bos=False, special=True)
+            out = llm.create_completion(prompt, **given)
+            if not body.stream:
+                return answer.whole(out, made.read, tools.parallel, tools.legacy)
+            if made.read is None:
+                return answer.plain(out)
+            deltas = answer.Deltas(made.read, tools.parallel, tools.legacy)
+            return answer.streamed(out, deltas, self.settings.stream_interval)
+
+        return call
+
+    def _named(self, body: ChatBody, arguments: dict[str, Any], wanted: dict[str, Any] | None) -> Any:
+        """A choice's call with a chat format of llama-cpp-python, by its own create_chat_completion."""
+        tools, forced = formats.tools_of(body)
+        messages = plain_messages(body.messages)
+        self.size.check_fits("\n".join(m["content"] for m in messages), "messages")
+        if body.logprobs:
+            arguments |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+        arguments |= tools | {"messages": messages}
+        grammar = Once(lambda: self._grammar(body.grammar) or self._schema(wanted, "response_format"))
+        of_tool = Once(lambda: self._schema(forced, "tools"))
 
         def call(llm: Any, seed: int) -> Any:
             text = grammar()
-            llm.chat_handler = handler or handler_of(llm)
-            if (tool := of_tool()) is not None:
+            llm.chat_handler = handler_of(llm)
+            if tool := of_tool():
                 llm.chat_handler = call_tool(llm.chat_handler, tool)
             return llm.create_chat_completion(**arguments, grammar=_parsed(text), seed=seed)
 
-        seed = self._seed(body)
-        return [Choice(i, 0, functools.partial(call, seed=seed + i), size) for i in range(n)]
+        return call
 
     # -- completions --------------------------------------------------------------------------------------
 
@@ -140,7 +187,7 @@ class Caller:
         arguments |= {"echo": bool(body.echo), "suffix": body.suffix}
         arguments |= {"logprobs": logprobs, "stream": bool(body.stream)}
 
-        grammar = Once(lambda: self._grammar(body.grammar, None, "grammar"))
+        grammar = Once(lambda: self._grammar(body.grammar))
 
         def call(llm: Any, prompt: Any, seed: int) -> Any:
             return llm.create_completion(prompt, **arguments, grammar=_parsed(grammar()), seed=seed)
@@ -196,20 +243,34 @@ class Caller:
         arguments["max_tokens"] = min(arguments["max_tokens"], most)
         return each * (arguments["max_tokens"] + echoed)
 
-    def _grammar(self, text: str | None, schema: dict[str, Any] | None, param: str) -> str | None:
-        """The GBNF text of a grammar or a JSON schema, checked in the sandbox. None if both are None."""
-        if text is not None:
-            if "\0" in text:
-                raise wrong("grammar", "it has a null character")
-            self._checked.get(("check", text), lambda: self._ask_grammars("check", text, "grammar"))
-            return text
-        if schema is None:
+    def _grammar(self, text: str | None) -> str | None:
+        """A request's own grammar, checked in the sandbox. None for None."""
+        if text is None:
             return None
-        message = json.dumps(schema)
-        return self._checked.get(("convert", message), lambda: self._ask_grammars("convert", message, param))
+        if "\0" in text:
+            raise wrong("grammar", "it has a null character")
+        self._checked.get(("check", text), lambda: self._ask_grammars("check", text, "grammar") or "")
+        return text
+
+    def _schema(self, schema: dict[str, Any] | None, param: str, strict: bool = False) -> str:
+        """The GBNF text of a JSON schema, converted and checked in the sandbox; "" for None.
+
+        strict: what the grammar does not enforce is refused.
+        """
+        if schema is None:
+            return ""
+        if strict and (odd := unenforced(schema)):
+            message = f"no grammar enforces {', '.join(odd)}: leave them out, or set strict: false"
+            raise wrong(param, message)
+        text = json.dumps(schema)
+        make = lambda: json.dumps(self._ask_grammars("convert", text, param))
+        made = json.loads(self._checked.get(("convert", text), make) or "{}")
+        if strict:
+            refuse_incomplete(made["incomplete"], param)
+        return made["grammar"]
 
     def _ask_grammars(self, do: str, text: str, param: str) -> Any:
-        refused = f"the {'schema' if do == 'convert' else 'grammar'} was refused"
+        refused = f"the {'grammar' if do == 'check' else 'schema'} was refused"
         return ask(self._grammars, param, refused, do=do, text=text)
 
     @staticmethod
@@ -250,52 +311,9 @@ class Caller:
 def _parsed(grammar: str | None) -> Any:
     from llama_cpp import LlamaGrammar
 
-    return grammar and LlamaGrammar.from_string(grammar, verbose=False)
+    return LlamaGrammar.from_string(grammar, verbose=False) if grammar else None
 
 
 def _prompts(prompt: Any) -> list[Any]:
     """A list of prompts, from a text, token ids, or a list of either."""
     return prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
-
-
-def _json_wanted(body: ChatBody) -> tuple[dict[str, Any] | None, bool]:
-    """(the schema that the answer must follow, whether the answer may be any JSON object)."""
-    wanted = body.response_format
-    if wanted is None or wanted.type == "text":
-        return None, False
-    schema = wanted.schema_ if wanted.type == "json_object" else wanted.json_schema.schema_
-    return schema, schema is None
-
-
-def _tools(body: ChatBody) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """(arguments that describe the tools, the parameters' schema of the tool that must be called)."""
-    functions = [_function(f) for f in body.functions or [t.function for t in body.tools or ()]]
-    choice = body.function_call if body.functions else body.tool_choice
-    name = _forced(functions, choice)
-    tool = next((f for f in functions if f["name"] == name), None)
-    if name is not None and tool is None:
-        raise wrong("function_call" if body.functions else "tool_choice", f"there is no tool {name!r:.80}")
-    if choice == "none" or not functions:
-        return {}, None
-    schema = tool and tool["parameters"]
-    if body.functions:
-        return {"functions": functions, "function_call": choice if name is None else {"name": name}}, schema
-    tools = [{"type": "function", "function": f} for f in functions]
-    call = choice if name is None else {"type": "function", "function": {"name": name}}
-    return {"tools": tools, "tool_choice": call}, schema
-
-
-def _forced(functions: list[dict[str, Any]], choice: Any) -> str | None:
-    """The name of the function that must be called."""
-    if choice in (None, "auto", "none"):
-        return None
-    if choice == "required":
-        if len(functions) != 1:
-            message = "`required` needs exactly one tool; name the tool to call instead"
-            raise wrong("tool_choice", message)
-        return functions[0]["name"]
-    return choice.name if isinstance(choice, Named) else choice.function.name
-
-
-def _function(function: Any) -> dict[str, Any]:
-    return {"parameters": {"type": "object", "properties": {}}, **function.model_dump(exclude_none=True)}

@@ -1,4 +1,4 @@
-"""The child process of pool.py: renders chat templates, converts JSON schemas, checks grammars."""
+"""The child process of pool.py: renders chat templates, reads answers, converts schemas, checks grammars."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from typing import Any
 
 from ...common.sampling_budget import SamplingBudget
 from ...runtime import library
+from . import chat_library
 from .pool import RECEIVED, receive, send
 
 MAX_PROMPT = 8_000_000  # characters of a rendered prompt
-MAX_GBNF = 200_000  # characters of a grammar that was converted from a schema
+MAX_GBNF = 1_000_000  # characters of a grammar made from a schema or tools: 60 take GLM's template 204,500
 MEMORY = 1 << 30  # bytes that the child may allocate after its start
 STACK = 1 << 21  # bytes; a quarter of what threads usually have
+CHAT_STACK = 1 << 26  # bytes, for templates and answers, which nest deeper, and are read nowhere else
 STEPS = 8  # tokens of the random walk through a grammar
 STUCK = "the grammar reaches a place where it allows no token of this model"
 
@@ -30,12 +32,13 @@ def main() -> None:
     """Answers requests from stdin until stdin ends. The first message says what to load."""
     pipe_in, pipe_out = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not mix with the answers
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler waits for the end of a native call
     setup = receive(pipe_in)
     send(pipe_out, RECEIVED)
     library.load()
-    worker = Templates(setup["templates"]) if "templates" in setup else Grammars(setup["model"])
+    worker, stack = _worker(setup)
     handlers = worker.handlers()
-    _limit()
+    _limit(stack)
     send(pipe_out, {"result": "ready"})
     while True:
         try:
@@ -48,6 +51,13 @@ def main() -> None:
         signal.alarm(0)
 
 
+def _worker(setup: dict[str, Any]) -> tuple[Any, int]:
+    """What answers the requests, and the bytes of stack that it may take."""
+    if "templates" in setup:
+        return Templates(setup["templates"]), CHAT_STACK
+    return (Answers(), CHAT_STACK) if "answers" in setup else (Grammars(setup["model"]), STACK)
+
+
 def _answer(handlers: dict[str, Callable[..., Any]], request: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"result": handlers[request.pop("do")](**request)}
@@ -55,36 +65,63 @@ def _answer(handlers: dict[str, Callable[..., Any]], request: dict[str, Any]) ->
         return {"error": f"{type(e).__name__ if not str(e) else str(e)!s:.300}"}
 
 
-def _limit() -> None:
+def _limit(stack: int = STACK) -> None:
     with open("/proc/self/statm" if os.path.exists("/proc/self/statm") else os.devnull) as f:
         pages = f.read().split()
     if pages:
         most = int(pages[0]) * resource.getpagesize() + MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     # The parser of grammars recurses. What passes here has a multiple of this stack in the server's threads.
-    resource.setrlimit(resource.RLIMIT_STACK, (STACK, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+    most = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    stack = stack if most == resource.RLIM_INFINITY else min(stack, most)
+    resource.setrlimit(resource.RLIMIT_STACK, (stack, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 
 
 class Templates:
-    """Renders the model's chat template with llama-cpp-python's formatter."""
+    """Renders the model's chat templates. setup: the texts template, tool_use (or None), bos and eos."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
-        from llama_cpp.llama_chat_format import Jinja2ChatFormatter
-
-        ends = {"eos_token": setup["eos"], "bos_token": setup["bos"]}
-        self.formatter = Jinja2ChatFormatter(setup["template"], **ends)
+        self._setup = setup
+        self._opened: dict[str, chat_library.ChatTemplate] = {}
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
-        return {"render": self.render}
+        return {"apply": self.apply}
 
-    def render(self, **arguments: Any) -> str:
-        prompt = self.formatter(**arguments).prompt
-        if len(prompt) > MAX_PROMPT:
-            raise ValueError(f"the prompt has {len(prompt)} characters, more than {MAX_PROMPT}")
-        prompt.encode()  # raises for a lone surrogate
-        return prompt
+    def apply(self, **request: Any) -> dict[str, Any]:
+        """See ChatTemplate.apply. The templates are parsed with the first request: then it is what fails."""
+        made = self._template(bool(request.get("tools"))).apply(request)
+        if len(made["prompt"]) > MAX_PROMPT:
+            raise ValueError(f"the prompt has {len(made['prompt'])} characters, more than {MAX_PROMPT}")
+        _check_size(made["forced"] or made["grammar"])
+        return made
+
+    def _template(self, tools: bool) -> chat_library.ChatTemplate:
+        name = "tool_use" if tools and self._setup.get("tool_use") else "template"
+        if name not in self._opened:
+            text, bos, eos = (self._setup[key] for key in (name, "bos", "eos"))
+            self._opened[name] = chat_library.ChatTemplate(text, bos, eos)
+        return self._opened[name]
+
+
+class Answers:
+    """Reads what models have written."""
+
+    def handlers(self) -> dict[str, Callable[..., Any]]:
+        return {"parse": self.parse}
+
+    def parse(self, syntax: dict[str, Any], text: str, partial: bool) -> dict[str, Any] | None:
+        """See chat_library.parse. None for a text that is no answer: it harms nobody."""
+        try:
+            return chat_library.parse(syntax, text, partial)
+        except chat_library.WrongOutput:
+            return None
+
+
+def _check_size(grammar: str) -> None:
+    if len(grammar) > MAX_GBNF:
+        raise ValueError(f"its grammar has {len(grammar)} characters, more than {MAX_GBNF}")
 
 
 class Grammars:
@@ -101,20 +138,30 @@ class Grammars:
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(self.vocab)
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
-        return {"check": self.check, "convert": self.convert}
+        return {"check": self.check, "read": self.read, "convert": self.convert}
 
-    def convert(self, text: str) -> str:
-        """The checked grammar of a JSON schema. Raises ValueError."""
-        from llama_cpp.llama_grammar import LlamaGrammar
-
+    def convert(self, text: str) -> dict[str, Any]:
+        """The checked grammar of a JSON schema, and what it does not enforce. Raises ValueError."""
         try:
-            grammar = LlamaGrammar.from_json_schema(text, verbose=False)._grammar
-        except Exception as e:
-            raise ValueError(f"cannot convert it to a grammar: {type(e).__name__}: {e!s:.200}") from e
-        if len(grammar) > MAX_GBNF:
-            raise ValueError(f"its grammar has {len(grammar)} characters, more than {MAX_GBNF}")
-        self.check(grammar)
-        return grammar
+            made = chat_library.schema(text)
+        except chat_library.ChatError as e:
+            raise ValueError(f"cannot convert it to a grammar: {e!s:.300}") from e
+        _check_size(made["grammar"])
+        self.check(made["grammar"])
+        return made
+
+    def read(self, text: str) -> None:
+        """Parses a grammar that the chat library has made. Raises ValueError if llama.cpp refuses it."""
+        self.llama.llama_sampler_free(self._sampler(text))
+
+    def _sampler(self, text: str) -> Any:
+        sampler, message = self._logged(
+            lambda: self.llama.llama_sampler_init_grammar(self.vocab, text.encode(), b"root")
+        )
+        if not sampler:
+            reason = message or "it has left recursion, or no rule with the name root"
+            raise ValueError(f"the grammar is invalid: {reason}")
+        return sampler
 
     def check(self, text: str) -> None:
         """Parses a grammar and samples a few tokens of it.
@@ -123,12 +170,7 @@ class Grammars:
         the batcher lets it. A grammar that llama.cpp cannot process crashes or blocks this process. One that
         gets stuck or slow later fails its request.
         """
-        sampler, message = self._logged(
-            lambda: self.llama.llama_sampler_init_grammar(self.vocab, text.encode(), b"root")
-        )
-        if not sampler:
-            reason = message or "it has left recursion, or no rule with the name root"
-            raise ValueError(f"the grammar is invalid: {reason}")
+        sampler, message = self._sampler(text), ""
         rng, budget = random.Random(0), SamplingBudget(self.n_vocab)
         for _ in range(STEPS):
             began = self.now()

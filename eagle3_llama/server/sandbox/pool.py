@@ -1,11 +1,10 @@
 """Runs chat templates and grammars in child processes with a time limit.
 
-A chat template is a program from a model file. Jinja's sandbox denies it files and attributes and limits
-range() to 100,000 steps, but two nested loops of that length run for hours. Grammars and JSON schemas are
-programs from requests. llama.cpp's parser recurses as deep as parentheses nest, until the stack overflows
-and the process ends. A schema may take any time to convert. Python cannot stop a thread, and a thread in an
-endless loop would slow down all others; but a process can always be killed. So both run in children
-(child.py), a few of each kind.
+A chat template is a program from a model file, which may loop for ever. Grammars and JSON schemas are
+programs from requests. llama.cpp's parsers, that of answers too, recurse as deep as a text nests, until the
+stack overflows and the process ends. A schema may take any time to convert. Python cannot stop a thread, and
+a thread in an endless loop would slow down all others; but a process can always be killed. So all of it runs
+in children (child.py), a few of each kind: templates, answers, and grammars with schemas.
 """
 
 from __future__ import annotations

@@ -1,0 +1,47 @@
+"""What a chat request asks for beside tools: the schema of its answer, and what the template is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..api.chat import ChatBody
+from ..settings import ServerSettings
+from ..web.errors import wrong
+from .formats import plain_messages
+
+
+def json_wanted(body: ChatBody) -> dict[str, Any] | None:
+    """The schema that the answer must follow: of any object, if the request names none."""
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    schema = wanted.schema_ if wanted.type == "json_object" else wanted.json_schema.schema_
+    return schema or {"type": "object"}
+
+
+def strict_of(body: ChatBody) -> bool:
+    """Whether all of the schema must be enforced: unless the request says that it need not be."""
+    wanted = body.response_format
+    return wanted is None or wanted.type != "json_schema" or wanted.json_schema.strict is not False
+
+
+def template_request(body: ChatBody, settings: ServerSettings) -> dict[str, Any]:
+    """What the template is given, besides tools."""
+    variables = {**settings.template_kwargs, **(body.chat_template_kwargs or {})}
+    thinking = variables.pop("enable_thinking", True)
+    if not isinstance(thinking, bool):
+        raise wrong("chat_template_kwargs", "enable_thinking is not true or false")
+    if body.reasoning_effort == "none":
+        thinking = False
+    elif body.reasoning_effort is not None:
+        variables["reasoning_effort"] = body.reasoning_effort
+    messages = [_of_today(m) for m in plain_messages(body.messages)]
+    kept = {"messages": messages, "enable_thinking": thinking}
+    return {**kept, "chat_template_kwargs": variables}
+
+
+def _of_today(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with tools instead of the functions of old."""
+    if (function := message.pop("function_call", None)) is not None:
+        message.setdefault("tool_calls", [{"id": "call_0", "type": "function", "function": function}])
+    return {**message, "role": "tool"} if message["role"] == "function" else message

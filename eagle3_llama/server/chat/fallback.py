@@ -1,0 +1,76 @@
+"""Tools for a template that knows none: they are described in the system message, and a call is JSON.
+
+The form is an object with `name` and `arguments`, alone in the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+TRIGGER = r'^\s*(\{\s*"name")'  # where a call begins, at the answer's beginning alone
+_BEGUN = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
+_MAYBE = re.compile(r'\s*(\{\s*("(n(a(m(e("(\s*(:.*)?)?)?)?)?)?)?)?)?', re.DOTALL)
+_INTRODUCTION = """You can call these functions:
+{}
+To call one, answer with nothing but this JSON: {{"name": the function's name, "arguments": its arguments}}"""
+
+
+def messages(given: list[dict[str, Any]], functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation in words that any template knows: calls as text, results as the user's messages."""
+    system = _INTRODUCTION.format("\n".join(json.dumps(f, ensure_ascii=False) for f in functions))
+    out: list[dict[str, Any]] = [{"role": "system", "content": system}]
+    for m in given:
+        content, role = m.get("content") or "", m["role"]
+        if role == "system" and len(out) == 1:
+            out[0] = {"role": "system", "content": f"{content}\n\n{system}"}
+            continue
+        if role in ("tool", "function"):
+            role, content = "user", f"The result of the call: {content}"
+        for call in m.get("tool_calls") or ():
+            content += ("\n" if content else "") + _text(call["function"])
+        if role == out[-1]["role"]:  # some templates want the roles to alternate
+            out[-1]["content"] += f"\n{content}"
+        else:
+            out.append({"role": role, "content": content})
+    return out
+
+
+def _text(function: dict[str, Any]) -> str:
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        arguments = function["arguments"]
+    return json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False)
+
+
+def schema(functions: list[dict[str, Any]], beside: Any = None) -> dict[str, Any]:
+    """The schema of a call of one of these functions. beside: another schema that the answer may follow."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": f["name"]}, "arguments": f["parameters"]},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for f in functions
+    ]
+    defs = {key: value for f in functions for key, value in f["parameters"].get("$defs", {}).items()}
+    return {"anyOf": calls + ([beside] if beside is not None else []), **({"$defs": defs} if defs else {})}
+
+
+def split(message: dict[str, Any], partial: bool) -> dict[str, Any]:
+    """The message with its content as a call, where it is one, or may become one if it is partial."""
+    content = message["content"]
+    begun = _BEGUN.match(content)
+    if begun is None:
+        held = partial and _MAYBE.fullmatch(content)
+        return {**message, "content": "" if held else content}
+    rest = content[begun.end() :].rstrip()
+    if partial or not rest.endswith("}"):
+        arguments = rest.rstrip("} \t\n")  # what closes the call is not known yet
+    else:
+        arguments = rest[:-1].rstrip()
+    call = {"name": json.loads(begun[1]), "arguments": arguments, "id": ""}
+    return {**message, "content": "", "tool_calls": [call]}

@@ -1,0 +1,125 @@
+"""The client of the children that hold libe3chat: messages to a prompt, a text to a message."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ..jobs.limits import busy
+from ..sandbox.pool import Sandbox, SandboxBusy, SandboxError
+from ..web.errors import ApiError, wrong
+from . import fallback
+from .tools import Tools
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A request as the model gets it. grammar: GBNF or "", which begins at the start of the answer, or where
+    one of `patterns` matches. preserved: special tokens that its text needs. read: None if all is content."""
+
+    prompt: str
+    grammar: str
+    patterns: tuple[str, ...]
+    stops: tuple[str, ...]
+    preserved: tuple[str, ...]
+    read: Callable[[str, bool], dict[str, Any] | None] | None
+    incomplete: tuple[str, ...] = ()
+
+
+class ChatLibrary:
+    """Two kinds of children: those that render templates, and those that read answers.
+
+    So no template that hangs stops a stream. setup: see Templates in sandbox/child.py.
+    """
+
+    def __init__(self, seconds: float, setup: dict[str, Any], convert: Callable[[Any, str], str]) -> None:
+        """convert: (JSON schema, the field it came with) -> its grammar."""
+        self._templates = Sandbox(seconds, templates=setup)
+        self._answers = Sandbox(seconds, answers=True)
+        self._convert = convert
+        self._eos = setup["eos"]
+
+    def start(self) -> None:
+        """Starts the children in the background."""
+        for sandbox in (self._templates, self._answers):
+            threading.Thread(target=sandbox.start, daemon=True).start()
+
+    def close(self) -> None:
+        self._templates.close()
+        self._answers.close()
+
+    def prepare(self, request: dict[str, Any], tools: Tools, schema: dict[str, Any] | None) -> Prepared:
+        """Renders `request`: messages, enable_thinking, chat_template_kwargs. Raises ApiError 400 or 503.
+
+        schema: what the answer must follow, where no call is required.
+        """
+        shown: dict[str, Any] = {"tools": list(tools.shown), "tool_choice": tools.choice}
+        shown["parallel_tool_calls"] = tools.parallel
+        if tools.called is not None:
+            shown["called"] = list(tools.called)
+        wanted = {"json_schema": schema} if schema is not None else {}
+        made = self._apply({**request, **(shown if tools.shown else {}), **wanted})
+        required = tools.shown and tools.choice == "required"
+        if tools.shown and (not made["tools"] or (required and not made["forced"])):
+            return self._without_tools(request, tools, schema)
+        if schema is not None and not tools.shown and made["thinking"] is None:
+            made["forced"] = self._convert(schema, "response_format")
+        grammar = made["forced"] or (made["grammar"] if made["lazy"] else "")
+        patterns = () if made["forced"] else tuple(t["pattern"] for t in made["triggers"])
+        simple = not tools.shown and made["thinking"] is None and not made["preserved"]
+        return self._prepared(made, grammar, patterns, None if simple else self._reader(made))
+
+    def _without_tools(
+        self, request: dict[str, Any], tools: Tools, schema: dict[str, Any] | None
+    ) -> Prepared:
+        """The same for a template that knows no tools: see fallback.py."""
+        messages = fallback.messages(request["messages"], [t["function"] for t in tools.shown])
+        given: dict[str, Any] = {**request, "messages": messages}
+        required = tools.choice == "required"
+        call = fallback.schema(tools.callable, None if required else schema)
+        if required or schema is not None:
+            given["json_schema"] = call
+        made = self._apply(given, "tools")
+        patterns = () if made["forced"] else (fallback.TRIGGER,)
+        grammar = made["forced"] or self._convert(call, "tools")
+        read = self._reader(made)
+
+        def split(text: str, partial: bool) -> dict[str, Any] | None:
+            message = read(text, partial)
+            return message and fallback.split(message, partial)
+
+        return self._prepared(made, grammar, patterns, split)
+
+    def _prepared(self, made: dict[str, Any], grammar: str, patterns: tuple[str, ...], read: Any) -> Prepared:
+        stops = (*made["stops"], *([self._eos] if self._eos else []))
+        preserved, odd = tuple(made["preserved"]), tuple(made["incomplete"])
+        return Prepared(made["prompt"], grammar, patterns, stops, preserved, read, odd)
+
+    def _apply(self, request: dict[str, Any], field: str = "messages") -> dict[str, Any]:
+        field = "tools" if request.get("tools") else field
+        return ask(self._templates, field, "the chat template refused them", do="apply", **request)
+
+    def _reader(self, made: dict[str, Any]) -> Callable[[str, bool], dict[str, Any] | None]:
+        syntax = {name: made[name] for name in ("format", "generation_prompt", "parser")}
+        return lambda text, partial: self._answers.call(do="parse", syntax=syntax, text=text, partial=partial)
+
+
+def ask(sandbox: Sandbox, param: str, what: str, **request: Any) -> Any:
+    """The sandbox's answer. Raises ApiError 400 about `param`, or 503 if too many requests wait for it.
+
+    what: the start of the error message.
+    """
+    try:
+        return sandbox.call(**request)
+    except SandboxError as e:
+        raise ApiError(400, f"{what}: {e}", param, "refused") from None
+    except SandboxBusy:
+        raise busy("with chat templates or grammars") from None
+
+
+def refuse_incomplete(lines: list[str] | tuple[str, ...], param: str) -> None:
+    """Raises ApiError 400 for a strict schema of which a grammar does not enforce all."""
+    if lines:
+        raise wrong(param, f"strict, but no grammar enforces all of it: {'; '.join(lines)!s:.300}")

@@ -1,0 +1,272 @@
+"""Tools, thoughts and schemas of chats: templates that know tools, and the demo model's, which knows none."""
+
+import contextlib
+import json
+
+import pytest
+import templates
+from server_tools import ask, events, idle, running, settings, until
+
+from eagle3_llama.batching import Batcher, BatchSettings
+
+PLACE = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "day": {"type": "integer", "maximum": 31}},
+    "required": ["city", "day"],
+    "additionalProperties": False,
+}
+
+
+def tool(name, parameters=PLACE, **more):
+    about = {"name": name, "description": f"Looks up the {name}.", "parameters": parameters, **more}
+    return {"type": "function", "function": about}
+
+
+TOOLS = [tool("weather"), tool("train")]
+NAMED = {"type": "function", "function": {"name": "train"}}
+WHOLE = 200  # tokens that a call has room in
+# the demo model's own template knows no tools; the others write calls in ways of their own
+KINDS = ["own", "Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "Qwen3-Coder", "openai-gpt-oss-120b"]
+
+
+@pytest.fixture(scope="module")
+def batcher():
+    with contextlib.closing(Batcher(BatchSettings(**settings(n_ctx=4096).batch()))) as b:
+        yield b
+
+
+@pytest.fixture(scope="module")
+def servers(batcher):
+    """A server for each kind of template, all with one model."""
+    with contextlib.ExitStack() as stack:
+        made = {}
+        for kind in KINDS:
+            file = None if kind == "own" else str(templates.folder() / f"{kind}.jinja")
+            given = settings(n_ctx=4096, chat_template_file=file, template_timeout=20.0)
+            made[kind] = stack.enter_context(running(given, batcher))
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(servers):
+    return servers["Qwen-Qwen3-0.6B"]
+
+
+def choice_of(response):
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]
+
+
+def joined(response):
+    """A stream's deltas, joined: content, reasoning_content, calls (name, arguments), finish_reason."""
+    out, finish = {"content": "", "reasoning_content": "", "calls": []}, None
+    for e in events(response):
+        for c in e["choices"] if e else ():
+            assert "error" not in e
+            for field in ("content", "reasoning_content"):
+                out[field] += c["delta"].get(field) or ""
+            for call in c["delta"].get("tool_calls", ()):
+                if "id" in call:
+                    assert call["index"] == len(out["calls"]) and call["type"] == "function"
+                    out["calls"].append([call["function"]["name"], ""])
+                out["calls"][call["index"]][1] += call["function"]["arguments"]
+            finish = c["finish_reason"] or finish
+    return {**out, "finish_reason": finish}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "chosen, names",
+    [
+        ("required", {"weather", "train"}),
+        (NAMED, {"train"}),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}, {"train"}),
+    ],
+    ids=["required", "named", "allowed"],
+)
+def test_calls_are_enforced(servers, kind, chosen, names):
+    """The model was never trained for tools: without the grammar it writes none."""
+    body = {"tools": TOOLS, "tool_choice": chosen, "max_tokens": WHOLE, "parallel_tool_calls": False}
+    body["chat_template_kwargs"] = {"enable_thinking": False}
+    choice = choice_of(ask(servers[kind].client, "What is it like in Oslo?", **body))
+    message = choice["message"]
+    assert choice["finish_reason"] == "tool_calls" and not message["content"]
+    assert len(message["tool_calls"]) == 1
+    called = message["tool_calls"][0]["function"]
+    arguments = json.loads(called["arguments"])
+    assert called["name"] in names and arguments["day"] <= 31 and isinstance(arguments["city"], str)
+    streamed = joined(ask(servers[kind].client, "What is it like in Oslo?", stream=True, **body))
+    assert streamed["calls"] == [[called["name"], called["arguments"]]]
+    assert streamed["finish_reason"] == "tool_calls" and not streamed["content"].strip()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_that_is_cut(servers, kind):
+    """By a limit it ends with `length`: half a call is no call."""
+    body = {"tools": TOOLS, "tool_choice": NAMED, "chat_template_kwargs": {"enable_thinking": False}}
+    choice = choice_of(ask(servers[kind].client, max_tokens=9, **body))
+    assert choice["finish_reason"] == "length" and "tool_calls" not in choice["message"]
+    assert joined(ask(servers[kind].client, max_tokens=9, stream=True, **body))["finish_reason"] == "length"
+
+
+ARGUMENTS = '{"city": "Oslo", "day": 3}'
+CALL = f'<tool_call>\n{{"name": "train", "arguments": {ARGUMENTS}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    "written, expected",
+    [
+        (CALL, ("", "", [["train", ARGUMENTS]])),
+        (f"I look. {CALL}", ("I look. ", "", [["train", ARGUMENTS]])),
+        (f"<think>\nHm.\n</think>\n\n{CALL}", ("", "Hm.\n", [["train", ARGUMENTS]])),
+        ("<think>\nHm, so.\n</think>\n\nHello.", ("Hello.", "Hm, so.\n", [])),
+        ("No call, 2 < 3.", ("No call, 2 < 3.", "", [])),
+    ],
+)
+@pytest.mark.parametrize("interval", [0, 0.08])
+def test_what_a_model_writes_with_auto(server, batcher, written, expected, interval):
+    """The text is told by a grammar; content, thoughts and calls come apart, whole and streamed."""
+    body = {"tools": TOOLS, "grammar": f"root ::= {json.dumps(written)}", "max_tokens": WHOLE}
+    choice = choice_of(ask(server.client, **body))
+    message = choice["message"]
+    calls = [[c["function"]["name"], c["function"]["arguments"]] for c in message.get("tool_calls", ())]
+    content, thoughts, expected_calls = expected
+    assert calls == expected_calls and (message["content"] or "").strip() == content.strip()
+    assert message.get("reasoning_content", "") == thoughts
+    assert choice["finish_reason"] == ("tool_calls" if calls else "stop")
+    given = settings(**{**vars(server.settings), "stream_interval": interval})
+    with running(given, batcher) as s:
+        streamed = joined(ask(s.client, stream=True, **body))
+    assert streamed["calls"] == expected_calls and streamed["content"].strip() == content.strip()
+    assert streamed["reasoning_content"] == thoughts and streamed["finish_reason"] == choice["finish_reason"]
+
+
+def test_a_call_once_begun_follows_the_schema(server):
+    """The lazy grammar waits for the words that begin a call, and lets any text pass before."""
+    earlier = []
+    for city, day in (("Rome", 4), ("Paris", 7), ("Berlin", 9), ("Madrid", 2)):
+        arguments = json.dumps({"city": city, "day": day})
+        call = {"id": "c", "type": "function", "function": {"name": "train", "arguments": arguments}}
+        earlier += [
+            {"role": "user", "content": f"train {city} {day}"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+    asked = [*earlier, {"role": "user", "content": "train Oslo 3"}]
+    body = {"messages": asked, "tools": TOOLS, "max_tokens": WHOLE}
+    choice = choice_of(ask(server.client, **body))
+    assert choice["finish_reason"] == "tool_calls", choice
+    for call in choice["message"]["tool_calls"]:
+        arguments = json.loads(call["function"]["arguments"])
+        assert set(arguments) == {"city", "day"} and arguments["day"] <= 31
+    text = choice_of(ask(server.client, "Hello!", tools=TOOLS, tool_choice="none"))["message"]
+    assert "tool_calls" not in text and text["content"]
+
+
+def test_own_form_with_auto(servers):
+    """For the template without tools: a call alone in the answer is one, other JSON is content."""
+    for text, n in (
+        (f'{{"name": "train", "arguments": {ARGUMENTS}}}', 1),
+        ('{"name": "Ada"}', 0),
+        ("Hello.", 0),
+    ):
+        body = {"tools": TOOLS, "grammar": f"root ::= {json.dumps(text)}", "max_tokens": WHOLE}
+        message = choice_of(ask(servers["own"].client, **body))["message"]
+        assert len(message.get("tool_calls", ())) == n
+        streamed = joined(ask(servers["own"].client, stream=True, **body))
+        assert len(streamed["calls"]) == n and streamed["content"] == (message["content"] or "")
+
+
+@pytest.mark.parametrize("kind", KINDS[:-1])  # the demo model never ends the type that gpt-oss writes
+def test_many_tools(servers, kind):
+    """128 are the most that a request may have."""
+    many = [tool(f"tool_{i}") for i in range(128)]
+    body = {"tools": many, "chat_template_kwargs": {"enable_thinking": False}, "parallel_tool_calls": False}
+    named = {"type": "function", "function": {"name": "tool_77"}}
+    r = ask(servers[kind].client, tool_choice=named, max_tokens=WHOLE, **body)
+    if r.status_code == 400:  # 128 descriptions are longer than the context of the test
+        assert r.json()["error"]["code"] == "context_length_exceeded", r.text
+        few = {**body, "tools": many[70:80]}
+        r = ask(servers[kind].client, tool_choice=named, max_tokens=WHOLE, **few)
+    assert choice_of(r)["message"]["tool_calls"][0]["function"]["name"] == "tool_77"
+
+
+def test_bounds_are_kept_or_refused(servers):
+    """An integer's are kept. What no grammar enforces is named, unless the request does without."""
+    form = lambda schema, **more: {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}
+    }
+    whole = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 3, "maximum": 9}},
+        "required": ["n"],
+    }
+    odd = {**whole, "properties": {"n": {"type": "number", "maximum": 9}}}
+    for kind in ("own", "Qwen-Qwen3-0.6B"):
+        client = servers[kind].client
+        off = {"chat_template_kwargs": {"enable_thinking": False}, "max_tokens": 40}
+        text = choice_of(ask(client, "Say 1000.", **off, **form(whole)))["message"]["content"]
+        assert 3 <= json.loads(text)["n"] <= 9
+        r = ask(client, **form(odd, strict=True))
+        assert r.status_code == 400 and "maximum of a number" in r.json()["error"]["message"]
+        pattern = {"type": "string", "pattern": "^(?=a)b$"}
+        r = ask(client, **form(pattern, strict=True))
+        assert r.status_code == 400 and "pattern" in r.json()["error"]["message"]
+        assert ask(client, **off, **form(odd, strict=False)).status_code == 200
+        strict = [tool("f", {"type": "object", "properties": {"n": {"multipleOf": 3}}}, strict=True)]
+        r = ask(client, tools=strict)
+        assert r.status_code == 400 and "multipleOf" in r.json()["error"]["message"]
+
+
+def test_a_schema_beside_tools(server):
+    """The answer is a call or JSON of the schema, and nothing else."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    kwargs = {"enable_thinking": False}
+    body = {"tools": TOOLS, "response_format": form, "max_tokens": WHOLE, "chat_template_kwargs": kwargs}
+    message = choice_of(ask(server.client, "Say 1000.", **body))["message"]
+    for call in message.get("tool_calls", ()):
+        assert json.loads(call["function"]["arguments"])["day"] <= 31
+    assert message.get("tool_calls") or json.loads(message["content"])["n"] <= 9
+
+
+@pytest.mark.parametrize(
+    "field, body",
+    [
+        ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}),
+        ("tool_choice", {"tool_choice": "required"}),
+        ("grammar", {"tools": TOOLS, "tool_choice": "required", "grammar": 'root ::= "x"'}),
+        ("chat_template_kwargs", {"chat_template_kwargs": {"enable_thinking": "yes"}}),
+        ("tools", {"tools": [tool("f", {"type": "sting"})], "tool_choice": "required"}),
+    ],
+)
+def test_what_is_refused(servers, field, body):
+    for kind in ("own", "Qwen-Qwen3-0.6B"):
+        r = ask(servers[kind].client, **body)
+        assert r.status_code == 400 and r.json()["error"]["param"] == field, r.text
+        until(lambda: idle(servers[kind]))
+
+
+def test_variables_of_the_template(batcher, tmp_path):
+    """From the command line, from a request, which comes first, and reasoning_effort by its own field."""
+    file = tmp_path / "t.jinja"
+    file.write_text("{{ messages[0].content }}{{ tone }}{{ reasoning_effort }}{{ enable_thinking }}")
+    given = settings(n_ctx=4096, chat_template_file=str(file), chat_template_kwargs='{"tone": "calm"}')
+    with running(given, batcher) as s:
+        tokens = lambda **body: ask(s.client, "Hi", max_tokens=1, **body).json()["usage"]["prompt_tokens"]
+        count = lambda text: len(s.client.post("/tokenize", json={"content": text}).json()["tokens"])
+        assert tokens() == count("HicalmTrue")
+        assert tokens(chat_template_kwargs={"tone": "very loud"}) == count("Hivery loudTrue")
+        assert tokens(reasoning_effort="high") == count("HicalmhighTrue")
+        assert tokens(reasoning_effort="none") == count("HicalmFalse")
+
+
+def test_special_tokens_that_a_parser_needs(batcher):
+    """They are written out; others are left out of the text as before."""
+    name = "<file_sep>"
+    token = batcher.base.tokenize(name.encode(), add_bos=False, special=True)
+    assert len(token) == 1
+    for shown, text in (([name], name * 2), ([], "")):
+        with batcher.request() as llm:
+            llm.show_tokens(shown)
+            made = llm.create_completion("x", max_tokens=2, logit_bias={token[0]: 100.0}, temperature=0)
+        assert made["choices"][0]["text"] == text
