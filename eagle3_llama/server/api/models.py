@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..settings import ServerSettings
+from ..settings import ServerSettings, read_template
 
 
 class ModelCard:
@@ -33,7 +33,9 @@ class ModelCard:
             "model_alias": name,
             "model_path": Path(settings.model).name,  # where the file is, is not for clients
             "modalities": {"vision": False, "video": False, "audio": False},
-            "chat_template": base.metadata.get("tokenizer.chat_template", ""),
+            "chat_template": read_template(file)
+            if (file := settings.chat_template_file) is not None
+            else base.metadata.get("tokenizer.chat_template", ""),
             "bos_token": text(base.token_bos()),
             "eos_token": text(base.token_eos()),
         }

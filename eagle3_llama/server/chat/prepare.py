@@ -132,7 +132,8 @@ class Caller:
             if made.read is None:
                 return answer.plain(out)
             deltas = answer.Deltas(made.read, tools.parallel, tools.legacy)
-            return answer.streamed(out, deltas, self.settings.stream_interval)
+            report = body.speculative is not None and body.speculative.report  # of each token by itself
+            return answer.streamed(out, deltas, 0.0 if report else self.settings.stream_interval)
 
         return call
 

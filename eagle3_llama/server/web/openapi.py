@@ -43,6 +43,7 @@ class Usage(BaseModel):
 class AnswerMessage(BaseModel):
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: str = ""
     tool_calls: list[dict[str, Any]] = []
     function_call: dict[str, Any] = {}
 
