@@ -8,6 +8,7 @@ import templates
 from server_tools import ask, events, idle, running, settings, until
 
 from eagle3_llama.batching import Batcher, BatchSettings
+from eagle3_llama.batching.samplers import LazyGrammar
 
 PLACE = {
     "type": "object",
@@ -160,6 +161,17 @@ def test_a_call_once_begun_follows_the_schema(server):
         assert set(arguments) == {"city", "day"} and arguments["day"] <= 31
     text = choice_of(ask(server.client, "Hello!", tools=TOOLS, tool_choice="none"))["message"]
     assert "tool_calls" not in text and text["content"]
+
+
+def test_a_lazy_grammar(batcher):
+    """It begins at the group of its pattern; what came before was free, and what follows is not."""
+    prompt = "One, two, three, four, five, six. One, two, three, four,"
+    grammar = LazyGrammar('root ::= " six" " and 77 more"', [r"five,( six)"])
+    with batcher.request() as llm:
+        free = llm.create_completion(prompt, max_tokens=6, temperature=0)["choices"][0]["text"]
+        bound = llm.create_completion(prompt, max_tokens=20, temperature=0, grammar=grammar)["choices"][0]
+    assert free.startswith(" five, six") and not free.startswith(" five, six and")
+    assert bound["text"] == " five, six and 77 more" and bound["finish_reason"] == "stop"
 
 
 def test_own_form_with_auto(servers):

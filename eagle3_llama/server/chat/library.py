@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable
@@ -39,12 +40,11 @@ class ChatLibrary:
         self._templates = Sandbox(seconds, templates=setup)
         self._answers = Sandbox(seconds, answers=True)
         self._convert = convert
-        self._eos = setup["eos"]
+        self._eos, self._reads = setup["eos"], False
 
     def start(self) -> None:
-        """Starts the children in the background."""
-        for sandbox in (self._templates, self._answers):
-            threading.Thread(target=sandbox.start, daemon=True).start()
+        """Starts the children for templates in the background. Those for answers start when first needed."""
+        threading.Thread(target=self._templates.start, daemon=True).start()
 
     def close(self) -> None:
         self._templates.close()
@@ -103,6 +103,10 @@ class ChatLibrary:
 
     def _reader(self, made: dict[str, Any]) -> Callable[[str, bool], dict[str, Any] | None]:
         syntax = {name: made[name] for name in ("format", "generation_prompt", "parser")}
+        if not self._reads:  # they start while the model begins its answer
+            self._reads = True
+            with contextlib.suppress(RuntimeError):  # no more threads: the first reading starts them
+                threading.Thread(target=self._answers.start, daemon=True).start()
         return lambda text, partial: self._answers.call(do="parse", syntax=syntax, text=text, partial=partial)
 
 

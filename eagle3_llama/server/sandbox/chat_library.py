@@ -82,6 +82,8 @@ def _check(code: int) -> None:
     if code < 0:
         ffi, lib = load()
         message = " ".join(ffi.string(lib.e3chat_error()).decode("utf-8", "replace").split())
-        if "While executing" in message:  # where in the template, before what is wrong
+        if "bad_alloc" in message:
+            message = "it takes too much memory"
+        elif "While executing" in message:  # where in the template, before what is wrong
             message = message.rpartition("Error: ")[2]
         raise (WrongOutput if code == lib.E3CHAT_E_OUTPUT else ChatError)(message)
