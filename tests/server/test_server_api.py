@@ -483,6 +483,31 @@ def test_fields_that_change_nothing(client):
     assert 3 <= few.usage.completion_tokens <= 6  # more where the third ends within a character
 
 
+def test_what_other_servers_add(client):
+    """Clients send messages, calls and tools back with fields of whoever wrote them."""
+    marked = [{"type": "text", "text": RIVERS[0]["content"], "cache_control": {"type": "ephemeral"}}]
+    call = {"id": "c", "index": 0, "type": "function", "function": {"name": "f", "arguments": "{}", "x": 1}}
+    turn = {"role": "assistant", "content": None, "tool_calls": [call]}
+    told = {"role": "tool", "tool_call_id": "c", "content": "1"}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    same = [
+        chat(client, [{"role": "user", "content": parts, **more}], extra_body=ignored)
+        for parts, more, ignored in (
+            (RIVERS[0]["content"], {}, {}),
+            (marked, {"reasoning_details": [], "index": 0}, {"keep_alive": "5m", "cache_prompt": True}),
+        )
+    ]
+    assert same[0].choices[0].message.content == same[1].choices[0].message.content
+    assert same[0].system_fingerprint and same[0].system_fingerprint == same[1].system_fingerprint
+    more = [{**tools[0], "cache_control": {}, "function": {**tools[0]["function"], "input_examples": []}}]
+    assert chat(client, [*RIVERS, turn, told], tools=more, tool_choice="none").choices
+    penalised = chat(client, extra_body={"repetition_penalty": 1.7})
+    assert penalised.choices[0].message.content != same[0].choices[0].message.content
+    assert penalised.choices == chat(client, extra_body={"repeat_penalty": 1.7}).choices
+    with pytest.raises(openai.BadRequestError, match="differs from repeat_penalty"):
+        chat(client, extra_body={"repeat_penalty": 1.7, "repetition_penalty": 1.6})
+
+
 def test_metrics(server):
     drafted = {"max_tokens": 24, "logit_bias": ENDLESS["logit_bias"], "speculative": {"n_max": 3}}
     for seed in range(8):  # in none of so many texts might a draft be accepted by chance

@@ -272,6 +272,21 @@ def test_variables_of_the_template(batcher, tmp_path):
         assert tokens(reasoning_effort="none") == count("HicalmFalse")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_message_that_is_continued(servers, kind):
+    """The prompt ends with the last message, and the answer has only what follows it, streamed too."""
+    asked = {"role": "user", "content": "Count from one to nine in digits."}
+    begun = {"role": "assistant", "content": "1, 2, 3, 4,"}
+    body = {"max_tokens": 24, "chat_template_kwargs": {"enable_thinking": False}, "temperature": 0}
+    client, on = servers[kind].client, {"continue_final_message": True}
+    choice = choice_of(ask(client, messages=[asked, begun], **body, **on))
+    text = choice["message"]["content"]
+    assert text.startswith(" 5, 6") and "1, 2" not in text[:9]
+    assert joined(ask(client, messages=[asked, begun], stream=True, **body, **on))["content"] == text
+    refused = ask(client, messages=[begun, asked], **body, **on)
+    assert refused.status_code == 400 and "assistant's" in refused.json()["error"]["message"]
+
+
 def test_special_tokens_that_a_parser_needs(batcher):
     """They are written out; others are left out of the text as before."""
     name = "<file_sep>"

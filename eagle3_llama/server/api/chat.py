@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .fields import Body, Object, Sampling, Word, length
+from .fields import Body, Echo, Object, Sampling, Word, length
 
 MAX_MESSAGES, MAX_PARTS = 4096, 256
 MAX_TOOLS = 128
@@ -14,23 +14,23 @@ MAX_TOOLS = 128
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class TextPart(Body):
+class TextPart(Echo):
     type: Literal["text"]
     text: str
 
 
-class FunctionCall(Body):
+class FunctionCall(Echo):
     name: Name
     arguments: str
 
 
-class ToolCall(Body):
+class ToolCall(Echo):
     id: Word
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class Message(Body):
+class Message(Echo):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[list[TextPart], length(MAX_PARTS, 1)] | None = None
     name: Name | None = None
@@ -45,14 +45,14 @@ class Message(Body):
     audio: None = None
 
 
-class Function(Body):
+class Function(Echo):
     name: Name
     description: str | None = None
     parameters: Object | None = None
     strict: bool | None = None
 
 
-class Tool(Body):
+class Tool(Echo):
     type: Literal["function"]
     function: Function
 
@@ -123,5 +123,6 @@ class ChatBody(Sampling):
     chat_template_kwargs: Object | None = Field(
         None, description="variables of the template; enable_thinking: false asks for no thoughts"
     )
+    continue_final_message: bool | None = Field(None, description="the answer goes on with the last message")
     verbosity: Word | None = None
     modalities: Annotated[list[Literal["text"]], length(1)] | None = None

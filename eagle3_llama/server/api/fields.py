@@ -84,6 +84,12 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
+class Echo(Body):
+    """What clients send back as a server gave it, with fields of other services. Unknown ones are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
 class StreamOptions(Body):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -130,6 +136,7 @@ class Sampling(Body):
     min_p: float | None = Field(None, ge=0, le=1)
     typical_p: float | None = Field(None, ge=0, le=1)
     repeat_penalty: float | None = Field(None, ge=0.01, le=10)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10, description="vLLM's name of the same")
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     mirostat_mode: int | None = Field(None, ge=0, le=2)
@@ -147,8 +154,11 @@ class Sampling(Body):
         None, description="GBNF"
     )
     speculative: Speculative | None = None
-    # accepted for OpenAI's clients, without any effect
+    # accepted for clients of OpenAI and of other servers, without any effect
     user: Word | None = None
+    keep_alive: Word | float | None = None
+    cache_prompt: bool | None = None
+    return_progress: bool | None = None
     store: bool | None = None
     metadata: Annotated[dict[str, Word], entries(16), Field(max_length=16)] | None = None
     service_tier: Word | None = None

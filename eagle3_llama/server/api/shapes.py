@@ -6,6 +6,8 @@ import json
 import math
 from typing import Any
 
+from ... import __version__
+
 
 class Shape:
     """The form of one answer. legacy: the request has `functions`, so the answer has function_call."""
@@ -24,6 +26,7 @@ class Shape:
         self.chat, self.top_logprobs, self.legacy = chat, top_logprobs, legacy
         kind = ("chat.completion.chunk" if stream else "chat.completion") if chat else "text_completion"
         self.head = {"id": answer_id, "object": kind, "created": created, "model": model}
+        self.head["system_fingerprint"] = f"eagle3-llama-{__version__}"
         self._called: set[int] = set()
 
     def chunk(self, index: int, chunk: dict[str, Any]) -> dict[str, Any]:

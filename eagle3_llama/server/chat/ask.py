@@ -36,7 +36,11 @@ def template_request(body: ChatBody, settings: ServerSettings) -> dict[str, Any]
     elif body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
     messages = [_of_today(m) for m in plain_messages(body.messages)]
-    kept = {"messages": messages, "enable_thinking": thinking}
+    kept: dict[str, Any] = {"messages": messages, "enable_thinking": thinking}
+    if body.continue_final_message:
+        if messages[-1]["role"] != "assistant":
+            raise wrong("continue_final_message", "the last message is not the assistant's")
+        kept["continue_final_message"] = True
     return {**kept, "chat_template_kwargs": variables}
 
 

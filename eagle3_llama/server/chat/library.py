@@ -69,7 +69,7 @@ class ChatLibrary:
         grammar = made["forced"] or (made["grammar"] if made["lazy"] else "")
         patterns = () if made["forced"] else tuple(t["pattern"] for t in made["triggers"])
         simple = not tools.shown and made["thinking"] is None and not made["preserved"]
-        return self._prepared(made, grammar, patterns, None if simple else self._reader(made))
+        return self._prepared(made, grammar, patterns, None if simple else self._reader(made, request))
 
     def _without_tools(
         self, request: dict[str, Any], tools: Tools, schema: dict[str, Any] | None
@@ -84,7 +84,7 @@ class ChatLibrary:
         made = self._apply(given, "tools")
         patterns = () if made["forced"] else (fallback.TRIGGER,)
         grammar = made["forced"] or self._convert(call, "tools")
-        read = self._reader(made)
+        read = self._reader(made, request)
 
         def split(text: str, partial: bool) -> dict[str, Any] | None:
             message = read(text, partial)
@@ -101,13 +101,20 @@ class ChatLibrary:
         field = "tools" if request.get("tools") else field
         return ask(self._templates, field, "the chat template refused them", do="apply", **request)
 
-    def _reader(self, made: dict[str, Any]) -> Callable[[str, bool], dict[str, Any] | None]:
+    def _reader(self, made: dict[str, Any], request: dict[str, Any]) -> Callable[[str, bool], Any]:
         syntax = {name: made[name] for name in ("format", "generation_prompt", "parser")}
         if not self._reads:  # they start while the model begins its answer
             self._reads = True
             with contextlib.suppress(RuntimeError):  # no more threads: the first reading starts them
                 threading.Thread(target=self._answers.start, daemon=True).start()
-        return lambda text, partial: self._answers.call(do="parse", syntax=syntax, text=text, partial=partial)
+        begun = request["messages"][-1] if request.get("continue_final_message") else {}
+
+        def read(text: str, partial: bool) -> dict[str, Any]:
+            message = self._answers.call(do="parse", syntax=syntax, text=text, partial=partial)
+            was = {field: begun.get(field) or "" for field in ("content", "reasoning_content")}
+            return {**message, **{field: message[field].removeprefix(was[field]) for field in was}}
+
+        return read
 
 
 def ask(sandbox: Sandbox, param: str, what: str, **request: Any) -> Any:

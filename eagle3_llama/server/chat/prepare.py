@@ -139,6 +139,8 @@ class Caller:
 
     def _named(self, body: ChatBody, arguments: dict[str, Any], wanted: dict[str, Any] | None) -> Any:
         """A choice's call with a chat format of llama-cpp-python, by its own create_chat_completion."""
+        if body.continue_final_message:
+            raise wrong("continue_final_message", "a chat format of llama-cpp-python has no such form")
         tools, forced = formats.tools_of(body)
         messages = plain_messages(body.messages)
         self.size.check_fits("\n".join(m["content"] for m in messages), "messages")
@@ -214,6 +216,10 @@ class Caller:
 
     def _sampling(self, body: Sampling, max_tokens: int | None, default: int | None) -> dict[str, Any]:
         out = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
+        if body.repetition_penalty is not None:
+            if body.repeat_penalty not in (None, body.repetition_penalty):
+                raise wrong("repetition_penalty", "it differs from repeat_penalty; give only one of them")
+            out["repeat_penalty"] = body.repetition_penalty
         if out.get("temperature", 1) < 1e-3:
             out["temperature"] = 0.0  # logits divided by a smaller number overflow
         most = self.settings.most_tokens
