@@ -31,6 +31,25 @@ for token in (-1, 1 << 30):
 print("ok")
 """
 
+# blanks, then what may begin a grammar: whether a digit is allowed after it, and a blank
+TRIGGERS = """
+import ctypes, sys
+from eagle3_llama import EagleLlama
+import llama_cpp
+llm = EagleLlama(sys.argv[1], n_ctx=64, n_threads=1, verbose=False)
+vocab = llama_cpp.llama_model_get_vocab(llm._model.model)
+patterns = (ctypes.c_char_p * 1)(sys.argv[2].encode())
+sampler = llama_cpp.llama_sampler_init_grammar_lazy_patterns(
+    vocab, b'root ::= "{" [0-9]+ "}"', b"root", patterns, 1, None, 0)
+token_of = lambda byte: 3 + byte
+for byte in (" " * int(sys.argv[3]) + sys.argv[4]).encode():
+    llama_cpp.llama_sampler_accept(sampler, token_of(byte))
+data = (llama_cpp.llama_token_data * 2)(*((token_of(byte), 1.0, 0.0) for byte in b"7 "))
+array = llama_cpp.llama_token_data_array(data=data, size=2, selected=-1, sorted=False)
+llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
+print("".join("-+"[one.logit > 0] for one in data))
+"""
+
 
 @pytest.mark.parametrize("where", ["root", "nested"])
 @pytest.mark.parametrize("n", [600, 5000])
@@ -41,3 +60,19 @@ def test_many_choices(files, n, where):
 
 def test_a_token_that_is_not_in_the_vocabulary(files):
     assert run([sys.executable, "-c", NO_TOKEN, files[0]]).stdout.splitlines()[-1] == "ok"
+
+
+@pytest.mark.parametrize(
+    "pattern, n, allowed",
+    [
+        (r"<call>(\{)", 3, "+-"),
+        (r"<call>(\{)", 100_000, "+-"),
+        (r"^\s*(\{)", 3, "+-"),
+        (r"^\s*(\{)", 100_000, "++"),  # too far behind the text's beginning: the grammar does not begin
+    ],
+)
+def test_a_trigger_behind_a_long_text(files, pattern, n, allowed):
+    """std::regex recurses with a match: 30,000 blanks ended the process."""
+    end = "{" if pattern.startswith("^") else "<call>{"
+    made = run([sys.executable, "-c", TRIGGERS, files[0], pattern, str(n), end])
+    assert made.stdout.splitlines()[-1] == allowed
