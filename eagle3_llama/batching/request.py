@@ -253,6 +253,14 @@ class RequestLlama(GeneratingLlama):
         out, self._positions, self._sources = (self._positions, self._sources), [], []
         return out
 
+    def stopped_by(self, stops: Sequence[str]) -> str | None:
+        """Which of its stop strings has ended the last completion; None if a token that ends texts has."""
+        prompt, tokens = self._answered
+        if not tokens or self._batcher.base.is_end(tokens[-1]):
+            return None
+        text = self.detokenize(tokens, prev_tokens=prompt)
+        return next((s for s in stops if s.encode() in text), None)
+
     def used(self) -> TokenUsage:
         """Tokens of all generations of this request."""
         return self._used.copy()

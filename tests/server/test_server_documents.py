@@ -15,7 +15,7 @@ from tiny_models import PROMPT
 import eagle3_llama
 from eagle3_llama.cli.main import app
 from eagle3_llama.errors import ErrorKind
-from eagle3_llama.server.api import chat, completions, fields
+from eagle3_llama.server.api import chat, completions, fields, messages
 from eagle3_llama.server.settings import ServerSettings
 
 PACKAGE = Path(eagle3_llama.__file__).parent
@@ -137,5 +137,6 @@ def test_commands_send_json_that_the_server_takes(server):
     assert len(bodies) >= 3
     for url, body in bodies:
         path = url.removeprefix("http://127.0.0.1:8000")
-        model = chat.ChatBody if "chat" in path else completions.CompletionBody
+        others = {"/v1/messages": messages.MessagesBody, "/v1/completions": completions.CompletionBody}
+        model = chat.ChatBody if "chat" in path else others[path]
         model.model_validate_json(body)

@@ -16,6 +16,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from server_tools import CHAT, JSON, Streams, ask, idle, running, settings, until
 
 KEY = {"Authorization": "Bearer k"}
+MESSAGES = "/v1/messages"
 N = int(os.environ.get("EAGLE3_FUZZ", 300))
 
 
@@ -46,6 +47,8 @@ def operations():
     return [
         ("POST", CHAT),
         ("POST", "/v1/completions"),
+        ("POST", MESSAGES),
+        ("POST", f"{MESSAGES}/count_tokens"),
         ("GET", "/v1/models"),
         ("GET", "/v1/models/{model_id}"),
         ("GET", "/props"),
@@ -231,12 +234,27 @@ def valid(rng):
             CHAT,
             CHAT,
             "/v1/completions",
+            MESSAGES,
+            f"{MESSAGES}/count_tokens",
             "/tokenize",
             "/detokenize",
             "/slots/0?action=save",
             "/slots/0?action=restore",
         ]
     )
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "hi"}]}
+    talk = {
+        "system": [{"type": "text", "text": "hi"}],
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "hi"}, call]},
+            {"role": "user", "content": [result]},
+        ],
+        "tools": [{"name": "f", "input_schema": {"type": "object", "properties": {}}}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        "thinking": {"type": "enabled", "budget_tokens": 9},
+    }
     bodies = {
         CHAT: {
             "messages": [{"role": "user", "content": "hi"}],
@@ -266,6 +284,8 @@ def valid(rng):
             "suffix": None,
             "seed": 1,
         },
+        MESSAGES: {**talk, "max_tokens": 2, "stop_sequences": ["x"], "stream": rng.random() < 0.3},
+        f"{MESSAGES}/count_tokens": talk,
         "/tokenize": {"content": "hi"},
         "/detokenize": {"tokens": [1, 2]},
     }

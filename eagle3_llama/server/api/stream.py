@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from ..jobs.job import Event, RequestJob, total_timings, total_usage
 from ..web.errors import ApiError
-from .shapes import DONE, KEEP_ALIVE_COMMENT, Shape, dumps, event
+from .shapes import DONE, KEEP_ALIVE_COMMENT, dumps, event
 
 KEEP_ALIVE = 10.0  # s without data until a stream sends a comment; proxies close idle connections after 60 s
 STALLED = 30.0  # s past the deadline until the server disconnects a client that does not read
@@ -20,9 +20,18 @@ _OVER: Any = object()
 
 
 async def respond(
-    request: Request, job: RequestJob, shape: Shape, *, stream: bool, include_usage: bool, report: bool
+    request: Request,
+    job: RequestJob,
+    shape: Any,
+    *,
+    stream: bool,
+    include_usage: bool = False,
+    report: bool = False,
+    stream_class: type[EventStream] | None = None,
 ) -> Response:
     """Waits for the whole answer, or for the first events of a streamed answer.
+
+    shape: Shape, or another with its `whole` and a stream_class of its own.
 
     A stream starts after KEEP_ALIVE seconds at the latest. A failure before that raises ApiError and becomes
     an HTTP status. The job is cancelled when the client disconnects, and when this function fails.
@@ -33,7 +42,8 @@ async def respond(
         if stream:
             parts = with_silences(events)
             first = await anext(parts)
-            return EventStream(job, shape, _chain(first, parts), watch, include_usage or report, report)
+            kind = stream_class or EventStream
+            return kind(job, shape, _chain(first, parts), watch, include_usage or report, report)
         completions = [(e.choice.index, e.chunk) async for batch in events for e in batch if e.chunk]
         more = total_report(job) if report else {}
         encode = lambda: dumps(shape.whole(completions, total_usage(job).body()) | more)
@@ -104,7 +114,7 @@ class EventStream(Response):
     def __init__(
         self,
         job: RequestJob,
-        shape: Shape,
+        shape: Any,
         events: AsyncIterator[list[Event] | None],
         watch: asyncio.Task[None],
         include_usage: bool,

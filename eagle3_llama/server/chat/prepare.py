@@ -22,7 +22,7 @@ from ..sandbox.pool import Sandbox
 from ..sandbox.prompt_size import PromptSize
 from ..sandbox.sized_cache import SizedCache
 from ..settings import ServerSettings
-from ..web.errors import wrong
+from ..web.errors import ApiError, wrong
 from . import answer, formats
 from .ask import json_wanted, strict_of, template_request
 from .formats import call_tool, handler_of, plain_messages, template_setup
@@ -93,6 +93,19 @@ class Caller:
         call, seed = make(body, arguments, wanted), self._seed(body)
         return [Choice(i, 0, functools.partial(call, seed=seed + i), size) for i in range(n)]
 
+    def count(self, body: ChatBody, base: Any) -> int:
+        """The tokens of a chat's prompt, by `base`'s tokenizer. Needs no slot. Raises ApiError 400 or 503."""
+        if self._library is None:
+            message = (
+                "a chat format of llama-cpp-python makes its prompt only to answer it: it cannot be counted"
+            )
+            raise ApiError(400, message, code="chat_format")
+        tools, request = tools_of(body), template_request(body, self.settings)
+        made = self._library.prepare(request, tools, json_wanted(body))
+        self.size.check_fits(made.prompt, "messages")
+        with base.tokenizing:
+            return len(base.tokenize(made.prompt.encode(), add_bos=False, special=True))
+
     def _templated(self, body: ChatBody, arguments: dict[str, Any], wanted: dict[str, Any] | None) -> Any:
         """A choice's call: the prompt by the model's template, the answer read by its parser."""
         library, tools, request = self._library, tools_of(body), template_request(body, self.settings)
@@ -140,7 +153,9 @@ class Caller:
     def _named(self, body: ChatBody, arguments: dict[str, Any], wanted: dict[str, Any] | None) -> Any:
         """A choice's call with a chat format of llama-cpp-python, by its own create_chat_completion."""
         if body.continue_final_message:
-            raise wrong("continue_final_message", "a chat format of llama-cpp-python has no such form")
+            raise wrong(
+                "continue_final_message", "a chat format of llama-cpp-python cannot continue a message"
+            )
         tools, forced = formats.tools_of(body)
         messages = plain_messages(body.messages)
         self.size.check_fits("\n".join(m["content"] for m in messages), "messages")

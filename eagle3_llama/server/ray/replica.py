@@ -86,7 +86,7 @@ class Door:
             message = (
                 "without an API key, only this machine may send requests: set EAGLE3_API_KEY and restart"
             )
-            app = error_response(ApiError(403, message, code="no_key"))
+            app = error_response(ApiError(403, message, code="no_key"), scope["path"])
         await app(scope, receive, named if scope["type"] == "http" else send)
 
 

@@ -20,7 +20,7 @@ from ..api.shapes import dumps
 from ..jobs.job import RequestJob
 from ..metrics.own import Metrics
 from ..settings import ServerSettings
-from .errors import ApiError, internal
+from .errors import ANTHROPIC_ROUTES, ApiError, internal
 from .keys import Guard
 
 log = logging.getLogger("eagle3_llama.server")
@@ -69,12 +69,13 @@ class Access:
             refused = self.guard.refusal(scope["path"], headers, found is not None)
             if refused is not None:
                 record.error = refused.code
-            await (self.app if refused is None else error_response(refused))(scope, talk.receive, talk.send)
+            app = self.app if refused is None else error_response(refused, scope["path"])
+            await app(scope, talk.receive, talk.send)
         except Exception:
             log.exception("request %s failed", record.request_id)
             if record.status:
                 raise  # part of the answer has been sent: uvicorn closes the connection
-            await error_response(internal())(scope, receive, talk.send)
+            await error_response(internal(), scope["path"])(scope, receive, talk.send)
         finally:
             if record.job is not None:
                 record.job.release()  # the answer has been sent
@@ -131,8 +132,10 @@ def _about(job: RequestJob) -> dict[str, Any]:
     return out | ({"error": job.failed.code} if job.failed is not None else {})
 
 
-def error_response(e: ApiError) -> Response:
-    return Response(dumps(e.body()), e.status, e.headers, media_type="application/json")
+def error_response(e: ApiError, path: str) -> Response:
+    """The error in the form of the API that the path belongs to."""
+    body = e.as_anthropic() if path in ANTHROPIC_ROUTES else e.body()
+    return Response(dumps(body), e.status, e.headers, media_type="application/json")
 
 
 class _Talk:

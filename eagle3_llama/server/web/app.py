@@ -27,6 +27,7 @@ from .. import slot_files
 from ..api.chat import ChatBody
 from ..api.completions import CompletionBody
 from ..api.fields import bounded
+from ..api.messages import CountBody, MessagesBody
 from ..api.models import ModelCard
 from ..api.shapes import Shape, dumps
 from ..api.slots import SlotFile
@@ -34,13 +35,14 @@ from ..api.stream import respond
 from ..api.tokens import DetokenizeBody, TokenizeBody
 from ..chat.prepare import Caller
 from ..jobs.gate import Gate
-from ..jobs.job import RequestJob
+from ..jobs.job import Choice, RequestJob
 from ..jobs.limits import Work
 from ..metrics.own import CONTENT_TYPE, Metrics
 from ..settings import ServerSettings
 from . import openapi
 from .access import Access, Record, error_response
 from .errors import ApiError, from_exception, shutting_down, wrong
+from .messages import add_messages
 from .read_body import Bodies
 
 PAGE_POLICY = (
@@ -61,6 +63,7 @@ class Server:
         self.bodies = Bodies()
         self.preparing = Work(2, 2 * settings.capacity, "are being prepared")
         self.tokenizing = Work(1, 8, "tokenize texts")
+        self.counting = Work(2, 2 * settings.capacity, "have their tokens counted")
         self.files = Work(1, 8, "save or restore slots")
         self.caller = Caller(settings, batcher.base, self.name)
         self.chat_body, self.completion_body = bounded(ChatBody, settings), bounded(CompletionBody, settings)
@@ -73,16 +76,7 @@ class Server:
             record.prompt = body.model_dump(include={"messages", "prompt"})
         prepare = self.caller.chat if chat else self.caller.completion
         choices = await self.preparing.run(prepare, body)  # in a thread: texts may be long
-        record.job = job = RequestJob(
-            batcher=self.batcher,
-            gate=self.gate,
-            choices=choices,
-            params=self.caller.params(body.speculative),
-            timeout=self.settings.timeout,
-            request_id=record.request_id,
-            client=record.client,
-            prompt_field="messages" if chat else "prompt",
-        )
+        job = self.job(record, choices, body, "messages" if chat else "prompt")
         return await respond(
             request,
             job,
@@ -91,6 +85,20 @@ class Server:
             include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
             report=body.speculative is not None and body.speculative.report,
         )
+
+    def job(self, record: Record, choices: list[Choice], body: Any, prompt_field: str) -> RequestJob:
+        """Starts the choices of a request. Raises ApiError 400 or 503."""
+        record.job = RequestJob(
+            batcher=self.batcher,
+            gate=self.gate,
+            choices=choices,
+            params=self.caller.params(body.speculative),
+            timeout=self.settings.timeout,
+            request_id=record.request_id,
+            client=record.client,
+            prompt_field=prompt_field,
+        )
+        return record.job
 
     def _shape(self, body: Any, chat: bool, record: Record) -> Shape:
         return Shape(
@@ -141,6 +149,7 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
     app = FastAPI(title="eagle3-llama", version=__version__, lifespan=lifespan, **plain)
     app.state.server = server
     _add_completions(app, server)
+    add_messages(app, server)
     _add_models(app, server)
     _add_state(app, server)
     _add_page(app)
@@ -156,7 +165,7 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
             allow_private_network=True,  # a server on loopback is one, for the pages of a public site
         )
     bodies: list[type[BaseModel]] = [server.chat_body, server.completion_body, TokenizeBody, DetokenizeBody]
-    openapi.install(app, [*bodies, SlotFile], bool(settings.api_keys))
+    openapi.install(app, [*bodies, SlotFile, MessagesBody, CountBody], bool(settings.api_keys))
     return app
 
 
@@ -274,7 +283,7 @@ def _add_errors(app: FastAPI) -> None:
     # e is Any below: Starlette types a handler by Exception, and calls it with the class that it is added for
     async def api_error(request: Request, e: Any) -> Response:
         request.scope["record"].error = e.code
-        return error_response(e)
+        return error_response(e, request.scope["path"])
 
     async def http_error(request: Request, e: Any) -> Response:
         code = {404: "not_found", 405: "method_not_allowed"}.get(e.status_code)

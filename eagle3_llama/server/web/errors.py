@@ -31,6 +31,20 @@ _KINDS = {
 _CONTEXT = re.compile(r"Requested tokens \((\d+)\) exceed context window of \d+")  # llama-cpp-python's error
 
 
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_ANTHROPIC_NAMES = {"response_format": "output_config.format", "continue_final_message": "messages"}
+# the routes of Anthropic's API, whose errors have its form
+ANTHROPIC_ROUTES = frozenset(f"{v}/messages{more}" for v in ("/v1", "") for more in ("", "/count_tokens"))
+
+
 class ApiError(Exception):
     """An answer other than 200. param: the field at fault. code: a name for programs that does not change."""
 
@@ -48,6 +62,15 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    def as_anthropic(self) -> dict[str, Any]:
+        """The body in Anthropic's form, and with its names of fields."""
+        kind = _ANTHROPIC_TYPES.get(
+            self.status, "invalid_request_error" if self.status < 500 else "api_error"
+        )
+        name = _ANTHROPIC_NAMES.get(self.param or "", self.param)
+        message = str(self) if name == self.param else str(self).replace(f"{self.param}:", f"{name}:", 1)
+        return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def wrong(field: str, message: str) -> ApiError:

@@ -23,8 +23,9 @@ class Guard:
 
     def key(self, headers: Headers) -> int | None:
         """Which of the server's keys the request has; None if it has none of them."""
-        keys, given = self.settings.api_keys, headers.get("authorization", "")
-        return next((i for i, key in enumerate(keys) if _same_key(given, key)), None)
+        given, other = headers.get("authorization", ""), headers.get("x-api-key", "")
+        same = (_same_key(given, key) | _equal(other, key) for key in self.settings.api_keys)
+        return next((i for i, found in enumerate(same) if found), None)
 
     def refusal(self, path: str, headers: Headers, has_key: bool) -> ApiError | None:
         """The error for a request that may not come in; None if it may."""
@@ -34,7 +35,9 @@ class Guard:
         if keys and not has_key:
             # Basic makes a browser ask for a password. Only opening the page should do that.
             challenge = {"WWW-Authenticate": 'Basic realm="eagle3-llama"' if path == "/" else "Bearer"}
-            message = "this server needs an API key: send the header Authorization: Bearer KEY"
+            message = (
+                "this server needs an API key: send the header Authorization: Bearer KEY, or x-api-key: KEY"
+            )
             return ApiError(401, message, code="invalid_api_key", headers=challenge)
         if not keys and not self._own_origin(headers.get("origin")):
             message = "the request comes from another site's page: allow that site with --cors-origin"
@@ -82,4 +85,8 @@ def _same_key(authorization: str, key: str) -> bool:
             return False
     elif scheme.lower() != "bearer":
         return False
+    return _equal(given, key)
+
+
+def _equal(given: str, key: str) -> bool:
     return hmac.compare_digest(given.strip().encode(), key.encode())

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-ABOUT = "OpenAI's API for a llama.cpp model with an EAGLE head."
+ABOUT = "OpenAI's and Anthropic's API for a llama.cpp model with an EAGLE head."
 _REF = "#/components/schemas/"
 
 
@@ -80,6 +80,37 @@ class Completion(BaseModel):
     system_fingerprint: str
     choices: list[TextChoice]
     usage: Usage
+
+
+class AnthropicUsage(BaseModel):
+    input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class AnthropicMessage(BaseModel):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: AnthropicUsage
+
+
+class AnthropicCount(BaseModel):
+    input_tokens: int
+
+
+class AnthropicErrorDetail(BaseModel):
+    type: str
+    message: str
+
+
+class AnthropicError(BaseModel):
+    type: Literal["error"]
+    error: AnthropicErrorDetail
 
 
 class AboutEagle(BaseModel):
@@ -161,6 +192,9 @@ _ANSWERS: list[type[BaseModel]] = [
     Error,
     ChatCompletion,
     Completion,
+    AnthropicMessage,
+    AnthropicCount,
+    AnthropicError,
     Model,
     ModelList,
     Props,
@@ -185,22 +219,24 @@ _ABOUT = {
 _BODY = (400, 408, 413, 415, 503)
 
 
-def answer(name: str, *statuses: int, body: type[BaseModel] | None = None) -> dict[str, Any]:
+def answer(
+    name: str, *statuses: int, body: type[BaseModel] | None = None, error: str = "Error"
+) -> dict[str, Any]:
     """Arguments of a route that answers with the schema `name`. statuses: its errors, besides 401 and 403."""
     schema = {"type": "array", "items": {"$ref": f"{_REF}Slot"}} if name == "Slots" else {"$ref": _REF + name}
     done = {"description": "done", "content": {"application/json": {"schema": schema}}}
-    responses = {200: done, **_errors(statuses + (_BODY if body else ()))}
+    responses = {200: done, **_errors(statuses + (_BODY if body else ()), error)}
     extra = _request(body) if body else {"security": []} if name == "Health" else {}
     return {"response_model": None, "responses": responses, "openapi_extra": extra}
 
 
-def streamed(body: type[BaseModel], name: str) -> dict[str, Any]:
+def streamed(body: type[BaseModel], name: str, error: str = "Error") -> dict[str, Any]:
     """Arguments of a route that answers with one JSON body, or with events if the request sets `stream`."""
-    out = answer(name, 503, 504, body=body)
-    data = {
-        "type": "string",
-        "description": 'a chunk as JSON, or at the end `[DONE]`; a failure is `{"error": {...}}`',
-    }
+    out = answer(name, 503, 504, body=body, error=error)
+    about = 'a chunk as JSON, or at the end `[DONE]`; a failure is `{"error": {...}}`'
+    if error != "Error":
+        about = "one of Anthropic's events as JSON; its `type` is also the event's name"
+    data = {"type": "string", "description": about}
     # the schema of one event: before version 3.2, OpenAPI cannot describe a stream of events
     out["responses"][200]["content"]["text/event-stream"] = {
         "schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}
@@ -211,11 +247,11 @@ def streamed(body: type[BaseModel], name: str) -> dict[str, Any]:
 def text(about: str) -> dict[str, Any]:
     """Arguments of a route that answers with plain text."""
     done = {"description": about, "content": {"text/plain": {"schema": {"type": "string"}}}}
-    return {"response_model": None, "responses": {200: done, **_errors(())}}
+    return {"response_model": None, "responses": {200: done, **_errors((), "Error")}}
 
 
-def _errors(statuses: tuple[int, ...]) -> dict[int, Any]:
-    content = {"application/json": {"schema": {"$ref": f"{_REF}Error"}}}
+def _errors(statuses: tuple[int, ...], name: str) -> dict[int, Any]:
+    content = {"application/json": {"schema": {"$ref": _REF + name}}}
     numbers = sorted({401, 403, *statuses})
     return {status: {"description": _ABOUT[status], "content": content} for status in numbers}
 
@@ -247,8 +283,10 @@ def install(app: FastAPI, bodies: list[type[BaseModel]], keyed: bool) -> None:
                 schemas.update(schema.pop("$defs", {}))
                 schemas[model.__name__] = schema
             if keyed:
-                document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-                document["security"] = [{"key": []}]
+                other = {"type": "apiKey", "in": "header", "name": "x-api-key"}
+                schemes = {"key": {"type": "http", "scheme": "bearer"}, "x-api-key": other}
+                document["components"]["securitySchemes"] = schemes
+                document["security"] = [{name: []} for name in schemes]
             app.openapi_schema = document
         return app.openapi_schema
 

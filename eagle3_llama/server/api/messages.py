@@ -1,0 +1,317 @@
+"""The bodies of Anthropic's API, POST /v1/messages and its count_tokens, and the chats they stand for."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from ..web.errors import wrong
+from .chat import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ChatBody, Name
+from .fields import MAX_GRAMMAR, MAX_STOP, Body, Echo, Object, Speculative, Tag, Word, length
+
+FAILED = "Error: "  # before the result of a call that failed: templates know no failures
+
+
+class TextBlock(Echo):
+    type: Literal["text"]
+    text: str
+
+
+class ToolUseBlock(Echo):
+    type: Literal["tool_use"]
+    id: Word
+    name: Name
+    input: Object
+
+
+class ThinkingBlock(Echo):
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedThinkingBlock(Echo):
+    type: Literal["redacted_thinking"]
+
+
+def _readable(block: Any) -> Any:
+    """The block, unless it is one of those that Anthropic's service alone can read."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind in ("image", "document"):
+        raise ValueError(f"the server reads text alone: leave the {kind} out")
+    if isinstance(kind, str) and kind not in _KINDS:
+        raise ValueError(f"the server has no blocks of type {kind!r:.60}, only {', '.join(_KINDS)}")
+    return block
+
+
+_KINDS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
+Text = Annotated[TextBlock, BeforeValidator(_readable)]
+
+
+class ToolResultBlock(Echo):
+    type: Literal["tool_result"]
+    tool_use_id: Word
+    content: str | Annotated[list[Text], length(MAX_PARTS)] | None = None
+    is_error: bool | None = None
+
+
+Block = Annotated[
+    Annotated[
+        TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock,
+        Field(discriminator="type"),
+    ],
+    BeforeValidator(_readable),
+]
+
+
+class Turn(Echo):
+    role: Literal["user", "assistant"]
+    content: str | Annotated[list[Block], length(MAX_PARTS)]
+
+
+def _of_the_client(tool: Any) -> Any:
+    """The tool, unless it is one that Anthropic's service would run or describe."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if isinstance(kind, str) and kind != "custom":
+        message = f"the server has no tool of type {kind!r:.60}"
+        raise ValueError(f"{message}: describe yours with name, description and input_schema")
+    return tool
+
+
+class ClientTool(Echo):
+    type: Literal["custom"] | None = None
+    name: Name
+    description: str | None = None
+    input_schema: Object
+    strict: bool | None = None
+
+
+class ClientToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = Field(None, description="with type tool")
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingConfig(Body):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=1, description="not enforced: max_tokens bounds the answer")
+    display: Word | None = None
+
+
+class OutputFormat(Body):
+    type: Literal["json_schema"]
+    schema_: Object = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class CountBody(Body):
+    """POST /v1/messages/count_tokens."""
+
+    model: Word | None = Field(None, description="any name, because the server has only one model")
+    messages: Annotated[list[Turn], length(MAX_MESSAGES, 1)]
+    system: str | Annotated[list[Text], length(MAX_PARTS)] | None = None
+    tools: (
+        Annotated[list[Annotated[ClientTool, BeforeValidator(_of_the_client)]], length(MAX_TOOLS)] | None
+    ) = None
+    tool_choice: ClientToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: Object | None = Field(None, description="variables of the template")
+    # accepted for clients of Anthropic's service, without any effect
+    cache_control: Object | None = None
+    context_management: Object | None = None
+    metadata: Object | None = None
+    service_tier: Word | None = None
+    inference_geo: Word | None = None
+
+
+class MessagesBody(CountBody):
+    """POST /v1/messages."""
+
+    max_tokens: int = Field(ge=1)
+    stop_sequences: Annotated[list[Tag], length(MAX_STOP)] | None = None
+    stream: bool | None = None
+    temperature: float | None = Field(None, ge=0, le=10, description="below 0.001: greedy sampling")
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=1 << 30)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repeat_penalty: float | None = Field(None, ge=0.01, le=10)
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    grammar: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)] | None = Field(
+        None, description="GBNF"
+    )
+    speculative: Speculative | None = None
+
+
+_SAME = (
+    "max_tokens",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repeat_penalty",
+    "seed",
+    "grammar",
+)
+
+
+def chat_of(body: CountBody) -> ChatBody:
+    """The chat request that says the same. Raises ApiError 400 for messages and tools that do not fit."""
+    if isinstance(body, MessagesBody) and body.speculative is not None and body.speculative.report:
+        raise wrong("speculative", "this API's events have no place for a report: leave `report` out")
+    given = {name: value for name in _SAME if (value := getattr(body, name, None)) is not None}
+    given |= _tools(body) | _thinking(body)
+    messages = _Chat().of(body)
+    if len(messages) > MAX_MESSAGES:
+        raise wrong(
+            "messages", f"with its results it has {len(messages)}, at most {MAX_MESSAGES} are allowed"
+        )
+    if is_continued(body):
+        given["continue_final_message"] = True
+    if sequences := getattr(body, "stop_sequences", None):
+        given["stop"] = sequences
+    if (asked := getattr(body, "speculative", None)) is not None:
+        given["speculative"] = asked.model_dump()
+    return ChatBody.model_validate({**given, "messages": messages})
+
+
+def is_continued(body: CountBody) -> bool:
+    """Whether the answer goes on with the last message, because that is the assistant's."""
+    return body.messages[-1].role == "assistant"
+
+
+def _thinking(body: CountBody) -> dict[str, Any]:
+    """The variables of the template, and the form of the answer."""
+    variables, out = dict(body.chat_template_kwargs or {}), dict[str, Any]()
+    if body.thinking is not None:
+        variables["enable_thinking"] = body.thinking.type != "disabled"
+    if variables:
+        out["chat_template_kwargs"] = variables
+    if (wanted := body.output_config) is not None:
+        if wanted.effort is not None:
+            out["reasoning_effort"] = wanted.effort
+        if wanted.format is not None:
+            form: dict[str, Any] = {"name": "answer", "schema": wanted.format.schema_}
+            out["response_format"] = {"type": "json_schema", "json_schema": form}
+    return out
+
+
+def _tools(body: CountBody) -> dict[str, Any]:
+    choice = body.tool_choice
+    out: dict[str, Any] = (
+        {"tools": [_tool(i, tool) for i, tool in enumerate(body.tools)]} if body.tools else {}
+    )
+    if choice is None:
+        return out
+    if (choice.type == "tool") != (choice.name is not None):
+        raise wrong("tool_choice", "`name` belongs to the type `tool`, which needs it")
+    if choice.type in ("any", "tool") and not out:
+        raise wrong("tool_choice", f"`{choice.type}` needs tools to choose from")
+    if choice.disable_parallel_tool_use is not None:
+        out["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    named = {"type": "function", "function": {"name": choice.name}}
+    return {**out, "tool_choice": {"any": "required", "tool": named}.get(choice.type, choice.type)}
+
+
+def _tool(i: int, tool: ClientTool) -> dict[str, Any]:
+    schema = {"type": "object", **tool.input_schema}
+    if schema["type"] != "object":
+        raise wrong("tools", f"the input_schema of tools[{i}] has another `type` than object")
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": schema,
+        "strict": tool.strict,
+    }
+    return {"type": "function", "function": function}
+
+
+class _Chat:
+    """The messages of a chat, from turns whose blocks hold calls, results and thoughts.
+
+    Neighbouring turns of one role are one message: many templates want roles to alternate.
+    """
+
+    def __init__(self) -> None:
+        self._out: list[dict[str, Any]] = []
+        self._called: dict[str, str] = {}  # the calls so far: id -> name
+
+    def of(self, body: CountBody) -> list[dict[str, Any]]:
+        if system := _joined(body.system):
+            self._out.append({"role": "system", "content": system})
+        for i, turn in enumerate(body.messages):
+            allowed = _BLOCKS[turn.role]
+            content = turn.content
+            blocks = [TextBlock(type="text", text=content)] if isinstance(content, str) else content
+            for j, block in enumerate(blocks):
+                if block.type not in allowed:
+                    message = f"a {turn.role}'s message has no block of type {block.type}"
+                    raise wrong(f"messages[{i}].content[{j}]", message)
+            if turn.role == "user":
+                self._user(i, blocks)
+            else:
+                self._assistant(blocks)
+        if self._out[-1].get("tool_calls"):
+            raise wrong("messages", "the last one calls a tool: the result of the call must follow")
+        return self._out
+
+    def _user(self, i: int, blocks: list[Any]) -> None:
+        """The results of calls are messages of their own, in the order of the blocks."""
+        texts: list[Any] = []
+        for j, block in enumerate(blocks):
+            if block.type == "text":
+                texts.append(block)
+                continue
+            if texts:
+                self._say(texts)
+                texts = []
+            if (name := self._called.get(block.tool_use_id)) is None:
+                message = f"no earlier message has a tool_use with the id {block.tool_use_id!r:.80}"
+                raise wrong(f"messages[{i}].content[{j}]", message)
+            content = (FAILED if block.is_error else "") + _joined(block.content)
+            result = {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": content}
+            self._out.append(result)
+        if texts or not blocks:
+            self._say(texts)
+
+    def _say(self, texts: list[Any]) -> None:
+        if self._out and self._out[-1]["role"] == "user":
+            self._out[-1]["content"] += "\n" + _joined(texts)
+        else:
+            self._out.append({"role": "user", "content": _joined(texts)})
+
+    def _assistant(self, blocks: list[Any]) -> None:
+        """Texts are joined as they were written, so that an answer that comes back is what it was."""
+        if not self._out or self._out[-1]["role"] != "assistant":
+            self._out.append({"role": "assistant", "content": ""})
+        message = self._out[-1]
+        for block in blocks:
+            if block.type == "text":
+                message["content"] += block.text
+            elif block.type == "thinking":
+                message["reasoning_content"] = message.get("reasoning_content", "") + block.thinking
+            elif block.type == "tool_use":
+                message.setdefault("tool_calls", []).append(_call(block))
+                self._called[block.id] = block.name
+
+
+_BLOCKS = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
+}
+
+
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    arguments = json.dumps(block.input, ensure_ascii=False)
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+
+
+def _joined(content: str | list[Any] | None) -> str:
+    """The text of blocks, each of which begins a line."""
+    return content if isinstance(content, str) else "\n".join(block.text for block in content or ())
