@@ -13,6 +13,7 @@ from paths import ROOT
 from eagle3_llama.runtime.library import find_lib_dir
 
 EXTRAS = [
+    "anthropic",
     "fastapi",
     "httpx",
     "huggingface_hub",
