@@ -362,6 +362,17 @@ def damaged(raw, rng):
     )
 
 
+@pytest.mark.parametrize("kind", ["x" * 50_000, ["x"] * 5000], ids=["text", "list"])
+def test_the_error_of_a_wrong_type_is_short(server, kind):
+    """It says which types there are, and does not send back what was sent."""
+    first = ask(server.client, response_format={"type": kind})
+    turn = {"role": "user", "content": [{"type": kind}]}
+    other = server.client.post(MESSAGES, json={"messages": [turn], "max_tokens": 1})
+    for r, name in ((first, "json_schema"), (other, "tool_use")):
+        assert r.status_code == 400 and len(r.content) < 600, r.text[:300]
+        assert name in r.json()["error"]["message"]
+
+
 def test_hostile_bodies(server):
     seen = {}
     with httpx.Client(base_url=server.url, timeout=30, headers=KEY) as client:

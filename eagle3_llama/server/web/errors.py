@@ -142,6 +142,9 @@ def from_validation(e: ValidationError, names: Callable[[Sequence[int | str]], I
         message = f"unknown field {where!r}" + (f", did you mean {near[0]}?" if near else "")
         return ApiError(400, message, where, "unknown_field")
     message, where = error["msg"].removeprefix("Value error, "), _place(error["loc"])
+    if error["type"] == "union_tag_invalid":  # it repeats the tag, however long
+        tag, found, rest = message.rpartition("' found using")
+        message = tag[:80] + found + rest
     return ApiError(400, f"{where}: {message}" if where else message, where or None, "invalid_value")
 
 
