@@ -1,4 +1,4 @@
-"""The sizes of a text memory and of a prompt cache, as users give them."""
+"""The sizes of a text memory, a prompt cache and a store of responses, as users give them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ..errors import EagleError, ErrorKind
 LEAST_SIZE = 1 << 16  # bytes; native/src/text_memory.hpp
 MOST_SIZE = 1 << 40
 PROMPT_CACHE = 1 << 30  # bytes that a prompt cache may have if nobody says otherwise
+RESPONSE_STORE = 1 << 26  # bytes of the server's stored responses if nobody says otherwise
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 
 

@@ -9,7 +9,7 @@ import typer
 
 from ..common import extras
 from ..common.limits import MAX_DRAFT
-from ..common.memory_size import PROMPT_CACHE, parse_size
+from ..common.memory_size import PROMPT_CACHE, RESPONSE_STORE, parse_size
 from ..common.options import (
     N_CTX,
     Eagle,
@@ -92,6 +92,14 @@ def serve(
             " API key are not decoded again; 0: none",
         ),
     ] = PROMPT_CACHE,
+    response_store: Annotated[
+        int,
+        typer.Option(
+            parser=lambda given: parse_size(given, "response_store"),
+            metavar="SIZE",
+            help="bytes (64M) for answers of /v1/responses that previous_response_id may name; 0: none",
+        ),
+    ] = RESPONSE_STORE,
     timeout: Annotated[float, typer.Option(help="time limit of a request in seconds")] = 600.0,
     grace: Annotated[
         float, typer.Option(help="seconds that running requests have to finish after SIGTERM")

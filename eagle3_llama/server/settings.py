@@ -13,7 +13,7 @@ from typing import Any
 from ..common import model_names
 from ..common.keywords import strict
 from ..common.limits import MAX_DRAFT
-from ..common.memory_size import LEAST_SIZE, PROMPT_CACHE, check_memory, parse_size
+from ..common.memory_size import LEAST_SIZE, PROMPT_CACHE, RESPONSE_STORE, check_memory, parse_size
 from ..common.model_files import check_models
 from ..errors import EagleError, ErrorKind
 from ..runtime.machine import cores
@@ -39,6 +39,8 @@ class ServerSettings:
     slot's own text. text_memory: bytes (64M) for answers, from which later requests with the same API key
     are drafted; the keys share them equally; 0: none are kept. text_memory_prompts: prompts are kept too.
     prompt_cache: bytes (1G) for texts that slots gave up, which later prompts of the same key begin with.
+    response_store: bytes (64M) for the answers of /v1/responses that previous_response_id may name; the keys
+    share them equally; 0: none are kept.
     timeout: seconds from a request's arrival to its last token. grace: seconds that running requests have to
     finish after SIGTERM.
     template_timeout: time limit in seconds of a chat template, a grammar or a JSON schema.
@@ -78,6 +80,7 @@ class ServerSettings:
     text_memory: int | str = 0
     text_memory_prompts: bool = False
     prompt_cache: int | str = PROMPT_CACHE
+    response_store: int | str = RESPONSE_STORE
     timeout: float = 600.0
     grace: float = 30.0
     template_timeout: float = 2.0
@@ -92,6 +95,7 @@ class ServerSettings:
         object.__setattr__(self, "text_memory", parse_size(self.text_memory))
         check_memory(int(self.text_memory), self.text_memory_prompts, self.text)
         object.__setattr__(self, "prompt_cache", parse_size(self.prompt_cache, "prompt_cache"))
+        object.__setattr__(self, "response_store", parse_size(self.response_store, "response_store"))
         object.__setattr__(self, "model", model_names.model(self.model))
         if self.eagle != model_names.AUTO:  # which Batcher looks for
             object.__setattr__(self, "eagle", model_names.head(self.eagle, self.model))
@@ -187,6 +191,11 @@ class ServerSettings:
     def memory_of_client(self) -> int:
         """Bytes of the text memory of each client."""
         return int(self.text_memory) // max(len(self.api_keys), 1)
+
+    @property
+    def responses_of_client(self) -> int:
+        """Bytes of the stored responses of each client."""
+        return int(self.response_store) // max(len(self.api_keys), 1)
 
     @property
     def most_tokens(self) -> int:

@@ -120,12 +120,10 @@ class Speculative(Body):
     )
 
 
-class Sampling(Body):
-    """The fields that both kinds of completion share. Absent or null: llama-cpp-python's default."""
+class Generation(Body):
+    """The fields that all requests for an answer share. Absent or null: llama-cpp-python's default."""
 
     model: Word | None = Field(None, description="any name, because the server has only one model")
-    max_tokens: int | None = Field(None, ge=1)
-    n: int | None = Field(None, ge=1, description="choices; choice i is generated with seed + i")
     stop: Stops | None = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     stream: bool | None = None
@@ -167,13 +165,21 @@ class Sampling(Body):
     prompt_cache_retention: Word | None = None
 
 
+class Sampling(Generation):
+    """The fields that both kinds of completion share."""
+
+    max_tokens: int | None = Field(None, ge=1)
+    n: int | None = Field(None, ge=1, description="choices; choice i is generated with seed + i")
+
+
 def bounded(model: type[BaseModel], settings: ServerSettings) -> type[BaseModel]:
     """The same body with this server's limits, so that the OpenAPI document shows them."""
     about, own = f"an answer has at most {settings.most_tokens} tokens", model.model_fields
-    names = [name for name in ("max_tokens", "max_completion_tokens") if name in own]
+    names = [n for n in ("max_tokens", "max_completion_tokens", "max_output_tokens") if n in own]
     fields: dict[str, Any] = {n: (Optional[int], Field(None, ge=1, description=about)) for n in names}
-    n_choices = Field(None, ge=1, le=settings.most_choices, description=own["n"].description)
-    fields["n"] = (Optional[int], n_choices)
+    if "n" in own:
+        n_choices = Field(None, ge=1, le=settings.most_choices, description=own["n"].description)
+        fields["n"] = (Optional[int], n_choices)
     return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
 
 

@@ -140,6 +140,8 @@ class EventStream(Response):
             self.job.cancel()
 
     async def _frames(self) -> AsyncIterator[bytes]:
+        if begin := self._begin():
+            yield begin
         try:
             async for batch in self.events:
                 if batch is None:
@@ -151,9 +153,13 @@ class EventStream(Response):
                     yield data
         except ApiError as e:
             self.job.failed = e
-            yield event(e.body())
+            yield self._failure(e)
             return
-        yield (event(self._last()) if self.include_usage else b"") + DONE
+        yield await self._end()
+
+    def _begin(self) -> bytes:
+        """What comes before the first token."""
+        return b""
 
     def _frame(self, e: Event) -> bytes:
         out = self.shape.chunk(e.choice.index, e.chunk)
@@ -162,6 +168,12 @@ class EventStream(Response):
         if self.report:
             out["eagle"] = {"positions": e.positions, "sources": e.sources}
         return event(out)
+
+    def _failure(self, e: ApiError) -> bytes:
+        return event(e.body())
+
+    async def _end(self) -> bytes:
+        return (event(self._last()) if self.include_usage else b"") + DONE
 
     def _last(self) -> dict[str, Any]:
         report = total_report(self.job) if self.report else {}

@@ -31,7 +31,7 @@ from ..api.messages import CountBody, MessagesBody
 from ..api.models import ModelCard
 from ..api.shapes import Shape, dumps
 from ..api.slots import SlotFile
-from ..api.stream import respond
+from ..api.stream import EventStream, respond
 from ..api.tokens import DetokenizeBody, TokenizeBody
 from ..chat.prepare import Caller
 from ..jobs.gate import Gate
@@ -44,6 +44,7 @@ from .access import Access, Record, error_response
 from .errors import ApiError, from_exception, shutting_down, wrong
 from .messages import add_messages
 from .read_body import Bodies
+from .responses import add_responses
 
 PAGE_POLICY = (
     "default-src 'none'; script-src {}; style-src 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; "
@@ -68,8 +69,18 @@ class Server:
         self.caller = Caller(settings, batcher.base, self.name)
         self.chat_body, self.completion_body = bounded(ChatBody, settings), bounded(CompletionBody, settings)
 
-    async def generate(self, request: Request, body: Any, chat: bool) -> Response:
-        """Answers one completion request, whose body has been validated."""
+    async def generate(
+        self,
+        request: Request,
+        body: Any,
+        chat: bool,
+        shape: Any = None,
+        stream_class: type[EventStream] = EventStream,
+    ) -> Response:
+        """Answers one completion request, whose body has been validated.
+
+        shape, stream_class: the forms of the answer, whole and streamed, for another API than completions.
+        """
         record: Record = request.scope["record"]
         record.stream = bool(body.stream)
         if self.settings.log_prompts:
@@ -80,8 +91,9 @@ class Server:
         return await respond(
             request,
             job,
-            self._shape(body, chat, record),
+            shape or self.shape(body, chat, record),
             stream=record.stream,
+            stream_class=stream_class,
             include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
             report=body.speculative is not None and body.speculative.report,
         )
@@ -100,13 +112,14 @@ class Server:
         )
         return record.job
 
-    def _shape(self, body: Any, chat: bool, record: Record) -> Shape:
+    def shape(self, body: Any, chat: bool, record: Record) -> Shape:
+        """The form of a completion's answer."""
         return Shape(
             chat=chat,
             answer_id=f"{'chatcmpl' if chat else 'cmpl'}-{record.request_id}",
             created=int(time.time()),
             model=self.name,
-            stream=record.stream,
+            stream=bool(body.stream),
             top_logprobs=getattr(body, "top_logprobs", None) or 0,
             legacy=bool(getattr(body, "functions", None)),
         )
@@ -150,6 +163,7 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
     app.state.server = server
     _add_completions(app, server)
     add_messages(app, server)
+    response_body = add_responses(app, server)
     _add_models(app, server)
     _add_state(app, server)
     _add_page(app)
@@ -159,13 +173,14 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.cors_origin),
-            allow_methods=["GET", "HEAD", "POST"],
+            allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],  # OpenAI's client sends a dozen headers of its own
             expose_headers=["X-Request-Id", "Retry-After"],
             allow_private_network=True,  # a server on loopback is one, for the pages of a public site
         )
     bodies: list[type[BaseModel]] = [server.chat_body, server.completion_body, TokenizeBody, DetokenizeBody]
-    openapi.install(app, [*bodies, SlotFile, MessagesBody, CountBody], bool(settings.api_keys))
+    bodies += [response_body, SlotFile, MessagesBody, CountBody]
+    openapi.install(app, bodies, bool(settings.api_keys))
     return app
 
 

@@ -165,7 +165,7 @@ def _place(loc: Sequence[int | str]) -> str:
         if isinstance(part, int):
             out += f"[{part}]"
         elif before != "response_format" and not re.search(
-            r"[\[\]() ]|^(str|int|float|bool|dict|constrained-\w+|literal|NamedTool|Named)$", part
+            r"[\[\]() ]|^(str|int|float|bool|dict|constrained-\w+|literal|NamedTool|Named|ToolChoice)$", part
         ):
             out += f".{part}" if out else part
         before = part

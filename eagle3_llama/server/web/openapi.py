@@ -113,6 +113,27 @@ class AnthropicError(BaseModel):
     error: AnthropicErrorDetail
 
 
+class ResponseObject(BaseModel):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["completed", "incomplete"]
+    incomplete_details: dict[str, Any] | None
+    model: str
+    output: list[dict[str, Any]]
+    previous_response_id: str | None
+    instructions: str | None
+    tools: list[dict[str, Any]]
+    usage: dict[str, Any]
+
+
+class Deleted(BaseModel):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
 class AboutEagle(BaseModel):
     head: bool
     text: bool
@@ -195,6 +216,8 @@ _ANSWERS: list[type[BaseModel]] = [
     AnthropicMessage,
     AnthropicCount,
     AnthropicError,
+    ResponseObject,
+    Deleted,
     Model,
     ModelList,
     Props,
@@ -237,6 +260,14 @@ def streamed(body: type[BaseModel], name: str, error: str = "Error") -> dict[str
     if error != "Error":
         about = "one of Anthropic's events as JSON; its `type` is also the event's name"
     data = {"type": "string", "description": about}
+def streamed(body: type[BaseModel], name: str, *statuses: int) -> dict[str, Any]:
+    """Arguments of a route that answers with one JSON body, or with events if the request sets `stream`."""
+    out = answer(name, *statuses, 503, 504, body=body)
+    data = {
+        "type": "string",
+        "description": "a chunk or event as JSON, or at the end of completions `[DONE]`; a failure is"
+        ' `{"error": {...}}`, and an event `error` of a response',
+    }
     # the schema of one event: before version 3.2, OpenAPI cannot describe a stream of events
     out["responses"][200]["content"]["text/event-stream"] = {
         "schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}

@@ -1,0 +1,125 @@
+"""The output items of a response, and the events that tell how they grow, from a chat's deltas."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+_TEXTS = {"reasoning": ("reasoning_text", "rs"), "message": ("output_text", "msg")}
+Event = dict[str, Any]
+
+
+class Items:
+    """The items so far. One of them may be open, and grows.
+
+    Blanks at the beginning of a message wait for more text, because templates write them before calls, too.
+    """
+
+    def __init__(self) -> None:
+        self.output: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None
+        self._blanks, self._blank_logprobs = "", list[Any]()
+
+    def add(self, delta: dict[str, Any], logprobs: list[Any]) -> list[Event]:
+        """The events of a chat's delta, or of a whole message. logprobs: of its content."""
+        out: list[Event] = []
+        if thoughts := delta.get("reasoning_content"):
+            out += self._text("reasoning", thoughts, [])
+        if content := delta.get("content"):
+            if not self._is_open("message"):
+                content, self._blanks = self._blanks + content, ""
+                logprobs, self._blank_logprobs = self._blank_logprobs + logprobs, []
+                if not content.strip():
+                    self._blanks, self._blank_logprobs = content, logprobs
+                    return out
+            out += self._text("message", content, logprobs)
+        for call in delta.get("tool_calls") or ():
+            out += self._call(call)
+        return out
+
+    def end(self, status: str) -> list[Event]:
+        """Closes what is open. status: completed, or incomplete for an answer that was cut."""
+        out: list[Event] = []
+        if not self.output:  # clients expect an item of every answer
+            out += self._text("message", self._blanks, self._blank_logprobs)
+        return out + self._close(status)
+
+    def _is_open(self, kind: str) -> bool:
+        return self._open is not None and self._open["type"] == kind
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        assert self._open is not None
+        place = {"item_id": self._open["id"], "output_index": len(self.output) - 1}
+        return {"type": f"response.{kind}", **place, **fields}
+
+    def _begin(self, item: dict[str, Any]) -> list[Event]:
+        out = self._close("completed")
+        self._open = item
+        self.output.append(item)
+        # a copy: the item grows before its events are written
+        added = {**item, **({"content": []} if "content" in item else {})}
+        where = {"output_index": len(self.output) - 1, "item": added}
+        return [*out, {"type": "response.output_item.added", **where}]
+
+    def _text(self, kind: str, text: str, logprobs: list[Any]) -> list[Event]:
+        name, prefix = _TEXTS[kind]
+        out: list[Event] = []
+        if not self._is_open(kind):
+            out += self._begin(
+                {"id": _new_id(prefix), "type": kind, "status": "in_progress", **_fields(kind)}
+            )
+            out.append(self._event("content_part.added", content_index=0, part=_part(name)))
+        assert self._open is not None
+        part = self._open["content"][0]
+        part["text"] += text
+        more = {}
+        if kind == "message":
+            part["logprobs"] += logprobs
+            more = {"logprobs": logprobs}
+        return [*out, *([self._event(f"{name}.delta", content_index=0, delta=text, **more)] if text else [])]
+
+    def _call(self, call: dict[str, Any]) -> list[Event]:
+        out, function = [], call["function"]
+        if "id" in call:
+            about = {"id": _new_id("fc"), "type": "function_call", "status": "in_progress", "arguments": ""}
+            out = self._begin({**about, "call_id": call["id"], "name": function["name"]})
+        if arguments := function["arguments"]:
+            assert self._open is not None
+            self._open["arguments"] += arguments
+            out.append(self._event("function_call_arguments.delta", delta=arguments))
+        return out
+
+    def _close(self, status: str) -> list[Event]:
+        item = self._open
+        if item is None:
+            return []
+        item["status"] = status
+        if item["type"] == "function_call":
+            whole = {"arguments": item["arguments"], "name": item["name"]}
+            out = [self._event("function_call_arguments.done", **whole)]
+        else:
+            part = item["content"][0]
+            more = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
+            out = [
+                self._event(f"{part['type']}.done", content_index=0, text=part["text"], **more),
+                self._event("content_part.done", content_index=0, part=part),
+            ]
+        out.append({"type": "response.output_item.done", "output_index": len(self.output) - 1, "item": item})
+        self._open = None
+        return out
+
+
+def _fields(kind: str) -> dict[str, Any]:
+    part = _part(_TEXTS[kind][0])
+    return (
+        {"role": "assistant", "content": [part]} if kind == "message" else {"summary": [], "content": [part]}
+    )
+
+
+def _part(name: str) -> dict[str, Any]:
+    more: dict[str, Any] = {"annotations": [], "logprobs": []} if name == "output_text" else {}
+    return {"type": name, "text": "", **more}
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(16)}"

@@ -1,0 +1,197 @@
+"""The body of POST /v1/responses: items of a conversation, flat tools, and the format of the answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from .chat import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Name
+from .fields import Body, Echo, Generation, Object, Word, length
+
+LOGPROBS = "message.output_text.logprobs"
+_NEEDED = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+}
+
+
+def _one_of(known: tuple[str, ...], what: str) -> Any:
+    """Refuses another type in words. pydantic's own error would not say what it means."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, str) and value not in known:
+            raise ValueError(f"{what}: {value!r:.60} is not possible, expected {' or '.join(known)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _complete(value: Any, needed: tuple[str, ...]) -> Any:
+    if missing := [name for name in needed if getattr(value, name) is None]:
+        raise ValueError(f"{value.type} needs {' and '.join(missing)}")
+    return value
+
+
+_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+
+
+class Part(Echo):
+    type: Annotated[
+        Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"],
+        _one_of(_PARTS, "this server takes text alone, no images, sounds or files"),
+    ]
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Part:
+        return _complete(self, ("refusal" if self.type == "refusal" else "text",))
+
+
+Parts = Annotated[list[Part], length(MAX_PARTS)]
+
+
+class Item(Echo):
+    """A message, a call, its result, or thoughts. `type` says which of the fields must be there."""
+
+    type: Annotated[
+        Literal["message", "function_call", "function_call_output", "reasoning"],
+        _one_of(tuple(_NEEDED), "an item of this type"),
+    ] = "message"
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | Parts | None = None
+    call_id: Word | None = None
+    name: Name | None = None
+    arguments: str | None = None
+    output: str | Parts | None = None
+    summary: Parts | None = None
+    status: Word | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Item:
+        return _complete(self, _NEEDED[self.type])
+
+
+class FunctionTool(Echo):
+    type: Annotated[
+        Literal["function"], _one_of(("function",), "this server runs no tools, clients run functions")
+    ]
+    name: Name
+    description: str | None = None
+    parameters: Object | None = None
+    strict: bool | None = None
+
+
+class NamedFunction(Body):
+    type: Annotated[Literal["function"], _one_of(("function",), "a tool of this type")]
+    name: Name
+
+
+class ToolChoice(Body):
+    """A named function, or those that are allowed."""
+
+    type: Annotated[
+        Literal["function", "allowed_tools"], _one_of(("function", "allowed_tools"), "a choice of this type")
+    ]
+    name: Name | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: Annotated[list[NamedFunction], length(MAX_TOOLS, 1)] | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> ToolChoice:
+        return _complete(self, ("name",) if self.type == "function" else ("mode", "tools"))
+
+
+_FORMATS = ("text", "json_object", "json_schema")
+
+
+class Format(Body):
+    type: Annotated[Literal["text", "json_object", "json_schema"], _one_of(_FORMATS, "this format")]
+    name: Name | None = None
+    schema_: Object | None = Field(None, alias="schema", description="of json_schema")
+    description: str | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Format:
+        if self.type == "json_schema" and (self.name is None or self.schema_ is None):
+            raise ValueError("json_schema needs name and schema")
+        return self
+
+
+class TextConfig(Body):
+    format: Format | None = None
+    verbosity: Word | None = None
+
+
+class Reasoning(Body):
+    effort: Word | None = Field(None, description="a variable of the template; none: no thoughts")
+    summary: Word | None = None
+    generate_summary: Word | None = None
+    context: Word | None = None
+    mode: Word | None = None
+
+
+def _no_background(value: bool | None) -> bool | None:
+    if value:
+        raise ValueError("this server answers no requests in the background: leave it out, or use stream")
+    return value
+
+
+def _no_conversation(value: Any) -> Any:
+    if value is not None:
+        raise ValueError("this server keeps no conversations: name the last answer by previous_response_id")
+    return value
+
+
+def _no_prompt(value: Any) -> Any:
+    if value is not None:
+        raise ValueError("this server has no stored prompts: use instructions and input")
+    return value
+
+
+Include = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
+
+
+class ResponseBody(Generation):
+    """POST /v1/responses."""
+
+    input: str | Annotated[list[Item], length(MAX_MESSAGES)] = ""
+    instructions: str | None = Field(None, description="a system message before the input")
+    previous_response_id: Word | None = Field(
+        None, description="a stored answer, which the input goes on from"
+    )
+    max_output_tokens: int | None = Field(None, ge=1)
+    tools: Annotated[list[FunctionTool], length(MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    include: Annotated[list[Include], length(16)] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    chat_template_kwargs: Object | None = Field(
+        None, description="variables of the template; enable_thinking: false asks for no thoughts"
+    )
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="no effect: a prompt that does not fit is refused"
+    )
+    max_tool_calls: int | None = Field(None, ge=0, description="no effect: the client runs the tools")
+    background: Annotated[bool | None, AfterValidator(_no_background)] = None
+    conversation: Annotated[Word | Object | None, AfterValidator(_no_conversation)] = None
+    prompt: Annotated[Object | None, AfterValidator(_no_prompt)] = None
+
+    @property
+    def logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)

@@ -1,0 +1,86 @@
+"""The routes of OpenAI's Responses API."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from pydantic import BaseModel
+
+from ..api.fields import bounded
+from ..api.response_input import chat_of, items_of, renamed
+from ..api.response_shape import ResponseShape, ResponseStream
+from ..api.response_store import ResponseStore
+from ..api.responses import ResponseBody
+from ..api.shapes import dumps
+from . import openapi
+from .errors import ApiError, wrong
+
+
+class Responses:
+    """What the routes share. server: the Server whose chats answer."""
+
+    def __init__(self, server: Any) -> None:
+        self.server, self.settings = server, server.settings
+        self.store = ResponseStore(self.settings.responses_of_client)
+        self.body = bounded(ResponseBody, self.settings)
+
+    async def create(self, request: Request) -> Response:
+        """Answers one request. Raises ApiError with the names of this API's fields."""
+        body = await self.server.bodies.read(request, self.body)
+        client = request.scope["record"].client
+        work = self.server.preparing  # in a thread: a conversation may be long
+        chat, items = await work.run(self._asked, body, client)
+        shape = ResponseShape(
+            body,
+            self.server.shape(chat, True, request.scope["record"]),
+            f"resp_{secrets.token_hex(24)}",
+            items,
+            self._count,
+            None if body.store is False or not self.store.most else self.store,
+            client,
+        )
+        try:
+            return await self.server.generate(request, chat, True, shape, ResponseStream)
+        except ApiError as e:
+            raise renamed(e) from None
+
+    def _asked(self, body: ResponseBody, client: str) -> tuple[Any, list[dict[str, Any]]]:
+        before = body.previous_response_id
+        items = (self.store.items(client, before) if before is not None else []) + items_of(body)
+        return chat_of(body, items), items
+
+    def _count(self, text: str) -> int:
+        return len(self.server.batcher.base.tokenize(text.encode(), False, False))
+
+
+def add_responses(app: FastAPI, server: Any) -> type[BaseModel]:
+    """Adds the routes, and returns the model of their body."""
+    routes = Responses(server)
+
+    @app.post("/responses", include_in_schema=False)
+    @app.post("/v1/responses", **openapi.streamed(routes.body, "ResponseObject", 404))
+    async def create_response(request: Request) -> Response:
+        """Answers a conversation of items, or goes on from a stored answer."""
+        return await routes.create(request)
+
+    @app.get("/responses/{response_id}", include_in_schema=False)
+    @app.get("/v1/responses/{response_id}", **openapi.answer("ResponseObject", 404))
+    async def get_response(request: Request, response_id: str) -> Response:
+        """Returns a stored answer."""
+        if request.query_params.get("stream") in ("true", "True", "1"):
+            raise wrong("stream", "a stored answer is not streamed again: leave it out")
+        found = routes.store.response(request.scope["record"].client, response_id)
+        return Response(found, media_type="application/json")
+
+    @app.delete("/responses/{response_id}", include_in_schema=False)
+    @app.delete("/v1/responses/{response_id}", **openapi.answer("Deleted", 404))
+    async def delete_response(request: Request, response_id: str) -> Response:
+        """Deletes a stored answer. Later answers that went on from it keep its text."""
+        routes.store.delete(request.scope["record"].client, response_id)
+        gone = {"id": response_id, "object": "response", "deleted": True}
+        return Response(dumps(gone), media_type="application/json")
+
+    return routes.body
