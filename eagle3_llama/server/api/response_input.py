@@ -84,6 +84,9 @@ def _add_message(out: list[dict[str, Any]], role: str, content: str) -> None:
 
 def _add_to_turn(out: list[dict[str, Any]], item: Item) -> None:
     """Adds what the assistant wrote to its message: thoughts, then content, then calls."""
+    text = _text(item.content) or _text(item.summary)
+    if item.type == "reasoning" and not text:
+        return  # its thoughts are encrypted, by another server
     turn = out[-1] if out and out[-1]["role"] == "assistant" else None
     begins = turn is None or item.type == "reasoning" and ("content" in turn or "tool_calls" in turn)
     if turn is None or begins:
@@ -94,7 +97,6 @@ def _add_to_turn(out: list[dict[str, Any]], item: Item) -> None:
         turn.setdefault("tool_calls", []).append(made)
         return
     field = "content" if item.type == "message" else "reasoning_content"
-    text = _text(item.content) or _text(item.summary)
     turn[field] = f"{turn[field]}\n{text}" if field in turn else text
 
 

@@ -188,6 +188,8 @@ class ResponseBody(Generation):
         None, description="no effect: a prompt that does not fit is refused"
     )
     max_tool_calls: int | None = Field(None, ge=0, description="no effect: the client runs the tools")
+    client_metadata: Object | None = Field(None, description="no effect, as prompt_cache_options")
+    prompt_cache_options: Object | None = None
     background: Annotated[bool | None, AfterValidator(_no_background)] = None
     conversation: Annotated[Word | Object | None, AfterValidator(_no_conversation)] = None
     prompt: Annotated[Object | None, AfterValidator(_no_prompt)] = None

@@ -253,21 +253,14 @@ def answer(
     return {"response_model": None, "responses": responses, "openapi_extra": extra}
 
 
-def streamed(body: type[BaseModel], name: str, error: str = "Error") -> dict[str, Any]:
+def streamed(body: type[BaseModel], name: str, *statuses: int, error: str = "Error") -> dict[str, Any]:
     """Arguments of a route that answers with one JSON body, or with events if the request sets `stream`."""
-    out = answer(name, 503, 504, body=body, error=error)
-    about = 'a chunk as JSON, or at the end `[DONE]`; a failure is `{"error": {...}}`'
+    out = answer(name, *statuses, 503, 504, body=body, error=error)
+    about = "a chunk or event as JSON, or at the end of completions `[DONE]`; a failure is"
+    about += ' `{"error": {...}}`, and an event `error` of a response'
     if error != "Error":
         about = "one of Anthropic's events as JSON; its `type` is also the event's name"
     data = {"type": "string", "description": about}
-def streamed(body: type[BaseModel], name: str, *statuses: int) -> dict[str, Any]:
-    """Arguments of a route that answers with one JSON body, or with events if the request sets `stream`."""
-    out = answer(name, *statuses, 503, 504, body=body)
-    data = {
-        "type": "string",
-        "description": "a chunk or event as JSON, or at the end of completions `[DONE]`; a failure is"
-        ' `{"error": {...}}`, and an event `error` of a response',
-    }
     # the schema of one event: before version 3.2, OpenAPI cannot describe a stream of events
     out["responses"][200]["content"]["text/event-stream"] = {
         "schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}

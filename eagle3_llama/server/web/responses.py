@@ -67,7 +67,7 @@ def add_responses(app: FastAPI, server: Any) -> type[BaseModel]:
         return await routes.create(request)
 
     @app.get("/responses/{response_id}", include_in_schema=False)
-    @app.get("/v1/responses/{response_id}", **openapi.answer("ResponseObject", 404))
+    @app.get("/v1/responses/{response_id}", **openapi.answer("ResponseObject", 400, 404))
     async def get_response(request: Request, response_id: str) -> Response:
         """Returns a stored answer."""
         if request.query_params.get("stream") in ("true", "True", "1"):
