@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from ..web.errors import ApiError, from_validation, wrong
 from .chat import ChatBody
 from .fields import Generation, field_names
-from .responses import Format, Item, ResponseBody, ToolChoice
+from .responses import Format, ResponseBody, ResponseItem, ToolChoice
 
 # what the fields of a chat request are called here
 _NAMES = {
@@ -32,7 +32,7 @@ def items_of(body: ResponseBody) -> list[dict[str, Any]]:
 def chat_of(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
     """The chat request. items: the whole conversation, as JSON. Raises ApiError 400."""
     out: dict[str, Any] = body.model_dump(include=set(Generation.model_fields), exclude_none=True)
-    out["messages"] = messages_of(body.instructions, [Item.model_validate(item) for item in items])
+    out["messages"] = messages_of(body.instructions, [ResponseItem.model_validate(item) for item in items])
     if not out["messages"]:
         raise wrong("input", "it is empty: there is nothing to answer")
     out |= {"max_completion_tokens": body.max_output_tokens, "tool_choice": _choice(body.tool_choice)}
@@ -55,7 +55,7 @@ def chat_of(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
         raise renamed(from_validation(e, functools.partial(field_names, ChatBody))) from None
 
 
-def messages_of(instructions: str | None, items: list[Item]) -> list[dict[str, Any]]:
+def messages_of(instructions: str | None, items: list[ResponseItem]) -> list[dict[str, Any]]:
     """The messages of a conversation. What the assistant wrote in one turn becomes one message."""
     out: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     calls: set[str] = set()
@@ -82,7 +82,7 @@ def _add_message(out: list[dict[str, Any]], role: str, content: str) -> None:
         out.append({"role": role, "content": content})
 
 
-def _add_to_turn(out: list[dict[str, Any]], item: Item) -> None:
+def _add_to_turn(out: list[dict[str, Any]], item: ResponseItem) -> None:
     """Adds what the assistant wrote to its message: thoughts, then content, then calls."""
     text = _text(item.content) or _text(item.summary)
     if item.type == "reasoning" and not text:

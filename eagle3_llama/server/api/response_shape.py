@@ -12,7 +12,7 @@ from ..web.errors import ApiError
 from .response_input import renamed
 from .response_items import Items
 from .response_store import ResponseStore
-from .responses import Item, ResponseBody
+from .responses import ResponseBody, ResponseItem
 from .shapes import Shape, dumps
 from .stream import EventStream, total_report
 
@@ -65,8 +65,9 @@ class ResponseShape:
         out = {**self.head, "status": self.status, "incomplete_details": cut, "output": self.items.output}
         out |= {"completed_at": None if cut else int(time.time()), "usage": self._usage(usage)}
         if self.store is not None:
-            said = [Item.model_validate(item).model_dump(exclude_none=True) for item in self.items.output]
-            self.store.keep(self.client, out, self.conversation + said)
+            own = [ResponseItem.model_validate(item) for item in self.items.output]
+            items = [item.model_dump(exclude_none=True) for item in own]  # without logprobs and ids
+            self.store.keep(self.client, out, self.conversation + items)
         return out
 
     def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:

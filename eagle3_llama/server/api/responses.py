@@ -54,7 +54,7 @@ class Part(Echo):
 Parts = Annotated[list[Part], length(MAX_PARTS)]
 
 
-class Item(Echo):
+class ResponseItem(Echo):
     """A message, a call, its result, or thoughts. `type` says which of the fields must be there."""
 
     type: Annotated[
@@ -71,7 +71,7 @@ class Item(Echo):
     status: Word | None = None
 
     @model_validator(mode="after")
-    def _whole(self) -> Item:
+    def _whole(self) -> ResponseItem:
         return _complete(self, _NEEDED[self.type])
 
 
@@ -168,7 +168,7 @@ Include = Literal[
 class ResponseBody(Generation):
     """POST /v1/responses."""
 
-    input: str | Annotated[list[Item], length(MAX_MESSAGES)] = ""
+    input: str | Annotated[list[ResponseItem], length(MAX_MESSAGES)] = ""
     instructions: str | None = Field(None, description="a system message before the input")
     previous_response_id: Word | None = Field(
         None, description="a stored answer, which the input goes on from"
