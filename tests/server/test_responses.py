@@ -337,11 +337,11 @@ def test_logprobs(client):
     assert last.output[0].content[0].logprobs == part.logprobs
     deltas = [t.token for e in events if e.type == "response.output_text.delta" for t in e.logprobs]
     assert "".join(deltas) == part.text
-    text = "<think>\nHm, so.\n</think>\n\nHello."
-    thought = (
-        create(client, extra={**written(text), "chat_template_kwargs": {}}, **more).output[-1].content[0]
-    )
+    extra = {**written("<think>\nHm, so.\n</think>\n\nHello."), "chat_template_kwargs": {}}
+    thought = create(client, extra=extra, max_output_tokens=200, **more).output[-1].content[0]
     assert "".join(t.token for t in thought.logprobs).strip() == thought.text.strip() == "Hello."
+    last = streamed(client, extra=extra, max_output_tokens=200, **more)[1].output[-1].content[0]
+    assert last.text == thought.text and last.logprobs[-1] == thought.logprobs[-1]
 
 
 def test_fields_of_the_request_come_back(client):

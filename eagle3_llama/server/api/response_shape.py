@@ -37,13 +37,16 @@ class ResponseShape:
         self.chat, self.store, self.client, self.count = chat, store, client, count
         self.conversation, self.items = conversation, Items()
         self.finish: str | None = None
+        self._probs: list[Any] = []  # of a stream, that no text has had yet
         self.head = _about(body, chat, response_id) | {"store": store is not None}
 
     def whole(self, parts: list[tuple[int, dict[str, Any]]], usage: dict[str, Any]) -> dict[str, Any]:
         """The answer to a request that does not stream. parts: its only completion. Keeps the response."""
         choice = self.chat.whole(parts, usage)["choices"][0]
         message = choice["message"]
-        self.items.add({k: v for k, v in message.items() if k != "tool_calls"}, _of_content(choice))
+        probs = (choice["logprobs"] or {"content": []})["content"]
+        said = {k: v for k, v in message.items() if k != "tool_calls"}
+        self.items.add(said, _logprobs_of(message["content"] or "", probs)[0])
         self.items.add({"tool_calls": message.get("tool_calls")}, [])
         self.finish = choice["finish_reason"]
         self.items.end(self.status)
@@ -53,7 +56,11 @@ class ResponseShape:
         """The events of a chat's chunk."""
         choice = self.chat.chunk(0, e.chunk)["choices"][0]
         self.finish = choice["finish_reason"] or self.finish
-        return self.items.add(choice["delta"], (choice["logprobs"] or {"content": []})["content"])
+        delta, own = choice["delta"], list[Any]()
+        self._probs += (choice["logprobs"] or {"content": []})["content"]
+        if delta.get("content"):
+            own, self._probs = _logprobs_of(delta["content"], self._probs)
+        return self.items.add(delta, own)
 
     @property
     def status(self) -> str:
@@ -161,19 +168,22 @@ def _format_of(text: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in (text.get("format") or {"type": "text"}).items() if v is not None}
 
 
-def _of_content(choice: dict[str, Any]) -> list[Any]:
-    """The logprobs of a whole message's content alone. An answer's are those of thoughts and calls, too."""
-    tokens = (choice["logprobs"] or {"content": []})["content"]
-    content, text = choice["message"].get("content") or "", "".join(t["token"] for t in tokens)
+def _logprobs_of(content: str, tokens: list[Any]) -> tuple[list[Any], list[Any]]:
+    """(the logprobs of a content, those of what follows). An answer's are those of thoughts and calls, too.
+
+    A content that is not found, because a character of it has several tokens, gets all of them.
+    """
+    text = "".join(t["token"] for t in tokens)
     if (at := text.rfind(content)) < 0:  # its blanks are a parser's
         content = content.strip()
         at = text.rfind(content)
     if at < 0 or not content:
-        return []
-    out, begin = [], 0
-    for t in tokens:
-        end = begin + len(t["token"])
-        if end > at and begin < at + len(content):
-            out.append(t)
-        begin = end
-    return out
+        return tokens, []
+    own, begin = list[Any](), 0
+    for i, t in enumerate(tokens):
+        if begin >= at + len(content):
+            return own, tokens[i:]
+        begin += len(t["token"])
+        if begin > at:
+            own.append(t)
+    return own, []
