@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_messages(app: FastAPI, server: Server) -> None:
-    create = openapi.streamed(MessagesBody, "AnthropicMessage", "AnthropicError")
+    create = openapi.streamed(MessagesBody, "AnthropicMessage", error="AnthropicError")
     count = openapi.answer("AnthropicCount", body=CountBody, error="AnthropicError")
     hidden: dict[str, Any] = {"response_model": None, "include_in_schema": False}
 
