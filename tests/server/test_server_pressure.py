@@ -34,6 +34,7 @@ from server_tools import (
 from eagle3_llama.errors import EagleError
 from eagle3_llama.models import shipped_head, smollm2
 from eagle3_llama.server.settings import is_loopback
+from eagle3_llama.server.web.errors import ANTHROPIC_ROUTES
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +79,13 @@ def test_the_key(server):
             r = stranger.request(
                 method, path, headers={} if given is None else {"Authorization": given.encode("latin-1")}
             )
-            assert (
-                path == "/health" or r.status_code == 401 and r.json()["error"]["code"] == "invalid_api_key"
-            ), (path, given)
+            if path == "/health":
+                continue
+            error = r.json()["error"]
+            of_anthropic = path in ANTHROPIC_ROUTES
+            told = error["type"] if of_anthropic else error["code"]
+            assert r.status_code == 401, (path, given)
+            assert told == ("authentication_error" if of_anthropic else "invalid_api_key"), (path, given)
         assert "Basic" in stranger.get("/").headers["www-authenticate"]
         assert (
             stranger.get("/", auth=("", "s3cret")).status_code
