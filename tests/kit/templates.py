@@ -43,3 +43,8 @@ def names() -> list[str]:
 
 def text(name: str) -> str:
     return (folder() / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def file_of(name):
+    """The path of a template for `--chat-template-file`; None for "own", the model's own template."""
+    return None if name == "own" else str(folder() / f"{name}.jinja")

@@ -44,7 +44,8 @@ def servers(batcher):
     """own: the demo model's template, which knows no tools. qwen: one with tools and thoughts."""
     with contextlib.ExitStack() as stack:
         made = {}
-        for kind, file in (("own", None), ("qwen", str(templates.folder() / "Qwen-Qwen3-0.6B.jinja"))):
+        for kind, name in (("own", "own"), ("qwen", "Qwen-Qwen3-0.6B")):
+            file = templates.file_of(name)
             given = settings(n_ctx=2048, chat_template_file=file, template_timeout=20.0)
             made[kind] = stack.enter_context(running(given, batcher))
         yield made

@@ -40,7 +40,7 @@ def batcher():
 
 
 def given(kind, **more):
-    file = None if kind == "own" else str(templates.folder() / f"{kind}.jinja")
+    file = templates.file_of(kind)
     return settings(n_ctx=4096, chat_template_file=file, template_timeout=20.0, api_key=KEYS, **more)
 
 

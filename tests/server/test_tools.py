@@ -42,7 +42,7 @@ def servers(batcher):
     with contextlib.ExitStack() as stack:
         made = {}
         for kind in KINDS:
-            file = None if kind == "own" else str(templates.folder() / f"{kind}.jinja")
+            file = templates.file_of(kind)
             given = settings(n_ctx=4096, chat_template_file=file, template_timeout=20.0)
             made[kind] = stack.enter_context(running(given, batcher))
         yield made
