@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..common.cache_types import CACHE_TYPES, check_cache_types
 from ..common.keywords import strict
 from ..common.limits import MAX_DRAFT
 from ..common.memory_size import PROMPT_CACHE, check_memory, parse_size
@@ -43,9 +44,11 @@ class BatchSettings:
     n_ctx: tokens of one slot; the cache has room for n_parallel times as many. interval: seconds for which a
     request lets tokens gather before it reads them; with 0 it reads those of each round at once. flash_attn:
     None turns it on if the backend supports it. n_rs_seq: see EagleLlama. swa_full: False keeps the window
-    alone of layers that have one, which takes less memory. text: whether requests that leave the drafts to
-    the planner also draft from their text. text_memory: bytes (64M) for the answers of each client, from
-    which its later requests are drafted; 0: none are kept. text_memory_prompts: prompts are kept too.
+    alone of layers that have one, which takes less memory. cache_type_k, cache_type_v: types of keys and
+    values (common/cache_types.py). lora: a GGUF of a LoRA adapter, which takes part with lora_scale.
+    text: whether requests that leave the drafts to the planner also draft from their text. text_memory: bytes
+    (64M) for the answers of each client, from which its later requests are drafted; 0: none are kept.
+    text_memory_prompts: prompts are kept too.
     prompt_cache: bytes (1G) for texts that slots gave up, which later prompts begin with; 0: none are kept.
     shared_draft: most draft tokens of a request that fixes their number, in rounds that others take part in.
     An unknown name raises EagleError BAD_ARGUMENT, which names the most similar known one.
@@ -60,6 +63,10 @@ class BatchSettings:
     flash_attn: bool | None = None
     n_rs_seq: int | None = None
     swa_full: bool = True
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    lora: str | None = None
+    lora_scale: float = 1.0
     chat_format: str | None = None
     extract_layers: tuple[int, ...] | None = None
     text: bool = True
@@ -74,6 +81,7 @@ class BatchSettings:
         object.__setattr__(self, "text_memory", parse_size(self.text_memory))
         check_memory(int(self.text_memory), self.text_memory_prompts, self.text)
         object.__setattr__(self, "prompt_cache", parse_size(self.prompt_cache, "prompt_cache"))
+        check_cache_types(self.cache_type_k, self.cache_type_v, self.flash_attn)
         check_int("n_parallel", self.n_parallel, 1, MAX_SLOTS)
         check_int("n_ctx", self.n_ctx, 64, 1 << 22)
         check_int("n_batch", self.n_batch, 64, 1 << 14)
@@ -107,6 +115,10 @@ class BatchModel(EagleLlama):
             flash_attn=s.flash_attn,
             n_rs_seq=s.n_rs_seq,
             swa_full=s.swa_full,
+            type_k=CACHE_TYPES[s.cache_type_k],
+            type_v=CACHE_TYPES[s.cache_type_v],
+            lora_path=s.lora,
+            lora_scale=s.lora_scale,
             chat_format=s.chat_format,
             verbose=False,
         )

@@ -47,6 +47,7 @@ def identity(batcher: Batcher) -> dict[str, Any]:
         "types": [base.context_params.type_k, base.context_params.type_v],
         "flash_attn": s.flash_attn,
         "n_parallel": s.n_parallel,
+        **({"lora": [model_reader.fingerprint(s.lora), s.lora_scale]} if s.lora else {}),
         **({} if s.swa_full else {"swa_full": False}),  # files of earlier versions have no such key
     }
 

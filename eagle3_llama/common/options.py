@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import EagleError, ErrorKind
+from .cache_types import CACHE_TYPES
 from .limits import MAX_DRAFT
 from .memory_size import parse_size
 
@@ -105,6 +106,23 @@ SwaFull = Annotated[
         help="no: layers with a sliding window keep the window alone, which takes less memory",
     ),
 ]
+CacheTypeK = Annotated[
+    str,
+    typer.Option(
+        "--cache-type-k",
+        "-ctk",
+        metavar="TYPE",
+        help=f"type of keys in the KV cache: {', '.join(CACHE_TYPES)}",
+    ),
+]
+CacheTypeV = Annotated[
+    str,
+    typer.Option(
+        "--cache-type-v", "-ctv", metavar="TYPE", help="type of values; a quantised one needs flash attention"
+    ),
+]
+Lora = Annotated[Path | None, typer.Option(help="LoRA adapter of the model: a GGUF file", show_default=False)]
+LoraScale = Annotated[float, typer.Option(help="weight of the LoRA adapter")]
 Temp = Annotated[float, typer.Option("--temp", min=0.0, help="sampling temperature; 0 is greedy decoding")]
 TopP = Annotated[
     float,

@@ -23,6 +23,7 @@ from ..runtime.memory_use import MemoryUse, report
 from ..runtime.params import NO_HEAD, EagleParams
 from ..runtime.stats import EagleStats
 from . import guards, model_costs, named, saved_state, snapshots
+from .adapters import check_adapter, check_taken
 from .calls import Calls
 from .generation import GenerateCall, GeneratingLlama
 from .local_tokens import LocalTokens
@@ -89,7 +90,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         keywords.check_ignored(ignored, guards.LLAMA_NAMES, guards.CALL_NAMES)
         self._params = EagleParams(n_max, n_min, p_min, tree, text)
         keywords.check_unused(eagle_path, self._params, extract_layers, kwargs)
-        guards.check_draft_model(kwargs.get("draft_model"))
+        guards.check_draft_model(kwargs.get("draft_model")), check_adapter(kwargs.get("lora_path"))
         self._memory = parse_size(text_memory), bool(text_memory_prompts)
         check_memory(*self._memory, text, kwargs.get("draft_model"))
         self._auto = eagle_path == AUTO
@@ -101,9 +102,9 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         self._used = TokenUsage()
         delegates = kwargs.get("draft_model") is not None or any(map(kwargs.get, ("embedding", "vocab_only")))
         try:
-            super().__init__(
-                model_path, logits_all=bool(logits_all and delegates), flash_attn=flash_attn, **kwargs
-            )
+            all_rows = bool(logits_all and delegates)
+            super().__init__(model_path, logits_all=all_rows, flash_attn=flash_attn, **kwargs)
+            check_taken(self)
             if not delegates:
                 self._begin(logits_all)
         except ValueError as e:

@@ -12,10 +12,14 @@ from ..common.limits import MAX_DRAFT
 from ..common.memory_size import PROMPT_CACHE, RESPONSE_STORE, parse_size
 from ..common.options import (
     N_CTX,
+    CacheTypeK,
+    CacheTypeV,
     Eagle,
     FlashAttn,
     FromText,
     GpuLayers,
+    Lora,
+    LoraScale,
     Model,
     SwaFull,
     TextMemoryPrompts,
@@ -23,11 +27,18 @@ from ..common.options import (
     Threads,
 )
 from ..errors import EagleError, ErrorKind
+from .config_file import use
 from .settings import ServerSettings, read_keys
 
 
 def serve(
     model: Model,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            callback=use, is_eager=True, help="file with options, in TOML; the command line comes first"
+        ),
+    ] = None,
     eagle: Eagle = None,
     host: Annotated[
         str, typer.Option(help="address to listen on; any address except loopback needs a key")
@@ -39,7 +50,9 @@ def serve(
     ] = None,
     api_key_file: Annotated[
         Path | None,
-        typer.Option(help="file with one key a line; other users can see a command line, not this file"),
+        typer.Option(
+            help="file with one KEY or NAME: KEY a line; other users can see a command line, not this file"
+        ),
     ] = None,
     n_parallel: Annotated[int, typer.Option(help="number of slots: requests decoded in one batch")] = 4,
     n_ctx: Annotated[
@@ -54,6 +67,10 @@ def serve(
         int | None,
         typer.Option(help="snapshots of a hybrid target's state in each slot; default: by what they take"),
     ] = None,
+    cache_type_k: CacheTypeK = "f16",
+    cache_type_v: CacheTypeV = "f16",
+    lora: Lora = None,
+    lora_scale: LoraScale = 1.0,
     chat_format: Annotated[
         str | None, typer.Option(help="a chat format of llama-cpp-python; default: the model's template")
     ] = None,
@@ -120,6 +137,7 @@ def serve(
     """Serve a model through OpenAI's API, many requests in one batch, with speculative decoding."""
     given: dict[str, Any] = {k: str(v) if isinstance(v, Path) else v for k, v in locals().items()}
     key_file = given.pop("api_key_file")
+    del given["config"]  # its options are among the others
     if key_file is not None:
         given["api_key"] = read_keys(key_file)
     settings = ServerSettings(**given | {"cors_origin": tuple(cors_origin or ())})

@@ -7,15 +7,18 @@ import ipaddress
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 from ..common import model_names
+from ..common.cache_types import check_cache_types
 from ..common.keywords import strict
 from ..common.limits import MAX_DRAFT
 from ..common.memory_size import LEAST_SIZE, PROMPT_CACHE, RESPONSE_STORE, check_memory, parse_size
 from ..common.model_files import check_models
 from ..errors import EagleError, ErrorKind
+from ..llama.adapters import check_adapter
 from ..runtime.machine import cores
 
 # of sites, of browsers' extensions and of applications that show pages
@@ -23,6 +26,7 @@ ORIGINS = (
     "http https chrome-extension moz-extension safari-web-extension app tauri capacitor ionic vscode-webview"
 ).split()
 SHARED_DRAFT = 8  # tokens of a draft that a request fixes, while others generate: they wait for its rows
+_NAMED_KEY = re.compile(r"([A-Za-z0-9._-]{1,40}):\s+(\S.*)")
 MAX_BODY = 2_000_000  # bytes of a request's body
 
 
@@ -49,9 +53,10 @@ class ServerSettings:
     stream_interval: seconds for which a stream collects tokens, after its first one, before it sends
     them; 0 sends the tokens of each round at once. slot_save_limit: total bytes of the files in
     slot_save_path. flash_attn: None enables it where the backend supports it. swa_full: False keeps the
-    window alone of layers that have one. n_rs_seq: see EagleLlama. api_key: one or several, one for each
-    client; every route except /health needs one of them. Without a key, the server listens only on loopback
-    addresses.
+    window alone of layers that have one. n_rs_seq: see EagleLlama. cache_type_k, cache_type_v: types of
+    keys and values in the KV cache. lora, lora_scale: a LoRA adapter (GGUF) and its weight.
+    api_key: one or several, one for each client, each as KEY or as NAME: KEY; every route except /health and
+    /ready needs one of them. Without a key, the server listens only on loopback addresses.
     """
 
     model: str
@@ -67,6 +72,10 @@ class ServerSettings:
     flash_attn: bool | None = None
     swa_full: bool = True
     n_rs_seq: int | None = None
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    lora: str | None = None
+    lora_scale: float = 1.0
     chat_format: str | None = None
     chat_template_file: str | None = None
     chat_template_kwargs: str | None = None
@@ -128,6 +137,7 @@ class ServerSettings:
             value = getattr(self, name)
             fine = math.isfinite(value) and low <= value <= high
             self._check(fine, f"{_option(name)} is {value!r}, expected seconds {low}..{high}")
+        self._check_target()
         self._check_key()
         n = len(self.api_keys)
         message = f"--text-memory has {self.text_memory} bytes, expected {LEAST_SIZE} for each of {n} keys"
@@ -139,6 +149,13 @@ class ServerSettings:
     def template_kwargs(self) -> dict[str, Any]:
         """The variables of chat_template_kwargs."""
         return json.loads(self.chat_template_kwargs) if self.chat_template_kwargs else {}
+
+    def _check_target(self) -> None:
+        check_cache_types(self.cache_type_k, self.cache_type_v, self.flash_attn)
+        check_adapter(self.lora)
+        fine = math.isfinite(self.lora_scale)
+        self._check(fine, f"--lora-scale is {self.lora_scale!r}, expected a number")
+        self._check(self.lora is not None or self.lora_scale == 1, "--lora-scale needs --lora")
 
     def _check_template(self) -> None:
         both = self.chat_format is not None and self.chat_template_file is not None
@@ -153,6 +170,9 @@ class ServerSettings:
         self._check(fine, message)
 
     def _check_key(self) -> None:
+        names = self.client_names
+        twice = next((name for name in names if names.count(name) > 1), "")
+        self._check(not twice, f"--api-key-file has two keys of the name {twice}")
         for key in self.api_keys:
             fine = isinstance(key, str) and key.isascii() and key.isprintable() and key.strip() == key != ""
             self._check(fine, "--api-key must be printable ASCII without spaces at its ends")
@@ -184,8 +204,18 @@ class ServerSettings:
     @property
     def api_keys(self) -> tuple[str, ...]:
         """The keys of the clients; () if none is needed."""
-        key = self.api_key
-        return () if key is None else key if isinstance(key, tuple) else (key,)
+        return tuple(key for _, key in self._named_keys)
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """The name of each key: its own, or "key N" by its place. Logs and caches know a client by it."""
+        return tuple(name or f"key {i}" for i, (name, _) in enumerate(self._named_keys))
+
+    @property
+    def _named_keys(self) -> list[tuple[str, str]]:
+        given = self.api_key if isinstance(self.api_key, tuple) else (self.api_key,)
+        found = [(_NAMED_KEY.fullmatch(key), key) for key in given if key is not None]
+        return [(named[1], named[2]) if named else ("", key) for named, key in found]
 
     @property
     def memory_of_client(self) -> int:
@@ -214,7 +244,10 @@ class ServerSettings:
 
     def batch(self) -> dict[str, Any]:
         """Arguments of batching.BatchSettings."""
-        names = "model eagle n_parallel n_ctx n_gpu_layers flash_attn swa_full n_rs_seq chat_format n_batch"
+        names = (
+            "model eagle n_parallel n_ctx n_gpu_layers flash_attn swa_full n_rs_seq chat_format n_batch "
+            "cache_type_k cache_type_v lora lora_scale"
+        )
         more: dict[str, Any] = {"n_threads": self.threads or cores(), "interval": self.stream_interval}
         more["text"] = self.text
         more["text_memory"], more["shared_draft"] = self.memory_of_client, SHARED_DRAFT

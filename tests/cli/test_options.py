@@ -109,7 +109,11 @@ def test_the_same_defaults_everywhere():
         n: p.default
         for n, p in inspect.signature(ServerSettings).parameters.items()
         if n in serve and p.default is not p.empty
-    } == {n: () if n == "cors_origin" else v for n, v in serve.items() if n not in ("model", "api_key_file")}
+    } == {
+        n: () if n == "cors_origin" else v
+        for n, v in serve.items()
+        if n not in ("model", "api_key_file", "config")
+    }
 
 
 def test_generate_and_chat_share_their_options():

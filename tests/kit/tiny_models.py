@@ -151,9 +151,9 @@ def head(path, seed=1, kind="F32", layers=(1, 2, 3), own_output=True, n_embd=N_E
     return path
 
 
-def tiny_lora(path):
+def tiny_lora(path, n_embd=N_EMBD):
     """An adapter of rank 2 for one matrix of the tiny target."""
-    w, n = gguf.GGUFWriter(path, "llama"), N_EMBD
+    w, n = gguf.GGUFWriter(path, "llama"), n_embd
     w.add_type(gguf.GGUFType.ADAPTER)
     w.add_string(gguf.Keys.Adapter.TYPE, "lora")
     w.add_float32(gguf.Keys.Adapter.LORA_ALPHA, 2.0)

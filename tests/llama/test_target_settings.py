@@ -7,7 +7,8 @@ import tiny_models
 from converting import converted
 from tiny_models import PROMPT, draft_from, take, tiny_lora
 
-from eagle3_llama import EagleLlama
+from eagle3_llama import EagleError, EagleLlama
+from eagle3_llama.errors import ErrorKind
 from eagle3_llama.heads.convert.target import read_target
 
 import llama_cpp
@@ -71,3 +72,19 @@ def test_a_lora(files, tmp_path, scale, sampling):
     given = {"flash_attn": True, "lora_path": lora, "lora_scale": scale}
     with_it = same_text(*files, given, sampling)
     assert with_it != same_text(*files, {"flash_attn": True}, sampling), "the adapter changes nothing"
+
+
+def test_a_file_that_is_no_lora_of_the_model(files, wide, tmp_path):
+    """llama-cpp-python decodes without an adapter that llama.cpp has refused."""
+    junk = tmp_path / "junk.gguf"
+    junk.write_bytes(b"junk" * 100)
+    other = str(tiny_lora(tmp_path / "other.gguf", n_embd=WIDE))
+    for path, message in (
+        (str(tmp_path / "none.gguf"), "no such file"),
+        (str(junk), "junk.gguf is not a GGUF"),
+        (files[0], r"is no LoRA adapter \(general.type is "),
+        (other, "llama.cpp cannot use .*other.gguf with .*: it belongs to another model"),
+    ):
+        with pytest.raises(EagleError, match=message) as e:
+            EagleLlama(files[0], lora_path=path, **COMMON)
+        assert e.value.kind in (ErrorKind.BAD_FILE, ErrorKind.BAD_VALUE)

@@ -41,6 +41,11 @@ def pairs(tmp_path_factory):
     return {"": pair(d / "a"), "model": pair(d / "b", seed=9), "head": pair(d / "c", head_seed=9)}
 
 
+@pytest.fixture(scope="module")
+def lora(tmp_path_factory):
+    return str(tiny_models.tiny_lora(tmp_path_factory.mktemp("lora") / "lora.gguf"))
+
+
 def changes(*rows):
     """Rows of the page that a test changes; all are in COVERED at the end."""
     COVERED.extend(rows)
@@ -51,12 +56,15 @@ COVERED: list[str] = []
 
 
 @pytest.mark.parametrize("row, what", changes("slot of the server", "texts of a client's text memory"))
-def test_slots(pairs, row, what):
-    from eagle3_llama.batching import slot_file
-
+def test_slots(pairs, lora, row, what):
     common = {"n_ctx": 128, "n_threads": 1, "n_parallel": 2, "text_memory": 1 << 16}
-    change = {"flash attention": {"flash_attn": False}, "windows": {"swa_full": False}}
-    change = change.get(what, {"n_parallel": 1} if what == "slots" else {})
+    change = {
+        "flash attention": {"flash_attn": False},
+        "windows": {"swa_full": False},
+        "cache types": {"cache_type_k": "f32"},
+        "adapter": {"lora": lora},
+        "slots": {"n_parallel": 1},
+    }.get(what, {})
     usual = {"flash_attn": True}
     with Batcher(BatchSettings(*pairs[""], **common, **usual)) as batcher:
         with batcher.request() as llm:
@@ -64,12 +72,6 @@ def test_slots(pairs, row, what):
         slot = next(s["id"] for s in batcher.slots() if s["n_past"])
         data = batcher.save_slot(slot, "")
         assert batcher.load_slot(slot, data, "") > 0
-        known = slot_file.identity(batcher)
-    if what == "cache types":  # no setting of a batcher has them yet
-        changed = {**known, "types": [0, 0]}
-        with pytest.raises(EagleError, match="another model, head or cache"):
-            slot_file.unpack(changed, 128, data)
-        return
     with Batcher(BatchSettings(*pairs.get(what, pairs[""]), **common | usual | change)) as other:
         with pytest.raises(EagleError, match="another model, head or cache") as e:
             other.load_slot(0, data, "")
@@ -77,9 +79,10 @@ def test_slots(pairs, row, what):
 
 
 @pytest.mark.parametrize("row, what", changes("saved state"))
-def test_saved_states(pairs, row, what):
+def test_saved_states(pairs, lora, row, what):
     target, head = pairs.get(what, pairs[""])
-    more = {"kv_overrides": {"general.name": "other"}} if what == "overrides" else {}
+    more = {"overrides": {"kv_overrides": {"general.name": "other"}}, "adapter": {"lora_path": lora}}
+    more = more.get(what, {})
     with EagleLlama(pairs[""][0], eagle=pairs[""][1], n_max=2, **CTX) as llm:
         llm("ab", max_tokens=4)
         state = llm.save_state()
@@ -96,12 +99,13 @@ def test_saved_states(pairs, row, what):
 
 
 @pytest.mark.parametrize("row, what", changes("measured costs"))
-def test_costs(pairs, row, what, monkeypatch):
+def test_costs(pairs, lora, row, what, monkeypatch):
     files = pairs.get(what, pairs[""])
     change = {
         "threads": {"n_threads": 2},
         "batch size": {"n_batch": 64},
         "cache types": {"type_k": 0, "type_v": 0},
+        "adapter": {"lora_path": lora},
     }.get(what, {})
     keys = []
     for paths, settings in ((pairs[""], {}), (files, change)):

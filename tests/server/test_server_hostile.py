@@ -58,6 +58,7 @@ def operations():
         ("POST", "/tokenize"),
         ("POST", "/detokenize"),
         ("GET", "/health"),
+        ("GET", "/ready"),
         ("GET", "/metrics"),
         ("GET", "/slots"),
         ("POST", "/slots/{slot}"),

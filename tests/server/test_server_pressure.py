@@ -35,6 +35,7 @@ from eagle3_llama.errors import EagleError
 from eagle3_llama.models import shipped_head, smollm2
 from eagle3_llama.server.settings import is_loopback
 from eagle3_llama.server.web.errors import ANTHROPIC_ROUTES
+from eagle3_llama.server.web.keys import OPEN_ROUTES
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def raw(server, data, seconds=60.0):
 
 def test_the_key(server):
     with other(server, api_key="s3cret") as s, httpx.Client(base_url=s.url) as stranger:
-        assert stranger.get("/health").json() == {"status": "ok"}
+        assert stranger.get("/health").json() == stranger.get("/ready").json() == {"status": "ok"}
         paths = [
             (r.path.replace("{slot}", "0").replace("{model_id:path}", "x"), m)
             for r in s.app.routes
@@ -79,7 +80,7 @@ def test_the_key(server):
             r = stranger.request(
                 method, path, headers={} if given is None else {"Authorization": given.encode("latin-1")}
             )
-            if path == "/health":
+            if path in OPEN_ROUTES:
                 continue
             error = r.json()["error"]
             of_anthropic = path in ANTHROPIC_ROUTES
@@ -433,7 +434,8 @@ def test_sigterm_drains():
             lines = r.iter_lines()
             next(lines)
             p.process.send_signal(signal.SIGTERM)
-            until(lambda: client.get("/health").status_code == 503)
+            until(lambda: client.get("/ready").status_code == 503)
+            assert client.get("/health").status_code == 200  # it still answers
             refused = ask(client)
             assert (
                 refused.status_code == 503
@@ -456,7 +458,8 @@ def test_sigint_drains_and_a_second_signal_ends_at_once():
             next(lines)
             p.process.send_signal(signal.SIGINT)
             with httpx.Client(base_url=p.url, timeout=60) as client:
-                until(lambda: client.get("/health").status_code == 503)
+                until(lambda: client.get("/ready").status_code == 503)
+                assert client.get("/health").status_code == 200  # it still answers
             assert p.process.poll() is None and next(lines) is not None
             p.process.send_signal(signal.SIGINT)
             seen = []

@@ -412,7 +412,7 @@ def test_sigterm_drains(server):
         next(lines)
         server.process.send_signal(signal.SIGTERM)
         with httpx.Client(base_url=server.url, timeout=300, headers=server.headers) as other:
-            until(lambda: other.get("/health").status_code == 503)
+            until(lambda: other.get("/ready").status_code == 503)
             refused = ask(other)
         *_, last = (line for line in lines if line)
     assert (

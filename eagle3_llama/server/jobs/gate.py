@@ -38,14 +38,17 @@ class Gate:
         with self._lock:
             if self.draining:
                 raise shutting_down(Connection="close")
-            if self._inside + n > self.capacity:
-                wait = self._seconds * (1 + self._inside / self.n_parallel)
-                message = (
-                    f"the queue is full: {self._inside} requests run or wait, the limit is {self.capacity}"
-                )
-                headers = {"Retry-After": str(max(1, min(60, round(wait))))}
-                raise ApiError(503, message, code="queue_full", headers=headers)
+            self.check_room(n)
             self._inside += n
+
+    def check_room(self, n: int) -> None:
+        """Raises ApiError 503 with Retry-After if there is no room for n choices."""
+        inside = self._inside
+        if inside + n > self.capacity:
+            wait = self._seconds * (1 + inside / self.n_parallel)
+            message = f"the queue is full: {inside} requests run or wait, the limit is {self.capacity}"
+            headers = {"Retry-After": str(max(1, min(60, round(wait))))}
+            raise ApiError(503, message, code="queue_full", headers=headers)
 
     async def drain(self, grace: float, sending: Callable[[], bool] = lambda: False) -> None:
         """Refuses new requests, waits `grace` seconds for the running ones, then cancels those that are left.

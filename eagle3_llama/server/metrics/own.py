@@ -55,6 +55,8 @@ class Metrics:
         timed = lambda name, about, buckets: made(Histogram, name, about, [], buckets=buckets).labels(model)
         self._requests = made(Counter, "requests", "HTTP requests", ["route", "status"])
         about = "from the request to the end of the answer"
+        about = "tokens of each API key's requests: prompt, completion"
+        self._clients = made(Counter, "client_tokens", about, ["client", "kind"])
         self._seconds = made(Histogram, "request_seconds", about, ["route"], buckets=FIRST)
         theirs = self._vllm = VllmNames(batcher, model, self.registry, FIRST, EACH)
         about = "from the request to a choice's first token, or to the choice's end if it has no token"
@@ -72,6 +74,8 @@ class Metrics:
         self._seconds.labels(self._model, route).observe(seconds)
         if job is None:
             return
+        if job.client:
+            self._count_client(job)
         waits, timings = job.waits(), [t for t in job.timings.values() if t["tokens"] > 1]
         observed = [
             (self._queued, [w["queued"] for w in waits]),
@@ -83,6 +87,12 @@ class Metrics:
                 for value in values:
                     histogram.observe(value)
         self._vllm.count(status, seconds, job)
+
+    def _count_client(self, job: RequestJob) -> None:
+        spent = job.spent()
+        n = max((used.prompt for used in spent), default=0), sum(used.completion for used in spent)
+        for kind, tokens in zip(("prompt", "completion"), n):
+            self._clients.labels(self._model, job.client, kind).inc(tokens)
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format. Reads the engine's counters."""

@@ -153,7 +153,7 @@ def _check(ok: bool, message: str, kind: ErrorKind = ErrorKind.BAD_ARGUMENT) -> 
 
 def _settings(given: dict[str, Any]) -> tuple[ServerSettings, Scale]:
     """Both from values by name. Raises EagleError for an unknown name or a value of a wrong type."""
-    given = dict(given)
+    given = {name: value for name, value in given.items() if name != "config"}  # its options are here
     if (file := given.pop("api_key_file", None)) is not None:
         given["api_key"] = read_keys(file)
     if isinstance(given.get("cors_origin"), str):
@@ -166,7 +166,7 @@ def _settings(given: dict[str, Any]) -> tuple[ServerSettings, Scale]:
     values = {name: _typed(name, hints[name], value) for name, value in given.items()}
     values |= {
         name: os.path.abspath(values[name])
-        for name in ("model", "eagle")
+        for name in ("model", "eagle", "lora", "chat_template_file", "slot_save_path")
         if values.get(name) and not is_name(values[name])
     }  # replicas start in folders of Ray's
     names = {f.name for f in dataclasses.fields(Scale)}

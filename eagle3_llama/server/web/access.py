@@ -36,7 +36,7 @@ class Record:
 
     request_id: str
     method: str = "GET"
-    client: str = ""  # which of the keys it came with; "" if the server has none
+    client: str = ""  # the name of the key that it came with; "" if the server has none
     started: float = field(default_factory=time.monotonic)
     status: int = 0
     job: RequestJob | None = None
@@ -65,7 +65,7 @@ class Access:
         talk = _Talk(record, receive, send, unread=has_body)
         try:
             found = self.guard.key(headers)
-            record.client = "" if found is None else f"key {found}"
+            record.client = "" if found is None else self.settings.client_names[found]
             refused = self.guard.refusal(scope["path"], headers, found is not None)
             if refused is not None:
                 record.error = refused.code
@@ -97,6 +97,8 @@ class Access:
             line |= _about(job) | {"stream": record.stream}
         if record.error is not None:
             line["error"] = record.error
+        if record.client:
+            line["client"] = record.client
         if self.settings.log_prompts and record.prompt is not None:
             line["input"] = record.prompt  # "prompt" is its time
         access_log.info(json.dumps(line))

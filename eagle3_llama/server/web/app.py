@@ -41,7 +41,8 @@ from ..metrics.own import CONTENT_TYPE, Metrics
 from ..settings import ServerSettings
 from . import openapi
 from .access import Access, Record, error_response
-from .errors import ApiError, from_exception, shutting_down, wrong
+from .errors import ApiError, from_exception, wrong
+from .health import add_health
 from .messages import add_messages
 from .read_body import Bodies
 from .responses import add_responses
@@ -165,6 +166,7 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
     add_messages(app, server)
     response_body = add_responses(app, server)
     _add_models(app, server)
+    add_health(app, server)
     _add_state(app, server)
     _add_page(app)
     _add_errors(app)
@@ -230,16 +232,6 @@ def _add_models(app: FastAPI, server: Server) -> None:
 
 
 def _add_state(app: FastAPI, server: Server) -> None:
-    @app.get("/health", **openapi.answer("Health", 503))
-    async def health() -> Response:
-        """Whether the server accepts and can answer new requests. Needs no key."""
-        if server.gate.draining:
-            raise shutting_down()
-        if not server.batcher.alive():
-            message = "the engine has stopped: start the server again; its log says why the engine stopped"
-            raise ApiError(503, message, code="engine_ended")
-        return _json({"status": "ok"})
-
     @app.get("/metrics", **openapi.text("Prometheus metrics"))
     async def metrics() -> Response:
         """Counters and histograms for Prometheus."""

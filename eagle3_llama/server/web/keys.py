@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from ..settings import ServerSettings, is_loopback
 from .errors import ApiError
 
-OPEN_ROUTES = ("/health",)
+OPEN_ROUTES = ("/health", "/ready")
 
 
 class Guard:

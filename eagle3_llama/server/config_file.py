@@ -1,0 +1,70 @@
+"""The file of --config: options of `serve` in TOML. The command line and the environment come before it."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ..common import extras
+from ..errors import EagleError, ErrorKind
+
+_PLAIN = (str, int, float, bool)
+
+
+def use(context: typer.Context, file: Path | None) -> Path | None:
+    """The callback of --config: the file's options become the defaults of the command's options.
+
+    Raises EagleError BAD_FILE for a file that cannot be read or is no TOML, and BAD_ARGUMENT for an option
+    that the command does not have or for a value that no option can have.
+    """
+    if file is None or context.resilient_parsing:
+        return file
+    given = _read(file)
+    known = {p.name: p for p in context.command.params if p.name not in (None, "config", "help")}
+    values: dict[str, Any] = {}
+    for written, value in given.items():
+        name = written.replace("-", "_")
+        if name not in known:
+            raise _unknown(file, written, [str(n) for n in known])
+        if name in values:
+            raise EagleError(ErrorKind.BAD_ARGUMENT, f"{file} has {written} twice, with - and with _")
+        values[name] = _checked(file, written, value, known[name].multiple)  # type: ignore[attr-defined]
+    context.default_map = {**(context.default_map or {}), **values}
+    return file
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        if sys.version_info >= (3, 11):
+            import tomllib
+        else:
+            import tomli as tomllib
+    except ModuleNotFoundError as e:
+        raise EagleError(ErrorKind.LIBRARY, f"--config needs {e.name}: {extras.command('server')}") from e
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as e:
+        message = f"cannot read --config {file}: {getattr(e, 'strerror', None) or e}"
+        raise EagleError(ErrorKind.BAD_FILE, message) from e
+    except tomllib.TOMLDecodeError as e:
+        raise EagleError(ErrorKind.BAD_FILE, f"--config {file} is no TOML: {e}") from e
+
+
+def _unknown(file: Path, name: str, names: list[str]) -> EagleError:
+    near = difflib.get_close_matches(name.replace("-", "_"), names, 1)
+    hint = f"did you mean {near[0].replace('_', '-')}?" if near else "eagle3-llama serve --help has all"
+    return EagleError(ErrorKind.BAD_ARGUMENT, f"{file}: there is no option {name!r:.60}: {hint}")
+
+
+def _checked(file: Path, name: str, value: Any, several: bool) -> Any:
+    """The value, if an option can have it. Typer checks its type as it does on the command line."""
+    if several and isinstance(value, list) and all(isinstance(v, str) for v in value):
+        return value
+    if several or not isinstance(value, _PLAIN):
+        wanted = "a list of strings" if several else "a string, a number, true or false"
+        raise EagleError(ErrorKind.BAD_ARGUMENT, f"{file}: {name} is {value!r:.60}, expected {wanted}")
+    return value
