@@ -23,7 +23,7 @@ from ..runtime.memory_use import MemoryUse, report
 from ..runtime.params import NO_HEAD, EagleParams
 from ..runtime.stats import EagleStats
 from . import guards, model_costs, named, saved_state, snapshots
-from .adapters import check_adapter, check_taken
+from .adapters import check_taken
 from .calls import Calls
 from .generation import GenerateCall, GeneratingLlama
 from .local_tokens import LocalTokens
@@ -90,7 +90,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         keywords.check_ignored(ignored, guards.LLAMA_NAMES, guards.CALL_NAMES)
         self._params = EagleParams(n_max, n_min, p_min, tree, text)
         keywords.check_unused(eagle_path, self._params, extract_layers, kwargs)
-        guards.check_draft_model(kwargs.get("draft_model")), check_adapter(kwargs.get("lora_path"))
+        guards.check_files(kwargs.get("draft_model"), kwargs.get("lora_path"))
         self._memory = parse_size(text_memory), bool(text_memory_prompts)
         check_memory(*self._memory, text, kwargs.get("draft_model"))
         self._auto = eagle_path == AUTO

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from ..common.model_reader import read_model
 from ..errors import EagleError, ErrorKind, TargetError
 from ..runtime.binding import Llama
+from .adapters import check_adapter
 from .model_costs import on_device
 
 LLAMA_NAMES = tuple(  # the settings that Llama knows
@@ -82,8 +83,12 @@ def split_error(path: str) -> TargetError | None:
     return None
 
 
-def check_draft_model(draft_model: Any) -> None:
-    """Raises EagleError BAD_ARGUMENT for a path. Llama would fail at the first draft."""
+def check_files(draft_model: Any, lora_path: str | None) -> None:
+    """Raises EagleError for a draft model that is a path, and for a file that is no LoRA adapter.
+
+    Llama would fail at the first draft, and decode without the adapter.
+    """
+    check_adapter(lora_path)
     if draft_model is not None and not callable(draft_model):
         raise EagleError(
             ErrorKind.BAD_ARGUMENT,
