@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from eagle3_llama.bench.prompts import read_prompts
 from eagle3_llama.bench.run import spaced
 from eagle3_llama.models import shipped_head, smollm2
 
+_TEXT = re.compile(rb'"(?:content|reasoning_content|arguments|name)": ?"[^"]')
 PROMPTS = Path(__file__).resolve().parents[2] / "tests" / "data" / "eval_prompts.jsonl"
 Format = Annotated[str, typer.Option(help="format of SmolLM2")]
 Files = Annotated[
@@ -59,6 +61,24 @@ class Server:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         connection.request("GET", path)
         return connection.getresponse().read().decode()
+
+    def first_and_last(
+        self, text: str, max_tokens: int, speculative: dict[str, Any], fields: dict[str, Any]
+    ) -> tuple[float, dict[str, Any]]:
+        """Of a streamed greedy answer, the seconds until it has text or a call, and the last chunk.
+
+        fields: further ones of the body. An answer without text gives the seconds to its end.
+        """
+        start, times = time.perf_counter(), []
+
+        def note(data: bytearray) -> bool:
+            if not times and _TEXT.search(data):
+                times.append(time.perf_counter())
+            return False
+
+        more = {"stream": True, "stream_options": {"include_usage": True}, **fields}
+        found = chunks(self._post(text, max_tokens, speculative, more, note))
+        return (times or [time.perf_counter()])[0] - start, found[-1][1]
 
     def ask(
         self, text: str, max_tokens: int, speculative: dict[str, Any], leave_after: int | None = None
