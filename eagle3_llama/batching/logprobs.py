@@ -64,14 +64,20 @@ class Logprobs:
         self._bytes: dict[int, bytes] = {}
         self.rows: list[TopRow] = []
 
-    def whole(self, first: Sequence[TopRow] = ()) -> dict[str, Any]:
+    def whole(self, first: Sequence[TopRow] = (), echo: bool = False) -> dict[str, Any]:
         """Writes all rows, after those of `first`, which belong to an echoed prompt."""
         rows, self.rows = [*first, *self.rows], []
-        return self._write(rows)
+        out = self._write(rows)
+        return _without_first(out) if echo else out
 
     def echo(self, first: Sequence[TopRow]) -> dict[str, Any]:
-        """Writes the rows of an echoed prompt, before chunk() writes those of the answer."""
-        return self._write(first)
+        """Writes the rows of an echoed prompt, before chunk() or take() writes those of the answer."""
+        return _without_first(self._write(first))
+
+    def take(self, n: int) -> dict[str, Any] | None:
+        """Writes the rows of the next n tokens; None if there are none."""
+        rows, self.rows = self.rows[:n], self.rows[n:]
+        return self._write(rows) if rows else None
 
     def chunk(self, text: str) -> dict[str, Any] | None:
         """Writes the rows of the tokens of a chunk's text: at least one, if there is one."""
@@ -80,8 +86,7 @@ class Logprobs:
         while n < len(self.rows) and (n == 0 or size > 0):
             size -= len(self._raw(self.rows[n].token))
             n += 1
-        rows, self.rows = self.rows[:n], self.rows[n:]
-        return self._write(rows) if rows else None
+        return self.take(n)
 
     def _raw(self, token: int) -> bytes:
         if token not in self._bytes:
@@ -110,3 +115,10 @@ class Logprobs:
                     out[name].append(value)
             self._offset += len(self._decoder.decode(self._raw(row.token)))
         return out
+
+
+def _without_first(logprobs: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI gives null for the first token of an echoed prompt, even after a BOS."""
+    if logprobs["tokens"]:
+        logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None
+    return logprobs

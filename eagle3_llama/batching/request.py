@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,9 +34,9 @@ OWN = frozenset("_batcher _engine _stack _owner _text _used _params _processors 
 class RequestLlama(GeneratingLlama):
     """One request. It has every method of llama_cpp.Llama that makes text, and runs in the caller's thread.
 
-    create_completion and create_chat_completion are llama-cpp-python's own; `generate` takes its tokens from
-    the batcher. Get one from Batcher.request(), use it for one generation after the other, and close it (or
-    use it as a context manager).
+    create_completion and create_chat_completion are llama-cpp-python's own; `generate` and `complete` take
+    their tokens from the batcher. Get one from Batcher.request(), use it for one generation after the other,
+    and close it (or use it as a context manager).
     """
 
     def __init__(
@@ -149,6 +149,20 @@ class RequestLlama(GeneratingLlama):
 
     # -- generation ---------------------------------------------------------------------------------------
 
+    def complete(
+        self, prompt: list[int], options: CompletionOptions, **sampling: Any
+    ) -> Generator[int, None, None]:
+        """The tokens of generate() with `sampling`, as the options ask for them."""
+        self._options = options
+        try:
+            yield from self.generate(prompt, **sampling)
+        finally:
+            self._leave(options)
+
+    def _leave(self, options: CompletionOptions) -> None:
+        if self._options is options:  # its generation did not begin
+            self._options = CompletionOptions()
+
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Llama's, except for logprobs and logit_bias, for which it is slow: it loops over each row."""
         prompt, logprobs, bias = (kwargs.pop(name, None) for name in ("prompt", "logprobs", "logit_bias"))
@@ -168,13 +182,12 @@ class RequestLlama(GeneratingLlama):
                     begun = True
                     held = self.take_report()  # what is counted belongs to the item
                     yield _echo(item, prompt, options)
-                    self._positions[:0], self._sources[:0] = held
+                    self.give_back_report(held)
                 if writer is not None:
                     self._add_logprobs(item["choices"][0], options, writer, stream)
                 yield item
         finally:
-            if self._options is options:  # its generation did not begin
-                self._options = CompletionOptions()
+            self._leave(options)
 
     @staticmethod
     def _add_logprobs(
@@ -183,8 +196,7 @@ class RequestLlama(GeneratingLlama):
         if stream:
             choice["logprobs"] = writer.chunk(choice["text"]) if choice["finish_reason"] is None else None
             return
-        out = writer.whole(options.before)
-        choice["logprobs"] = _without_first(out) if options.echo else out
+        choice["logprobs"] = writer.whole(options.before, options.echo)
 
     def _tokens_from(self, call: GenerateCall) -> BatchTokens:
         options, self._options = self._options, CompletionOptions()
@@ -253,6 +265,10 @@ class RequestLlama(GeneratingLlama):
         out, self._positions, self._sources = (self._positions, self._sources), [], []
         return out
 
+    def give_back_report(self, report: tuple[list[int], list[str]]) -> None:
+        """The next take_report() begins with this one."""
+        self._positions[:0], self._sources[:0] = report
+
     def stopped_by(self, stops: Sequence[str]) -> str | None:
         """Which of its stop strings has ended the last completion; None if a token that ends texts has."""
         prompt, tokens = self._answered
@@ -289,16 +305,9 @@ class RequestLlama(GeneratingLlama):
 
 def _echo(item: dict[str, Any], prompt: str, options: CompletionOptions) -> dict[str, Any]:
     """A chunk with the prompt, which llama-cpp-python leaves out of streams. item: the stream's first."""
-    logprobs = _without_first(options.writer.echo(options.before)) if options.writer is not None else None
+    logprobs = options.writer.echo(options.before) if options.writer is not None else None
     choice = {**item["choices"][0], "text": prompt, "logprobs": logprobs, "finish_reason": None}
     return {**item, "choices": [choice]}
-
-
-def _without_first(logprobs: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI gives null for the first token of an echoed prompt, even after a BOS."""
-    if logprobs["tokens"]:
-        logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None
-    return logprobs
 
 
 def _unsupported(what: str) -> EagleError:

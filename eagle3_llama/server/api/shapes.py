@@ -1,4 +1,4 @@
-"""Converts llama-cpp-python's answers to the form that OpenAI's clients expect."""
+"""Converts answers in llama-cpp-python's form to the form that OpenAI's clients expect."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Turns the body of a request into calls of llama-cpp-python: chat formats, tools, grammars, prompts."""
+"""From the body of a request to its answer: chat templates, tools, grammars, prompts, and text of tokens."""

@@ -1,4 +1,4 @@
-"""Turns a validated body into calls of llama-cpp-python: a function and its arguments for each choice."""
+"""Turns a validated body into calls of a request: a function and its arguments for each choice."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from .ask import json_wanted, strict_of, template_request
 from .formats import call_tool, handler_of, plain_messages, template_setup
 from .library import ChatLibrary, Prepared, ask, refuse_incomplete
 from .schemas import unenforced
+from .text import complete
 from .tools import tools_of
 
 ENTRY_BYTES = 512  # one token's logprob in an answer: twice as a Python object, once as JSON
@@ -139,7 +140,7 @@ class Caller:
             given["grammar"] = LazyGrammar(grammar, made.patterns) if grammar and lazy else _parsed(grammar)
             llm.show_tokens(made.preserved)
             prompt = llm.tokenize(made.prompt.encode(), add_bos=False, special=True)
-            out = llm.create_completion(prompt, **given)
+            out = complete(llm, prompt, **given)
             if not body.stream:
                 return answer.whole(out, made.read, tools.parallel, tools.legacy)
             if made.read is None:
@@ -161,7 +162,7 @@ class Caller:
         self.size.check_fits("\n".join(m["content"] for m in messages), "messages")
         if body.logprobs:
             arguments |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-        arguments |= tools | {"messages": messages}
+        arguments |= tools | {"messages": messages, "model": self.model_name}
         grammar = Once(lambda: self._grammar(body.grammar) or self._schema(wanted, "response_format"))
         of_tool = Once(lambda: self._schema(forced, "tools"))
 
@@ -208,7 +209,7 @@ class Caller:
         grammar = Once(lambda: self._grammar(body.grammar))
 
         def call(llm: Any, prompt: Any, seed: int) -> Any:
-            return llm.create_completion(prompt, **arguments, grammar=_parsed(grammar()), seed=seed)
+            return complete(llm, prompt, **arguments, grammar=_parsed(grammar()), seed=seed)
 
         seed = self._seed(body)
         return [
@@ -241,7 +242,6 @@ class Caller:
         # an answer that is cut short by `most` ends with finish_reason "length"
         out["max_tokens"] = min(max_tokens or body.max_tokens or default or most, most)
         out["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop or []
-        out["model"] = self.model_name
         if body.logit_bias:
             out["logit_bias"] = bias = {int(token): value for token, value in body.logit_bias.items()}
             if max(bias) >= self.n_vocab:

@@ -24,7 +24,7 @@ LATE = 2.0  # seconds past its deadline after which a generation that has not en
 
 @dataclass(frozen=True)
 class Choice:
-    """One call of llama-cpp-python. prompt: the index of the prompt. size: most bytes of its logprobs."""
+    """One answer to a request. prompt: the index of the prompt. size: most bytes of its logprobs."""
 
     index: int
     prompt: int

@@ -1,0 +1,206 @@
+"""The text of a completion, made from its tokens as they come. Each costs the same, however many there are.
+
+Where an answer ends and what its chunks hold is as with llama-cpp-python's create_completion, which makes the
+whole text anew for each token.
+"""
+
+from __future__ import annotations
+
+import codecs
+import collections
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ...batching.job import CompletionOptions
+from ...batching.logprobs import Logprobs
+from ...llama.chat import is_end
+from ...llama.infill import can_infill, infill_prompt
+
+_LEADS = (2, 0xC0), (3, 0xE0), (4, 0xF0)  # bytes of a character, and the bits of its first one
+
+
+class GrowingText:
+    """The bytes of an answer. What may be a part of a character or of a stop string waits for what follows.
+
+    end: the number of bytes before the stop string that has ended the text; None as long as none has.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [s.encode() for s in stops]
+        self._longest = max(map(len, self._stops), default=0)
+        self.end: int | None = None
+        self._bytes = bytearray()
+        self._searched = 0  # bytes that have been searched for stop strings
+        self._missing = 0  # bytes until the last character is whole
+        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+        self._ends: collections.deque[int] = collections.deque()  # of the tokens that are not decoded yet
+        self._decoded, self._begun, self._n_begun = 0, "", 0  # bytes; text and tokens that take() still has
+
+    def add(self, piece: bytes) -> bool:
+        """Adds a token. False if the text may end within a character, by llama-cpp-python's count."""
+        self._bytes += piece
+        self._ends.append(len(self._bytes))
+        tail = self._bytes[-3:]
+        if tail and max(tail) >= _LEADS[0][1]:
+            for have, byte in zip((3, 2, 1), tail):
+                for size, lead in _LEADS:
+                    if size > have and byte & lead == lead:
+                        self._missing = size - have
+        if not self._missing:
+            return True
+        self._missing -= 1
+        return False
+
+    def stopped(self) -> bool:
+        """Looks for stop strings. Of several that came with one token, the first in the list counts."""
+        start, self._searched = max(0, self._searched - self._longest + 1), len(self._bytes)
+        if self.end is None:
+            found = (self._bytes.find(s, start) for s in self._stops)
+            self.end = next((at for at in found if at >= 0), None)
+        return self.end is not None
+
+    def take(self) -> Iterator[tuple[str, int]]:
+        """The new texts, each with its number of tokens; without what may become a stop string."""
+        most = len(self._bytes) - self._half_stop()
+        while self._ends and self._ends[0] <= most:
+            end = self._ends.popleft()
+            self._begun += self._decoder.decode(self._bytes[self._decoded : end])
+            self._decoded, self._n_begun = end, self._n_begun + 1
+            if not self._decoder.getstate()[0]:
+                yield self._begun, self._n_begun
+                self._begun, self._n_begun = "", 0
+
+    def rest(self) -> tuple[str, int]:
+        """What take() has left of a text that has ended, with its number of tokens.
+
+        Of the tokens of a stop string, only one that text comes from is counted, or the first.
+        """
+        end = len(self._bytes) if self.end is None else self.end
+        text = self._begun + self._decoder.decode(self._bytes[self._decoded : end], final=True)
+        n = len(self._ends) if self.end is None else sum(at < end for at in self._ends) + 1
+        return text, self._n_begun + min(n, len(self._ends))
+
+    def whole(self) -> str:
+        """All of the text."""
+        return self._bytes[: self.end].decode("utf-8", "ignore")
+
+    def _half_stop(self) -> int:
+        """The bytes at the end that a stop string may begin with."""
+        tail, most = bytes(self._bytes[max(self._decoded, len(self._bytes) - self._longest + 1) :]), 0
+        for s in self._stops:
+            at = tail.find(s[:1], max(0, len(tail) - len(s) + 1))
+            while at >= 0 and not s.startswith(tail[at:]):
+                at = tail.find(s[:1], at + 1)
+            most = max(most, len(tail) - at if at >= 0 else 0)
+        return most
+
+
+class Completion:
+    """One completion, by a request of a Batcher. prompt: text or token ids.
+
+    sampling: temperature, and arguments of llama_cpp.Llama.generate. Raises ValueError for a long prompt.
+    """
+
+    def __init__(
+        self,
+        llm: Any,
+        prompt: str | list[int],
+        *,
+        max_tokens: int,
+        seed: int,
+        stop: Sequence[str] = (),
+        logprobs: int | None = None,
+        echo: bool = False,
+        suffix: str | None = None,
+        logit_bias: dict[int, float] | None = None,
+        temperature: float = 0.8,
+        **sampling: Any,
+    ) -> None:
+        self._llm, self._text, self._finish = llm, GrowingText(stop), "length"
+        self._ids = _prompt_ids(llm, prompt, suffix)
+        if len(self._ids) >= llm.n_ctx():  # in llama-cpp-python's words, as its chat formats say it
+            raise ValueError(f"Requested tokens ({len(self._ids)}) exceed context window of {llm.n_ctx()}")
+        self._max_tokens = max_tokens
+        self._echoed = prompt if echo and isinstance(prompt, str) else ""
+        self._writer = None
+        if logprobs is not None:
+            self._writer = Logprobs(llm.detokenize, llm.token_bos(), 0 if echo else len(prompt))
+        echoes = self._writer is not None and echo
+        self._options = CompletionOptions(logit_bias or {}, logprobs, echoes, self._writer)
+        self._sampling = {"max_tokens": max_tokens, "temp": temperature, **sampling}
+        llm.set_seed(seed)
+
+    def whole(self) -> dict[str, Any]:
+        """The answer in the form of llama-cpp-python's, without usage."""
+        for _ in self._grow():
+            pass
+        writer, options = self._writer, self._options
+        probs = writer.whole(options.before, options.echo) if writer is not None else None
+        return _item(self._echoed + self._text.whole(), probs, self._finish)
+
+    def chunks(self) -> Iterator[dict[str, Any]]:
+        """The answer in chunks. The first is the prompt, if it is echoed, and the last has no text."""
+        for _ in self._grow():
+            yield from self._echo()
+            for text, n in self._text.take():
+                yield self._chunk(text, n)
+        yield from self._echo()
+        text, n = self._text.rest()
+        if text or (n and self._writer is not None):
+            yield self._chunk(text, n)
+        yield _item("", None, self._finish)
+
+    def _echo(self) -> Iterator[dict[str, Any]]:
+        """A chunk with the prompt, once; its logprobs are known with the first token."""
+        if self._echoed:
+            report = self._llm.take_report()  # of what the answer's first chunk holds
+            probs = self._writer.echo(self._options.before) if self._writer is not None else None
+            yield _item(self._echoed, probs, None)
+            self._llm.give_back_report(report)
+            self._echoed = ""
+
+    def _chunk(self, text: str, n: int) -> dict[str, Any]:
+        return _item(text, self._writer.take(n) if self._writer is not None else None, None)
+
+    def _grow(self) -> Iterator[None]:
+        """Adds tokens to the text until it has ended. Yields wherever it may be looked at."""
+        n = 0
+        with contextlib.closing(self._llm.complete(self._ids, self._options, **self._sampling)) as tokens:
+            for token in tokens:
+                if is_end(self._llm, token):
+                    self._finish = "stop"
+                    break
+                n += 1
+                if self._text.add(self._llm.detokenize([token])):
+                    if self._text.stopped():
+                        break
+                    yield
+                    if n >= self._max_tokens:
+                        break
+        if self._text.stopped():
+            self._finish = "stop"
+
+
+def complete(llm: Any, prompt: str | list[int], stream: bool, **given: Any) -> Any:
+    """A completion, or an iterator of its chunks. given: see Completion."""
+    made = Completion(llm, prompt, **given)
+    return made.chunks() if stream else made.whole()
+
+
+def _prompt_ids(llm: Any, prompt: str | list[int], suffix: str | None) -> list[int]:
+    """The prompt with the tokens that the vocabulary puts around a text. suffix: of a text to fill in."""
+    if suffix or (suffix is not None and can_infill(llm)):
+        return infill_prompt(llm, prompt, suffix)
+    if not isinstance(prompt, str):
+        return prompt
+    first, last = llm._model.token_cls(), llm._model.token_sep()
+    ends = last != -1 or llm._model.add_eos_token()
+    first, last = (llm.token_bos() if first == -1 else first), (llm.token_eos() if last == -1 else last)
+    begin = [first] if llm._model.add_bos_token() and first != -1 else []
+    ids = llm.tokenize(prompt.encode(), add_bos=False, special=True)
+    return begin + ids + ([last] if ends else [])
+
+
+def _item(text: str, probs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "text": text, "logprobs": probs, "finish_reason": finish}]}

@@ -1,0 +1,172 @@
+"""The server's text of tokens, beside llama-cpp-python's create_completion: texts, ends and logprobs."""
+
+import contextlib
+import json
+
+import numpy as np
+import pytest
+import tiny_models
+from server_tools import settings
+from tiny_models import PROMPT
+
+from eagle3_llama import EagleLlama, EagleParams
+from eagle3_llama.batching import Batcher, BatchSettings
+from eagle3_llama.server.chat.text import GrowingText, complete
+
+from llama_cpp import LlamaGrammar
+
+N_CTX = 256
+TOLD = "a world, 世界 and 🌍🌎. Then STOP here, or STOP! there"
+
+
+def told(text=TOLD):
+    """A grammar of one text; tokens are single bytes, or a blank with a letter."""
+    return LlamaGrammar.from_string(f"root ::= {json.dumps(text, ensure_ascii=False)}", verbose=False)
+
+
+CASES = [
+    {},
+    {"stop": ["STOP!"]},
+    {"stop": ["STOP?"]},
+    {"stop": ["STOP", "Then"]},
+    {"stop": ["界 and"]},
+    {"stop": ["界", "世"]},
+    {"stop": ["🌎"]},
+    {"stop": ["a world"]},
+    {"stop": ["there", "there "]},
+    {"stop": [" there.", "!!", "a wor", "a worms"]},
+    {"echo": True},
+    {"echo": True, "stop": ["or "]},
+    {"logprobs": 3},
+    {"logprobs": 0, "stop": ["🌍"]},
+    {"logprobs": 2, "echo": True},
+    {"logprobs": 2, "max_tokens": 30},
+    {"prompt": [*PROMPT], "logprobs": 2, "max_tokens": 12},
+    {"prompt": [60] * (N_CTX - 20), "max_tokens": 300},
+    {"logit_bias": {"266": -100.0}},
+    *({"max_tokens": n} for n in (1, 2, 3, 9, *range(14, 34))),
+]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    at = tmp_path_factory.mktemp("tiny")
+    target = tiny_models.target(at / "target.gguf", infills=(300, 301, 302))
+    return str(target), str(tiny_models.head(at / "head.gguf"))
+
+
+@pytest.fixture(scope="module")
+def batcher(made):
+    with Batcher(BatchSettings(*made, n_parallel=2, n_ctx=N_CTX, n_threads=1)) as b:
+        yield b
+
+
+@pytest.fixture(scope="module")
+def alone(made):
+    """EagleLlama by itself, decoding plainly."""
+    with EagleLlama(made[0], text=False, n_ctx=N_CTX, n_threads=1, flash_attn=True, verbose=False) as llm:
+        yield llm
+
+
+def near(ours, theirs):
+    """The same logprobs, up to rounding."""
+    assert ours["tokens"] == theirs["tokens"] and ours["text_offset"] == theirs["text_offset"]
+    for a, b in zip(ours["top_logprobs"], theirs["top_logprobs"], strict=True):
+        assert (a is None) == (b is None) and (a is None or a.keys() == b.keys())
+    numbers = [[np.nan if x is None else x for x in side["token_logprobs"]] for side in (ours, theirs)]
+    np.testing.assert_allclose(*numbers, atol=1e-4)
+
+
+def check(batcher, alone, asked):
+    """Whole and streamed, with drafts and without, the answer is the one that EagleLlama gives."""
+    given = {"prompt": "x5 g8 b3", "max_tokens": 100, "seed": 1, "temperature": 0.0, **asked}
+    expected = alone.create_completion(**given)["choices"][0]
+    if "logit_bias" in given:
+        given["logit_bias"] = {int(token): value for token, value in given["logit_bias"].items()}
+    for params in (None, EagleParams(0), EagleParams(n_max=4)):
+        with batcher.request(params=params) as llm:
+            got = complete(llm, stream=False, **given)["choices"][0]
+            used = llm.used().completion
+            chunks = [c["choices"][0] for c in complete(llm, stream=True, **given)]
+            assert llm.used().completion == 2 * used
+        assert (got["text"], got["finish_reason"]) == (expected["text"], expected["finish_reason"])
+        assert "".join(c["text"] for c in chunks) == expected["text"]
+        assert [c["finish_reason"] for c in chunks if c["finish_reason"]] == [expected["finish_reason"]]
+        if given.get("logprobs") is None:
+            assert got["logprobs"] is None and all(c["logprobs"] is None for c in chunks)
+            continue
+        near(got["logprobs"], expected["logprobs"])
+        parts = [c["logprobs"] for c in chunks if c["logprobs"] is not None]
+        streamed = {name: [x for part in parts for x in part[name]] for name in got["logprobs"]}
+        n = len(streamed["tokens"])
+        assert streamed == {name: values[:n] for name, values in got["logprobs"].items()}
+        assert n == len(got["logprobs"]["tokens"]) or got["finish_reason"] == "stop" and given["stop"]
+
+
+@pytest.mark.parametrize("asked", CASES, ids=str)
+def test_a_told_text(batcher, alone, asked):
+    check(batcher, alone, {"grammar": told(), **asked})
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("stop", [[], ["a", "q"], ["é", "b2", "\x10"]], ids=str)
+def test_random_bytes(batcher, alone, seed, stop):
+    """Most are no text, and some characters are cut by others."""
+    check(batcher, alone, {"seed": seed, "temperature": 2.0, "top_k": 0, "stop": stop})
+    check(batcher, alone, {"seed": seed, "temperature": 2.0, "logprobs": 1, "stop": stop, "max_tokens": 40})
+
+
+@pytest.mark.parametrize("more", [{}, {"echo": True}, {"logprobs": 2}, {"suffix": ""}], ids=str)
+def test_a_suffix(batcher, alone, more):
+    check(batcher, alone, {"suffix": "end", "max_tokens": 12, **more})
+
+
+def test_a_prompt_that_is_too_long(batcher):
+    with (
+        batcher.request() as llm,
+        pytest.raises(ValueError, match=rf"\({N_CTX}\) exceed context window of {N_CTX}"),
+    ):
+        complete(llm, [60] * N_CTX, stream=False, max_tokens=1, seed=0)
+
+
+def test_each_token_is_looked_up_once(batcher, monkeypatch):
+    """However long the text is: none of it is made again."""
+    with batcher.request() as llm:
+        looked_up, detokenize = [], llm.detokenize
+
+        def counted(tokens, *args, **kwargs):
+            looked_up.extend(tokens)
+            return detokenize(tokens, *args, **kwargs)
+
+        llm.__dict__["detokenize"] = counted
+        for stream in (False, True):
+            looked_up.clear()
+            before = llm.used().completion
+            out = complete(llm, PROMPT, stream=stream, max_tokens=200, seed=0, stop=["never"])
+            assert stream is (not isinstance(out, dict)) and list(out)
+            assert len(looked_up) == llm.used().completion - before > 100
+
+
+def test_what_waits():
+    """Halves of characters and of stop strings are given out when it is clear that they are none."""
+    text = GrowingText(["</end>", "<b>"])
+    given = []
+    for piece in ("a", "b<", "/e", "d ", "\u4e16"[:0], "x<b", "r> <"):
+        assert text.add(piece.encode()) and not text.stopped()
+        given.append([t for t, _ in text.take()])
+    assert given == [["a"], [], [], ["b<", "/e", "d "], [""], [], ["x<b"]]
+    assert text.add(b"/end") and not text.stopped() and not list(text.take())
+    assert text.add(b"> more") and text.stopped() and text.rest() == ("r> ", 1)
+    assert text.whole() == "ab</ed x<br> "
+
+
+def test_the_demo_models_text(alone):
+    """A stop string over several words, with the vocabulary of a real model."""
+    given = {"prompt": "One, two, three, four,", "max_tokens": 30, "temperature": 0.0, "seed": 0}
+    common = {"n_ctx": 512, "n_threads": 2, "flash_attn": True}
+    with (
+        contextlib.closing(Batcher(BatchSettings(**settings(n_ctx=512).batch()))) as batcher,
+        EagleLlama(settings().model, text=False, verbose=False, **common) as plain,
+    ):
+        for more in ({}, {"stop": [", seven"]}, {"stop": ["x", " six, s"], "logprobs": 2}, {"echo": True}):
+            check(batcher, plain, {**given, **more})
