@@ -296,11 +296,15 @@ class RequestLlama(GeneratingLlama):
         return {"queued": t["queued"], "first": t["queued"] + t["prompt"]}
 
     def timings(self) -> dict[str, float]:
-        """Of the last generation: seconds queued, prompt (slot to first token), generation; and tokens."""
+        """Of the last generation: seconds queued, prompt (slot to first token), generation; and tokens.
+
+        prompt_tokens: those of the prompt. cached: those of them that were not decoded.
+        """
         job = self._job
         if job is None:
-            return {"queued": 0.0, "prompt": 0.0, "generation": 0.0, "tokens": 0}
-        return {**job.times.spans(), "tokens": job.n_tokens}
+            return dict.fromkeys(("queued", "prompt", "generation", "tokens", "prompt_tokens", "cached"), 0)
+        counts = {"tokens": job.n_tokens, "prompt_tokens": len(job.prompt), "cached": job.cached}
+        return {**job.times.spans(), **counts}
 
 
 def _echo(item: dict[str, Any], prompt: str, options: CompletionOptions) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def server(files):
 def streamed(client, path, **body):
     """(text, finish reason) of a stream."""
     choices = [e["choices"][0] for e in events(ask(client, path=path, stream=True, **body)) if e is not None]
-    texts = [c["text"] if path == COMPLETIONS else c["delta"].get("content", "") for c in choices]
+    texts = [c["text"] if path == COMPLETIONS else c["delta"].get("content") or "" for c in choices]
     return "".join(texts), choices[-1]["finish_reason"]
 
 
@@ -106,3 +106,34 @@ def test_the_bytes_of_tokens_in_chats(server):
             assert all(
                 bytes(top["bytes"]).decode("utf-8", "ignore") == top["token"] for top in t["top_logprobs"]
             )
+
+
+def test_timings(server):
+    """Every answer has them, and each event of a stream that asks for them, by llama-server's names too."""
+    body = {"text": "one two three", "max_tokens": 9, "temperature": 0, "logit_bias": {"2": -100}}
+    for path, first in ((CHAT, {"role": "assistant", "content": None}), (COMPLETIONS, None)):
+        given = body if path == CHAT else {**body, "prompt": "one two three"}
+        whole = ask(server.client, path=path, **given).json()
+        timings, usage = whole["timings"], whole["usage"]
+        assert timings["prompt_n"] + timings["cache_n"] == usage["prompt_tokens"]
+        assert timings["cache_n"] == usage["prompt_tokens_details"]["cached_tokens"]
+        assert timings["predicted_n"] == timings["tokens"] >= usage["completion_tokens"] > 0
+        assert timings["predicted_ms"] == pytest.approx(1e3 * timings["generation"]) and timings["prompt_ms"]
+        for each in (False, True):
+            sent = events(ask(server.client, path=path, stream=True, timings_per_token=each, **given))
+            chunks = [e for e in sent if e is not None]
+            assert all(("timings" in c) is (each or c is chunks[-1]) for c in chunks)
+            counts = [c["timings"]["predicted_n"] for c in chunks if "timings" in c]
+            assert counts == sorted(counts) and counts[-1] == timings["tokens"]
+            assert chunks[0]["choices"][0].get("delta") == first
+        two = ask(server.client, path=path, n=2, **given).json()["timings"]
+        assert [t["predicted_n"] for t in two] == [timings["tokens"]] * 2
+
+
+def test_an_answer_that_no_token_ends(server):
+    ends = {"text": "x", "max_tokens": 7, "temperature": 0, "logit_bias": {"2": 100}}
+    usages = [ask(server.client, ignore_eos=so, **ends).json()["usage"] for so in (False, True)]
+    assert [u["completion_tokens"] >= 7 for u in usages] == [False, True]
+    told = ask(server.client, ignore_eos=True, **{**ends, "max_tokens": 9, "grammar": 'root ::= "ab"'})
+    choice = told.json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("ab", "stop")

@@ -170,6 +170,8 @@ class Sampling(Generation):
 
     max_tokens: int | None = Field(None, ge=1)
     n: int | None = Field(None, ge=1, description="choices; choice i is generated with seed + i")
+    timings_per_token: bool | None = Field(None, description="each event of a stream has `timings`")
+    ignore_eos: bool | None = Field(None, description="no token ends the answer, unless a grammar does")
 
 
 def bounded(model: type[BaseModel], settings: ServerSettings) -> type[BaseModel]:

@@ -31,13 +31,20 @@ class Shape:
 
     def chunk(self, index: int, chunk: dict[str, Any]) -> dict[str, Any]:
         """A chunk of choice `index` for a streamed answer."""
-        return {**self.head, "choices": [self._choice(index, chunk["choices"][0], "delta")]}
+        timings = {"timings": chunk["timings"]} if "timings" in chunk else {}
+        return {**self.head, "choices": [self._choice(index, chunk["choices"][0], "delta")], **timings}
 
     def whole(self, parts: list[tuple[int, dict[str, Any]]], usage: dict[str, Any]) -> dict[str, Any]:
         """An answer that is not streamed. parts: (choice's index, completion)."""
         ordered = sorted(parts, key=lambda p: p[0])
         choices = [self._choice(i, part["choices"][0], "message") for i, part in ordered]
-        return {**self.head, "choices": choices, "usage": usage}
+        timings = [part["timings"] for _, part in ordered]
+        return {
+            **self.head,
+            "choices": choices,
+            "usage": usage,
+            "timings": timings[0] if len(timings) == 1 else timings,
+        }
 
     def _choice(self, index: int, choice: dict[str, Any], name: str) -> dict[str, Any]:
         out = {"index": index, "finish_reason": choice["finish_reason"]}
@@ -45,7 +52,7 @@ class Shape:
         if not self.chat:
             return {"text": choice["text"], **out}
         delta = {k: v for k, v in choice[name].items() if v is not None}
-        if name == "message":
+        if name == "message" or "role" in delta:
             delta.setdefault("content", None)
         if "function_call" in delta:
             delta = self._call(index, delta, name)

@@ -65,7 +65,7 @@ def joined(events: list[Event]) -> list[Event]:
         if before is not None and text is not None:
             choice, text = e.chunk["choices"][0], before + text
             delta = {"delta": {"content": text}} if "delta" in choice else {"text": text}
-            chunk = {"choices": [{**choice, **delta}]}
+            chunk = {**e.chunk, "choices": [{**choice, **delta}]}
             positions, sources = out[-1].positions + e.positions, out[-1].sources + e.sources
             out[-1] = dataclasses.replace(e, chunk=chunk, positions=positions, sources=sources)
         else:

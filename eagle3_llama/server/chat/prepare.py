@@ -27,6 +27,7 @@ from . import answer, formats
 from .ask import json_wanted, strict_of, template_request
 from .formats import call_tool, handler_of, plain_messages, template_setup
 from .library import ChatLibrary, Prepared, ask, refuse_incomplete
+from .sampling import SamplingFields
 from .schemas import unenforced
 from .text import complete
 from .tools import tools_of
@@ -34,19 +35,6 @@ from .tools import tools_of
 ENTRY_BYTES = 512  # one token's logprob in an answer: twice as a Python object, once as JSON
 CHAT_TEMPERATURE = 0.2  # llama-cpp-python's default for chats
 GRAMMAR_CACHE = 1 << 24  # characters of the grammars and schemas that passed the sandbox's check
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "typical_p",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "mirostat_mode",
-    "mirostat_tau",
-    "mirostat_eta",
-)
 
 
 class Caller:
@@ -54,7 +42,8 @@ class Caller:
 
     def __init__(self, settings: ServerSettings, base: Any, model_name: str) -> None:
         self.settings, self.model_name = settings, model_name
-        self.n_vocab = base.n_vocab()
+        self._sampling = SamplingFields(settings, base)
+        self.n_vocab = self._sampling.n_vocab
         setup, seconds = template_setup(base, settings), settings.template_timeout
         self._library = ChatLibrary(seconds, setup, self._schema) if setup else None
         self._grammars = Sandbox(seconds, model=os.path.abspath(base.model_path))
@@ -76,7 +65,7 @@ class Caller:
 
     def chat(self, body: ChatBody) -> list[Choice]:
         """The choices of a chat request. Raises ApiError 400 for what can be refused before generation."""
-        arguments, n = self._sampling(body, body.max_completion_tokens, None), body.n or 1
+        arguments, n = self._sampling.of(body, body.max_completion_tokens, None), body.n or 1
         newer = body.max_completion_tokens
         if newer is not None and body.max_tokens not in (None, newer):
             raise wrong("max_completion_tokens", "it differs from max_tokens; give only one of them")
@@ -92,7 +81,8 @@ class Caller:
         arguments |= {"stream": bool(body.stream)}
         make = self._named if self._library is None else self._templated
         call, seed = make(body, arguments, wanted), self._seed(body)
-        return [Choice(i, 0, functools.partial(call, seed=seed + i), size) for i in range(n)]
+        timed = bool(body.timings_per_token)
+        return [Choice(i, 0, functools.partial(call, seed=seed + i), size, timed) for i in range(n)]
 
     def count(self, body: ChatBody, base: Any) -> int:
         """The tokens of a chat's prompt, by `base`'s tokenizer. Needs no slot. Raises ApiError 400 or 503."""
@@ -180,7 +170,7 @@ class Caller:
     def completion(self, body: CompletionBody) -> list[Choice]:
         """One choice for each prompt and each of n."""
         prompts = _prompts(body.prompt)
-        arguments = self._sampling(body, None, 16)
+        arguments = self._sampling.of(body, None, 16)
         logprobs = None if body.logprobs is False else body.logprobs
         n = body.n or 1
         most = self.settings.most_choices
@@ -211,9 +201,9 @@ class Caller:
         def call(llm: Any, prompt: Any, seed: int) -> Any:
             return complete(llm, prompt, **arguments, grammar=_parsed(grammar()), seed=seed)
 
-        seed = self._seed(body)
+        seed, timed = self._seed(body), bool(body.timings_per_token)
         return [
-            Choice(p * n + i, p, functools.partial(call, prompt=prompt, seed=seed + i), sizes[p])
+            Choice(p * n + i, p, functools.partial(call, prompt=prompt, seed=seed + i), sizes[p], timed)
             for p, prompt in enumerate(prompts)
             for i in range(n)
         ]
@@ -229,25 +219,6 @@ class Caller:
                 raise wrong("prompt", message)
 
     # -- both ---------------------------------------------------------------------------------------------
-
-    def _sampling(self, body: Sampling, max_tokens: int | None, default: int | None) -> dict[str, Any]:
-        out = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
-        if body.repetition_penalty is not None:
-            if body.repeat_penalty not in (None, body.repetition_penalty):
-                raise wrong("repetition_penalty", "it differs from repeat_penalty; give only one of them")
-            out["repeat_penalty"] = body.repetition_penalty
-        if out.get("temperature", 1) < 1e-3:
-            out["temperature"] = 0.0  # logits divided by a smaller number overflow
-        most = self.settings.most_tokens
-        # an answer that is cut short by `most` ends with finish_reason "length"
-        out["max_tokens"] = min(max_tokens or body.max_tokens or default or most, most)
-        out["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop or []
-        if body.logit_bias:
-            out["logit_bias"] = bias = {int(token): value for token, value in body.logit_bias.items()}
-            if max(bias) >= self.n_vocab:
-                message = f"it has the token id {max(bias)}; the model's token ids are 0..{self.n_vocab - 1}"
-                raise wrong("logit_bias", message)
-        return out
 
     def _logprobs_size(
         self, arguments: dict[str, Any], n_top: int, n: int, explicit: bool, echoed: int = 0

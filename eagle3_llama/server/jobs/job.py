@@ -16,6 +16,7 @@ from ...llama.usage import TokenUsage
 from ...runtime.params import EagleParams
 from ..web.errors import ApiError, deadline_passed, from_exception, shutting_down
 from .gate import Gate
+from .timings import timings_of
 
 log = logging.getLogger("eagle3_llama.server")
 
@@ -24,12 +25,16 @@ LATE = 2.0  # seconds past its deadline after which a generation that has not en
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer to a request. prompt: the index of the prompt. size: most bytes of its logprobs."""
+    """One answer to a request. prompt: the index of the prompt. size: most bytes of its logprobs.
+
+    timed: each chunk has its `timings`; the last one always has.
+    """
 
     index: int
     prompt: int
     call: Callable[[Any], Any]  # RequestLlama -> a completion, or an iterator of its chunks
     size: int = 0
+    timed: bool = False
 
 
 @dataclass
@@ -233,11 +238,14 @@ class RequestJob:
     def _events(self, choice: Choice, llm: Any) -> Iterator[Event]:
         result = choice.call(llm)
         for chunk in [result] if isinstance(result, dict) else result:
-            delta = chunk["choices"][0].get("delta", {})
+            first = chunk["choices"][0]
+            delta = first.get("delta", {})
             opening = "role" in delta and not delta.get("content")  # a chat's first chunk holds no token
             positions, sources = ([], []) if opening else llm.take_report()
+            if choice.timed or first["finish_reason"] is not None:
+                chunk = {**chunk, "timings": timings_of(llm)}
             yield Event(choice, chunk, positions, sources)
-        yield Event(choice, used=llm.used(), timings=llm.timings())
+        yield Event(choice, used=llm.used(), timings=timings_of(llm))
 
     def _explain(self, e: BaseException, llm: Any) -> ApiError:
         begun = llm is not None and llm.used().completion > 0

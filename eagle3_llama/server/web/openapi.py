@@ -70,6 +70,7 @@ class ChatCompletion(BaseModel):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    timings: dict[str, float] | list[dict[str, float]]
 
 
 class Completion(BaseModel):
@@ -80,6 +81,7 @@ class Completion(BaseModel):
     system_fingerprint: str
     choices: list[TextChoice]
     usage: Usage
+    timings: dict[str, float] | list[dict[str, float]]
 
 
 class AnthropicUsage(BaseModel):
