@@ -19,6 +19,7 @@ from ..llama.loop import Piece
 from ..llama.processors import GuardedProcessors
 from ..runtime.params import EagleParams
 from .logprobs import Logprobs, TopRow
+from .samplers import Thoughts
 
 log = logging.getLogger("eagle3_llama.batching")
 
@@ -59,7 +60,8 @@ class BatchPiece(Piece):
 class CompletionOptions:
     """What a completion asks of its generation, besides the arguments of generate().
 
-    before, writer: where the generation puts the rows for the logprobs.
+    before, writer: where the generation puts the rows for the logprobs. thoughts: those that end, or that a
+    lazy grammar waits for.
     """
 
     bias: dict[int, float] = dataclasses.field(default_factory=dict)
@@ -67,6 +69,7 @@ class CompletionOptions:
     echo: bool = False
     writer: Logprobs | None = None
     before: list[TopRow] = dataclasses.field(default_factory=list)
+    thoughts: Thoughts | None = None
 
 
 class JobState(enum.Enum):

@@ -21,7 +21,7 @@ from ..runtime.params import EagleParams
 from ..runtime.stats import EagleStats
 from .job import BatchPiece, CompletionOptions, Job, RequestCancelled, RequestProcessors
 from .logprobs import Logprobs, TopRow
-from .samplers import LazyGrammar, with_bias, with_lazy_grammar
+from .samplers import LazyGrammar, with_bias, with_grammar
 from .tokens import BatchTokens
 
 if TYPE_CHECKING:
@@ -222,8 +222,8 @@ class RequestLlama(GeneratingLlama):
         processors = RequestProcessors(a["logits_processor"], prompt) if a["logits_processor"] else None
         lazy = a["grammar"] if isinstance(a["grammar"], LazyGrammar) else None
         sampler = self._new_sampler({**a, "grammar": None} if lazy else a, processors)
-        if lazy is not None:
-            sampler = with_lazy_grammar(sampler, self._model, lazy)
+        if lazy is not None or options.thoughts is not None:
+            sampler = with_grammar(sampler, self._model, lazy, options.thoughts)
         if options.bias:
             sampler = with_bias(sampler, options.bias, self._n_vocab)
         stopping = call.stopping is not None  # it reads one row at a time

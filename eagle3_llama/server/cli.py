@@ -80,6 +80,9 @@ def serve(
     chat_template_kwargs: Annotated[
         str | None, typer.Option(help="variables for the chat template, as a JSON object")
     ] = None,
+    reasoning_budget: Annotated[
+        int, typer.Option(help="most tokens of an answer's thoughts, which then end; -1: any number")
+    ] = -1,
     model_alias: Annotated[
         str | None, typer.Option(help="model name that clients see; default: the name of its file")
     ] = None,

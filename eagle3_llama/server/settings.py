@@ -49,7 +49,8 @@ class ServerSettings:
     finish after SIGTERM.
     template_timeout: time limit in seconds of a chat template, a grammar or a JSON schema.
     chat_template_file: a template to use instead of the model's. chat_template_kwargs: variables for the
-    template, as JSON; those of a request come before them.
+    template, as JSON; those of a request come before them. reasoning_budget: most tokens of thoughts, for
+    requests that do not say; -1: any number.
     stream_interval: seconds for which a stream collects tokens, after its first one, before it sends
     them; 0 sends the tokens of each round at once. slot_save_limit: total bytes of the files in
     slot_save_path. flash_attn: None enables it where the backend supports it. swa_full: False keeps the
@@ -79,6 +80,7 @@ class ServerSettings:
     chat_format: str | None = None
     chat_template_file: str | None = None
     chat_template_kwargs: str | None = None
+    reasoning_budget: int = -1
     model_alias: str | None = None
     max_queue: int = 64
     max_connections: int | None = None
@@ -123,6 +125,7 @@ class ServerSettings:
             ("max_draft", 0, MAX_DRAFT),
             ("n_rs_seq", 0, MAX_DRAFT),
             ("slot_save_limit", 1, 1 << 50),
+            ("reasoning_budget", -1, 1 << 24),
         ):
             value = getattr(self, name)
             unset = value is None and name in ("threads", "max_connections", "max_tokens_cap", "n_rs_seq")

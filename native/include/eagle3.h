@@ -81,7 +81,7 @@
 //     }
 #pragma once
 #include <stdint.h>
-#define EAGLE3_ABI_VERSION 12
+#define EAGLE3_ABI_VERSION 13
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -89,6 +89,7 @@ extern "C" {
 struct llama_model;
 struct llama_context;
 struct llama_sampler;
+struct llama_vocab;
 
 enum {
     EAGLE3_MAX_ROWS    = 64,  // of a round: the most that are computed as if each were alone
@@ -291,6 +292,16 @@ float eagle3_sampling_seconds(const eagle3_session * s, int32_t slot);
 // Samples as llama_sampler_sample does, for a row of the last decode (-1: its last with logits). Returns
 // E_ARGUMENT for a row without logits, E_INTERNAL for a sampler's exception.
 int32_t eagle3_sample(eagle3_session * s, struct llama_sampler * sampler, int32_t row);
+
+// Makes a sampler that knows when a model thinks: between the tag `start`, with which an answer begins, and
+// one of the n_ends tags of `ends`. Other thoughts may follow, with nothing but blanks between. inside: 1 if
+// the prompt ends within thoughts. After `budget` tokens of thoughts, and the rest of a character, no token
+// but those of `closing` may come, an end tag; a budget below 0 has no limit. grammar: a lazy grammar, which
+// sees nothing of thoughts, or NULL; the sampler takes it if the call succeeds. Add *out to a chain, which
+// frees it, in the grammar's place, or before a grammar that is not lazy. E_ARGUMENT, E_MEMORY.
+int32_t eagle3_thoughts(const struct llama_vocab * vocab, const char * start, const char * const * ends,
+    int32_t n_ends, int32_t inside, int32_t budget, const int32_t * closing, int32_t n_closing,
+    struct llama_sampler * grammar, struct llama_sampler ** out);
 
 // -- text memory ------------------------------------------------------------------------------------------
 // Texts of earlier requests, from which slots that use it draft as from their own: a match of four tokens or

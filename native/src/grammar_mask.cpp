@@ -2,6 +2,7 @@
 
 #include "error.hpp"
 #include "sampler_kinds.hpp"
+#include "thoughts.hpp"
 
 #include "llama-ext.h"
 
@@ -102,8 +103,9 @@ grammar_mask::grammar_mask(llama_sampler * sampler) : sampler_(sampler) {
     while (link(sampler, n_) != nullptr) {
         ++n_;
     }
-    grammar_at_ = behind(0, [&](const llama_sampler * s) { return s->iface != known.grammar; });
-    top_k_at_   = behind(grammar_at_ + 1, [&](const llama_sampler * s) { return s->iface == known.empty; });
+    grammar_at_ =
+        behind(0, [&](const llama_sampler * s) { return s->iface != known.grammar && !holds_grammar(s); });
+    top_k_at_ = behind(grammar_at_ + 1, [&](const llama_sampler * s) { return s->iface == known.empty; });
     if (top_k_at_ < n_) {
         k_          = std::max(llama_sampler_lets_through(link(sampler, top_k_at_)), 0);
         is_bounded_ = behind(top_k_at_ + 1, cuts_the_end) == n_ - 1 && selects(link(sampler, n_ - 1));

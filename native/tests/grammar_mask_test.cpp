@@ -6,6 +6,7 @@
 #include "check.hpp"
 #include "error.hpp"
 #include "sampling.hpp"
+#include "thoughts.hpp"
 
 #include "llama-ext.h"
 
@@ -109,6 +110,16 @@ struct made {
         return llama_sampler_init_logit_bias(n_vocab, (int) some.size(), some.data());
     }
 
+    // A grammar by itself, or in a sampler that waits for thoughts to end, or ends them.
+    llama_sampler * grammar() const {
+        llama_sampler * one = llama_sampler_init_grammar(vocab, pick(GRAMMARS), "root");
+        if (up_to(4) > 0) {
+            return one;
+        }
+        const std::vector<llama_token> closing = {up_to(n_vocab), up_to(n_vocab)};
+        return eagle3::make_thoughts({vocab, "<", {"e", "\n"}, up_to(2) > 0, up_to(6) - 1, closing}, one);
+    }
+
     // One of llama-cpp-python's chains, mostly; else samplers in another order.
     llama_sampler * chain() const {
         llama_sampler * all = llama_sampler_chain_init(llama_sampler_chain_default_params());
@@ -127,7 +138,7 @@ struct made {
                 []() { return llama_sampler_init_top_p(0.9f, 1); },
                 []() { return llama_sampler_init_temp(0.7f); }})());
         }
-        add(llama_sampler_init_grammar(vocab, pick(GRAMMARS), "root"));
+        add(grammar());
         if (up_to(5) == 0) {
             add(llama_sampler_init_greedy());
             return all;
@@ -165,8 +176,7 @@ struct rows {
     }
     int taken_by_all(llama_sampler * s) const {
         const int token = llama_sampler_sample(s, ctx, -1);
-        llama_take_exception();
-        return token;
+        return llama_take_exception() ? LLAMA_TOKEN_NULL : token;
     }
 };
 
@@ -191,11 +201,11 @@ int chains_agree(const rows & r, int n_chains) {
             const std::vector<llama_token_data> mine_of = drawn;
             drawn.clear();
             const int expected = r.taken_by_all(copy);
-            if (expected == LLAMA_TOKEN_NULL && token != expected) {
-                break;  // a token far down the order made the grammar fail; it was not wanted
+            if (expected == LLAMA_TOKEN_NULL) {
+                break;  // the grammar failed, perhaps at a token far down the order that was not wanted
             }
             CHECK(token == expected && same_bits(mine_of, drawn));
-            if (token == LLAMA_TOKEN_NULL || llama_vocab_is_eog(r.make.vocab, token)) {
+            if (llama_vocab_is_eog(r.make.vocab, token)) {
                 break;
             }
         }

@@ -98,6 +98,7 @@ WINDOWS_STEPS = (
     Step("run", "thread_test"),
     Step("run", "streams_test", _PAIR[:1]),
     Step("run", "grammar_mask_test", _PAIR[:1]),
+    Step("run", "thoughts_test", _PAIR[:1]),
     *(Step("same text", "slots_test", (case, *_PAIR)) for case in ("rooms", "many")),
     *(Step("same text", "failures_test", (case, *_PAIR)) for case in _FAILURES),
     *(Step("same text", f"{name}_test", _PAIR) for name in ("states", "sources", "text", "text_memory")),

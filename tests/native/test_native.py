@@ -99,6 +99,11 @@ def test_a_grammar_that_tests_the_likeliest_tokens(programs, tmp_path):
     passes(programs, "grammar_mask_test", tiny_models.target(tmp_path / "target.gguf", n_vocab=2000))
 
 
+def test_thoughts_that_end(programs, tmp_path):
+    """By a tag or by their budget; a lazy grammar begins with what follows them."""
+    passes(programs, "thoughts_test", tiny_models.target(tmp_path / "target.gguf"))
+
+
 @pytest.mark.parametrize("name", ["speculators, qwen3", "EAGLE-1", "two projections, two layers"])
 def test_rounds_of_variants_under_sanitizers(programs, tmp_path, name):
     target = tiny_models.target(tmp_path / "target.gguf", n_layer=12)

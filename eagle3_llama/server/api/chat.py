@@ -123,6 +123,9 @@ class ChatBody(Sampling):
     chat_template_kwargs: Object | None = Field(
         None, description="variables of the template; enable_thinking: false asks for no thoughts"
     )
+    thinking_budget_tokens: int | None = Field(
+        None, ge=-1, le=1 << 24, description="most tokens of thoughts, which then end; -1: any number"
+    )
     continue_final_message: bool | None = Field(None, description="the answer goes on with the last message")
     verbosity: Word | None = None
     modalities: Annotated[list[Literal["text"]], length(1)] | None = None

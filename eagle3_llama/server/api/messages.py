@@ -95,7 +95,9 @@ class ClientToolChoice(Body):
 
 class ThinkingConfig(Body):
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = Field(None, ge=1, description="not enforced: max_tokens bounds the answer")
+    budget_tokens: int | None = Field(
+        None, ge=1, le=1 << 24, description="most tokens of thoughts, which then end; with type enabled"
+    )
     display: Word | None = None
 
 
@@ -191,6 +193,8 @@ def _thinking(body: CountBody) -> dict[str, Any]:
     variables, out = dict(body.chat_template_kwargs or {}), dict[str, Any]()
     if body.thinking is not None:
         variables["enable_thinking"] = body.thinking.type != "disabled"
+        if body.thinking.type == "enabled" and body.thinking.budget_tokens is not None:
+            out["thinking_budget_tokens"] = body.thinking.budget_tokens
     if variables:
         out["chat_template_kwargs"] = variables
     if (wanted := body.output_config) is not None:

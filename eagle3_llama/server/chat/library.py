@@ -8,10 +8,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ...batching.samplers import Thoughts
 from ..jobs.limits import busy
 from ..sandbox.pool import Sandbox, SandboxBusy, SandboxError
 from ..web.errors import ApiError, wrong
 from . import fallback
+from .thoughts import thoughts_of
 from .tools import Tools
 
 
@@ -27,6 +29,7 @@ class Prepared:
     preserved: tuple[str, ...]
     read: Callable[[str, bool], dict[str, Any] | None] | None
     incomplete: tuple[str, ...] = ()
+    thoughts: Thoughts | None = None  # where the model's are, if it has any
 
 
 class ChatLibrary:
@@ -95,7 +98,7 @@ class ChatLibrary:
     def _prepared(self, made: dict[str, Any], grammar: str, patterns: tuple[str, ...], read: Any) -> Prepared:
         stops = (*made["stops"], *([self._eos] if self._eos else []))
         preserved, odd = tuple(made["preserved"]), tuple(made["incomplete"])
-        return Prepared(made["prompt"], grammar, patterns, stops, preserved, read, odd)
+        return Prepared(made["prompt"], grammar, patterns, stops, preserved, read, odd, thoughts_of(made))
 
     def _apply(self, request: dict[str, Any], field: str = "messages") -> dict[str, Any]:
         field = "tools" if request.get("tools") else field

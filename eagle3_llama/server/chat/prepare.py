@@ -30,6 +30,7 @@ from .library import ChatLibrary, Prepared, ask, refuse_incomplete
 from .sampling import SamplingFields
 from .schemas import unenforced
 from .text import complete
+from .thoughts import bounded, budget_of
 from .tools import tools_of
 
 ENTRY_BYTES = 512  # one token's logprob in an answer: twice as a Python object, once as JSON
@@ -103,6 +104,7 @@ class Caller:
         assert library is not None
         if body.grammar is not None and tools.shown and tools.choice == "required":
             raise wrong("grammar", "the call of a tool constrains the answer too; give only one of them")
+        budget = budget_of(body, self.settings)
         if body.logprobs:
             arguments["logprobs"] = body.top_logprobs or 0
         arguments.setdefault("temperature", CHAT_TEMPERATURE)
@@ -128,6 +130,7 @@ class Caller:
             lazy = made.patterns and body.grammar is None
             given = {**arguments, "stop": [*arguments["stop"], *made.stops], "seed": seed}
             given["grammar"] = LazyGrammar(grammar, made.patterns) if grammar and lazy else _parsed(grammar)
+            given["thoughts"] = bounded(llm, made.thoughts, budget, waits=bool(grammar and lazy))
             llm.show_tokens(made.preserved)
             prompt = llm.tokenize(made.prompt.encode(), add_bos=False, special=True)
             out = complete(llm, prompt, **given)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...batching.job import CompletionOptions
 from ...batching.logprobs import Logprobs
+from ...batching.samplers import Thoughts
 from ...llama.chat import is_end
 from ...llama.infill import can_infill, infill_prompt
 
@@ -114,6 +115,7 @@ class Completion:
         echo: bool = False,
         suffix: str | None = None,
         logit_bias: dict[int, float] | None = None,
+        thoughts: Thoughts | None = None,
         temperature: float = 0.8,
         **sampling: Any,
     ) -> None:
@@ -127,7 +129,8 @@ class Completion:
         if logprobs is not None:
             self._writer = Logprobs(llm.detokenize, llm.token_bos(), 0 if echo else len(prompt))
         echoes = self._writer is not None and echo
-        self._options = CompletionOptions(logit_bias or {}, logprobs, echoes, self._writer)
+        bias = logit_bias or {}
+        self._options = CompletionOptions(bias, logprobs, echoes, self._writer, thoughts=thoughts)
         self._sampling = {"max_tokens": max_tokens, "temp": temperature, **sampling}
         llm.set_seed(seed)
 

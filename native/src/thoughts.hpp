@@ -1,0 +1,30 @@
+// A sampler that knows when a model thinks: it ends thoughts that are too long, and keeps a lazy grammar from
+// what is in them.
+#pragma once
+
+#include "llama.h"
+
+#include <string>
+#include <vector>
+
+namespace eagle3 {
+
+// Thoughts stand between two tags at the beginning of an answer. Behind them others may follow, with nothing
+// but blanks between. The text of the tokens tells where they are, special tokens included.
+struct thoughts_settings {
+    const llama_vocab * vocab;
+    std::string start;                 // the tag before thoughts, not empty
+    std::vector<std::string> ends;     // the tags that end them, none empty; the grammar may begin with one
+    bool inside;                       // the prompt ends within thoughts
+    int budget;                        // most tokens between the tags; below 0: any number
+    std::vector<llama_token> closing;  // what follows then: an end tag
+};
+
+// Makes the sampler, for llama_sampler_free. It takes the grammar, which may be null and sees no token of
+// thoughts, but those with an end tag. Throws E_ARGUMENT for settings that do not fit.
+llama_sampler * make_thoughts(thoughts_settings settings, llama_sampler * grammar);
+
+// Says whether a sampler was made by make_thoughts, with a grammar.
+bool holds_grammar(const llama_sampler * sampler);
+
+}  // namespace eagle3
