@@ -4,9 +4,12 @@
 #include "json-schema-to-grammar.h"
 #include "log.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <list>
 #include <new>
+#include <utility>
 
 namespace {
 
@@ -68,6 +71,24 @@ common_json message_of(const common_chat_msg & message) {
         {"tool_calls", calls}};
 }
 
+// Parameters with a parser. The last few are kept: with 60 tools, to read one takes longer than a parse.
+common_chat_parser_params & params_with(const std::string & parser) {
+    constexpr size_t KEPT = 4;
+    static thread_local std::list<std::pair<std::string, common_chat_parser_params>> kept;
+    auto found = std::find_if(kept.begin(), kept.end(), [&](const auto & one) { return one.first == parser; });
+    if (found == kept.end()) {
+        common_chat_parser_params fresh;
+        if (!parser.empty()) {
+            fresh.parser.load(parser);
+        }
+        kept.emplace_front(parser, std::move(fresh));
+        found = kept.begin();
+    }
+    kept.splice(kept.begin(), kept, found);
+    kept.resize(std::min(kept.size(), KEPT));
+    return kept.front().second;
+}
+
 }  // namespace
 
 int32_t e3chat_abi_version(void) {
@@ -116,13 +137,10 @@ int32_t e3chat_parse(int32_t format, const char * generation_prompt, const char 
         if (format < 0 || format >= COMMON_CHAT_FORMAT_COUNT) {
             throw std::invalid_argument("there is no such format");
         }
-        common_chat_parser_params params;
+        common_chat_parser_params & params = params_with(parser);
         params.format = (common_chat_format) format;
         params.generation_prompt = generation_prompt;
         params.reasoning_format = COMMON_REASONING_FORMAT_DEEPSEEK;
-        if (*parser != 0) {
-            params.parser.load(parser);
-        }
         common_chat_msg message;
         try {
             message = common_chat_parse(text, partial != 0, params);

@@ -64,7 +64,7 @@ int32_t e3chat_apply(const e3chat_template * t, const char * request, char ** ou
 // Reads an answer, from its beginning. parser, format and generation_prompt: of e3chat_apply; partial: 1 if
 // the answer goes on. E3CHAT_E_OUTPUT if the text is no such answer. *out is the caller's, for e3chat_free:
 // an object with `content`, `reasoning_content` and `tool_calls`, each with `name`, `arguments` and `id`,
-// which are texts.
+// which are texts. The thread keeps the last four parsers, for to read one takes longer than a parse.
 int32_t e3chat_parse(int32_t format, const char * generation_prompt, const char * parser, const char * text,
     int32_t partial, char ** out);
 

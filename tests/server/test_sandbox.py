@@ -17,6 +17,7 @@ from eagle3_llama.server.chat.formats import call_tool
 from eagle3_llama.server.jobs.limits import Once
 from eagle3_llama.server.sandbox import child
 from eagle3_llama.server.sandbox import pool as module
+from eagle3_llama.server.sandbox.answers import AnswerReaders, Syntax
 from eagle3_llama.server.sandbox.chat_library import ChatTemplate
 from eagle3_llama.server.sandbox.pool import Sandbox, SandboxBusy, SandboxError
 from eagle3_llama.server.sandbox.sized_cache import SizedCache
@@ -292,7 +293,7 @@ def test_arguments_that_nest_deep():
 
 @pytest.fixture(scope="module")
 def answers():
-    s = Sandbox(20.0, answers=True)
+    s = AnswerReaders(20.0)
     yield s
     s.close()
 
@@ -303,13 +304,30 @@ def test_an_answer_that_nests_deep(answers):
     template = ChatTemplate(templates.text("Qwen-Qwen3-0.6B"), "", "")
     asked = {"messages": [{"role": "user", "content": "x"}], "tools": [tool]}
     made = template.apply(asked)
-    syntax = {k: made[k] for k in ("format", "generation_prompt", "parser")}
+    syntax = Syntax({k: made[k] for k in ("format", "generation_prompt", "parser")})
     begun = '<tool_call>\n{"name": "f", "arguments": {"a": '
-    parse = lambda n: answers.call(do="parse", syntax=syntax, text=begun + "[" * n, partial=True)
+    parse = lambda n: answers.parse(syntax, begun + "[" * n, True)
     assert parse(3500)["tool_calls"][0]["arguments"].count("[") == 3500
     with pytest.raises(SandboxError):
         parse(1_000_000)
     assert parse(3)["tool_calls"][0]["name"] == "f"
+
+
+def test_a_parser_is_sent_to_each_child_once(answers, monkeypatch):
+    """However often texts are read. One that a child has forgotten is sent again."""
+    sent, call = [], answers.call
+
+    def noted(**request):
+        sent.append(request.get("syntax"))
+        return call(**request)
+
+    monkeypatch.setattr(answers, "call", noted)
+    made = [Syntax({"format": 0, "generation_prompt": f"{i}", "parser": ""}) for i in range(12)]
+    for n in range(20):
+        assert answers.parse(made[0], f"text {n}", n < 19)["content"].endswith(f"text {n}")
+    assert 1 <= len([s for s in sent if s is not None]) <= AnswerReaders.CHILDREN
+    for syntax in (*made, *made):
+        assert answers.parse(syntax, "some text", False)["content"].endswith("some text")
 
 
 def test_a_text_that_brings_its_parser_down_goes_on_as_content():

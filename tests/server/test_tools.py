@@ -142,6 +142,16 @@ def test_what_a_model_writes_with_auto(server, batcher, written, expected, inter
     assert streamed["reasoning_content"] == thoughts and streamed["finish_reason"] == choice["finish_reason"]
 
 
+@pytest.mark.parametrize("kind", ["Qwen-Qwen3-0.6B", "openai-gpt-oss-120b"])
+def test_what_no_parser_reads_is_content(servers, kind):
+    written = '<tool_call>\n{"name": "nope"}x'
+    body = {"tools": TOOLS, "grammar": f"root ::= {json.dumps(written)}", "max_tokens": WHOLE}
+    choice = choice_of(ask(servers[kind].client, **body))
+    assert choice["message"]["content"] == written and "tool_calls" not in choice["message"]
+    streamed = joined(ask(servers[kind].client, stream=True, **body))
+    assert streamed["content"] == written and streamed["finish_reason"] == choice["finish_reason"] == "stop"
+
+
 def test_a_call_once_begun_follows_the_schema(server):
     """The lazy grammar waits for the words that begin a call, and lets any text pass before."""
     earlier = []

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...batching.samplers import Thoughts
 from ..jobs.limits import busy
+from ..sandbox.answers import AnswerReaders, Syntax
 from ..sandbox.pool import Sandbox, SandboxBusy, SandboxError
 from ..web.errors import ApiError, wrong
 from . import fallback
@@ -41,7 +42,7 @@ class ChatLibrary:
     def __init__(self, seconds: float, setup: dict[str, Any], convert: Callable[[Any, str], str]) -> None:
         """convert: (JSON schema, the field it came with) -> its grammar."""
         self._templates = Sandbox(seconds, templates=setup)
-        self._answers = Sandbox(seconds, answers=True)
+        self._answers = AnswerReaders(seconds)
         self._convert = convert
         self._eos, self._reads = setup["eos"], False
 
@@ -105,15 +106,17 @@ class ChatLibrary:
         return ask(self._templates, field, "the chat template refused them", do="apply", **request)
 
     def _reader(self, made: dict[str, Any], request: dict[str, Any]) -> Callable[[str, bool], Any]:
-        syntax = {name: made[name] for name in ("format", "generation_prompt", "parser")}
+        syntax = Syntax({name: made[name] for name in ("format", "generation_prompt", "parser")})
         if not self._reads:  # they start while the model begins its answer
             self._reads = True
             with contextlib.suppress(RuntimeError):  # no more threads: the first reading starts them
                 threading.Thread(target=self._answers.start, daemon=True).start()
         begun = request["messages"][-1] if request.get("continue_final_message") else {}
 
-        def read(text: str, partial: bool) -> dict[str, Any]:
-            message = self._answers.call(do="parse", syntax=syntax, text=text, partial=partial)
+        def read(text: str, partial: bool) -> dict[str, Any] | None:
+            message = self._answers.parse(syntax, text, partial)
+            if message is None:
+                return None
             was = {field: begun.get(field) or "" for field in ("content", "reasoning_content")}
             return {**message, **{field: message[field].removeprefix(was[field]) for field in was}}
 

@@ -17,6 +17,7 @@ from typing import Any
 from ...common.sampling_budget import SamplingBudget
 from ...runtime import library
 from . import chat_library
+from .answers import UNKNOWN
 from .pool import RECEIVED, receive, send
 
 MAX_PROMPT = 8_000_000  # characters of a rendered prompt
@@ -24,6 +25,7 @@ MAX_GBNF = 1_000_000  # characters of a grammar made from a schema or tools: 60 
 MEMORY = 1 << 30  # bytes that the child may allocate after its start
 STACK = 1 << 21  # bytes; a quarter of what threads usually have
 CHAT_STACK = 1 << 26  # bytes, for templates and answers, which nest deeper, and are read nowhere else
+SYNTAXES = 8  # of answers, that a child keeps
 STEPS = 8  # tokens of the random walk through a grammar
 STUCK = "the grammar reaches a place where it allows no token of this model"
 
@@ -106,13 +108,27 @@ class Templates:
 
 
 class Answers:
-    """Reads what models have written."""
+    """Reads what models have written. It keeps the last syntaxes, which may be 450 KB each."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, Any]] = {}  # by the names that the parent gave them
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
         return {"parse": self.parse}
 
-    def parse(self, syntax: dict[str, Any], text: str, partial: bool) -> dict[str, Any] | None:
-        """See chat_library.parse. None for a text that is no answer: it harms nobody."""
+    def parse(
+        self, name: str, text: str, partial: bool, syntax: dict[str, Any] | None = None
+    ) -> dict[str, Any] | None:
+        """See chat_library.parse. None for a text that is no answer: it harms nobody.
+
+        syntax: None if an earlier request had it under this name; if that is long ago, the answer is UNKNOWN.
+        """
+        syntax = syntax or self._known.pop(name, None)
+        if syntax is None:
+            return UNKNOWN
+        self._known[name] = syntax  # the last one is the newest
+        if len(self._known) > SYNTAXES:
+            del self._known[next(iter(self._known))]
         try:
             return chat_library.parse(syntax, text, partial)
         except chat_library.WrongOutput:
