@@ -114,7 +114,7 @@ grammar_mask::grammar_mask(llama_sampler * sampler) : sampler_(sampler) {
 
 bool grammar_mask::only_lowers() const {
     for (int i = 0; i < grammar_at_; ++i) {
-        if (llama_sampler_lets_through(link(sampler_, i)) >= 0) {
+        if (lets_through(link(sampler_, i)) >= 0) {
             return false;
         }
     }

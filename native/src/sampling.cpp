@@ -3,6 +3,7 @@
 #include "error.hpp"
 #include "grammar_mask.hpp"
 #include "sampler_kinds.hpp"
+#include "thoughts.hpp"
 
 #include "llama-ext.h"
 
@@ -62,7 +63,7 @@ static_assert(N_FOUND <= LLAMA_MAX_LARGEST);
 int kept_by(llama_sampler * sampler, int & cut) {
     int k = -1;
     for (cut = 0; llama_sampler * s = link(sampler, cut); ++cut) {
-        k = llama_sampler_lets_through(s);
+        k = lets_through(s);
         if (k >= 0) {
             break;
         }

@@ -2,6 +2,8 @@
 
 #include "error.hpp"
 
+#include "llama-ext.h"
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -84,16 +86,13 @@ bool is_whole(const std::string & text) {
 
 // Looks for the tag before thoughts: they begin behind it, or the text holds something else.
 void look_before(thoughts & t) {
-    const size_t first = t.text.find_first_not_of(BLANKS);
-    if (first == std::string::npos) {
-        return;
-    }
+    t.drop(std::min(t.text.find_first_not_of(BLANKS), t.text.size()));
     const std::string & start = t.settings.start;
-    const size_t have         = std::min(start.size(), t.text.size() - first);
-    if (t.text.compare(first, have, start, 0, have) != 0) {
+    const size_t have         = std::min(start.size(), t.text.size());
+    if (t.text.compare(0, have, start, 0, have) != 0) {
         t.at = place::behind;
     } else if (have == start.size()) {
-        t.drop(first + have);
+        t.drop(have);
         t.enter();
     }
 }
@@ -226,6 +225,10 @@ llama_sampler * make_thoughts(thoughts_settings settings, llama_sampler * gramma
 
 bool holds_grammar(const llama_sampler * sampler) {
     return sampler->iface == &functions && ((const thoughts *) sampler->ctx)->grammar != nullptr;
+}
+
+int lets_through(const llama_sampler * sampler) {
+    return sampler->iface == &functions && !holds_grammar(sampler) ? -1 : llama_sampler_lets_through(sampler);
 }
 
 }  // namespace eagle3

@@ -27,4 +27,8 @@ llama_sampler * make_thoughts(thoughts_settings settings, llama_sampler * gramma
 // Says whether a sampler was made by make_thoughts, with a grammar.
 bool holds_grammar(const llama_sampler * sampler);
 
+// Returns what llama_sampler_lets_through does; that knows nothing of make_thoughts, which without a grammar
+// can only lower logits.
+int lets_through(const llama_sampler * sampler);
+
 }  // namespace eagle3

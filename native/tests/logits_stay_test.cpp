@@ -7,6 +7,7 @@
 #include "check.hpp"
 #include "deferral.hpp"
 #include "sampling.hpp"
+#include "thoughts.hpp"
 
 #include "ggml-backend.h"
 
@@ -240,9 +241,14 @@ llama_sampler * some_chain(const target & t) {
     if (up_to(4) == 0) {
         add(llama_sampler_init_temp(pick({0.5f, 2})));
     }
+    const llama_vocab * vocab = llama_model_get_vocab(t.model);
+    if (up_to(4) == 0) {  // after some tokens of thoughts, two digits must come
+        const std::vector<llama_token> digits = {3 + '5', 3 + '0'};
+        add(eagle3::make_thoughts({vocab, "<", {"\x01"}, true, up_to(9), digits}, nullptr));
+    }
     if (up_to(3) == 0) {
-        add(llama_sampler_init_grammar(llama_model_get_vocab(t.model),
-            up_to(2) ? "root ::= [ -~]*" : "root ::= ([0-9]+ [a-f]?)*", "root"));
+        add(llama_sampler_init_grammar(
+            vocab, up_to(2) ? "root ::= [ -~]*" : "root ::= ([0-9]+ [a-f]?)*", "root"));
     }
     if (up_to(6) > 0) {
         add(llama_sampler_init_top_k(std::vector<int>{1, 2, 40, 40, 64, 100, 127, 128, 300, 0}[up_to(10)]));

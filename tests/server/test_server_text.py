@@ -11,7 +11,7 @@ from tiny_models import PROMPT
 
 from eagle3_llama import EagleLlama, EagleParams
 from eagle3_llama.batching import Batcher, BatchSettings
-from eagle3_llama.server.chat.text import GrowingText, complete
+from eagle3_llama.server.chat.text import TextOfTokens, complete
 
 from llama_cpp import LlamaGrammar
 
@@ -149,7 +149,7 @@ def test_each_token_is_looked_up_once(batcher, monkeypatch):
 
 def test_what_waits():
     """Halves of characters and of stop strings are given out when it is clear that they are none."""
-    text = GrowingText(["</end>", "<b>"])
+    text = TextOfTokens(["</end>", "<b>"])
     given = []
     for piece in ("a", "b<", "/e", "d ", "\u4e16"[:0], "x<b", "r> <"):
         assert text.add(piece.encode()) and not text.stopped()

@@ -1,4 +1,4 @@
-"""The fields of a body that say how tokens are sampled, as arguments of text.Completion."""
+"""The fields of a body that say how tokens are sampled, as arguments of text.CompletionCall."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from ...llama.infill import can_infill, infill_prompt
 _LEADS = (2, 0xC0), (3, 0xE0), (4, 0xF0)  # bytes of a character, and the bits of its first one
 
 
-class GrowingText:
+class TextOfTokens:
     """The bytes of an answer. What may be a part of a character or of a stop string waits for what follows.
 
     end: the number of bytes before the stop string that has ended the text; None as long as none has.
@@ -97,7 +97,7 @@ class GrowingText:
         return most
 
 
-class Completion:
+class CompletionCall:
     """One completion, by a request of a Batcher. prompt: text or token ids.
 
     sampling: temperature, and arguments of llama_cpp.Llama.generate. Raises ValueError for a long prompt.
@@ -119,7 +119,7 @@ class Completion:
         temperature: float = 0.8,
         **sampling: Any,
     ) -> None:
-        self._llm, self._text, self._finish = llm, GrowingText(stop), "length"
+        self._llm, self._text, self._finish = llm, TextOfTokens(stop), "length"
         self._ids = _prompt_ids(llm, prompt, suffix)
         if len(self._ids) >= llm.n_ctx():  # in llama-cpp-python's words, as its chat formats say it
             raise ValueError(f"Requested tokens ({len(self._ids)}) exceed context window of {llm.n_ctx()}")
@@ -186,8 +186,8 @@ class Completion:
 
 
 def complete(llm: Any, prompt: str | list[int], stream: bool, **given: Any) -> Any:
-    """A completion, or an iterator of its chunks. given: see Completion."""
-    made = Completion(llm, prompt, **given)
+    """A completion, or an iterator of its chunks. given: see CompletionCall."""
+    made = CompletionCall(llm, prompt, **given)
     return made.chunks() if stream else made.whole()
 
 
