@@ -130,6 +130,14 @@ def test_timings(server):
         assert [t["predicted_n"] for t in two] == [timings["tokens"]] * 2
 
 
+def test_another_name_of_logprobs(server):
+    body = {"text": "x", "max_tokens": 3, "temperature": 0, "logit_bias": {"2": -100}}
+    for path, same in ((CHAT, {"logprobs": True, "top_logprobs": 4}), (COMPLETIONS, {"logprobs": 4})):
+        given = body if path == CHAT else {**body, "prompt": "x"}
+        expected, got = (ask(server.client, path=path, **given, **m).json() for m in (same, {"n_probs": 4}))
+        assert got["choices"] == expected["choices"] and got["choices"][0]["logprobs"]
+
+
 def test_an_answer_that_no_token_ends(server):
     ends = {"text": "x", "max_tokens": 7, "temperature": 0, "logit_bias": {"2": 100}}
     usages = [ask(server.client, ignore_eos=so, **ends).json()["usage"] for so in (False, True)]

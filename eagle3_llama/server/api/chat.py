@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from .fields import Body, Echo, Object, Sampling, Word, length
 
@@ -117,6 +117,7 @@ class ChatBody(Sampling):
     response_format: Format | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20, description="needs logprobs")
+    n_probs: int | None = Field(None, ge=0, le=20, description="llama-server's name of both of these")
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
     reasoning_effort: Word | None = Field(None, description="a variable of the template; none: no thoughts")
@@ -129,3 +130,9 @@ class ChatBody(Sampling):
     continue_final_message: bool | None = Field(None, description="the answer goes on with the last message")
     verbosity: Word | None = None
     modalities: Annotated[list[Literal["text"]], length(1)] | None = None
+
+    @model_validator(mode="after")
+    def _take_n_probs(self) -> ChatBody:
+        if self.n_probs and self.logprobs is None:
+            self.logprobs, self.top_logprobs = True, self.n_probs
+        return self

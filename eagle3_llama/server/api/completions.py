@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from .fields import MAX_IDS, Sampling, TokenId, length
 
@@ -26,4 +26,11 @@ class CompletionBody(Sampling):
     suffix: str | None = None
     echo: bool | None = Field(None, description="needs a prompt that is text, not token ids")
     logprobs: Annotated[int, Field(ge=0, le=20)] | Literal[False] | None = None
+    n_probs: int | None = Field(None, ge=0, le=20, description="llama-server's name of logprobs")
     best_of: Literal[1] | None = None
+
+    @model_validator(mode="after")
+    def _take_n_probs(self) -> CompletionBody:
+        if self.n_probs and self.logprobs is None:
+            self.logprobs = self.n_probs
+        return self
