@@ -86,14 +86,14 @@ def test_the_snippet_with_an_image_runs(tmp_path):
 
 
 def test_the_clients_snippets_run():
-    """Those of the server's page, in order, against a server with the shipped pair."""
+    """Those of the page on the server's APIs, in order, against a server with the shipped pair."""
     httpx = pytest.importorskip("httpx")
     pytest.importorskip("openai")
     from server_tools import running, settings
 
     from eagle3_llama.models import shipped_head, smollm2
 
-    snippets = [code for page, code in blocks("python") if page.endswith("serve.md")]
+    snippets = [code for page, code in blocks("python") if page.endswith("serve_apis.md")]
     assert len(snippets) >= 3
     given = settings(model=str(smollm2("Q4_0")), eagle=str(shipped_head()), n_ctx=512, n_parallel=2)
     with running(given) as server:

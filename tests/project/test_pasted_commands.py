@@ -153,7 +153,8 @@ def test_the_servers_page(tmp_path, models):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    lines = [line for line in commands_as_written("eagle3_llama/docs/serve.md")]
+    pages = ("eagle3_llama/docs/serve.md", "eagle3_llama/docs/serve_apis.md")  # in the order of reading
+    lines = [line for page in pages for line in commands_as_written(page)]
     bin = tmp_path / "bin"
     bin.mkdir()
     for name, command in (

@@ -1,4 +1,4 @@
-"""docs/serve.md names what the server has: options with their defaults, error codes, metrics, log fields."""
+"""docs/serve.md and docs/serve_apis.md name what the server has: options with their defaults, error codes, metrics, log fields."""
 
 import ast
 import json
@@ -19,7 +19,7 @@ from eagle3_llama.server.api import chat, completions, fields, messages
 from eagle3_llama.server.settings import ServerSettings
 
 PACKAGE = Path(eagle3_llama.__file__).parent
-PAGE = (PACKAGE / "docs/serve.md").read_text(encoding="utf-8")
+PAGE = "".join((PACKAGE / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("serve_apis", "serve"))
 COMMAND = typer.main.get_command(app).commands["serve"]
 
 
