@@ -103,6 +103,21 @@ def put(batcher: Batcher, slot: BatchSlot, contents: Contents, client: str) -> i
     return len(contents.tokens)
 
 
+def erase(batcher: Batcher, i: int) -> int:
+    """Empties a free slot, and returns the number of its tokens. In any thread.
+
+    Raises EagleError BAD_ARGUMENT if the slot is busy or does not exist.
+    """
+
+    def clear() -> int:
+        slot = free_slot(batcher._slots, i)
+        n = len(slot.tokens)
+        batcher._prefixes.states.clear(slot)
+        return n
+
+    return batcher._on_thread(clear)
+
+
 def unpack(expected: dict[str, Any], n_ctx: int, data: bytes) -> Contents:
     """The contents that pack() wrote. expected: identity(). n_ctx: tokens of a slot.
 

@@ -27,7 +27,9 @@ ORIGINS = (
 ).split()
 SHARED_DRAFT = 8  # tokens of a draft that a request fixes, while others generate: they wait for its rows
 _NAMED_KEY = re.compile(r"([A-Za-z0-9._-]{1,40}):\s+(\S.*)")
-MAX_BODY = 2_000_000  # bytes of a request's body
+LEAST_BODY = 2_000_000  # bytes that a request's body may have in any case
+# For each token of a slot: a text has some 4 bytes a token, JSON may write each of them as \u00e9, six bytes.
+BODY_PER_TOKEN = 64
 
 
 @strict
@@ -234,6 +236,11 @@ class ServerSettings:
     def most_tokens(self) -> int:
         """The most tokens of any answer."""
         return min(self.max_tokens_cap or self.n_ctx, self.n_ctx)
+
+    @property
+    def most_body(self) -> int:
+        """The most bytes of a request's body: what fills a slot fits."""
+        return max(LEAST_BODY, BODY_PER_TOKEN * self.n_ctx)
 
     @property
     def most_choices(self) -> int:

@@ -1,4 +1,4 @@
-"""Saves slots to files and restores them, as llama.cpp's server does, including the head's state."""
+"""Saves slots to files, restores and erases them, as llama.cpp's server does, including the head's state."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..batching import slot_file
 from ..common.files import remove_stale, replacing
 from ..errors import EagleError, ErrorKind
 from .jobs.limits import busy
@@ -66,6 +67,11 @@ def restore(batcher: Any, folder: str, slot: int, filename: str, client: str) ->
     data = _read(Path(folder) / filename)
     counts = {"n_restored": batcher.load_slot(slot, data, client), "n_read": len(data)}
     return {"id_slot": slot, "filename": filename, **counts, "timings": {"restore_ms": _ms(started)}}
+
+
+def erase(batcher: Any, slot: int) -> dict[str, Any]:
+    """Empties a slot."""
+    return {"id_slot": slot, "n_erased": slot_file.erase(batcher, slot)}
 
 
 def _read(path: Path) -> bytes:

@@ -296,8 +296,8 @@ def test_the_official_client(servers):
         (PATH, "max_tokens: Field required", {"max_tokens": ...}),
         (PATH, "did you mean max_tokens", {"max_token": 3}),
         (PATH, "did you mean system", {"sytem": "x"}),
-        (PATH, "leave the image out", {"content": [{"type": "image", "source": {}}]}),
-        (PATH, "no blocks of type 'voice'", {"content": [{"type": "voice"}]}),
+        (PATH, "leave the part of type 'image' out", {"content": [{"type": "image", "source": {}}]}),
+        (PATH, "no parts of type 'voice'", {"content": [{"type": "voice"}]}),
         (PATH, "a user's message has no block of type tool_use", {
             "content": [{"type": "tool_use", "id": "x", "name": "train", "input": {}}]
         }),

@@ -361,7 +361,7 @@ ORPHAN = {"type": "function_call_output", "call_id": "c", "output": "x"}
 @pytest.mark.parametrize(
     "param, word, body",
     [
-        ("input[0].content[0].type", "text alone", {"input": [IMAGE]}),
+        ("input[0].content[0]", "text alone", {"input": [IMAGE]}),
         ("input[0].type", "item_reference", {"input": [{"type": "item_reference", "id": "x"}]}),
         ("input[0]", "needs role", {"input": [{"content": "x"}]}),
         ("input", "no call 'c'", {"input": [ORPHAN]}),

@@ -1,4 +1,4 @@
-"""docs/serve.md and docs/serve_apis.md name what the server has: options with their defaults, error codes, metrics, log fields."""
+"""docs/serve.md and serve_apis.md name what the server has: options, error codes, metrics, log fields."""
 
 import ast
 import json
@@ -16,7 +16,7 @@ import eagle3_llama
 from eagle3_llama.cli.main import app
 from eagle3_llama.errors import ErrorKind
 from eagle3_llama.server.api import chat, completions, fields, messages
-from eagle3_llama.server.settings import ServerSettings
+from eagle3_llama.server.settings import BODY_PER_TOKEN, LEAST_BODY, ServerSettings
 
 PACKAGE = Path(eagle3_llama.__file__).parent
 PAGE = "".join((PACKAGE / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("serve_apis", "serve"))
@@ -91,6 +91,8 @@ def test_limits_are_the_servers():
         fields.MAX_NESTING,
         fields.MAX_VALUES,
         completions.MAX_PROMPTS,
+        LEAST_BODY,
+        BODY_PER_TOKEN,
     ):
         assert re.search(rf"\b{number:,}\b", limits), number
 

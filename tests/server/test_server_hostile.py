@@ -50,6 +50,9 @@ def operations():
         ("POST", MESSAGES),
         ("POST", f"{MESSAGES}/count_tokens"),
         ("POST", "/v1/responses"),
+        ("POST", "/v1/responses/input_tokens"),
+        ("POST", f"{CHAT}/input_tokens"),
+        ("POST", "/apply-template"),
         ("GET", "/v1/responses/{response_id}"),
         ("DELETE", "/v1/responses/{response_id}"),
         ("GET", "/v1/models"),
@@ -244,6 +247,8 @@ def valid(rng):
             "/detokenize",
             "/slots/0?action=save",
             "/slots/0?action=restore",
+            "/slots/0?action=erase",
+            "/apply-template",
         ]
     )
     call = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}
@@ -290,7 +295,8 @@ def valid(rng):
         },
         MESSAGES: {**talk, "max_tokens": 2, "stop_sequences": ["x"], "stream": rng.random() < 0.3},
         f"{MESSAGES}/count_tokens": talk,
-        "/tokenize": {"content": "hi"},
+        "/apply-template": {"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": False},
+        "/tokenize": {"content": "hi", "with_pieces": True},
         "/detokenize": {"tokens": [1, 2]},
     }
     return path, json.loads(json.dumps(bodies.get(path, {"filename": "x"})))

@@ -1,6 +1,7 @@
 """Limits on what a client sends, with both of the parsers that uvicorn may use. On a tiny model."""
 
 import contextlib
+import dataclasses
 import json
 import socket
 
@@ -119,6 +120,18 @@ def test_bodies_that_are_too_large(server):
         assert r.status_code == 413 and r.json()["error"]["code"] == "body_too_large"
     assert server.client.post(CHAT, content=b" " * 1_999_999, headers=JSON).status_code == 400
     assert raw(server, post_head(CHAT, -5)).startswith(b"HTTP/1.1 4")
+
+
+@pytest.mark.parametrize("n_ctx, most", [(1024, 2_000_000), (31_250, 2_000_000), (40_000, 2_560_000)])
+def test_bodies_follow_the_context(server, n_ctx, most):
+    """One that fills a slot fits, by its length and by counting; a byte more does not."""
+    body = b'{"content": "river"}'
+    given = dataclasses.replace(server.settings, n_ctx=n_ctx)
+    with running(given, server.batcher, server.parser) as s:
+        for size, status in ((most, 200), (most + 1, 413)):
+            padded = body + b" " * (size - len(body))
+            for content in (padded, (padded[i : i + 100_000] for i in range(0, size, 100_000))):
+                assert s.client.post("/tokenize", content=content, headers=JSON).status_code == status
 
 
 def test_a_body_that_does_not_come(server, monkeypatch):

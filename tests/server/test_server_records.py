@@ -36,6 +36,24 @@ def test_slots_are_saved_and_restored(server, folder):
     assert ask(server.client, max_tokens=8).status_code == 200
 
 
+def test_slots_are_erased(server):
+    """The next request decodes the whole prompt, with the same text. A busy slot stays as it is."""
+    expected = ask(server.client, max_tokens=8).json()["choices"][0]["message"]["content"]
+    for i in range(2):
+        held = server.client.get("/slots").json()[i]["n_past"]
+        r = server.client.post(f"/slots/{i}?action=erase")  # as llama.cpp's server has it, without a body
+        assert r.json() == {"id_slot": i, "n_erased": held}
+    assert [s["n_past"] for s in server.client.get("/slots").json()] == [0, 0]
+    again = ask(server.client, max_tokens=8).json()
+    assert again["choices"][0]["message"]["content"] == expected
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    with Streams(server, 2):
+        until(lambda: all(s["busy"] for s in server.client.get("/slots").json()))
+        assert "busy" in server.client.post("/slots/0?action=erase").json()["error"]["message"]
+    until(lambda: idle(server))
+    assert server.client.post("/slots/9?action=erase").status_code == 404
+
+
 def test_slot_files_that_are_wrong(server, folder):
     """400, and the next request works."""
     expected = ask(server.client, max_tokens=8).json()["choices"][0]["message"]["content"]
@@ -87,7 +105,7 @@ def test_slot_names(server, folder):
         assert slot(server, "restore", name).status_code == 400
     assert slot(server, "restore", "none").status_code == 404 == slot(server, "save", "a", 99).status_code
     assert (
-        slot(server, "erase", "a").status_code
+        slot(server, "move", "a").status_code
         == 400
         == server.client.post("/slots/x?action=save", json={"filename": "a"}).status_code
     )

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from .fields import Body, Echo, Object, Sampling, Word, length
+from .fields import Body, Echo, Object, Sampling, Word, length, text_alone
 
 MAX_MESSAGES, MAX_PARTS = 4096, 256
 MAX_TOOLS = 128
@@ -17,6 +17,10 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 class TextPart(Echo):
     type: Literal["text"]
     text: str
+
+
+Text = Annotated[TextPart, text_alone("text")]
+Texts = Annotated[list[Text], length(MAX_PARTS, 1)]
 
 
 class FunctionCall(Echo):
@@ -32,7 +36,7 @@ class ToolCall(Echo):
 
 class Message(Echo):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[TextPart], length(MAX_PARTS, 1)] | None = None
+    content: str | Texts | None = None
     name: Name | None = None
     tool_calls: Annotated[list[ToolCall], length(MAX_TOOLS)] | None = None
     tool_call_id: Word | None = None
@@ -99,7 +103,7 @@ class JsonSchemaFormat(Body):
 
 class Prediction(Body):
     type: Literal["content"]
-    content: str | Annotated[list[TextPart], length(MAX_PARTS)]
+    content: str | Annotated[list[Text], length(MAX_PARTS)]
 
 
 Format = Annotated[TextFormat | JsonObject | JsonSchemaFormat, Field(discriminator="type")]

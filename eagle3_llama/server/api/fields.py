@@ -78,6 +78,25 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Stops = Union[Tag, Annotated[list[Tag], length(MAX_STOP)]]
 
 
+def text_alone(*known: str) -> Any:
+    """Refuses in words what a part of a message may be elsewhere. known: the types of parts here."""
+
+    def check(part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in known:
+            media = next((what for name, what in _MEDIA.items() if name in kind), None)
+            if media is None and kind not in ("document", "file", "input_file"):
+                raise ValueError(f"there are no parts of type {kind!r:.60}, only {', '.join(known)}")
+            why = "" if media is None else f", and loads no mmproj file for {media}"
+            raise ValueError(f"this server reads text alone{why}: leave the part of type {kind!r:.60} out")
+        return part
+
+    return BeforeValidator(check)
+
+
+_MEDIA = {"image": "images", "audio": "audio", "video": "video"}
+
+
 class Body(BaseModel):
     """Strict: refuses true or "1" for 1, NaN, and unknown fields."""
 

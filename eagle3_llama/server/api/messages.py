@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from ..web.errors import wrong
 from .chat import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ChatBody, Name
-from .fields import MAX_GRAMMAR, MAX_STOP, Body, Echo, Object, Speculative, Tag, Word, length
+from .fields import MAX_GRAMMAR, MAX_STOP, Body, Echo, Object, Speculative, Tag, Word, length, text_alone
 
 FAILED = "Error: "  # before the result of a call that failed: templates know no failures
 
@@ -35,18 +35,8 @@ class RedactedThinkingBlock(Echo):
     type: Literal["redacted_thinking"]
 
 
-def _readable(block: Any) -> Any:
-    """The block, unless it is one of those that Anthropic's service alone can read."""
-    kind = block.get("type") if isinstance(block, dict) else None
-    if kind in ("image", "document"):
-        raise ValueError(f"the server reads text alone: leave the {kind} out")
-    if isinstance(kind, str) and kind not in _KINDS:
-        raise ValueError(f"the server has no blocks of type {kind!r:.60}, only {', '.join(_KINDS)}")
-    return block
-
-
 _KINDS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
-Text = Annotated[TextBlock, BeforeValidator(_readable)]
+Text = Annotated[TextBlock, text_alone(*_KINDS)]
 
 
 class ToolResultBlock(Echo):
@@ -61,7 +51,7 @@ Block = Annotated[
         TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock,
         Field(discriminator="type"),
     ],
-    BeforeValidator(_readable),
+    text_alone(*_KINDS),
 ]
 
 

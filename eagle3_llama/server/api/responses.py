@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from .chat import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Name
-from .fields import Body, Echo, Generation, Object, Word, length
+from .fields import Body, Echo, Generation, Object, Word, length, text_alone
 
 LOGPROBS = "message.output_text.logprobs"
 _NEEDED = {
@@ -39,10 +39,7 @@ _PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "sum
 
 
 class Part(Echo):
-    type: Annotated[
-        Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"],
-        _one_of(_PARTS, "this server takes text alone, no images, sounds or files"),
-    ]
+    type: Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"]
     text: str | None = None
     refusal: str | None = None
 
@@ -51,7 +48,7 @@ class Part(Echo):
         return _complete(self, ("refusal" if self.type == "refusal" else "text",))
 
 
-Parts = Annotated[list[Part], length(MAX_PARTS)]
+Parts = Annotated[list[Annotated[Part, text_alone(*_PARTS)]], length(MAX_PARTS)]
 
 
 class ResponseItem(Echo):

@@ -31,6 +31,7 @@ class Prepared:
     read: Callable[[str, bool], dict[str, Any] | None] | None
     incomplete: tuple[str, ...] = ()
     thoughts: Thoughts | None = None  # where the model's are, if it has any
+    generation_prompt: str = ""  # the end of the prompt, with which the template begins an answer
 
 
 class ChatLibrary:
@@ -99,7 +100,8 @@ class ChatLibrary:
     def _prepared(self, made: dict[str, Any], grammar: str, patterns: tuple[str, ...], read: Any) -> Prepared:
         stops = (*made["stops"], *([self._eos] if self._eos else []))
         preserved, odd = tuple(made["preserved"]), tuple(made["incomplete"])
-        return Prepared(made["prompt"], grammar, patterns, stops, preserved, read, odd, thoughts_of(made))
+        begins, thoughts = made["generation_prompt"], thoughts_of(made)
+        return Prepared(made["prompt"], grammar, patterns, stops, preserved, read, odd, thoughts, begins)
 
     def _apply(self, request: dict[str, Any], field: str = "messages") -> dict[str, Any]:
         field = "tools" if request.get("tools") else field

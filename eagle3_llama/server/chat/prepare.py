@@ -85,16 +85,19 @@ class Caller:
         timed = bool(body.timings_per_token)
         return [Choice(i, 0, functools.partial(call, seed=seed + i), size, timed) for i in range(n)]
 
-    def count(self, body: ChatBody, base: Any) -> int:
-        """The tokens of a chat's prompt, by `base`'s tokenizer. Needs no slot. Raises ApiError 400 or 503."""
+    def rendered(self, body: ChatBody) -> Prepared:
+        """A chat's prompt. Needs no slot. Raises ApiError 400 or 503."""
         if self._library is None:
-            message = (
-                "a chat format of llama-cpp-python makes its prompt only to answer it: it cannot be counted"
-            )
-            raise ApiError(400, message, code="chat_format")
+            message = "a chat format of llama-cpp-python makes its prompt only to answer it"
+            raise ApiError(400, f"{message}: it cannot be counted or shown", code="chat_format")
         tools, request = tools_of(body), template_request(body, self.settings)
         made = self._library.prepare(request, tools, json_wanted(body))
         self.size.check_fits(made.prompt, "messages")
+        return made
+
+    def count(self, body: ChatBody, base: Any) -> int:
+        """The tokens of a chat's prompt, by `base`'s tokenizer. Raises as rendered() does."""
+        made = self.rendered(body)
         with base.tokenizing:
             return len(base.tokenize(made.prompt.encode(), add_bos=False, special=True))
 

@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, Response
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
@@ -32,7 +33,6 @@ from ..api.models import ModelCard
 from ..api.shapes import Shape, dumps
 from ..api.slots import SlotFile
 from ..api.stream import EventStream, respond
-from ..api.tokens import DetokenizeBody, TokenizeBody
 from ..chat.prepare import Caller
 from ..jobs.gate import Gate
 from ..jobs.job import Choice, RequestJob
@@ -44,6 +44,7 @@ from .access import Access, Record, error_response
 from .errors import ApiError, from_exception, wrong
 from .health import add_health
 from .messages import add_messages
+from .prompts import add_prompts
 from .read_body import Bodies
 from .responses import add_responses
 
@@ -62,7 +63,7 @@ class Server:
         self.card = ModelCard(settings, batcher, self.name, int(time.time()))
         self.gate = Gate(settings.capacity, settings.n_parallel)
         self.metrics = Metrics(batcher, self.name)
-        self.bodies = Bodies()
+        self.bodies = Bodies(settings.most_body)
         self.preparing = Work(2, 2 * settings.capacity, "are being prepared")
         self.tokenizing = Work(1, 8, "tokenize texts")
         self.counting = Work(2, 2 * settings.capacity, "have their tokens counted")
@@ -132,18 +133,6 @@ class Server:
         except EagleError as e:
             raise from_exception(e, self.batcher.n_ctx, True) from e
 
-    def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
-        if body.parse_special:
-            self.caller.size.check_special(body.content, "content")
-        text = body.content.encode()
-        return {"tokens": self.batcher.base.tokenize(text, body.add_special, body.parse_special)}
-
-    def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
-        if max(body.tokens, default=0) >= self.caller.n_vocab:
-            raise wrong("tokens", f"the model's token ids are 0..{self.caller.n_vocab - 1}")
-        text = self.batcher.base.detokenize(body.tokens) if body.tokens else b""
-        return {"content": text.decode("utf-8", "replace")}
-
 
 def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
     """The application for one batcher, which the caller closes.
@@ -164,11 +153,12 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
     app.state.server = server
     _add_completions(app, server)
     add_messages(app, server)
-    response_body = add_responses(app, server)
+    bodies: list[type[BaseModel]] = [*add_responses(app, server), *add_prompts(app, server)]
     _add_models(app, server)
     add_health(app, server)
     _add_state(app, server)
     _add_page(app)
+    _add_shorter_paths(app)
     _add_errors(app)
     app.add_middleware(Access, settings=settings, metrics=server.metrics)
     if settings.cors_origin:
@@ -180,8 +170,7 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
             expose_headers=["X-Request-Id", "Retry-After"],
             allow_private_network=True,  # a server on loopback is one, for the pages of a public site
         )
-    bodies: list[type[BaseModel]] = [server.chat_body, server.completion_body, TokenizeBody, DetokenizeBody]
-    bodies += [response_body, SlotFile, MessagesBody, CountBody]
+    bodies += [server.chat_body, server.completion_body, SlotFile, MessagesBody, CountBody]
     openapi.install(app, bodies, bool(settings.api_keys))
     return app
 
@@ -218,18 +207,6 @@ def _add_models(app: FastAPI, server: Server) -> None:
         """Describes the server and its model as llama.cpp's server does."""
         return _json(server.card.props)
 
-    @app.post("/tokenize", **openapi.answer("Tokens", body=TokenizeBody))
-    async def tokenize(request: Request) -> Response:
-        """Returns the token ids of a text."""
-        body = await server.bodies.read(request, TokenizeBody)
-        return await server.ask(server.tokenizing, server.tokenize, body)
-
-    @app.post("/detokenize", **openapi.answer("Content", body=DetokenizeBody))
-    async def detokenize(request: Request) -> Response:
-        """Returns the text of token ids. Bytes that are not valid UTF-8 become U+FFFD."""
-        body = await server.bodies.read(request, DetokenizeBody)
-        return await server.ask(server.tokenizing, server.detokenize, body)
-
 
 def _add_state(app: FastAPI, server: Server) -> None:
     @app.get("/metrics", **openapi.text("Prometheus metrics"))
@@ -244,19 +221,21 @@ def _add_state(app: FastAPI, server: Server) -> None:
 
     @app.post("/slots/{slot}", **openapi.answer("SlotAction", 404, 507, body=SlotFile))
     async def slot_action(request: Request, slot: int, action: str) -> Response:
-        """Saves a slot to a file in --slot-save-path (action=save) or restores it (action=restore)."""
+        """Saves a slot to a file in --slot-save-path (save), restores it (restore) or empties it (erase)."""
         folder, n_slots = server.settings.slot_save_path, server.batcher.n_parallel
         save = functools.partial(slot_files.save, server.settings.slot_save_limit)
         doing = {"save": save, "restore": slot_files.restore}.get(action)
-        if doing is None:
-            raise wrong("action", f"it is {action[:40]!r}, expected save or restore")
+        if doing is None and action != "erase":
+            raise wrong("action", f"it is {action[:40]!r}, expected save, restore or erase")
         if folder is None:
             message = "this server does not save slots: start it with --slot-save-path"
             raise ApiError(400, message, code="no_slot_save_path")
-        body = await server.bodies.read(request, SlotFile)
+        body = await server.bodies.read(request, SlotFile) if doing is not None else None
         if not 0 <= slot < n_slots:
             message = f"there is no slot {slot!s:.20}: this server has the slots 0..{n_slots - 1}"
             raise ApiError(404, message, "slot", "no_such_slot")
+        if body is None:
+            return await server.ask(server.files, slot_files.erase, server.batcher, slot)
         client = request.scope["record"].client
         return await server.ask(server.files, doing, server.batcher, folder, slot, body.filename, client)
 
@@ -284,6 +263,17 @@ def page_policy(html: bytes) -> str:
         for script in re.findall(rb"<script[^>]*>(.*?)</script>", html, re.DOTALL)
     )
     return PAGE_POLICY.format(" ".join(f"'sha256-{h}'" for h in hashes) or "'none'")
+
+
+def _add_shorter_paths(app: FastAPI) -> None:
+    """Every route of /v1 also without it, as llama.cpp's server has them."""
+    routes = [(r, set(r.methods or ())) for r in app.routes if isinstance(r, APIRoute)]
+    taken = {(r.path, method) for r, methods in routes for method in methods}
+    for route, methods in routes:
+        path = route.path.removeprefix("/v1")
+        if path != route.path and not any((path, method) in taken for method in methods):
+            hidden: dict[str, Any] = {"response_model": None, "include_in_schema": False}
+            app.add_api_route(path, route.endpoint, methods=list(methods), **hidden)
 
 
 def _add_errors(app: FastAPI) -> None:

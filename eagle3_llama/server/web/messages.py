@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -20,15 +20,12 @@ if TYPE_CHECKING:
 def add_messages(app: FastAPI, server: Server) -> None:
     create = openapi.streamed(MessagesBody, "AnthropicMessage", error="AnthropicError")
     count = openapi.answer("AnthropicCount", body=CountBody, error="AnthropicError")
-    hidden: dict[str, Any] = {"response_model": None, "include_in_schema": False}
 
-    @app.post("/messages", **hidden)
     @app.post("/v1/messages", **create)
     async def messages(request: Request) -> Response:
         """Answers a conversation, as Anthropic's API does."""
         return await _answer(server, request, await server.bodies.read(request, MessagesBody))
 
-    @app.post("/messages/count_tokens", **hidden)
     @app.post("/v1/messages/count_tokens", **count)
     async def count_tokens(request: Request) -> Response:
         """Counts the tokens of a conversation's prompt, without an answer."""

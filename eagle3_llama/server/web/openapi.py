@@ -182,8 +182,13 @@ class ModelList(BaseModel):
     data: list[Model]
 
 
+class TokenPiece(BaseModel):
+    id: int
+    piece: str | list[int]
+
+
 class Tokens(BaseModel):
-    tokens: list[int]
+    tokens: list[int] | list[TokenPiece]
 
 
 class Content(BaseModel):
@@ -203,12 +208,13 @@ class Slot(BaseModel):
 
 class SlotAction(BaseModel):
     id_slot: int
-    filename: str
+    filename: str = ""
+    n_erased: int = 0
     n_saved: int = 0
     n_written: int = 0
     n_restored: int = 0
     n_read: int = 0
-    timings: dict[str, float]
+    timings: dict[str, float] = {}
 
 
 _ANSWERS: list[type[BaseModel]] = [

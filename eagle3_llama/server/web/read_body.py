@@ -13,47 +13,47 @@ from starlette.requests import ClientDisconnect, Request
 
 from ..api.fields import field_names
 from ..jobs.limits import Room, Work
-from ..settings import MAX_BODY
 from .errors import ApiError, from_validation
 
 MAX_KEYS = 50_000
 BODY_SECONDS = 30.0  # time that a client has to send its body
 LARGE_BODY = 1 << 14  # bytes; validating a smaller body takes less than a millisecond
-MAX_BODIES = 1 << 26  # bytes of all bodies that are being read or validated
+MAX_BODIES = 1 << 26  # bytes of all bodies that are being read or validated, if a single one is smaller
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"\s*(:)?', re.DOTALL)
 T = TypeVar("T", bound=BaseModel)
 
 
 class Bodies:
-    """Reads and validates the bodies of all requests."""
+    """Reads and validates the bodies of all requests. most: bytes of a single one."""
 
-    def __init__(self) -> None:
-        self.room = Room(MAX_BODIES, "send their bodies")
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.room = Room(max(MAX_BODIES, most), "send their bodies")
         self.checking = Work(1, 1 << 16, "have large bodies")  # the room limits them before this number does
 
     async def read(self, request: Request, model: type[T]) -> T:
-        """The body as `model`. Holds at most MAX_BODY bytes. Raises ApiError 400, 408, 413, 415 or 503."""
+        """The body as `model`. Raises ApiError 400, 408, 413, 415 or 503."""
         parts: list[bytes] = []
         try:
-            await _receive(request, parts, self.room)
+            await _receive(request, parts, self.room, self.most)
             raw = b"".join(parts)
             return parse(raw, model) if len(raw) < LARGE_BODY else await self.checking.run(parse, raw, model)
         finally:
             self.room.give_back(sum(map(len, parts)))
 
 
-async def _receive(request: Request, parts: list[bytes], room: Room) -> None:
+async def _receive(request: Request, parts: list[bytes], room: Room, most: int) -> None:
     """Appends the pieces of the body to `parts` and takes their sizes from `room`."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # For this type, a browser asks for permission (CORS preflight) before it sends another site's body.
     if kind != "application/json":
         raise ApiError(415, "send the body as JSON, with Content-Type: application/json", code="content_type")
     length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > MAX_BODY:
-        raise too_large()
+    if not length.isdecimal() or int(length) > most:
+        raise too_large(most)
     try:
-        await asyncio.wait_for(_gather(request, parts, room), BODY_SECONDS)
+        await asyncio.wait_for(_gather(request, parts, room, most), BODY_SECONDS)
     except asyncio.TimeoutError:
         message = f"the body did not arrive within {BODY_SECONDS:.0f} s"
         raise ApiError(408, message, code="slow_body", headers={"Connection": "close"}) from None
@@ -61,18 +61,18 @@ async def _receive(request: Request, parts: list[bytes], room: Room) -> None:
         raise ApiError(499, "the client disconnected", code="cancelled") from None
 
 
-async def _gather(request: Request, parts: list[bytes], room: Room) -> None:
+async def _gather(request: Request, parts: list[bytes], room: Room, most: int) -> None:
     size = 0
     async for part in request.stream():
         size += len(part)
-        if size > MAX_BODY:
-            raise too_large()
+        if size > most:
+            raise too_large(most)
         room.take(len(part))
         parts.append(part)
 
 
-def too_large() -> ApiError:
-    message = f"the body is larger than {MAX_BODY} bytes"
+def too_large(most: int) -> ApiError:
+    message = f"the body is larger than {most} bytes"
     return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
 
 

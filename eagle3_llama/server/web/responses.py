@@ -17,6 +17,7 @@ from ..api.responses import ResponseBody
 from ..api.shapes import dumps
 from . import openapi
 from .errors import ApiError, wrong
+from .prompts import count
 
 
 class Responses:
@@ -47,6 +48,16 @@ class Responses:
         except ApiError as e:
             raise renamed(e) from None
 
+    async def input_tokens(self, request: Request) -> Response:
+        """Counts the tokens of one request's prompt. Raises ApiError with the names of this API's fields."""
+        body = await self.server.bodies.read(request, self.body)
+        client = request.scope["record"].client
+        counted = lambda: count(self.server, self._asked(body, client)[0])
+        try:
+            return await self.server.ask(self.server.counting, counted)
+        except ApiError as e:
+            raise renamed(e) from None
+
     def _asked(self, body: ResponseBody, client: str) -> tuple[Any, list[dict[str, Any]]]:
         before = body.previous_response_id
         items = (self.store.items(client, before) if before is not None else []) + items_of(body)
@@ -56,17 +67,15 @@ class Responses:
         return len(self.server.batcher.base.tokenize(text.encode(), False, False))
 
 
-def add_responses(app: FastAPI, server: Any) -> type[BaseModel]:
-    """Adds the routes, and returns the model of their body."""
+def add_responses(app: FastAPI, server: Any) -> list[type[BaseModel]]:
+    """Adds the routes, and returns the models of their bodies."""
     routes = Responses(server)
 
-    @app.post("/responses", include_in_schema=False)
     @app.post("/v1/responses", **openapi.streamed(routes.body, "ResponseObject", 404))
     async def create_response(request: Request) -> Response:
         """Answers a conversation of items, or goes on from a stored answer."""
         return await routes.create(request)
 
-    @app.get("/responses/{response_id}", include_in_schema=False)
     @app.get("/v1/responses/{response_id}", **openapi.answer("ResponseObject", 400, 404))
     async def get_response(request: Request, response_id: str) -> Response:
         """Returns a stored answer."""
@@ -75,7 +84,6 @@ def add_responses(app: FastAPI, server: Any) -> type[BaseModel]:
         found = routes.store.response(request.scope["record"].client, response_id)
         return Response(found, media_type="application/json")
 
-    @app.delete("/responses/{response_id}", include_in_schema=False)
     @app.delete("/v1/responses/{response_id}", **openapi.answer("Deleted", 404))
     async def delete_response(request: Request, response_id: str) -> Response:
         """Deletes a stored answer. Later answers that went on from it keep its text."""
@@ -83,4 +91,9 @@ def add_responses(app: FastAPI, server: Any) -> type[BaseModel]:
         gone = {"id": response_id, "object": "response", "deleted": True}
         return Response(dumps(gone), media_type="application/json")
 
-    return routes.body
+    @app.post("/v1/responses/input_tokens", **openapi.answer("InputTokens", 404, body=routes.body))
+    async def input_tokens(request: Request) -> Response:
+        """Counts the tokens of a conversation's prompt, without an answer."""
+        return await routes.input_tokens(request)
+
+    return [routes.body]
