@@ -120,6 +120,10 @@ def serve(
             help="bytes (64M) for answers of /v1/responses that previous_response_id may name; 0: none",
         ),
     ] = RESPONSE_STORE,
+    embeddings: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="model for /v1/embeddings, or `target`: the target itself"),
+    ] = None,
     timeout: Annotated[float, typer.Option(help="time limit of a request in seconds")] = 600.0,
     grace: Annotated[
         float, typer.Option(help="seconds that running requests have to finish after SIGTERM")

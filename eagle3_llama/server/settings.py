@@ -27,6 +27,7 @@ ORIGINS = (
 ).split()
 SHARED_DRAFT = 8  # tokens of a draft that a request fixes, while others generate: they wait for its rows
 _NAMED_KEY = re.compile(r"([A-Za-z0-9._-]{1,40}):\s+(\S.*)")
+TARGET = "target"  # the value of --embeddings that names no file
 LEAST_BODY = 2_000_000  # bytes that a request's body may have in any case
 # For each token of a slot: a text has some 4 bytes a token, JSON may write each of them as \u00e9, six bytes.
 BODY_PER_TOKEN = 64
@@ -47,6 +48,7 @@ class ServerSettings:
     prompt_cache: bytes (1G) for texts that slots gave up, which later prompts of the same key begin with.
     response_store: bytes (64M) for the answers of /v1/responses that previous_response_id may name; the keys
     share them equally; 0: none are kept.
+    embeddings: a model for /v1/embeddings, a GGUF file or hf: name; `target`: the target itself.
     timeout: seconds from a request's arrival to its last token. grace: seconds that running requests have to
     finish after SIGTERM.
     template_timeout: time limit in seconds of a chat template, a grammar or a JSON schema.
@@ -94,6 +96,7 @@ class ServerSettings:
     text_memory_prompts: bool = False
     prompt_cache: int | str = PROMPT_CACHE
     response_store: int | str = RESPONSE_STORE
+    embeddings: str | None = None
     timeout: float = 600.0
     grace: float = 30.0
     template_timeout: float = 2.0
@@ -113,6 +116,9 @@ class ServerSettings:
         if self.eagle != model_names.AUTO:  # which Batcher looks for
             object.__setattr__(self, "eagle", model_names.head(self.eagle, self.model))
         check_models(self.model, None if self.eagle == model_names.AUTO else self.eagle)
+        if self.embeddings not in (None, TARGET):
+            object.__setattr__(self, "embeddings", model_names.model(self.embeddings))
+            check_models(self.embeddings)
         for name, least, most in (
             ("port", 0, 65535),
             ("n_parallel", 1, 32),

@@ -151,6 +151,45 @@ def head(path, seed=1, kind="F32", layers=(1, 2, 3), own_output=True, n_embd=N_E
     return path
 
 
+def bert(path, seed=2, pooling=None, n_ctx=128):
+    """A BERT, which reads in both directions. Its words are the letters a to z, between [CLS] and [SEP]."""
+    rng, w, n = np.random.default_rng(seed), gguf.GGUFWriter(path, "bert"), N_EMBD
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"▁{chr(97 + i)}" for i in range(26))]
+    w.add_block_count(2)
+    w.add_context_length(n_ctx)
+    w.add_embedding_length(n)
+    w.add_feed_forward_length(2 * n)
+    w.add_head_count(N_HEAD)
+    w.add_layer_norm_eps(1e-5)
+    w.add_causal_attention(False)
+    w.add_token_type_count(2)
+    if pooling is not None:
+        w.add_pooling_type(pooling)
+    w.add_tokenizer_model("bert")
+    w.add_tokenizer_pre("jina-v2-en")
+    w.add_token_list(words)
+    w.add_token_types([3] * 5 + [1] * 26)
+    for name, i in (("pad", 0), ("unk", 1), ("bos", 2), ("sep", 3), ("mask", 4)):
+        getattr(w, f"add_{name}_token_id")(i)
+    add = lambda name, *shape: w.add_tensor(name, (rng.standard_normal(shape) * 0.3).astype(np.float32))
+    add("token_embd.weight", len(words), n)
+    add("token_types.weight", 2, n)
+    add("position_embd.weight", n_ctx, n)
+    add("token_embd_norm.weight", n)
+    add("token_embd_norm.bias", n)
+    for i in range(2):
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            add(f"blk.{i}.{name}.weight", n, n)
+        add(f"blk.{i}.ffn_up.weight", 2 * n, n)
+        add(f"blk.{i}.ffn_down.weight", n, 2 * n)
+        for name in ("attn_output_norm", "layer_output_norm"):
+            add(f"blk.{i}.{name}.weight", n)
+            add(f"blk.{i}.{name}.bias", n)
+    _finish(w)
+    return path
+
+
+
 def tiny_lora(path, n_embd=N_EMBD):
     """An adapter of rank 2 for one matrix of the tiny target."""
     w, n = gguf.GGUFWriter(path, "llama"), n_embd

@@ -95,7 +95,9 @@ def test_the_clients_snippets_run():
 
     snippets = [code for page, code in blocks("python") if page.endswith("serve_apis.md")]
     assert len(snippets) >= 3
-    given = settings(model=str(smollm2("Q4_0")), eagle=str(shipped_head()), n_ctx=512, n_parallel=2)
+    given = settings(
+        model=str(smollm2("Q4_0")), eagle=str(shipped_head()), n_ctx=512, n_parallel=2, embeddings="target"
+    )
     with running(given) as server:
         code = "\n".join(snippets).replace("http://127.0.0.1:8000", server.url)
         run([sys.executable, "-c", code])

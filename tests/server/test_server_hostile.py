@@ -31,6 +31,7 @@ def server(tmp_path_factory):
             max_n=2,
             n_parallel=2,
             slot_save_path=str(tmp_path_factory.mktemp("slots")),
+            embeddings="target",
         )
     ) as s:
         yield s
@@ -53,8 +54,11 @@ def operations():
         ("POST", "/v1/responses/input_tokens"),
         ("POST", f"{CHAT}/input_tokens"),
         ("POST", "/apply-template"),
+        ("POST", "/v1/embeddings"),
         ("GET", "/v1/responses/{response_id}"),
         ("DELETE", "/v1/responses/{response_id}"),
+        ("POST", "/v1/responses/{response_id}/cancel"),
+        ("GET", "/v1/responses/{response_id}/input_items"),
         ("GET", "/v1/models"),
         ("GET", "/v1/models/{model_id}"),
         ("GET", "/props"),
@@ -249,6 +253,7 @@ def valid(rng):
             "/slots/0?action=restore",
             "/slots/0?action=erase",
             "/apply-template",
+            "/v1/embeddings",
         ]
     )
     call = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}
@@ -296,6 +301,7 @@ def valid(rng):
         MESSAGES: {**talk, "max_tokens": 2, "stop_sequences": ["x"], "stream": rng.random() < 0.3},
         f"{MESSAGES}/count_tokens": talk,
         "/apply-template": {"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": False},
+        "/v1/embeddings": {"input": ["hi", "you"], "encoding_format": "base64", "dimensions": 576},
         "/tokenize": {"content": "hi", "with_pieces": True},
         "/detokenize": {"tokens": [1, 2]},
     }

@@ -23,6 +23,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from ... import __version__
+from ...batching.embedder import Embedder
 from ...errors import EagleError
 from .. import slot_files
 from ..api.chat import ChatBody
@@ -41,6 +42,7 @@ from ..metrics.own import CONTENT_TYPE, Metrics
 from ..settings import ServerSettings
 from . import openapi
 from .access import Access, Record, error_response
+from .embeddings import add_embeddings
 from .errors import ApiError, from_exception, wrong
 from .health import add_health
 from .messages import add_messages
@@ -140,12 +142,15 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
     app.state.server is its Server. Set server.gate.draining to refuse new requests.
     """
     server = Server(settings, batcher)
+    embedder = Embedder(batcher, settings.embeddings) if settings.embeddings is not None else None
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         server.caller.start()
         yield
         server.caller.close()
+        if embedder is not None:
+            embedder.close()
 
     # no docs_url and redoc_url: FastAPI's pages load scripts from other sites
     plain: dict[str, Any] = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}  # see Access
@@ -154,6 +159,7 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
     _add_completions(app, server)
     add_messages(app, server)
     bodies: list[type[BaseModel]] = [*add_responses(app, server), *add_prompts(app, server)]
+    bodies += add_embeddings(app, server, embedder)
     _add_models(app, server)
     add_health(app, server)
     _add_state(app, server)

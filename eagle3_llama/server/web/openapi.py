@@ -243,6 +243,7 @@ _ABOUT = {
     408: "the body did not arrive in time",
     413: "the body is too large",
     415: "the body is not JSON",
+    501: "the server was started without what the route needs",
     503: "the server is full or shutting down; the header Retry-After says when to try again",
     504: "the request took longer than the server's time limit",
     507: "the file cannot be written",
