@@ -401,6 +401,37 @@ def test_a_stream_that_fails(batcher, monkeypatch):
     assert events[-1]["response"]["error"]["code"] == "server_error"
 
 
+def test_input_items(server, client):
+    """The conversation before the answer, in pages; each item can be sent again."""
+    called = {"type": "function_call", "call_id": "c", "name": "train", "arguments": ARGUMENTS}
+    result = {"type": "function_call_output", "call_id": "c", "output": "At nine."}
+    first = create(client, [{"role": "user", "content": "When?"}, called, result])
+    then = create(client, "And back?", previous_response_id=first.id)
+    items = list(client.responses.input_items.list(then.id, order="asc"))
+    assert [item.type for item in items] == ["message", "function_call", "function_call_output"] + [
+        item.type for item in first.output
+    ] + ["message"]
+    assert items[0].content[0].text == "When?" and items[-1].content[0].text == "And back?"
+    assert items[2].output == "At nine." and len({item.id for item in items}) == len(items)
+    assert list(client.responses.input_items.list(then.id, limit=2)) == items[::-1]  # page by page
+    again = [item.model_dump(exclude_none=True) for item in items]
+    assert create(client, again).output_text == then.output_text
+    url = f"/v1/responses/{first.id}/input_items"
+    for query in ("limit=0", "limit=101", "order=up", "after=no"):
+        r = server.client.get(f"{url}?{query}")
+        assert r.status_code == 400 and r.json()["error"]["param"] == query.split("=")[0]
+    for gone in (client_of(server, KEYS[1]).responses, client.responses):
+        with pytest.raises(openai.NotFoundError):
+            gone.input_items.list(first.id if gone is not client.responses else "no")
+
+
+def test_nothing_can_be_cancelled(client):
+    with pytest.raises(openai.BadRequestError, match="has ended"):
+        client.responses.cancel(create(client).id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.cancel("resp_no")
+
+
 def test_routes_without_v1(server):
     made = server.client.post("/responses", json={"input": "Hi", "max_output_tokens": 4, **OFF}).json()
     path = f"/responses/{made['id']}"

@@ -46,6 +46,11 @@ class ResponseStore:
         """The conversation up to the end of this response. Raises ApiError 404."""
         return json.loads(self._get(client, response_id, "previous_response_id")[1])
 
+    def inputs(self, client: str, response_id: str) -> list[dict[str, Any]]:
+        """The conversation that this response answers. Raises ApiError 404."""
+        response, items = map(json.loads, self._get(client, response_id, "response_id"))
+        return items[: len(items) - len(response["output"])]
+
     def delete(self, client: str, response_id: str) -> None:
         """Raises ApiError 404."""
         with self._lock:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
 from ..api.fields import bounded
 from ..api.response_input import chat_of, items_of, renamed
+from ..api.response_inputs import MAX_PAGE, ItemList, page
 from ..api.response_shape import ResponseShape, ResponseStream
 from ..api.response_store import ResponseStore
 from ..api.responses import ResponseBody
@@ -91,9 +92,28 @@ def add_responses(app: FastAPI, server: Any) -> list[type[BaseModel]]:
         gone = {"id": response_id, "object": "response", "deleted": True}
         return Response(dumps(gone), media_type="application/json")
 
+    @app.post("/v1/responses/{response_id}/cancel", **openapi.answer("ResponseObject", 400, 404))
+    async def cancel_response(request: Request, response_id: str) -> Response:
+        """Refuses: only answers in the background can be cancelled, and there are none."""
+        routes.store.response(request.scope["record"].client, response_id)
+        message = "this response has ended, as all do that are stored: close the connection of one that runs"
+        raise wrong("response_id", message)
+
+    @app.get("/v1/responses/{response_id}/input_items", **openapi.answer("ItemList", 400, 404))
+    async def input_items(
+        request: Request,
+        response_id: str,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+    ) -> Response:
+        """Lists the items that a stored answer answers, the newest first."""
+        items = routes.store.inputs(request.scope["record"].client, response_id)
+        return Response(dumps(page(response_id, items, limit, order, after)), media_type="application/json")
+
     @app.post("/v1/responses/input_tokens", **openapi.answer("InputTokens", 404, body=routes.body))
     async def input_tokens(request: Request) -> Response:
         """Counts the tokens of a conversation's prompt, without an answer."""
         return await routes.input_tokens(request)
 
-    return [routes.body]
+    return [routes.body, ItemList]
