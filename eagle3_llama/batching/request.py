@@ -10,10 +10,10 @@ import numpy as np
 
 from ..common.sampling_budget import SamplingBudget
 from ..errors import EagleError, ErrorKind
-from ..llama.generation import GenerateCall, GeneratingLlama
+from ..llama.generation import GENERATE_SIGNATURE, GenerateCall, GeneratingLlama
 from ..llama.infill import echoed_logprobs
 from ..llama.loop import Piece
-from ..llama.ownership import Ownership
+from ..llama.ownership import Claim, Ownership
 from ..llama.scores import ScoreRows
 from ..llama.text import Text
 from ..llama.usage import TokenUsage
@@ -159,6 +159,23 @@ class RequestLlama(GeneratingLlama):
         finally:
             self._leave(options)
 
+    def read(self, prompt: list[int], options: CompletionOptions) -> None:
+        """Decodes the prompt, for the rows that the options keep of it. Generates nothing."""
+        self._options = options
+        try:
+            bound = GENERATE_SIGNATURE.bind(self, prompt, temp=0.0)
+            bound.apply_defaults()
+            call = GenerateCall(list(prompt), bound.arguments, Claim("a prompt", False), limit=1)
+            source = self._tokens_from(call)
+            try:
+                piece = source.prompt()
+                while piece is not None and not piece.round.tokens:
+                    piece = source.round()
+            finally:
+                source.end()
+        finally:
+            self._leave(options)
+
     def _leave(self, options: CompletionOptions) -> None:
         if self._options is options:  # its generation did not begin
             self._options = CompletionOptions()
@@ -228,7 +245,7 @@ class RequestLlama(GeneratingLlama):
             sampler = with_bias(sampler, options.bias, self._n_vocab)
         stopping = call.stopping is not None  # it reads one row at a time
         self._text.rows = ScoreRows(self._n_vocab, len(prompt) - 1, False) if stopping else None
-        if options.echo and prompt[0] != self.token_bos():
+        if options.echo:
             options.before.append(TopRow(prompt[0], 0.0, np.empty(0, np.int32), np.empty(0, np.float32)))
         room = self._n_ctx - len(prompt)
         return Job(

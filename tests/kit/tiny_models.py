@@ -189,7 +189,6 @@ def bert(path, seed=2, pooling=None, n_ctx=128):
     return path
 
 
-
 def tiny_lora(path, n_embd=N_EMBD):
     """An adapter of rank 2 for one matrix of the tiny target."""
     w, n = gguf.GGUFWriter(path, "llama"), n_embd

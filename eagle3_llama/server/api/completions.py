@@ -24,7 +24,8 @@ class CompletionBody(Sampling):
         | Annotated[list[TokenIds], length(MAX_PROMPTS, 1)]
     )
     suffix: str | None = None
-    echo: bool | None = Field(None, description="needs a prompt that is text, not token ids")
+    max_tokens: int | None = Field(None, ge=0, description="0: the prompt alone, with echo")
+    echo: bool | None = Field(None, description="the answer begins with the prompt")
     logprobs: Annotated[int, Field(ge=0, le=20)] | Literal[False] | None = None
     n_probs: int | None = Field(None, ge=0, le=20, description="llama-server's name of logprobs")
     best_of: Literal[1] | None = None

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Optional, Union
 
+from annotated_types import Ge
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -197,7 +198,10 @@ def bounded(model: type[BaseModel], settings: ServerSettings) -> type[BaseModel]
     """The same body with this server's limits, so that the OpenAPI document shows them."""
     about, own = f"an answer has at most {settings.most_tokens} tokens", model.model_fields
     names = [n for n in ("max_tokens", "max_completion_tokens", "max_output_tokens") if n in own]
-    fields: dict[str, Any] = {n: (Optional[int], Field(None, ge=1, description=about)) for n in names}
+    least = lambda name: next(m.ge for m in own[name].metadata if isinstance(m, Ge))
+    fields: dict[str, Any] = {
+        n: (Optional[int], Field(None, ge=least(n), description=own[n].description or about)) for n in names
+    }
     if "n" in own:
         n_choices = Field(None, ge=1, le=settings.most_choices, description=own["n"].description)
         fields["n"] = (Optional[int], n_choices)

@@ -183,8 +183,10 @@ class Caller:
         if len(prompts) * n > most:
             message = f"{len(prompts)} prompts with {n} choices each are more than {most} choices"
             raise wrong("prompt", f"{message}, the most that this server allows")
-        if body.echo and not all(isinstance(p, str) for p in prompts):
-            raise wrong("echo", "it needs a prompt that is text, not token ids")
+        if body.max_tokens == 0:
+            if not body.echo:
+                raise wrong("max_tokens", "with 0 the answer is the prompt, which needs echo: true")
+            arguments["max_tokens"] = 0
         self._check_prompts(prompts)
         self.size.check_fits(body.suffix or "", "suffix")
         if body.suffix and not self._can_infill:
@@ -196,7 +198,8 @@ class Caller:
         sizes = [0] * len(prompts)
         if logprobs is not None:
             # every token has at least one byte
-            echoed = [min(len(p.encode()), self.settings.n_ctx) if body.echo else 0 for p in prompts]
+            size = lambda p: len(p.encode()) if isinstance(p, str) else len(p)
+            echoed = [min(size(p), self.settings.n_ctx) if body.echo else 0 for p in prompts]
             n_choices, explicit = n * len(prompts), body.max_tokens is not None
             sizes = [self._logprobs_size(arguments, logprobs, n_choices, explicit, e) for e in echoed]
         arguments |= {"echo": bool(body.echo), "suffix": body.suffix}

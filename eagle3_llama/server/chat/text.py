@@ -98,7 +98,7 @@ class TextOfTokens:
 
 
 class CompletionCall:
-    """One completion, by a request of a Batcher. prompt: text or token ids.
+    """One completion, by a request of a Batcher. prompt: text or token ids. max_tokens: 0: the prompt alone.
 
     sampling: temperature, and arguments of llama_cpp.Llama.generate. Raises ValueError for a long prompt.
     """
@@ -124,10 +124,12 @@ class CompletionCall:
         if len(self._ids) >= llm.n_ctx():  # in llama-cpp-python's words, as its chat formats say it
             raise ValueError(f"Requested tokens ({len(self._ids)}) exceed context window of {llm.n_ctx()}")
         self._max_tokens = max_tokens
-        self._echoed = prompt if echo and isinstance(prompt, str) else ""
+        self._echoed = _text(llm, prompt) if echo else ""
         self._writer = None
         if logprobs is not None:
-            self._writer = Logprobs(llm.detokenize, llm.token_bos(), 0 if echo else len(prompt))
+            # a client counts the tokens that it sends, also one that begins a text
+            hidden = llm.token_bos() if isinstance(prompt, str) else -1
+            self._writer = Logprobs(llm.detokenize, hidden, 0 if echo else len(prompt))
         echoes = self._writer is not None and echo
         bias = logit_bias or {}
         self._options = CompletionOptions(bias, logprobs, echoes, self._writer, thoughts=thoughts)
@@ -169,6 +171,9 @@ class CompletionCall:
     def _grow(self) -> Iterator[None]:
         """Adds tokens to the text until it has ended. Yields wherever it may be looked at."""
         n = 0
+        if not self._max_tokens:
+            self._llm.read(self._ids, self._options)
+            return
         with contextlib.closing(self._llm.complete(self._ids, self._options, **self._sampling)) as tokens:
             for token in tokens:
                 if is_end(self._llm, token):
@@ -189,6 +194,10 @@ def complete(llm: Any, prompt: str | list[int], stream: bool, **given: Any) -> A
     """A completion, or an iterator of its chunks. given: see CompletionCall."""
     made = CompletionCall(llm, prompt, **given)
     return made.chunks() if stream else made.whole()
+
+
+def _text(llm: Any, prompt: str | list[int]) -> str:
+    return prompt if isinstance(prompt, str) else llm.detokenize(prompt).decode("utf-8", "ignore")
 
 
 def _prompt_ids(llm: Any, prompt: str | list[int], suffix: str | None) -> list[int]:
