@@ -311,7 +311,7 @@ def test_formats_are_enforced(servers):
         "properties": {"n": {"type": "integer", "minimum": 3, "maximum": 9}},
         "required": ["n"],
     }
-    odd = {**schema, "properties": {"n": {"type": "number", "maximum": 9}}}
+    odd = {**schema, "properties": {"n": {"type": "number", "multipleOf": 9}}}
     form = lambda schema, **more: {"format": {"type": "json_schema", "name": "x", "schema": schema, **more}}
     for kind in KINDS[:2]:
         client = client_of(servers[kind])

@@ -8,6 +8,7 @@ from ..api.chat import ChatBody
 from ..settings import ServerSettings
 from ..web.errors import wrong
 from .formats import plain_messages
+from .schemas import enforceable
 
 
 def json_wanted(body: ChatBody) -> dict[str, Any] | None:
@@ -16,7 +17,7 @@ def json_wanted(body: ChatBody) -> dict[str, Any] | None:
     if wanted is None or wanted.type == "text":
         return None
     schema = wanted.schema_ if wanted.type == "json_object" else wanted.json_schema.schema_
-    return schema or {"type": "object"}
+    return enforceable(schema or {"type": "object"})
 
 
 def strict_of(body: ChatBody) -> bool:

@@ -25,6 +25,7 @@ from ..settings import ServerSettings
 from ..web.errors import ApiError, wrong
 from . import answer, formats
 from .ask import json_wanted, strict_of, template_request
+from .decimals import put_numbers
 from .formats import call_tool, handler_of, plain_messages, template_setup
 from .library import ChatLibrary, Prepared, ask, refuse_incomplete
 from .sampling import SamplingFields
@@ -121,10 +122,7 @@ class Caller:
                 refuse_incomplete(made.incomplete, "tools")
             if body.grammar is not None:
                 return made, self._grammar(body.grammar) or ""
-            if made.grammar:
-                key = ("read", made.grammar)
-                self._checked.get(key, lambda: self._ask_grammars("read", made.grammar, "tools"))
-            return made, made.grammar
+            return made, self._readable(made.grammar, "tools")
 
         prepared = Once(prepare)  # for all choices
 
@@ -269,7 +267,14 @@ class Caller:
         made = json.loads(self._checked.get(("convert", text), make) or "{}")
         if strict:
             refuse_incomplete(made["incomplete"], param)
-        return made["grammar"]
+        return self._readable(made["grammar"], param)
+
+    def _readable(self, grammar: str, param: str) -> str:
+        """A grammar of the chat library with the bounds of numbers, once a child could read it; "" for ""."""
+        text = put_numbers(grammar)
+        if text:
+            self._checked.get(("read", text), lambda: self._ask_grammars("read", text, param))
+        return text
 
     def _ask_grammars(self, do: str, text: str, param: str) -> Any:
         refused = f"the {'grammar' if do == 'check' else 'schema'} was refused"
