@@ -267,7 +267,8 @@ class Caller:
         made = json.loads(self._checked.get(("convert", text), make) or "{}")
         if strict:
             refuse_incomplete(made["incomplete"], param)
-        return self._readable(made["grammar"], param)
+        grammar = made["grammar"]  # it was checked as it is
+        return grammar if put_numbers(grammar) == grammar else self._readable(grammar, param)
 
     def _readable(self, grammar: str, param: str) -> str:
         """A grammar of the chat library with the bounds of numbers, once a child could read it; "" for ""."""
