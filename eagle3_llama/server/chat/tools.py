@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..api.chat import AllowedTools, ChatBody, Named
+from ..api.chat import AllowedTools, ChatBody, Named, NamedTool
 from ..web.errors import wrong
 from .schemas import unenforced
 
@@ -50,11 +50,14 @@ def tools_of(body: ChatBody) -> Tools:
         if f.strict and (odd := unenforced(f.parameters)):
             message = f"strict, but no grammar enforces {', '.join(odd)}: leave these out, or strict"
             raise wrong("tools", message)
+    # A choice that names a tool is for one call, as with OpenAI, unless the request says otherwise.
+    one = isinstance(choice, (Named, NamedTool)) and body.parallel_tool_calls is None
+    parallel = body.parallel_tool_calls is not False and not one and not body.functions
     return Tools(
         tuple({"type": "function", "function": _function(f)} for f in functions),
         mode,
         called,
-        body.parallel_tool_calls is not False and not body.functions,
+        parallel,
         bool(body.functions),
         any(f.strict for f in functions),
     )
