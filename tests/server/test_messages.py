@@ -4,17 +4,16 @@ import contextlib
 import json
 
 import anthropic
-import pydantic
 import pytest
 import templates
-from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
+from anthropic.types import Message, MessageTokensCount
+from event_checks import message_of, prompt_tokens
 from server_tools import CHAT, Blocked, ask, idle, running, settings, until
 
 from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.server.api import stream
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
-EVENT = pydantic.TypeAdapter(RawMessageStreamEvent)
 PLACE = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 12}, "day": {"type": "integer", "maximum": 31}},
@@ -79,41 +78,7 @@ def frames(server, **more):
 
 def streamed(server, **more):
     """A stream's message, put together from its events, whose order it checks."""
-    first, *found = [e for e in frames(server, **more) if e["type"] != "ping"]
-    for e in (first, *found):
-        EVENT.validate_python(e)
-    assert first["type"] == "message_start" and found[-1] == {"type": "message_stop"}
-    message, written, is_open = dict(first["message"]), "", False
-    assert message["content"] == [] and message["stop_reason"] is None
-    before = message["usage"]
-    for e in found[:-2]:
-        content = message["content"]
-        if e["type"] == "content_block_start":
-            assert e["index"] == len(content) and not is_open
-            content.append(dict(e["content_block"]))
-            written, is_open = "", True
-            continue
-        assert is_open and e["index"] == len(content) - 1
-        block = content[-1]
-        if e["type"] == "content_block_stop":
-            is_open = False
-            if block["type"] == "tool_use":
-                with contextlib.suppress(json.JSONDecodeError):  # a call that was cut
-                    block["input"] = json.loads(written or "{}")
-        elif e["delta"]["type"] == "input_json_delta":
-            written += e["delta"]["partial_json"]
-        else:
-            field = e["delta"]["type"].removesuffix("_delta")
-            block[field] += e["delta"][field]
-    end = found[-2]
-    assert end["type"] == "message_delta" and not is_open
-    assert total(before) == total(end["usage"])
-    return {**message, **end["delta"], "usage": end["usage"]}
-
-
-def total(usage):
-    """The tokens of the prompt."""
-    return usage["input_tokens"] + usage["cache_read_input_tokens"]
+    return message_of(frames(server, **more))
 
 
 def told(message):
@@ -160,7 +125,7 @@ def test_streams_say_what_answers_say(server, more):
     """And the prompt has as many tokens as count_tokens says."""
     got = whole(server, **more)
     assert told(streamed(server, **more)) == told(got)
-    assert count(server, **more) == total(got["usage"])
+    assert count(server, **more) == prompt_tokens(got["usage"])
     assert 0 < got["usage"]["output_tokens"] <= more.get("max_tokens", 24)
 
 
@@ -238,7 +203,7 @@ def test_a_round_trip_of_a_call(servers, kind, failed):
     ]
     off = {"chat_template_kwargs": {"enable_thinking": False}}
     chat = ask(server.client, messages=same, tools=tools, max_tokens=8, **off).json()
-    assert total(got["usage"]) == chat["usage"]["prompt_tokens"]
+    assert prompt_tokens(got["usage"]) == chat["usage"]["prompt_tokens"]
     text = chat["choices"][0]["message"]["content"].lstrip()
     assert told(got)[0] == ([("text", text)] if text else [])
 

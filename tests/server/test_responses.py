@@ -6,8 +6,8 @@ import json
 import openai
 import pytest
 import templates
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
+from event_checks import RESPONSE_EVENT, response_of
+from openai.types.responses import Response
 from server_tools import Blocked, ask, idle, running, settings, until
 
 from eagle3_llama.batching import Batcher, BatchSettings
@@ -29,7 +29,6 @@ ARGUMENTS = '{"city": "Oslo", "day": 3}'
 CALL = f'<tool_call>\n{{"name": "train", "arguments": {ARGUMENTS}}}\n</tool_call>'
 OFF = {"chat_template_kwargs": {"enable_thinking": False}}  # no thoughts
 KINDS = ["own", "Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct"]
-EVENTS = TypeAdapter(ResponseStreamEvent)
 KEYS = ("one", "two")
 
 
@@ -76,31 +75,8 @@ def streamed(client, asked="Name three rivers.", *, extra=(), **more):
     """(the events, the response at their end), checked by OpenAI's models and against each other."""
     given = {"model": "any", "temperature": 0, "max_output_tokens": 24, **more}
     told = client.responses.create(input=asked, stream=True, extra_body={**OFF, **dict(extra)}, **given)
-    events = [EVENTS.validate_python(e.to_dict()) for e in told]
-    assert [e.sequence_number for e in events] == list(range(len(events)))
-    assert [e.type for e in events[:2]] == ["response.created", "response.in_progress"]
-    last = events[-1].response
-    assert events[-1].type == f"response.{last.status}" and {e.response.id for e in events[:2]} == {last.id}
-    check_items(events[2:-1], last.output)
-    return events, last
-
-
-def check_items(events, output):
-    """The events of each item begin, grow and end it as it is in the response."""
-    for i, item in enumerate(output):
-        own = [e for e in events if e.output_index == i]
-        assert own[0].type == "response.output_item.added" and own[0].item.status == "in_progress"
-        assert own[-1].type == "response.output_item.done" and own[-1].item == item
-        assert {e.item_id for e in own[1:-1]} == {item.id} == {own[0].item.id}
-        deltas = "".join(e.delta for e in own if e.type.endswith(".delta"))
-        done = next(e for e in own if e.type.endswith(("text.done", "arguments.done")))
-        if item.type == "function_call":
-            assert deltas == done.arguments == item.arguments
-        else:
-            assert deltas == done.text == item.content[0].text
-            kinds = [e.type for e in own if "content_part" in e.type]
-            assert kinds == ["response.content_part.added", "response.content_part.done"]
-    assert {e.output_index for e in events} == set(range(len(output)))
+    events = [RESPONSE_EVENT.validate_python(e.to_dict()) for e in told]
+    return events, response_of(events)
 
 
 def written(text):
@@ -396,7 +372,7 @@ def test_a_stream_that_fails(batcher, monkeypatch):
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
     assert names == [e["type"] for e in events] and names[-2:] == ["error", "response.failed"]
-    assert [EVENTS.validate_python(e).sequence_number for e in events] == list(range(len(events)))
+    assert [RESPONSE_EVENT.validate_python(e).sequence_number for e in events] == list(range(len(events)))
     assert events[-2]["code"] == "deadline"
     assert events[-1]["response"]["error"]["code"] == "server_error"
 

@@ -1,0 +1,81 @@
+"""What the events of a stream must be in OpenAI's Responses and in Anthropic's Messages API."""
+
+import contextlib
+import json
+
+import pydantic
+from anthropic.types import RawMessageStreamEvent
+from openai.types.responses import ResponseStreamEvent
+
+RESPONSE_EVENT = pydantic.TypeAdapter(ResponseStreamEvent)
+MESSAGE_EVENT = pydantic.TypeAdapter(RawMessageStreamEvent)
+
+
+def response_of(events):
+    """The response at the end of a stream. Its events, as dictionaries or the client's objects, are checked
+    by OpenAI's models, and against the response."""
+    dicts = [e if isinstance(e, dict) else e.to_dict() for e in events]
+    events = [RESPONSE_EVENT.validate_python(e) for e in dicts]
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+    assert [e.type for e in events[:2]] == ["response.created", "response.in_progress"]
+    last = events[-1].response
+    assert events[-1].type == f"response.{last.status}" and {e.response.id for e in events[:2]} == {last.id}
+    check_items(events[2:-1], last.output)
+    return last
+
+
+def check_items(events, output):
+    """The events of each item begin, grow and end it as it is in the response."""
+    for i, item in enumerate(output):
+        own = [e for e in events if e.output_index == i]
+        assert own[0].type == "response.output_item.added" and own[0].item.status == "in_progress"
+        assert own[-1].type == "response.output_item.done" and own[-1].item == item
+        assert {e.item_id for e in own[1:-1]} == {item.id} == {own[0].item.id}
+        deltas = "".join(e.delta for e in own if e.type.endswith(".delta"))
+        done = next(e for e in own if e.type.endswith(("text.done", "arguments.done")))
+        if item.type == "function_call":
+            assert deltas == done.arguments == item.arguments
+        else:
+            assert deltas == done.text == item.content[0].text
+            kinds = [e.type for e in own if "content_part" in e.type]
+            assert kinds == ["response.content_part.added", "response.content_part.done"]
+    assert {e.output_index for e in events} == set(range(len(output)))
+
+
+def message_of(events):
+    """A stream's message, put together from its events, as dictionaries. Their order and form is checked."""
+    first, *found = [e for e in events if e["type"] != "ping"]
+    for e in (first, *found):
+        MESSAGE_EVENT.validate_python(e)
+    assert first["type"] == "message_start" and found[-1] == {"type": "message_stop"}
+    message, written, is_open = dict(first["message"]), "", False
+    assert message["content"] == [] and message["stop_reason"] is None
+    before = message["usage"]
+    for e in found[:-2]:
+        content = message["content"]
+        if e["type"] == "content_block_start":
+            assert e["index"] == len(content) and not is_open
+            content.append(dict(e["content_block"]))
+            written, is_open = "", True
+            continue
+        assert is_open and e["index"] == len(content) - 1
+        block = content[-1]
+        if e["type"] == "content_block_stop":
+            is_open = False
+            if block["type"] == "tool_use":
+                with contextlib.suppress(json.JSONDecodeError):  # a call that was cut
+                    block["input"] = json.loads(written or "{}")
+        elif e["delta"]["type"] == "input_json_delta":
+            written += e["delta"]["partial_json"]
+        else:
+            field = e["delta"]["type"].removesuffix("_delta")
+            block[field] += e["delta"][field]
+    end = found[-2]
+    assert end["type"] == "message_delta" and not is_open
+    assert prompt_tokens(before) == prompt_tokens(end["usage"])
+    return {**message, **end["delta"], "usage": end["usage"]}
+
+
+def prompt_tokens(usage):
+    """All tokens of a prompt, by Anthropic's counts of it."""
+    return usage["input_tokens"] + usage["cache_read_input_tokens"]
