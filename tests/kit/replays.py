@@ -46,7 +46,7 @@ def told(turn):
     """(what the model writes, and the kinds of its parts) in a turn; (None, ()) if that is its own affair."""
     edit = call("edit", {"path": f"src/{turn}.c", "old": "int n;", "new": 'int n = "\\n";'})
     return (
-        (f"<think>\nI look at part {turn} first.\n</think>\n\n{shell('ls', f'src/{turn}')}", ("thoughts", "call")),
+        (f"<think>\nI look at part {turn}.\n</think>\n\n{shell('ls', str(turn))}", ("thoughts", "call")),
         (shell("cat", f"src/{turn}.c"), ("call",)),
         (f"It lacks a value in part {turn}.\n{edit}", ("text", "call")),
         (f"{shell('make', str(turn))}\n{shell('make', 'test')}", ("call", "call")),

@@ -1,4 +1,4 @@
-"""Agents of 20 turns, as Codex and Claude Code send them: every event, every item sent back, and the usage."""
+"""Agents of 20 turns, as Codex and Claude Code send them: events, items sent back, and usage."""
 
 import json
 
@@ -24,7 +24,7 @@ def server(batcher):
 
 
 def codex(server, stored, drafts):
-    """The responses of a session. stored: it goes on from the stored answer; otherwise it sends everything."""
+    """The responses of a session, which goes on from the stored answer, or sends everything each time."""
     key = f"{'stored' if stored else 'whole'}-{drafts}"
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
     tools = [
@@ -34,10 +34,11 @@ def codex(server, stored, drafts):
     history, made = [], []
     for turn in range(TURNS):
         items = [item for item in made[-1].output if item.type == "function_call"] if made else []
-        calls = [item for item in items if item.status == "completed"]  # one that was cut is not called
+        calls = [item for item in items if item.status == "completed"]  # none that was cut
         new = [
-            {"type": "function_call_output", "call_id": c.call_id, "output": result(turn, c.name, c.arguments)}
+            {"type": "function_call_output", "call_id": c.call_id, "output": text}
             for c in calls
+            for text in [result(turn, c.name, c.arguments)]
         ]
         if turn % CYCLE == 0:
             text = [{"type": "input_text", "text": TASKS[turn // CYCLE]}]
