@@ -122,6 +122,7 @@ CALL = f'<tool_call>\n{{"name": "train", "arguments": {ARGUMENTS}}}\n</tool_call
         (f"<think>\nHm.\n</think>\n\n{CALL}", ("", "Hm.\n", [["train", ARGUMENTS]])),
         ("<think>\nHm, so.\n</think>\n\nHello.", ("Hello.", "Hm, so.\n", [])),
         ("No call, 2 < 3.", ("No call, 2 < 3.", "", [])),
+        (CALL.replace("train", "fly"), (CALL.replace("train", "fly"), "", [])),  # there is no such tool
     ],
 )
 @pytest.mark.parametrize("interval", [0, 0.08])

@@ -117,7 +117,7 @@ class ChatLibrary:
 
         def read(text: str, partial: bool) -> dict[str, Any] | None:
             message = self._answers.parse(syntax, text, partial)
-            if message is None:
+            if message is None:  # it is none of the forms that the parser knows
                 return None
             was = {field: begun.get(field) or "" for field in ("content", "reasoning_content")}
             return {**message, **{field: message[field].removeprefix(was[field]) for field in was}}
