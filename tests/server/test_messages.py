@@ -175,6 +175,16 @@ def test_blocks_of_what_a_model_writes(servers, written, expected):
     assert told(whole(servers["qwen"], messages=back, tools=TOOLS))[0]
 
 
+def test_arguments_with_half_a_character(servers):
+    """JSON can name it, and UTF-8 cannot: the answer is still one, whole and streamed."""
+    city = r'"city": "\ud83d"'
+    text = CALL.replace('"city": "Oslo"', city)
+    more = {"tools": TOOLS, "grammar": f"root ::= {json.dumps(text)}"}
+    got = whole(servers["qwen"], max_tokens=WHOLE, **more)
+    assert told(got)[0] == [("tool_use", "train", {"city": "\ufffd", "day": 3})]
+    assert streamed(servers["qwen"], max_tokens=WHOLE, **more)["stop_reason"] == "tool_use"
+
+
 @pytest.mark.parametrize("kind", ["own", "qwen"])
 @pytest.mark.parametrize("failed", [False, True])
 def test_a_round_trip_of_a_call(servers, kind, failed):

@@ -106,7 +106,12 @@ def _number(x: Any) -> float:
 
 
 def dumps(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    """UTF-8. Half of a surrogate pair, which the JSON of a call's arguments may name, becomes U+FFFD."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
 def event(value: Any) -> bytes:
