@@ -17,6 +17,7 @@ import fnmatch
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -94,6 +95,9 @@ def results_of(folder: Path, files: list[str]) -> list[Result]:
     report = folder / "report.xml"
     paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "LLAMA_SERVER_BIN_PATH": str(folder / "llama-server"), "PYTHONPATH": paths}
+    with socket.socket() as s:  # a port that no other server has
+        s.bind(("127.0.0.1", 0))
+        env["PORT"] = str(s.getsockname()[1])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "adapted", "-p", "no:cacheprovider"]
     command += ["-m", "not slow", f"--junitxml={report}", *[f"unit/test_{name}.py" for name in files]]
     done = subprocess.run(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True)

@@ -4,7 +4,6 @@ import fnmatch
 import importlib
 import json
 import re
-import socket
 
 import pytest
 from paths import ROOT
@@ -17,7 +16,7 @@ def scripts():
         yield [importlib.import_module(f"llama_server_{name}") for name in ("suite", "launcher", "not_ours")]
 
 
-def test_options_are_ours(scripts, tmp_path):
+def test_options_are_ours(scripts):
     launcher = scripts[1]
     given = "--port 1 --temp 0.8 --seed 42 --hf-repo x --no-slots --ctx-size 512 --parallel 2 --reasoning off"
     file = ["--chat-template-file", "a b"]
@@ -35,7 +34,7 @@ def test_options_are_ours(scripts, tmp_path):
         assert text.read() == "This is one"
 
 
-def test_the_suite_is_the_one_that_is_adapted(scripts, tmp_path, monkeypatch):
+def test_the_suite_is_the_one_that_is_adapted(scripts, tmp_path):
     """Each change and each line of NOT_OURS still meets a test of the pinned tree, and one file runs."""
     suite, _, not_ours = scripts
     folder = suite.copy_of_suite(tmp_path)
@@ -49,9 +48,6 @@ def test_the_suite_is_the_one_that_is_adapted(scripts, tmp_path, monkeypatch):
         assert fnmatch.filter(tests, pattern), pattern
     for needed in ("requests", "filelock"):
         pytest.importorskip(needed, reason=f"needs {needed}, of the extra `clients`")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("PORT", str(s.getsockname()[1]))
     found = {r.name: r.outcome for r in suite.results_of(folder, ["tokenize"])}
     assert found["tokenize::test_tokenize_detokenize"] == "passed", found
     assert found["tokenize::test_tokenize_with_bos"] == "not applicable", found
