@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from llama_cpp import Llama
 
 # Who drafted a token -> how a terminal shows it. Not by colour alone, which not everybody can tell apart.
-STYLES = {"target": "", "head": "green bold", "text": "cyan underline", "both": "magenta bold underline"}
+STYLES = {
+    "target": "",
+    "head": "green bold",
+    "text": "cyan underline",
+    "grammar": "yellow italic underline",
+    "both": "magenta bold underline",
+}
 OTHER_STYLE = "yellow italic"  # of sources that have no style of their own
 
 

@@ -34,7 +34,7 @@ class Ask(NamedTuple):
 
 
 class Buffers:
-    """What a round of n asks passes to the library, allocated once."""
+    """What a round of n asks passes to the library, allocated once. samplers: addresses, 0 for none."""
 
     def __init__(self, ffi: Any, n: int) -> None:
         self.asks = ffi.new("struct eagle3_ask[]", n)
@@ -59,15 +59,22 @@ class Drafting:
         self._shapes: dict[StaticTree, tuple[Any, Any]] = {}  # parents and ranks
 
     def draft(self, asks: Sequence[Ask], b: Buffers) -> None:
-        """Begins a round with the drafts of its asks. Their numbers of tokens are in b.drafted afterwards."""
+        """Begins a round with the drafts of its asks. Their numbers of tokens are in b.drafted afterwards.
+
+        What the grammars in b.samplers force is drafted, too.
+        """
         if self._planner.on_match is not None:
             self._measure_for(asks)
-        arrays = [self.fill(a, ask, len(asks)) for a, ask in zip(b.asks, asks)]
-        checked(self.lib.eagle3_round_draft(self._session.handle, b.asks, len(asks), b.drafted))
+        n, samplers = len(asks), b.sampler_pointers
+        arrays = [self.fill(b.asks[i], ask, n, samplers[i]) for i, ask in enumerate(asks)]
+        checked(self.lib.eagle3_round_draft(self._session.handle, b.asks, n, b.drafted))
         del arrays  # read until here
 
-    def fill(self, a: Any, ask: Ask, n: int) -> object:
-        """The native form of an ask of a round of n. Returns what must live until the call has read it."""
+    def fill(self, a: Any, ask: Ask, n: int, sampler: Any) -> object:
+        """The native form of an ask of a round of n. sampler: its chain, or NULL.
+
+        Returns what must live until the call has read it.
+        """
         lib = self.lib
         p = ask.params
         a.slot = ask.slot
@@ -80,6 +87,7 @@ class Drafting:
             text = p.text and self._session.drafts_from_text
             a.kind = lib.EAGLE3_PLANNED
             a.text = int(text)
+            a.sampler = sampler if text else self.ffi.NULL
             a.n_max = MAX_DRAFT if text else min(PLANNED_NODES * n, MAX_DRAFT)
             a.n_max = a.n_max if ask.most else 0
             a.width = PLANNED_WIDTH if self._session.trees(p) else 1

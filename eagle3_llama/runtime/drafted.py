@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 TARGET = "target"  # no source drafted the token: the target sampled it, or the caller drafted it
 BOTH = "both"  # more than one source offered it
-DRAFTERS = ("head", "text", BOTH)  # reports always have these; a session's further sources join them
+# reports always have these; a session's further sources join them
+DRAFTERS = ("head", "text", "grammar", BOTH)
 
 
 def drafter_labels(names: Sequence[str]) -> list[str]:

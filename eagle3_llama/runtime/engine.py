@@ -60,6 +60,7 @@ class Engine(Session):
         b = self._buffers.get(n) or self._buffers.setdefault(n, Buffers(self.ffi, n))
         held = [self.n_past(ask.slot) for ask in asks] if n > 1 else None
         errors: dict[int, EagleError] = {}  # by ask
+        b.samplers[0:n] = samplers
         t0 = now()
         self.drafting.draft(asks, b)
         t1 = now()
@@ -74,7 +75,7 @@ class Engine(Session):
             for ask, draft in zip(asks, drafts):
                 if ask.on_draft is not None:
                     ask.on_draft([ask.token, *draft.tokens])
-            counts = self._verify_rows(b, samplers, errors)
+            counts = self._verify_rows(b, n, errors)
             t3 = now()
         finally:  # whatever happened, nothing unverified stays
             code = self.lib.eagle3_round_commit(self.handle, b.keep)
@@ -108,13 +109,11 @@ class Engine(Session):
         checked(self.lib.eagle3_round_draft(self.handle, b.asks, n, b.drafted))
         checked(self.lib.eagle3_round_decode(self.handle))
 
-    def _verify_rows(self, b: Buffers, samplers: Sequence[int], errors: dict[int, EagleError]) -> list[int]:
-        """Samples each ask's rows in order, up to the first token that was not drafted. Returns how many.
+    def _verify_rows(self, b: Buffers, n: int, errors: dict[int, EagleError]) -> list[int]:
+        """Samples the rows of n asks in order, up to the first token that was not drafted. Returns how many.
 
         keep is what of each ask is to stay: the rows that were sampled from, or none after an error.
         """
-        n = len(samplers)
-        b.samplers[0:n] = samplers
         checked(self.lib.eagle3_round_verify(self.handle, b.sampler_pointers, b.sampled, b.counts))
         counts: list[int] = self.ffi.unpack(b.counts, n)
         if min(counts) < 0:

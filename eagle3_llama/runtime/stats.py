@@ -19,7 +19,7 @@ class EagleStats:
 
     tokens: generated tokens. drafted, accepted: draft tokens. accepted_at: accepted draft tokens by position.
     drafted_from, accepted_from: draft tokens by who offered them: the name of the only source that did, such
-    as "head" or "text", or "both" if several did. A caller's own draft tokens are in none of them.
+    as "head", "text" or "grammar", or "both" if several did. A caller's own draft tokens are in none of them.
     Times in seconds: target (llama_decode in rounds), draft (the head), verify (the sampler), other (Python
     and bookkeeping), prompt (prompts, including the head's part).
     """

@@ -212,10 +212,10 @@ enum eagle3_kind {
                        // product of the probabilities of its tokens, the first to its own. Those below p_min
                        // are neither expanded nor drafted, also if none is left
     EAGLE3_PLANNED = 3,  // what is expected to give the most tokens per second (needs eagle3_plan_set), of
-                         // what the head offers and, with `text`, the slot's own text: at
-                         // most n_max tokens, and in all planned slots together no more than the largest of
-                         // their n_max; trees of at most `width` siblings (1: chains), on at most `depth`
-                         // levels (0: n_max): what is left of the text, say
+                         // what the head offers, with `text` the slot's own text, and with `sampler` a
+                         // grammar: at most n_max tokens, and in all planned slots together no more than the
+                         // largest of their n_max; trees of at most `width` siblings (1: chains), on at most
+                         // `depth` levels (0: n_max): what is left of the text, say
     EAGLE3_CHOICES = 4,  // a tree of fixed shape: n nodes, node i the ranks[i]-th most probable child (from
                          // 0) of node parents[i]
     EAGLE3_GIVEN   = 5   // the caller's own n tokens; parents NULL for a chain
@@ -230,6 +230,9 @@ struct eagle3_ask {
     int32_t n;                                // nodes in the arrays; level by level, or E_ARGUMENT
     const int32_t *parents, *ranks, *tokens;  // ranks 0..EAGLE3_MAX_WIDTH - 1
     int32_t text;  // 1: also tokens that followed the slot's last ones where its text has these already
+    struct llama_sampler *
+        sampler;  // what its grammar forces is drafted, too; NULL: nothing. It has accepted
+                  // `token`, is read in eagle3_round_draft alone, and does not change
 };
 
 // Begins a round of n different slots; drafted[i] is the number of draft tokens of asks[i]. Each draft is cut
@@ -241,12 +244,13 @@ struct eagle3_ask {
 // call has nothing new to go by. Returns the sum of drafted.
 int32_t eagle3_round_draft(eagle3_session * s, const struct eagle3_ask * asks, int32_t n, int32_t * drafted);
 
-// These are bits, as several sources may offer a token: 1 << i for source i. These two are the library's own.
-enum eagle3_source { EAGLE3_FROM_HEAD = 1, EAGLE3_FROM_TEXT = 2 };
+// These are bits, as several sources may offer a token: 1 << i for source i. These three are the library's
+// own.
+enum eagle3_source { EAGLE3_FROM_HEAD = 1, EAGLE3_FROM_TEXT = 2, EAGLE3_FROM_GRAMMAR = 4 };
 
 // Returns the name of source i, from 0 on: "head", "text" (both also where the session drafts without one),
-// then those of sources that were added, and NULL behind the last. At most EAGLE3_MAX_SOURCES have names. The
-// session owns the string, which is valid until the session is closed.
+// "grammar" (where it has text), then those of sources that were added, and NULL behind the last. At most
+// EAGLE3_MAX_SOURCES have names. The session owns the string, which is valid until the session is closed.
 const char * eagle3_source_name(const eagle3_session * s, int32_t i);
 
 // Tells the draft of asks[i], level by level; there must be room for EAGLE3_MAX_DRAFT in each array. parents,

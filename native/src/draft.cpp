@@ -22,6 +22,11 @@ bool has_children(const ask & a, int choice) {
 }  // namespace
 
 void drafter::draft(const std::vector<ask> & asks) {
+    for (const ask & a : asks) {
+        if (slots_.grammar()) {
+            slots_.grammar()->look(a.slot, a.kind == EAGLE3_PLANNED ? a.sampler : nullptr);
+        }
+    }
     grow_drafts(asks);
     for (const ask & a : asks) {
         if (a.kind == EAGLE3_GIVEN) {

@@ -82,6 +82,9 @@ slots::slots(llama_context * ctx, const eagle3::head * h, int n_slots)
         text_    = own.get();
         own->id  = TEXT;
         sources_.push_back(std::move(own));
+        auto of_grammars = std::make_unique<grammar_source>(llama_model_get_vocab(model), n_slots);
+        grammar_         = of_grammars.get();
+        add_source(std::move(of_grammars));
     }
     const llama_vocab * vocab = llama_model_get_vocab(model);
     for (int32_t token = 0; token < n_vocab; ++token) {

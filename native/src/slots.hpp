@@ -1,6 +1,7 @@
 // The slots have their texts in the target's memory, and the sources of drafts that follow these texts.
 #pragma once
 
+#include "grammar_source.hpp"
 #include "head_source.hpp"
 #include "source.hpp"
 #include "target_memory.hpp"
@@ -91,8 +92,9 @@ class slots {
     head_source * head() const { return head_; }  // the first of them, or null
     head_source & need_head() const;              // E_ARGUMENT without a head
     text_source * text() const { return text_; }  // null if the target cannot drop part of a sequence
-    bool ready(int slot) const;                   // whether a source has anything to offer
-    void tell(const kept_tokens & k);             // every source, also if one fails; throws the first failure
+    grammar_source * grammar() const { return grammar_; }  // null as text()
+    bool ready(int slot) const;                            // whether a source has anything to offer
+    void tell(const kept_tokens & k);  // every source, also if one fails; throws the first failure
     void want_capture(bool on) { capture_ = on; }
     void apply_capture();  // to the next decode
 
@@ -132,8 +134,9 @@ class slots {
     void wait_from(int slot, int n_past);
 
     std::vector<std::unique_ptr<source>> sources_;
-    head_source * head_ = nullptr;
-    text_source * text_ = nullptr;
+    head_source * head_       = nullptr;
+    text_source * text_       = nullptr;
+    grammar_source * grammar_ = nullptr;
     std::vector<slot_state> slots_;
     std::vector<int32_t> ends_;
     llama_batch batch_;

@@ -324,6 +324,13 @@ struct growth_limits {
     static constexpr int overdue = 16;  // pending features of a slot, more than most rounds with drafts leave
 };
 
+// What a token that a grammar forces is worth until the planner has seen some. The last one may be another
+// token that goes on beyond what is forced: `": "` where the value may begin with anything.
+struct grammar_prior {
+    static constexpr float other_tokens = 0.9f;
+    static constexpr float last_token   = 0.6f;
+};
+
 // Checkpoints of a target that cannot drop rows, by which a later text goes back to where it differs.
 struct checkpoint_limits {
     // Tokens of a slot that wait for its next batch. With more of them, a planned round drafts nothing, so

@@ -216,11 +216,12 @@ void check_state(eagle3::session & s, const fixture & f, const script & source) 
     CHECK((int) source.texts[0].size() == s.n_past(0) && source.texts[0][0] == -1);
 }
 
-// The C API names the script behind head and text.
+// The C API names the script behind head, text and grammar.
 void check_names(const eagle3_session & s, const script & source) {
-    for (const auto & [i, name] : {std::pair{eagle3::HEAD, "head"}, {eagle3::TEXT, "text"}}) {
-        CHECK(strcmp(eagle3_source_name(&s, i), name) == 0 &&
-              1 << i == (i ? EAGLE3_FROM_TEXT : EAGLE3_FROM_HEAD));
+    const std::pair<const char *, int> own[] = {
+        {"head", EAGLE3_FROM_HEAD}, {"text", EAGLE3_FROM_TEXT}, {"grammar", EAGLE3_FROM_GRAMMAR}};
+    for (int i = 0; i < 3; ++i) {
+        CHECK(strcmp(eagle3_source_name(&s, i), own[i].first) == 0 && 1 << i == own[i].second);
     }
     CHECK(eagle3_source_name(&s, source.id) == source.name());
     CHECK(!eagle3_source_name(&s, source.id + 1) && !eagle3_source_name(&s, -1));
@@ -254,7 +255,7 @@ bool drafts_scripted(
     return false;
 }
 
-// There is room for four sources beside head and text, and each name is one source's.
+// There is room for three sources beside head, text and grammar, and each name is one source's.
 void check_room(const fixture & f) {
     eagle3::session s(f.ctx, f.head.get(), N_SLOTS);
     const auto added = [&](const char * name) {
@@ -267,10 +268,10 @@ void check_room(const fixture & f) {
         return true;
     };
     CHECK(added("one") && added("two"));
-    for (const char * taken : {"head", "text", "one", "both", "target"}) {
+    for (const char * taken : {"head", "text", "grammar", "one", "both", "target"}) {
         CHECK(!added(taken));
     }
-    CHECK(added("three") && added("four") && !added("five"));
+    CHECK(added("three") && !added("four"));
     for (int i = 0; i < EAGLE3_MAX_SOURCES; ++i) {
         CHECK(s.source_name(i) != nullptr);
     }
@@ -317,8 +318,8 @@ int main(int argc, char ** argv) {
     script & source     = *owned;
     source.right        = plain[0];
     s.add_source(std::move(owned));
-    CHECK(source.id == eagle3::OTHER);
-    CHECK(chain_of_head(s, f) == chain);  // a chain is the head's alone
+    CHECK(source.id == eagle3::OTHER + 1);  // behind the grammar
+    CHECK(chain_of_head(s, f) == chain);    // a chain is the head's alone
     s.set_plan(costs);
     check_names(handle, source);
     CHECK(check_bits(handle, source) == 0);

@@ -76,3 +76,65 @@ def test_a_trigger_behind_a_long_text(files, pattern, n, allowed):
     end = "{" if pattern.startswith("^") else "<call>{"
     made = run([sys.executable, "-c", TRIGGERS, files[0], pattern, str(n), end])
     assert made.stdout.splitlines()[-1] == allowed
+
+
+# of each text that a grammar takes, what it forces next and what the mask of the vocabulary allows
+FORCED = """
+import ctypes, json, sys
+from eagle3_llama import EagleLlama
+import llama_cpp
+llm = EagleLlama(sys.argv[1], n_ctx=64, n_threads=1, verbose=False)
+vocab = llama_cpp.llama_model_get_vocab(llm._model.model)
+forced = llama_cpp.llama_cpp._lib.llama_sampler_forced_text
+forced.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32]
+grammar, text, size = sys.argv[2].encode(), sys.argv[3].encode(), int(sys.argv[4])
+sampler = llama_cpp.llama_sampler_init_grammar(vocab, grammar, b"root")
+found = []
+for byte in [None, *text]:
+    if byte is not None:
+        llama_cpp.llama_sampler_accept(sampler, 3 + byte)
+    buf = ctypes.create_string_buffer(size + 1)
+    n = forced(sampler, buf, size)
+    data = (llama_cpp.llama_token_data * 256)(*((3 + b, 1.0, 0.0) for b in range(256)))
+    array = llama_cpp.llama_token_data_array(data=data, size=256, selected=-1, sorted=False)
+    llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
+    found.append([buf.raw[:n].hex(), bytes(b for b in range(256) if data[b].logit > 0).hex()])
+chain = llama_cpp.llama_sampler_init_greedy()
+assert forced(chain, ctypes.create_string_buffer(8), 8) == 0
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize(
+    "grammar, text",
+    [
+        (r'root ::= "{\\"name\\":" ("\\"get\\"" | "\\"got\\"") "}"', '{"name":"get"}'),
+        (r'root ::= "a" [ \t\n]* ":" [ \t]* "b" [ ]* "," "c" [ ]? "d"', "a  : b ,c d"),
+        (r'root ::= "x" ("é" | "ö") "ß→" "z"*', "xéß→zz"),
+        (r'root ::= [a-c] "d" ("ee" | "ef") [^x] "."', "bdef!."),
+        (r'root ::= "ab"?', "ab"),
+    ],
+)
+def test_what_a_grammar_forces(files, grammar, text):
+    """No character that the text has goes against it, and where one byte alone is allowed, it is told."""
+    out = run([sys.executable, "-c", FORCED, files[0], grammar, text, "64"]).stdout.splitlines()[-1]
+    data, seen = text.encode(), 0
+    for at, (forced, allowed) in enumerate(json.loads(out)):
+        forced, allowed = bytes.fromhex(forced), bytes.fromhex(allowed)
+        within = at < len(data) and data[at] & 0xC0 == 0x80
+        if forced:
+            assert not within and forced[0] in allowed
+            blanks = set(allowed) - set(b" \t\n\r")
+            assert blanks == {forced[0]} and (len(allowed) == 1 or chr(forced[0]) in ":,")
+            assert all(a == b or chr(b) in " \t" for a, b in zip(forced, data[at:])), (forced, data[at:])
+            seen += 1
+        elif not within and len(allowed) == 1:
+            raise AssertionError(f"{allowed!r} alone may follow {data[:at]!r}")
+    assert seen >= 2 or text == "ab"
+
+
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_what_is_forced_fits_its_room(files, size):
+    run_ = [sys.executable, "-c", FORCED, files[0], 'root ::= "aé→b"', "a", str(size)]
+    first = bytes.fromhex(json.loads(run(run_).stdout.splitlines()[-1])[0][0])
+    assert first == {0: b"", 1: b"a", 3: "aé".encode()}[size]

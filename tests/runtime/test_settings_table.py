@@ -54,7 +54,7 @@ def eagle(files):
 def asked(engine, params):
     """The native ask that params become."""
     a = engine.ffi.new("struct eagle3_ask *")
-    alive = engine.drafting.fill(a[0], Ask(0, 5, params), 1)
+    alive = engine.drafting.fill(a[0], Ask(0, 5, params), 1, engine.ffi.NULL)
     names = [name for name, _ in engine.ffi.typeof(a[0]).fields]
     shape = [list(getattr(a, name)[0 : a.n]) for name in ("parents", "ranks") if getattr(a, name)]
     del alive

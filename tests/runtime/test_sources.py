@@ -83,7 +83,11 @@ def test_drafts_of_the_head_alone_and_of_the_caller(llm):
     for tree in (None, "8x3x2"):
         out = rounds(llm, EagleParams(4) if tree is None else EagleParams(tree=tree))
         assert {source for _, tokens in out for source in tokens.sources[:-1]} <= {"head"}
-        assert llm.stats.drafted_from == {"head": llm.stats.drafted, "text": 0, "both": 0} != {"head": 0}
+        assert (
+            llm.stats.drafted_from
+            == {**dict.fromkeys(DRAFTERS, 0), "head": llm.stats.drafted}
+            != dict.fromkeys(DRAFTERS, 0)
+        )
         llm.engine.rewind(0)
         llm.stats.reset()
     after = rounds(llm, EagleParams(0))[0][1].tokens[0]  # what the target says first
@@ -173,14 +177,15 @@ def test_a_server_says_it_of_each_token(files):
 
 
 def test_the_session_names_its_sources(llm):
-    assert llm._engine.source_names() == ["head", "text"]
-    assert drafter_labels(["head", "text"]) == [TARGET, *DRAFTERS]
-    assert drafter_labels(["head", "text", "x"]) == [TARGET, *DRAFTERS, "x", BOTH, BOTH, BOTH]
+    assert llm._engine.source_names() == ["head", "text", "grammar"]
+    assert drafter_labels(["head", "text"]) == [TARGET, "head", "text", BOTH]
+    assert drafter_labels(["head", "text", "x"]) == [TARGET, "head", "text", BOTH, "x", BOTH, BOTH, BOTH]
+    assert set(drafter_labels(["head", "text", "grammar"])) == {TARGET, *DRAFTERS}
 
 
 def test_another_source_shows_up_by_itself(files, monkeypatch, caplog):
     """Whatever the session calls a source, tokens, statistics, usage, metrics and the log call it too."""
-    monkeypatch.setattr(Session, "source_names", lambda self: ["head", "document"])
+    monkeypatch.setattr(Session, "source_names", lambda self: ["head", "document", "grammar"])
     given = settings(model=files[0], eagle=files[1], n_ctx=512, n_parallel=1, threads=1)
     with running(given) as server, caplog.at_level(logging.INFO, "eagle3_llama.server.access"):
         server.batcher.engine.planner.set_costs(CHEAP)
@@ -188,7 +193,7 @@ def test_another_source_shows_up_by_itself(files, monkeypatch, caplog):
         with server.client.stream("POST", "/v1/completions", json=body | {"stream": True}) as r:
             *chunks, last, _ = events(r)
         sources = [s for c in chunks for s in c["eagle"]["sources"]]
-        accepted = {name: sources.count(name) for name in ("head", "text", "both", "document")}
+        accepted = {name: sources.count(name) for name in (*DRAFTERS, "document")}
         assert last["eagle"]["accepted"] == accepted and accepted["document"] > 0 == accepted["text"]
         until(lambda: idle(server))
         for what in ("drafted", "accepted"):
@@ -216,8 +221,8 @@ def test_a_terminal_shows_who_drafted_a_token(llm):
     assert printed(llm, force_terminal=True, no_color=True)[1] == plain
     codes = [
         set(part.split("m")[0].split(";"))
-        for part in printed(llm, force_terminal=True, color_system="standard")[1].split("\x1b[")[1:8:2]
+        for part in printed(llm, force_terminal=True, color_system="standard")[1].split("\x1b[")[1:10:2]
     ]
     attributes = [code & {"1", "3", "4"} for code in codes]
-    assert attributes == [{"1"}, {"4"}, {"1", "4"}, {"3"}]
-    assert len({min(c - {"1", "3", "4"}) for c in codes}) == 4
+    assert attributes == [{"1"}, {"4"}, {"3", "4"}, {"1", "4"}, {"3"}]
+    assert len({min(c - {"1", "3", "4"}) for c in codes}) == 5
