@@ -85,7 +85,7 @@ from eagle3_llama import EagleLlama
 import llama_cpp
 llm = EagleLlama(sys.argv[1], n_ctx=64, n_threads=1, verbose=False)
 vocab = llama_cpp.llama_model_get_vocab(llm._model.model)
-forced = llama_cpp.llama_cpp._lib.llama_sampler_forced_text
+forced = getattr(llama_cpp.llama_cpp._lib, "_Z25llama_sampler_forced_textPK13llama_samplerPci")  # C++
 forced.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32]
 grammar, text, size = sys.argv[2].encode(), sys.argv[3].encode(), int(sys.argv[4])
 sampler = llama_cpp.llama_sampler_init_grammar(vocab, grammar, b"root")
