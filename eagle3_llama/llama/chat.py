@@ -21,7 +21,7 @@ STYLES = {
     "target": "",
     "head": "green bold",
     "text": "cyan underline",
-    "grammar": "yellow italic underline",
+    "grammar": "blue italic underline",
     "both": "magenta bold underline",
 }
 OTHER_STYLE = "yellow italic"  # of sources that have no style of their own

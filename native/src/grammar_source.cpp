@@ -1,6 +1,7 @@
 #include "grammar_source.hpp"
 
 #include "sampler_kinds.hpp"
+#include "thoughts.hpp"
 #include "tuning.hpp"
 
 #include "llama-ext.h"
@@ -47,11 +48,13 @@ std::vector<llama_token> grammar_source::tokens_of(const std::string & text) con
 
 void grammar_source::look(int slot, llama_sampler * sampler) {
     forced_[slot].clear();
-    char text[MAX_TEXT];
     llama_sampler * s = nullptr;
     for (int i = 0; sampler != nullptr && (s = link(sampler, i)) != nullptr; ++i) {
-        if (s->iface == sampler_kinds::known().grammar) {
-            const int n   = llama_sampler_forced_text(s, text, MAX_TEXT);
+        const bool is_grammar         = s->iface == sampler_kinds::known().grammar;
+        const llama_sampler * grammar = is_grammar ? s : grammar_behind_thoughts(s);
+        if (grammar != nullptr) {
+            char text[MAX_TEXT];
+            const int n   = llama_sampler_forced_text(grammar, text, MAX_TEXT);
             forced_[slot] = n > 0 ? tokens_of(std::string(text, n)) : std::vector<llama_token>();
             return;
         }

@@ -227,6 +227,11 @@ bool holds_grammar(const llama_sampler * sampler) {
     return sampler->iface == &functions && ((const thoughts *) sampler->ctx)->grammar != nullptr;
 }
 
+const llama_sampler * grammar_behind_thoughts(const llama_sampler * sampler) {
+    const auto * t = sampler->iface == &functions ? (const thoughts *) sampler->ctx : nullptr;
+    return t && (t->at == place::before || t->at == place::behind) ? t->grammar : nullptr;
+}
+
 int lets_through(const llama_sampler * sampler) {
     return sampler->iface == &functions && !holds_grammar(sampler) ? -1 : llama_sampler_lets_through(sampler);
 }

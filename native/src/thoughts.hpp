@@ -27,6 +27,10 @@ llama_sampler * make_thoughts(thoughts_settings settings, llama_sampler * gramma
 // Says whether a sampler was made by make_thoughts, with a grammar.
 bool holds_grammar(const llama_sampler * sampler);
 
+// Returns the grammar of a sampler that was made by make_thoughts, which owns it; null without one, and
+// within thoughts, which it does not constrain.
+const llama_sampler * grammar_behind_thoughts(const llama_sampler * sampler);
+
 // Returns what llama_sampler_lets_through does; that knows nothing of make_thoughts, which without a grammar
 // can only lower logits.
 int lets_through(const llama_sampler * sampler);

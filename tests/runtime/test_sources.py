@@ -1,5 +1,6 @@
 """Who drafted a token, the head, the slot's own text or both: what rounds, reports and statistics say."""
 
+import concurrent.futures
 import dataclasses
 import io
 import itertools
@@ -22,6 +23,8 @@ from eagle3_llama.runtime.drafted import BOTH, DRAFTERS, TARGET, Draft, drafter_
 from eagle3_llama.runtime.round_tokens import RoundTokens
 from eagle3_llama.runtime.session import Session
 from eagle3_llama.runtime.stats import EagleStats
+
+from llama_cpp import Llama, LlamaGrammar
 
 CHEAP = made_up(row=0.0, head=1e-3)  # whatever is likely enough is drafted
 N = 120
@@ -226,3 +229,46 @@ def test_a_terminal_shows_who_drafted_a_token(llm):
     attributes = [code & {"1", "3", "4"} for code in codes]
     assert attributes == [{"1"}, {"4"}, {"3", "4"}, {"1", "4"}, {"3"}]
     assert len({min(c - {"1", "3", "4"}) for c in codes}) == 5
+
+
+CALLS = r"""root ::= ("{\"name\": \"" [a-z] [a-z] "\" , \"arguments\": {}}\n")+"""
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.9, "top_k": 40, "seed": 7}])
+def test_a_grammar_drafts_what_it_forces(llm, files, sampling):
+    """The text is plain decoding's. Without drafts from the text there are none from a grammar."""
+    asked = {"max_tokens": 150, "grammar": LlamaGrammar.from_string(CALLS, verbose=False), **sampling}
+    plain = Llama(files[0], n_ctx=512, n_threads=1, flash_attn=True, verbose=False)
+    text = plain.create_completion(PROMPT, **asked)["choices"][0]["text"]
+    plain.close()
+    assert len(set(text.splitlines())) > 1 or not sampling["temperature"]
+    for drafts in (True, False):
+        llm.eagle_params = EagleParams(text=drafts)
+        llm.reset()
+        llm.stats.reset()
+        assert llm.create_completion(PROMPT, **asked)["choices"][0]["text"] == text
+        assert (llm.stats.accepted_from["grammar"] > 0) == drafts, llm.stats
+
+
+def test_a_grammar_drafts_for_each_slot(files):
+    """Slots with a grammar, and one without: each has the text that it has alone."""
+    s = BatchSettings(files[0], files[1], n_parallel=3, n_ctx=256, n_threads=1, flash_attn=True)
+    grammars = [CALLS, None, 'root ::= "ab" [cd] "efgh" root?']
+    asked = [
+        {"max_tokens": 60, "temperature": 0.8, "seed": i}
+        | ({"grammar": LlamaGrammar.from_string(g, verbose=False)} if g else {})
+        for i, g in enumerate(grammars)
+    ]
+    plain = Llama(files[0], n_ctx=256, n_threads=1, flash_attn=True, verbose=False)
+    texts = [plain.create_completion(PROMPT, **a)["choices"][0]["text"] for a in asked]
+    plain.close()
+    with Batcher(s) as batcher:
+        batcher.engine.planner.set_costs(CHEAP)
+
+        def answer(given):
+            with batcher.request() as request:
+                return request.create_completion(PROMPT, **given)["choices"][0]["text"]
+
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            assert list(pool.map(answer, asked)) == texts
+        assert batcher.snapshot()["accepted_from"]["grammar"] > 0
