@@ -151,3 +151,4 @@ class DraftSettings:
     n_min = _setting("n_min")
     p_min = _setting("p_min")
     tree = _setting("tree")
+    text = _setting("text")

@@ -1,5 +1,6 @@
 """Files and calls that a new user gets wrong: all commands and classes answer alike."""
 
+import dataclasses
 import json
 
 import pytest
@@ -149,6 +150,11 @@ def test_a_closed_model_says_so(files):
 
 def test_assigned_settings_hold_or_are_refused(files):
     with EagleLlama(files[0], eagle=files[1], **CTX) as llm:
+        for field in dataclasses.fields(EagleParams):
+            assert isinstance(getattr(type(llm), field.name), property), field.name
+        llm.text = False
+        assert llm.eagle_params == EagleParams(text=False)
+        llm.text = True
         llm.n_max = 3
         llm.p_min = 0.25
         assert llm.eagle_params == EagleParams(3, p_min=0.25) and (llm.n_max, llm.p_min) == (3, 0.25)

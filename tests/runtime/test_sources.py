@@ -243,7 +243,7 @@ def test_a_grammar_drafts_what_it_forces(llm, files, sampling):
     plain.close()
     assert len(set(text.splitlines())) > 1 or not sampling["temperature"]
     for drafts in (True, False):
-        llm.eagle_params = EagleParams(text=drafts)
+        llm.text = drafts
         llm.reset()
         llm.stats.reset()
         assert llm.create_completion(PROMPT, **asked)["choices"][0]["text"] == text

@@ -6,7 +6,7 @@ import httpx
 import pytest
 import tiny_models
 import typer
-from server_tools import ask, process, running, settings
+from server_tools import ask, process, running, settings, until
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleError
@@ -108,6 +108,11 @@ def test_a_file_that_is_not_there(files, tmp_path):
 # -- keys -------------------------------------------------------------------------------------------------
 
 
+def asked(p):
+    """The lines of completions in a server's log so far."""
+    return [line for line in map(json.loads, list(p.lines)) if line["route"] == COMPLETIONS]
+
+
 def test_keys_with_names(files, tmp_path):
     """A name stands in the log and in the metrics. It is also what caches know a client by."""
     file = tmp_path / "keys"
@@ -120,7 +125,8 @@ def test_keys_with_names(files, tmp_path):
                 assert ask(client, path=COMPLETIONS, prompt=PROMPT, max_tokens=3).status_code == status, key
                 if status == 200:
                     counted = client.get("/metrics").text
-    clients = [line.get("client") for line in map(json.loads, p.lines) if line["route"] == COMPLETIONS]
+        until(lambda: len(asked(p)) == len(given))  # a line is written after its answer
+        clients = [line.get("client") for line in asked(p)]
     assert clients == ["alice", "key 1", "bob-2", None, None]
     assert 'eagle3_client_tokens_total{client="alice",kind="completion",model="target"} 3.0' in counted
     n = float(len(PROMPT))
