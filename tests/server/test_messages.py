@@ -1,16 +1,14 @@
 """Anthropic's Messages API: answers and events by the types of its official client, and what both say."""
 
-import contextlib
 import json
 
 import anthropic
 import pytest
-import templates
 from anthropic.types import Message, MessageTokensCount
 from event_checks import message_of, prompt_tokens
 from server_tools import CHAT, Blocked, ask, idle, running, settings, until
+from template_servers import OWN_AND_QWEN, demo_batcher, serving
 
-from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.server.api import stream
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
@@ -34,19 +32,14 @@ TRAIN = ("tool_use", "train", {"city": "Oslo", "day": 3})
 
 @pytest.fixture(scope="module")
 def batcher():
-    with contextlib.closing(Batcher(BatchSettings(**settings(n_ctx=2048).batch()))) as b:
+    with demo_batcher(2048) as b:
         yield b
 
 
 @pytest.fixture(scope="module")
 def servers(batcher):
     """own: the demo model's template, which knows no tools. qwen: one with tools and thoughts."""
-    with contextlib.ExitStack() as stack:
-        made = {}
-        for kind, name in (("own", "own"), ("qwen", "Qwen-Qwen3-0.6B")):
-            file = templates.file_of(name)
-            given = settings(n_ctx=2048, chat_template_file=file, template_timeout=20.0)
-            made[kind] = stack.enter_context(running(given, batcher))
+    with serving(batcher, OWN_AND_QWEN) as made:
         yield made
 
 

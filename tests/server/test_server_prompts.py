@@ -1,12 +1,8 @@
 """What the server shows of prompts: the template's text, its tokens, their number. Paths without /v1."""
 
-import contextlib
-
 import pytest
-import templates
 from server_tools import CHAT, running, settings
-
-from eagle3_llama.batching import Batcher, BatchSettings
+from template_servers import OWN_AND_QWEN, demo_batcher, serving
 
 RIVERS = {"role": "user", "content": "Name three rivers."}
 TOOL = {"type": "function", "function": {"name": "train", "parameters": {"type": "object", "properties": {}}}}
@@ -15,18 +11,14 @@ COUNT, TEMPLATE, COMPLETIONS = f"{CHAT}/input_tokens", "/apply-template", "/v1/c
 
 @pytest.fixture(scope="module")
 def batcher():
-    with contextlib.closing(Batcher(BatchSettings(**settings(n_ctx=2048).batch()))) as b:
+    with demo_batcher(2048) as b:
         yield b
 
 
 @pytest.fixture(scope="module")
 def servers(batcher):
     """own: the demo model's template, which knows no tools. qwen: one with tools and thoughts."""
-    with contextlib.ExitStack() as stack:
-        made = {}
-        for kind, name in (("own", "own"), ("qwen", "Qwen-Qwen3-0.6B")):
-            more = {"chat_template_file": templates.file_of(name), "template_timeout": 20.0}
-            made[kind] = stack.enter_context(running(settings(n_ctx=2048, **more), batcher))
+    with serving(batcher, OWN_AND_QWEN) as made:
         yield made
 
 

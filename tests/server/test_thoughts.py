@@ -1,13 +1,11 @@
 """Thoughts in chats: a budget that ends them, and calls within them, which are none."""
 
-import contextlib
-
 import pytest
 import templates
 from server_tools import ask, events, running, settings
+from template_servers import demo_batcher, serving
 
 from eagle3_llama import EagleParams
-from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.batching.samplers import LazyGrammar, Thoughts
 from eagle3_llama.server.chat.text import complete
 
@@ -19,15 +17,14 @@ DRAFTS = [{}, {"enabled": False}, {"n_max": 4}, {"tree": "12x3x4"}]
 
 @pytest.fixture(scope="module")
 def batcher():
-    with contextlib.closing(Batcher(BatchSettings(**settings(n_ctx=2048).batch()))) as b:
+    with demo_batcher(2048) as b:
         yield b
 
 
 @pytest.fixture(scope="module")
 def server(batcher):
-    given = settings(n_ctx=2048, chat_template_file=templates.file_of(BEGUN), template_timeout=20.0)
-    with running(given, batcher) as s:
-        yield s
+    with serving(batcher, {"begun": BEGUN}) as made:
+        yield made["begun"]
 
 
 def message_of(server, **body):

@@ -1,13 +1,11 @@
 """Tools, thoughts and schemas of chats: templates that know tools, and the demo model's, which knows none."""
 
-import contextlib
 import json
 
 import pytest
-import templates
 from server_tools import ask, events, idle, running, settings, until
+from template_servers import demo_batcher, serving
 
-from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.batching.samplers import LazyGrammar
 
 PLACE = {
@@ -32,19 +30,14 @@ KINDS = ["own", "Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "Qwen3-Co
 
 @pytest.fixture(scope="module")
 def batcher():
-    with contextlib.closing(Batcher(BatchSettings(**settings(n_ctx=4096).batch()))) as b:
+    with demo_batcher(4096) as b:
         yield b
 
 
 @pytest.fixture(scope="module")
 def servers(batcher):
     """A server for each kind of template, all with one model."""
-    with contextlib.ExitStack() as stack:
-        made = {}
-        for kind in KINDS:
-            file = templates.file_of(kind)
-            given = settings(n_ctx=4096, chat_template_file=file, template_timeout=20.0)
-            made[kind] = stack.enter_context(running(given, batcher))
+    with serving(batcher, {kind: kind for kind in KINDS}) as made:
         yield made
 
 
