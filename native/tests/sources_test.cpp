@@ -19,6 +19,7 @@
 namespace {
 
 constexpr int N_SLOTS = 2, N_TEXT = 60, N_AHEAD = 4;
+constexpr int SCRIPT              = eagle3::OTHER + 1;  // the source of this test, behind the grammar
 const std::vector<int32_t> PROMPT = {5, 6, 7, 8, 9, 10, 11};
 
 // Knows how the text goes on, or continues it with wrong tokens.
@@ -152,7 +153,8 @@ void check_draft(const eagle3::slot_state & slot, int width) {
                   slot.draft.tokens[i] != slot.draft.tokens[j]);
         }
         CHECK(siblings <= width && slot.draft.parents[i] < (int) i);
-        CHECK(slot.draft.evidence[i][eagle3::HEAD] >= 0.0f || slot.draft.evidence[i][eagle3::OTHER] >= 0.0f);
+        const eagle3::evidence_list & evidence = slot.draft.evidence[i];
+        CHECK(evidence[eagle3::HEAD] >= 0.0f || evidence[SCRIPT] >= 0.0f);
     }
 }
 
@@ -318,8 +320,8 @@ int main(int argc, char ** argv) {
     script & source     = *owned;
     source.right        = plain[0];
     s.add_source(std::move(owned));
-    CHECK(source.id == eagle3::OTHER + 1);  // behind the grammar
-    CHECK(chain_of_head(s, f) == chain);    // a chain is the head's alone
+    CHECK(source.id == SCRIPT);
+    CHECK(chain_of_head(s, f) == chain);  // a chain is the head's alone
     s.set_plan(costs);
     check_names(handle, source);
     CHECK(check_bits(handle, source) == 0);

@@ -160,7 +160,7 @@ def test_positions_sources_and_timings(server):
         accepted = details["accepted_prediction_tokens"]
         assert sum(k > 0 for k in positions) == accepted and max(positions) <= 4
         assert sources == ["head" if k > 0 else "target" for k in positions]  # n_max: the head alone
-        assert totals["accepted"] == {"head": accepted, "text": 0, "both": 0}
+        assert totals["accepted"] == {**dict.fromkeys(DRAFTERS, 0), "head": accepted}
         assert sum(totals["drafted"].values()) == sum(details.values())
         for c in chunks:
             assert c["choices"][0]["delta"].get("content") or c["eagle"] == {"positions": [], "sources": []}

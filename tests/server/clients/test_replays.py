@@ -124,7 +124,7 @@ def claude(server, drafts):
             system=system,
             messages=history,
             tools=tools,
-            thinking={"type": "enabled", "budget_tokens": 1024},
+            thinking={"type": "adaptive"},
             metadata={"user_id": "user_1_session_1"},
             stream=True,
             extra_query={"beta": "true"},

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Agents that share a server's slots: how much of their prompts is decoded again, and how long they wait.
 
-    scripts/measure/agents.py                              # 6 agents on 4 slots, 20 turns, with and without
-    scripts/measure/agents.py --llama-server LLAMA_SERVER  # and llama.cpp's server under the same agents
+    scripts/measure/agent_load.py                              # 6 agents, 4 slots, 20 turns, with and without
+    scripts/measure/agent_load.py --llama-server LLAMA_SERVER  # and llama.cpp's server, too
 
 All agents have one system prompt, and each has a task of its own. In each turn an agent sends its whole
 conversation with one more message, as agents do. They come one after the other; with --together all of a turn
