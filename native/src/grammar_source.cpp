@@ -1,5 +1,6 @@
 #include "grammar_source.hpp"
 
+#include "pieces.hpp"
 #include "sampler_kinds.hpp"
 #include "thoughts.hpp"
 #include "tuning.hpp"
@@ -26,9 +27,8 @@ std::vector<llama_token> tokenized(const llama_vocab * vocab, const std::string 
 
 std::string grammar_source::text_of(const std::vector<llama_token> & tokens) const {
     std::string text;
-    char piece[MAX_TEXT];
     for (const llama_token token : tokens) {
-        text.append(piece, std::max(llama_token_to_piece(vocab_, token, piece, sizeof(piece), 0, true), 0));
+        text += piece_of(vocab_, token);
     }
     return text;
 }

@@ -1,6 +1,7 @@
 #include "thoughts.hpp"
 
 #include "error.hpp"
+#include "pieces.hpp"
 
 #include "llama-ext.h"
 
@@ -58,17 +59,6 @@ struct thoughts {
         }
     }
 };
-
-std::string piece_of(const llama_vocab * vocab, llama_token token) {
-    std::string out(64, '\0');
-    int n = llama_token_to_piece(vocab, token, &out[0], (int) out.size(), 0, true);
-    if (n < 0) {
-        out.resize(-n);
-        n = llama_token_to_piece(vocab, token, &out[0], (int) out.size(), 0, true);
-    }
-    out.resize(std::max(n, 0));
-    return out;
-}
 
 // Says whether a text does not end within a character.
 bool is_whole(const std::string & text) {

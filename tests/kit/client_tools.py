@@ -1,4 +1,4 @@
-"""What the tests with official clients ask for, and what makes the demo model write a given text."""
+"""What tests of tools and official clients ask for, and what makes the demo model write a given text."""
 
 import json
 
@@ -20,9 +20,9 @@ DIGIT = {
 WHOLE = 300  # tokens that a call has room in
 
 
-def tool(name, **more):
+def tool(name, parameters=PLACE, **more):
     """A tool of chat completions."""
-    about = {"name": name, "description": f"Looks up the {name}.", "parameters": PLACE, **more}
+    about = {"name": name, "description": f"Looks up the {name}.", "parameters": parameters, **more}
     return {"type": "function", "function": about}
 
 

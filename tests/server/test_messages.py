@@ -5,6 +5,7 @@ import json
 import anthropic
 import pytest
 from anthropic.types import Message, MessageTokensCount
+from client_tools import PLACE
 from event_checks import message_of, prompt_tokens
 from server_tools import CHAT, Blocked, ask, idle, running, settings, until
 from template_servers import OWN_AND_QWEN, demo_batcher, serving
@@ -12,12 +13,6 @@ from template_servers import OWN_AND_QWEN, demo_batcher, serving
 from eagle3_llama.server.api import stream
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
-PLACE = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 12}, "day": {"type": "integer", "maximum": 31}},
-    "required": ["city", "day"],
-    "additionalProperties": False,
-}
 TOOLS = [
     {"name": name, "description": f"Looks up the {name}.", "input_schema": PLACE, "cache_control": None}
     for name in ("weather", "train")

@@ -1,26 +1,19 @@
 """POST /v1/responses with OpenAI's client: items, events, tools, stored answers, formats, errors."""
 
-import contextlib
 import json
 
 import openai
 import pytest
-import templates
+from client_tools import PLACE
 from event_checks import RESPONSE_EVENT, response_of
 from openai.types.responses import Response
 from server_tools import Blocked, ask, idle, running, settings, until
+from template_servers import demo_batcher, serving
 
-from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.server.api import stream
 from eagle3_llama.server.api.response_store import MAX_STORED, ResponseStore
 from eagle3_llama.server.web.errors import ApiError
 
-PLACE = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 12}, "day": {"type": "integer", "maximum": 31}},
-    "required": ["city", "day"],
-    "additionalProperties": False,
-}
 TOOLS = [
     {"type": "function", "name": name, "description": f"Looks up the {name}.", "parameters": PLACE}
     for name in ("weather", "train")
@@ -34,20 +27,20 @@ KEYS = ("one", "two")
 
 @pytest.fixture(scope="module")
 def batcher():
-    with contextlib.closing(Batcher(BatchSettings(**settings(n_ctx=4096).batch()))) as b:
+    with demo_batcher(4096) as b:
         yield b
 
 
-def given(kind, **more):
-    file = templates.file_of(kind)
-    return settings(n_ctx=4096, chat_template_file=file, template_timeout=20.0, api_key=KEYS, **more)
+def own(**more):
+    """Settings with the demo model's own template."""
+    return settings(n_ctx=4096, template_timeout=20.0, api_key=KEYS, **more)
 
 
 @pytest.fixture(scope="module")
 def servers(batcher):
     """A server for each kind of template, all with one model."""
-    with contextlib.ExitStack() as stack:
-        yield {kind: stack.enter_context(running(given(kind), batcher)) for kind in KINDS}
+    with serving(batcher, {kind: kind for kind in KINDS}, api_key=KEYS) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +266,7 @@ def found(store, client, response_id):
 
 
 def test_a_server_that_stores_nothing(batcher):
-    with running(given("own", response_store=0), batcher) as s:
+    with running(own(response_store=0), batcher) as s:
         client = client_of(s)
         made = create(client, store=True)
         assert made.output_text
@@ -366,7 +359,7 @@ def test_what_is_refused(server, param, word, body):
 def test_a_stream_that_fails(batcher, monkeypatch):
     """After it has begun: an event `error`, then response.failed."""
     monkeypatch.setattr(stream, "KEEP_ALIVE", 0.01)  # it begins although no token can come
-    with running(given("own", timeout=0.5), batcher) as s, Blocked(s):
+    with running(own(timeout=0.5), batcher) as s, Blocked(s):
         r = s.client.post("/responses", json={"input": "Tell a story.", "stream": True})
     lines = r.text.split("\n")
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]

@@ -3,26 +3,12 @@
 import json
 
 import pytest
+from client_tools import NAMED, TOOLS, tool
 from server_tools import ask, events, idle, running, settings, until
 from template_servers import demo_batcher, serving
 
 from eagle3_llama.batching.samplers import LazyGrammar
 
-PLACE = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 12}, "day": {"type": "integer", "maximum": 31}},
-    "required": ["city", "day"],
-    "additionalProperties": False,
-}
-
-
-def tool(name, parameters=PLACE, **more):
-    about = {"name": name, "description": f"Looks up the {name}.", "parameters": parameters, **more}
-    return {"type": "function", "function": about}
-
-
-TOOLS = [tool("weather"), tool("train")]
-NAMED = {"type": "function", "function": {"name": "train"}}
 WHOLE = 200  # tokens that a call has room in
 # the demo model's own template knows no tools; the others write calls in ways of their own
 KINDS = ["own", "Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "Qwen3-Coder", "openai-gpt-oss-120b"]
