@@ -1,5 +1,6 @@
 """File descriptors: there may be none for a moment, and connections leave enough of them for all else."""
 
+import collections
 import contextlib
 import itertools
 import json
@@ -39,17 +40,23 @@ def children(pid):
 def settled(pid):
     """Waits until all four children are there, and no pipe is open that only their start needs.
 
-    A process that is being started has more open than later; a limit set then would leave too much.
+    A process that is being started has more open than later; a limit set then would leave too much. A pipe
+    of which the server has both ends belongs to its event loop: uvloop has two of them.
     """
 
-    def pipes():
-        opened = 0
-        for fd in os.listdir(f"/proc/{pid}/fd"):
+    def of(process, *numbers):
+        """The pipes among these descriptors of a process, or among all of its own."""
+        for fd in numbers or filter(lambda fd: int(fd) > 2, os.listdir(f"/proc/{process}/fd")):
             with contextlib.suppress(OSError):  # it may be closed meanwhile
-                opened += int(fd) > 2 and os.readlink(f"/proc/{pid}/fd/{fd}").startswith("pipe:")
-        return opened
+                if (file := os.readlink(f"/proc/{process}/fd/{fd}")).startswith("pipe:"):
+                    yield file
 
-    until(lambda: len(children(pid)) == 4 and pipes() == 2 * 4)
+    def done():
+        found = children(pid)
+        single = {pipe for pipe, ends in collections.Counter(of(pid)).items() if ends == 1}
+        return len(found) == 4 and single == {pipe for child in found for pipe in of(child, 0, 1)}
+
+    until(done)
 
 
 def kill_children(pid):

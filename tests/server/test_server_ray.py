@@ -352,7 +352,7 @@ class Client(threading.Thread):
                 self.begun.set()
                 if last is not None and "error" in last:
                     return None, last["error"]["code"]
-                text += last["choices"][0]["delta"].get("content", "") if last else ""
+                text += (last["choices"][0]["delta"].get("content") or "") if last else ""
         assert last is None, "a stream that ended as if it were whole"
         return text, None
 
