@@ -1,18 +1,16 @@
 """Schemas of answers in terms of grammars: bounds of numbers against decimals, lengths of any size."""
 
-import ctypes
 import itertools
 import json
 import random
 import re
 from decimal import Decimal
 
-import numpy as np
 import pytest
 import templates
+from grammar_texts import Walk, texts
 from server_tools import ask, running, settings
 
-from eagle3_llama.runtime.binding import llama_cpp
 from eagle3_llama.server.chat.decimals import put_numbers
 from eagle3_llama.server.chat.patterns import Unsupported, written
 from eagle3_llama.server.chat.schemas import enforceable, unenforced
@@ -20,7 +18,6 @@ from eagle3_llama.server.sandbox import chat_library
 from eagle3_llama.server.sandbox.child import Grammars
 
 LONGEST = 5
-END = 2  # the token that ends a text
 
 
 @pytest.fixture(scope="module")
@@ -33,28 +30,6 @@ def gbnf(schema):
     made = chat_library.schema(json.dumps(enforceable(schema)))
     assert made["incomplete"] == []
     return put_numbers(made["grammar"])
-
-
-def texts(grammars, grammar, alphabet, longest):
-    """All texts of a grammar up to a length, of the characters of the alphabet."""
-    found, left = set(), [("", grammars._sampler(grammar))]
-    data = (llama_cpp.llama_token_data * (len(alphabet) + 1))()
-    view = np.frombuffer(data, dtype=np.dtype([("id", "i4"), ("logit", "f4"), ("p", "f4")]))
-    ids = [3 + ord(c) for c in alphabet]
-    while left:
-        text, sampler = left.pop()
-        view["id"], view["logit"] = [END, *ids], 0
-        array = llama_cpp.llama_token_data_array(data=data, size=len(data), selected=-1, sorted=False)
-        llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
-        for token in view["id"][np.isfinite(view["logit"])].tolist():
-            if token == END:
-                found.add(text)
-            elif len(text) < longest:
-                more = llama_cpp.llama_sampler_clone(sampler)
-                llama_cpp.llama_sampler_accept(more, token)
-                left.append((text + chr(token - 3), more))
-        llama_cpp.llama_sampler_free(sampler)
-    return found
 
 
 def all_numbers(alphabet, longest):
@@ -176,19 +151,9 @@ def test_numbers_inside_a_schema(grammars):
         ('{"a": 1, "b": 0, "c": []}', False),
         ('{"a": 1, "b": -1, "c": [2]}', False),
     ):
-        sampler = grammars._sampler(text)
-        data = (llama_cpp.llama_token_data * 1)()
-        allowed = True
-        for token in [3 + b for b in given.encode()] + [END]:
-            data[0].id, data[0].logit = token, 0.0
-            array = llama_cpp.llama_token_data_array(data=data, size=1, selected=-1, sorted=False)
-            llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
-            if data[0].logit == float("-inf"):
-                allowed = False
-                break
-            if token != END:
-                llama_cpp.llama_sampler_accept(sampler, token)
-        llama_cpp.llama_sampler_free(sampler)
+        walk = Walk(grammars._sampler(text))
+        allowed = walk.takes(given, ends=True)
+        walk.close()
         assert allowed == fine, given
 
 
