@@ -9,6 +9,8 @@ namespace {
 
 using json = common_json;
 
+const char BARE_CALL[] = R"(^\s*(\{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:))";
+
 // Regular expressions for llama_sampler_init_grammar_lazy_patterns, as llama.cpp's server makes them.
 json patterns(const std::vector<common_grammar_trigger> & triggers) {
     json out = json::array();
@@ -76,6 +78,11 @@ bool keep_called(common_chat_templates_inputs & in, const json & request) {
     return in.tools.size() < before;
 }
 
+common_chat_params called(const common_chat_templates & templates, common_chat_templates_inputs in) {
+    in.tool_choice = COMMON_CHAT_TOOL_CHOICE_REQUIRED;
+    return common_chat_templates_apply(&templates, in);
+}
+
 }  // namespace
 
 common_json e3chat::apply(const common_chat_templates & templates, const common_json & request) {
@@ -107,9 +114,14 @@ common_json e3chat::apply(const common_chat_templates & templates, const common_
         what.schema = json();
         forced = enforced_grammar(params, what);
     } else if (what.schema.is_object()) {
-        auto calling = in;
-        calling.tool_choice = COMMON_CHAT_TOOL_CHOICE_REQUIRED;
-        forced = enforced_grammar(what.calls ? common_chat_templates_apply(&templates, calling) : params, what);
+        forced = enforced_grammar(what.calls ? called(templates, in) : params, what);
+    }
+    json triggers = patterns(params.grammar_triggers);
+    if (what.calls && in.tool_choice == COMMON_CHAT_TOOL_CHOICE_AUTO && params.grammar.empty()) {
+        // no sign of its own begins a call (Llama 3): JSON with a function's name does, alone in the answer
+        params.grammar = enforced_grammar(called(templates, in), what);
+        params.grammar_lazy = !params.grammar.empty();
+        triggers.push_back(json{{"pattern", BARE_CALL}});
     }
     auto unmet = take_incomplete();
     std::sort(unmet.begin(), unmet.end());
@@ -120,7 +132,7 @@ common_json e3chat::apply(const common_chat_templates & templates, const common_
     }
     return json{{"prompt", prompt}, {"parser", parser}, {"format", (int) params.format},
         {"generation_prompt", params.generation_prompt}, {"grammar", params.grammar},
-        {"lazy", params.grammar_lazy}, {"triggers", patterns(params.grammar_triggers)}, {"forced", forced},
+        {"lazy", params.grammar_lazy}, {"triggers", triggers}, {"forced", forced},
         {"stops", texts(params.additional_stops)}, {"preserved", texts(params.preserved_tokens)},
         {"thinking", thinking}, {"tools", shown}, {"incomplete", texts(unmet)}};
 }

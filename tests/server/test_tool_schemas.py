@@ -1,6 +1,5 @@
 """Schemas of tools' arguments: in each template's form of calls, the grammar allows what they do, no more."""
 
-import datetime
 import itertools
 import json
 import re
@@ -179,12 +178,15 @@ WHOLE = {
     "properties": {
         "code": {"type": "string", "pattern": r"^[ab]\d{2}$"},
         "unit": {"type": "string", "enum": ["c", "f x"]},
-        "either": {"type": ["string", "null"], "maxLength": 3},
+        "either": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]},
         "score": {"type": "number", "minimum": 0.25, "exclusiveMaximum": 0.5},
         "day": {"type": "string", "format": "date"},
         "inner": {
             "type": "object",
-            "properties": {"s": {"type": "string", "pattern": r"^[\w-]x\d$"}, "n": {"type": "number", "maximum": 3}},
+            "properties": {
+                "s": {"type": "string", "pattern": r"^[\w-]x\d$"},
+                "n": {"type": "number", "maximum": 3},
+            },
             "required": ["s", "n"],
         },
     },
@@ -201,7 +203,7 @@ def follows(given):
         and re.fullmatch(r"[ab][0-9]{2}", given["code"])
         and given["unit"] in ("c", "f x")
         and 0.25 <= given["score"] < 0.5
-        and datetime.date.fromisoformat(given["day"])
+        and re.fullmatch(r"[0-9]{4}-[01][0-9]-[0-3][0-9]", given["day"])
         and re.fullmatch(r"[a-zA-Z0-9_-]x[0-9]", inner["s"])
         and inner["n"] <= 3
         and (either is None or either == "null" or len(either) <= 3)
@@ -220,7 +222,11 @@ def test_calls(characters, kind_of, name, choice):
     other = [{"type": "function", "function": enforced.functions[0]}]
     for seed, thinking in enumerate((False, True, False)):
         asked = {"messages": ASKED, "tools": tools, "enforced": other, "enable_thinking": thinking}
-        made = kind.template.apply({**asked, "tool_choice": choice})
+        try:
+            made = kind.template.apply({**asked, "tool_choice": choice})
+        except ChatError:
+            assert name == "ByteDance-Seed-OSS"  # it knows no alternatives
+            return
         grammar = put_numbers(enforced.put(made["forced"] or made["grammar"]))
         assert enforced.unmet(frozenset(["find"]), made["incomplete"]) == []
         first = begun(made, thinking)
@@ -228,7 +234,8 @@ def test_calls(characters, kind_of, name, choice):
             text = characters.walk(grammar, first, seed)
         else:
             assert made["lazy"]
-            text = first + characters.walk(grammar, "", seed)
+            words = [t["word"] for t in made["triggers"] if "word" in t]  # it may end at once before them
+            text = first + characters.walk(grammar, words[0] if words else "", seed)
         [call] = parse(made, text, partial=False)["tool_calls"]
         assert call["name"] == "find" and follows(json.loads(call["arguments"])), text
 

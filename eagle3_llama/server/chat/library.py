@@ -82,6 +82,8 @@ class ChatLibrary:
             made["forced"] = self._convert(schema, "response_format")["grammar"]
         grammar = enforced.put(made["forced"] or (made["grammar"] if made["lazy"] else ""))
         made["incomplete"] = enforced.unmet(tools.strict, made["incomplete"])
+        if tools.strict and not grammar:
+            made["incomplete"].append("calls of this model where none is required")
         patterns = () if made["forced"] else tuple(t["pattern"] for t in made["triggers"])
         simple = not tools.shown and made["thinking"] is None and not made["preserved"]
         return self._prepared(

@@ -17,6 +17,7 @@ MOST_CHARACTERS, NUMBER = 1 << 16, 256
 _COUNTED = {"maxLength": 2000, "maxItems": 1900}  # the most that a grammar counts
 _ONE = ("items", "additionalProperties")  # keywords whose value is a schema
 _LIST = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+SHOWN = ("title", "description", "default")  # what templates show of a schema, and no grammar needs
 _NAMED = ("properties", "$defs", "definitions")
 
 
@@ -48,7 +49,8 @@ def enforceable(schema: Any, room: list[int] | None = None) -> Any:
     if isinstance(kind, list) and _BOUNDS & out.keys():
         rest = {k: v for k, v in out.items() if k not in _BOUNDS}
         kinds = [{**(out if name in ("number", "integer") else rest), "type": name} for name in kind]
-        return {"anyOf": [with_numbers(one) for one in kinds]}
+        shown = {k: out[k] for k in ("type", *SHOWN) if k in out}
+        return {**shown, "anyOf": [with_numbers(one) for one in kinds]}
     return with_numbers(_with_pattern(out))
 
 

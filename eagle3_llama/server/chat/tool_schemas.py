@@ -9,7 +9,7 @@ from typing import Any
 from .call_forms import Form
 from .decimals import with_numbers
 from .patterns import Unsupported, between_tags, counted_between_tags
-from .schemas import MOST_CHARACTERS, enforceable, unenforced
+from .schemas import MOST_CHARACTERS, SHOWN, enforceable, unenforced
 
 MOST_COUNTED = 256  # characters of a text between tags; a higher bound is left to the model
 DEEPEST = 32  # of schemas between tags, which may refer to themselves
@@ -137,7 +137,8 @@ class _Tags:
         if alternatives is not None:
             made = [self.value(one, depth + 1) for one in alternatives]
             same = all(new is old for new, old in zip(made, alternatives, strict=True))
-            return schema if same else {**_without_alternatives(schema), "anyOf": made}
+            shown = {key: schema[key] for key in ("type", *SHOWN) if key in schema}
+            return schema if same else {**shown, "anyOf": made}
         if _is_text(schema):
             return self._text(schema)
         if (number := with_numbers(schema)) is not schema:
@@ -192,11 +193,6 @@ def _alternatives(schema: dict[str, Any]) -> list[Any] | None:
             return schema[key]
     kinds = schema.get("type")
     return [{**schema, "type": kind} for kind in kinds] if isinstance(kinds, list) else None
-
-
-def _without_alternatives(schema: dict[str, Any]) -> dict[str, Any]:
-    shown = ("title", "description", "default")  # templates may show them
-    return {key: schema[key] for key in shown if key in schema}
 
 
 def _is_text(schema: dict[str, Any]) -> bool:
