@@ -304,7 +304,10 @@ def test_the_end_of_thoughts_is_drafted(files, head):
             text, n_rounds, drafted = thinking(batcher, seed)
             plain, n_plain, none = thinking(batcher, seed, params=EagleParams(0))
             assert text == plain and CLOSING in text and none == 0
-            assert drafted >= len(CLOSING) and n_rounds <= n_plain - len(CLOSING)
+            if head:  # it knows nothing: the planner may rest when the thoughts end
+                assert n_rounds < n_plain
+            else:
+                assert drafted == len(CLOSING) and n_rounds <= n_plain - len(CLOSING)
 
 
 def test_costs_are_measured_when_something_is_forced(files, cheap_rows, monkeypatch):

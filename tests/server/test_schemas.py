@@ -278,6 +278,45 @@ def test_lengths_of_any_size(grammars, n):
         assert grammars.convert(json.dumps(enforceable(schema)))["grammar"]
 
 
+OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "schema, words",
+    [
+        ({"$ref": "#/$defs/x", "maxLength": 3}, "maxLength beside $ref"),
+        ({"anyOf": [{"type": "null"}], **OBJECT}, "properties beside anyOf"),
+        ({"minItems": 2}, "minItems without a type"),
+        ({**OBJECT, "required": ["b"]}, "not described"),
+        ({"allOf": [{"type": "number"}, {"type": "integer"}]}, "allOf"),
+        ({"allOf": [OBJECT, OBJECT], "enum": [1]}, "enum beside allOf"),
+        ({**OBJECT, "allOf": [OBJECT]}, "allOf beside properties"),
+        ({"type": "integer", "minimum": 1, "exclusiveMinimum": 3}, "two bounds"),
+        ({"type": "string", "format": "date", "pattern": "^a$"}, "format beside a pattern"),
+        ({"$ref": "#/$defs/x", "description": "one"}, ""),
+        ({"type": ["string", "null"], "maxLength": 3}, ""),
+        ({"allOf": [OBJECT, {"$ref": "#/$defs/x"}]}, ""),
+        ({"type": "object", "anyOf": [OBJECT, {"type": "object"}], "title": "x"}, ""),
+        (OBJECT, ""),
+        ({}, ""),
+    ],
+    ids=str,
+)
+def test_what_the_converter_passes_over(schema, words):
+    """It is told inside a schema, too, and nothing is told of what it reads."""
+    for whole in (schema, {"type": "array", "items": schema}):
+        found = unenforced(enforceable(whole))
+        assert any(words in line for line in found) if words else not found
+
+
+def test_a_single_part_of_all(grammars):
+    """An allOf of one is that one, as pydantic writes a reference with a description."""
+    part = {"type": "string", "pattern": "^a?$"}
+    inside = {"type": "array", "items": {"allOf": [part]}, "maxItems": 1}
+    assert unenforced(enforceable(inside)) == []
+    assert texts(grammars, gbnf(inside), '[]"ab', 5) == {"[]", '[""]', '["a"]'}
+
+
 @pytest.mark.parametrize("kind", ["own", "Qwen-Qwen3-0.6B"])
 def test_an_answer_keeps_them(kind):
     """Of a template with thoughts, and of one without; and where they are left to the model, too."""

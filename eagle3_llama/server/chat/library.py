@@ -51,7 +51,7 @@ class ChatLibrary:
         self._answers = AnswerReaders(seconds)
         self._convert = convert
         self._eos, self._reads = setup["eos"], False
-        self._form: Form | None = None
+        self._form: tuple[Form | None] | None = None  # once it is found
 
     def start(self) -> None:
         """Starts the children for templates in the background. Those for answers start when first needed."""
@@ -70,7 +70,10 @@ class ChatLibrary:
         shown["parallel_tool_calls"] = tools.parallel
         if tools.called is not None:
             shown["called"] = list(tools.called)
-        enforced = Enforced(tools.callable, self.form() if tools.shown else Form())
+        form = self.form() if tools.shown else Form()
+        if form is None:
+            return self._without_tools(request, tools, schema)
+        enforced = Enforced(tools.callable, form)
         if enforced.functions != tools.callable:
             shown["enforced"] = [{"type": "function", "function": f} for f in enforced.functions]
         wanted = {"json_schema": schema} if schema is not None else {}
@@ -90,19 +93,22 @@ class ChatLibrary:
             made, grammar, patterns, None if simple else self._reader(made, request, enforced.nulls)
         )
 
-    def form(self) -> Form:
-        """The form of the template's calls, found once. The usual one if the template refuses the probe."""
+    def form(self) -> Form | None:
+        """The form of the template's calls, found once; None if it has none, or does not show tools.
+
+        The usual one if the template refuses the probe.
+        """
         if self._form is None:
             asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello."}]}
             asked |= {"tools": [probe()], "tool_choice": "required", "enable_thinking": False}
             try:
                 made = self._apply(asked)
-                self._form = form_of(made["forced"]) if made["forced"] else Form()
+                self._form = (form_of(made["forced"]) if made["forced"] and made["tools"] else None,)
             except ApiError as e:
                 if e.status != 400:
                     raise
-                self._form = Form()
-        return self._form
+                self._form = (Form(),)
+        return self._form[0]
 
     def _without_tools(
         self, request: dict[str, Any], tools: Tools, schema: dict[str, Any] | None

@@ -154,7 +154,8 @@ class _Tags:
         try:
             found = _rule(schema, self.form.close)
         except Unsupported as e:
-            self.owner.odd[self.function][f"a text with {e}, in this model's form of calls"] = None
+            what = "a pattern" if "pattern" in schema else "a text"
+            self.owner.odd[self.function][f"{what} with {e}, in this model's form of calls"] = None
             return schema
         if found is None:
             return schema
