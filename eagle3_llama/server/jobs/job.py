@@ -123,13 +123,14 @@ class RequestJob:
         self._llms: dict[int, Any] = {}
         many = len({choice.prompt for choice in choices}) > 1
         self._n_workers = min(len(choices), gate.n_parallel) if many else len(choices)
-        self._waiting = collections.deque(choices)
+        first = choices[: self._n_workers]
+        self._waiting = collections.deque(choices[self._n_workers :])
         self._enter()  # after all that may fail, because only the choices' threads leave
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(timeout + LATE, self.fail, deadline_passed())
         gate.jobs.add(self)
-        for _ in range(self._n_workers):
-            self._start(self._waiting.popleft())
+        for choice in first:
+            self._start(choice)
 
     def _enter(self) -> None:
         self._size = sum(c.size for c in self.choices)
