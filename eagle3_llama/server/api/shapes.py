@@ -91,7 +91,7 @@ class Shape:
                 t["bytes"] = list(token.raw)
                 t["top_logprobs"] = [
                     {"token": text, "logprob": _number(p), "bytes": list(raw)}
-                    for text, raw, p in token.top()[: self.top_logprobs]
+                    for _, text, raw, p in token.top()[: self.top_logprobs]
                 ]
             return {"content": logprobs["content"], "refusal": None}
         tops = [top and {token: _number(p) for token, p in top.items()} for top in logprobs["top_logprobs"]]

@@ -45,6 +45,7 @@ from .access import Access, Record, error_response
 from .embeddings import add_embeddings
 from .errors import ApiError, from_exception, wrong
 from .health import add_health
+from .llama import add_llama
 from .messages import add_messages
 from .prompts import add_prompts
 from .read_body import Bodies
@@ -159,7 +160,7 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
     _add_completions(app, server)
     add_messages(app, server)
     bodies: list[type[BaseModel]] = [*add_responses(app, server), *add_prompts(app, server)]
-    bodies += add_embeddings(app, server, embedder)
+    bodies += [*add_embeddings(app, server, embedder), *add_llama(app, server)]
     _add_models(app, server)
     add_health(app, server)
     _add_state(app, server)
