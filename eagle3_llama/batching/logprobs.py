@@ -101,8 +101,9 @@ class Logprobs:
     def _token(self, row: TopRow) -> TokenText:
         token = TokenText(self._text(row.token))
         token.id, token.raw = row.token, self._raw(row.token)
-        pairs = lambda: zip(row.ids.tolist(), row.values.tolist())
-        token.top = lambda: [(i, self._text(i), self._raw(i), value) for i, value in pairs()]
+        token.top = lambda: [
+            (i, self._text(i), self._raw(i), value) for i, value in zip(row.ids.tolist(), row.values.tolist())
+        ]
         return token
 
     def _write(self, rows: Sequence[TopRow]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ NOT_OURS = {
     "security::test_cors_origins*": _ROUTER,
     "security::test_cors_proxy*": "asks for a proxy to other servers",
     "security::test_local_media_file*": _IMAGES,
+    "slot_save::test_slot_restore_legacy_token_list": "rewrites a file in llama.cpp's format of saved slots",
     "slot_save::*image*": _IMAGES,
     "slot_save::*media*": _IMAGES,
     "slot_save::*multimodal*": _IMAGES,

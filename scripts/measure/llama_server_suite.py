@@ -40,11 +40,14 @@ FILES = (
     "basic chat_completion compat_anthropic compat_oai_responses completion embedding security slot_save "
     "template tokenize tool_call"
 ).split()
-# (regular expression, what it becomes): counts of stories260K's tokens, its BOS, and llama.cpp's build number
+# (regular expression, what it becomes): counts of stories260K's tokens, which ends no text early, its BOS, and
+# llama.cpp's build number
 ADAPTED = [
     (r'(life is)"\*32', r'\1"*64'),
     (r"(n_prompt = \(40 \+ r\))\*5 \+ 2", r"\1*3"),
     (r'"<s> " \+ prompt', "prompt"),
+    (r'\["stop_type"\] == "limit"', '["stop_type"] in ("limit", "eos")'),
+    (r'("prompt": "What is the capital of France\?",)', r'\1 "ignore_eos": True,'),
     (r'(\["prompt_n"\]) == 21\b', r"\1 == 7"),
     (r'(\["prompt_n"\]) == 6\b', r"\1 == 2"),
     (r'(\["n_(?:saved|restored)"\]) == 84\b', r"\1 == 70"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -82,11 +82,11 @@ class LlamaBody(CompletionBody):
     post_sampling_probs: bool | None = Field(
         None, description="n_probs after the samplers; not with penalties, mirostat or a grammar"
     )
-    logit_bias: (  # type: ignore[assignment]
+    logit_bias: (
         Annotated[list[tuple[TokenId | Tag, Bias]], length(MAX_BIAS)]
         | Annotated[dict[Tag, Bias], entries(MAX_BIAS), Field(max_length=MAX_BIAS)]
         | None
-    ) = None
+    ) = None  # type: ignore[assignment]
     samplers: Annotated[list[Samplers], length(16)] | Annotated[str, Field(max_length=16)] | None = Field(
         None, description="what is not named is off"
     )
@@ -143,8 +143,8 @@ class LlamaBody(CompletionBody):
         return self
 
     def _check_post_sampling(self, penalties: bool) -> None:
-        known = {"a grammar": self.grammar, "json_schema": self.json_schema is not None}
-        known |= {"mirostat": self.mirostat_mode, "penalties": penalties}
+        known = {"a grammar": bool(self.grammar), "json_schema": self.json_schema is not None}
+        known |= {"mirostat": bool(self.mirostat_mode), "penalties": penalties}
         if beside := [name for name, used in known.items() if used]:
             message = (
                 f"post_sampling_probs: with {beside[0]} a token's probability depends on those before it"
@@ -155,7 +155,7 @@ class LlamaBody(CompletionBody):
         """The samplers that take part. Raises ValueError for an order that is not this server's."""
         if self.samplers is None:
             return list(ORDER) if self.repeat_last_n != 0 else list(ORDER)[1:]
-        named = self.samplers
+        named: Sequence[str] = self.samplers
         if isinstance(named, str):
             if odd := [c for c in named if c not in _LETTERS]:
                 raise ValueError(

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..jobs.job import Event
 from .llama import LAST_N, LlamaBody
-from .shapes import event
+from .shapes import event, finite
 from .stream import EventStream
 
 # llama.cpp's names of what this server does not have, with the values that turn it off
@@ -152,14 +152,14 @@ _TOPS = {False: "top_logprobs", True: "top_probs"}
 
 
 def _tops(token: Any, n: int, after: bool) -> list[dict[str, Any]]:
-    return [_probability(*top, after) for top in token.top()[:n]]
+    return [_probability(i, text, raw, value, after) for i, text, raw, value in token.top()[:n]]
 
 
 def _probability(token: int, text: str, raw: bytes, value: float | None, after: bool) -> dict[str, Any]:
     """after: as a probability, not as its logarithm. Without one, the first token of an echoed prompt."""
-    number = (
-        None if value is None else math.exp(value) if after else value if math.isfinite(value) else -9999.0
-    )
+    number = value
+    if value is not None:
+        number = math.exp(value) if after else finite(value)
     return {"id": token, "token": text, "bytes": list(raw), "prob" if after else "logprob": number}
 
 

@@ -114,7 +114,7 @@ class Items:
             whole = {"arguments": item["arguments"], "name": item["name"]}
             out = [self._event("function_call_arguments.done", **whole)]
         elif item["type"] == "custom_tool_call":
-            out = self._input_grows(self._input.end())
+            out = self._input_grows(self._input.end()) if status == "completed" else []
             out.append(self._event("custom_tool_call_input.done", input=item["input"]))
         else:
             part = item["content"][0]

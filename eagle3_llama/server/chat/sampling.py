@@ -72,7 +72,7 @@ class SamplingFields:
         return out
 
     def _bias(self, body: Sampling) -> dict[int, float]:
-        bias: collections.Counter[int] = collections.Counter()  # llama.cpp adds up several of a token
+        bias: dict[int, float] = collections.defaultdict(float)  # llama.cpp adds up several of a token
         for key, value in body.biases():
             for token in [key] if isinstance(key, int) else self._tokens(key):
                 bias[token] += NEVER if value is False else value

@@ -177,7 +177,9 @@ class CompletionCall:
 
     def _item(self, text: str, probs: Any, n: int, finish: str | None = None) -> dict[str, Any]:
         """A completion, or a chunk of one with n tokens, in llama-cpp-python's form."""
-        item = {"choices": [{"index": 0, "text": text, "logprobs": probs, "finish_reason": finish}]}
+        item: dict[str, Any] = {
+            "choices": [{"index": 0, "text": text, "logprobs": probs, "finish_reason": finish}]
+        }
         if self._details:
             item["details"] = self._about(n, finish)
         return item

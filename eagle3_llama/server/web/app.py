@@ -223,8 +223,9 @@ def _add_state(app: FastAPI, server: Server) -> None:
 
     @app.get("/slots", **openapi.answer("Slots"))
     async def list_slots() -> Response:
-        """Lists the slots with id, busy, n_past and request_id."""
-        return _json(server.batcher.slots())
+        """Lists the slots with id, busy, n_past and request_id, and with llama.cpp's names for some."""
+        more = lambda slot: {"is_processing": slot["busy"], "n_ctx": server.batcher.n_ctx}
+        return _json([{**slot, **more(slot)} for slot in server.batcher.slots()])
 
     @app.post("/slots/{slot}", **openapi.answer("SlotAction", 404, 507, body=SlotFile))
     async def slot_action(request: Request, slot: int, action: str) -> Response:

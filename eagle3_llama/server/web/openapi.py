@@ -228,6 +228,8 @@ class Slot(BaseModel):
     busy: bool
     n_past: int
     request_id: str | None
+    is_processing: bool
+    n_ctx: int
 
 
 class SlotAction(BaseModel):
