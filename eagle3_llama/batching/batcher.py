@@ -29,7 +29,7 @@ from .memories import Memories
 from .model import BatchModel, BatchSettings
 from .prefixes import Prefixes
 from .request import RequestLlama
-from .scheduler import BatchSlot, Scheduler
+from .scheduler import BatchSlot, Scheduler, a_slot_is_free
 
 __all__ = ["BatchSettings", "Batcher", "RequestCancelled", "RequestLlama"]
 
@@ -82,21 +82,21 @@ class Batcher:
         deadline: float | None = None,
         request_id: str = "",
         client: str = "",
+        slot: int | None = None,
     ) -> RequestLlama:
         """A Llama for one request.
 
         params: drafting parameters; with None the planner chooses, n_max=0 decodes plainly. deadline: a value
-        of time.monotonic(). client: whose earlier texts it may go on from and be drafted from.
-
-        Raises RequestCancelled (shutdown) after close(), EagleError NATIVE if the batcher has failed, and as
-        EagleLlama does for params that it cannot use.
+        of time.monotonic(). client: whose earlier texts it may go on from and be drafted from. slot: the one
+        that it waits for; None: any. Raises RequestCancelled (shutdown) after close(), EagleError NATIVE
+        if the batcher has failed, and as EagleLlama does for params that it cannot use.
         """
         self._check_open()
         if params is not None and self.settings.eagle is None:
             params.check_no_head(NO_HEAD)
         if params is not None and params.fixed_tree and self.engine.has_head and not self.engine.can_tree:
             raise guards.no_trees(self.engine.tree_refusal)
-        return RequestLlama(self, params, deadline, request_id, client)
+        return RequestLlama(self, params, deadline, request_id, client, slot)
 
     def _check_open(self) -> None:
         if threading.current_thread() is self._thread:  # which would wait for itself
@@ -261,7 +261,7 @@ class Batcher:
             self._calls
             or self._closing is not None
             or any(job.end_reason(now) for job in self._waiting)
-            or (self._waiting and any(s.job is None for s in self._slots))
+            or a_slot_is_free(self._slots, self._waiting)
             or any(job.end_reason(now) or job.state in HAS_WORK for s in self._slots if (job := s.job))
         )
 
@@ -305,6 +305,8 @@ class Batcher:
         for job in waiting:
             if sum(s.job is None for s in self._slots) == held_back:
                 return
+            if not a_slot_is_free(self._slots, [job]):
+                continue
             if self._prefixes.awaits(job, self._slots):
                 held_back += 1
             else:
@@ -320,7 +322,7 @@ class Batcher:
             self._end(job, e)
             return
         self._n_jobs += 1
-        slot.job = job
+        slot.job, job.slot = job, slot.id
         slot.used = self._n_jobs
         job.times.started = time.monotonic()
 

@@ -18,6 +18,7 @@ from ..errors import EagleError, ErrorKind
 from ..llama.loop import Piece
 from ..llama.processors import GuardedProcessors
 from ..runtime.params import EagleParams
+from .candidates import Candidates
 from .logprobs import Logprobs, TopRow
 from .samplers import Thoughts
 
@@ -61,7 +62,7 @@ class CompletionOptions:
     """What a completion asks of its generation, besides the arguments of generate().
 
     before, writer: where the generation puts the rows for the logprobs. thoughts: those that end, or that a
-    lazy grammar waits for.
+    lazy grammar waits for. post_sampling: the rows are those that the samplers leave, see Candidates.
     """
 
     bias: dict[int, float] = dataclasses.field(default_factory=dict)
@@ -70,6 +71,7 @@ class CompletionOptions:
     writer: Logprobs | None = None
     before: list[TopRow] = dataclasses.field(default_factory=list)
     thoughts: Thoughts | None = None
+    post_sampling: bool = False
 
 
 class JobState(enum.Enum):
@@ -119,8 +121,11 @@ class Job:
     keep_logits: bool = False  # copy the rows that its tokens are sampled from, because the reader wants them
     n_top: int | None = None  # number of most likely tokens to keep of each row, for logprobs
     echo: bool = False  # keep those of the prompt's rows too
+    candidates: Candidates | None = None  # makes the rows of what the samplers leave
     request_id: str = ""
     client: str = ""  # whose earlier texts it may be drafted from
+    only_slot: int | None = None  # the one that it waits for; None: any
+    slot: int = -1  # that it got
     processors: RequestProcessors | None = None
     budget: SamplingBudget | None = None  # of a grammar; the caller's own processors take what they take
     pieces: queue.SimpleQueue[BatchPiece | BaseException | None] = dataclasses.field(
@@ -160,12 +165,12 @@ class Job:
     def free_sampler(self) -> None:
         """Frees what it sampled with, when no round uses it any more. Raises nothing: others wait too."""
         try:
-            if self.sampler is not None:
-                # It refers to itself: its 600 KB would wait for the garbage collector.
-                self.sampler.close()
+            for owned in (self.sampler, self.candidates):
+                if owned is not None:  # a sampler refers to itself: its 600 KB would wait for the collector
+                    owned.close()
         except Exception:
             log.exception("a sampler could not be freed")
-        self.sampler = self.processors = None
+        self.sampler = self.processors = self.candidates = None
 
 
 class RequestProcessors(GuardedProcessors):

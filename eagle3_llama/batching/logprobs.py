@@ -43,8 +43,10 @@ class TokenText(str):
     bytes of each.
     """
 
+    id: int
     raw: bytes  # of the token
-    top: Callable[[], list[tuple[str, bytes, float]]]  # (text, bytes, log probability) of the most likely
+    # (id, text, bytes, log probability) of the most likely
+    top: Callable[[], list[tuple[int, str, bytes, float]]]
 
 
 class Logprobs:
@@ -98,9 +100,9 @@ class Logprobs:
 
     def _token(self, row: TopRow) -> TokenText:
         token = TokenText(self._text(row.token))
-        token.raw = self._raw(row.token)
+        token.id, token.raw = row.token, self._raw(row.token)
         token.top = lambda: [
-            (self._text(i), self._raw(i), value) for i, value in zip(row.ids.tolist(), row.values.tolist())
+            (i, self._text(i), self._raw(i), value) for i, value in zip(row.ids.tolist(), row.values.tolist())
         ]
         return token
 

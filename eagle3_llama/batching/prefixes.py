@@ -152,7 +152,7 @@ class Prefixes:
 
     def _choose(self, job: Job, slots: Sequence[BatchSlot]) -> Place:
         """The place with which prompt and lost text take the least time; of equals it loses least."""
-        free = [s for s in slots if s.job is None]
+        free = [s for s in slots if s.job is None and job.only_slot in (None, s.id)]
         own = {s: self._own(s, job) for s in free}
         nearest = min(free, key=lambda s: (-own[s] if own[s] >= LEAST else 0, _idle(s)))
         idlest = min(free, key=_idle)

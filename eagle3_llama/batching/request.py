@@ -17,8 +17,9 @@ from ..llama.ownership import Claim, Ownership
 from ..llama.scores import ScoreRows
 from ..llama.text import Text
 from ..llama.usage import TokenUsage
-from ..runtime.params import EagleParams
+from ..runtime.params import EagleParams, check_int
 from ..runtime.stats import EagleStats
+from .candidates import Candidates
 from .job import BatchPiece, CompletionOptions, Job, RequestCancelled, RequestProcessors
 from .logprobs import Logprobs, TopRow
 from .samplers import LazyGrammar, with_bias, with_grammar
@@ -46,7 +47,11 @@ class RequestLlama(GeneratingLlama):
         deadline: float | None,
         request_id: str,
         client: str,
+        slot: int | None = None,
     ) -> None:
+        if slot is not None:
+            check_int("slot", slot, 0, batcher.n_parallel - 1)
+        self._only_slot = slot
         self._batcher = batcher
         self._deadline = deadline
         self._request_id = request_id
@@ -258,9 +263,11 @@ class RequestLlama(GeneratingLlama):
             deadline=self._deadline,
             keep_logits=stopping,
             n_top=options.n_top,
+            candidates=Candidates(a, options.bias) if options.post_sampling else None,
             echo=options.echo,
             request_id=self._request_id,
             client=self._client,
+            only_slot=self._only_slot,
             processors=processors,
             budget=SamplingBudget(self._n_vocab) if a["grammar"] and processors is None else None,
         )
@@ -301,6 +308,11 @@ class RequestLlama(GeneratingLlama):
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object for all generations of this request."""
         return self._used.body()
+
+    @property
+    def slot(self) -> int:
+        """The slot of the last generation; -1 if it has had none."""
+        return self._job.slot if self._job is not None else -1
 
     def waits(self) -> dict[str, float] | None:
         """Seconds of the last generation, whether or not it was completed; None before the first one.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..common.limits import MAX_DRAFT
@@ -40,6 +40,12 @@ class BatchSlot:
         job = self.job  # the batcher's thread may take it away meanwhile
         request_id = job.request_id if job is not None else None
         return {"id": self.id, "busy": job is not None, "n_past": len(self.tokens), "request_id": request_id}
+
+
+def a_slot_is_free(slots: Sequence[BatchSlot], jobs: Iterable[Job]) -> bool:
+    """Whether a slot is free that one of these jobs takes."""
+    free = {s.id for s in slots if s.job is None}
+    return bool(free) and any(job.only_slot is None or job.only_slot in free for job in jobs)
 
 
 Busy = tuple[BatchSlot, Job]
@@ -158,7 +164,8 @@ class Scheduler:
             self._engine.set_capture(any(job.params.n_max != 0 for job in jobs))
 
     def _top_row(self, job: Job, row: int, token: int) -> TopRow:
-        return top_row(self._base.logits(row), token, job.n_top or 0)
+        make = top_row if job.candidates is None else job.candidates.row
+        return make(self._base.logits(row), token, job.n_top or 0)
 
     def _kept(self, job: Job, sampled: list[tuple[int, int]]) -> tuple[Logits | None, list[TopRow]]:
         """Copies what a request reads of rows, each given with the token sampled from it."""

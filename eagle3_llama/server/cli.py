@@ -86,6 +86,15 @@ def serve(
     model_alias: Annotated[
         str | None, typer.Option(help="model name that clients see; default: the name of its file")
     ] = None,
+    temp: Annotated[
+        float | None, typer.Option(help="temperature of requests that name none; default: by route")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="seed of requests that name none; -1: a random one for each")
+    ] = -1,
+    n_predict: Annotated[
+        int, typer.Option(help="most tokens of answers to requests that name no number; -1: by route")
+    ] = -1,
     max_queue: Annotated[
         int, typer.Option(help="requests that may wait for a slot; further ones get 503")
     ] = 64,

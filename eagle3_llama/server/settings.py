@@ -28,6 +28,7 @@ ORIGINS = (
 SHARED_DRAFT = 8  # tokens of a draft that a request fixes, while others generate: they wait for its rows
 _NAMED_KEY = re.compile(r"([A-Za-z0-9._-]{1,40}):\s+(\S.*)")
 TARGET = "target"  # the value of --embeddings that names no file
+MAX_TEMPERATURE = 10
 LEAST_BODY = 2_000_000  # bytes that a request's body may have in any case
 # For each token of a slot: a text has some 4 bytes a token, JSON may write each of them as \u00e9, six bytes.
 BODY_PER_TOKEN = 64
@@ -54,7 +55,8 @@ class ServerSettings:
     template_timeout: time limit in seconds of a chat template, a grammar or a JSON schema.
     chat_template_file: a template to use instead of the model's. chat_template_kwargs: variables for the
     template, as JSON; those of a request come before them. reasoning_budget: most tokens of thoughts, for
-    requests that do not say; -1: any number.
+    requests that do not say; -1: any number. temp, seed, n_predict: temperature, seed and most tokens of
+    requests that do not say; seed -1: a random one for each; None and n_predict -1: as each route has it.
     stream_interval: seconds for which a stream collects tokens, after its first one, before it sends
     them; 0 sends the tokens of each round at once. slot_save_limit: total bytes of the files in
     slot_save_path. flash_attn: None enables it where the backend supports it. swa_full: False keeps the
@@ -86,6 +88,9 @@ class ServerSettings:
     chat_template_kwargs: str | None = None
     reasoning_budget: int = -1
     model_alias: str | None = None
+    temp: float | None = None
+    seed: int = -1
+    n_predict: int = -1
     max_queue: int = 64
     max_connections: int | None = None
     max_tokens_cap: int | None = None
@@ -134,6 +139,8 @@ class ServerSettings:
             ("n_rs_seq", 0, MAX_DRAFT),
             ("slot_save_limit", 1, 1 << 50),
             ("reasoning_budget", -1, 1 << 24),
+            ("seed", -1, (1 << 32) - 1),
+            ("n_predict", -1, 1 << 24),
         ):
             value = getattr(self, name)
             unset = value is None and name in ("threads", "max_connections", "max_tokens_cap", "n_rs_seq")
@@ -148,6 +155,9 @@ class ServerSettings:
             value = getattr(self, name)
             fine = math.isfinite(value) and low <= value <= high
             self._check(fine, f"{_option(name)} is {value!r}, expected seconds {low}..{high}")
+        fine = self.temp is None or 0 <= self.temp <= MAX_TEMPERATURE
+        self._check(fine, f"--temp is {self.temp!r}, expected a number 0..{MAX_TEMPERATURE}")
+        self._check(self.n_predict != 0, "--n-predict is 0: answers would have no tokens; -1 sets no number")
         self._check_target()
         self._check_key()
         n = len(self.api_keys)

@@ -22,15 +22,19 @@ SAME = {
     "--host": "--host",
     "--alias": "--model-alias",
     "--threads": "--threads",
+    "--temp": "--temp",
+    "--seed": "--seed",
+    "--n-predict": "--n-predict",
     "--slot-save-path": "--slot-save-path",
     "--api-key": "--api-key",
     "--chat-template-file": "--chat-template-file",
 }
 # without effect here: what the model is, what every server of ours does, and sizes that only cost speed
 IGNORED = set(
-    "--offline --slots --no-slots --jinja --no-jinja --metrics --cont-batching --swa-full --verbose".split()
+    "--offline --slots --no-slots --jinja --no-jinja --metrics --cont-batching --swa-full --verbose "
+    "--backend_sampling".split()
 )
-IGNORED_VALUES = set("--hf-repo --hf-file --temp --seed --n-predict --batch-size --ubatch-size -fa".split())
+IGNORED_VALUES = set("--hf-repo --hf-file --batch-size --ubatch-size -fa".split())
 REASONING = {"on": {"enable_thinking": True}, "off": {"enable_thinking": False}, "auto": {}}
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -42,8 +46,9 @@ def translated(given: list[str]) -> list[str]:
     """The options of this server. Raises SystemExit for one that it lacks."""
     out: list[str] = []
     context, slots, words = 4096, 1, iter(given)
+    shared = "--kv-unified" in given  # the slots share the context, of which one may have all
     for word in words:
-        if word in IGNORED:
+        if word in IGNORED or word == "--kv-unified":
             continue
         value = next(words, "")
         if word in SAME:
@@ -58,7 +63,8 @@ def translated(given: list[str]) -> list[str]:
             out += ["--chat-template-file", template_file(CHATML if value == "chatml" else value)]
         elif word not in IGNORED_VALUES:
             raise SystemExit(f"this server has no option {word} {value}")
-    return [*out, "--n-parallel", str(slots), "--n-ctx", str(max(context // slots, 64))]
+    own = context if shared else max(context // slots, 64)
+    return [*out, "--n-parallel", str(slots), "--n-ctx", str(own)]
 
 
 def template_file(text: str) -> str:

@@ -3,7 +3,6 @@
 A pattern is one of fnmatch for file::test[case]. A test that passes all the same counts as passed.
 """
 
-_NATIVE = "posts to /completion, llama.cpp's own form; /v1/completions is what this server has"
 _IMAGES = "sends images, which this server refuses with 400, or needs a model that sees them"
 _TEMPLATES = "names a template that is built into llama.cpp; here it is a file"
 _VERBOSE = "reads the prompt in __verbose; here it is /apply-template that tells it"
@@ -13,9 +12,7 @@ _BERT = "needs bert-bge-small, a model of embeddings"
 
 NOT_OURS = {
     "basic::test_server_multiple_addresses": "gives --host several addresses",
-    "basic::test_server_props": "reads --seed, a field of requests here",
     "basic::test_server_slots": "turns /slots off; here it is always there, for clients with the key",
-    "basic::test_load_split_model": _NATIVE,
     "basic::test_no_ui": "turns the page off",
     "basic::test_server_model_aliases_and_tags": "gives a model several names, and tags",
     "chat_completion::test_chat_template": _TEMPLATES,
@@ -25,23 +22,19 @@ NOT_OURS = {
     "chat_completion::test_chat_template_assistant_prefill*": _VERBOSE,
     "chat_completion::test_verbose_debug": _VERBOSE,
     "chat_completion::test_return_progress*": "reads return_progress, which has no effect here",
-    "chat_completion::test_completion_with_json_schema*": "has json_schema beside messages; here it is in "
-    "response_format, as in OpenAI's API",
     "compat_anthropic::test_anthropic_*image*": _IMAGES,
     "compat_anthropic::test_anthropic_vision*": _IMAGES,
     "compat_anthropic::test_anthropic_empty_messages": "asserts that no message at all is answered",
     "compat_oai_responses::test_responses_stream_with_llama_telemetry": "reads progress in events",
-    "completion::*": _NATIVE,
     "embedding::*": _BERT,
-    "security::test_correct_api_key*": _NATIVE,
     "security::test_access_static_assets*": "reads files of llama.cpp's page",
     "security::test_cors_options*": _CORS,
     "security::test_cors_origins*": _ROUTER,
     "security::test_cors_proxy*": "asks for a proxy to other servers",
     "security::test_local_media_file*": _IMAGES,
+    "slot_save::test_slot_restore_legacy_token_list": "rewrites a file in llama.cpp's format of saved slots",
     "slot_save::*image*": _IMAGES,
     "slot_save::*media*": _IMAGES,
     "slot_save::*multimodal*": _IMAGES,
-    "slot_save::*": _NATIVE,
     "tokenize::test_tokenize_with_bos": "asserts stories260K's BOS token; SmolLM2 begins no text with one",
 }

@@ -40,8 +40,18 @@ FILES = (
     "basic chat_completion compat_anthropic compat_oai_responses completion embedding security slot_save "
     "template tokenize tool_call"
 ).split()
-# (regular expression, what it becomes): counts of stories260K's tokens, and llama.cpp's build number
+# (regular expression, what it becomes): counts of stories260K's tokens, which ends no text early, its BOS, and
+# llama.cpp's build number
 ADAPTED = [
+    (r'(life is)"\*32', r'\1"*64'),
+    (r"(n_prompt = \(40 \+ r\))\*5 \+ 2", r"\1*3"),
+    (r'"<s> " \+ prompt', "prompt"),
+    (r'\["stop_type"\] == "limit"', '["stop_type"] in ("limit", "eos")'),
+    (r'("prompt": "What is the capital of France\?",)', r'\1 "ignore_eos": True,'),
+    (r'(\["prompt_n"\]) == 21\b', r"\1 == 7"),
+    (r'(\["prompt_n"\]) == 6\b', r"\1 == 2"),
+    (r'(\["n_(?:saved|restored)"\]) == 84\b', r"\1 == 70"),
+    (r"(n_tokens) == 84\b", r"\1 == 70"),
     (r'(\["(?:prompt|completion)_tokens"\]) == n_(?:prompt|predicted)\b', r"\1 > 0"),
     (r'(\["(?:prompt|predicted)_n"\]) == n_(?:prompt|predicted)\b', r"\1 > 0"),
     (r'(\["cached_tokens"\]) == n_cache\b', r"\1 >= 0"),

@@ -28,13 +28,17 @@ def check_items(events, output):
     """The events of each item begin, grow and end it as it is in the response."""
     for i, item in enumerate(output):
         own = [e for e in events if e.output_index == i]
-        assert own[0].type == "response.output_item.added" and own[0].item.status == "in_progress"
+        assert (
+            own[0].type == "response.output_item.added" and own[0].item.to_dict()["status"] == "in_progress"
+        )
         assert own[-1].type == "response.output_item.done" and own[-1].item == item
         assert {e.item_id for e in own[1:-1]} == {item.id} == {own[0].item.id}
         deltas = "".join(e.delta for e in own if e.type.endswith(".delta"))
-        done = next(e for e in own if e.type.endswith(("text.done", "arguments.done")))
+        done = next(e for e in own if e.type.endswith(("text.done", "arguments.done", "input.done")))
         if item.type == "function_call":
             assert deltas == done.arguments == item.arguments
+        elif item.type == "custom_tool_call":
+            assert deltas == done.input == item.input
         else:
             assert deltas == done.text == item.content[0].text
             kinds = [e.type for e in own if "content_part" in e.type]

@@ -122,10 +122,16 @@ def test_timings(server):
         for each in (False, True):
             sent = events(ask(server.client, path=path, stream=True, timings_per_token=each, **given))
             chunks = [e for e in sent if e is not None]
-            assert all(("timings" in c) is (each or c is chunks[-1]) for c in chunks)
+            told = (
+                chunks[path == CHAT :] if each else chunks[-1:]
+            )  # not a chat's first one, which has no token
+            assert all(("timings" in c) is (c in told) for c in chunks)
             counts = [c["timings"]["predicted_n"] for c in chunks if "timings" in c]
             assert counts == sorted(counts) and counts[-1] == timings["tokens"]
             assert chunks[0]["choices"][0].get("delta") == first
+        usage = {"stream": True, "stream_options": {"include_usage": True}}
+        last = events(ask(server.client, path=path, **usage, **given))[-2]
+        assert last["choices"] == [] and last["timings"]["predicted_n"] == timings["tokens"]
         two = ask(server.client, path=path, n=2, **given).json()["timings"]
         assert [t["predicted_n"] for t in two] == [timings["tokens"]] * 2
 

@@ -48,6 +48,7 @@ def operations():
     return [
         ("POST", CHAT),
         ("POST", "/v1/completions"),
+        ("POST", "/completion"),
         ("POST", MESSAGES),
         ("POST", f"{MESSAGES}/count_tokens"),
         ("POST", "/v1/responses"),

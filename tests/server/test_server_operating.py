@@ -193,3 +193,57 @@ def test_a_target_that_cannot_be(files, given, message, kind):
     with pytest.raises(EagleError, match=message) as e:
         tiny(files[:1], **given)
     assert e.value.kind is kind
+
+
+# -- what requests get that do not say ----------------------------------------------------------------------
+
+
+def test_defaults_of_requests(serve):
+    s = serve("temp = 0.5\nseed = 9\nn-predict = 5\n", "--seed", "11")
+    assert (s.temp, s.seed, s.n_predict) == (0.5, 11, 5)
+    assert (serve("temp = 0").temp, serve("").temp, serve("").seed, serve("").n_predict) == (
+        0.0,
+        None,
+        -1,
+        -1,
+    )
+
+
+@pytest.mark.parametrize(
+    "name, values, says",
+    [
+        ("temp", (-0.1, 11.0, float("nan")), "expected a number 0..10"),
+        ("seed", (-2, 1 << 32), "expected an integer -1..4294967295"),
+        ("n_predict", (-2, 0, 1 << 30), "--n-predict is"),
+    ],
+)
+def test_defaults_out_of_range(files, serve, name, values, says):
+    for value in values:
+        with pytest.raises(EagleError, match=says) as e:
+            tiny(files, **{name: value})
+        assert e.value.kind is ErrorKind.BAD_ARGUMENT
+    with pytest.raises(EagleError, match=says):
+        serve(f"{name.replace('_', '-')} = {values[0]}")
+
+
+def test_defaults_hold_in_every_route():
+    """A request that names its own gets these. Choice i has the seed + i."""
+    with running(settings(temp=0.9, seed=7, n_predict=5)) as s:
+        message = [{"role": "user", "content": "Name three rivers."}]
+        post = lambda path, **body: s.client.post(path, json=body).json()
+        text_of = lambda **more: post(COMPLETIONS, prompt="The sea is", **more)["choices"][0]["text"]
+        given = text_of()
+        assert given == text_of(temperature=0.9, seed=7, max_tokens=5)
+        assert given not in (text_of(seed=8, max_tokens=5), text_of(temperature=0, max_tokens=5))
+        assert len(text_of(max_tokens=9)) > len(given) and text_of(max_tokens=9).startswith(given)
+        one, two = post(COMPLETIONS, prompt="The sea is", n=2)["choices"]
+        assert (one["text"], two["text"]) == (given, text_of(seed=8))
+        chat = post("/v1/chat/completions", messages=message)["choices"][0]
+        same = ask(s.client, temperature=0.9, seed=7, max_tokens=5).json()["choices"][0]
+        assert chat == same and chat["finish_reason"] == "length"
+        response = post("/v1/responses", input=message)
+        assert response["output"][0]["content"][0]["text"] == chat["message"]["content"]
+        said = post("/v1/messages", messages=message, max_tokens=5)["content"][0]["text"]
+        assert said == chat["message"]["content"].lstrip()
+        params = s.client.get("/props").json()["default_generation_settings"]["params"]
+        assert params == {"temperature": 0.9, "seed": 7, "n_predict": 5}

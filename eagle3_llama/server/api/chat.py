@@ -90,7 +90,7 @@ class JsonObject(Body):
 
 
 class JsonSchema(Body):
-    name: Name
+    name: Name | None = None
     schema_: Object | None = Field(None, alias="schema")
     description: str | None = None
     strict: bool | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -30,8 +30,18 @@ class CompletionBody(Sampling):
     n_probs: int | None = Field(None, ge=0, le=20, description="llama-server's name of logprobs")
     best_of: Literal[1] | None = None
 
+    default_tokens: ClassVar[int | None] = 16  # of an answer, if the request names no number; None: all
+
     @model_validator(mode="after")
     def _take_n_probs(self) -> CompletionBody:
         if self.n_probs and self.logprobs is None:
             self.logprobs = self.n_probs
         return self
+
+    def prompts(self) -> list[Any]:
+        """Each prompt: a text or token ids."""
+        return (
+            self.prompt
+            if isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
+            else [self.prompt]
+        )

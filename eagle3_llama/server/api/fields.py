@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Optional, Union
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Optional, Union
 
 from annotated_types import Ge
 from pydantic import (
@@ -195,10 +195,22 @@ class Generation(Body):
 class Sampling(Generation):
     """The fields that both kinds of completion share."""
 
+    random_seeds: ClassVar[tuple[int, ...]] = ()  # that stand for a random one
+
     max_tokens: int | None = Field(None, ge=1)
     n: int | None = Field(None, ge=1, description="choices; choice i is generated with seed + i")
     timings_per_token: bool | None = Field(None, description="each event of a stream has `timings`")
     ignore_eos: bool | None = Field(None, description="no token ends the answer, unless a grammar does")
+    id_slot: int | None = Field(
+        None, ge=-1, lt=1 << 31, description="the slot to wait for and to use; -1: any, as by default"
+    )
+    json_schema: Object | None = Field(
+        None, description="llama-server's name of a strict schema in response_format"
+    )
+
+    def biases(self) -> Iterator[tuple[int | str, float | Literal[False]]]:
+        """(token id, what is added to its logit)."""
+        return ((int(token), value) for token, value in (self.logit_bias or {}).items())
 
 
 def bounded(model: type[BaseModel], settings: ServerSettings) -> type[BaseModel]:
@@ -209,9 +221,10 @@ def bounded(model: type[BaseModel], settings: ServerSettings) -> type[BaseModel]
     fields: dict[str, Any] = {
         n: (Optional[int], Field(None, ge=least(n), description=own[n].description or about)) for n in names
     }
-    if "n" in own:
-        n_choices = Field(None, ge=1, le=settings.most_choices, description=own["n"].description)
-        fields["n"] = (Optional[int], n_choices)
+    for name in ("n", "n_cmpl"):
+        if name in own:
+            n_choices = Field(None, ge=1, le=settings.most_choices, description=own[name].description)
+            fields[name] = (Optional[int], n_choices)
     return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
 
 

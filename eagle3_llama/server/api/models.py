@@ -28,7 +28,7 @@ class ModelCard:
         }
         text = lambda token: base._model.token_get_text(token) if token != -1 else ""
         self.props: dict[str, Any] = {
-            "default_generation_settings": {"n_ctx": n_ctx, "params": {"n_predict": settings.most_tokens}},
+            "default_generation_settings": {"n_ctx": n_ctx, "params": _defaults(settings)},
             "total_slots": n_parallel,
             "model_alias": name,
             "model_path": Path(settings.model).name,  # where the file is, is not for clients
@@ -39,6 +39,13 @@ class ModelCard:
             "bos_token": text(base.token_bos()),
             "eos_token": text(base.token_eos()),
         }
+
+
+def _defaults(settings: ServerSettings) -> dict[str, Any]:
+    """What requests get that do not say. seed -1: a random one for each."""
+    n_predict = settings.most_tokens if settings.n_predict == -1 else settings.n_predict
+    temperature = {} if settings.temp is None else {"temperature": settings.temp}
+    return {"n_predict": n_predict, "seed": settings.seed, **temperature}
 
 
 def _meta(base: Any, n_ctx: int) -> dict[str, int]:

@@ -9,9 +9,11 @@ from pydantic import ValidationError
 
 from ..web.errors import ApiError, from_validation, wrong
 from .chat import ChatBody
+from .custom_tools import PARAMETERS, arguments_of
 from .fields import Generation, field_names
-from .responses import Format, ResponseBody, ResponseItem, ToolChoice
+from .responses import Format, ResponseBody, ResponseItem, ResponseTool, ToolChoice
 
+CALLS = ("function_call", "custom_tool_call")
 # what the fields of a chat request are called here
 _NAMES = {
     "messages": "input",
@@ -37,8 +39,9 @@ def chat_of(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
         raise wrong("input", "it is empty: there is nothing to answer")
     out |= {"max_completion_tokens": body.max_output_tokens, "tool_choice": _choice(body.tool_choice)}
     if body.tools:
-        functions = [t.model_dump(exclude_none=True, exclude={"type"}) for t in body.tools]
-        out["tools"] = [{"type": "function", "function": f} for f in functions]
+        if both := body.custom & {tool.name for tool in body.tools if tool.type == "function"}:
+            raise wrong("tools", f"{min(both)!r:.80} is a function and a custom tool: name them apart")
+        out["tools"] = [{"type": "function", "function": _function(tool)} for tool in body.tools]
     out |= {
         "parallel_tool_calls": body.parallel_tool_calls,
         "chat_template_kwargs": body.chat_template_kwargs,
@@ -55,16 +58,22 @@ def chat_of(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
         raise renamed(from_validation(e, functools.partial(field_names, ChatBody))) from None
 
 
+def _function(tool: ResponseTool) -> dict[str, Any]:
+    if tool.type == "custom":
+        return {"name": tool.name, "description": tool.description, "parameters": PARAMETERS}
+    return tool.model_dump(exclude_none=True, exclude={"type", "format"})
+
+
 def messages_of(instructions: str | None, items: list[ResponseItem]) -> list[dict[str, Any]]:
     """The messages of a conversation. What the assistant wrote in one turn becomes one message."""
     out: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     calls: set[str] = set()
     for item in items:
-        if item.type == "function_call" and item.status == "incomplete":
+        if item.type in CALLS and item.status == "incomplete":
             continue  # it was cut: half a call is no call
-        if item.type == "function_call_output":
+        if item.type in ("function_call_output", "custom_tool_call_output"):
             if item.call_id not in calls:
-                message = f"there is no call {item.call_id!r:.80} before its function_call_output"
+                message = f"there is no call {item.call_id!r:.80} before its {item.type}"
                 raise wrong("input", message)
             out.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
         elif item.type == "message" and item.role != "assistant":
@@ -91,8 +100,9 @@ def _add_to_turn(out: list[dict[str, Any]], item: ResponseItem) -> None:
     begins = turn is None or item.type == "reasoning" and ("content" in turn or "tool_calls" in turn)
     if turn is None or begins:
         out.append(turn := {"role": "assistant"})
-    if item.type == "function_call":
-        call = {"name": item.name, "arguments": item.arguments}
+    if item.type in CALLS:
+        arguments = item.arguments if item.type == "function_call" else arguments_of(item.input or "")
+        call = {"name": item.name, "arguments": arguments}
         made = {"id": item.call_id, "type": "function", "function": call}
         turn.setdefault("tool_calls", []).append(made)
         return
@@ -110,7 +120,7 @@ def _choice(choice: str | ToolChoice | None) -> Any:
     if choice is None or isinstance(choice, str):
         return choice
     named = lambda name: {"type": "function", "function": {"name": name}}
-    if choice.type == "function":
+    if choice.type != "allowed_tools":
         return named(choice.name)
     allowed = {"mode": choice.mode, "tools": [named(t.name) for t in choice.tools or ()]}
     return {"type": "allowed_tools", "allowed_tools": allowed}
@@ -131,4 +141,4 @@ def renamed(e: ApiError) -> ApiError:
     message = str(e)
     if message.startswith(f"{e.param}: "):
         message = name + message[len(e.param or "") :]
-    return ApiError(e.status, message, name, e.code, e.headers)
+    return ApiError(e.status, message, name, e.code, e.headers, e.sizes)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 from typing import Any
+
+from .custom_tools import InputText
 
 _TEXTS = {"reasoning": ("reasoning_text", "rs"), "message": ("output_text", "msg")}
 Event = dict[str, Any]
 
 
 class Items:
-    """The items so far. One of them may be open, and grows.
+    """The items so far. One of them may be open, and grows. custom: names of tools whose input is a text.
 
     Blanks at the beginning of a message wait for more text, because templates write them before calls, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, custom: Collection[str] = ()) -> None:
+        self._custom, self._input = custom, InputText()
         self.output: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._blanks, self._blank_logprobs = "", list[Any]()
@@ -81,13 +85,25 @@ class Items:
     def _call(self, call: dict[str, Any]) -> list[Event]:
         out, function = [], call["function"]
         if "id" in call:
-            about = {"id": _new_id("fc"), "type": "function_call", "status": "in_progress", "arguments": ""}
-            out = self._begin({**about, "call_id": call["id"], "name": function["name"]})
+            about: dict[str, Any] = {"type": "function_call", "status": "in_progress", "arguments": ""}
+            prefix = "fc"
+            if function["name"] in self._custom:
+                about = {"type": "custom_tool_call", "status": "in_progress", "input": ""}
+                prefix, self._input = "ctc", InputText()
+            named = {"call_id": call["id"], "name": function["name"]}
+            out = self._begin({"id": _new_id(prefix), **about, **named})
         if arguments := function["arguments"]:
             assert self._open is not None
+            if self._is_open("custom_tool_call"):
+                return out + self._input_grows(self._input.add(arguments))
             self._open["arguments"] += arguments
             out.append(self._event("function_call_arguments.delta", delta=arguments))
         return out
+
+    def _input_grows(self, new: str) -> list[Event]:
+        assert self._open is not None
+        self._open["input"] += new
+        return [self._event("custom_tool_call_input.delta", delta=new)] if new else []
 
     def _close(self, status: str) -> list[Event]:
         item = self._open
@@ -97,6 +113,9 @@ class Items:
         if item["type"] == "function_call":
             whole = {"arguments": item["arguments"], "name": item["name"]}
             out = [self._event("function_call_arguments.done", **whole)]
+        elif item["type"] == "custom_tool_call":
+            out = self._input_grows(self._input.end()) if status == "completed" else []
+            out.append(self._event("custom_tool_call_input.done", input=item["input"]))
         else:
             part = item["content"][0]
             more = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}

@@ -35,7 +35,7 @@ class ResponseShape:
         client: str,
     ) -> None:
         self.chat, self.store, self.client, self.count = chat, store, client, count
-        self.conversation, self.items = conversation, Items()
+        self.conversation, self.items = conversation, Items(body.custom)
         self.finish: str | None = None
         self._probs: list[Any] = []  # of a stream, that no text has had yet
         self.head = _about(body, chat, response_id) | {"store": store is not None}
@@ -134,7 +134,6 @@ def _about(body: ResponseBody, chat: Shape, response_id: str) -> dict[str, Any]:
     """The response before its first token."""
     given = body.model_dump(mode="json", by_alias=True)
     text, reasoning = given["text"] or {}, given["reasoning"] or {}
-    tool = {"description": None, "parameters": None, "strict": None}
     choice = given["tool_choice"]
     if isinstance(choice, dict):
         choice = {k: v for k, v in choice.items() if v is not None}
@@ -156,12 +155,18 @@ def _about(body: ResponseBody, chat: Shape, response_id: str) -> dict[str, Any]:
         "reasoning": {"effort": reasoning.get("effort"), "summary": None},
         "text": {**text, "format": _format_of(text)},
         "tool_choice": choice or "auto",
-        "tools": [{**tool, **t} for t in given["tools"] or ()],
+        "tools": [{name: t[name] for name in _FIELDS[t["type"]]} for t in given["tools"] or ()],
         "top_logprobs": body.top_logprobs or 0,
         "truncation": "disabled",
         "usage": None,
         "metadata": body.metadata or {},
     }
+
+
+_FIELDS = {
+    "function": ("type", "name", "description", "parameters", "strict"),
+    "custom": ("type", "name", "description", "format"),
+}
 
 
 def _format_of(text: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,8 @@ _NEEDED = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
+    "custom_tool_call": ("call_id", "name", "input"),
+    "custom_tool_call_output": ("call_id", "output"),
     "reasoning": (),
 }
 
@@ -55,7 +57,14 @@ class ResponseItem(Echo):
     """A message, a call, its result, or thoughts. `type` says which of the fields must be there."""
 
     type: Annotated[
-        Literal["message", "function_call", "function_call_output", "reasoning"],
+        Literal[
+            "message",
+            "function_call",
+            "function_call_output",
+            "custom_tool_call",
+            "custom_tool_call_output",
+            "reasoning",
+        ],
         _one_of(tuple(_NEEDED), "an item of this type"),
     ] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -63,6 +72,7 @@ class ResponseItem(Echo):
     call_id: Word | None = None
     name: Name | None = None
     arguments: str | None = None
+    input: str | None = None
     output: str | Parts | None = None
     summary: Parts | None = None
     status: Word | None = None
@@ -72,34 +82,48 @@ class ResponseItem(Echo):
         return _complete(self, _NEEDED[self.type])
 
 
-class FunctionTool(Echo):
+class ToolFormat(Echo):
     type: Annotated[
-        Literal["function"], _one_of(("function",), "this server runs no tools, clients run functions")
+        Literal["text"],
+        _one_of(("text",), "no grammar of a custom tool's input is enforced here: leave `format` out"),
+    ]
+
+
+_TOOLS = ("function", "custom")
+
+
+class ResponseTool(Echo):
+    """A function, or a custom tool, whose input is a text."""
+
+    type: Annotated[
+        Literal["function", "custom"], _one_of(_TOOLS, "this server runs no tools, clients run them")
     ]
     name: Name
     description: str | None = None
     parameters: Object | None = None
     strict: bool | None = None
+    format: ToolFormat | None = Field(None, description="of a custom tool")
 
 
-class NamedFunction(Body):
-    type: Annotated[Literal["function"], _one_of(("function",), "a tool of this type")]
+class NamedOne(Body):
+    type: Annotated[Literal["function", "custom"], _one_of(_TOOLS, "a tool of this type")]
     name: Name
 
 
 class ToolChoice(Body):
-    """A named function, or those that are allowed."""
+    """A named tool, or those that are allowed."""
 
     type: Annotated[
-        Literal["function", "allowed_tools"], _one_of(("function", "allowed_tools"), "a choice of this type")
+        Literal["function", "custom", "allowed_tools"],
+        _one_of((*_TOOLS, "allowed_tools"), "a choice of this type"),
     ]
     name: Name | None = None
     mode: Literal["auto", "required"] | None = None
-    tools: Annotated[list[NamedFunction], length(MAX_TOOLS, 1)] | None = None
+    tools: Annotated[list[NamedOne], length(MAX_TOOLS, 1)] | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> ToolChoice:
-        return _complete(self, ("name",) if self.type == "function" else ("mode", "tools"))
+        return _complete(self, ("mode", "tools") if self.type == "allowed_tools" else ("name",))
 
 
 _FORMATS = ("text", "json_object", "json_schema")
@@ -171,7 +195,7 @@ class ResponseBody(Generation):
         None, description="a stored answer, which the input goes on from"
     )
     max_output_tokens: int | None = Field(None, ge=1)
-    tools: Annotated[list[FunctionTool], length(MAX_TOOLS)] | None = None
+    tools: Annotated[list[ResponseTool], length(MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -190,6 +214,11 @@ class ResponseBody(Generation):
     background: Annotated[bool | None, AfterValidator(_no_background)] = None
     conversation: Annotated[Word | Object | None, AfterValidator(_no_conversation)] = None
     prompt: Annotated[Object | None, AfterValidator(_no_prompt)] = None
+
+    @property
+    def custom(self) -> frozenset[str]:
+        """The names of the custom tools."""
+        return frozenset(tool.name for tool in self.tools or () if tool.type == "custom")
 
     @property
     def logprobs(self) -> bool:

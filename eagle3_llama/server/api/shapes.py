@@ -87,19 +87,19 @@ class Shape:
             return None
         if self.chat:
             for t in logprobs["content"]:
-                token, t["logprob"] = t["token"], _number(t["logprob"])
+                token, t["logprob"] = t["token"], finite(t["logprob"])
                 t["bytes"] = list(token.raw)
                 t["top_logprobs"] = [
-                    {"token": text, "logprob": _number(p), "bytes": list(raw)}
-                    for text, raw, p in token.top()[: self.top_logprobs]
+                    {"token": text, "logprob": finite(p), "bytes": list(raw)}
+                    for _, text, raw, p in token.top()[: self.top_logprobs]
                 ]
             return {"content": logprobs["content"], "refusal": None}
-        tops = [top and {token: _number(p) for token, p in top.items()} for top in logprobs["top_logprobs"]]
-        own = [p if p is None else _number(p) for p in logprobs["token_logprobs"]]
+        tops = [top and {token: finite(p) for token, p in top.items()} for top in logprobs["top_logprobs"]]
+        own = [p if p is None else finite(p) for p in logprobs["token_logprobs"]]
         return {**logprobs, "token_logprobs": own, "top_logprobs": tops}
 
 
-def _number(x: Any) -> float:
+def finite(x: Any) -> float:
     """A finite number, because JSON has no infinity. OpenAI writes -9999 for a probability of 0."""
     x = float(x)
     return x if math.isfinite(x) else -9999.0

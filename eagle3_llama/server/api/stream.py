@@ -46,7 +46,8 @@ async def respond(
             return kind(job, shape, _chain(first, parts), watch, include_usage or report, report)
         completions = [(e.choice.index, e.chunk) async for batch in events for e in batch if e.chunk]
         more = total_report(job) if report else {}
-        encode = lambda: dumps(shape.whole(completions, total_usage(job).body()) | more)
+        whole = lambda: shape.whole(completions, total_usage(job).body())
+        encode = lambda: dumps({**whole(), **more} if more else whole())
         body = await asyncio.to_thread(encode)  # logprobs may be megabytes
         watch.cancel()
         return Response(body, media_type="application/json")
@@ -66,6 +67,9 @@ def joined(events: list[Event]) -> list[Event]:
             choice, text = e.chunk["choices"][0], before + text
             delta = {"delta": {"content": text}} if "delta" in choice else {"text": text}
             chunk = {**e.chunk, "choices": [{**choice, **delta}]}
+            if "details" in chunk:
+                tokens = out[-1].chunk["details"]["tokens"] + chunk["details"]["tokens"]
+                chunk["details"] = {**chunk["details"], "tokens": tokens}
             positions, sources = out[-1].positions + e.positions, out[-1].sources + e.sources
             out[-1] = dataclasses.replace(e, chunk=chunk, positions=positions, sources=sources)
         else:
@@ -176,8 +180,8 @@ class EventStream(Response):
         return (event(self._last()) if self.include_usage else b"") + DONE
 
     def _last(self) -> dict[str, Any]:
-        report = total_report(self.job) if self.report else {}
-        return {**self.shape.head, "choices": [], "usage": total_usage(self.job).body(), **report}
+        more = total_report(self.job) if self.report else {"timings": total_timings(self.job)}
+        return {**self.shape.head, "choices": [], "usage": total_usage(self.job).body(), **more}
 
 
 def total_report(job: RequestJob) -> dict[str, Any]:

@@ -14,10 +14,19 @@ from .schemas import enforceable
 def json_wanted(body: ChatBody) -> dict[str, Any] | None:
     """The schema that the answer must follow: of any object, if the request names none."""
     wanted = body.response_format
+    if body.json_schema is not None:
+        if wanted is not None and wanted.type != "text":
+            raise wrong("json_schema", "response_format has a schema too; give only one of them")
+        return enforceable(body.json_schema)
     if wanted is None or wanted.type == "text":
         return None
     schema = wanted.schema_ if wanted.type == "json_object" else wanted.json_schema.schema_
     return enforceable(schema or {"type": "object"})
+
+
+def schema_field(body: ChatBody) -> str:
+    """The field that the schema came with."""
+    return "response_format" if body.json_schema is None else "json_schema"
 
 
 def strict_of(body: ChatBody) -> bool:
@@ -37,6 +46,8 @@ def template_request(body: ChatBody, settings: ServerSettings) -> dict[str, Any]
     elif body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
     messages = [_of_today(m) for m in plain_messages(body.messages)]
+    if [m["role"] for m in messages[-2:]] == ["assistant", "assistant"]:
+        raise wrong("messages", "the last two are both the assistant's: join them, or let another follow")
     kept: dict[str, Any] = {"messages": messages, "enable_thinking": thinking}
     if body.continue_final_message:
         if messages[-1]["role"] != "assistant":

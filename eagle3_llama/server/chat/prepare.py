@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import secrets
 from typing import Any
 
 from ...batching.samplers import LazyGrammar
@@ -14,7 +13,8 @@ from ...llama.infill import can_infill
 from ...runtime.params import EagleParams, Tree
 from ..api.chat import ChatBody
 from ..api.completions import MAX_PROMPTS, CompletionBody
-from ..api.fields import Sampling, Speculative
+from ..api.fields import Speculative
+from ..api.llama import LlamaBody
 from ..jobs.gate import MAX_LOGPROBS
 from ..jobs.job import Choice
 from ..jobs.limits import Once
@@ -24,7 +24,7 @@ from ..sandbox.sized_cache import SizedCache
 from ..settings import ServerSettings
 from ..web.errors import ApiError, wrong
 from . import answer, formats
-from .ask import json_wanted, strict_of, template_request
+from .ask import json_wanted, schema_field, strict_of, template_request
 from .decimals import put_numbers
 from .formats import call_tool, handler_of, plain_messages, template_setup
 from .library import ChatLibrary, Prepared, ask, refuse_incomplete
@@ -79,12 +79,12 @@ class Caller:
             size = self._logprobs_size(arguments, body.top_logprobs or 0, n, explicit)
         wanted = json_wanted(body)
         if body.grammar is not None and wanted is not None:
-            raise wrong("grammar", "response_format constrains the answer too; give only one of them")
+            raise wrong("grammar", f"{schema_field(body)} constrains the answer too; give only one of them")
         arguments |= {"stream": bool(body.stream)}
         make = self._named if self._library is None else self._templated
-        call, seed = make(body, arguments, wanted), self._seed(body)
-        timed = bool(body.timings_per_token)
-        return [Choice(i, 0, functools.partial(call, seed=seed + i), size, timed) for i in range(n)]
+        call, seed = make(body, arguments, wanted), self._sampling.seed(body)
+        timed, slot = bool(body.timings_per_token), self._sampling.slot(body)
+        return [Choice(i, 0, functools.partial(call, seed=seed + i), size, timed, slot) for i in range(n)]
 
     def rendered(self, body: ChatBody) -> Prepared:
         """A chat's prompt. Needs no slot. Raises ApiError 400 or 503."""
@@ -115,7 +115,7 @@ class Caller:
 
         def prepare() -> tuple[Prepared, str]:
             if wanted is not None:
-                self._schema(wanted, "response_format", strict_of(body))
+                self._schema(wanted, schema_field(body), strict_of(body))
             made = library.prepare(request, tools, wanted)
             self.size.check_fits(made.prompt, "messages")
             refuse_incomplete(made.incomplete, "tools")
@@ -156,7 +156,7 @@ class Caller:
         if body.logprobs:
             arguments |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
         arguments |= tools | {"messages": messages, "model": self.model_name}
-        grammar = Once(lambda: self._grammar(body.grammar) or self._schema(wanted, "response_format"))
+        grammar = Once(lambda: self._grammar(body.grammar) or self._schema(wanted, schema_field(body)))
         of_tool = Once(lambda: self._schema(forced and enforceable(forced), "tools", strict))
 
         def call(llm: Any, seed: int) -> Any:
@@ -172,19 +172,19 @@ class Caller:
 
     def completion(self, body: CompletionBody) -> list[Choice]:
         """One choice for each prompt and each of n."""
-        prompts = _prompts(body.prompt)
-        arguments = self._sampling.of(body, None, 16)
+        prompts = [self._prompt(prompt) for prompt in body.prompts()]
+        arguments = self._sampling.of(body, None, body.default_tokens)
         logprobs = None if body.logprobs is False else body.logprobs
         n = body.n or 1
         most = max(MAX_PROMPTS, self.settings.most_choices)
         if len(prompts) * n > most:
             message = f"{len(prompts)} prompts with {n} choices each are more than {most} answers"
             raise wrong("prompt", f"{message}, the most of one request: send them in several")
+        own_form = isinstance(body, LlamaBody)
         if body.max_tokens == 0:
-            if not body.echo:
+            if not body.echo and not own_form:
                 raise wrong("max_tokens", "with 0 the answer is the prompt, which needs echo: true")
             arguments["max_tokens"] = 0
-        self._check_prompts(prompts)
         self.size.check_fits(body.suffix or "", "suffix")
         if body.suffix and not self._can_infill:
             raise wrong(
@@ -200,29 +200,34 @@ class Caller:
             n_choices, explicit = n * len(prompts), body.max_tokens is not None
             sizes = [self._logprobs_size(arguments, logprobs, n_choices, explicit, e) for e in echoed]
         arguments |= {"echo": bool(body.echo), "suffix": body.suffix}
-        arguments |= {"logprobs": logprobs, "stream": bool(body.stream)}
-
-        grammar = Once(lambda: self._grammar(body.grammar))
+        arguments |= {"logprobs": logprobs, "stream": bool(body.stream), "details": own_form}
+        if isinstance(body, LlamaBody) and body.post_sampling_probs and logprobs is not None:
+            arguments["post_sampling"] = True
+        if body.json_schema is not None and body.grammar is not None:
+            raise wrong("json_schema", "grammar constrains the answer too; give only one of them")
+        schema = None if body.json_schema is None else enforceable(body.json_schema)
+        made = lambda: self._grammar(body.grammar) or self._schema(schema, "json_schema", True)
+        grammar = Once(made)
 
         def call(llm: Any, prompt: Any, seed: int) -> Any:
             return complete(llm, prompt, **arguments, grammar=_parsed(grammar()), seed=seed)
 
-        seed, timed = self._seed(body), bool(body.timings_per_token)
+        seed, timed, slot = self._sampling.seed(body), bool(body.timings_per_token), self._sampling.slot(body)
         return [
-            Choice(p * n + i, p, functools.partial(call, prompt=prompt, seed=seed + i), sizes[p], timed)
+            Choice(p * n + i, p, functools.partial(call, prompt=prompt, seed=seed + i), sizes[p], timed, slot)
             for p, prompt in enumerate(prompts)
             for i in range(n)
         ]
 
-    def _check_prompts(self, prompts: list[Any]) -> None:
-        for prompt in prompts:
-            if isinstance(prompt, str):
-                self.size.check_fits(prompt, "prompt")
-            elif max(prompt) >= self.n_vocab:
-                message = (
-                    f"it has the token id {max(prompt)}; the model's token ids are 0..{self.n_vocab - 1}"
-                )
-                raise wrong("prompt", message)
+    def _prompt(self, prompt: Any) -> Any:
+        """A prompt as text or as token ids, once it is known that it may fit. Texts among ids become ids."""
+        pieces = [prompt] if isinstance(prompt, str) else prompt
+        for text in (piece for piece in pieces if isinstance(piece, str)):
+            self.size.check_fits(text, "prompt")
+        if (most := max((t for t in pieces if isinstance(t, int)), default=0)) >= self.n_vocab:
+            message = f"it has the token id {most}; the model's token ids are 0..{self.n_vocab - 1}"
+            raise wrong("prompt", message)
+        return prompt if isinstance(prompt, str) else self._sampling.ids(pieces)
 
     # -- both ---------------------------------------------------------------------------------------------
 
@@ -284,11 +289,6 @@ class Caller:
         refused = f"the {'grammar' if do == 'check' else 'schema'} was refused"
         return ask(self._grammars, param, refused, do=do, text=text)
 
-    @staticmethod
-    def _seed(body: Sampling) -> int:
-        """The request's seed, or a random one. Choice i is generated with seed + i."""
-        return body.seed if body.seed is not None else secrets.randbits(31)
-
     def _text(self, asked: Speculative) -> bool:
         if asked.text and not self.settings.text:
             raise wrong("speculative", "text has no effect: this server was started with --no-text")
@@ -323,8 +323,3 @@ def _parsed(grammar: str | None) -> Any:
     from llama_cpp import LlamaGrammar
 
     return LlamaGrammar.from_string(grammar, verbose=False) if grammar else None
-
-
-def _prompts(prompt: Any) -> list[Any]:
-    """A list of prompts, from a text, token ids, or a list of either."""
-    return prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]

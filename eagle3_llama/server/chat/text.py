@@ -24,13 +24,14 @@ _LEADS = (2, 0xC0), (3, 0xE0), (4, 0xF0)  # bytes of a character, and the bits o
 class TextOfTokens:
     """The bytes of an answer. What may be a part of a character or of a stop string waits for what follows.
 
-    end: the number of bytes before the stop string that has ended the text; None as long as none has.
+    end: the number of bytes before the stop string, `word`, that has ended the text; None: none has.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [s.encode() for s in stops]
         self._longest = max(map(len, self._stops), default=0)
         self.end: int | None = None
+        self.word: str | None = None
         self._bytes = bytearray()
         self._searched = 0  # bytes that have been searched for stop strings
         self._missing = 0  # bytes until the last character is whole
@@ -57,8 +58,9 @@ class TextOfTokens:
         """Looks for stop strings. Of several that came with one token, the first in the list counts."""
         start, self._searched = max(0, self._searched - self._longest + 1), len(self._bytes)
         if self.end is None:
-            found = (self._bytes.find(s, start) for s in self._stops)
-            self.end = next((at for at in found if at >= 0), None)
+            found = ((self._bytes.find(s, start), s) for s in self._stops)
+            self.end, word = next(((at, s) for at, s in found if at >= 0), (None, b""))
+            self.word = None if self.end is None else word.decode()
         return self.end is not None
 
     def take(self) -> Iterator[tuple[str, int]]:
@@ -100,7 +102,8 @@ class TextOfTokens:
 class CompletionCall:
     """One completion, by a request of a Batcher. prompt: text or token ids. max_tokens: 0: the prompt alone.
 
-    sampling: temperature, and arguments of llama_cpp.Llama.generate. Raises ValueError for a long prompt.
+    sampling: temperature, and arguments of llama_cpp.Llama.generate. post_sampling: the logprobs are of what
+    the samplers leave. details: as llama.cpp's server tells them. Raises ValueError for a long prompt.
     """
 
     def __init__(
@@ -116,10 +119,13 @@ class CompletionCall:
         suffix: str | None = None,
         logit_bias: dict[int, float] | None = None,
         thoughts: Thoughts | None = None,
+        post_sampling: bool = False,
+        details: bool = False,
         temperature: float = 0.8,
         **sampling: Any,
     ) -> None:
         self._llm, self._text, self._finish = llm, TextOfTokens(stop), "length"
+        self._details, self._made, self._n_told, self._seed = details, list[int](), 0, seed
         self._ids = _prompt_ids(llm, prompt, suffix)
         if len(self._ids) >= llm.n_ctx():  # in llama-cpp-python's words, as its chat formats say it
             raise ValueError(f"Requested tokens ({len(self._ids)}) exceed context window of {llm.n_ctx()}")
@@ -133,6 +139,7 @@ class CompletionCall:
         echoes = self._writer is not None and echo
         bias = logit_bias or {}
         self._options = CompletionOptions(bias, logprobs, echoes, self._writer, thoughts=thoughts)
+        self._options.post_sampling = post_sampling
         self._sampling = {"max_tokens": max_tokens, "temp": temperature, **sampling}
         llm.set_seed(seed)
 
@@ -142,7 +149,7 @@ class CompletionCall:
             pass
         writer, options = self._writer, self._options
         probs = writer.whole(options.before, options.echo) if writer is not None else None
-        return _item(self._echoed + self._text.whole(), probs, self._finish)
+        return self._item(self._echoed + self._text.whole(), probs, len(self._made), self._finish)
 
     def chunks(self) -> Iterator[dict[str, Any]]:
         """The answer in chunks. The first is the prompt, if it is echoed, and the last has no text."""
@@ -154,19 +161,47 @@ class CompletionCall:
         text, n = self._text.rest()
         if text or (n and self._writer is not None):
             yield self._chunk(text, n)
-        yield _item("", None, self._finish)
+        yield self._item("", None, len(self._made) - self._n_told, self._finish)
 
     def _echo(self) -> Iterator[dict[str, Any]]:
         """A chunk with the prompt, once; its logprobs are known with the first token."""
         if self._echoed:
             report = self._llm.take_report()  # of what the answer's first chunk holds
             probs = self._writer.echo(self._options.before) if self._writer is not None else None
-            yield _item(self._echoed, probs, None)
+            yield self._item(self._echoed, probs, 0)
             self._llm.give_back_report(report)
             self._echoed = ""
 
     def _chunk(self, text: str, n: int) -> dict[str, Any]:
-        return _item(text, self._writer.take(n) if self._writer is not None else None, None)
+        return self._item(text, self._writer.take(n) if self._writer is not None else None, n)
+
+    def _item(self, text: str, probs: Any, n: int, finish: str | None = None) -> dict[str, Any]:
+        """A completion, or a chunk of one with n tokens, in llama-cpp-python's form."""
+        item: dict[str, Any] = {
+            "choices": [{"index": 0, "text": text, "logprobs": probs, "finish_reason": finish}]
+        }
+        if self._details:
+            item["details"] = self._about(n, finish)
+        return item
+
+    def _about(self, n: int, finish: str | None) -> dict[str, Any]:
+        """What llama.cpp's server tells: n more tokens, and at the end how it ended and what was asked."""
+        tokens, self._n_told = self._made[self._n_told : self._n_told + n], self._n_told + n
+        about = {"tokens": tokens, "n_told": self._n_told, "n_prompt": len(self._ids), "slot": self._llm.slot}
+        if finish is None:
+            return about
+        word, n = self._text.word, len(self._made)
+        stop = "limit" if finish == "length" else "word" if word is not None else "eos"
+        prompt = self._llm.detokenize(self._ids, special=True).decode("utf-8", "replace")
+        return about | {
+            "stop_type": stop,
+            "stopping_word": word or "",
+            "n_made": n,
+            "prompt": prompt,
+            "has_new_line": "\n" in self._text.whole(),
+            "truncated": finish == "length" and n < self._max_tokens,
+            "settings": {"seed": self._seed, **self._sampling},
+        }
 
     def _grow(self) -> Iterator[None]:
         """Adds tokens to the text until it has ended. Yields wherever it may be looked at."""
@@ -176,6 +211,7 @@ class CompletionCall:
             return
         with contextlib.closing(self._llm.complete(self._ids, self._options, **self._sampling)) as tokens:
             for token in tokens:
+                self._made.append(token)
                 if is_end(self._llm, token):
                     self._finish = "stop"
                     break
@@ -212,7 +248,3 @@ def _prompt_ids(llm: Any, prompt: str | list[int], suffix: str | None) -> list[i
     begin = [first] if llm._model.add_bos_token() and first != -1 else []
     ids = llm.tokenize(prompt.encode(), add_bos=False, special=True)
     return begin + ids + ([last] if ends else [])
-
-
-def _item(text: str, probs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
-    return {"choices": [{"index": 0, "text": text, "logprobs": probs, "finish_reason": finish}]}

@@ -27,7 +27,7 @@ LATE = 2.0  # seconds past its deadline after which a generation that has not en
 class Choice:
     """One answer to a request. prompt: the index of the prompt. size: most bytes of its logprobs.
 
-    timed: each chunk has its `timings`; the last one always has.
+    timed: each chunk has its `timings`; the last one always has. slot: that it asks for, None: any.
     """
 
     index: int
@@ -35,6 +35,7 @@ class Choice:
     call: Callable[[Any], Any]  # RequestLlama -> a completion, or an iterator of its chunks
     size: int = 0
     timed: bool = False
+    slot: int | None = None
 
 
 @dataclass
@@ -227,8 +228,9 @@ class RequestJob:
         """Returns whether it ended well."""
         llm = None
         try:
-            who = {"request_id": self.request_id, "client": self.client}
-            with self.batcher.request(params=self.params, deadline=self.deadline, **who) as llm:
+            who: dict[str, Any] = {"request_id": self.request_id, "client": self.client}
+            who |= {"params": self.params, "deadline": self.deadline, "slot": choice.slot}
+            with self.batcher.request(**who) as llm:
                 self._enlist(choice, llm)
                 llm.on_wait = self._mail.wake  # sends all collected tokens together
                 for event in self._events(choice, llm):
@@ -260,7 +262,7 @@ class RequestJob:
             delta = first.get("delta", {})
             opening = "role" in delta and not delta.get("content")  # a chat's first chunk holds no token
             positions, sources = ([], []) if opening else llm.take_report()
-            if choice.timed or first["finish_reason"] is not None:
+            if (choice.timed and not opening) or first["finish_reason"] is not None:
                 chunk = {**chunk, "timings": timings_of(llm)}
             yield Event(choice, chunk, positions, sources)
         yield Event(choice, used=llm.used(), timings=timings_of(llm))

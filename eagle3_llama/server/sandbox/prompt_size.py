@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..web.errors import ApiError, wrong
+from ..web.errors import too_long, wrong
 
 MAX_SPECIAL = 10_000  # special tokens in one text; 2,000 messages have 6,000
 
@@ -28,7 +28,8 @@ class PromptSize:
         marked = (i for i in ids if llama_cpp.llama_vocab_get_attr(vocab, i) & special)
         names = [llama_cpp.llama_vocab_get_text(vocab, i).decode("utf-8", "replace") for i in marked]
         self.n_ctx = n_ctx
-        self.most_bytes = n_ctx * max(len(base.detokenize([i], special=True)) for i in ids)
+        self._longest = max(len(base.detokenize([i], special=True)) for i in ids)  # bytes of a token
+        self.most_bytes = n_ctx * self._longest
         self.special = [name for name in names if len(name) > 1]
         self._first = {name[0] for name in self.special}
 
@@ -37,8 +38,8 @@ class PromptSize:
         size = len(text.encode())
         if size > self.most_bytes:
             room = f"the context's {self.n_ctx} tokens hold at most {self.most_bytes}"
-            message = f"the prompt has {size} bytes, {room}: shorten the prompt"
-            raise ApiError(400, message, param, "context_length_exceeded")
+            least = -(-size // self._longest)
+            raise too_long(f"the prompt has {size} bytes, {room}", param, least, self.n_ctx)
         self.check_special(text, param)
 
     def check_special(self, text: str, param: str) -> None:

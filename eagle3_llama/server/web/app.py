@@ -45,6 +45,7 @@ from .access import Access, Record, error_response
 from .embeddings import add_embeddings
 from .errors import ApiError, from_exception, wrong
 from .health import add_health
+from .llama import add_llama
 from .messages import add_messages
 from .prompts import add_prompts
 from .read_body import Bodies
@@ -159,7 +160,7 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
     _add_completions(app, server)
     add_messages(app, server)
     bodies: list[type[BaseModel]] = [*add_responses(app, server), *add_prompts(app, server)]
-    bodies += add_embeddings(app, server, embedder)
+    bodies += [*add_embeddings(app, server, embedder), *add_llama(app, server)]
     _add_models(app, server)
     add_health(app, server)
     _add_state(app, server)
@@ -222,8 +223,9 @@ def _add_state(app: FastAPI, server: Server) -> None:
 
     @app.get("/slots", **openapi.answer("Slots"))
     async def list_slots() -> Response:
-        """Lists the slots with id, busy, n_past and request_id."""
-        return _json(server.batcher.slots())
+        """Lists the slots with id, busy, n_past and request_id, and with llama.cpp's names for some."""
+        more = lambda slot: {"is_processing": slot["busy"], "n_ctx": server.batcher.n_ctx}
+        return _json([{**slot, **more(slot)} for slot in server.batcher.slots()])
 
     @app.post("/slots/{slot}", **openapi.answer("SlotAction", 404, 507, body=SlotFile))
     async def slot_action(request: Request, slot: int, action: str) -> Response:

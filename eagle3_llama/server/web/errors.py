@@ -45,6 +45,9 @@ _ANTHROPIC_NAMES = {"response_format": "output_config.format", "continue_final_m
 ANTHROPIC_ROUTES = frozenset(f"{v}/messages{more}" for v in ("/v1", "") for more in ("", "/count_tokens"))
 
 
+TOO_LONG = "context_length_exceeded"
+
+
 class ApiError(Exception):
     """An answer other than 200. param: the field at fault. code: a name for programs that does not change."""
 
@@ -55,13 +58,18 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
+        sizes: dict[str, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.param, self.code, self.headers = status, param, code, headers or {}
+        self.sizes = sizes or {}  # numbers that llama.cpp's server has in an error, for programs
 
     def body(self) -> dict[str, Any]:
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        if self.code == TOO_LONG:
+            kind = "exceed_context_size_error"  # llama.cpp's name; OpenAI's is the code
+        about = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": {**about, **self.sizes}}
 
     def as_anthropic(self) -> dict[str, Any]:
         """The body in Anthropic's form, and with its names of fields."""
@@ -71,6 +79,12 @@ class ApiError(Exception):
         name = _ANTHROPIC_NAMES.get(self.param or "", self.param)
         message = str(self) if name == self.param else str(self).replace(f"{self.param}:", f"{name}:", 1)
         return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def too_long(message: str, param: str | None, n_prompt: int, n_ctx: int) -> ApiError:
+    """The error of a prompt that no slot has room for. n_prompt: its tokens, or the fewest it can have."""
+    sizes = {"n_prompt_tokens": n_prompt, "n_ctx": n_ctx}
+    return ApiError(400, f"{message}: shorten the prompt", param, TOO_LONG, sizes=sizes)
 
 
 def wrong(field: str, message: str) -> ApiError:
@@ -103,8 +117,8 @@ def from_exception(e: BaseException, n_ctx: int, begun: bool, param: str | None 
     if (reason := getattr(e, "reason", None)) is not None:
         return _cancelled(reason)
     if isinstance(e, ValueError) and (found := _CONTEXT.search(str(e))):
-        message = f"the prompt has {found[1]} tokens, the context has room for {n_ctx}: shorten the prompt"
-        return ApiError(400, message, param, "context_length_exceeded")
+        message = f"the prompt has {found[1]} tokens, the context has room for {n_ctx}"
+        return too_long(message, param, int(found[1]), n_ctx)
     if isinstance(e, EagleError):
         if isinstance(e, SlowGrammar):
             return ApiError(400, str(e), code="refused")
@@ -142,6 +156,8 @@ def from_validation(e: ValidationError, names: Callable[[Sequence[int | str]], I
         message = f"unknown field {where!r}" + (f", did you mean {near[0]}?" if near else "")
         return ApiError(400, message, where, "unknown_field")
     message, where = error["msg"].removeprefix("Value error, "), _place(error["loc"])
+    if not where and (named := re.match(r"(\w+): ", message)):  # of several fields together
+        return ApiError(400, message, named[1], "invalid_value")
     if error["type"] == "union_tag_invalid":  # it repeats the tag, however long
         tag, found, rest = message.rpartition("' found using")
         message = tag[:80] + found + rest
@@ -158,15 +174,19 @@ def _telling(errors: list[Any]) -> Any:
     return max(same_field, key=lambda e: (not e["type"].endswith("_type"), len(e["loc"])))
 
 
+# the name of a union's member in a place of pydantic's
+_MEMBER = re.compile(
+    r"[\[\]() ]|^(str|int|float|bool|dict|constrained-\w+|literal|NamedTool|Named|ToolChoice|PromptObject)$"
+)
+
+
 def _place(loc: Sequence[int | str]) -> str:
     """The place as text, without union members: ('messages', 0, 'content', 'str') is messages[0].content"""
     out, before = "", None
     for part in loc:
         if isinstance(part, int):
             out += f"[{part}]"
-        elif before != "response_format" and not re.search(
-            r"[\[\]() ]|^(str|int|float|bool|dict|constrained-\w+|literal|NamedTool|Named|ToolChoice)$", part
-        ):
+        elif before != "response_format" and not _MEMBER.search(part):
             out += f".{part}" if out else part
         before = part
     return out[:200]

@@ -17,6 +17,8 @@ class ErrorDetail(BaseModel):
     type: str
     param: str | None
     code: str | None
+    n_prompt_tokens: int = 0
+    n_ctx: int = 0
 
 
 class Error(BaseModel):
@@ -82,6 +84,28 @@ class Completion(BaseModel):
     choices: list[TextChoice]
     usage: Usage
     timings: dict[str, float] | list[dict[str, float]]
+
+
+class LlamaCompletion(BaseModel):
+    """Its `response_fields` choose among them. Several answers are a list."""
+
+    index: int = 0
+    content: str = ""
+    tokens: list[int] = []
+    id_slot: int = 0
+    stop: bool = True
+    model: str = ""
+    tokens_predicted: int = 0
+    tokens_evaluated: int = 0
+    generation_settings: dict[str, Any] = {}
+    prompt: str = ""
+    has_new_line: bool = False
+    truncated: bool = False
+    stop_type: Literal["eos", "limit", "word"] = "limit"
+    stopping_word: str = ""
+    tokens_cached: int = 0
+    timings: dict[str, float] = {}
+    completion_probabilities: list[dict[str, Any]] = []
 
 
 class AnthropicUsage(BaseModel):
@@ -204,6 +228,8 @@ class Slot(BaseModel):
     busy: bool
     n_past: int
     request_id: str | None
+    is_processing: bool
+    n_ctx: int
 
 
 class SlotAction(BaseModel):
@@ -221,6 +247,7 @@ _ANSWERS: list[type[BaseModel]] = [
     Error,
     ChatCompletion,
     Completion,
+    LlamaCompletion,
     AnthropicMessage,
     AnthropicCount,
     AnthropicError,
@@ -255,7 +282,10 @@ def answer(
     name: str, *statuses: int, body: type[BaseModel] | None = None, error: str = "Error"
 ) -> dict[str, Any]:
     """Arguments of a route that answers with the schema `name`. statuses: its errors, besides 401 and 403."""
-    schema = {"type": "array", "items": {"$ref": f"{_REF}Slot"}} if name == "Slots" else {"$ref": _REF + name}
+    schema: dict[str, Any] = {"$ref": _REF + ("Slot" if name == "Slots" else name)}
+    if name in ("Slots", "LlamaCompletion"):
+        several = {"type": "array", "items": schema}
+        schema = several if name == "Slots" else {"anyOf": [schema, several]}
     done = {"description": "done", "content": {"application/json": {"schema": schema}}}
     responses = {200: done, **_errors(statuses + (_BODY if body else ()), error)}
     extra = _request(body) if body else {"security": []} if name == "Health" else {}

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import itertools
 import re
+from collections.abc import Callable
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -32,13 +33,16 @@ class Bodies:
         self.room = Room(max(MAX_BODIES, most), "send their bodies")
         self.checking = Work(1, 1 << 16, "have large bodies")  # the room limits them before this number does
 
-    async def read(self, request: Request, model: type[T]) -> T:
-        """The body as `model`. Raises ApiError 400, 408, 413, 415 or 503."""
+    async def read(
+        self, request: Request, model: type[T], pick: Callable[[bytes], type[T]] | None = None
+    ) -> T:
+        """The body as `model`, or as what `pick` says of it. Raises ApiError 400, 408, 413, 415 or 503."""
         parts: list[bytes] = []
         try:
             await _receive(request, parts, self.room, self.most)
             raw = b"".join(parts)
-            return parse(raw, model) if len(raw) < LARGE_BODY else await self.checking.run(parse, raw, model)
+            check = lambda: parse(raw, model if pick is None else pick(raw))
+            return check() if len(raw) < LARGE_BODY else await self.checking.run(check)
         finally:
             self.room.give_back(sum(map(len, parts)))
 

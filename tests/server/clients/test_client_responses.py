@@ -51,3 +51,17 @@ def test_previous_response(client):
     echoed = [{"role": "user", "content": RIVERS}, *first.output, {"role": "user", "content": OSLO}]
     whole = client.responses.create(model="any", input=echoed, max_output_tokens=8, temperature=0)
     assert then.output_text == whole.output_text and then.usage.input_tokens == whole.usage.input_tokens
+
+
+def test_custom_tools(client):
+    """A tool whose input is a text, called, and answered."""
+    patch = {"type": "custom", "name": "apply_patch", "description": "Changes files."}
+    said = json.dumps({"name": "apply_patch", "arguments": {"input": '*** "a.py"\n'}})
+    forms = said, f"<tool_call>\n{said}\n</tool_call>"  # one is the template's
+    made = [item for form in forms for item in ask(client, tools=[patch], extra_body=written(form)).output]
+    (called,) = [item for item in made if item.type == "custom_tool_call"]
+    assert (called.name, called.input) == ("apply_patch", '*** "a.py"\n')
+    call = {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "x"}
+    result = {"type": "custom_tool_call_output", "call_id": "c1", "output": "Done."}
+    asked = [{"role": "user", "content": RIVERS}, call, result]
+    assert ask(client, asked, tools=[patch], extra_body=written("So be it.")).output_text == "So be it."

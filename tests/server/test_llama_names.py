@@ -1,0 +1,81 @@
+"""What llama.cpp's server has in OpenAI's routes, as its own tests ask for it."""
+
+import pytest
+from server_tools import CHAT, ask, running, settings
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+COMPLETIONS = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running(settings()) as s:
+        yield s
+
+
+def refused(server, **body):
+    r = server.client.post(CHAT if "messages" in body else COMPLETIONS, json=body)
+    assert r.status_code == 400, r.text
+    return r.json()["error"]
+
+
+def test_json_schema(server):
+    """The schema of an answer, by two names. OpenAI's needs no `name` of its own."""
+    chat = lambda **more: ask(server.client, max_tokens=60, **more).json()["choices"][0]["message"]["content"]
+    named = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
+    text = chat(response_format=named)
+    assert text.startswith("{")
+    assert chat(response_format={"type": "json_schema", "json_schema": {"schema": SCHEMA}}) == text
+    assert chat(json_schema=SCHEMA) == text
+    given = {"prompt": "The number is", "max_tokens": 60, "temperature": 0}
+    post = lambda **more: ask(server.client, path=COMPLETIONS, **given, **more).json()["choices"][0]
+    assert post(json_schema={"const": 42})["text"] == "42" and post(json_schema=SCHEMA)["text"][0] == "{"
+    message = [{"role": "user", "content": "x"}]
+    both = refused(server, messages=message, json_schema=SCHEMA, response_format=named)
+    assert both["param"] == "json_schema" and "only one" in both["message"]
+    rule = refused(server, messages=message, json_schema=SCHEMA, grammar='root ::= "a"')
+    assert rule["param"] == "grammar" and "json_schema constrains" in rule["message"]
+    odd = {"type": "array", "uniqueItems": True}
+    for body in ({"messages": message}, {"prompt": "x"}):
+        error = refused(server, json_schema=odd, **body)
+        assert error["param"] == "json_schema" and "uniqueItems" in error["message"]
+
+
+def test_two_messages_of_the_assistant_at_the_end(server):
+    """Nobody knows what is to be answered. Before another's message they are as good as one."""
+    said = [{"role": "assistant", "content": text} for text in ("One.", "Two.")]
+    for more in ({}, {"continue_final_message": True}):
+        error = refused(server, messages=[{"role": "user", "content": "x"}, *said], **more)
+        assert error["param"] == "messages" and "both the assistant's" in error["message"]
+    r = ask(server.client, messages=[*said, {"role": "user", "content": "x"}], max_tokens=2)
+    assert r.status_code == 200
+    r = server.client.post("/v1/responses", json={"input": [{"role": "user", "content": "x"}, *said]})
+    assert r.status_code == 200  # one turn of several items
+
+
+def test_a_prompt_that_is_too_long(server):
+    n_ctx = server.batcher.n_ctx
+    long, whole = "word " * 2000, "x" * (server.app.state.server.caller.size.most_bytes + 1)
+    for text in (long, whole):  # the second is not even tokenized
+        message = [{"role": "user", "content": text}]
+        for path, body in (
+            (CHAT, {"messages": message}),
+            (CHAT, {"messages": message, "stream": True}),
+            (COMPLETIONS, {"prompt": text}),
+            ("/v1/responses", {"input": text}),
+        ):
+            error = server.client.post(path, json=body).json()["error"]
+            assert error["type"] == "exceed_context_size_error" and error["n_ctx"] == n_ctx, path
+            assert error["code"] == "context_length_exceeded" and error["n_prompt_tokens"] > n_ctx
+    error = server.client.post("/v1/messages", json={"messages": message, "max_tokens": 2}).json()
+    assert error["error"]["type"] == "invalid_request_error"  # Anthropic's name
+
+
+def test_a_slot_of_a_chat(server):
+    for slot in (2, 0):
+        assert ask(server.client, max_tokens=2, id_slot=slot).status_code == 200
+        held = [s["n_past"] > 0 for s in server.client.get("/slots").json()]
+        assert held[slot]
+    assert ask(server.client, max_tokens=2, id_slot=-1).status_code == 200
+    error = ask(server.client, id_slot=3).json()["error"]
+    assert error["param"] == "id_slot" and "0..2" in error["message"]
