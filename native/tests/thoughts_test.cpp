@@ -5,6 +5,8 @@
 // The vocabulary of tiny_models: a token for each byte, and some of a blank with a letter and a number.
 #include "check.hpp"
 #include "error.hpp"
+#include "grammar_source.hpp"
+#include "thoughts.hpp"
 
 #include "llama-ext.h"
 
@@ -83,6 +85,21 @@ void forced(llama_sampler * s, const std::string & text) {
     }
 }
 
+// The bytes of a text are also what the library says that comes, and what it drafts.
+void foretold(llama_sampler * s, const std::string & text) {
+    const eagle3::grammar_source source(vocab, 1);
+    for (size_t n = 0; n < text.size(); ++n) {
+        CHECK(eagle3::closing_tokens(s) == bytes(text.substr(n)));
+        CHECK(source.n_forced(s) == (int) (text.size() - n));
+        llama_sampler * chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
+        llama_sampler_chain_add(chain, llama_sampler_clone(s));
+        CHECK(source.n_forced(chain) == (int) (text.size() - n));
+        llama_sampler_free(chain);
+        forced(s, text.substr(n, 1));
+    }
+    CHECK(eagle3::closing_tokens(s).empty());
+}
+
 // The rest of a test with a sampler, with its copy, and once more from the beginning.
 template <typename F> void thrice(const asked & a, const std::string & first, F rest) {
     llama_sampler * s = make(a);
@@ -131,8 +148,9 @@ void budgets_end() {
         a.lazy          = lazy;
         a.budget        = 5;
         const auto ends = [&](llama_sampler * s) {
+            CHECK(eagle3::closing_tokens(s).empty());
             write(s, "12345");
-            forced(s, "</t>");
+            foretold(s, "</t>");
             write(s, " The answer, and more of it.");
         };
         thrice(a, "<t>", ends);

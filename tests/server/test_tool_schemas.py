@@ -240,6 +240,20 @@ def test_calls(characters, kind_of, name, choice):
         assert call["name"] == "find" and follows(json.loads(call["arguments"])), text
 
 
+def test_calls_without_a_sign(kind_of):
+    """Llama 3 begins a call with its JSON: alone in the answer, with a name."""
+    kind = kind_of("meta-llama-Llama-3.1-8B-Instruct")
+    made = kind.template.apply({"messages": ASKED, "tools": [tool("find", WHOLE)]})
+    [trigger] = made["triggers"]
+    for text in ('{"name":', ' \n{ "type": "function", "name" :'):
+        assert re.search(trigger["pattern"], text)[1] == text.strip()
+    for text in ('So {"name":', '{"names":', '{"type": "report", "name":', '{"a": {"name":', "[1]"):
+        assert re.search(trigger["pattern"], text) is None
+    assert made["lazy"] and "find" in made["grammar"]
+    none = kind.template.apply({"messages": ASKED, "tools": [tool("find", WHOLE)], "tool_choice": "none"})
+    assert not none["lazy"] and not none["grammar"]
+
+
 LOOSE = {"Kimi-K3", "LFM2-8B-A1B", "LFM2.5-8B-A1B", "LFM2.5-Instruct", "google-gemma-4-31B-it"}
 LOOSE.add("google-gemma-4-31B-it-interleaved")
 ANY_ORDER = {"muse-glimmer", "openbmb-MiniCPM5-1B"}
