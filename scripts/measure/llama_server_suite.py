@@ -40,8 +40,8 @@ FILES = (
     "basic chat_completion compat_anthropic compat_oai_responses completion embedding security slot_save "
     "template tokenize tool_call"
 ).split()
-# (regular expression, what it becomes): counts of stories260K's tokens, which ends no text early, its BOS, and
-# llama.cpp's build number
+# (regular expression, what it becomes): counts of stories260K's tokens, which ends no text early, its BOS,
+# and llama.cpp's build number
 ADAPTED = [
     (r'(life is)"\*32', r'\1"*64'),
     (r"(n_prompt = \(40 \+ r\))\*5 \+ 2", r"\1*3"),
