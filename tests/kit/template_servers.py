@@ -2,6 +2,7 @@
 
 import contextlib
 
+import pytest
 import templates
 from server_tools import running, settings
 
@@ -28,3 +29,19 @@ def serving(batcher, kinds, **more):
             file = templates.file_of(name)
             made[kind] = stack.enter_context(running(settings(chat_template_file=file, **given), batcher))
         yield made
+
+
+def chat_fixtures(n_ctx, kinds, **more):
+    """The fixtures `batcher` and `servers` of a module: see demo_batcher() and serving()."""
+
+    @pytest.fixture(scope="module")
+    def batcher():
+        with demo_batcher(n_ctx) as b:
+            yield b
+
+    @pytest.fixture(scope="module")
+    def servers(batcher):
+        with serving(batcher, kinds, **more) as made:
+            yield made
+
+    return batcher, servers

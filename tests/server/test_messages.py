@@ -8,7 +8,7 @@ from anthropic.types import Message, MessageTokensCount
 from client_tools import PLACE
 from event_checks import message_of, prompt_tokens
 from server_tools import CHAT, Blocked, ask, idle, running, settings, until
-from template_servers import OWN_AND_QWEN, demo_batcher, serving
+from template_servers import OWN_AND_QWEN, chat_fixtures
 
 from eagle3_llama.server.api import stream
 
@@ -25,17 +25,7 @@ CALL = '<tool_call>\n{"name": "train", "arguments": {"city": "Oslo", "day": 3}}\
 TRAIN = ("tool_use", "train", {"city": "Oslo", "day": 3})
 
 
-@pytest.fixture(scope="module")
-def batcher():
-    with demo_batcher(2048) as b:
-        yield b
-
-
-@pytest.fixture(scope="module")
-def servers(batcher):
-    """own: the demo model's template, which knows no tools. qwen: one with tools and thoughts."""
-    with serving(batcher, OWN_AND_QWEN) as made:
-        yield made
+batcher, servers = chat_fixtures(2048, OWN_AND_QWEN)
 
 
 @pytest.fixture(params=["own", "qwen"])

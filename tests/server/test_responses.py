@@ -8,7 +8,7 @@ from client_tools import PLACE
 from event_checks import RESPONSE_EVENT, response_of
 from openai.types.responses import Response
 from server_tools import Blocked, ask, idle, running, settings, until
-from template_servers import demo_batcher, serving
+from template_servers import chat_fixtures
 
 from eagle3_llama.server.api import stream
 from eagle3_llama.server.api.response_store import MAX_STORED, ResponseStore
@@ -25,22 +25,12 @@ KINDS = ["own", "Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct"]
 KEYS = ("one", "two")
 
 
-@pytest.fixture(scope="module")
-def batcher():
-    with demo_batcher(4096) as b:
-        yield b
-
-
 def own(**more):
     """Settings with the demo model's own template."""
     return settings(n_ctx=4096, template_timeout=20.0, api_key=KEYS, **more)
 
 
-@pytest.fixture(scope="module")
-def servers(batcher):
-    """A server for each kind of template, all with one model."""
-    with serving(batcher, {kind: kind for kind in KINDS}, api_key=KEYS) as made:
-        yield made
+batcher, servers = chat_fixtures(4096, {kind: kind for kind in KINDS}, api_key=KEYS)
 
 
 @pytest.fixture(scope="module")

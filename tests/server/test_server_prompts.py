@@ -2,24 +2,14 @@
 
 import pytest
 from server_tools import CHAT, running, settings
-from template_servers import OWN_AND_QWEN, demo_batcher, serving
+from template_servers import OWN_AND_QWEN, chat_fixtures
 
 RIVERS = {"role": "user", "content": "Name three rivers."}
 TOOL = {"type": "function", "function": {"name": "train", "parameters": {"type": "object", "properties": {}}}}
 COUNT, TEMPLATE, COMPLETIONS = f"{CHAT}/input_tokens", "/apply-template", "/v1/completions"
 
 
-@pytest.fixture(scope="module")
-def batcher():
-    with demo_batcher(2048) as b:
-        yield b
-
-
-@pytest.fixture(scope="module")
-def servers(batcher):
-    """own: the demo model's template, which knows no tools. qwen: one with tools and thoughts."""
-    with serving(batcher, OWN_AND_QWEN) as made:
-        yield made
+batcher, servers = chat_fixtures(2048, OWN_AND_QWEN)
 
 
 def post(server, path, **body):

@@ -5,7 +5,7 @@ import json
 import pytest
 from client_tools import NAMED, TOOLS, tool
 from server_tools import ask, events, idle, running, settings, until
-from template_servers import demo_batcher, serving
+from template_servers import chat_fixtures
 
 from eagle3_llama.batching.samplers import LazyGrammar
 
@@ -14,17 +14,7 @@ WHOLE = 200  # tokens that a call has room in
 KINDS = ["own", "Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "Qwen3-Coder", "openai-gpt-oss-120b"]
 
 
-@pytest.fixture(scope="module")
-def batcher():
-    with demo_batcher(4096) as b:
-        yield b
-
-
-@pytest.fixture(scope="module")
-def servers(batcher):
-    """A server for each kind of template, all with one model."""
-    with serving(batcher, {kind: kind for kind in KINDS}) as made:
-        yield made
+batcher, servers = chat_fixtures(4096, {kind: kind for kind in KINDS})
 
 
 @pytest.fixture(scope="module")
