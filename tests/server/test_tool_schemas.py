@@ -15,9 +15,9 @@ from template_servers import demo_batcher, serving
 
 from eagle3_llama.server.chat.call_forms import Form, form_of, probe
 from eagle3_llama.server.chat.decimals import put_numbers
-from eagle3_llama.server.chat.tool_schemas import Enforced
+from eagle3_llama.server.chat.tool_schemas import BASE, MOST_INLINED, Enforced
 from eagle3_llama.server.sandbox.chat_library import ChatError, ChatTemplate, parse
-from eagle3_llama.server.sandbox.child import Grammars
+from eagle3_llama.server.sandbox.child import MAX_GBNF, Grammars
 
 ASKED = [{"role": "user", "content": "Go."}]
 VALUE, NUMBER = "e3value", 4711  # constants whose places in a call are those of other values
@@ -282,6 +282,78 @@ def test_forms(kind_of, name):
             assert any(words in line for line in odd[about]), odd
     if kind.form == Form(kind.form.close, kind.form.nested):
         assert not any(odd.values())
+
+
+CHAIN = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(30)}
+CHAIN["d30"] = {"type": "string", "enum": ["x"]}
+OWN_TAIL = {
+    "d0": {"anyOf": [{"$ref": "#/$defs/d0"}, {"$ref": "#/$defs/d0"}, {"type": "string", "enum": ["x"]}]}
+}
+LARGE = {"d0": {"type": "string", "maxLength": 5, "description": "x" * 100_000}}
+TEXT = {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    "properties, defs",
+    [
+        ({"a": {"$ref": "#/$defs/d0"}}, CHAIN),
+        ({"a": {"$ref": "#/$defs/d0"}}, OWN_TAIL),
+        ({f"a{i}": {"$ref": "#/$defs/d0"} for i in range(1000)}, LARGE),
+        ({f"a{i}": {**TEXT, "pattern": "^" + r"\w" * 500 + "$"} for i in range(300)}, {}),
+        ({f"a{i}": {**TEXT, "minLength": i % 256, "maxLength": 256} for i in range(2000)}, {}),
+        ({f"a{i}": {"type": "number", "minimum": i + 0.5} for i in range(3000)}, {}),
+    ],
+    ids=["doubles", "itself", "large", "patterns", "lengths", "numbers"],
+)
+def test_schemas_that_grow(properties, defs):
+    """What comes of them is bounded, and what has no room is told."""
+    function = {"name": "find", "parameters": {"type": "object", "properties": properties, "$defs": defs}}
+    enforced = Enforced([function], Form("</", nested=True))
+    assert enforced.unmet(frozenset(["find"]), [])
+    size = len(json.dumps(enforced.functions))
+    assert size < 2 * len(json.dumps(function)) + MOST_INLINED
+    grammar = "\n".join(f'r{i} ::= "{BASE + i}"' for i in range(4000))
+    assert len(enforced.put(grammar)) < MAX_GBNF + 2 * size
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"enum": 5},
+        {"type": "string", "enum": 5},
+        {"format": [1]},
+        {"type": "string", "format": {}},
+        {"pattern": 5},
+        {"type": "string", "minLength": -1},
+        {"type": "string", "minLength": True},
+        {"type": "string", "maxLength": 10**30},
+        {"type": ["string", 5, None]},
+        {"type": {}},
+        {"anyOf": 5},
+        {"anyOf": [5, None]},
+        {"$ref": 5},
+        {"$ref": "#/"},
+        {"$ref": "#/properties/a"},
+        {"required": [[1]], "properties": {}},
+        {"properties": {"a": None}},
+        {"allOf": [5]},
+        {"enum": [{}, [], None, "a"]},
+        {"const": None},
+        5,
+        None,
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "form", [Form(), Form("</"), Form("]<", True, items=False)], ids=["json", "tags", "nested"]
+)
+def test_senseless_schemas(odd, form):
+    """They are left to the converter, which refuses what it does not know."""
+    for parameters in ({"type": "object", "properties": {"a": odd}}, odd):
+        function = {"name": "find", "parameters": parameters if isinstance(parameters, dict) else {}}
+        enforced = Enforced([function], form)
+        assert isinstance(enforced.put('root ::= "x"'), str)
+        enforced.unmet(frozenset(["find"]), ["pattern x is not supported"])
 
 
 ODD = [

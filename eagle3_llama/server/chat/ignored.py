@@ -10,8 +10,7 @@ _NUMBER = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum".split())
 _STRING = frozenset("pattern minLength maxLength".split())
 _ARRAY = frozenset("items prefixItems minItems maxItems".split())
 _OBJECT = frozenset("properties required additionalProperties".split())
-_OF_KIND = {"number": _NUMBER, "integer": _NUMBER, "string": _STRING, "array": _ARRAY, "object": _OBJECT}
-_BOUND = frozenset(("enum", "const", "allOf", *_CHOICES)).union(*_OF_KIND.values())
+_BOUND = frozenset(("enum", "const", "allOf", *_CHOICES)).union(_NUMBER, _STRING, _ARRAY, _OBJECT)
 _FORMATS = frozenset(("date", "time", "date-time", "uuid", *(f"uuid{i}" for i in range(1, 6))))
 _OBJECTS = frozenset(("properties", "$ref", "enum"))  # what the converter joins in `allOf`
 
@@ -29,7 +28,7 @@ def ignored(node: dict[str, Any]) -> Iterator[str]:
     kind = node.get("type")
     if kind is None and "allOf" not in node and not {"enum", "const"} & node.keys():
         structure = {"properties", "additionalProperties", "items", "prefixItems"} & node.keys()
-        if not structure and not (_STRING & node.keys() or node.get("format") in _FORMATS):
+        if not structure and not (_STRING & node.keys() or _has_format(node)):
             yield from (f"{key} without a type" for key in sorted(bound))
     if isinstance(node.get("allOf"), list) and not {"properties", "additionalProperties"} & node.keys():
         if not all(isinstance(one, dict) and _OBJECTS & one.keys() for one in node["allOf"]):
@@ -37,13 +36,17 @@ def ignored(node: dict[str, Any]) -> Iterator[str]:
         yield from (f"{key} beside allOf" for key in sorted(bound - {"allOf"}))
     elif "allOf" in node:
         yield "allOf beside properties"
-    if "pattern" in node and node.get("format") in _FORMATS:
+    if "pattern" in node and _has_format(node):
         yield "format beside a pattern"
     described = node.get("properties")
     if isinstance(described, dict) and isinstance(node.get("required"), list):
-        if any(name not in described for name in node["required"]):
+        if any(isinstance(name, str) and name not in described for name in node["required"]):
             yield "required of a property that is not described"
     if kind == "integer" and any(
         low in node and f"exclusive{low.title()}" in node for low in ("minimum", "maximum")
     ):
         yield "two bounds of an integer on one side"
+
+
+def _has_format(node: dict[str, Any]) -> bool:
+    return isinstance(node.get("format"), str) and node["format"] in _FORMATS

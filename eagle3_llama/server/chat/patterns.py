@@ -53,21 +53,20 @@ def between_tags(pattern: str, close: str, least: int = 0, most: int | None = No
 def counted_between_tags(least: int, most: int | None, close: str) -> dict[str, str]:
     """GBNF rules of texts of some length, the first for the whole. None has `close`, two characters."""
     a, b = (ord(c) for c in close)
-    other, neither, first = (
-        _brackets(_both(_BARE, r)) for r in (_without([(a, a)]), _without([(a, a), (b, b)]), [(a, a)])
-    )
+    after_s, after_t = _without([(a, a)]), _without([(a, a), (b, b)])
+    classes = {"tagged-s": after_s, "tagged-t": after_t, "tagged-first": [(a, a)]}
     name = lambda state, low, high: f"tagged-{'any' if high is None else high}-{low}-{state}"
     rules: dict[str, str] = {}
     low, high = least, most
     while True:
         after = max(low - 1, 0), None if high is None else high - 1
-        for state, plain in (("s", other), ("t", neither)):
+        for state in "st":
             ways = [] if low else ['""']
             if high != 0:
-                ways += [f"{plain} {name('s', *after)}", f"{first} {name('t', *after)}"]
+                ways += [f"tagged-{state} {name('s', *after)}", f"tagged-first {name('t', *after)}"]
             rules[name(state, low, high)] = " | ".join(ways)
         if high == 0 or after == (low, high):
-            return rules
+            return rules | {rule: _brackets(_both(_BARE, ranges)) for rule, ranges in classes.items()}
         low, high = after
 
 

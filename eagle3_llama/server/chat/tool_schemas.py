@@ -9,10 +9,13 @@ from typing import Any
 from .call_forms import Form
 from .decimals import with_numbers
 from .patterns import Unsupported, between_tags, counted_between_tags
-from .schemas import MOST_CHARACTERS, SHOWN, enforceable, unenforced
+from .schemas import MOST_CHARACTERS, NUMBER, SHOWN, enforceable, unenforced
 
 MOST_COUNTED = 256  # characters of a text between tags; a higher bound is left to the model
+MOST_LEVELS = 4096  # characters that all rules of such texts count together
+MOST_INLINED = 1 << 18  # characters of the schemas that take the place of references
 DEEPEST = 32  # of schemas between tags, which may refer to themselves
+BASE = 8_110_523_000_000  # numbers from here on stand for rules; who asks for one in a schema gets the rule
 _DATE = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
 _TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{3})?(Z|[+\-]([01]\d|2[0-3]):[0-5]\d)"
 _UUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
@@ -20,6 +23,7 @@ _FORMATS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}T{_TIME}", "uuid
 _FORMATS |= {f"uuid{i}": _UUID for i in range(1, 6)}
 _STRINGS = frozenset("pattern minLength maxLength format".split())
 _STRUCTURE = frozenset("properties additionalProperties allOf items prefixItems".split())
+_MARK = re.compile(r'"(\d{13})"')
 _TYPED = re.compile(r'( string=\\")false(\\">"\)? ([\w-]+) )')  # DeepSeek's tags say whether a text follows
 
 
@@ -33,35 +37,28 @@ class Enforced:
     def __init__(self, functions: list[dict[str, Any]], form: Form) -> None:
         self.odd: dict[str, dict[str, None]] = {f["name"]: {} for f in functions}
         self.nulls: dict[str, set[str]] = {}
-        self.form, self._rules = form, dict[tuple[str, str, str], int]()
-        self._base = _unused(json.dumps(functions))
-        room = [MOST_CHARACTERS]
-        self.functions = [{**f, "parameters": self._parameters(f, room)} for f in functions]
+        self.form, self._rules, self._counted = form, dict[tuple[str, str, str], int](), set[str]()
+        self.room, self.inlined, self.levels = [MOST_CHARACTERS], MOST_INLINED, MOST_LEVELS
+        self.functions = [{**f, "parameters": self._parameters(f)} for f in functions]
 
     def put(self, grammar: str) -> str:
         """The grammar with the rules of texts between tags in the place of their numbers."""
-        rules: dict[str, str] = {}
-        texts = dict[str, str]()  # what stands in the place of a number
+        if not self._rules:
+            return grammar
+        there, rules, texts = set(_MARK.findall(grammar)), dict[str, str](), set[str]()
         for (name, kind, rule), number in self._rules.items():
-            if f'"{number}"' not in grammar:
+            if str(number) not in there:
                 self.odd[name]["one argument that is text or something else"] = None
-            texts[f'"{number}"'] = f"tagged-{number - self._base}"
-            rules[f"tagged-{number - self._base}"] = rule
+            own = f"tagged-{number - BASE}"
+            texts |= {str(number)} if kind != "number" else set()
+            rules[own] = rule
             if kind == "counted":
                 least, most = json.loads(rule)
                 chain = counted_between_tags(least, most, self.form.close)
-                rules |= {**chain, f"tagged-{number - self._base}": next(iter(chain))}
-        if not texts:
-            return grammar
-        lines = grammar.splitlines()
-        in_texts = {f'"{n}"' for (_, kind, _), n in self._rules.items() if kind != "number"}
-        bound = [line for line in lines if any(text in line for text in in_texts)]
-        is_text = lambda found: any(line.startswith((f"{found[3]} ", f"{found[3]}-")) for line in bound)
-        lines = [
-            _TYPED.sub(lambda f: f"{f[1]}{'true' if is_text(f) else 'false'}{f[2]}", one) for one in lines
-        ]
-        put = re.compile("|".join(texts))
-        lines = [put.sub(lambda found: texts[found[0]], line) for line in lines]
+                rules |= {**chain, own: next(iter(chain))}
+        ours = {str(number) for number in self._rules.values()}
+        put = lambda found: f"tagged-{int(found[1]) - BASE}" if found[1] in ours else found[0]
+        lines = [_MARK.sub(put, line) for line in _with_types(grammar.splitlines(), texts)]
         return "\n".join([*lines, *(f"{name} ::= {rule}" for name, rule in rules.items()), ""])
 
     def unmet(self, names: frozenset[str], lines: list[str]) -> list[str]:
@@ -75,9 +72,14 @@ class Enforced:
 
     def mark(self, function: str, kind: str, rule: str) -> int:
         """The number that stands for this rule. kind: text, counted or number."""
-        return self._rules.setdefault((function, kind, rule), self._base + len(self._rules))
+        if kind == "counted" and rule not in self._counted:
+            self.levels -= sum(filter(None, json.loads(rule)))
+            if self.levels < 0:
+                raise Unsupported("its length, beside so many others")
+            self._counted.add(rule)
+        return self._rules.setdefault((function, kind, rule), BASE + len(self._rules))
 
-    def _parameters(self, function: dict[str, Any], room: list[int]) -> Any:
+    def _parameters(self, function: dict[str, Any]) -> Any:
         given, form, name = function["parameters"], self.form, function["name"]
         odd = self.odd[name]
         tagged = form.close and form.values
@@ -88,7 +90,7 @@ class Enforced:
             tags = _Tags(self, name, given)
             self.nulls[name] = {k for k, v in _properties(given).items() if tags.is_nullable(v)}
             given = tags.object(given, 0)
-        schema = enforceable(given, room)
+        schema = enforceable(given, self.room)
         odd |= dict.fromkeys(unenforced(schema))
         if not form.values and schema.get("properties"):
             odd["the schema of arguments, in this model's form of calls"] = None
@@ -106,6 +108,7 @@ class _Tags:
 
     def __init__(self, owner: Enforced, function: str, root: dict[str, Any]) -> None:
         self.owner, self.function, self.root, self.form = owner, function, root, owner.form
+        self._sizes: dict[str, int] = {}
 
     def is_nullable(self, schema: Any) -> bool:
         """Whether an argument may be text or null, and the text is none that says null."""
@@ -113,9 +116,9 @@ class _Tags:
             schema = _resolved(self.root, schema["$ref"])
         if not isinstance(schema, dict):
             return False
-        ways = _alternatives(schema) or [{**schema, "const": v} for v in schema.get("enum") or ()]
+        ways = _alternatives(schema) or [{"const": value} for value in _values(schema)]
         ways = [one for one in ways if isinstance(one, dict)]
-        values = [v for one in ways for v in one.get("enum", [one.get("const")])]
+        values = [value for one in ways for value in _values(one)]
         null = any(one.get("type") == "null" or ("const" in one and one["const"] is None) for one in ways)
         return null and any(map(_is_text, ways)) and "null" not in values
 
@@ -127,12 +130,10 @@ class _Tags:
 
     def value(self, schema: Any, depth: int) -> Any:
         """A schema whose texts, and numbers with bounds, are numbers that stand for rules."""
-        if not isinstance(schema, dict) or depth > DEEPEST:
+        if not isinstance(schema, dict):
             return schema
         if isinstance(schema.get("$ref"), str):
-            target = _resolved(self.root, schema["$ref"])
-            inner = self.value(target, depth + 1)
-            return schema if inner is target else inner
+            return self._referred(schema, depth)
         alternatives = _alternatives(schema)
         if alternatives is not None:
             made = [self.value(one, depth + 1) for one in alternatives]
@@ -141,7 +142,7 @@ class _Tags:
             return schema if same else {**shown, "anyOf": made}
         if _is_text(schema):
             return self._text(schema)
-        if (number := with_numbers(schema)) is not schema:
+        if schema.get("type") == "number" and (number := self._number(schema)) is not schema:
             rule = json.dumps(json.dumps(number["const"]))
             return {**number, "const": self.owner.mark(self.function, "number", rule)}
         if self.form.nested and schema.get("type") == "object":
@@ -150,17 +151,43 @@ class _Tags:
             return {**schema, "items": self.value(schema["items"], depth + 1)}
         return schema
 
+    def _referred(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
+        """What a reference leads to, if it has texts; as long as there is room for that."""
+        target = _resolved(self.root, schema["$ref"])
+        if not isinstance(target, dict):
+            return schema
+        self.owner.inlined -= self._size(schema["$ref"], target)
+        if depth > DEEPEST or self.owner.inlined < 0:
+            self.owner.odd[self.function]["so many references, in this model's form of calls"] = None
+            return schema
+        inner = self.value(target, depth + 1)
+        return schema if inner is target else inner
+
+    def _size(self, reference: str, target: Any) -> int:
+        if reference not in self._sizes:
+            self._sizes[reference] = len(json.dumps(target))
+        return self._sizes[reference]
+
+    def _number(self, schema: dict[str, Any]) -> dict[str, Any]:
+        self.owner.room[0] -= NUMBER
+        return with_numbers(schema) if self.owner.room[0] >= 0 else schema
+
     def _text(self, schema: dict[str, Any]) -> dict[str, Any]:
+        pattern = schema.get("pattern")
+        self.owner.room[0] -= len(pattern) if isinstance(pattern, str) else 0
         try:
+            if self.owner.room[0] < 0:
+                raise Unsupported("so many others")
             found = _rule(schema, self.form.close)
+            mark = None if found is None else self.owner.mark(self.function, *found)
         except Unsupported as e:
             what = "a pattern" if "pattern" in schema else "a text"
             self.owner.odd[self.function][f"{what} with {e}, in this model's form of calls"] = None
             return schema
-        if found is None:
+        if mark is None:
             return schema
         kept = {k: v for k, v in schema.items() if k not in ("enum", *_STRINGS)}
-        return {**kept, "const": self.owner.mark(self.function, *found)}
+        return {**kept, "const": mark}
 
 
 def _properties(schema: dict[str, Any]) -> dict[str, Any]:
@@ -168,12 +195,25 @@ def _properties(schema: dict[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _unused(text: str) -> int:
-    """A number behind which no others of the text come."""
-    base = 8110 * 10**9
-    while str(base)[:7] in text:
-        base += 10**7
-    return base
+def _values(schema: dict[str, Any]) -> list[Any]:
+    """What a schema names as its only values; [] if it names none."""
+    if "const" in schema:
+        return [schema["const"]]
+    return schema["enum"] if isinstance(schema.get("enum"), list) else []
+
+
+def _with_types(lines: list[str], texts: set[str]) -> list[str]:
+    """The lines of a grammar whose tags say whether a text follows. texts: numbers that stand for one."""
+    if not any(map(_TYPED.search, lines)):
+        return lines
+    bound = [line for line in lines if texts & set(_MARK.findall(line))]
+
+    def typed(found: re.Match[str]) -> str:
+        rule = found[3]
+        is_text = any(line.startswith((f"{rule} ", f"{rule}-")) for line in bound)
+        return f"{found[1]}{'true' if is_text else 'false'}{found[2]}"
+
+    return [_TYPED.sub(typed, line) for line in lines]
 
 
 def _resolved(root: Any, reference: str) -> Any:
@@ -209,16 +249,16 @@ def _is_text(schema: dict[str, Any]) -> bool:
 
 def _rule(schema: dict[str, Any], close: str) -> tuple[str, str] | None:
     """(kind, GBNF) of the texts of a schema, as they stand between tags; None if it allows any text."""
-    if "const" in schema or "enum" in schema:
-        values = [schema["const"]] if "const" in schema else schema["enum"]
+    if values := _values(schema):
         return "text", " | ".join(_literal(value, close) for value in values)
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     if type(least) is not int or type(most) not in (int, type(None)):
         return None  # the converter refuses it
     if isinstance(schema.get("pattern"), str):
         return "text", between_tags(schema["pattern"], close, least, most)
-    if schema.get("format") in _FORMATS:
-        return "text", between_tags(f"^({_FORMATS[schema['format']]})$", close)
+    form = schema.get("format")
+    if isinstance(form, str) and form in _FORMATS:
+        return "text", between_tags(f"^({_FORMATS[form]})$", close)
     if least > MOST_COUNTED or (most is not None and most < least):
         raise Unsupported("its length")
     most = None if most is None or most > MOST_COUNTED else most

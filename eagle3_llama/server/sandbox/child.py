@@ -168,6 +168,7 @@ class Grammars:
 
     def read(self, text: str) -> None:
         """Parses a grammar that the chat library has made. Raises ValueError if llama.cpp refuses it."""
+        _check_size(text)
         self.llama.llama_sampler_free(self._sampler(text))
 
     def _sampler(self, text: str) -> Any:
