@@ -120,9 +120,7 @@ def test_zeros(grammars):
 def test_schemas_that_take_long():
     """So much is written, and the rest is left and told."""
     many = [{"type": "number", "minimum": i} for i in range(9000)]
-    assert [one["type"] for one in enforceable({"anyOf": many})["anyOf"] if "type" in one] == [
-        "number"
-    ] * 8744
+    assert sum("const" not in one for one in enforceable({"anyOf": many})["anyOf"]) == 8744
     patterns = [{"type": "string", "pattern": "^" + "a" * 998 + "$"}] * 100
     kept = enforceable({"anyOf": patterns})["anyOf"]
     assert kept[0] != patterns[0] and kept[-1] == patterns[-1]
