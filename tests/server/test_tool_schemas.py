@@ -22,6 +22,7 @@ from eagle3_llama.server.sandbox.child import MAX_GBNF, Grammars
 ASKED = [{"role": "user", "content": "Go."}]
 VALUE, NUMBER = "e3value", 4711  # constants whose places in a call are those of other values
 CODE = 'ab1</\n"\\ '
+AB = {"type": "string", "enum": ["a", "b"]}
 STRINGS = {  # schema: what Python says of a string
     "pattern": ({"type": "string", "pattern": r"^a\d*b?$"}, lambda s: re.fullmatch(r"a[0-9]*b?", s)),
     "anywhere": ({"type": "string", "pattern": r"b\s1"}, lambda s: re.search(r"b\s1", s)),
@@ -29,7 +30,7 @@ STRINGS = {  # schema: what Python says of a string
     "short": ({"type": "string", "maxLength": 1}, lambda s: len(s) <= 1),
     "enum": ({"type": "string", "enum": ["a1", '"b', "1"]}, lambda s: s in ("a1", '"b', "1")),
     "const": ({"type": "string", "const": "b1"}, lambda s: s == "b1"),
-    "either": ({"type": "string", "anyOf": [{"type": "string", "enum": ["a", "b"]}, {"type": "string", "pattern": r"^\d1$"}]},
+    "either": ({"type": "string", "anyOf": [AB, {"type": "string", "pattern": r"^\d1$"}]},
                lambda s: s in ("a", "b", "11")),
     "reference": ({"type": "string", "$ref": "#/$defs/x"}, lambda s: s in ("ab", "b")),
 }  # fmt: skip
@@ -112,7 +113,7 @@ def kind_of():
     return lambda name: made.get(name) or made.setdefault(name, Kind(name))
 
 
-# whose grammars let any text stand within a call, or nothing, where a walk ends badly: a call as they write it
+# whose grammars let any text stand within a call, or nothing: a call as they write it
 WRITTEN = {
     "openbmb-MiniCPM5-1B": '<function name="find"><param name="code">e3value</param></function>',
     "Mistral-Small-3.2-24B-Instruct-2506": '[TOOL_CALLS]find[ARGS][ARGS]{"code": "e3value"}',
