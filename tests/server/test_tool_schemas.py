@@ -7,11 +7,10 @@ from decimal import Decimal
 
 import pytest
 import templates
+from bound_arguments import WHOLE, follows
 from client_tools import tool
 from grammar_texts import texts
 from grammar_walks import Characters, begun
-from server_tools import ask
-from template_servers import demo_batcher, serving
 
 from eagle3_llama.server.chat.call_forms import Form, form_of, probe
 from eagle3_llama.server.chat.decimals import put_numbers
@@ -176,43 +175,6 @@ def test_numbers(grammars, characters, kind_of, name):
         assert got == {t for t in expected if about != "integer" or "." not in t}, about
 
 
-WHOLE = {
-    "type": "object",
-    "properties": {
-        "code": {"type": "string", "pattern": r"^[ab]\d{2}$"},
-        "unit": {"type": "string", "enum": ["c", "f x"]},
-        "either": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]},
-        "score": {"type": "number", "minimum": 0.25, "exclusiveMaximum": 0.5},
-        "day": {"type": "string", "format": "date"},
-        "inner": {
-            "type": "object",
-            "properties": {
-                "s": {"type": "string", "pattern": r"^[\w-]x\d$"},
-                "n": {"type": "number", "maximum": 3},
-            },
-            "required": ["s", "n"],
-        },
-    },
-    "required": ["code", "unit", "score", "day", "inner"],
-    "additionalProperties": False,
-}
-
-
-def follows(given):
-    """Whether arguments follow WHOLE."""
-    inner, either = given["inner"], given.get("either")
-    return (
-        set(given) - {"either"} == set(WHOLE["required"])
-        and re.fullmatch(r"[ab][0-9]{2}", given["code"])
-        and given["unit"] in ("c", "f x")
-        and 0.25 <= given["score"] < 0.5
-        and re.fullmatch(r"[0-9]{4}-[01][0-9]-[0-3][0-9]", given["day"])
-        and re.fullmatch(r"[a-zA-Z0-9_-]x[0-9]", inner["s"])
-        and inner["n"] <= 3
-        and (either is None or either == "null" or len(either) <= 3)
-    )
-
-
 @pytest.mark.parametrize("choice", ["required", "auto"])
 @pytest.mark.parametrize("name", NAMES)
 def test_calls(characters, kind_of, name, choice):
@@ -357,52 +319,3 @@ def test_senseless_schemas(odd, form):
         enforced = Enforced([function], form)
         assert isinstance(enforced.put('root ::= "x"'), str)
         enforced.unmet(frozenset(["find"]), ["pattern x is not supported"])
-
-
-ODD = [
-    ({"type": "number", "multipleOf": 2}, "multipleOf"),
-    ({"type": "string", "pattern": "^(?=a)b$"}, "pattern"),
-    ({"type": "number", "minimum": 2, "maximum": 1}, "minimum of a number"),
-    ({"type": "string", "pattern": "^a+b$", "minLength": 3}, "pattern"),
-]
-
-
-@pytest.fixture(scope="module")
-def servers():
-    kinds = {"own": "own", "json": "Qwen-Qwen3-0.6B", "tags": "Qwen3-Coder", "loose": "LFM2.5-Instruct"}
-    with demo_batcher(2048) as batcher, serving(batcher, kinds) as made:
-        yield made
-
-
-@pytest.mark.parametrize("choice", ["auto", "required"])
-@pytest.mark.parametrize("kind", ["own", "json", "tags", "loose"])
-def test_strict_tools(servers, kind, choice):
-    """What no grammar enforces is refused in words, of strict tools that may be called, and of no others."""
-    client = servers[kind].client
-    for schema, words in ODD:
-        one = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
-        body = {"tool_choice": choice, "max_tokens": 2}
-        r = ask(client, "Go.", tools=[tool("f", one, strict=True), tool("g")], **body)
-        error = r.json()["error"]
-        assert r.status_code == 400 and error["param"] == "tools", r.text
-        assert "strict" in error["message"] and (words in error["message"] or kind == "loose"), error
-        for tools, chosen in (
-            ([tool("f", one), tool("g")], choice),
-            ([tool("f", one, strict=True), tool("g")], {"type": "function", "function": {"name": "g"}}),
-        ):
-            r = ask(client, "Go.", tools=tools, **{**body, "tool_choice": chosen})
-            assert r.status_code == 200, r.text
-    r = ask(client, "Go.", tools=[tool("f", WHOLE, strict=True)], tool_choice=choice, max_tokens=2)
-    assert r.status_code == (400 if kind == "loose" else 200), r.text
-
-
-@pytest.mark.parametrize("kind", ["own", "json", "tags"])
-def test_a_model_keeps_them(servers, kind):
-    """Though it was trained for no tools, and is hot."""
-    body = {"tools": [tool("find", WHOLE, strict=True)], "temperature": 1.5, "max_tokens": 300}
-    body["chat_template_kwargs"] = {"enable_thinking": False}
-    for seed in range(3):
-        r = ask(servers[kind].client, "Find 1000.", tool_choice="required", seed=seed, **body)
-        choice = r.json()["choices"][0]
-        if choice["finish_reason"] != "length":  # a text without a bound may have no end
-            assert follows(json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"])), choice
