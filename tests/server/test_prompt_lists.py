@@ -94,3 +94,13 @@ def test_what_is_refused(server):
     assert r.status_code == 400 and r.json()["error"]["param"] == "prompt"
     assert ask(server, ["x"] * 64, max_tokens=1).status_code == 200
     assert len(events(ask(server, ["x"] * 3, stream=True))) > 3
+
+
+def test_logprobs_that_never_fit(server, monkeypatch):
+    """They are refused for good, and not told to come again; fewer of the same prompts are answered."""
+    monkeypatch.setattr("eagle3_llama.server.chat.prepare.MAX_LOGPROBS", 100_000)
+    scored = {"echo": True, "max_tokens": 1, "logprobs": 1}
+    prompts = [[5 + i % 100 for i in range(40)]] * 4
+    error = ask(server, prompts, **scored).json()["error"]
+    assert error["param"] == "prompt" and "fewer prompts" in error["message"]
+    assert len(ask(server, prompts[:2], **scored).json()["choices"]) == 2

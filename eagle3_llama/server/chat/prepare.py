@@ -199,6 +199,8 @@ class Caller:
             echoed = [min(size(p), self.settings.n_ctx) if body.echo else 0 for p in prompts]
             n_choices, explicit = n * len(prompts), body.max_tokens is not None
             sizes = [self._logprobs_size(arguments, logprobs, n_choices, explicit, e) for e in echoed]
+            if sum(sizes) * n > MAX_LOGPROBS:
+                raise wrong("prompt", "so many tokens with logprobs never fit: send fewer prompts at once")
         arguments |= {"echo": bool(body.echo), "suffix": body.suffix}
         arguments |= {"logprobs": logprobs, "stream": bool(body.stream), "details": own_form}
         if isinstance(body, LlamaBody) and body.post_sampling_probs and logprobs is not None:
