@@ -192,7 +192,7 @@ def main(
             table.add_row(fmt, str(c), *middle, *ratios, _ratio(runs[c], "first_on", "first_other"))
     console.print(table)
     if json_file is not None:
-        report = {"command": shlex.join(sys.argv), "prompts": prompts, "runs": found}
+        report = {"command": shlex.join(sys.argv), "prompts": prompts, "kind": kind, "runs": found}
         json_file.write_text(json.dumps(report) + "\n", encoding="utf-8")
 
 

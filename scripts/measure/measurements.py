@@ -165,7 +165,8 @@ def rows_of(report: Row, lines: Sequence[Row]) -> tuple[str, list[Row], str]:
         data = list(compared_rows(lines))
         return "speeds", data, f"{report['n_predict']} tokens, the {report['split'] or 'whole'} half"
     if "runs" in report:  # bench_llama_server.py
-        told = f"{report['prompts']} prompts, to the end of the last answer"
+        asked = [f"{report['prompts']} prompts", report.get("kind", "text"), "to the end of the last answer"]
+        told = ", ".join(part for part in asked if part != "text")
         return "server", list(llama_server_rows(report["runs"])), told
     if "ratios" in report:  # server_load.py bench
         return "server", list(server_rows(report)), f"{report['prompts']} prompts, all busy"
@@ -212,11 +213,14 @@ def server_rows(report: Row) -> Iterator[Row]:
 
 
 def llama_server_rows(runs: dict[str, dict[str, list[Row]]]) -> Iterator[Row]:
-    """Tokens a second of all clients, and the median ratios to llama-server, by format and clients."""
+    """Tokens a second of all clients, and the median ratios to llama-server, by format and clients.
+
+    first_over_llama_server: of the times to the first token.
+    """
     middle = lambda values: round(statistics.median(values), 2)
     for fmt, by in runs.items():
         for clients, each in by.items():
-            yield {
+            row = {
                 "format": fmt,
                 "clients": int(clients),
                 "on": middle(run["on"] for run in each),
@@ -225,6 +229,9 @@ def llama_server_rows(runs: dict[str, dict[str, list[Row]]]) -> Iterator[Row]:
                 "over_llama_server": middle(run["on"] / run["other"] for run in each),
                 "off_over_llama_server": middle(run["off"] / run["other"] for run in each),
             }
+            if all("first_on" in run for run in each):
+                row["first_over_llama_server"] = middle(run["first_on"] / run["first_other"] for run in each)
+            yield row
 
 
 def commit() -> str:

@@ -27,6 +27,7 @@ SERVED = {  # by figure: its title and its digits
     "over_off": ("with over without", 2),
     "over_llama_server": ("with over llama-server", 2),
     "off_over_llama_server": ("without over llama-server", 2),
+    "first_over_llama_server": ("time to the first token over llama-server", 2),
 }
 Numbers = dict[str, float]
 
