@@ -131,9 +131,9 @@ def around(characters, kind, value, inner=False, written=""):
     schema = {"type": "string" if isinstance(value, str) else "integer", "const": value}
     grammar, made = kind.grammar(schema, inner, called=["find"])
     shown = kind.shown(value, inner)
-    before, found, close = characters.walk(grammar, begun(made, False), 0, written).rpartition(shown)
-    assert found
-    return before, close
+    text = characters.walk(grammar, begun(made, False), 0, written)
+    at = text.index(shown, text.index("code"))  # the call's id may be the same
+    return text[:at], text[at + len(shown) :]
 
 
 NAMES = [n for n in templates.names() if n != "CohereForAI-c4ai-command-r-plus-tool_use"]
