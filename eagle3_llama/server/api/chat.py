@@ -137,6 +137,8 @@ class ChatBody(Sampling):
 
     @model_validator(mode="after")
     def _take_n_probs(self) -> ChatBody:
+        if self.n_predict == 0:
+            raise ValueError("n_predict: it is 0, but the answer of a chat has a token at least")
         if self.n_probs and self.logprobs is None:
             self.logprobs, self.top_logprobs = True, self.n_probs
         return self

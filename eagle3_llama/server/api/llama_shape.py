@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from ..jobs.job import Event
+from .fields import NEVER
 from .llama import LAST_N, LlamaBody
 from .shapes import event, finite
 from .stream import EventStream
@@ -96,19 +97,19 @@ class LlamaShape:
             "model": self._name,
             "tokens_predicted": about["n_made"],
             "tokens_evaluated": about["n_prompt"],
-            "generation_settings": self._settings(about["settings"]),
+            "generation_settings": self._settings(about["settings"], about["bias"]),
             "prompt": about["prompt"],
             **{name: about[name] for name in ("has_new_line", "truncated", "stop_type", "stopping_word")},
             "tokens_cached": about["n_prompt"] + max(about["n_made"] - 1, 0),
             "timings": part["timings"],
         }
 
-    def _settings(self, used: dict[str, Any]) -> dict[str, Any]:
-        """used: the seed, and arguments of Llama.generate()."""
+    def _settings(self, used: dict[str, Any], biases: dict[int, float]) -> dict[str, Any]:
+        """used: the seed, and arguments of Llama.generate(). biases: of tokens; null: it never comes."""
         body = self._body
         given = {("temperature" if name == "temp" else name): value for name, value in used.items()}
         stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-        bias = [{"token": token, "bias": value} for token, value in body.biases()]
+        bias = [{"token": token, "bias": value if value > NEVER else None} for token, value in biases.items()]
         return {
             **_OFF,
             **{name: given.get(name, value) for name, value in _DEFAULTS.items()},
