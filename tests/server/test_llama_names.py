@@ -79,3 +79,18 @@ def test_a_slot_of_a_chat(server):
     assert ask(server.client, max_tokens=2, id_slot=-1).status_code == 200
     error = ask(server.client, id_slot=3).json()["error"]
     assert error["param"] == "id_slot" and "0..2" in error["message"]
+
+
+def test_the_opposite_of_a_message_that_goes_on(server):
+    """vLLM's clients send both names."""
+    begun = [{"role": "user", "content": "Name three rivers."}, {"role": "assistant", "content": "1. The"}]
+    text = lambda **more: ask(server.client, max_tokens=8, **more).json()["choices"][0]["message"]["content"]
+    on = {"messages": begun, "continue_final_message": True}
+    assert text(**on, add_generation_prompt=False) == text(**on)
+    assert text(add_generation_prompt=True) == text()
+    for odd in (
+        {**on, "add_generation_prompt": True},
+        {"messages": begun[:1], "add_generation_prompt": False},
+    ):
+        error = refused(server, **odd)
+        assert error["param"] == "add_generation_prompt" and "opposite" in error["message"]

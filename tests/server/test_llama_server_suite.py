@@ -1,4 +1,4 @@
-"""scripts/measure/llama_server_suite.py: its launcher, its changes to llama.cpp's tests, one file, the page."""
+"""scripts/measure/llama_server_suite.py: its launcher, its changes to llama.cpp's tests, the page."""
 
 import fnmatch
 import importlib

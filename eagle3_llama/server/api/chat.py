@@ -132,6 +132,9 @@ class ChatBody(Sampling):
         None, ge=-1, le=1 << 24, description="most tokens of thoughts, which then end; -1: any number"
     )
     continue_final_message: bool | None = Field(None, description="the answer goes on with the last message")
+    add_generation_prompt: bool | None = Field(
+        None, description="false only beside continue_final_message, and true only without it"
+    )
     verbosity: Word | None = None
     modalities: Annotated[list[Literal["text"]], length(1)] | None = None
 
