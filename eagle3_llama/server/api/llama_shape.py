@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel
 
 from ..jobs.job import Event
 from .fields import NEVER
@@ -46,6 +48,28 @@ _DEFAULTS = {
     "mirostat_tau": 5.0,
     "mirostat_eta": 0.1,
 }
+
+
+class LlamaCompletion(BaseModel):
+    """Its `response_fields` choose among them. Several answers are a list."""
+
+    index: int = 0
+    content: str = ""
+    tokens: list[int] = []
+    id_slot: int = 0
+    stop: bool = True
+    model: str = ""
+    tokens_predicted: int = 0
+    tokens_evaluated: int = 0
+    generation_settings: dict[str, Any] = {}
+    prompt: str = ""
+    has_new_line: bool = False
+    truncated: bool = False
+    stop_type: Literal["eos", "limit", "word"] = "limit"
+    stopping_word: str = ""
+    tokens_cached: int = 0
+    timings: dict[str, float] = {}
+    completion_probabilities: list[dict[str, Any]] = []
 
 
 class LlamaShape:
