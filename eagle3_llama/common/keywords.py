@@ -127,13 +127,15 @@ def _similarity(a: str, b: str) -> float:
     return difflib.SequenceMatcher(None, a, b).ratio()
 
 
-def unknown(name: str, names: Iterable[str]) -> EagleError:
-    """The error for a setting that is not in `names`. It suggests the most similar name."""
+def unknown(
+    name: str, names: Iterable[str], what: str = "unknown setting", otherwise: str | None = None
+) -> EagleError:
+    """The error for a setting that is not in `names`. It suggests the most similar name, or `otherwise`."""
     names = tuple(names)
     right, near = meant(name, names), difflib.get_close_matches(name, names, 1)
     right = right if right in names else near[0] if near else None
-    hint = f"did you mean {right}?" if right else f"the settings are {', '.join(names)}"
-    return EagleError(ErrorKind.BAD_ARGUMENT, f"unknown setting {name!r}: {hint}")
+    hint = f"did you mean {right}?" if right else otherwise or f"the settings are {', '.join(names)}"
+    return EagleError(ErrorKind.BAD_ARGUMENT, f"{what} {name!r:.60}: {hint}")
 
 
 def strict(cls: T) -> T:

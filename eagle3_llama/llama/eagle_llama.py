@@ -47,7 +47,8 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
     extract_layers: the target layers whose inputs the head reads, if its file names the wrong ones.
     n_max, n_min, p_min, tree, text: see EagleParams. By default the planner chooses the drafts by their cost
     and their acceptance rate on this machine. The costs are measured when a model is loaded with a head for
-    the first time (two seconds), without a head when its text first repeats itself; the cache keeps them.
+    the first time (two seconds), without a head when a text first repeats itself, or a grammar forces it;
+    the cache keeps them.
     text=False without a head decodes plainly, with the same code.
     n_rs_seq: how many rows of a draft a hybrid target takes back by snapshots of its state; by default as
     many as cost little, up to 16. Farther back it goes by checkpoints, which need no setting.

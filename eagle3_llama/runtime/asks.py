@@ -14,7 +14,7 @@ from .session import Session
 
 PLANNED_NODES = 24  # draft tokens that the planner may grow with the head: more have never paid
 PLANNED_WIDTH = 4  # the same, of a level of a tree
-MATCH = 4  # tokens of a match that make it worth to measure what drafts cost
+MATCH, FORCED = 4, 2  # tokens of a match, or forced ones, that make it worth to measure what drafts cost
 
 
 class Ask(NamedTuple):
@@ -64,7 +64,7 @@ class Drafting:
         What the grammars in b.samplers force is drafted, too.
         """
         if self._planner.on_match is not None:
-            self._measure_for(asks)
+            self._measure_for(asks, b)
         n, samplers = len(asks), b.sampler_pointers
         arrays = [self.fill(b.asks[i], ask, n, samplers[i]) for i, ask in enumerate(asks)]
         checked(self.lib.eagle3_round_draft(self._session.handle, b.asks, n, b.drafted))
@@ -117,10 +117,14 @@ class Drafting:
             return False
         return self._session.has_head or (p.from_text and self._session.drafts_from_text)
 
-    def _measure_for(self, asks: Sequence[Ask]) -> None:
-        """Measures what rows cost before the first round in which the text has a match that is worth it."""
-        for ask in asks:
-            if ask.params.from_text and self._session.text_match(ask.token, ask.slot) >= MATCH:
+    def _measure_for(self, asks: Sequence[Ask], b: Buffers) -> None:
+        """Measures what rows cost before the first round with a match, or forced tokens, worth it."""
+        session = self._session
+        for i, ask in enumerate(asks):
+            if ask.params.from_text and (
+                session.text_match(ask.token, ask.slot) >= MATCH
+                or session.forced(b.sampler_pointers[i]) >= FORCED
+            ):
                 measure, self._planner.on_match = self._planner.on_match, None
                 if measure is not None:
                     measure(ask.slot)

@@ -150,6 +150,10 @@ class Session:
         """How many of its last tokens, and `token`, stand in a slot's text or its memory, and go on there."""
         return checked(self.lib.eagle3_text_match(self.handle, slot, token))
 
+    def forced(self, sampler: Any) -> int:
+        """How many tokens a sampler's grammar, or an end of its thoughts, forces next. sampler: a pointer."""
+        return checked(self.lib.eagle3_forced(self.handle, sampler))
+
     def state_size(self, slot: int = 0) -> int:
         """Bytes of state()."""
         return checked(self.lib.eagle3_state_size(self.handle, slot))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import typer
 
 from ..common import extras
+from ..common.keywords import unknown
 from ..errors import EagleError, ErrorKind
 
 _PLAIN = (str, int, float, bool)
@@ -29,7 +29,8 @@ def use(context: typer.Context, file: Path | None) -> Path | None:
     for written, value in given.items():
         name = written.replace("-", "_")
         if name not in known:
-            raise _unknown(file, written, [str(n) for n in known])
+            names = [str(n).replace("_", "-") for n in known]
+            raise unknown(written, names, f"{file}: there is no option", "eagle3-llama serve --help has all")
         if name in values:
             raise EagleError(ErrorKind.BAD_ARGUMENT, f"{file} has {written} twice, with - and with _")
         values[name] = _checked(file, written, value, known[name].multiple)  # type: ignore[attr-defined]
@@ -52,12 +53,6 @@ def _read(file: Path) -> dict[str, Any]:
         raise EagleError(ErrorKind.BAD_FILE, message) from e
     except tomllib.TOMLDecodeError as e:
         raise EagleError(ErrorKind.BAD_FILE, f"--config {file} is no TOML: {e}") from e
-
-
-def _unknown(file: Path, name: str, names: list[str]) -> EagleError:
-    near = difflib.get_close_matches(name.replace("-", "_"), names, 1)
-    hint = f"did you mean {near[0].replace('_', '-')}?" if near else "eagle3-llama serve --help has all"
-    return EagleError(ErrorKind.BAD_ARGUMENT, f"{file}: there is no option {name!r:.60}: {hint}")
 
 
 def _checked(file: Path, name: str, value: Any, several: bool) -> Any:

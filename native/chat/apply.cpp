@@ -9,6 +9,8 @@ namespace {
 
 using json = common_json;
 
+const char BARE_CALL[] = R"(^\s*(\{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:))";
+
 // Regular expressions for llama_sampler_init_grammar_lazy_patterns, as llama.cpp's server makes them.
 json patterns(const std::vector<common_grammar_trigger> & triggers) {
     json out = json::array();
@@ -34,12 +36,15 @@ json texts(const std::vector<std::string> & lines) {
     return out;
 }
 
+std::vector<common_chat_tool> tools_of(const json & request, const char * field) {
+    const bool given = request.contains(field) && request.at(field).is_array();
+    return given ? common_chat_tools_parse_oaicompat(request.at(field)) : std::vector<common_chat_tool>();
+}
+
 common_chat_templates_inputs inputs_of(const json & request) {
     common_chat_templates_inputs in;
     in.messages = common_chat_msgs_parse_oaicompat(request.at("messages"));
-    if (request.contains("tools") && request.at("tools").is_array()) {
-        in.tools = common_chat_tools_parse_oaicompat(request.at("tools"));
-    }
+    in.tools = tools_of(request, "tools");
     in.tool_choice = common_chat_tool_choice_parse_oaicompat(request.value("tool_choice", "auto"));
     in.parallel_tool_calls = request.value("parallel_tool_calls", false);
     in.reasoning_format = COMMON_REASONING_FORMAT_DEEPSEEK;
@@ -73,6 +78,11 @@ bool keep_called(common_chat_templates_inputs & in, const json & request) {
     return in.tools.size() < before;
 }
 
+common_chat_params called(const common_chat_templates & templates, common_chat_templates_inputs in) {
+    in.tool_choice = COMMON_CHAT_TOOL_CHOICE_REQUIRED;
+    return common_chat_templates_apply(&templates, in);
+}
+
 }  // namespace
 
 common_json e3chat::apply(const common_chat_templates & templates, const common_json & request) {
@@ -83,8 +93,15 @@ common_json e3chat::apply(const common_chat_templates & templates, const common_
     const bool shown = std::all_of(in.tools.begin(), in.tools.end(), [&](const common_chat_tool & tool) {
         return prompt.find(tool.name) != std::string::npos;
     });
-    take_incomplete();
     if (keep_called(in, request)) {
+        take_incomplete();
+        params = common_chat_templates_apply(&templates, in);
+    }
+    // what a call means is read by the tools as they are shown; what may be written follows the others
+    const std::string parser = params.parser;
+    if (auto others = tools_of(request, "enforced"); !others.empty()) {
+        in.tools = std::move(others);
+        take_incomplete();
         params = common_chat_templates_apply(&templates, in);
     }
     enforced what;
@@ -97,9 +114,14 @@ common_json e3chat::apply(const common_chat_templates & templates, const common_
         what.schema = json();
         forced = enforced_grammar(params, what);
     } else if (what.schema.is_object()) {
-        auto calling = in;
-        calling.tool_choice = COMMON_CHAT_TOOL_CHOICE_REQUIRED;
-        forced = enforced_grammar(what.calls ? common_chat_templates_apply(&templates, calling) : params, what);
+        forced = enforced_grammar(what.calls ? called(templates, in) : params, what);
+    }
+    json triggers = patterns(params.grammar_triggers);
+    if (what.calls && in.tool_choice == COMMON_CHAT_TOOL_CHOICE_AUTO && params.grammar.empty()) {
+        // no sign of its own begins a call (Llama 3): JSON with a function's name does, alone in the answer
+        params.grammar = enforced_grammar(called(templates, in), what);
+        params.grammar_lazy = !params.grammar.empty();
+        triggers.push_back(json{{"pattern", BARE_CALL}});
     }
     auto unmet = take_incomplete();
     std::sort(unmet.begin(), unmet.end());
@@ -108,9 +130,9 @@ common_json e3chat::apply(const common_chat_templates & templates, const common_
     if (!params.thinking_start_tag.empty() && !params.thinking_end_tags.empty()) {
         thinking = json{{"start", params.thinking_start_tag}, {"ends", texts(params.thinking_end_tags)}};
     }
-    return json{{"prompt", prompt}, {"parser", params.parser}, {"format", (int) params.format},
+    return json{{"prompt", prompt}, {"parser", parser}, {"format", (int) params.format},
         {"generation_prompt", params.generation_prompt}, {"grammar", params.grammar},
-        {"lazy", params.grammar_lazy}, {"triggers", patterns(params.grammar_triggers)}, {"forced", forced},
+        {"lazy", params.grammar_lazy}, {"triggers", triggers}, {"forced", forced},
         {"stops", texts(params.additional_stops)}, {"preserved", texts(params.preserved_tokens)},
         {"thinking", thinking}, {"tools", shown}, {"incomplete", texts(unmet)}};
 }

@@ -47,6 +47,7 @@ void e3chat_close(e3chat_template * t);
 
 // Renders a request. The fields of the request, an object: `messages` and `tools` as in OpenAI's API;
 // `tool_choice`: auto, required or none; `called`: names of the tools that may be called, where not all may;
+// `enforced`: the same tools with other schemas, which the grammars follow in the place of theirs;
 // `parallel_tool_calls`; `json_schema`: what the answer must follow, unless a call is required;
 // `enable_thinking`, true if it is absent; `chat_template_kwargs`: variables of the template;
 // `continue_final_message`: the last message is the start of the answer.

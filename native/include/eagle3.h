@@ -263,6 +263,10 @@ int32_t eagle3_round_drafted(const eagle3_session * s, int32_t i, int32_t * toke
 // memory) already with a token after them: at most 32, and 0 for none. It costs a microsecond, and no decode.
 int32_t eagle3_text_match(const eagle3_session * s, int32_t slot, int32_t token);
 
+// Returns how many tokens the sampler forces next: by a grammar in it, or an end of thoughts whose budget is
+// spent. 0 for NULL, and where the session does not draft them. It costs microseconds, and no decode.
+int32_t eagle3_forced(const eagle3_session * s, struct llama_sampler * sampler);
+
 // Runs one target batch of all rows. Rows of a tree see only the draft tokens that they follow. After
 // E_DECODE (the KV cache is full, say), E_MEMORY, and E_UNSUPPORTED (a tree that the target's memory cannot
 // hold) the slots are as before, and the round is still drafted: decode again, or draft less.

@@ -9,6 +9,10 @@ int32_t eagle3_text_match(const eagle3_session * s, int32_t slot, int32_t token)
     return guard([&]() -> int32_t { return get(s).text_match(slot, token); });
 }
 
+int32_t eagle3_forced(const eagle3_session * s, struct llama_sampler * sampler) {
+    return guard([&]() -> int32_t { return get(s).n_forced(sampler); });
+}
+
 int32_t eagle3_text_memory_open(int64_t n_bytes, eagle3_text_memory ** out) {
     return guard([&]() -> int32_t {
         not_null(out, "out");

@@ -8,6 +8,7 @@
 #include "llama-ext.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace eagle3 {
 
@@ -46,28 +47,30 @@ std::vector<llama_token> grammar_source::tokens_of(const std::string & text) con
     return text_of(tokens) == text ? tokens : std::vector<llama_token>();
 }
 
-void grammar_source::look(int slot, llama_sampler * sampler) {
-    forced_[slot].clear();
+grammar_source::forced grammar_source::forced_by(llama_sampler * sampler) const {
     llama_sampler * s = nullptr;
     for (int i = 0; sampler != nullptr && (s = link(sampler, i)) != nullptr; ++i) {
+        if (std::vector<llama_token> closing = closing_tokens(s); !closing.empty()) {
+            return {std::move(closing), false};
+        }
         const bool is_grammar         = s->iface == sampler_kinds::known().grammar;
         const llama_sampler * grammar = is_grammar ? s : grammar_behind_thoughts(s);
         if (grammar != nullptr) {
             char text[MAX_TEXT];
-            const int n   = llama_sampler_forced_text(grammar, text, MAX_TEXT);
-            forced_[slot] = n > 0 ? tokens_of(std::string(text, n)) : std::vector<llama_token>();
-            return;
+            const int n = llama_sampler_forced_text(grammar, text, MAX_TEXT);
+            return {n > 0 ? tokens_of(std::string(text, n)) : std::vector<llama_token>()};
         }
     }
+    return {};
 }
 
-// Offers the tokens as a chain. The last one may be another that goes on beyond what is forced.
+// Offers the tokens as a chain. The last one of a text may be another that goes on beyond what is forced.
 void grammar_source::begin(growth & g, const std::vector<int> & asks) {
     for (const int a : asks) {
-        const std::vector<llama_token> & tokens = forced_[g.asks[a].slot];
-        int node                                = -1;
+        const auto & [tokens, as_text] = forced_[g.asks[a].slot];
+        int node                       = -1;
         for (size_t i = 0; i < tokens.size() && (node < 0 || g.goes_on(g.nodes[node])); ++i) {
-            const bool last = i + 1 == tokens.size();
+            const bool last = as_text && i + 1 == tokens.size();
             node            = g.offer(
                 id, a, node, tokens[i], last ? grammar_prior::last_token : grammar_prior::other_tokens, 0);
         }

@@ -1,5 +1,5 @@
 // This is a grammar as a source of drafts: the tokens of the text that it forces next, such as the keys,
-// quotes and brackets of a tool's call.
+// quotes and brackets of a tool's call. So is a budget of thoughts: the end tag that it forces.
 #pragma once
 
 #include "llama.h"
@@ -17,11 +17,14 @@ class grammar_source : public source {
     static constexpr const char * NAME = "grammar";
     const char * name() const override { return NAME; }
 
-    // Finds what the grammar in a slot's sampler forces after the last token that it accepted; null: nothing.
-    // Call it before each draft: it is read no more afterwards.
-    void look(int slot, llama_sampler * sampler);
+    // Finds what a slot's sampler forces after the last token that it accepted; null: nothing. Call it before
+    // each draft: it is read no more afterwards.
+    void look(int slot, llama_sampler * sampler) { forced_[slot] = forced_by(sampler); }
 
-    bool ready(int slot) const override { return !forced_[slot].empty(); }
+    // Returns how many tokens the sampler forces next.
+    int n_forced(llama_sampler * sampler) const { return (int) forced_by(sampler).tokens.size(); }
+
+    bool ready(int slot) const override { return !forced_[slot].tokens.empty(); }
     void begin(growth & g, const std::vector<int> & asks) override;
 
     // It has no state: what a grammar forces is in the sampler.
@@ -34,11 +37,17 @@ class grammar_source : public source {
     void restore(int, int, const uint8_t *) override {}
 
   private:
+    struct forced {
+        std::vector<llama_token> tokens;
+        bool as_text = true;  // the last token may be another that goes on beyond this text
+    };
+
+    forced forced_by(llama_sampler * sampler) const;
     std::vector<llama_token> tokens_of(const std::string & text) const;
     std::string text_of(const std::vector<llama_token> & tokens) const;
 
     const llama_vocab * vocab_;
-    std::vector<std::vector<llama_token>> forced_;  // of each slot
+    std::vector<forced> forced_;  // of each slot
 };
 
 }  // namespace eagle3

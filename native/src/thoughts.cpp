@@ -222,6 +222,14 @@ const llama_sampler * grammar_behind_thoughts(const llama_sampler * sampler) {
     return t && (t->at == place::before || t->at == place::behind) ? t->grammar : nullptr;
 }
 
+std::vector<llama_token> closing_tokens(const llama_sampler * sampler) {
+    const auto * t = sampler->iface == &functions ? (const thoughts *) sampler->ctx : nullptr;
+    if (t == nullptr || t->at != place::closing) {
+        return {};
+    }
+    return {t->settings.closing.begin() + t->n, t->settings.closing.end()};
+}
+
 int lets_through(const llama_sampler * sampler) {
     return sampler->iface == &functions && !holds_grammar(sampler) ? -1 : llama_sampler_lets_through(sampler);
 }

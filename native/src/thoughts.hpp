@@ -31,6 +31,10 @@ bool holds_grammar(const llama_sampler * sampler);
 // within thoughts, which it does not constrain.
 const llama_sampler * grammar_behind_thoughts(const llama_sampler * sampler);
 
+// Returns the tokens that end the thoughts of a sampler that was made by make_thoughts, as far as they are still
+// to come; none where their budget is not spent.
+std::vector<llama_token> closing_tokens(const llama_sampler * sampler);
+
 // Returns what llama_sampler_lets_through does; that knows nothing of make_thoughts, which without a grammar
 // can only lower logits.
 int lets_through(const llama_sampler * sampler);

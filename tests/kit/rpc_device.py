@@ -37,10 +37,15 @@ class Device:
 
     def __init__(self):
         self.library = ctypes.CDLL(str(built()))
-        command = [sys.executable, __file__, built(), *libraries()]
-        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.serve(0)
         atexit.register(self.end)
-        self.endpoint = f"127.0.0.1:{int(self.child.stdout.readline())}"
+
+    def serve(self, port):
+        """Starts the server at this port, 0 for one that is free: after end(), the device is there again."""
+        command = [sys.executable, __file__, str(port), built(), *libraries()]
+        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.port = int(self.child.stdout.readline())
+        self.endpoint = f"127.0.0.1:{self.port}"
         self._await()
 
     def _await(self):
@@ -55,10 +60,7 @@ class Device:
             time.sleep(0.02)
 
     def register(self):
-        find = self.library.counted_device_register
-        find.argtypes, find.restype = [ctypes.c_char_p], ctypes.c_void_p
-        self.registration = find(self.endpoint.encode())
-        assert self.registration
+        self.registration = register(self.library, self.endpoint)
 
     def unregister(self):
         unload = ctypes.CDLL(str(libraries()[-1])).ggml_backend_unload
@@ -92,6 +94,15 @@ class Device:
         """Kills the server, as if the device were lost."""
         with self.child:
             self.child.kill()
+
+
+def register(library, endpoint):
+    """Makes the device at this endpoint one of the process. library: built(), loaded after libraries()."""
+    find = library.counted_device_register
+    find.argtypes, find.restype = [ctypes.c_char_p], ctypes.c_void_p
+    registration = find(endpoint.encode())
+    assert registration
+    return registration
 
 
 @contextlib.contextmanager
@@ -188,12 +199,13 @@ def _compile(compiler, tree, out):
         os.replace(made, out)
 
 
-def serve(device, *ggml):
+def serve(port, device, *ggml):
     """Tells its port on stdout, and serves until stdin ends: when the process that started it does."""
     load(ggml)
     library = ctypes.CDLL(device)
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of a server that has just ended
+        probe.bind(("127.0.0.1", int(port)))
         port = probe.getsockname()[1]
     print(port, flush=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

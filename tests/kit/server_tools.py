@@ -57,6 +57,12 @@ def settings(**more):
     )
 
 
+def tiny(files, **more):
+    """settings() of a tiny target and its head. files: their paths."""
+    head = files[1] if len(files) > 1 else None
+    return settings(**{"model": files[0], "eagle": head, "n_ctx": 256, "n_parallel": 2, "threads": 1, **more})
+
+
 @contextlib.contextmanager
 def running(given, batcher=None, parser="h11"):
     """A server of these settings: url, client (httpx), app, batcher, settings. parser: of HTTP."""

@@ -16,6 +16,7 @@ from tiny_models import PROMPT
 
 from eagle3_llama import EagleLlama, EagleParams
 from eagle3_llama.batching import Batcher, BatchSettings
+from eagle3_llama.batching.samplers import Thoughts
 from eagle3_llama.llama.chat import Printer, styled_counts
 from eagle3_llama.runtime.asks import Ask
 from eagle3_llama.runtime.binding import address
@@ -23,6 +24,7 @@ from eagle3_llama.runtime.drafted import BOTH, DRAFTERS, TARGET, Draft, drafter_
 from eagle3_llama.runtime.round_tokens import RoundTokens
 from eagle3_llama.runtime.session import Session
 from eagle3_llama.runtime.stats import EagleStats
+from eagle3_llama.server.chat.text import complete
 
 from llama_cpp import Llama, LlamaGrammar
 
@@ -272,3 +274,55 @@ def test_a_grammar_drafts_for_each_slot(files):
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
             assert list(pool.map(answer, asked)) == texts
         assert batcher.snapshot()["accepted_from"]["grammar"] > 0
+
+
+CLOSING = "/think> and so"  # what ends thoughts, a token for each byte
+BUDGET = 8
+
+
+def thinking(batcher, seed, **more):
+    """A text that begins within thoughts, whose budget ends. Returns it, its rounds and accepted drafts."""
+    closing = tuple(3 + ord(c) for c in CLOSING)
+    thoughts = Thoughts("<think>", ("/think>",), inside=True, budget=BUDGET, closing=closing)
+    before = batcher.snapshot()
+    with batcher.request(**more) as request:
+        made = complete(
+            request, PROMPT, max_tokens=40, seed=seed, temperature=1.5, thoughts=thoughts, stream=False
+        )
+    after = batcher.snapshot()
+    drafted = sum(after["accepted_from"][n] - before["accepted_from"][n] for n in ("grammar", BOTH))
+    return made["choices"][0]["text"], after["rounds"] - before["rounds"], drafted
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_the_end_of_thoughts_is_drafted(files, head):
+    """It is known text once the budget is spent: one round for all of it. The text is plain decoding's."""
+    s = BatchSettings(files[0], files[1] if head else None, n_ctx=256, n_threads=1, flash_attn=True)
+    with Batcher(s) as batcher:
+        batcher.engine.planner.set_costs(CHEAP)
+        for seed in range(3):
+            text, n_rounds, drafted = thinking(batcher, seed)
+            plain, n_plain, none = thinking(batcher, seed, params=EagleParams(0))
+            assert text == plain and CLOSING in text and none == 0
+            if head:  # it knows nothing: the planner may rest when the thoughts end
+                assert n_rounds < n_plain
+            else:
+                assert drafted == len(CLOSING) and n_rounds <= n_plain - len(CLOSING)
+
+
+def test_costs_are_measured_when_something_is_forced(files, cheap_rows, monkeypatch):
+    """Without a head nothing is drafted before, and the text need not repeat itself."""
+    monkeypatch.setattr(Session, "text_match", lambda *_: 0)
+    with EagleLlama(files[0], n_ctx=512, n_threads=1, flash_attn=True, verbose=False) as llm:
+        free = LlamaGrammar.from_string("root ::= [a-z]+", verbose=False)
+        llm.create_completion(PROMPT, max_tokens=30, temperature=0.9, seed=1, grammar=free)
+        assert llm.engine.planner.costs is None and llm.stats.drafted == 0
+        calls = LlamaGrammar.from_string(CALLS, verbose=False)
+        llm.create_completion(PROMPT, max_tokens=60, temperature=0.9, seed=1, grammar=calls)
+        assert llm.engine.planner.costs is not None and llm.stats.accepted_from["grammar"] > 0
+    s = BatchSettings(files[0], n_ctx=256, n_threads=1, flash_attn=True, n_parallel=2)
+    monkeypatch.setattr("eagle3_llama.runtime.cost_files.known", lambda *_: None)
+    with Batcher(s) as batcher:
+        assert batcher.engine.planner.costs is None
+        text, n_rounds, drafted = thinking(batcher, 1)
+        assert batcher.engine.planner.costs is not None and drafted == len(CLOSING)

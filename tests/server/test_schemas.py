@@ -1,18 +1,16 @@
 """Schemas of answers in terms of grammars: bounds of numbers against decimals, lengths of any size."""
 
-import ctypes
 import itertools
 import json
 import random
 import re
 from decimal import Decimal
 
-import numpy as np
 import pytest
 import templates
+from grammar_texts import Walk, texts
 from server_tools import ask, running, settings
 
-from eagle3_llama.runtime.binding import llama_cpp
 from eagle3_llama.server.chat.decimals import put_numbers
 from eagle3_llama.server.chat.patterns import Unsupported, written
 from eagle3_llama.server.chat.schemas import enforceable, unenforced
@@ -20,7 +18,6 @@ from eagle3_llama.server.sandbox import chat_library
 from eagle3_llama.server.sandbox.child import Grammars
 
 LONGEST = 5
-END = 2  # the token that ends a text
 
 
 @pytest.fixture(scope="module")
@@ -33,28 +30,6 @@ def gbnf(schema):
     made = chat_library.schema(json.dumps(enforceable(schema)))
     assert made["incomplete"] == []
     return put_numbers(made["grammar"])
-
-
-def texts(grammars, grammar, alphabet, longest):
-    """All texts of a grammar up to a length, of the characters of the alphabet."""
-    found, left = set(), [("", grammars._sampler(grammar))]
-    data = (llama_cpp.llama_token_data * (len(alphabet) + 1))()
-    view = np.frombuffer(data, dtype=np.dtype([("id", "i4"), ("logit", "f4"), ("p", "f4")]))
-    ids = [3 + ord(c) for c in alphabet]
-    while left:
-        text, sampler = left.pop()
-        view["id"], view["logit"] = [END, *ids], 0
-        array = llama_cpp.llama_token_data_array(data=data, size=len(data), selected=-1, sorted=False)
-        llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
-        for token in view["id"][np.isfinite(view["logit"])].tolist():
-            if token == END:
-                found.add(text)
-            elif len(text) < longest:
-                more = llama_cpp.llama_sampler_clone(sampler)
-                llama_cpp.llama_sampler_accept(more, token)
-                left.append((text + chr(token - 3), more))
-        llama_cpp.llama_sampler_free(sampler)
-    return found
 
 
 def all_numbers(alphabet, longest):
@@ -176,19 +151,9 @@ def test_numbers_inside_a_schema(grammars):
         ('{"a": 1, "b": 0, "c": []}', False),
         ('{"a": 1, "b": -1, "c": [2]}', False),
     ):
-        sampler = grammars._sampler(text)
-        data = (llama_cpp.llama_token_data * 1)()
-        allowed = True
-        for token in [3 + b for b in given.encode()] + [END]:
-            data[0].id, data[0].logit = token, 0.0
-            array = llama_cpp.llama_token_data_array(data=data, size=1, selected=-1, sorted=False)
-            llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
-            if data[0].logit == float("-inf"):
-                allowed = False
-                break
-            if token != END:
-                llama_cpp.llama_sampler_accept(sampler, token)
-        llama_cpp.llama_sampler_free(sampler)
+        walk = Walk(grammars._sampler(text))
+        allowed = walk.takes(given, ends=True)
+        walk.close()
         assert allowed == fine, given
 
 
@@ -311,6 +276,45 @@ def test_lengths_of_any_size(grammars, n):
         {"type": "array", "items": {"type": "string"}, "maxItems": n},
     ):
         assert grammars.convert(json.dumps(enforceable(schema)))["grammar"]
+
+
+OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "schema, words",
+    [
+        ({"$ref": "#/$defs/x", "maxLength": 3}, "maxLength beside $ref"),
+        ({"anyOf": [{"type": "null"}], **OBJECT}, "properties beside anyOf"),
+        ({"minItems": 2}, "minItems without a type"),
+        ({**OBJECT, "required": ["b"]}, "not described"),
+        ({"allOf": [{"type": "number"}, {"type": "integer"}]}, "allOf"),
+        ({"allOf": [OBJECT, OBJECT], "enum": [1]}, "enum beside allOf"),
+        ({**OBJECT, "allOf": [OBJECT]}, "allOf beside properties"),
+        ({"type": "integer", "minimum": 1, "exclusiveMinimum": 3}, "two bounds"),
+        ({"type": "string", "format": "date", "pattern": "^a$"}, "format beside a pattern"),
+        ({"$ref": "#/$defs/x", "description": "one"}, ""),
+        ({"type": ["string", "null"], "maxLength": 3}, ""),
+        ({"allOf": [OBJECT, {"$ref": "#/$defs/x"}]}, ""),
+        ({"type": "object", "anyOf": [OBJECT, {"type": "object"}], "title": "x"}, ""),
+        (OBJECT, ""),
+        ({}, ""),
+    ],
+    ids=str,
+)
+def test_what_the_converter_passes_over(schema, words):
+    """It is told inside a schema, too, and nothing is told of what it reads."""
+    for whole in (schema, {"type": "array", "items": schema}):
+        found = unenforced(enforceable(whole))
+        assert any(words in line for line in found) if words else not found
+
+
+def test_a_single_part_of_all(grammars):
+    """An allOf of one is that one, as pydantic writes a reference with a description."""
+    part = {"type": "string", "pattern": "^a?$"}
+    inside = {"type": "array", "items": {"allOf": [part]}, "maxItems": 1}
+    assert unenforced(enforceable(inside)) == []
+    assert texts(grammars, gbnf(inside), '[]"ab', 5) == {"[]", '[""]', '["a"]'}
 
 
 @pytest.mark.parametrize("kind", ["own", "Qwen-Qwen3-0.6B"])

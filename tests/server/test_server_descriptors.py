@@ -44,9 +44,9 @@ def settled(pid):
     of which the server has both ends belongs to its event loop: uvloop has two of them.
     """
 
-    def of(process, *numbers):
-        """The pipes among these descriptors of a process, or among all of its own."""
-        for fd in numbers or filter(lambda fd: int(fd) > 2, os.listdir(f"/proc/{process}/fd")):
+    def of(process):
+        """The pipes of its descriptors, without what it says to those who look on."""
+        for fd in set(os.listdir(f"/proc/{process}/fd")) - {"1", "2"}:
             with contextlib.suppress(OSError):  # it may be closed meanwhile
                 if (file := os.readlink(f"/proc/{process}/fd/{fd}")).startswith("pipe:"):
                     yield file
@@ -54,7 +54,7 @@ def settled(pid):
     def done():
         found = children(pid)
         single = {pipe for pipe, ends in collections.Counter(of(pid)).items() if ends == 1}
-        return len(found) == 4 and single == {pipe for child in found for pipe in of(child, 0, 1)}
+        return len(found) == 4 and single == {pipe for child in found for pipe in of(child)}
 
     until(done)
 

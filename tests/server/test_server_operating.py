@@ -6,7 +6,7 @@ import httpx
 import pytest
 import tiny_models
 import typer
-from server_tools import ask, process, running, settings, until
+from server_tools import ask, process, running, tiny, until
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleError
@@ -15,10 +15,6 @@ from eagle3_llama.server import cli
 from eagle3_llama.server.settings import ServerSettings
 
 COMPLETIONS = "/v1/completions"
-
-
-def tiny(files, **more):
-    return settings(**{"model": files[0], "eagle": None, "n_ctx": 256, "n_parallel": 2, "threads": 1, **more})
 
 
 @pytest.fixture
@@ -135,7 +131,7 @@ def test_keys_with_names(files, tmp_path):
 
 
 def test_one_named_key(files):
-    s = tiny(files, api_key="carol: sk-1")
+    s = tiny(files[:1], api_key="carol: sk-1")
     assert (s.api_keys, s.client_names) == (("sk-1",), ("carol",)) and "sk-1" not in repr(s)
 
 
@@ -149,7 +145,7 @@ def test_one_named_key(files):
 )
 def test_names_that_are_wrong(files, keys, message):
     with pytest.raises(EagleError, match=message):
-        tiny(files, api_key=keys)
+        tiny(files[:1], api_key=keys)
 
 
 # -- readiness --------------------------------------------------------------------------------------------
@@ -157,7 +153,7 @@ def test_names_that_are_wrong(files, keys, message):
 
 def test_a_full_queue_is_alive_and_not_ready(files):
     """/health is for who restarts the server, /ready for who sends it requests."""
-    with running(tiny(files, n_parallel=1, max_queue=1)) as s:
+    with running(tiny(files[:1], n_parallel=1, max_queue=1)) as s:
         assert s.client.get("/ready").json() == {"status": "ok"}
         for _ in range(2):
             s.gate.enter(1)
@@ -165,7 +161,7 @@ def test_a_full_queue_is_alive_and_not_ready(files):
         assert r.status_code == 503 and r.json()["error"]["code"] == "queue_full"
         assert int(r.headers["retry-after"]) >= 1
         assert s.client.get("/health").status_code == 200
-        s.gate.leave(0.1), s.gate.leave(0.1)
+        s.gate.leave(), s.gate.leave()
         assert s.client.get("/ready").status_code == 200
         s.gate.draining = True
         assert s.client.get("/ready").json()["error"]["code"] == "shutting_down"
@@ -178,7 +174,7 @@ def test_a_full_queue_is_alive_and_not_ready(files):
 def test_cache_types_and_an_adapter_are_the_batchers(files, tmp_path):
     """tests/batching/test_batch_target.py has the texts."""
     lora = str(tiny_models.tiny_lora(tmp_path / "lora.gguf"))
-    with running(tiny(files, cache_type_k="bf16", cache_type_v="f32", lora=lora, lora_scale=0.5)) as s:
+    with running(tiny(files[:1], cache_type_k="bf16", cache_type_v="f32", lora=lora, lora_scale=0.5)) as s:
         b = s.batcher.settings
         assert (b.cache_type_k, b.cache_type_v, b.lora, b.lora_scale) == ("bf16", "f32", lora, 0.5)
         assert ask(s.client, path=COMPLETIONS, prompt=PROMPT, max_tokens=3).status_code == 200
@@ -195,7 +191,7 @@ def test_cache_types_and_an_adapter_are_the_batchers(files, tmp_path):
 )
 def test_a_target_that_cannot_be(files, given, message, kind):
     with pytest.raises(EagleError, match=message) as e:
-        tiny(files, **given)
+        tiny(files[:1], **given)
     assert e.value.kind is kind
 
 

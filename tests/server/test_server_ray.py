@@ -1,21 +1,17 @@
 """Replicas under Ray: settings without it; then two on this machine, of which one is killed under load."""
 
-import contextlib
-import importlib.util
 import os
 import re
-import secrets
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from types import SimpleNamespace
 
 import httpx
 import pytest
+from ray_servers import below, needs_ray, replicas, replicated
 from server_tools import CHAT, ask, events, until
 
 from eagle3_llama import EagleLlama
@@ -24,8 +20,6 @@ from eagle3_llama.models import shipped_head, smollm2
 from eagle3_llama.server.ray import deployment as ours
 from eagle3_llama.server.ray import replica as theirs
 
-MISSING = "ray is not installed (360 MB): pip install '.[ray]'"
-needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=MISSING)
 PROMPTS = [
     f"Name {what}." for what in ("three rivers", "a colour", "two cities", "a king", "four animals", "a poet")
 ]
@@ -151,107 +145,13 @@ def test_a_dead_batcher_is_no_health():
 # -- two replicas -----------------------------------------------------------------------------------------
 
 
-def below(pid):
-    """Processes that descend from pid: {id: command line}."""
-    parents, found = {}, {}
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            with open(f"/proc/{entry}/stat") as stat, open(f"/proc/{entry}/cmdline", "rb") as cmdline:
-                parents[int(entry)] = int(stat.read().rpartition(")")[2].split()[1])
-                found[int(entry)] = cmdline.read().replace(b"\0", b" ").decode("utf-8", "replace")
-    mine = {pid}
-    while more := {child for child, parent in parents.items() if parent in mine} - mine:
-        mine |= more
-    return {child: found[child] for child in mine - {pid}}
-
-
-def replicas(server):
-    return {
-        pid for pid, command in below(server.process.pid).items() if command.startswith("ray::ServeReplica")
-    }
-
-
-def start(command, env):
-    """(process, its lines so far, the thread that reads them)."""
-    p = subprocess.Popen(
-        [str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
-    )
-    lines = []
-    reader = threading.Thread(target=lambda: lines.extend(p.stdout), daemon=True)
-    reader.start()
-    return p, lines, reader
-
-
-def url_in(lines):
-    """The address that the command has printed; None if it has not."""
-    said = (re.search(r"http://\S+", line) for line in list(lines) if line.startswith("serving"))
-    return next((m[0] for m in said if m), None)
-
-
 @pytest.fixture(scope="module")
 def server():
-    """`python -m eagle3_llama.server.ray` with two replicas: url, key, process, lines."""
-    folder, key = tempfile.mkdtemp(prefix="r", dir="/tmp"), secrets.token_hex(8)  # short: sockets lie in it
-    env = {
-        **os.environ,
-        "EAGLE3_API_KEY": key,
-        "RAY_TMPDIR": folder,
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "eagle3_llama.server.ray",
-        "--model",
-        smollm2("Q4_0"),
-        "--eagle",
-        shipped_head(),
-        "--port",
-        0,
-        "--replicas",
-        2,
-        "--n-parallel",
-        2,
-        "--n_ctx",
-        512,
-        "--threads",
-        1,
-        "--num-cpus",
-        0.1,
-        "--max-queue",
-        6,
-        "--grace",
-        300,
-        "--timeout",
-        600,
-    ]
-    p, lines, reader = start(command, env)
-    seen = {}
-    try:
-        for more in range(4, -1, -1):
-            until(lambda: url_in(lines) or p.poll() is not None, 300)
-            if p.poll() is not None:
-                reader.join(60)
-            if url_in(lines) or not more or "timed out during startup" not in "".join(lines):
-                break
-            p, lines, reader = start(command, env)  # Ray gives a node 30 s to start, on any machine
-        assert url_in(lines), "".join(lines)
-        seen = below(p.pid)
-        yield SimpleNamespace(
-            url=url_in(lines), key=key, process=p, lines=lines, headers={"Authorization": f"Bearer {key}"}
-        )
-    finally:
-        seen |= below(p.pid)
-        if p.poll() is None:
-            p.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            p.wait(30)
-        for pid in (p.pid, *seen) if p.poll() is None else ():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        reader.join(5)
-        shutil.rmtree(folder, ignore_errors=True)
+    """Two replicas."""
+    options = ["--model", smollm2("Q4_0"), "--eagle", shipped_head(), "--replicas", 2, "--n-parallel", 2]
+    options += ["--n_ctx", 512, "--threads", 1, "--max-queue", 6, "--grace", 300, "--timeout", 600]
+    with replicated(*options) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import socket
 
 import httpx
 import pytest
-from server_tools import CHAT, JSON, Blocked, address, ask, idle, running, settings, until
+from server_tools import CHAT, JSON, Blocked, address, ask, idle, running, tiny, until
 from tiny_models import EOS, PROMPT
 
 from eagle3_llama import EagleError
@@ -19,12 +19,6 @@ OPENAI_JS = (
     "authorization,content-type,x-stainless-arch,x-stainless-lang,x-stainless-os,x-stainless-package-version,x-stainless-retry-count,"
     "x-stainless-runtime,x-stainless-runtime-version,x-stainless-timeout"
 )
-
-
-def tiny(files, **more):
-    return settings(
-        **{"model": files[0], "eagle": files[1], "n_ctx": 256, "n_parallel": 2, "threads": 1, **more}
-    )
 
 
 @pytest.fixture(scope="module")

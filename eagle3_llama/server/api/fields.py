@@ -78,7 +78,16 @@ Object = Annotated[dict[str, Any], AfterValidator(_plain_json)]
 Word = Annotated[str, Field(max_length=512)]
 Tag = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-Stops = Union[Tag, Annotated[list[Tag], length(MAX_STOP)]]
+TagList = Annotated[list[Tag], length(MAX_STOP)]
+Stops = Union[Tag, TagList]
+GREEDY = "below 0.001: greedy sampling"
+# limits of sampling, which bodies of more than one API have
+Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Temperature = Annotated[float, Field(ge=0, le=10)]
+Share = Annotated[float, Field(ge=0, le=1)]
+TopK = Annotated[int, Field(ge=-1, le=1 << 30)]
+Penalty = Annotated[float, Field(ge=0.01, le=10)]
+Gbnf = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)]
 
 
 def text_alone(*known: str) -> Any:
@@ -147,16 +156,16 @@ class Generation(Body):
 
     model: Word | None = Field(None, description="any name, because the server has only one model")
     stop: Stops | None = None
-    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    seed: Seed | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = Field(None, ge=0, le=10, description="below 0.001: greedy sampling")
-    top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=1 << 30)
-    min_p: float | None = Field(None, ge=0, le=1)
-    typical_p: float | None = Field(None, ge=0, le=1)
-    repeat_penalty: float | None = Field(None, ge=0.01, le=10)
-    repetition_penalty: float | None = Field(None, ge=0.01, le=10, description="vLLM's name of the same")
+    temperature: Temperature | None = Field(None, description=GREEDY)
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    min_p: Share | None = None
+    typical_p: Share | None = None
+    repeat_penalty: Penalty | None = None
+    repetition_penalty: Penalty | None = Field(None, description="vLLM's name of the same")
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     mirostat_mode: int | None = Field(None, ge=0, le=2)
@@ -170,9 +179,7 @@ class Generation(Body):
         ]
         | None
     ) = None
-    grammar: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)] | None = Field(
-        None, description="GBNF"
-    )
+    grammar: Gbnf | None = Field(None, description="GBNF")
     speculative: Speculative | None = None
     # accepted for clients of OpenAI and of other servers, without any effect
     user: Word | None = None

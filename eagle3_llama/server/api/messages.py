@@ -9,7 +9,23 @@ from pydantic import BeforeValidator, Field
 
 from ..web.errors import wrong
 from .chat import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ChatBody, Name
-from .fields import MAX_GRAMMAR, MAX_STOP, Body, Echo, Object, Speculative, Tag, Word, length, text_alone
+from .fields import (
+    GREEDY,
+    Body,
+    Echo,
+    Gbnf,
+    Object,
+    Penalty,
+    Seed,
+    Share,
+    Speculative,
+    TagList,
+    Temperature,
+    TopK,
+    Word,
+    length,
+    text_alone,
+)
 
 FAILED = "Error: "  # before the result of a call that failed: templates know no failures
 
@@ -126,17 +142,15 @@ class MessagesBody(CountBody):
     """POST /v1/messages."""
 
     max_tokens: int = Field(ge=1)
-    stop_sequences: Annotated[list[Tag], length(MAX_STOP)] | None = None
+    stop_sequences: TagList | None = None
     stream: bool | None = None
-    temperature: float | None = Field(None, ge=0, le=10, description="below 0.001: greedy sampling")
-    top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=1 << 30)
-    min_p: float | None = Field(None, ge=0, le=1)
-    repeat_penalty: float | None = Field(None, ge=0.01, le=10)
-    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
-    grammar: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)] | None = Field(
-        None, description="GBNF"
-    )
+    temperature: Temperature | None = Field(None, description=GREEDY)
+    top_p: Share | None = None
+    top_k: TopK | None = None
+    min_p: Share | None = None
+    repeat_penalty: Penalty | None = None
+    seed: Seed | None = None
+    grammar: Gbnf | None = Field(None, description="GBNF")
     speculative: Speculative | None = None
 
 

@@ -45,7 +45,7 @@ def with_numbers(schema: dict[str, Any]) -> dict[str, Any]:
     high = min(highs, key=lambda b: (b.value, not b.strict), default=None)
     if not _grammar("", low, high):
         return schema
-    other = {k: v for k, v in schema.items() if k not in (*_KEYS, "type")}
+    other = {k: v for k, v in schema.items() if k not in _KEYS}
     return {**other, "const": f"e3-number:{_text(low)}:{_text(high)}"}
 
 

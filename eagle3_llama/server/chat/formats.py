@@ -84,8 +84,8 @@ def plain_messages(messages: list[Any]) -> list[dict[str, Any]]:
     return out
 
 
-def tools_of(body: ChatBody) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """(arguments that describe the tools, the parameters' schema of the tool that must be called)."""
+def tools_of(body: ChatBody) -> tuple[dict[str, Any], dict[str, Any] | None, bool]:
+    """(arguments that describe the tools, the parameters of the one that must be called, if it is strict)."""
     functions = [_function(f) for f in body.functions or [t.function for t in body.tools or ()]]
     choice = body.function_call if body.functions else body.tool_choice
     name = _forced(functions, choice)
@@ -93,13 +93,14 @@ def tools_of(body: ChatBody) -> tuple[dict[str, Any], dict[str, Any] | None]:
     if name is not None and tool is None:
         raise wrong("function_call" if body.functions else "tool_choice", f"there is no tool {name!r:.80}")
     if choice == "none" or not functions:
-        return {}, None
-    schema = tool and tool["parameters"]
+        return {}, None, False
+    schema, strict = tool and tool["parameters"], bool(tool and tool.get("strict"))
     if body.functions:
-        return {"functions": functions, "function_call": choice if name is None else {"name": name}}, schema
+        chosen = choice if name is None else {"name": name}
+        return {"functions": functions, "function_call": chosen}, schema, strict
     tools = [{"type": "function", "function": f} for f in functions]
     call = choice if name is None else {"type": "function", "function": {"name": name}}
-    return {"tools": tools, "tool_choice": call}, schema
+    return {"tools": tools, "tool_choice": call}, schema, strict
 
 
 def _forced(functions: list[dict[str, Any]], choice: Any) -> str | None:

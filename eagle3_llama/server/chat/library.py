@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ...batching.samplers import Thoughts
@@ -14,8 +14,13 @@ from ..sandbox.answers import AnswerReaders, Syntax
 from ..sandbox.pool import Sandbox, SandboxBusy, SandboxError
 from ..web.errors import ApiError, wrong
 from . import fallback
+from .call_forms import Form, form_of, probe
+from .nulls import with_nulls
 from .thoughts import thoughts_of
+from .tool_schemas import Enforced
 from .tools import Tools
+
+NO_NULLS: Mapping[str, Collection[str]] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +45,13 @@ class ChatLibrary:
     So no template that hangs stops a stream. setup: see Templates in sandbox/child.py.
     """
 
-    def __init__(self, seconds: float, setup: dict[str, Any], convert: Callable[[Any, str], str]) -> None:
-        """convert: (JSON schema, the field it came with) -> its grammar."""
+    def __init__(self, seconds: float, setup: dict[str, Any], convert: Callable[[Any, str], Any]) -> None:
+        """convert: (JSON schema, the field it came with) -> `grammar`, and what it leaves `incomplete`."""
         self._templates = Sandbox(seconds, templates=setup)
         self._answers = AnswerReaders(seconds)
         self._convert = convert
         self._eos, self._reads = setup["eos"], False
+        self._form: tuple[Form | None] | None = None  # once it is found
 
     def start(self) -> None:
         """Starts the children for templates in the background. Those for answers start when first needed."""
@@ -64,17 +70,45 @@ class ChatLibrary:
         shown["parallel_tool_calls"] = tools.parallel
         if tools.called is not None:
             shown["called"] = list(tools.called)
+        form = self.form() if tools.shown else Form()
+        if form is None:
+            return self._without_tools(request, tools, schema)
+        enforced = Enforced(tools.callable, form)
+        if enforced.functions != tools.callable:
+            shown["enforced"] = [{"type": "function", "function": f} for f in enforced.functions]
         wanted = {"json_schema": schema} if schema is not None else {}
         made = self._apply({**request, **(shown if tools.shown else {}), **wanted})
         required = tools.shown and tools.choice == "required"
         if tools.shown and (not made["tools"] or (required and not made["forced"])):
             return self._without_tools(request, tools, schema)
         if schema is not None and not tools.shown and made["thinking"] is None:
-            made["forced"] = self._convert(schema, "response_format")
-        grammar = made["forced"] or (made["grammar"] if made["lazy"] else "")
+            made["forced"] = self._convert(schema, "response_format")["grammar"]
+        grammar = enforced.put(made["forced"] or (made["grammar"] if made["lazy"] else ""))
+        made["incomplete"] = enforced.unmet(tools.strict, made["incomplete"])
+        if tools.strict and not grammar:
+            made["incomplete"].append("calls of this model where none is required")
         patterns = () if made["forced"] else tuple(t["pattern"] for t in made["triggers"])
         simple = not tools.shown and made["thinking"] is None and not made["preserved"]
-        return self._prepared(made, grammar, patterns, None if simple else self._reader(made, request))
+        return self._prepared(
+            made, grammar, patterns, None if simple else self._reader(made, request, enforced.nulls)
+        )
+
+    def form(self) -> Form | None:
+        """The form of the template's calls, found once; None if it has none, or does not show tools.
+
+        The usual one if the template refuses the probe.
+        """
+        if self._form is None:
+            asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello."}]}
+            asked |= {"tools": [probe()], "tool_choice": "required", "enable_thinking": False}
+            try:
+                made = self._apply(asked)
+                self._form = (form_of(made["forced"]) if made["forced"] and made["tools"] else None,)
+            except ApiError as e:
+                if e.status != 400:
+                    raise
+                self._form = (Form(),)
+        return self._form[0]
 
     def _without_tools(
         self, request: dict[str, Any], tools: Tools, schema: dict[str, Any] | None
@@ -82,13 +116,15 @@ class ChatLibrary:
         """The same for a template that knows no tools: see fallback.py."""
         messages = fallback.messages(request["messages"], [t["function"] for t in tools.shown])
         given: dict[str, Any] = {**request, "messages": messages}
-        required = tools.choice == "required"
-        call = fallback.schema(tools.callable, None if required else schema)
+        required, enforced = tools.choice == "required", Enforced(tools.callable, Form())
+        call = fallback.schema(enforced.functions, None if required else schema)
         if required or schema is not None:
             given["json_schema"] = call
         made = self._apply(given, "tools")
         patterns = () if made["forced"] else (fallback.TRIGGER,)
-        grammar = made["forced"] or self._convert(call, "tools")
+        converted = made if made["forced"] else self._convert(call, "tools")
+        grammar = made["forced"] or converted["grammar"]
+        made["incomplete"] = enforced.unmet(tools.strict, converted["incomplete"])
         read = self._reader(made, request)
 
         def split(text: str, partial: bool) -> dict[str, Any] | None:
@@ -107,7 +143,9 @@ class ChatLibrary:
         field = "tools" if request.get("tools") else field
         return ask(self._templates, field, "the chat template refused them", do="apply", **request)
 
-    def _reader(self, made: dict[str, Any], request: dict[str, Any]) -> Callable[[str, bool], Any]:
+    def _reader(
+        self, made: dict[str, Any], request: dict[str, Any], nulls: Mapping[str, Collection[str]] = NO_NULLS
+    ) -> Callable[[str, bool], Any]:
         syntax = Syntax({name: made[name] for name in ("format", "generation_prompt", "parser")})
         if not self._reads:  # they start while the model begins its answer
             self._reads = True
@@ -119,6 +157,8 @@ class ChatLibrary:
             message = self._answers.parse(syntax, text, partial)
             if message is None:  # it is none of the forms that the parser knows
                 return None
+            for call in message["tool_calls"]:
+                call["arguments"] = with_nulls(call["arguments"], nulls.get(call["name"], ()))
             was = {field: begun.get(field) or "" for field in ("content", "reasoning_content")}
             return {**message, **{field: message[field].removeprefix(was[field]) for field in was}}
 

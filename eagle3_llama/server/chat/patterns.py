@@ -3,12 +3,14 @@
 It puts a pattern between the quotes of a JSON string as it stands. So classes are written out, what is not
 anchored gets any characters around it, and each character is what JSON writes: a quote has a backslash, and
 does not end the string. What is allowed then are the strings that the pattern matches, each in JSON's
-shortest form, but for control characters that have no short form.
+shortest form, but for control characters that have no short form. Between tags there are no quotes: there the
+same text is GBNF, and each character is itself.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 MOST_REPEATED, DEEPEST = 1000, 40
 Ranges = list[tuple[int, int]]  # of code points, in order, both ends included
@@ -22,6 +24,7 @@ _LINES: Ranges = [(10, 10), (13, 13), (0x2028, 0x2029)]
 _CLASSES = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
 _CONTROL = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 _PLAIN: Ranges = [(0x20, 0x21), (0x23, 0x5B), (0x5D, 0x7E), (0x80, _LAST)]  # what JSON writes as it is
+_BARE: Ranges = [(9, 10), (13, 13), (0x20, 0x7E), (0x80, _LAST)]  # of texts between tags
 _ESCAPED = {0x22: '"', 0x5C: "\\\\", 8: "b", 9: "t", 10: "n", 12: "f", 13: "r"}
 _COUNT = re.compile(r"\{(\d+)(,?)(\d*)\}")
 
@@ -35,17 +38,51 @@ def written(pattern: str, least: int = 0, most: int | None = None) -> str:
 
     least, most: lengths of the strings, only for a pattern that repeats one class of characters.
     """
-    parser = _Parser(pattern)
+    return f"^{_expression(pattern, least, most, _class)}$"
+
+
+def between_tags(pattern: str, close: str, least: int = 0, most: int | None = None) -> str:
+    """The GBNF of the strings that written() allows, as they are. Raises Unsupported.
+
+    close: what the tag behind them begins with. Its first character is none of those that a class stands for,
+    and the pattern must not name it.
+    """
+    return _expression(pattern, least, most, lambda ranges: _bare(ranges, ord(close[0])))
+
+
+def counted_between_tags(least: int, most: int | None, close: str) -> dict[str, str]:
+    """GBNF rules of texts of some length, the first for the whole. None has `close`, two characters."""
+    a, b = (ord(c) for c in close)
+    other, neither, first = (
+        _brackets(_both(_BARE, r)) for r in (_without([(a, a)]), _without([(a, a), (b, b)]), [(a, a)])
+    )
+    name = lambda state, low, high: f"tagged-{'any' if high is None else high}-{low}-{state}"
+    rules: dict[str, str] = {}
+    low, high = least, most
+    while True:
+        after = max(low - 1, 0), None if high is None else high - 1
+        for state, plain in (("s", other), ("t", neither)):
+            ways = [] if low else ['""']
+            if high != 0:
+                ways += [f"{plain} {name('s', *after)}", f"{first} {name('t', *after)}"]
+            rules[name(state, low, high)] = " | ".join(ways)
+        if high == 0 or after == (low, high):
+            return rules
+        low, high = after
+
+
+def _expression(pattern: str, least: int, most: int | None, write: Callable[[Ranges], str]) -> str:
+    parser = _Parser(pattern, write)
     branches = parser.alternatives(0)
     if parser.at < len(pattern):
         raise Unsupported("unbalanced parentheses")
     if least or most is not None:
-        return f"^{_counted(branches, least, most)}$"
-    every = _class([(0, _LAST)])
+        return _counted(branches, least, most)
+    every = write([(0, _LAST)])
     whole = [
         "".join(["" if b.begins else f"{every}*", *b.items, "" if b.ends else f"{every}*"]) for b in branches
     ]
-    return f"^({'|'.join(whole)})$"
+    return f"({'|'.join(whole)})"
 
 
 class _Branch:
@@ -76,8 +113,10 @@ def _count(least: int, most: int | None) -> str:
 
 
 class _Parser:
-    def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
+    """write: one of some characters, as text of a grammar."""
+
+    def __init__(self, text: str, write: Callable[[Ranges], str]) -> None:
+        self.text, self.at, self._write = text, 0, write
 
     def _next(self) -> str:
         if self.at >= len(self.text):
@@ -117,7 +156,7 @@ class _Parser:
         return out
 
     def _item(self, out: _Branch, depth: int) -> None:
-        what = self._group(depth) if self._takes("(") else _class(self._character())
+        what = self._group(depth) if self._takes("(") else self._write(self._character())
         least, most = self._repeated()
         out.only = (what, least, most)
         if most != 0:
@@ -226,10 +265,28 @@ def _without(ranges: Ranges) -> Ranges:
 
 def _class(ranges: Ranges) -> str:
     """One of these characters, as JSON writes it: as it is, or with a backslash."""
-    plain = sorted((max(a, c), min(b, d)) for a, b in ranges for c, d in _PLAIN if max(a, c) <= min(b, d))
-    name = lambda code: chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\U{code:08X}"
-    parts = [f"[{''.join(name(a) if a == b else f'{name(a)}-{name(b)}' for a, b in plain)}]"] if plain else []
+    plain = _both(ranges, _PLAIN)
+    parts = [_brackets(plain)] if plain else []
     short = [f"\\\\{text}" for code, text in _ESCAPED.items() if any(a <= code <= b for a, b in ranges)]
     if not parts and not short:
         raise Unsupported("a character that JSON has no short form for")
     return parts[0] if not short else f"({'|'.join([*parts, *short])})"
+
+
+def _bare(ranges: Ranges, end: int) -> str:
+    """One of these characters, as it is. end: a character that only a single one stands for."""
+    if ranges == [(end, end)]:
+        raise Unsupported("the character that the closing tag begins with")
+    found = _both(ranges, _both(_BARE, _without([(end, end)])))
+    if not found:
+        raise Unsupported("a character that is not written between tags")
+    return _brackets(found)
+
+
+def _both(some: Ranges, others: Ranges) -> Ranges:
+    return sorted((max(a, c), min(b, d)) for a, b in some for c, d in others if max(a, c) <= min(b, d))
+
+
+def _brackets(ranges: Ranges) -> str:
+    name = lambda code: chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\U{code:08X}"
+    return f"[{''.join(name(a) if a == b else f'{name(a)}-{name(b)}' for a, b in ranges)}]"

@@ -12,7 +12,7 @@ from ...errors import EagleError
 from ...llama.infill import can_infill
 from ...runtime.params import EagleParams, Tree
 from ..api.chat import ChatBody
-from ..api.completions import CompletionBody
+from ..api.completions import MAX_PROMPTS, CompletionBody
 from ..api.fields import Speculative
 from ..api.llama import LlamaBody
 from ..jobs.gate import MAX_LOGPROBS
@@ -47,7 +47,7 @@ class Caller:
         self._sampling = SamplingFields(settings, base)
         self.n_vocab = self._sampling.n_vocab
         setup, seconds = template_setup(base, settings), settings.template_timeout
-        self._library = ChatLibrary(seconds, setup, self._schema) if setup else None
+        self._library = ChatLibrary(seconds, setup, self._converted) if setup else None
         self._grammars = Sandbox(seconds, model=os.path.abspath(base.model_path))
         self.size = PromptSize(base, settings.n_ctx)
         self._has_head, self._can_infill = base.engine.has_head, can_infill(base)
@@ -121,8 +121,7 @@ class Caller:
                 self._schema(wanted, schema_field(body), strict_of(body))
             made = library.prepare(request, tools, wanted)
             self.size.check_fits(made.prompt, "messages")
-            if tools.strict:
-                refuse_incomplete(made.incomplete, "tools")
+            refuse_incomplete(made.incomplete, "tools")
             if body.grammar is not None:
                 return made, self._grammar(body.grammar) or ""
             return made, self._readable(made.grammar, "tools")
@@ -154,14 +153,14 @@ class Caller:
             raise wrong(
                 "continue_final_message", "a chat format of llama-cpp-python cannot continue a message"
             )
-        tools, forced = formats.tools_of(body)
+        tools, forced, strict = formats.tools_of(body)
         messages = plain_messages(body.messages)
         self.size.check_fits("\n".join(m["content"] for m in messages), "messages")
         if body.logprobs:
             arguments |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
         arguments |= tools | {"messages": messages, "model": self.model_name}
         grammar = Once(lambda: self._grammar(body.grammar) or self._schema(wanted, schema_field(body)))
-        of_tool = Once(lambda: self._schema(forced, "tools"))
+        of_tool = Once(lambda: self._schema(forced and enforceable(forced), "tools", strict))
 
         def call(llm: Any, seed: int) -> Any:
             text = grammar()
@@ -180,10 +179,10 @@ class Caller:
         arguments = self._sampling.of(body, None, body.default_tokens)
         logprobs = None if body.logprobs is False else body.logprobs
         n = body.n or 1
-        most = self.settings.most_choices
+        most = max(MAX_PROMPTS, self.settings.most_choices)
         if len(prompts) * n > most:
-            message = f"{len(prompts)} prompts with {n} choices each are more than {most} choices"
-            raise wrong("prompt", f"{message}, the most that this server allows")
+            message = f"{len(prompts)} prompts with {n} choices each are more than {most} answers"
+            raise wrong("prompt", f"{message}, the most of one request: send them in several")
         own_form = isinstance(body, LlamaBody)
         if body.max_tokens == 0:
             if not body.echo and not own_form:
@@ -271,13 +270,17 @@ class Caller:
         if strict and (odd := unenforced(schema)):
             message = f"no grammar enforces {', '.join(odd)}: leave them out, or set strict: false"
             raise wrong(param, message)
-        text = json.dumps(schema)
-        make = lambda: json.dumps(self._ask_grammars("convert", text, param))
-        made = json.loads(self._checked.get(("convert", text), make) or "{}")
+        made = self._converted(schema, param)
         if strict:
             refuse_incomplete(made["incomplete"], param)
         grammar = made["grammar"]  # it was checked as it is
         return grammar if put_numbers(grammar) == grammar else self._readable(grammar, param)
+
+    def _converted(self, schema: dict[str, Any], param: str) -> dict[str, Any]:
+        """What Grammars.convert gives in the sandbox, kept."""
+        text = json.dumps(schema)
+        make = lambda: json.dumps(self._ask_grammars("convert", text, param))
+        return json.loads(self._checked.get(("convert", text), make) or "{}")
 
     def _readable(self, grammar: str, param: str) -> str:
         """A grammar of the chat library with the bounds of numbers, once a child could read it; "" for ""."""

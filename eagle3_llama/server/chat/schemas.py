@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .decimals import with_numbers
+from .ignored import ignored
 from .patterns import Unsupported, written
 
 _PASSED_OVER = frozenset(
@@ -17,6 +18,7 @@ MOST_CHARACTERS, NUMBER = 1 << 16, 256
 _COUNTED = {"maxLength": 2000, "maxItems": 1900}  # the most that a grammar counts
 _ONE = ("items", "additionalProperties")  # keywords whose value is a schema
 _LIST = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+SHOWN = ("title", "description", "default")  # what templates show of a schema, and no grammar needs
 _NAMED = ("properties", "$defs", "definitions")
 
 
@@ -28,7 +30,7 @@ def enforceable(schema: Any, room: list[int] | None = None) -> Any:
     room = [MOST_CHARACTERS] if room is None else room
     if not isinstance(schema, dict):
         return schema
-    out = dict(schema)
+    out = _alone(schema)
     for key in _ONE:
         if isinstance(out.get(key), dict):
             out[key] = enforceable(out[key], room)
@@ -48,8 +50,18 @@ def enforceable(schema: Any, room: list[int] | None = None) -> Any:
     if isinstance(kind, list) and _BOUNDS & out.keys():
         rest = {k: v for k, v in out.items() if k not in _BOUNDS}
         kinds = [{**(out if name in ("number", "integer") else rest), "type": name} for name in kind]
-        return {"anyOf": [with_numbers(one) for one in kinds]}
+        shown = {k: out[k] for k in ("type", *SHOWN) if k in out}
+        return {**shown, "anyOf": [with_numbers(one) for one in kinds]}
     return with_numbers(_with_pattern(out))
+
+
+def _alone(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same schema without an `allOf` of one, as pydantic writes a reference with a description."""
+    inner = schema.get("allOf")
+    if isinstance(inner, list) and len(inner) == 1 and isinstance(inner[0], dict):
+        if not schema.keys() - {"allOf", *SHOWN}:
+            return {**{key: schema[key] for key in SHOWN if key in schema}, **inner[0]}
+    return dict(schema)
 
 
 def _with_pattern(schema: dict[str, Any]) -> dict[str, Any]:
@@ -76,6 +88,7 @@ def unenforced(schema: Any) -> list[str]:
         if not isinstance(node, dict):
             continue
         found |= dict.fromkeys(key for key in node if key in _PASSED_OVER)
+        found |= dict.fromkeys(ignored(node))
         if node.get("type") != "integer":
             found |= dict.fromkeys(f"{key} of a number" for key in node if key in _BOUNDS)
         if "pattern" in node:  # the converter passes over them

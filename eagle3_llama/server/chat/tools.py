@@ -7,7 +7,6 @@ from typing import Any
 
 from ..api.chat import AllowedTools, ChatBody, Named, NamedTool
 from ..web.errors import wrong
-from .schemas import unenforced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +14,7 @@ class Tools:
     """shown: as in OpenAI's API, () if none is to be called. choice: auto or required.
 
     called: the names of those that may be called, None for all of them. parallel: several calls at once.
-    legacy: the request has `functions`, and its answer a function_call. strict: a tool says so.
+    legacy: the request has `functions`, and its answer a function_call. strict: the names of tools that are.
     """
 
     shown: tuple[dict[str, Any], ...] = ()
@@ -23,7 +22,7 @@ class Tools:
     called: tuple[str, ...] | None = None
     parallel: bool = True
     legacy: bool = False
-    strict: bool = False
+    strict: frozenset[str] = frozenset()
 
     @property
     def callable(self) -> list[dict[str, Any]]:
@@ -46,10 +45,6 @@ def tools_of(body: ChatBody) -> Tools:
         raise wrong(field, "`required` needs tools to choose from")
     if mode == "none" or not functions:
         return Tools()
-    for f in functions:
-        if f.strict and (odd := unenforced(f.parameters)):
-            message = f"strict, but no grammar enforces {', '.join(odd)}: leave these out, or strict"
-            raise wrong("tools", message)
     # A choice that names a tool is for one call, as with OpenAI, unless the request says otherwise.
     one = isinstance(choice, (Named, NamedTool)) and body.parallel_tool_calls is None
     parallel = body.parallel_tool_calls is not False and not one and not body.functions
@@ -59,7 +54,7 @@ def tools_of(body: ChatBody) -> Tools:
         called,
         parallel,
         bool(body.functions),
-        any(f.strict for f in functions),
+        frozenset(f.name for f in functions if f.strict),
     )
 
 

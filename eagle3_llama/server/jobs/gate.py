@@ -65,11 +65,15 @@ class Gate:
         for job in list(self.jobs):  # those whose threads wait for a native call that does not return
             job.fail(shutting_down())
 
-    def leave(self, seconds: float) -> None:
+    def took(self, seconds: float) -> None:
         """One choice has ended after this many seconds."""
         with self._lock:
-            self._inside -= 1
             self._seconds += 0.1 * (seconds - self._seconds)
+
+    def leave(self) -> None:
+        """One place is free."""
+        with self._lock:
+            self._inside -= 1
             self._lock.notify_all()
 
     def wait(self, seconds: float) -> bool:

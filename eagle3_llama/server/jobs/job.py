@@ -1,4 +1,4 @@
-"""Runs each choice of a request in a thread of its own and passes its events to the request's coroutine."""
+"""Runs the choices of a request in threads and passes their events to the request's coroutine."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ class Mailbox:
 class RequestJob:
     """The choices of one HTTP request. Ends when all have ended, when one has failed, or by cancel().
 
-    Create it in the event loop.
+    The choices of one prompt run at once. Of a list of prompts as many do as there are slots, so that the
+    requests of other clients come between them. Create it in the event loop.
     """
 
     def __init__(
@@ -119,20 +120,23 @@ class RequestJob:
         self.reasons: dict[int, str] = {}  # finish_reason of each choice
         self.gone = False  # whether the client has disconnected
         self.failed: ApiError | None = None  # an error after the answer had begun
-        self._mail, self._lock, self._cancelled, self._left = Mailbox(), threading.Lock(), False, len(choices)
+        self._mail, self._lock, self._cancelled = Mailbox(), threading.Lock(), False
         self._llms: dict[int, Any] = {}
+        many = len({choice.prompt for choice in choices}) > 1
+        self._n_workers = min(len(choices), gate.n_parallel) if many else len(choices)
+        self._waiting = collections.deque(choices)
         self._enter()  # after all that may fail, because only the choices' threads leave
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(timeout + LATE, self.fail, deadline_passed())
         gate.jobs.add(self)
-        for choice in choices:
-            self._start(choice)
+        for _ in range(self._n_workers):
+            self._start(self._waiting.popleft())
 
     def _enter(self) -> None:
         self._size = sum(c.size for c in self.choices)
         self.gate.logprobs.take(self._size)
         try:
-            self.gate.enter(len(self.choices))
+            self.gate.enter(self._n_workers)
         except BaseException:
             self.release()
             raise
@@ -140,12 +144,12 @@ class RequestJob:
     def _start(self, choice: Choice) -> None:
         name = f"{self.request_id}-{choice.index}"
         try:
-            threading.Thread(target=self._run, args=(choice,), name=name, daemon=True).start()
+            threading.Thread(target=self._work, args=(choice,), name=name, daemon=True).start()
         except RuntimeError:  # the system has no more threads
             headers = {"Retry-After": "2"}
             error = ApiError(503, "the server cannot start another thread", code="busy", headers=headers)
             self._mail.put(Event(choice, error=error))
-            self._ended(0.0)
+            self._ended()
 
     # -- in the event loop --------------------------------------------------------------------------------
 
@@ -207,8 +211,21 @@ class RequestJob:
 
     # -- in the choices' threads --------------------------------------------------------------------------
 
-    def _run(self, choice: Choice) -> None:
-        started, llm = time.monotonic(), None
+    def _work(self, choice: Choice | None) -> None:
+        while choice is not None:
+            started = time.monotonic()
+            good = self._run(choice)
+            self.gate.took(time.monotonic() - started)
+            choice = self._next() if good else None
+        self._ended()
+
+    def _next(self) -> Choice | None:
+        with self._lock:  # behind cancel(), too: then it fails, and says why
+            return self._waiting.popleft() if self._waiting else None
+
+    def _run(self, choice: Choice) -> bool:
+        """Returns whether it ended well."""
+        llm = None
         try:
             who: dict[str, Any] = {"request_id": self.request_id, "client": self.client}
             who |= {"params": self.params, "deadline": self.deadline, "slot": choice.slot}
@@ -218,17 +235,17 @@ class RequestJob:
                 for event in self._events(choice, llm):
                     self._mail.put_quietly(event)
                 self._mail.wake()
+            return True
         except BaseException as e:
             self._mail.put(Event(choice, error=self._explain(e, llm)))
-        finally:
-            self._ended(time.monotonic() - started)
+            return False
 
-    def _ended(self, seconds: float) -> None:
+    def _ended(self) -> None:
         with self._lock:
-            self._left -= 1
-            if self._left == 0:
+            self._n_workers -= 1
+            if self._n_workers == 0:
                 self.gate.jobs.discard(self)
-        self.gate.leave(seconds)
+        self.gate.leave()
 
     def _enlist(self, choice: Choice, llm: Any) -> None:
         with self._lock:

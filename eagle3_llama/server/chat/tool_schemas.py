@@ -1,0 +1,233 @@
+"""The schemas of tools in terms that the grammar of a template's calls enforces: see call_forms.py."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from .call_forms import Form
+from .decimals import with_numbers
+from .patterns import Unsupported, between_tags, counted_between_tags
+from .schemas import MOST_CHARACTERS, SHOWN, enforceable, unenforced
+
+MOST_COUNTED = 256  # characters of a text between tags; a higher bound is left to the model
+DEEPEST = 32  # of schemas between tags, which may refer to themselves
+_DATE = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+_TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{3})?(Z|[+\-]([01]\d|2[0-3]):[0-5]\d)"
+_UUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_FORMATS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}T{_TIME}", "uuid": _UUID}
+_FORMATS |= {f"uuid{i}": _UUID for i in range(1, 6)}
+_STRINGS = frozenset("pattern minLength maxLength format".split())
+_STRUCTURE = frozenset("properties additionalProperties allOf items prefixItems".split())
+_TYPED = re.compile(r'( string=\\")false(\\">"\)? ([\w-]+) )')  # DeepSeek's tags say whether a text follows
+
+
+class Enforced:
+    """Functions as the grammar is to know them. functions: their names and parameters.
+
+    odd: in words, what no grammar enforces, by the names of functions. nulls: by them, too, the arguments
+    between tags that may be text or null: see nulls.py.
+    """
+
+    def __init__(self, functions: list[dict[str, Any]], form: Form) -> None:
+        self.odd: dict[str, dict[str, None]] = {f["name"]: {} for f in functions}
+        self.nulls: dict[str, set[str]] = {}
+        self.form, self._rules = form, dict[tuple[str, str, str], int]()
+        self._base = _unused(json.dumps(functions))
+        room = [MOST_CHARACTERS]
+        self.functions = [{**f, "parameters": self._parameters(f, room)} for f in functions]
+
+    def put(self, grammar: str) -> str:
+        """The grammar with the rules of texts between tags in the place of their numbers."""
+        rules: dict[str, str] = {}
+        texts = dict[str, str]()  # what stands in the place of a number
+        for (name, kind, rule), number in self._rules.items():
+            if f'"{number}"' not in grammar:
+                self.odd[name]["one argument that is text or something else"] = None
+            texts[f'"{number}"'] = f"tagged-{number - self._base}"
+            rules[f"tagged-{number - self._base}"] = rule
+            if kind == "counted":
+                least, most = json.loads(rule)
+                chain = counted_between_tags(least, most, self.form.close)
+                rules |= {**chain, f"tagged-{number - self._base}": next(iter(chain))}
+        if not texts:
+            return grammar
+        lines = grammar.splitlines()
+        in_texts = {f'"{n}"' for (_, kind, _), n in self._rules.items() if kind != "number"}
+        bound = [line for line in lines if any(text in line for text in in_texts)]
+        is_text = lambda found: any(line.startswith((f"{found[3]} ", f"{found[3]}-")) for line in bound)
+        lines = [
+            _TYPED.sub(lambda f: f"{f[1]}{'true' if is_text(f) else 'false'}{f[2]}", one) for one in lines
+        ]
+        put = re.compile("|".join(texts))
+        lines = [put.sub(lambda found: texts[found[0]], line) for line in lines]
+        return "\n".join([*lines, *(f"{name} ::= {rule}" for name, rule in rules.items()), ""])
+
+    def unmet(self, names: frozenset[str], lines: list[str]) -> list[str]:
+        """What no grammar enforces of these functions. lines: what the library says of its grammars."""
+        out: dict[str, None] = {}
+        for f in self.functions:
+            if f["name"] in names:
+                text = json.dumps(f["parameters"])
+                out |= self.odd[f["name"]] | {line: None for line in lines if _is_about(line, text)}
+        return list(out)
+
+    def mark(self, function: str, kind: str, rule: str) -> int:
+        """The number that stands for this rule. kind: text, counted or number."""
+        return self._rules.setdefault((function, kind, rule), self._base + len(self._rules))
+
+    def _parameters(self, function: dict[str, Any], room: list[int]) -> Any:
+        given, form, name = function["parameters"], self.form, function["name"]
+        odd = self.odd[name]
+        tagged = form.close and form.values
+        if tagged and '"$ref": "#/properties' in json.dumps(given):  # they would find what stands for a text
+            odd["arguments that refer to others, in this model's form of calls"] = None
+            tagged = False
+        if tagged:
+            tags = _Tags(self, name, given)
+            self.nulls[name] = {k for k, v in _properties(given).items() if tags.is_nullable(v)}
+            given = tags.object(given, 0)
+        schema = enforceable(given, room)
+        odd |= dict.fromkeys(unenforced(schema))
+        if not form.values and schema.get("properties"):
+            odd["the schema of arguments, in this model's form of calls"] = None
+        elif not form.required and schema.get("required"):
+            odd["required, in this model's form of calls"] = None
+        elif not form.items and re.search(r'"(min|max)Items":', json.dumps(schema)):
+            odd["the number of items, in this model's form of calls"] = None
+        elif tagged and not isinstance(schema.get("properties", {}), dict):
+            odd["arguments without properties, in this model's form of calls"] = None
+        return schema
+
+
+class _Tags:
+    """Rewrites the schemas of one function's arguments, which stand between tags."""
+
+    def __init__(self, owner: Enforced, function: str, root: dict[str, Any]) -> None:
+        self.owner, self.function, self.root, self.form = owner, function, root, owner.form
+
+    def is_nullable(self, schema: Any) -> bool:
+        """Whether an argument may be text or null, and the text is none that says null."""
+        if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
+            schema = _resolved(self.root, schema["$ref"])
+        if not isinstance(schema, dict):
+            return False
+        ways = _alternatives(schema) or [{**schema, "const": v} for v in schema.get("enum") or ()]
+        ways = [one for one in ways if isinstance(one, dict)]
+        values = [v for one in ways for v in one.get("enum", [one.get("const")])]
+        null = any(one.get("type") == "null" or ("const" in one and one["const"] is None) for one in ways)
+        return null and any(map(_is_text, ways)) and "null" not in values
+
+    def object(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
+        properties = _properties(schema)
+        if not properties:
+            return schema
+        return {**schema, "properties": {k: self.value(v, depth + 1) for k, v in properties.items()}}
+
+    def value(self, schema: Any, depth: int) -> Any:
+        """A schema whose texts, and numbers with bounds, are numbers that stand for rules."""
+        if not isinstance(schema, dict) or depth > DEEPEST:
+            return schema
+        if isinstance(schema.get("$ref"), str):
+            target = _resolved(self.root, schema["$ref"])
+            inner = self.value(target, depth + 1)
+            return schema if inner is target else inner
+        alternatives = _alternatives(schema)
+        if alternatives is not None:
+            made = [self.value(one, depth + 1) for one in alternatives]
+            same = all(new is old for new, old in zip(made, alternatives, strict=True))
+            shown = {key: schema[key] for key in ("type", *SHOWN) if key in schema}
+            return schema if same else {**shown, "anyOf": made}
+        if _is_text(schema):
+            return self._text(schema)
+        if (number := with_numbers(schema)) is not schema:
+            rule = json.dumps(json.dumps(number["const"]))
+            return {**number, "const": self.owner.mark(self.function, "number", rule)}
+        if self.form.nested and schema.get("type") == "object":
+            return self.object(schema, depth)
+        if self.form.nested and isinstance(schema.get("items"), dict):
+            return {**schema, "items": self.value(schema["items"], depth + 1)}
+        return schema
+
+    def _text(self, schema: dict[str, Any]) -> dict[str, Any]:
+        try:
+            found = _rule(schema, self.form.close)
+        except Unsupported as e:
+            what = "a pattern" if "pattern" in schema else "a text"
+            self.owner.odd[self.function][f"{what} with {e}, in this model's form of calls"] = None
+            return schema
+        if found is None:
+            return schema
+        kept = {k: v for k, v in schema.items() if k not in ("enum", *_STRINGS)}
+        return {**kept, "const": self.owner.mark(self.function, *found)}
+
+
+def _properties(schema: dict[str, Any]) -> dict[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def _unused(text: str) -> int:
+    """A number behind which no others of the text come."""
+    base = 8110 * 10**9
+    while str(base)[:7] in text:
+        base += 10**7
+    return base
+
+
+def _resolved(root: Any, reference: str) -> Any:
+    for part in reference.removeprefix("#/").split("/"):
+        root = root.get(part) if isinstance(root, dict) else None
+    return root
+
+
+def _is_about(line: str, text: str) -> bool:
+    """Whether a line of the library, which may be cut, is about a pattern in this schema."""
+    patterns = map(json.loads, re.findall(r'"pattern": ("(?:[^"\\]|\\.)*")', text))
+    return len(line) > 900 or any(pattern in line for pattern in patterns)
+
+
+def _alternatives(schema: dict[str, Any]) -> list[Any] | None:
+    for key in ("oneOf", "anyOf"):
+        if isinstance(schema.get(key), list):
+            return schema[key]
+    kinds = schema.get("type")
+    return [{**schema, "type": kind} for kind in kinds] if isinstance(kinds, list) else None
+
+
+def _is_text(schema: dict[str, Any]) -> bool:
+    """Whether values of this schema, which has no alternatives, may be strings: as the converter sees it."""
+    if "const" in schema:
+        return isinstance(schema["const"], str)
+    if isinstance(schema.get("enum"), list):
+        return any(isinstance(value, str) for value in schema["enum"])
+    if "type" in schema:
+        return schema["type"] == "string" and "allOf" not in schema
+    return bool(_STRINGS & schema.keys()) and not _STRUCTURE & schema.keys()
+
+
+def _rule(schema: dict[str, Any], close: str) -> tuple[str, str] | None:
+    """(kind, GBNF) of the texts of a schema, as they stand between tags; None if it allows any text."""
+    if "const" in schema or "enum" in schema:
+        values = [schema["const"]] if "const" in schema else schema["enum"]
+        return "text", " | ".join(_literal(value, close) for value in values)
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    if type(least) is not int or type(most) not in (int, type(None)):
+        return None  # the converter refuses it
+    if isinstance(schema.get("pattern"), str):
+        return "text", between_tags(schema["pattern"], close, least, most)
+    if schema.get("format") in _FORMATS:
+        return "text", between_tags(f"^({_FORMATS[schema['format']]})$", close)
+    if least > MOST_COUNTED or (most is not None and most < least):
+        raise Unsupported("its length")
+    most = None if most is None or most > MOST_COUNTED else most
+    return ("counted", json.dumps([least, most])) if least or most is not None else None
+
+
+def _literal(value: Any, close: str) -> str:
+    """A value between tags: a text as it is, something else as JSON writes it."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    if close in text:
+        raise Unsupported(f"{close!r} in it")
+    return '"' + "".join(f"\\u{ord(c):04x}" if c in '"\\' or c < " " else c for c in text) + '"'
