@@ -6,7 +6,7 @@ import httpx
 import pytest
 import tiny_models
 import typer
-from server_tools import ask, process, running, tiny, until
+from server_tools import ask, process, running, settings, tiny, until
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleError
