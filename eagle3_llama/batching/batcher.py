@@ -86,10 +86,10 @@ class Batcher:
     ) -> RequestLlama:
         """A Llama for one request.
 
-        params: drafting parameters; with None the planner chooses, n_max=0 decodes plainly. deadline: a value
-        of time.monotonic(). client: whose earlier texts it may go on from and be drafted from. slot: the one
-        that it waits for; None: any. Raises RequestCancelled (shutdown) after close(), EagleError NATIVE
-        if the batcher has failed, and as EagleLlama does for params that it cannot use.
+        params: drafting parameters; None: the planner chooses, n_max=0: plain decoding. deadline: a value of
+        time.monotonic(). client: whose earlier texts it may go on from and be drafted from. slot: the only
+        one that it takes. Raises RequestCancelled (shutdown) after close(), EagleError NATIVE if the batcher
+        has failed, and as EagleLlama does for params that it cannot use.
         """
         self._check_open()
         if params is not None and self.settings.eagle is None:
@@ -305,11 +305,10 @@ class Batcher:
         for job in waiting:
             if sum(s.job is None for s in self._slots) == held_back:
                 return
-            if not a_slot_is_free(self._slots, [job]):
-                continue
-            if self._prefixes.awaits(job, self._slots):
+            free = a_slot_is_free(self._slots, [job])
+            if free and self._prefixes.awaits(job, self._slots):
                 held_back += 1
-            else:
+            elif free:
                 with self._wake:
                     self._waiting.remove(job)
                 self._start(job)

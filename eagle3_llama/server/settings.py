@@ -139,8 +139,6 @@ class ServerSettings:
             ("n_rs_seq", 0, MAX_DRAFT),
             ("slot_save_limit", 1, 1 << 50),
             ("reasoning_budget", -1, 1 << 24),
-            ("seed", -1, (1 << 32) - 1),
-            ("n_predict", -1, 1 << 24),
         ):
             value = getattr(self, name)
             unset = value is None and name in ("threads", "max_connections", "max_tokens_cap", "n_rs_seq")
@@ -155,9 +153,7 @@ class ServerSettings:
             value = getattr(self, name)
             fine = math.isfinite(value) and low <= value <= high
             self._check(fine, f"{_option(name)} is {value!r}, expected seconds {low}..{high}")
-        fine = self.temp is None or 0 <= self.temp <= MAX_TEMPERATURE
-        self._check(fine, f"--temp is {self.temp!r}, expected a number 0..{MAX_TEMPERATURE}")
-        self._check(self.n_predict != 0, "--n-predict is 0: answers would have no tokens; -1 sets no number")
+        self._check_requests()
         self._check_target()
         self._check_key()
         n = len(self.api_keys)
@@ -170,6 +166,15 @@ class ServerSettings:
     def template_kwargs(self) -> dict[str, Any]:
         """The variables of chat_template_kwargs."""
         return json.loads(self.chat_template_kwargs) if self.chat_template_kwargs else {}
+
+    def _check_requests(self) -> None:
+        fine = self.temp is None or 0 <= self.temp <= MAX_TEMPERATURE
+        self._check(fine, f"--temp is {self.temp!r}, expected a number 0..{MAX_TEMPERATURE}")
+        for name, most in (("seed", (1 << 32) - 1), ("n_predict", 1 << 24)):
+            value = getattr(self, name)
+            fine = type(value) is int and -1 <= value <= most
+            self._check(fine, f"{_option(name)} is {value!r}, expected an integer -1..{most}")
+        self._check(self.n_predict != 0, "--n-predict is 0: answers would have no tokens; -1 sets no number")
 
     def _check_target(self) -> None:
         check_cache_types(self.cache_type_k, self.cache_type_v, self.flash_attn)

@@ -26,6 +26,8 @@ NOT_OURS = {
     "compat_anthropic::test_anthropic_vision*": _IMAGES,
     "compat_anthropic::test_anthropic_empty_messages": "asserts that no message at all is answered",
     "compat_oai_responses::test_responses_stream_with_llama_telemetry": "reads progress in events",
+    "ctx_shift::test_ctx_shift_enabled": "starts the server with --context-shift; here no text is ever cut",
+    "ctx_shift::test_ctx_shift_disabled_long_prompt": "asserts llama.cpp's words for a long prompt",
     "embedding::*": _BERT,
     "security::test_access_static_assets*": "reads files of llama.cpp's page",
     "security::test_cors_options*": _CORS,
@@ -37,4 +39,22 @@ NOT_OURS = {
     "slot_save::*media*": _IMAGES,
     "slot_save::*multimodal*": _IMAGES,
     "tokenize::test_tokenize_with_bos": "asserts stories260K's BOS token; SmolLM2 begins no text with one",
+}
+
+# files of the suite that are not run: all of their tests ask for something else
+NOT_RUN = {
+    "compat_gcp": "the form of Google's Vertex AI",
+    "infill": "POST /infill; /v1/completions fills in with `suffix`",
+    "kv_keep_only_active": "options of llama.cpp's own cache of prompts",
+    "lora": "adapters that each request chooses",
+    "mcp_servers": "MCP servers, whose tools llama.cpp's server runs",
+    "metrics": "llama.cpp's names of metrics; here they are ours and vLLM's",
+    "proxy": "a proxy to other servers",
+    "rerank": "a model that ranks texts",
+    "router": "several models behind one server",
+    "sleep": "a server that unloads its model",
+    "speculative": "options of llama.cpp's own drafts",
+    "stream": "answers that are kept and sent again, behind a router",
+    "tools_builtin": "tools that the server runs",
+    "vision_api": "images",
 }

@@ -3,6 +3,7 @@
 
     scripts/measure/llama_server_suite.py                         # all of FILES, about ten minutes
     scripts/measure/llama_server_suite.py completion tokenize -v  # two of them, with each test
+    scripts/measure/llama_server_suite.py --record                # and writes docs/llama_server_suite.md
 
 The tests are those of the pinned llama.cpp. They start a server for each test, by llama_server_launcher.py,
 with the demo's model instead of stories260K. So the words and counts of that model are not asserted:
@@ -25,6 +26,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+import llama_server_page
 import typer
 from llama_server_not_ours import NOT_OURS
 from rich.console import Console
@@ -38,16 +40,17 @@ import templates  # noqa: E402
 
 FILES = (
     "basic chat_completion compat_anthropic compat_oai_responses completion embedding security slot_save "
-    "template tokenize tool_call"
+    "template tokenize tool_call ctx_shift ignore_eos"
 ).split()
-# (regular expression, what it becomes): counts of stories260K's tokens, which ends no text early, its BOS,
-# and llama.cpp's build number
+# (regular expression, what it becomes): counts of tokens and the BOS of stories260K, which ends no text
+# early, and llama.cpp's build number
 ADAPTED = [
     (r'(life is)"\*32', r'\1"*64'),
     (r"(n_prompt = \(40 \+ r\))\*5 \+ 2", r"\1*3"),
     (r'"<s> " \+ prompt', "prompt"),
     (r'\["stop_type"\] == "limit"', '["stop_type"] in ("limit", "eos")'),
-    (r'("prompt": "What is the capital of France\?",)', r'\1 "ignore_eos": True,'),
+    (r'("prompt": "(?:What is the capital of France\?|Hi how are you|Once)",)', r'\1 "ignore_eos": True,'),
+    (r"\(-1, 248, True\)", "(-1, 253, True)"),
     (r'(\["prompt_n"\]) == 21\b', r"\1 == 7"),
     (r'(\["prompt_n"\]) == 6\b', r"\1 == 2"),
     (r'(\["n_(?:saved|restored)"\]) == 84\b', r"\1 == 70"),
@@ -134,11 +137,16 @@ def result_of(case: ElementTree.Element) -> Result:
 def main(
     files: Annotated[list[str] | None, typer.Argument(help="completion for unit/test_completion.py")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="each test")] = False,
+    keep: Annotated[
+        bool, typer.Option("--record", help="write the results of these files to the page")
+    ] = False,
 ) -> None:
     """Run llama.cpp's tests of its server against this one."""
     chosen, console = files or FILES, Console(highlight=False)
     with tempfile.TemporaryDirectory() as place:
         results = results_of(copy_of_suite(Path(place)), chosen)
+    if keep:
+        llama_server_page.record(results, chosen, fetch.COMMIT)
     table = Table("file", "passed", "not applicable", "failed")
     counts = collections.Counter((r.name.partition("::")[0], r.outcome) for r in results)
     for name in [*chosen, "all"]:

@@ -79,3 +79,35 @@ def test_a_slot_of_a_chat(server):
     assert ask(server.client, max_tokens=2, id_slot=-1).status_code == 200
     error = ask(server.client, id_slot=3).json()["error"]
     assert error["param"] == "id_slot" and "0..2" in error["message"]
+
+
+def test_the_opposite_of_a_message_that_goes_on(server):
+    """vLLM's clients send both names."""
+    begun = [{"role": "user", "content": "Name three rivers."}, {"role": "assistant", "content": "1. The"}]
+    text = lambda **more: ask(server.client, max_tokens=8, **more).json()["choices"][0]["message"]["content"]
+    on = {"messages": begun, "continue_final_message": True}
+    assert text(**on, add_generation_prompt=False) == text(**on)
+    assert text(add_generation_prompt=True) == text()
+    for odd in (
+        {**on, "add_generation_prompt": True},
+        {"messages": begun[:1], "add_generation_prompt": False},
+    ):
+        error = refused(server, **odd)
+        assert error["param"] == "add_generation_prompt" and "opposite" in error["message"]
+
+
+def test_another_name_of_max_tokens(server):
+    given = {"path": COMPLETIONS, "prompt": "The sea is", "temperature": 0}
+    text = lambda **more: ask(server.client, **given, **more).json()["choices"][0]["text"]
+    assert text(n_predict=5) == text(max_tokens=5) != text(n_predict=6)
+    chat = lambda **more: server.client.post(
+        CHAT, json={"messages": [{"role": "user", "content": "x"}], **more}
+    )
+    assert chat(n_predict=3, ignore_eos=True).json()["usage"]["completion_tokens"] == 3
+    assert chat(n_predict=-1, max_completion_tokens=2).status_code == 200
+    for wrong in (
+        {"n_predict": 3, "max_tokens": 4},
+        {"n_predict": 0},
+        {"n_predict": 3, "max_completion_tokens": 4},
+    ):
+        assert chat(**wrong).json()["error"]["code"] == "invalid_value", wrong

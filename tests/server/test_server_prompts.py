@@ -100,7 +100,7 @@ def test_tokens_with_their_texts(servers):
     "path, body",
     [
         ("/chat/completions", {"messages": [RIVERS], "max_tokens": 1}),
-        ("/completions", {"prompt": "The", "max_tokens": 1}),
+        ("/completions", {"model": "any", "prompt": "The", "max_tokens": 1}),
         ("/responses", {"input": "Hi.", "max_output_tokens": 1}),
         ("/messages", {"messages": [RIVERS], "max_tokens": 1}),
         ("/chat/completions/input_tokens", {"messages": [RIVERS]}),

@@ -156,9 +156,9 @@ def test_a_slash_changes_nothing_else(server):
 @pytest.mark.parametrize(
     "path, body, field, hint",
     [
-        (CHAT, {"json_schema": {}}, "json_schema", None),
+        (CHAT, {"strict": True}, "strict", None),
         (CHAT, {"temprature": 1}, "temprature", "temperature"),
-        (CHAT, {"schema": {}}, "schema", None),
+        (CHAT, {"schema": {}}, "schema", "json_schema"),
         (CHAT, {"response_format": {"type": "json_object", "strict": True}}, "response_format.strict", None),
         (
             CHAT,

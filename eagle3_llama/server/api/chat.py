@@ -132,11 +132,16 @@ class ChatBody(Sampling):
         None, ge=-1, le=1 << 24, description="most tokens of thoughts, which then end; -1: any number"
     )
     continue_final_message: bool | None = Field(None, description="the answer goes on with the last message")
+    add_generation_prompt: bool | None = Field(
+        None, description="false only beside continue_final_message, and true only without it"
+    )
     verbosity: Word | None = None
     modalities: Annotated[list[Literal["text"]], length(1)] | None = None
 
     @model_validator(mode="after")
     def _take_n_probs(self) -> ChatBody:
+        if self.n_predict == 0:
+            raise ValueError("n_predict: it is 0, but the answer of a chat has a token at least")
         if self.n_probs and self.logprobs is None:
             self.logprobs, self.top_logprobs = True, self.n_probs
         return self

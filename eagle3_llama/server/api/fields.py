@@ -17,6 +17,7 @@ from pydantic import (
     Field,
     WithJsonSchema,
     create_model,
+    model_validator,
 )
 
 from ...common.limits import MAX_DRAFT
@@ -24,6 +25,7 @@ from ..settings import ServerSettings
 
 MAX_STOP, MAX_STOP_LENGTH = 16, 256
 MAX_BIAS = 1024
+NEVER = -1e9  # a bias with which a token comes only where a grammar allows no other
 MAX_GRAMMAR = 65_536  # characters
 MAX_NESTING, MAX_VALUES = 24, 10_000  # of a JSON schema
 MAX_IDS = 1_000_000
@@ -198,6 +200,9 @@ class Sampling(Generation):
     random_seeds: ClassVar[tuple[int, ...]] = ()  # that stand for a random one
 
     max_tokens: int | None = Field(None, ge=1)
+    n_predict: int | None = Field(
+        None, ge=-1, description="llama-server's name of max_tokens; -1: until the slot is full"
+    )
     n: int | None = Field(None, ge=1, description="choices; choice i is generated with seed + i")
     timings_per_token: bool | None = Field(None, description="each event of a stream has `timings`")
     ignore_eos: bool | None = Field(None, description="no token ends the answer, unless a grammar does")
@@ -207,6 +212,15 @@ class Sampling(Generation):
     json_schema: Object | None = Field(
         None, description="llama-server's name of a strict schema in response_format"
     )
+
+    @model_validator(mode="after")
+    def _take_n_predict(self) -> Sampling:
+        if self.n_predict is not None and self.max_tokens not in (None, self.n_predict):
+            raise ValueError("n_predict: it differs from max_tokens; give only one of them")
+        if self.n_predict is not None:
+            self.max_tokens = self.n_predict
+        self.max_tokens = None if self.max_tokens == -1 else self.max_tokens
+        return self
 
     def biases(self) -> Iterator[tuple[int | str, float | Literal[False]]]:
         """(token id, what is added to its logit)."""

@@ -72,7 +72,6 @@ class LlamaBody(CompletionBody):
         | PromptObject
         | Annotated[list[Text | TokenId | PromptObject | Pieces], length(MAX_IDS, 1)]
     )
-    n_predict: int | None = Field(None, ge=-1, description="max_tokens; -1: until the slot is full")
     max_tokens: int | None = Field(None, ge=-1)
     n_cmpl: int | None = Field(None, ge=1, description="n")
     return_tokens: bool | None = Field(None, description="`tokens` has the ids; those of a stream always do")
@@ -122,13 +121,11 @@ class LlamaBody(CompletionBody):
 
     @model_validator(mode="after")
     def _in_our_names(self) -> LlamaBody:
-        pairs = (("n_predict", "max_tokens"), ("n_cmpl", "n"), ("mirostat", "mirostat_mode"))
-        for theirs, ours in pairs:
+        for theirs, ours in (("n_cmpl", "n"), ("mirostat", "mirostat_mode")):
             given, other = getattr(self, theirs), getattr(self, ours)
             if given is not None and other not in (None, given):
                 raise ValueError(f"{theirs} differs from {ours}; give only one of them")
             setattr(self, ours, other if given is None else given)
-        self.max_tokens = None if self.max_tokens == -1 else self.max_tokens
         for name in ORDER.keys() - self.used():
             for field, value in ORDER[name].items():
                 setattr(self, field, value)

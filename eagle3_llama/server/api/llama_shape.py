@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel
 
 from ..jobs.job import Event
+from .fields import NEVER
 from .llama import LAST_N, LlamaBody
 from .shapes import event, finite
 from .stream import EventStream
@@ -45,6 +48,28 @@ _DEFAULTS = {
     "mirostat_tau": 5.0,
     "mirostat_eta": 0.1,
 }
+
+
+class LlamaCompletion(BaseModel):
+    """Its `response_fields` choose among them. Several answers are a list."""
+
+    index: int = 0
+    content: str = ""
+    tokens: list[int] = []
+    id_slot: int = 0
+    stop: bool = True
+    model: str = ""
+    tokens_predicted: int = 0
+    tokens_evaluated: int = 0
+    generation_settings: dict[str, Any] = {}
+    prompt: str = ""
+    has_new_line: bool = False
+    truncated: bool = False
+    stop_type: Literal["eos", "limit", "word"] = "limit"
+    stopping_word: str = ""
+    tokens_cached: int = 0
+    timings: dict[str, float] = {}
+    completion_probabilities: list[dict[str, Any]] = []
 
 
 class LlamaShape:
@@ -96,19 +121,19 @@ class LlamaShape:
             "model": self._name,
             "tokens_predicted": about["n_made"],
             "tokens_evaluated": about["n_prompt"],
-            "generation_settings": self._settings(about["settings"]),
+            "generation_settings": self._settings(about["settings"], about["bias"]),
             "prompt": about["prompt"],
             **{name: about[name] for name in ("has_new_line", "truncated", "stop_type", "stopping_word")},
             "tokens_cached": about["n_prompt"] + max(about["n_made"] - 1, 0),
             "timings": part["timings"],
         }
 
-    def _settings(self, used: dict[str, Any]) -> dict[str, Any]:
-        """used: the seed, and arguments of Llama.generate()."""
+    def _settings(self, used: dict[str, Any], biases: dict[int, float]) -> dict[str, Any]:
+        """used: the seed, and arguments of Llama.generate(). biases: of tokens; null: it never comes."""
         body = self._body
         given = {("temperature" if name == "temp" else name): value for name, value in used.items()}
         stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-        bias = [{"token": token, "bias": value} for token, value in body.biases()]
+        bias = [{"token": token, "bias": value if value > NEVER else None} for token, value in biases.items()]
         return {
             **_OFF,
             **{name: given.get(name, value) for name, value in _DEFAULTS.items()},

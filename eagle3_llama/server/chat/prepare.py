@@ -73,6 +73,9 @@ class Caller:
             raise wrong("max_completion_tokens", "it differs from max_tokens; give only one of them")
         if body.top_logprobs is not None and not body.logprobs:
             raise wrong("top_logprobs", "it needs logprobs: true")
+        if body.add_generation_prompt is bool(body.continue_final_message):
+            message = f"{json.dumps(body.add_generation_prompt)} contradicts continue_final_message"
+            raise wrong("add_generation_prompt", f"{message}, of which it is the opposite: leave it out")
         size = 0
         if body.logprobs:
             explicit = body.max_tokens is not None or body.max_completion_tokens is not None
@@ -224,6 +227,7 @@ class Caller:
     def _prompt(self, prompt: Any) -> Any:
         """A prompt as text or as token ids, once it is known that it may fit. Texts among ids become ids."""
         pieces = [prompt] if isinstance(prompt, str) else prompt
+        self.size.check_count(len(pieces), "prompt")  # of texts among ids each has a token
         for text in (piece for piece in pieces if isinstance(piece, str)):
             self.size.check_fits(text, "prompt")
         if (most := max((t for t in pieces if isinstance(t, int)), default=0)) >= self.n_vocab:

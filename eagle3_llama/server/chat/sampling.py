@@ -9,11 +9,10 @@ import secrets
 from typing import Any
 
 from ...llama.chat import is_end
-from ..api.fields import Sampling
+from ..api.fields import NEVER, Sampling
 from ..settings import ServerSettings
 from ..web.errors import wrong
 
-NEVER = -1e9  # a bias with which a token comes only where a grammar allows no other
 _SAME = (
     "temperature",
     "top_p",

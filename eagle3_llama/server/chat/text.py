@@ -201,6 +201,7 @@ class CompletionCall:
             "has_new_line": "\n" in self._text.whole(),
             "truncated": finish == "length" and n < self._max_tokens,
             "settings": {"seed": self._seed, **self._sampling},
+            "bias": self._options.bias,
         }
 
     def _grow(self) -> Iterator[None]:

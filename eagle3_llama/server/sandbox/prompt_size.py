@@ -42,6 +42,12 @@ class PromptSize:
             raise too_long(f"the prompt has {size} bytes, {room}", param, least, self.n_ctx)
         self.check_special(text, param)
 
+    def check_count(self, n: int, param: str) -> None:
+        """Raises ApiError 400 for a prompt of n tokens, or more, if that is too many."""
+        if n >= self.n_ctx:
+            message = f"the prompt has {n} tokens, the context has room for {self.n_ctx}"
+            raise too_long(message, param, n, self.n_ctx)
+
     def check_special(self, text: str, param: str) -> None:
         """Raises ApiError 400 for a text with too many special tokens."""
         if sum(text.count(c) for c in self._first) <= MAX_SPECIAL:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from ..api.fields import bounded
 from ..api.llama import LlamaBody
-from ..api.llama_shape import LlamaShape, LlamaStream
+from ..api.llama_shape import LlamaCompletion, LlamaShape, LlamaStream
 from . import openapi
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def add_llama(app: FastAPI, server: Server) -> list[type[BaseModel]]:
             return await answered(request, body)
         return await server.generate(request, body, False)
 
-    return [own]
+    return [own, LlamaCompletion]
 
 
 def _names_model(raw: bytes) -> bool:

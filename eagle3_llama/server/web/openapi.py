@@ -86,28 +86,6 @@ class Completion(BaseModel):
     timings: dict[str, float] | list[dict[str, float]]
 
 
-class LlamaCompletion(BaseModel):
-    """Its `response_fields` choose among them. Several answers are a list."""
-
-    index: int = 0
-    content: str = ""
-    tokens: list[int] = []
-    id_slot: int = 0
-    stop: bool = True
-    model: str = ""
-    tokens_predicted: int = 0
-    tokens_evaluated: int = 0
-    generation_settings: dict[str, Any] = {}
-    prompt: str = ""
-    has_new_line: bool = False
-    truncated: bool = False
-    stop_type: Literal["eos", "limit", "word"] = "limit"
-    stopping_word: str = ""
-    tokens_cached: int = 0
-    timings: dict[str, float] = {}
-    completion_probabilities: list[dict[str, Any]] = []
-
-
 class AnthropicUsage(BaseModel):
     input_tokens: int
     cache_read_input_tokens: int
@@ -247,7 +225,6 @@ _ANSWERS: list[type[BaseModel]] = [
     Error,
     ChatCompletion,
     Completion,
-    LlamaCompletion,
     AnthropicMessage,
     AnthropicCount,
     AnthropicError,
