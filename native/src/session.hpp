@@ -76,6 +76,7 @@ class session {
     planner planner_;
     drafter drafter_{slots_, planner_};
     round round_{slots_, drafter_, planner_};
+    int n_timed_ = 0;  // rows that timed decodes have had
 };
 
 }  // namespace eagle3
