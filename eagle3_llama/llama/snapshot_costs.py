@@ -77,7 +77,7 @@ def measure(model: Any, params: Any, n: int) -> Ways | None:
         batch = llama_cpp.llama_batch_init(1, 0, 1)
         try:
             seconds = _in_turns((without, with_them), batch, llama_cpp.llama_model_get_vocab(model))
-            return Ways(*seconds, _checkpoint(without)) if seconds else None
+            return Ways(seconds[0], seconds[1], _checkpoint(without)) if seconds else None
         finally:
             llama_cpp.llama_batch_free(batch)
 

@@ -17,8 +17,8 @@ constexpr float LEAST = 0.97f;
 constexpr load CALM = {}, BUSY = {2.0f, 1.5f, 2.0f}, DEAR_DRAFTS = {1.0f, 3.0f, 4.0f},
                JOLTED = {1.0f, 1.0f, 1.0f, 0.033f}, SLOW_CALLER = {1.0f, 1.0f, 1.0f, 0.01f, 0.05f};
 constexpr text EASY = {1.8f, 0.95f}, MEDIUM = {0.9f, 0.9f}, HARD = {0.35f, 0.7f};
-constexpr text UNFORESEEABLE = {0.2f, 0.3f};   // the head knows
-constexpr text MISJUDGED     = {1.8f, 0.05f};  // it does not
+constexpr text UNFORESEEABLE  = {0.2f, 0.3f};   // the head knows
+constexpr text MISJUDGED      = {1.8f, 0.05f};  // it does not
 constexpr text SURE_AND_WRONG = {30.0f, 0.0f};
 
 int failures = 0;
