@@ -50,7 +50,8 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
     the first time (two seconds), without a head when its text first repeats itself; the cache keeps them.
     text=False without a head decodes plainly, with the same code.
     n_rs_seq: how many rows of a draft a hybrid target takes back by snapshots of its state; by default as
-    many as cost little, up to 16. Farther back it goes by checkpoints, which need no setting.
+    many as cost little, up to 16, which a first load may measure for a second. Farther back it goes by
+    checkpoints, which need no setting.
     text_memory: bytes (64M) for answers that later ones are drafted from; text_memory_prompts: prompts too.
 
     Raises EagleError HEAD_MISMATCH if the head belongs to another target, and BAD_ARGUMENT for a keyword that
