@@ -49,7 +49,7 @@ def _where(llm: EagleLlama, head: str | None) -> list[object]:
     return [about, machine.identity(lib_dir), placed + adapted]
 
 
-def choose_snapshots(llm: EagleLlama, params: Any) -> snapshots.Choice:
+def choose_snapshots(llm: EagleLlama, params: Any) -> snapshots.Chosen:
     """How many snapshots of a recurrent state the context keeps that is about to be made with params.
 
     On a device they are not measured: what a decode there takes needs the context's own layout.

@@ -51,17 +51,17 @@ def checked(n_rs_seq: int | None) -> int | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class Chosen:
     """n_rs_seq of a context, and why. why: empty if it was not chosen here, or there is nothing to say."""
 
     n: int = 0
     why: str = ""
 
 
-NOT_CHOSEN = Choice()
+NOT_CHOSEN = Chosen()
 
 
-def report(choice: Choice, verbose: bool) -> None:
+def report(choice: Chosen, verbose: bool) -> None:
     """Says after a load, where llama.cpp says its part, how many snapshots were chosen, and why."""
     if verbose and choice.why:
         print(f"EagleLlama: n_rs_seq {choice.n}: {choice.why}", file=sys.stderr)
@@ -73,7 +73,7 @@ def choose(
     n_slots: int,
     n_ubatch: int,
     measured: Callable[[int], Ways | None],
-) -> Choice:
+) -> Chosen:
     """n_rs_seq for a model with so many bytes of weights; 0: checkpoints are cheaper, or there is no state.
 
     measured: returns what so many snapshots take, None if that cannot be told. llama.cpp keeps none for
@@ -85,12 +85,12 @@ def choose(
     n = max(min(MOST, MOST_BYTES // (state * n_slots), n_ubatch - 2), 0)
     size = f"a state has {100 * state / weights:.2g}% of the weights' bytes"
     if n == 0 or state * DEAR > weights:
-        return Choice(0, f"checkpoints: {size}")
+        return Chosen(0, f"checkpoints: {size}")
     if state * CHEAP <= weights:
-        return Choice(n, size)
+        return Chosen(n, size)
     ways = measured(n)
     if ways is None:
-        return Choice(n if state * SHARE <= weights else 0, size)
+        return Chosen(n if state * SHARE <= weights else 0, size)
     why = f"they add {100 * ways.extra:.1f}% to a decode of {1e3 * ways.plain:.2f} ms, a checkpoint takes"
     why += f" {1e3 * ways.checkpoint:.2f} ms"
-    return Choice(n if ways.extra * ways.plain <= min(MOST_EXTRA * ways.plain, ways.checkpoint) else 0, why)
+    return Chosen(n if ways.extra * ways.plain <= min(MOST_EXTRA * ways.plain, ways.checkpoint) else 0, why)
