@@ -19,7 +19,8 @@ from typing import Any
 from ..common.files import make_folder, replacing
 from ..errors import EagleError
 from ..runtime.binding import llama_cpp
-from ..runtime.cost_files import costs_dir
+from ..runtime.cost_files import CALM, costs_dir
+from ..runtime.costs import switches
 
 BUDGET = 0.6  # seconds of decodes, unless LEAST of each kind take longer
 LEAST, MOST = 2, 16  # decodes of each kind that count
@@ -47,7 +48,8 @@ def kept(model: Any, params: Any, n: int, key: Sequence[object]) -> Ways | None:
     """What n snapshots take, from the file of an earlier load with this key, or measured now.
 
     model: a llama_model. params: llama_context_params; its threads and its cache count. None if llama.cpp
-    keeps no snapshots for the model, or has no memory for another context.
+    keeps no snapshots for the model, or has no memory for another context; or if other programs disturbed the
+    measurement, which then is not kept: a percent is easily lost.
     """
     digest = hashlib.sha256(json.dumps([str(k) for k in ("snapshots", n, *key)]).encode()).hexdigest()
     found: Ways | None
@@ -56,7 +58,10 @@ def kept(model: Any, params: Any, n: int, key: Sequence[object]) -> Ways | None:
         found = Ways(**json.loads(path.read_text(encoding="utf-8")))
         if all(isinstance(s, float) and 0 < s < math.inf for s in dataclasses.astuple(found)):
             return found
+    before, start = switches(), time.perf_counter()
     found = measure(model, params, n)
+    if switches() - before > CALM * (time.perf_counter() - start):
+        return None
     if found is not None:
         with contextlib.suppress(EagleError):  # the next load measures again
             _write(costs_dir() / f"{digest[:24]}.json", found)

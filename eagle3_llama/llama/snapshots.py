@@ -19,7 +19,7 @@ from .snapshot_costs import Ways
 MOST = 16  # rows of a draft that are taken back so: longer ones are rare
 MOST_BYTES = 64 << 20  # of all snapshots of a context
 SHARE = 200  # unless it is measured, a snapshot is worth it in a model of at least so many times its bytes
-CHEAP, DEAR = 2000, 20  # with so many times its bytes it costs nothing, with less it costs too much
+CHEAP, DEAR = 1000, 70  # with so many times its bytes it costs nothing, with less it costs too much
 MOST_EXTRA = 0.01  # of a plain round: what drafts lose where they gain nothing is 2% in all
 FLOAT = 4
 

@@ -1,5 +1,7 @@
 """How many snapshots of a recurrent state a load keeps: by sizes where these decide, else as measured."""
 
+import itertools
+
 import hybrid_models
 import pytest
 from tiny_models import take
@@ -55,6 +57,7 @@ def test_what_they_take_decides(times):
 def test_a_load_says_what_it_chose(target, tmp_path, monkeypatch, capfd):
     """Measured by the first load alone, kept beside the other costs, and without an effect on the text."""
     monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
+    monkeypatch.setattr(snapshot_costs, "switches", lambda: 0)
     monkeypatch.setattr(snapshots, "CHEAP", 1 << 60)
     monkeypatch.setattr(snapshots, "DEAR", 0)
     with EagleLlama(target, text=False, **ALONE) as plain:  # nothing drafts: nothing to measure
@@ -77,6 +80,7 @@ def test_a_load_says_what_it_chose(target, tmp_path, monkeypatch, capfd):
 def test_measured(target, tmp_path, monkeypatch):
     """With the model's own decodes, again if the file is broken. No architecture without them has any."""
     monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
+    monkeypatch.setattr(snapshot_costs, "switches", lambda: 0)  # however busy the machine is
     with EagleLlama(target, text=False, **ALONE) as llm:
         model, params = llm._model.model, llm.context_params
         before = take(llm, 20)
@@ -89,6 +93,16 @@ def test_measured(target, tmp_path, monkeypatch):
             assert snapshot_costs.kept(model, params, 4, ["a key"]).plain > 0
             assert len(file.read_text()) > len(broken)
         assert take(llm, 20) == before  # its own context is as it was
+
+
+def test_disturbed(target, tmp_path, monkeypatch):
+    """Beside other programs nothing is measured that would be kept for ever."""
+    monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
+    counts = itertools.count(step=1000)
+    monkeypatch.setattr(snapshot_costs, "switches", lambda: next(counts))
+    monkeypatch.setattr(snapshot_costs, "measure", lambda *_: Ways(1.0, 1.0, 1.0))
+    assert snapshot_costs.kept(None, None, 4, ["a key"]) is None
+    assert not list(tmp_path.iterdir())
 
 
 def test_none_of_them(files):
