@@ -33,6 +33,9 @@ class session {
     void commit(const int32_t * keep) { round_.commit(keep); }
     const round & last_round() const { return round_; }
     int text_match(int slot, int32_t token) const;  // see text_source::match
+    int n_forced(llama_sampler * sampler) const {
+        return slots_.grammar() ? slots_.grammar()->n_forced(sampler) : 0;
+    }
     void set_memory(int slot, std::shared_ptr<const text_memory> memory);
 
     int sample(llama_sampler * sampler, int row);
@@ -76,7 +79,6 @@ class session {
     planner planner_;
     drafter drafter_{slots_, planner_};
     round round_{slots_, drafter_, planner_};
-    int n_timed_ = 0;  // rows that timed decodes have had
 };
 
 }  // namespace eagle3
