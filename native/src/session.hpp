@@ -33,9 +33,6 @@ class session {
     void commit(const int32_t * keep) { round_.commit(keep); }
     const round & last_round() const { return round_; }
     int text_match(int slot, int32_t token) const;  // see text_source::match
-    int n_forced(llama_sampler * sampler) const {
-        return slots_.grammar() ? slots_.grammar()->n_forced(sampler) : 0;
-    }
     void set_memory(int slot, std::shared_ptr<const text_memory> memory);
 
     int sample(llama_sampler * sampler, int row);
