@@ -51,7 +51,8 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
     the cache keeps them.
     text=False without a head decodes plainly, with the same code.
     n_rs_seq: how many rows of a draft a hybrid target takes back by snapshots of its state; by default as
-    many as cost little, up to 16. Farther back it goes by checkpoints, which need no setting.
+    many as cost little, up to 16, which a first load may measure for a second. Farther back it goes by
+    checkpoints, which need no setting.
     text_memory: bytes (64M) for answers that later ones are drafted from; text_memory_prompts: prompts too.
 
     Raises EagleError HEAD_MISMATCH if the head belongs to another target, and BAD_ARGUMENT for a keyword that
@@ -82,7 +83,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         n_rs_seq: int | None = None,
         **kwargs: Any,
     ) -> None:
-        self._n_rs_seq = snapshots.checked(n_rs_seq)
+        self._n_rs_seq, self._snapshots = snapshots.checked(n_rs_seq), snapshots.NOT_CHOSEN
         self._owner = Ownership()
         self._stack = contextlib.ExitStack()
         self.calls = Calls(self._closed_error)
@@ -120,9 +121,8 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         if self._n_rs_seq is not None:
             params.n_rs_seq = self._n_rs_seq
         elif drafts and params.n_rs_seq == 0:
-            weights = llama_cpp.llama_model_size(self._model.model)
-            n = snapshots.choose(self._model.metadata(), weights, self._n_slots, params.n_ubatch)
-            params.n_rs_seq = n
+            self._snapshots = model_costs.choose_snapshots(self, params)
+            params.n_rs_seq = self._snapshots.n
 
     def _begin(self, logits_all: bool) -> None:
         # Logits are kept only where they are read. With False, llama-cpp-python would refuse logprobs.
@@ -135,6 +135,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         self._text = ContextText(self._engine, self._ctx, ids, scores, logits_all, self.n_batch)
         self._context.open_memory(*self._memory, self._stack)
         self.eagle_params = self._params
+        snapshots.report(self._snapshots, self.verbose)
         report(self.memory(), self.verbose)
 
     def close(self) -> None:

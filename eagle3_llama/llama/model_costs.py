@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..common import model_reader
 from ..errors import EagleError, ErrorKind
 from ..runtime import cost_files, costs, library, machine, token_costs, variants
 from ..runtime.binding import llama_cpp
+from . import snapshot_costs, snapshots
 
 if TYPE_CHECKING:
     from .eagle_llama import EagleLlama
@@ -23,6 +24,13 @@ MOST_BATCH = 256  # rows of a batch while measuring
 def cost_key(llm: EagleLlama, head: str | None) -> list[object]:
     """Files, those of the libraries too, the machine, where tensors are, threads in use, and the cache."""
     p = llm.context_params
+    cache = [p.type_k, p.type_v, p.offload_kqv, p.op_offload, p.swa_full, p.kv_unified, p.n_seq_max]
+    sizes = [p.n_threads, p.n_threads_batch, llm.engine.threads, p.n_batch, p.n_ubatch, p.n_rs_seq]
+    return [*_where(llm, head), [*cache, p.flash_attn_type], *sizes]
+
+
+def _where(llm: EagleLlama, head: str | None) -> list[object]:
+    """The part of the key that holds for every context: files, machine, and where tensors are."""
     m = llm.model_params
     lib_dir = library.find_lib_dir()
     models = [*model_reader.files_of(llm.model_path), head]
@@ -38,9 +46,24 @@ def cost_key(llm: EagleLlama, head: str | None) -> list[object]:
         m.load_mode,
     ]
     adapted = [llm.numa, llm.kv_overrides, llm.lora_scale]
-    cache = [p.type_k, p.type_v, p.offload_kqv, p.op_offload, p.swa_full, p.kv_unified, p.n_seq_max]
-    sizes = [p.n_threads, p.n_threads_batch, llm.engine.threads, p.n_batch, p.n_ubatch, p.n_rs_seq]
-    return [about, machine.identity(lib_dir), placed + adapted, [*cache, p.flash_attn_type], *sizes]
+    return [about, machine.identity(lib_dir), placed + adapted]
+
+
+def choose_snapshots(llm: EagleLlama, params: Any) -> snapshots.Chosen:
+    """How many snapshots of a recurrent state the context keeps that is about to be made with params.
+
+    On a device they are not measured: what a decode there takes needs the context's own layout.
+    """
+    model, p = llm._model.model, params
+
+    def measured(n: int) -> snapshot_costs.Ways | None:
+        if on_device(llm.model_params.n_gpu_layers):
+            return None
+        made = [p.n_threads, p.n_threads_batch, p.type_k, p.type_v, p.flash_attn_type]
+        return snapshot_costs.kept(model, p, n, [*_where(llm, None), *made])
+
+    weights = llama_cpp.llama_model_size(model)
+    return snapshots.choose(llm._model.metadata(), weights, llm._n_slots, params.n_ubatch, measured)
 
 
 def measure(llm: EagleLlama) -> None:

@@ -28,6 +28,13 @@ void planner::learn(int source, int depth, int rank, float q, bool accepted, flo
     }
 }
 
+// Says whether the head was right so rarely that a chain of one token does not pay by far.
+bool planner::is_wrong() const {
+    const float p = calibration_.mean_accept(1, 0, 1.0f);
+    return clock_.n_slots() == 1 && ready() &&
+           p < tune_.wrong * clock_.rate() * (pass_seconds(1, true) + clock_.row_seconds(1, p));
+}
+
 void planner::saw_round(round_record r) {
     const cost_clock::reading seen = clock_.saw_round(r);
     rest_.saw_round(r, seen);

@@ -40,7 +40,7 @@ class planner {
     void begin(int n_slots, float n_past, int n_waiting = 0, int n_free = MAX_ROWS) {
         clock_.begin(n_slots, n_past, n_waiting, n_free);
     }
-    void new_text() { rest_.new_text(); }
+    void new_text() { rest_.new_text(is_wrong()); }
     turn next_turn() { return rest_.next_turn(); }
 
     // See calibration::accept.
@@ -91,6 +91,8 @@ class planner {
     const text_tuning & of_text() const { return of_text_; }
 
   private:
+    bool is_wrong() const;
+
     const tuning tune_;
     const text_tuning of_text_;
     cost_clock clock_{tune_};

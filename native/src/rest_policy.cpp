@@ -14,10 +14,11 @@ void rest_policy::reset() {
 
 // Several slots' texts are a mixture that one more hardly changes. Where drafts did not pay for many texts,
 // the next one is given up sooner: part of the rest stays. A prompt of several chunks begins one text.
-void rest_policy::new_text() {
+void rest_policy::new_text(bool wrong) {
     mode & m   = modes_[1];
     m.asleep   = 0;
-    m.nap      = m.begun ? (int) (tune_.keep_nap * (float) m.nap) : m.nap;
+    m.nap      = !m.begun ? m.nap : wrong ? tune_.nap_most : (int) (tune_.keep_nap * (float) m.nap);
+    m.n_idle   = 0;
     m.begun    = false;
     m.gain     = std::min(m.gain, 0.0f);
     m.n_drafts = std::min(m.n_drafts, tune_.min_drafts - tune_.probes);
@@ -64,6 +65,7 @@ void rest_policy::text_turned() {
     mode & m = at();
     m.gain = m.seen_tokens = m.seen_plain = 0.0f;
     m.n_drafts = m.nap = m.n_idle = 0;
+    m.missed                      = 0.0f;
     m.hope                        = tune_.hope_anew;
 }
 
@@ -95,6 +97,10 @@ void rest_policy::saw_draft(const round_record & r, const cost_clock::reading & 
     const float gain    = (r.value - clock_.rate() * r.draft_s) - without;
     m.gain              = m.gain * tune_.keep_gain + gain * (1.0f - tune_.keep_gain);
     ++m.n_drafts;
+    if (!seen.plain && clock_.n_slots() == 1) {
+        const float lost = seen.seconds / std::max(clock_.plain_seconds(), 1e-9f) - 1.0f;
+        m.missed         = r.n_tokens > 1 ? 0.0f : m.missed + std::clamp(lost, 0.0f, 1.0f);
+    }
 }
 
 // Sees a round without the head. What the others offer is declined for as long as its rows are thought too
@@ -119,6 +125,7 @@ void rest_policy::rest_or_wake() {
         m.gain     = 0.0f;
         m.n_drafts = tune_.min_drafts - tune_.probes;
         m.n_idle   = 0;
+        m.missed   = std::min(m.missed, tune_.keep_missed * tune_.most_missed);
         m.seen_tokens *= tune_.keep_awake;
         m.seen_plain *= tune_.keep_awake;
     } else if (m.gain > 0.0f) {
@@ -133,7 +140,7 @@ bool rest_policy::rests(const mode & m) const {
         m.gain <= 0.0f) {
         return true;
     }
-    return m.n_drafts >= tune_.min_drafts &&
+    return (m.n_drafts >= tune_.min_drafts || m.missed >= tune_.most_missed) &&
            (m.gain < -tune_.most_loss ||
                !gains(clock_.n_slots() == 1 ? tune_.least_gain : tune_.least_of_many));
 }

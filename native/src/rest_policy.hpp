@@ -14,7 +14,8 @@ class rest_policy {
     void reset();  // other costs were set
     // A slot begins another text: what the last one gave a lone slot cause to rest, or to draft, for does not
     // apply to it.
-    void new_text();
+    // wrong: what the head offered in earlier texts was right too rarely to pay for its passes.
+    void new_text(bool wrong);
 
     // This is what the next round is for.
     enum class turn {
@@ -53,6 +54,7 @@ class rest_policy {
         float hope     = 0.0f;   // see hopes()
         int n_idle     = 0;      // probes in a row that drafted nothing
         int n_declined = 0;      // rounds without a draft, though one cost no pass
+        float missed   = 0.0f;   // tokens' time that drafts in a row cost of which nothing was accepted
     };
     mode & at() { return modes_[clock_.n_slots()]; }
     const mode & at() const { return modes_[clock_.n_slots()]; }

@@ -136,11 +136,19 @@ thread_scope::thread_scope(llama_context * ctx, const thread_policy & policy)
 
 thread_scope::thread_scope(llama_context * ctx, int most)
     : ctx_(ctx), one_(llama_n_threads(ctx)), many_(llama_n_threads_batch(ctx)) {
-    llama_set_n_threads(ctx_, std::min(most, one_), std::min(most, many_));
+    set(std::min(most, one_), std::min(most, many_));
 }
 
 thread_scope::~thread_scope() {
-    llama_set_n_threads(ctx_, one_, many_);
+    set(one_, many_);
+}
+
+// llama.cpp logs each call, and llama-cpp-python's log is a function in Python: there were six of them a
+// round.
+void thread_scope::set(int32_t one, int32_t many) {
+    if (one != llama_n_threads(ctx_) || many != llama_n_threads_batch(ctx_)) {
+        llama_set_n_threads(ctx_, one, many);
+    }
 }
 
 }  // namespace eagle3

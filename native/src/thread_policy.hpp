@@ -83,6 +83,8 @@ class thread_scope {
     thread_scope & operator=(const thread_scope &) = delete;
 
   private:
+    void set(int32_t one, int32_t many);
+
     llama_context * ctx_;
     int32_t one_, many_;
 };
