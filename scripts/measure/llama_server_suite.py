@@ -51,6 +51,7 @@ ADAPTED = [
     (r'\["stop_type"\] == "limit"', '["stop_type"] in ("limit", "eos")'),
     (r'("prompt": "(?:What is the capital of France\?|Hi how are you|Once)",)', r'\1 "ignore_eos": True,'),
     (r"\(-1, 248, True\)", "(-1, 253, True)"),
+    (r"""("max_tokens": 100,)(\s+"messages": \[\s+.*"What's the weather\?"})""", r'\1 "temperature": 0,\2'),
     (r'(\["prompt_n"\]) == 21\b', r"\1 == 7"),
     (r'(\["prompt_n"\]) == 6\b', r"\1 == 2"),
     (r'(\["n_(?:saved|restored)"\]) == 84\b', r"\1 == 70"),
