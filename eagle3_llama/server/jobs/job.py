@@ -129,8 +129,9 @@ class RequestJob:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(timeout + LATE, self.fail, deadline_passed())
         gate.jobs.add(self)
-        for _ in range(self._n_workers):
-            self._start(self._waiting.popleft())
+        first = [self._waiting.popleft() for _ in range(self._n_workers)]  # none that ends takes it
+        for choice in first:
+            self._start(choice)
 
     def _enter(self) -> None:
         self._size = sum(c.size for c in self.choices)
