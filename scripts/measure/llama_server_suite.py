@@ -49,7 +49,10 @@ ADAPTED = [
     (r"(n_prompt = \(40 \+ r\))\*5 \+ 2", r"\1*3"),
     (r'"<s> " \+ prompt', "prompt"),
     (r'\["stop_type"\] == "limit"', '["stop_type"] in ("limit", "eos")'),
-    (r'("prompt": "(?:What is the capital of France\?|Hi how are you|Once)",)', r'\1 "ignore_eos": True,'),
+    (
+        r'("prompt": "(?:What is the capital of France.|Hi how are you|Once)",)(?! "ignore)',
+        r'\1 "ignore_eos": True,',
+    ),
     (r"\(-1, 248, True\)", "(-1, 253, True)"),
     (r"""("max_tokens": 100,)(\s+"messages": \[\s+.*"What's the weather\?"})""", r'\1 "temperature": 0,\2'),
     (r'(\["prompt_n"\]) == 21\b', r"\1 == 7"),
