@@ -208,6 +208,14 @@ def test_logit_bias(server):
         assert post(server, n_predict=1, return_tokens=True, logit_bias=bias)["tokens"] != first, bias
     halves = [[first[0], -50.0], [text, -50.0]]
     assert post(server, n_predict=1, return_tokens=True, logit_bias=halves)["tokens"] != first  # they add up
+    for nothing in (0, 0.0, -0.0):
+        answer = post(
+            server, n_predict=1, return_tokens=True, logit_bias=[[first[0], nothing], [text, nothing]]
+        )
+        assert answer["tokens"] == first, nothing
+        assert answer["generation_settings"]["logit_bias"] == [{"token": first[0], "bias": 0.0}]
+    for wrong in (True, 10**400, "0", None):
+        assert refused(server, "logit_bias", logit_bias=[[first[0], wrong]])
 
 
 @pytest.mark.parametrize("drafts", [{"enabled": False}, {"n_max": 4}], ids=str)

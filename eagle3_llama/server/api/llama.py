@@ -57,7 +57,11 @@ class PromptObject(Echo):
 
 
 Pieces = Annotated[list[Text | TokenId], length(MAX_IDS, 1)]
-Bias = Annotated[float, Field(ge=-1e6, le=1e6)] | Literal[False]
+# false is equal to 0, which would be read as false
+Bias = Annotated[
+    Annotated[float, Field(ge=-1e6, le=1e6)] | Literal[False],
+    BeforeValidator(lambda x: float(x) if type(x) is int and abs(x) <= 1e6 else x),
+]
 
 
 class LlamaBody(CompletionBody):
