@@ -1,7 +1,7 @@
 """What llama.cpp's server has in OpenAI's routes, as its own tests ask for it."""
 
 import pytest
-from server_tools import CHAT, ask, running, settings
+from server_tools import CHAT, ask, events, running, settings, tiny
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
 COMPLETIONS = "/v1/completions"
@@ -111,3 +111,27 @@ def test_another_name_of_max_tokens(server):
         {"n_predict": 3, "max_completion_tokens": 4},
     ):
         assert chat(**wrong).json()["error"]["code"] == "invalid_value", wrong
+
+
+@pytest.mark.parametrize("default", [-1, 50])
+def test_until_the_slot_is_full(files, default):
+    """n_predict: -1, whatever number requests get that name none."""
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    with running(tiny(files, n_predict=default)) as s:
+        for path, body in (
+            (COMPLETIONS, {"prompt": "x", "n_predict": -1}),
+            (COMPLETIONS, {"prompt": "x", "n_predict": -1, "stream": True}),
+            (COMPLETIONS, {"prompt": "x", "n_predict": -1, "logprobs": 0}),
+            (CHAT, {**chat, "n_predict": -1}),
+            ("/completion", {"prompt": "x", "n_predict": -1}),
+            ("/completion", {"prompt": "x", "max_tokens": -1}),
+        ):
+            options = {"stream_options": {"include_usage": True}} if body.get("stream") else {}
+            r = s.client.post(path, json={**body, **options, "ignore_eos": True, "temperature": 0})
+            out = events(r)[-2] if options else r.json()
+            told = out.get("usage") or {"total_tokens": out["tokens_evaluated"] + out["tokens_predicted"]}
+            assert told["total_tokens"] >= s.batcher.n_ctx, (path, body)
+        r = s.client.post(
+            CHAT, json={**chat, "n_predict": -1, "max_completion_tokens": 2, "ignore_eos": True}
+        )
+        assert r.json()["usage"]["completion_tokens"] == 2

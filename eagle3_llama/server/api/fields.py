@@ -217,10 +217,14 @@ class Sampling(Generation):
     def _take_n_predict(self) -> Sampling:
         if self.n_predict is not None and self.max_tokens not in (None, self.n_predict):
             raise ValueError("n_predict: it differs from max_tokens; give only one of them")
-        if self.n_predict is not None:
-            self.max_tokens = self.n_predict
-        self.max_tokens = None if self.max_tokens == -1 else self.max_tokens
+        self.max_tokens = self.max_tokens if self.n_predict is None else self.n_predict
+        if self.max_tokens == -1:  # of either name
+            self.max_tokens, self.n_predict = None, -1
         return self
+
+    def limit_field(self) -> str:
+        """The name by which the request limits its tokens."""
+        return "max_tokens" if self.n_predict is None else "n_predict"
 
     def biases(self) -> Iterator[tuple[int | str, float | Literal[False]]]:
         """(token id, what is added to its logit)."""

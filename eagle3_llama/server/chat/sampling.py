@@ -52,7 +52,9 @@ class SamplingFields:
 
     def of(self, body: Sampling, max_tokens: int | None, default: int | None) -> dict[str, Any]:
         """max_tokens: what the body has instead of a field of this name. Raises ApiError 400."""
-        if self._settings.n_predict != -1:
+        if body.n_predict == -1:
+            default = None
+        elif self._settings.n_predict != -1:
             default = self._settings.n_predict
         out = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
         if body.repetition_penalty is not None:
