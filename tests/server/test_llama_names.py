@@ -113,6 +113,23 @@ def test_another_name_of_max_tokens(server):
         assert chat(**wrong).json()["error"]["code"] == "invalid_value", wrong
 
 
+def test_errors_name_the_field_that_was_given(server):
+    """Of the names of max_tokens."""
+    message, large = [{"role": "user", "content": "x"}], 1 << 24
+    for name, body in (
+        ("n_predict", {"prompt": "x", "n_predict": 0}),
+        ("max_tokens", {"prompt": "x", "max_tokens": 0}),
+        ("n_predict", {"prompt": ["x"] * 64, "n_predict": large, "logprobs": 20}),
+        ("max_tokens", {"prompt": ["x"] * 64, "max_tokens": large, "logprobs": 20}),
+        ("n_predict", {"messages": message, "n_predict": 3, "max_completion_tokens": 4}),
+    ):
+        error = refused(server, **body)
+        text = f"{error['param']} {error['message']}"
+        assert name in text and not ({"max_tokens", "n_predict"} - {name}) & set(
+            text.replace(",", "").split()
+        ), error
+
+
 @pytest.mark.parametrize("default", [-1, 50])
 def test_until_the_slot_is_full(files, default):
     """n_predict: -1, whatever number requests get that name none."""

@@ -70,7 +70,9 @@ class Caller:
         arguments, n = self._sampling.of(body, body.max_completion_tokens, None), body.n or 1
         newer = body.max_completion_tokens
         if newer is not None and body.max_tokens not in (None, newer):
-            raise wrong("max_completion_tokens", "it differs from max_tokens; give only one of them")
+            raise wrong(
+                "max_completion_tokens", f"it differs from {body.limit_field()}; give only one of them"
+            )
         if body.top_logprobs is not None and not body.logprobs:
             raise wrong("top_logprobs", "it needs logprobs: true")
         if body.add_generation_prompt is bool(body.continue_final_message):
@@ -78,7 +80,8 @@ class Caller:
             raise wrong("add_generation_prompt", f"{message}, of which it is the opposite: leave it out")
         size = 0
         if body.logprobs:
-            explicit = body.max_tokens is not None or body.max_completion_tokens is not None
+            own = "max_completion_tokens" if newer is not None else body.limit_field()
+            explicit = None if newer is None and body.max_tokens is None else own
             size = self._logprobs_size(arguments, body.top_logprobs or 0, n, explicit)
         wanted = json_wanted(body)
         if body.grammar is not None and wanted is not None:
@@ -186,7 +189,7 @@ class Caller:
         own_form = isinstance(body, LlamaBody)
         if body.max_tokens == 0:
             if not body.echo and not own_form:
-                raise wrong("max_tokens", "with 0 the answer is the prompt, which needs echo: true")
+                raise wrong(body.limit_field(), "with 0 the answer is the prompt, which needs echo: true")
             arguments["max_tokens"] = 0
         self.size.check_fits(body.suffix or "", "suffix")
         if body.suffix and not self._can_infill:
@@ -200,7 +203,7 @@ class Caller:
             # every token has at least one byte
             size = lambda p: len(p.encode()) if isinstance(p, str) else len(p)
             echoed = [min(size(p), self.settings.n_ctx) if body.echo else 0 for p in prompts]
-            n_choices, explicit = n * len(prompts), body.max_tokens is not None
+            n_choices, explicit = n * len(prompts), None if body.max_tokens is None else body.limit_field()
             sizes = [self._logprobs_size(arguments, logprobs, n_choices, explicit, e) for e in echoed]
             if sum(sizes) * n > MAX_LOGPROBS:
                 raise wrong("prompt", "so many tokens with logprobs never fit: send fewer prompts at once")
@@ -238,18 +241,18 @@ class Caller:
     # -- both ---------------------------------------------------------------------------------------------
 
     def _logprobs_size(
-        self, arguments: dict[str, Any], n_top: int, n: int, explicit: bool, echoed: int = 0
+        self, arguments: dict[str, Any], n_top: int, n: int, explicit: str | None, echoed: int = 0
     ) -> int:
         """Bytes that the logprobs of one choice of n may take.
 
-        echoed: most prompt tokens that have logprobs too. If the request does not set max_tokens (explicit is
-        false), reduces it to what there is room for.
+        echoed: most prompt tokens that have logprobs too. explicit: the field with which the request limits
+        its tokens; for None, max_tokens is reduced to what there is room for.
         """
         each = ENTRY_BYTES * (n_top + 1)
         most = max(1, MAX_LOGPROBS // (n * each) - echoed)
         if arguments["max_tokens"] > most and explicit:
             message = f"it is {arguments['max_tokens']}; with these logprobs the server allows at most {most}"
-            raise wrong("max_tokens", f"{message}. Reduce max_tokens, n or the number of logprobs")
+            raise wrong(explicit, f"{message}. Reduce {explicit}, n or the number of logprobs")
         arguments["max_tokens"] = min(arguments["max_tokens"], most)
         return each * (arguments["max_tokens"] + echoed)
 
