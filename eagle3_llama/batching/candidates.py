@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..runtime.binding import llama_cpp
-from .logprobs import TopRow
+from .logprobs import TopRow, likeliest
 
 from llama_cpp._internals import LlamaSampler
 
@@ -24,6 +24,7 @@ class Candidates:
 
     def __init__(self, sampling: Mapping[str, Any], bias: Mapping[int, float]) -> None:
         self._ids, self._added = np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)
+        self._data, self._all = np.empty(0, _TOKEN), np.empty(0, np.int32)  # kept: new pages take long
         self._chain = LlamaSampler()
         self._greedy = sampling["temp"] == 0
         if not self._greedy:
@@ -38,19 +39,24 @@ class Candidates:
 
     def row(self, logits: np.ndarray, token: int, n: int) -> TopRow:
         """The n likeliest of what is left of logits, float32 [n_vocab], with logs of their probabilities."""
-        data = np.empty(len(logits), _TOKEN)
-        data["id"], data["logit"], data["p"] = np.arange(len(logits)), logits, 0
-        np.add.at(data["logit"], self._ids, self._added)
         if self._greedy:
             return TopRow(token, 0.0, np.array([token], np.int32)[:n], np.zeros(1, np.float32)[:n])
-        left = self._left(data)
-        values = left["logit"].astype(np.float64)
-        values -= np.logaddexp.reduce(values)
-        own = values[left["id"] == token]
-        order = np.lexsort((left["id"], values))[::-1][:n]
-        order = order[np.exp(values[order]) > 0]
-        value = float(own[0]) if len(own) else -np.inf
-        return TopRow(token, value, left["id"][order].astype(np.int32), values[order].astype(np.float32))
+        if len(self._data) != len(logits):
+            self._data, self._all = np.empty(len(logits), _TOKEN), np.arange(len(logits), dtype=np.int32)
+        data = self._data
+        data["id"], data["logit"], data["p"] = self._all, logits, 0
+        if len(self._ids):
+            np.add.at(data["logit"], self._ids, self._added)
+        left = self._left(data)  # nothing below sorts it: it may be the whole vocabulary, for each token
+        ids, values = left["id"].copy(), left["logit"].copy()
+        values -= values.max()
+        total = np.log(np.exp(values).sum(dtype=np.float64))
+        own = np.flatnonzero(ids == token)
+        order = likeliest(values, ids, n)
+        tops = values[order] - total
+        ids, tops = ids[order][np.exp(tops) > 0], tops[np.exp(tops) > 0]
+        value = float(values[own[0]] - total) if len(own) else -np.inf
+        return TopRow(token, value, ids, tops.astype(np.float32))
 
     def _left(self, data: np.ndarray) -> np.ndarray:
         """The tokens that the samplers leave, with their logits, in any order. Writes to data."""

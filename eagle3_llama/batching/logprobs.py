@@ -28,12 +28,17 @@ class TopRow(NamedTuple):
 def top_row(logits: np.ndarray, token: int, n: int) -> TopRow:
     """Reduces logits, float32 [n_vocab], to the n most likely tokens. Of equals, the larger id is first."""
     values = Llama.logits_to_logprobs(logits)
-    n = min(n, len(values))
-    ids = np.empty(0, np.intp)
-    if n > 0:
-        ids = np.flatnonzero(values >= np.partition(values, -n)[-n])
-        ids = ids[np.lexsort((ids, values[ids]))[::-1][:n]]
+    ids = likeliest(values, None, n)
     return TopRow(token, float(values[token]), ids.astype(np.int32), values[ids])
+
+
+def likeliest(values: np.ndarray, ids: np.ndarray | None, n: int) -> np.ndarray:
+    """Where the n largest of values [m] are, in order. Of equals, the larger of ids, or place, is first."""
+    n = min(n, len(values))
+    if n <= 0:
+        return np.empty(0, np.intp)
+    near = np.flatnonzero(values >= np.partition(values, -n)[-n])
+    return near[np.lexsort((near if ids is None else ids[near], values[near]))[::-1][:n]]
 
 
 class TokenText(str):

@@ -1,5 +1,7 @@
 """Logprobs and biases of a batcher's requests: a few numbers a row, and llama-cpp-python's values."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tiny_models
@@ -7,6 +9,7 @@ from tiny_models import PROMPT
 
 from eagle3_llama import EagleParams  # before llama_cpp: it brings the library
 from eagle3_llama.batching import Batcher, BatchSettings, tokens
+from eagle3_llama.batching.candidates import Candidates
 from eagle3_llama.batching.logprobs import Logprobs, TopRow, top_row
 
 from llama_cpp import Llama
@@ -40,6 +43,30 @@ def test_a_row_is_what_sorting_finds(n):
             7,
             float(values[7]),
         )
+
+
+@pytest.mark.parametrize("n", [0, 1, 20, 320, 400])
+def test_a_row_behind_the_samplers_is_what_sorting_finds(n, monkeypatch):
+    """Of the few likeliest alone: a vocabulary has 150,000 tokens, and others' requests wait meanwhile."""
+    sorted_sizes, lexsort = [], np.lexsort
+    monkeypatch.setattr(np, "lexsort", lambda keys: sorted_sizes.append(len(keys[0])) or lexsort(keys))
+    off = {"top_k": 0, "typical_p": 1.0, "top_p": 1.0, "min_p": 0.0, "temp": 0.5}
+    rng = np.random.default_rng(n)
+    for given in (off, {**off, "top_k": 7}, {**off, "min_p": 0.2}):
+        with contextlib.closing(Candidates(given, {3: 1.003, 9: -1e9})) as left:
+            for row in (rng.standard_normal(320), rng.permutation(320) / 99, rng.standard_normal(320)):
+                logits = row.astype(np.float32)
+                row = logits.astype(np.float64) + np.where(np.arange(320) == 3, 1.003, 0.0)
+                row[9] = -np.inf
+                least = np.sort(row)[-7] if given["top_k"] else -np.inf
+                least = max(least, row.max() + np.log(0.2)) if given["min_p"] else least
+                weights = np.where(row >= least, np.exp(row / 0.5), 0)
+                probs, order = weights / weights.sum(), np.argsort(-weights)[: min(n, np.sum(weights > 0))]
+                got = left.row(logits, 3, n)
+                assert got.ids.tolist() == order.tolist() and got.ids.dtype == np.int32
+                np.testing.assert_allclose(np.exp(got.values), probs[order], rtol=1e-4)
+                assert got.token == 3 and np.exp(got.value) == pytest.approx(probs[3], rel=1e-4)
+    assert max(sorted_sizes, default=0) <= n
 
 
 def close(ours, theirs):
