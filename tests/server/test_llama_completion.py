@@ -184,8 +184,15 @@ def test_fields_that_contradict_each_other(server):
         {"grammar": 'root ::= "a"'},
         {"json_schema": {}},
     ):
-        message = refused(server, "post_sampling_probs", post_sampling_probs=True, n_probs=2, **beside)
-        assert "depends on those before it" in message
+        for asked in ({"n_probs": 2}, {"logprobs": 2}, {"logprobs": 0}):
+            message = refused(server, "post_sampling_probs", post_sampling_probs=True, **asked, **beside)
+            assert "depends on those before it" in message
+        assert post(server, n_predict=1, post_sampling_probs=True, **beside)[
+            "content"
+        ]  # without any, no matter
+    for asked in ({"n_probs": 2}, {"logprobs": 0}):
+        message = refused(server, "post_sampling_probs", post_sampling_probs=True, echo=True, **asked)
+        assert "leave echo out" in message
 
 
 def test_samplers_that_are_not_named_are_off(server):

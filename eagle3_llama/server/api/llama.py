@@ -136,7 +136,7 @@ class LlamaBody(CompletionBody):
         penalties = any(getattr(self, field) not in (None, off) for field, off in ORDER["penalties"].items())
         if penalties and self.repeat_last_n not in (None, LAST_N):
             raise ValueError(f"repeat_last_n: penalties look at the last {LAST_N} tokens here: leave it out")
-        if self.post_sampling_probs and self.n_probs:
+        if self.post_sampling_probs and self.logprobs is not None and self.logprobs is not False:
             self._check_post_sampling(penalties)
         several = len(self.prompts()) * (self.n or 1) > 1
         if several and self.speculative is not None and self.speculative.report:
@@ -151,6 +151,8 @@ class LlamaBody(CompletionBody):
                 f"post_sampling_probs: with {beside[0]} a token's probability depends on those before it"
             )
             raise ValueError(f"{message}: leave one of them out; n_probs alone has the model's own")
+        if self.echo:
+            raise ValueError("post_sampling_probs: no sampler chose the prompt's tokens: leave echo out")
 
     def used(self) -> list[str]:
         """The samplers that take part. Raises ValueError for an order that is not this server's."""
