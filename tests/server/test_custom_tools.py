@@ -150,6 +150,19 @@ def test_the_text_grows_with_its_json(text, ascii_only):
         assert len([part for part in told if part]) > 1 or most == 1000 or len(text) < 8
 
 
+@pytest.mark.parametrize(
+    "text", ["\\ud83d\\ude00", "x\\\\ud83d😀", "\ud83d\ud83d\ude00", "\ud83d\\u0041"], ids=repr
+)
+def test_a_text_that_has_escapes_of_its_own(text):
+    """A backslash is an escape too, and what follows it is then none. Cut in three, everywhere."""
+    whole = json.dumps({"input": text})
+    for first in range(len(whole) + 1):
+        for second in range(first, len(whole) + 1):
+            read = InputText()
+            told = [read.add(part) for part in (whole[:first], whole[first:second], whole[second:])]
+            assert "".join(told) + read.end() == json.loads(whole)["input"] == read.text, (first, second)
+
+
 @pytest.mark.parametrize("arguments", ["", "patch it", '{"x": 1}', '{"input": 3}', "[1]"])
 def test_arguments_of_another_form_are_the_text(arguments):
     read = InputText()

@@ -13,8 +13,9 @@ PARAMETERS = {
 }
 _BEGIN = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 # a character of a JSON string, or an escape: of two halves of a surrogate pair, both
-_PART = re.compile(r'[^"\\]|\\(?:["\\/bfnrt]|u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|u[0-9a-fA-F]{4})')
-_HALF = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(\\(u[0-9a-fA-F]{0,3})?)?$")
+_PAIR = r"u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_PART = re.compile(rf'[^"\\]|\\(?:["\\/bfnrt]|{_PAIR}|u[0-9a-fA-F]{{4}})')
+_HALF = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(\\(u[0-9a-fA-F]{0,3})?)?\Z")
 
 
 def arguments_of(text: str) -> str:
@@ -36,12 +37,12 @@ class InputText:
             if (begun := _BEGIN.match(self._json)) is None:
                 return ""
             self._at = begun.end()
-        end = self._at
+        last = end = self._at
         while (part := _PART.match(self._json, end)) is not None:
-            end = part.end()
+            last, end = part.span()
+        if _HALF.match(self._json, last) is not None:  # the other half may come
+            end = last
         new = self._json[self._at : end]
-        if (half := _HALF.search(self._json, self._at)) is not None:  # the other half may come
-            new = new[: max(half.start() - self._at, 0)]
         self._at += len(new)
         return self._grow(json.loads(f'"{new}"', strict=False))
 
