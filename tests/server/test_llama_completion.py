@@ -5,6 +5,7 @@ import math
 import threading
 
 import pytest
+from paths import ROOT
 from server_tools import ask, events, idle, running, settings, until
 
 PATH = "/completion"
@@ -12,23 +13,15 @@ SEA = "The sea is"
 SAMPLED = {"temperature": 0.9, "seed": 7, "n_predict": 24}
 # what llama.cpp's own page and others send whatever the user chose
 ALL_OFF = {
-    "dynatemp_range": 0,
+    **dict.fromkeys("dynatemp_range xtc_probability dry_multiplier min_keep n_keep n_discard".split(), 0),
+    **dict.fromkeys("top_n_sigma dry_penalty_last_n adaptive_target t_max_predict_ms".split(), -1),
     "dynatemp_exponent": 1,
-    "xtc_probability": 0,
     "xtc_threshold": 0.1,
-    "top_n_sigma": -1,
-    "dry_multiplier": 0,
     "dry_base": 1.75,
     "dry_allowed_length": 2,
-    "dry_penalty_last_n": -1,
     "dry_sequence_breakers": ["\n"],
-    "adaptive_target": -1,
-    "min_keep": 0,
     "n_indent": 0,
-    "t_max_predict_ms": -1,
     "lora": [],
-    "n_keep": 0,
-    "n_discard": 0,
     "cache_prompt": False,
     "repeat_last_n": 64,
     "grammar": "",
@@ -99,15 +92,8 @@ def test_prompts_of_every_kind(server):
     assert [a["index"] for a in several] == list(range(8))
     assert [a["prompt"] for a in several] == [SEA] * 4 + ["Two and two"] * 4
     assert {a["content"] for a in several[:4]} == {one["content"]}
-    for wrong in (
-        [1, [2]],
-        "",
-        [],
-        {"prompt_string": SEA, "multimodal_data": ["AA"]},
-        [1, 1 << 30],
-        3,
-        [1.5],
-    ):
+    image = {"prompt_string": SEA, "multimodal_data": ["AA"]}
+    for wrong in ([1, [2]], "", [], image, [1, 1 << 30], 3, [1.5]):
         assert refused(server, "prompt", prompt=wrong)
     assert "at most 64" in refused(server, "prompt", prompt=["x"] * 65)
 
@@ -350,5 +336,9 @@ def test_saved_slots(server):
 
 def test_the_body_is_documented(server):
     schemas = server.client.get("/openapi.json").json()["components"]["schemas"]
-    assert {"n_predict", "id_slot", "response_fields"} <= set(schemas["LlamaBody"]["properties"])
+    fields = set(schemas["LlamaBody"]["properties"])
+    assert {"n_predict", "id_slot", "response_fields"} <= fields
+    page = (ROOT / "eagle3_llama/docs/serve_apis.md").read_text(encoding="utf-8")
+    about = page.partition("### llama.cpp's completions")[2].partition("\n### ")[0]
+    assert not [name for name in fields if f"`{name}`" not in about]
     assert json.dumps(schemas["LlamaCompletion"]).count("generation_settings") == 1
