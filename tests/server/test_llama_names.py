@@ -1,7 +1,11 @@
 """What llama.cpp's server has in OpenAI's routes, as its own tests ask for it."""
 
+import inspect
+
 import pytest
 from server_tools import CHAT, ask, events, running, settings, tiny
+
+from llama_cpp import Llama
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
 COMPLETIONS = "/v1/completions"
@@ -128,6 +132,19 @@ def test_errors_name_the_field_that_was_given(server):
         assert name in text and not ({"max_tokens", "n_predict"} - {name}) & set(
             text.replace(",", "").split()
         ), error
+
+
+def test_settings_that_nobody_gave(server):
+    """/completion tells them; they are llama-cpp-python's."""
+    own = inspect.signature(Llama.generate).parameters
+    r = server.client.post("/completion", json={"prompt": "x", "n_predict": 1}).json()
+    told = r["generation_settings"]
+    names = {("temperature" if name == "temp" else name): p.default for name, p in own.items()}
+    names["mirostat"] = names.pop("mirostat_mode")
+    same = {
+        name: default for name, default in names.items() if name in told and name not in ("seed", "grammar")
+    }
+    assert len(same) == 11 and {name: told[name] for name in same} == same
 
 
 @pytest.mark.parametrize("default", [-1, 50])

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from .completions import MAX_PROMPTS, CompletionBody, Text, TokenIds
-from .fields import MAX_BIAS, MAX_GRAMMAR, MAX_IDS, Echo, Tag, TokenId, Word, entries, length
+from .fields import MAX_BIAS, MAX_IDS, Echo, Gbnf, Tag, TokenId, Word, entries, length
 
 LAST_N = 64  # tokens that penalties look at, as with llama-cpp-python
 # The samplers, in the order in which they are applied: llama.cpp's names, and the fields that turn each off.
@@ -95,9 +95,7 @@ class LlamaBody(CompletionBody):
     )
     mirostat: int | None = Field(None, ge=0, le=2, description="mirostat_mode")
     repeat_last_n: int | None = Field(None, ge=-1, description=f"{LAST_N}, or 0: no penalties")
-    grammar: Annotated[
-        Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)] | None, BeforeValidator(_none_of_empty)
-    ] = Field(None, description="GBNF")
+    grammar: Annotated[Gbnf | None, BeforeValidator(_none_of_empty)] = Field(None, description="GBNF")
     # other samplers and limits: those values alone that turn them off
     min_keep: Annotated[int | None, Field(ge=0), _without("min_keep", lambda x: x <= 1)] = None
     dynatemp_range: Annotated[float | None, _without("dynamic temperature", lambda x: x == 0)] = None
