@@ -83,7 +83,7 @@ class LlamaBody(CompletionBody):
         None, description="the answer has these fields alone; a/b is field b of a"
     )
     post_sampling_probs: bool | None = Field(
-        None, description="n_probs after the samplers; not with penalties, mirostat or a grammar"
+        None, description="n_probs after the samplers; not with penalties, mirostat, a grammar or echo"
     )
     logit_bias: (
         Annotated[list[tuple[TokenId | Tag, Bias]], length(MAX_BIAS)]
