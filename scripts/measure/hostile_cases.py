@@ -140,10 +140,15 @@ def _schema_of(rng: random.Random) -> Any:
     for _ in range(rng.choice((3, 20, 40))):
         deep = {"type": "array", "items": deep}
     wide = {f"p{i}": {"type": "integer", "minimum": -i, "maximum": i} for i in range(rng.choice((3, 60)))}
+    types: Any = {"type": "string"}
+    kinds = rng.choice((["object"] * 8, ["object", "array", "string", "number", "null"], ["x", {}, None]))
+    for _ in range(rng.choice((3, 10))):
+        types = {"type": kinds, "properties": {"a": types}, "minimum": 0.5}
     pattern = rng.choice(("^(a|a)*$", "^(a*)*b$", "(?=x)", "[", "^\\p{L}+$", "^.{1,9999}$", "a{1,100000}"))
     return rng.choice(
         (
             deep,
+            types,
             {"type": "object", "properties": wide, "required": list(wide)},
             {"$ref": "#"},
             {"$ref": "https://example.invalid/x"},

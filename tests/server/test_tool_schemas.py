@@ -9,14 +9,16 @@ import pytest
 import templates
 from bound_arguments import WHOLE, follows
 from client_tools import tool
-from grammar_texts import texts
+from grammar_texts import Walk, texts
 from grammar_walks import Characters, begun
 
 from eagle3_llama.server.chat.call_forms import Form, form_of, probe
 from eagle3_llama.server.chat.decimals import put_numbers
+from eagle3_llama.server.chat.schemas import MOST_NODES, enforceable
 from eagle3_llama.server.chat.tool_schemas import BASE, MOST_INLINED, Enforced
 from eagle3_llama.server.sandbox.chat_library import ChatError, ChatTemplate, parse
 from eagle3_llama.server.sandbox.child import MAX_GBNF, Grammars
+from eagle3_llama.server.web.errors import ApiError
 
 ASKED = [{"role": "user", "content": "Go."}]
 VALUE, NUMBER = "e3value", 4711  # constants whose places in a call are those of other values
@@ -256,6 +258,15 @@ OWN_TAIL = {
 }
 LARGE = {"d0": {"type": "string", "maxLength": 5, "description": "x" * 100_000}}
 TEXT = {"type": "string"}
+KINDS = ["object", "array", "string", "number", "integer", "boolean", "null"]
+
+
+def nested(kinds, depth):
+    """A schema whose `type` is a list, with itself inside; at last a text."""
+    inner = {"type": "string", "pattern": r"(?=x)y"}  # no grammar enforces it
+    for _ in range(depth):
+        inner = {"type": kinds, "properties": {"a": inner}, "required": ["a"], "minimum": 0.5}
+    return inner
 
 
 @pytest.mark.parametrize(
@@ -267,8 +278,21 @@ TEXT = {"type": "string"}
         ({f"a{i}": {**TEXT, "pattern": "^" + r"\w" * 500 + "$"} for i in range(300)}, {}),
         ({f"a{i}": {**TEXT, "minLength": i % 256, "maxLength": 256} for i in range(2000)}, {}),
         ({f"a{i}": {"type": "number", "minimum": i + 0.5} for i in range(3000)}, {}),
+        ({"a": nested(["object"] * 8, 10)}, {}),
+        ({"a": nested(KINDS * 2, 10)}, {}),
+        ({"a": {"type": "array", "items": nested(["object", "array", "string", "number"], 12)}}, {}),
     ],
-    ids=["doubles", "itself", "large", "patterns", "lengths", "numbers"],
+    ids=[
+        "doubles",
+        "itself",
+        "large",
+        "patterns",
+        "lengths",
+        "numbers",
+        "one type",
+        "types",
+        "types of items",
+    ],
 )
 def test_schemas_that_grow(properties, defs):
     """What comes of them is bounded, and what has no room is told."""
@@ -277,8 +301,49 @@ def test_schemas_that_grow(properties, defs):
     assert enforced.unmet(frozenset(["find"]), [])
     size = len(json.dumps(enforced.functions))
     assert size < 2 * len(json.dumps(function)) + MOST_INLINED
+    assert len(json.dumps(enforceable(function["parameters"]))) < 5 * len(json.dumps(function))
     grammar = "\n".join(f'r{i} ::= "{BASE + i}"' for i in range(4000))
     assert len(enforced.put(grammar)) < MAX_GBNF + 2 * size
+
+
+@pytest.mark.parametrize("form", [Form(), Form("</", nested=True)], ids=["json", "nested"])
+def test_more_parts_than_there_is_room_for(form):
+    """They are refused in words, before anything is made of them."""
+    for fine, n in ((True, MOST_NODES // 3), (False, MOST_NODES)):
+        schema = {"type": "object", "properties": {"a": {"anyOf": [{"type": "boolean"}] * n}}}
+        tools = [{"name": "find", "parameters": schema}]
+        if fine:
+            assert Enforced(tools, form).functions == tools and enforceable(schema) == schema
+            continue
+        for make, field in (
+            (lambda: Enforced(tools, form), "tools"),
+            (lambda: enforceable(schema), "format"),
+        ):
+            with pytest.raises(ApiError, match=f"{field}: its schemas have more than {MOST_NODES} parts"):
+                make()
+
+
+def test_what_is_about_objects_alone(grammars):
+    """Where a schema is split by its types, each part has what is about its type, and $defs stay."""
+    schema = {
+        "type": ["object", "integer", "array", "object"],
+        "properties": {"a": {"$ref": "#/$defs/x"}},
+        "required": ["a"],
+        "additionalProperties": False,
+        "items": {"$ref": "#/$defs/x"},
+        "minItems": 1,
+        "maxItems": 1,
+        "minimum": 5,
+        "maximum": 6,
+        "$defs": {"x": {"type": "boolean"}},
+    }
+    grammar = grammars.convert(json.dumps(enforceable(schema)))["grammar"]
+    right, wrong = ('{"a": true}', "5", "6", "[false]"), ('{"a": 5}', "{}", "7", "[]", "[5]", "true", '"a"')
+    for text in (*right, *wrong):
+        walk = Walk(grammars._sampler(grammar))
+        allowed = walk.takes(text, ends=True)
+        walk.close()
+        assert allowed == (text in right), text
 
 
 @pytest.mark.parametrize(
