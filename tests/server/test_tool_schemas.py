@@ -12,6 +12,7 @@ from client_tools import tool
 from grammar_texts import Walk, texts
 from grammar_walks import Characters, begun
 
+from eagle3_llama.server.chat import fallback
 from eagle3_llama.server.chat.call_forms import Form, form_of, probe
 from eagle3_llama.server.chat.decimals import put_numbers
 from eagle3_llama.server.chat.schemas import MOST_NODES, enforceable
@@ -207,18 +208,56 @@ def test_calls(characters, kind_of, name, choice):
         assert call["name"] == "find" and follows(json.loads(call["arguments"])), text
 
 
-def test_calls_without_a_sign(kind_of):
-    """Llama 3 begins a call with its JSON: alone in the answer, with a name."""
+def check_trigger(grammars, grammar, pattern, text):
+    """The pattern finds a call in the text, and the grammar reads it from its beginning."""
+    assert re.search(pattern, text)[1] == text.strip(), text
+    walk = Walk(grammars._sampler(grammar))
+    assert walk.takes(text.strip()), text
+    walk.close()
+
+
+BEGUN = ('{"name":"find",', ' \n{ "name" : "find",', '{\n\n  "name":\n\t"find",', '{"name": "a.b(c|",')
+DATA = (
+    'So {"name": "find",', '{"names": "find",', '{"type": "x", "name": "find",', '{"a": {"name": "find",',
+    '{"name": "Alice", "age": 3}', '{"name": "find"}', '{"name": "finder",', '{"name": "Find",', "[1]",
+    '{"name": "axb(c|",', '{"name":  "find",',
+)  # fmt: skip
+
+
+def test_calls_without_a_sign(kind_of, grammars):
+    """Llama 3 begins a call with its JSON: alone in the answer, with a tool's name, and more behind it."""
     kind = kind_of("meta-llama-Llama-3.1-8B-Instruct")
-    made = kind.template.apply({"messages": ASKED, "tools": [tool("find", WHOLE)]})
+    tools = [tool("find", WHOLE), tool("a.b(c|", WHOLE)]
+    made = kind.template.apply({"messages": ASKED, "tools": tools})
     [trigger] = made["triggers"]
-    for text in ('{"name":', ' \n{ "type": "function", "name" :'):
-        assert re.search(trigger["pattern"], text)[1] == text.strip()
-    for text in ('So {"name":', '{"names":', '{"type": "report", "name":', '{"a": {"name":', "[1]"):
-        assert re.search(trigger["pattern"], text) is None
+    typed = ('{ "type": "function", "name" : "find",', '{"type":"function","name": "find"\n\t,')
+    for text in (*BEGUN, *typed):
+        check_trigger(grammars, made["grammar"], trigger["pattern"], text)
+    for text in DATA:
+        assert re.search(trigger["pattern"], text) is None, text
+    few = kind.template.apply({"messages": ASKED, "tools": tools, "called": ["find"]})
+    assert re.search(few["triggers"][0]["pattern"], BEGUN[-1]) is None
     assert made["lazy"] and "find" in made["grammar"]
     none = kind.template.apply({"messages": ASKED, "tools": [tool("find", WHOLE)], "tool_choice": "none"})
     assert not none["lazy"] and not none["grammar"]
+
+
+def test_own_calls(grammars):
+    """The same of the form for templates that know no tools; JSON with another name stays content."""
+    functions = [tool(name, WHOLE)["function"] for name in ("find", "a.b(c|")]
+    grammar, pattern = (
+        grammars.convert(json.dumps(fallback.schema(functions)))["grammar"],
+        fallback.trigger(functions),
+    )
+    for text in BEGUN:
+        check_trigger(grammars, grammar, pattern, text)
+    for text in DATA:
+        assert re.search(pattern, text) is None, text
+    for name, n in (("find", 1), ("Alice", 0)):
+        content = json.dumps({"name": name, "arguments": {}})
+        for partial in (True, False):
+            message = fallback.split({"content": content}, partial, ["find", "a.b(c|"])
+            assert len(message.get("tool_calls", ())) == n and message["content"] == ("" if n else content)
 
 
 LOOSE = {"Kimi-K3", "LFM2-8B-A1B", "LFM2.5-8B-A1B", "LFM2.5-Instruct", "google-gemma-4-31B-it"}
