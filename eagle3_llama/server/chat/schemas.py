@@ -35,7 +35,7 @@ _BEFORE_TYPES = frozenset(("$ref", "anyOf", "oneOf", "allOf"))  # what the conve
 
 
 @dataclass
-class Room:
+class SchemaRoom:
     """What there is still time for. field: the request's, which errors name.
 
     characters: of patterns; a number takes as long as some of them. nodes: schemas inside schemas.
@@ -52,12 +52,12 @@ class Room:
             raise wrong(self.field, f"its schemas have more than {MOST_NODES} parts: leave some out")
 
 
-def enforceable(schema: Any, room: Room | None = None) -> Any:
+def enforceable(schema: Any, room: SchemaRoom | None = None) -> Any:
     """The same schema for the converter, in terms that it enforces: see decimals.py and patterns.py.
 
     Raises ApiError 400 if it has more parts than there is room for.
     """
-    room = room or Room()
+    room = room or SchemaRoom()
     if not isinstance(schema, dict):
         return schema
     room.take_node()

@@ -9,7 +9,7 @@ from typing import Any
 from .call_forms import Form
 from .decimals import with_numbers
 from .patterns import Unsupported, between_tags, counted_between_tags
-from .schemas import KEPT, NUMBER, Room, by_kind, enforceable, unenforced
+from .schemas import KEPT, NUMBER, SchemaRoom, by_kind, enforceable, unenforced
 
 MOST_COUNTED = 256  # characters of a text between tags; a higher bound is left to the model
 MOST_LEVELS = 4096  # characters that all rules of such texts count together
@@ -38,7 +38,7 @@ class Enforced:
         self.odd: dict[str, dict[str, None]] = {f["name"]: {} for f in functions}
         self.nulls: dict[str, set[str]] = {}
         self.form, self._rules, self._counted = form, dict[tuple[str, str, str], int](), set[str]()
-        self.room, self.inlined, self.levels = Room("tools"), MOST_INLINED, MOST_LEVELS
+        self.room, self.inlined, self.levels = SchemaRoom("tools"), MOST_INLINED, MOST_LEVELS
         self.functions = [{**f, "parameters": self._parameters(f)} for f in functions]
 
     def put(self, grammar: str) -> str:
