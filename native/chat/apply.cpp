@@ -9,7 +9,24 @@ namespace {
 
 using json = common_json;
 
-const char BARE_CALL[] = R"(^\s*(\{\s*("type"\s*:\s*"function"\s*,\s*)?"name"\s*:))";
+// Where a call of one of the tools begins that is JSON, at the beginning of the answer. What follows its name
+// tells it from data; the blanks are those that the grammar knows, which reads it again.
+std::string bare_call(const std::vector<common_chat_tool> & tools) {
+    const std::string blanks = R"((?: |\n{1,2}[ \t]{0,20})?)";
+    const auto spaced = [&](const std::vector<std::string> & words) {
+        std::string out;
+        for (const auto & word : words) {
+            out += word + blanks;
+        }
+        return out;
+    };
+    std::string names;
+    for (const auto & tool : tools) {
+        names += (names.empty() ? "" : "|") + regex_escape(json(tool.name).dump());
+    }
+    const auto type = "(?:" + spaced({"\"type\"", ":", "\"function\"", ","}) + ")?";
+    return "^\\s*(" + spaced({"\\{"}) + type + spaced({"\"name\"", ":", "(?:" + names + ")"}) + ",)";
+}
 
 // Regular expressions for llama_sampler_init_grammar_lazy_patterns, as llama.cpp's server makes them.
 json patterns(const std::vector<common_grammar_trigger> & triggers) {
@@ -118,10 +135,10 @@ common_json e3chat::apply(const common_chat_templates & templates, const common_
     }
     json triggers = patterns(params.grammar_triggers);
     if (what.calls && in.tool_choice == COMMON_CHAT_TOOL_CHOICE_AUTO && params.grammar.empty()) {
-        // no sign of its own begins a call (Llama 3): JSON with a function's name does, alone in the answer
+        // no sign of its own begins a call (Llama 3): JSON with a tool's name does, alone in the answer
         params.grammar = enforced_grammar(called(templates, in), what);
         params.grammar_lazy = !params.grammar.empty();
-        triggers.push_back(json{{"pattern", BARE_CALL}});
+        triggers.push_back(json{{"pattern", bare_call(in.tools)}});
     }
     auto unmet = take_incomplete();
     std::sort(unmet.begin(), unmet.end());

@@ -49,6 +49,18 @@ GRAMMARS = (
     "root ::= " + " | ".join(f'"{i}"' for i in range(3000)), "root ::= " + "(" * 3000,
 )  # fmt: skip
 
+COMPLETION: dict[str, tuple[Any, ...]] = {  # fields of llama.cpp's completions, and values at their limits
+    "n_predict": (0, -1, 64), "n_cmpl": (1, 2), "n_probs": (0, 1, 20), "post_sampling_probs": (True,),
+    "return_tokens": (True,), "response_fields": (["content"], ["a/b/c", "x"], [], ["/", "timings/x"]),
+    "samplers": (["top_k"], "kfypmxt", [], ["top_p", "top_p"]), "mirostat": (1, 2), "repeat_last_n": (0, 64),
+    "logit_bias": ([[5, False]], [["hi", -9]], {"5": 1e6}, [[-1, 1]]), "json_schema": ({}, {"type": "null"}),
+    "grammar": ("", GRAMMARS[1]), "id_slot": (-1, 0, 1, 99), "ignore_eos": (True,), "n_keep": (-1, 9),
+    "stop": (["e"], [""], ["x"] * 40), "top_k": (0, -1), "top_p": (0, 1), "min_p": (1,), "typical_p": (0.01,),
+    "lora": ([], [{"id": 0, "scale": 1}]), "t_max_predict_ms": (0, 5), "xtc_probability": (0, 1),
+    "dry_sequence_breakers": (["\n"], []), "timings_per_token": (True,), "return_progress": (True,),
+    "cache_prompt": (False,), "speculative": ({"n_max": 4}, {"report": True}), "seed": (-1, 2**32 - 1),
+}  # fmt: skip
+
 
 class Case(NamedTuple):
     """A request. leaves: bytes of the answer after which the client disconnects; None: it reads all."""
@@ -78,6 +90,15 @@ def _body(rng: random.Random, text: str = "Hello") -> tuple[str, dict[str, Any]]
     if path == "/v1/responses":
         return path, {"input": [message], "max_output_tokens": n, **more}
     return path, {"messages": [message], "max_tokens": n, **more}
+
+
+def _any_body(rng: random.Random, text: str = "Hello") -> tuple[str, dict[str, Any]]:
+    """The same, or one of llama.cpp's completions, which have no messages and no tools."""
+    if rng.random() < 0.75:
+        return _body(rng, text)
+    more: dict[str, Any] = {"temperature": rng.choice((0, 0.8)), "seed": rng.randrange(-1, 9)}
+    prompt = rng.choice((text, [text, text], {"prompt_string": text}, [1, 2, text]))
+    return "/completion", {"prompt": prompt, "n_predict": rng.randint(1, 12), **more}
 
 
 def _template(rng: random.Random) -> tuple[str, dict[str, Any]]:
@@ -126,7 +147,9 @@ def _tools(rng: random.Random) -> tuple[str, dict[str, Any]]:
 
 
 def _schema(rng: random.Random) -> tuple[str, dict[str, Any]]:
-    path, body = _body(rng)
+    path, body = _any_body(rng)
+    if path == "/completion":
+        return path, {**body, "json_schema": _schema_of(rng)}
     form = {"name": "x", "schema": _schema_of(rng), "strict": rng.random() < 0.5}
     if path == "/v1/responses":
         return path, {**body, "text": {"format": {"type": "json_schema", **form}}}
@@ -140,10 +163,17 @@ def _schema_of(rng: random.Random) -> Any:
     for _ in range(rng.choice((3, 20, 40))):
         deep = {"type": "array", "items": deep}
     wide = {f"p{i}": {"type": "integer", "minimum": -i, "maximum": i} for i in range(rng.choice((3, 60)))}
+    types: Any = {"type": "string"}
+    kinds: Any = rng.choice(
+        (["object"] * 8, ["object", "array", "string", "number", "null"], ["x", {}, None])
+    )
+    for _ in range(rng.choice((3, 10))):
+        types = {"type": kinds, "properties": {"a": types}, "minimum": 0.5}
     pattern = rng.choice(("^(a|a)*$", "^(a*)*b$", "(?=x)", "[", "^\\p{L}+$", "^.{1,9999}$", "a{1,100000}"))
     return rng.choice(
         (
             deep,
+            types,
             {"type": "object", "properties": wide, "required": list(wide)},
             {"$ref": "#"},
             {"$ref": "https://example.invalid/x"},
@@ -201,13 +231,17 @@ def _echo(rng: random.Random) -> tuple[str, dict[str, Any]]:
 
 
 def _grammar(rng: random.Random) -> tuple[str, dict[str, Any]]:
-    path, body = _body(rng)
+    path, body = _any_body(rng)
     return path, {**body, "grammar": rng.choice(GRAMMARS)}
 
 
 def _field(rng: random.Random) -> tuple[str, dict[str, Any]]:
-    path, body = _body(rng)
+    path, body = _any_body(rng)
     more = "model stop seed top_k min_p n tools metadata stream_options speculative logit_bias logprobs"
+    if path == "/completion":
+        for name in rng.sample([*COMPLETION], 2):
+            body[name] = rng.choice((*COMPLETION[name], rng.choice(ODD_VALUES)))
+        return path, body
     for name in rng.sample([*body, *more.split()], 2):
         body[name] = rng.choice(ODD_VALUES)
     return path, body
@@ -219,12 +253,12 @@ def _texts(rng: random.Random) -> tuple[str, dict[str, Any]]:
         return "/tokenize", {"content": text}
     if rng.random() < 0.3:
         return "/v1/completions", {"prompt": text, "max_tokens": 4, "logprobs": 2}
-    return _body(rng, text)
+    return _any_body(rng, text)
 
 
 def _bytes(rng: random.Random) -> tuple[str, bytes]:
     """No JSON, or nearly."""
-    path, body = _body(rng)
+    path, body = _any_body(rng)
     whole = json.dumps(body).encode()
     at = rng.randrange(len(whole))
     odd = whole[:at] + b"\xff" + whole[at:]

@@ -29,6 +29,8 @@ def test_cases_are_made_from_their_numbers(soak):
     assert cases == [soak.case(seed) for seed in range(400)]
     assert len({c.kind for c in cases}) == 9 and len({c.path for c in cases}) >= 6
     assert {c.leaves is None for c in cases} == {True, False}
+    own = {c.kind for c in cases if c.path == "/completion"}  # of llama.cpp's server
+    assert own == {"schema", "grammar", "field", "bytes", "texts"}
 
 
 def test_what_is_wrong(soak, monkeypatch):

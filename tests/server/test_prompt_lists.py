@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from server_tools import events, idle, running, tiny, until
+from server_tools import Blocked, events, idle, running, tiny, until
 
 PATH = "/v1/completions"
 MANY = [f"x{i} g{i % 7}" for i in range(40)]
@@ -54,24 +54,21 @@ def test_two_choices_of_each(server):
 
 
 def test_other_requests_come_between(server):
-    """A client that comes after a list waits for one answer of the list, not for all of them."""
-    seen, first, finished = [], threading.Event(), threading.Event()
-
-    def stream():
-        body = {"prompt": MANY, "max_tokens": 12, "temperature": 0, "stream": True, "ignore_eos": True}
-        with server.client.stream("POST", PATH, json=body) as r:
-            for line in r.iter_lines():
-                if '"finish_reason":"' in line:
-                    seen.append(finished.is_set())
-                    first.set()
-
-    thread = threading.Thread(target=stream)
-    thread.start()
-    assert first.wait(60)
-    assert ask(server, "y1").status_code == 200
-    finished.set()
-    thread.join()
-    assert len(seen) == 40 and seen.count(True) > 0, seen
+    """A client that comes after a list waits for the answers that have begun, not for all of them."""
+    answers = {}
+    body = {"prompt": MANY, "max_tokens": 12, "temperature": 0, "stream": True, "ignore_eos": True}
+    ask_list = threading.Thread(target=lambda: answers.update(many=server.client.post(PATH, json=body)))
+    ask_one = threading.Thread(target=lambda: answers.update(one=ask(server, "y1")))
+    with Blocked(server):  # so the list cannot end before the other client has come
+        ask_list.start()
+        until(lambda: server.batcher.waiting() == 2)
+        ask_one.start()
+        until(lambda: server.batcher.waiting() == 3)
+    ask_list.join()
+    ask_one.join()
+    assert answers["one"].status_code == 200
+    ended = [c["finish_reason"] for e in events(answers["many"]) if e for c in e["choices"]]
+    assert sum(reason is not None for reason in ended) == 40
 
 
 def test_a_list_that_is_given_up(server):

@@ -181,8 +181,12 @@ GRAMMARS = [
     "root ::= <1>",
     "root ::= !<2>{2000}",
 ]
+TYPES = {"type": "string"}  # a list of types on each of ten levels
+for _ in range(10):
+    TYPES = {"type": ["object"] * 8, "properties": {"a": TYPES}, "minimum": 1}
 SCHEMAS = [
     {},
+    TYPES,
     {"type": "string", "minLength": 10**7},
     {"$ref": "#/a"},
     {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
@@ -388,6 +392,17 @@ def test_the_error_of_a_wrong_type_is_short(server, kind):
     for r, name in ((first, "json_schema"), (other, "tool_use")):
         assert r.status_code == 400 and len(r.content) < 600, r.text[:300]
         assert name in r.json()["error"]["message"]
+
+
+def test_types_inside_types(server):
+    """Such a schema grows by its levels, not by its types on each of them."""
+    given = {"name": "f", "parameters": {"type": "object", "properties": {"x": TYPES}}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": TYPES}}
+    r = ask(server.client, max_tokens=2, response_format=form)
+    assert r.status_code == 200, r.text
+    tools = [{"type": "function", "function": given}]
+    r = ask(server.client, max_tokens=2, tools=tools, tool_choice="required")
+    assert r.json()["error"]["n_prompt_tokens"] < 1000, r.text  # the prompt shows it as it was sent
 
 
 def test_hostile_bodies(server):

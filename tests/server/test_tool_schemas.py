@@ -9,14 +9,17 @@ import pytest
 import templates
 from bound_arguments import WHOLE, follows
 from client_tools import tool
-from grammar_texts import texts
+from grammar_texts import Walk, texts
 from grammar_walks import Characters, begun
 
+from eagle3_llama.server.chat import fallback
 from eagle3_llama.server.chat.call_forms import Form, form_of, probe
 from eagle3_llama.server.chat.decimals import put_numbers
+from eagle3_llama.server.chat.schemas import MOST_NODES, enforceable
 from eagle3_llama.server.chat.tool_schemas import BASE, MOST_INLINED, Enforced
 from eagle3_llama.server.sandbox.chat_library import ChatError, ChatTemplate, parse
 from eagle3_llama.server.sandbox.child import MAX_GBNF, Grammars
+from eagle3_llama.server.web.errors import ApiError
 
 ASKED = [{"role": "user", "content": "Go."}]
 VALUE, NUMBER = "e3value", 4711  # constants whose places in a call are those of other values
@@ -205,18 +208,56 @@ def test_calls(characters, kind_of, name, choice):
         assert call["name"] == "find" and follows(json.loads(call["arguments"])), text
 
 
-def test_calls_without_a_sign(kind_of):
-    """Llama 3 begins a call with its JSON: alone in the answer, with a name."""
+def check_trigger(grammars, grammar, pattern, text):
+    """The pattern finds a call in the text, and the grammar reads it from its beginning."""
+    assert re.search(pattern, text)[1] == text.strip(), text
+    walk = Walk(grammars._sampler(grammar))
+    assert walk.takes(text.strip()), text
+    walk.close()
+
+
+BEGUN = ('{"name":"find",', ' \n{ "name" : "find",', '{\n\n  "name":\n\t"find",', '{"name": "a.b(c|",')
+DATA = (
+    'So {"name": "find",', '{"names": "find",', '{"type": "x", "name": "find",', '{"a": {"name": "find",',
+    '{"name": "Alice", "age": 3}', '{"name": "find"}', '{"name": "finder",', '{"name": "Find",', "[1]",
+    '{"name": "axb(c|",', '{"name":  "find",',
+)  # fmt: skip
+
+
+def test_calls_without_a_sign(kind_of, grammars):
+    """Llama 3 begins a call with its JSON: alone in the answer, with a tool's name, and more behind it."""
     kind = kind_of("meta-llama-Llama-3.1-8B-Instruct")
-    made = kind.template.apply({"messages": ASKED, "tools": [tool("find", WHOLE)]})
+    tools = [tool("find", WHOLE), tool("a.b(c|", WHOLE)]
+    made = kind.template.apply({"messages": ASKED, "tools": tools})
     [trigger] = made["triggers"]
-    for text in ('{"name":', ' \n{ "type": "function", "name" :'):
-        assert re.search(trigger["pattern"], text)[1] == text.strip()
-    for text in ('So {"name":', '{"names":', '{"type": "report", "name":', '{"a": {"name":', "[1]"):
-        assert re.search(trigger["pattern"], text) is None
+    typed = ('{ "type": "function", "name" : "find",', '{"type":"function","name": "find"\n\t,')
+    for text in (*BEGUN, *typed):
+        check_trigger(grammars, made["grammar"], trigger["pattern"], text)
+    for text in DATA:
+        assert re.search(trigger["pattern"], text) is None, text
+    few = kind.template.apply({"messages": ASKED, "tools": tools, "called": ["find"]})
+    assert re.search(few["triggers"][0]["pattern"], BEGUN[-1]) is None
     assert made["lazy"] and "find" in made["grammar"]
     none = kind.template.apply({"messages": ASKED, "tools": [tool("find", WHOLE)], "tool_choice": "none"})
     assert not none["lazy"] and not none["grammar"]
+
+
+def test_own_calls(grammars):
+    """The same of the form for templates that know no tools; JSON with another name stays content."""
+    functions = [tool(name, WHOLE)["function"] for name in ("find", "a.b(c|")]
+    grammar, pattern = (
+        grammars.convert(json.dumps(fallback.schema(functions)))["grammar"],
+        fallback.trigger(functions),
+    )
+    for text in BEGUN:
+        check_trigger(grammars, grammar, pattern, text)
+    for text in DATA:
+        assert re.search(pattern, text) is None, text
+    for name, n in (("find", 1), ("Alice", 0)):
+        content = json.dumps({"name": name, "arguments": {}})
+        for partial in (True, False):
+            message = fallback.split({"content": content}, partial, ["find", "a.b(c|"])
+            assert len(message.get("tool_calls", ())) == n and message["content"] == ("" if n else content)
 
 
 LOOSE = {"Kimi-K3", "LFM2-8B-A1B", "LFM2.5-8B-A1B", "LFM2.5-Instruct", "google-gemma-4-31B-it"}
@@ -256,6 +297,15 @@ OWN_TAIL = {
 }
 LARGE = {"d0": {"type": "string", "maxLength": 5, "description": "x" * 100_000}}
 TEXT = {"type": "string"}
+KINDS = ["object", "array", "string", "number", "integer", "boolean", "null"]
+
+
+def nested(kinds, depth):
+    """A schema whose `type` is a list, with itself inside; at last a text."""
+    inner = {"type": "string", "pattern": r"(?=x)y"}  # no grammar enforces it
+    for _ in range(depth):
+        inner = {"type": kinds, "properties": {"a": inner}, "required": ["a"], "minimum": 0.5}
+    return inner
 
 
 @pytest.mark.parametrize(
@@ -267,8 +317,21 @@ TEXT = {"type": "string"}
         ({f"a{i}": {**TEXT, "pattern": "^" + r"\w" * 500 + "$"} for i in range(300)}, {}),
         ({f"a{i}": {**TEXT, "minLength": i % 256, "maxLength": 256} for i in range(2000)}, {}),
         ({f"a{i}": {"type": "number", "minimum": i + 0.5} for i in range(3000)}, {}),
+        ({"a": nested(["object"] * 8, 10)}, {}),
+        ({"a": nested(KINDS * 2, 10)}, {}),
+        ({"a": {"type": "array", "items": nested(["object", "array", "string", "number"], 12)}}, {}),
     ],
-    ids=["doubles", "itself", "large", "patterns", "lengths", "numbers"],
+    ids=[
+        "doubles",
+        "itself",
+        "large",
+        "patterns",
+        "lengths",
+        "numbers",
+        "one type",
+        "types",
+        "types of items",
+    ],
 )
 def test_schemas_that_grow(properties, defs):
     """What comes of them is bounded, and what has no room is told."""
@@ -277,8 +340,49 @@ def test_schemas_that_grow(properties, defs):
     assert enforced.unmet(frozenset(["find"]), [])
     size = len(json.dumps(enforced.functions))
     assert size < 2 * len(json.dumps(function)) + MOST_INLINED
+    assert len(json.dumps(enforceable(function["parameters"]))) < 5 * len(json.dumps(function))
     grammar = "\n".join(f'r{i} ::= "{BASE + i}"' for i in range(4000))
     assert len(enforced.put(grammar)) < MAX_GBNF + 2 * size
+
+
+@pytest.mark.parametrize("form", [Form(), Form("</", nested=True)], ids=["json", "nested"])
+def test_more_parts_than_there_is_room_for(form):
+    """They are refused in words, before anything is made of them."""
+    for fine, n in ((True, MOST_NODES // 3), (False, MOST_NODES)):
+        schema = {"type": "object", "properties": {"a": {"anyOf": [{"type": "boolean"}] * n}}}
+        tools = [{"name": "find", "parameters": schema}]
+        if fine:
+            assert Enforced(tools, form).functions == tools and enforceable(schema) == schema
+            continue
+        for make, field in (
+            (lambda: Enforced(tools, form), "tools"),
+            (lambda: enforceable(schema), "format"),
+        ):
+            with pytest.raises(ApiError, match=f"{field}: its schemas have more than {MOST_NODES} parts"):
+                make()
+
+
+def test_what_is_about_objects_alone(grammars):
+    """Where a schema is split by its types, each part has what is about its type, and $defs stay."""
+    schema = {
+        "type": ["object", "integer", "array", "object"],
+        "properties": {"a": {"$ref": "#/$defs/x"}},
+        "required": ["a"],
+        "additionalProperties": False,
+        "items": {"$ref": "#/$defs/x"},
+        "minItems": 1,
+        "maxItems": 1,
+        "minimum": 5,
+        "maximum": 6,
+        "$defs": {"x": {"type": "boolean"}},
+    }
+    grammar = grammars.convert(json.dumps(enforceable(schema)))["grammar"]
+    right, wrong = ('{"a": true}', "5", "6", "[false]"), ('{"a": 5}', "{}", "7", "[]", "[5]", "true", '"a"')
+    for text in (*right, *wrong):
+        walk = Walk(grammars._sampler(grammar))
+        allowed = walk.takes(text, ends=True)
+        walk.close()
+        assert allowed == (text in right), text
 
 
 @pytest.mark.parametrize(

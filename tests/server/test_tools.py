@@ -154,17 +154,23 @@ def test_a_lazy_grammar(batcher):
     assert bound["text"] == " five, six and 77 more" and bound["finish_reason"] == "stop"
 
 
-def test_own_form_with_auto(servers):
-    """For the template without tools: a call alone in the answer is one, other JSON is content."""
+@pytest.mark.parametrize(
+    "kind, word", [("own", "arguments"), ("meta-llama-Llama-3.1-8B-Instruct", "parameters")]
+)
+def test_own_form_with_auto(servers, kind, word):
+    """Without a sign of its own, a call alone in the answer is one, and other JSON is content."""
     for text, n in (
-        (f'{{"name": "train", "arguments": {ARGUMENTS}}}', 1),
+        (f'{{"name": "train", "{word}": {ARGUMENTS}}}', 1),
+        (f'{{"name": "Ada", "{word}": {ARGUMENTS}}}', 0),
+        ('{"name": "Ada", "age": 3}', 0),
+        ('{"name": "train"}', 0),
         ('{"name": "Ada"}', 0),
         ("Hello.", 0),
     ):
         body = {"tools": TOOLS, "grammar": f"root ::= {json.dumps(text)}", "max_tokens": WHOLE}
-        message = choice_of(ask(servers["own"].client, **body))["message"]
+        message = choice_of(ask(servers[kind].client, **body))["message"]
         assert len(message.get("tool_calls", ())) == n
-        streamed = joined(ask(servers["own"].client, stream=True, **body))
+        streamed = joined(ask(servers[kind].client, stream=True, **body))
         assert len(streamed["calls"]) == n and streamed["content"] == (message["content"] or "")
 
 

@@ -8,7 +8,7 @@ from ..api.chat import ChatBody
 from ..settings import ServerSettings
 from ..web.errors import wrong
 from .formats import plain_messages
-from .schemas import enforceable
+from .schemas import SchemaRoom, enforceable
 
 
 def json_wanted(body: ChatBody) -> dict[str, Any] | None:
@@ -17,7 +17,7 @@ def json_wanted(body: ChatBody) -> dict[str, Any] | None:
     if body.json_schema is not None:
         if wanted is not None and wanted.type != "text":
             raise wrong("json_schema", "response_format has a schema too; give only one of them")
-        return enforceable(body.json_schema)
+        return enforceable(body.json_schema, SchemaRoom("json_schema"))
     if wanted is None or wanted.type == "text":
         return None
     schema = wanted.schema_ if wanted.type == "json_object" else wanted.json_schema.schema_

@@ -7,14 +7,26 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from typing import Any
 
-TRIGGER = r'^\s*(\{\s*"name")'  # where a call begins, at the answer's beginning alone
+_BLANKS = r"(?: |\n{1,2}[ \t]{0,20})?"
 _BEGUN = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
 _MAYBE = re.compile(r'\s*(\{\s*("(n(a(m(e("(\s*(:.*)?)?)?)?)?)?)?)?)?', re.DOTALL)
 _INTRODUCTION = """You can call these functions:
 {}
 To call one, answer with nothing but this JSON: {{"name": the function's name, "arguments": its arguments}}"""
+
+
+def trigger(functions: list[dict[str, Any]]) -> str:
+    """Where a call of one of these functions begins, as a regular expression: at the answer's beginning.
+
+    JSON with another name, or with a name alone, is an answer. The blanks are those that the grammar knows,
+    which reads it again.
+    """
+    names = "|".join(re.escape(json.dumps(f["name"], ensure_ascii=False)) for f in functions)
+    parts = (r"\{", '"name"', ":", f"(?:{names}),")
+    return rf"^\s*({_BLANKS.join(parts)})"
 
 
 def messages(given: list[dict[str, Any]], functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -60,12 +72,15 @@ def schema(functions: list[dict[str, Any]], beside: Any = None) -> dict[str, Any
     return {"anyOf": calls + ([beside] if beside is not None else []), **({"$defs": defs} if defs else {})}
 
 
-def split(message: dict[str, Any], partial: bool) -> dict[str, Any]:
-    """The message with its content as a call, where it is one, or may become one if it is partial."""
+def split(message: dict[str, Any], partial: bool, names: Collection[str]) -> dict[str, Any]:
+    """The message with its content as a call, where it is one, or may become one if it is partial.
+
+    names: the functions that may be called.
+    """
     content = message["content"]
     begun = _BEGUN.match(content)
-    if begun is None:
-        held = partial and _MAYBE.fullmatch(content)
+    if begun is None or json.loads(begun[1]) not in names:
+        held = begun is None and partial and _MAYBE.fullmatch(content)
         return {**message, "content": "" if held else content}
     rest = content[begun.end() :].rstrip()
     if partial or not rest.endswith("}"):

@@ -121,15 +121,15 @@ class ChatLibrary:
         if required or schema is not None:
             given["json_schema"] = call
         made = self._apply(given, "tools")
-        patterns = () if made["forced"] else (fallback.TRIGGER,)
+        patterns = () if made["forced"] else (fallback.trigger(enforced.functions),)
         converted = made if made["forced"] else self._convert(call, "tools")
         grammar = made["forced"] or converted["grammar"]
         made["incomplete"] = enforced.unmet(tools.strict, converted["incomplete"])
-        read = self._reader(made, request)
+        read, names = self._reader(made, request), [f["name"] for f in tools.callable]
 
         def split(text: str, partial: bool) -> dict[str, Any] | None:
             message = read(text, partial)
-            return message and fallback.split(message, partial)
+            return message and fallback.split(message, partial, names)
 
         return self._prepared(made, grammar, patterns, split)
 

@@ -29,7 +29,7 @@ from .decimals import put_numbers
 from .formats import call_tool, handler_of, plain_messages, template_setup
 from .library import ChatLibrary, Prepared, ask, refuse_incomplete
 from .sampling import SamplingFields
-from .schemas import enforceable, unenforced
+from .schemas import SchemaRoom, enforceable, unenforced
 from .text import complete
 from .thoughts import bounded, budget_of
 from .tools import tools_of
@@ -163,7 +163,9 @@ class Caller:
             arguments |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
         arguments |= tools | {"messages": messages, "model": self.model_name}
         grammar = Once(lambda: self._grammar(body.grammar) or self._schema(wanted, schema_field(body)))
-        of_tool = Once(lambda: self._schema(forced and enforceable(forced), "tools", strict))
+        of_tool = Once(
+            lambda: self._schema(forced and enforceable(forced, SchemaRoom("tools")), "tools", strict)
+        )
 
         def call(llm: Any, seed: int) -> Any:
             text = grammar()
@@ -213,7 +215,7 @@ class Caller:
             arguments["post_sampling"] = True
         if body.json_schema is not None and body.grammar is not None:
             raise wrong("json_schema", "grammar constrains the answer too; give only one of them")
-        schema = None if body.json_schema is None else enforceable(body.json_schema)
+        schema = enforceable(body.json_schema, SchemaRoom("json_schema"))  # None stays None
         made = lambda: self._grammar(body.grammar) or self._schema(schema, "json_schema", True)
         grammar = Once(made)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from ..web.errors import wrong
 from .decimals import with_numbers
 from .ignored import ignored
 from .patterns import Unsupported, written
@@ -15,21 +17,50 @@ _PASSED_OVER = frozenset(
 )
 _BOUNDS = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum".split())
 MOST_CHARACTERS, NUMBER = 1 << 16, 256
+MOST_NODES = 1 << 16  # of one request; the grammar of so many could not be read in time
 _COUNTED = {"maxLength": 2000, "maxItems": 1900}  # the most that a grammar counts
 _ONE = ("items", "additionalProperties")  # keywords whose value is a schema
 _LIST = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 SHOWN = ("title", "description", "default")  # what templates show of a schema, and no grammar needs
-_NAMED = ("properties", "$defs", "definitions")
+_DEFS = ("$defs", "definitions")
+_NAMED = ("properties", *_DEFS)
+KEPT = ("type", *SHOWN, *_DEFS)  # what stays where alternatives take a schema's place
+_KINDS = frozenset("object array string number integer boolean null".split())
+_KINDS_OF = {
+    **dict.fromkeys(("properties", "additionalProperties", "required"), ("object",)),
+    **dict.fromkeys(("items", "prefixItems"), ("array",)),
+    **dict.fromkeys(_BOUNDS, ("number", "integer")),
+}
+_BEFORE_TYPES = frozenset(("$ref", "anyOf", "oneOf", "allOf"))  # what the converter reads instead of a type
 
 
-def enforceable(schema: Any, room: list[int] | None = None) -> Any:
+@dataclass
+class SchemaRoom:
+    """What there is still time for. field: the request's, which errors name.
+
+    characters: of patterns; a number takes as long as some of them. nodes: schemas inside schemas.
+    """
+
+    field: str = "response_format"
+    characters: int = MOST_CHARACTERS
+    nodes: int = MOST_NODES
+
+    def take_node(self) -> None:
+        """Raises ApiError 400 if there is no room for another one."""
+        self.nodes -= 1
+        if self.nodes < 0:
+            raise wrong(self.field, f"its schemas have more than {MOST_NODES} parts: leave some out")
+
+
+def enforceable(schema: Any, room: SchemaRoom | None = None) -> Any:
     """The same schema for the converter, in terms that it enforces: see decimals.py and patterns.py.
 
-    room: for how many characters of patterns there is still time; a number takes as long as some of them.
+    Raises ApiError 400 if it has more parts than there is room for.
     """
-    room = [MOST_CHARACTERS] if room is None else room
+    room = room or SchemaRoom()
     if not isinstance(schema, dict):
         return schema
+    room.take_node()
     out = _alone(schema)
     for key in _ONE:
         if isinstance(out.get(key), dict):
@@ -43,16 +74,28 @@ def enforceable(schema: Any, room: list[int] | None = None) -> Any:
     for key, most in _COUNTED.items():  # a higher bound is left to the model, as llama.cpp leaves it
         if isinstance(out.get(key), int) and out[key] > most:
             del out[key]
-    kind, pattern = out.get("type"), out.get("pattern")
-    room[0] -= NUMBER * bool(_BOUNDS & out.keys()) + (len(pattern) if isinstance(pattern, str) else 0)
-    if room[0] < 0:
+    kinds, pattern = out.get("type"), out.get("pattern")
+    if isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds):
+        out["type"] = list(dict.fromkeys(kinds))  # the converter writes what comes twice twice
+    room.characters -= NUMBER * bool(_BOUNDS & out.keys()) + (len(pattern) if isinstance(pattern, str) else 0)
+    if room.characters < 0:
         return out
-    if isinstance(kind, list) and _BOUNDS & out.keys():
-        rest = {k: v for k, v in out.items() if k not in _BOUNDS}
-        kinds = [{**(out if name in ("number", "integer") else rest), "type": name} for name in kind]
-        shown = {k: out[k] for k in ("type", *SHOWN) if k in out}
-        return {**shown, "anyOf": [with_numbers(one) for one in kinds]}
+    if _BOUNDS & out.keys() and not _BEFORE_TYPES & out.keys() and (each := by_kind(out)) is not None:
+        return {**{k: out[k] for k in KEPT if k in out}, "anyOf": [with_numbers(one) for one in each]}
     return with_numbers(_with_pattern(out))
+
+
+def by_kind(schema: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """A schema for each of the types in a list of JSON's types; None if `type` is something else.
+
+    What is about objects, lists or numbers alone is in no other, so schemas inside do not multiply by level.
+    """
+    kinds = schema.get("type")
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) and kind in _KINDS for kind in kinds):
+        return None
+    part = {key: value for key, value in schema.items() if key not in _DEFS}
+    about = lambda kind: {key: value for key, value in part.items() if kind in _KINDS_OF.get(key, _KINDS)}
+    return [{**about(kind), "type": kind} for kind in dict.fromkeys(kinds)]
 
 
 def _alone(schema: dict[str, Any]) -> dict[str, Any]:

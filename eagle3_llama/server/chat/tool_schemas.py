@@ -9,7 +9,7 @@ from typing import Any
 from .call_forms import Form
 from .decimals import with_numbers
 from .patterns import Unsupported, between_tags, counted_between_tags
-from .schemas import MOST_CHARACTERS, NUMBER, SHOWN, enforceable, unenforced
+from .schemas import KEPT, NUMBER, SchemaRoom, by_kind, enforceable, unenforced
 
 MOST_COUNTED = 256  # characters of a text between tags; a higher bound is left to the model
 MOST_LEVELS = 4096  # characters that all rules of such texts count together
@@ -38,7 +38,7 @@ class Enforced:
         self.odd: dict[str, dict[str, None]] = {f["name"]: {} for f in functions}
         self.nulls: dict[str, set[str]] = {}
         self.form, self._rules, self._counted = form, dict[tuple[str, str, str], int](), set[str]()
-        self.room, self.inlined, self.levels = [MOST_CHARACTERS], MOST_INLINED, MOST_LEVELS
+        self.room, self.inlined, self.levels = SchemaRoom("tools"), MOST_INLINED, MOST_LEVELS
         self.functions = [{**f, "parameters": self._parameters(f)} for f in functions]
 
     def put(self, grammar: str) -> str:
@@ -132,13 +132,14 @@ class _Tags:
         """A schema whose texts, and numbers with bounds, are numbers that stand for rules."""
         if not isinstance(schema, dict):
             return schema
+        self.owner.room.take_node()
         if isinstance(schema.get("$ref"), str):
             return self._referred(schema, depth)
         alternatives = _alternatives(schema)
         if alternatives is not None:
             made = [self.value(one, depth + 1) for one in alternatives]
             same = all(new is old for new, old in zip(made, alternatives, strict=True))
-            shown = {key: schema[key] for key in ("type", *SHOWN) if key in schema}
+            shown = {key: schema[key] for key in KEPT if key in schema}
             return schema if same else {**shown, "anyOf": made}
         if _is_text(schema):
             return self._text(schema)
@@ -169,14 +170,14 @@ class _Tags:
         return self._sizes[reference]
 
     def _number(self, schema: dict[str, Any]) -> dict[str, Any]:
-        self.owner.room[0] -= NUMBER
-        return with_numbers(schema) if self.owner.room[0] >= 0 else schema
+        self.owner.room.characters -= NUMBER
+        return with_numbers(schema) if self.owner.room.characters >= 0 else schema
 
     def _text(self, schema: dict[str, Any]) -> dict[str, Any]:
         pattern = schema.get("pattern")
-        self.owner.room[0] -= len(pattern) if isinstance(pattern, str) else 0
+        self.owner.room.characters -= len(pattern) if isinstance(pattern, str) else 0
         try:
-            if self.owner.room[0] < 0:
+            if self.owner.room.characters < 0:
                 raise Unsupported("so many others")
             found = _rule(schema, self.form.close)
             mark = None if found is None else self.owner.mark(self.function, *found)
@@ -232,8 +233,7 @@ def _alternatives(schema: dict[str, Any]) -> list[Any] | None:
     for key in ("oneOf", "anyOf"):
         if isinstance(schema.get(key), list):
             return schema[key]
-    kinds = schema.get("type")
-    return [{**schema, "type": kind} for kind in kinds] if isinstance(kinds, list) else None
+    return by_kind(schema)
 
 
 def _is_text(schema: dict[str, Any]) -> bool:
