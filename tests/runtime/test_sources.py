@@ -296,18 +296,21 @@ def thinking(batcher, seed, **more):
 
 @pytest.mark.parametrize("head", [False, True])
 def test_the_end_of_thoughts_is_drafted(files, head):
-    """It is known text once the budget is spent: one round for all of it. The text is plain decoding's."""
+    """It is known text once the budget is spent: hardly a round of its own. The text is plain decoding's.
+
+    The planner may choose shorter drafts, or none, where the machine is busy: so not each text is drafted.
+    """
     s = BatchSettings(files[0], files[1] if head else None, n_ctx=256, n_threads=1, flash_attn=True)
+    foretold = 0
     with Batcher(s) as batcher:
-        batcher.engine.planner.set_costs(CHEAP)
         for seed in range(3):
+            batcher.engine.planner.set_costs(CHEAP)
             text, n_rounds, drafted = thinking(batcher, seed)
             plain, n_plain, none = thinking(batcher, seed, params=EagleParams(0))
             assert text == plain and CLOSING in text and none == 0
-            if head:  # it knows nothing: the planner may rest when the thoughts end
-                assert n_rounds < n_plain
-            else:
-                assert drafted == len(CLOSING) and n_rounds <= n_plain - len(CLOSING)
+            assert drafted <= len(CLOSING) and n_rounds <= n_plain - drafted
+            foretold += drafted
+    assert foretold > len(CLOSING) // 2
 
 
 def test_costs_are_measured_when_something_is_forced(files, cheap_rows, monkeypatch):
