@@ -307,8 +307,14 @@ def test_the_slot_that_is_asked_for(server):
 def test_a_slot_that_is_busy_is_waited_for(server):
     """Meanwhile others go by, and the batcher sleeps while the slot's reader has enough tokens."""
     batcher, answers = server.batcher, []
+    ends = [token for token in range(batcher.base.n_vocab()) if batcher.base.is_end(token)]
+
+    def goes_on(_, logits):
+        logits[ends] = -math.inf
+        return logits
+
     with batcher.request(slot=0) as held:
-        tokens = held.generate([1, 2, 3])
+        tokens = held.generate([1, 2, 3], logits_processor=[goes_on])
         assert next(tokens) >= 0 and held.slot == 0
         waiting = threading.Thread(target=lambda: answers.append(post(server, id_slot=0, n_predict=4)))
         waiting.start()
