@@ -13,8 +13,9 @@ of, without patches:
 
 Every client sends its prompt again and again, greedily and streamed; prompts are in the servers' caches by
 then. Both servers get the same threads, slots and tokens a slot; --option adds to llama-server's command
-line. They alternate, and one is idle while the other is measured. The speed is the tokens of all answers
-over the time until the last one is complete. A ratio is of one group of prompts in one round; the table has
+line. They alternate, and one is idle while the other is measured. The speed is the sum of the clients' own, in
+--answers answers, while all of them ask: a client that has its answers goes on until the slowest has them too.
+A ratio is of one group of prompts in one round; the table has
 the median, the lowest and the highest. The time to the first token is that of new prompts, which no server
 has in its cache, and the mean of all clients, who send them at once; below 1, ours is shorter.
 
@@ -34,6 +35,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -135,17 +137,31 @@ class Load:
     fields: dict[str, Any]
 
     def speed(self, server: Server, texts: list[str], speculative: dict[str, Any]) -> float:
-        """Tokens a second of all clients, each with so many answers to its text."""
+        """Tokens a second of all clients: the sum of their own speeds while all of them ask.
 
-        def ask(text: str) -> int:
-            last = (server.first_and_last(text, self.n_predict, speculative, self.fields)[1] for _ in count)
-            return sum(chunk["usage"]["completion_tokens"] for chunk in last)
+        A client's speed is that of so many answers to its text. It goes on asking until the slowest has its
+        answers too: else that one would be alone at the end.
+        """
+        speeds: list[float] = []
+        ended = threading.Event()
 
-        count = range(self.answers)
-        start = time.perf_counter()
+        def ask(text: str) -> None:
+            start, tokens, n = time.perf_counter(), 0, 0
+            try:
+                while not ended.is_set():
+                    last = server.first_and_last(text, self.n_predict, speculative, self.fields)[1]
+                    tokens, n = tokens + last["usage"]["completion_tokens"], n + 1
+                    if n == self.answers:
+                        speeds.append(tokens / (time.perf_counter() - start))
+                    if len(speeds) == len(texts):
+                        ended.set()
+            except BaseException:
+                ended.set()  # the others would wait for this one
+                raise
+
         with concurrent.futures.ThreadPoolExecutor(len(texts)) as pool:
-            tokens = sum(pool.map(ask, texts))
-        return tokens / (time.perf_counter() - start)
+            list(pool.map(ask, texts))
+        return sum(speeds)
 
     def first(self, server: Server, texts: list[str], speculative: dict[str, Any]) -> float:
         """Mean seconds to the first token of prompts that the server has not seen."""
