@@ -13,11 +13,11 @@ of, without patches:
 
 Every client sends its prompt again and again, greedily and streamed; prompts are in the servers' caches by
 then. Both servers get the same threads, slots and tokens a slot; --option adds to llama-server's command
-line. They alternate, and one is idle while the other is measured. The speed is the sum of the clients' own, in
---answers answers, while all of them ask: a client that has its answers goes on until the slowest has them too.
-A ratio is of one group of prompts in one round; the table has
-the median, the lowest and the highest. The time to the first token is that of new prompts, which no server
-has in its cache, and the mean of all clients, who send them at once; below 1, ours is shorter.
+line. They alternate, and one is idle while the other is measured. The speed is the sum of the clients' own,
+in --answers answers, while all of them ask: a client that has its answers goes on until the slowest has them
+too. A ratio is of one group of prompts in one round; the table has the median, the lowest and the highest.
+The time to the first token is that of new prompts, which no server has in its cache, and the mean of all
+clients, who send them at once; below 1, ours is shorter.
 
 --kind: what each request asks for: text; text beside eight tools, which the model may call; JSON that follows
 a schema. --template: a chat template for both servers, since SmolLM2's own knows no tools, such as
