@@ -165,7 +165,7 @@ def rows_of(report: Row, lines: Sequence[Row]) -> tuple[str, list[Row], str]:
         data = list(compared_rows(lines))
         return "speeds", data, f"{report['n_predict']} tokens, the {report['split'] or 'whole'} half"
     if "runs" in report:  # bench_llama_server.py
-        asked = [f"{report['prompts']} prompts", report.get("kind", "text"), "while all clients ask"]
+        asked = [f"{report['prompts']} prompts", report.get("kind", "text"), "all busy"]
         told = ", ".join(part for part in asked if part != "text")
         return "server", list(llama_server_rows(report["runs"])), told
     if "ratios" in report:  # server_load.py bench

@@ -183,13 +183,11 @@ def losses(all_of: Sequence[Measurement]) -> str:
                 where = f"{row.get('kind', 'all')}; {m.conditions}" if "kind" in row else m.conditions
                 lines.append([m.machine, where, row["format"], what, number(value), m.commit])
     for m in named(all_of, "server"):
-        for clients in sorted({row["clients"] for row in m.data}):
-            of = [(row["format"], served(row, "over_off")) for row in m.data if row["clients"] == clients]
-            slow = {fmt: number(over) for fmt, over in of if over is not None and round(over, 2) < 1.0}
-            if slow:
-                where = f"{clients} clients; {m.conditions}"
-                cells = [joined(slow), "head and text", joined(slow.values())]
-                lines.append([m.machine, where, *cells, m.commit])
+        overs = [(f"{row['format']} ({row['clients']} clients)", served(row, "over_off")) for row in m.data]
+        slow = {where: number(over) for where, over in overs if over is not None and over < 1.0}
+        if slow:
+            cells = [joined(slow), "head and text", joined(slow.values())]
+            lines.append([m.machine, m.conditions, *cells, m.commit])
     titles = ("machine", "where", "format", "drafts from", "over plain", "commit")
     return table(titles, lines) if lines else "No case that was measured is slower than plain decoding."
 

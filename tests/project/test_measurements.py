@@ -151,9 +151,9 @@ def test_other_commands_figures_are_read(checkout):
     load = {"command": "server_load.py", "prompts": 9, "format": "Q4_0", "ratios": {"4": 1.2}}
     found = added(checkout, load)
     table = tables.server(found)
-    assert "| B | 16 prompts, while all clients ask | Q8_0 | 8 | 300 | 200 | 100 | 1.50" in table
+    assert "| B | 16 prompts, all busy | Q8_0 | 8 | 300 | 200 | 100 | 1.50" in table
     assert "| 1.50 | 3.00 | 2.00 |  |" in table
-    assert "| C | 8 prompts, tools, while all clients ask | Q8_0 | 8 | 300 | 200" in table
+    assert "| C | 8 prompts, tools, all busy | Q8_0 | 8 | 300 | 200" in table
     assert "| 1.50 | 3.00 | 2.00 | 0.25 |" in table
     assert "| 9 prompts, all busy | Q4_0 | 4 |  |  |  | 1.20 |" in tables.server(found)
 
