@@ -154,6 +154,15 @@ class Job:
             return JobState.PROMPT
         return JobState.GENERATING if self.n_tokens < self.read_ahead_to else JobState.PAUSED
 
+    @property
+    def next_token(self) -> int:
+        """The token that a round decodes: the last one sampled, before that the prompt's last."""
+        return self.prompt[-1] if self.state is JobState.PROMPT else self.token
+
+    def lacks_last_token(self) -> bool:
+        """Whether its slot holds its prompt but for the last token. A round of others can take that along."""
+        return 0 < self.prompt_at == len(self.prompt) - 1 and not self.echo
+
     def end_reason(self, now: float) -> str | None:
         """Why the request has to end, None if it does not. now: of time.monotonic()."""
         return self.cancelled or ("deadline" if self.deadline is not None and now >= self.deadline else None)

@@ -94,9 +94,14 @@ class Scheduler:
 
     def turn(self, slots: list[BatchSlot]) -> None:
         """Decodes chunks of the prompts, then one round of the slots whose requests want tokens."""
-        if prompts := _in_state(JobState.PROMPT, slots):
-            self._prompt_chunks(prompts)
-        if active := _in_state(JobState.GENERATING, slots):
+        prompts = _in_state(JobState.PROMPT, slots)
+        ends = [(slot, job) for slot, job in prompts if job.lacks_last_token()]
+        if len(ends) + len(_in_state(JobState.GENERATING, slots)) < 2:
+            ends = []  # a round of one would take as long as a chunk
+        if chunks := [busy for busy in prompts if busy not in ends]:
+            self._prompt_chunks(chunks)
+        generating = _in_state(JobState.GENERATING, slots)
+        if active := sorted(ends + generating, key=lambda busy: busy[0].id):
             self._round(active)
 
     def _prompt_chunks(self, busy: list[Busy]) -> None:
@@ -226,7 +231,7 @@ class Scheduler:
         self.count["drafts"] += out.levels > 0
         for k in range(out.levels):
             self.drafted_at[k] += 1
-        decoded = [job.token, *out.tokens[:-1]]
+        decoded = [job.next_token, *out.tokens[:-1]]
         slot.tokens += decoded
         if job.processors is not None:
             job.processors.ids += decoded
@@ -234,7 +239,11 @@ class Scheduler:
         if job.keep_logits or job.n_top is not None:
             sampled = [(self._engine.row(i, slot.id), token) for i, token in enumerate(out.tokens)]
         job.token = out.tokens[-1]
-        self._deliver(slot, job, BatchPiece(out, *self._kept(job, sampled)))
+        if of_prompt := job.state is JobState.PROMPT:
+            job.prompt_at += 1
+            job.times.first = time.monotonic()
+            self.count["prompt_tokens"] += 1
+        self._deliver(slot, job, BatchPiece(out, *self._kept(job, sampled), of_prompt=of_prompt))
 
     def _deliver(self, slot: BatchSlot, job: Job, piece: BatchPiece) -> None:
         """Hands over the tokens of a round that the request wants. Frees the slot at the end of the text."""
@@ -260,5 +269,10 @@ def _in_state(state: JobState, slots: list[BatchSlot]) -> list[Busy]:
 def _ask(slot: BatchSlot, job: Job, most: int) -> Ask:
     """most: draft tokens, where the request fixes their number."""
     left = max(job.max_tokens - job.n_tokens - 1, 0)
-    show = job.processors.begin_round if job.processors is not None else None
-    return Ask(slot.id, job.token, job.params, min(left, most), on_draft=show)
+    ends_prompt = job.state is JobState.PROMPT
+    show = None
+    if job.processors is not None:
+        show = job.processors.begin_round
+        if ends_prompt:
+            job.processors.ids = job.prompt[:-1]
+    return Ask(slot.id, job.next_token, job.params, min(left, most), on_draft=show, ends_prompt=ends_prompt)

@@ -21,8 +21,9 @@ class Ask(NamedTuple):
     """What a slot wants of a round. `token` was sampled and is not decoded yet.
 
     most: the longest path of draft tokens that is of use: what is left of the text, less the token that the
-    target samples after them. given: a draft instead of the head's. on_draft: called
-    with [token, *drafts] before the sampler reads their rows.
+    target samples after them. given: a draft instead of the head's. on_draft: called with [token, *drafts]
+    before the sampler reads their rows. ends_prompt: the token was not sampled, but ends a prompt whose other
+    tokens the slot holds; nothing is drafted.
     """
 
     slot: int
@@ -31,6 +32,7 @@ class Ask(NamedTuple):
     most: int = MAX_DRAFT
     given: Draft | None = None
     on_draft: Callable[[list[int]], None] | None = None
+    ends_prompt: bool = False
 
 
 class Buffers:
@@ -81,7 +83,9 @@ class Drafting:
         a.token = ask.token
         if ask.given is not None:
             return self._fill_given(a, ask.given)
-        if not self._can_draft(p):
+        if ask.ends_prompt:
+            a.kind = lib.EAGLE3_PROMPT
+        elif not self._can_draft(p):
             a.kind = lib.EAGLE3_PLAIN
         elif p.planned:
             text = p.text and self._session.drafts_from_text
@@ -121,9 +125,13 @@ class Drafting:
         """Measures what rows cost before the first round with a match, or forced tokens, worth it."""
         session = self._session
         for i, ask in enumerate(asks):
-            if ask.params.from_text and (
-                session.text_match(ask.token, ask.slot) >= MATCH
-                or session.forced(b.sampler_pointers[i]) >= FORCED
+            if (
+                ask.params.from_text
+                and not ask.ends_prompt
+                and (
+                    session.text_match(ask.token, ask.slot) >= MATCH
+                    or session.forced(b.sampler_pointers[i]) >= FORCED
+                )
             ):
                 measure, self._planner.on_match = self._planner.on_match, None
                 if measure is not None:

@@ -81,7 +81,7 @@
 //     }
 #pragma once
 #include <stdint.h>
-#define EAGLE3_ABI_VERSION 13
+#define EAGLE3_ABI_VERSION 14
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -218,7 +218,9 @@ enum eagle3_kind {
                          // `depth` levels (0: n_max): what is left of the text, say
     EAGLE3_CHOICES = 4,  // a tree of fixed shape: n nodes, node i the ranks[i]-th most probable child (from
                          // 0) of node parents[i]
-    EAGLE3_GIVEN   = 5   // the caller's own n tokens; parents NULL for a chain
+    EAGLE3_GIVEN   = 5,  // the caller's own n tokens; parents NULL for a chain
+    EAGLE3_PROMPT  = 6   // no draft; `token` ends a prompt, whose other tokens the slot holds: as
+                         // eagle3_prefill(token), but in the batch of the others
 };
 
 // An ask is what a slot wants of a round. Only the fields that its kind names above are read. In every array

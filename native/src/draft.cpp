@@ -12,7 +12,7 @@ namespace eagle3 {
 namespace {
 
 bool grows(const ask & a) {
-    return a.kind != EAGLE3_PLAIN && a.kind != EAGLE3_GIVEN;
+    return a.kind != EAGLE3_PLAIN && a.kind != EAGLE3_GIVEN && a.kind != EAGLE3_PROMPT;
 }
 
 bool has_children(const ask & a, int choice) {

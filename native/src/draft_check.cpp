@@ -48,7 +48,7 @@ void drafter::check(const std::vector<ask> & asks) const {
 
 // Checks the fields that the ask's kind names.
 void drafter::check_kind(const ask & a) const {
-    require(a.kind >= EAGLE3_PLAIN && a.kind <= EAGLE3_GIVEN, EAGLE3_E_ARGUMENT,
+    require(a.kind >= EAGLE3_PLAIN && a.kind <= EAGLE3_PROMPT, EAGLE3_E_ARGUMENT,
         format("there is no kind %d of draft", a.kind));
     const bool tree = a.kind == EAGLE3_TREE, planned = a.kind == EAGLE3_PLANNED,
                given = a.kind == EAGLE3_GIVEN;

@@ -24,6 +24,7 @@ int round::draft(const std::vector<ask> & asks) {
     for (const ask & a : asks) {
         slot_state & s = slots_.at(a.slot);
         begin(s, a.token);
+        s.round.of_prompt = a.kind == EAGLE3_PROMPT;
         of.push_back(a.slot);
         total += (int) s.draft.tokens.size();
     }
@@ -336,6 +337,10 @@ void round::keep_rows(const kept_tokens & k) {
     }
     if (n_keep == 0) {
         return;
+    }
+    if (s.round.of_prompt) {
+        planner_.new_text();
+        slots_.begin_text(k.slot);
     }
     slots_.tell(k);
     if (planner_.ready()) {

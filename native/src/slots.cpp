@@ -242,9 +242,8 @@ void slots::run_rows(int n, const int * of, int n_of) {
 }
 
 void slots::kept_prompt(const kept_tokens & k) {
-    slot_state & s = at(k.slot);
-    holds(k.slot, s.n_past + (int) k.tokens.size());
-    s.trust.fill(1.0f);
+    holds(k.slot, at(k.slot).n_past + (int) k.tokens.size());
+    begin_text(k.slot);
     tell(k);
 }
 

@@ -42,6 +42,7 @@ struct slot_draft {
 // This is a slot's part of the round, or of the last one.
 struct slot_round {
     bool under_way = false, tree = false;
+    bool of_prompt = false;        // the token ends a prompt
     std::vector<int32_t> tokens;   // token, then drafts
     std::vector<int32_t> parents;  // row that each row follows, -1 for the first
     std::vector<int32_t> path;     // rows that verification went through; before it, the first only
@@ -121,6 +122,8 @@ class slots {
     // Drops the rows beyond each slot's n_past, and the tree. failed: their decode has failed.
     bool drop_rows(const int * of, int n_of, bool failed = false);
     void kept_prompt(const kept_tokens & k);  // these stay in the slot
+    // What drafts were worth before is of another text.
+    void begin_text(int slot) { at(slot).trust.fill(1.0f); }
 
     // -- state: the bytes of the sources, one after the other --
     void need_state() const;  // E_UNSUPPORTED if there is no source

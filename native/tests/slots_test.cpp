@@ -103,9 +103,13 @@ struct fixture {
 const int32_t PARENTS[12] = {-1, -1, -1, 0, 0, 1, 3, 3, 4, 6, 6, 9};
 const int32_t RANKS[12]   = {0, 1, 2, 0, 1, 0, 0, 2, 0, 0, 1, 0};
 const int32_t GIVEN[12]   = {20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
-constexpr int N_KINDS     = 7;
+constexpr int N_KINDS     = 8;
 
-// One of every kind, each with twelve nodes or more to draft.
+bool drafts_nothing(int kind) {
+    return kind == EAGLE3_PLAIN || kind == EAGLE3_PROMPT;
+}
+
+// One of every kind, each with twelve nodes or more to draft, if it drafts.
 eagle3_ask some_ask(int slot, int kind) {
     const int32_t token = 9 + slot;
     switch (kind) {
@@ -121,6 +125,8 @@ eagle3_ask some_ask(int slot, int kind) {
         return ask_choices(slot, token, PARENTS, RANKS, 12);
     case 5:
         return ask_given(slot, token, GIVEN, 12);
+    case 6:
+        return ask_for(slot, token, EAGLE3_PROMPT);
     default:
         return ask_given(slot, token, GIVEN, 12, PARENTS);
     }
@@ -147,8 +153,8 @@ void near_the_end(llama_model * model, const char * head, int n_slots, int n_uba
                     const int kind = asks[i].kind;
                     const int most =
                         std::min(kind == EAGLE3_PLANNED ? 20 : std::min(12, share), i == ends ? room : 99);
-                    CHECK(n[i] <= (kind == EAGLE3_PLAIN ? 0 : most));
-                    CHECK(kind == EAGLE3_PLAIN || kind == EAGLE3_PLANNED || n[i] == most);
+                    CHECK(n[i] <= (drafts_nothing(kind) ? 0 : most));
+                    CHECK(drafts_nothing(kind) || kind == EAGLE3_PLANNED || n[i] == most);
                 }
                 f.finish(asks, n);
             }
@@ -255,7 +261,7 @@ void many_slots(llama_model * model, const char * head) {
             f.draft(asks, n);
             for (int i = 0; i < n_slots; ++i) {
                 const int kind = asks[i].kind, share = std::min(12, (MAX_ROWS - n_slots) / n_slots);
-                CHECK(kind == EAGLE3_PLANNED || n[i] == (kind == EAGLE3_PLAIN ? 0 : share));
+                CHECK(kind == EAGLE3_PLANNED || n[i] == (drafts_nothing(kind) ? 0 : share));
             }
             f.finish(asks, n);
         }

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from batch_tools import jobs_at_once
 from test_memories import MLA, SPARSE, made  # noqa: F401  # the fixture
 from test_windows import WINDOWS
 from threads import wait_for
@@ -42,8 +43,8 @@ def say(batcher, prompt, n=6):
 
 
 def opened(files, **more):
-    common = {"n_ctx": 256, "n_batch": 64, "n_threads": 1, "flash_attn": True, **more}
-    return Batcher(BatchSettings(str(files[0]), str(files[1]), n_parallel=1, **common))
+    common = {"n_ctx": 256, "n_batch": 64, "n_threads": 1, "flash_attn": True, "n_parallel": 1, **more}
+    return Batcher(BatchSettings(str(files[0]), str(files[1]), **common))
 
 
 @pytest.mark.parametrize("architecture", [*RECURRENT, *SPARSE, *MLA])
@@ -104,3 +105,31 @@ def test_windows(made, architecture, kept):  # noqa: F811
         assert say(batcher, goes_on) == expected
         assert batcher.snapshot()["restored_tokens"] == expected[2]
         assert expected[2] == n or 0 < kept < 95
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize("architecture", [*RECURRENT, *SPARSE, *MLA])
+def test_prompts_end_in_a_round_of_all(made, architecture, drafts):  # noqa: F811
+    """Slots that hold a prompt decode its last token together, with what waits in front of it."""
+    files = made(architecture)
+    asked = [text(n, n) for n in (100, 90, 70)]
+
+    def ask(batcher, prompt):
+        rows = []
+
+        def see(ids, scores):
+            rows.append((ids.tolist(), scores.tobytes()))
+            return scores
+
+        with batcher.request(params=EagleParams(drafts)) as llm:
+            llm.create_completion(prompt, max_tokens=8, temperature=0.0, logits_processor=[see])
+        return rows
+
+    with opened(files) as batcher:
+        expected = [ask(batcher, prompt) for prompt in asked]
+    with opened(files, n_parallel=3) as batcher:
+        for _ in range(2):
+            got = jobs_at_once(batcher, [lambda p=p: ask(batcher, p) for p in asked])
+            assert got == expected
+            wait_for(lambda: not any(s["busy"] for s in batcher.slots()))
+        assert batcher.snapshot()["reused_tokens"] > 0
