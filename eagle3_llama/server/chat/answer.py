@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..sandbox.pool import SandboxBusy, SandboxError
+from ..sandbox.spent import Spent
 
+FREE = 0.005  # seconds of a child's processor that a reading of an answer may take
+PAUSE = 3.0  # seconds until the next one, for each further one: what is slow to read is read less often
 # (text so far, whether it goes on) -> content, reasoning_content, tool_calls; None: not to be read yet
 Read = Callable[[str, bool], "dict[str, Any] | None"]
 
@@ -106,10 +109,12 @@ def streamed(chunks: Iterable[dict[str, Any]], deltas: Deltas, interval: float) 
         probs += (chat_logprobs(choice["logprobs"]) or {"content": []})["content"]
         if finish is None and time.monotonic() < due:
             continue
-        for delta in deltas.of(text, finish != "stop", finish is not None):
+        spent = Spent()
+        new: list[dict[str, Any]] = spent.of(list, deltas.of(text, finish != "stop", finish is not None))
+        for delta in new:
             yield _chunk(delta, {"content": probs, "refusal": None} if probs else None, None)
             probs = []
-        due = time.monotonic() + interval
+        due = time.monotonic() + max(interval, PAUSE * (spent.seconds - FREE))
         if finish is not None:
             ended = "tool_calls" if finish == "stop" and deltas.called else finish
             yield _chunk({}, {"content": probs, "refusal": None} if probs else None, ended)

@@ -41,7 +41,7 @@ def main() -> None:
     worker, stack = _worker(setup)
     handlers = worker.handlers()
     _limit(stack)
-    send(pipe_out, {"result": "ready"})
+    send(pipe_out, {"result": "ready", "seconds": time.process_time()})
     while True:
         try:
             request = receive(pipe_in)
@@ -49,7 +49,9 @@ def main() -> None:
             return
         send(pipe_out, RECEIVED)
         signal.alarm(int(setup["seconds"]) + 2)  # ends this process even if the parent has died
-        send(pipe_out, _answer(handlers, request))
+        began = time.process_time()
+        answer = _answer(handlers, request)
+        send(pipe_out, {**answer, "seconds": time.process_time() - began})
         signal.alarm(0)
 
 

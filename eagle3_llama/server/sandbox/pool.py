@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from .spent import spend
+
 log = logging.getLogger("eagle3_llama.server")
 
 START_SECONDS = 60.0  # time limit for a child to start: it loads libllama and the model's vocabulary
@@ -69,6 +71,7 @@ class Sandbox:
         self._children: set[subprocess.Popen[bytes]] = set()  # those that have started
         # those without a call; the last one has the warmest caches
         self._free: list[subprocess.Popen[bytes]] = []
+        self._start_seconds = 0.0  # of the processor, that the last one took to start
         self._failed = 0  # number of children that failed to start
         self._why: SandboxError | SandboxBusy = SandboxBusy()  # why the last of them did
         self._closed = False
@@ -79,7 +82,10 @@ class Sandbox:
             self._put(self._take())
 
     def call(self, **request: Any) -> Any:
-        """A child's answer to one request. Raises SandboxBusy, or SandboxError with a line for the client."""
+        """A child's answer to one request. Raises SandboxBusy, or SandboxError with a line for the client.
+
+        What it took is counted, see spent.py; a child that it ended has to be started again.
+        """
         answer = self._answer(request)
         if "error" in answer:
             raise SandboxError(answer["error"])
@@ -92,14 +98,16 @@ class Sandbox:
         return self._ask(request)
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        child = self._take()
+        child, began = self._take(), time.monotonic()
         try:
             answer = self._exchange(child, request, self.seconds)
         except BaseException:
+            spend(time.monotonic() - began + self._start_seconds)
             self._drop(child)  # whatever went wrong, it may still be at work on this request
             with contextlib.suppress(SandboxBusy):  # then the next call tries again
                 self._fill()
             raise
+        spend(answer.pop("seconds", 0.0))
         self._put(child)
         return answer
 
@@ -161,7 +169,8 @@ class Sandbox:
 
     def _wait_for(self, child: subprocess.Popen[bytes]) -> None:
         try:
-            self._exchange(child, {**self._setup, "seconds": self.seconds}, START_SECONDS)
+            ready = self._exchange(child, {**self._setup, "seconds": self.seconds}, START_SECONDS)
+            self._start_seconds = ready["seconds"]
         except BaseException as e:
             with self._changed:
                 self._failed += 1
