@@ -34,6 +34,7 @@ from .scheduler import BatchSlot, Scheduler, a_slot_is_free
 __all__ = ["BatchSettings", "Batcher", "RequestCancelled", "RequestLlama"]
 
 T = TypeVar("T")
+Call = tuple[Callable[[], Any], concurrent.futures.Future[Any]]
 log = logging.getLogger("eagle3_llama.batching")
 
 DEADLINE_STEP = 0.05  # seconds between looks at the clock while requests wait
@@ -54,9 +55,7 @@ class Batcher:
         self._identity = slot_file.identity(self)  # now: another thread may close the model
         self._slots = [BatchSlot(i) for i in range(settings.n_parallel)]
         self._waiting: collections.deque[Job] = collections.deque()
-        self._calls: collections.deque[tuple[Callable[[], Any], concurrent.futures.Future[Any]]] = (
-            collections.deque()
-        )
+        self._calls: collections.deque[Call] = collections.deque()
         self._wake = threading.Condition()
         self._closing: float | None = None  # time.monotonic() at which the last requests end
         self._n_jobs = 0
@@ -158,6 +157,10 @@ class Batcher:
         """Number of requests that wait for a slot."""
         return len(self._waiting)
 
+    def serves_others(self, client: str) -> bool:
+        """Whether requests of other clients have slots."""
+        return any(job is not None and job.client != client for job in [s.job for s in self._slots])
+
     def slots(self) -> list[dict[str, Any]]:
         """The state of each slot."""
         return [slot.state() for slot in self._slots]
@@ -191,9 +194,8 @@ class Batcher:
 
         Raises EagleError BAD_ARGUMENT if the slot is busy or does not exist.
         """
-        contents = self._on_thread(
-            lambda: slot_file.take(self, slot_file.free_slot(self._slots, slot), client)
-        )
+        take = lambda: slot_file.take(self, slot_file.free_slot(self._slots, slot), client)
+        contents = self._on_thread(take)
         return slot_file.pack(self._identity, contents)  # meanwhile other requests continue
 
     def load_slot(self, slot: int, data: bytes, client: str = "") -> int:
@@ -202,9 +204,8 @@ class Batcher:
         Raises EagleError BAD_VALUE for damaged bytes or those of another model. The slot is empty then.
         """
         contents = slot_file.unpack(self._identity, self.n_ctx, data)
-        return self._on_thread(
-            lambda: slot_file.put(self, slot_file.free_slot(self._slots, slot), contents, client)
-        )
+        put = lambda: slot_file.put(self, slot_file.free_slot(self._slots, slot), contents, client)
+        return self._on_thread(put)
 
     # -- the batcher's thread -----------------------------------------------------------------------------
 
@@ -321,8 +322,7 @@ class Batcher:
             self._end(job, e)
             return
         self._n_jobs += 1
-        slot.job, job.slot = job, slot.id
-        slot.used = self._n_jobs
+        slot.job, job.slot, slot.used = job, slot.id, self._n_jobs
         job.times.started = time.monotonic()
 
     def _free(self, slot: BatchSlot, error: BaseException | None) -> None:

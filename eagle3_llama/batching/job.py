@@ -95,6 +95,7 @@ class JobTimes:
     started: float | None = None  # it got a slot
     first: float | None = None  # its first token was sampled
     ended: float | None = None
+    alone: float = 0.0  # seconds that the batcher's thread worked for it alone
 
     def spans(self) -> dict[str, float]:
         """Seconds queued, prompt (slot to first token) and generation; one that goes on ends now."""

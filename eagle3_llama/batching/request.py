@@ -317,12 +317,13 @@ class RequestLlama(GeneratingLlama):
     def waits(self) -> dict[str, float] | None:
         """Seconds of the last generation, whether or not it was completed; None before the first one.
 
-        queued: until it had a slot. first: until its first token. If there was none, until it ended.
+        queued: until it had a slot. first: until its first token. If there was none, until it ended. alone:
+        of the batcher's thread, for it alone.
         """
         if self._job is None:
             return None
         t = self.timings()
-        return {"queued": t["queued"], "first": t["queued"] + t["prompt"]}
+        return {"queued": t["queued"], "first": t["queued"] + t["prompt"], "alone": self._job.times.alone}
 
     def timings(self) -> dict[str, float]:
         """Of the last generation: seconds queued, prompt (slot to first token), generation; and tokens.

@@ -117,7 +117,9 @@ class Scheduler:
             n = self._chunk_size(job)
             if i == 0 or (n <= room and time.monotonic() < end):
                 room -= n
+                start = time.perf_counter()
                 self._prompt_chunk(slot, job, n)
+                job.times.alone += time.perf_counter() - start
 
     def _prompt_chunk(self, slot: BatchSlot, job: Job, n: int) -> None:
         chunk = job.prompt[job.prompt_at : job.prompt_at + n]
@@ -198,9 +200,11 @@ class Scheduler:
                 if isinstance(out, EagleError):
                     raise out
                 if not self._failed(slot, job):
+                    start, sampling = time.perf_counter(), self._engine.sampling_seconds(slot.id)
                     if job.budget is not None:
-                        job.budget.spend(self._engine.sampling_seconds(slot.id), len(out.tokens))
+                        job.budget.spend(sampling, len(out.tokens))
                     self._take_round(slot, job, out)
+                    job.times.alone += time.perf_counter() - start + sampling
             except Exception as e:
                 self._free(slot, e)
 

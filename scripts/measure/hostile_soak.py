@@ -26,7 +26,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 from hostile_cases import PREFIX, Case, case
-from load_client import Format, Server
+from load_client import Format, Server, bearer
 from rich.console import Console
 from rich.table import Table
 
@@ -101,11 +101,12 @@ def sum_of(counts: collections.Counter[str]) -> int:
     return sum(counts.values())
 
 
-def post(port: int, made: Case) -> tuple[int, bytes]:
+def post(port: int, made: Case, key: str = "") -> tuple[int, bytes]:
     """(status, the answer's bytes). Raises OSError if there is none within HANG seconds."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG)
     try:
-        connection.request("POST", made.path, made.body, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json", **bearer(key)}
+        connection.request("POST", made.path, made.body, headers)
         response = connection.getresponse()
         data = response.read() if made.leaves is None else response.read(made.leaves)
         return response.status, data

@@ -32,7 +32,9 @@ def texts_of(files: list[Path] | None, n: int) -> list[str]:
 
 
 class Server:
-    """A server process on a free port. options: further ones of its command line."""
+    """A server process on a free port. options: further ones of its command line. key: that requests send."""
+
+    key = ""
 
     def __init__(
         self, fmt: str, n_parallel: int, n_ctx: int, head: bool = True, options: Sequence[str] = ()
@@ -117,9 +119,8 @@ class Server:
         }
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         try:
-            connection.request(
-                "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
-            )
+            headers = {"Content-Type": "application/json", **bearer(self.key)}
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
             response = connection.getresponse()
             if response.status != 200:
                 raise RuntimeError(f"{response.status}: {response.read()[:300]!r}")
@@ -136,6 +137,11 @@ class Server:
         """Resident bytes without mapped files, whose pages the system loads and drops as it likes."""
         with open(f"/proc/{self.process.pid}/status", encoding="ascii") as f:
             return next(int(line.split()[1]) * 1024 for line in f if line.startswith("RssAnon:"))
+
+
+def bearer(key: str) -> dict[str, str]:
+    """The header of a request with this API key; none for ""."""
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def chunks(data: bytearray) -> list[tuple[int, dict[str, Any]]]:

@@ -1,14 +1,17 @@
-"""Requests that take children of the server long wait for it, where others generate meanwhile."""
+"""A client that takes more than its share beside the rounds waits while others generate."""
 
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
+from server_tools import CHAT, ENDLESS, running, settings, until
 
 from eagle3_llama.server.chat import answer
-from eagle3_llama.server.jobs import limits
-from eagle3_llama.server.jobs.limits import FREE, MOST_PAUSE, PAUSE, Work
+from eagle3_llama.server.jobs import shares
+from eagle3_llama.server.jobs.limits import Work
+from eagle3_llama.server.jobs.shares import BURST, MOST_PAUSE, REQUEST, SHARE, Shares
 from eagle3_llama.server.sandbox.pool import Sandbox, SandboxError
 from eagle3_llama.server.sandbox.spent import Spent, spend
 
@@ -50,67 +53,126 @@ def test_a_child_that_was_ended_counts_with_its_start():
 
 
 @pytest.fixture
-def sleeps(monkeypatch):
-    """The seconds of each pause, which takes none."""
-    seen = []
+def clock(monkeypatch):
+    """clock.now is the time. clock.slept has the seconds of each pause, which takes none."""
 
     async def sleep(seconds):
-        seen.append(seconds)
+        clock.slept.append(seconds)
 
-    monkeypatch.setattr(limits.asyncio, "sleep", sleep)
-    return seen
+    clock = SimpleNamespace(now=1000.0, slept=[])
+    monkeypatch.setattr(shares, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(shares, "asyncio", SimpleNamespace(sleep=sleep))
+    return clock
 
 
-@pytest.mark.parametrize(
-    "seconds, others, pause",
-    [
-        (0.5 * FREE, True, None),
-        (FREE + 0.1, False, None),
-        (FREE + 0.1, True, PAUSE * 0.1),
-        (1000.0, True, MOST_PAUSE),
-    ],
-)
+def test_who_has_taken_much_waits(clock):
+    s = Shares(lambda client: True)
+    s.charge("a", BURST)
+    assert s.pause("a") == s.pause("b") == 0
+    s.charge("a", 0.15)
+    assert s.pause("a") == pytest.approx(0.15 / SHARE) and s.pause("b") == 0
+    clock.now += 0.1 / SHARE
+    assert s.pause("a") == pytest.approx(0.05 / SHARE)
+    clock.now += 1e3
+    assert s.pause("a") == 0
+    s.charge("a", 1e6)
+    assert s.pause("a") == pytest.approx(MOST_PAUSE)
+
+
+def test_alone_nobody_waits(clock):
+    busy = set()
+    s = Shares(lambda client: client in busy)
+    s.charge("a", 10.0)
+    asyncio.run(s.turn("a"))
+    assert clock.slept == []
+    busy.add("a")
+    asyncio.run(s.turn("a"))
+    assert clock.slept == [pytest.approx(MOST_PAUSE)]
+
+
+def test_each_request_counts(clock):
+    """So many that the burst is used up, at once."""
+    s = Shares(lambda client: True)
+    for _ in range(int(BURST / REQUEST) - 1):
+        asyncio.run(s.turn("a"))
+    assert clock.slept == []
+    for _ in range(3):
+        asyncio.run(s.turn("a"))
+    assert clock.slept[-1] == pytest.approx(REQUEST / SHARE, rel=2)
+
+
 @pytest.mark.parametrize("fails", [False, True])
-def test_pauses(sleeps, seconds, others, pause, fails):
+def test_children_are_charged_to_the_asker(clock, fails):
+    s = Shares(lambda client: True)
+
     def work():
-        spend(seconds)
+        spend(BURST + 0.1)
         if fails:
             raise KeyError("x")
         return "done"
 
-    async def ask():
-        return await Work(1, 0, "try this", lambda: others).run(work)
+    async def ask(client):
+        await s.turn(client)
+        return await Work(1, 0, "try this").run(work)
 
     if fails:
         with pytest.raises(KeyError):
-            asyncio.run(ask())
+            asyncio.run(ask("a"))
     else:
-        assert asyncio.run(ask()) == "done"
-    assert sleeps == ([] if pause is None else [pytest.approx(pause)])
+        assert asyncio.run(ask("a")) == "done"
+    assert s.pause("a") == pytest.approx((REQUEST + 0.1) / SHARE) and s.pause("b") == 0
 
 
-def test_a_pause_holds_nobody_up(monkeypatch):
-    """Neither a thread nor a place in the queue is taken by a request that waits."""
-    work = Work(1, 0, "try this", lambda: True)
+@pytest.fixture(scope="module")
+def server():
+    with running(settings(n_parallel=2, api_key=("a: key-a", "b: key-b"))) as s:
+        yield s
 
-    async def both():
-        reached, go, own = asyncio.Event(), asyncio.Event(), asyncio.sleep
 
-        async def sleep(seconds):
-            if seconds == MOST_PAUSE:
-                reached.set()
-                await go.wait()
-            else:
-                await own(seconds)
+def post(server, key, **body):
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, **body}
+    return server.client.post(CHAT, json=body, headers={"Authorization": f"Bearer {key}"})
 
-        monkeypatch.setattr(limits.asyncio, "sleep", sleep)
-        slow = asyncio.create_task(work.run(spend, 1000.0))
-        await reached.wait()
-        assert await work.run(lambda: "served") == "served" and not slow.done()
-        go.set()
-        await slow
 
-    asyncio.run(both())
+def test_a_client_waits_while_another_generates(server, monkeypatch):
+    """It is answered all the same. The other one, and a lone one, wait for nothing."""
+    own, slept = server.app.state.server.shares, []
+    told = lambda client, pause=own.pause: slept.append((client, pause(client))) or 0.0
+    monkeypatch.setattr(own, "pause", told)
+    assert post(server, "key-b").status_code == 200
+    own.charge("b", 1e3)
+    assert post(server, "key-b").status_code == 200
+    assert slept == [("b", 0.0), ("b", 0.0)]
+    slept.clear()
+    head = {"Authorization": "Bearer key-a"}
+    body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, **ENDLESS}
+    with server.client.stream("POST", CHAT, json=body, headers=head) as answer:
+        next(answer.iter_lines())
+        until(lambda: server.batcher.serves_others("b"))
+        assert post(server, "key-b").status_code == 200
+    assert [client for client, _ in slept] == ["a", "b"]
+    assert slept[0][1] == 0 and 0 < slept[1][1] <= MOST_PAUSE
+
+
+def test_what_a_request_takes_is_charged(server, monkeypatch):
+    """The thread of its answer, the batcher's time for it alone, and nothing of another client."""
+    own, charged = server.app.state.server.shares, []
+    monkeypatch.setattr(own, "charge", lambda client, seconds: charged.append((client, seconds)))
+    assert post(server, "key-a", messages=[{"role": "user", "content": "word " * 300}]).status_code == 200
+    assert {client for client, _ in charged} == {"a"} and min(s for _, s in charged) >= 0
+    with server.batcher.request() as llm:
+        llm.create_completion([1, *range(20, 320)], max_tokens=1)
+        assert 0 < llm.waits()["alone"] <= llm.waits()["first"] + 1.0
+    long = sum(seconds for _, seconds in charged)
+    charged.clear()
+    assert post(server, "key-a", messages=[{"role": "user", "content": "word " * 300}]).status_code == 200
+    assert 0 < sum(seconds for _, seconds in charged) < long  # its prompt is there now
+
+
+def test_status_routes_wait_for_nothing(server):
+    server.app.state.server.shares.charge("a", 1e3)
+    for path in ("/health", "/v1/models", "/metrics"):
+        assert server.client.get(path).status_code == 200
 
 
 def test_an_answer_that_is_slow_to_read_is_read_less_often(monkeypatch):

@@ -248,7 +248,7 @@ from eagle3_llama.server.jobs.gate import Gate
 from eagle3_llama.server.web.process import DrainingServer, listen_at, uvicorn_config
 from eagle3_llama.server.settings import ServerSettings
 settings = ServerSettings(model=sys.argv[1], port=0, grace=3600)
-server = DrainingServer(uvicorn_config(FastAPI(), 9), settings, Gate(1, 1))
+server = DrainingServer(uvicorn_config(FastAPI(), 9), settings, Gate(1, 1, None))
 server.handle_exit(signal.SIGTERM, None)
 server.run(sockets=[listen_at(settings)])
 print("ended", server.gate.draining)

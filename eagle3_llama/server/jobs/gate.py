@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..web.errors import ApiError, shutting_down
 from .limits import Room
+from .shares import Shares
 
 if TYPE_CHECKING:
     from .job import RequestJob
@@ -21,8 +22,8 @@ MAX_LOGPROBS = 1 << 28  # bytes of logprobs in all answers that have not been se
 class Gate:
     """Admits choices: at most `capacity` may run or wait at once, and none is admitted while draining."""
 
-    def __init__(self, capacity: int, n_parallel: int) -> None:
-        self.capacity, self.n_parallel = capacity, n_parallel
+    def __init__(self, capacity: int, n_parallel: int, shares: Shares) -> None:
+        self.capacity, self.n_parallel, self.shares = capacity, n_parallel, shares
         self.draining = False
         self.logprobs = Room(MAX_LOGPROBS, "ask for logprobs")
         self.jobs: set[RequestJob] = set()

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...llama.usage import TokenUsage
 from ...runtime.params import EagleParams
+from ..sandbox.spent import Spent
 from ..web.errors import ApiError, deadline_passed, from_exception, shutting_down
 from .gate import Gate
 from .timings import timings_of
@@ -214,9 +215,10 @@ class RequestJob:
 
     def _work(self, choice: Choice | None) -> None:
         while choice is not None:
-            started = time.monotonic()
-            good = self._run(choice)
+            started, cpu, spent = time.monotonic(), time.thread_time(), Spent()
+            good = spent.of(self._run, choice)
             self.gate.took(time.monotonic() - started)
+            self.gate.shares.charge(self.client, time.thread_time() - cpu + spent.seconds)
             choice = self._next() if good else None
         self._ended()
 
@@ -240,6 +242,9 @@ class RequestJob:
         except BaseException as e:
             self._mail.put(Event(choice, error=self._explain(e, llm)))
             return False
+        finally:
+            if llm is not None and (waits := llm.waits()) is not None:
+                self.gate.shares.charge(self.client, waits["alone"])
 
     def _ended(self) -> None:
         with self._lock:

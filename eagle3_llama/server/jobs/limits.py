@@ -9,11 +9,9 @@ from typing import Any, Generic, TypeVar
 
 from ..sandbox.spent import Spent
 from ..web.errors import ApiError
+from .shares import charge_asker
 
 T = TypeVar("T")
-FREE = 0.02  # seconds of a child's processor that a request may take: usual ones with 20 tools take less
-PAUSE = 3.0  # seconds that it waits for each further one: so one client takes a quarter of a core, not all
-MOST_PAUSE = 10.0  # seconds
 
 
 def busy(what: str) -> ApiError:
@@ -24,33 +22,20 @@ def busy(what: str) -> ApiError:
 class Work:
     """One kind of blocking work, run in threads: `at_once` at a time, with `waiting` more in the queue.
 
-    what: the words that follow "too many requests" in the error. disturbs: whether others generate, whom the
-    work of child processes delays. Then what took these long is answered later: who asks for such work again
-    and again would else take as much of the processor as all others together.
+    what: the words that follow "too many requests" in the error.
     """
 
-    def __init__(
-        self, at_once: int, waiting: int, what: str, disturbs: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, at_once: int, waiting: int, what: str) -> None:
         self.most, self.what = at_once + waiting, what
         self.inside = 0
-        self._running, self._disturbs = asyncio.Semaphore(at_once), disturbs
+        self._running = asyncio.Semaphore(at_once)
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """Runs function(*args) in a thread. Raises ApiError 503 if the queue is full or no thread starts."""
-        spent = Spent()
-        try:
-            result = await self._run(spent, function, *args)
-        except Exception:
-            await self._pause(spent)
-            raise
-        await self._pause(spent)
-        return result
-
-    async def _run(self, spent: Spent, function: Callable[..., T], *args: Any) -> T:
         if self.inside >= self.most:
             raise busy(self.what)
         self.inside += 1
+        spent = Spent()
         try:
             async with self._running:
                 try:
@@ -60,11 +45,7 @@ class Work:
                 return await running
         finally:
             self.inside -= 1
-
-    async def _pause(self, spent: Spent) -> None:
-        """Others go first: nobody waits for a thread that waits here."""
-        if spent.seconds > FREE and self._disturbs():
-            await asyncio.sleep(min(PAUSE * (spent.seconds - FREE), MOST_PAUSE))
+            charge_asker(spent.seconds)
 
 
 class Room:

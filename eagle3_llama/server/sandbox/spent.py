@@ -17,13 +17,14 @@ class Spent:
         self.seconds = 0.0
 
     def of(self, function: Callable[..., T], *args: object) -> T:
-        """function(*args), whose children are counted, also if it raises."""
-        before = getattr(_thread, "spent", None)
+        """function(*args), whose children are counted, also if it raises; and by who counts around it."""
+        outer, before = getattr(_thread, "spent", None), self.seconds
         _thread.spent = self
         try:
             return function(*args)
         finally:
-            _thread.spent = before
+            _thread.spent = outer
+            spend(self.seconds - before)
 
 
 def spend(seconds: float) -> None:

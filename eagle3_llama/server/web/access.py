@@ -18,6 +18,7 @@ from starlette.routing import Match
 from ...llama.usage import TokenUsage
 from ..api.shapes import dumps
 from ..jobs.job import RequestJob
+from ..jobs.shares import Shares
 from ..metrics.own import Metrics
 from ..settings import ServerSettings
 from .errors import ANTHROPIC_ROUTES, ApiError, internal
@@ -48,8 +49,8 @@ class Record:
 class Access:
     """ASGI middleware. It stores the request's Record in scope["record"]."""
 
-    def __init__(self, app: Any, settings: ServerSettings, metrics: Metrics) -> None:
-        self.app, self.settings, self.metrics = app, settings, metrics
+    def __init__(self, app: Any, settings: ServerSettings, metrics: Metrics, shares: Shares) -> None:
+        self.app, self.settings, self.metrics, self.shares = app, settings, metrics, shares
         self.guard = Guard(settings)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -69,6 +70,8 @@ class Access:
             refused = self.guard.refusal(scope["path"], headers, found is not None)
             if refused is not None:
                 record.error = refused.code
+            elif method == "POST":
+                await self.shares.turn(record.client)
             app = self.app if refused is None else error_response(refused, scope["path"])
             await app(scope, talk.receive, talk.send)
         except Exception:

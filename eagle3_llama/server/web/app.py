@@ -38,6 +38,7 @@ from ..chat.prepare import Caller
 from ..jobs.gate import Gate
 from ..jobs.job import Choice, RequestJob
 from ..jobs.limits import Work
+from ..jobs.shares import Shares
 from ..metrics.own import CONTENT_TYPE, Metrics
 from ..settings import ServerSettings
 from . import openapi
@@ -64,13 +65,13 @@ class Server:
         self.settings, self.batcher = settings, batcher
         self.name = settings.model_alias or Path(settings.model).stem
         self.card = ModelCard(settings, batcher, self.name, int(time.time()))
-        self.gate = Gate(settings.capacity, settings.n_parallel)
+        self.shares = Shares(batcher.serves_others)
+        self.gate = Gate(settings.capacity, settings.n_parallel, self.shares)
         self.metrics = Metrics(batcher, self.name)
         self.bodies = Bodies(settings.most_body)
-        disturbs = lambda: any(slot["busy"] for slot in batcher.slots())
-        self.preparing = Work(2, 2 * settings.capacity, "are being prepared", disturbs)
+        self.preparing = Work(2, 2 * settings.capacity, "are being prepared")
         self.tokenizing = Work(1, 8, "tokenize texts")
-        self.counting = Work(2, 2 * settings.capacity, "have their tokens counted", disturbs)
+        self.counting = Work(2, 2 * settings.capacity, "have their tokens counted")
         self.files = Work(1, 8, "save or restore slots")
         self.caller = Caller(settings, batcher.base, self.name)
         self.chat_body, self.completion_body = bounded(ChatBody, settings), bounded(CompletionBody, settings)
@@ -168,7 +169,7 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
     _add_page(app)
     _add_shorter_paths(app)
     _add_errors(app)
-    app.add_middleware(Access, settings=settings, metrics=server.metrics)
+    app.add_middleware(Access, settings=settings, metrics=server.metrics, shares=server.shares)
     if settings.cors_origin:
         app.add_middleware(
             CORSMiddleware,
