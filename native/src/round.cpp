@@ -338,10 +338,6 @@ void round::keep_rows(const kept_tokens & k) {
     if (n_keep == 0) {
         return;
     }
-    if (s.round.of_prompt) {
-        planner_.new_text();
-        slots_.begin_text(k.slot);
-    }
     slots_.tell(k);
     if (planner_.ready()) {
         learn(s);

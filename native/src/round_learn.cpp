@@ -7,8 +7,13 @@
 namespace eagle3 {
 
 // Teaches the planner which of the draft tokens that verification reached were accepted, for each source that
-// offered them.
+// offered them. What drafts were worth before a prompt is of another text.
 void round::learn(slot_state & s) {
+    if (s.round.of_prompt) {
+        planner_.new_text();
+        s.trust.fill(1.0f);
+        return;
+    }
     const int n_rows             = (int) s.round.tokens.size();
     const std::vector<int> depth = depths(s.round.parents.data(), n_rows);
     std::vector<std::array<int, N_RECORDS>> children(n_rows);

@@ -242,8 +242,9 @@ void slots::run_rows(int n, const int * of, int n_of) {
 }
 
 void slots::kept_prompt(const kept_tokens & k) {
-    holds(k.slot, at(k.slot).n_past + (int) k.tokens.size());
-    begin_text(k.slot);
+    slot_state & s = at(k.slot);
+    holds(k.slot, s.n_past + (int) k.tokens.size());
+    s.trust.fill(1.0f);
     tell(k);
 }
 

@@ -122,8 +122,6 @@ class slots {
     // Drops the rows beyond each slot's n_past, and the tree. failed: their decode has failed.
     bool drop_rows(const int * of, int n_of, bool failed = false);
     void kept_prompt(const kept_tokens & k);  // these stay in the slot
-    // What drafts were worth before is of another text.
-    void begin_text(int slot) { at(slot).trust.fill(1.0f); }
 
     // -- state: the bytes of the sources, one after the other --
     void need_state() const;  // E_UNSUPPORTED if there is no source
