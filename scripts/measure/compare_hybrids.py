@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Compares drafts on a hybrid or on experts of 200 MB whose text is foreseen with a chosen chance.
 
-    scripts/measure/compare_hybrids.py [--model hybrid] [--kind Q8_0] [--chance 0.7] [--rounds 5]
+    scripts/measure/compare_hybrids.py [--model hybrid] [--kind Q8_0] [--chance 0.7] [--rounds 5] [--loads 3]
         [--n-rs-seq default,0,4,8] [--chains 2,3,4] [--upstream draft-eagle3,ngram-simple,...] [--json FILE]
 
 The models are made in the cache (tests/kit/hybrid_models.py). In every round each mode generates one answer,
 taking turns with plain decoding of the same prompt, or right behind it where it runs in a process of its own.
-A speed is relative to that: the median of the rounds, and the slowest of them. The
-forecast of a mode with the planner is divided by the speed. llama.cpp's own drafters run
-at the fastest setting of their search. Their text may differ: an unpatched library sums in another order.
+A speed is relative to that: the median of the rounds, and the slowest of them. The forecast of a mode with
+the planner is divided by the speed. Where a load finds its memory makes it up to a tenth faster or slower
+than another one of the same file: so all modes of ours are loaded anew --loads times, and the table has each
+load's median too. llama.cpp's own drafters run at the fastest setting of their search. Their text may differ:
+an unpatched library sums in another order.
 
 With --chance 1 the target's text has no surprise, and --p says how often the head is right. With --chance 0
 nothing can be foreseen. --topic 0.7: what follows in a text chooses the same experts. A text of experts is
@@ -62,17 +64,23 @@ def main() -> None:
     greedy = {"temp": 0.0}
     sampling = hybrid_models.sampling(model, given.chance, given.topic) if model.experts else greedy
     say(f"{target.name}: {target.stat().st_size / 1e6:.0f} MB; {sampling}")
+    rows: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
-        plain = stack.enter_context(contextlib.closing(FlashLlama(loading.path, **loading.settings())))
-        modes = [Mode("plain", plain), *ours(given, loading, str(head), stack)]
+        others: list[Mode] = []
         if sampling == greedy:
-            modes += theirs(given, loading, str(head), prompts[given.rounds :], stack)
-        rows: list[dict[str, Any]] = []
-        for i, prompt in enumerate(prompts[: given.rounds]):
-            for mode in modes:
-                rows.append({"round": i, **answer(mode, plain, prompt, given.n, sampling, i)})
-                rows[-1]["foreseen"] = of.foreseen([prompt[-1], *rows[-1].pop("tokens")])
-                say("{round} {mode}: {speed:.3f}".format(**rows[-1]))
+            others = theirs(given, loading, str(head), prompts[given.rounds :], stack)
+        for load in range(given.loads):
+            with contextlib.ExitStack() as loaded:
+                plain = loaded.enter_context(
+                    contextlib.closing(FlashLlama(loading.path, **loading.settings()))
+                )
+                modes = [Mode("plain", plain), *ours(given, loading, str(head), loaded), *others]
+                for i, prompt in enumerate(prompts[: given.rounds]):
+                    for mode in modes:
+                        row = answer(mode, plain, prompt, given.n, sampling, i)
+                        row["foreseen"] = of.foreseen([prompt[-1], *row.pop("tokens")])
+                        rows.append({"load": load, "round": i, **row})
+                        say("{load} {round} {mode}: {speed:.3f}".format(**rows[-1]))
     print("\n".join(table(rows)))
     if given.json:
         given.json.write_text(json.dumps({"given": vars(given), "rows": rows}, indent=1, default=str))
@@ -88,6 +96,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--p", type=float, default=1.0, help="how often the head is right about f")
     parser.add_argument("--topic", type=float, default=0.0, help="what a cycle's embeddings have in common")
     parser.add_argument("--rounds", type=int, default=5, help="answers of each mode; the median counts")
+    parser.add_argument("--loads", type=int, default=3, help="so often everything is loaded anew")
     parser.add_argument("--n-rs-seq", default="default,0,4,8", help="of EagleLlama; none: no mode of ours")
     parser.add_argument("--chains", default="2,3,4", help="fixed chains of the head; none: no such mode")
     parser.add_argument("--upstream", default=SPECS, help="llama.cpp's drafters; none: no such mode")
@@ -186,8 +195,9 @@ def foreseen(mode: Mode) -> list[float]:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    columns = "mode|median speed|slowest|forecast / speed|tokens a round|draft tokens|foreseen|other texts"
-    lines = [f"| {columns.replace('|', ' | ')} |", "|---|---|---|---|---|---|---|---|"]
+    columns = "mode|median speed|of each load|slowest|forecast / speed|tokens a round|draft tokens|foreseen"
+    columns += "|other texts"
+    lines = [f"| {columns.replace('|', ' | ')} |", "|---|---|---|---|---|---|---|---|---|"]
     middle: dict[str, float] = {}
     for name in dict.fromkeys(row["mode"] for row in rows):
         of = [row for row in rows if row["mode"] == name]
@@ -196,8 +206,13 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
         forecast = f"{statistics.median(forecasts):.3f}" if forecasts else "-"
         mean = lambda key, of=of: statistics.mean(row[key] for row in of)
         n_other = sum(not row["same"] for row in of)
+        loads = [
+            statistics.median(row["speed"] for row in of if row["load"] == load)
+            for load in sorted({row["load"] for row in of})
+        ]
+        each = ", ".join(f"{speed:.2f}" for speed in loads)
         lines.append(
-            f"| {name} | {middle[name]:.3f} | {min(row['speed'] for row in of):.3f} | {forecast}"
+            f"| {name} | {middle[name]:.3f} | {each} | {min(row['speed'] for row in of):.3f} | {forecast}"
             f" | {mean('per_round'):.2f} | {mean('drafted'):.0f} | {mean('foreseen'):.2f} | {n_other} |"
         )
     theirs = {k: v for k, v in middle.items() if k.startswith("upstream")}
