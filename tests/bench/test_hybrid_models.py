@@ -103,7 +103,7 @@ def test_the_comparison_of_a_hybrid(tmp_path):
     """scripts/measure/compare_hybrids.py: all modes of ours decode plain's text, whatever n_rs_seq is."""
     script, out = ROOT / "scripts" / "measure" / "compare_hybrids.py", tmp_path / "out.json"
     size = ["--model", "tiny-hybrid", "--rounds", "1", "-n", "24", "-t", "1", "--n-rs-seq", "default,0,4"]
-    given = ["--chains", "3", "--upstream", "none", "--models", tmp_path, "--json", out]
+    given = ["--loads", "1", "--chains", "3", "--upstream", "none", "--models", tmp_path, "--json", out]
     done = run([sys.executable, script, *size, *given])
     rows = json.loads(out.read_text())["rows"]
     assert len(rows) == 1 + 3 * 4 and all(row["same"] for row in rows)
