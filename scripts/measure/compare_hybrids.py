@@ -24,6 +24,7 @@ import contextlib
 import json
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,20 +71,30 @@ def main() -> None:
         if sampling == greedy:
             others = theirs(given, loading, str(head), prompts[given.rounds :], stack)
         for load in range(given.loads):
-            with contextlib.ExitStack() as loaded:
-                plain = loaded.enter_context(
-                    contextlib.closing(FlashLlama(loading.path, **loading.settings()))
-                )
-                modes = [Mode("plain", plain), *ours(given, loading, str(head), loaded), *others]
-                for i, prompt in enumerate(prompts[: given.rounds]):
-                    for mode in modes:
-                        row = answer(mode, plain, prompt, given.n, sampling, i)
-                        row["foreseen"] = of.foreseen([prompt[-1], *row.pop("tokens")])
-                        rows.append({"load": load, "round": i, **row})
-                        say("{load} {round} {mode}: {speed:.3f}".format(**rows[-1]))
+            for row in one_load(given, loading, str(head), others, prompts[: given.rounds], sampling):
+                row["foreseen"] = of.foreseen([prompts[row["round"]][-1], *row.pop("tokens")])
+                rows.append({"load": load, **row})
+                say("{load} {round} {mode}: {speed:.3f}".format(**rows[-1]))
     print("\n".join(table(rows)))
     if given.json:
         given.json.write_text(json.dumps({"given": vars(given), "rows": rows}, indent=1, default=str))
+
+
+def one_load(
+    given: argparse.Namespace,
+    loading: Loading,
+    head: str,
+    others: list[Mode],
+    prompts: list[list[int]],
+    sampling: dict[str, Any],
+) -> Iterator[dict[str, Any]]:
+    """Loads plain decoding and our modes, and has each answer each prompt. others: those that stay loaded."""
+    with contextlib.ExitStack() as stack:
+        plain = stack.enter_context(contextlib.closing(FlashLlama(loading.path, **loading.settings())))
+        modes = [Mode("plain", plain), *ours(given, loading, head, stack), *others]
+        for i, prompt in enumerate(prompts):
+            for mode in modes:
+                yield {"round": i, **answer(mode, plain, prompt, given.n, sampling, i)}
 
 
 def arguments() -> argparse.Namespace:

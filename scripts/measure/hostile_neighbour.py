@@ -8,8 +8,8 @@ sends hostile_cases.py's requests, one after the other, for as long as that answ
 beside it take turns. "usual" has a second client that sends the same request instead: what a neighbour costs
 who asks nothing odd. The figures are the medians of the ratios to the answers alone just before and after.
 
-Each client has its own API key, by which the server knows it. With --no-keys all are one client to it, which
-may slow itself down.
+Each client has its own API key, by which the server knows it. With --no-keys all are one client to it, for
+which nothing waits.
 """
 
 from __future__ import annotations
