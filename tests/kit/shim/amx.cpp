@@ -1,5 +1,7 @@
 // AMX's layout on processors without AMX: which products its buffer type takes, and those of halves, which use
 // AVX-512 alone. The tree's own sources; only the question whether the system allows AMX is answered with yes.
+// This file is compiled for any processor, since a compiler copies structures with the widest registers it may
+// use. The products are in mmq.cpp, compiled by itself for AMX and called only where AVX-512 is.
 #include "ggml-alloc.h"
 #include "ggml-cpp.h"
 
@@ -10,9 +12,20 @@
 #include <cstring>
 #include <vector>
 
+// after the headers with intrinsics, which would take them for the compiler's own
+#include "amx/amx.h"
+#include "amx/common.h"
+#include "amx/mmq.h"
+#include "traits.h"
+#ifndef __AMX_INT8__
+#define __AMX_INT8__
+#endif
+#ifndef __AVX512VNNI__
+#define __AVX512VNNI__
+#endif
+ggml_backend_buffer_type_t ggml_backend_amx_buffer_type(void);
 #define syscall(...) 0
 #include "amx/amx.cpp"
-#include "amx/mmq.cpp"
 #undef syscall
 
 namespace {
