@@ -109,9 +109,9 @@ def merged(loads: Sequence[Costs]) -> Costs:
         each = [np.atleast_1d(getattr(c, name)) / c.one_row for c in fair]
         return [float(x) for x in np.median(each, axis=0) * least]
 
-    first = middle("first")[0]
-    context = fair[0].context
-    return Costs(middle("layers"), middle("output"), middle("head"), middle("cell"), first, context)
+    rows = (middle(name) for name in ("layers", "output", "head", "cell"))
+    first, back = middle("first")[0], middle("back")[0]
+    return Costs(*rows, first, fair[0].context, back=back)
 
 
 def _calm(loads: Sequence[Costs]) -> Sequence[Costs]:
@@ -139,5 +139,5 @@ def _is_sound(c: Costs) -> bool:
         return isinstance(x, (int, float)) and not isinstance(x, bool) and least <= x < LARGEST
 
     positive = sound(c.layers, SMALLEST) and sound(c.head, SMALLEST)
-    rest = all(number(x, 0.0) for x in (c.first, c.context, c.switches))
+    rest = all(number(x, 0.0) for x in (c.first, c.context, c.switches, c.back))
     return positive and sound(c.output, 0.0) and sound(c.cell, 0.0) and rest

@@ -32,6 +32,7 @@ class Costs:
     first: float
     context: float
     switches: float = 0.0  # involuntary context switches a second while they were measured
+    back: float = 0.0
 
     @property
     def one_row(self) -> float:
@@ -80,6 +81,8 @@ class Times:
             # each size of the output matrix once: a second time it would already be in the CPU's cache
             for m in {1: (), 2: (1,)}.get(n, (n,)):
                 took["output", m] = [engine.measure_output(m)]
+            if i == 0:
+                took["back", 1] = [engine.measure_back(slot)]
             if engine.has_head and i == 0:
                 took["first", 1] = [engine.measure_head(1, slot) for _ in range(settling + 1)][-1:]
                 # on a device a draft is one graph: a step of it is less than a pass, which is waited for
@@ -102,13 +105,13 @@ class Times:
 
         out = curve(rising(figures("output") or {1: 0.0}))
         head = rising(figures("head") or {1: 1.0})
-        first = figures("first").get(1, 0.0)
+        first, back = (figures(part).get(1, 0.0) for part in ("first", "back"))
         layers = figures("layers")
         layers[1] = one - out[1]  # a decode of one row includes its output
         layers = rising(layers, {1: self._times_of_one})
         layers, head = ({n: max(t, SMALLEST) for n, t in part.items()} for part in (layers, head))
         first = max(first - head[1], 0.0)
-        return Costs(curve(layers), out, curve(head), curve({1: 0.0}), first, context)
+        return Costs(curve(layers), out, curve(head), curve({1: 0.0}), first, context, back=back)
 
 
 def _decode(engine: Session, n: int, slot: int, settling: int) -> float:

@@ -28,6 +28,7 @@ class Planner:
             setattr(c, name, list(getattr(costs, name)))
         c.first = costs.first
         c.context = costs.context
+        c.back = costs.back
         checked(s.lib.eagle3_plan_set(s.handle, c))
         self.costs = costs
         self.on_match = None

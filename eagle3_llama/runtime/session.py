@@ -192,6 +192,10 @@ class Session:
         """Seconds of a further step of a draft, of n rows: less than a pass where the head looks ahead."""
         return self._seconds(lambda out: self.lib.eagle3_measure_step(self.handle, slot, n, out))
 
+    def measure_back(self, slot: int = 0) -> float:
+        """Seconds of a checkpoint of what the slot holds; 0 where the memory drops any rows of a draft."""
+        return self._seconds(lambda out: self.lib.eagle3_measure_back(self.handle, slot, out))
+
     def measure_threads(self, slot: int = 0) -> None:
         """Decodes a row with each number of threads that rounds may use. The next begins with the fastest."""
         checked(self.lib.eagle3_measure_threads(self.handle, slot))

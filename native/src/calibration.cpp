@@ -15,11 +15,23 @@ int bin_of(float q) {
 
 }  // namespace
 
+// Returns what a source's own estimate is worth, by all of its first tokens: a text that nothing foresees
+// would else have to show that to each bin. A head's is left as it is, its trust follows faster.
+float calibration::estimate(int source, float q) const {
+    const record & c = records_[source];
+    if (source == HEAD || source >= MAX_SOURCES || c.first.tries == 0.0f) {
+        return q;
+    }
+    const float n = of_text_.shared, seen = (c.first.hits + n) / (c.first.tries - c.first.hits + n),
+                said = (c.expected + n) / (c.first.tries - c.expected + n);
+    return q * seen / (q * seen + (1.0f - q) * said);
+}
+
 // A bin with few observations leans on the same one a level above, and the first level leans on the source's
-// own estimate.
+// estimate.
 float calibration::accept(int source, int depth, float q, float trust) const {
     const int bin = bin_of(q);
-    float p       = q;
+    float p       = estimate(source, q);
     for (int d = 0; d < std::min(depth, N_DEPTH); ++d) {
         const tally & t = records_[source].bins[d][bin];
         p               = (t.hits + tune_.prior * p) / (t.tries + tune_.prior);
@@ -54,6 +66,11 @@ calibration::finding calibration::learn(
             t->tries = t->tries * tune_.keep_tally + 1.0f;
             t->hits  = t->hits * tune_.keep_tally + (accepted ? 1.0f : 0.0f);
         }
+    }
+    if (source != HEAD && depth == 1) {
+        c.first.tries = c.first.tries * tune_.keep_tally + 1.0f;
+        c.first.hits  = c.first.hits * tune_.keep_tally + (accepted ? 1.0f : 0.0f);
+        c.expected    = c.expected * tune_.keep_tally + q;
     }
     if (source == HEAD && depth == 1) {
         return look_for_turn(c, rank, surprise, trust, now != rest::none, n_slots);

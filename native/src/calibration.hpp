@@ -49,10 +49,13 @@ class calibration {
     struct record {
         std::array<std::array<tally, N_BIN>, N_DEPTH> bins{};
         std::array<std::array<tally, N_RANK>, N_DEPTH> ranks{};
+        tally first;            // first tokens of a source that takes no passes
+        float expected = 0.0f;  // of those, the hits that its own estimates said
         float surprise = 0.0f;  // hits of first tokens above what was expected, decaying: while drafts rest
         float excess   = 0.0f;  // and always, over more of them
         int pardons    = 0;     // first tokens whose slots are trusted again, after a turn of the text
     };
+    float estimate(int source, float q) const;
     finding look_for_turn(record & c, int rank, float surprise, float & trust, bool rests, int n_slots);
 
     const tuning & tune_;

@@ -146,6 +146,14 @@ int32_t eagle3_measure_step(eagle3_session * s, int32_t slot, int32_t n, float *
     });
 }
 
+int32_t eagle3_measure_back(eagle3_session * s, int32_t slot, float * seconds) {
+    return guard([&]() -> int32_t {
+        not_null(seconds, "seconds");
+        *seconds = get(s).measure_back(slot);
+        return EAGLE3_OK;
+    });
+}
+
 int32_t eagle3_measure_threads(eagle3_session * s, int32_t slot) {
     return guard([&]() -> int32_t {
         get(s).measure_threads(slot);

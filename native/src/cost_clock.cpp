@@ -26,6 +26,8 @@ void check(const costs & c) {
     }
     require(in(c.first, 0.0f, cost_limits::most_cost), EAGLE3_E_ARGUMENT,
         format("the cost of the first pass is %g s, expected 0..%g", c.first, cost_limits::most_cost));
+    require(in(c.back, 0.0f, cost_limits::most_cost), EAGLE3_E_ARGUMENT,
+        format("the cost of a checkpoint is %g s, expected 0..%g", c.back, cost_limits::most_cost));
     require(in(c.context, 0.0f, cost_limits::most_context), EAGLE3_E_ARGUMENT,
         format(
             "the costs were measured at %g positions, expected 0..%g", c.context, cost_limits::most_context));
@@ -147,15 +149,14 @@ float cost_clock::even_seconds(std::vector<int> rows, int n_output) const {
 
 expectation cost_clock::foresee(const std::vector<float> & reach, int n_fixed, float passes_s) const {
     const int n   = std::min(n_roots() + n_fixed + (int) reach.size(), MAX_ROWS);
-    float seconds = plain_seconds() + passes_s, tokens = (float) n_slots_;
+    float seconds = layers(n) + at().plain_rest + passes_s, tokens = (float) n_slots_;
     if (n > n_roots()) {
         std::vector<float> rows(n_slots_ + n_fixed, 1.0f);
         rows.insert(rows.end(), reach.begin(), reach.end());
         rows.resize(n - n_waiting_);
-        seconds += layers(n) - layers(n_slots_) - costs_.output[n_slots_] * at().plain.value +
-                   pieces(rows, 0, 1.0f, 1.0f).seconds + at().draft_rest;
-    } else if (n > n_slots_) {
-        seconds += layers(n) - layers(n_slots_);
+        seconds += pieces(rows, 0, 1.0f, 1.0f).seconds + at().draft_rest + back_seconds(n - n_roots());
+    } else {
+        seconds += costs_.output[n_slots_] * at().plain.value;
     }
     for (const float p : reach) {
         tokens += p;
@@ -212,6 +213,7 @@ void cost_clock::time_passes(bool tried, bool drafted, int n_rows) {
         m.one.relax(tune_.relax);
         m.many.relax(tune_.relax);
         m.draft_rest *= 1.0f - tune_.relax;
+        m.rest_weight *= tune_.fade;
     }
     m.one.fade(tune_.fade);
     m.many.fade(tune_.fade);
@@ -318,10 +320,12 @@ void cost_clock::learn_rest(const round_record & r, bool plain, float gain_plain
     const float rest = r.total_s - r.layers_s - r.draft_s;
     if (plain) {
         m.plain_rest += (std::max(rest, 0.0f) - m.plain_rest) * gain_plain;
-    } else if (!r.whole) {
+    } else if (!r.whole && r.n_rows > n_roots()) {
         const float most = tune_.most_rest * plain_seconds();
-        m.draft_rest = m.draft_rest * tune_.keep_plain +
-                       std::clamp(rest - r.output_s - m.plain_rest, -most, most) * (1.0f - tune_.keep_plain);
+        const float back = (float) r.n_back * costs_.back * m.plain.value;
+        const float seen = std::clamp(rest - back - r.output_s - m.plain_rest, -most, most);
+        m.rest_weight    = m.rest_weight * tune_.keep_plain + 1.0f;
+        m.draft_rest += (seen - m.draft_rest) / std::max(m.rest_weight, tune_.least_weight);
     }
 }
 

@@ -32,7 +32,8 @@ void planner::learn(int source, int depth, int rank, float q, bool accepted, flo
 bool planner::is_wrong() const {
     const float p = calibration_.mean_accept(1, 0, 1.0f);
     return clock_.n_slots() == 1 && ready() &&
-           p < tune_.wrong * clock_.rate() * (pass_seconds(1, true) + clock_.row_seconds(1, p));
+           p < tune_.wrong * clock_.rate() *
+                   (pass_seconds(1, true) + clock_.row_seconds(1, p) + clock_.back_seconds(1));
 }
 
 void planner::saw_round(round_record r) {
@@ -50,13 +51,14 @@ planner::choice planner::best(const std::vector<float> & reach, int n_fixed) con
     for (int i = 0; i < (int) reach.size() && base + i < MAX_ROWS; ++i) {
         v += reach[i] - rate * clock_.row_seconds(base + i, reach[i]);
         accepted += reach[i];
-        const float after = v - rate * clock_.again_seconds(i + 1, accepted, reach[i]);
+        const float after =
+            v - rate * (clock_.back_seconds(i + 1) + clock_.again_seconds(i + 1, accepted, reach[i]));
         if (after > c.value) {
             c = {i + 1, after};
         }
     }
     if (c.n == 0 && !reach.empty() && base < MAX_ROWS &&
-        rest_.hopes(reach[0], rate, clock_.row_seconds(base, reach[0]))) {
+        rest_.hopes(reach[0], rate, clock_.row_seconds(base, reach[0]) + clock_.back_seconds(1))) {
         c.n = 1;
     }
     return c;
@@ -71,13 +73,14 @@ planner::even_choice planner::best_even(
     for (int rows = 0; rows <= longest + most; ++rows) {
         even_choice c = {{}, 0.0f, {}};
         std::vector<int> all;
-        float none_fails = 1.0f, accepted = 0.0f;
+        float none_fails = 1.0f, accepted = 0.0f, back = 0.0f;
         int n_drafted = 0;
         for (int i = 0; i < n_slots; ++i) {
             const int n = std::clamp(rows - n_waiting[i], 0, (int) reach[i].size());
             c.n.push_back(n);
             all.push_back(n_waiting[i] + 1 + n);
             n_drafted += n;
+            back += n > 0 ? clock_.back_seconds(n) : 0.0f;
             for (int k = 0; k < n; ++k) {
                 accepted += reach[i][k];
             }
@@ -86,7 +89,7 @@ planner::even_choice planner::best_even(
         if (n_drafted > most) {
             break;
         }
-        c.expected = {clock_.even_seconds(all, n_slots + n_drafted), (float) n_slots + accepted};
+        c.expected = {clock_.even_seconds(all, n_slots + n_drafted) + back, (float) n_slots + accepted};
         c.value    = c.expected.tokens - clock_.rate() * c.expected.seconds;
         c.value -= n_drafted ? clock_.rate() * clock_.again_seconds(n_drafted, accepted, none_fails) : 0.0f;
         best = c.value > best.value ? c : best;

@@ -57,6 +57,8 @@ void rest_policy::saw_round(const round_record & r, const cost_clock::reading & 
         saw_draft(r, seen);
         rest_or_wake();
     } else {
+        const bool decodes_again = !seen.plain && r.n_rows == clock_.n_roots();
+        m.missed += decodes_again && m.missed > 0.0f ? lost(seen) : 0.0f;  // the draft before cost this, too
         saw_free(r, seen.plain, seen.raw);
     }
 }
@@ -98,9 +100,13 @@ void rest_policy::saw_draft(const round_record & r, const cost_clock::reading & 
     m.gain              = m.gain * tune_.keep_gain + gain * (1.0f - tune_.keep_gain);
     ++m.n_drafts;
     if (!seen.plain && clock_.n_slots() == 1) {
-        const float lost = seen.seconds / std::max(clock_.plain_seconds(), 1e-9f) - 1.0f;
-        m.missed         = r.n_tokens > 1 ? 0.0f : m.missed + std::clamp(lost, 0.0f, 1.0f);
+        m.missed = r.n_tokens > 1 ? 0.0f : m.missed + lost(seen);
     }
+}
+
+// Returns what a round that brought one token took beyond a plain one, in tokens.
+float rest_policy::lost(const cost_clock::reading & seen) const {
+    return std::clamp(seen.seconds / std::max(clock_.plain_seconds(), 1e-9f) - 1.0f, 0.0f, 1.0f);
 }
 
 // Sees a round without the head. What the others offer is declined for as long as its rows are thought too

@@ -63,6 +63,7 @@ class rest_policy {
     void plan_look(bool plain, float raw, float ratio);
     void saw_draft(const round_record & r, const cost_clock::reading & seen);
     void saw_free(const round_record & r, bool plain, float raw);
+    float lost(const cost_clock::reading & seen) const;
     void rest_or_wake();
     bool rests(const mode & m) const;
 

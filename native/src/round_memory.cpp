@@ -9,6 +9,7 @@ namespace eagle3 {
 // the batch, but not of a tree, nor of a batch that it would fill, nor before a draft if it has become much.
 void round::prepare_memory() {
     size_t n = 0;
+    n_back_  = 0;
     for (const int slot : of_) {
         n += slots_.at(slot).waiting.size() + slots_.at(slot).round.tokens.size();
     }
@@ -22,6 +23,7 @@ void round::prepare_memory() {
         const int n_drafted = (int) r.tokens.size() - 1;
         if (!slots_.target.will_drop(n_drafted)) {
             slots_.target.begin_round(slot);
+            ++n_back_;
         }
     }
 }

@@ -206,7 +206,8 @@ float session::timed_decode(int slot, int n) {
     require(n >= 1 && n <= MAX_ROWS, EAGLE3_E_ARGUMENT, format("%d rows, expected 1..%d", n, MAX_ROWS));
     std::vector<int32_t> tokens;
     for (int i = 0; i < n; ++i) {
-        tokens.push_back((100 + 37 * i) % slots_.n_vocab);  // any text costs the same
+        // any text costs the same, but for experts: the same ones each time would be in the CPU's cache
+        tokens.push_back((int32_t) ((100u + 37u * n_timed_++) % (uint32_t) slots_.n_vocab));
     }
     slots_.settle(slot);
     slots_.target.keep_checkpoint(slot);
@@ -243,6 +244,23 @@ float session::measure_passes(int slot, int n, bool ahead) {
         format("%d rows, expected 1..%d", n, MAX_ROWS));
     const thread_scope scope(slots_.ctx, round_.threads());
     return ahead ? head.measure_step(slot, n_past, n) : head.measure(slot, n_past, n);
+}
+
+float session::measure_back(int slot) {
+    const int n_past = slots_.at(slot).n_past;
+    round_.check_rests();
+    round_.begin_other();
+    if (slots_.target.drops_any()) {
+        return 0.0f;
+    }
+    slots_.settle(slot);
+    const int64_t start = ggml_time_us();
+    const bool back     = slots_.target.goes_back(slot);
+    const float seconds = 1e-6f * (ggml_time_us() - start);
+    if (!back) {
+        slots_.must_drop_from(slot, n_past);
+    }
+    return seconds;
 }
 
 // -- memory -----------------------------------------------------------------------------------------------

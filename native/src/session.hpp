@@ -60,6 +60,7 @@ class session {
     void choose_threads(bool on) { round_.choose_threads(on); }
     int threads() { return round_.threads().now(); }
     float measure_output(int n);
+    float measure_back(int slot);
     float measure_head(int slot, int n) { return measure_passes(slot, n, false); }
     float measure_step(int slot, int n) { return measure_passes(slot, n, true); }
 
@@ -77,6 +78,7 @@ class session {
 
     slots slots_;
     planner planner_;
+    uint32_t n_timed_ = 0;  // rows of timed decodes so far
     drafter drafter_{slots_, planner_};
     round round_{slots_, drafter_, planner_};
 };

@@ -171,6 +171,11 @@ void target_memory::keep_checkpoint(int slot) {
     }
 }
 
+bool target_memory::goes_back(int slot) {
+    checkpoint & c = of_[slot].of_round;
+    return take(slot, c) && restore(slot, c);
+}
+
 // Says whether a checkpoint of what is held would stay: thin_out keeps their distances alike.
 bool target_memory::is_due(const text & t) const {
     using limits       = checkpoint_limits;

@@ -53,6 +53,7 @@ class target_memory {
     // rows, and the next one overwrites it; others are kept, as many as have room.
     void begin_round(int slot);
     void keep_checkpoint(int slot);  // none if one lies near
+    bool goes_back(int slot);        // takes a round's checkpoint and restores it, to see how long that takes
     size_t checkpoint_bytes() const;
 
   private:

@@ -68,13 +68,14 @@ struct tuning {
     // dearer x4 -8.96.
     int min_drafts = 12;
     // Time that drafts of a lone slot cost in a row of which nothing was accepted, in tokens, that suffices
-    // too: it is for the first text of a head that is always wrong, which loses 2 to 3% less of 64 tokens.
-    // half +0.09, turns x1 -0.40; twice -0.06, misjudged turns x1 -1.66; without +0.04, misjudged x1 -0.19.
-    float most_missed = 1.5f;
+    // too: it is for the first text of a head that is always wrong, and where a checkpoint takes drafts back.
+    // half -0.07, load comes and goes x1 -0.97; twice -0.07, misjudged turns x1 -3.18; without -0.04,
+    // misjudged turns x1 -2.07.
+    float most_missed = 0.75f;
     // Of that, what a rest leaves.
-    // half -0.04, misjudged turns x1 -0.65; twice -0.00, misjudged x1 -0.35; without +0.00, misjudged x1
-    // -0.29.
-    float keep_missed = 0.5f;
+    // half -0.03, misjudged turns x1 -1.43; twice -0.09, misjudged turns x1 -1.73; without -0.05, misjudged
+    // turns x1 -3.45.
+    float keep_missed = 0.7f;
     // Of what a head's first token must bring to pay for its row and its pass, the part below which it counts
     // as wrong: a text then begins with the longest rests. No value changes anything in the 26 cases, whose
     // texts are long. In those of `planner_states_test texts`, of 64 tokens, without it and most_missed -1.5
@@ -267,6 +268,11 @@ struct text_tuning {
     // The length and the number of its matches say most of it already.
     // half -0.6; twice -0.1; without -0.5.
     float trust_step = 0.02f;
+    // First tokens, right and wrong ones each, that a source's own estimates count for beside how often all of
+    // them were right. A text that nothing foresees else has to show that to each bin: its first 128 tokens
+    // then take 0.7% longer (Q8_0, cheap rows).
+    // half -0.4; twice -0.4; without +0.3.
+    float shared = 4.0f;
     // Of the probability of first tokens that cost no pass, what is taken for granted when the head's passes
     // are weighed against it: the head also tells whether they are right.
     // half -1.0; all of it -0.7; without -1.0.

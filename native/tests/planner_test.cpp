@@ -282,6 +282,56 @@ void check_sizes(const costs & c) {
     }
 }
 
+// A draft that only a checkpoint takes back is dearer by the checkpoint, one that rows are dropped of is not;
+// and what rounds with checkpoints take beside their parts is no other draft's.
+void check_back(costs c) {
+    c.back = 0.5f * (c.layers[1] + c.output[1]);
+    float seconds[2], value[2];
+    planner p;
+    p.set(c);
+    for (const bool drops : {false, true}) {
+        p.begin(1, 0.0f, 0, drops ? MAX_ROWS : 0);
+        seconds[drops] = p.foresee({0.9f}, 0, 0.0f).seconds;
+        value[drops]   = p.best({0.9f}).value;
+    }
+    for (int i = 0; i < 100; ++i) {
+        planner::round r;
+        r.n_rows   = 2;
+        r.n_tokens = 2;
+        r.n_back   = 1;
+        r.layers_s = c.layers[2];
+        r.output_s = c.output[2];
+        r.total_s  = r.layers_s + r.output_s + c.back;
+        p.saw_round(r);
+    }
+    const float after = p.foresee({0.9f}, 0, 0.0f).seconds;
+    if (std::fabs(seconds[0] - seconds[1] - c.back) > 0.01f * c.back || value[0] > value[1] - 0.3f ||
+        std::fabs(after - seconds[1]) > 0.05f * c.back) {
+        fprintf(stderr, "a checkpoint of %.4f s: a round of %.4f s takes %.4f s with it, later %.4f s without\n",
+            c.back, seconds[1], seconds[0], after);
+        ++failures;
+    }
+}
+
+// Tokens of the text that are wrong at one estimate say something of other estimates of the text.
+void check_estimates() {
+    planner p;
+    float trust = 1.0f;
+    for (int i = 0; i < 12; ++i) {
+        p.learn(TEXT, 1, 0, 0.24f, false, trust);
+    }
+    const float other = p.accept(TEXT, 1, 0.6f, 1.0f);
+    planner good;
+    for (int i = 0; i < 400; ++i) {
+        good.learn(TEXT, 1, 0, 0.24f, i % 4 == 0, trust);
+    }
+    const float same = good.accept(TEXT, 1, 0.6f, 1.0f);
+    if (other > 0.45f || std::fabs(same - 0.6f) > 0.05f) {
+        fprintf(stderr, "after others that were wrong 0.6 is worth %.3f, after as many as expected %.3f\n", other, same);
+        ++failures;
+    }
+}
+
 // What plain decoding is foreseen to take, where something disturbs one look in six, and few of the rounds
 // with drafts: a mean of the looks would be 1.33 of it.
 void check_forecast(const costs & c) {
@@ -376,6 +426,7 @@ void check_costs() {
         std::fill_n(c.cell, rng() % 3 ? 0 : MAX_ROWS + 1, any());
         c.context = rng() % 2 ? c.context : any();
         c.first   = rng() % 4 ? c.first : any();
+        c.back    = rng() % 4 ? c.back : any();
         try {
             eagle3::check(c);
         } catch (const error &) {
@@ -385,7 +436,7 @@ void check_costs() {
         planner p;
         p.set(c);
         for (const float n_past : {0.0f, 1.0f, 4096.0f, 1e6f}) {
-            p.begin(1, n_past);
+            p.begin(1, n_past, 0, (int) (rng() % 3));
             const auto e = p.foresee(std::vector<float>(5, 0.5f), 0, c.head[1]);
             if (!(p.plain_seconds() > 0.0f && std::isfinite(p.plain_seconds()) && std::isfinite(p.rate()) &&
                     e.seconds > 0.0f && std::isfinite(e.seconds))) {
@@ -410,6 +461,8 @@ int main(int argc, char ** argv) {
     check_sizes(costs_of(MACHINES[0], false));
     check_forecast(costs_of(MACHINES[0], false));
     check_sources();
+    check_back(costs_of(MACHINES[0], false));
+    check_estimates();
     for (const machine & m : MACHINES) {
         for (const bool deferred : {false, true}) {
             const costs c      = costs_of(m, deferred);

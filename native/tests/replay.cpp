@@ -351,6 +351,8 @@ text_tuning tuned(int n, char ** settings) {
         float v = 0.0f;
         if (sscanf(settings[i], "trust_step=%f", &v) == 1) {
             t.trust_step = v;
+        } else if (sscanf(settings[i], "shared=%f", &v) == 1) {
+            t.shared = v;
         } else if (sscanf(settings[i], "sure=%f", &v) == 1) {
             t.sure = v;
         } else if (sscanf(settings[i], "declined=%f", &v) == 1) {

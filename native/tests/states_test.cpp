@@ -196,6 +196,18 @@ void add_slot_calls(std::vector<call> & calls, int slot) {
             w.sampled.clear();
         });
     add(
+        "measure_back",
+        [=](world & w) {
+            float seconds = 1.0f;
+            const int64_t status = eagle3_measure_back(w.s, slot, &seconds);
+            return status < 0 || seconds == 0.0f ? status : (int64_t) EAGLE3_E_INTERNAL;  // rows are dropped
+        },
+        not_under_way,
+        [](world & w) {
+            w.drop_draft();
+            w.sampled.clear();
+        });
+    add(
         "rewind",
         [=](world & w) { return (int64_t) eagle3_rewind(w.s, slot, (int) w.text[slot].size() - 1); }, always,
         [=](world & w) {

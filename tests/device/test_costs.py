@@ -84,6 +84,9 @@ class SteppedDevice:
     def measure_step(self, n, slot=0):
         return self.took("step", n, 0.0004)
 
+    def measure_back(self, slot=0):
+        return 0.0
+
 
 @pytest.mark.parametrize("in_use", [False, True])
 def test_costs_between_steps(monkeypatch, in_use):

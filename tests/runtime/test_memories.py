@@ -181,6 +181,22 @@ def test_snapshots_and_checkpoints(made, architecture, n_rs_seq):
         assert jobs_at_once(batcher, [functools.partial(work, prompt) for prompt in prompts]) == texts
 
 
+@pytest.mark.parametrize("architecture, keeps", [("llama", False), ("qwen35", True), ("mamba2", True)])
+def test_a_checkpoint_is_measured(made, architecture, keeps):
+    """In the middle of a text, which goes on as it would have; a KV cache needs none."""
+    target = str(made(architecture)[0])
+    with EagleLlama(target, n_ctx=128, n_threads=THREADS, flash_attn=True, verbose=False) as llm:
+        text = take(llm, 40, [5, 17, 29])
+        llm.reset()
+        again, took = llm.generate([5, 17, 29], temp=0.0), []
+        tokens = []
+        for token in itertools.islice(again, 40):
+            tokens.append(token)
+            took.append(llm.engine.measure_back())
+        assert tokens == text
+        assert all((seconds > 0) == keeps for seconds in took)
+
+
 @pytest.mark.parametrize("architecture", ["mamba", "qwen35"])
 def test_trees_are_refused_by_name(made, architecture):
     """A recurrent state has no branches. The planner drafts chains; a tree that is asked for is an error."""

@@ -171,6 +171,9 @@ class Machine:
     def measure_head(self, n, slot=0):
         return self.took(0.1 * self.row)
 
+    def measure_back(self, slot=0):
+        return self.took(0.02 * self.row)
+
 
 @pytest.mark.parametrize(
     "machine, most",
@@ -192,6 +195,7 @@ def test_measuring_ends_in_time(machine, most, monkeypatch):
     machine.n = int(costs.context)
     assert costs.one_row == pytest.approx(machine.layers(1) + machine.output, rel=0.01)
     assert costs.head[1] == pytest.approx(0.1 * machine.row)
+    assert costs.back == pytest.approx(0.02 * machine.row)
     for n in (16, 64):  # drafts from the text may have so many
         assert costs.layers[n] == pytest.approx(machine.layers(n), rel=0.05)
     for n in (1, 4, 8):
