@@ -109,9 +109,9 @@ def merged(loads: Sequence[Costs]) -> Costs:
         each = [np.atleast_1d(getattr(c, name)) / c.one_row for c in fair]
         return [float(x) for x in np.median(each, axis=0) * least]
 
-    rows = (middle(name) for name in ("layers", "output", "head", "cell"))
     first, back = middle("first")[0], middle("back")[0]
-    return Costs(*rows, first, fair[0].context, back=back)
+    layers, output, head, cell = map(middle, ("layers", "output", "head", "cell"))
+    return Costs(layers, output, head, cell, first, fair[0].context, back=back)
 
 
 def _calm(loads: Sequence[Costs]) -> Sequence[Costs]:

@@ -345,7 +345,8 @@ struct eagle3_costs {
     float cell[EAGLE3_MAX_ROWS + 1];  // what each position beyond `context` adds to a target decode; may be 0
     float first;                      // what the first pass of a draft costs above head[1]
     float context;                    // positions
-    float back;  // what a slot's draft takes beside its rows where a checkpoint takes it back; 0 where none does
+    float back;  // what a slot's draft takes beside its rows where a checkpoint takes it back; 0 where none
+                 // does
 };
 
 // From the next draft on EAGLE3_PLANNED drafts, and eagle3_round_verify computes the output matrix only for
@@ -370,8 +371,8 @@ int32_t eagle3_plan_get(eagle3_session * s, struct eagle3_plan_info * out);
 // rows of that decode, which are not kept (0 where it was not deferred); a pass of the head; a further step
 // of a draft, of n rows: where the head's first pass looks ahead on a device, that is less than a pass, which
 // is waited for; a checkpoint of what the slot holds, taken and restored (0 where the target's memory drops
-// any rows of a draft). They return E_UNSUPPORTED if the target cannot go back before the measured rows: the slot is
-// empty then.
+// any rows of a draft). They return E_UNSUPPORTED if the target cannot go back before the measured rows: the
+// slot is empty then.
 int32_t eagle3_measure_target(eagle3_session * s, int32_t slot, int32_t n, float * seconds);
 int32_t eagle3_measure_output(eagle3_session * s, int32_t n, float * seconds);
 int32_t eagle3_measure_head(eagle3_session * s, int32_t slot, int32_t n, float * seconds);

@@ -136,8 +136,8 @@ class cost_clock {
         cost_factor one, many;  // of pieces of the output matrix, of one row and of more, beyond plain
         cost_factor head;       // of the head's passes, beyond plain
         float tokens = 0.0f, seconds = 0.0f;  // decaying
-        float plain_rest = 0.0f;              // what a plain round takes beside its decode, seconds, decaying
-        float draft_rest = 0.0f;  // the same of one with a draft, beyond plain_rest and the output matrix
+        float plain_rest  = 0.0f;             // what a plain round takes beside its decode, seconds, decaying
+        float draft_rest  = 0.0f;  // the same of one with a draft, beyond plain_rest and the output matrix
         float rest_weight = 0.0f;  // of the rounds that it comes from, decaying
         float before = -1.0f;  // what the caller takes between rounds, seconds, decaying; negative if unknown
         average late, brought;  // seconds and tokens of all rounds, against their forecasts

@@ -268,10 +268,9 @@ struct text_tuning {
     // The length and the number of its matches say most of it already.
     // half -0.6; twice -0.1; without -0.5.
     float trust_step = 0.02f;
-    // First tokens, right and wrong ones each, that a source's own estimates count for beside how often all of
-    // them were right. A text that nothing foresees else has to show that to each bin: its first 128 tokens
-    // then take 0.7% longer (Q8_0, cheap rows).
-    // half -0.4; twice -0.4; without +0.3.
+    // First tokens, right and wrong ones each, that a source's own estimates count for beside how often all
+    // of them were right. A text that nothing foresees else has to show that to each bin: its first 128
+    // tokens then take 0.7% longer (Q8_0, cheap rows). half -0.4; twice -0.4; without +0.3.
     float shared = 4.0f;
     // Of the probability of first tokens that cost no pass, what is taken for granted when the head's passes
     // are weighed against it: the head also tells whether they are right.

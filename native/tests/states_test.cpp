@@ -198,7 +198,7 @@ void add_slot_calls(std::vector<call> & calls, int slot) {
     add(
         "measure_back",
         [=](world & w) {
-            float seconds = 1.0f;
+            float seconds        = 1.0f;
             const int64_t status = eagle3_measure_back(w.s, slot, &seconds);
             return status < 0 || seconds == 0.0f ? status : (int64_t) EAGLE3_E_INTERNAL;  // rows are dropped
         },

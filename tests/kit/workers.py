@@ -12,6 +12,29 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 EXIT_SECONDS = 120  # a process that has finished its tests has this long to end
+# Files that take minutes, in falling order: they start first where no run has measured the files. One that
+# begins last would run alone.
+LONG = [
+    "native/test_native",
+    "server/test_tool_schemas",
+    "native/test_drafting_table",
+    "server/clients/test_replays",
+    "runtime/test_windows",
+    "runtime/test_memories",
+    "device/test_other_folders",
+    "native/test_pre_tokenizers",
+    "native/test_recurrent",
+    "llama/test_same_text",
+    "native/test_invariance",
+    "server/test_tools",
+    "device/test_device_texts",
+    "server/test_server_hostile",
+    "train/test_train_runs",
+    "heads/test_variants",
+    "runtime/test_prefix_memories",
+    "runtime/test_memory_use",
+    "heads/test_self_test",
+]
 KEY = "eagle3/seconds"  # of pytest's cache: {file: seconds that its tests took}
 
 
@@ -82,11 +105,18 @@ class Workers:
         node.nodemanager.EXIT_TIMEOUT = EXIT_SECONDS
 
     def pytest_collection_modifyitems(self, config, items):
-        """In a worker: first the files that were not measured, by size, then those that took longest."""
+        """In a worker: first what was not measured, LONG and by size, then those that took longest."""
         if hasattr(config, "workerinput"):
             seconds = config.workerinput["seconds"]
             size = {path: path.stat().st_size for path in {item.path for item in items}}
-            items.sort(key=lambda i: (-seconds.get(file_of(i.nodeid), math.inf), -size[i.path], str(i.path)))
+
+            def place(item):
+                file = file_of(item.nodeid)
+                name = file.removeprefix("tests/").removesuffix(".py")
+                long = LONG.index(name) if name in LONG else len(LONG)
+                return -seconds.get(file, math.inf), long, -size[item.path], str(item.path)
+
+            items.sort(key=place)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids):

@@ -197,6 +197,11 @@ def test_planner_in_counted_time(programs):
     passes(programs, "planner_test")
 
 
+def test_what_the_planner_is_told(programs):
+    """Costs, checkpoints, rests, estimates and forecasts, each by itself."""
+    passes(programs, "planner_parts_test")
+
+
 @pytest.mark.parametrize("case", ["load", "measured", "heavy", "turn", "steady", "texts", "forecast"])
 def test_what_the_planner_learnt_does_not_stick(programs, case):
     """Within 200 rounds of a change it is within 3% of a planner that begins there, on a simulated clock.

@@ -122,10 +122,9 @@ def tokens_of(paths, texts, tmp_path, folder):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("seed", range(1, 3))
-def test_expressions_under_sanitizers(programs, seed):
+def test_expressions_under_sanitizers(programs):
     """The matches of std::regex; steps that grow with the text; 200,000 characters of each kind."""
-    passes(programs, "pre_tokenizers_test", seed)
+    passes(programs, "pre_tokenizers_test", 1)
 
 
 def test_tokens_of_an_unpatched_library(models, tmp_path):

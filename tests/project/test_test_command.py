@@ -12,7 +12,7 @@ import pytest
 import skipped
 from commands import run
 from paths import ROOT
-from workers import FileScheduling, Workers
+from workers import LONG, FileScheduling, Workers
 
 HOOKS = """import skipped, workers
 
@@ -185,6 +185,10 @@ def test_longest_file_first(tmp_path):
     out = tried(folder, {**files, **more}, "-n", 1, code=0)
     order = list(dict.fromkeys(re.findall(r"PASSED test_(\w+)\.py", out)))
     assert order == ["large", "small", "s3", "s1", "s0"]
+
+
+def test_long_files_are_there():
+    assert all((ROOT / "tests" / f"{name}.py").is_file() for name in LONG)
 
 
 def test_a_part_of_a_file_is_no_measure(tmp_path):

@@ -155,7 +155,8 @@ def test_a_text_that_goes_back(made, architecture):
 @pytest.mark.parametrize("architecture", ["mamba2", "jamba", "qwen35", "lfm2", "deepseek4"])
 def test_rounds_of_recurrent_targets(made, programs, architecture):
     """Random chains, rewinds and states of one slot and three: logits are those of a fresh decode."""
-    passes(programs, "rounds_test", *made(architecture), 1, 12, "chains")
+    runs = 3 if architecture == "deepseek4" else 12  # sanitized, its rounds take ten times as long
+    passes(programs, "rounds_test", *made(architecture), 1, runs, "chains")
 
 
 @pytest.mark.parametrize("n_rs_seq", [0, 2, 8])
