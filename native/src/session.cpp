@@ -258,7 +258,7 @@ float session::measure_back(int slot) {
     const bool back     = slots_.target.goes_back(slot);
     const float seconds = 1e-6f * (ggml_time_us() - start);
     if (!back) {
-        slots_.must_drop_from(slot, n_past);
+        slots_.must_drop_from(slot, n_past, true);
     }
     return seconds;
 }

@@ -118,7 +118,8 @@ class slots {
     // Drops what the target's memory holds of a slot from n_past on, which may be in the rows of its round. A
     // memory that cannot go back drops the whole sequence; the slot is then empty, and the result is false.
     bool drop_from(int slot, int n_past, bool failed = false);
-    void must_drop_from(int slot, int n_past);  // E_UNSUPPORTED if the slot is empty now
+    // Throws E_UNSUPPORTED if the slot is empty now.
+    void must_drop_from(int slot, int n_past, bool failed = false);
     // Drops the rows beyond each slot's n_past, and the tree. failed: their decode has failed.
     bool drop_rows(const int * of, int n_of, bool failed = false);
     void kept_prompt(const kept_tokens & k);  // these stay in the slot

@@ -57,8 +57,8 @@ bool slots::drop_from(int slot, int n_past, bool failed) {
 }
 
 // No message is made before: there may be no memory for one.
-void slots::must_drop_from(int slot, int n_past) {
-    if (!drop_from(slot, n_past)) {
+void slots::must_drop_from(int slot, int n_past, bool failed) {
+    if (!drop_from(slot, n_past, failed)) {
         throw error(EAGLE3_E_UNSUPPORTED,
             format("the target cannot go back to a part of its sequence: slot %d is empty now", slot));
     }
