@@ -32,7 +32,7 @@ class Costs:
     first: float
     context: float
     switches: float = 0.0  # involuntary context switches a second while they were measured
-    back: float = 0.0
+    back: float = 0.0  # a checkpoint of a recurrent state, taken and restored; 0 where none is needed
 
     @property
     def one_row(self) -> float:

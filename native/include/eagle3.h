@@ -370,9 +370,9 @@ int32_t eagle3_plan_get(eagle3_session * s, struct eagle3_plan_info * out);
 // which stays (without the output matrix where that can be deferred; n = 1: with it); the output matrix for
 // rows of that decode, which are not kept (0 where it was not deferred); a pass of the head; a further step
 // of a draft, of n rows: where the head's first pass looks ahead on a device, that is less than a pass, which
-// is waited for; a checkpoint of what the slot holds, taken and restored (0 where the target's memory drops
-// any rows of a draft). They return E_UNSUPPORTED if the target cannot go back before the measured rows: the
-// slot is empty then.
+// is waited for; a checkpoint of what the slot holds, or of one token if it is empty, taken and restored (0
+// where the target's memory drops any rows of a draft). They return E_UNSUPPORTED if the target cannot go
+// back before the measured rows: the slot is empty then.
 int32_t eagle3_measure_target(eagle3_session * s, int32_t slot, int32_t n, float * seconds);
 int32_t eagle3_measure_output(eagle3_session * s, int32_t n, float * seconds);
 int32_t eagle3_measure_head(eagle3_session * s, int32_t slot, int32_t n, float * seconds);

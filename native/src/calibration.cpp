@@ -15,8 +15,9 @@ int bin_of(float q) {
 
 }  // namespace
 
-// Returns what a source's own estimate is worth, by all of its first tokens: a text that nothing foresees
-// would else have to show that to each bin. A head's is left as it is, its trust follows faster.
+// Returns what a source's own estimate is worth, by all of its first tokens: less where they were right more
+// rarely than it said. A text that nothing foresees would else have to show that to each bin. A head's is
+// left as it is, its trust follows faster.
 float calibration::estimate(int source, float q) const {
     const record & c = records_[source];
     if (source == HEAD || source >= MAX_SOURCES || c.first.tries == 0.0f) {
@@ -24,7 +25,8 @@ float calibration::estimate(int source, float q) const {
     }
     const float n = of_text_.shared, seen = (c.first.hits + n) / (c.first.tries - c.first.hits + n),
                 said = (c.expected + n) / (c.first.tries - c.expected + n);
-    return q * seen / (q * seen + (1.0f - q) * said);
+    const float odds = std::clamp(seen / said, 1.0f / of_text_.most_shared, 1.0f);
+    return q * odds / (q * odds + (1.0f - q));
 }
 
 // A bin with few observations leans on the same one a level above, and the first level leans on the source's

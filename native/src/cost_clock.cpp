@@ -154,7 +154,8 @@ expectation cost_clock::foresee(const std::vector<float> & reach, int n_fixed, f
         std::vector<float> rows(n_slots_ + n_fixed, 1.0f);
         rows.insert(rows.end(), reach.begin(), reach.end());
         rows.resize(n - n_waiting_);
-        seconds += pieces(rows, 0, 1.0f, 1.0f).seconds + at().draft_rest + back_seconds(n - n_roots());
+        seconds += pieces(rows, 0, 1.0f, 1.0f).seconds + at().draft_rest +
+                   back_seconds(n - n_roots(), reach.empty() ? 0.0f : reach.back());
     } else {
         seconds += costs_.output[n_slots_] * at().plain.value;
     }
@@ -322,7 +323,7 @@ void cost_clock::learn_rest(const round_record & r, bool plain, float gain_plain
         m.plain_rest += (std::max(rest, 0.0f) - m.plain_rest) * gain_plain;
     } else if (!r.whole && r.n_rows > n_roots()) {
         const float most = tune_.most_rest * plain_seconds();
-        const float back = (float) r.n_back * costs_.back * m.plain.value;
+        const float back = 0.5f * (float) r.n_copies * costs_.back * m.plain.value;
         const float seen = std::clamp(rest - back - r.output_s - m.plain_rest, -most, most);
         m.rest_weight    = m.rest_weight * tune_.keep_plain + 1.0f;
         m.draft_rest += (seen - m.draft_rest) / std::max(m.rest_weight, tune_.least_weight);

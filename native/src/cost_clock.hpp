@@ -39,7 +39,7 @@ struct round_record {
     float gathered_s = 0.0f;       // work that had gathered, which is in none of these
     float passes_s   = 0.0f;       // expected of the head's passes
     int n_tokens     = 0;          // that it brought
-    int n_back       = 0;          // slots that a checkpoint takes back
+    int n_copies     = 0;          // of checkpoints, taken or restored
     float value      = 0.0f;       // of its draft, from planner::best()
     float base       = -INFINITY;  // the same without the head
     float output_s   = 0.0f;       // of the pieces that the output matrix was computed in, unless whole
@@ -81,8 +81,11 @@ class cost_clock {
     int n_roots() const { return n_slots_ + n_waiting_; }
     // Returns what one row more takes, behind i rows, if it is reached with this probability.
     float row_seconds(int i, float reach) const;
-    // Returns what a slot's draft of n tokens takes beside its rows because a checkpoint takes it back.
-    float back_seconds(int n) const { return n > n_free_ ? costs_.back * at().plain.value : 0.0f; }
+    // Returns what a slot's draft of n tokens takes beside its rows because a checkpoint takes it back,
+    // unless all are accepted, which has this probability: then it is taken, and not restored.
+    float back_seconds(int n, float all = 0.0f) const {
+        return n > n_free_ ? (1.0f - 0.5f * all) * costs_.back * at().plain.value : 0.0f;
+    }
     // Returns what the round after takes longer because of a draft of n tokens, of which some are expected to
     // be accepted, and all with a probability.
     float again_seconds(int n, float accepted, float all) const;

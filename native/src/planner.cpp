@@ -46,13 +46,14 @@ planner::choice planner::best(const std::vector<float> & reach, int n_fixed) con
     const float rate  = clock_.rate();
     choice c          = {0, (float) n_slots - rate * clock_.plain_seconds()};
     const int base    = clock_.n_roots() + n_fixed;
-    float v           = c.value - (n_fixed ? 0.0f : rate * std::max(clock_.draft_rest(), 0.0f));
+    float v           = c.value;
+    const float rest  = n_fixed ? 0.0f : clock_.draft_rest();
     float accepted    = 0.0f;
     for (int i = 0; i < (int) reach.size() && base + i < MAX_ROWS; ++i) {
         v += reach[i] - rate * clock_.row_seconds(base + i, reach[i]);
         accepted += reach[i];
-        const float after =
-            v - rate * (clock_.back_seconds(i + 1) + clock_.again_seconds(i + 1, accepted, reach[i]));
+        const float more  = std::max(rest + clock_.back_seconds(i + 1, reach[i]), 0.0f);
+        const float after = v - rate * (more + clock_.again_seconds(i + 1, accepted, reach[i]));
         if (after > c.value) {
             c = {i + 1, after};
         }
@@ -80,7 +81,7 @@ planner::even_choice planner::best_even(
             c.n.push_back(n);
             all.push_back(n_waiting[i] + 1 + n);
             n_drafted += n;
-            back += n > 0 ? clock_.back_seconds(n) : 0.0f;
+            back += n > 0 ? clock_.back_seconds(n, reach[i][n - 1]) : 0.0f;
             for (int k = 0; k < n; ++k) {
                 accepted += reach[i][k];
             }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace eagle3 {
 
@@ -49,16 +50,18 @@ bool rest_policy::gains(float least) const {
 }
 
 void rest_policy::saw_round(const round_record & r, const cost_clock::reading & seen) {
-    mode & m = at();
-    m.begun  = true;
-    m.hope   = seen.is_another ? tune_.hope_anew : m.hope;
+    mode & m                 = at();
+    m.begun                  = true;
+    m.hope                   = seen.is_another ? tune_.hope_anew : m.hope;
+    const bool behind_a_miss = std::exchange(m.has_missed, false);
     plan_look(seen.plain, seen.raw, seen.ratio);
     if (r.tried) {
         saw_draft(r, seen);
         rest_or_wake();
     } else {
-        const bool decodes_again = !seen.plain && r.n_rows == clock_.n_roots();
-        m.missed += decodes_again && m.missed > 0.0f ? lost(seen) : 0.0f;  // the draft before cost this, too
+        if (behind_a_miss && !seen.plain && r.n_rows == clock_.n_roots()) {
+            add_missed(lost(seen));  // rows that the draft before made wait
+        }
         saw_free(r, seen.plain, seen.raw);
     }
 }
@@ -100,7 +103,21 @@ void rest_policy::saw_draft(const round_record & r, const cost_clock::reading & 
     m.gain              = m.gain * tune_.keep_gain + gain * (1.0f - tune_.keep_gain);
     ++m.n_drafts;
     if (!seen.plain && clock_.n_slots() == 1) {
-        m.missed = r.n_tokens > 1 ? 0.0f : m.missed + lost(seen);
+        m.has_missed = r.n_tokens == 1;
+        if (m.has_missed) {
+            add_missed(lost(seen));
+        } else {
+            m.missed = 0.0f;
+        }
+    }
+}
+
+// During a rest no more is added than the rest has left.
+void rest_policy::add_missed(float tokens) {
+    mode & m = at();
+    m.missed += tokens;
+    if (m.asleep > 0) {
+        m.missed = std::min(m.missed, tune_.keep_missed * tune_.most_missed);
     }
 }
 

@@ -50,11 +50,12 @@ class rest_policy {
         int n_drafted     = 0;     // rounds with drafts since the last plain one
         int looks         = 0;     // rounds that a look still has
         int n_drafts = 0, asleep = 0, nap = 0, n_naps = 0;
-        bool begun     = false;  // whether the text has had a round
-        float hope     = 0.0f;   // see hopes()
-        int n_idle     = 0;      // probes in a row that drafted nothing
-        int n_declined = 0;      // rounds without a draft, though one cost no pass
-        float missed   = 0.0f;   // tokens' time that drafts in a row cost of which nothing was accepted
+        bool begun      = false;  // whether the text has had a round
+        float hope      = 0.0f;   // see hopes()
+        int n_idle      = 0;      // probes in a row that drafted nothing
+        int n_declined  = 0;      // rounds without a draft, though one cost no pass
+        float missed    = 0.0f;   // tokens' time that drafts in a row cost of which nothing was accepted
+        bool has_missed = false;  // whether the last round was such a draft
     };
     mode & at() { return modes_[clock_.n_slots()]; }
     const mode & at() const { return modes_[clock_.n_slots()]; }
@@ -63,6 +64,7 @@ class rest_policy {
     void plan_look(bool plain, float raw, float ratio);
     void saw_draft(const round_record & r, const cost_clock::reading & seen);
     void saw_free(const round_record & r, bool plain, float raw);
+    void add_missed(float tokens);
     float lost(const cost_clock::reading & seen) const;
     void rest_or_wake();
     bool rests(const mode & m) const;

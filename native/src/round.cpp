@@ -328,8 +328,9 @@ void round::keep_tree(const std::vector<kept_tokens> & kept) {
 // Commits a slot in the target, then in the sources. If a source fails, the rows stay.
 void round::keep_rows(const kept_tokens & k) {
     slot_state & s   = slots_.at(k.slot);
-    const int n_keep = (int) k.tokens.size();
-    if (!tree_ && n_keep < (int) s.round.tokens.size()) {
+    const int n_keep = (int) k.tokens.size(), n_dropped = (int) s.round.tokens.size() - n_keep;
+    if (!tree_ && n_dropped > 0) {
+        n_copies_ += !slots_.target.will_drop(n_dropped);
         slots_.must_drop_from(k.slot, s.n_past + n_keep);
         s.n_past += n_keep;
     } else {

@@ -87,7 +87,7 @@ class round {
     stage at_ = stage::none;
     std::vector<int> of_;
     std::vector<int32_t> slot_of_, row_of_;  // of each row of the batch, its slot and its number there
-    int n_back_    = 0;                      // slots that a checkpoint takes back
+    int n_copies_  = 0;                      // of checkpoints, taken or restored
     int n_waiting_ = 0;                      // rows in front of these that only bring the memory up
     std::vector<float> reach_;               // probability that verification gets to it
     bool whole_           = true;            // the decode computed the logits of all rows

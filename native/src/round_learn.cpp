@@ -64,7 +64,7 @@ void round::tell_planner(int n_tokens) {
     r.gathered_s = 1e-6f * (drafter_.last().start - drafter_.last().began);
     r.before_s   = told_ ? 1e-6f * (drafter_.last().began - told_) : INFINITY;
     r.n_tokens   = n_tokens;
-    r.n_back     = n_back_;
+    r.n_copies   = n_copies_;
     r.value      = drafter_.last().value;
     r.base       = drafter_.last().base;
     r.offered    = drafter_.last().offered;

@@ -8,8 +8,8 @@ namespace eagle3 {
 // Sees to it that each slot can go back to where it is now, by a checkpoint if need be. What waits is part of
 // the batch, but not of a tree, nor of a batch that it would fill, nor before a draft if it has become much.
 void round::prepare_memory() {
-    size_t n = 0;
-    n_back_  = 0;
+    size_t n  = 0;
+    n_copies_ = 0;
     for (const int slot : of_) {
         n += slots_.at(slot).waiting.size() + slots_.at(slot).round.tokens.size();
     }
@@ -22,8 +22,7 @@ void round::prepare_memory() {
         slots_.target.keep_checkpoint(slot);
         const int n_drafted = (int) r.tokens.size() - 1;
         if (!slots_.target.will_drop(n_drafted)) {
-            slots_.target.begin_round(slot);
-            ++n_back_;
+            n_copies_ += slots_.target.begin_round(slot);
         }
     }
 }

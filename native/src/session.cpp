@@ -206,7 +206,7 @@ float session::timed_decode(int slot, int n) {
     require(n >= 1 && n <= MAX_ROWS, EAGLE3_E_ARGUMENT, format("%d rows, expected 1..%d", n, MAX_ROWS));
     std::vector<int32_t> tokens;
     for (int i = 0; i < n; ++i) {
-        // any text costs the same, but for experts: the same ones each time would be in the CPU's cache
+        // any text costs the same, but where there are experts: a token's would be in the CPU's cache
         tokens.push_back((int32_t) ((100u + 37u * n_timed_++) % (uint32_t) slots_.n_vocab));
     }
     slots_.settle(slot);
@@ -254,11 +254,20 @@ float session::measure_back(int slot) {
         return 0.0f;
     }
     slots_.settle(slot);
-    const int64_t start = ggml_time_us();
-    const bool back     = slots_.target.goes_back(slot);
-    const float seconds = 1e-6f * (ggml_time_us() - start);
-    if (!back) {
-        slots_.must_drop_from(slot, n_past, true);
+    if (n_past == 0) {  // of nothing there is nothing to copy
+        const int32_t token = 100 % slots_.n_vocab;
+        decode_text(slot, &token, 1, true);
+        slots_.target.decoded(slot, 1);
+    }
+    float seconds = 0.0f;
+    bool back     = true;
+    for (int i = 0; i < 2 && back; ++i) {  // the first one may touch its memory for the first time
+        const int64_t start = ggml_time_us();
+        back                = slots_.target.goes_back(slot);
+        seconds             = 1e-6f * (ggml_time_us() - start);
+    }
+    if (!back || n_past == 0) {
+        slots_.must_drop_from(slot, n_past, !back);
     }
     return seconds;
 }

@@ -153,11 +153,9 @@ bool target_memory::take(int slot, checkpoint & c) {
     return true;
 }
 
-void target_memory::begin_round(int slot) {
+bool target_memory::begin_round(int slot) {
     text & t = of_[slot];
-    if (!drops_any_ && nearest(t, t.held, t.held) == nullptr) {
-        take(slot, t.of_round);
-    }
+    return !drops_any_ && nearest(t, t.held, t.held) == nullptr && take(slot, t.of_round);
 }
 
 void target_memory::keep_checkpoint(int slot) {

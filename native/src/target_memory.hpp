@@ -51,7 +51,7 @@ class target_memory {
 
     // Takes a checkpoint of what it holds of the slot, unless it drops any rows. A round's is for its own
     // rows, and the next one overwrites it; others are kept, as many as have room.
-    void begin_round(int slot);
+    bool begin_round(int slot);      // whether it took one
     void keep_checkpoint(int slot);  // none if one lies near
     bool goes_back(int slot);        // takes a round's checkpoint and restores it, to see how long that takes
     size_t checkpoint_bytes() const;

@@ -78,8 +78,8 @@ struct tuning {
     float keep_missed = 0.7f;
     // Of what a head's first token must bring to pay for its row and its pass, the part below which it counts
     // as wrong: a text then begins with the longest rests. No value changes anything in the 26 cases, whose
-    // texts are long. In those of `planner_states_test texts`, of 64 tokens, without it and most_missed -1.5
-    // where nothing can be foreseen, and -0.4 where the head is always wrong.
+    // texts are long. In those of `planner_states_test texts`, of 64 tokens, without it and most_missed
+    // (as 1.5) -1.5 where nothing can be foreseen, and -0.4 where the head is always wrong.
     float wrong = 0.5f;
 
     // -- Rests: rounds for which nothing is drafted --
@@ -268,10 +268,14 @@ struct text_tuning {
     // The length and the number of its matches say most of it already.
     // half -0.6; twice -0.1; without -0.5.
     float trust_step = 0.02f;
-    // First tokens, right and wrong ones each, that a source's own estimates count for beside how often all
-    // of them were right. A text that nothing foresees else has to show that to each bin: its first 128
-    // tokens then take 0.7% longer (Q8_0, cheap rows). half -0.4; twice -0.4; without +0.3.
+    // How often all first tokens of a source were right changes what each of its estimates is worth. At the
+    // start the estimates themselves count as much as so many tokens that were right and as many that were
+    // wrong. Without it each bin has to learn by itself that a text cannot be foreseen: the first 128 tokens
+    // of such a text take 0.7% longer (Q8_0, cheap rows). half -0.4; twice -0.4; without +0.3.
     float shared = 4.0f;
+    // The most by which that divides the odds: short matches say little of long ones. It never multiplies
+    // them, which would gain 0.1 without a head and lose 0.4 with one.
+    float most_shared = 4.0f;
     // Of the probability of first tokens that cost no pass, what is taken for granted when the head's passes
     // are weighed against it: the head also tells whether they are right.
     // half -1.0; all of it -0.7; without -1.0.

@@ -95,6 +95,7 @@ _FAILURES = ("features", "full", "throws", "measure", "close", "capture", "joint
 WINDOWS_STEPS = (
     Step("run", "dll_test"),
     Step("run", "planner_test"),
+    Step("run", "planner_parts_test"),
     Step("run", "thread_test"),
     Step("run", "streams_test", _PAIR[:1]),
     Step("run", "grammar_mask_test", _PAIR[:1]),
