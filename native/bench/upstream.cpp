@@ -15,6 +15,7 @@
 // each draft, and after a rejection the accepted tokens verified again, as a round of their own.
 #include "common.h"
 #include "llama.h"
+#include "log.h"
 #include "sampling.h"
 #include "speculative.h"
 
@@ -329,6 +330,7 @@ int main(int argc, char ** argv) {
     try {
         return run(argc, argv);
     } catch (const std::exception & e) {
+        common_log_flush(common_log_main());  // a thread writes those lines, and this one is to be the last
         fprintf(stderr, "%s\n", e.what());
         return 1;
     }
