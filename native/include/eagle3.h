@@ -345,8 +345,7 @@ struct eagle3_costs {
     float cell[EAGLE3_MAX_ROWS + 1];  // what each position beyond `context` adds to a target decode; may be 0
     float first;                      // what the first pass of a draft costs above head[1]
     float context;                    // positions
-    float back;  // what a slot's draft takes beside its rows where a checkpoint takes it back; 0 where none
-                 // does
+    float back;  // what the copies of a checkpoint take, if one takes a slot's draft back; else 0
 };
 
 // From the next draft on EAGLE3_PLANNED drafts, and eagle3_round_verify computes the output matrix only for

@@ -61,19 +61,17 @@ calibration::finding calibration::learn(
                                         : tune_.trust_step;
     trust *= std::exp(step * surprise);  // bounded: what is hardly trusted hardly surprises, nor what is sure
 
-    const int d = std::min(depth, N_DEPTH) - 1;
-    record & c  = records_[source];
-    for (tally * t : {&c.bins[d][bin_of(q)], rank < N_RANK ? &c.ranks[d][rank] : nullptr}) {
+    const int d         = std::min(depth, N_DEPTH) - 1;
+    record & c          = records_[source];
+    const bool is_first = source != HEAD && depth == 1;
+    for (tally * t :
+        {&c.bins[d][bin_of(q)], rank < N_RANK ? &c.ranks[d][rank] : nullptr, is_first ? &c.first : nullptr}) {
         if (t) {
             t->tries = t->tries * tune_.keep_tally + 1.0f;
             t->hits  = t->hits * tune_.keep_tally + (accepted ? 1.0f : 0.0f);
         }
     }
-    if (source != HEAD && depth == 1) {
-        c.first.tries = c.first.tries * tune_.keep_tally + 1.0f;
-        c.first.hits  = c.first.hits * tune_.keep_tally + (accepted ? 1.0f : 0.0f);
-        c.expected    = c.expected * tune_.keep_tally + q;
-    }
+    c.expected = is_first ? c.expected * tune_.keep_tally + q : c.expected;
     if (source == HEAD && depth == 1) {
         return look_for_turn(c, rank, surprise, trust, now != rest::none, n_slots);
     }

@@ -206,7 +206,7 @@ float session::timed_decode(int slot, int n) {
     require(n >= 1 && n <= MAX_ROWS, EAGLE3_E_ARGUMENT, format("%d rows, expected 1..%d", n, MAX_ROWS));
     std::vector<int32_t> tokens;
     for (int i = 0; i < n; ++i) {
-        // any text costs the same, but where there are experts: a token's would be in the CPU's cache
+        // any text costs the same, except that the experts of the same tokens would stay in the CPU's cache
         tokens.push_back((int32_t) ((100u + 37u * n_timed_++) % (uint32_t) slots_.n_vocab));
     }
     slots_.settle(slot);
