@@ -5,13 +5,14 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny_models
 from commands import run
 from paths import ROOT
 from tiny_models import take
 
-from eagle3_llama import EagleLlama
+from eagle3_llama import EagleLlama, EagleParams
 
 DRAFTS = [1, 2, 3, 5, 8, 12, 15, 18, 24, 31, 40, 48, 56, 63]
 LARGE = {"kind": "F16", "n_embd": 512, "n_vocab": 150_000}
@@ -38,6 +39,8 @@ def stays_within_a_tenth(plain, target, head, **common):
         (used["target_weights"] + used["target_cache"]) // 12, 16 * (1 << 20)
     )
     assert used["target_weights"] == before["target_weights"] == plain["memory"]["target_weights"]
+    for took in (plain, eagle):  # memory that is reserved and not used would be reported and not resident
+        assert sum(took["memory"].values()) == pytest.approx(took["resident"], rel=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +87,27 @@ def test_what_a_load_reports(files, capfd):
         assert after.target_weights == memory.target_weights and after.head_cache == memory.head_cache
     with EagleLlama(target, n_ctx=256, verbose=False) as llm:
         assert llm.memory().head_weights == 0 and "head" not in str(llm.memory())
+
+
+def test_logits_of_more_rows_than_there_is_memory_for(tmp_path):
+    """A batch that wants all of its rows' logits lets the buffers grow; drafts go on in the new ones."""
+    target = tiny_models.target(tmp_path / "target.gguf", n_vocab=20_000)
+    head = tiny_models.head(tmp_path / "head.gguf", n_vocab=20_000)
+    prompt = [1, *(3 + i % 250 for i in range(199))]
+    small, large = (
+        EagleLlama(str(target), eagle=str(head), n_ctx=256, n_batch=n, n_ubatch=n, logits_all=True, verbose=False)
+        for n in (16, 256)
+    )
+    with small, large:
+        texts = []
+        for llm in (small, large):
+            before = llm.memory().target_compute
+            llm.eagle_params = EagleParams(4)
+            texts.append(take(llm, 8, [1]))
+            llm.reset()
+            llm.eval(prompt)
+            assert (llm.memory().target_compute - before > 130 * 4 * 20_000) == (llm is large)
+            texts.append(take(llm, 20, prompt))
+        assert texts[:2] == texts[2:]
+        assert small.scores.shape[0] >= 200
+        np.testing.assert_array_equal(large.scores[:200], small.scores[:200])
