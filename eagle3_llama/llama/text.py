@@ -284,7 +284,7 @@ class ContextText(Text):
                 processors.end_round()
         if isinstance(out, EagleError):
             raise out
-        self.stale = out.drafted > 0  # then the last row may be a rejected draft's
+        self.stale = bool(out.drafted_from)  # then the last row may be a rejected draft's
         if processors is not None:
             processors.raise_error()
         return out

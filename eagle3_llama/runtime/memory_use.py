@@ -11,7 +11,8 @@ class MemoryUse:
     """Bytes that a context and its head take at a moment, on the host and on devices together.
 
     The first three are what plain decoding takes, too, but for the graphs that are kept for drafts:
-    target_compute grows with their number, to a bound that is a part of all three.
+    target_compute grows with their number, to a bound that is a part of all three. It also grows when a batch
+    first wants the logits of more than 64 rows: with logits_all, or for the log-probabilities of a prompt.
     """
 
     target_weights: int

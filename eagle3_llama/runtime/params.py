@@ -230,16 +230,16 @@ class EagleParams:
                 " (drafts from the text are the planner's, and need neither)",
             )
 
-    @property
+    @functools.cached_property  # every round reads it
     def fixed_tree(self) -> bool:
         return isinstance(self.tree, (Tree, StaticTree))
 
-    @property
+    @functools.cached_property  # every round reads it
     def from_text(self) -> bool:
         """Whether drafts may come from the text."""
         return self.text and self.planned
 
-    @property
+    @functools.cached_property  # every round reads it
     def planned(self) -> bool:
         """Whether the planner chooses the drafts."""
         return self.n_max is None and not self.fixed_tree

@@ -1,6 +1,7 @@
 #include "grammar_mask.hpp"
 
 #include "error.hpp"
+#include "largest.hpp"
 #include "sampler_kinds.hpp"
 #include "thoughts.hpp"
 
@@ -20,44 +21,8 @@ constexpr size_t STEPS[] = {1, 8, 64, 512};
 // So many steps find their tokens faster in the row itself than in a list of all candidates.
 constexpr size_t FOUND_IN_ROW[] = {8, 64};
 
-bool precedes(const llama_token_data & a, const llama_token_data & b) {
-    return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
-}
-
 bool is_nan(const llama_token_data & a) {
     return std::isnan(a.logit);
-}
-
-// Returns the n first of a row's candidates, n at least 1; nothing if a logit is NaN, which has no order.
-std::vector<llama_token_data> first_of(const float * x, int n_vocab, size_t n) {
-    constexpr int BLOCK = 64;
-    std::vector<llama_token_data> heap;  // the last of them is at the front
-    float least       = -INFINITY;
-    const auto may_be = [&](int i) {
-        if (heap.size() == n && x[i] > least) {
-            std::pop_heap(heap.begin(), heap.end(), precedes);
-            heap.pop_back();
-        }
-        if (heap.size() < n) {
-            heap.push_back({i, x[i], 0.0f});
-            std::push_heap(heap.begin(), heap.end(), precedes);
-            least = heap.size() == n ? heap.front().logit : least;
-        }
-        return !std::isnan(x[i]);
-    };
-    for (int i = 0; i < n_vocab; i += BLOCK) {
-        const int end = std::min(i + BLOCK, n_vocab);
-        int wanted    = heap.size() < n;
-        for (int k = i; k < end; ++k) {
-            wanted |= !(x[k] <= least);
-        }
-        for (int k = i; wanted && k < end; ++k) {
-            if (!may_be(k)) {
-                return {};
-            }
-        }
-    }
-    return heap;
 }
 
 // Says whether a sampler changes each logit alone, or cuts off the end of candidates in falling order, and no

@@ -2,6 +2,7 @@
 
 #include "error.hpp"
 #include "grammar_mask.hpp"
+#include "largest.hpp"
 #include "sampler_kinds.hpp"
 #include "thoughts.hpp"
 
@@ -53,9 +54,9 @@ int likeliest(const float * x, int n) {
     return best;
 }
 
-// This is how many of the largest logits samplers with top-k go on from: its usual 40, and 64 tokens that
-// penalties lower may be among them.
-constexpr int N_FOUND = 128;
+// This is how many of the largest logits samplers with top-k go on from: its usual 40, and N_LOWERED tokens
+// that penalties lower may be among them.
+constexpr int N_FOUND = 128, N_LOWERED = 64;
 static_assert(N_FOUND <= LLAMA_MAX_LARGEST);
 
 // Returns k if the sampler goes on from the k largest logits, after others that can only have lowered some of
@@ -94,6 +95,33 @@ bool decide(std::vector<llama_token_data> found, llama_sampler * sampler) {
     };
     return found[k - 1].logit > others &&
            std::adjacent_find(found.begin(), found.begin() + k + 1, follows) == found.begin() + k + 1;
+}
+
+// Samples from the largest logits of a row, in any order. Returns LLAMA_TOKEN_NULL, and the sampler is as
+// before, where they do not decide. Nothing accepts the token yet.
+int take_from(std::vector<llama_token_data> found, llama_sampler * sampler) {
+    if (found.empty() || !decide(found, sampler)) {
+        return LLAMA_TOKEN_NULL;
+    }
+    llama_token_data_array all = {found.data(), found.size(), -1, false};
+    llama_sampler_apply(sampler, &all);
+    rethrow(llama_take_exception());
+    return selected_of(all);
+}
+
+// Does the same, of a whole row: a list of all candidates takes longer to make and to sort than the row to
+// read.
+int take_from(const float * logits, int n_vocab, llama_sampler * sampler) {
+    int cut;
+    const int k = kept_by(sampler, cut);
+    if (k == 0 || k >= N_FOUND) {
+        return LLAMA_TOKEN_NULL;
+    }
+    bool lowers = false;
+    for (int i = 0; i < cut; ++i) {
+        lowers = lowers || link(sampler, i)->iface != sampler_kinds::known().empty;
+    }
+    return take_from(first_of(logits, n_vocab, k + 1 + (lowers ? N_LOWERED : 0)), sampler);
 }
 
 }  // namespace
@@ -140,6 +168,9 @@ int sample(llama_context * ctx, llama_sampler * sampler, int row) {
     } else if (grammar_mask mask(sampler); mask.is_lazy()) {
         token = mask.sample(llama_get_logits_ith(ctx, row), n_vocab_of(ctx));
         llama_sampler_accept(sampler, token);
+    } else if ((token = take_from(llama_get_logits_ith(ctx, row), n_vocab_of(ctx), sampler)) !=
+               LLAMA_TOKEN_NULL) {
+        llama_sampler_accept(sampler, token);
     } else {
         token = llama_sampler_sample(sampler, ctx, row);
     }
@@ -159,14 +190,7 @@ bool sample_found(llama_context * ctx, llama_sampler * sampler, int row, int & t
         std::vector<llama_token_data> found(LLAMA_MAX_LARGEST);
         found.resize(llama_get_largest_ith(ctx, row, found.data()));
         grammar_mask mask(sampler);
-        if (mask.is_lazy()) {
-            best = mask.take_from(found);
-        } else if (!found.empty() && decide(found, sampler)) {
-            llama_token_data_array all = {found.data(), found.size(), -1, false};
-            llama_sampler_apply(sampler, &all);
-            rethrow(llama_take_exception());
-            best = selected_of(all);
-        }
+        best = mask.is_lazy() ? mask.take_from(found) : take_from(found, sampler);
     }
     if (best == LLAMA_TOKEN_NULL) {
         return false;

@@ -1,4 +1,4 @@
-// This samples a row as llama_sampler_sample does, and in greedy decoding without its list of candidates.
+// This samples a row as llama_sampler_sample does, and mostly without its list of all candidates.
 #pragma once
 
 #include "llama.h"

@@ -1,5 +1,6 @@
-// Grammars that test the likeliest tokens only: what the samplers behind them get, bit for bit, is what they
-// get from a mask of the whole vocabulary. Run under the sanitizers.
+// Grammars that test the likeliest tokens only, and samplers that go on from the largest logits: what the
+// samplers behind them get, bit for bit, is what they get from the whole vocabulary. Run under the
+// sanitizers.
 //     grammar_mask_test TARGET.gguf
 //
 // A sampler's functions stand in a table that all samplers of its kind share: here some count and record.
@@ -29,13 +30,18 @@ template <typename T> T pick(const std::vector<T> & of) {
 using apply_fn = void (*)(llama_sampler *, llama_token_data_array *);
 
 size_t n_tested = 0;                  // candidates that grammars looked at
+size_t n_cut    = 0;                  // those that top-k cut
 std::vector<llama_token_data> drawn;  // those from which the last token was drawn
 
-apply_fn test_with_grammar, draw;
+apply_fn test_with_grammar, cut, draw;
 
 void count_tests(llama_sampler * s, llama_token_data_array * all) {
     n_tested += all->size;
     test_with_grammar(s, all);
+}
+void count_cut(llama_sampler * s, llama_token_data_array * all) {
+    n_cut += all->size;
+    cut(s, all);
 }
 void record_draw(llama_sampler * s, llama_token_data_array * all) {
     drawn.assign(all->data, all->data + all->size);
@@ -121,7 +127,7 @@ struct made {
     }
 
     // One of llama-cpp-python's chains, mostly; else samplers in another order.
-    llama_sampler * chain() const {
+    llama_sampler * chain(bool with_grammar) const {
         llama_sampler * all = llama_sampler_chain_init(llama_sampler_chain_default_params());
         const auto add      = [&](llama_sampler * s) {
             CHECK(s != nullptr);
@@ -138,7 +144,9 @@ struct made {
                 []() { return llama_sampler_init_top_p(0.9f, 1); },
                 []() { return llama_sampler_init_temp(0.7f); }})());
         }
-        add(grammar());
+        if (with_grammar) {
+            add(grammar());
+        }
         if (up_to(5) == 0) {
             add(llama_sampler_init_greedy());
             return all;
@@ -187,12 +195,12 @@ bool same_bits(const std::vector<llama_token_data> & a, const std::vector<llama_
         });
 }
 
-// Each chain takes what its copy takes after a mask of the whole vocabulary, token after token. Returns the
-// number of rows that it took.
-int chains_agree(const rows & r, int n_chains) {
+// Each chain takes what its copy takes of the whole vocabulary, token after token. Returns the number of rows
+// that it took.
+int chains_agree(const rows & r, int n_chains, bool with_grammar) {
     int n_rows = 0;
     for (int i = 0; i < n_chains; ++i) {
-        llama_sampler * mine = r.make.chain();
+        llama_sampler * mine = r.make.chain(with_grammar);
         llama_sampler * copy = llama_sampler_clone(mine);
         for (int j = 0; j < 12; ++j, ++n_rows) {
             r.make.logits(r.logits);
@@ -271,14 +279,17 @@ std::pair<int, int> masks_are_what_is_accepted(const made & make) {
     return {n_allowed, n_refused};
 }
 
-// Returns how many tokens a grammar tests in a row, on average of 50 rows.
-double tests_of_a_row(const rows & r, const char * grammar, bool greedy, bool usual_logits) {
+// Returns how many tokens a grammar tests in a row, on average of 50 rows; without one, how many top-k gets.
+double tests_of_a_row(
+    const rows & r, const char * grammar, bool greedy, bool usual_logits, float penalty = 1.1f) {
     llama_sampler * chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
     const auto add        = [&](llama_sampler * s) {
         llama_sampler_chain_add(chain, s);
     };
-    add(llama_sampler_init_penalties(r.make.n_vocab, 64, 1.1f, 0, 0));
-    add(llama_sampler_init_grammar(r.make.vocab, grammar, "root"));
+    add(llama_sampler_init_penalties(r.make.n_vocab, 64, penalty, 0, 0));
+    if (grammar != nullptr) {
+        add(llama_sampler_init_grammar(r.make.vocab, grammar, "root"));
+    }
     if (greedy) {
         add(llama_sampler_init_greedy());
     } else {
@@ -289,7 +300,7 @@ double tests_of_a_row(const rows & r, const char * grammar, bool greedy, bool us
         add(llama_sampler_init_temp(0.8f));
         add(llama_sampler_init_dist(3));
     }
-    n_tested = 0;
+    n_tested = n_cut = 0;
     std::normal_distribution<float> normal(0.0f, 2.0f);
     for (int i = 0; i < 50; ++i) {
         for (int k = 0; k < r.make.n_vocab; ++k) {
@@ -301,7 +312,7 @@ double tests_of_a_row(const rows & r, const char * grammar, bool greedy, bool us
         CHECK(r.taken(chain) != LLAMA_TOKEN_NULL);
     }
     llama_sampler_free(chain);
-    return (double) n_tested / 50;
+    return (double) (grammar != nullptr ? n_tested : n_cut) / 50;
 }
 
 }  // namespace
@@ -318,9 +329,10 @@ int main(int argc, char ** argv) {
     const rows r              = {ctx, {vocab, llama_vocab_n_tokens(vocab)}, llama_get_logits_ith(ctx, -1)};
 
     test_with_grammar = hook(llama_sampler_init_grammar(nullptr, "", ""), count_tests);
+    cut               = hook(llama_sampler_init_top_k(1), count_cut);
     draw              = hook(llama_sampler_init_dist(0), record_draw);
-    const int n_rows  = chains_agree(r, 1200);
-    CHECK(n_rows > 4000);
+    CHECK(chains_agree(r, 1200, true) > 4000);
+    CHECK(chains_agree(r, 400, false) > 4000);
     const auto [n_allowed, n_refused] = masks_are_what_is_accepted(r.make);
     CHECK(n_allowed > 1000 && n_refused > 1000);
 
@@ -330,6 +342,8 @@ int main(int argc, char ** argv) {
     CHECK(tests_of_a_row(r, "root ::= [0-9]+", true, true) < 10);
     CHECK(tests_of_a_row(r, "root ::= [0-9]+", false, true) <= 64);
     CHECK(tests_of_a_row(r, "root ::= [0-9]+", false, false) < 512 + r.make.n_vocab);
+    CHECK(tests_of_a_row(r, nullptr, false, false, 1.0f) == 11);  // of 10 that it keeps
+    CHECK(tests_of_a_row(r, nullptr, false, false, 1.1f) == 11 + 64);
 
     llama_free(ctx);
     llama_model_free(model);
