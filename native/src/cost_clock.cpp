@@ -247,8 +247,10 @@ void cost_clock::compare(const round_record & r, float plain_s) {
     const float prior = (float) tune_.min_drafts;
     if (r.expected.seconds > 0.0f) {
         const float took = std::min(r.total_s + r.gathered_s, tune_.disturbed * r.expected.seconds);
-        foreseen_.seconds += r.expected.seconds * m.late.value(prior * plain_seconds());
-        foreseen_.plain += usual_seconds() * r.expected.tokens / (float) n_slots_ * m.brought.value(prior);
+        const float seconds = r.expected.seconds * m.late.value(prior * plain_seconds());
+        const float plain = usual_seconds() * r.expected.tokens / (float) n_slots_ * m.brought.value(prior);
+        foreseen_.seconds += seconds;
+        foreseen_.plain += plain_s > 0.0f ? seconds : plain;  // the same, whatever the machine does now
         m.late.add(took, r.expected.seconds, tune_.keep_rate);
         m.brought.add((float) r.n_tokens, r.expected.tokens, tune_.keep_rate);
     }
