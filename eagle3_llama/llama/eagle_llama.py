@@ -212,8 +212,12 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         return self._engine is None
 
     def memory(self) -> MemoryUse:
-        """The bytes that model and head take now; bounded, however long texts and drafts become."""
-        return self.engine.memory()
+        """The bytes that model and head take now; bounded, however long texts and drafts become.
+
+        Raises EagleError BUSY during another thread's step.
+        """
+        with self._owner.hold("memory()"):
+            return self.engine.memory()
 
     @property
     def stats(self) -> EagleStats:

@@ -114,7 +114,9 @@ class Engine(Session):
 
         keep is what of each ask is to stay: the rows that were sampled from, or none after an error.
         """
-        checked(self.lib.eagle3_round_verify(self.handle, b.sampler_pointers, b.sampled, b.counts))
+        code = self.lib.eagle3_round_verify(self.handle, b.sampler_pointers, b.sampled, b.counts)
+        if code < 0:
+            raise error_of(code)
         counts: list[int] = self.ffi.unpack(b.counts, n)
         if min(counts) < 0:
             errors.update((i, error_of(count)) for i, count in enumerate(counts) if count < 0)

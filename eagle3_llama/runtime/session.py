@@ -35,6 +35,7 @@ class Session:
         self.ffi, self.lib = load()
         self.head_handle = self.ffi.NULL
         self.handle = self.ffi.NULL
+        self.has_head = False
         self.can_tree = False
         self.tree_refusal = ""  # why the target cannot check a tree
         self.has_state = False  # whether state() has something to save: the head's state, or the text
@@ -43,6 +44,7 @@ class Session:
             out = self.ffi.new("eagle3_head **")
             checked(self.lib.eagle3_head_open(str(head_path).encode(), self.ffi.cast("void *", model), out))
             self.head_handle = out[0]
+            self.has_head = True
         out = self.ffi.new("eagle3_session **")
         try:
             if head_path is not None and extract_layers is not None:
@@ -70,10 +72,6 @@ class Session:
             names.append(self.ffi.string(name).decode())
         return names
 
-    @property
-    def has_head(self) -> bool:
-        return bool(self.head_handle != self.ffi.NULL)
-
     def close(self) -> None:
         """Frees session and head; may be called twice."""
         if self.handle != self.ffi.NULL:
@@ -82,6 +80,7 @@ class Session:
         if self.head_handle != self.ffi.NULL:
             self.lib.eagle3_head_close(self.head_handle)
             self.head_handle = self.ffi.NULL
+            self.has_head = False
 
     def release_threads(self) -> None:
         """Ends this thread's worker threads: call it if the thread will not compute for a while.

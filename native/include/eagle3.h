@@ -179,8 +179,9 @@ int32_t eagle3_n_past(const eagle3_session * s, int32_t slot);  // tokens decode
 
 // This is what the session's context and head take now, in bytes, on the host and on devices together. Graphs
 // that are kept for drafts compute in the buffers that plain decoding has, and only their descriptions are
-// added to target_compute: at most a 12th of target_weights and target_cache, or 16 graphs. The call fills
-// *out, which is the caller's. It returns E_ARGUMENT for NULL.
+// added to target_compute: at most a 12th of target_weights and target_cache, or 16 graphs. The buffers grow
+// with the first batch that wants the logits of more than 64 rows. The call fills *out, which is the
+// caller's. It returns E_ARGUMENT for NULL.
 struct eagle3_memory {
     int64_t target_weights,
         target_cache;                  // the model; what is kept of the text of all slots, with checkpoints

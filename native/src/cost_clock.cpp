@@ -249,8 +249,9 @@ void cost_clock::compare(const round_record & r, float plain_s) {
         const float took = std::min(r.total_s + r.gathered_s, tune_.disturbed * r.expected.seconds);
         const float seconds = r.expected.seconds * m.late.value(prior * plain_seconds());
         const float plain = usual_seconds() * r.expected.tokens / (float) n_slots_ * m.brought.value(prior);
+        const bool is_plain = plain_s > 0.0f && !r.tried;
         foreseen_.seconds += seconds;
-        foreseen_.plain += plain_s > 0.0f ? seconds : plain;  // the same, whatever the machine does now
+        foreseen_.plain += is_plain ? seconds : plain;  // the same, whatever the machine does now
         m.late.add(took, r.expected.seconds, tune_.keep_rate);
         m.brought.add((float) r.n_tokens, r.expected.tokens, tune_.keep_rate);
     }

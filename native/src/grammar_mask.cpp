@@ -21,10 +21,6 @@ constexpr size_t STEPS[] = {1, 8, 64, 512};
 // So many steps find their tokens faster in the row itself than in a list of all candidates.
 constexpr size_t FOUND_IN_ROW[] = {8, 64};
 
-bool is_nan(const llama_token_data & a) {
-    return std::isnan(a.logit);
-}
-
 // Says whether a sampler changes each logit alone, or cuts off the end of candidates in falling order, and no
 // earlier where candidates at the end are larger.
 bool cuts_the_end(const llama_sampler * s) {
@@ -72,7 +68,8 @@ grammar_mask::grammar_mask(llama_sampler * sampler) : sampler_(sampler) {
         behind(0, [&](const llama_sampler * s) { return s->iface != known.grammar && !holds_grammar(s); });
     top_k_at_ = behind(grammar_at_ + 1, [&](const llama_sampler * s) { return s->iface == known.empty; });
     if (top_k_at_ < n_) {
-        k_          = std::max(llama_sampler_lets_through(link(sampler, top_k_at_)), 0);
+        const bool is_passed = link(sampler, top_k_at_)->iface == known.greedy && top_k_at_ + 1 < n_;
+        k_ = is_passed ? 0 : std::max(llama_sampler_lets_through(link(sampler, top_k_at_)), 0);
         is_bounded_ = behind(top_k_at_ + 1, cuts_the_end) == n_ - 1 && selects(link(sampler, n_ - 1));
     }
 }

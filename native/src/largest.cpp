@@ -9,6 +9,10 @@ bool precedes(const llama_token_data & a, const llama_token_data & b) {
     return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
 
+bool is_nan(const llama_token_data & candidate) {
+    return std::isnan(candidate.logit);
+}
+
 std::vector<llama_token_data> first_of(const float * x, int n_vocab, size_t n) {
     constexpr int BLOCK = 64;
     std::vector<llama_token_data> heap;  // the last of them is at the front

@@ -60,16 +60,17 @@ constexpr int N_FOUND = 128, N_LOWERED = 64;
 static_assert(N_FOUND <= LLAMA_MAX_LARGEST);
 
 // Returns k if the sampler goes on from the k largest logits, after others that can only have lowered some of
-// them; else 0. The first `cut` of the chain are these others.
+// them; else 0. The first `cut` of the chain are these others. A greedy sampler selects one, and leaves all to
+// those behind it.
 int kept_by(llama_sampler * sampler, int & cut) {
     int k = -1;
     for (cut = 0; llama_sampler * s = link(sampler, cut); ++cut) {
         k = lets_through(s);
         if (k >= 0) {
-            break;
+            return s->iface == sampler_kinds::known().greedy && link(sampler, cut + 1) ? 0 : k;
         }
     }
-    return std::max(k, 0);
+    return 0;
 }
 
 bool larger(const llama_token_data & a, const llama_token_data & b) {
@@ -88,6 +89,9 @@ bool decide(std::vector<llama_token_data> found, llama_sampler * sampler) {
     llama_token_data_array all = {found.data(), found.size(), -1, false};
     for (int i = 0; i < cut; ++i) {
         llama_sampler_apply(link(sampler, i), &all);
+    }
+    if (std::any_of(found.begin(), found.end(), is_nan)) {
+        return false;
     }
     std::sort(found.begin(), found.end(), larger);
     const auto follows = [](const llama_token_data & a, const llama_token_data & b) {

@@ -137,7 +137,7 @@ struct made {
         if (up_to(3) == 0) {
             add(bias());
         }
-        add(llama_sampler_init_penalties(n_vocab, up_to(70), pick<float>({1, 1, 1.1f, 0.7f}),
+        add(llama_sampler_init_penalties(n_vocab, up_to(70), pick<float>({1, 1, 1.1f, 0.7f, INFINITY}),
             pick<float>({0, 0, 0.5f, -0.5f}), pick<float>({0, 0, 1})));
         if (!usual && up_to(3) == 0) {
             add(pick<llama_sampler * (*)()>({[]() { return llama_sampler_init_top_k(50); },
@@ -149,6 +149,9 @@ struct made {
         }
         if (up_to(5) == 0) {
             add(llama_sampler_init_greedy());
+            if (up_to(3) == 0) {  // it selects, and this draws again, of all
+                add(llama_sampler_init_dist(rng()));
+            }
             return all;
         }
         if (!usual && up_to(4) == 0) {
