@@ -246,9 +246,9 @@ void cost_clock::compare(const round_record & r, float plain_s) {
     mode & m          = at();
     const float prior = (float) tune_.min_drafts;
     if (r.expected.seconds > 0.0f) {
-        const float took = std::min(r.total_s + r.gathered_s, tune_.disturbed * r.expected.seconds);
+        const float took    = std::min(r.total_s + r.gathered_s, tune_.disturbed * r.expected.seconds);
         const float seconds = r.expected.seconds * m.late.value(prior * plain_seconds());
-        const float plain = usual_seconds() * r.expected.tokens / (float) n_slots_ * m.brought.value(prior);
+        const float plain   = usual_seconds() * r.expected.tokens / (float) n_slots_ * m.brought.value(prior);
         const bool is_plain = plain_s > 0.0f && !r.tried;
         foreseen_.seconds += seconds;
         foreseen_.plain += is_plain ? seconds : plain;  // the same, whatever the machine does now

@@ -179,8 +179,8 @@ void check_forecast(const costs & c) {
     }
 }
 
-// Rounds that draft nothing are plain decoding, also where the costs were measured on a machine twice as slow;
-// but not those in which the head ran for nothing.
+// Rounds that draft nothing are plain decoding, also where the costs were measured on a machine twice as
+// slow; but not those in which the head ran for nothing.
 void check_forecast_of_plain_rounds(const costs & c) {
     const float plain = c.layers[1] + c.output[1];
     for (const bool tried : {false, true}) {

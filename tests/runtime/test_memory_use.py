@@ -94,10 +94,8 @@ def test_logits_of_more_rows_than_there_is_memory_for(tmp_path):
     target = tiny_models.target(tmp_path / "target.gguf", n_vocab=20_000)
     head = tiny_models.head(tmp_path / "head.gguf", n_vocab=20_000)
     prompt = [1, *(3 + i % 250 for i in range(199))]
-    small, large = (
-        EagleLlama(str(target), eagle=str(head), n_ctx=256, n_batch=n, n_ubatch=n, logits_all=True, verbose=False)
-        for n in (16, 256)
-    )
+    common = {"eagle": str(head), "n_ctx": 256, "logits_all": True, "verbose": False}
+    small, large = (EagleLlama(str(target), n_batch=n, n_ubatch=n, **common) for n in (16, 256))
     with small, large:
         texts = []
         for llm in (small, large):
