@@ -137,7 +137,7 @@ struct made {
         if (up_to(3) == 0) {
             add(bias());
         }
-        add(llama_sampler_init_penalties(n_vocab, up_to(70), pick<float>({1, 1, 1.1f, 0.7f, INFINITY}),
+        add(llama_sampler_init_penalties(n_vocab, up_to(70), pick<float>({1, 1, 1.1f, 0.7f}),
             pick<float>({0, 0, 0.5f, -0.5f}), pick<float>({0, 0, 1})));
         if (!usual && up_to(3) == 0) {
             add(pick<llama_sampler * (*)()>({[]() { return llama_sampler_init_top_k(50); },
