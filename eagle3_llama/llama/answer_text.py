@@ -8,6 +8,11 @@ from typing import Any
 from .ownership import Claim
 
 
+def stop_strings(stop: str | list[str] | None) -> list[str]:
+    """The stop strings of a completion, as Llama takes them."""
+    return [stop] if isinstance(stop, str) else stop or []
+
+
 class AnswerText:
     """Mends the items of one Llama._create_completion.
 
@@ -20,11 +25,10 @@ class AnswerText:
     """
 
     def __init__(self, claim: Claim, whole: Callable[[], bytes], arguments: dict[str, Any]) -> None:
-        stop = arguments.get("stop") or []
         self._claim = claim
         self._whole = whole
         self._stream = bool(arguments.get("stream"))
-        self._stops = [s.encode() for s in ([stop] if isinstance(stop, str) else stop)]
+        self._stops = [s.encode() for s in stop_strings(arguments.get("stop"))]
         self._echoed = arguments["prompt"] if arguments.get("echo") else ""
         self._sent: list[str] = []
         self._left: str | None = None  # what is not sent yet, since the generation is over

@@ -25,7 +25,7 @@ from ..runtime.stats import EagleStats
 from . import guards, model_costs, named, saved_state, snapshots
 from .adapters import check_taken
 from .calls import Calls
-from .generation import GenerateCall, GeneratingLlama
+from .generation import GenerateCall, GeneratingLlama, reads_rows
 from .local_tokens import LocalTokens
 from .opening import open_engine
 from .ownership import Ownership
@@ -313,7 +313,8 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
             reset=a["reset"],
             limit=call.limit,
             ends=call.claim.ends,
-            record="last" if record == "none" and call.stopping is not None else record,
+            ahead=call.ahead,
+            record="last" if record == "none" and reads_rows(call.stopping) else record,
             verbose=self.verbose,
         )
 

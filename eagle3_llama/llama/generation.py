@@ -17,7 +17,7 @@ from ..runtime.engine import Engine
 from ..runtime.params import EagleParams
 from ..runtime.stats import EagleStats
 from . import guards, loop
-from .answer_text import AnswerText
+from .answer_text import AnswerText, stop_strings
 from .calls import Calls
 from .flash import FlashLlama
 from .infill import Infill
@@ -30,6 +30,7 @@ from .usage import TokenUsage
 
 GENERATE_SIGNATURE = inspect.signature(Llama.generate)
 SAMPLER_ARGS = set(inspect.signature(Llama._init_sampler).parameters) - {"self", "logits_processor"}
+TEMPLATE_STOP = "Jinja2ChatFormatter.__call__.<locals>.stop_on_last_token"  # a function of llama-cpp-python
 HOLDER = "another generation"  # what errors call a generation that holds the context
 
 
@@ -38,16 +39,24 @@ class GenerateCall:
     """One call of generate(). arguments: those of Llama.generate, with their defaults.
 
     limit: tokens that the caller takes, None if not known. It may take more, which are then not drafted.
+    ahead: it takes all tokens, so that rounds may run before it has read those of the rounds before.
     """
 
     prompt: list[int]
     arguments: dict[str, Any]
     claim: Claim
     limit: int | None = None
+    ahead: bool = False
 
     @property
     def stopping(self) -> Any:
         return self.arguments["stopping_criteria"]
+
+
+def reads_rows(stopping: Any) -> bool:
+    """Whether stopping criteria may read logits. That of llama-cpp-python's chat templates does not."""
+    criteria = stopping if isinstance(stopping, list) else [stopping]
+    return stopping is not None and any(getattr(f, "__qualname__", "") != TEMPLATE_STOP for f in criteria)
 
 
 def text_property(name: str) -> Any:
@@ -130,7 +139,8 @@ class GeneratingLlama(FlashLlama):
         """Same as Llama.generate, with the same tokens for the same seed.
 
         max_tokens: how many of them the caller will take, if it knows: no draft goes beyond. It does not end
-        the generation.
+        the generation. The caller also says that it will take them all, up to one that ends generation: some
+        may then be computed before it has read those before them.
         """
         claim = self._owner.claim(HOLDER, adopts=True)
         claim.over = False
@@ -138,8 +148,8 @@ class GeneratingLlama(FlashLlama):
         if self._delegates:
             steps = super().generate(tokens, *args, **kwargs)
         else:
-            limit = claim.limit if max_tokens is None else max_tokens
-            steps = self._steps(claim, limit, tokens, *args, **kwargs)
+            limit, ahead = (claim.limit, claim.ahead) if max_tokens is None else (max_tokens, True)
+            steps = self._steps(claim, limit, ahead, tokens, *args, **kwargs)
             claim.adopts = False
         try:
             yield from self._owner.run(claim, steps, take=True)
@@ -147,12 +157,12 @@ class GeneratingLlama(FlashLlama):
             claim.adopts = claim.over = True  # the call that it is part of may make another
 
     def _steps(
-        self, claim: Claim, limit: int | None, tokens: Sequence[int], *args: Any, **kwargs: Any
+        self, claim: Claim, limit: int | None, ahead: bool, tokens: Sequence[int], *args: Any, **kwargs: Any
     ) -> Generator[int, Sent, None]:
         bound = GENERATE_SIGNATURE.bind(self, tokens, *args, **kwargs)
         bound.apply_defaults()
         self._mirostat_mu = ctypes.c_float(2.0 * bound.arguments["mirostat_tau"])
-        call = GenerateCall(list(tokens), bound.arguments, claim, limit)
+        call = GenerateCall(list(tokens), bound.arguments, claim, limit, ahead)
         self._answered = call.prompt, []
         begin = functools.partial(self._tokens_from, call)
         return loop.generate(begin, self._text, call.stopping, self._count_token)
@@ -189,6 +199,7 @@ class GeneratingLlama(FlashLlama):
             claim.limit = limit if limit is not None and limit > 0 else None
             claim.record = "none" if logprobs is None else "prompt" if echo else "all"
             claim.ends = True
+            claim.ahead = all(map(self._ends_generation, stop_strings(kwargs.get("stop"))))
             begin = [] if kwargs["prompt"] else [self.token_bos()]  # llama-cpp-python counts it to the answer
             whole = functools.partial(self._answer, begin)
             steps = self._complete(claim, steps, AnswerText(claim, whole, kwargs))
@@ -205,8 +216,13 @@ class GeneratingLlama(FlashLlama):
                 yield from text.mend(item)
         finally:
             steps.close()
-            claim.limit = None
+            claim.limit, claim.ahead = None, False
             self._owner.release(claim, self._forget_rows)
+
+    def _ends_generation(self, stop: str) -> bool:
+        """Whether a stop string is the text of a token that ends generation, as that of a chat template is."""
+        tokens = self.tokenize(stop.encode(), add_bos=False, special=True)
+        return len(tokens) == 1 and bool(llama_cpp.llama_vocab_is_eog(self._model.vocab, tokens[0]))
 
     def _answer(self, begin: list[int]) -> bytes:
         """The text of the last generation after the tokens `begin`, without the token that ended it."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..common.limits import MAX_DRAFT
+from ..errors import EagleError
 from ..runtime.binding import address
 from ..runtime.params import EagleParams
 from ..runtime.round_tokens import RoundTokens
@@ -23,8 +24,9 @@ class LocalTokens:
     reset: False continues the text with the prompt. record: the rows of logits that are kept: none, last (the
     one that was sampled from), all (of the generated tokens), prompt (of the prompt too). limit: tokens that
     the caller takes, as far as is known: no draft goes beyond. ends: a full context ends the generation;
-    otherwise the round raises, as Llama's next step does. release: calls what it is given if the generation
-    still holds the context.
+    otherwise the round raises, as Llama's next step does. ahead: rounds may run ahead of the caller, who takes
+    all tokens, or loses the time for some. release: calls what it is given if the generation still holds the
+    context.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class LocalTokens:
         record: str = "none",
         limit: int | None = None,
         ends: bool = False,
+        ahead: bool = False,
         verbose: bool = False,
     ) -> None:
         self._text = text
@@ -57,6 +60,8 @@ class LocalTokens:
         self._verbose = verbose
         self._left = limit  # tokens, None if not known
         self._token = -1  # sampled, and not decoded yet
+        self._ahead = ahead and processors is None and record == "none" and not text.logits_all
+        self._rounds: list[RoundTokens | EagleError] = []  # that have run, and are not read yet
         self._new_at = -1  # where the text begins that is new to the memory of earlier texts
 
     def prompt(self) -> Piece:
@@ -83,17 +88,30 @@ class LocalTokens:
 
     def round(self) -> Piece | None:
         """See TokenSource. The caller stops at an end-of-generation token; the context's end is another."""
-        if self._ends and self._text.n_tokens >= len(self._text.input_ids):
+        if not self._rounds and self._ends and self._text.n_tokens >= len(self._text.input_ids):
             return None
-        most = MAX_DRAFT if self._left is None else min(max(self._left - 1, 0), MAX_DRAFT)
-        out = self._text.round(self._token, self._params, self._chain, self._processors, most)
+        out = self._next()
         self._token = out.tokens[-1]
         self._count(len(out.tokens))
         self._usage.count_draft(out.drafted_from)
-        return Piece(out, self._text.round_logits)
+        return Piece(out, None if self._ahead else self._text.round_logits)
+
+    def _next(self) -> RoundTokens:
+        text = self._text
+        most = MAX_DRAFT if self._left is None else min(max(self._left - 1, 0), MAX_DRAFT)
+        if not self._ahead:
+            return text.round(self._token, self._params, self._chain, self._processors, most)
+        if not self._rounds:
+            self._rounds = text.run(self._token, self._params, self._chain, most)
+        out = self._rounds.pop(0)
+        if isinstance(out, EagleError):
+            raise out
+        text.engine.stats.count_round(out)
+        return out
 
     def go_on(self, tokens: Sequence[int]) -> Piece:
         """See TokenSource."""
+        self._rounds.clear()
         self._text.eval(tokens)
         return self._sample()
 

@@ -22,8 +22,8 @@ class Claim:
 
     adopts: calls that the same thread makes during its step are part of it. record: the logits that a
     completion asks its generation to keep: none, all (of the generated tokens), prompt (of the prompt too).
-    limit: tokens that its caller takes, None if not known. ends: a full context ends its generation, and is
-    no error. over: its last generation has ended.
+    limit: tokens that its caller takes, None if not known. ahead: it takes them all, up to one that ends
+    generation. ends: a full context ends its generation, and is no error. over: its last generation has ended.
     """
 
     def __init__(self, who: str, adopts: bool) -> None:
@@ -31,7 +31,7 @@ class Claim:
         self.adopts = adopts
         self.record = "none"
         self.limit: int | None = None
-        self.ends = self.over = False
+        self.ahead = self.ends = self.over = False
         self.taken = False  # it has held the context
         self.thread = 0  # of its step
 

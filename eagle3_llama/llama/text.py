@@ -26,6 +26,7 @@ from .media import MediaRows
 from .processors import GuardedProcessors
 from .scores import ScoreRows
 
+MAX_RUN = 16  # rounds that run ahead of the reader of their tokens
 _NOTHING = np.empty(0, np.intc)
 CANNOT_REWIND = llama_cpp.llama_model_is_recurrent, llama_cpp.llama_model_is_hybrid
 Logits = Callable[[int], np.ndarray]  # the row, float32 [n_vocab], that the i-th token was sampled from
@@ -288,6 +289,15 @@ class ContextText(Text):
         if processors is not None:
             processors.raise_error()
         return out
+
+    def run(self, token: int, params: EagleParams, chain: int, most: int) -> list[RoundTokens | EagleError]:
+        """Rounds as round() does one, ahead of the reader of their tokens: see Engine.run."""
+        n = max(1, min(MAX_RUN, most + 1, len(self.input_ids) - self.n_tokens))
+        self.stale = True
+        rounds = self.engine.run(Ask(0, token, params, most), chain, n)
+        last = rounds[-1]
+        self.stale = isinstance(last, EagleError) or bool(last.drafted_from)
+        return rounds
 
     def logits(self, row: int) -> np.ndarray:
         """A row of the last batch, float32 [n_vocab]; the next batch overwrites it."""

@@ -46,6 +46,7 @@ class Buffers:
         self.samplers = ffi.new("uintptr_t[]", n)
         self.sampler_pointers = ffi.cast("struct llama_sampler **", self.samplers)
         self.zeros = [0] * n
+        self.run = ffi.new("struct eagle3_run *")
 
 
 class Drafting:
@@ -66,7 +67,7 @@ class Drafting:
         What the grammars in b.samplers force is drafted, too.
         """
         if self._planner.on_match is not None:
-            self._measure_for(asks, b)
+            self.measure_for(asks, b)
         n, samplers = len(asks), b.sampler_pointers
         arrays = [self.fill(b.asks[i], ask, n, samplers[i]) for i, ask in enumerate(asks)]
         checked(self.lib.eagle3_round_draft(self._session.handle, b.asks, n, b.drafted))
@@ -121,7 +122,7 @@ class Drafting:
             return False
         return self._session.has_head or (p.from_text and self._session.drafts_from_text)
 
-    def _measure_for(self, asks: Sequence[Ask], b: Buffers) -> None:
+    def measure_for(self, asks: Sequence[Ask], b: Buffers) -> None:
         """Measures what rows cost before the first round with a match, or forced tokens, worth it."""
         session = self._session
         for i, ask in enumerate(asks):

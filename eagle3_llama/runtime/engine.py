@@ -5,8 +5,8 @@ Source: EAGLE-3 (arXiv 2503.01840). The acceptance rule is verify in native/src/
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from time import perf_counter as now
 
 from ..errors import EagleError, ErrorKind
 from .asks import Ask, Buffers, Drafting
@@ -20,6 +20,8 @@ from .stats import EagleStats
 from .stepwise import Stepwise
 
 __all__ = ["Ask", "Draft", "Engine"]
+
+MOST_SECONDS = 0.025  # of a run of rounds, whose tokens come together: no reader sees that
 
 
 class Engine(Session):
@@ -54,15 +56,63 @@ class Engine(Session):
         samplers are addresses of llama_sampler chains. An error of the round itself is raised; the slots are
         then as they were. The caller counts stats.tokens, because it knows which of the tokens are of use.
         """
+        b = self._buffers_for(samplers)
+        started = now()
+        self.drafting.draft(asks, b)
+        self.stats.draft += now() - started
+        rounds = self._go_on(asks, b)
+        for out in rounds:
+            if isinstance(out, RoundTokens):
+                self.stats.count_round(out)
+        return rounds
+
+    def run(self, ask: Ask, sampler: int, most: int) -> list[RoundTokens | EagleError]:
+        """Rounds of a lone slot: up to `most` of them while nothing is drafted, or a first one with a draft.
+
+        Returns the tokens of those without a draft, then those of the round with one, as far as there are any,
+        and in place of what failed its error. The caller counts the rounds that it takes.
+        """
+        b = self._buffers_for([sampler])
+        started = now()
+        run, stats = b.run, self.stats
+        run.n, run.seconds = most, MOST_SECONDS
+        if self.planner.on_match is not None:
+            self.drafting.measure_for([ask], b)
+            run.n = 1
+        unread = self.drafting.fill(b.asks[0], ask, 1, b.sampler_pointers[0])
+        code = self.lib.eagle3_plain_rounds(self.handle, b.asks, b.sampler_pointers[0], run)
+        del unread
+        stats.draft += run.draft_s
+        stats.target += run.target_s
+        stats.verify += run.verify_s
+        rounds: list[RoundTokens | EagleError] = []
+        if run.n_tokens:
+            rounds.append(RoundTokens.plain(self.ffi.unpack(run.tokens, run.n_tokens)))
+        if code < 0:
+            rounds.append(error_of(code))
+        stats.other += now() - started - run.draft_s - run.target_s - run.verify_s
+        if code >= 0 and run.drafted:
+            b.drafted[0] = run.drafted
+            if run.n_tokens:
+                b.asks[0].token = run.tokens[run.n_tokens - 1]
+            try:
+                rounds += self._go_on([ask], b)
+            except EagleError as e:
+                rounds.append(e)
+        return rounds
+
+    def _buffers_for(self, samplers: Sequence[int]) -> Buffers:
+        n = len(samplers)
+        b = self._buffers.get(n) or self._buffers.setdefault(n, Buffers(self.ffi, n))
+        b.samplers[0:n] = samplers
+        return b
+
+    def _go_on(self, asks: Sequence[Ask], b: Buffers) -> list[RoundTokens | EagleError]:
+        """The rest of a round that is drafted."""
         n = len(asks)
         stats = self.stats
-        now = time.perf_counter
-        b = self._buffers.get(n) or self._buffers.setdefault(n, Buffers(self.ffi, n))
         held = [self.n_past(ask.slot) for ask in asks] if n > 1 else None
         errors: dict[int, EagleError] = {}  # by ask
-        b.samplers[0:n] = samplers
-        t0 = now()
-        self.drafting.draft(asks, b)
         t1 = now()
         code = self.lib.eagle3_round_decode(self.handle)
         if code < 0:
@@ -84,13 +134,8 @@ class Engine(Session):
                 self._share_failure(error_of(code), asks, b, held, errors)
         rounds: list[RoundTokens | EagleError] = []
         for i, count in enumerate(counts):
-            if i in errors:
-                rounds.append(errors[i])
-                continue
-            out = RoundTokens.sampled(self.ffi.unpack(b.of_ask[i], count), drafts[i])
-            rounds.append(out)
-            stats.count_round(out)
-        stats.draft += t1 - t0
+            tokens = self.ffi.unpack(b.of_ask[i], max(count, 0))
+            rounds.append(errors[i] if i in errors else RoundTokens.sampled(tokens, drafts[i]))
         stats.target += t2 - t1
         stats.verify += t3 - t2
         stats.other += now() - t3

@@ -14,10 +14,12 @@ NOTHING: Mapping[str, int] = types.MappingProxyType({})
 class RoundTokens(NamedTuple):
     """The tokens that one round sampled: accepted draft tokens, then the bonus. Or the first after a prompt.
 
+    Or those of several rounds without a draft, one of each.
+
     positions: of each token its position in the accepted draft, 0 if the target sampled it. sources: of each
     token who drafted it, the name of a source or BOTH; TARGET if the target sampled it, or the caller drafted
     it. drafted_from: number of draft tokens by who drafted them. levels: number of positions that the draft
-    tokens were for, fewer than the draft tokens in a tree.
+    tokens were for, fewer than the draft tokens in a tree. rounds: of which the tokens are.
     """
 
     tokens: Sequence[int]
@@ -25,15 +27,22 @@ class RoundTokens(NamedTuple):
     sources: Sequence[str]
     drafted_from: Mapping[str, int] = NOTHING
     levels: int = 0
+    rounds: int = 1
 
     @classmethod
     def sampled(cls, tokens: Sequence[int], draft: Draft) -> RoundTokens:
         """What a round sampled after it verified a draft."""
         n = len(tokens)
         if not draft.tokens:
-            return cls(tokens, [0] * n, [TARGET] * n)
+            return cls.plain(tokens)
         sources = [*draft.along(tokens[:-1]), TARGET]
         return cls(tokens, [*range(1, n), 0], sources, draft.counts(), draft.levels)
+
+    @classmethod
+    def plain(cls, tokens: Sequence[int]) -> RoundTokens:
+        """What rounds without a draft sampled."""
+        n = len(tokens)
+        return cls(tokens, [0] * n, [TARGET] * n, rounds=n)
 
     @classmethod
     def first(cls, token: int) -> RoundTokens:

@@ -50,8 +50,8 @@ class EagleStats:
             self.accepted_from.setdefault(name, 0)
 
     def count_round(self, out: RoundTokens) -> None:
-        """Counts a round, and its tokens as draft tokens alone: see tokens."""
-        self.rounds += 1
+        """Counts a round, or several, and their tokens as draft tokens alone: see tokens."""
+        self.rounds += out.rounds
         if not out.drafted_from:
             return
         accepted = out.accepted

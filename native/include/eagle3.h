@@ -29,7 +29,7 @@
 // A session has one round at a time: none, drafted, decoded or verified. What may be called when:
 //
 //                                             none      drafted   decoded   verified
-//     eagle3_round_draft                      yes       yes (1)   no        no
+//     eagle3_round_draft, plain_rounds        yes       yes (1)   no        no
 //     eagle3_round_decode                     no        yes       no        no
 //     eagle3_round_verify                     no        no        yes       yes (2)
 //     eagle3_round_commit                     yes (3)   yes (3)   yes       yes
@@ -81,7 +81,7 @@
 //     }
 #pragma once
 #include <stdint.h>
-#define EAGLE3_ABI_VERSION 15
+#define EAGLE3_ABI_VERSION 16
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -290,6 +290,26 @@ int32_t eagle3_round_verify(
 // failure is returned; eagle3_n_past tells which slot: one whose memory could not go back is empty
 // (E_UNSUPPORTED). E_INTERNAL if the context's owner has decoded in between: the head starts over.
 int32_t eagle3_round_commit(eagle3_session * s, const int32_t * keep);
+
+// This is a run of rounds without a draft, each of which brings one token.
+struct eagle3_run {
+    int32_t n;      // the most rounds, 1..EAGLE3_MAX_ROWS
+    float seconds;  // none begins, but the first, that is likely to end later
+    // What follows is filled in.
+    int32_t n_tokens, tokens[EAGLE3_MAX_ROWS];      // the last one is not decoded yet
+    int32_t drafted;                                // draft tokens of the round that is drafted now; 0: none
+    float draft_s, target_s, verify_s, other_s;     // the seconds of its parts
+};
+
+// Does the four steps for a lone slot, round after round, for as long as nothing is drafted: up to n rounds,
+// or to a token that ends generation. It spares the caller his own work between rounds. The round whose draft
+// ends the run is drafted: eagle3_round_decode goes on with it, after the last of the tokens. Of a PLANNED
+// ask, depth counts from the first round, and goes down with each unless it is EAGLE3_MAX_DRAFT. One round
+// alone is done for a target whose memory is the state of a recurrent layer: it could not take back tokens
+// that turn out to be of no use. If a round fails, the tokens of those before it are good, and the slot holds
+// all but the last of them: E_ARGUMENT, E_DECODE, E_MEMORY, E_UNSUPPORTED, or what the sampler's failure is.
+int32_t eagle3_plain_rounds(eagle3_session * s, const struct eagle3_ask * ask,
+    struct llama_sampler * sampler, struct eagle3_run * run);
 
 // Returns the row of the last batch that the slot's i-th token of eagle3_round_verify was sampled from.
 // llama_get_logits_ith has its logits, and reads them from a device that they stayed on; those of rows that

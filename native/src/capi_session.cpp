@@ -267,6 +267,16 @@ int32_t eagle3_round_commit(eagle3_session * s, const int32_t * keep) {
     });
 }
 
+int32_t eagle3_plain_rounds(
+    eagle3_session * s, const struct eagle3_ask * ask, struct llama_sampler * sampler, struct eagle3_run * run) {
+    return guard([&]() -> int32_t {
+        not_null(ask, "ask");
+        not_null(run, "run");
+        get(s).plain_rounds(*ask, sampler, *run);
+        return EAGLE3_OK;
+    });
+}
+
 int64_t eagle3_state_size(const eagle3_session * s, int32_t slot) {
     return guard([&]() -> int64_t { return get(s).state_size(slot); });
 }

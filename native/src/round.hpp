@@ -34,6 +34,7 @@ class round {
     void decode();
     void verify(llama_sampler * const * samplers, int32_t * out, int32_t * counts, std::string & failure);
     void commit(const int32_t * keep);
+    void plain_rounds(ask a, llama_sampler * sampler, eagle3_run & run);  // see eagle3_plain_rounds
 
     stage at() const { return at_; }
     const std::vector<int> & of() const { return of_; }  // its slots, in the order of the asks
@@ -64,6 +65,7 @@ class round {
     int sample_at(int row, llama_sampler * sampler, float & seconds);
     int sample_row(slot_round & r, llama_sampler * sampler, int32_t & token);
     void reach_now();
+    int32_t sample_plain(llama_sampler * sampler);
 
     std::vector<int32_t> kept_path(const slot_round & r, int n) const;
     std::vector<kept_tokens> kept_of(const int32_t * keep) const;

@@ -31,6 +31,9 @@ class session {
         round_.verify(samplers, out, counts, failure);
     }
     void commit(const int32_t * keep) { round_.commit(keep); }
+    void plain_rounds(const ask & a, llama_sampler * sampler, eagle3_run & run) {
+        round_.plain_rounds(a, sampler, run);
+    }
     const round & last_round() const { return round_; }
     int text_match(int slot, int32_t token) const;  // see text_source::match
     int n_forced(llama_sampler * sampler) const {

@@ -39,7 +39,8 @@ struct world {
     std::vector<int> slots;  // of the round
     tokens token;            // the one that each asked with
     std::set<int> sampled;   // slots of which eagle3_verified_row can tell
-    bool planned = false;
+    bool planned   = false;
+    eagle3_run run = {};
 
     world(llama_context * c, eagle3_head * h) : ctx(c), head(h) { open(); }
     ~world() {
@@ -118,6 +119,28 @@ call draft_call(const std::string & name, const std::vector<eagle3_ask> & asks, 
         }};
 }
 
+// A run of two rounds without a draft, or of none, with a draft.
+call run_call(bool drafts) {
+    return {drafts ? "plain_rounds, drafted" : "plain_rounds",
+        [=](world & w) {
+            const int32_t wide[2] = {20, 21};
+            const eagle3_ask a    = ask_given(0, 9, wide, drafts ? 2 : 0);
+            w.run.n               = 2;
+            w.run.seconds         = 1e6f;
+            return (int64_t) eagle3_plain_rounds(w.s, &a, w.greedy, &w.run);
+        },
+        not_under_way,
+        [=](world & w) {
+            w.at      = drafts ? DRAFTED : NONE;
+            w.slots   = {0};
+            w.token   = {9};
+            w.sampled = drafts ? std::set<int>() : std::set<int>{0};
+            for (int i = 0; i < w.run.n_tokens; ++i) {
+                w.text[0].push_back(i > 0 ? w.run.tokens[i - 1] : 9);
+            }
+        }};
+}
+
 std::vector<call> round_calls() {
     static const int32_t wide[3] = {20, 21, 22}, parents[3] = {-1, -1, 0}, ranks[3] = {0, 1, 0};
     std::vector<call> calls;
@@ -127,6 +150,8 @@ std::vector<call> round_calls() {
     calls.push_back(draft_call("of another slot", {ask_choices(2, 13, parents, ranks, 3)}));
     calls.push_back(
         draft_call("planned", {ask_for(0, 9, EAGLE3_PLANNED, 8, 0, 2), ask_for(2, 7, EAGLE3_PLAIN)}, true));
+    calls.push_back(run_call(false));
+    calls.push_back(run_call(true));
     calls.push_back({"decode", [](world & w) { return (int64_t) eagle3_round_decode(w.s); },
         [](const world & w) { return w.at == DRAFTED; }, [](world & w) { w.at = DECODED; }});
     calls.push_back({"verify", [](world & w) { return (int64_t) w.verify(); },

@@ -102,7 +102,10 @@ WINDOWS_STEPS = (
     Step("run", "thoughts_test", _PAIR[:1]),
     *(Step("same text", "slots_test", (case, *_PAIR)) for case in ("rooms", "many")),
     *(Step("same text", "failures_test", (case, *_PAIR)) for case in _FAILURES),
-    *(Step("same text", f"{name}_test", _PAIR) for name in ("states", "sources", "text", "text_memory")),
+    *(
+        Step("same text", f"{name}_test", _PAIR)
+        for name in ("states", "sources", "text", "text_memory", "plain_rounds")
+    ),
 )
 
 

@@ -218,13 +218,20 @@ def wanted(params):
 def scripted(llm, propose):
     """Puts a drafter in the head's place: propose(ask) returns a Draft, or None for the head's. Returns what
     undoes it."""
-    engine, own = llm.engine, llm.engine.round
+    engine, own, own_run = llm.engine, llm.engine.round, llm.engine.run
+    longest = itertools.cycle((1, 3, 2, 16))  # of a run, in which nobody is asked again
 
     def given_round(asks, samplers):
         return own([a._replace(given=propose(a)) for a in asks], samplers)
 
-    engine.round = given_round
-    return lambda: setattr(engine, "round", own)
+    def given_run(ask, sampler, most):
+        return own_run(ask._replace(given=propose(ask)), sampler, min(most, next(longest)))
+
+    def undo():
+        engine.round, engine.run = own, own_run
+
+    engine.round, engine.run = given_round, given_run
+    return undo
 
 
 def draft_from(llm, texts, rng):

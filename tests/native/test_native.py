@@ -131,6 +131,11 @@ def test_drafts_from_the_text(programs, files):
     passes(programs, "text_test", *files)
 
 
+def test_rounds_without_drafts_in_one_call(programs, files):
+    """Their text is that of single rounds; where they end; what stays of them after a failure."""
+    passes(programs, "plain_rounds_test", *files)
+
+
 def test_drafts_from_earlier_texts(programs, files):
     """Their memory: its bound, what it forgets, who sees it; a memory that lies."""
     passes(programs, "text_memory_test", *files)

@@ -1,0 +1,180 @@
+// Rounds without drafts in one call: the text is that of single rounds, with and without a head. They end at
+// a draft, at a token that ends generation, in time, and at a failure, which costs no token.
+//     plain_rounds_test TARGET.gguf HEAD.gguf
+#include "asks.hpp"
+#include "check.hpp"
+#include "text_fixture.hpp"
+
+#include <stdexcept>
+
+namespace {
+
+const tokens PROMPT   = {5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8, 9, 12, 5, 6, 7};
+constexpr float HOURS = 1e4f;
+
+// A sampler that says what it is told, in order, and throws at one place.
+struct script {
+    tokens says;
+    size_t next = 0, throws_at = SIZE_MAX;
+    llama_sampler * sampler = nullptr;
+
+    explicit script(const tokens & t) : says(t) {
+        static const llama_sampler_i calls = [] {
+            llama_sampler_i i = {};
+            i.name            = [](const llama_sampler *) {
+                return "script";
+            };
+            i.apply = [](llama_sampler * s, llama_token_data_array * all) {
+                script & self = *(script *) s->ctx;
+                if (self.next == self.throws_at) {
+                    throw std::runtime_error("the script's");
+                }
+                const int32_t token = self.says[self.next++ % self.says.size()];
+                all->selected       = std::find_if(all->data, all->data + all->size,
+                                    [&](const llama_token_data & d) { return d.id == token; }) -
+                                all->data;
+            };
+            return i;
+        }();
+        sampler = llama_sampler_init(const_cast<llama_sampler_i *>(&calls), this);
+    }
+    ~script() { llama_sampler_free(sampler); }
+    script(const script &)             = delete;
+    script & operator=(const script &) = delete;
+};
+
+eagle3_run run_of(int n, float seconds = HOURS) {
+    eagle3_run run = {};
+    run.n          = n;
+    run.seconds    = seconds;
+    return run;
+}
+
+void prompt(eagle3_session * s, int slot) {
+    CHECK(eagle3_rewind(s, slot, 0) == 0);
+    CHECK(eagle3_prefill(s, slot, PROMPT.data(), (int) PROMPT.size(), 0) == 0);
+}
+
+// Generates as text_fixture's generate, by runs of up to `most` rounds. What a run drafts is decoded.
+result generate_runs(eagle3_session * s, const fixture & f, int n, int kind, int most) {
+    result r;
+    prompt(s, 0);
+    r.text.push_back(eagle3_sample(s, f.greedy, -1));
+    while ((int) r.text.size() < n) {
+        eagle3_ask a   = ask_for(0, r.text.back(), kind, EAGLE3_MAX_DRAFT, EAGLE3_MAX_DRAFT, 4);
+        a.text         = 1;
+        eagle3_run run = run_of(most);
+        CHECK(eagle3_plain_rounds(s, &a, f.greedy, &run) == 0);
+        CHECK(run.n_tokens == most || run.drafted > 0);
+        CHECK(run.target_s >= 0.0f && run.verify_s >= 0.0f && run.draft_s >= 0.0f && run.other_s >= 0.0f);
+        r.text.insert(r.text.end(), run.tokens, run.tokens + run.n_tokens);
+        r.rounds += run.n_tokens;
+        CHECK(eagle3_n_past(s, 0) == (int) (PROMPT.size() + r.text.size()) - 1);
+        if (run.drafted > 0) {
+            int32_t out[EAGLE3_MAX_ROWS];
+            CHECK(eagle3_round_decode(s) == 0);
+            const int count = verify(s, f.greedy, out);
+            CHECK(count > 0 && commit(s, count) == 0);
+            r.text.insert(r.text.end(), out, out + count);
+            r.of_text += run.drafted;
+            ++r.rounds;
+        }
+    }
+    r.text.resize(n);
+    return r;
+}
+
+void test_same_text(const fixture & f) {
+    for (eagle3_head * head : {(eagle3_head *) nullptr, f.head}) {
+        eagle3_session * s = open(f, head, cheap_rows());
+        const result one   = generate(s, f, 0, PROMPT, 150, EAGLE3_PLAIN, 0);
+        for (const int most : {1, 2, 7, (int) EAGLE3_MAX_ROWS}) {
+            CHECK(generate_runs(s, f, 150, EAGLE3_PLAIN, most).text == one.text);
+            const result planned = generate_runs(s, f, 150, EAGLE3_PLANNED, most);
+            CHECK(planned.text == one.text && planned.of_text > 0);
+        }
+        eagle3_session_close(s);
+    }
+}
+
+// A token that ends generation is a run's last, and so is the round that would end too late. The depth of
+// drafts goes down with each round, to none.
+void test_ends(const fixture & f) {
+    eagle3_session * s = open(f, nullptr, cheap_rows());
+    const int32_t end  = llama_vocab_eos(llama_model_get_vocab(f.model));
+    script says({20, 21, 22, end, 23, 24});
+    const eagle3_ask plain = ask_for(0, 9, EAGLE3_PLAIN);
+    prompt(s, 0);
+    eagle3_run run = run_of(64);
+    CHECK(eagle3_plain_rounds(s, &plain, says.sampler, &run) == 0);
+    CHECK(run.n_tokens == 4 && run.tokens[3] == end && run.drafted == 0 && says.next == 4);
+    CHECK(eagle3_n_past(s, 0) == (int) PROMPT.size() + 4);
+    for (const float none : {0.0f, -1.0f, 1e-9f}) {
+        run = run_of(64, none);
+        CHECK(eagle3_plain_rounds(s, &plain, says.sampler, &run) == 0 && run.n_tokens == 1);
+    }
+    for (const int n : {0, -3, 1}) {
+        run = run_of(n);
+        CHECK(eagle3_plain_rounds(s, &plain, says.sampler, &run) == 0 && run.n_tokens == 1);
+    }
+    // the text goes on as its beginning did, but what is left of it is too short for a draft
+    script again({8, 9, 10, 11, 5, 6, 7, 8, 9, 12});
+    for (const int depth : {1, 2, 3}) {
+        prompt(s, 0);
+        again.next   = 0;
+        eagle3_ask a = ask_for(0, 100, EAGLE3_PLANNED, EAGLE3_MAX_DRAFT, depth, 1);
+        a.text       = 1;
+        run          = run_of(64);
+        CHECK(eagle3_plain_rounds(s, &a, again.sampler, &run) == 0);
+        CHECK(depth > 1 || (run.n_tokens > 1 && run.drafted == 0));
+        CHECK(run.drafted <= std::max(depth - run.n_tokens, 0));
+    }
+    eagle3_session_close(s);
+}
+
+// What was sampled before the failure is told, the slot holds it, and the next call fails at once, or goes on.
+void test_failures(const fixture & f) {
+    eagle3_session * s = open(f, nullptr, cheap_rows());
+    script says({20, 21, 22, 23, 24});
+    eagle3_ask a = ask_for(0, 9, EAGLE3_PLAIN);
+    prompt(s, 0);
+    says.throws_at = 3;
+    eagle3_run run = run_of(64);
+    CHECK(eagle3_plain_rounds(s, &a, says.sampler, &run) == EAGLE3_E_INTERNAL);
+    CHECK(strstr(eagle3_last_error(), "the script's") && run.n_tokens == 3 && run.drafted == 0);
+    CHECK(eagle3_n_past(s, 0) == (int) PROMPT.size() + 3);
+    a.token = run.tokens[2];
+    CHECK(eagle3_plain_rounds(s, &a, says.sampler, &run) == EAGLE3_E_INTERNAL && run.n_tokens == 0);
+    CHECK(eagle3_n_past(s, 0) == (int) PROMPT.size() + 3);
+    says.throws_at = SIZE_MAX;
+    run            = run_of(2);
+    CHECK(eagle3_plain_rounds(s, &a, says.sampler, &run) == 0 && run.tokens[0] == 23 && run.tokens[1] == 24);
+    // the slot fills up
+    const int room = 256 - eagle3_n_past(s, 0);
+    int n          = 0;
+    for (int code = 0; code == 0; n += run.n_tokens) {
+        run  = run_of(64);
+        code = eagle3_plain_rounds(s, &a, says.sampler, &run);
+        CHECK(code == 0 || code == EAGLE3_E_ARGUMENT);
+    }
+    CHECK(n == room && eagle3_n_past(s, 0) == 256);
+    CHECK(eagle3_plain_rounds(s, &a, says.sampler, &run) == EAGLE3_E_ARGUMENT && run.n_tokens == 0);
+    CHECK(eagle3_plain_rounds(s, nullptr, says.sampler, &run) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_plain_rounds(s, &a, nullptr, &run) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_plain_rounds(s, &a, says.sampler, nullptr) == EAGLE3_E_ARGUMENT);
+    CHECK(eagle3_plain_rounds(nullptr, &a, says.sampler, &run) == EAGLE3_E_ARGUMENT);
+    eagle3_session_close(s);
+}
+
+}  // namespace
+
+int main(int argc, char ** argv) {
+    CHECK(argc == 3);
+    llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
+    fixture f(argv[1], argv[2]);
+    test_same_text(f);
+    test_ends(f);
+    test_failures(f);
+    puts("ok");
+    return 0;
+}
