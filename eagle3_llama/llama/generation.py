@@ -220,7 +220,7 @@ class GeneratingLlama(FlashLlama):
             self._owner.release(claim, self._forget_rows)
 
     def _ends_generation(self, stop: str) -> bool:
-        """Whether a stop string is the text of a token that ends generation, as that of a chat template is."""
+        """Whether a stop string is the text of a token that ends generation, as a chat template's is."""
         tokens = self.tokenize(stop.encode(), add_bos=False, special=True)
         return len(tokens) == 1 and bool(llama_cpp.llama_vocab_is_eog(self._model.vocab, tokens[0]))
 

@@ -24,9 +24,8 @@ class LocalTokens:
     reset: False continues the text with the prompt. record: the rows of logits that are kept: none, last (the
     one that was sampled from), all (of the generated tokens), prompt (of the prompt too). limit: tokens that
     the caller takes, as far as is known: no draft goes beyond. ends: a full context ends the generation;
-    otherwise the round raises, as Llama's next step does. ahead: rounds may run ahead of the caller, who takes
-    all tokens, or loses the time for some. release: calls what it is given if the generation still holds the
-    context.
+    otherwise the round raises, as Llama's next step does. ahead: the caller takes all tokens, so that rounds
+    may run ahead of it. release: calls what it is given if the generation still holds the context.
     """
 
     def __init__(

@@ -22,8 +22,8 @@ class Claim:
 
     adopts: calls that the same thread makes during its step are part of it. record: the logits that a
     completion asks its generation to keep: none, all (of the generated tokens), prompt (of the prompt too).
-    limit: tokens that its caller takes, None if not known. ahead: it takes them all, up to one that ends
-    generation. ends: a full context ends its generation, and is no error. over: its last generation has ended.
+    limit: tokens that its caller takes, None if not known. ahead: it takes all, up to one that ends
+    generation. ends: a full context ends its generation, and is no error. over: its last one has ended.
     """
 
     def __init__(self, who: str, adopts: bool) -> None:

@@ -69,8 +69,8 @@ class Engine(Session):
     def run(self, ask: Ask, sampler: int, most: int) -> list[RoundTokens | EagleError]:
         """Rounds of a lone slot: up to `most` of them while nothing is drafted, or a first one with a draft.
 
-        Returns the tokens of those without a draft, then those of the round with one, as far as there are any,
-        and in place of what failed its error. The caller counts the rounds that it takes.
+        Returns the tokens of those without a draft, then those of the round with one, as far as there are
+        any, and in place of what failed its error. The caller counts the rounds that it takes.
         """
         b = self._buffers_for([sampler])
         started = now()

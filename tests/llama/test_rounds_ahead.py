@@ -1,5 +1,5 @@
-"""Rounds that run before the caller has read the tokens of those before them: when they do, and that the text,
-the counters, the context and every error are as if they had waited for it."""
+"""Rounds that run before the caller has read the tokens of those before them: when they do, and that text,
+counters, context and errors are as if they had waited for it."""
 
 import contextlib
 import itertools
