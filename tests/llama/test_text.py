@@ -85,14 +85,18 @@ def test_logits_processors_and_stopping_criteria_see_the_same(files, plain):
 
 def rounds_of(engine, monkeypatch):
     """Of every round, the length of the longest path of draft tokens and the tokens that it sampled."""
-    rounds, run = [], type(engine).round
+    rounds = []
 
-    def seen(self, asks, samplers):
-        out = run(self, asks, samplers)
-        rounds.extend((r.levels, len(r.tokens)) for r in out)
-        return out
+    def watched(own):
+        def seen(*args):
+            out = own(*args)
+            rounds.extend((r.levels, len(r.tokens)) for r in out)
+            return out
 
-    monkeypatch.setattr(type(engine), "round", seen)
+        return seen
+
+    for name in ("round", "run"):
+        monkeypatch.setattr(type(engine), name, watched(getattr(type(engine), name)))
     return rounds
 
 
