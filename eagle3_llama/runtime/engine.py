@@ -21,7 +21,7 @@ from .stepwise import Stepwise
 
 __all__ = ["Ask", "Draft", "Engine"]
 
-MOST_SECONDS = 0.025  # of a run of rounds, whose tokens come together: no reader sees that
+MOST_SECONDS = 0.04  # of a run of rounds, whose tokens come together: no reader sees that
 
 
 class Engine(Session):

@@ -296,18 +296,17 @@ struct eagle3_run {
     int32_t n;      // the most rounds, 1..EAGLE3_MAX_ROWS
     float seconds;  // none begins, but the first, that is likely to end later
     // What follows is filled in.
-    int32_t n_tokens, tokens[EAGLE3_MAX_ROWS];      // the last one is not decoded yet
-    int32_t drafted;                                // draft tokens of the round that is drafted now; 0: none
-    float draft_s, target_s, verify_s, other_s;     // the seconds of its parts
+    int32_t n_tokens, tokens[EAGLE3_MAX_ROWS];   // the last one is not decoded yet
+    int32_t drafted;                             // draft tokens of the round that is drafted now; 0: none
+    float draft_s, target_s, verify_s, other_s;  // seconds of the rounds' parts
 };
 
 // Does the four steps for a lone slot, round after round, for as long as nothing is drafted: up to n rounds,
 // or to a token that ends generation. It spares the caller his own work between rounds. The round whose draft
 // ends the run is drafted: eagle3_round_decode goes on with it, after the last of the tokens. Of a PLANNED
-// ask, depth counts from the first round, and goes down with each unless it is EAGLE3_MAX_DRAFT. One round
-// alone is done for a target whose memory is the state of a recurrent layer: it could not take back tokens
-// that turn out to be of no use. If a round fails, the tokens of those before it are good, and the slot holds
-// all but the last of them: E_ARGUMENT, E_DECODE, E_MEMORY, E_UNSUPPORTED, or what the sampler's failure is.
+// ask, depth counts from the first round, and goes down with each unless it is EAGLE3_MAX_DRAFT. If a round
+// fails, the tokens of those before it are good, and the slot holds all but the last of them. The codes are
+// those of the four steps, and that of a sampler's failure.
 int32_t eagle3_plain_rounds(eagle3_session * s, const struct eagle3_ask * ask,
     struct llama_sampler * sampler, struct eagle3_run * run);
 

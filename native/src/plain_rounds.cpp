@@ -33,8 +33,7 @@ void round::plain_rounds(ask a, llama_sampler * sampler, eagle3_run & run) {
     run.n_tokens = run.drafted = 0;
     run.draft_s = run.target_s = run.verify_s = run.other_s = 0.0f;
     require(sampler != nullptr, EAGLE3_E_ARGUMENT, "a sampler is NULL");
-    // a memory that has but its last state could not take back tokens that turn out to be of no use
-    const int most      = slots_.target.drops_any() ? std::min(run.n, (int) EAGLE3_MAX_ROWS) : 1;
+    const int most      = std::min(run.n, (int) EAGLE3_MAX_ROWS);
     const int64_t start = ggml_time_us();
     stopwatch watch;
     for (bool more = true; more;) {

@@ -68,6 +68,32 @@ def test_trees_without_values(made, architecture):
     plain.close(), eagle.close()
 
 
+@pytest.mark.parametrize("architecture", ["mamba", "qwen35", "lfm2", "deepseek4"])
+@pytest.mark.parametrize("read", [1, 6, 70])
+def test_what_a_reader_leaves_of_a_run(made, architecture, read, monkeypatch):
+    """The state goes back behind it, by a checkpoint and the tokens since then."""
+    monkeypatch.setattr("eagle3_llama.runtime.engine.MOST_SECONDS", 1e6)  # however slow this machine is
+    target, prompt = str(made(architecture, with_head=False)[0]), [5, 17, 29, 41, 53]
+    common = {"n_ctx": 256, "n_threads": THREADS, "flash_attn": True, "verbose": False}
+    with EagleLlama(target, text=False, **common) as llm:
+        whole = take(llm, 100, prompt)
+        own, longest = llm.engine.run, []
+
+        def run(*asked):
+            rounds = own(*asked)
+            longest.append(len(rounds[0].tokens))
+            return rounds
+
+        llm.engine.run = run
+        tokens = llm.generate(prompt, temp=0.0, max_tokens=100)
+        assert list(itertools.islice(tokens, read)) == whole[:read]
+        tokens.close()
+        assert llm._input_ids.tolist() == [*prompt, *whole[: read - 1]]
+        again = list(itertools.islice(llm.generate([*prompt, *whole[:read]], temp=0.0), 20))
+        assert again == whole[read : read + 20]
+        assert read == 1 or max(longest) > 1
+
+
 def test_rounds_without_values(made, programs):
     passes(programs, "rounds_test", *made("deepseek2"), 1, 8)
 
