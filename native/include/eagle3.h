@@ -186,7 +186,7 @@ struct eagle3_memory {
     int64_t target_weights,
         target_cache;                  // the model; what is kept of the text of all slots, with checkpoints
     int64_t target_compute;            // compute buffers, and the graphs that are kept
-    int64_t head_weights, head_cache;  // 0 without a head
+    int64_t head_weights, head_cache;  // 0 without a head; with features of the target that it will read
     int64_t head_compute;              // one buffer for all its passes, and up to 4 MB of kept graphs
 };
 int32_t eagle3_memory_get(const eagle3_session * s, struct eagle3_memory * out);

@@ -118,6 +118,14 @@ void head_source::begin_pending(seen & s, int pos) {
     }
 }
 
+size_t head_source::pending_bytes() const {
+    size_t n = 0;
+    for (const seen & s : slots_) {
+        n += s.features.capacity() * sizeof(float);
+    }
+    return n;
+}
+
 void head_source::append_features(seen & s, const kept_tokens & k) {
     if (runner_.store()) {
         for (const int32_t row : k.rows) {

@@ -48,6 +48,7 @@ class head_source : public source {
 
     const runner & passes() const { return runner_; }
     size_t weight_bytes() const { return h_.n_bytes(); }
+    size_t pending_bytes() const;  // of features that the head will read
     void forget_graphs() { runner_.forget_graphs(); }
     float measure(int slot, int n_past, int n);
     float measure_step(int slot, int n_past, int n);  // of a draft that looks ahead

@@ -284,7 +284,7 @@ eagle3_memory session::memory() const {
     m.target_cache += (int64_t) slots_.target.checkpoint_bytes();
     if (const head_source * head = slots_.head()) {
         m.head_weights = (int64_t) head->weight_bytes();
-        m.head_cache   = (int64_t) head->passes().cache_bytes();
+        m.head_cache   = (int64_t) (head->passes().cache_bytes() + head->pending_bytes());
         m.head_compute = (int64_t) head->passes().compute_bytes();
     }
     return m;
