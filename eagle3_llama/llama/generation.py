@@ -140,7 +140,8 @@ class GeneratingLlama(FlashLlama):
 
         max_tokens: how many of them the caller will take, if it knows: no draft goes beyond. It does not end
         the generation. The caller also says that it will take them all, up to one that ends generation: some
-        may then be computed before it has read those before them.
+        may then be sampled before it has read those before them. A sampler that remembers, with a seed or
+        penalties, is ahead of it then, where it sends tokens or calls sample().
         """
         claim = self._owner.claim(HOLDER, adopts=True)
         claim.over = False

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..common.limits import MAX_DRAFT
 from ..errors import EagleError
 from ..runtime.binding import address
 from ..runtime.params import EagleParams
@@ -14,7 +13,7 @@ from ..runtime.round_tokens import RoundTokens
 from .loop import Piece
 from .processors import GuardedProcessors
 from .scores import ScoreRows
-from .text import ContextText
+from .text import ContextText, most_drafted
 from .usage import TokenUsage
 
 
@@ -96,12 +95,12 @@ class LocalTokens:
         return Piece(out, None if self._ahead else self._text.round_logits)
 
     def _next(self) -> RoundTokens:
-        text = self._text
-        most = MAX_DRAFT if self._left is None else min(max(self._left - 1, 0), MAX_DRAFT)
+        text, left = self._text, self._left
         if not self._ahead:
+            most = most_drafted(left)
             return text.round(self._token, self._params, self._chain, self._processors, most)
         if not self._rounds:
-            self._rounds = text.run(self._token, self._params, self._chain, most)
+            self._rounds = text.run(self._token, self._params, self._chain, left)
         out = self._rounds.pop(0)
         if isinstance(out, EagleError):
             raise out
@@ -120,7 +119,8 @@ class LocalTokens:
 
     def _settle(self) -> None:
         if self._new_at >= 0:
-            self._text.remember(self._new_at, self._token)
+            all_read = self._text.engine.n_past() == self._text.n_tokens
+            self._text.remember(self._new_at, [self._token] if all_read else [])
         self._text.settle()
         self._text.engine.release_threads()  # the next call may come from another thread
 

@@ -32,6 +32,11 @@ CANNOT_REWIND = llama_cpp.llama_model_is_recurrent, llama_cpp.llama_model_is_hyb
 Logits = Callable[[int], np.ndarray]  # the row, float32 [n_vocab], that the i-th token was sampled from
 
 
+def most_drafted(left: int | None) -> int:
+    """The longest draft that is of use where so many tokens are left; None if not known."""
+    return MAX_DRAFT if left is None else min(max(left - 1, 0), MAX_DRAFT)
+
+
 def has_window(ctx: Any, n: int) -> bool:
     """Whether a context that is cut back to n tokens has what the next one reads, as session.rewind asks.
 
@@ -183,10 +188,10 @@ class ContextText(Text):
             stack.callback(self.memory.close)
             self.engine.use_memory(self.memory)
 
-    def remember(self, start: int, last: int) -> None:
-        """Keeps the text from position `start` on, and the token behind it, as one that has ended."""
+    def remember(self, start: int, last: list[int]) -> None:
+        """Keeps the text from position `start` on, and what was sampled behind it, as one that has ended."""
         if self.memory is not None and start <= self.n_tokens:
-            self.memory.add([*self.ids[start:].tolist(), last])
+            self.memory.add([*self.ids[start:].tolist(), *last])
 
     def forget(self) -> None:
         """Empties the text, as Llama.reset() does."""
@@ -244,11 +249,12 @@ class ContextText(Text):
             self.stale = False
 
     def refresh(self) -> None:
-        """Decodes the last token again if the last row of the batch is a rejected draft's."""
+        """Decodes the last token again if the last row is a rejected draft's, or of what was not read."""
         if self.n_tokens == 0:
             raise EagleError(
                 ErrorKind.BAD_ARGUMENT, "there is nothing to sample from: call eval() first, or give a prompt"
             )
+        self.settle()
         if self.stale:
             self.hold()
         if self.stale:  # the whole text was not decoded again
@@ -290,11 +296,16 @@ class ContextText(Text):
             processors.raise_error()
         return out
 
-    def run(self, token: int, params: EagleParams, chain: int, most: int) -> list[RoundTokens | EagleError]:
-        """Rounds as round() does one, ahead of the reader of their tokens: see Engine.run."""
-        n = max(1, min(MAX_RUN, most + 1, len(self.input_ids) - self.n_tokens))
+    def run(
+        self, token: int, params: EagleParams, chain: int, left: int | None
+    ) -> list[RoundTokens | EagleError]:
+        """Rounds as round() does one, ahead of the reader of their tokens: see Engine.run.
+
+        left: tokens that the text still gets; None if not known.
+        """
+        most = min(MAX_RUN, len(self.input_ids) - self.n_tokens, MAX_RUN if left is None else left)
         self.stale = True
-        rounds = self.engine.run(Ask(0, token, params, most), chain, n)
+        rounds = self.engine.run(Ask(0, token, params, most_drafted(left)), chain, most, left)
         last = rounds[-1]
         self.stale = isinstance(last, EagleError) or bool(last.drafted_from)
         return rounds

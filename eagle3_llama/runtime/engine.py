@@ -1,5 +1,7 @@
 """The hot loop: one round of draft, decode, verify, commit, for one slot or many. Each step is a native call.
 
+Of a lone slot, rounds without a draft may follow each other in one call.
+
 Source: EAGLE-3 (arXiv 2503.01840). The acceptance rule is verify in native/src/round.cpp.
 """
 
@@ -21,7 +23,7 @@ from .stepwise import Stepwise
 
 __all__ = ["Ask", "Draft", "Engine"]
 
-MOST_SECONDS = 0.04  # of a run of rounds, whose tokens come together: no reader sees that
+MOST_SECONDS = 0.04  # of rounds that run ahead: their tokens come together, and no reader sees that
 
 
 class Engine(Session):
@@ -66,8 +68,12 @@ class Engine(Session):
                 self.stats.count_round(out)
         return rounds
 
-    def run(self, ask: Ask, sampler: int, most: int) -> list[RoundTokens | EagleError]:
+    def run(
+        self, ask: Ask, sampler: int, most: int, left: int | None = None
+    ) -> list[RoundTokens | EagleError]:
         """Rounds of a lone slot: up to `most` of them while nothing is drafted, or a first one with a draft.
+
+        left: tokens that the slot's text still gets, None if not known: no draft goes beyond.
 
         Returns the tokens of those without a draft, then those of the round with one, as far as there are
         any, and in place of what failed its error. The caller counts the rounds that it takes.
@@ -75,10 +81,12 @@ class Engine(Session):
         b = self._buffers_for([sampler])
         started = now()
         run, stats = b.run, self.stats
-        run.n, run.seconds = most, MOST_SECONDS
+        run.n, run.left, run.seconds = most, left or 0, MOST_SECONDS
         if self.planner.on_match is not None:
             self.drafting.measure_for([ask], b)
             run.n = 1
+            stats.draft += now() - started
+            started = now()
         unread = self.drafting.fill(b.asks[0], ask, 1, b.sampler_pointers[0])
         code = self.lib.eagle3_plain_rounds(self.handle, b.asks, b.sampler_pointers[0], run)
         del unread

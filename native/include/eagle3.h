@@ -293,20 +293,21 @@ int32_t eagle3_round_commit(eagle3_session * s, const int32_t * keep);
 
 // This is a run of rounds without a draft, each of which brings one token.
 struct eagle3_run {
-    int32_t n;      // the most rounds, 1..EAGLE3_MAX_ROWS
+    int32_t n;      // the most rounds, up to EAGLE3_MAX_ROWS; one below 1
+    int32_t left;   // tokens that the text still gets: no draft goes beyond; 0: not known
     float seconds;  // none begins, but the first, that is likely to end later
     // What follows is filled in.
-    int32_t n_tokens, tokens[EAGLE3_MAX_ROWS];   // the last one is not decoded yet
-    int32_t drafted;                             // draft tokens of the round that is drafted now; 0: none
-    float draft_s, target_s, verify_s, other_s;  // seconds of the rounds' parts
+    int32_t n_tokens, tokens[EAGLE3_MAX_ROWS];  // the last one is not decoded yet
+    int32_t drafted;                            // draft tokens of the round that is drafted now; 0: none
+    float draft_s, target_s, verify_s;          // seconds of the rounds' parts
 };
 
 // Does the four steps for a lone slot, round after round, for as long as nothing is drafted: up to n rounds,
 // or to a token that ends generation. It spares the caller his own work between rounds. The round whose draft
-// ends the run is drafted: eagle3_round_decode goes on with it, after the last of the tokens. Of a PLANNED
-// ask, depth counts from the first round, and goes down with each unless it is EAGLE3_MAX_DRAFT. If a round
-// fails, the tokens of those before it are good, and the slot holds all but the last of them. The codes are
-// those of the four steps, and that of a sampler's failure.
+// ends the run is drafted: eagle3_round_decode goes on with it, after the last of the tokens. If a round
+// fails, the tokens of those before it are good, and eagle3_n_past tells what the slot holds: all but the last
+// of them, or the failed round's too where it is its commit that failed. The codes are those of the four
+// steps, and that of a sampler's failure.
 int32_t eagle3_plain_rounds(eagle3_session * s, const struct eagle3_ask * ask,
     struct llama_sampler * sampler, struct eagle3_run * run);
 

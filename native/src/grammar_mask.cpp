@@ -68,8 +68,7 @@ grammar_mask::grammar_mask(llama_sampler * sampler) : sampler_(sampler) {
         behind(0, [&](const llama_sampler * s) { return s->iface != known.grammar && !holds_grammar(s); });
     top_k_at_ = behind(grammar_at_ + 1, [&](const llama_sampler * s) { return s->iface == known.empty; });
     if (top_k_at_ < n_) {
-        const bool is_passed = link(sampler, top_k_at_)->iface == known.greedy && top_k_at_ + 1 < n_;
-        k_          = is_passed ? 0 : std::max(llama_sampler_lets_through(link(sampler, top_k_at_)), 0);
+        k_          = std::max(lets_through(sampler, top_k_at_), 0);
         is_bounded_ = behind(top_k_at_ + 1, cuts_the_end) == n_ - 1 && selects(link(sampler, n_ - 1));
     }
 }

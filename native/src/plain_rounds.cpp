@@ -7,52 +7,59 @@ namespace eagle3 {
 
 namespace {
 
-// Adds the seconds since it was asked last.
+// Returns the seconds since it was asked last.
 class stopwatch {
   public:
-    void add_to(float & sum) {
-        const int64_t now = ggml_time_us();
-        sum += 1e-6f * (now - last_);
-        last_ = now;
+    float seconds() {
+        const int64_t last = last_;
+        last_              = ggml_time_us();
+        return 1e-6f * (last_ - last);
     }
 
   private:
     int64_t last_ = ggml_time_us();
 };
 
-// Says that one token less is to come. A depth of all that a draft can have is no limit.
-void shorten(ask & a) {
-    if (a.kind == EAGLE3_PLANNED && a.depth > 0 && a.depth < MAX_DRAFT && --a.depth == 0) {
-        a.n_max = 0;
+// Returns the ask with a draft of no more tokens than are left of the text, less the one that the target
+// samples after them.
+ask cut(ask a, int left) {
+    const int most = left - 1;
+    if (most < 1) {
+        a.kind = a.kind == EAGLE3_PROMPT ? EAGLE3_PROMPT : EAGLE3_PLAIN;
     }
+    if (a.kind == EAGLE3_PLANNED && a.depth >= 0) {
+        a.depth = a.depth > 0 ? std::min(a.depth, most) : most;
+    }
+    a.n_max = std::min(a.n_max, most);
+    a.n     = std::min(a.n, most);
+    return a;
 }
 
 }  // namespace
 
-void round::plain_rounds(ask a, llama_sampler * sampler, eagle3_run & run) {
-    run.n_tokens = run.drafted = 0;
-    run.draft_s = run.target_s = run.verify_s = run.other_s = 0.0f;
+void round::plain_rounds(ask a, llama_sampler * sampler, eagle3_run & out) {
+    out.n_tokens = out.drafted = 0;
+    out.draft_s = out.target_s = out.verify_s = 0.0f;
     require(sampler != nullptr, EAGLE3_E_ARGUMENT, "a sampler is NULL");
-    const int most      = std::min(run.n, (int) EAGLE3_MAX_ROWS);
+    const int most      = std::min(out.n, (int) EAGLE3_MAX_ROWS);
     const int64_t start = ggml_time_us();
     stopwatch watch;
     for (bool more = true; more;) {
-        run.drafted = draft({a});
-        watch.add_to(run.draft_s);
-        if (run.drafted > 0) {
+        out.drafted = draft({out.left > 0 ? cut(a, out.left - out.n_tokens) : a});
+        out.draft_s += watch.seconds();
+        if (out.drafted > 0) {
             return;
         }
         decode();
-        watch.add_to(run.target_s);
+        out.target_s += watch.seconds();
         a.token = sample_plain(sampler);
-        watch.add_to(run.verify_s);
+        out.verify_s += watch.seconds();
         const int32_t keep = 1;
         commit(&keep);
-        watch.add_to(run.other_s);
-        run.tokens[run.n_tokens++] = a.token;
-        shorten(a);
-        const float took = 1e-6f * (ggml_time_us() - start);
-        more             = run.n_tokens < most && took * (1.0f + 1.0f / run.n_tokens) <= run.seconds &&
+        watch.seconds();
+        out.tokens[out.n_tokens++] = a.token;
+        const float took           = 1e-6f * (ggml_time_us() - start);
+        more                       = out.n_tokens < most && took * (1.0f + 1.0f / out.n_tokens) <= out.seconds &&
                !llama_vocab_is_eog(llama_model_get_vocab(llama_get_model(slots_.ctx)), a.token);
     }
 }

@@ -34,7 +34,7 @@ class round {
     void decode();
     void verify(llama_sampler * const * samplers, int32_t * out, int32_t * counts, std::string & failure);
     void commit(const int32_t * keep);
-    void plain_rounds(ask a, llama_sampler * sampler, eagle3_run & run);  // see eagle3_plain_rounds
+    void plain_rounds(ask a, llama_sampler * sampler, eagle3_run & out);  // see eagle3_plain_rounds
 
     stage at() const { return at_; }
     const std::vector<int> & of() const { return of_; }  // its slots, in the order of the asks

@@ -60,14 +60,12 @@ constexpr int N_FOUND = 128, N_LOWERED = 64;
 static_assert(N_FOUND <= LLAMA_MAX_LARGEST);
 
 // Returns k if the sampler goes on from the k largest logits, after others that can only have lowered some of
-// them; else 0. The first `cut` of the chain are these others. A greedy sampler selects one, and leaves all
-// to those behind it.
+// them; else 0. The first `cut` of the chain are these others.
 int kept_by(llama_sampler * sampler, int & cut) {
-    int k = -1;
-    for (cut = 0; llama_sampler * s = link(sampler, cut); ++cut) {
-        k = lets_through(s);
+    for (cut = 0; link(sampler, cut) != nullptr; ++cut) {
+        const int k = lets_through(sampler, cut);
         if (k >= 0) {
-            return s->iface == sampler_kinds::known().greedy && link(sampler, cut + 1) ? 0 : k;
+            return k;
         }
     }
     return 0;

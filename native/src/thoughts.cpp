@@ -2,6 +2,7 @@
 
 #include "error.hpp"
 #include "pieces.hpp"
+#include "sampler_kinds.hpp"
 
 #include "llama-ext.h"
 
@@ -228,6 +229,11 @@ std::vector<llama_token> closing_tokens(const llama_sampler * sampler) {
         return {};
     }
     return {t->settings.closing.begin() + t->n, t->settings.closing.end()};
+}
+
+int lets_through(llama_sampler * chain, int i) {
+    const llama_sampler * s = link(chain, i);
+    return s->iface == sampler_kinds::known().greedy && link(chain, i + 1) ? 0 : lets_through(s);
 }
 
 int lets_through(const llama_sampler * sampler) {

@@ -38,5 +38,8 @@ std::vector<llama_token> closing_tokens(const llama_sampler * sampler);
 // Returns what llama_sampler_lets_through does; that knows nothing of make_thoughts, which without a grammar
 // can only lower logits.
 int lets_through(const llama_sampler * sampler);
+// Returns the same of sampler number i of a chain: 0 for a greedy one with others behind it, to which it
+// leaves all.
+int lets_through(llama_sampler * chain, int i);
 
 }  // namespace eagle3

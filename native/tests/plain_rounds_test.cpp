@@ -66,7 +66,7 @@ result generate_runs(eagle3_session * s, const fixture & f, int n, int kind, int
         eagle3_run run = run_of(most);
         CHECK(eagle3_plain_rounds(s, &a, f.greedy, &run) == 0);
         CHECK(run.n_tokens == most || run.drafted > 0);
-        CHECK(run.target_s >= 0.0f && run.verify_s >= 0.0f && run.draft_s >= 0.0f && run.other_s >= 0.0f);
+        CHECK(run.target_s >= 0.0f && run.verify_s >= 0.0f && run.draft_s >= 0.0f);
         r.text.insert(r.text.end(), run.tokens, run.tokens + run.n_tokens);
         r.rounds += run.n_tokens;
         CHECK(eagle3_n_past(s, 0) == (int) (PROMPT.size() + r.text.size()) - 1);
@@ -97,8 +97,8 @@ void test_same_text(const fixture & f) {
     }
 }
 
-// A token that ends generation is a run's last, and so is the round that would end too late. The depth of
-// drafts goes down with each round, to none.
+// A token that ends generation is a run's last, and no round begins that would end too late. No draft goes
+// beyond what is left of the text.
 void test_ends(const fixture & f) {
     eagle3_session * s = open(f, nullptr, cheap_rows());
     const int32_t end  = llama_vocab_eos(llama_model_get_vocab(f.model));
@@ -119,15 +119,32 @@ void test_ends(const fixture & f) {
     }
     // the text goes on as its beginning did, but what is left of it is too short for a draft
     script again({8, 9, 10, 11, 5, 6, 7, 8, 9, 12});
-    for (const int depth : {1, 2, 3}) {
+    for (const int left : {2, 3, 5}) {
         prompt(s, 0);
         again.next   = 0;
-        eagle3_ask a = ask_for(0, 100, EAGLE3_PLANNED, EAGLE3_MAX_DRAFT, depth, 1);
+        eagle3_ask a = ask_for(0, 100, EAGLE3_PLANNED, EAGLE3_MAX_DRAFT, EAGLE3_MAX_DRAFT, 1);
         a.text       = 1;
-        run          = run_of(64);
+        run          = run_of(left);
+        run.left     = left;
         CHECK(eagle3_plain_rounds(s, &a, again.sampler, &run) == 0);
-        CHECK(depth > 1 || (run.n_tokens > 1 && run.drafted == 0));
-        CHECK(run.drafted <= std::max(depth - run.n_tokens, 0));
+        CHECK(left > 2 || (run.n_tokens == left && run.drafted == 0));
+        CHECK(run.drafted <= std::max(left - run.n_tokens - 1, 0));
+    }
+    eagle3_session_close(s);
+    // drafts of the other kinds
+    s                        = open(f, f.head, cheap_rows());
+    const int32_t ids[3]     = {20, 21, 22}, parents[3] = {-1, 0, 1}, ranks[3] = {0, 0, 0};
+    const eagle3_ask kinds[] = {ask_for(0, 9, EAGLE3_CHAIN, 3), ask_for(0, 9, EAGLE3_TREE, 3, 3, 2),
+        ask_choices(0, 9, parents, ranks, 3), ask_given(0, 9, ids, 3)};
+    for (const eagle3_ask & a : kinds) {
+        for (const int left : {0, 1, 2, 3, 4}) {
+            prompt(s, 0);
+            run      = run_of(1);
+            run.left = left;
+            CHECK(eagle3_plain_rounds(s, &a, says.sampler, &run) == 0);
+            CHECK(run.drafted == (left > 0 ? std::min(left - 1, 3) : 3));
+            CHECK(run.n_tokens == (run.drafted == 0));
+        }
     }
     eagle3_session_close(s);
 }

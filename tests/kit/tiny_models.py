@@ -224,8 +224,8 @@ def scripted(llm, propose):
     def given_round(asks, samplers):
         return own([a._replace(given=propose(a)) for a in asks], samplers)
 
-    def given_run(ask, sampler, most):
-        return own_run(ask._replace(given=propose(ask)), sampler, min(most, next(longest)))
+    def given_run(ask, sampler, most, left=None):
+        return own_run(ask._replace(given=propose(ask)), sampler, min(most, next(longest)), left)
 
     def undo():
         engine.round, engine.run = own, own_run

@@ -1,5 +1,6 @@
 """Calls that leave the text as it is, beside a generation in another thread: save_state(), eagle_params."""
 
+import functools
 import gc
 import itertools
 import threading
@@ -141,7 +142,8 @@ def test_during_a_step_it_is_refused(eagle, monkeypatch):
     monkeypatch.setattr(Engine, "_verify_rows", gate.passing(Engine._verify_rows))
     reader, more = started(next, generator)
     assert gate.reached.wait(60)
-    for use in (eagle.save_state, lambda: setattr(eagle, "eagle_params", EagleParams(n_max=0))):
+    change = functools.partial(setattr, eagle, "eagle_params", EagleParams(n_max=0))
+    for use in (eagle.save_state, eagle.memory, change):
         with pytest.raises(EagleError, match="middle of a step") as e:
             use()
         assert e.value.kind is ErrorKind.BUSY

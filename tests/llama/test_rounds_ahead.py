@@ -1,5 +1,5 @@
 """Rounds that run before the caller has read the tokens of those before them: when they do, and that text,
-counters, context and errors are as if they had waited for it."""
+context and errors are as if they had waited for it."""
 
 import contextlib
 import itertools
@@ -94,6 +94,37 @@ def test_what_was_not_read(llm, read):
             assert went_on == list(itertools.islice(llm.generate(text, temp=0.0), 6))
 
 
+@pytest.mark.parametrize("read", [2, 5, 17, 18])
+def test_what_follows_the_text_that_was_read(llm, read):
+    """Sampled from its last row, whatever the context has behind it."""
+    whole = list(itertools.islice(llm.generate(PROMPT, temp=0.0), 40))
+    for use in (llm.sample, lambda: next(llm.generate([], temp=0.0, reset=False))):
+        tokens = llm.generate(PROMPT, temp=0.0, max_tokens=N)
+        assert list(itertools.islice(tokens, read)) == whole[:read]
+        assert use() == whole[read - 1] and llm.engine.n_past() == llm.n_tokens
+        tokens.close()
+        llm.eval([whole[read - 1]])
+        assert llm.sample() == whole[read]
+
+
+def test_what_is_remembered(files):
+    """The text that was read, and the token behind it only if that one follows it."""
+    with EagleLlama(files[0], text_memory=100_000, **SETTINGS) as llm:
+        llm._measure()
+        watch(llm)
+        kept = []
+        llm._context.memory.add = kept.append
+        whole = list(itertools.islice(llm.generate(PROMPT, temp=0.0), 20))
+        for read in (3, 9):
+            tokens = llm.generate(PROMPT, temp=0.0, max_tokens=10)
+            list(itertools.islice(tokens, read))
+            tokens.close()
+        list(itertools.islice(llm.generate(PROMPT, temp=0.0, max_tokens=10), 10))
+        llm.reset()
+        assert all(text == whole[: len(text)] for text in kept) and max(map(max, llm.runs)) > 1
+        assert all(n - 1 <= len(text) <= n for text, n in zip(kept, (20, 3, 9, 10), strict=True))
+
+
 def test_a_state_in_the_middle(llm):
     """It has the text that was read, and the generation goes on."""
     whole = list(itertools.islice(llm.generate(PROMPT, temp=0.0), 40))
@@ -127,8 +158,8 @@ def test_a_failure_behind_good_rounds(llm):
     whole = list(itertools.islice(llm.generate(PROMPT, temp=0.0), 12))
     own, error = llm.engine.run, EagleError("native", "the test's")
 
-    def fails_later(ask, sampler, most):
-        return [*own(ask, sampler, 4), error]
+    def fails_later(ask, sampler, most, left):
+        return [*own(ask, sampler, 4, left), error]
 
     llm.engine.run = fails_later
     read = []
@@ -147,6 +178,7 @@ def processors():
 @pytest.mark.parametrize(
     "settings",
     [
+        {"logprobs": 2},
         {"stop": ["zz"]},
         {"stop": ["</s>", "zz"]},
         {"logits_processor": processors()},
@@ -195,12 +227,14 @@ def test_a_grammar(llm):
 
 
 def test_changes_between_two_tokens(files):
-    """New parameters count from the next run on, and the text stays."""
+    """Whatever is set meanwhile, the text stays."""
     with EagleLlama(files[0], eagle=files[1], **SETTINGS) as llm:
         llm.eagle_params = EagleParams(n_max=0)
         whole = list(itertools.islice(llm.generate(PROMPT, temp=0.0), 40))
+        watch(llm)
         tokens = llm.generate(PROMPT, temp=0.0, max_tokens=40)
         begun = list(itertools.islice(tokens, 4))
+        assert sum(llm.runs[-1]) > 4
         llm.eagle_params = EagleParams(n_max=3)
         assert begun + list(itertools.islice(tokens, 36)) == whole
         tokens.close()
