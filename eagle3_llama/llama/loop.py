@@ -15,7 +15,7 @@ Sent = Sequence[int] | None
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """The tokens of one round, with what their reader may see of the logits.
+    """The tokens of one round, or of several without a draft, with what their reader may see of the logits.
 
     logits: returns the row, float32 [n_vocab], that the i-th token was sampled from; None if it is not kept.
     """
@@ -31,7 +31,7 @@ class TokenSource(Protocol):
         """Decodes the prompt and samples the first token. The text is the prompt afterwards."""
 
     def round(self) -> Piece | None:
-        """The tokens of the next round; None at the end. The text is as it was before."""
+        """The tokens of the next round, or rounds; None at the end. The text is as it was before."""
 
     def go_on(self, tokens: Sequence[int]) -> Piece:
         """In place of the rest of a round: decodes tokens after the text, and samples the next one."""
@@ -47,7 +47,8 @@ def generate(
 
     First the target decodes the prompt, and the sampler gives a token. Each round then drafts what may
     follow, decodes the last token with the drafts, verifies them in order, and commits what was accepted:
-    Engine.round() does it, for this text or for those of a whole batch. It brings one token or more.
+    Engine.round() does it, for this text or for those of a whole batch. It brings one token or more. Several
+    rounds without a draft may come together, from Engine.run().
 
     stopping: Llama's stopping criteria, asked before each token. count(piece, i) is called before the i-th
     token of a piece is yielded. A caller may send tokens; the generation continues after them.

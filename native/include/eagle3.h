@@ -305,11 +305,11 @@ struct eagle3_run {
 // Does the four steps for a lone slot, round after round, for as long as nothing is drafted: up to n rounds,
 // or to a token that ends generation. It spares the caller his own work between rounds. The round whose draft
 // ends the run is drafted: eagle3_round_decode goes on with it, after the last of the tokens. If a round
-// fails, the tokens of those before it are good, and eagle3_n_past tells what the slot holds: all but the last
-// of them, or the failed round's too where it is its commit that failed. The codes are those of the four
+// fails, the tokens of those before it are good, and eagle3_n_past tells what the slot holds: all but the
+// last of them, or the failed round's too where it is its commit that failed. The codes are those of the four
 // steps, and that of a sampler's failure.
-int32_t eagle3_plain_rounds(eagle3_session * s, const struct eagle3_ask * ask,
-    struct llama_sampler * sampler, struct eagle3_run * run);
+int32_t eagle3_plain_rounds(eagle3_session * s, const struct eagle3_ask * ask, struct llama_sampler * sampler,
+    struct eagle3_run * run);
 
 // Returns the row of the last batch that the slot's i-th token of eagle3_round_verify was sampled from.
 // llama_get_logits_ith has its logits, and reads them from a device that they stayed on; those of rows that

@@ -267,8 +267,8 @@ int32_t eagle3_round_commit(eagle3_session * s, const int32_t * keep) {
     });
 }
 
-int32_t eagle3_plain_rounds(
-    eagle3_session * s, const struct eagle3_ask * ask, struct llama_sampler * sampler, struct eagle3_run * run) {
+int32_t eagle3_plain_rounds(eagle3_session * s, const struct eagle3_ask * ask, struct llama_sampler * sampler,
+    struct eagle3_run * run) {
     return guard([&]() -> int32_t {
         not_null(ask, "ask");
         not_null(run, "run");

@@ -59,7 +59,7 @@ void round::plain_rounds(ask a, llama_sampler * sampler, eagle3_run & out) {
         watch.seconds();
         out.tokens[out.n_tokens++] = a.token;
         const float took           = 1e-6f * (ggml_time_us() - start);
-        more                       = out.n_tokens < most && took * (1.0f + 1.0f / out.n_tokens) <= out.seconds &&
+        more = out.n_tokens < most && took * (1.0f + 1.0f / out.n_tokens) <= out.seconds &&
                !llama_vocab_is_eog(llama_model_get_vocab(llama_get_model(slots_.ctx)), a.token);
     }
 }

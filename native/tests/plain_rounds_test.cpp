@@ -31,8 +31,8 @@ struct script {
                 }
                 const int32_t token = self.says[self.next++ % self.says.size()];
                 all->selected       = std::find_if(all->data, all->data + all->size,
-                                    [&](const llama_token_data & d) { return d.id == token; }) -
-                                all->data;
+                                          [&](const llama_token_data & d) { return d.id == token; }) -
+                                      all->data;
             };
             return i;
         }();
@@ -132,8 +132,8 @@ void test_ends(const fixture & f) {
     }
     eagle3_session_close(s);
     // drafts of the other kinds
-    s                        = open(f, f.head, cheap_rows());
-    const int32_t ids[3]     = {20, 21, 22}, parents[3] = {-1, 0, 1}, ranks[3] = {0, 0, 0};
+    s                    = open(f, f.head, cheap_rows());
+    const int32_t ids[3] = {20, 21, 22}, parents[3] = {-1, 0, 1}, ranks[3] = {0, 0, 0};
     const eagle3_ask kinds[] = {ask_for(0, 9, EAGLE3_CHAIN, 3), ask_for(0, 9, EAGLE3_TREE, 3, 3, 2),
         ask_choices(0, 9, parents, ranks, 3), ask_given(0, 9, ids, 3)};
     for (const eagle3_ask & a : kinds) {
@@ -149,7 +149,8 @@ void test_ends(const fixture & f) {
     eagle3_session_close(s);
 }
 
-// What was sampled before the failure is told, the slot holds it, and the next call fails at once, or goes on.
+// What was sampled before the failure is told, the slot holds it, and the next call fails at once, or goes
+// on.
 void test_failures(const fixture & f) {
     eagle3_session * s = open(f, nullptr, cheap_rows());
     script says({20, 21, 22, 23, 24});
