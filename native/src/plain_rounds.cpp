@@ -21,11 +21,14 @@ class stopwatch {
 };
 
 // Returns the ask with a draft of no more tokens than are left of the text, less the one that the target
-// samples after them.
+// samples after them. A draft that the caller brings is its own matter.
 ask cut(ask a, int left) {
     const int most = left - 1;
+    if (a.kind == EAGLE3_GIVEN || a.kind == EAGLE3_PROMPT) {
+        return a;
+    }
     if (most < 1) {
-        a.kind = a.kind == EAGLE3_PROMPT ? EAGLE3_PROMPT : EAGLE3_PLAIN;
+        a.kind = EAGLE3_PLAIN;
     }
     if (a.kind == EAGLE3_PLANNED && a.depth >= 0) {
         a.depth = a.depth > 0 ? std::min(a.depth, most) : most;
