@@ -3,45 +3,21 @@
 //     plain_rounds_test TARGET.gguf HEAD.gguf
 #include "asks.hpp"
 #include "check.hpp"
+#include "script.hpp"
 #include "text_fixture.hpp"
-
-#include <stdexcept>
 
 namespace {
 
 const tokens PROMPT   = {5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8, 9, 12, 5, 6, 7};
 constexpr float HOURS = 1e4f;
 
-// A sampler that says what it is told, in order, and throws at one place.
-struct script {
-    tokens says;
-    size_t next = 0, throws_at = SIZE_MAX;
-    llama_sampler * sampler = nullptr;
-
-    explicit script(const tokens & t) : says(t) {
-        static const llama_sampler_i calls = [] {
-            llama_sampler_i i = {};
-            i.name            = [](const llama_sampler *) {
-                return "script";
-            };
-            i.apply = [](llama_sampler * s, llama_token_data_array * all) {
-                script & self = *(script *) s->ctx;
-                if (self.next == self.throws_at) {
-                    throw std::runtime_error("the script's");
-                }
-                const int32_t token = self.says[self.next++ % self.says.size()];
-                all->selected       = std::find_if(all->data, all->data + all->size,
-                                          [&](const llama_token_data & d) { return d.id == token; }) -
-                                      all->data;
-            };
-            return i;
-        }();
-        sampler = llama_sampler_init(const_cast<llama_sampler_i *>(&calls), this);
+tokens repeated(const tokens & t, int n) {
+    tokens all;
+    for (int i = 0; i < n; ++i) {
+        all.insert(all.end(), t.begin(), t.end());
     }
-    ~script() { llama_sampler_free(sampler); }
-    script(const script &)             = delete;
-    script & operator=(const script &) = delete;
-};
+    return all;
+}
 
 eagle3_run run_of(int n, float seconds = HOURS) {
     eagle3_run run = {};
@@ -102,7 +78,7 @@ void test_same_text(const fixture & f) {
 void test_ends(const fixture & f) {
     eagle3_session * s = open(f, nullptr, cheap_rows());
     const int32_t end  = llama_vocab_eos(llama_model_get_vocab(f.model));
-    script says({20, 21, 22, end, 23, 24});
+    script says(repeated({20, 21, 22, end, 23, 24}, 60));
     const eagle3_ask plain = ask_for(0, 9, EAGLE3_PLAIN);
     prompt(s, 0);
     eagle3_run run = run_of(64);
@@ -118,7 +94,7 @@ void test_ends(const fixture & f) {
         CHECK(eagle3_plain_rounds(s, &plain, says.sampler, &run) == 0 && run.n_tokens == 1);
     }
     // the text goes on as its beginning did, but what is left of it is too short for a draft
-    script again({8, 9, 10, 11, 5, 6, 7, 8, 9, 12});
+    script again(repeated({8, 9, 10, 11, 5, 6, 7, 8, 9, 12}, 10));
     for (const int left : {2, 3, 5}) {
         prompt(s, 0);
         again.next   = 0;
@@ -153,7 +129,7 @@ void test_ends(const fixture & f) {
 // on.
 void test_failures(const fixture & f) {
     eagle3_session * s = open(f, nullptr, cheap_rows());
-    script says({20, 21, 22, 23, 24});
+    script says(repeated({20, 21, 22, 23, 24}, 60));
     eagle3_ask a = ask_for(0, 9, EAGLE3_PLAIN);
     prompt(s, 0);
     says.throws_at = 3;

@@ -4,6 +4,7 @@
 //     pruned_windows_test CASE TARGET.gguf [N_SLOTS N_ROUNDS]    CASE: chains, trees, or failures; see main
 #include "asks.hpp"
 #include "check.hpp"
+#include "script.hpp"
 
 #include "llama-ext.h"
 
@@ -44,37 +45,6 @@ llama_context * pruned(llama_model * model, int n_seq, bool flash, bool callback
     CHECK(ctx != nullptr);
     return ctx;
 }
-
-// A sampler that says what it is told, in order.
-struct script {
-    tokens says;
-    size_t next             = 0;
-    llama_sampler * sampler = nullptr;
-
-    script() {
-        static const llama_sampler_i calls = [] {
-            llama_sampler_i i = {};
-            i.name            = [](const llama_sampler *) {
-                return "script";
-            };
-            i.apply = [](llama_sampler * s, llama_token_data_array * all) {
-                script & self = *(script *) s->ctx;
-                CHECK(self.next < self.says.size());
-                for (size_t k = 0; k < all->size; ++k) {
-                    if (all->data[k].id == self.says[self.next]) {
-                        all->selected = (int64_t) k;
-                    }
-                }
-                ++self.next;
-            };
-            return i;
-        }();
-        sampler = llama_sampler_init(const_cast<llama_sampler_i *>(&calls), this);
-    }
-    ~script() { llama_sampler_free(sampler); }
-    script(const script &)             = delete;
-    script & operator=(const script &) = delete;
-};
 
 // One sequence that is decoded plainly: its prompt in batches, then token by token.
 struct plain_text {
