@@ -16,12 +16,15 @@ int bin_of(float q) {
 }  // namespace
 
 // Returns what a source's own estimate is worth, by all of its first tokens: less where they were right more
-// rarely than it said. A text that nothing foresees would else have to show that to each bin. A head's is
-// left as it is, its trust follows faster.
+// rarely than it said. A text that nothing foresees would else have to show that to each bin, and a head that
+// is sure and wrong would draft for long: a bin leans on its estimate.
 float calibration::estimate(int source, float q) const {
     const record & c = records_[source];
-    if (source == HEAD || source >= MAX_SOURCES || c.first.tries == 0.0f) {
+    if (source >= MAX_SOURCES || c.first.tries == 0.0f) {
         return q;
+    }
+    if (source == HEAD) {  // rarely sure: a part of its probability, as trust is
+        return q * std::min((c.first.hits + tune_.shared) / (c.expected + tune_.shared), 1.0f);
     }
     const float n = of_text_.shared, seen = (c.first.hits + n) / (c.first.tries - c.first.hits + n),
                 said = (c.expected + n) / (c.first.tries - c.expected + n);
@@ -63,7 +66,7 @@ calibration::finding calibration::learn(
 
     const int d         = std::min(depth, N_DEPTH) - 1;
     record & c          = records_[source];
-    const bool is_first = source != HEAD && depth == 1;
+    const bool is_first = depth == 1;
     for (tally * t :
         {&c.bins[d][bin_of(q)], rank < N_RANK ? &c.ranks[d][rank] : nullptr, is_first ? &c.first : nullptr}) {
         if (t) {

@@ -92,6 +92,7 @@ const constant CONSTANTS[] = {
     number("most_usual", &tuning::most_usual, NEVER, scale::above_one),
     number("n_usual", &tuning::n_usual, 1e-3f),
     number("n_near", &tuning::n_near, 1e-3f),
+    number("shared", &tuning::shared, NEVER),
 };
 static_assert(sizeof(tuning) == sizeof(float) * (sizeof(CONSTANTS) / sizeof(CONSTANTS[0])),
     "CONSTANTS has each field of tuning");
