@@ -6,11 +6,12 @@
 
 The models are made in the cache (tests/kit/hybrid_models.py). In every round each mode generates one answer,
 taking turns with plain decoding of the same prompt, or right behind it where it runs in a process of its own.
-A speed is relative to that: the median of the rounds, and the slowest of them. The forecast of a mode with
-the planner is divided by the speed. Where a load finds its memory makes it up to a tenth faster or slower
-than another one of the same file: so all modes of ours are loaded anew --loads times, and the table has each
-load's median too. llama.cpp's own drafters run at the fastest setting of their search. Their text may differ:
-an unpatched library sums in another order.
+A speed is relative to that: the median of the rounds, and the slowest of them. The planner forecasts the
+speed over our own rounds without a draft; the table divides that by the speed over the mode "no drafts".
+Where a load finds its memory makes it up to a tenth faster or slower than another one of the same file: so
+all modes of ours are loaded anew --loads times, and the table has each load's median too. llama.cpp's own
+drafters run at the fastest setting of their search. Their text may differ: an unpatched library sums in
+another order.
 
 With --chance 1 the target's text has no surprise, and --p says how often the head is right. With --chance 0
 nothing can be foreseen. --topic 0.7: what follows in a text chooses the same experts. A text of experts is
@@ -42,6 +43,7 @@ from eagle3_llama.llama.flash import FlashLlama  # noqa: E402
 from eagle3_llama.runtime.params import EagleParams  # noqa: E402
 
 SPECS = "draft-eagle3,draft-mtp,ngram-simple,ngram-map-k,ngram-mod,draft-eagle3+ngram-mod"
+NO_DRAFTS = "no drafts"
 SEARCHED = 1  # prompts that upstream's settings are tried on: each takes a minute a drafter
 
 
@@ -119,7 +121,7 @@ def arguments() -> argparse.Namespace:
 
 
 def ours(given: argparse.Namespace, loading: Loading, head: str, stack: contextlib.ExitStack) -> list[Mode]:
-    """For each n_rs_seq: the planner with the head, the planner without text, fixed chains; text alone."""
+    """For each n_rs_seq: no drafts, the planner with the head, without text, fixed chains; text alone."""
     modes = []
     for size in listed(given.n_rs_seq):
         of = {} if size == "default" else {"n_rs_seq": int(size)}
@@ -128,6 +130,7 @@ def ours(given: argparse.Namespace, loading: Loading, head: str, stack: contextl
         )
         with_head, alone = opened(head), opened(None)
         name = f"n_rs_seq={with_head.context_params.n_rs_seq}" + (" (default)" if size == "default" else "")
+        modes.append(Mode(f"{NO_DRAFTS} {name}", with_head, EagleParams(n_max=0)))
         modes.append(Mode(f"eagle {name}", with_head, EagleParams()))
         modes.append(Mode(f"head {name}", with_head, EagleParams(text=False)))
         modes += [
@@ -187,7 +190,7 @@ def answer(
     return {
         "mode": mode.name,
         "speed": measured,
-        "forecast": forecast[1] / forecast[0] / measured if any(forecast) else None,
+        "forecast": forecast[1] / forecast[0] if any(forecast) else None,
         "per_second": rate(run),
         "plain_per_second": rate(beside),
         "per_round": (len(run.tokens) - 1) / max(len(steps), 1),
@@ -210,10 +213,14 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     columns += "|other texts"
     lines = [f"| {columns.replace('|', ' | ')} |", "|---|---|---|---|---|---|---|---|---|"]
     middle: dict[str, float] = {}
+    place = lambda row: (row["mode"].partition("n_rs_seq")[2], row["load"], row["round"])
+    plain = {place(row): row["speed"] for row in rows if row["mode"].startswith(NO_DRAFTS)}
     for name in dict.fromkeys(row["mode"] for row in rows):
         of = [row for row in rows if row["mode"] == name]
         middle[name] = statistics.median(row["speed"] for row in of)
-        forecasts = [row["forecast"] for row in of if row["forecast"] is not None]
+        forecasts = [
+            row["forecast"] / row["speed"] * plain[place(row)] for row in of if row["forecast"] is not None
+        ]
         forecast = f"{statistics.median(forecasts):.3f}" if forecasts else "-"
         mean = lambda key, of=of: statistics.mean(row[key] for row in of)
         n_other = sum(not row["same"] for row in of)

@@ -16,8 +16,17 @@ from paths import ROOT
 HERE = Path(__file__).resolve().parent
 
 
+_tools = {}  # of this process, by name: a compiler needs half a minute for one
+
+
 def compile_tool(folder, name="architectures"):
-    """The program of a file of shim/ that is compiled within llama.cpp's generator."""
+    """The program of a file of shim/, compiled within llama.cpp's generator, once a process."""
+    if name not in _tools:
+        _tools[name] = _compiled(folder, name)
+    return _tools[name]
+
+
+def _compiled(folder, name):
     sys.path.insert(0, str(ROOT / "native"))
     from fetch import patched_tree
 

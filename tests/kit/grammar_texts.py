@@ -1,6 +1,8 @@
 """All texts that a grammar allows, for a model with a token for each byte: see tiny_models.py."""
 
 import ctypes
+import functools
+import math
 
 import numpy as np
 
@@ -11,6 +13,14 @@ END = 2  # the token that ends a text
 
 def _token(byte):
     return 3 + byte
+
+
+@functools.cache
+def _candidates(n):
+    """What a sampler takes, and its rows as an array. It is made once: millions of places are tried."""
+    data = (llama_cpp.llama_token_data * n)()
+    view = np.frombuffer(data, dtype=np.dtype([("id", "i4"), ("logit", "f4"), ("p", "f4")]))
+    return llama_cpp.llama_token_data_array(data=data, size=n, selected=-1, sorted=False), view
 
 
 class Walk:
@@ -24,22 +34,23 @@ class Walk:
 
     def allowed(self, tokens):
         """Those of these tokens that may follow."""
-        data = (llama_cpp.llama_token_data * len(tokens))()
-        view = np.frombuffer(data, dtype=np.dtype([("id", "i4"), ("logit", "f4"), ("p", "f4")]))
+        candidates, view = _candidates(len(tokens))
         view["id"], view["logit"] = tokens, 0
-        array = llama_cpp.llama_token_data_array(data=data, size=len(tokens), selected=-1, sorted=False)
-        llama_cpp.llama_sampler_apply(self._sampler, ctypes.byref(array))
-        return view["id"][np.isfinite(view["logit"])].tolist()
+        candidates.size, candidates.selected, candidates.sorted = len(tokens), -1, False
+        llama_cpp.llama_sampler_apply(self._sampler, ctypes.byref(candidates))
+        return view["id"][view["logit"] > -math.inf].tolist()
 
     def behind(self, text):
         """The place behind a text; None if the grammar does not allow it. This place stays."""
-        sampler = llama_cpp.llama_sampler_clone(self._sampler)
-        walk = Walk(sampler)
-        for byte in text.encode():
-            if not walk.allowed([_token(byte)]):
+        tokens = [_token(byte) for byte in text.encode()]
+        if tokens and not self.allowed(tokens[:1]):
+            return None  # most end here, and a clone takes long
+        walk = Walk(llama_cpp.llama_sampler_clone(self._sampler))
+        for token in tokens:
+            if not walk.allowed([token]):
                 walk.close()
                 return None
-            llama_cpp.llama_sampler_accept(sampler, _token(byte))
+            llama_cpp.llama_sampler_accept(walk._sampler, token)
         return walk
 
     def takes(self, text, ends=False):
@@ -67,7 +78,8 @@ def texts(grammars, grammar, alphabet, longest, begun="", close=""):
         if walk.takes(close, ends=True):
             found.add(text)
         if len(text) < longest:
-            more = ((text + c, walk.behind(c)) for c in alphabet)
+            first = set(walk.allowed([_token(c.encode()[0]) for c in alphabet]))
+            more = ((text + c, walk.behind(c)) for c in alphabet if _token(c.encode()[0]) in first)
             left += [(t, w) for t, w in more if w is not None]
         walk.close()
     return found
