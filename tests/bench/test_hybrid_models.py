@@ -106,7 +106,7 @@ def test_the_comparison_of_a_hybrid(tmp_path):
     given = ["--loads", "1", "--chains", "3", "--upstream", "none", "--models", tmp_path, "--json", out]
     done = run([sys.executable, script, *size, *given])
     rows = json.loads(out.read_text())["rows"]
-    assert len(rows) == 1 + 3 * 4 and all(row["same"] for row in rows)
+    assert len(rows) == 1 + 3 * 5 and all(row["same"] for row in rows)
     assert all(row["per_round"] > 1.2 for row in rows if row["mode"].startswith("chain 3"))
     assert "| chain 3 n_rs_seq=4 |" in done.stdout and "fastest of ours: " in done.stdout
 
