@@ -75,7 +75,7 @@ calibration::finding calibration::learn(
         }
     }
     c.expected = is_first ? c.expected * tune_.keep_tally + q : c.expected;
-    if (source == HEAD && depth == 1) {
+    if (source == HEAD && is_first) {
         return look_for_turn(c, rank, surprise, trust, now != rest::none, n_slots);
     }
     return finding::nothing;

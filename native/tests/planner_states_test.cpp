@@ -59,8 +59,9 @@ void check_change(const past & p, const text & now, int n_seeds = N_SEEDS) {
     }
 }
 
-// What it foresees of its rounds is what they bring, and what they take: within 3% in the mean, also if every
-// thirtieth round is disturbed, or callers take their time. Disturbed ones alone differ by 6%, by luck.
+// What it foresees of its rounds is what they bring, and what they take: within 5%, and within 3% in the
+// mean, also if every thirtieth round is disturbed, or callers take their time. Disturbed runs differ by
+// luck: it takes three times as many.
 void check_forecast() {
     for (const curve & m : CURVES) {
         for (const int n_slots : {1, 4}) {
@@ -68,9 +69,10 @@ void check_forecast() {
             int n      = 0;
             for (const text & now : {EASY, MEDIUM, HARD}) {
                 for (const load & under : {CALM, JOLTED, SLOW_CALLER}) {
+                    const unsigned n_seeds = under.jolts > CALM.jolts ? 3 * N_SEEDS : N_SEEDS;
                     double seconds = 0.0, plain = 0.0;
                     simulation::sums took, without;
-                    for (unsigned seed = 0; seed < N_SEEDS; ++seed) {
+                    for (unsigned seed = 0; seed < n_seeds; ++seed) {
                         simulation a(costs_of(m), costs_of(m), n_slots, seed);
                         a.run(now, under, SETTLE);
                         const planner::forecast before = a.plan().foreseen();
@@ -80,7 +82,7 @@ void check_forecast() {
                         without += a.run(now, under, WINDOW, true);
                     }
                     const double ratio = (plain / seconds) / (took.expected / took.seconds / without.rate());
-                    check(std::min(ratio, 1.0 / ratio), 0.92, "forecast", m, n_slots);
+                    check(std::min(ratio, 1.0 / ratio), 0.95, "forecast", m, n_slots);
                     sum += ratio;
                     ++n;
                 }

@@ -16,11 +16,21 @@ def _token(byte):
 
 
 @functools.cache
-def _candidates(n):
-    """What a sampler takes, and its rows as an array. It is made once: millions of places are tried."""
+def _buffer(n):
+    """Memory for n candidates, and their rows as an array. It is made once: millions of places are tried."""
     data = (llama_cpp.llama_token_data * n)()
     view = np.frombuffer(data, dtype=np.dtype([("id", "i4"), ("logit", "f4"), ("p", "f4")]))
-    return llama_cpp.llama_token_data_array(data=data, size=n, selected=-1, sorted=False), view
+    return data, view
+
+
+def let_through(sampler, tokens):
+    """Those of these tokens that a sampler lets through."""
+    data, view = _buffer(len(tokens))
+    view["id"], view["logit"] = tokens, 0
+    array = llama_cpp.llama_token_data_array(data=data, size=len(tokens), selected=-1, sorted=False)
+    llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
+    left = view[: array.size]
+    return left["id"][left["logit"] > -math.inf].tolist()
 
 
 class Walk:
@@ -34,11 +44,7 @@ class Walk:
 
     def allowed(self, tokens):
         """Those of these tokens that may follow."""
-        candidates, view = _candidates(len(tokens))
-        view["id"], view["logit"] = tokens, 0
-        candidates.size, candidates.selected, candidates.sorted = len(tokens), -1, False
-        llama_cpp.llama_sampler_apply(self._sampler, ctypes.byref(candidates))
-        return view["id"][view["logit"] > -math.inf].tolist()
+        return let_through(self._sampler, tokens)
 
     def behind(self, text):
         """The place behind a text; None if the grammar does not allow it. This place stays."""
@@ -78,8 +84,7 @@ def texts(grammars, grammar, alphabet, longest, begun="", close=""):
         if walk.takes(close, ends=True):
             found.add(text)
         if len(text) < longest:
-            first = set(walk.allowed([_token(c.encode()[0]) for c in alphabet]))
-            more = ((text + c, walk.behind(c)) for c in alphabet if _token(c.encode()[0]) in first)
+            more = ((text + c, walk.behind(c)) for c in alphabet)
             left += [(t, w) for t, w in more if w is not None]
         walk.close()
     return found
