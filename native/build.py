@@ -15,8 +15,9 @@ An interrupted build leaves nothing in out/; the next one continues where it sto
 -DEAGLE3_VARIANTS=ON builds a CPU backend for each kind of processor, of which one is chosen where the library
 is used: so is a wheel made that runs everywhere (scripts/release/build_wheels.py).
 CMAKE_ARGS=-DLLAMA_BUILD_MTMD=OFF leaves out libmtmd (images and audio). The sanitized build leaves out
-libe3chat, and libmtmd unless CMAKE_ARGS turns it on. CMAKE_ARGS=-DEAGLE3_PROOF=OFF leaves out the check on
-this processor.
+libe3chat, and libmtmd unless CMAKE_ARGS turns it on. -DEAGLE3_LATER=ON leaves both for native/later.py, unless
+the cache has them. CMAKE_ARGS=-DEAGLE3_PROOF=OFF leaves out the check on this processor. A build that was not
+used for 30 days is removed by the next one.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -35,7 +37,7 @@ import proof
 import toolchain
 from compiling import Work, compile_all, configure
 from fetch import COMMIT, PACKAGE, VERSION, BuildError, _prune, cache_dir, hash_files, say, using_tree
-from locks import locked
+from locks import locked, take
 from toolchain import InstructionSet
 
 NATIVE = Path(__file__).resolve().parent
@@ -48,9 +50,11 @@ _TREE_PARTS = (
     "include",
     "licenses",
     "src",
+    "tests/test-llama-archs.cpp",
     "tools/mtmd",
     "vendor",
 )
+_MOST_DAYS = 30  # a build folder that nothing has used for so long is removed
 
 
 def build(
@@ -69,11 +73,13 @@ def build(
     upstream has them, with the same flags. bench: those, with the executables of native/bench. Raises
     BuildError.
     """
-    options = toolchain.cmake_options(sanitize, {**toolchain.cmake_args(), **(defines or {})})
+    given = {**toolchain.cmake_args(), **(defines or {})}
+    options = toolchain.cmake_options(sanitize, given)
     source = options.pop("EAGLE3_LLAMA_CPP_DIR", None) or os.environ.get("EAGLE3_LLAMA_CPP_DIR")
     unpatched = bench or stock
     tests = toolchain.is_on(options.pop("EAGLE3_BUILD_TESTS", "OFF")) or tests
     mtmd = toolchain.is_on(options.pop("LLAMA_BUILD_MTMD", "OFF" if sanitize or unpatched else "ON"))
+    later = toolchain.is_on(options.pop("EAGLE3_LATER", "OFF")) and not (sanitize or unpatched or tests)
     # proof.py waits for its child in ways that Windows does not have
     checked = toolchain.is_on(options.pop("EAGLE3_PROOF", "OFF" if sys.platform == "win32" else "ON"))
     variants = toolchain.is_on(options.get("EAGLE3_VARIANTS", "OFF"))
@@ -92,27 +98,41 @@ def build(
         programs = [proof.PROGRAM, *_programs(sources, [*["tests"] * tests, *["bench"] * bench])]
         with using_tree(source, patched=not unpatched) as (tree, tree_key):
             wanted = f"{tree_key} {tests} {bench} {mtmd} {checked} {hash_files(NATIVE, sources)}"
-            out = place / "out" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
+            whole = place / "out" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
+            later = later and not whole.is_dir()
+            out = whole.with_name(f"{whole.name}-first") if later else whole
             if not out.is_dir():
+                _remove_unused(place)
                 _sync(tree, place / "llama.cpp", [p for part in _TREE_PARTS for p in _files(tree / part)])
         if not out.is_dir():
             _sync(NATIVE, place / "native", sources)
-            chat = not sanitize and not unpatched
-            for name, on in (("TESTS", tests), ("BENCH", unpatched), ("MTMD", mtmd), ("CHAT", chat)):
-                options[f"EAGLE3_BUILD_{name}"] = "ON" if on else "OFF"
+            chat = not (sanitize or unpatched or later)
+            parts_on = {"TESTS": tests, "BENCH": unpatched, "MTMD": mtmd and not later, "CHAT": chat}
+            options |= {f"EAGLE3_BUILD_{name}": "ON" if on else "OFF" for name, on in parts_on.items()}
             tools = toolchain.tool(cmake, "cmake"), toolchain.tool(ninja, "ninja")
-            work = Work(place, *tools, programs, mtmd, kind, variants)
-            _make(
-                work, options, out, ["llama", "ggml", *programs] if unpatched else ["all"], checked, tree_key
-            )
+            shipped = [*["mtmd"] * parts_on["MTMD"], *["e3chat"] * chat]
+            work = Work(place, *tools, programs, shipped, kind, variants)
+            about = {**_versions(tree_key), "sources": whole.name}
+            if later:
+                about["later"] = {name: value for name, value in given.items() if name != "EAGLE3_LATER"}
+            targets = ["llama", "ggml", *programs] if unpatched else ["all"]
+            _make(work, options, out, targets, checked, about)
         os.utime(out)
     return out
 
 
 def _make(
-    work: Work, options: dict[str, str], out: Path, targets: list[str], checked: bool, tree_key: str
+    work: Work,
+    options: dict[str, str],
+    out: Path,
+    targets: list[str],
+    checked: bool,
+    about: dict[str, object],
 ) -> None:
-    """Builds into `out`, all or nothing, without the instruction sets that fail on this processor."""
+    """Builds into `out`, all or nothing, without the instruction sets that fail on this processor.
+
+    about: what the record says beside what was found.
+    """
     out.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".new-") as tmp:
         fresh = Path(tmp) / "lib"
@@ -130,12 +150,30 @@ def _make(
             record = proof.prove_variants(make([]), checked)
         else:
             record = proof.prove(make, work.kind) if checked else proof.unchecked(make)
-        _write_record(fresh, {**record, **toolchain.described(options), **_versions(tree_key)})
+        _write_record(fresh, {**record, **toolchain.described(options), **about})
         os.rename(fresh, out)
     _prune(out.parent, 2 if work.kind == "sanitized-" else 6)  # a sanitized set has 200 MB
 
 
-def _versions(tree_key: str) -> dict[str, str]:
+def _remove_unused(place: Path) -> None:
+    """Removes the builds beside this one that nothing has used for _MOST_DAYS, and none that is in use."""
+    last = lambda path: max((out.stat().st_mtime for out in path.glob("out/*")), default=path.stat().st_mtime)
+    for old in place.parent.iterdir():
+        days = (time.time() - last(old)) / 86400
+        if old == place or days <= _MOST_DAYS:
+            continue
+        with (old / "lock").open("w") as file:
+            if take(file):
+                size = sum(path.lstat().st_size for path in _everything(old))
+                shutil.rmtree(old, ignore_errors=True)
+                say(f"removed {old}, {size / 1e6:.0f} MB: nothing has used it for {days:.0f} days")
+
+
+def _everything(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def _versions(tree_key: str) -> dict[str, object]:
     return {PACKAGE: VERSION, "llama.cpp": COMMIT, "tree": tree_key}
 
 
@@ -151,7 +189,8 @@ def _native_sources(parts: list[str]) -> list[Path]:
 
 
 def _programs(sources: list[Path], folders: list[str]) -> list[str]:
-    """The executables: one for each .cpp file of these folders."""
+    """The executables: one for each .cpp file of these folders, those for architectures with the tests."""
+    folders = [*folders, *["architectures"] * ("tests" in folders)]
     return [path.stem for path in sources if path.parent.name in folders and path.suffix == ".cpp"]
 
 
@@ -177,10 +216,11 @@ def _sync(source: Path, target: Path, paths: list[Path]) -> None:
 
 
 def _collect(work: Work, build_dir: Path, fresh: Path) -> None:
-    """Copies the results to `fresh`, without a libmtmd that an earlier build left behind."""
+    """Copies the results to `fresh`, without a libmtmd or libe3chat that an earlier build left behind."""
     fresh.mkdir()
+    stale = {"libmtmd", "libe3chat"} - {f"lib{name}" for name in work.extra}
     for path in (build_dir / "bin").iterdir():
-        library = path.suffix in (".so", ".dylib", ".dll") and (work.mtmd or path.stem != "libmtmd")
+        library = path.suffix in (".so", ".dylib", ".dll") and path.stem not in stale
         if library or path.name.removesuffix(".exe") in work.programs:
             shutil.copy2(path, fresh)
     if not work.stock:

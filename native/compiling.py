@@ -24,7 +24,7 @@ class Work(NamedTuple):
     cmake: str
     ninja: str
     programs: list[str]
-    mtmd: bool
+    extra: list[str]  # of mtmd and e3chat: what is built beside what every load needs
     kind: str  # "", "sanitized-" or "stock-"
     variants: bool = False  # several CPU backends
 

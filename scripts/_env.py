@@ -3,25 +3,32 @@
     python3 scripts/_env.py [--extra NAME ...]
 
 It creates .venv, installs llama-cpp-python without compiling a second llama.cpp, builds the native libraries
-(or takes them from the cache, see native/build.py), and installs this package in editable mode. Each step
-ends with writing its stamp. So a new run continues an interrupted one, and does nothing if nothing has
-changed.
+(or takes them from the cache, see native/build.py), and installs this package in editable mode. libmtmd and
+libe3chat are compiled when they are first asked for. While the compiler runs, the dependencies and the demo's
+model are downloaded. Each step ends with writing its stamp. So a new run continues an interrupted one, and
+does nothing if nothing has changed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
+import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
+LATER = "EAGLE3_LATER=ON"  # see native/build.py
 TOOLS = ["cmake>=3.21", "ninja", "scikit-build-core>=0.11"]
 
 
@@ -38,14 +45,16 @@ def main() -> None:
             make_venv()
             install_tools()
             install_llama_cpp_python()
-            build_libraries()
-            pip("installing eagle3-llama and its dependencies", "--no-build-isolation", "-e", str(ROOT))
+            with meanwhile():
+                # here, because pip would hide minutes of progress output
+                native("build.py", "--print-dir", f"-D{LATER}")
+            install("installing eagle3-llama")
             stamp("package", key)
-        for extra in extras:
-            if not stamped(f"extra-{extra}", key):
-                what = f"installing the dependencies of [{extra}]"
-                pip(what, "--no-build-isolation", "-e", f"{ROOT}[{extra}]")
-                stamp(f"extra-{extra}", key)
+        missing = [extra for extra in extras if not stamped(f"extra-{extra}", key)]
+        if missing:
+            install(f"installing the dependencies of [{', '.join(missing)}]", f"[{','.join(missing)}]")
+        for extra in missing:
+            stamp(f"extra-{extra}", key)
 
 
 def state_key() -> str:
@@ -98,9 +107,27 @@ def install_llama_cpp_python() -> None:
     )
 
 
-def build_libraries() -> None:
-    """Builds the libraries here, because pip would hide five minutes of progress output."""
-    native("build.py", "--print-dir")
+@contextlib.contextmanager
+def meanwhile():
+    """Downloads the package's dependencies and the demo's model. What fails is tried again where it is needed."""
+    listed = re.search(r"^dependencies = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
+    needed = re.findall(r'^ *"(.+?)"', listed[1], re.M)
+    quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
+    model = "from eagle3_llama.models import smollm2; smollm2('Q4_1')"
+    commands = [[PYTHON, "-m", "pip", "install", *quiet, *needed], [PYTHON, "-c", model]]
+    script = " && ".join(shlex.join(map(str, command)) for command in commands)
+    with tempfile.TemporaryFile() as said:
+        child = subprocess.Popen(["sh", "-c", script], cwd=ROOT, stdout=said, stderr=said, start_new_session=True)
+        try:
+            yield
+            child.wait()
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGTERM)
+
+
+def install(what: str, extras: str = "") -> None:
+    pip(what, "--no-build-isolation", f"-Ccmake.define.{LATER}", "-e", f"{ROOT}{extras}")
 
 
 def native(script: str, *arguments: str) -> str:

@@ -1,28 +1,31 @@
 """Fixtures that several test files share: a tiny target, its head, training data, an untrained head,
 the native tests' programs.
 
-Also for the whole run: a folder of measured costs, the end of the summary (skipped.py), and what becomes
-of it when a worker process dies (workers.py).
+Also for the whole run: a folder of measured costs, which tests it has (tiers.py), the end of the summary
+(skipped.py), and what becomes of it when a worker process dies (workers.py).
 """
 
 import os
 import shutil
-import sys
 import tempfile
-from pathlib import Path
 
+import native_programs
 import numpy as np
 import pytest
 import skipped
 import tiny_models
-from commands import run
-from paths import ROOT
+from tiers import Tiers
 from training import lines, make_shards
 from workers import Workers
 
 
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="run the thorough tests too, with sanitizers")
+
+
 def pytest_configure(config):
     """Costs that earlier runs measured are not used, and none are left for later runs. Workers share them."""
+    config.pluginmanager.register(Tiers(config), "tiers")
     config.pluginmanager.register(skipped)
     config.pluginmanager.register(Workers(config))
     if not hasattr(config, "workerinput"):
@@ -112,10 +115,15 @@ def foreseen(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def programs():
-    """The folder of native/tests' programs, built with sanitizers."""
-    build = [sys.executable, ROOT / "native" / "build.py", "--sanitize", "--tests", "--print-dir"]
-    return Path(run(build).stdout.strip())  # scripts/test has built them
+def programs(pytestconfig):
+    """The folder of native/tests' programs, built with sanitizers in a run of all tests."""
+    return native_programs.folder(sanitized=pytestconfig.getoption("all"))
+
+
+@pytest.fixture(scope="session")
+def fast_programs():
+    """The same without sanitizers, for many cases of what `programs` runs one of."""
+    return native_programs.folder()
 
 
 @pytest.fixture

@@ -20,15 +20,16 @@ _OPENERS = {
     "llama_cpp.llama_cpp": ("LLAMA_CPP_LIB_PATH", "libllama"),
     "llama_cpp.mtmd_cpp": ("MTMD_CPP_LIB", "libmtmd"),
 }
+_Step = Callable[[Path], None]
 _NO_GPU = ("base", "cpu", "blas", "rpc", "zdnn")  # libggml-* backends that are not for GPUs
 
 
 class OurLibraries:
     """A finder at the front of sys.meta_path. It wraps the loaders of modules that the other finders find."""
 
-    def __init__(self, lib_dir: Callable[[], Path | None], prepare: Callable[[Path], None]) -> None:
+    def __init__(self, lib_dir: Callable[[], Path | None], prepare: _Step, complete: _Step) -> None:
         self._lib_dir = lib_dir
-        self._prepare = prepare
+        self._prepare, self._complete = prepare, complete
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: Any = None
@@ -41,25 +42,27 @@ class OurLibraries:
         spec = next((s for f in others if (s := f.find_spec(name, path, target)) is not None), None)
         if spec is not None and spec.loader is not None and spec.origin:
             own = Path(spec.origin).parent / "lib"
-            _wrap(spec.loader, variable, lib_dir, library, own, self._prepare)
+            complete = self._complete if library == "libmtmd" else lambda _: None
+            _wrap(spec.loader, variable, lib_dir, library, own, self._prepare, complete)
         return spec
 
 
-def install(lib_dir: Callable[[], Path | None], prepare: Callable[[Path], None]) -> None:
+def install(lib_dir: Callable[[], Path | None], prepare: _Step, complete: _Step) -> None:
     """Makes a later `import llama_cpp` open the libraries in lib_dir(). Loads nothing itself.
 
-    prepare: is called with that folder before they are opened.
+    prepare: is called with that folder before they are opened. complete: before libmtmd is looked for in it.
     """
     if not any(type(f).__name__ == OurLibraries.__name__ for f in sys.meta_path):
-        sys.meta_path.insert(0, OurLibraries(lib_dir, prepare))
+        sys.meta_path.insert(0, OurLibraries(lib_dir, prepare, complete))
 
 
 def _wrap(
-    loader: Any, variable: str, lib_dir: Path, library: str, own: Path, prepare: Callable[[Path], None]
+    loader: Any, variable: str, lib_dir: Path, library: str, own: Path, prepare: _Step, complete: _Step
 ) -> None:
     run = loader.exec_module
 
     def exec_module(module: Any) -> None:
+        complete(lib_dir)
         # llama-cpp-python's own library would load a second libllama
         if not (lib_dir / f"{library}{SUFFIX}").is_file():
             raise ImportError(

@@ -11,6 +11,8 @@ import functools
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,26 @@ def find_lib_dir() -> Path | None:
 
 def prefer_our_libllama() -> None:
     """Makes a later `import llama_cpp` open our libllama. Loads nothing itself."""
-    hook.install(find_lib_dir, variants.load)
+    hook.install(find_lib_dir, variants.load, complete)
+
+
+def complete(lib_dir: Path | None = None) -> None:
+    """Compiles libmtmd and libe3chat if the installation left them for later, as a checkout's does.
+
+    lib_dir: of the libraries, find_lib_dir() by default. It takes a minute or two and shows its progress on
+    stderr. Raises EagleError LIBRARY if that fails.
+    """
+    lib_dir = lib_dir or find_lib_dir()
+    if lib_dir is None or "later" not in record(lib_dir):
+        return
+    script = Path(__file__).resolve().parents[2] / "native" / "later.py"
+    if not script.is_file():
+        raise _error(f"{lib_dir} lacks libraries, and {script} is not there to build them: reinstall it")
+    print("eagle3-llama: images and the server need more of llama.cpp, which is compiled now, once",
+          file=sys.stderr, flush=True)  # fmt: skip
+    done = subprocess.run([sys.executable, script, lib_dir], stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        raise _error("libmtmd and libe3chat could not be compiled: see above")
 
 
 @functools.lru_cache(maxsize=1)

@@ -5,8 +5,8 @@ import random
 
 import hybrid_models
 import pytest
-from architectures import compile_tool
 from commands import run
+from native_programs import program
 
 from eagle3_llama.bench.modes import parse_modes
 from eagle3_llama.bench.upstream import Drafter
@@ -20,7 +20,7 @@ N = 40
 def generated(tmp_path_factory):
     """{architecture: a tiny random model}: snapshots of the state, checkpoints with a KV cache, and alone."""
     folder = tmp_path_factory.mktemp("generated")
-    tool = compile_tool(folder)
+    tool = program("architectures")
     for arch in ("qwen35", "nemotron_h", "mamba2"):
         (folder / arch).mkdir()
         run([tool, "save", arch, folder / arch])

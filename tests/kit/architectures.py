@@ -2,64 +2,13 @@
 
     python tests/kit/architectures.py    # one JSON line a model
 
-llama.cpp's tests/test-llama-archs.cpp is compiled as it is, within shim/generator.hpp, against our libraries.
+llama.cpp's tests/test-llama-archs.cpp is compiled as it is, within native/tests/architectures/generator.hpp.
 """
 
 import json
-import sys
-import tempfile
-from pathlib import Path
 
 from commands import run
-from paths import ROOT
-
-HERE = Path(__file__).resolve().parent
-
-
-_tools = {}  # of this process, by name: a compiler needs half a minute for one
-
-
-def compile_tool(folder, name="architectures"):
-    """The program of a file of shim/, compiled within llama.cpp's generator, once a process."""
-    if name not in _tools:
-        _tools[name] = _compiled(folder, name)
-    return _tools[name]
-
-
-def _compiled(folder, name):
-    sys.path.insert(0, str(ROOT / "native"))
-    from fetch import patched_tree
-
-    from eagle3_llama.runtime.library import find_lib_dir
-
-    tree, lib, tool = Path(patched_tree()[0]), find_lib_dir(), folder / name
-    includes = [
-        f"-I{p}"
-        for p in (
-            HERE / "shim",
-            ROOT / "native" / "include",
-            *(tree / d for d in ("tests", "include", "ggml/include", "src")),
-        )
-    ]
-    run(
-        [
-            "c++",
-            "-std=c++17",
-            "-O1",
-            "-w",
-            *includes,
-            HERE / "shim" / f"{name}.cpp",
-            "-o",
-            tool,
-            f"-L{lib}",
-            "-leagle3",
-            "-lllama",
-            "-lggml",
-            "-lggml-base",
-            f"-Wl,-rpath,{lib}",
-        ]
-    )
-    return tool
+from native_programs import program
 
 
 def check_all(tool):
@@ -101,9 +50,8 @@ def check(tool, arch, kind):
 
 
 def main():
-    with tempfile.TemporaryDirectory() as folder:
-        for result in check_all(compile_tool(Path(folder))):
-            print(json.dumps(result), flush=True)
+    for result in check_all(program("architectures")):
+        print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

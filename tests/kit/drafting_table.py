@@ -2,7 +2,7 @@
 
     python tests/kit/drafting_table.py    # writes the table of docs/architectures.md anew
 
-shim/drafting.cpp runs the rounds. EAGLE3_TEST_ROUNDS is the number of them for each cell.
+native/tests/architectures/drafting.cpp runs the rounds. EAGLE3_TEST_ROUNDS is the number of them for each cell.
 """
 
 import dataclasses
@@ -11,11 +11,10 @@ import re
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-from architectures import compile_tool
 from commands import run
 from cores import THREADS
+from native_programs import program
 from paths import ROOT
 
 PAGE = ROOT / "eagle3_llama/docs/architectures.md"
@@ -167,8 +166,8 @@ def with_reasons(cells, notes):
 
 
 def main():
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(THREADS) as pool:
-        tool = compile_tool(Path(folder), "drafting")
+    with ThreadPoolExecutor(THREADS) as pool:
+        tool = program("drafting")
         found = pool.map(lambda item: rows_of(tool, *item), sorted(kinds_of(tool).items()))
         table = format_table([row for rows in found for row in rows])
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)

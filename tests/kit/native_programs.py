@@ -1,7 +1,23 @@
-"""Runs programs of native/tests that are built with AddressSanitizer and UBSan."""
+"""Finds and runs the programs of native/tests. With sanitizers, what these find is a failure."""
 
 import os
 import subprocess
+import sys
+from pathlib import Path
+
+from commands import run
+from paths import ROOT
+
+
+def folder(sanitized=False):
+    """Where the programs are. scripts/test has built them; without it, the first call does."""
+    build = [sys.executable, ROOT / "native" / "build.py", *["--sanitize"] * sanitized, "--tests"]
+    return Path(run([*build, "--print-dir"], seconds=3600).stdout.strip())
+
+
+def program(name):
+    """One of native/tests/architectures, which make tiny models as llama.cpp's own test does."""
+    return folder() / name
 
 
 def passes(programs, name, *args, leaks=True, or_says="ok"):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import gguf
 import tiny_models
-from architectures import compile_tool
 from commands import run as run_command
 from converting import converted
 from cores import THREADS
+from native_programs import program
 from paths import ROOT
 
 from eagle3_llama.models import shipped_head, smollm2
@@ -42,7 +42,7 @@ def unpack(folder):
 
 def random_models(folder):
     """{architecture: [model, head]}: random models with recurrent states, and heads for them."""
-    tool, made = compile_tool(folder), {}
+    tool, made = program("architectures"), {}
     for arch in ("mamba", "falcon-h1", *HYBRIDS):
         (folder / arch).mkdir()
         run_command([tool, "save", arch, folder / arch])

@@ -35,7 +35,7 @@ LONG = [
     "runtime/test_memory_use",
     "heads/test_self_test",
 ]
-KEY = "eagle3/seconds"  # of pytest's cache: {file: seconds that its tests took}
+KEYS = {False: "eagle3/seconds", True: "eagle3/seconds-all"}  # of pytest's cache: {file: seconds of its tests}
 
 
 class FileScheduling(LoadFileScheduling):
@@ -89,7 +89,9 @@ class Workers:
 
     def __init__(self, config):
         cache = getattr(config, "cache", None)
-        self.config, self.known = config, cache.get(KEY, {}) if cache else {}
+        # a file has fewer tests without --all: what it took then says nothing of it with --all
+        self.key = KEYS[bool(config.getoption("all", False))]
+        self.config, self.known = config, cache.get(self.key, {}) if cache else {}
         self.took, self.collected, self.reported = {}, set(), set()
         self.sched, self.finished, self.lost = None, [], []
 
@@ -153,7 +155,7 @@ class Workers:
         if session.exitstatus == pytest.ExitCode.OK and (self.lost or self.collected - self.reported):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self.known_files_are_whole():
-            self.config.cache.set(KEY, {**self.known, **{f: round(s, 1) for f, s in self.took.items()}})
+            self.config.cache.set(self.key, {**self.known, **{f: round(s, 1) for f, s in self.took.items()}})
 
     def known_files_are_whole(self):
         """Whether each file that ran did so as a whole: what a selection took says nothing of the file."""

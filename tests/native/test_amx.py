@@ -143,7 +143,7 @@ def test_rows_that_are_permuted_are_taken(tmp_path):
     flags = [f"-mamx-{x}" for x in AMX] + [f"-mavx512{x}" for x in AVX512] + ["-mavx2", "-mfma", "-mf16c"]
     folders = [f"-I{folder}" for folder in (cpu, cpu.parent, tree / "ggml" / "include")]
     libraries = [f"-L{lib}", "-lggml-cpu", "-lggml-base", "-lggml", f"-Wl,-rpath,{lib}", "-pthread"]
-    source = ROOT / "tests" / "kit" / "shim" / "amx.cpp"
+    source = ROOT / "tests" / "kit" / "amx.cpp"
     compiler = ["g++", "-std=gnu++17", "-O1", "-w", *folders]
     run([*compiler, *flags, "-c", cpu / "amx" / "mmq.cpp", "-o", products])
     run([*compiler, source, products, "-o", program, *libraries])

@@ -4,10 +4,11 @@ import re
 
 import heads
 import pytest
-from architectures import check_all, compile_tool
+from architectures import check_all
 from commands import run
 from converting import converted
 from cores import THREADS
+from native_programs import program
 from paths import ROOT
 from tiny_models import take
 
@@ -22,8 +23,8 @@ SHAPES = ["llama", "qwen3", "gemma3", "phi3", "gpt-oss", "mistral3"]
 
 
 @pytest.fixture(scope="module")
-def tool(tmp_path_factory):
-    return compile_tool(tmp_path_factory.mktemp("architectures"))
+def tool():
+    return program("architectures")
 
 
 @pytest.fixture(scope="module")

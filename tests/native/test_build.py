@@ -128,22 +128,23 @@ def test_damaged_download_is_fetched_again(tmp_path, monkeypatch):
     assert asked
 
 
-@pytest.mark.parametrize("mtmd", [True, False])
-def test_libmtmd_is_shipped_unless_switched_off(tmp_path, mtmd):
-    """Also where an earlier build of the same folder left one: it would be another llama.cpp's."""
+@pytest.mark.parametrize("extra", [["mtmd", "e3chat"], ["e3chat"], []])
+def test_extra_libraries_are_shipped_where_they_are_built(tmp_path, extra):
+    """Not where an earlier build of the same folder left one: it would be another llama.cpp's."""
     (tmp_path / "cmake" / "bin").mkdir(parents=True)
     (tmp_path / "native" / "include").mkdir(parents=True)
     for path in (
         "cmake/bin/libllama.so",
         "cmake/bin/libmtmd.so",
+        "cmake/bin/libe3chat.so",
         "cmake/bin/CMakeFiles.txt",
         "native/include/eagle3.h",
     ):
         (tmp_path / path).write_text("")
-    work = native_build.Work(tmp_path, "cmake", "ninja", [], mtmd, "")
+    work = native_build.Work(tmp_path, "cmake", "ninja", [], extra, "")
     native_build._collect(work, tmp_path / "cmake", tmp_path / "lib")
     shipped = {path.name for path in (tmp_path / "lib").iterdir()}
-    assert shipped == {"libllama.so", "eagle3.h", *(["libmtmd.so"] if mtmd else [])}
+    assert shipped == {"libllama.so", "eagle3.h", *(f"lib{name}.so" for name in extra)}
 
 
 def test_libraries_and_programs_of_windows(tmp_path):
@@ -154,7 +155,7 @@ def test_libraries_and_programs_of_windows(tmp_path):
     for name in (*kept, "libllama.dll.a", "other.exe"):
         (tmp_path / "cmake" / "bin" / name).write_text("")
     (tmp_path / "native" / "include" / "eagle3.h").write_text("")
-    work = native_build.Work(tmp_path, "cmake", "ninja", ["eagle3-proof"], False, "")
+    work = native_build.Work(tmp_path, "cmake", "ninja", ["eagle3-proof"], [], "")
     native_build._collect(work, tmp_path / "cmake", tmp_path / "lib")
     assert {path.name for path in (tmp_path / "lib").iterdir()} == {*kept, "eagle3.h"}
 

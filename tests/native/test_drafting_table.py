@@ -1,16 +1,16 @@
 """docs/architectures.md: the table of what drafts for each architecture is what rounds on its models show."""
 
 import pytest
-from architectures import compile_tool
 from drafting_table import CELLS, ROUNDS, kinds_of, rows_of, rows_of_the_page, with_reasons
+from native_programs import program
 
 PAGE, NOTES = rows_of_the_page()
 ARCHITECTURES = sorted({name.partition(",")[0] for name in PAGE})
 
 
 @pytest.fixture(scope="module")
-def tool(tmp_path_factory):
-    return compile_tool(tmp_path_factory.mktemp("drafting"), "drafting")
+def tool():
+    return program("drafting")
 
 
 @pytest.fixture(scope="module")

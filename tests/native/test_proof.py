@@ -244,7 +244,7 @@ def test_the_second_build_has_no_such_flag(tmp_path, monkeypatch, given):
     (tmp_path / "llama.cpp").symlink_to(tree)
     (tmp_path / "native").symlink_to(ROOT / "native")
     tools = [toolchain.tool(None, name) for name in ("cmake", "ninja")]
-    work = compiling.Work(tmp_path, *tools, [], False, "")
+    work = compiling.Work(tmp_path, *tools, [], [], "")
     options = {"CMAKE_BUILD_TYPE": "Release", "EAGLE3_BUILD_MTMD": "OFF", **given}
 
     def used(gone):

@@ -1,9 +1,8 @@
 """Rollbacks of recurrent and hybrid memories (patch 0016), on all architectures that have them."""
 
 import pytest
-from architectures import compile_tool
 from commands import run
-from native_programs import passes
+from native_programs import passes, program
 
 ROLLBACK = [
     "bailingmoe3",
@@ -21,8 +20,8 @@ ROLLBACK = [
 
 
 @pytest.fixture(scope="module")
-def tool(tmp_path_factory):
-    return compile_tool(tmp_path_factory.mktemp("architectures"))
+def tool():
+    return program("architectures")
 
 
 @pytest.mark.parametrize("arch", ROLLBACK)

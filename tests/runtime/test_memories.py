@@ -7,12 +7,11 @@ import re
 import warnings
 
 import pytest
-from architectures import compile_tool
 from batch_tools import jobs_at_once, shared_rounds_fail
 from commands import run
 from converting import converted
 from cores import THREADS
-from native_programs import passes
+from native_programs import passes, program
 from test_trees import drafts, random_tree
 from tiny_models import take
 
@@ -32,7 +31,7 @@ SPARSE = ["deepseek32", "glm-dsa", "dots3note"]
 def made(tmp_path_factory):
     """made(architecture): a tiny random target of it; with_head: and a head."""
     at = tmp_path_factory.mktemp("memories")
-    tool = compile_tool(at)
+    tool = program("architectures")
 
     def make(architecture, with_head=True):
         folder = at / architecture

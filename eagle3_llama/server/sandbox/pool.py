@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from ...runtime import library
 from .spent import spend
 
 log = logging.getLogger("eagle3_llama.server")
@@ -64,6 +65,8 @@ class Sandbox:
     CHILDREN = 2
 
     def __init__(self, seconds: float, **setup: Any) -> None:
+        """Raises EagleError LIBRARY if what the children load has to be compiled first, and cannot be."""
+        library.complete()  # here: a child has a time limit, and nobody sees what it says
         self.seconds, self._setup = seconds, setup
         self._changed = threading.Condition()
         # a child is in one of these two from its start to its end: what they lack is missing
