@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LATER = "EAGLE3_LATER=ON"  # see native/build.py
+NO_LIBRARIES = {**os.environ, "CMAKE_ARGS": "-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF"}  # of llama-cpp-python
 TOOLS = ["cmake>=3.21", "ninja", "scikit-build-core>=0.11"]
 
 
@@ -44,10 +45,11 @@ def main() -> None:
             unstamp("package")
             make_venv()
             install_tools()
-            install_llama_cpp_python()
-            with meanwhile():
+            sdist = native("fetch.py", "--sdist")
+            with meanwhile(sdist):
                 # here, because pip would hide minutes of progress output
                 native("build.py", "--print-dir", f"-D{LATER}")
+            install_llama_cpp_python(sdist)
             install("installing eagle3-llama")
             stamp("package", key)
         missing = [extra for extra in extras if not stamped(f"extra-{extra}", key)]
@@ -88,36 +90,38 @@ def install_tools() -> None:
         stamp("tools", repr(TOOLS))
 
 
-def install_llama_cpp_python() -> None:
+def install_llama_cpp_python(sdist: str) -> None:
     """Installs only its Python part, because the libraries are ours. An installed one stays unchanged."""
     probe = (
         "import sys, importlib.metadata as m; sys.path.insert(0, 'native'); import fetch; "
         "sys.exit(m.version(fetch.PACKAGE) != fetch.VERSION)"
     )
-    if subprocess.run([PYTHON, "-c", probe], cwd=ROOT, stderr=subprocess.DEVNULL).returncode == 0:
-        return
-    sdist = native("fetch.py", "--sdist")
+    if subprocess.run([PYTHON, "-c", probe], cwd=ROOT, stderr=subprocess.DEVNULL).returncode != 0:
+        pip("installing llama-cpp-python (its Python part)", *without_libraries(sdist), env=NO_LIBRARIES)
+
+
+def without_libraries(sdist: str) -> list[str]:
     # --no-cache-dir: other projects must not find a wheel without libraries in pip's cache
-    pip(
-        "installing llama-cpp-python (its Python part)",
-        "--no-build-isolation",
-        "--no-cache-dir",
-        sdist,
-        env={**os.environ, "CMAKE_ARGS": "-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF"},
-    )
+    return ["--no-build-isolation", "--no-cache-dir", sdist]
 
 
 @contextlib.contextmanager
-def meanwhile():
-    """Downloads the package's dependencies and the demo's model. What fails is tried again where it is needed."""
+def meanwhile(sdist: str):
+    """Installs what the package needs, and downloads the demo's model. What fails is tried again, and told, later."""
     listed = re.search(r"^dependencies = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
-    needed = re.findall(r'^ *"(.+?)"', listed[1], re.M)
-    quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
+    needed = [name for name in re.findall(r'^ *"(.+?)"', listed[1], re.M) if "llama-cpp-python" not in name]
     model = "from eagle3_llama.models import smollm2; smollm2('Q4_1')"
-    commands = [[PYTHON, "-m", "pip", "install", *quiet, *needed], [PYTHON, "-c", model]]
+    commands = [
+        pip_command(*without_libraries(sdist)),
+        pip_command(*needed),
+        [PYTHON, "-c", model],
+    ]
     script = " && ".join(shlex.join(map(str, command)) for command in commands)
     with tempfile.TemporaryFile() as said:
-        child = subprocess.Popen(["sh", "-c", script], cwd=ROOT, stdout=said, stderr=said, start_new_session=True)
+        child = subprocess.Popen(
+            ["sh", "-c", script], cwd=ROOT, env=tools_first(NO_LIBRARIES), stdout=said, stderr=said,
+            start_new_session=True,
+        )  # fmt: skip
         try:
             yield
             child.wait()
@@ -141,10 +145,17 @@ def native(script: str, *arguments: str) -> str:
 
 
 def pip(what: str, *arguments: str, env: dict[str, str] | None = None) -> None:
-    command = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments]
-    # prefer the environment's cmake and ninja
-    env = {**(env or os.environ), "PATH": f"{PYTHON.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    step(what, command, mend="Check the network and pip's index settings.", env=env)
+    mend = "Check the network and pip's index settings."
+    step(what, pip_command(*arguments), mend=mend, env=tools_first(env or dict(os.environ)))
+
+
+def pip_command(*arguments: str) -> list:
+    return [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments]
+
+
+def tools_first(env: dict[str, str]) -> dict[str, str]:
+    """With the environment's cmake and ninja before others."""
+    return {**env, "PATH": f"{PYTHON.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
 
 
 def step(what: str, command: list, mend: str, env: dict[str, str] | None = None) -> None:
