@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import proof
 import toolchain
 from build import build
-from fetch import BuildError
+from fetch import BuildError, say
 from locks import locked
 
 
@@ -30,6 +30,7 @@ def complete(folder: Path) -> None:
         record = _record(folder)
         if "later" not in record:
             return
+        say("images and the server need more of llama.cpp, which is compiled now, once")
         for name in toolchain.VARIABLES:
             os.environ.pop(name, None)
         os.environ.update(record["environment"])

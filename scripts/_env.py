@@ -52,11 +52,11 @@ def main() -> None:
             install_llama_cpp_python(sdist)
             install("installing eagle3-llama")
             stamp("package", key)
-        missing = [extra for extra in extras if not stamped(f"extra-{extra}", key)]
-        if missing:
-            install(f"installing the dependencies of [{', '.join(missing)}]", f"[{','.join(missing)}]")
-        for extra in missing:
-            stamp(f"extra-{extra}", key)
+        listed = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+        for extra in extras:  # one by one: pip needs minutes to find versions that suit all of them at once
+            if not stamped(f"extra-{extra}", listed):
+                install(f"installing the dependencies of [{extra}]", f"[{extra}]")
+                stamp(f"extra-{extra}", listed)
 
 
 def state_key() -> str:

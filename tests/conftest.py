@@ -14,13 +14,9 @@ import numpy as np
 import pytest
 import skipped
 import tiny_models
-from tiers import Tiers
+from tiers import Tiers, pytest_addoption  # noqa: F401  a hook of this file
 from training import lines, make_shards
 from workers import Workers
-
-
-def pytest_addoption(parser):
-    parser.addoption("--all", action="store_true", help="run the thorough tests too, with sanitizers")
 
 
 def pytest_configure(config):

@@ -68,8 +68,6 @@ def complete(lib_dir: Path | None = None) -> None:
     script = Path(__file__).resolve().parents[2] / "native" / "later.py"
     if not script.is_file():
         raise _error(f"{lib_dir} lacks libraries, and {script} is not there to build them: reinstall it")
-    print("eagle3-llama: images and the server need more of llama.cpp, which is compiled now, once",
-          file=sys.stderr, flush=True)  # fmt: skip
     done = subprocess.run([sys.executable, script, lib_dir], stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         raise _error("libmtmd and libe3chat could not be compiled: see above")

@@ -6,17 +6,20 @@ process.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..common.files import cache_dir
 from ..errors import EagleError
 from . import checking, devices, library, machine, variants
 
@@ -45,6 +48,7 @@ def describe() -> Iterator[Row]:
     choice = _choice(lib_dir)
     yield from _instruction_sets(record, choice)
     yield from _library(lib_dir, record, choice)
+    yield "cache", _cache()
     yield "environment", _environment(dict(os.environ))
 
 
@@ -177,6 +181,32 @@ def _told_by_a_child() -> dict[str, Any]:
         return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": last}
     except (IndexError, ValueError):
         return {"error": last}
+
+
+def _cache() -> str:
+    """The folder of models, downloads and builds, its size, and how to remove it."""
+    try:
+        folder = cache_dir()
+    except EagleError as e:
+        return str(e)
+    if not folder.is_dir():
+        return f"{_private(str(folder))}, not there yet"
+    sizes = sorted(((_bytes(part), part.name) for part in folder.iterdir()), reverse=True)
+    parts = ", ".join(f"{name} {size / 1e6:,.0f}" for size, name in sizes[:3])
+    shown = _private(str(folder))
+    typed = re.sub(r"([^\w/.~-])", r"\\\1", shown)
+    return f"{shown}, {sum(size for size, _ in sizes) / 1e6:,.0f} MB ({parts}); to remove it: rm -r {typed}"
+
+
+def _bytes(path: Path) -> int:
+    """Of a file, or of all files below a folder. What vanishes meanwhile counts nothing."""
+    walk = os.walk(path) if path.is_dir() else [(str(path.parent), [], [path.name])]
+    total = 0
+    for folder, _, names in walk:
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
 
 
 def _environment(env: dict[str, str]) -> str:

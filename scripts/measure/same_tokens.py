@@ -52,6 +52,7 @@ COSTS = SimpleNamespace(
     first=0.0,
     other=0.0,
     context=8.0,
+    back=0.0,
 )
 
 Answer = tuple[str, str, int, dict[str, Any]]  # kind of drafts, sampling, number of the prompt, record

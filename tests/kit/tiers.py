@@ -7,9 +7,7 @@ line as file::test is run, whatever its tier.
 import sys
 
 import pytest
-from paths import ROOT
 
-TESTS = ROOT / "tests"
 # Not even collected without --all, as importing them takes seconds: torch, clients' packages.
 SLOW_FOLDERS = ["server/clients", "train"]
 # What they import. The package `openai` is how tests ask the server.
@@ -32,6 +30,22 @@ def each(values, quick, ids=None):
     ]  # fmt: skip
 
 
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="run the thorough tests too, with sanitizers")
+
+
+def crossed(*axes):
+    """All combinations of the axes' values, for parametrize: as many of them are quick as the longest axis has
+    values, and each value is in one. A value that is a tuple is several arguments."""
+    axes = [[value if isinstance(value, tuple) else (value,) for value in axis] for axis in axes]
+    quick = [tuple(i % len(axis) for axis in axes) for i in range(max(map(len, axes)))]
+    return [
+        pytest.param(*itertools.chain(*map(operator.getitem, axes, row)),
+                     marks=() if row in quick else pytest.mark.thorough)
+        for row in itertools.product(*(range(len(axis)) for axis in axes))
+    ]  # fmt: skip
+
+
 class Tiers:
     """The plugin. In a worker process it leaves tests out; in the one that was started it says how many."""
 
@@ -46,7 +60,7 @@ class Tiers:
         if self.whole or self.named:
             return None
         folders = [collection_path, *collection_path.parents]
-        if not any(TESTS / name in folders for name in SLOW_FOLDERS):
+        if not any(self.config.rootpath / "tests" / name in folders for name in SLOW_FOLDERS):
             return None
         self.files.update(collection_path.rglob("test_*.py") if collection_path.is_dir() else [collection_path])
         return True
@@ -90,5 +104,6 @@ class Tiers:
         if self.loaded:
             print(f"quick tests must not import {', '.join(sorted(self.loaded))}: see tests/kit/tiers.py")
         if self.tests or self.files:
-            more = f", nor those of {len(self.files)} files" * bool(self.files)
-            print(f"{self.tests:,} thorough tests were not run{more}: ./scripts/test --all")
+            n = len(self.files)
+            more = f", nor those of {n} file{'s' * (n > 1)}" * bool(n)
+            print(f"{self.tests:,} thorough tests were not run{more}: ./scripts/test --all runs them")

@@ -1,9 +1,11 @@
 """What can go wrong before anything is compiled: one clear line each, and nothing is left behind."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ sys.path.insert(0, str(ROOT / "native"))
 
 import build as native_build
 import fetch
+import later
 import locks
 import toolchain
 
@@ -207,3 +210,51 @@ def test_a_tree_is_in_use_while_it_is_read(tmp_path, monkeypatch):
         assert tree.is_dir()
     fetch._prune(tree.parent, 0)
     assert not tree.is_dir()
+
+
+def test_builds_that_nothing_uses_are_removed(tmp_path, capsys):
+    """After 30 days, with a line; not those that are in use, nor the one that is made."""
+    places = {name: tmp_path / name for name in ("old", "held", "new", "own")}
+    for name, place in places.items():
+        (place / "out" / "one").mkdir(parents=True)
+        (place / "big").write_bytes(b"0" * 2_000_000)
+        days = 1 if name == "new" else 40
+        for path in (place / "out" / "one", place):
+            os.utime(path, (time.time() - days * 86400,) * 2)
+    with locks.locked(places["held"] / "lock"):
+        native_build._remove_unused(places["own"])
+    assert {name for name, place in places.items() if place.is_dir()} == {"held", "new", "own"}
+    assert f"removed {places['old']}, 2 MB: nothing has used it for 40 days" in capsys.readouterr().err
+
+
+def test_libraries_for_later(tmp_path, monkeypatch):
+    """They are built as the others were, and copied; not if the sources have changed meanwhile."""
+    made, folder = tmp_path / "made", tmp_path / "lib"
+    for path, names in ((made, ["libllama.so", "libe3chat.so"]), (folder, ["libllama.so"])):
+        path.mkdir()
+        for name in names:
+            (path / name).write_text(path.name)
+    record = lambda path, **more: (path / "proof.json").write_text(json.dumps({"sources": "a", **more}))
+    record(made)
+    asked = []
+
+    def build(defines):
+        asked.append((defines, os.environ.get("CMAKE_ARGS"), os.environ.get("CFLAGS")))
+        return made
+
+    monkeypatch.setattr(later, "build", build)
+    for name in toolchain.VARIABLES:
+        monkeypatch.setenv(name, "-of-today")
+    installed = {"later": {"GGML_NATIVE": "OFF"}, "environment": {"CMAKE_ARGS": "-DX=Y"}}
+    record(folder, **{**installed, "sources": "b"})
+    with pytest.raises(fetch.BuildError, match="have changed since the libraries in .*: install them again"):
+        later.complete(folder)
+    assert not (folder / "libe3chat.so").exists()
+
+    record(folder, **installed)
+    for _ in range(2):  # the second finds nothing left to do
+        later.complete(folder)
+    assert asked[1:] == [({"GGML_NATIVE": "OFF"}, "-DX=Y", None)]
+    assert (folder / "libllama.so").read_text() == "lib" and (folder / "libe3chat.so").read_text() == "made"
+    assert json.loads((folder / "proof.json").read_text()) == {"sources": "a"}
+    assert {path.suffix for path in folder.iterdir()} == {".so", ".json", ".lock"}

@@ -14,9 +14,11 @@ from commands import run
 from paths import ROOT
 from workers import LONG, FileScheduling, Workers
 
-HOOKS = """import skipped, workers
+HOOKS = """import skipped, tiers, workers
+from tiers import pytest_addoption
 
 def pytest_configure(config):
+    config.pluginmanager.register(tiers.Tiers(config), "tiers")
     config.pluginmanager.register(skipped)
     config.pluginmanager.register(workers.Workers(config))
 """
@@ -37,7 +39,7 @@ def options():
     return shlex.split(line)
 
 
-def tried(folder, files, *more, code=1, **env):
+def tried(folder, files, *more, code=1, whole=True, **env):
     """The output of a run of these files in two processes, with the options, settings and hooks of ours."""
     folder.mkdir(exist_ok=True)
     (folder / "conftest.py").write_text(HOOKS)
@@ -46,7 +48,7 @@ def tried(folder, files, *more, code=1, **env):
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "EAGLE3_MAY_SKIP"))}
     kept["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins take seconds to import, in each process
     command = [sys.executable, "-m", "pytest", *options(), "-vv", "-n", 2, "-c", ROOT / "pyproject.toml"]
-    command += ["-p", "xdist", "-o", f"cache_dir={folder}/.cache", "--rootdir", folder, *more, folder]
+    command += ["-p", "xdist", "-o", f"cache_dir={folder}/.cache", "--rootdir", folder, *more, *[folder] * whole]
     return run(command, code, cwd=folder, env={**kept, "PYTHONPATH": f"{ROOT}/tests/kit", **env}).stdout
 
 

@@ -154,6 +154,22 @@ def test_without_libmtmd_no_other_one(tmp_path):
     assert status == 0 and lines[0] == "loaded" and "LLAMA_BUILD_MTMD=OFF: build" in lines[1]
 
 
+def test_libmtmd_that_was_left_for_later(tmp_path):
+    """It is there when it is first imported, with a line that says so; if it cannot be, the reason is told."""
+    folder = copy(tmp_path / "lib")
+    for path in folder.glob("libmtmd*"):
+        path.unlink()
+    record = json.loads((folder / "proof.json").read_text())
+    code = f"{LOAD}\nfrom llama_cpp import mtmd_cpp\nprint(mtmd_cpp.mtmd_default_marker())"
+    for sources in ("of another checkout", record["sources"]):
+        (folder / "proof.json").write_text(json.dumps({**record, "later": {}, "sources": sources}))
+        status, out = run(code, EAGLE3_LLAMA_LIB_DIR=str(folder))
+        assert "which is compiled now, once" in out
+        said = "could not be compiled" if status else "b'<__media__>'"
+        assert (status == 0) == (sources == record["sources"]) and said in out, out
+    assert json.loads((folder / "proof.json").read_text()) == record
+
+
 def test_wrong_abi(tmp_path):
     other = copy(tmp_path / "lib")
     header = other / "eagle3.h"
