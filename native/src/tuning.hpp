@@ -267,7 +267,7 @@ struct tuning {
 
 // Those of drafts that take no pass of the head. What half and twice the value do is the mean over eight cost
 // curves, in percent, by `replay FILE "" both NAME=VALUE` (native/tests) on answers to 40 prompts of
-// tests/data/eval_prompts.jsonl that scripts/measure/record_texts.py recorded. Differences of 0.5 are luck.
+// scripts/data/eval_prompts.jsonl that scripts/measure/record_texts.py recorded. Differences of 0.5 are luck.
 struct text_tuning {
     // Of the surprise of a draft token, what goes into the logarithm of the slot's trust, here of the odds.
     // The length and the number of its matches say most of it already.

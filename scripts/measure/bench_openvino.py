@@ -72,7 +72,7 @@ def main() -> int:
     )
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL.gguf")
     parser.add_argument(
-        "--prompts", type=Path, nargs="+", metavar="FILE", help="default: tests/data/prompts_*.jsonl"
+        "--prompts", type=Path, nargs="+", metavar="FILE", help="default: scripts/data/prompts_*.jsonl"
     )
     parser.add_argument("--split", default="report", help="the half of the prompts; all: both")
     parser.add_argument("--limit", type=positive, default=6, help="prompts, evenly spaced")
@@ -155,7 +155,7 @@ def compare(given: argparse.Namespace) -> None:
     from eagle3_llama.bench.run import spaced
     from eagle3_llama.runtime import machine
 
-    files = given.prompts or sorted((ROOT / "tests" / "data").glob("prompts_*.jsonl"))
+    files = given.prompts or sorted((ROOT / "scripts" / "data").glob("prompts_*.jsonl"))
     prompts = spaced(read_prompts(files, split=None if given.split == "all" else given.split), given.limit)
     categories = ", ".join(dict.fromkeys(category for category, _ in prompts))
     python = given.python or installed()

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = ROOT / "tests" / "data"
+DATA = ROOT / "scripts" / "data"
 UPSTREAM = (
     "draft-eagle3",
     "ngram-simple",
@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--formats", default="BF16,Q8_0,Q4_0")
     parser.add_argument("--modes", default=MODES, help=f"default: {MODES}".replace("%", "%%"))
     parser.add_argument(
-        "--prompts", type=Path, nargs="+", metavar="FILE", help="default: tests/data/prompts_*.jsonl"
+        "--prompts", type=Path, nargs="+", metavar="FILE", help="default: scripts/data/prompts_*.jsonl"
     )
     parser.add_argument("--split", default="report", help="the half of the prompts; all: both")
     parser.add_argument("--limit", type=int, help="prompts of each category, evenly spaced")

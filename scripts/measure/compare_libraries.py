@@ -110,7 +110,7 @@ def serve(given: argparse.Namespace) -> None:
         "plain": FlashLlama(str(model), verbose=False, **settings),
         "planner": EagleLlama(str(model), eagle=head, verbose=False, **settings),
     }
-    prompts = Path(__file__).resolve().parents[2] / "tests" / "data" / "eval_prompts.jsonl"
+    prompts = Path(__file__).resolve().parents[1] / "data" / "eval_prompts.jsonl"
     texts = [json.loads(line)["prompt"] for line in prompts.read_text(encoding="utf-8").splitlines()]
     print("loaded", flush=True)
     for line in sys.stdin:

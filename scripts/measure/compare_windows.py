@@ -3,7 +3,7 @@
 
     scripts/measure/compare_windows.py MODEL [--kinds editing,extraction,quoting,prose] [--prompts 6] [-n 128]
 
-Each prompt of tests/data is completed as a text, without a chat template, by plain decoding and EagleLlama,
+Each prompt of scripts/data is completed as a text, without a chat template, by plain decoding and EagleLlama,
 taking turns, once with windows of full size and once with pruned ones (swa_full=False). A speed is relative
 to plain decoding of the same prompt with the same windows: the mean of a kind's prompts, each weighted by its
 seconds, and the slowest of them. Only prompts of the split `report` are used.
@@ -31,7 +31,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", help="GGUF with sliding windows, such as Gemma 3")
-    parser.add_argument("--kinds", default="editing,extraction,quoting,prose", help="of tests/data/prompts_*")
+    parser.add_argument(
+        "--kinds", default="editing,extraction,quoting,prose", help="of scripts/data/prompts_*"
+    )
     parser.add_argument("--prompts", type=int, default=6, help="of each kind")
     parser.add_argument("-n", type=int, default=128, metavar="TOKENS", help="of an answer")
     parser.add_argument("-t", type=int, default=2, metavar="THREADS")
@@ -71,7 +73,7 @@ def row(plain: Any, llm: Any, prompts: list[str], n: int) -> str:
 
 
 def texts(kind: str) -> list[str]:
-    lines = (ROOT / "tests" / "data" / f"prompts_{kind}.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "scripts" / "data" / f"prompts_{kind}.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     return [r["prompt"] + "\n\n" for r in rows if r.get("split", "report") == "report"]
 

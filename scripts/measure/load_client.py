@@ -19,7 +19,7 @@ from eagle3_llama.bench.run import spaced
 from eagle3_llama.models import shipped_head, smollm2
 
 _TEXT = re.compile(rb'"(?:content|reasoning_content|arguments|name)": ?"[^"]')
-PROMPTS = Path(__file__).resolve().parents[2] / "tests" / "data" / "eval_prompts.jsonl"
+PROMPTS = Path(__file__).resolve().parents[1] / "data" / "eval_prompts.jsonl"
 Format = Annotated[str, typer.Option(help="format of SmolLM2")]
 Files = Annotated[
     list[Path] | None, typer.Option("--file", help="prompts, .jsonl; may be given several times")

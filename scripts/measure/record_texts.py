@@ -22,7 +22,7 @@ from eagle3_llama.llama.chat import chat_tokens
 from eagle3_llama.models import shipped_head, smollm2
 from eagle3_llama.runtime.binding import address
 
-DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
+DATA = Path(__file__).resolve().parents[1] / "data"
 TREE = EagleParams(tree="60x6x4")  # as wide as the planner's trees
 
 

@@ -36,7 +36,7 @@ from eagle3_llama.runtime.stats import EagleStats
 
 from llama_cpp import Llama
 
-PROMPTS = Path(__file__).resolve().parents[2] / "tests" / "data" / "eval_prompts.jsonl"
+PROMPTS = Path(__file__).resolve().parents[1] / "data" / "eval_prompts.jsonl"
 FORMATS = "Q4_0,Q8_0,BF16,F32"
 SAMPLINGS = {"greedy": {"temp": 0.0}, "sampled": {"temp": 0.8, "top_p": 0.95}}
 DRAFTS = {"chain": EagleParams(3), "tree": EagleParams(tree="16x4x4"), "planner": EagleParams()}

@@ -116,6 +116,7 @@ def test_settings_are_checked(tiny):
             assert len(take(llm, 5, PROMPT, temp=0.0)) == 5
 
 
+@pytest.mark.thorough
 def test_real_model():
     """SmolLM2 and its head: eight chat answers at once on four slots."""
     target, head = str(smollm2("Q8_0")), str(shipped_head())

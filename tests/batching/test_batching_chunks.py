@@ -10,6 +10,7 @@ import random
 import pytest
 import tiny_models
 from threads import wait_for
+from tiers import crossed
 
 from eagle3_llama import EagleLlama  # before llama_cpp: it brings the library
 from eagle3_llama.batching import Batcher, BatchSettings
@@ -69,8 +70,7 @@ def changing(monkeypatch):
     return change
 
 
-@pytest.mark.parametrize("n_batch", [512, 100])
-@pytest.mark.parametrize("echo", [False, True], ids=["answer", "echo"])
+@pytest.mark.parametrize("n_batch, echo", crossed([512, 100], [False, True]))
 def test_k_quants(target, changing, n_batch, echo):
     """Texts and logprobs are EagleLlama's, bit by bit; and the prompts were really cut, in many ways."""
     common = {"n_ctx": N_CTX, "n_batch": n_batch, "n_threads": 1, "n_threads_batch": 1}

@@ -71,6 +71,7 @@ def python(tmp_path):
     return "--python", tmp_path / "environment" / "bin" / "python"
 
 
+@pytest.mark.thorough
 def test_what_both_are_asked_and_the_table(tmp_path, empty):
     """OpenVINO's best settings are found, and a file that it refuses costs one row."""
     for name, text in STANDS_IN.items():
@@ -137,6 +138,7 @@ def test_a_missing_file(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_a_python_without_openvino(tmp_path, empty):
     model = tiny_models.target(tmp_path / "m.gguf")
     done = bench(tmp_path, model, *python(tmp_path), code=2)
@@ -146,6 +148,7 @@ def test_a_python_without_openvino(tmp_path, empty):
     assert "nowhere cannot run openvino_genai ([Errno 2]" in done.stderr
 
 
+@pytest.mark.thorough
 def test_an_installation_that_fails_leaves_nothing(tmp_path):
     model = tiny_models.target(tmp_path / "m.gguf")
     done = bench(tmp_path, model, code=2, PIP_NO_INDEX="1", PIP_FIND_LINKS="")

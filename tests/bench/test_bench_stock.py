@@ -29,6 +29,7 @@ def stocks(endless):
         each.close()
 
 
+@pytest.mark.thorough
 def test_its_own_loop_gives_whole_answers(stocks):
     plain, lookup = (each.run(REPEATS, 20, GREEDY) for each in stocks)
     assert len(plain.tokens) == len(lookup.tokens) == 20 and plain.seconds > 0 and lookup.seconds > 0
@@ -36,6 +37,7 @@ def test_its_own_loop_gives_whole_answers(stocks):
     assert plain.rounds == [] and sum(length for _, length, _ in lookup.rounds) == 19
 
 
+@pytest.mark.thorough
 def test_seed_and_sampling_reach_the_process(stocks):
     def text(seed, **sampling):
         stocks[0].set_seed(seed)
@@ -45,6 +47,7 @@ def test_seed_and_sampling_reach_the_process(stocks):
     assert first == text(1, temp=1.0) and first != text(2, temp=1.0) and first != text(1, temp=0.0)
 
 
+@pytest.mark.thorough
 def test_prompt_lookup_drafts_as_many_tokens_as_it_is_told(stocks):
     for n in (2, 5):
         drafted = [n_drafted for _, _, n_drafted in stocks[1].run(REPEATS, 20, GREEDY, n).rounds]
@@ -57,6 +60,7 @@ def test_prompt_lookup_drafts_as_many_tokens_as_it_is_told(stocks):
     assert StockPromptLookup("x", n_draft=7).used(stocks[1]) == {"num_pred_tokens": 7}
 
 
+@pytest.mark.thorough
 def test_it_opens_the_unpatched_library_whatever_the_environment_says(endless, monkeypatch):
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "/nowhere")
     monkeypatch.setenv("EAGLE3_LLAMA_LIB_DIR", "/nowhere")
@@ -73,6 +77,7 @@ def test_a_process_that_dies_by_a_signal_is_named(name):
     assert e.value.kind is ErrorKind.NATIVE
 
 
+@pytest.mark.thorough
 def test_a_mode_that_crashes_between_prompts_is_reported_and_the_others_go_on(endless, monkeypatch):
     target = BenchTarget(endless[0], [PLAIN, STOCK, LOOKUP], 1, 256)
 
@@ -95,6 +100,7 @@ CRASHES = "import os\nclass Llama:\n    def __init__(self, *_, **__):\n        o
 RAISES = "class Llama:\n    def __init__(self, *_, **__):\n        raise ValueError('no such format')\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "library, said",
     [(CRASHES, "crashed: SIGSEGV"), (RAISES, "failed: ValueError: no such format")],
@@ -114,6 +120,7 @@ def test_a_library_that_crashes_when_it_loads(endless, tmp_path, monkeypatch, ca
     assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("stock")] == [said] * 2
 
 
+@pytest.mark.thorough
 def test_modes_take_turns_prompt_by_prompt(endless):
     """Forward, then backward: what the machine does in the meantime meets none of them alone."""
     ran = []
@@ -151,6 +158,7 @@ def test_an_installed_package_says_that_it_needs_a_checkout(tmp_path, monkeypatc
     assert e.value.kind is ErrorKind.UNSUPPORTED
 
 
+@pytest.mark.thorough
 def test_a_prompt_of_several_batches(endless):
     """llama-cpp-python's prompt lookup raises on it without logits_all."""
     process = stock.StockProcess(endless[0], 1, 1024, None, lookup=True)

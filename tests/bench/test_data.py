@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from paths import DATA
+from paths import PROMPTS
 
 from eagle3_llama import EagleLlama
 from eagle3_llama.common.files import cache_dir
@@ -23,7 +23,7 @@ COUNTS = {
 
 
 def path_of(name):
-    return DATA / f"prompts_{name}.jsonl"
+    return PROMPTS / f"prompts_{name}.jsonl"
 
 
 def lines(path):
@@ -40,7 +40,7 @@ def token_counts(prompts):
 
 
 def test_every_file_of_prompts_is_checked():
-    assert {p.name for p in DATA.glob("prompts_*.jsonl")} == {path_of(name).name for name in COUNTS}
+    assert {p.name for p in PROMPTS.glob("prompts_*.jsonl")} == {path_of(name).name for name in COUNTS}
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -57,7 +57,7 @@ def test_a_file_of_prompts(name):
 
 
 def test_the_sources_are_named():
-    said = (DATA / "README.md").read_text(encoding="utf-8")
+    said = (PROMPTS / "README.md").read_text(encoding="utf-8")
     for name, count in COUNTS.items():
         row = next(line for line in said.splitlines() if f"`{path_of(name).name}` {count}" in line)
         assert "this project" in row or "public domain" in row

@@ -10,6 +10,7 @@ import pytest
 from commands import run
 from hybrid_models import MODELS, NEVER
 from paths import ROOT
+from tiers import crossed
 
 from eagle3_llama import EagleLlama
 from eagle3_llama.runtime.params import EagleParams
@@ -28,8 +29,7 @@ def answer(llm, params, prompt, n, **sampling):
     return found
 
 
-@pytest.mark.parametrize("topic", [0.0, 0.6])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name, topic", crossed(NAMES, [0.0, 0.6]))
 def test_without_noise_the_text_is_the_cycles(tmp_path, name, topic):
     """And the head foresees all of it."""
     model = MODELS[name]
@@ -53,8 +53,7 @@ def test_with_noise_a_chosen_share_is_foreseen(tmp_path):
     assert hybrid_models.chance(path, model, 200) < 0.1
 
 
-@pytest.mark.parametrize("topic", [0.0, 0.7])
-@pytest.mark.parametrize("wanted", [0.0, 0.7])
+@pytest.mark.parametrize("wanted, topic", crossed([0.0, 0.7], [0.0, 0.7]))
 def test_a_sampled_text_is_foreseen_as_often_as_chosen(tmp_path, topic, wanted):
     """And drafts leave it alone, with the same seed."""
     model = MODELS["tiny-experts"]
@@ -70,8 +69,7 @@ def test_a_sampled_text_is_foreseen_as_often_as_chosen(tmp_path, topic, wanted):
         assert texts[1:] == texts[:1] * 2 and abs(of.foreseen([prompt[-1], *texts[0]]) - wanted) < 0.1
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name, kind", crossed(NAMES, ["Q8_0", "Q4_0"]))
 def test_drafts_with_noise_leave_the_text_alone(tmp_path, name, kind):
     model = MODELS[name]
     target = hybrid_models.target(tmp_path / "t.gguf", model, 3.5, kind)

@@ -52,6 +52,7 @@ def drafted(drafter, prompts, **setting):
     return texts, accepted, rejected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arch", ["qwen35", "nemotron_h", "mamba2"])
 @pytest.mark.parametrize(
     "spec, setting",
@@ -75,6 +76,7 @@ def test_text_drafts_on_a_recurrent_memory(generated, arch, spec, setting):
     assert texts == plain and rejected > 20
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", ["draft-eagle3", "draft-eagle3,ngram-mod"])
 def test_a_head_on_a_hybrid(hybrid, spec):
     """By snapshots for the head's drafts, and by checkpoints for those of the text that are longer."""
@@ -90,6 +92,7 @@ def test_a_head_on_a_hybrid(hybrid, spec):
         drafter.close()
 
 
+@pytest.mark.thorough
 def test_the_layers_of_the_target_itself(hybrid):
     """draft-mtp takes no file."""
     target, _, prompt = hybrid
@@ -103,6 +106,7 @@ def test_the_layers_of_the_target_itself(hybrid):
         drafter.close()
 
 
+@pytest.mark.thorough
 def test_a_small_model_that_is_a_hybrid_too(hybrid, tmp_path):
     """Its own memory needs checkpoints. Its noise is another, so some of its tokens are wrong."""
     target, _, prompt = hybrid
@@ -116,6 +120,7 @@ def test_a_small_model_that_is_a_hybrid_too(hybrid, tmp_path):
         drafter.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "spec, why", [("draft-mtp", "no layers that draft-mtp could"), ("draft-eagle3", "needs a file")]
 )

@@ -51,6 +51,7 @@ def test_info_counts_all_parts(whole, parts):
     assert found["file"] == f"{parts[0].name}, {size_of(parts[0]) / 1e6:.1f} MB in 3 files"
 
 
+@pytest.mark.thorough
 def test_training_reads_the_output_matrix_of_a_later_part(whole, parts):
     pytest.importorskip("torch")
     from eagle3_llama.train.weights import TargetWeights

@@ -13,6 +13,7 @@ STEPS = {1: 10.0, 2: 11.0, 5: 14.0, 9: 20.0, 17: 26.0, 33: 40.0}  # ms from so m
 CAPTURE = 0.010  # seconds that each of the first three decodes of a size takes longer
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("layers", [99, 3])
 def test_the_output_matrix_is_part_of_a_decode(device, files, layers):
     """It is read once for all rows, so nothing is deferred, and the wait for nothing has no cost."""
@@ -26,6 +27,7 @@ def test_the_output_matrix_is_part_of_a_decode(device, files, layers):
             assert llm.engine.measure_step(n) >= 0.0
 
 
+@pytest.mark.thorough
 def test_a_load_measures_as_on_a_device(device, files, monkeypatch, tmp_path):
     """Each size four times: CUDA captures its graph in the second decode."""
     monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))

@@ -12,6 +12,7 @@ from eagle3_llama import EagleLlama
 from eagle3_llama.runtime.binding import address
 from eagle3_llama.runtime.params import Tree
 
+pytestmark = pytest.mark.thorough  # it needs the library of a device
 COLUMNS = ("graphs", "blocking_in", "blocking_out", "async_in", "async_out", "waits")
 # At most so many in a greedy round of one slot. A number may be lowered, never raised.
 BOUNDS = {

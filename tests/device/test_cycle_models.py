@@ -34,6 +34,7 @@ def answer(llm, params, n):
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q4_K_M"])
 def test_the_text_is_the_cycle(device, head, tmp_path, kind):
     """On a device with all layers, whatever is drafted."""

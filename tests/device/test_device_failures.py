@@ -12,6 +12,7 @@ from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind
 from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.runtime.params import Tree
 
+pytestmark = pytest.mark.thorough  # it needs the library of a device
 COMMON = {"n_ctx": 256, "n_gpu_layers": 99, "flash_attn": True, "verbose": False}
 N = 40
 DRAFTS = {"chains": {"n_max": 3}, "trees": {"tree": Tree(12, 4, 4)}, "planner": {}}

@@ -19,6 +19,7 @@ from eagle3_llama.runtime.params import Tree
 
 import llama_cpp
 
+pytestmark = pytest.mark.thorough  # it needs the library of a device
 FORMATS = ("F32", "Q8_0", "Q4_0")
 LAYERS = {"all layers": 99, "half of them": 3}  # the output matrix counts as one
 N, N_PROMPTS = 16, int(os.environ.get("EAGLE3_TEST_PROMPTS", "20"))

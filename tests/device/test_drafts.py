@@ -4,6 +4,7 @@ import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tiers import each
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleLlama
@@ -75,8 +76,13 @@ def several_slots(files, params, n_gpu_layers):
         return list(pool.map(text, range(3)))
 
 
-@pytest.mark.parametrize("slots", [one_slot, several_slots])
-@pytest.mark.parametrize("kind", KINDS)
+# The others of this folder need the device too: these say in short that it drafts.
+QUICK = [("chain of 5", one_slot), ("tree 12x4x4", several_slots)]
+
+
+@pytest.mark.parametrize(
+    "kind, slots", each(itertools.product(KINDS, [one_slot, several_slots]), quick=QUICK)
+)
 def test_drafts_are_the_cpus(device, files, drafts, kind, slots):
     texts, seen = [], []
     for n_gpu_layers in (0, 99, 2):

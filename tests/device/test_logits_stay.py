@@ -20,6 +20,7 @@ from eagle3_llama.runtime.engine import Draft
 
 from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 
+pytestmark = pytest.mark.thorough  # it needs the library of a device
 SIZES = {"n_embd": 256, "n_head": 4, "n_kv": 2}
 COMMON = {"n_ctx": 256, "n_batch": 64, "n_threads": 1, "flash_attn": True, "verbose": False}
 N_TOKENS, N_VOCAB = 24, tiny_models.N_VOCAB

@@ -3,6 +3,7 @@
 import os
 import sys
 
+import pytest
 from commands import run
 from paths import ROOT
 
@@ -13,6 +14,7 @@ from eagle3_llama.runtime import devices
 from eagle3_llama.runtime.library import find_lib_dir
 
 
+@pytest.mark.thorough
 def test_a_device_is_named_with_what_it_computes(device, capsys):
     """The RPC device accepts every operation."""
     assert operations.main() == 0

@@ -7,7 +7,10 @@ import pytest
 from commands import run
 from paths import ROOT
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="as on Linux and macOS")
+pytestmark = [
+    pytest.mark.thorough,  # it needs the library of a device
+    pytest.mark.skipif(sys.platform == "win32", reason="as on Linux and macOS"),
+]
 ALL, HALF = 99, 3  # layers; the output matrix counts as one
 # what they test, how many layers are on the device, files and options of pytest
 RUNS = {
@@ -34,7 +37,15 @@ def test_on_the_device(what):
     path = os.pathsep.join([str(ROOT / "tests" / "kit"), os.environ.get("PYTHONPATH", "")])
     settings = {"EAGLE3_TEST_LAYERS": str(layers), "PYTHONPATH": path, "OMP_WAIT_POLICY": "passive"}
     run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "device_plugin", "-p", "no:cacheprovider", *files],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--all",
+            *"-p device_plugin -p no:cacheprovider".split(),
+            *files,
+        ],
         env={**os.environ, **settings},
         cwd=ROOT,
         seconds=800,

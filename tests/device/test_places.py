@@ -11,6 +11,7 @@ from eagle3_llama.runtime.params import Tree
 
 import llama_cpp
 
+pytestmark = pytest.mark.thorough  # it needs the library of a device
 N = 60
 COMMON = {"n_ctx": 256, "n_threads": 1, "flash_attn": True, "verbose": False}
 PLACES = {

@@ -4,6 +4,7 @@ import itertools
 import textwrap
 
 import httpx
+import pytest
 import rpc_device
 from paths import ROOT
 from ray_servers import needs_ray, replicas, replicated
@@ -37,6 +38,7 @@ def say(client, seed):
     return client.post("/v1/completions", json=body)
 
 
+@pytest.mark.thorough
 @needs_ray
 def test_the_replica_is_replaced(files, tmp_path):
     """The request that it was at fails; those before and after have their text, from two processes."""

@@ -9,7 +9,10 @@ import pytest
 from paths import ROOT
 from threads import wait_for
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="as on Linux and macOS")
+pytestmark = [
+    pytest.mark.thorough,  # it needs the library of a device
+    pytest.mark.skipif(sys.platform == "win32", reason="as on Linux and macOS"),
+]
 
 _HOLDS = """
 import sys, time

@@ -6,6 +6,7 @@ import pytest
 from native_programs import passes
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform == "win32", reason="as on Linux and macOS")
 def test_every_width_is_computed_alike(programs):
     """native/tests/widths_test prints the classes of any device: here there must be one."""

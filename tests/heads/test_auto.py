@@ -104,6 +104,7 @@ def test_auto_from_the_list(alone, made, monkeypatch, capsys):
 AUTO = f"from eagle3_llama.heads import auto; auto.PUBLISHED = auto.Path({{!r}}); {CLI}"
 
 
+@pytest.mark.thorough
 def test_auto_from_the_hub(hub, tmp_path):
     """From nothing to text by the list and the model's repository; a head beside the model on the hub."""
     listed = tmp_path / "heads.json"

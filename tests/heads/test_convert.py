@@ -427,6 +427,7 @@ def test_head_of_its_own_width(tmp_path):
     ]
 
 
+@pytest.mark.thorough
 def test_pickle(tmp_path, target):
     """pytorch_model.bin gives the same file as safetensors. Other pickled objects are refused and not run."""
     torch = pytest.importorskip("torch")

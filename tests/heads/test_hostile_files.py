@@ -1,7 +1,7 @@
 """Damaged and hostile files in the converter, in `info` and, under the sanitizers, in the loader.
 
 EAGLE3_FUZZ is how many inputs each part gets. A full run takes longer than a test may:
-EAGLE3_FUZZ=20000 ./scripts/test tests/heads/test_hostile_files.py -n 0 -o faulthandler_timeout=0
+EAGLE3_FUZZ=20000 ./scripts/test --all tests/heads/test_hostile_files.py -n 0 -o faulthandler_timeout=0
 """
 
 import json
@@ -26,9 +26,7 @@ from eagle3_llama.errors import ErrorKind
 from eagle3_llama.heads.convert import convert
 from eagle3_llama.heads.info import describe
 
-N = int(os.environ.get("EAGLE3_FUZZ", "600"))
 MOST_MEMORY = 2 << 30
-SECONDS = max(600, N)  # of a part; so much more than it takes that only what never ends reaches it
 TIMES = 300  # limit of a damaged file, in units of the valid file: a wrong length that is believed takes more
 NASTY = [0, 1, 2, 3, 0x7F, 0x80, 0xFF]
 LENGTHS = [2**31 - 1, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1]
@@ -137,22 +135,28 @@ def longest_of_whole(target, sources, out):
     return max(took)
 
 
-def test_converter_and_info(files, tmp_path):
+@pytest.fixture
+def n(pytestconfig):
+    """How many inputs a part gets."""
+    return int(os.environ.get("EAGLE3_FUZZ", "600" if pytestconfig.getoption("all") else "150"))
+
+
+def test_converter_and_info(files, tmp_path, n):
     """In a process of its own, whose memory is known at the end."""
     done = run(
         [
             sys.executable,
             "-c",
-            "import test_hostile_files as t; t.hostile_checkpoints()",
+            f"import test_hostile_files as t; t.hostile_checkpoints({n})",
             *map(str, (files[0], tmp_path)),
             *map(str, files[1] + files[2]),
         ],
-        seconds=SECONDS,
+        seconds=max(600, n),  # so much more than it takes that only what never ends reaches it
         env={**os.environ, "PYTHONPATH": str(ROOT / "tests" / "kit")},
         cwd=Path(__file__).parent,
     )
     tried, refused, peak = map(int, done.stdout.split())
-    assert tried == N and refused > N // 4 and peak < MOST_MEMORY
+    assert tried == n and refused > n // 4 and peak < MOST_MEMORY
     assert not list(tmp_path.glob("out*")) and not list(tmp_path.glob(".out*"))
 
 
@@ -164,19 +168,19 @@ def most_memory():
     return int(line.split()[1]) << 10
 
 
-def hostile_checkpoints():
+def hostile_checkpoints(n):
     target, work, *sources = map(Path, sys.argv[1:])
     resource.setrlimit(
         resource.RLIMIT_AS, (8 << 30, 8 << 30)
     )  # an absurd allocation fails instead of swapping
-    rng, refused = np.random.default_rng(N), 0
+    rng, refused = np.random.default_rng(n), 0
     most = TIMES * longest_of_whole(target, sources, work / "whole.gguf")
     data = {
         s: (s.read_bytes() if s.is_file() else {p.name: p.read_bytes() for p in s.iterdir()})
         for s in [target, *sources]
     }
     whole = [v for v in data.values() if isinstance(v, bytes)]
-    for _ in range(N):
+    for _ in range(n):
         source = sources[int(rng.integers(len(sources)))]
         donor = whole[int(rng.integers(len(whole)))]
         head, aim = work / "head", target
@@ -210,13 +214,13 @@ def hostile_checkpoints():
             if path.is_file():
                 only_errors(lambda: describe(path), most)
         out.unlink(missing_ok=True)
-    print(N, refused, most_memory())
+    print(n, refused, most_memory())
 
 
-def test_loading_under_sanitizers(files, programs, tmp_path):
+def test_loading_under_sanitizers(files, programs, tmp_path, n):
     """Damaged GGUFs of every variant: refused with a message, or drafted with."""
     target, _, ggufs = files
-    rng = np.random.default_rng(N + 1)
+    rng = np.random.default_rng(n + 1)
     data = [g.read_bytes() for g in ggufs]
     done, paths, env = (
         [],
@@ -227,7 +231,7 @@ def test_loading_under_sanitizers(files, programs, tmp_path):
             "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1:hard_rss_limit_mb=2048",
         },
     )
-    for _ in range(-(-N // len(paths))):
+    for _ in range(-(-n // len(paths))):
         for path in paths:
             i, j = rng.integers(len(data), size=2)
             path.write_bytes(damaged(data[i], rng, data[j]))

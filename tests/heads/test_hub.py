@@ -11,6 +11,7 @@ import pytest
 import tiny_models
 from converting import gains
 from hub_tools import CLI, SAY, cache, child, files_of, generate, hub, left, made  # noqa: F401 - fixtures too
+from tiers import each
 
 from eagle3_llama import EagleError, ErrorKind
 from eagle3_llama.common.gguf_reader import read_gguf
@@ -21,7 +22,8 @@ from eagle3_llama.heads.fitted import HeadFiles, fit
 # -- from nothing to text -----------------------------------------------------------------------------------
 
 
-def test_from_nothing_to_text_and_offline(hub, tmp_path, made):
+@pytest.mark.parametrize("more", each([False, True], quick=[False]), ids=["", "in other ways"])
+def test_from_nothing_to_text_and_offline(hub, tmp_path, made, more):
     """By name and by path: the same text. The second time nothing is asked, converted or tried."""
     env = hub.env(tmp_path)
     first = generate(env, "hf:me/tiny-GGUF", "hf:me/head", "--n-max", "2")
@@ -33,6 +35,8 @@ def test_from_nothing_to_text_and_offline(hub, tmp_path, made):
     second = generate({**env, "HF_HUB_OFFLINE": "1"}, "hf:me/tiny-GGUF", "hf:me/head", "--n-max", "2")
     assert second.stdout == first.stdout and len(hub.asked) == asked
     assert "converting" not in second.stderr and "self-test" not in second.stderr
+    if not more:
+        return
     unreached = generate(env, "hf:me/tiny-GGUF", "hf:me/head", "--n-max", "2")
     assert unreached.stdout == first.stdout
     assert "[cannot fetch me/head: the Hub cannot be reached (" in unreached.stderr
@@ -60,6 +64,7 @@ def test_a_broken_download_is_resumed(hub, tmp_path, made):
     assert blob.read_bytes() == made[0].read_bytes()
 
 
+@pytest.mark.thorough
 def test_a_wrong_pair_is_refused_with_one_line(hub, tmp_path):
     for head, said in (("hf:me/other", "vocab_size"), ("hf:me/pickled", "hf:me/pickled/pytorch_model.bin")):
         done = generate(hub.env(tmp_path), "hf:me/tiny-GGUF", head, status=2)
@@ -74,12 +79,14 @@ def test_a_wrong_pair_is_refused_with_one_line(hub, tmp_path):
     assert nothing.stderr.count("\n") == 1
 
 
+@pytest.mark.thorough
 def test_a_pickle_is_read_by_the_converters_rule(hub, tmp_path, made):
     pytest.importorskip("torch", "2.10", reason="torch 2.10 is not installed")
     done = generate(hub.env(tmp_path), "hf:me/tiny-GGUF", "hf:me/pickled/pytorch_model.bin", status=2)
     assert "is a pickle that torch.load refuses" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.thorough
 def test_commands_take_names(hub, tmp_path):
     """convert, compare and info; bench has both kinds of names."""
     env, out = hub.env(tmp_path), tmp_path / "out.gguf"
@@ -116,6 +123,7 @@ print(t.targets[0], t.init_from)
 """
 
 
+@pytest.mark.thorough
 def test_from_python_and_in_settings(hub, tmp_path):
     """from_pretrained() with globs that mean one file, several, none; settings of server and training."""
     done = child(hub.env(tmp_path), code=FROM_PRETRAINED).stdout.splitlines()

@@ -138,23 +138,19 @@ def test_system():
     assert "CMAKE_ARGS=-DSOME=thing" in told["environment"] and "OMP_NUM_THREADS=2" in told["environment"]
 
 
-def test_system_tells_where_the_cache_is(tmp_path):
-    """Its size, and a command that removes it, whatever it is called."""
+def test_system_tells_of_the_cache_and_no_secrets(tmp_path):
+    """The cache's size, and a command that removes it, whatever it is called."""
     cache = tmp_path / "a b"
     (cache / "models").mkdir(parents=True)
     (cache / "models" / "x.gguf").write_bytes(b"0" * 3_000_000)
-    told = dict(system(EAGLE3_LLAMA_CACHE=str(cache), HOME=str(tmp_path)))["cache"]
-    assert told == "~/a b, 3 MB (models 3); to remove it: rm -r ~/a\\ b"
-    remove = told.partition("to remove it: ")[2]
-    subprocess.run(["sh", "-c", remove], check=True, timeout=60, env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]})
+    env = {"EAGLE3_LLAMA_CACHE": str(cache), "EAGLE3_LLAMA_COSTS": str(tmp_path / "c")}
+    told = system(**env, EAGLE3_LLAMA_TOKEN="hidden", HOME=str(tmp_path))
+    assert "hidden" not in str(told) and str(tmp_path) not in str(told) and "~/c" in str(told)
+    about = dict(told)["cache"]
+    assert about == "~/a b, 3 MB (models 3); to remove it: rm -r ~/a\\ b"
+    remove, env = about.partition("to remove it: ")[2], {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    subprocess.run(["sh", "-c", remove], check=True, timeout=60, env=env)
     assert not cache.exists()
-
-
-def test_system_tells_no_secrets(tmp_path):
-    told = str(
-        system(EAGLE3_LLAMA_TOKEN="hidden", EAGLE3_LLAMA_COSTS=str(tmp_path / "c"), HOME=str(tmp_path))
-    )
-    assert "hidden" not in told and str(tmp_path) not in told and "~/c" in told
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from checkpoints import write_head
 from converting import converted, run_command, shared
 from cores import THREADS
 from paths import DATA
+from tiers import each
 from wrong_layers import CENTRE, shifted, trials_of_wrong_layers
 
 from eagle3_llama import EagleError, EagleLlama
@@ -83,7 +84,7 @@ def test_neighbours_at_the_borders(own, n_layer, expected):
 # -- what is counted ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", heads.RECIPES)
+@pytest.mark.parametrize("name", each(heads.RECIPES, quick=heads.FEW))
 def test_guesses_are_the_references(tmp_path, target, passage, name):
     """Every variant, with its own layers and others: tokens, features and answers are those of the same
     position."""
@@ -282,6 +283,7 @@ def half_of_the_texts(monkeypatch):
     monkeypatch.setattr(guesses, "stored_texts", lambda: texts)
 
 
+@pytest.mark.thorough
 def test_other_readings(half_of_the_texts, tmp_path):
     """Embeddings that mean nothing are found out; a rope base that is right is not doubted."""
     head, target = shipped_head(), smollm2("Q4_0")
@@ -303,6 +305,7 @@ def test_other_readings(half_of_the_texts, tmp_path):
     assert whole.trials[0].accepted == found.readings[0].accepted > 2 * found.trials[0].accepted
 
 
+@pytest.mark.thorough
 def test_shipped_head(half_of_the_texts):
     """No wrong verdict for the right layers, for all shifted by one, and for one of three shifted."""
     found = trials_of_wrong_layers(
@@ -324,6 +327,7 @@ def what_is_named(line):
     return [int(i) for i in line.rsplit("--extract-layers ", 1)[1].split(",")]
 
 
+@pytest.mark.thorough
 def test_command_finds_wrong_layers(tmp_path, half_of_the_texts):
     """The reference head converted with all its layers one too low: the command says so, and names the right
     ones."""

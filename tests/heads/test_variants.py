@@ -8,6 +8,7 @@ import tiny_models
 from converting import converted
 from cores import THREADS
 from heads import N_LAYER
+from tiers import each
 from tiny_models import N_EMBD, N_VOCAB, take
 
 from eagle3_llama import EagleError, EagleLlama
@@ -44,7 +45,7 @@ def test_native_graph(tmp_path, target, name):
         llm.close()
 
 
-@pytest.mark.parametrize("name", heads.RECIPES)
+@pytest.mark.parametrize("name", each(heads.RECIPES, quick=heads.FEW))
 def test_drafts_and_text(tmp_path, target, name):
     """Drafts from the target's own features equal the reference's. The text equals plain decoding's."""
     head, path = converted(tmp_path, name, target)
@@ -151,7 +152,7 @@ def older(path, out):
     return out
 
 
-@pytest.mark.parametrize("name", heads.RECIPES)
+@pytest.mark.parametrize("name", each(heads.RECIPES, quick=heads.FEW))
 def test_compare_reads_the_gguf_alike(tmp_path, target, name):
     """`compare` makes the reference from the GGUF that the head was made with, and all stages agree."""
     head, path = converted(tmp_path, name, target)

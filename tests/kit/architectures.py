@@ -11,8 +11,10 @@ from commands import run
 from native_programs import program
 
 
-def check_all(tool):
+def check_all(tool, only=None):
     """A dict an architecture and kind: arch, kind, n_layer, code, seen, equal, plain, rows, three, or why.
+
+    only: these architectures.
 
     seen are layers whose inputs the graph showed, equal those that capture gave alike; plain is the code of a
     decode after it. rows: whether the logits of rows have the same bits when these are decoded one by one and
@@ -21,7 +23,7 @@ def check_all(tool):
     listed = run([tool, "list"]).stdout
     for line in listed.splitlines():
         arch, supported, dense, moe = line.split("\t")
-        if arch == "(unknown)":
+        if arch == "(unknown)" or (only and arch not in only):
             continue
         if supported == "0":
             yield {"arch": arch, "why": "the generator leaves it out"}

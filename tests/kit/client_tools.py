@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 RIVERS = "Name three rivers."
 OSLO = "What is it like in Oslo?"
 PLACE = {
@@ -18,6 +20,23 @@ DIGIT = {
     "additionalProperties": False,
 }
 WHOLE = 300  # tokens that a call has room in
+
+
+def openai_client(server, key="none"):
+    """OpenAI's. Its package takes a second to import, which is not done to collect tests."""
+    import openai
+
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=60)
+
+
+def refused(call, status=400):
+    """The error that OpenAI's client raises, as the server sent it."""
+    import openai
+
+    with pytest.raises(openai.APIStatusError) as e:
+        call()
+    assert e.value.status_code == status, e.value
+    return e.value.body
 
 
 def tool(name, parameters=PLACE, **more):

@@ -1,21 +1,47 @@
-"""What the events of a stream must be in OpenAI's Responses and in Anthropic's Messages API."""
+"""What the events of a stream must be in OpenAI's Responses and in Anthropic's Messages API.
+
+The packages take a second to import, so it is not done to collect tests.
+"""
 
 import contextlib
+import functools
 import json
 
 import pydantic
-from anthropic.types import RawMessageStreamEvent
-from openai.types.responses import ResponseStreamEvent
 
-RESPONSE_EVENT = pydantic.TypeAdapter(ResponseStreamEvent)
-MESSAGE_EVENT = pydantic.TypeAdapter(RawMessageStreamEvent)
+OFFICIAL = True  # whether Anthropic's models check its messages and events too
+FIELDS = {  # of each kind of block
+    "text": {"type", "text"},
+    "thinking": {"type", "thinking", "signature"},
+    "tool_use": {"type", "id", "name", "input"},
+}
+
+
+@functools.cache
+def _adapter(package, name):
+    if package == "openai":
+        from openai.types import responses as types
+    else:
+        from anthropic import types
+    return pydantic.TypeAdapter(getattr(types, name))
+
+
+def response_event(event):
+    """OpenAI's object of an event, given as a dictionary."""
+    return _adapter("openai", "ResponseStreamEvent").validate_python(event)
+
+
+def by_anthropic(name, value):
+    """Checks a value by Anthropic's model of this name."""
+    if OFFICIAL:
+        _adapter("anthropic", name).validate_python(value)
 
 
 def response_of(events):
     """The response at the end of a stream. Its events, as dictionaries or the client's objects, are checked
     by OpenAI's models, and against the response."""
     dicts = [e if isinstance(e, dict) else e.to_dict() for e in events]
-    events = [RESPONSE_EVENT.validate_python(e) for e in dicts]
+    events = [response_event(e) for e in dicts]
     assert [e.sequence_number for e in events] == list(range(len(events)))
     assert [e.type for e in events[:2]] == ["response.created", "response.in_progress"]
     last = events[-1].response
@@ -46,11 +72,23 @@ def check_items(events, output):
     assert {e.output_index for e in events} == set(range(len(output)))
 
 
+def check_message(message):
+    """A whole message, as a dictionary: it has the fields that Anthropic's has, and no others."""
+    about = {"id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"}
+    assert set(message) == about and message["id"] and message["model"], message
+    assert (message["type"], message["role"]) == ("message", "assistant")
+    assert all(set(block) == FIELDS[block["type"]] for block in message["content"]), message
+    assert (message["stop_sequence"] is None) == (message["stop_reason"] != "stop_sequence")
+    assert set(message["usage"]) == {"input_tokens", "cache_read_input_tokens", "output_tokens"}
+    assert all(type(n) is int and n >= 0 for n in message["usage"].values()), message
+    by_anthropic("Message", message)
+
+
 def message_of(events):
     """A stream's message, put together from its events, as dictionaries. Their order and form is checked."""
     first, *found = [e for e in events if e["type"] != "ping"]
     for e in (first, *found):
-        MESSAGE_EVENT.validate_python(e)
+        by_anthropic("RawMessageStreamEvent", e)
     assert first["type"] == "message_start" and found[-1] == {"type": "message_stop"}
     message, written, is_open = dict(first["message"]), "", False
     assert message["content"] == [] and message["stop_reason"] is None

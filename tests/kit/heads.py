@@ -251,6 +251,8 @@ RECIPES = {
         rope=ReferenceRope(BASE, "yarn", 4.0, 128, attention_factor=0.1 * np.log(4.0) + 1),
     ),
 }
+# They differ in what they read of the target, in how many layers they have, and in the rope.
+FEW = ["speculators, qwen3", "EAGLE-1", "two projections", "yarn rope"]
 
 
 def make(name, shared, seed=0, **size):

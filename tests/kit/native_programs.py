@@ -21,7 +21,7 @@ def program(name):
 
 
 def programs_of(request):
-    """`programs` for a case that is quick; `fast_programs` for one that is thorough, as it runs the same code."""
+    """`programs` for a quick case; `fast_programs` for a thorough one, as it runs the same code."""
     thorough = request.node.get_closest_marker("thorough")
     return request.getfixturevalue("fast_programs" if thorough else "programs")
 

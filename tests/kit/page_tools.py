@@ -1,4 +1,7 @@
-"""The server's page in Chromium: what its tests share. Without Playwright or a browser they are skipped."""
+"""The server's page in Chromium: what its tests share. Without Playwright or a browser they are skipped.
+
+Playwright is imported where a browser starts: it takes long, and a quick run has no such test.
+"""
 
 import json
 import os
@@ -10,18 +13,14 @@ from server_tools import process
 
 from eagle3_llama.models import shipped_head
 
-sync_api = pytest.importorskip(
-    "playwright.sync_api", reason="the page's test drives a browser: pip install playwright"
-)
 CHROMIUM = (
     os.environ.get("CHROMIUM")
     or shutil.which("chromium")
     or shutil.which("chromium-browser")
     or shutil.which("google-chrome")
 )
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium: apt-get install chromium, or name one in CHROMIUM"
-)
+NO_CHROMIUM = "no Chromium: apt-get install chromium, or name one in CHROMIUM"
+pytestmark = [pytest.mark.thorough, pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)]
 
 CALM = [
     "--no-sandbox",
@@ -33,8 +32,16 @@ CALM = [
 ]
 CHAT, MODELS = "**/v1/chat/completions", "**/v1/models"
 WAIT = 120_000  # ms; CI's machine may be busy
-expect = sync_api.expect
-expect.set_options(timeout=WAIT)
+
+
+def playwright():
+    why = "the page's test drives a browser: pip install playwright"
+    return pytest.importorskip("playwright.sync_api", reason=why)
+
+
+def expect(*what):
+    """Playwright's."""
+    return playwright().expect(*what)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +53,8 @@ def server():
 
 @pytest.fixture(scope="module")
 def browser():
-    with sync_api.sync_playwright() as p:
+    playwright().expect.set_options(timeout=WAIT)
+    with playwright().sync_playwright() as p:
         browser = p.chromium.launch(executable_path=CHROMIUM, args=CALM)
         yield browser
         browser.close()

@@ -63,17 +63,34 @@ def tiny(files, **more):
     return settings(**{"model": files[0], "eagle": head, "n_ctx": 256, "n_parallel": 2, "threads": 1, **more})
 
 
+def batcher_of(given):
+    """A batcher of these settings. Its costs are measured in the first load of a run, not in several."""
+    from eagle3_llama.batching import Batcher, BatchSettings
+    from eagle3_llama.runtime import cost_files
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost_files, "LOADS", 1)
+        return Batcher(BatchSettings(**given.batch()))
+
+
 @contextlib.contextmanager
 def running(given, batcher=None, parser="h11"):
-    """A server of these settings: url, client (httpx), app, batcher, settings. parser: of HTTP."""
-    from eagle3_llama.batching import Batcher, BatchSettings
+    """A server of these settings: url, client (httpx), app, batcher, settings. parser: of HTTP.
+
+    It has one child of each kind of sandbox: they take most of the time that a server takes to start.
+    test_sandbox.py, and servers of process(), have as many as usual.
+    """
     from eagle3_llama.server.web.app import create_app
     from eagle3_llama.server.web.connections import connection_limit
     from eagle3_llama.server.web.process import listen_at, uvicorn_config
 
     own = batcher is None
-    batcher = batcher or Batcher(BatchSettings(**given.batch()))
+    batcher = batcher or batcher_of(given)
     app = create_app(given, batcher)
+    caller = app.state.server.caller
+    library = caller._library  # None of a model without a template
+    for sandbox in (caller._grammars, *((library._templates, library._answers) if library else ())):
+        sandbox.CHILDREN = 1
     server = uvicorn.Server(uvicorn_config(app, connection_limit(given.max_connections), parser))
     listener = listen_at(dataclasses.replace(given, port=0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

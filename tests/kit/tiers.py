@@ -4,6 +4,8 @@ A test is quick unless one of three rules makes it thorough: see CONTRIBUTING.md
 line as file::test is run, whatever its tier.
 """
 
+import itertools
+import operator
 import sys
 
 import pytest
@@ -35,8 +37,8 @@ def pytest_addoption(parser):
 
 
 def crossed(*axes):
-    """All combinations of the axes' values, for parametrize: as many of them are quick as the longest axis has
-    values, and each value is in one. A value that is a tuple is several arguments."""
+    """All combinations of the axes' values, for parametrize. As many are quick as the longest axis has
+    values: each is in one. A value that is a tuple is several arguments."""
     axes = [[value if isinstance(value, tuple) else (value,) for value in axis] for axis in axes]
     quick = [tuple(i % len(axis) for axis in axes) for i in range(max(map(len, axes)))]
     return [

@@ -14,6 +14,7 @@ import threading
 
 import pytest
 import tiny_models
+from tiers import each
 from tiny_models import PROMPT, draft_from
 
 from eagle3_llama import (  # before llama_cpp: it brings the library
@@ -222,23 +223,24 @@ class Schedule:
         self.live.clear()
 
 
-def test_random_schedules(eagle, alone, monkeypatch):
+@pytest.mark.parametrize("seeds", each([range(30), range(30, SCHEDULES)], quick=[range(30)]), ids=len)
+def test_random_schedules(eagle, alone, monkeypatch, seeds):
     """Generations start, advance, end, fail and are collected: greedy and sampled; planner, chain, tree."""
     unraisable = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     said, texts = alone
     draft_from(eagle, texts, random.Random(1))
     ended = {"own": 0, "taken": 0}
-    for seed in range(SCHEDULES):
+    for seed in seeds:
         schedule = Schedule(eagle, said, random.Random(seed))
         try:
             schedule.run()
         except Exception as e:
-            raise AssertionError(f"schedule {seed} of {SCHEDULES}: {e!r}") from e
+            raise AssertionError(f"schedule {seed}: {e!r}") from e
         ended = {k: n + schedule.ended[k] for k, n in ended.items()}
     gc.collect()
     assert not unraisable
-    assert ended["own"] > SCHEDULES // 3 and ended["taken"] > SCHEDULES // 3
+    assert min(ended.values()) > len(seeds) // 3
     assert eagle.stats.drafted > eagle.stats.accepted > 100
 
 

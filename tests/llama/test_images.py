@@ -13,6 +13,7 @@ import pytest
 import tiny_models
 import tiny_vision
 from commands import run
+from tiers import crossed, each
 from tiny_models import scripted, wanted
 from tiny_vision import asks, needs_mtmd, picture
 
@@ -62,7 +63,7 @@ class Vlm:
         return self(EagleLlama, eagle_path=self.head, n_max=4, **settings)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=each(KINDS, quick=["qwen"]))
 def files(request, tmp_path_factory):
     return Vlm(request.param, tmp_path_factory.mktemp(request.param))
 
@@ -118,18 +119,20 @@ def test_our_library_is_the_one_opened():
     assert os.path.dirname(mtmd) == os.path.dirname(libllama) == str(lib_dir) and marker
 
 
+SAMPLING = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"temperature": 0.9, "top_k": 0, "top_p": 1.0, "seed": 7},
+    "penalties": {"temperature": 0.7, "repeat_penalty": 1.2, "seed": 8},
+}
+in_all_kinds = pytest.mark.parametrize("files", KINDS, indirect=True)
+
+
 @needs_mtmd
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"temperature": 0.0},
-        {"temperature": 0.9, "top_k": 0, "top_p": 1.0, "seed": 7},
-        {"temperature": 0.7, "repeat_penalty": 1.2, "seed": 8},
-    ],
-    ids=["greedy", "seeded", "penalties"],
+    "files, sampling, tree", crossed(KINDS, SAMPLING, [False, "8x3x2"]), indirect=["files"], scope="module"
 )
-@pytest.mark.parametrize("tree", [False, "8x3x2"], ids=["chain", "tree"])
-def test_same_text(vlm, settings, tree):
+def test_same_text(vlm, sampling, tree):
+    settings = SAMPLING[sampling]
     message = asks("what is b5 here?", picture(1, 56, 84))
     more = {"flash_attn": True} if tree else {}
     stock, plain, eagle = vlm(**more), vlm(EagleLlama, **more), vlm.eagle(**more)
@@ -215,6 +218,7 @@ def stopped_at_completion(llm, *messages):
 
 
 @needs_mtmd
+@in_all_kinds
 def test_the_head_goes_on_behind_the_image(vlm):
     """It drafts as one that has read the text behind the image and no more; positions are the target's."""
     eagle = vlm.eagle(n_batch=128)
@@ -292,6 +296,7 @@ def test_an_answer_whose_image_is_gone(vlm):
 
 
 @needs_mtmd
+@in_all_kinds
 def test_to_the_end_of_the_context(vlm):
     """To stock Llama's last token, though an image may fill more cells of the cache than it has positions."""
 

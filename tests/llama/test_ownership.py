@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from threads import ended, started
+from tiers import each
 from tiny_models import PROMPT, take
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind
@@ -170,8 +171,9 @@ def test_in_a_logits_processor_it_is_refused(eagle):
     assert len(errors) >= 2 * (N - 1) and set(errors) == {ErrorKind.BUSY}
 
 
-def test_saves_beside_a_generation(eagle, endless):
-    """200 states saved while another thread generates: each goes on with the same text."""
+@pytest.mark.parametrize("n", each([40, 200], quick=[40]))
+def test_saves_beside_a_generation(eagle, endless, n):
+    """States are saved while another thread generates: each goes on with the same text."""
     expected = take(eagle, N)
     over, states, refused, wrong = threading.Event(), [], 0, []
 
@@ -182,7 +184,7 @@ def test_saves_beside_a_generation(eagle, endless):
 
     generating, errors = started(generate)
     try:
-        while len(states) < 200 and generating.is_alive():
+        while len(states) < n and generating.is_alive():
             try:
                 states.append(eagle.save_state())
             except EagleError as e:
@@ -191,7 +193,7 @@ def test_saves_beside_a_generation(eagle, endless):
     finally:
         over.set()
         ended(generating)
-    assert errors == [None] and not wrong and len(states) == 200
+    assert errors == [None] and not wrong and len(states) == n
     for state in states[::20]:
         if state.n_tokens >= len(PROMPT):
             assert goes_on(endless, state, N) == expected

@@ -5,6 +5,7 @@ import peer
 import pytest
 import tiny_models
 from converting import converted
+from tiers import each
 
 # What no other model than the hub's can meet, by the line that fails, with Llama and with EagleLlama alike.
 CANNOT_HOLD = {
@@ -53,6 +54,7 @@ def same(plain, ours):
     assert not different, different
 
 
+@pytest.mark.thorough
 def test_on_real_and_random_models(tmp_path, cast, made):
     """SmolLM2 with the shipped head; random recurrent, hybrid and embedding models with their own heads."""
     drafting = [cast[peer.CHAT_MODEL], *(made[arch] for arch in ("mamba", "falcon-h1"))]
@@ -65,7 +67,7 @@ def test_on_real_and_random_models(tmp_path, cast, made):
     same(plain, ours)
 
 
-@pytest.mark.parametrize("arch", peer.HYBRIDS)
+@pytest.mark.parametrize("arch", each(peer.HYBRIDS, quick=["qwen35"]))
 def test_on_hybrids_with_snapshots(tmp_path, cast, made, arch):
     """Texts that are cut, saved, restored and reused: all that the tests do with a hybrid."""
     files = {**cast, peer.HYBRID_MODEL: made[arch]}
@@ -74,6 +76,7 @@ def test_on_hybrids_with_snapshots(tmp_path, cast, made, arch):
     same(plain, ours)
 
 
+@pytest.mark.thorough
 def test_on_a_model_that_meets_them(tmp_path, cast):
     """Tests that fail early with SmolLM2 run to their end with a model that generates the expected text."""
     target = actor.actor(tmp_path / "actor.gguf")

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from tiers import crossed, each
 from tiny_models import scripted
 
 from eagle3_llama import EagleLlama, EagleParams  # before llama_cpp: it brings the library
@@ -16,6 +17,8 @@ from llama_cpp import Llama, LlamaGrammar, LogitsProcessorList, StoppingCriteria
 
 TEXT = "Once upon a time there was a"
 COMMON = {"n_ctx": 1024, "n_threads": 2, "n_threads_batch": 2, "verbose": False}
+FLOATS = ["BF16", "F32"]
+FORMATS = ["Q4_0", "Q4_1", "Q4_K_M", "Q8_0", "F16", "BF16", "F32"]
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +27,12 @@ def pair():
     yield from make_pair("Q4_0")
 
 
-@pytest.fixture(scope="module", params=["BF16", "F32"])
+@pytest.fixture(scope="module")
 def float_pair(request):
     yield from make_pair(request.param)
 
 
-@pytest.fixture(scope="module", params=["Q4_0", "Q4_1", "Q4_K_M", "Q8_0", "F16", "BF16", "F32"])
+@pytest.fixture(scope="module")
 def flash_pair(request):
     """With flash attention: trees need it."""
     yield from make_pair(request.param, flash_attn=True)
@@ -129,28 +132,35 @@ def test_samplers(pair, settings):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"temperature": 0}, {"temperature": 0.8, "seed": 1, "repeat_penalty": 1.1}]
+    "float_pair, settings",
+    crossed(FLOATS, [{"temperature": 0}, {"temperature": 0.8, "seed": 1, "repeat_penalty": 1.1}]),
+    indirect=["float_pair"],
+    scope="module",
 )
 def test_float_targets(float_pair, settings):
     same(float_pair, lambda llm: answer(llm, max_tokens=48, **settings))
 
 
+DRAFTS = {
+    "planner": (EagleParams(), {"temperature": 0}),
+    "tree": (EagleParams(tree="60x6x10"), {"temperature": 0}),
+    "sampled tree": (
+        EagleParams(tree="12x3x4"),
+        {"temperature": 0.8, "seed": 1, "repeat_penalty": 1.1, "logprobs": 2},
+    ),
+    "choices": (
+        EagleParams(tree=[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]),
+        {"temperature": 0.9, "seed": 2},
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    "params, settings",
-    [
-        (EagleParams(), {"temperature": 0}),
-        (EagleParams(tree="60x6x10"), {"temperature": 0}),
-        (EagleParams(tree="12x3x4"), {"temperature": 0.8, "seed": 1, "repeat_penalty": 1.1, "logprobs": 2}),
-        (
-            EagleParams(tree=[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]),
-            {"temperature": 0.9, "seed": 2},
-        ),
-    ],
-    ids=["planner", "tree", "sampled tree", "choices"],
+    "flash_pair, drafts", crossed(FORMATS, DRAFTS), indirect=["flash_pair"], scope="module"
 )
-def test_trees(flash_pair, params, settings):
+def test_trees(flash_pair, drafts):
     """Drafts that the planner chooses, and trees, with logprobs from the accepted rows."""
-    plain, eagle = flash_pair
+    (plain, eagle), (params, settings) = flash_pair, DRAFTS[drafts]
     eagle.eagle_params = params
     eagle.stats.reset()
     n = 24 if params.planned else 12
@@ -208,22 +218,21 @@ SCHEMA = """{"type": "object", "required": ["name", "age", "likes", "home"], "pr
     "home": {"type": "object", "required": ["city"], "properties": {"city": {"type": "string"}}}}}"""
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"temperature": 0},
-        {"temperature": 0, "repeat_penalty": 1.2},
-        {"temperature": 0.8, "seed": 1},
-        {"temperature": 1.5, "top_k": 7, "min_p": 0.0, "seed": 2},
-        {"temperature": 1.5, "top_p": 1.0, "min_p": 0.0, "seed": 3},
-        {"temperature": 0.9, "typical_p": 0.6, "seed": 4},
-        {"temperature": 0.9, "frequency_penalty": 0.7, "presence_penalty": -0.4, "seed": 5},
-        {"temperature": 0.9, "logit_bias": {"28": -50.0, "17": 5.0}, "seed": 6},
-        {"temperature": 0.8, "top_k": 0, "seed": 7},
-        {"temperature": 0.8, "mirostat_mode": 2, "seed": 8},
-    ],
-    ids=str,
-)
+SAMPLED = [
+    {"temperature": 0},
+    {"temperature": 0, "repeat_penalty": 1.2},
+    {"temperature": 0.8, "seed": 1},
+    {"temperature": 1.5, "top_k": 7, "min_p": 0.0, "seed": 2},
+    {"temperature": 1.5, "top_p": 1.0, "min_p": 0.0, "seed": 3},
+    {"temperature": 0.9, "typical_p": 0.6, "seed": 4},
+    {"temperature": 0.9, "frequency_penalty": 0.7, "presence_penalty": -0.4, "seed": 5},
+    {"temperature": 0.9, "logit_bias": {"28": -50.0, "17": 5.0}, "seed": 6},
+    {"temperature": 0.8, "top_k": 0, "seed": 7},
+    {"temperature": 0.8, "mirostat_mode": 2, "seed": 8},
+]
+
+
+@pytest.mark.parametrize("settings", each(SAMPLED, quick=[SAMPLED[i] for i in (0, 2, 8, 9)]), ids=str)
 def test_schemas(pair, settings):
     """llama.cpp's own sampling masks the whole vocabulary; here the grammar tests the likeliest tokens."""
     grammar = LlamaGrammar.from_json_schema(SCHEMA, verbose=False)
@@ -232,7 +241,9 @@ def test_schemas(pair, settings):
     assert re.match(r'\{\s*"name"\s*:\s*"', text)
 
 
-@pytest.mark.parametrize("echo, stream", [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    "echo, stream", each([(False, False), (True, False), (False, True)], quick=[(True, False), (False, True)])
+)
 def test_logprobs(pair, echo, stream):
     """The true ones, at every position; their float sums differ in the last digits."""
     values = []

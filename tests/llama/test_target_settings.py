@@ -5,6 +5,7 @@ import random
 import pytest
 import tiny_models
 from converting import converted
+from tiers import crossed
 from tiny_models import PROMPT, draft_from, take, tiny_lora
 
 from eagle3_llama import EagleError, EagleLlama
@@ -15,6 +16,8 @@ import llama_cpp
 
 COMMON = {"n_ctx": 256, "n_batch": 64, "n_threads": 2, "verbose": False}
 LENGTH = 120
+CACHES = [("Q8_0", "Q8_0"), ("Q4_0", "Q4_0"), ("Q8_0", "F16"), ("Q5_1", "Q4_1")]
+SAMPLING = [{}, {"temp": 0.8, "top_k": 40}]
 WIDE = 128  # hidden size: with four heads, rows of 32 numbers, a block of the quantised types
 
 
@@ -46,8 +49,7 @@ def same_text(target, head, given, sampling):
     return text
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temp": 0.8, "top_k": 40}])
-@pytest.mark.parametrize("k, v", [("Q8_0", "Q8_0"), ("Q4_0", "Q4_0"), ("Q8_0", "F16"), ("Q5_1", "Q4_1")])
+@pytest.mark.parametrize("k, v, sampling", crossed(CACHES, SAMPLING))
 def test_a_quantised_cache(wide, k, v, sampling):
     types = {name: getattr(llama_cpp, f"GGML_TYPE_{t}") for name, t in (("type_k", k), ("type_v", v))}
     same_text(*wide, {"flash_attn": True, **types}, sampling)
@@ -65,8 +67,7 @@ def test_a_cache_of_which_only_the_keys_are_quantised(wide):
     plain.close(), llm.close()
 
 
-@pytest.mark.parametrize("scale", [0.05, 0.2])
-@pytest.mark.parametrize("sampling", [{}, {"temp": 0.8, "top_k": 40}])
+@pytest.mark.parametrize("scale, sampling", crossed([0.05, 0.2], SAMPLING))
 def test_a_lora(files, tmp_path, scale, sampling):
     lora = str(tiny_lora(tmp_path / "lora.gguf"))
     given = {"flash_attn": True, "lora_path": lora, "lora_scale": scale}

@@ -121,6 +121,7 @@ def compiled(tmp_path, tree):
     return Object(out)
 
 
+@pytest.mark.thorough
 def test_each_product_loads_the_whole_configuration(tmp_path):
     tree, _ = fetch.patched_tree()
     assert problems(compiled(tmp_path, tree)) == []
@@ -130,6 +131,7 @@ AMX = "tile int8".split()
 AVX512 = "f bw vl dq vnni vbmi".split()
 
 
+@pytest.mark.thorough
 def test_rows_that_are_permuted_are_taken(tmp_path):
     """A loader asks with contiguous activations, the graph of a model with MLA has permuted ones: one answer.
     Otherwise such a model ends the process as it is loaded."""

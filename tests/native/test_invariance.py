@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+from tiers import crossed, each
 
 import eagle3_llama.llama.eagle_llama  # noqa: F401 - loads the library that llama_cpp opens
 from eagle3_llama.models import smollm2
@@ -95,8 +96,10 @@ def check(decoder, starts):
             assert np.abs(together).max() > 1
 
 
-@pytest.mark.parametrize("flash", [False, True], ids=["attention", "flash"])
-@pytest.mark.parametrize("fmt", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K"])
+FORMATS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K"]
+
+
+@pytest.mark.parametrize("fmt, flash", crossed(FORMATS, [False, True]))
 def test_rows_are_alike(fmt, flash):
     decoder = Decoder(smollm2(fmt), flash)
     check(decoder, {250 if flash else 30: SIZES})  # the padded cache grows at 256, 512, ...
@@ -104,7 +107,11 @@ def test_rows_are_alike(fmt, flash):
 
 
 @pytest.mark.parametrize(
-    "flash, cache", [(False, "F16"), (False, "F32"), *((True, c) for c in ("F16", "F32", "Q8_0", "Q4_0"))]
+    "flash, cache",
+    each(
+        [(False, "F16"), (False, "F32"), *((True, c) for c in ("F16", "F32", "Q8_0", "Q4_0"))],
+        quick=[(True, "F16")],
+    ),
 )
 def test_long_drafts_and_contexts(flash, cache):
     decoder = Decoder(smollm2("BF16"), flash, cache=cache)
@@ -112,7 +119,7 @@ def test_long_drafts_and_contexts(flash, cache):
     decoder.close()
 
 
-@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("n_threads", each([1, 3], quick=[3]))
 def test_any_number_of_threads(n_threads):
     decoder = Decoder(smollm2("BF16"), True, n_threads)
     check(decoder, {250: (1, 3, 16)})
@@ -202,6 +209,7 @@ def check_chunks(decoder, n):
         assert same.all(), f"chunks of {size}: {(~same).sum()} of {same.size} logits differ"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fmt", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K_M", "Q6_K"])
 def test_chunks_leave_no_trace_in_a_real_model(fmt):
     """600 tokens: more than a chunk of attention's cells, more rows than any product's tile."""

@@ -7,19 +7,21 @@ import sys
 import pytest
 import tiny_models
 from converting import converted
-from native_programs import passes
+from native_programs import passes, programs_of
 from test_invariance import interleaves
+from tiers import each
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_rounds_under_sanitizers(programs, tmp_path, seed):
+# Seeds that are thorough run without sanitizers: they draw other rounds, and run the same code.
+@pytest.mark.parametrize("seed", each(range(4), quick=[1, 2]))
+def test_rounds_under_sanitizers(request, tmp_path, seed):
     target = tiny_models.target(tmp_path / "target.gguf", kind=["F32", "Q8_0", "F16", "F32"][seed])
     head = tiny_models.head(
         tmp_path / "head.gguf",
         kind=["F32", "Q8_0", "F32", "F16"][seed],
         layers=[(1, 2, 3), (0, 2), (1, 2, 3, 4), (3,)][seed],
     )
-    passes(programs, "rounds_test", target, head, seed, 60)
+    passes(programs_of(request), "rounds_test", target, head, seed, 60)
 
 
 def test_every_call_in_every_state(programs, files):
@@ -42,11 +44,13 @@ def test_slots_that_lie_apart(programs, files):
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K"])
-def test_bits_of_every_row(programs, tmp_path, kind):
+def test_bits_of_every_row(programs, fast_programs, tmp_path, kind):
     """Rows of trees, of chains and of several slots: those of their text, decoded plainly and alone.
 
     And after a prompt that is decoded in chunks: those after the whole.
     """
+    # test_rows_together_and_alone has the products of each type under the sanitizers: here two are enough
+    programs = programs if kind in ("F32", "Q8_0") else fast_programs
     made = tiny_models.target(
         tmp_path / "made.gguf", kind="F32" if kind == "Q4_K" else kind, n_embd=256 if kind == "Q4_K" else 64
     )
@@ -94,6 +98,7 @@ def test_logits_that_stay_on_a_device(programs, tmp_path):
     passes(programs, "logits_stay_test", target, tiny_models.head(tmp_path / "head.gguf"))
 
 
+@pytest.mark.thorough
 def test_a_grammar_that_tests_the_likeliest_tokens(programs, tmp_path):
     """Thousands of rows by many chains, bit for bit as with a mask of all tokens, and few tests a row."""
     passes(programs, "grammar_mask_test", tiny_models.target(tmp_path / "target.gguf", n_vocab=2000))
@@ -158,25 +163,25 @@ def test_weights_that_are_shared(programs, tmp_path):
     )
 
 
-@pytest.mark.parametrize("seed", range(1, 4))
-def test_rows_together_and_alone(programs, seed):
+@pytest.mark.parametrize("seed", each(range(1, 4), quick=[1]))
+def test_rows_together_and_alone(request, seed):
     """Products and attention, bit for bit, and against plain loops."""
-    passes(programs, "products_test", seed)
+    passes(programs_of(request), "products_test", seed)
 
 
-@pytest.mark.parametrize("seed", range(1, 3))
-def test_interleaved_weights(programs, seed, monkeypatch):
+@pytest.mark.parametrize("seed", each([1, 2], quick=[1]))
+def test_interleaved_weights(request, seed, monkeypatch):
     """Read back as written; rows alone, in prompts, in batches and with experts, bit for bit."""
     monkeypatch.setenv("EAGLE3_LLAMA_INTERLEAVE", "1")
-    none = "ok: this build interleaves no weights"
+    programs, none = programs_of(request), "ok: this build interleaves no weights"
     passes(programs, "interleaved_test", seed, or_says=none)  # a processor with neither AVX2 nor dot products
     passes(programs, "dots_test", seed)
 
 
-@pytest.mark.parametrize("seed", range(1, 3))
-def test_operations_together_and_alone(programs, seed):
+@pytest.mark.parametrize("seed", each([1, 2], quick=[1]))
+def test_operations_together_and_alone(request, seed):
     """Norms, positions and writes to the cache, bit for bit; what needs another's result waits for it."""
-    passes(programs, "together_test", seed)
+    passes(programs_of(request), "together_test", seed)
 
 
 def test_weights_are_not_interleaved_if_told_so(programs, monkeypatch):
@@ -197,6 +202,7 @@ def test_products_with_amx(programs):
     )
 
 
+@pytest.mark.thorough
 def test_planner_in_counted_time(programs):
     """At least 0.97 of the best fixed length and of plain decoding; with wrong costs, 0.96 of plain."""
     passes(programs, "planner_test")
@@ -207,7 +213,10 @@ def test_what_the_planner_is_told(programs):
     passes(programs, "planner_parts_test")
 
 
-@pytest.mark.parametrize("case", ["load", "measured", "heavy", "turn", "steady", "texts", "forecast"])
+@pytest.mark.parametrize(
+    "case",
+    each(["load", "measured", "heavy", "turn", "steady", "texts", "forecast"], quick=["heavy", "texts"]),
+)
 def test_what_the_planner_learnt_does_not_stick(programs, case):
     """Within 200 rounds of a change it is within 3% of a planner that begins there, on a simulated clock.
 

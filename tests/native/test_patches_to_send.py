@@ -84,6 +84,7 @@ def test_titles_and_no_message(patch):
     assert re.match(r"Subject: \[PATCH\] [a-z-]+ : \S.{10,70}\n\n---\n", header), header
 
 
+@pytest.mark.thorough
 def test_types_out_of_range(tree, tmp_path):
     """llama.cpp's own test of damaged files with the cases of 0001, under the sanitizer: stops without the
     patch, passes with it."""

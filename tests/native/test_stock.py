@@ -20,6 +20,7 @@ from eagle3_llama.runtime.library import find_lib_dir
 
 import llama_cpp
 
+pytestmark = pytest.mark.thorough  # it needs the unpatched library
 N = 24
 PROMPT = (
     "The three largest rivers of Europe are the Volga, the Danube and the Dnieper. The Danube flows through"

@@ -107,6 +107,7 @@ def test_libraries_that_load_are_told_with_their_devices(tmp_path, capsys):
     assert f"the libraries load; devices: {found}" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="build_cuda.py is for Linux")
 def test_what_travels_loads_elsewhere(tmp_path, monkeypatch):
     """This machine's libraries stand for those with CUDA. Packages are this environment's: no network."""

@@ -77,6 +77,7 @@ def test_without_extras(files):
     assert Path(where) == ROOT / "eagle3_llama" / "__init__.py" and int(drafted) > 3
 
 
+@pytest.mark.thorough
 def test_the_wheel(files, tmp_path):
     """pip builds it from the checkout. It carries the libraries, and needs nothing of the checkout."""
     env = {

@@ -109,12 +109,10 @@ def test_what_to_upload(tmp_path):
     assert "1 links into the checkout, such as docs/a.md" in theirs and "Nothing was uploaded." in theirs
 
 
-def test_the_sdist(tmp_path):
-    """As pip's build backend makes it: all that a build needs, the licence, and no tests."""
-    make = f"from scikit_build_core.build import build_sdist; print(build_sdist({str(tmp_path)!r}))"
-    name = run([sys.executable, "-c", make], cwd=ROOT).stdout.split()[-1]
-    assert not list(release.faults(tmp_path / name))
-    with tarfile.open(tmp_path / name) as tar:
+def check_sdist(path):
+    """All that a build needs, the licence, and no tests."""
+    assert not list(release.faults(path))
+    with tarfile.open(path) as tar:
         names = [n.partition("/")[2] for n in tar.getnames()]
         [about] = [n for n in tar.getnames() if n.count("/") == 1 and n.endswith("/PKG-INFO")]
         metadata = tar.extractfile(about).read().decode()
@@ -124,6 +122,14 @@ def test_the_sdist(tmp_path):
     assert "\nLicense-Expression: MIT\n" in metadata and "\nLicense-File: LICENSE\n" in metadata
     assert "\nDescription-Content-Type: text/markdown\n" in metadata
     assert "\nClassifier: License ::" not in metadata  # the expression says it, and PyPI refuses both
+    return set(names)
+
+
+@pytest.mark.thorough  # the next one is the same in a copy
+def test_the_sdist(tmp_path):
+    """As pip's build backend makes it."""
+    make = f"from scikit_build_core.build import build_sdist; print(build_sdist({str(tmp_path)!r}))"
+    check_sdist(tmp_path / run([sys.executable, "-c", make], cwd=ROOT).stdout.split()[-1])
 
 
 # What Python, builds, tests, installations and systems leave in a checkout, also where an sdist looks.
@@ -163,9 +169,7 @@ def test_the_sdist_has_nothing_that_git_has_not(tmp_path):
         (copy / name).write_text("")
     make = f"from scikit_build_core.build import build_sdist; print(build_sdist({str(tmp_path)!r}))"
     name = run([sys.executable, "-c", make], cwd=copy).stdout.split()[-1]
-    with tarfile.open(tmp_path / name) as tar:
-        names = {n.partition("/")[2] for n in tar.getnames()}
+    names = check_sdist(tmp_path / name)
     assert names - {*known, "PKG-INFO"} == set()
     packed = {n for n in known if n.startswith(("native/", "patches/", "eagle3_llama/", "scripts/"))}
     assert {n for n in packed if not n.startswith("scripts/data/measurements/")} <= names
-    assert not list(release.faults(tmp_path / name))

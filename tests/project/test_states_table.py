@@ -157,6 +157,7 @@ def change_file(settings, what):
     return settings
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("row, what", changes("shard of training data"))
 def test_shards(training, row, what):
     pytest.importorskip("torch")
@@ -178,6 +179,7 @@ def test_shards(training, row, what):
     assert e.value.kind is ErrorKind.BAD_ARGUMENT
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("row, what", changes("checkpoint of a training"))
 def test_checkpoints(training, row, what, tmp_path):
     pytest.importorskip("torch")

@@ -7,11 +7,13 @@ import shlex
 import sys
 import time
 from collections import OrderedDict
+from types import SimpleNamespace
 
 import pytest
 import skipped
 from commands import run
 from paths import ROOT
+from tiers import each
 from workers import LONG, FileScheduling, Workers
 
 HOOKS = """import skipped, tiers, workers
@@ -66,7 +68,10 @@ def test_these_are_the_hooks_of_the_suite(pytestconfig):
     assert skipped in plugins and any(isinstance(p, Workers) for p in plugins)
 
 
-@pytest.mark.parametrize("signal, where", [("SIGSEGV", "a"), ("SIGKILL", "z")], ids=["first", "last"])
+CRASHES = [("SIGSEGV", "a"), ("SIGKILL", "z")]
+
+
+@pytest.mark.parametrize("signal, where", each(CRASHES, CRASHES[:1], ids=["first", "last"]))
 def test_a_crash(tmp_path, signal, where):
     """The test is named, all others are run, those of its own file too."""
     out = tried(tmp_path / "t", {**good(), f"{where}_dies": DIES.format(signal)})
@@ -74,6 +79,7 @@ def test_a_crash(tmp_path, signal, where):
     assert "1 failed, 10 passed" in out and "did not run" not in out
 
 
+@pytest.mark.thorough
 def test_crash_after_crash(tmp_path):
     """As many as the command bears, in both processes; then the run ends, and says what it left out."""
     every = {f"d{i:02}": DIES.format("SIGKILL") for i in range(12)}
@@ -113,6 +119,7 @@ def test_files_for_a_worker_that_is_dead_already():
     assert sorted(other.sent) == [2, 3] and not sched.workqueue
 
 
+@pytest.mark.thorough
 def test_a_hang(tmp_path):
     """The test's process is ended, the test is named and its line shown, all others are run."""
     sleeps = "import time\n\ndef test_sleeps():\n    time.sleep(1e6)\n\ndef test_behind(): pass\n"
@@ -140,14 +147,13 @@ def test_every_command_of_a_test_has_a_limit():
                 assert "timeout" in named, f"{path.name}:{node.lineno}: take commands.run, or give a timeout"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "import atexit, os, signal\n\ndef test_it(): atexit.register(os.kill, os.getpid(), signal.SIGSEGV)\n",
-        "import atexit, os\n\ndef test_it(): atexit.register(os._exit, 3)\n",
-    ],
-    ids=["signal", "status"],
-)
+EXITS = [
+    "import atexit, os, signal\n\ndef test_it(): atexit.register(os.kill, os.getpid(), signal.SIGSEGV)\n",
+    "import atexit, os\n\ndef test_it(): atexit.register(os._exit, 3)\n",
+]
+
+
+@pytest.mark.parametrize("text", each(EXITS, EXITS[:1], ids=["signal", "status"]))
 def test_a_crash_behind_the_last_test(tmp_path, text):
     """At the interpreter's exit, when every test has passed."""
     out = tried(tmp_path / "t", {**good(2), "exit": text})
@@ -157,6 +163,7 @@ def test_a_crash_behind_the_last_test(tmp_path, text):
     )
 
 
+@pytest.mark.thorough
 def test_a_crash_between_tests(tmp_path):
     """No test is blamed, none is lost, and the run fails."""
     text = (
@@ -175,6 +182,18 @@ def test_all_is_well(tmp_path):
     assert "8 passed" in out and "not whole" not in out
 
 
+def test_what_took_longest_comes_first(tmp_path):
+    """Of the files of a worker, behind those that no run has measured, of which the largest comes first."""
+    seconds = {"s0.py": 0.1, "s3.py": 3.0, "s1.py": 1.0}
+    for name in (*seconds, "small.py", "large.py"):
+        (tmp_path / name).write_text("#" * 5000 if name == "large.py" else "#")
+    items = [SimpleNamespace(path=path, nodeid=f"{path.name}::test_it") for path in sorted(tmp_path.iterdir())]
+    config = SimpleNamespace(workerinput={"seconds": seconds})
+    Workers.pytest_collection_modifyitems(None, config, items)
+    assert [item.path.stem for item in items] == ["large", "small", "s3", "s1", "s0"]
+
+
+@pytest.mark.thorough
 def test_longest_file_first(tmp_path):
     """By the seconds of the last run; before them what has none, the largest first."""
     sleeps = (
@@ -193,6 +212,7 @@ def test_long_files_are_there():
     assert all((ROOT / "tests" / f"{name}.py").is_file() for name in LONG)
 
 
+@pytest.mark.thorough
 def test_a_part_of_a_file_is_no_measure(tmp_path):
     files = {"a": "import time\n\ndef test_long(): time.sleep(2)\n\ndef test_short(): pass\n", "b": GOOD}
     folder = tmp_path / "t"
@@ -205,15 +225,15 @@ def test_a_part_of_a_file_is_no_measure(tmp_path):
 SKIPS = "import pytest\n\n@pytest.mark.skip(reason='{}')\ndef test_it(): pass\n"
 
 
-@pytest.mark.parametrize(
-    "why, may, code",
-    [
-        ("no Chromium: install one", None, 0),
-        ("no Chromium: install one", "", 1),
-        ("no Chromium: install one", "no Chromium|no printer", 0),
-        ("this processor has no AMX", "", 0),
-    ],
-)
+REASONS = [
+    ("no Chromium: install one", None, 0),
+    ("no Chromium: install one", "", 1),
+    ("no Chromium: install one", "no Chromium|no printer", 0),
+    ("this processor has no AMX", "", 0),
+]
+
+
+@pytest.mark.parametrize("why, may, code", each(REASONS, REASONS[1:2]))
 def test_skipped_where_nothing_may_be(tmp_path, why, may, code):
     """EAGLE3_MAY_SKIP makes every other reason than the hardware's and its own a failure."""
     env = {} if may is None else {"EAGLE3_MAY_SKIP": may}

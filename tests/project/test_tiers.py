@@ -61,3 +61,86 @@ def test_a_quick_test_that_imports_too_much(tmp_path):
 def test_values_of_which_none_is_quick():
     with pytest.raises(AssertionError, match="none of them is quick"):
         each([1, 2], quick=[3])
+
+
+NEEDS = "needs what only --all has: see rule 1 of CONTRIBUTING"
+# What README's table promises, and what the changelog says was mended, by the beginning of its line.
+PROMISES = {
+    "Same text": "llama/test_same_text.py::test_samplers",
+    "Drafts": "runtime/test_trees.py::test_text_of_drafted_trees",
+    "Targets": "native/test_architectures.py::test_capture_is_the_graphs",
+    "Heads": "heads/test_variants.py::test_drafts_and_text",
+    "Training": NEEDS,
+    "Serving": "server/test_server_api.py::test_the_text_is_eagle_llamas",
+    "Images, sound": "llama/test_images.py::test_same_text",
+    "Hybrids, windows": "runtime/test_windows.py::test_drafts_do_not_change_the_text",
+}
+MENDED = {
+    "Any text is tokenized": "native/test_pre_tokenizers.py::test_long_texts_are_tokenized",
+    "The text no longer depends on how": "native/test_invariance.py::test_rows_are_alike",
+    "`save_state()` beside a generation": "llama/test_ownership.py::test_a_generation_waits_for_a_save",
+    "A LoRA adapter": "llama/test_target_settings.py::test_a_file_that_is_no_lora_of_the_model",
+    "`Llama` with `logits_all=True`": "llama/test_scores.py::test_generation_fills_scores",
+    "Compute memory": "runtime/test_memory_use.py::test_logits_of_more_rows_than_there_is_memory_for",
+    "Failed rounds": "runtime/test_windows.py::test_a_text_that_is_cut_back_goes_on_as_if_it_were_new",
+    "Model files are checked": "common/test_model_files.py::test_wrong_files",
+    "Training: `linalg.cholesky`": NEEDS,
+    "The server tokenises": "server/test_server_bounds.py::test_two_prompts_are_tokenised_at_a_time",
+    "The server survives": "server/test_server_descriptors.py::test_descriptors_that_run_out_and_come_back",
+    "A head that was made for another": "common/test_words.py::test_a_head_of_another_tokenizer_is_told",
+    "Layers on a device": NEEDS,
+    "The check after a build": "native/test_proof.py::test_a_slow_machine_is_no_fault",
+    "Errors in llama.cpp's C functions": "native/test_c_functions.py::test_functions_that_are_made_to_fail",
+    "An answer that the context's end": "llama/test_answer_text.py::test_an_answer_that_the_context_cuts",
+    "While others generate": "batching/test_batching_requests.py::test_a_fixed_draft_beside_others",
+    "Streams echo": "llama/test_answer_text.py::test_streams_keep_what_a_stop_string_held_back",
+    "Requests that outlive": "batching/test_batching_ends.py::test_a_request_after_close",
+    "Training goes on only": NEEDS,
+    "Models in several files": "common/test_split_models.py::test_missing_parts_are_named",
+    "Commands take texts": "cli/test_texts_and_places.py::test_a_prompt_that_is_no_utf8",
+    "Saved slots carry": "batching/test_batching_states.py::test_slots_are_saved_and_restored",
+    "Models with MLA": "native/test_architectures.py::test_models_with_mla_load",
+    "Without flash attention": "native/test_native.py::test_slots_that_lie_apart",
+}
+
+
+def quick_tests(session):
+    """{file::test of tests/: whether a case of it is quick}, of what was collected."""
+    found = {}
+    for item in session.items:
+        name = item.nodeid.removeprefix("tests/").partition("[")[0]
+        found[name] = found.get(name, False) or not item.get_closest_marker("thorough")
+    return found
+
+
+@pytest.mark.parametrize("kind", ["promised", "mended"])
+def test_each_promise_and_each_mended_fault_has_a_quick_test(request, kind):
+    if kind == "promised":
+        page, of = (ROOT / "README.md").read_text(), PROMISES
+        lines = re.findall(r"^\| ([^|]+) \|", page.partition("## What it can do")[2], re.MULTILINE)
+    else:
+        page, of = (ROOT / "eagle3_llama/docs/changelog.md").read_text(), MENDED
+        lines = re.findall(r"^- (.+)", page.partition("### Fixed")[2].partition("\n## ")[0], re.MULTILINE)
+    assert lines and len(lines) == len(of), "a line of the page has no test here, or a test no line"
+    tests = quick_tests(request.session)
+    files = {name.partition("::")[0] for name in tests}
+    for line in lines:
+        [test] = [test for begin, test in of.items() if line.startswith(begin)]
+        if test != NEEDS and test.partition("::")[0] in files:  # a run of some files has no others
+            assert tests.get(test), f"{test} is no quick test: {line}"
+
+
+# Files of which a quick run has no test, and why. What SLOW_FOLDERS has is not even collected.
+WITHOUT = {}
+
+
+def test_each_file_has_a_quick_test(request):
+    tests, having = quick_tests(request.session), {}
+    for name, quick in tests.items():
+        file = name.partition("::")[0]
+        having[file] = having.get(file, False) or quick
+    left = request.config.pluginmanager.get_plugin("tiers").only_thorough
+    without = {path.relative_to(ROOT / "tests").as_posix() for path in left}
+    without |= {file for file, quick in having.items() if not quick and not file.startswith(tuple(SLOW_FOLDERS))}
+    assert without <= set(WITHOUT), "one quick test each, or a line in WITHOUT"
+    assert all((ROOT / "tests" / file).is_file() and not having.get(file) for file in WITHOUT)

@@ -75,6 +75,7 @@ def test_a_library_for_one_processor_has_none(there, monkeypatch):
         choose(lib)
 
 
+@pytest.mark.thorough
 def test_a_variant_that_traps(there, files, tmp_path, monkeypatch, capsys):
     """It is left out with one line, once; the next lower one generates, and `info --system` tells of it."""
     lib = there(low=1, middle=5, high=(9, TRAP), other=0, worse=(12, "", TRAP))
@@ -97,6 +98,7 @@ def test_a_variant_that_traps(there, files, tmp_path, monkeypatch, capsys):
     assert rows["products"] == "right on this processor" and rows["library"].startswith("loads")
 
 
+@pytest.mark.thorough
 def test_another_processor_and_another_library_are_checked_again(there, tmp_path, monkeypatch, capsys):
     def checks():
         variants._chosen.clear()
@@ -118,6 +120,7 @@ def test_another_processor_and_another_library_are_checked_again(there, tmp_path
     assert not [p for p in (tmp_path / "cache" / "variants").iterdir() if p.suffix != ".json"]
 
 
+@pytest.mark.thorough
 def test_without_a_place_to_remember(there, tmp_path, monkeypatch):
     lib = there(one=1)
     (tmp_path / "file").write_text("")

@@ -11,8 +11,9 @@ from batch_tools import jobs_at_once, shared_rounds_fail
 from commands import run
 from converting import converted
 from cores import THREADS
-from native_programs import passes, program
+from native_programs import passes, program, programs_of
 from test_trees import drafts, random_tree
+from tiers import crossed, each
 from tiny_models import take
 
 from eagle3_llama import EagleError, EagleLlama, EagleParams
@@ -67,8 +68,7 @@ def test_trees_without_values(made, architecture):
     plain.close(), eagle.close()
 
 
-@pytest.mark.parametrize("architecture", ["mamba", "qwen35", "lfm2", "deepseek4"])
-@pytest.mark.parametrize("read", [1, 6, 70])
+@pytest.mark.parametrize("architecture, read", crossed(["mamba", "qwen35", "lfm2", "deepseek4"], [1, 6, 70]))
 def test_what_a_reader_leaves_of_a_run(made, architecture, read, monkeypatch):
     """The state goes back behind it, by a checkpoint and the tokens since then."""
     monkeypatch.setattr("eagle3_llama.runtime.engine.MOST_SECONDS", 1e6)  # however slow this machine is
@@ -97,10 +97,13 @@ def test_rounds_without_values(made, programs):
     passes(programs, "rounds_test", *made("deepseek2"), 1, 8)
 
 
-@pytest.mark.parametrize("architecture", SPARSE + MLA)
-def test_slots_together(made, programs, architecture):
-    """Such a memory splits several slots' rows into micro-batches. Logits on demand do not change them."""
-    passes(programs, "failures_test", "joint", *made(architecture))
+@pytest.mark.parametrize("architecture", each(SPARSE + MLA, quick=["deepseek32", "dots3note", "deepseek2"]))
+def test_slots_together(request, made, architecture):
+    """Such a memory splits several slots' rows into micro-batches. Logits on demand do not change them.
+
+    Each kind of memory is quick, and runs under the sanitizers; the rest are like one of these.
+    """
+    passes(programs_of(request), "failures_test", "joint", *made(architecture))
 
 
 def test_commits_that_fail(made, programs):
@@ -184,8 +187,8 @@ def test_rounds_of_recurrent_targets(made, programs, architecture):
     passes(programs, "rounds_test", *made(architecture), 1, runs, "chains")
 
 
-@pytest.mark.parametrize("n_rs_seq", [0, 2, 8])
-@pytest.mark.parametrize("architecture", ["qwen35", "lfm2", "jamba"])  # jamba keeps no snapshots
+# jamba keeps no snapshots
+@pytest.mark.parametrize("architecture, n_rs_seq", crossed(["qwen35", "lfm2", "jamba"], [2, 0, 8]))
 def test_snapshots_and_checkpoints(made, architecture, n_rs_seq):
     """However many snapshots there are, drafts are taken back without a trace: one text alone, and slots."""
     target, head = map(str, made(architecture))

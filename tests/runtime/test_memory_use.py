@@ -52,6 +52,7 @@ def large(tmp_path_factory):
     target.unlink()  # 300 MB
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 @pytest.mark.parametrize("layers", [(1, 2, 3), (1, 2, 4)], ids=["inputs", "what follows the last layer"])
 def test_a_large_vocabulary(tmp_path, large, layers):
@@ -64,6 +65,7 @@ def test_a_large_vocabulary(tmp_path, large, layers):
     stays_within_a_tenth(plain, target, head, flash_attn=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 def test_many_attention_heads_without_flash_attention(tmp_path):
     """32 heads whose scores of the whole text are in the compute buffer."""

@@ -1,5 +1,6 @@
 """Texts that come back to slots of other memories: recurrent, hybrid, sparse, MLA, and windows."""
 
+import itertools
 import random
 
 import pytest
@@ -7,12 +8,16 @@ from batch_tools import jobs_at_once
 from test_memories import MLA, SPARSE, made  # noqa: F401  # the fixture
 from test_windows import WINDOWS
 from threads import wait_for
+from tiers import crossed, each
 
 from eagle3_llama import EagleParams
 from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.batching.prefixes import CopyCosts
 
 RECURRENT = ["mamba", "mamba2", "jamba", "qwen35", "lfm2", "deepseek4"]
+ALL = [*RECURRENT, *SPARSE, *MLA]
+ALIKE = ["mamba2", "glm-dsa", "mistral4"]  # their memory is of the kind of another one
+FEW = {"mamba": 0, "qwen35": 3, "deepseek32": 0, "deepseek2": 3}  # and how many draft tokens there are
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +52,7 @@ def opened(files, **more):
     return Batcher(BatchSettings(str(files[0]), str(files[1]), **common))
 
 
-@pytest.mark.parametrize("architecture", [*RECURRENT, *SPARSE, *MLA])
+@pytest.mark.parametrize("architecture", each(ALL, quick=lambda name: name not in ALIKE))
 def test_a_conversation_goes_on(made, architecture):  # noqa: F811
     """After another text has had its slot. Its logits are those of a slot that it kept."""
     files, prompt = made(architecture), text(100, 1)
@@ -61,7 +66,7 @@ def test_a_conversation_goes_on(made, architecture):  # noqa: F811
         assert batcher.snapshot()["restored_tokens"] == len(held)
 
 
-@pytest.mark.parametrize("architecture", RECURRENT)
+@pytest.mark.parametrize("architecture", each(RECURRENT, quick=FEW))
 def test_a_part_of_a_recurrent_text_is_not_taken(made, architecture):  # noqa: F811
     """Its state has no parts: the prompt is decoded as a new one, and the saved text stays."""
     files, prompt = made(architecture), text(100, 1)
@@ -75,7 +80,7 @@ def test_a_part_of_a_recurrent_text_is_not_taken(made, architecture):  # noqa: F
         assert say(batcher, [*held, 5])[2] == len(held)
 
 
-@pytest.mark.parametrize("architecture", RECURRENT)
+@pytest.mark.parametrize("architecture", each(RECURRENT, quick=FEW))
 def test_what_a_checkpoint_has_is_counted(made, architecture):  # noqa: F811
     """A slot that goes back to a checkpoint decodes what lies behind it, and says so."""
     files, prompt = made(architecture), text(200, 1)
@@ -89,8 +94,7 @@ def test_what_a_checkpoint_has_is_counted(made, architecture):  # noqa: F811
         assert cached in (64, 128)  # where a chunk of the first prompt ended
 
 
-@pytest.mark.parametrize("architecture", WINDOWS)
-@pytest.mark.parametrize("kept", [95, 60, 20, 0])
+@pytest.mark.parametrize("architecture, kept", crossed(WINDOWS, [95, 60, 20, 0]))
 def test_windows(made, architecture, kept):  # noqa: F811
     """A pruned window comes back as it was, and is cut as far as it reaches."""
     files, prompt = made(architecture), text(200, 1)
@@ -107,8 +111,7 @@ def test_windows(made, architecture, kept):  # noqa: F811
         assert expected[2] == n or 0 < kept < 95
 
 
-@pytest.mark.parametrize("drafts", [0, 3])
-@pytest.mark.parametrize("architecture", [*RECURRENT, *SPARSE, *MLA])
+@pytest.mark.parametrize("architecture, drafts", each(itertools.product(ALL, [0, 3]), quick=FEW.items()))
 def test_prompts_end_in_a_round_of_all(made, architecture, drafts):  # noqa: F811
     """Slots that hold a prompt decode its last token together, with what waits in front of it."""
     files = made(architecture)

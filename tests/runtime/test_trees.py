@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import tiny_models
+from tiers import crossed, each
 from tiny_models import PROMPT, scripted, take, wanted
 
 from eagle3_llama import (  # before llama_cpp: it brings the library
@@ -99,8 +100,9 @@ def test_text_of_random_trees(plain, eagle, sampling):
     assert eagle.stats.accepted > 100
 
 
-def test_logits_after_random_trees(files, plain, eagle):
-    """A thousand rounds: whatever was accepted, what follows has the bits of a text read in one go."""
+@pytest.mark.parametrize("most", each([100, 1000], quick=[100]))
+def test_logits_after_random_trees(files, plain, eagle, most):
+    """Whatever was accepted, what follows has the bits of a text read in one go."""
     rng, engine = random.Random(2), eagle.engine
     sampler = eagle._init_sampler(temp=0.0)
     n_rounds = 0
@@ -110,7 +112,7 @@ def test_logits_after_random_trees(files, plain, eagle):
         eagle.reset()
         engine.rewind(0)
         engine.prefill(text)
-        while len(text) < 300 and n_rounds < 1000:
+        while len(text) < 300 and n_rounds < most:
             token, right = answer[len(text) - 3], answer[len(text) - 2 :]
             tokens, parents, on_path = random_tree(rng, right[:8], rng.choice([3, 12, 60]))
             engine.steps.decode(token, tokens, parents)
@@ -125,7 +127,7 @@ def test_logits_after_random_trees(files, plain, eagle):
             plain.eval([*text, sampled[-1]])
             assert ours.tobytes() == _last(plain).tobytes()
             n_rounds += 1
-        if n_rounds == 1000:
+        if n_rounds == most:
             break
 
 
@@ -135,20 +137,19 @@ def _last(llm):
     return np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llm._ctx.ctx, -1), shape=(N_VOCAB,))
 
 
-@pytest.mark.parametrize(
-    "tree",
-    [
-        Tree(8, 3, 3),
-        Tree(60, 6, 10),
-        Tree(63, 16, 2),
-        StaticTree(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))),
-    ],
-)
-@pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0"])
-def test_text_of_drafted_trees(tmp_path, files, tree, kind):
+TREES = {
+    "a small one": Tree(8, 3, 3),
+    "a large one": Tree(60, 6, 10),
+    "a deep one": Tree(63, 16, 2),
+    "choices": StaticTree(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))),
+}
+
+
+@pytest.mark.parametrize("kind, tree", crossed(["F32", "BF16", "Q8_0"], TREES))
+def test_text_of_drafted_trees(tmp_path, files, kind, tree):
     """Trees of the random head itself, over formats."""
     target = str(tiny_models.target(tmp_path / "t.gguf", kind=kind))
-    plain, eagle = Llama(target, **COMMON), EagleLlama(target, eagle_path=files[1], tree=tree, **COMMON)
+    plain, eagle = Llama(target, **COMMON), EagleLlama(target, eagle=files[1], tree=TREES[tree], **COMMON)
     assert take(eagle, 200) == take(plain, 200)
     assert eagle.stats.drafted > 199
     plain.close(), eagle.close()

@@ -11,9 +11,10 @@ import warnings
 import numpy as np
 import pytest
 from cores import THREADS
-from native_programs import passes
+from native_programs import passes, programs_of
 from test_memories import made  # noqa: F401  # the fixture
 from test_trees import drafts, random_tree
+from tiers import crossed, each
 from tiny_models import take
 
 from eagle3_llama import EagleLlama, EagleParams
@@ -23,12 +24,21 @@ from eagle3_llama.runtime.binding import llama_cpp
 from eagle3_llama.runtime.params import Tree
 
 WINDOWS = ["gemma2", "gemma3", "gpt-oss", "cohere2"]  # of 32 tokens
+
+
+def in_each(name, values, **more):
+    """Parametrizes a test with windows and values."""
+    return pytest.mark.parametrize(
+        f"files, {name}", crossed(WINDOWS, values), indirect=["files"], scope="module", **more
+    )
+
+
 COMMON = {"n_ctx": 1024, "n_batch": 64, "n_ubatch": 64, "n_threads": THREADS, "verbose": False}
 TEXT = [3 + 7 * i * i % 120 for i in range(700)]  # the window's layers have 256 cells
 CUTS = [690, 500, 300, 20]  # tokens that stay
 
 
-@pytest.fixture(scope="module", params=WINDOWS)
+@pytest.fixture(scope="module", params=each(WINDOWS, quick=["gemma2"]))
 def files(request, made):  # noqa: F811
     """A target and a head."""
     return tuple(map(str, made(request.param)))
@@ -96,13 +106,13 @@ def check_cuts(llm, fresh, way):
         np.testing.assert_array_equal(logits(llm), of(fresh, [*TEXT[:n], 9, 8]))
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@in_each("way", WAYS)
 def test_a_text_that_is_cut_back_goes_on_as_if_it_were_new(target, way):
     with load(target) as llm, load(target) as fresh:
         check_cuts(llm, fresh, way)
 
 
-@pytest.mark.parametrize("way", [by_eval, by_a_prompt], ids=lambda way: way.__name__)
+@in_each("way", [by_eval, by_a_prompt])
 def test_where_llama_cpp_python_decodes_itself(target, way):
     """With a draft model of its own, its code cuts texts back, and does not ask what the memory has lost."""
 
@@ -113,7 +123,7 @@ def test_where_llama_cpp_python_decodes_itself(target, way):
         check_cuts(llm, fresh, way)
 
 
-@pytest.mark.parametrize("n, whole_first", [(250, True), (700, False)])
+@in_each("n, whole_first", [(250, True), (700, False)])
 def test_states_go_from_a_whole_cache_to_a_pruned_one_and_back(target, n, whole_first):
     """250 tokens are more than a ring of positions has, and fewer than its cells."""
     saves, loads = (load(target, swa_full=whole) for whole in (whole_first, not whole_first))
@@ -159,16 +169,24 @@ def test_costs_are_measured_where_the_text_cannot_go_back(target):
 # -- drafts -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ["chains", "trees"])
-@pytest.mark.parametrize("n_slots", [1, 4])
-def test_rows_that_stay_have_plain_decodings_bits(programs, target, case, n_slots):
+# All of them have one kind of memory, so each kind of draft runs under the sanitizers with one of them.
+ROUNDS = [("gemma2", "chains", 1), ("gemma3", "trees", 1), ("gpt-oss", "chains", 4), ("cohere2", "trees", 4)]
+
+
+@pytest.mark.parametrize(
+    "files, case, n_slots",
+    each(itertools.product(WINDOWS, ["chains", "trees"], [1, 4]), quick=ROUNDS),
+    indirect=["files"],
+    scope="module",
+)
+def test_rows_that_stay_have_plain_decodings_bits(request, target, case, n_slots):
     """With rejections at every depth, behind many windows of text: 1,000 rounds in all of flash attention."""
-    passes(programs, "pruned_windows_test", case, target, n_slots, 63)
+    passes(programs_of(request), "pruned_windows_test", case, target, n_slots, 63)
 
 
-def test_what_cannot_be_taken_back_is_refused(programs, target):
+def test_what_cannot_be_taken_back_is_refused(request, target):
     """And a prompt that fails leaves a slot with its window, or an empty one."""
-    passes(programs, "pruned_windows_test", "failures", target)
+    passes(programs_of(request), "pruned_windows_test", "failures", target)
 
 
 def plain_text(target, prompt, n, **settings):

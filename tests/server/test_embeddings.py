@@ -8,10 +8,11 @@ import threading
 import gguf
 import httpx
 import numpy as np
-import openai
 import pytest
 import tiny_models
+from client_tools import openai_client
 from server_tools import Blocked, running, settings, until
+from tiers import crossed
 from tiny_models import PROMPT
 
 from eagle3_llama.batching import Batcher, BatchSettings
@@ -70,8 +71,7 @@ def reference(path, texts, pooling):
         return np.array([llm.embed(text, normalize=True) for text in texts])
 
 
-@pytest.mark.parametrize("pooling", ["MEAN", "CLS", "LAST"])
-@pytest.mark.parametrize("kind", ["bert", "llama"])
+@pytest.mark.parametrize("kind, pooling", crossed(["bert", "llama"], ["MEAN", "CLS", "LAST"]))
 def test_vectors_are_those_of_the_model(tmp_path, batcher, kind, pooling):
     """Pooled as its file says; a long text too, of which a part is decoded at a time."""
     make = tiny_models.bert if kind == "bert" else tiny_models.target
@@ -103,8 +103,7 @@ def test_forms_of_the_input(server):
     assert vectors(server, [other, ids]) == vectors(server, [LONG, TEXT]) == [second, first]
     [coded] = vectors(server, TEXT, encoding_format="base64")
     assert np.frombuffer(base64.b64decode(coded), "<f4").tolist() == np.float32(first).tolist()
-    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
-    found = client.embeddings.create(model="any", input=[TEXT, LONG], dimensions=len(first))
+    found = openai_client(server).embeddings.create(model="any", input=[TEXT, LONG], dimensions=len(first))
     assert found.data[1].embedding == np.float32(second).tolist()
     assert found.usage.prompt_tokens == found.usage.total_tokens == len(ids) + len(other)
 

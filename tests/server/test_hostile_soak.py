@@ -14,6 +14,7 @@ def soak():
         yield importlib.import_module("hostile_soak")
 
 
+@pytest.mark.thorough
 def test_thirty_cases(soak, tmp_path):
     """They come from a process of its own, and the usual request among them keeps its text."""
     report = tmp_path / "report.json"

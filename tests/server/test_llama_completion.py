@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from paths import ROOT
-from server_tools import ask, events, idle, running, settings, until
+from server_tools import ask, events, idle, running, settings, tiny, until
 
 PATH = "/completion"
 SEA = "The sea is"
@@ -110,10 +110,15 @@ def test_how_it_ends(server):
     assert (ends["content"], ends["stop_type"], ends["stopping_word"]) == ('"42"', "eos", "")
     limit = post(server, n_predict=3)
     assert (limit["stop_type"], limit["tokens_predicted"], limit["truncated"]) == ("limit", 3, False)
-    full = post(server, n_predict=-1, logit_bias=[[0, False], [2, False]])
-    assert full["truncated"] and full["stop_type"] == "limit"
-    assert full["tokens_evaluated"] + full["tokens_predicted"] - 1 == server.batcher.n_ctx
-    assert full["tokens_cached"] == server.batcher.n_ctx and full["has_new_line"] == ("\n" in full["content"])
+
+
+def test_an_answer_that_fills_its_slot(files):
+    with running(tiny(files)) as s:
+        full = post(s, n_predict=-1, logit_bias=[[0, False], [2, False]])
+        assert full["truncated"] and full["stop_type"] == "limit"
+        assert full["tokens_evaluated"] + full["tokens_predicted"] - 1 == s.batcher.n_ctx
+        assert full["tokens_cached"] == s.batcher.n_ctx
+        assert full["has_new_line"] == ("\n" in full["content"])
 
 
 def test_no_tokens_prepare_a_prompt(server):

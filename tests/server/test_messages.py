@@ -1,14 +1,14 @@
-"""Anthropic's Messages API: answers and events by the types of its official client, and what both say."""
+"""Anthropic's Messages API: the form of answers and events, and what both say. --all: by its client, too."""
 
 import json
 
-import anthropic
+import event_checks
 import pytest
-from anthropic.types import Message, MessageTokensCount
 from client_tools import PLACE
-from event_checks import message_of, prompt_tokens
+from event_checks import by_anthropic, check_message, message_of, prompt_tokens
 from server_tools import CHAT, Blocked, ask, idle, running, settings, until
 from template_servers import OWN_AND_QWEN, chat_fixtures
+from tiers import crossed
 
 from eagle3_llama.server.api import stream
 
@@ -23,24 +23,33 @@ NO_THOUGHTS = {"thinking": {"type": "disabled"}}
 ONE = {"disable_parallel_tool_use": True}
 CALL = '<tool_call>\n{"name": "train", "arguments": {"city": "Oslo", "day": 3}}\n</tool_call>'
 TRAIN = ("tool_use", "train", {"city": "Oslo", "day": 3})
+KINDS = list(OWN_AND_QWEN)
 
 
 batcher, servers = chat_fixtures(2048, OWN_AND_QWEN)
 
 
-@pytest.fixture(params=["own", "qwen"])
+@pytest.fixture(scope="module", autouse=True)
+def official(pytestconfig):
+    """With --all, Anthropic's own types check all that is answered: they take seconds to import."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(event_checks, "OFFICIAL", pytestconfig.getoption("all"))
+        yield
+
+
+@pytest.fixture(params=KINDS)
 def server(servers, request):
     return servers[request.param]
 
 
 def body_of(**more):
-    return {"model": "any", "messages": [RIVERS], "max_tokens": 24, "temperature": 0, **more}
+    return {"model": "any", "messages": [RIVERS], "max_tokens": 12, "temperature": 0, **more}
 
 
 def whole(server, path=PATH, **more):
     r = server.client.post(path, json=body_of(**more))
     assert r.status_code == 200, r.text
-    Message.model_validate(r.json())
+    check_message(r.json())
     return r.json()
 
 
@@ -56,7 +65,9 @@ def frames(server, **more):
 
 def streamed(server, **more):
     """A stream's message, put together from its events, whose order it checks."""
-    return message_of(frames(server, **more))
+    message = message_of(frames(server, **more))
+    check_message(message)
+    return message
 
 
 def told(message):
@@ -72,7 +83,9 @@ def count(server, path=COUNT, **more):
     kept = ("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config")
     r = server.client.post(path, json={k: v for k, v in body_of(**more).items() if k in kept})
     assert r.status_code == 200, r.text
-    return MessageTokensCount.model_validate(r.json()).input_tokens
+    assert set(r.json()) == {"input_tokens"}
+    by_anthropic("MessageTokensCount", r.json())
+    return r.json()["input_tokens"]
 
 
 def error_of(r, status):
@@ -84,8 +97,8 @@ def error_of(r, status):
 
 
 @pytest.mark.parametrize(
-    "more",
-    [
+    "server, more",
+    crossed(KINDS, [
         {},
         {"temperature": 0.8, "seed": 7, "top_k": 20, "top_p": 0.9},
         {"system": "Be brief.", **NO_THOUGHTS},
@@ -96,18 +109,22 @@ def error_of(r, status):
         {"messages": [RIVERS, {"role": "assistant", "content": "1. The"}], **NO_THOUGHTS},
         {"output_config": {"format": {"type": "json_schema", "schema": PLACE}}, "max_tokens": WHOLE},
         {"speculative": {"n_max": 3}},
-    ],
-    ids=lambda m: ",".join(m) or "plain",
-)
+    ]),
+    indirect=["server"],
+    ids=lambda m: m if isinstance(m, str) else ",".join(m) or "plain",
+)  # fmt: skip
 def test_streams_say_what_answers_say(server, more):
     """And the prompt has as many tokens as count_tokens says."""
     got = whole(server, **more)
     assert told(streamed(server, **more)) == told(got)
     assert count(server, **more) == prompt_tokens(got["usage"])
-    assert 0 < got["usage"]["output_tokens"] <= more.get("max_tokens", 24)
+    assert 0 < got["usage"]["output_tokens"] <= more.get("max_tokens", 12)
 
 
-@pytest.mark.parametrize("choice, names", [("any", {"weather", "train"}), ("tool", {"train"})])
+CHOICES = [("any", {"weather", "train"}), ("tool", {"train"})]
+
+
+@pytest.mark.parametrize("server, choice, names", crossed(KINDS, CHOICES), indirect=["server"])
 def test_calls_are_enforced(server, choice, names):
     """The model was never trained for tools: without the grammar it writes none."""
     chosen = {"type": choice, **ONE} | ({"name": "train"} if choice == "tool" else {})
@@ -163,8 +180,7 @@ def test_arguments_with_half_a_character(servers):
     assert streamed(servers["qwen"], max_tokens=WHOLE, **more)["stop_reason"] == "tool_use"
 
 
-@pytest.mark.parametrize("kind", ["own", "qwen"])
-@pytest.mark.parametrize("failed", [False, True])
+@pytest.mark.parametrize("kind, failed", crossed(KINDS, [False, True]))
 def test_a_round_trip_of_a_call(servers, kind, failed):
     """The prompt is the one of a chat with the same call and result."""
     server = servers[kind]
@@ -223,8 +239,11 @@ def test_the_text_is_that_of_a_chat(server):
         assert [text for _, text in told(got)[0]] == [t.lstrip() for t in expected if t.strip()]
 
 
+@pytest.mark.thorough
 def test_the_official_client(servers):
     """create, stream, tools, count_tokens, and the classes of its errors."""
+    import anthropic
+
     client = anthropic.Anthropic(base_url=servers["own"].url, api_key="none", max_retries=0, timeout=60)
     given = {"model": "any", "max_tokens": 24, "messages": [RIVERS], "extra_body": {"temperature": 0}}
     got = client.messages.create(**given)

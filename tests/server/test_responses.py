@@ -2,13 +2,12 @@
 
 import json
 
-import openai
 import pytest
-from client_tools import PLACE
-from event_checks import RESPONSE_EVENT, response_of
-from openai.types.responses import Response
+from client_tools import PLACE, openai_client, refused
+from event_checks import response_event, response_of
 from server_tools import Blocked, ask, idle, running, settings, until
 from template_servers import chat_fixtures
+from tiers import crossed
 
 from eagle3_llama.server.api import stream
 from eagle3_llama.server.api.response_store import MAX_STORED, ResponseStore
@@ -39,7 +38,14 @@ def server(servers):
 
 
 def client_of(server, key=KEYS[0]):
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+    return openai_client(server, key)
+
+
+def checked(response):
+    """By OpenAI's model of it."""
+    from openai.types.responses import Response
+
+    return Response.model_validate(response.to_dict())
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +55,16 @@ def client(server):
 
 def create(client, asked="Name three rivers.", *, extra=(), **more):
     """A response, checked by OpenAI's model of it."""
-    given = {"model": "any", "temperature": 0, "max_output_tokens": 24, **more}
+    given = {"model": "any", "temperature": 0, "max_output_tokens": 12, **more}
     out = client.responses.create(input=asked, extra_body={**OFF, **dict(extra)}, **given)
-    return Response.model_validate(out.to_dict())
+    return checked(out)
 
 
 def streamed(client, asked="Name three rivers.", *, extra=(), **more):
     """(the events, the response at their end), checked by OpenAI's models and against each other."""
-    given = {"model": "any", "temperature": 0, "max_output_tokens": 24, **more}
+    given = {"model": "any", "temperature": 0, "max_output_tokens": 12, **more}
     told = client.responses.create(input=asked, stream=True, extra_body={**OFF, **dict(extra)}, **given)
-    events = [RESPONSE_EVENT.validate_python(e.to_dict()) for e in told]
+    events = [response_event(e.to_dict()) for e in told]
     return events, response_of(events)
 
 
@@ -72,13 +78,6 @@ def content(response):
     texts = lambda item: "".join(part.text for part in item.content)
     calls = lambda item: (item.name, item.arguments) if item.type == "function_call" else texts(item)
     return [(item.type, calls(item)) for item in response.output]
-
-
-def refused(call, status=400):
-    with pytest.raises(openai.APIStatusError) as e:
-        call()
-    assert e.value.status_code == status, e.value
-    return e.value.body
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -110,7 +109,7 @@ def test_items_are_messages(server, client):
         {"role": "assistant", "content": "Hi."},
         {"role": "user", "content": "Name three rivers."},
     ]
-    chat = ask(server.client, messages=messages, max_tokens=24, **OFF).json()
+    chat = ask(server.client, messages=messages, max_tokens=12, **OFF).json()
     items = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "And kind."}]},
         {"role": "user", "content": "Hello"},
@@ -158,19 +157,15 @@ def test_thoughts_texts_and_calls_are_items(client, text, expected):
     assert (thoughts > 0) is (expected[0][0] == "reasoning") and thoughts < made.usage.output_tokens
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "chosen, names",
-    [
-        ("required", {"weather", "train"}),
-        ({"type": "function", "name": "train"}, {"train"}),
-        (
-            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "train"}]},
-            {"train"},
-        ),
-    ],
-    ids=["required", "named", "allowed"],
-)
+TRAIN = {"type": "function", "name": "train"}
+CHOICES = [
+    ("required", {"weather", "train"}),
+    (TRAIN, {"train"}),
+    ({"type": "allowed_tools", "mode": "required", "tools": [TRAIN]}, {"train"}),
+]
+
+
+@pytest.mark.parametrize("kind, chosen, names", crossed(KINDS, CHOICES))
 def test_tools_are_enforced_and_their_results_come_back(servers, kind, chosen, names):
     client = client_of(servers[kind])
     more = {"tools": TOOLS, "tool_choice": chosen, "parallel_tool_calls": False, "max_output_tokens": 200}
@@ -189,7 +184,7 @@ def test_tools_are_enforced_and_their_results_come_back(servers, kind, chosen, n
         {"role": "assistant", "tool_calls": [{"id": call.call_id, "function": function}]},
         {"role": "tool", "tool_call_id": call.call_id, "content": "Rain."},
     ]
-    chat = ask(servers[kind].client, messages=messages, max_tokens=24, **OFF).json()
+    chat = ask(servers[kind].client, messages=messages, max_tokens=12, **OFF).json()
     assert whole.output_text == stored.output_text == chat["choices"][0]["message"]["content"] != ""
     assert whole.usage.input_tokens == stored.usage.input_tokens == chat["usage"]["prompt_tokens"]
 
@@ -215,7 +210,7 @@ def test_three_turns(server, client):
         assert made.usage.input_tokens == whole.usage.input_tokens
         history += [item.to_dict() for item in made.output]
         before = made.id
-    kept = Response.model_validate(client.responses.retrieve(before).to_dict())
+    kept = checked(client.responses.retrieve(before))
     assert kept.to_dict() == made.to_dict()
     events = streamed(client, "Thanks.", previous_response_id=before)
     assert client.responses.retrieve(events[1].id).to_dict() == events[1].to_dict()
@@ -309,7 +304,7 @@ def test_fields_of_the_request_come_back(client):
     assert made.metadata == {"a": "b"} and made.user == "u" and made.top_p == 0.5
     assert made.reasoning.effort == "low" and made.tools[0].name == "weather" and made.tool_choice == "none"
     assert made.truncation == "disabled" and made.parallel_tool_calls is False
-    assert made.max_output_tokens == 24 and made.temperature == 0
+    assert made.max_output_tokens == 12 and made.temperature == 0
 
 
 IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AA=="}]}
@@ -355,7 +350,7 @@ def test_a_stream_that_fails(batcher, monkeypatch):
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
     assert names == [e["type"] for e in events] and names[-2:] == ["error", "response.failed"]
-    assert [RESPONSE_EVENT.validate_python(e).sequence_number for e in events] == list(range(len(events)))
+    assert [response_event(e).sequence_number for e in events] == list(range(len(events)))
     assert events[-2]["code"] == "deadline"
     assert events[-1]["response"]["error"]["code"] == "server_error"
 
@@ -380,15 +375,12 @@ def test_input_items(server, client):
         r = server.client.get(f"{url}?{query}")
         assert r.status_code == 400 and r.json()["error"]["param"] == query.split("=")[0]
     for gone in (client_of(server, KEYS[1]).responses, client.responses):
-        with pytest.raises(openai.NotFoundError):
-            gone.input_items.list(first.id if gone is not client.responses else "no")
+        refused(lambda: gone.input_items.list(first.id if gone is not client.responses else "no"), 404)
 
 
 def test_nothing_can_be_cancelled(client):
-    with pytest.raises(openai.BadRequestError, match="has ended"):
-        client.responses.cancel(create(client).id)
-    with pytest.raises(openai.NotFoundError):
-        client.responses.cancel("resp_no")
+    assert "has ended" in refused(lambda: client.responses.cancel(create(client).id))["message"]
+    refused(lambda: client.responses.cancel("resp_no"), 404)
 
 
 def test_routes_without_v1(server):

@@ -10,6 +10,7 @@ import pytest
 import templates
 from commands import run
 from server_tools import no_threads, until
+from tiers import each
 
 from eagle3_llama import EagleError
 from eagle3_llama.server.chat.answer import Deltas
@@ -112,7 +113,10 @@ def heard():
         signal.signal(number, signal.SIG_IGN)
 
 
-@pytest.mark.parametrize("number", (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+ENDS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@pytest.mark.parametrize("number", each(ENDS, (signal.SIGKILL, signal.SIGINT)))
 def test_a_child_that_somebody_ends_is_no_fault_of_the_request(heard, sandbox, number):
     """The request has an hour. What ends the child says nothing of it."""
     ended = []
@@ -255,7 +259,8 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+# one for each limit; test_server_pressure.py has one that takes too long
+@pytest.mark.parametrize("name", each(HOSTILE, ["a long text", "parentheses", "no template"]))
 def test_hostile_templates(name):
     """Each ends its own request, in words, and the next one has a child again."""
     template = HOSTILE[name].join(["{% if messages[0].content == 'go' %}", "{% else %}fine{% endif %}"])

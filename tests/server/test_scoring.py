@@ -3,8 +3,8 @@
 import json
 
 import numpy as np
-import openai
 import pytest
+from client_tools import openai_client
 from server_tools import events, idle, running, settings, until
 from tiny_models import BOS, PROMPT
 
@@ -118,8 +118,8 @@ def test_streams_say_what_answers_say(server, prompt, max_tokens, logprobs):
 
 
 def test_the_official_client(server):
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    out = client.completions.create(model="any", prompt=[PROMPT], echo=True, logprobs=1, max_tokens=0)
+    completions = openai_client(server).completions
+    out = completions.create(model="any", prompt=[PROMPT], echo=True, logprobs=1, max_tokens=0)
     assert len(out.choices[0].logprobs.token_logprobs) == len(PROMPT) and out.usage.completion_tokens == 0
 
 

@@ -5,9 +5,9 @@ import json
 import math
 from typing import Literal
 
-import openai
 import pydantic
 import pytest
+from client_tools import openai_client, refused
 from server_tools import CHAT, ENDLESS, ask, events, idle, metric, running, settings, until
 
 from eagle3_llama import EagleLlama
@@ -40,7 +40,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def client(server):
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60)
+    return openai_client(server)
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +166,8 @@ def test_positions_sources_and_timings(server):
             assert c["choices"][0]["delta"].get("content") or c["eagle"] == {"positions": [], "sources": []}
         assert timings["generation"] > 0 <= timings["queued"]
         total += accepted
+        if total:
+            break
     assert total > 0
 
 
@@ -430,9 +432,8 @@ def test_models(client, server):
         and "/" not in model.id
     )
     assert model.eagle == {"head": True, "text": True, "n_ctx": 1024, "n_parallel": 3}
-    with pytest.raises(openai.NotFoundError) as e:
-        client.models.retrieve("gpt-4/../x")
-    assert e.value.code == "model_not_found"
+    error = refused(lambda: client.models.retrieve("gpt-4/../x"), 404)
+    assert error["code"] == "model_not_found"
 
 
 def test_tokens(server):
@@ -448,9 +449,8 @@ def test_tokens(server):
 
 
 def test_too_long_a_prompt(client):
-    with pytest.raises(openai.BadRequestError) as e:
-        chat(client, [{"role": "user", "content": "word " * 2000}])
-    assert e.value.code == "context_length_exceeded" and "1024" in str(e.value)
+    error = refused(lambda: chat(client, [{"role": "user", "content": "word " * 2000}]))
+    assert error["code"] == "context_length_exceeded" and "1024" in error["message"]
 
 
 def test_content_in_parts(client):
@@ -504,15 +504,18 @@ def test_what_other_servers_add(client):
     penalised = chat(client, extra_body={"repetition_penalty": 1.7})
     assert penalised.choices[0].message.content != same[0].choices[0].message.content
     assert penalised.choices == chat(client, extra_body={"repeat_penalty": 1.7}).choices
-    with pytest.raises(openai.BadRequestError, match="differs from repeat_penalty"):
-        chat(client, extra_body={"repeat_penalty": 1.7, "repetition_penalty": 1.6})
+    both = {"repeat_penalty": 1.7, "repetition_penalty": 1.6}
+    error = refused(lambda: chat(client, extra_body=both))
+    assert "differs from repeat_penalty" in error["message"]
 
 
 def test_metrics(server):
     drafted = {"max_tokens": 24, "logit_bias": ENDLESS["logit_bias"], "speculative": {"n_max": 3}}
+    model = f'model="{server.app.state.server.name}"'
     for seed in range(8):  # in none of so many texts might a draft be accepted by chance
         assert ask(server.client, temperature=0.5, seed=seed, **drafted).status_code == 200
-    model = f'model="{server.app.state.server.name}"'
+        if metric(server, "eagle3_accepted_at_total", model, 'position="1"') > 0:
+            break
     assert metric(server, "eagle3_requests_total", model, 'route="/v1/chat/completions"', 'status="200"') >= 1
     for name in (
         "eagle3_rounds_total",

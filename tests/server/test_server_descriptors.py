@@ -12,6 +12,7 @@ import socket
 import httpx
 import pytest
 from server_tools import CHAT, PARSERS, address, ask, post_head, process, rest, running, settings, until
+from tiers import each
 
 from eagle3_llama.errors import EagleError
 from eagle3_llama.models import smollm2
@@ -92,22 +93,22 @@ def wants(what, client):
 
 
 @linux
-def test_descriptors_that_run_out_and_come_back():
+@pytest.mark.parametrize("what", each(KINDS, ["template"]))
+def test_descriptors_that_run_out_and_come_back(what):
     """What needs a child process is told to come again, and is served once there are descriptors."""
     with process("--threads", 1) as p, httpx.Client(base_url=p.url, timeout=120) as client:
-        for what in KINDS:
-            assert wants(what, client).status_code == 200
+        for kind in KINDS:
+            assert wants(kind, client).status_code == 200
         settled(p.process.pid)
-        for what in KINDS:
-            with no_descriptors(p.process.pid):
-                kill_children(p.process.pid)
-                for _ in range(4):  # more often than there are children
-                    r = wants(what, client)
-                    assert r.status_code == 503 and r.json()["error"]["code"] == "busy", r.text
-                    assert "retry-after" in r.headers
-            for each in KINDS:
-                assert wants(each, client).status_code == 200
-            settled(p.process.pid)
+        with no_descriptors(p.process.pid):
+            kill_children(p.process.pid)
+            for _ in range(4):  # more often than there are children
+                r = wants(what, client)
+                assert r.status_code == 503 and r.json()["error"]["code"] == "busy", r.text
+                assert "retry-after" in r.headers
+        for kind in KINDS:
+            assert wants(kind, client).status_code == 200
+        settled(p.process.pid)
 
 
 @linux

@@ -133,10 +133,12 @@ def test_an_engine_that_does_not_return(files, monkeypatch):
 
 def test_a_client_that_leaves_is_499_in_the_log(server, caplog):
     raw = json.dumps({**ENDLESS, "max_tokens": 400}).encode()
-    with caplog.at_level(logging.INFO, "eagle3_llama.server.access"), Blocked(server):
+    with caplog.at_level(logging.INFO, "eagle3_llama.server.access"), Blocked(server) as blocked:
         with socket.create_connection(address(server), timeout=60) as s:
             s.sendall(post_head(COMPLETIONS, len(raw)) + raw)
             until(lambda: server.batcher.waiting() == 1)
+        until(lambda: all(job.gone for job in list(server.gate.jobs)))
+        blocked.go()  # the line comes when the request has left the batcher
         until(lambda: any(json.loads(r.message).get("status") == 499 for r in caplog.records))
     until(lambda: idle(server))
 

@@ -30,6 +30,7 @@ from server_tools import (
     settings,
     until,
 )
+from tiers import each
 
 from eagle3_llama.errors import EagleError
 from eagle3_llama.models import shipped_head, smollm2
@@ -357,17 +358,17 @@ def test_one_requests_trouble_is_its_own(server):
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 
-@pytest.mark.parametrize(
-    "template, seconds, said",
-    [
-        (LOOP, 0.3, "longer than 0.3 s"),
-        ("{{ 'x' * 2000000000 }}", 60, "memory|too large"),
-        ("{{ messages[0].content.nothing() }}", 60, "nothing|callable|function"),
-        ("{{ raise_exception('no such role') }}", 60, "no such role"),
-        ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", 60, "too deep"),
-    ],
-    ids=["loop", "memory", "no function", "refusal", "recursion"],
-)
+TEMPLATES = {
+    "loop": (LOOP, 0.3, "longer than 0.3 s"),
+    "memory": ("{{ 'x' * 2000000000 }}", 60, "memory|too large"),
+    "no function": ("{{ messages[0].content.nothing() }}", 60, "nothing|callable|function"),
+    "refusal": ("{{ raise_exception('no such role') }}", 60, "no such role"),
+    "recursion": ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", 60, "too deep"),
+}
+CHEAP = [TEMPLATES[name] for name in ("loop", "no function", "refusal")]  # test_sandbox.py has others
+
+
+@pytest.mark.parametrize("template, seconds, said", each(TEMPLATES.values(), CHEAP, ids=TEMPLATES))
 def test_a_hostile_template(server, template, seconds, said):
     """400; and a request that needs no template is served."""
     before = server.batcher.base.metadata["tokenizer.chat_template"]
@@ -469,10 +470,14 @@ def test_sigint_drains_and_a_second_signal_ends_at_once():
         assert p.process.wait(60) in (0, 128 + signal.SIGTERM)  # the latter if a thread still uses the model
 
 
+def test_an_empty_file_is_no_key():
+    with process("--api-key-file", "/dev/stdin", env={"EAGLE3_API_KEY": "k"}) as p:
+        assert p.process.wait(60) == 2
+
+
+@pytest.mark.thorough  # test_server_failures.py has one that is quick
 def test_grace_is_kept():
     """What is not finished by then gets an error, and the process ends."""
-    with process("--grace", 1, "--api-key-file", "/dev/stdin", env={"EAGLE3_API_KEY": "k"}) as p:
-        assert p.process.wait(60) == 2  # an empty file is no key
     with process("--grace", 1, env={"EAGLE3_API_KEY": "k"}) as p:
         with httpx.stream(
             "POST",
@@ -494,16 +499,16 @@ def test_grace_is_kept():
         assert p.process.wait(60) == 0
 
 
-@pytest.mark.parametrize(
-    "args, said",
-    [
-        (["--host", "0.0.0.0"], "--api-key"),
-        (["--n_parallel", "0"], "--n-parallel"),
-        (["--model", "none.gguf"], "none.gguf"),
-        (["--host", "203.0.113.7", "--api_key", "k"], "cannot listen"),
-        (["--chat-format", "chatmll"], "did you mean chatml?"),
-    ],
-)
+REFUSED = [
+    (["--host", "0.0.0.0"], "--api-key"),
+    (["--model", "none.gguf"], "none.gguf"),
+    (["--host", "203.0.113.7", "--api_key", "k"], "cannot listen"),
+    (["--n_parallel", "0"], "--n-parallel"),
+    (["--chat-format", "chatmll"], "did you mean chatml?"),
+]
+
+
+@pytest.mark.parametrize("args, said", each(REFUSED, REFUSED[:3]))
 def test_refusals_at_start_are_one_line(args, said):
     env = {k: v for k, v in os.environ.items() if k != "EAGLE3_API_KEY"}
     module = ["eagle3_llama.cli", "serve"] if "--model" in args else ["eagle3_llama.server"]

@@ -3,6 +3,7 @@
 import pytest
 from server_tools import CHAT, running, settings
 from template_servers import OWN_AND_QWEN, chat_fixtures
+from tiers import crossed
 
 RIVERS = {"role": "user", "content": "Name three rivers."}
 TOOL = {"type": "function", "function": {"name": "train", "parameters": {"type": "object", "properties": {}}}}
@@ -18,18 +19,20 @@ def post(server, path, **body):
     return r.json()
 
 
-@pytest.mark.parametrize("kind", ["own", "qwen"])
+MORE = [
+    {},
+    {"tools": [TOOL]},
+    {"tools": [TOOL], "tool_choice": "none"},
+    {"chat_template_kwargs": {"enable_thinking": False}},
+    {"messages": [RIVERS, {"role": "assistant", "content": "1. The"}], "continue_final_message": True},
+    {"messages": [{"role": "system", "content": "Be \u00e9 brief."}, RIVERS]},
+]
+
+
 @pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {"tools": [TOOL]},
-        {"tools": [TOOL], "tool_choice": "none"},
-        {"chat_template_kwargs": {"enable_thinking": False}},
-        {"messages": [RIVERS, {"role": "assistant", "content": "1. The"}], "continue_final_message": True},
-        {"messages": [{"role": "system", "content": "Be \u00e9 brief."}, RIVERS]},
-    ],
-    ids=lambda m: ",".join(m) or "plain",
+    "kind, more",
+    crossed(OWN_AND_QWEN, MORE),
+    ids=lambda m: m if isinstance(m, str) else ",".join(m) or "plain",
 )
 def test_the_prompt_is_that_of_a_chat(servers, kind, more):
     """As many tokens are counted, and a completion of the prompt has the chat's text."""
@@ -115,21 +118,20 @@ def test_paths_without_v1(servers, path, body):
     assert path not in document["paths"] and f"/v1{path}" in document["paths"]
 
 
-@pytest.mark.parametrize(
-    "kind, why",
-    [
-        ("image_url", "no mmproj file for images"),
-        ("image", "no mmproj file for images"),
-        ("input_image", "no mmproj file for images"),
-        ("input_audio", "no mmproj file for audio"),
-        ("video_url", "no mmproj file for video"),
-        ("document", "text alone:"),
-        ("file", "text alone:"),
-        ("input_file", "text alone:"),
-        ("smell", "no parts of type 'smell', only text"),
-    ],
-)
-@pytest.mark.parametrize("path", [CHAT, TEMPLATE, "/v1/messages", "/v1/responses"])
+PARTS = [
+    ("image_url", "no mmproj file for images"),
+    ("image", "no mmproj file for images"),
+    ("input_image", "no mmproj file for images"),
+    ("input_audio", "no mmproj file for audio"),
+    ("video_url", "no mmproj file for video"),
+    ("document", "text alone:"),
+    ("file", "text alone:"),
+    ("input_file", "text alone:"),
+    ("smell", "no parts of type 'smell', only text"),
+]
+
+
+@pytest.mark.parametrize("path, kind, why", crossed([CHAT, TEMPLATE, "/v1/messages", "/v1/responses"], PARTS))
 def test_parts_that_are_no_text(servers, path, kind, why):
     """They are refused in words that say what the server lacks, in the user's message and a tool's result."""
     if path == "/v1/responses":

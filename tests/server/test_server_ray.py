@@ -175,6 +175,7 @@ def content(response):
     return response.json()["choices"][0]["message"]["content"]
 
 
+@pytest.mark.thorough
 @needs_ray
 def test_both_answer(server, texts):
     """The texts are EagleLlama's, from whichever replica; key, limits and errors are the plain server's."""
@@ -257,6 +258,7 @@ class Client(threading.Thread):
         return text, None
 
 
+@pytest.mark.thorough
 @needs_ray
 def test_one_is_killed_under_load(server, texts):
     """Each request ends, with the right text or with an error. None hangs, and the replica is replaced."""
@@ -299,6 +301,7 @@ def test_one_is_killed_under_load(server, texts):
     )
 
 
+@pytest.mark.thorough
 @needs_ray
 def test_sigterm_drains(server):
     """The running answer is finished, new requests are told 503, and every process ends."""

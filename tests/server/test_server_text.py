@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 import tiny_models
-from server_tools import settings
+from server_tools import batcher_of, settings
+from tiers import crossed, each
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleLlama, EagleParams
@@ -44,8 +45,8 @@ CASES = [
     {"prompt": [*PROMPT], "logprobs": 2, "max_tokens": 12},
     {"prompt": [60] * (N_CTX - 20), "max_tokens": 300},
     {"logit_bias": {"266": -100.0}},
-    *({"max_tokens": n} for n in (1, 2, 3, 9, *range(14, 34))),
 ]
+LENGTHS = [{"max_tokens": n} for n in (1, 2, 3, 9, *range(14, 34))]
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +104,13 @@ def check(batcher, alone, asked):
         assert n == len(got["logprobs"]["tokens"]) or got["finish_reason"] == "stop" and given["stop"]
 
 
-@pytest.mark.parametrize("asked", CASES, ids=str)
+# between characters and within them
+@pytest.mark.parametrize("asked", each([*CASES, *LENGTHS], [*CASES, *LENGTHS[:8]]), ids=str)
 def test_a_told_text(batcher, alone, asked):
     check(batcher, alone, {"grammar": told(), **asked})
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("stop", [[], ["a", "q"], ["é", "b2", "\x10"]], ids=str)
+@pytest.mark.parametrize("stop, seed", crossed([[], ["a", "q"], ["é", "b2", "\x10"]], range(6)), ids=str)
 def test_random_bytes(batcher, alone, seed, stop):
     """Most are no text, and some characters are cut by others."""
     check(batcher, alone, {"seed": seed, "temperature": 2.0, "top_k": 0, "stop": stop})
@@ -160,13 +161,22 @@ def test_what_waits():
     assert text.whole() == "ab</ed x<br> "
 
 
-def test_the_demo_models_text(alone):
-    """A stop string over several words, with the vocabulary of a real model."""
-    given = {"prompt": "One, two, three, four,", "max_tokens": 30, "temperature": 0.0, "seed": 0}
+@pytest.fixture(scope="module")
+def demo_models():
+    """A batcher of the demo's pair, and the target alone."""
     common = {"n_ctx": 512, "n_threads": 2, "flash_attn": True}
     with (
-        contextlib.closing(Batcher(BatchSettings(**settings(n_ctx=512).batch()))) as batcher,
+        contextlib.closing(batcher_of(settings(n_ctx=512))) as batcher,
         EagleLlama(settings().model, text=False, verbose=False, **common) as plain,
     ):
-        for more in ({}, {"stop": [", seven"]}, {"stop": ["x", " six, s"], "logprobs": 2}, {"echo": True}):
-            check(batcher, plain, {**given, **more})
+        yield batcher, plain
+
+
+STOPS = [{"stop": ["x", " six, s"], "logprobs": 2}, {}, {"stop": [", seven"]}, {"echo": True}]
+
+
+@pytest.mark.parametrize("more", each(STOPS, STOPS[:1]), ids=str)
+def test_the_demo_models_text(demo_models, more):
+    """A stop string over several words, with the vocabulary of a real model."""
+    given = {"prompt": "One, two, three, four,", "max_tokens": 30, "temperature": 0.0, "seed": 0}
+    check(*demo_models, {**given, **more})

@@ -1,10 +1,12 @@
 """What browsers, proxies and clients' libraries expect of HTTP. On a tiny model."""
 
 import json
+import re
 import socket
 
 import httpx
 import pytest
+from paths import ROOT
 from server_tools import CHAT, JSON, Blocked, address, ask, idle, running, tiny, until
 from tiny_models import EOS, PROMPT
 
@@ -113,6 +115,19 @@ def test_applications_and_extensions(server, origin):
         r = s.client.get("/v1/models", headers={"Origin": origin})
         assert r.status_code == 200 and r.headers["access-control-allow-origin"] == origin
         assert s.client.options(CHAT, headers={**asked, "Origin": "https://evil.example"}).status_code != 200
+
+
+def test_the_page_is_one_small_file_that_loads_nothing():
+    """test_server_page.py has what it does in a browser."""
+    html = (ROOT / "eagle3_llama/server/web/page/index.html").read_text()
+    assert len(html.encode()) < 60_000
+    assert set(re.findall(r"https?://[^\s'\"]+", html)) == {
+        "http://www.w3.org/2000/svg"
+    }  # a name, not an address
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|\son\w+=\"|@import|<link[^>]+stylesheet",
+        html,
+    )
 
 
 # -- what clients look for first ---------------------------------------------------------------------------

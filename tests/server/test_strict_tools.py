@@ -7,6 +7,7 @@ from bound_arguments import WHOLE, follows
 from client_tools import tool, written
 from server_tools import ask, events
 from template_servers import demo_batcher, serving
+from tiers import crossed, each
 
 from eagle3_llama.server.chat.nulls import with_nulls
 
@@ -31,38 +32,45 @@ def servers():
         yield made
 
 
-@pytest.mark.parametrize("choice", ["auto", "required"])
-@pytest.mark.parametrize("kind", ["own", "json", "tags", "loose"])
-def test_strict_tools(servers, kind, choice):
+KINDS, CHOICES = ["own", "json", "tags", "loose"], ["auto", "required"]
+
+
+@pytest.mark.parametrize("kind, choice, schema, words", crossed(KINDS, CHOICES, ODD))
+def test_strict_tools(servers, kind, choice, schema, words):
     """What no grammar enforces is refused in words, of strict tools that may be called, and of no others."""
-    client = servers[kind].client
-    for schema, words in ODD:
-        one = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
-        body = {"tool_choice": choice, "max_tokens": 2}
-        r = ask(client, "Go.", tools=[tool("f", one, strict=True), tool("g")], **body)
-        error = r.json()["error"]
-        assert r.status_code == 400 and error["param"] == "tools", r.text
-        assert "strict" in error["message"] and (words in error["message"] or kind == "loose"), error
-        for tools, chosen in (
-            ([tool("f", one), tool("g")], choice),
-            ([tool("f", one, strict=True), tool("g")], {"type": "function", "function": {"name": "g"}}),
-        ):
-            r = ask(client, "Go.", tools=tools, **{**body, "tool_choice": chosen})
-            assert r.status_code == 200, r.text
-    r = ask(client, "Go.", tools=[tool("f", WHOLE, strict=True)], tool_choice=choice, max_tokens=2)
+    client, body = servers[kind].client, {"tool_choice": choice, "max_tokens": 2}
+    one = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+    r = ask(client, "Go.", tools=[tool("f", one, strict=True), tool("g")], **body)
+    error = r.json()["error"]
+    assert r.status_code == 400 and error["param"] == "tools", r.text
+    assert "strict" in error["message"] and (words in error["message"] or kind == "loose"), error
+    for tools, chosen in (
+        ([tool("f", one), tool("g")], choice),
+        ([tool("f", one, strict=True), tool("g")], {"type": "function", "function": {"name": "g"}}),
+    ):
+        r = ask(client, "Go.", tools=tools, **{**body, "tool_choice": chosen})
+        assert r.status_code == 200, r.text
+
+
+@pytest.mark.parametrize("kind, choice", crossed(KINDS, CHOICES))
+def test_what_grammars_enforce_is_taken(servers, kind, choice):
+    tools = [tool("f", WHOLE, strict=True)]
+    r = ask(servers[kind].client, "Go.", tools=tools, tool_choice=choice, max_tokens=2)
     assert r.status_code == (400 if kind == "loose" else 200), r.text
 
 
-@pytest.mark.parametrize("kind", ["own", "json", "tags"])
-def test_a_model_keeps_them(servers, kind):
+HOT = [(kind, seed) for kind in ("own", "json", "tags") for seed in range(3)]
+
+
+@pytest.mark.parametrize("kind, seed", each(HOT, HOT[:1]))
+def test_a_model_keeps_them(servers, kind, seed):
     """Though it was trained for no tools, and is hot."""
     body = {"tools": [tool("find", WHOLE, strict=True)], "temperature": 1.5, "max_tokens": 300}
     body["chat_template_kwargs"] = {"enable_thinking": False}
-    for seed in range(3):
-        r = ask(servers[kind].client, "Find 1000.", tool_choice="required", seed=seed, **body)
-        choice = r.json()["choices"][0]
-        if choice["finish_reason"] != "length":  # a text without a bound may have no end
-            assert follows(json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"])), choice
+    r = ask(servers[kind].client, "Find 1000.", tool_choice="required", seed=seed, **body)
+    choice = r.json()["choices"][0]
+    if choice["finish_reason"] != "length":  # a text without a bound may have no end
+        assert follows(json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"])), choice
 
 
 MAYBE = {"anyOf": [{"type": "string", "maxLength": 9}, {"type": "null"}]}

@@ -1,9 +1,12 @@
 """Thoughts in chats: a budget that ends them, and calls within them, which are none."""
 
+import functools
+
 import pytest
 import templates
 from server_tools import ask, events, running, settings
 from template_servers import demo_batcher, serving
+from tiers import crossed, each
 
 from eagle3_llama import EagleParams
 from eagle3_llama.batching.samplers import LazyGrammar, Thoughts
@@ -12,7 +15,7 @@ from eagle3_llama.server.chat.text import complete
 BEGUN = "Qwen-QwQ-32B"  # its prompt ends within thoughts
 PLACE = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "", "parameters": PLACE}}
-DRAFTS = [{}, {"enabled": False}, {"n_max": 4}, {"tree": "12x3x4"}]
+DRAFTS = [{"enabled": False}, {"n_max": 4}, {"tree": "12x3x4"}]
 
 
 @pytest.fixture(scope="module")
@@ -37,31 +40,40 @@ def n_tokens(server, text):
     return len(server.client.post("/tokenize", json={"content": text}).json()["tokens"])
 
 
-@pytest.mark.parametrize("seed", [None, 5])
-def test_a_budget_ends_thoughts(server, seed):
+@pytest.fixture(scope="module")
+def free(server):
+    """free(seed): what asks for long thoughts, and its thoughts without a budget."""
+
+    @functools.cache
+    def asked(seed):
+        sampling = {} if seed is None else {"temperature": 0.9, "seed": seed}
+        body = {"max_tokens": 45, "ignore_eos": True, **sampling}
+        return body, message_of(server, **body)["reasoning_content"]
+
+    return asked
+
+
+@pytest.mark.parametrize("seed, budget, drafts", crossed([None, 5], [3, 9, 30], DRAFTS))
+def test_a_budget_ends_thoughts(server, free, seed, budget, drafts):
     """After its number of tokens, which are those without it; with any drafts, and in streams."""
-    body = {
-        "max_tokens": 60,
-        "ignore_eos": True,
-        **({"temperature": 0.9, "seed": seed} if seed is not None else {}),
-    }
-    free = message_of(server, **body)["reasoning_content"]
-    for budget in (3, 9, 30):
-        given = {**body, "thinking_budget_tokens": budget}
-        for asked in DRAFTS:
-            message = message_of(server, speculative=asked, **given)
-            thoughts = message["reasoning_content"]
-            if asked == {}:
-                expected = message
-                assert free.startswith(thoughts) and thoughts != free and message["content"].strip()
-                assert abs(n_tokens(server, thoughts) - budget) <= 1  # blanks before the tag are none of them
-            assert message == expected
-        sent = [e for e in events(ask(server.client, stream=True, **{"temperature": 0, **given})) if e]
-        deltas = [e["choices"][0]["delta"] for e in sent]
-        for field in ("reasoning_content", "content"):
-            assert "".join(d.get(field) or "" for d in deltas).strip() == expected[field].strip()
-    unbounded = message_of(server, thinking_budget_tokens=-1, **body)
-    assert unbounded["reasoning_content"] == free
+    body, thoughts_without = free(seed)
+    given = {**body, "thinking_budget_tokens": budget}
+    expected = message_of(server, **given)
+    thoughts = expected["reasoning_content"]
+    assert thoughts_without.startswith(thoughts) and thoughts != thoughts_without
+    assert expected["content"].strip()
+    assert abs(n_tokens(server, thoughts) - budget) <= 1  # blanks before the tag are none of them
+    assert message_of(server, speculative=drafts, **given) == expected
+    sent = [e for e in events(ask(server.client, stream=True, **{"temperature": 0, **given})) if e]
+    deltas = [e["choices"][0]["delta"] for e in sent]
+    for field in ("reasoning_content", "content"):
+        assert "".join(d.get(field) or "" for d in deltas).strip() == expected[field].strip()
+
+
+@pytest.mark.parametrize("seed", each([None, 5], [None]))
+def test_no_budget(server, free, seed):
+    body, thoughts = free(seed)
+    assert message_of(server, thinking_budget_tokens=-1, **body)["reasoning_content"] == thoughts
 
 
 def test_neighbours_change_nothing(server):
@@ -120,20 +132,20 @@ def test_a_call_within_thoughts_is_none(server):
     assert message["reasoning_content"].count("<tool_call>\none two") >= 2 and "tool_calls" not in message
 
 
-def test_a_lazy_grammar_waits(batcher):
+@pytest.mark.parametrize("params", each([EagleParams(n_max=4), EagleParams(0), None], [EagleParams(n_max=4)]))
+def test_a_lazy_grammar_waits(batcher, params):
     """Its pattern counts behind the end tag alone, with drafts and without."""
     prompt = "One, two, three, four, five, six. One, two, three, four, five, six. One, two, three,"
     bound = " four, five and 77 more"
     grammar = LazyGrammar('root ::= " five" " and 77 more"', [r"four,( five)"])
-    for params in (None, EagleParams(0), EagleParams(n_max=4)):
-        with batcher.request(params=params) as llm:
+    with batcher.request(params=params) as llm:
 
-            def text(**more):
-                given = {"max_tokens": 20, "temperature": 0.0, "seed": 0, **more}
-                return complete(llm, prompt, stream=False, **given)["choices"][0]["text"]
+        def text(**more):
+            given = {"max_tokens": 20, "temperature": 0.0, "seed": 0, **more}
+            return complete(llm, prompt, stream=False, **given)["choices"][0]["text"]
 
-            free = text()
-            assert free.startswith(" four, five, six") and text(grammar=grammar) == bound
-            for end, expected in ((" four", bound), (" six", free), ("</t>", free)):
-                assert text(grammar=grammar, thoughts=Thoughts("<t>", (end,), True)) == expected
-            assert text(grammar=grammar, thoughts=Thoughts("<t>", ("</t>",))) == bound
+        free = text()
+        assert free.startswith(" four, five, six") and text(grammar=grammar) == bound
+        for end, expected in ((" four", bound), (" six", free), ("</t>", free)):
+            assert text(grammar=grammar, thoughts=Thoughts("<t>", (end,), True)) == expected
+        assert text(grammar=grammar, thoughts=Thoughts("<t>", ("</t>",))) == bound

@@ -11,6 +11,7 @@ from bound_arguments import WHOLE, follows
 from client_tools import tool
 from grammar_texts import Walk, texts
 from grammar_walks import Characters, begun
+from tiers import each
 
 from eagle3_llama.server.chat import fallback
 from eagle3_llama.server.chat.call_forms import Form, form_of, probe
@@ -140,10 +141,21 @@ def around(characters, kind, value, inner=False, written=""):
 
 
 NAMES = [n for n in templates.names() if n != "CohereForAI-c4ai-command-r-plus-tool_use"]
+# One for each form of calls, on which alone depends what is written where: the others are thorough.
+FORMS = ["Qwen-Qwen3-0.6B", "GLM-4.6", "Qwen3-Coder", "MiniMax-M3", "openbmb-MiniCPM5-1B", "Kimi-K3"]
 
 
-@pytest.mark.parametrize("inner", [False, True], ids=["argument", "inside"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.thorough
+def test_each_form_has_a_template_of_the_quick_ones(kind_of):
+    assert {kind_of(name).form for name in FORMS} == {kind_of(name).form for name in NAMES} - {None}
+
+
+PLACES = [(name, inner) for name in NAMES for inner in (False, True)]
+# inside an object texts stand between tags with one form alone, and are JSON with the others
+OWN = [*((name, False) for name in FORMS if name != "MiniMax-M3"), ("GLM-4.6", True), ("MiniMax-M3", True)]
+
+
+@pytest.mark.parametrize("name, inner", each(PLACES, OWN))
 def test_texts(grammars, characters, kind_of, name, inner):
     """Exactly those that Python finds to follow the schema, as JSON or as they are between tags."""
     kind = kind_of(name)
@@ -161,7 +173,7 @@ def test_texts(grammars, characters, kind_of, name, inner):
         assert all(fits(kind.read(t, inner)) for t in got), about
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", each(NAMES, FORMS))
 def test_numbers(grammars, characters, kind_of, name):
     kind = kind_of(name)
     if kind.form is None or not kind.form.values:
@@ -178,8 +190,12 @@ def test_numbers(grammars, characters, kind_of, name):
         assert got == {t for t in expected if about != "integer" or "." not in t}, about
 
 
+# whose calls begin, or whose thoughts stand, in a way of their own
+OWN_WAYS = ["meta-llama-Llama-3.1-8B-Instruct", "openai-gpt-oss-120b", "ByteDance-Seed-OSS"]
+
+
 @pytest.mark.parametrize("choice", ["required", "auto"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", each(NAMES, [*FORMS, *OWN_WAYS]))
 def test_calls(characters, kind_of, name, choice):
     """What the grammar lets a model write is a call whose arguments, as they are read, follow the schema."""
     kind = kind_of(name)
@@ -265,7 +281,7 @@ LOOSE.add("google-gemma-4-31B-it-interleaved")
 ANY_ORDER = {"muse-glimmer", "openbmb-MiniCPM5-1B"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", each(NAMES, FORMS))
 def test_forms(kind_of, name):
     """What a form of calls leaves to the model is told, in words."""
     kind = kind_of(name)
