@@ -15,9 +15,9 @@ An interrupted build leaves nothing in out/; the next one continues where it sto
 -DEAGLE3_VARIANTS=ON builds a CPU backend for each kind of processor, of which one is chosen where the library
 is used: so is a wheel made that runs everywhere (scripts/release/build_wheels.py).
 CMAKE_ARGS=-DLLAMA_BUILD_MTMD=OFF leaves out libmtmd (images and audio). The sanitized build leaves out
-libe3chat, and libmtmd unless CMAKE_ARGS turns it on. -DEAGLE3_LATER=ON leaves both for native/later.py, unless
-the cache has them. CMAKE_ARGS=-DEAGLE3_PROOF=OFF leaves out the check on this processor. A build that was not
-used for 30 days is removed by the next one.
+libe3chat, and libmtmd unless CMAKE_ARGS turns it on. -DEAGLE3_LATER=ON leaves both for native/later.py,
+unless the cache has them. CMAKE_ARGS=-DEAGLE3_PROOF=OFF leaves out the check on this processor. A build that
+was not used for 30 days is removed by the next one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Completes an installation that was made with -DEAGLE3_LATER=ON: builds libmtmd and libe3chat, copies them there.
+"""Builds libmtmd and libe3chat for an installation made with -DEAGLE3_LATER=ON, and copies them there.
 
     python native/later.py FOLDER
 
@@ -38,8 +38,8 @@ def complete(folder: Path) -> None:
         made = _record(out)
         if made["sources"] != record["sources"]:
             raise BuildError(
-                f"the sources have changed since the libraries in {folder} were installed: install them again "
-                "(./scripts/demo does, or pip install -e . in the checkout)"
+                f"the sources have changed since the libraries in {folder} were installed: install them "
+                "again (./scripts/demo does, or pip install -e . in the checkout)"
             )
         for name in sorted({path.name for path in out.iterdir()} - {path.name for path in folder.iterdir()}):
             _copy(out / name, folder / name)

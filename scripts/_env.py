@@ -107,15 +107,11 @@ def without_libraries(sdist: str) -> list[str]:
 
 @contextlib.contextmanager
 def meanwhile(sdist: str):
-    """Installs what the package needs, and downloads the demo's model. What fails is tried again, and told, later."""
+    """Installs what the package needs, and downloads the demo's model. What fails is tried again later."""
     listed = re.search(r"^dependencies = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
     needed = [name for name in re.findall(r'^ *"(.+?)"', listed[1], re.M) if "llama-cpp-python" not in name]
     model = "from eagle3_llama.models import smollm2; smollm2('Q4_1')"
-    commands = [
-        pip_command(*without_libraries(sdist)),
-        pip_command(*needed),
-        [PYTHON, "-c", model],
-    ]
+    commands = [pip_command(*without_libraries(sdist)), pip_command(*needed), [PYTHON, "-c", model]]
     script = " && ".join(shlex.join(map(str, command)) for command in commands)
     with tempfile.TemporaryFile() as said:
         child = subprocess.Popen(

@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -79,13 +79,20 @@ def ours(tmp: Path, machine: str) -> Path:
         wheel = tagged(wheel, f"linux_{machine}", env)
         env["AUDITWHEEL_LD_LIBRARY_PATH"] = f"{SYSTEMS[machine].root}/lib"  # where its OpenMP is
     command = [_env.PYTHON, "-m", "auditwheel", "repair", "-w", tmp / "repaired", wheel]
-    _env.step("auditwheel repair", command, mend="See https://github.com/pypa/auditwheel.", env=_env.tools_first(env))
+    _env.step(
+        "auditwheel repair",
+        command,
+        mend="See https://github.com/pypa/auditwheel.",
+        env=_env.tools_first(env),
+    )
     return only(tmp / "repaired")
 
 
 def bindings(tmp: Path) -> Path:
     """The wheel of llama-cpp-python without libraries, for any system, as it has Python alone."""
-    wheel = packed("llama-cpp-python", _env.native("fetch.py", "--sdist"), tmp / "bindings", _env.NO_LIBRARIES)
+    wheel = packed(
+        "llama-cpp-python", _env.native("fetch.py", "--sdist"), tmp / "bindings", _env.NO_LIBRARIES
+    )
     return tagged(wheel, "any", _env.NO_LIBRARIES)
 
 
@@ -103,8 +110,6 @@ def packed(what: str, source: str, into: Path, env: dict[str, str]) -> Path:
     command = [_env.PYTHON, "-m", "pip", "wheel", *options, "-w", into, source]
     _env.step(f"packing {what}", command, mend="See the lines above.", env=_env.tools_first(env))
     return only(into)
-
-
 
 
 def only(folder: Path) -> Path:

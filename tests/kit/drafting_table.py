@@ -2,7 +2,7 @@
 
     python tests/kit/drafting_table.py    # writes the table of docs/architectures.md anew
 
-native/tests/architectures/drafting.cpp runs the rounds. EAGLE3_TEST_ROUNDS is the number of them for each cell.
+native/tests/architectures/drafting.cpp runs the rounds, EAGLE3_TEST_ROUNDS for each cell.
 """
 
 import dataclasses

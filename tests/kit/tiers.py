@@ -64,7 +64,9 @@ class Tiers:
         folders = [collection_path, *collection_path.parents]
         if not any(self.config.rootpath / "tests" / name in folders for name in SLOW_FOLDERS):
             return None
-        self.files.update(collection_path.rglob("test_*.py") if collection_path.is_dir() else [collection_path])
+        self.files.update(
+            collection_path.rglob("test_*.py") if collection_path.is_dir() else [collection_path]
+        )
         return True
 
     @pytest.hookimpl(tryfirst=True)

@@ -35,7 +35,10 @@ LONG = [
     "runtime/test_memory_use",
     "heads/test_self_test",
 ]
-KEYS = {False: "eagle3/seconds", True: "eagle3/seconds-all"}  # of pytest's cache: {file: seconds of its tests}
+KEYS = {
+    False: "eagle3/seconds",
+    True: "eagle3/seconds-all",
+}  # of pytest's cache: {file: seconds of its tests}
 
 
 class FileScheduling(LoadFileScheduling):

@@ -55,7 +55,9 @@ def outcomes(request):
 
     Of those that the run asks for: each takes a process.
     """
-    asked = [i.callspec.params["name"] for i in request.session.items if i.name.startswith("test_imports_alone[")]
+    asked = [
+        i.callspec.params["name"] for i in request.session.items if i.name.startswith("test_imports_alone[")
+    ]
     names = [name for name in FILES if name in asked]
     done = run([sys.executable, "-c", IMPORT_EACH, *names], cwd=ROOT)
     return dict(json.loads(line) for line in done.stdout.splitlines())

@@ -50,7 +50,16 @@ def tried(folder, files, *more, code=1, whole=True, **env):
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "EAGLE3_MAY_SKIP"))}
     kept["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins take seconds to import, in each process
     command = [sys.executable, "-m", "pytest", *options(), "-vv", "-n", 2, "-c", ROOT / "pyproject.toml"]
-    command += ["-p", "xdist", "-o", f"cache_dir={folder}/.cache", "--rootdir", folder, *more, *[folder] * whole]
+    command += [
+        "-p",
+        "xdist",
+        "-o",
+        f"cache_dir={folder}/.cache",
+        "--rootdir",
+        folder,
+        *more,
+        *[folder] * whole,
+    ]
     return run(command, code, cwd=folder, env={**kept, "PYTHONPATH": f"{ROOT}/tests/kit", **env}).stdout
 
 
@@ -187,7 +196,9 @@ def test_what_took_longest_comes_first(tmp_path):
     seconds = {"s0.py": 0.1, "s3.py": 3.0, "s1.py": 1.0}
     for name in (*seconds, "small.py", "large.py"):
         (tmp_path / name).write_text("#" * 5000 if name == "large.py" else "#")
-    items = [SimpleNamespace(path=path, nodeid=f"{path.name}::test_it") for path in sorted(tmp_path.iterdir())]
+    items = [
+        SimpleNamespace(path=path, nodeid=f"{path.name}::test_it") for path in sorted(tmp_path.iterdir())
+    ]
     config = SimpleNamespace(workerinput={"seconds": seconds})
     Workers.pytest_collection_modifyitems(None, config, items)
     assert [item.path.stem for item in items] == ["large", "small", "s3", "s1", "s0"]

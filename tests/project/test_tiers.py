@@ -48,7 +48,9 @@ def test_folders_that_are_not_collected(tmp_path):
     folder.mkdir(parents=True)
     (folder / "test_it.py").write_text("import no_such_module\n")
     out = tried(tmp_path / "t", {"good": GOOD}, code=0)
-    assert out.rstrip().endswith("0 thorough tests were not run, nor those of 1 file: ./scripts/test --all runs them")
+    assert out.rstrip().endswith(
+        "0 thorough tests were not run, nor those of 1 file: ./scripts/test --all runs them"
+    )
     assert "no_such_module" in tried(tmp_path / "t", {"good": GOOD}, "--all", code=None)
 
 
@@ -141,6 +143,8 @@ def test_each_file_has_a_quick_test(request):
         having[file] = having.get(file, False) or quick
     left = request.config.pluginmanager.get_plugin("tiers").only_thorough
     without = {path.relative_to(ROOT / "tests").as_posix() for path in left}
-    without |= {file for file, quick in having.items() if not quick and not file.startswith(tuple(SLOW_FOLDERS))}
+    without |= {
+        file for file, quick in having.items() if not quick and not file.startswith(tuple(SLOW_FOLDERS))
+    }
     assert without <= set(WITHOUT), "one quick test each, or a line in WITHOUT"
     assert all((ROOT / "tests" / file).is_file() and not having.get(file) for file in WITHOUT)

@@ -155,7 +155,7 @@ def test_without_libmtmd_no_other_one(tmp_path):
 
 
 def test_libmtmd_that_was_left_for_later(tmp_path):
-    """It is there when it is first imported, with a line that says so; if it cannot be, the reason is told."""
+    """It is there when it is first imported, with a line that says so; or the reason is told."""
     folder = copy(tmp_path / "lib")
     for path in folder.glob("libmtmd*"):
         path.unlink()

@@ -78,7 +78,9 @@ def fits(value, bounds):
     ) < value < of("exclusiveMaximum", float("inf"))
 
 
-@pytest.mark.parametrize("bounds", each([*SPECIAL, *random_bounds(60)], [*SPECIAL, *random_bounds(2)]), ids=str)
+@pytest.mark.parametrize(
+    "bounds", each([*SPECIAL, *random_bounds(60)], [*SPECIAL, *random_bounds(2)]), ids=str
+)
 def test_numbers_between_bounds(grammars, bounds):
     """The grammar allows all of them and no other, as far as texts of five characters tell."""
     expected = {text for text, value in NUMBERS.items() if fits(value, bounds)}

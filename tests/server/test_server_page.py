@@ -29,6 +29,7 @@ from server_tools import ENDLESS, process
 
 from eagle3_llama.models import shipped_head, smollm2
 
+
 def luminance(colour):
     channels = [int(c) / 255 for c in re.findall(r"\d+", colour)[:3]]
     r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
