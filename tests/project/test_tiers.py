@@ -133,7 +133,21 @@ def test_each_promise_and_each_mended_fault_has_a_quick_test(request, kind):
 
 
 # Files of which a quick run has no test, and why. What SLOW_FOLDERS has is not even collected.
-WITHOUT = {}
+DEVICE = "the library of a device, which is compiled for it"
+WITHOUT = {
+    "device/test_counts.py": DEVICE,
+    "device/test_device_failures.py": DEVICE,
+    "device/test_device_texts.py": DEVICE,
+    "device/test_logits_stay.py": DEVICE,
+    "device/test_places.py": DEVICE,
+    "device/test_rpc_device.py": DEVICE,
+    "device/test_widths.py": DEVICE,
+    "device/test_other_folders.py": "the same, and whole runs of other folders",
+    "device/test_ray_replica.py": "Ray",
+    "native/test_stock.py": "the unpatched library",
+    "server/test_server_page.py": "a browser",
+    "server/test_server_page_failures.py": "a browser",
+}
 
 
 def test_each_file_has_a_quick_test(request):
