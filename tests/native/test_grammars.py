@@ -68,7 +68,8 @@ def test_a_token_that_is_not_in_the_vocabulary(files):
         (r"<call>(\{)", 3, "+-"),
         pytest.param(r"<call>(\{)", 100_000, "+-", marks=pytest.mark.thorough),
         (r"^\s*(\{)", 3, "+-"),
-        (r"^\s*(\{)", 100_000, "++"),  # too far behind the text's beginning: the grammar does not begin
+        (r"^\s*(\{)", 40_000, "++"),  # too far behind the text's beginning: the grammar does not begin
+        pytest.param(r"^\s*(\{)", 100_000, "++", marks=pytest.mark.thorough),
     ],
 )
 def test_a_trigger_behind_a_long_text(files, pattern, n, allowed):

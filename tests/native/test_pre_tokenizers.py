@@ -13,6 +13,7 @@ import pytest
 from commands import run
 from native_programs import passes
 from paths import ROOT
+from tiers import each
 
 from eagle3_llama.bench.stock import environment
 from eagle3_llama.bench.stock import libraries as stock_dir
@@ -32,6 +33,9 @@ x_1=y2; for( /* */ http://a.b/c?d=1""".split()
 BREAKS = [*"   ", "", "", "", "  ", "    ", *"\n\t\u00a0\u3000", "\n\n", "\r\n", "\t\t", " \n "]
 ODD = [*"\u0301\u200d\x00\u0085\u2028\ufffd\ue000\U0010ffff", "\u0301" * 3, "\x01\x7f"]
 BROKEN = [b"\xff", b"\xc3", b"\xe4\xb8", b"\x80\x80", b"\xed\xa0\x80", b"\xf0\x9f"]
+
+# Expressions of several kinds, and none.
+FEW = ["llama3", "deepseek-v3", "tekken", "gpt-4o", "whitespace"]
 
 # Reads paths and texts, and prints the tokens of each text with each model; it imports llama_cpp alone.
 _TOKENIZE = """
@@ -84,6 +88,11 @@ def models(tmp_path_factory):
     return paths | {"whitespace": vocabulary(folder / "whitespace.gguf", "whitespace", model="whitespace")}
 
 
+@pytest.fixture(params=each([FEW, None], quick=[FEW], ids=["few", "all"]))
+def some(request, models):
+    return [models[name] for name in request.param or models]
+
+
 def vocabulary(path, pre, model="gpt2"):
     writer = gguf.GGUFWriter(path, "llama")
     for name, key in read_gguf(smollm2("Q8_0")).keys.items():
@@ -122,11 +131,13 @@ def tokens_of(paths, texts, tmp_path, folder):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.thorough
 def test_expressions_under_sanitizers(programs):
     """The matches of std::regex; steps that grow with the text; 200,000 characters of each kind."""
     passes(programs, "pre_tokenizers_test", 1)
 
 
+@pytest.mark.thorough
 def test_tokens_of_an_unpatched_library(models, tmp_path):
     texts = random_texts(400) + [word.encode() for word in WORDS + BREAKS + ODD] + BROKEN
     texts += [text[1:-1] for text in random_texts(200, seed=2)]  # inside a character
@@ -138,25 +149,26 @@ def test_tokens_of_an_unpatched_library(models, tmp_path):
         assert not wrong, (name, wrong[0])
 
 
-def test_long_texts_are_tokenized(models, tmp_path):
+def test_long_texts_are_tokenized(some, tmp_path):
     """60,000 equal characters of most kinds overflowed the stack of 8 MB with some of the pre-tokenizers."""
     text = b"".join((kind * 60_000).encode() for kind in ("a", "E", "7", " ", "-", "中"))
-    found = tokens_of(models.values(), [text], tmp_path, library.find_lib_dir())
-    assert len(found) == len(models) and all(len(tokens) > 1000 for (tokens,) in found)
+    found = tokens_of(some, [text], tmp_path, library.find_lib_dir())
+    assert len(found) == len(some) and all(len(tokens) > 1000 for (tokens,) in found)
 
 
-def test_merges_of_long_words(models, tmp_path):
-    """A word of 200,000 characters, which a pre-tokenizer leaves whole, is merged too."""
+@pytest.mark.parametrize("n", each([40_000, 200_000], quick=[40_000]))
+def test_merges_of_long_words(models, tmp_path, n):
+    """A word of so many characters, which a pre-tokenizer leaves whole, is merged too."""
     kinds = "a E aB я م हि 中 한 7 ٣ ! - = 。 ' 's 🙂 € the e\u0301 \x01".split(" ") + [*" \n\t\u00a0"]
-    texts = [(kind * (200_000 // len(kind))).encode() for kind in kinds]
+    texts = [(kind * (n // len(kind))).encode() for kind in kinds]
     (found,) = tokens_of([models["gpt-4o"]], texts, tmp_path, library.find_lib_dir())
-    assert all(len(tokens) > 1000 for tokens in found)
+    assert all(len(tokens) > n // 200 for tokens in found)
 
 
-def test_bytes_that_no_text_has(models, tmp_path):
+def test_bytes_that_no_text_has(some, tmp_path):
     """Beyond Unicode: one U+FFFD for each byte, as elsewhere outside UTF-8. They ended the process."""
     texts = [b"a\xf7\xbf\xbf\xbfb", b"a\xf4\x90\x80\x80b", "a\ufffd\ufffd\ufffd\ufffdb".encode()]
-    for beyond, next_one, replaced in tokens_of(models.values(), texts, tmp_path, library.find_lib_dir()):
+    for beyond, next_one, replaced in tokens_of(some, texts, tmp_path, library.find_lib_dir()):
         assert beyond == next_one == replaced
 
 

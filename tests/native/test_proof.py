@@ -12,6 +12,7 @@ import sys
 
 import pytest
 from paths import ROOT
+from tiers import each
 
 from eagle3_llama.runtime.library import find_lib_dir
 
@@ -23,6 +24,7 @@ import proof
 import toolchain
 
 LIMITS = proof.Limits(computing=4, asleep=10, wall=600)  # seconds; only what does not end waits for them
+SHORT = proof.Limits(computing=1, asleep=3, wall=600)  # for a program that does nothing
 X86 = [each for each in toolchain.INSTRUCTION_SETS if each.flag]
 LIB = find_lib_dir()
 
@@ -86,7 +88,7 @@ def rungs_of(names):
 def test_every_way_to_fail_is_one_line_and_a_build_without(tmp_path, capsys, kind):
     fault, said = FAULTS[kind]
     make = Builder(tmp_path, X86, {"avx512_vnni"}, fault)
-    record = proof.prove(make, "stock-", limits=LIMITS)
+    record = proof.prove(make, "stock-", limits=SHORT)
     assert record["checked"] and [each["what"] for each in record["left_out"]] == [
         "AMX",
         "AVX-512's VNNI, BF16, VBMI and FP16",
@@ -236,7 +238,11 @@ def test_no_flag_of_a_rung_stays():
 
 
 @pytest.mark.skipif(not {"avx2", "fma"} <= toolchain.cpu_sets(), reason="no AVX2 here")
-@pytest.mark.parametrize("given", [{}, {"GGML_NATIVE": "OFF", "GGML_AVX2": "ON"}], ids=["native", "chosen"])
+@pytest.mark.parametrize(
+    "given",
+    [pytest.param({}, marks=pytest.mark.thorough), {"GGML_NATIVE": "OFF", "GGML_AVX2": "ON"}],
+    ids=["native", "chosen"],
+)
 def test_the_second_build_has_no_such_flag(tmp_path, monkeypatch, given):
     """CMake and ninja, as build.py calls them: nothing is compiled, the commands are read."""
     monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
@@ -264,6 +270,7 @@ def test_this_library_is_right():
     assert proof.check(LIB, ["--stock", "--few"]) is None
 
 
+@pytest.mark.thorough
 def test_each_step_may_compute_as_long_as_the_limit_says():
     """All of them together compute for two seconds, and in an emulator for a hundred times as long."""
     assert proof.check(LIB, limits=proof.LIMITS._replace(computing=1)) is None
@@ -287,21 +294,21 @@ void ggml_vec_dot_q3_K_q8_K(int n, float * s, size_t bs, const void * x, size_t 
 """
 
 
+BREAKS = {
+    "whole": ("(void) n;", None, None),
+    "signal": ("raise(SIGSEGV);", "failed", "products in q3_K end with SIGSEGV"),
+    "hang": ("sleep(100000);", "failed", "products in q3_K do not end"),
+    "loop": ("for (volatile int i = 1; i;) {}", "failed", "products in q3_K do not end"),
+    "scale": ("*s *= 1.02f;", "failed", "products in q3_K are wrong (with 64 rows"),
+    "sum": ("*s += 1.0f;", "failed", "products in q3_K are wrong (with 64 rows"),
+    "rows": ("if (++calls % 97 == 0) *s *= 1.000001f;", "rows", "products in q3_K (CPU): rows differ"),
+}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD")
-@pytest.mark.parametrize(
-    "fault, kind, said",
-    [
-        ("(void) n;", None, None),
-        ("raise(SIGSEGV);", "failed", "products in q3_K end with SIGSEGV"),
-        ("sleep(100000);", "failed", "products in q3_K do not end"),
-        ("for (volatile int i = 1; i;) {}", "failed", "products in q3_K do not end"),
-        ("*s *= 1.02f;", "failed", "products in q3_K are wrong (with 64 rows"),
-        ("*s += 1.0f;", "failed", "products in q3_K are wrong (with 64 rows"),
-        ("if (++calls % 97 == 0) *s *= 1.000001f;", "rows", "products in q3_K (CPU): rows differ"),
-    ],
-    ids=["whole", "signal", "hang", "loop", "scale", "sum", "rows"],
-)
-def test_a_broken_product_is_found(tmp_path, fault, kind, said):
+@pytest.mark.parametrize("fault", each(BREAKS, quick=["signal", "scale", "rows"]))
+def test_a_broken_product_is_found(tmp_path, fault):
+    fault, kind, said = BREAKS[fault]
     (tmp_path / "broken.c").write_text(BROKEN.replace("FAULT", fault))
     broken = tmp_path / "broken.so"
     flags = ["-shared", "-fPIC", "-o", broken, tmp_path / "broken.c", "-ldl"]
