@@ -23,6 +23,7 @@ SCRIPT = ROOT / "scripts" / "device" / "run_on_card.py"
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the RPC device is for Linux and macOS")
 
 
+@pytest.mark.thorough
 def test_a_rehearsal_runs_every_step(tmp_path):
     """Its first line, then a line for each step: texts right in every format and mode, also upstream's."""
     out = tmp_path / "out.jsonl"
@@ -47,6 +48,7 @@ def given(tmp_path):
     return argparse.Namespace(rehearse=True, tiny=False, commit="1234567", out=tmp_path, folder=tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_step_that_fails_or_takes_too_long_has_its_line_and_the_next_begins(tmp_path):
     steps = [Step("no_such", 60), Step("texts", 0.02), Step("machine", 60)]
     lines = list(run_on_card.run(given(tmp_path), steps, tmp_path, dict(os.environ)))

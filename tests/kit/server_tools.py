@@ -73,6 +73,23 @@ def batcher_of(given):
         return Batcher(BatchSettings(**given.batch()))
 
 
+def app_of(given, batcher):
+    """The application. What looks at each token of the vocabulary is made once for each batcher."""
+    from eagle3_llama.server.chat import prepare
+    from eagle3_llama.server.web.app import create_app
+
+    kept, make = batcher.__dict__.setdefault("kept_sizes", {}), prepare.PromptSize
+
+    def size(base, n_ctx):
+        if n_ctx not in kept:
+            kept[n_ctx] = make(base, n_ctx)
+        return kept[n_ctx]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "PromptSize", size)
+        return create_app(given, batcher)
+
+
 @contextlib.contextmanager
 def running(given, batcher=None, parser="h11"):
     """A server of these settings: url, client (httpx), app, batcher, settings. parser: of HTTP.
@@ -80,13 +97,12 @@ def running(given, batcher=None, parser="h11"):
     It has one child of each kind of sandbox: they take most of the time that a server takes to start.
     test_sandbox.py, and servers of process(), have as many as usual.
     """
-    from eagle3_llama.server.web.app import create_app
     from eagle3_llama.server.web.connections import connection_limit
     from eagle3_llama.server.web.process import listen_at, uvicorn_config
 
     own = batcher is None
     batcher = batcher or batcher_of(given)
-    app = create_app(given, batcher)
+    app = app_of(given, batcher)
     caller = app.state.server.caller
     library = caller._library  # None of a model without a template
     for sandbox in (caller._grammars, *((library._templates, library._answers) if library else ())):

@@ -12,6 +12,7 @@ import typer
 from checkpoints import write_head
 from commands import run
 from paths import ROOT
+from tiers import each
 from tiny_vision import needs_mtmd
 
 from eagle3_llama.cli.main import app
@@ -85,8 +86,9 @@ def test_the_snippet_with_an_image_runs(tmp_path):
     run([sys.executable, "-c", code], cwd=tmp_path)
 
 
-def test_the_clients_snippets_run():
-    """Those of the page on the server's APIs, in order, against a server with the shipped pair."""
+@pytest.mark.parametrize("pair", each(["tiny", "demo"], ["tiny"]))
+def test_the_clients_snippets_run(tmp_path, pair):
+    """Those of the page on the server's APIs, in order, against a server with tiny models, or the demo's."""
     httpx = pytest.importorskip("httpx")
     pytest.importorskip("openai")
     from server_tools import running, settings
@@ -95,10 +97,14 @@ def test_the_clients_snippets_run():
 
     snippets = [code for page, code in blocks("python") if page.endswith("serve_apis.md")]
     assert len(snippets) >= 3
-    given = settings(
-        model=str(smollm2("Q4_0")), eagle=str(shipped_head()), n_ctx=512, n_parallel=2, embeddings="target"
-    )
-    with running(given) as server:
+    if pair == "tiny":
+        words = "{% for m in messages %}{{ m.content }}{% endfor %}"
+        target = tiny_models.target(tmp_path / "target.gguf", chat_template=words)
+        head, n_ctx = tiny_models.head(tmp_path / "head.gguf"), 1024
+    else:
+        target, head, n_ctx = smollm2("Q4_0"), shipped_head(), 512
+    made = {"model": str(target), "eagle": str(head), "n_ctx": n_ctx, "n_parallel": 2}
+    with running(settings(**made, embeddings="target")) as server:
         code = "\n".join(snippets).replace("http://127.0.0.1:8000", server.url)
         run([sys.executable, "-c", code])
         assert httpx.get(f"{server.url}/health").status_code == 200

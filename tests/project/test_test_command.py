@@ -186,6 +186,7 @@ def test_a_crash_between_tests(tmp_path):
     assert "a worker ended before its time" in out and "killed by SIGKILL" in out
 
 
+@pytest.mark.thorough
 def test_all_is_well(tmp_path):
     out = tried(tmp_path / "t", good(), code=0)
     assert "8 passed" in out and "not whole" not in out

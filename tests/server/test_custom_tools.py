@@ -7,7 +7,7 @@ import pytest
 from client_tools import PLACE, RIVERS, WHOLE, openai_client, refused, written
 from event_checks import response_event, response_of
 from template_servers import OWN_AND_QWEN, demo_batcher, serving
-from tiers import crossed
+from tiers import crossed, each
 
 from eagle3_llama.server.api.custom_tools import InputText, arguments_of
 
@@ -23,7 +23,7 @@ def servers():
         yield made
 
 
-@pytest.fixture(params=list(OWN_AND_QWEN))
+@pytest.fixture(params=each(OWN_AND_QWEN, ["own"]))  # and `qwen` where a test says so
 def kind(request):
     return request.param
 
