@@ -65,7 +65,7 @@ def test_ci_runs_both_commands_as_a_user_does(tmp_path):
             seen.pop(of_the_shell, None)
         assert seen == {**given, "EAGLE3_MAY_SKIP": ""}
     assert "PIP_" not in (tmp_path / "_env.env").read_text()
-    assert (tmp_path / "test.words").read_text() == "-k x\n"
+    assert (tmp_path / "test.words").read_text() == "--all -k x\n"
 
 
 def test_their_commands_parse():

@@ -89,7 +89,7 @@ def test_what_the_document_says(pytestconfig, document, method, path, mode):
     operation, mode = document[path][method], schemathesis.GenerationMode(mode)
 
     @hypothesis.settings(
-        max_examples=max(10, N // 20) if pytestconfig.getoption("all") else 6,
+        max_examples=max(10, N // 20) if pytestconfig.getoption("all") else 4,
         deadline=None,
         suppress_health_check=list(hypothesis.HealthCheck),
         derandomize=True,
