@@ -27,11 +27,16 @@ class ErrorKind(str, enum.Enum):
     WRONG_SHAPE = "wrong_shape"
 
 
+def _is_shown(c: str) -> bool:
+    """Whether a character may reach a terminal: names from files have others. Paths have lone surrogates."""
+    return c.isprintable() or c == "\n" or "\ud800" <= c <= "\udfff"
+
+
 class EagleError(Exception):
     """Raised for every error that a user can fix. str() is one line: what is wrong and how to fix it."""
 
     def __init__(self, kind: ErrorKind, message: str) -> None:
-        super().__init__(message)
+        super().__init__("".join(c if _is_shown(c) else "?" for c in message))
         self.kind = kind
 
 

@@ -11,7 +11,7 @@ import tiny_models
 import typer
 from commands import run
 
-from eagle3_llama import EagleError, EagleLlama, EagleParams, Tree
+from eagle3_llama import EagleError, EagleLlama, EagleParams, ErrorKind, Tree
 from eagle3_llama.cli.main import app
 from eagle3_llama.common import tokenizers
 from eagle3_llama.common.terminal import as_options, option_names
@@ -196,3 +196,8 @@ def test_a_file_in_the_place_of_the_slots_folder(files, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(EagleError, match="--slot-save-path .* cannot be made a folder"):
         ServerSettings(model=files[0], slot_save_path=str(tmp_path / "file/slots"))
+
+
+def test_what_a_file_says_reaches_no_terminal_as_it_is():
+    """Names from files may have control characters; a path may have bytes that are no text."""
+    assert str(EagleError(ErrorKind.BAD_FILE, "tensor a\x7fb\x1b[2J in \udcff")) == "tensor a?b?[2J in \udcff"
