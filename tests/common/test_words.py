@@ -198,6 +198,6 @@ def test_a_file_in_the_place_of_the_slots_folder(files, tmp_path):
         ServerSettings(model=files[0], slot_save_path=str(tmp_path / "file/slots"))
 
 
-def test_what_a_file_says_reaches_no_terminal_as_it_is():
+def test_control_characters_of_files():
     """Names from files may have control characters; a path may have bytes that are no text."""
     assert str(EagleError(ErrorKind.BAD_FILE, "tensor a\x7fb\x1b[2J in \udcff")) == "tensor a?b?[2J in \udcff"

@@ -103,7 +103,7 @@ MENDED = {
     "Saved slots carry": "batching/test_batching_states.py::test_slots_are_saved_and_restored",
     "Models with MLA": "native/test_architectures.py::test_models_with_mla_load",
     "Without flash attention": "native/test_native.py::test_slots_that_lie_apart",
-    "Errors show names from files": "common/test_words.py::test_what_a_file_says_reaches_no_terminal_as_it_is",
+    "Errors show names from files": "common/test_words.py::test_control_characters_of_files",
 }
 
 
