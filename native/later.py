@@ -41,8 +41,9 @@ def complete(folder: Path) -> None:
                 f"the sources have changed since the libraries in {folder} were installed: install them "
                 "again (./scripts/demo does, or pip install -e . in the checkout)"
             )
-        for name in sorted({path.name for path in out.iterdir()} - {path.name for path in folder.iterdir()}):
-            _copy(out / name, folder / name)
+        for path in out.iterdir():
+            if path.stem in ("libmtmd", "libe3chat"):  # also over those that an earlier installation left here
+                _copy(path, folder / path.name)
         _copy(out / proof.RECORD, folder / proof.RECORD)  # last: it says that nothing is missing
 
 

@@ -252,6 +252,7 @@ def test_libraries_for_later(tmp_path, monkeypatch):
     assert not (folder / "libe3chat.so").exists()
 
     record(folder, **installed)
+    (folder / "libe3chat.so").write_text("of an earlier installation")
     for _ in range(2):  # the second finds nothing left to do
         later.complete(folder)
     assert asked[1:] == [({"GGML_NATIVE": "OFF"}, "-DX=Y", None)]
