@@ -42,7 +42,7 @@ def complete(folder: Path) -> None:
                 "again (./scripts/demo does, or pip install -e . in the checkout)"
             )
         for path in out.iterdir():
-            if path.stem in ("libmtmd", "libe3chat"):  # also over those that an earlier installation left here
+            if path.stem in ("libmtmd", "libe3chat"):  # over those of an earlier installation too
                 _copy(path, folder / path.name)
         _copy(out / proof.RECORD, folder / proof.RECORD)  # last: it says that nothing is missing
 
