@@ -92,9 +92,8 @@ def build(
     place.mkdir(parents=True, exist_ok=True)
     place = place.resolve()  # compile commands hold this path
     with locked(place / "lock", "waiting for another build of the same libraries"):
-        ours = ["include", "kernels", "src", "chat", "proof", *["tests"] * tests]
-        parts = ["proof", "bench"] if unpatched else ours
-        sources = _native_sources(parts)
+        ours = ["include", "kernels", "src", "chat", "proof"]
+        sources = _native_sources(["proof", "bench"] if unpatched else [*ours, *["tests"] * tests])
         programs = [proof.PROGRAM, *_programs(sources, [*["tests"] * tests, *["bench"] * bench])]
         with using_tree(source, patched=not unpatched) as (tree, tree_key):
             wanted = f"{tree_key} {tests} {bench} {mtmd} {checked} {hash_files(NATIVE, sources)}"
@@ -105,7 +104,8 @@ def build(
                 _remove_unused(place)
                 _sync(tree, place / "llama.cpp", [p for part in _TREE_PARTS for p in _files(tree / part)])
         if not out.is_dir():
-            _sync(NATIVE, place / "native", sources)
+            # those of the tests too: else they would be new to the next build with tests, which compiles them
+            _sync(NATIVE, place / "native", sources if unpatched else _native_sources([*ours, "tests"]))
             chat = not (sanitize or unpatched or later)
             parts_on = {"TESTS": tests, "BENCH": unpatched, "MTMD": mtmd and not later, "CHAT": chat}
             options |= {f"EAGLE3_BUILD_{name}": "ON" if on else "OFF" for name, on in parts_on.items()}

@@ -12,7 +12,8 @@ pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="as on Linux and macOS"),
 ]
 ALL, HALF = 99, 3  # layers; the output matrix counts as one
-# what they test, how many layers are on the device, files and options of pytest
+# what they test, how many layers are on the device, files and options of pytest: their quick tests, as the
+# others differ in values alone
 RUNS = {
     "mechanics": (ALL, "runtime/test_mechanics.py", "-k", "not thousands and not threads"),
     "capture": (ALL, "runtime/test_capture.py", "runtime/test_sources.py"),
@@ -26,7 +27,7 @@ RUNS = {
     "slots, half of the layers": (HALF, "batching/test_batching.py"),
     "server": (ALL, "server/test_server_answers.py"),
     "drafts from texts": (ALL, "runtime/test_text_memory.py"),
-    "capture for training": (ALL, "train/test_train_data.py", "train/test_train_states.py"),
+    "capture for training": (ALL, "--all", "train/test_train_data.py", "train/test_train_states.py"),
 }
 
 
@@ -42,7 +43,6 @@ def test_on_the_device(what):
             "-m",
             "pytest",
             "-q",
-            "--all",
             *"-p device_plugin -p no:cacheprovider".split(),
             *files,
         ],

@@ -411,6 +411,14 @@ def test_norm_before_residual_and_rope_parameters(tmp_path, target):
     assert np.isclose(keys["eagle3.rope.scaling.attn_factor"] * (1 + 0.1 * np.log(4)), 1.0)
 
 
+def test_rope_of_a_config_that_does_not_say_it(tmp_path, target):
+    """10,000, as transformers has it."""
+    config, tensors = checkpoint()
+    config.pop("rope_theta")
+    convert(write_head(tmp_path / "head", config, tensors), target, tmp_path / "out.gguf")
+    assert read(tmp_path / "out.gguf")[0]["eagle3.rope.freq_base"] == 1e4
+
+
 def test_head_of_its_own_width(tmp_path):
     """Embeddings and output matrix of its own: then hidden_size need not be the target's."""
     config, tensors = checkpoint("SafeAILab")

@@ -131,6 +131,7 @@ def test_samplers(pair, settings):
     assert text
 
 
+@pytest.mark.thorough  # test_trees has these formats too
 @pytest.mark.parametrize(
     "float_pair, settings",
     crossed(FLOATS, [{"temperature": 0}, {"temperature": 0.8, "seed": 1, "repeat_penalty": 1.1}]),

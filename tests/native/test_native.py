@@ -203,9 +203,9 @@ def test_products_with_amx(programs):
 
 
 @pytest.mark.thorough
-def test_planner_in_counted_time(programs):
+def test_planner_in_counted_time(fast_programs):
     """At least 0.97 of the best fixed length and of plain decoding; with wrong costs, 0.96 of plain."""
-    passes(programs, "planner_test")
+    passes(fast_programs, "planner_test")
 
 
 def test_what_the_planner_is_told(programs):
@@ -217,9 +217,9 @@ def test_what_the_planner_is_told(programs):
     "case",
     each(["load", "measured", "heavy", "turn", "steady", "texts", "forecast"], quick=["heavy", "texts"]),
 )
-def test_what_the_planner_learnt_does_not_stick(programs, case):
+def test_what_the_planner_learnt_does_not_stick(request, case):
     """Within 200 rounds of a change it is within 3% of a planner that begins there, on a simulated clock.
 
     forecast: what it foresees of rounds is within 5% of what they bring and take.
     """
-    passes(programs, "planner_states_test", case)
+    passes(programs_of(request), "planner_states_test", case)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tiny_models
 from threads import ended, started
+from tiers import each
 from tiny_models import PROMPT, scripted, take, wanted
 
 from eagle3_llama import (  # before llama_cpp: it brings the library
@@ -97,17 +98,18 @@ def test_perfect_drafter(plain, eagle, n_max):
     assert eagle.stats.rounds == -(-199 // (n_max + 1))
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        {"temp": 0.0},
-        {"temp": 1.0, "top_k": 0, "top_p": 1.0},
-        {"temp": 0.8, "repeat_penalty": 1.2, "frequency_penalty": 0.2},
-        {"temp": 0.9, "mirostat_mode": 1},
-        {"temp": 0.9, "mirostat_mode": 2},
-        {"temp": 0.9, "min_p": 0.1, "typical_p": 0.8},
-    ],
-)
+SAMPLINGS = [
+    {"temp": 0.0},
+    {"temp": 1.0, "top_k": 0, "top_p": 1.0},
+    {"temp": 0.8, "repeat_penalty": 1.2, "frequency_penalty": 0.2},
+    {"temp": 0.9, "mirostat_mode": 1},
+    {"temp": 0.9, "mirostat_mode": 2},
+    {"temp": 0.9, "min_p": 0.1, "typical_p": 0.8},
+]
+
+
+# llama/test_same_text.py has each of them in quick
+@pytest.mark.parametrize("sampling", each(SAMPLINGS, quick=[SAMPLINGS[2], SAMPLINGS[4]]))
 def test_thousands_of_rounds(files, plain, eagle, sampling):
     """Random mixtures of right and wrong draft tokens, random lengths, to the context's end, twice.
 

@@ -150,9 +150,10 @@ def test_each_form_has_a_template_of_the_quick_ones(kind_of):
     assert {kind_of(name).form for name in FORMS} == {kind_of(name).form for name in NAMES} - {None}
 
 
-PLACES = [(name, inner) for name in NAMES for inner in (False, True)]
 # inside an object texts stand between tags with one form alone, and are JSON with the others
 OWN = [*((name, False) for name in FORMS if name != "MiniMax-M3"), ("GLM-4.6", True), ("MiniMax-M3", True)]
+# the others in one of the two places, in turn: their grammars are made by the same code
+PLACES = sorted({*OWN, *((name, i % 2 == 1) for i, name in enumerate(NAMES))})
 
 
 @pytest.mark.parametrize("name, inner", each(PLACES, OWN))

@@ -24,7 +24,10 @@ def server(batcher):
 
 
 def codex(server, stored, drafts):
-    """The responses of a session, which goes on from the stored answer, or sends everything each time."""
+    """The responses of a session, which goes on from the stored answer, or sends everything each time.
+
+    What sends everything has half of the turns: the other API's session has all, and does the same.
+    """
     key = f"{'stored' if stored else 'whole'}-{drafts}"
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
     tools = [
@@ -32,7 +35,7 @@ def codex(server, stored, drafts):
         for name, (about, schema) in TOOLS.items()
     ]
     history, made = [], []
-    for turn in range(TURNS):
+    for turn in range(TURNS if stored else TURNS // 2):
         items = [item for item in made[-1].output if item.type == "function_call"] if made else []
         calls = [item for item in items if item.status == "completed"]  # none that was cut
         new = [
