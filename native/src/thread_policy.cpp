@@ -143,12 +143,8 @@ thread_scope::~thread_scope() {
     set(one_, many_);
 }
 
-// llama.cpp logs each call, and llama-cpp-python's log is a function in Python: there were six of them a
-// round.
 void thread_scope::set(int32_t one, int32_t many) {
-    if (one != llama_n_threads(ctx_) || many != llama_n_threads_batch(ctx_)) {
-        llama_set_n_threads(ctx_, one, many);
-    }
+    llama_set_n_threads(ctx_, one, many);
 }
 
 }  // namespace eagle3
