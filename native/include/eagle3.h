@@ -34,7 +34,7 @@
 //     eagle3_round_verify                     no        no        yes       yes (2)
 //     eagle3_round_commit                     yes (3)   yes (3)   yes       yes
 //     eagle3_round_drafted                    no        yes       yes       yes
-//     eagle3_verified_row                     yes (4)   no        no        yes
+//     eagle3_verified_row, round_failure      yes (4)   no        no        yes
 //     eagle3_prefill, measure_target          yes       yes (1)   no        no
 //     eagle3_can_tree                         yes       yes       no        no
 //     eagle3_rewind, state_reset              yes       yes (1)   yes (5)   yes (5)
@@ -70,8 +70,8 @@
 //             int32_t code = eagle3_round_draft(s, &ask, 1, &drafted);
 //             if (code >= 0) code = eagle3_round_decode(s);
 //             if (code >= 0) code = eagle3_round_verify(s, &sampler, out + n, &count);
-//             if (code >= 0 && count < 0) code = count;
-//             keep = code < 0 ? 0 : count;  // the row of ask.token, and of each accepted draft token
+//             if (code >= 0) code = eagle3_round_failure(s, 0);
+//             keep = count > 0 ? count : 0;  // the row of ask.token, and of each accepted draft token
 //             const int32_t ended = eagle3_round_commit(s, &keep);
 //             if (code < 0 || ended < 0) return code < 0 ? code : ended;
 //             n += count;
@@ -81,7 +81,7 @@
 //     }
 #pragma once
 #include <stdint.h>
-#define EAGLE3_ABI_VERSION 16
+#define EAGLE3_ABI_VERSION 17
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -275,14 +275,19 @@ int32_t eagle3_forced(const eagle3_session * s, struct llama_sampler * sampler);
 // hold) the slots are as before, and the round is still drafted: decode again, or draft less.
 int32_t eagle3_round_decode(eagle3_session * s);
 
-// Samples each slot's rows with its sampler, which accepts each token: from
-// child to child, until a token differs from the draft or ends generation. So samplers draw as often as in
-// plain decoding. out[n][EAGLE3_MAX_ROWS] holds counts[n] tokens of each slot; the last one is not decoded
-// yet. A count below 0 is the code of a slot whose sampler failed (eagle3_last_error has a message); the
-// others are good. E_DECODE if the output matrix could not be computed: the slots keep what they have, commit
-// to end the round.
+// Samples each slot's rows with its sampler, which accepts each token: from child to child, until a token
+// differs from the draft or ends generation. So samplers draw as often as in plain decoding.
+// out[n][EAGLE3_MAX_ROWS] holds counts[n] tokens of each slot; the last one is not decoded yet. A count below
+// 0 is the code of a slot whose sampler failed at its first row. Where it failed at a later row, the tokens
+// before it are good, as in plain decoding, and eagle3_round_failure has the code. Either way
+// eagle3_last_error has a message, and the other slots are good. E_DECODE if the output matrix could not be
+// computed: the slots keep what they have, commit to end the round.
 int32_t eagle3_round_verify(
     eagle3_session * s, struct llama_sampler * const * samplers, int32_t * out, int32_t * counts);
+
+// Returns the code with which the sampler of asks[i] failed in the last eagle3_round_verify, behind counts[i]
+// good tokens, or EAGLE3_OK. E_ARGUMENT unless a verified round is the context's last decode.
+int32_t eagle3_round_failure(const eagle3_session * s, int32_t i);
 
 // Ends the round: keep[i] rows of each slot stay, 0 for none. Of a chain they may be any, of a tree only rows
 // that verification went through; before it, the first alone. Does nothing unless a round is decoded. After

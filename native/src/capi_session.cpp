@@ -259,6 +259,10 @@ int32_t eagle3_round_verify(
     });
 }
 
+int32_t eagle3_round_failure(const eagle3_session * s, int32_t i) {
+    return guard([&]() -> int32_t { return get(s).last_round().failure_of(i); });
+}
+
 int32_t eagle3_round_commit(eagle3_session * s, const int32_t * keep) {
     return guard([&]() -> int32_t {
         not_null(keep, "keep");

@@ -92,9 +92,11 @@ void round::verify(llama_sampler * const * samplers, int32_t * out, int32_t * co
                     !sample_row(slots_.at(of_[i]).round, samplers[i], out[i * (MAX_DRAFT + 1) + counts[i]]);
                 ++counts[i];
             } catch (...) {  // the others go on
-                counts[i] = caught(failure);
-                over[i]   = true;
-                if (counts[i] == EAGLE3_E_DECODE) {
+                const int code                  = caught(failure);
+                slots_.at(of_[i]).round.failure = code;
+                counts[i]                       = counts[i] > 0 ? counts[i] : code;
+                over[i]                         = true;
+                if (code == EAGLE3_E_DECODE) {
                     throw;
                 }
             }

@@ -29,7 +29,8 @@ class round {
     // These are the four steps; a slot takes part at most once. Calls that are not legal at a stage of the
     // round throw E_ARGUMENT and change nothing. draft returns the number of draft tokens. counts and keep
     // have an entry for each slot, in the order of the asks. A count below 0 is the code of a slot whose
-    // sampler failed, and failure holds its message; the other slots' tokens are good.
+    // sampler failed at its first row, and failure holds its message. Where it failed at a later row, the
+    // count is of the good tokens before it, and failure_of has the code.
     int draft(const std::vector<ask> & asks);
     void decode();
     void verify(llama_sampler * const * samplers, int32_t * out, int32_t * counts, std::string & failure);
@@ -42,6 +43,7 @@ class round {
     void check_rests() const;          // the next decode would overwrite the rows of a round under way
     void check_rests(int slot) const;  // the same of a slot's round
     int verified_row(int slot, int i) const;
+    int failure_of(int i) const;  // the code with which the sampler of ask i failed, or EAGLE3_OK
 
     void drop_draft();  // what is drafted is void: a slot changes, or time passes that is no part of a round
     void end_of(int slot);  // before the slot changes: its round ends, for all its slots

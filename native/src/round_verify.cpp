@@ -14,6 +14,7 @@ void round::begin_paths() {
         r.path.reserve(r.tokens.size());
         r.path.assign(1, 0);
         r.sampling_s = 0.0f;
+        r.failure    = EAGLE3_OK;
     }
 }
 
@@ -102,6 +103,12 @@ int round::sample_row(slot_round & r, llama_sampler * sampler, int32_t & token) 
     }
     r.path.push_back(next);
     return 1;
+}
+
+int round::failure_of(int i) const {
+    require(sampled_ && i >= 0 && i < (int) of_.size(), EAGLE3_E_ARGUMENT,
+        format("the last decode is no verified round with an ask %d", i));
+    return slots_.at(of_[i]).round.failure;
 }
 
 int round::verified_row(int slot, int i) const {

@@ -49,6 +49,7 @@ struct slot_round {
     std::vector<int32_t> at;       // each row's place in the batch, which other slots share
     int32_t sampled  = -1;         // the first token that verification sampled, -1 before it
     float sampling_s = 0.0f;       // of the processor, for its sampler in the last verification
+    int failure      = EAGLE3_OK;  // of that verification: the code with which its sampler ended it
 };
 
 struct slot_state {

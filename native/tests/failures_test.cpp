@@ -3,6 +3,7 @@
 //     failures_test CASE TARGET.gguf [HEAD.gguf]    CASE: see main
 #include "asks.hpp"
 #include "check.hpp"
+#include "script.hpp"
 #include "llama.h"
 
 #include "ggml-backend-impl.h"
@@ -395,6 +396,41 @@ void deferred_rows(const char * target, const char * head) {
     llama_sampler_free(sampler);
 }
 
+// A sampler that fails at a row keeps the tokens of the rows before it, as in plain decoding. Fails as the
+// first of a joint round, in its middle and at its end; the other slot's tokens are all good.
+void failed_samplers(const char * target) {
+    const tokens drafted = {11, 12, 13};
+    for (size_t row = 0; row <= drafted.size(); ++row) {
+        fixture f(target, nullptr), plain(target, nullptr);
+        script failing({11, 12, 13, 14}), whole({11, 12, 13, 14});
+        failing.throws_at = row;
+        for (int slot = 0; slot < 2; ++slot) {
+            f.prefill(slot, 8);
+            plain.prefill(slot, 8);
+        }
+        std::vector<eagle3_ask> asks;
+        for (int slot = 0; slot < 2; ++slot) {
+            asks.push_back(ask_given(slot, 9, drafted.data(), (int) drafted.size(), nullptr));
+        }
+        llama_sampler * samplers[2] = {failing.sampler, whole.sampler};
+        int32_t n[2], counts[2], out[2 * ROOM];
+        CHECK(eagle3_round_draft(f.s, asks.data(), 2, n) == 6 && eagle3_round_decode(f.s) == EAGLE3_OK);
+        CHECK(eagle3_round_failure(f.s, 0) == EAGLE3_E_ARGUMENT);  // nothing is verified yet
+        CHECK(eagle3_round_verify(f.s, samplers, out, counts) == EAGLE3_OK);
+        CHECK(strstr(eagle3_last_error(), "the script's") != nullptr);
+        CHECK(counts[0] == (row ? (int) row : EAGLE3_E_INTERNAL) && counts[1] == 4);
+        CHECK(eagle3_round_failure(f.s, 0) == EAGLE3_E_INTERNAL);
+        CHECK(eagle3_round_failure(f.s, 1) == EAGLE3_OK);
+        CHECK(eagle3_round_failure(f.s, 2) == EAGLE3_E_ARGUMENT);
+        CHECK(tokens(out, out + row) == tokens(drafted.begin(), drafted.begin() + (int) row));
+        const int32_t keep[2] = {(int32_t) row, 4};
+        CHECK(eagle3_round_commit(f.s, keep) == EAGLE3_OK);
+        tokens text = {9, 11, 12, 13};
+        CHECK(row == 0 || eagle3_prefill(plain.s, 0, text.data(), (int) row, 0) == EAGLE3_OK);
+        CHECK(logits_after(f, 0, 5) == logits_after(plain, 0, 5));
+    }
+}
+
 // A session that is closed in the middle of a tree leaves a context whose batches are texts.
 void closed_sessions(const char * target, const char * head) {
     fixture f(target, head);
@@ -617,6 +653,8 @@ int main(int argc, char ** argv) {
         deferred_rows(argv[2], head);
         followed_threads(argv[2], head);
         output_devices(argv[2]);
+    } else if (what == "samplers") {
+        failed_samplers(argv[2]);
     } else if (what == "close" && head) {
         closed_sessions(argv[2], head);
     } else if (what == "capture" && head) {
@@ -632,9 +670,10 @@ int main(int argc, char ** argv) {
     } else if (what == "split" && head) {
         split_tensors(argv[2], head);
     } else {
-        fprintf(stderr, "usage: failures_test "
-                        "commit|features|full|throws|measure|close|capture|joint|shapes|cuts|shared|split "
-                        "TARGET.gguf [HEAD.gguf]\n");
+        fprintf(stderr,
+            "usage: failures_test "
+            "commit|features|full|throws|measure|samplers|close|capture|joint|shapes|cuts|shared|split "
+            "TARGET.gguf [HEAD.gguf]\n");
         return 2;
     }
     puts("ok");

@@ -182,6 +182,8 @@ std::vector<call> round_calls() {
             [=](world & w) { return (int64_t) eagle3_verified_row(w.s, slot, 0); },
             [=](const world & w) { return w.sampled.count(slot) > 0; }, nothing});
     }
+    calls.push_back({"failure", [](world & w) { return (int64_t) eagle3_round_failure(w.s, 0); },
+        [](const world & w) { return !w.sampled.empty(); }, nothing});
     return calls;
 }
 

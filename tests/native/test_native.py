@@ -117,7 +117,7 @@ def test_rounds_of_variants_under_sanitizers(programs, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "case", ["features", "full", "throws", "measure", "close", "capture", "joint", "shapes", "cuts", "split"]
+    "case", "features full throws measure samplers close capture joint shapes cuts split".split()
 )
 def test_failures_under_sanitizers(programs, files, case):
     """The state after a failed call, and what must not grow or change: see native/tests/failures_test.cpp."""
