@@ -9,6 +9,7 @@ from typing import Any
 
 from ..common.limits import MAX_DRAFT
 from ..errors import EagleError
+from ..llama.processors import good_rows
 from ..llama.text import Logits
 from ..runtime.binding import address
 from ..runtime.engine import Ask, Engine
@@ -197,16 +198,22 @@ class Scheduler:
         self.count["rows"] = sum(1 + getattr(r, "drafted", 0) for r in rounds)
         for (slot, job), out in zip(busy, rounds):
             try:
-                if isinstance(out, EagleError):
-                    raise out
-                if not self._failed(slot, job):
-                    start, sampling = time.perf_counter(), self._engine.sampling_seconds(slot.id)
-                    if job.budget is not None:
-                        job.budget.spend(sampling, len(out.tokens))
-                    self._take_round(slot, job, out)
-                    job.times.alone += time.perf_counter() - start + sampling
+                self._hand_out(slot, job, out)
             except Exception as e:
                 self._free(slot, e)
+
+    def _hand_out(self, slot: BatchSlot, job: Job, out: RoundTokens | EagleError) -> None:
+        """Hands out what a round sampled before anything failed. What failed ends the text behind it."""
+        good, failure = good_rows(out, job.processors)
+        if good is not None:
+            start, sampling = time.perf_counter(), self._engine.sampling_seconds(slot.id)
+            budget = job.budget
+            self._take_round(slot, job, good)
+            job.times.alone += time.perf_counter() - start + sampling
+            if budget is not None and slot.job is job:
+                budget.spend(sampling, len(good.tokens))
+        if failure is not None and slot.job is job:
+            self._free(slot, failure)
 
     def _failed(self, slot: BatchSlot, job: Job) -> bool:
         """Whether a logits processor raised something, of whatever kind. Then the slot is free."""

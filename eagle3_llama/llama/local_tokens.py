@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import EagleError
 from ..runtime.binding import address
 from ..runtime.params import EagleParams
 from ..runtime.round_tokens import RoundTokens
 from .loop import Piece
 from .processors import GuardedProcessors
 from .scores import ScoreRows
-from .text import ContextText, most_drafted
+from .text import ContextText, Logits, most_drafted
 from .usage import TokenUsage
 
 
@@ -59,8 +59,9 @@ class LocalTokens:
         self._left = limit  # tokens, None if not known
         self._token = -1  # sampled, and not decoded yet
         self._ahead = ahead and processors is None and record == "none" and not text.logits_all
-        self._rounds: list[RoundTokens | EagleError] = []  # that have run, and are not read yet
+        self._rounds: list[RoundTokens | BaseException] = []  # that have run, and are not read yet
         self._new_at = -1  # where the text begins that is new to the memory of earlier texts
+        self._before = text.engine.stats.copy() if verbose else None
 
     def prompt(self) -> Piece:
         """See TokenSource."""
@@ -86,26 +87,37 @@ class LocalTokens:
 
     def round(self) -> Piece | None:
         """See TokenSource. The caller stops at an end-of-generation token; the context's end is another."""
-        if not self._rounds and self._ends and self._text.n_tokens >= len(self._text.input_ids):
-            return None
+        if self._ends and self._text.n_tokens >= len(self._text.input_ids):
+            return None  # whatever failed behind the last row that there is room for
         out = self._next()
         self._token = out.tokens[-1]
         self._count(len(out.tokens))
         self._usage.count_draft(out.drafted_from)
-        return Piece(out, None if self._ahead else self._text.round_logits)
+        return Piece(out, self._rows(len(out.tokens)))
 
     def _next(self) -> RoundTokens:
         text, left = self._text, self._left
-        if not self._ahead:
-            most = most_drafted(left)
-            return text.round(self._token, self._params, self._chain, self._processors, most)
-        if not self._rounds:
+        if not self._rounds and self._ahead:
             self._rounds = text.run(self._token, self._params, self._chain, left)
+        elif not self._rounds:
+            most = most_drafted(left)
+            self._rounds = text.round(self._token, self._params, self._chain, self._processors, most)
         out = self._rounds.pop(0)
-        if isinstance(out, EagleError):
+        if isinstance(out, BaseException):
             raise out
-        text.engine.stats.count_round(out)
+        if self._ahead:
+            text.engine.stats.count_round(out)
         return out
+
+    def _rows(self, n: int) -> Logits | None:
+        """Copies of the rows that n tokens of a round were sampled from, if they are kept.
+
+        Now: a state may be saved between two of them, for which a memory decodes again what it lacks.
+        """
+        text = self._text
+        if text.rows is None and not text.logits_all:
+            return None
+        return [text.round_logits(i).copy() for i in range(n)].__getitem__
 
     def go_on(self, tokens: Sequence[int]) -> Piece:
         """See TokenSource."""
@@ -116,6 +128,8 @@ class LocalTokens:
     def end(self) -> None:
         """See TokenSource."""
         self._release(self._settle)
+        if self._before is not None and (counted := self._text.engine.stats.since(self._before)).tokens:
+            print(f"EagleLlama: {counted}", file=sys.stderr)
 
     def _settle(self) -> None:
         if self._new_at >= 0:

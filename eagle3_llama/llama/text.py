@@ -23,7 +23,7 @@ from ..runtime.params import EagleParams
 from ..runtime.round_tokens import RoundTokens
 from ..runtime.text_memory import TextMemory
 from .media import MediaRows
-from .processors import GuardedProcessors
+from .processors import GuardedProcessors, good_rows
 from .scores import ScoreRows
 
 MAX_RUN = 16  # rounds that run ahead of the reader of their tokens
@@ -275,11 +275,12 @@ class ContextText(Text):
         chain: int,
         processors: GuardedProcessors | None,
         most: int = MAX_DRAFT,
-    ) -> RoundTokens:
+    ) -> list[RoundTokens | BaseException]:
         """One round after the text and `token`, which was sampled and is not decoded yet.
 
         chain: the address of the sampler chain. most: see Ask. The text stays as it is: it grows as the
-        tokens are yielded. Raises what a logits processor raised.
+        tokens are yielded. Returns the tokens, if there are any, and behind them what a sampler or a logits
+        processor raised.
         """
         show = processors.begin_round if processors is not None else None
         ask = Ask(0, token, params, most, on_draft=show)
@@ -289,16 +290,13 @@ class ContextText(Text):
         finally:
             if processors is not None:
                 processors.end_round()
-        if isinstance(out, EagleError):
-            raise out
-        self.stale = bool(out.drafted_from)  # then the last row may be a rejected draft's
-        if processors is not None:
-            processors.raise_error()
-        return out
+        if isinstance(out, RoundTokens):
+            self.stale = bool(out.drafted_from)  # then the last row may be a rejected draft's
+        return [step for step in good_rows(out, processors) if step is not None]
 
     def run(
         self, token: int, params: EagleParams, chain: int, left: int | None
-    ) -> list[RoundTokens | EagleError]:
+    ) -> list[RoundTokens | BaseException]:
         """Rounds as round() does one, ahead of the reader of their tokens: see Engine.run.
 
         left: tokens that the text still gets; None if not known.
@@ -308,7 +306,7 @@ class ContextText(Text):
         rounds = self.engine.run(Ask(0, token, params, most_drafted(left)), chain, most, left)
         last = rounds[-1]
         self.stale = isinstance(last, EagleError) or bool(last.drafted_from)
-        return rounds
+        return [*rounds]
 
     def logits(self, row: int) -> np.ndarray:
         """A row of the last batch, float32 [n_vocab]; the next batch overwrites it."""
@@ -316,5 +314,8 @@ class ContextText(Text):
         return np.ctypeslib.as_array(pointer, shape=(self.n_vocab,))
 
     def round_logits(self, i: int) -> np.ndarray:
-        """The row that the i-th token of the last round was sampled from."""
-        return self.logits(self.engine.row(i) if i > 0 else i)
+        """The row that the i-th token of the last round was sampled from.
+
+        Its first row is not always the batch's: tokens that a memory has to decode again come before it.
+        """
+        return self.logits(self.engine.row(i))

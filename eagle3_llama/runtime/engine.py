@@ -53,7 +53,9 @@ class Engine(Session):
         self._buffers: dict[int, Buffers] = {}  # by number of asks
 
     def round(self, asks: Sequence[Ask], samplers: Sequence[int]) -> list[RoundTokens | EagleError]:
-        """One round of several slots: of each its tokens, or the error of its sampler or commit.
+        """One round of several slots: of each its tokens, or the error of its first row or its commit.
+
+        What fails in a later row leaves the tokens before it, and is their `failure`.
 
         samplers are addresses of llama_sampler chains. An error of the round itself is raised; the slots are
         then as they were. The caller counts stats.tokens, because it knows which of the tokens are of use.
@@ -104,7 +106,10 @@ class Engine(Session):
             if run.n_tokens:
                 b.asks[0].token = run.tokens[run.n_tokens - 1]
             try:
-                rounds += self._go_on([ask], b)
+                (out,) = self._go_on([ask], b)
+                rounds.append(out)
+                if isinstance(out, RoundTokens) and out.failure is not None:
+                    rounds.append(out.failure)
             except EagleError as e:
                 rounds.append(e)
         return rounds
@@ -120,7 +125,7 @@ class Engine(Session):
         n = len(asks)
         stats = self.stats
         held = [self.n_past(ask.slot) for ask in asks] if n > 1 else None
-        errors: dict[int, EagleError] = {}  # by ask
+        errors: dict[int, EagleError] = {}  # by ask, of the commit
         t1 = now()
         code = self.lib.eagle3_round_decode(self.handle)
         if code < 0:
@@ -133,7 +138,7 @@ class Engine(Session):
             for ask, draft in zip(asks, drafts):
                 if ask.on_draft is not None:
                     ask.on_draft([ask.token, *draft.tokens])
-            counts = self._verify_rows(b, n, errors)
+            counts, failed = self._verify_rows(b, n)
             t3 = now()
         finally:  # whatever happened, nothing unverified stays
             code = self.lib.eagle3_round_commit(self.handle, b.keep)
@@ -142,8 +147,9 @@ class Engine(Session):
                 self._share_failure(error_of(code), asks, b, held, errors)
         rounds: list[RoundTokens | EagleError] = []
         for i, count in enumerate(counts):
-            tokens = self.ffi.unpack(b.of_ask[i], max(count, 0))
-            rounds.append(errors[i] if i in errors else RoundTokens.sampled(tokens, drafts[i]))
+            tokens = self.ffi.unpack(b.of_ask[i], count)
+            error = errors.get(i) or (failed.get(i) if count == 0 else None)
+            rounds.append(error or RoundTokens.sampled(tokens, drafts[i], failed.get(i)))
         stats.target += t2 - t1
         stats.verify += t3 - t2
         stats.other += now() - t3
@@ -162,21 +168,26 @@ class Engine(Session):
         checked(self.lib.eagle3_round_draft(self.handle, b.asks, n, b.drafted))
         checked(self.lib.eagle3_round_decode(self.handle))
 
-    def _verify_rows(self, b: Buffers, n: int, errors: dict[int, EagleError]) -> list[int]:
-        """Samples the rows of n asks in order, up to the first token that was not drafted. Returns how many.
+    def _verify_rows(self, b: Buffers, n: int) -> tuple[list[int], dict[int, EagleError]]:
+        """Samples the rows of n asks in order, up to the first token that was not drafted.
 
-        keep is what of each ask is to stay: the rows that were sampled from, or none after an error.
+        Returns how many of each were sampled, and by ask what failed in the row behind them. keep is what of
+        each ask is to stay: the rows that were sampled from. Raises what failed before anything was sampled.
         """
+        b.clear_sampled()
         code = self.lib.eagle3_round_verify(self.handle, b.sampler_pointers, b.sampled, b.counts)
-        if code < 0:
-            raise error_of(code)
         counts: list[int] = self.ffi.unpack(b.counts, n)
-        if min(counts) < 0:
-            errors.update((i, error_of(count)) for i, count in enumerate(counts) if count < 0)
-            b.keep[0:n] = [max(count, 0) for count in counts]
-        else:
-            b.keep[0:n] = counts
-        return counts
+        failed: dict[int, EagleError] = {}
+        if code < 0:  # of all asks: a decode's. What the samplers took before it stays, and the rest can wait
+            error, counts = error_of(code), [b.n_sampled(i) for i in range(n)]
+            if not any(counts):
+                raise error
+            failed = {i: error for i, count in enumerate(counts) if count == 0}
+        elif min(counts) < 0:  # the code has replaced the number of tokens
+            failed = {i: error_of(count) for i, count in enumerate(counts) if count < 0}
+            counts = [b.n_sampled(i) for i in range(n)]
+        b.keep[0:n] = counts
+        return counts, failed
 
     def _share_failure(
         self,

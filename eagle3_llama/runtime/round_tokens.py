@@ -6,6 +6,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..errors import EagleError
 from .drafted import TARGET, Draft
 
 NOTHING: Mapping[str, int] = types.MappingProxyType({})
@@ -19,7 +20,8 @@ class RoundTokens(NamedTuple):
     positions: of each token its position in the accepted draft, 0 if the target sampled it. sources: of each
     token who drafted it, the name of a source or BOTH; TARGET if the target sampled it, or the caller drafted
     it. drafted_from: number of draft tokens by who drafted them. levels: number of positions that the draft
-    tokens were for, fewer than the draft tokens in a tree. rounds: of which the tokens are.
+    tokens were for, fewer than the draft tokens in a tree. rounds: of which the tokens are. failure: what
+    failed in the row behind them, which plain decoding has not reached before its next step.
     """
 
     tokens: Sequence[int]
@@ -28,13 +30,17 @@ class RoundTokens(NamedTuple):
     drafted_from: Mapping[str, int] = NOTHING
     levels: int = 0
     rounds: int = 1
+    failure: EagleError | None = None
 
     @classmethod
-    def sampled(cls, tokens: Sequence[int], draft: Draft) -> RoundTokens:
-        """What a round sampled after it verified a draft."""
+    def sampled(cls, tokens: Sequence[int], draft: Draft, failure: EagleError | None = None) -> RoundTokens:
+        """What a round sampled while it verified a draft. failure: then all tokens are of the draft."""
         n = len(tokens)
         if not draft.tokens:
             return cls.plain(tokens)
+        if failure is not None:
+            places = [*range(1, n + 1)]
+            return cls(tokens, places, draft.along(tokens), draft.counts(), draft.levels, failure=failure)
         sources = [*draft.along(tokens[:-1]), TARGET]
         return cls(tokens, [*range(1, n), 0], sources, draft.counts(), draft.levels)
 
