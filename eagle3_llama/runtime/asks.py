@@ -42,23 +42,11 @@ class Buffers:
         self.asks = ffi.new("struct eagle3_ask[]", n)
         self.drafted, self.counts, self.keep = (ffi.new("int32_t[]", n) for _ in range(3))
         self.sampled = ffi.new("int32_t[]", n * (MAX_DRAFT + 1))
-        self.sampled_bytes = ffi.buffer(self.sampled)
-        self.none_sampled = b"\xff" * len(self.sampled_bytes)  # -1 in each place
         self.of_ask = [self.sampled + i * (MAX_DRAFT + 1) for i in range(n)]
         self.samplers = ffi.new("uintptr_t[]", n)
         self.sampler_pointers = ffi.cast("struct llama_sampler **", self.samplers)
         self.zeros = [0] * n
-        self._ffi = ffi
         self.run = ffi.new("struct eagle3_run *")
-
-    def clear_sampled(self) -> None:
-        """Before verification: what is no token afterwards was not sampled."""
-        self.sampled_bytes[:] = self.none_sampled
-
-    def n_sampled(self, i: int) -> int:
-        """How many tokens of the i-th ask were sampled since clear_sampled(), whatever failed behind them."""
-        tokens: list[int] = self._ffi.unpack(self.of_ask[i], MAX_DRAFT + 1)
-        return tokens.index(-1) if -1 in tokens else len(tokens)
 
 
 class Drafting:

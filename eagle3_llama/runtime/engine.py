@@ -174,18 +174,16 @@ class Engine(Session):
         Returns how many of each were sampled, and by ask what failed in the row behind them. keep is what of
         each ask is to stay: the rows that were sampled from. Raises what failed before anything was sampled.
         """
-        b.clear_sampled()
         code = self.lib.eagle3_round_verify(self.handle, b.sampler_pointers, b.sampled, b.counts)
-        counts: list[int] = self.ffi.unpack(b.counts, n)
-        failed: dict[int, EagleError] = {}
+        counts = [max(count, 0) for count in self.ffi.unpack(b.counts, n)]
         if code < 0:  # of all asks: a decode's. What the samplers took before it stays, and the rest can wait
-            error, counts = error_of(code), [b.n_sampled(i) for i in range(n)]
+            error = error_of(code)
             if not any(counts):
                 raise error
             failed = {i: error for i, count in enumerate(counts) if count == 0}
-        elif min(counts) < 0:  # the code has replaced the number of tokens
-            failed = {i: error_of(count) for i, count in enumerate(counts) if count < 0}
-            counts = [b.n_sampled(i) for i in range(n)]
+        else:
+            codes = [self.lib.eagle3_round_failure(self.handle, i) for i in range(n)]
+            failed = {i: error_of(code) for i, code in enumerate(codes) if code < 0}
         b.keep[0:n] = counts
         return counts, failed
 

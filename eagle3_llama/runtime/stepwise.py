@@ -40,7 +40,8 @@ class Stepwise:
         b.samplers[0] = sampler
         verify = self._session.lib.eagle3_round_verify
         checked(verify(self._session.handle, b.sampler_pointers, b.sampled, b.counts))
-        return list(b.sampled[0 : checked(b.counts[0])])
+        checked(self._session.lib.eagle3_round_failure(self._session.handle, 0))
+        return list(b.sampled[0 : b.counts[0]])
 
     def commit(self, n_keep: int) -> None:
         """Keeps the first n_keep rows of the last decode()."""
