@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ import typer
 from ..common import extras
 from ..common.keywords import unknown
 from ..errors import EagleError, ErrorKind
+from .settings import ServerSettings
 
 _PLAIN = (str, int, float, bool)
+_KINDS = {field.name: str(field.type) for field in dataclasses.fields(ServerSettings)}
 
 
 def use(context: typer.Context, file: Path | None) -> Path | None:
@@ -61,14 +64,14 @@ def _checked(file: Path, name: str, value: Any, option: Any) -> Any:
 
     There all values are texts: of a number it would take true for 1, and 2.5 for 2.
     """
-    several = option.multiple
+    several, kind = option.multiple, _KINDS.get(option.name, "").partition(" ")[0]
     if several and isinstance(value, list) and all(isinstance(v, str) for v in value):
         return value
     if several or not isinstance(value, _PLAIN):
         wanted = "a list of strings" if several else "a string, a number, true or false"
     elif isinstance(value, bool) and not option.is_flag:
-        wanted = "a number" if option.type.name in ("integer", "float") else "a string"
-    elif isinstance(value, float) and option.type.name == "integer":
+        wanted = "a number" if kind in ("int", "float") else "a string"
+    elif isinstance(value, float) and kind == "int":
         wanted = "a whole number"
     else:
         return value

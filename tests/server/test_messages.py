@@ -341,6 +341,16 @@ def test_neighbouring_turns_of_one_role(server):
     assert told(whole(server, messages=one)) == told(whole(server, messages=[*more, one[-1]]))
 
 
+@pytest.mark.parametrize("odd", [[1], 5, "x", None, {"a": 5}, {"a": []}], ids=repr)
+@pytest.mark.parametrize("name", ["$defs", "definitions", "properties", "required"])
+def test_schemas_with_odd_parts(servers, name, odd):
+    """They are counted, or refused."""
+    tools = [{"name": "f", "input_schema": {"type": "object", name: odd}}]
+    for kind in KINDS:
+        r = servers[kind].client.post(COUNT, json={"messages": [RIVERS], "tools": tools})
+        assert r.status_code in (200, 400), r.text
+
+
 def test_last_message_with_a_call(server):
     call = {"type": "tool_use", "id": "x", "name": "train", "input": {}}
     body = body_of(messages=[RIVERS, {"role": "assistant", "content": [call]}], tools=TOOLS)

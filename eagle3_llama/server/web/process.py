@@ -123,6 +123,7 @@ class DrainingServer(uvicorn.Server):
         """A signal handler: runs in the main thread, between any two of its instructions."""
         if self.gate.draining:
             self.should_exit = self.force_exit = True
+            logging.getLogger("uvicorn.error").disabled = True  # what is cut off now is no error
             with contextlib.suppress(RuntimeError):
                 _stop_at(AT_ONCE)
             return
