@@ -24,7 +24,7 @@ from ..llama import guards
 from ..runtime.memory_use import MemoryUse
 from ..runtime.params import NO_HEAD, EagleParams
 from . import slot_file
-from .job import HAS_WORK, Job, JobState, RequestCancelled, busy_in_round
+from .job import HAS_WORK, Job, JobState, RequestCancelled, busy_in_round, in_turn
 from .memories import Memories
 from .model import BatchModel, BatchSettings
 from .prefixes import Prefixes
@@ -299,9 +299,9 @@ class Batcher:
             self._end(job, RequestCancelled(reason))
 
     def _admit(self) -> None:
-        """Gives waiting requests free slots, in order. One that awaits a prefix keeps a slot free."""
+        """Gives waiting requests free slots, in turn. One that awaits a prefix keeps a slot free."""
         with self._wake:
-            waiting = list(self._waiting)
+            waiting = in_turn(self._waiting, [s.job for s in self._slots if s.job is not None])
         held_back = 0
         for job in waiting:
             if sum(s.job is None for s in self._slots) == held_back:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -192,3 +193,16 @@ class RequestProcessors(GuardedProcessors):
     def __init__(self, processors: Sequence[Any], prompt: Sequence[int]) -> None:
         super().__init__(processors, lambda: np.array(self.ids, np.intc))
         self.ids = list(prompt)
+
+
+def in_turn(waiting: Iterable[Job], running: Iterable[Job]) -> list[Job]:
+    """The waiting jobs, in the order in which they get slots: of each client the next one by how many it has.
+
+    So a client that sends many at once does not keep the others waiting for all of them.
+    """
+    counts = collections.Counter(job.client for job in running)
+    numbered = list[tuple[int, Job]]()
+    for job in waiting:
+        numbered.append((counts[job.client], job))
+        counts[job.client] += 1
+    return [job for _, job in sorted(numbered, key=lambda pair: pair[0])]

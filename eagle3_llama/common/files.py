@@ -78,9 +78,10 @@ def check_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def replacing(out: Path) -> Iterator[Path]:
+def replacing(out: Path, mode: int = 0o666) -> Iterator[Path]:
     """Yields a temporary path in the same folder to write to. No two writers get the same one.
 
+    mode: of the file, from which the umask takes some away.
     On success it is renamed to `out`, on failure it is deleted.
     Raises EagleError: NO_SPACE if the disk is full, BAD_FILE if `out` cannot be written.
     """
@@ -88,7 +89,7 @@ def replacing(out: Path) -> Iterator[Path]:
     part = out.with_name(f".{out.name}.{secrets.token_hex(4)}.part")
     try:
         remove_stale(out.parent, only=out.name)
-        part.touch(exist_ok=False)
+        part.touch(mode, exist_ok=False)
         mode = part.stat().st_mode  # as the umask has it; some writers make a file that only its owner reads
         yield part
         os.chmod(part, mode)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ import typer
 from ..common import extras
 from ..common.keywords import unknown
 from ..errors import EagleError, ErrorKind
+from .settings import ServerSettings
 
 _PLAIN = (str, int, float, bool)
+_KINDS = {field.name: str(field.type) for field in dataclasses.fields(ServerSettings)}
 
 
 def use(context: typer.Context, file: Path | None) -> Path | None:
@@ -33,7 +37,7 @@ def use(context: typer.Context, file: Path | None) -> Path | None:
             raise unknown(written, names, f"{file}: there is no option", "eagle3-llama serve --help has all")
         if name in values:
             raise EagleError(ErrorKind.BAD_ARGUMENT, f"{file} has {written} twice, with - and with _")
-        values[name] = _checked(file, written, value, known[name].multiple)  # type: ignore[attr-defined]
+        values[name] = _checked(file, written, value, known[name])
     context.default_map = {**(context.default_map or {}), **values}
     return file
 
@@ -55,11 +59,21 @@ def _read(file: Path) -> dict[str, Any]:
         raise EagleError(ErrorKind.BAD_FILE, f"--config {file} is no TOML: {e}") from e
 
 
-def _checked(file: Path, name: str, value: Any, several: bool) -> Any:
-    """The value, if an option can have it. Typer checks its type as it does on the command line."""
+def _checked(file: Path, name: str, value: Any, option: Any) -> Any:
+    """The value, if an option can have it. Typer checks its type as it does on the command line.
+
+    There all values are texts: of a number it would take true for 1, and 2.5 for 2.
+    """
+    several, kind = option.multiple, _KINDS.get(option.name, "").partition(" ")[0]
     if several and isinstance(value, list) and all(isinstance(v, str) for v in value):
         return value
     if several or not isinstance(value, _PLAIN):
         wanted = "a list of strings" if several else "a string, a number, true or false"
-        raise EagleError(ErrorKind.BAD_ARGUMENT, f"{file}: {name} is {value!r:.60}, expected {wanted}")
-    return value
+    elif isinstance(value, bool) and not option.is_flag:
+        wanted = "a number" if kind in ("int", "float") else "a string"
+    elif isinstance(value, float) and kind == "int":
+        wanted = "a whole number"
+    else:
+        return value
+    said = json.dumps(value) if isinstance(value, bool) else repr(value)
+    raise EagleError(ErrorKind.BAD_ARGUMENT, f"{file}: {name} is {said:.60}, expected {wanted}")

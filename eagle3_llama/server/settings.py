@@ -210,6 +210,8 @@ class ServerSettings:
     def _check_places(self) -> None:
         folder = self.slot_save_path
         for origin in self.cors_origin:
+            any_page = "--cors-origin null lets in any site, as any page can have no origin: name sites, or *"
+            self._check(origin != "null", any_page)
             scheme, _, site = origin.partition("://")
             fine = origin == "*" or (scheme in ORIGINS and site != "" and "/" not in site)
             message = f"--cors-origin is {origin!r}, expected a site such as https://example.org, or *"

@@ -18,6 +18,7 @@ from .jobs.limits import busy
 from .web.errors import ApiError
 
 MAX_FILES = 10_000  # in the folder
+OWNER_ALONE = 0o600  # the mode of a file, which has what clients have written
 
 STALE = 3600.0  # seconds: no slot takes so long to write
 
@@ -35,7 +36,7 @@ def save(limit: int, batcher: Any, folder: str, slot: int, filename: str, client
     try:
         with _writing:
             _check_room(Path(folder), limit, filename, len(data))
-            with replacing(Path(folder) / filename) as part:
+            with replacing(Path(folder) / filename, OWNER_ALONE) as part:
                 part.write_bytes(data)
     except EagleError as e:  # clients do not get its message, which names the server's folder
         full = ": the disk is full" if e.kind is ErrorKind.NO_SPACE else ""

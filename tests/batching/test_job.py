@@ -3,7 +3,7 @@
 import pytest
 
 from eagle3_llama import EagleParams
-from eagle3_llama.batching.job import HAS_WORK, Job, JobState, JobTimes
+from eagle3_llama.batching.job import HAS_WORK, Job, JobState, JobTimes, in_turn
 
 
 @pytest.fixture
@@ -45,3 +45,13 @@ def test_an_end_needs_a_reason(job):
 )
 def test_the_time_of_each_state(times, spans):
     assert tuple(JobTimes(*times).spans().values()) == spans
+
+
+def test_clients_get_slots_in_turn():
+    """One with many requests does not keep another waiting for all of them. Its own keep their order."""
+    made = lambda client: Job([1], None, EagleParams(0), 1, 10, 5, deadline=None, client=client)
+    waiting, running = [made(c) for c in "aaaabbc"], [made(c) for c in "aab"]
+    order = in_turn(waiting, running)
+    assert "".join(job.client for job in order) == "cbabaaa"
+    assert [job for job in order if job.client == "a"] == waiting[:4]
+    assert in_turn(waiting[:4], []) == waiting[:4] and in_turn([], running) == []

@@ -181,6 +181,25 @@ def test_a_client_that_leaves(servers, monkeypatch):
     assert len(calls) < 50
 
 
+@pytest.mark.parametrize("forced", [False, True])
+def test_one_that_runs_past_the_end(batcher, monkeypatch, caplog, forced):
+    """Its client gets an error as all do, which is none in the log. forced: by a second signal."""
+    begun, go, answers, calls = threading.Event(), threading.Event(), [], []
+    with running(dataclasses.replace(batcher.given, embeddings="target"), batcher) as s:
+        embed = s.app.state.embeddings.embedder.embed
+        held = lambda ids: (calls.append(ids), begun.set(), go.wait(60), embed(ids))[3]
+        monkeypatch.setattr(s.app.state.embeddings.embedder, "embed", held)
+        ask = threading.Thread(target=lambda: answers.append(s.client.post(PATH, json={"input": [TEXT] * 3})))
+        ask.start()
+        assert begun.wait(60)
+        s.gate.draining = s.uvicorn.should_exit = True
+        s.uvicorn.force_exit = forced
+        ask.join(60)
+        go.set()
+    assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "shutting_down"
+    assert "ASGI" not in caplog.text and "embed" not in caplog.text and len(calls) == 1
+
+
 def test_bounds(servers, batcher, monkeypatch):
     server = servers["target"]
     monkeypatch.setattr(server.app.state.embeddings.work, "most", 0)

@@ -11,6 +11,8 @@ from template_servers import OWN_AND_QWEN, chat_fixtures
 from tiers import crossed, each
 
 from eagle3_llama.server.api import stream
+from eagle3_llama.server.api.chat import MAX_TOOLS
+from eagle3_llama.server.api.message_stream import _input
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 TOOLS = [
@@ -180,6 +182,16 @@ def test_arguments_with_half_a_character(servers):
     assert streamed(servers["qwen"], max_tokens=WHOLE, **more)["stop_reason"] == "tool_use"
 
 
+@pytest.mark.parametrize(
+    "text", ["[" * 9000, '{"a":' * 9000, '{"a": 1e999}', '{"a": NaN}', '{"a": ' + "1" * 9999 + "}"]
+)
+def test_arguments_that_are_no_json(text):
+    """What nests too deep, and numbers that JSON does not have, are told as what they are: a text."""
+    told = {"function": {"arguments": text}}
+    assert _input(told) == {"INVALID_JSON": text}
+    assert _input({"function": {"arguments": '{"a": 1e99}'}}) == {"a": 1e99}
+
+
 @pytest.mark.parametrize("kind, failed", crossed(KINDS, [False, True]))
 def test_a_round_trip_of_a_call(servers, kind, failed):
     """The prompt is the one of a chat with the same call and result."""
@@ -262,6 +274,17 @@ def test_the_official_client(servers):
         client.messages.create(**{**given, "extra_body": {"temperature": 99}})
 
 
+MANY = {"list": [0] * 9999}
+CALLS = [{"type": "tool_use", "id": f"c{i}", "name": "train", "input": {}} for i in range(MAX_TOOLS + 1)]
+CALLED = [{"role": "assistant", "content": CALLS[i : i + 100]} for i in range(0, len(CALLS), 100)]
+ENDED = [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c0"}]}]
+MUCH = {  # what is right here, and too much for the chat that it stands for
+    "calls": {"messages": [{"role": "user", "content": "x"}, *CALLED, *ENDED]},
+    "schema": {"tools": [{"name": "f", "input_schema": MANY}]},
+    "variables": {"chat_template_kwargs": MANY, "thinking": {"type": "enabled", "budget_tokens": 9}},
+}
+
+
 @pytest.mark.parametrize(
     "path, message, more",
     [
@@ -285,6 +308,12 @@ def test_the_official_client(servers):
             "output_config": {"format": {"type": "json_schema", "schema": {"multipleOf": 9}}}
         }),
         (PATH, "a report", {"speculative": {"report": True}}),
+        *((path, message, {**MUCH[name], **({} if path is PATH else {"max_tokens": ..., "temperature": ...})})
+          for path in (PATH, COUNT) for name, message in (
+            ("calls", "messages: calls and texts of one turn: List should have at most"),
+            ("schema", "tools[0].input_schema: it has more than 10000 values"),
+            ("variables", "chat_template_kwargs: it has more than 10000 values"),
+        )),
         (PATH, "prompt has", {"content": "a river " * 3000}),
         (COUNT, "unknown field", {"max_tokens": 3}),
         (COUNT, "there is no tool 'no'", {
@@ -310,6 +339,16 @@ def test_neighbouring_turns_of_one_role(server):
     more = [turn("user", "Hi."), turn("user", "You?"), turn("assistant", "Yes, "), turn("assistant", "me.")]
     assert count(server, messages=one) == count(server, messages=[*more, one[-1]])
     assert told(whole(server, messages=one)) == told(whole(server, messages=[*more, one[-1]]))
+
+
+@pytest.mark.parametrize("odd", [[1], 5, "x", None, {"a": 5}, {"a": []}], ids=repr)
+@pytest.mark.parametrize("name", ["$defs", "definitions", "properties", "required"])
+def test_schemas_with_odd_parts(servers, name, odd):
+    """They are counted, or refused."""
+    tools = [{"name": "f", "input_schema": {"type": "object", name: odd}}]
+    for kind in KINDS:
+        r = servers[kind].client.post(COUNT, json={"messages": [RIVERS], "tools": tools})
+        assert r.status_code in (200, 400), r.text
 
 
 def test_last_message_with_a_call(server):

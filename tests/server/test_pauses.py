@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +12,12 @@ from server_tools import CHAT, ENDLESS, running, settings, until
 from eagle3_llama.batching import RequestLlama
 from eagle3_llama.server.chat import answer
 from eagle3_llama.server.jobs import shares
-from eagle3_llama.server.jobs.limits import Work
+from eagle3_llama.server.jobs.limits import Places, Work
 from eagle3_llama.server.jobs.shares import BURST, MOST_PAUSE, REQUEST, SHARE, Shares
 from eagle3_llama.server.sandbox.pool import Sandbox, SandboxError
-from eagle3_llama.server.sandbox.spent import Spent, spend
+from eagle3_llama.server.sandbox.spent import NOBODY, Asker, Spent, spend, working_for
+from eagle3_llama.server.sandbox.turns import ABOUT, Turns
+from eagle3_llama.server.web.errors import ApiError
 
 LOOPS = "{% for i in range(n) %}{% for j in range(100) %}{% endfor %}{% endfor %}{{ messages[0]['content'] }}"
 
@@ -121,7 +124,145 @@ def test_children_are_charged_to_the_asker(clock, fails):
             asyncio.run(ask("a"))
     else:
         assert asyncio.run(ask("a")) == "done"
-    assert s.pause("a") == pytest.approx((REQUEST + 0.1) / SHARE) and s.pause("b") == 0
+    # and the thread's own time, which is next to nothing
+    assert s.pause("a") == pytest.approx((REQUEST + 0.1) / SHARE, abs=0.2) and s.pause("b") == 0
+
+
+# -- queues: the clients take turns -----------------------------------------------------------------------
+
+
+def test_turns():
+    """The next place is another client's, and the last free one is not for who has one already."""
+    turns = Turns()
+    many = [turns.wait(Asker("a")) for _ in range(5)]
+    assert turns.next(0) is None and turns.next(2) is many[0]
+    turns.begin(many[0])
+    assert turns.next(1) is many[1]  # nobody else is about
+    late = turns.wait(Asker("b"))
+    assert turns.next(1) is late
+    turns.begin(late)
+    assert turns.running == 2 and turns.next(0) is None
+    turns.end(late)
+    assert turns.next(1) is None and turns.next(2) is many[1]  # b is about
+    turns.end(many[0])
+    turns.end(many[1])  # it has given up
+    assert turns.next(1) is many[2]
+
+
+def test_who_was_about_long_ago_keeps_no_place(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("eagle3_llama.server.sandbox.turns.time.monotonic", lambda: now[0])
+    turns = Turns()
+    turns.begin(other := turns.wait(Asker("b")))
+    turns.end(other)
+    turns.begin(turns.wait(Asker("a")))
+    again = turns.wait(Asker("a"))
+    assert turns.next(1) is None
+    now[0] = ABOUT + 1
+    assert turns.next(1) is again
+
+
+def test_who_pauses_is_passed_over():
+    pause = [3.0]
+    turns = Turns()
+    turns.wait(Asker("a", pause=lambda: pause[0]))
+    assert turns.next(2) is None and turns.pause() == 3.0
+    other = turns.wait(NOBODY)
+    assert turns.next(2) is other
+    turns.begin(other)
+    pause[0] = 0.0
+    assert turns.next(1) is not None and turns.pause() is None
+
+
+def test_a_full_queue_has_room_for_another_client():
+    places = Places(6)
+    for _ in range(6):
+        assert places.has_room("a")
+        places.enter("a")
+    assert not places.has_room("a") and places.has_room("b", 3) and not places.has_room("b", 4)
+    places.enter("b", 3)
+    assert not places.has_room("b") and places.has_room("c", 2) and places.inside == 9
+    places.leave("a", 6)
+    assert places.has_room("b", 3) and places.inside == 3
+
+
+def test_work_in_turn(clock):
+    """Of one client there is as much as it sends; another one's comes next, and its time is charged."""
+    s, order = Shares(lambda client: False), []
+
+    async def ask(work, client):
+        await s.turn(client)
+        await work.run(order.append, client)
+
+    async def main():
+        work = Work(1, 20, "try this")
+        held = asyncio.ensure_future(work.run(threading.Event().wait, 0.05))
+        await asyncio.sleep(0)
+        jobs = [asyncio.ensure_future(ask(work, client)) for client in "aaaaaab"]
+        given_up = asyncio.ensure_future(ask(work, "c"))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.gather(held, *jobs)
+        assert work.inside == 0
+        with pytest.raises(ApiError, match="too many requests try this"):
+            await Work(1, -1, "try this").run(order.append, "d")
+
+    asyncio.run(main())
+    assert order[:2] in (["a", "b"], ["b", "a"]) and order.count("a") == 6 and "c" not in order
+
+
+def test_work_waits_until_its_client_has_paid():
+    """Also what was sent at once, when nothing was owed yet."""
+    owed, done = [0.0], []
+
+    async def main():
+        work = Work(1, 9, "try this")
+        mine = Asker("a", pause=lambda: owed[0])
+        token = shares._asker.set(mine)
+        first = asyncio.ensure_future(work.run(lambda: owed.__setitem__(0, 0.05)))
+        second = asyncio.ensure_future(work.run(done.append, "a"))
+        shares._asker.reset(token)
+        await first
+        await work.run(done.append, "other")
+        assert done == ["other"]
+        owed[0] = 0.0
+        await second
+
+    asyncio.run(main())
+    assert done == ["other", "a"]
+
+
+def test_children_in_turn(sandbox):
+    """A client with many requests for them keeps nobody waiting for all of these."""
+    with working_for(Asker("a")):
+        render(sandbox, 1)
+    until(lambda: len(sandbox._free) == sandbox.CHILDREN)
+    order, held = [], sandbox._exchange
+    inside, go = threading.Semaphore(0), threading.Event()
+
+    def exchange(child, request, seconds):
+        inside.release()
+        go.wait(60)
+        return held(child, request, seconds)
+
+    def ask(client):
+        with working_for(Asker(client)):
+            render(sandbox, 1)
+        order.append(client)
+
+    sandbox._exchange = exchange
+    threads = [threading.Thread(target=ask, args=(client,)) for client in "aaaaaa"]
+    for t in threads:
+        t.start()
+    for _ in range(2):
+        assert inside.acquire(timeout=60)
+    late = threading.Thread(target=ask, args=("b",))
+    late.start()
+    until(lambda: "b" in sandbox._turns._waiting)
+    go.set()
+    for t in (*threads, late):
+        t.join(60)
+    assert order.index("b") <= 3 and len(order) == 7
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +284,7 @@ def test_a_client_waits_while_another_generates(server, monkeypatch):
     assert post(server, "key-b").status_code == 200
     own.charge("b", 1e3)
     assert post(server, "key-b").status_code == 200
-    assert slept == [("b", 0.0), ("b", 0.0)]
+    assert set(slept) == {("b", 0.0)}
     slept.clear()
     head = {"Authorization": "Bearer key-a"}
     body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, **ENDLESS}
@@ -151,8 +292,9 @@ def test_a_client_waits_while_another_generates(server, monkeypatch):
         next(answer.iter_lines())
         until(lambda: server.batcher.serves_others("b"))
         assert post(server, "key-b").status_code == 200
-    assert [client for client, _ in slept] == ["a", "b"]
-    assert slept[0][1] == 0 and 0 < slept[1][1] <= MOST_PAUSE
+    assert {seconds for client, seconds in slept if client == "a"} == {0}
+    assert all(0 < seconds <= MOST_PAUSE for client, seconds in slept if client == "b")
+    assert {client for client, _ in slept} == {"a", "b"}
 
 
 def test_what_a_request_takes_is_charged(server, monkeypatch):

@@ -1,6 +1,8 @@
 """POST /v1/responses with OpenAI's client: items, events, tools, stored answers, formats, errors."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from client_tools import PLACE, openai_client, refused
@@ -9,8 +11,9 @@ from server_tools import Blocked, ask, idle, running, settings, until
 from template_servers import chat_fixtures
 from tiers import each
 
-from eagle3_llama.server.api import stream
+from eagle3_llama.server.api import response_inputs, stream
 from eagle3_llama.server.api.response_store import MAX_STORED, ResponseStore
+from eagle3_llama.server.web import responses
 from eagle3_llama.server.web.errors import ApiError
 
 TOOLS = [
@@ -356,7 +359,7 @@ def test_a_stream_that_fails(batcher, monkeypatch):
     assert events[-1]["response"]["error"]["code"] == "server_error"
 
 
-def test_input_items(server, client):
+def test_input_items(server, client, monkeypatch):
     """The conversation before the answer, in pages; each item can be sent again."""
     called = {"type": "function_call", "call_id": "c", "name": "train", "arguments": ARGUMENTS}
     result = {"type": "function_call_output", "call_id": "c", "output": "At nine."}
@@ -369,6 +372,9 @@ def test_input_items(server, client):
     assert items[0].content[0].text == "When?" and items[-1].content[0].text == "And back?"
     assert items[2].output == "At nine." and len({item.id for item in items}) == len(items)
     assert list(client.responses.input_items.list(then.id, limit=2)) == items[::-1]  # page by page
+    with monkeypatch.context() as m:  # however large the items are, a page is not
+        m.setattr(response_inputs, "MAX_PAGE_BYTES", 1)
+        assert list(client.responses.input_items.list(then.id, order="asc")) == items
     again = [item.model_dump(exclude_none=True) for item in items]
     assert create(client, again).output_text == then.output_text
     url = f"/v1/responses/{first.id}/input_items"
@@ -377,6 +383,39 @@ def test_input_items(server, client):
         assert r.status_code == 400 and r.json()["error"]["param"] == query.split("=")[0]
     for gone in (client_of(server, KEYS[1]).responses, client.responses):
         refused(lambda: gone.input_items.list(first.id if gone is not client.responses else "no"), 404)
+
+
+def test_only_a_page_of_items_is_read():
+    class Read(list):
+        def __getitem__(self, i):
+            seen.add(i)
+            return super().__getitem__(i)
+
+    seen, items = (
+        set(),
+        Read(json.dumps({"type": "message", "role": "user", "content": "x"}).encode() for _ in range(99)),
+    )
+    made = response_inputs.page("resp_a", items, 3, "asc", "msg_a_49")
+    assert [item["id"] for item in made["data"]] == ["msg_a_50", "msg_a_51", "msg_a_52"] and made["has_more"]
+    assert seen == {49, 50, 51, 52}
+    for no in ("msg_a_99", "msg_b_4", "fc_a_4", "msg_a_-1", "msg_a_4.", "msg_a_" + "9" * 5000, "", "_"):
+        with pytest.raises(ApiError, match="there is no item"):
+            response_inputs.page("resp_a", items, 3, "asc", no)
+
+
+def test_items_are_read_beside_the_event_loop(server, client, monkeypatch):
+    """And whoever asks for them pays."""
+    made, begun, go, charged = create(client), threading.Event(), threading.Event(), []
+    held = lambda *args: (begun.set(), go.wait(60), response_inputs.page(*args))[2]
+    monkeypatch.setattr(responses, "page", held)
+    shares = server.app.state.server.shares
+    monkeypatch.setattr(shares, "charge", lambda who, seconds: charged.append(who))
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(server.client.get, f"/v1/responses/{made.id}/input_items")
+        assert begun.wait(60) and server.client.get("/health").status_code == 200
+        go.set()
+        assert asked.result().json()["object"] == "list"
+    assert charged.count("key 0") >= 2  # for the request, and for the thread
 
 
 def test_nothing_can_be_cancelled(client):

@@ -12,7 +12,10 @@ import threading
 
 import httpx
 import pytest
+from pydantic import ValidationError
 from server_tools import (
+    CHAT,
+    JSON,
     PARSERS,
     Blocked,
     address,
@@ -27,8 +30,12 @@ from server_tools import (
 )
 from tiny_models import BOS, EOS, PROMPT
 
+from eagle3_llama.errors import EagleError, ErrorKind
 from eagle3_llama.server.api import stream
+from eagle3_llama.server.api.slots import SlotFile
+from eagle3_llama.server.jobs.job import Choice
 from eagle3_llama.server.web import connections
+from eagle3_llama.server.web.errors import internal
 
 COMPLETIONS = "/v1/completions"
 ENDLESS = {"prompt": PROMPT, "logit_bias": {str(EOS): -100, str(BOS): -100}}
@@ -48,7 +55,7 @@ def server(files, tmp_path_factory):
 
 
 @contextlib.contextmanager
-def sent(server, **content):
+def sent(server, path=COMPLETIONS, **content):
     """A connection with small buffers on which this request has been sent, and of which nothing is read."""
     raw = json.dumps(content).encode()
     with socket.socket() as s:
@@ -59,7 +66,7 @@ def sent(server, **content):
         for connection in list(server.uvicorn.server_state.connections):
             own = connection.transport.get_extra_info("socket")
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        s.sendall(post_head(COMPLETIONS, len(raw)) + raw)
+        s.sendall(post_head(path, len(raw)) + raw)
         yield s
 
 
@@ -128,6 +135,81 @@ def test_an_engine_that_does_not_return(files, monkeypatch):
         until(lambda: idle(s))
 
 
+MARK = "Qx7-of-the-prompt"
+
+
+def quoting():
+    """Exceptions that quote what a client sent: pydantic's, Python's, and those that others led to."""
+    try:
+        SlotFile.model_validate({"filename": f"/{MARK}"})
+    except ValidationError as e:
+        yield e
+    for kind in (ValueError, KeyError, RuntimeError, OSError):
+        yield kind(MARK)
+    yield UnicodeEncodeError("utf-8", MARK, 0, 1, MARK)
+    led = ZeroDivisionError(MARK)
+    led.__cause__ = TypeError(MARK)
+    led.__cause__.__context__ = AttributeError(MARK)
+    yield led
+    yield EagleError(ErrorKind.NATIVE, MARK)
+
+
+POSTS = [
+    COMPLETIONS,
+    CHAT,
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/responses",
+    "/completion",
+    "/tokenize",
+]
+POSTS += [
+    "/v1/responses/input_tokens",
+    "/apply-template",
+    "/detokenize",
+    "/v1/embeddings",
+    "/slots/0?action=save",
+]
+
+
+def test_nothing_of_a_request_is_in_the_log(server, monkeypatch, caplog, capfd):
+    """Whatever is wrong with it, and whatever fails inside."""
+    shared = server.app.state.server
+    messages = [{"role": "user", "content": MARK}]
+    wrong = [{MARK: 1}, {"prompt": {MARK: MARK}}, {"messages": MARK}, {"messages": messages, "n": MARK}]
+    wrong += [
+        {"messages": messages, "max_tokens": MARK, "input": MARK, "content": MARK, "filename": f"/{MARK}"}
+    ]
+    with caplog.at_level(logging.INFO, "eagle3_llama.server"):
+        for path in POSTS:
+            for body in wrong:
+                assert server.client.post(path, json=body).status_code in (400, 501)
+            assert server.client.post(path, content=f'{{"{MARK}', headers=JSON).status_code in (400, 501)
+        assert server.client.get(f"/{MARK}?{MARK}={MARK}").status_code == 404
+        assert server.client.get(f"/v1/responses/{MARK}/input_items?limit={MARK}").status_code == 400
+        for e in quoting():
+            with monkeypatch.context() as m:
+                m.setattr(shared.caller, "completion", lambda body, e=e: raised(e))
+                assert server.client.post(COMPLETIONS, json={"prompt": MARK}).status_code == 500
+            with monkeypatch.context() as m:
+                call = lambda body, e=e: [Choice(0, 0, lambda llm: raised(e))]
+                m.setattr(shared.caller, "completion", call)
+                m.setattr("eagle3_llama.server.jobs.job.from_exception", lambda *_: internal())
+                assert server.client.post(COMPLETIONS, json={"prompt": MARK}).status_code == 500
+            with monkeypatch.context() as m, contextlib.suppress(httpx.RemoteProtocolError):
+                m.setattr(stream, "joined", lambda events, e=e: raised(e))
+                server.client.post(COMPLETIONS, json={**ENDLESS, "max_tokens": 3, "stream": True})
+        until(lambda: idle(server))
+    said = caplog.text + "".join(capfd.readouterr())
+    assert MARK not in said
+    assert said.count("Traceback") >= 3 * len(list(quoting())) and "ValidationError" in said
+    assert "raise e" in said and "test_server_failures.py" in said
+
+
+def raised(e):
+    raise e
+
+
 # -- clients ----------------------------------------------------------------------------------------------
 
 
@@ -153,6 +235,21 @@ def test_a_client_that_does_not_read(files, monkeypatch, stream, parser):
         until(lambda: idle(s) and s.gate.logprobs.held == 0)
         head, _, got = rest(c).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200") and not got.endswith((b"0\r\n\r\n", b"}"))
+
+
+@PARSERS
+def test_answers_that_nobody_reads_have_room_together(files, monkeypatch, parser):
+    """They are bytes in memory, until they have been read or the client has gone."""
+    with running(tiny(files), parser=parser) as s:
+        room = s.app.state.server.answers
+        with sent(s, "/tokenize", content="x5 " * 100_000, with_pieces=True):
+            until(lambda: room.held > 1_000_000)
+            monkeypatch.setattr(room, "most", room.held)
+            r = s.client.post("/tokenize", json={"content": "x5"})
+            assert r.status_code == 503 and "answers that they do not read" in r.json()["error"]["message"]
+        until(lambda: room.held == 0)
+        assert s.client.post("/tokenize", json={"content": "x5"}).status_code == 200
+        until(lambda: room.held == 0)
 
 
 @PARSERS

@@ -77,6 +77,10 @@ def test_the_command_line_and_the_environment_come_first(serve, monkeypatch):
         ("[serve]\nn-ctx = 512", "no option 'serve'"),
         ("n-ctx = [512]", r"n-ctx is \[512\], expected a string, a number, true or false"),
         ("n-ctx = 2026-01-01", "n-ctx is datetime"),
+        ("n-parallel = true", "n-parallel is true, expected a number"),
+        ("timeout = false", "timeout is false, expected a number"),
+        ("host = true", "host is true, expected a string"),
+        ("n-parallel = 2.5", "n-parallel is 2.5, expected a whole number"),
         ("cors-origin = 'https://a.example'", "cors-origin is 'https://a.example', expected a list"),
         ("cors-origin = [1]", r"cors-origin is \[1\], expected a list of strings"),
         ("n-ctx =", "is no TOML: "),
@@ -86,6 +90,12 @@ def test_the_command_line_and_the_environment_come_first(serve, monkeypatch):
 def test_a_file_that_is_wrong(serve, text, message):
     with pytest.raises(EagleError, match=message):
         serve(text)
+
+
+def test_numbers_and_switches_of_a_file(serve):
+    given = serve("n-parallel = 3\ntimeout = 9\nlog-prompts = true\nflash-attn = false\nprompt-cache = '1G'")
+    assert (given.n_parallel, given.timeout, given.log_prompts) == (3, 9.0, True)
+    assert given.flash_attn is False and given.prompt_cache == 1 << 30
 
 
 def test_a_value_of_another_type(files, tmp_path):

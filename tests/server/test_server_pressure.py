@@ -1,6 +1,7 @@
 """The server under pressure: limits, keys, clients that leave, deadlines, shutdown."""
 
 import asyncio
+import base64
 import contextlib
 import dataclasses
 import json
@@ -94,6 +95,38 @@ def test_the_key(server):
             == 200
             == s.client.get("/v1/models").status_code
         )
+
+
+def test_passwords_that_a_browser_sends(server, monkeypatch):
+    """With the key as a password, another site's page changes nothing: a browser adds it by itself."""
+    erase = "/slots/0?action=erase"  # 400: this server saves none
+    with other(server, api_key="s3cret", cors_origin=("https://good.example",)) as s:
+        for scheme, given in (("Basic", base64.b64encode(b"me:s3cret").decode()), ("Bearer", "s3cret")):
+            for origin, own in (
+                ("https://evil.example", False),
+                ("null", False),
+                ("http://localhost:1", False),  # another program's page
+                (f"{s.url}.evil.example", False),
+                (s.url, True),
+                ("https://good.example", True),
+                (None, True),
+            ):
+                headers = {"Authorization": f"{scheme} {given}"} | ({"Origin": origin} if origin else {})
+                r = s.client.post(erase, headers=headers)
+                assert r.status_code == (400 if own or scheme == "Bearer" else 403), (scheme, origin)
+                assert s.client.get("/slots", headers=headers).status_code == 200
+                gone = s.client.delete("/v1/responses/no", headers=headers)
+                assert gone.status_code == (404 if own or scheme == "Bearer" else 403)
+
+
+def test_pages_without_an_origin(server):
+    """A file's page, or one in a sandbox, which any site can make: allowed with * alone, and said so."""
+    with pytest.raises(EagleError, match="--cors-origin null lets in any site"):
+        settings(cors_origin=("null",))
+    assert server.client.get("/v1/models", headers={"Origin": "null"}).status_code == 403
+    with other(server, cors_origin=("*",)) as s:
+        r = s.client.get("/v1/models", headers={"Origin": "null"})
+        assert r.status_code == 200 and r.headers["access-control-allow-origin"] == "*"
 
 
 def test_other_sites(server):
@@ -468,6 +501,7 @@ def test_sigint_drains_and_a_second_signal_ends_at_once():
                 seen.extend(line for line in lines if line)
         assert "data: [DONE]" not in seen
         assert p.process.wait(60) in (0, 128 + signal.SIGTERM)  # the latter if a thread still uses the model
+    assert "Traceback" not in "".join(p.lines)
 
 
 def test_an_empty_file_is_no_key():

@@ -4,9 +4,12 @@ import functools
 import json
 import logging
 import os
+import re
 
 import pytest
-from server_tools import CHAT, Streams, ask, idle, other, running, settings, until
+from server_tools import CHAT, Streams, ask, idle, metric, other, running, settings, until
+
+ACCESS = "eagle3_llama.server.access"
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +133,40 @@ def lines_of(caplog, *ids):
     return [line for each in ids for line in lines if line["request_id"] == each]
 
 
+def test_slot_files_are_their_owners(server, folder):
+    """Nobody else on the machine reads what clients have written."""
+    before = os.umask(0o022)
+    try:
+        assert slot(server, "save", "mine.bin").status_code == 200
+    finally:
+        os.umask(before)
+    assert (folder / "mine.bin").stat().st_mode & 0o777 == 0o600
+
+
+def test_prompts_of_a_list_count_in_full(server, caplog):
+    """In the log and for the client; one that several choices answer counts once."""
+    with other(server, api_key=("one: key-one",)) as s, caplog.at_level(logging.INFO, ACCESS):
+        body = {"prompt": ["One two three.", "Four."], "n": 2, "max_tokens": 2}
+        r = s.client.post("/v1/completions", json=body, headers={"X-Request-Id": "list"})
+        n = r.json()["usage"]["prompt_tokens"]
+        until(lambda: lines_of(caplog, "list"))
+        assert metric(s, "eagle3_client_tokens_total", 'kind="prompt"') == n
+    assert lines_of(caplog, "list")[0]["prompt_tokens"] == n > 4
+
+
+def test_each_metric_says_what_it_is(server):
+    said = dict(re.findall(r"^# HELP (\S+) (.+)$", server.client.get("/metrics").text, re.M))
+    assert said["eagle3_request_seconds"] == "from the request to the end of the answer"
+    assert said["eagle3_client_tokens_total"].startswith("tokens of each API key's requests")
+    ours = [
+        text for name, text in said.items() if name.startswith("eagle3_") and not name.endswith("_created")
+    ]
+    assert len(ours) == len(set(ours))
+
+
 @pytest.mark.parametrize("log_prompts", [False, True])
 def test_one_line_of_log(server, caplog, log_prompts):
-    access = logging.getLogger("eagle3_llama.server.access")
-    with other(server, log_prompts=log_prompts) as s, caplog.at_level(logging.INFO, access.name):
+    with other(server, log_prompts=log_prompts) as s, caplog.at_level(logging.INFO, ACCESS):
         r = s.client.post(
             CHAT,
             json={"messages": [{"role": "user", "content": "xyzzy"}], "max_tokens": 4},

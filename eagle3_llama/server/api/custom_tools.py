@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+from ...common.guarded_json import read_json
+
 PARAMETERS = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
@@ -28,33 +30,36 @@ class InputText:
 
     def __init__(self) -> None:
         self.text = ""  # so far
-        self._json, self._at = "", 0
+        self._parts: list[str] = []  # all of the JSON
+        self._left, self._begun = "", False  # what of it has not been read; whether some has
 
     def add(self, arguments: str) -> str:
         """What is new in the text."""
-        self._json += arguments
-        if self._at == 0:
-            if (begun := _BEGIN.match(self._json)) is None:
+        self._parts.append(arguments)
+        self._left += arguments
+        start = 0
+        if not self._begun:
+            if (begun := _BEGIN.match(self._left)) is None:
                 return ""
-            self._at = begun.end()
-        last = end = self._at
-        while (part := _PART.match(self._json, end)) is not None:
+            start = begun.end()
+        last = end = start
+        while (part := _PART.match(self._left, end)) is not None:
             last, end = part.span()
-        if _HALF.match(self._json, last) is not None:  # the other half may come
+        if _HALF.match(self._left, last) is not None:  # the other half may come
             end = last
-        new = self._json[self._at : end]
-        self._at += len(new)
-        return self._grow(json.loads(f'"{new}"', strict=False))
+        new = self._left[start:end]
+        self._left, self._begun = self._left[end:], True
+        return self._grow(read_json(f'"{new}"', strict=False))
 
     def end(self) -> str:
         """The rest of a text that has ended. Arguments of another form are the text themselves."""
         try:
-            made = json.loads(self._json, strict=False)
+            made = read_json("".join(self._parts), strict=False)
         except ValueError:
             made = None
         text = made.get("input") if isinstance(made, dict) and len(made) == 1 else None
         if not isinstance(text, str):
-            text = self.text or self._json
+            text = self.text or "".join(self._parts)
         return self._grow(text[len(self.text) :]) if text.startswith(self.text) else ""
 
     def _grow(self, new: str) -> str:

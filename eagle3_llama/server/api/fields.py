@@ -6,7 +6,7 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Optional, Union
+from typing import Annotated, Any, ClassVar, Literal, Optional, TypeVar, Union
 
 from annotated_types import Ge
 from pydantic import (
@@ -15,6 +15,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationError,
     WithJsonSchema,
     create_model,
     model_validator,
@@ -22,7 +23,9 @@ from pydantic import (
 
 from ...common.limits import MAX_DRAFT
 from ..settings import ServerSettings
+from ..web.errors import from_validation
 
+M = TypeVar("M", bound=BaseModel)
 MAX_STOP, MAX_STOP_LENGTH = 16, 256
 MAX_BIAS = 1024
 NEVER = -1e9  # a bias with which a token comes only where a grammar allows no other
@@ -259,6 +262,17 @@ def field_names(model: type[BaseModel], place: Sequence[int | str]) -> list[str]
         found = [inner for one in found for inner in _inside(one, part, schema.get("$defs", {}))]
     flat = [one for outer in found for one in _members(outer, schema.get("$defs", {}))]
     return [name for one in flat for name in one.get("properties", {})]
+
+
+def validated(model: type[M], given: Any) -> M:
+    """`given`, made from a body, as another model. Raises ApiError 400 with the field at fault.
+
+    It may be wrong although the body is right: what is one list here may be several there.
+    """
+    try:
+        return model.model_validate(given)
+    except ValidationError as e:
+        raise from_validation(e, functools.partial(field_names, model)) from None
 
 
 def _members(schema: dict[str, Any], defs: dict[str, Any]) -> list[dict[str, Any]]:

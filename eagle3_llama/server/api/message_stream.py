@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+from ...common.guarded_json import read_json
 from ...llama.usage import TokenUsage
 from ..jobs.job import Choice, RequestJob, total_usage
 from ..web.errors import ApiError
@@ -191,7 +191,7 @@ def _input(call: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call. Without a grammar they may be no object, which Anthropic's clients know so."""
     text = call["function"]["arguments"] or "{}"
     try:
-        found = json.loads(text)
+        found = read_json(text)
     except ValueError:
         found = None
     return found if isinstance(found, dict) else {"INVALID_JSON": text}

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from ..web.errors import wrong
+from ..web.errors import ApiError, wrong
 from .chat import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ChatBody, Name
 from .fields import (
     GREEDY,
@@ -25,8 +25,10 @@ from .fields import (
     Word,
     length,
     text_alone,
+    validated,
 )
 
+_TEXTS = ("content", "reasoning_content")
 FAILED = "Error: "  # before the result of a call that failed: templates know no failures
 
 
@@ -184,7 +186,14 @@ def chat_of(body: CountBody) -> ChatBody:
         given["stop"] = sequences
     if (asked := getattr(body, "speculative", None)) is not None:
         given["speculative"] = asked.model_dump()
-    return ChatBody.model_validate({**given, "messages": messages})
+    try:
+        return validated(ChatBody, {**given, "messages": messages})
+    except ApiError as e:  # with this API's names
+        where = e.param or ""
+        message = str(e).removeprefix(f"{where}: ")
+        if where.startswith("messages["):  # they are counted otherwise here
+            raise wrong("messages", f"calls and texts of one turn: {message}") from None
+        raise wrong(where.replace(".function.parameters", ".input_schema"), message) from None
 
 
 def is_continued(body: CountBody) -> bool:
@@ -252,7 +261,7 @@ class _Chat:
 
     def of(self, body: CountBody) -> list[dict[str, Any]]:
         if system := _joined(body.system):
-            self._out.append({"role": "system", "content": system})
+            self._out.append({"role": "system", "content": [system]})
         for i, turn in enumerate(body.messages):
             allowed = _BLOCKS[turn.role]
             content = turn.content
@@ -267,6 +276,9 @@ class _Chat:
                 self._assistant(blocks)
         if self._out[-1].get("tool_calls"):
             raise wrong("messages", "the last one calls a tool: the result of the call must follow")
+        for message in self._out:  # once: to add one text after the other would copy all before them
+            between = "\n" if message["role"] == "user" else ""
+            message |= {name: between.join(message[name]) for name in _TEXTS if name in message}
         return self._out
 
     def _user(self, i: int, blocks: list[Any]) -> None:
@@ -282,7 +294,7 @@ class _Chat:
             if (name := self._called.get(block.tool_use_id)) is None:
                 message = f"no earlier message has a tool_use with the id {block.tool_use_id!r:.80}"
                 raise wrong(f"messages[{i}].content[{j}]", message)
-            content = (FAILED if block.is_error else "") + _joined(block.content)
+            content = [FAILED if block.is_error else "", _joined(block.content)]
             result = {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": content}
             self._out.append(result)
         if texts or not blocks:
@@ -290,20 +302,20 @@ class _Chat:
 
     def _say(self, texts: list[Any]) -> None:
         if self._out and self._out[-1]["role"] == "user":
-            self._out[-1]["content"] += "\n" + _joined(texts)
+            self._out[-1]["content"].append(_joined(texts))
         else:
-            self._out.append({"role": "user", "content": _joined(texts)})
+            self._out.append({"role": "user", "content": [_joined(texts)]})
 
     def _assistant(self, blocks: list[Any]) -> None:
         """Texts are joined as they were written, so that an answer that comes back is what it was."""
         if not self._out or self._out[-1]["role"] != "assistant":
-            self._out.append({"role": "assistant", "content": ""})
+            self._out.append({"role": "assistant", "content": []})
         message = self._out[-1]
         for block in blocks:
             if block.type == "text":
-                message["content"] += block.text
+                message["content"].append(block.text)
             elif block.type == "thinking":
-                message["reasoning_content"] = message.get("reasoning_content", "") + block.thinking
+                message.setdefault("reasoning_content", []).append(block.thinking)
             elif block.type == "tool_use":
                 message.setdefault("tool_calls", []).append(_call(block))
                 self._called[block.id] = block.name

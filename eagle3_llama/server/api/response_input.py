@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-from pydantic import ValidationError
-
-from ..web.errors import ApiError, from_validation, wrong
+from ..web.errors import ApiError, wrong
 from .chat import ChatBody
 from .custom_tools import PARAMETERS, arguments_of
-from .fields import Generation, field_names
+from .fields import Generation, validated
 from .responses import Format, ResponseBody, ResponseItem, ResponseTool, ToolChoice
 
+_TEXTS = ("content", "reasoning_content")
 CALLS = ("function_call", "custom_tool_call")
 # what the fields of a chat request are called here
 _NAMES = {
@@ -34,7 +32,7 @@ def items_of(body: ResponseBody) -> list[dict[str, Any]]:
 def chat_of(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
     """The chat request. items: the whole conversation, as JSON. Raises ApiError 400."""
     out: dict[str, Any] = body.model_dump(include=set(Generation.model_fields), exclude_none=True)
-    out["messages"] = messages_of(body.instructions, [ResponseItem.model_validate(item) for item in items])
+    out["messages"] = messages_of(body.instructions, [validated(ResponseItem, item) for item in items])
     if not out["messages"]:
         raise wrong("input", "it is empty: there is nothing to answer")
     out |= {"max_completion_tokens": body.max_output_tokens, "tool_choice": _choice(body.tool_choice)}
@@ -53,9 +51,9 @@ def chat_of(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
     if body.logprobs:
         out |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     try:
-        return ChatBody.model_validate(out)
-    except ValidationError as e:  # a conversation that is longer than a chat's may be
-        raise renamed(from_validation(e, functools.partial(field_names, ChatBody))) from None
+        return validated(ChatBody, out)
+    except ApiError as e:  # a conversation that is longer than a chat's may be
+        raise renamed(e) from None
 
 
 def _function(tool: ResponseTool) -> dict[str, Any]:
@@ -66,7 +64,7 @@ def _function(tool: ResponseTool) -> dict[str, Any]:
 
 def messages_of(instructions: str | None, items: list[ResponseItem]) -> list[dict[str, Any]]:
     """The messages of a conversation. What the assistant wrote in one turn becomes one message."""
-    out: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    out: list[dict[str, Any]] = [{"role": "system", "content": [instructions]}] if instructions else []
     calls: set[str] = set()
     for item in items:
         if item.type in CALLS and item.status == "incomplete":
@@ -75,20 +73,23 @@ def messages_of(instructions: str | None, items: list[ResponseItem]) -> list[dic
             if item.call_id not in calls:
                 message = f"there is no call {item.call_id!r:.80} before its {item.type}"
                 raise wrong("input", message)
-            out.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+            out.append({"role": "tool", "tool_call_id": item.call_id, "content": [_text(item.output)]})
         elif item.type == "message" and item.role != "assistant":
             _add_message(out, "user" if item.role == "user" else "system", _text(item.content))
         else:
             _add_to_turn(out, item)
             calls.add(item.call_id or "")
+    for message in out:  # texts are joined once: to add one after the other would copy all before them
+        between = "\n\n" if message["role"] == "system" else "\n"
+        message |= {name: between.join(message[name]) for name in _TEXTS if name in message}
     return out
 
 
 def _add_message(out: list[dict[str, Any]], role: str, content: str) -> None:
     if role == "system" and len(out) == 1 and out[0]["role"] == role:
-        out[0]["content"] += f"\n\n{content}"  # many templates know one system message alone
+        out[0]["content"].append(content)  # many templates know one system message alone
     else:
-        out.append({"role": role, "content": content})
+        out.append({"role": role, "content": [content]})
 
 
 def _add_to_turn(out: list[dict[str, Any]], item: ResponseItem) -> None:
@@ -107,7 +108,7 @@ def _add_to_turn(out: list[dict[str, Any]], item: ResponseItem) -> None:
         turn.setdefault("tool_calls", []).append(made)
         return
     field = "content" if item.type == "message" else "reasoning_content"
-    turn[field] = f"{turn[field]}\n{text}" if field in turn else text
+    turn.setdefault(field, []).append(text)
 
 
 def _text(content: Any) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from ..web.errors import wrong
 
-MAX_PAGE = 100
+MAX_PAGE, MAX_PAGE_BYTES = 100, 1 << 20  # items of a page; bytes from which on it has no further one
 _NAMES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 _NAMES |= {"custom_tool_call": "ctc", "custom_tool_call_output": "ctco"}
 
@@ -22,23 +24,28 @@ class ItemList(BaseModel):
 
 
 def page(
-    response_id: str, items: list[dict[str, Any]], limit: int, order: str, after: str | None
+    response_id: str, items: Sequence[bytes], limit: int, order: str, after: str | None
 ) -> dict[str, Any]:
     """At most `limit` items, the newest first if order is desc. after: the id of the item before them.
 
-    Raises ApiError 400 if there is no such item.
+    items: the JSON of each. What is on no page is not read. Raises ApiError 400 if there is no such item.
     """
-    listed = [_shown(f"{response_id.partition('_')[2]}_{i}", item) for i, item in enumerate(items)]
-    if order == "desc":
-        listed.reverse()
-    start = 0
+    shown = lambda i: _shown(f"{response_id.partition('_')[2]}_{i}", json.loads(items[i]))
+    step = -1 if order == "desc" else 1
+    at = len(items) - 1 if step < 0 else 0
     if after is not None:
-        start = next((i + 1 for i, item in enumerate(listed) if item["id"] == after), -1)
-        if start < 0:
+        number = after[:100].rpartition("_")[2]
+        before = int(number) if number.isascii() and number.isdecimal() else len(items)
+        if before >= len(items) or shown(before)["id"] != after:
             raise wrong("after", f"there is no item {after!r:.100} in the input of this response")
-    data = listed[start : start + limit]
+        at = before + step
+    data, size = list[dict[str, Any]](), 0
+    while 0 <= at < len(items) and len(data) < limit and size < MAX_PAGE_BYTES:
+        data.append(shown(at))
+        size += len(items[at])
+        at += step
     first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    more = start + limit < len(listed)
+    more = 0 <= at < len(items)
     return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": more}
 
 

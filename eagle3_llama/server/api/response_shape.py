@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from pydantic import ValidationError
+
 from ..jobs.job import Event, total_usage
 from ..web.errors import ApiError
 from .response_input import renamed
@@ -72,10 +74,17 @@ class ResponseShape:
         out = {**self.head, "status": self.status, "incomplete_details": cut, "output": self.items.output}
         out |= {"completed_at": None if cut else int(time.time()), "usage": self._usage(usage)}
         if self.store is not None:
-            own = [ResponseItem.model_validate(item) for item in self.items.output]
-            items = [item.model_dump(exclude_none=True) for item in own]  # without logprobs and ids
-            self.store.keep(self.client, out, self.conversation + items)
+            self._keep(self.store, out)
         return out
+
+    def _keep(self, store: ResponseStore, out: dict[str, Any]) -> None:
+        try:
+            own = [ResponseItem.model_validate(item) for item in self.items.output]
+        except ValidationError:  # a name or an id that the model has made up, and that no request may have
+            out["store"] = False
+            return
+        items = [item.model_dump(exclude_none=True) for item in own]  # without logprobs and ids
+        store.keep(self.client, out, self.conversation + items)
 
     def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         thoughts = [item["content"][0]["text"] for item in self.items.output if item["type"] == "reasoning"]
@@ -107,8 +116,9 @@ class ResponseStream(EventStream):
     def _lifecycle(self, name: str, response: dict[str, Any]) -> dict[str, Any]:
         return {"type": f"response.{name}", "response": response}
 
-    def _begin(self) -> bytes:
-        return self._send([self._lifecycle(name, self.shape.head) for name in ("created", "in_progress")])
+    async def _begin(self) -> bytes:
+        events = [self._lifecycle(name, self.shape.head) for name in ("created", "in_progress")]
+        return await asyncio.to_thread(self._send, events)  # instructions and tools may be megabytes
 
     def _frame(self, e: Event) -> bytes:
         return self._send(self.shape.events(e))

@@ -5,12 +5,25 @@ from __future__ import annotations
 import collections
 import json
 import threading
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from ..web.errors import ApiError
 from .shapes import dumps
 
 MAX_STORED = 1024  # responses of one client
+
+
+class Stored(NamedTuple):
+    """A response as JSON, and its conversation: the JSON of each item, of which n_inputs were asked with."""
+
+    response: bytes
+    items: tuple[bytes, ...]
+    n_inputs: int
+
+    @property
+    def size(self) -> int:
+        return len(self.response) + sum(map(len, self.items))
 
 
 class ResponseStore:
@@ -22,45 +35,47 @@ class ResponseStore:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._of: dict[str, collections.OrderedDict[str, tuple[bytes, bytes]]] = {}
+        self._of: dict[str, collections.OrderedDict[str, Stored]] = {}
         self._sizes: collections.Counter[str] = collections.Counter()
         self._lock = threading.Lock()
 
     def keep(self, client: str, response: dict[str, Any], items: list[dict[str, Any]]) -> None:
         """Keeps a response. items: its conversation, input and output, for the request that goes on."""
-        entry = dumps(response), dumps(items)
-        if sum(map(len, entry)) > self.most:
+        n_inputs = len(items) - len(response.get("output", ()))
+        entry = Stored(dumps(response), tuple(map(dumps, items)), n_inputs)
+        if entry.size > self.most:
             return
         with self._lock:
             of = self._of.setdefault(client, collections.OrderedDict())
             of[response["id"]] = entry
-            self._sizes[client] += sum(map(len, entry))
+            self._sizes[client] += entry.size
             while self._sizes[client] > self.most or len(of) > MAX_STORED:
-                self._sizes[client] -= sum(map(len, of.popitem(last=False)[1]))
+                self._sizes[client] -= of.popitem(last=False)[1].size
 
     def response(self, client: str, response_id: str) -> bytes:
         """The response as JSON. Raises ApiError 404."""
-        return self._get(client, response_id, "response_id")[0]
+        return self._get(client, response_id, "response_id").response
 
     def items(self, client: str, response_id: str) -> list[dict[str, Any]]:
         """The conversation up to the end of this response. Raises ApiError 404."""
-        return json.loads(self._get(client, response_id, "previous_response_id")[1])
+        stored = self._get(client, response_id, "previous_response_id")
+        return json.loads(b"[%b]" % b",".join(stored.items))
 
-    def inputs(self, client: str, response_id: str) -> list[dict[str, Any]]:
-        """The conversation that this response answers. Raises ApiError 404."""
-        response, items = map(json.loads, self._get(client, response_id, "response_id"))
-        return items[: len(items) - len(response["output"])]
+    def inputs(self, client: str, response_id: str) -> Sequence[bytes]:
+        """The JSON of each item of the conversation that this response answers. Raises ApiError 404."""
+        stored = self._get(client, response_id, "response_id")
+        return stored.items[: stored.n_inputs]
 
     def delete(self, client: str, response_id: str) -> None:
         """Raises ApiError 404."""
         with self._lock:
             of = self._of.get(client, collections.OrderedDict())
             entry = of.pop(response_id) if response_id in of else None
-            self._sizes[client] -= sum(map(len, entry or ()))
+            self._sizes[client] -= entry.size if entry is not None else 0
         if entry is None:
             raise self._missing(response_id, "response_id")
 
-    def _get(self, client: str, response_id: str, field: str) -> tuple[bytes, bytes]:
+    def _get(self, client: str, response_id: str, field: str) -> Stored:
         with self._lock:
             of = self._of.get(client, collections.OrderedDict())
             if response_id in of:

@@ -144,7 +144,7 @@ class EventStream(Response):
             self.job.cancel()
 
     async def _frames(self) -> AsyncIterator[bytes]:
-        if begin := self._begin():
+        if begin := await self._begin():
             yield begin
         try:
             async for batch in self.events:
@@ -161,7 +161,7 @@ class EventStream(Response):
             return
         yield await self._end()
 
-    def _begin(self) -> bytes:
+    async def _begin(self) -> bytes:
         """What comes before the first token."""
         return b""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from ...common.guarded_json import read_json
 from ..sandbox.pool import SandboxBusy, SandboxError
 from ..sandbox.spent import Spent
 
@@ -162,7 +162,7 @@ def _chunk(delta: dict[str, Any], probs: Any, finish: str | None) -> dict[str, A
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text)
+        read_json(text)
     except ValueError:
         return False
     return True

@@ -10,6 +10,8 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+from ...common.guarded_json import read_json
+
 _BLANKS = r"(?: |\n{1,2}[ \t]{0,20})?"
 _BEGUN = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
 _MAYBE = re.compile(r'\s*(\{\s*("(n(a(m(e("(\s*(:.*)?)?)?)?)?)?)?)?)?', re.DOTALL)
@@ -32,26 +34,26 @@ def trigger(functions: list[dict[str, Any]]) -> str:
 def messages(given: list[dict[str, Any]], functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The conversation in words that any template knows: calls as text, results as the user's messages."""
     system = _INTRODUCTION.format("\n".join(json.dumps(f, ensure_ascii=False) for f in functions))
-    out: list[dict[str, Any]] = [{"role": "system", "content": system}]
+    out: list[dict[str, Any]] = [{"role": "system", "content": [system]}]
     for m in given:
         content, role = m.get("content") or "", m["role"]
         if role == "system" and len(out) == 1:
-            out[0] = {"role": "system", "content": f"{content}\n\n{system}"}
+            out[0] = {"role": "system", "content": [f"{content}\n\n{system}"]}
             continue
         if role in ("tool", "function"):
             role, content = "user", f"The result of the call: {content}"
-        for call in m.get("tool_calls") or ():
-            content += ("\n" if content else "") + _text(call["function"])
+        calls = [_text(call["function"]) for call in m.get("tool_calls") or ()]
+        content = "\n".join([*([content] if content else []), *calls])
         if role == out[-1]["role"]:  # some templates want the roles to alternate
-            out[-1]["content"] += f"\n{content}"
+            out[-1]["content"].append(content)
         else:
-            out.append({"role": role, "content": content})
-    return out
+            out.append({"role": role, "content": [content]})
+    return [{**m, "content": "\n".join(m["content"])} for m in out]
 
 
 def _text(function: dict[str, Any]) -> str:
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = read_json(function["arguments"])
     except ValueError:
         arguments = function["arguments"]
     return json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False)
@@ -68,7 +70,8 @@ def schema(functions: list[dict[str, Any]], beside: Any = None) -> dict[str, Any
         }
         for f in functions
     ]
-    defs = {key: value for f in functions for key, value in f["parameters"].get("$defs", {}).items()}
+    named = [f["parameters"].get("$defs") for f in functions]
+    defs = {key: value for of in named if isinstance(of, dict) for key, value in of.items()}
     return {"anyOf": calls + ([beside] if beside is not None else []), **({"$defs": defs} if defs else {})}
 
 
@@ -79,7 +82,8 @@ def split(message: dict[str, Any], partial: bool, names: Collection[str]) -> dic
     """
     content = message["content"]
     begun = _BEGUN.match(content)
-    if begun is None or json.loads(begun[1]) not in names:
+    name = None if begun is None else _name(begun[1])
+    if begun is None or name not in names:
         held = begun is None and partial and _MAYBE.fullmatch(content)
         return {**message, "content": "" if held else content}
     rest = content[begun.end() :].rstrip()
@@ -87,5 +91,12 @@ def split(message: dict[str, Any], partial: bool, names: Collection[str]) -> dic
         arguments = rest.rstrip("} \t\n")  # what closes the call is not known yet
     else:
         arguments = rest[:-1].rstrip()
-    call = {"name": json.loads(begun[1]), "arguments": arguments, "id": ""}
+    call = {"name": name, "arguments": arguments, "id": ""}
     return {**message, "content": "", "tool_calls": [call]}
+
+
+def _name(text: str) -> Any:
+    try:
+        return read_json(text)
+    except ValueError:  # an escape that JSON does not have
+        return None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]:,]')
+from ...common.guarded_json import read_json
+
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]:,]', re.DOTALL)
 
 
 def with_nulls(arguments: str, names: Collection[str]) -> str:
@@ -25,6 +26,13 @@ def with_nulls(arguments: str, names: Collection[str]) -> str:
             elif found.end() == len(arguments) and '"null"'.startswith(token):
                 return "".join([*out, arguments[at : found.start()]])
         if depth == 1 and token == ":" and len(before) > 1 and before[-1] == '"':
-            key = json.loads(before)
+            key = _text(before)
         before = token
     return "".join([*out, arguments[at:]])
+
+
+def _text(written: str) -> str:
+    try:
+        return read_json(written)
+    except ValueError:  # an escape that JSON does not have: it is the name of no argument
+        return ""

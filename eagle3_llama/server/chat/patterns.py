@@ -26,7 +26,7 @@ _CONTROL = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 _PLAIN: Ranges = [(0x20, 0x21), (0x23, 0x5B), (0x5D, 0x7E), (0x80, _LAST)]  # what JSON writes as it is
 _BARE: Ranges = [(9, 10), (13, 13), (0x20, 0x7E), (0x80, _LAST)]  # of texts between tags
 _ESCAPED = {0x22: '"', 0x5C: "\\\\", 8: "b", 9: "t", 10: "n", 12: "f", 13: "r"}
-_COUNT = re.compile(r"\{(\d+)(,?)(\d*)\}")
+_COUNT = re.compile(r"\{([0-9]{1,9})(,?)([0-9]{0,9})\}")
 
 
 class Unsupported(ValueError):

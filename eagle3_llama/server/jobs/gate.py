@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..web.errors import ApiError, shutting_down
-from .limits import Room
+from .limits import Places, Room
 from .shares import Shares
 
 if TYPE_CHECKING:
@@ -20,32 +20,35 @@ MAX_LOGPROBS = 1 << 28  # bytes of logprobs in all answers that have not been se
 
 
 class Gate:
-    """Admits choices: at most `capacity` may run or wait at once, and none is admitted while draining."""
+    """Admits choices: at most `capacity` may run or wait at once, and none is admitted while draining.
+
+    When one client has taken all of that, another one may still have its equal part.
+    """
 
     def __init__(self, capacity: int, n_parallel: int, shares: Shares) -> None:
         self.capacity, self.n_parallel, self.shares = capacity, n_parallel, shares
         self.draining = False
         self.logprobs = Room(MAX_LOGPROBS, "ask for logprobs")
         self.jobs: set[RequestJob] = set()
-        self._inside, self._seconds = 0, 1.0
+        self._places, self._seconds = Places(capacity), 1.0
         self._lock = threading.Condition()
 
     @property
     def inside(self) -> int:
-        return self._inside
+        return self._places.inside
 
-    def enter(self, n: int) -> None:
-        """Admits n choices. Raises ApiError 503 with Retry-After if there is no room for them."""
+    def enter(self, n: int, client: str = "") -> None:
+        """Admits n choices of a client. Raises ApiError 503 with Retry-After if it has no room for them."""
         with self._lock:
             if self.draining:
                 raise shutting_down(Connection="close")
-            self.check_room(n)
-            self._inside += n
+            self.check_room(n, client)
+            self._places.enter(client, n)
 
-    def check_room(self, n: int) -> None:
-        """Raises ApiError 503 with Retry-After if there is no room for n choices."""
-        inside = self._inside
-        if inside + n > self.capacity:
+    def check_room(self, n: int, client: str = "") -> None:
+        """Raises ApiError 503 with Retry-After if there is no room for n choices of a client."""
+        if not self._places.has_room(client, n):
+            inside = self.inside
             wait = self._seconds * (1 + inside / self.n_parallel)
             message = f"the queue is full: {inside} requests run or wait, the limit is {self.capacity}"
             headers = {"Retry-After": str(max(1, min(60, round(wait))))}
@@ -71,13 +74,13 @@ class Gate:
         with self._lock:
             self._seconds += 0.1 * (seconds - self._seconds)
 
-    def leave(self) -> None:
-        """One place is free."""
+    def leave(self, client: str = "") -> None:
+        """One place of the client is free."""
         with self._lock:
-            self._inside -= 1
+            self._places.leave(client)
             self._lock.notify_all()
 
     def wait(self, seconds: float) -> bool:
         """Waits until all choices have ended, for at most this long. Returns whether they have."""
         with self._lock:
-            return self._lock.wait_for(lambda: self._inside == 0, seconds)
+            return self._lock.wait_for(lambda: self.inside == 0, seconds)

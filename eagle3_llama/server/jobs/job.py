@@ -14,7 +14,7 @@ from typing import Any
 
 from ...llama.usage import TokenUsage
 from ...runtime.params import EagleParams
-from ..sandbox.spent import Spent
+from ..sandbox.spent import working_for
 from ..web.errors import ApiError, deadline_passed, from_exception, shutting_down
 from .gate import Gate
 from .timings import timings_of
@@ -138,7 +138,7 @@ class RequestJob:
         self._size = sum(c.size for c in self.choices)
         self.gate.logprobs.take(self._size)
         try:
-            self.gate.enter(self._n_workers)
+            self.gate.enter(self._n_workers, self.client)
         except BaseException:
             self.release()
             raise
@@ -198,6 +198,14 @@ class RequestJob:
         with self._lock:
             return [llm.used() for llm in self._llms.values()]
 
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts whose choices have started. A prompt that several answer counts once."""
+        of: dict[int, int] = {}
+        with self._lock:
+            for choice in (c for c in self.choices if c.index in self._llms):
+                of[choice.prompt] = max(of.get(choice.prompt, 0), self._llms[choice.index].used().prompt)
+        return sum(of.values())
+
     def fail(self, error: ApiError) -> None:
         """Ends the answer with this error, whatever the choices' threads are at."""
         self._mail.put(Event(self.choices[0], error=error))
@@ -215,10 +223,11 @@ class RequestJob:
 
     def _work(self, choice: Choice | None) -> None:
         while choice is not None:
-            started, cpu, spent = time.monotonic(), time.thread_time(), Spent()
-            good = spent.of(self._run, choice)
+            started, cpu = time.monotonic(), time.thread_time()
+            with working_for(self.gate.shares.asker(self.client)):
+                good = self._run(choice)
             self.gate.took(time.monotonic() - started)
-            self.gate.shares.charge(self.client, time.thread_time() - cpu + spent.seconds)
+            self.gate.shares.charge(self.client, time.thread_time() - cpu)
             choice = self._next() if good else None
         self._ended()
 
@@ -251,7 +260,7 @@ class RequestJob:
             self._n_workers -= 1
             if self._n_workers == 0:
                 self.gate.jobs.discard(self)
-        self.gate.leave()
+        self.gate.leave(self.client)
 
     def _enlist(self, choice: Choice, llm: Any) -> None:
         with self._lock:

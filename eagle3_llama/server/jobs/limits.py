@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from ..sandbox.spent import Spent
+from ..sandbox.spent import Asker, working_for
+from ..sandbox.turns import Turn, Turns
 from ..web.errors import ApiError
-from .shares import charge_asker
+from .shares import asker
 
 T = TypeVar("T")
 
@@ -19,33 +22,85 @@ def busy(what: str) -> ApiError:
     return ApiError(503, message, code="busy", headers={"Retry-After": "2"})
 
 
-class Work:
+class Places:
+    """Who is inside: `most` together, and each client in any case its equal part of that."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._of: collections.Counter[str] = collections.Counter()
+
+    @property
+    def inside(self) -> int:
+        return self._of.total()
+
+    def has_room(self, client: str, n: int = 1) -> bool:
+        part = self.most // len({*self._of, client})
+        return self.inside + n <= self.most or self._of[client] + n <= part
+
+    def enter(self, client: str, n: int = 1) -> None:
+        self._of[client] += n
+
+    def leave(self, client: str, n: int = 1) -> None:
+        self._of[client] -= n
+        if not self._of[client]:
+            del self._of[client]
+
+
+class Work(Places):
     """One kind of blocking work, run in threads: `at_once` at a time, with `waiting` more in the queue.
 
-    what: the words that follow "too many requests" in the error.
+    The clients take turns: see Turns. what: the words that follow "too many requests" in the error.
     """
 
     def __init__(self, at_once: int, waiting: int, what: str) -> None:
-        self.most, self.what = at_once + waiting, what
-        self.inside = 0
-        self._running = asyncio.Semaphore(at_once)
+        super().__init__(at_once + waiting)
+        self.what, self._at_once, self._turns = what, at_once, Turns()
+        self._ready: dict[Turn, asyncio.Future[None]] = {}
+        self._later: asyncio.TimerHandle | None = None
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """Runs function(*args) in a thread. Raises ApiError 503 if the queue is full or no thread starts."""
-        if self.inside >= self.most:
+        who, loop = asker(), asyncio.get_running_loop()
+        if not self.has_room(who.client):
             raise busy(self.what)
-        self.inside += 1
-        spent = Spent()
+        self.enter(who.client)
+        turn = self._turns.wait(who)
+        self._ready[turn] = loop.create_future()
         try:
-            async with self._running:
-                try:
-                    running = asyncio.get_running_loop().run_in_executor(None, spent.of, function, *args)
-                except RuntimeError as e:  # the system has no more threads
-                    raise busy(self.what) from e
-                return await running
+            self._serve()
+            await self._ready[turn]
+            try:
+                running = loop.run_in_executor(None, _charged, who, function, *args)
+            except RuntimeError as e:  # the system has no more threads
+                raise busy(self.what) from e
+            return await running
         finally:
-            self.inside -= 1
-            charge_asker(spent.seconds)
+            self._turns.end(turn)
+            del self._ready[turn]
+            self.leave(who.client)
+            self._serve()
+
+    def _serve(self) -> None:
+        """Gives free places to those whose turn it is. For those who have to pause it is called again."""
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        while (turn := self._turns.next(self._at_once - self._turns.running)) is not None:
+            self._turns.begin(turn)
+            if not self._ready[turn].done():  # its request may have been given up
+                self._ready[turn].set_result(None)
+        if self._turns.running < self._at_once and (pause := self._turns.pause()) is not None:
+            self._later = asyncio.get_running_loop().call_later(pause, self._serve)
+
+
+def _charged(who: Asker, function: Callable[..., T], *args: Any) -> T:
+    """function(*args), for whose time, in this thread and in children, the client is charged."""
+    began = time.thread_time()
+    try:
+        with working_for(who):
+            return function(*args)
+    finally:
+        who.charge(time.thread_time() - began)
 
 
 class Room:

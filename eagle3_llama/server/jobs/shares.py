@@ -3,7 +3,8 @@
 A round has rows of all clients, and one more hardly slows down the others. But a prompt is decoded between
 two rounds, and the children, the threads and the event loop that work for a request take the cores that
 compute. A client that sends one request after the other could slow down its neighbours to a fraction. So it
-is charged with all of that, and whoever has taken more than a share waits before the next request begins.
+is charged with all of that, and whoever has taken more than a share waits before the next request begins, and
+before further work for those that it has sent at once.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import threading
 import time
 from collections.abc import Callable
 
+from ..sandbox.spent import NOBODY, Asker
+
 SHARE = 0.15  # seconds a second
 BURST = 0.5  # seconds that a client may take at once, after a time without requests
 REQUEST = 0.006  # seconds that any request is charged with: it wakes threads while others compute
 MOST_PAUSE = 5.0  # seconds
-_asker: contextvars.ContextVar[tuple[Shares, str] | None] = contextvars.ContextVar("asker", default=None)
+_asker: contextvars.ContextVar[Asker] = contextvars.ContextVar("asker", default=NOBODY)
 
 
 class Shares:
@@ -46,16 +49,18 @@ class Shares:
         with self._lock:
             return max(self._debt(client) - BURST, 0.0) / SHARE
 
+    def asker(self, client: str) -> Asker:
+        """The client, for what works for it in threads and children."""
+        return Asker(client, lambda seconds: self.charge(client, seconds), lambda: self.pause(client))
+
     async def turn(self, client: str) -> None:
         """Waits until a request of this client may begin. What the rest of the task does is charged to it."""
-        _asker.set((self, client))
+        _asker.set(self.asker(client))
         self.charge(client, REQUEST)
         if (seconds := self.pause(client)) > 0.0:
             await asyncio.sleep(seconds)
 
 
-def charge_asker(seconds: float) -> None:
-    """Work was done for the request whose task this is, if it is one."""
-    asker = _asker.get()
-    if asker is not None:
-        asker[0].charge(asker[1], seconds)
+def asker() -> Asker:
+    """The client whose request this task answers; NOBODY if it answers none."""
+    return _asker.get()

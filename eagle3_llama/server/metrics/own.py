@@ -54,9 +54,9 @@ class Metrics:
         )
         timed = lambda name, about, buckets: made(Histogram, name, about, [], buckets=buckets).labels(model)
         self._requests = made(Counter, "requests", "HTTP requests", ["route", "status"])
-        about = "from the request to the end of the answer"
         about = "tokens of each API key's requests: prompt, completion"
         self._clients = made(Counter, "client_tokens", about, ["client", "kind"])
+        about = "from the request to the end of the answer"
         self._seconds = made(Histogram, "request_seconds", about, ["route"], buckets=FIRST)
         theirs = self._vllm = VllmNames(batcher, model, self.registry, FIRST, EACH)
         about = "from the request to a choice's first token, or to the choice's end if it has no token"
@@ -90,7 +90,7 @@ class Metrics:
 
     def _count_client(self, job: RequestJob) -> None:
         spent = job.spent()
-        n = max((used.prompt for used in spent), default=0), sum(used.completion for used in spent)
+        n = job.prompt_tokens(), sum(used.completion for used in spent)
         for kind, tokens in zip(("prompt", "completion"), n):
             self._clients.labels(self._model, job.client, kind).inc(tokens)
 

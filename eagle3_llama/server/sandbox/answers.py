@@ -22,6 +22,8 @@ class Syntax:
 class AnswerReaders(Sandbox):
     """A Sandbox of such children."""
 
+    PAUSES = False
+
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds, answers=True)
 

@@ -19,11 +19,13 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from ...runtime import library
-from .spent import spend
+from .spent import NOBODY, current, spend
+from .turns import Turn, Turns
 
 log = logging.getLogger("eagle3_llama.server")
 
@@ -57,12 +59,15 @@ class _NotReceived(SandboxBusy):
 class Sandbox:
     """A few child processes, each with one call at a time. Calls may come from any thread.
 
+    The clients for whom threads call take turns: see Turns.
+
     A child that was killed is replaced in the background. The other children serve meanwhile, so that a
     request that kills a child delays no other request. If the system has no more file descriptors, processes
     or threads, the child stays missing, and each further call tries again to start it.
     """
 
     CHILDREN = 2
+    PAUSES = True  # whether a client that has taken too much waits; not where its request has a slot
 
     def __init__(self, seconds: float, **setup: Any) -> None:
         """Raises EagleError LIBRARY if what the children load has to be compiled first, and cannot be."""
@@ -78,11 +83,12 @@ class Sandbox:
         self._failed = 0  # number of children that failed to start
         self._why: SandboxError | SandboxBusy = SandboxBusy()  # why the last of them did
         self._closed = False
+        self._turns = Turns()
 
     def start(self) -> None:
         """Starts the children before the first call and waits for one. Calls report errors, not this."""
         with contextlib.suppress(SandboxError, SandboxBusy):
-            self._put(self._take())
+            self._put(*self._take())
 
     def call(self, **request: Any) -> Any:
         """A child's answer to one request. Raises SandboxBusy, or SandboxError with a line for the client.
@@ -101,17 +107,18 @@ class Sandbox:
         return self._ask(request)
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        child, began = self._take(), time.monotonic()
+        (child, turn), began = self._take(), time.monotonic()
         try:
             answer = self._exchange(child, request, self.seconds)
         except BaseException:
             spend(time.monotonic() - began + self._start_seconds)
             self._drop(child)  # whatever went wrong, it may still be at work on this request
+            self._end(turn)
             with contextlib.suppress(SandboxBusy):  # then the next call tries again
                 self._fill()
             raise
         spend(answer.pop("seconds", 0.0))
-        self._put(child)
+        self._put(child, turn)
         return answer
 
     def close(self) -> None:
@@ -123,29 +130,45 @@ class Sandbox:
         for child in children:
             self._drop(child)
 
-    def _take(self) -> subprocess.Popen[bytes]:
+    def _take(self) -> tuple[subprocess.Popen[bytes], Turn]:
         """Waits for a free child: for ten calls' time limit, or START_SECONDS if none has started yet."""
-        began = time.monotonic()
         with self._changed:
-            failed = self._failed
-            while not self._closed:
-                while self._free:
-                    if (child := self._free.pop()).poll() is None:
-                        return child
-                    self._drop(child)
-                if self._failed > failed and not self._children and not self._starting:
-                    raise type(self._why)(*self._why.args)
-                if self._failed == failed:
-                    self._fill()
-                left = began + (10 * self.seconds if self._children else START_SECONDS) - time.monotonic()
-                if left <= 0 or not self._changed.wait(left):
-                    break
+            turn = self._turns.wait(current() if self.PAUSES else replace(current(), pause=NOBODY.pause))
+            try:
+                return self._wait_for_turn(turn), turn
+            except BaseException:
+                self._end(turn)
+                raise
+
+    def _wait_for_turn(self, turn: Turn) -> subprocess.Popen[bytes]:
+        began, failed = time.monotonic(), self._failed
+        while not self._closed:
+            for child in [c for c in self._free if c.poll() is not None]:
+                self._free.remove(child)
+                self._drop(child)
+            if self._turns.next(len(self._free)) is turn:
+                self._turns.begin(turn)
+                self._changed.notify_all()  # there may be another one for the next
+                return self._free.pop()
+            if self._failed > failed and not self._children and not self._starting:
+                raise type(self._why)(*self._why.args)
+            if self._failed == failed:
+                self._fill()
+            left = began + (10 * self.seconds if self._children else START_SECONDS) - time.monotonic()
+            if left <= 0:
+                break
+            self._changed.wait(min(left, turn.asker.pause() or left))
         raise SandboxBusy
 
-    def _put(self, child: subprocess.Popen[bytes]) -> None:
+    def _put(self, child: subprocess.Popen[bytes], turn: Turn) -> None:
         with self._changed:
             self._free.append(child)
-            self._changed.notify()
+            self._end(turn)
+
+    def _end(self, turn: Turn) -> None:
+        with self._changed:
+            self._turns.end(turn)
+            self._changed.notify_all()
 
     def _fill(self) -> None:
         """Starts the missing children, each with a thread that waits for it.

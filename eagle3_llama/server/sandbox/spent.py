@@ -1,13 +1,42 @@
-"""The processor time that child processes have taken for what a thread is at."""
+"""For which client a thread works, and the processor time that child processes have taken for it."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
 _thread = threading.local()
+
+
+@dataclass(frozen=True)
+class Asker:
+    """A client. charge: it has taken so many seconds. pause: those for which its next work has to wait."""
+
+    client: str = ""
+    charge: Callable[[float], None] = lambda _: None
+    pause: Callable[[], float] = lambda: 0.0
+
+
+NOBODY = Asker()
+
+
+@contextlib.contextmanager
+def working_for(asker: Asker) -> Iterator[None]:
+    """What this thread and the children do for it meanwhile is this client's."""
+    before, _thread.asker = current(), asker
+    try:
+        yield
+    finally:
+        _thread.asker = before
+
+
+def current() -> Asker:
+    """For whom this thread works."""
+    return getattr(_thread, "asker", NOBODY)
 
 
 class Spent:
@@ -24,11 +53,13 @@ class Spent:
             return function(*args)
         finally:
             _thread.spent = outer
-            spend(self.seconds - before)
+            if outer is not None:
+                outer.seconds += self.seconds - before
 
 
 def spend(seconds: float) -> None:
-    """A child has worked so long for this thread."""
+    """A child has worked so long for this thread. The client is charged at once: its other requests wait."""
+    current().charge(seconds)
     spent: Spent | None = getattr(_thread, "spent", None)
     if spent is not None:
         spent.seconds += seconds

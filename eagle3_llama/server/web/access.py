@@ -8,6 +8,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..jobs.job import RequestJob
 from ..jobs.shares import Shares
 from ..metrics.own import Metrics
 from ..settings import ServerSettings
-from .errors import ANTHROPIC_ROUTES, ApiError, internal
+from .errors import ANTHROPIC_ROUTES, MAX_HEADERS, ApiError, headers_too_large, internal, shutting_down
 from .keys import Guard
 
 log = logging.getLogger("eagle3_llama.server")
@@ -29,6 +30,7 @@ access_log = logging.getLogger("eagle3_llama.server.access")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 LINGER, LINGER_BYTES = 1.0, 8_000_000  # seconds and bytes of an unread body to receive after the answer
+PIECE = 1 << 16  # bytes of an answer that are sent at once; the next ones wait until these have been read
 
 
 @dataclass
@@ -47,11 +49,21 @@ class Record:
 
 
 class Access:
-    """ASGI middleware. It stores the request's Record in scope["record"]."""
+    """ASGI middleware. It stores the request's Record in scope["record"].
 
-    def __init__(self, app: Any, settings: ServerSettings, metrics: Metrics, shares: Shares) -> None:
+    draining: whether the server is shutting down.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        settings: ServerSettings,
+        metrics: Metrics,
+        shares: Shares,
+        draining: Callable[[], bool],
+    ) -> None:
         self.app, self.settings, self.metrics, self.shares = app, settings, metrics, shares
-        self.guard = Guard(settings)
+        self.guard, self.draining = Guard(settings), draining
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -67,22 +79,30 @@ class Access:
         try:
             found = self.guard.key(headers)
             record.client = "" if found is None else self.settings.client_names[found]
-            refused = self.guard.refusal(scope["path"], headers, found is not None)
+            refused = self._refusal(scope, headers, found is not None)
             if refused is not None:
                 record.error = refused.code
-            elif method == "POST":
+            elif method == "POST" or "/responses/" in scope["path"]:
                 await self.shares.turn(record.client)
             app = self.app if refused is None else error_response(refused, scope["path"])
             await app(scope, talk.receive, talk.send)
         except Exception:
             log.exception("request %s failed", record.request_id)
-            if record.status:
-                raise  # part of the answer has been sent: uvicorn closes the connection
-            await error_response(internal(), scope["path"])(scope, receive, talk.send)
+            await talk.fail(internal(), scope)
+        except asyncio.CancelledError:
+            if not self.draining():
+                raise
+            await talk.fail(shutting_down(Connection="close"), scope)
         finally:
             if record.job is not None:
                 record.job.release()  # the answer has been sent
             self._note(scope, record)
+
+    def _refusal(self, scope: Any, headers: Headers, has_key: bool) -> ApiError | None:
+        size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+        if size + len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_HEADERS:
+            return headers_too_large()
+        return self.guard.refusal(scope["method"], scope["path"], headers, has_key)
 
     def _note(self, scope: Any, record: Record) -> None:
         job, seconds = record.job, time.monotonic() - record.started
@@ -124,7 +144,7 @@ def _about(job: RequestJob) -> dict[str, Any]:
     total = sum(spent, TokenUsage())
     out: dict[str, Any] = {
         "choices": len(job.choices),
-        "prompt_tokens": max((used.prompt for used in spent), default=0),
+        "prompt_tokens": job.prompt_tokens(),
         "completion_tokens": total.completion,
         "accepted": total.accepted,
         "rejected": total.drafted - total.accepted,
@@ -170,7 +190,18 @@ class _Talk:
             except asyncio.TimeoutError:
                 pass
             message = {"type": "http.response.body", "body": b"", "more_body": False}
+        if len(body := message.get("body", b"")) > PIECE:
+            *pieces, last = (body[at : at + PIECE] for at in range(0, len(body), PIECE))
+            for piece in pieces:
+                await self._send({**message, "body": piece, "more_body": True})
+            message = {**message, "body": last}
         await self._send(message)
+
+    async def fail(self, e: ApiError, scope: Any) -> None:
+        """Answers with an error. If a part of an answer has been sent, uvicorn closes the connection."""
+        if not self.record.status:
+            self.record.error, self.unread = e.code, False
+            await error_response(e, scope["path"])(scope, self.receive, self.send)
 
     async def _drain(self) -> None:
         size = 0

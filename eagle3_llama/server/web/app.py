@@ -11,6 +11,7 @@ import importlib.resources
 import re
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from ..api.stream import EventStream, respond
 from ..chat.prepare import Caller
 from ..jobs.gate import Gate
 from ..jobs.job import Choice, RequestJob
-from ..jobs.limits import Work
+from ..jobs.limits import Room, Work
 from ..jobs.shares import Shares
 from ..metrics.own import CONTENT_TYPE, Metrics
 from ..settings import ServerSettings
@@ -46,12 +47,15 @@ from .access import Access, Record, error_response
 from .embeddings import add_embeddings
 from .errors import ApiError, from_exception, wrong
 from .health import add_health
+from .held import MAX_ANSWERS, HeldResponse
 from .llama import add_llama
 from .messages import add_messages
 from .prompts import add_prompts
 from .read_body import Bodies
 from .responses import add_responses
+from .traces import keep_requests_out
 
+MOST_THREADS = 32  # for all kinds of Work together, and for answers that are written
 PAGE_POLICY = (
     "default-src 'none'; script-src {}; style-src 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -73,6 +77,7 @@ class Server:
         self.tokenizing = Work(1, 8, "tokenize texts")
         self.counting = Work(2, 2 * settings.capacity, "have their tokens counted")
         self.files = Work(1, 8, "save or restore slots")
+        self.answers = Room(MAX_ANSWERS, "have answers that they do not read")
         self.caller = Caller(settings, batcher.base, self.name)
         self.chat_body, self.completion_body = bounded(ChatBody, settings), bounded(CompletionBody, settings)
 
@@ -134,7 +139,7 @@ class Server:
     async def ask(self, work: Work, function: Any, *args: Any) -> Response:
         """Runs a blocking function and answers with its result as JSON. An EagleError becomes an ApiError."""
         try:
-            return Response(await work.run(lambda: dumps(function(*args))), media_type="application/json")
+            return HeldResponse(await work.run(lambda: dumps(function(*args))), self.answers)
         except EagleError as e:
             raise from_exception(e, self.batcher.n_ctx, True) from e
 
@@ -144,11 +149,14 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
 
     app.state.server is its Server. Set server.gate.draining to refuse new requests.
     """
+    keep_requests_out()
     server = Server(settings, batcher)
     embedder = Embedder(batcher, settings.embeddings) if settings.embeddings is not None else None
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        # as many threads as there is work at once: who waits for a thread would wait out of turn
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MOST_THREADS, "work"))
         server.caller.start()
         yield
         server.caller.close()
@@ -169,7 +177,8 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
     _add_page(app)
     _add_shorter_paths(app)
     _add_errors(app)
-    app.add_middleware(Access, settings=settings, metrics=server.metrics, shares=server.shares)
+    more: dict[str, Any] = {"metrics": server.metrics, "shares": server.shares}
+    app.add_middleware(Access, settings=settings, draining=lambda: server.gate.draining, **more)
     if settings.cors_origin:
         app.add_middleware(
             CORSMiddleware,

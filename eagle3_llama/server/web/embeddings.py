@@ -18,6 +18,7 @@ from ..jobs.limits import Work
 from ..sandbox.prompt_size import PromptSize
 from . import openapi
 from .errors import ApiError, deadline_passed, from_exception, shutting_down, wrong
+from .held import HeldResponse
 
 if TYPE_CHECKING:
     from .app import Server
@@ -47,7 +48,8 @@ class Embeddings:
             raise from_exception(e, self.embedder.most, True, "input") from e
         finally:
             watch.cancel()
-        return Response(out, media_type="application/json")
+            gone.set()  # if this is cancelled, the thread goes on until it looks
+        return HeldResponse(out, self.server.answers)
 
     def _answer(self, body: EmbeddingBody, end: float, gone: threading.Event) -> str:
         embedder, texts = self.embedder, _texts(body.input)

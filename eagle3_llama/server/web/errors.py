@@ -46,6 +46,8 @@ ANTHROPIC_ROUTES = frozenset(f"{v}/messages{more}" for v in ("/v1", "") for more
 
 
 TOO_LONG = "context_length_exceeded"
+MAX_HEADERS = 1 << 16  # bytes of a request's line and headers
+LONGEST_NAME = 64  # characters of an unknown field that is compared with the known ones
 
 
 class ApiError(Exception):
@@ -95,6 +97,11 @@ def wrong(field: str, message: str) -> ApiError:
 def internal() -> ApiError:
     message = "the request failed because of an error inside the server; see the server's log"
     return ApiError(500, message, code="internal_error")
+
+
+def headers_too_large() -> ApiError:
+    message = f"the request's line and headers have more than {MAX_HEADERS} bytes"
+    return ApiError(431, message, code="headers_too_large", headers={"Connection": "close"})
 
 
 def shutting_down(**headers: str) -> ApiError:
@@ -152,7 +159,7 @@ def from_validation(e: ValidationError, names: Callable[[Sequence[int | str]], I
     *outer, last = error["loc"] or ("",)
     if error["type"] == "extra_forbidden":
         where = ".".join(filter(None, [_place(outer), str(last)]))[:200]
-        near = difflib.get_close_matches(str(last), [n for n in names(outer) if n != last], n=1)
+        near = _similar(str(last), names(outer))
         message = f"unknown field {where!r}" + (f", did you mean {near[0]}?" if near else "")
         return ApiError(400, message, where, "unknown_field")
     message, where = error["msg"].removeprefix("Value error, "), _place(error["loc"])
@@ -162,6 +169,13 @@ def from_validation(e: ValidationError, names: Callable[[Sequence[int | str]], I
         tag, found, rest = message.rpartition("' found using")
         message = tag[:80] + found + rest
     return ApiError(400, f"{where}: {message}" if where else message, where or None, "invalid_value")
+
+
+def _similar(name: str, known: Iterable[str]) -> list[str]:
+    """The one of the known names that is most like this one, if any is. A long name is like none of them."""
+    if len(name) > LONGEST_NAME:
+        return []
+    return difflib.get_close_matches(name, [n for n in known if n != name], n=1)
 
 
 def _telling(errors: list[Any]) -> Any:

@@ -13,10 +13,14 @@ from ..settings import ServerSettings, is_loopback
 from .errors import ApiError
 
 OPEN_ROUTES = ("/health", "/ready")
+SAFE = ("GET", "HEAD", "OPTIONS")  # methods that change nothing
 
 
 class Guard:
-    """Refuses requests without a key. A server without keys refuses those of other sites' pages."""
+    """Refuses requests without a key, and those of other sites' pages that a browser has given one itself.
+
+    A server without keys refuses all those of other sites' pages.
+    """
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
@@ -27,7 +31,7 @@ class Guard:
         same = (_same_key(given, key) | _equal(other, key) for key in self.settings.api_keys)
         return next((i for i, found in enumerate(same) if found), None)
 
-    def refusal(self, path: str, headers: Headers, has_key: bool) -> ApiError | None:
+    def refusal(self, method: str, path: str, headers: Headers, has_key: bool) -> ApiError | None:
         """The error for a request that may not come in; None if it may."""
         keys = self.settings.api_keys
         if path in OPEN_ROUTES:
@@ -39,7 +43,8 @@ class Guard:
                 "this server needs an API key: send the header Authorization: Bearer KEY, or x-api-key: KEY"
             )
             return ApiError(401, message, code="invalid_api_key", headers=challenge)
-        if not keys and not self._own_origin(headers.get("origin")):
+        added = keys and method not in SAFE and headers.get("authorization", "")[:6].lower() == "basic "
+        if (not keys and not self._own_origin(headers.get("origin"))) or (added and not self._same(headers)):
             message = "the request comes from another site's page: allow that site with --cors-origin"
             return ApiError(403, message, code="origin")
         if not keys and not self._own_host(headers.get("host")):
@@ -58,6 +63,16 @@ class Guard:
             or self._own_name(f"//{host}")
             or any(f"{scheme}://{host}" in self.settings.cors_origin for scheme in ("http", "https"))
         )
+
+    def _same(self, headers: Headers) -> bool:
+        """Whether a request with a browser's password comes from this server's page, or an allowed site's.
+
+        A browser sends the password that opened the page with every later request, whatever page makes it.
+        """
+        origin, allowed = headers.get("origin"), self.settings.cors_origin
+        if origin is None or "*" in allowed or origin in allowed:
+            return True
+        return origin.partition("://")[2] == headers.get("host")
 
     def _own_origin(self, origin: str | None) -> bool:
         """Whether the request comes from this server's page, from an allowed site, or from no page.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
+from ...common.guarded_json import read_json
 from ..api.fields import bounded
 from ..api.llama import LlamaBody
 from ..api.llama_shape import LlamaCompletion, LlamaShape, LlamaStream
@@ -47,7 +47,7 @@ def _names_model(raw: bytes) -> bool:
     if b'"model"' not in raw:
         return False
     try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError):
+        body = read_json(raw)
+    except ValueError:
         return False
     return isinstance(body, dict) and "model" in body

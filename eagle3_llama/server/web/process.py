@@ -20,9 +20,11 @@ from ...errors import EagleError, ErrorKind
 from ..settings import ServerSettings
 from .app import create_app
 from .connections import connection_limit, protocol
+from .errors import MAX_HEADERS
 
 M_MMAP_THRESHOLD, LARGE = -3, 1 << 17  # from malloc.h; glibc's initial threshold in bytes
 OVERTIME = 5.0  # seconds past --grace until the process ends although a native call still runs
+AT_ONCE = 2.0  # the same after a second signal
 
 
 def serve(settings: ServerSettings) -> None:
@@ -56,6 +58,7 @@ def uvicorn_config(app: FastAPI, most: int, parser: str | None = None) -> uvicor
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=1,
+        h11_max_incomplete_event_size=MAX_HEADERS,
         lifespan="on",
     )
 
@@ -120,6 +123,9 @@ class DrainingServer(uvicorn.Server):
         """A signal handler: runs in the main thread, between any two of its instructions."""
         if self.gate.draining:
             self.should_exit = self.force_exit = True
+            logging.getLogger("uvicorn.error").disabled = True  # what is cut off now is no error
+            with contextlib.suppress(RuntimeError):
+                _stop_at(AT_ONCE)
             return
         self.gate.draining = True
         with contextlib.suppress(RuntimeError):  # no more threads: draining must begin all the same

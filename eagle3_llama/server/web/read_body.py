@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import functools
 import itertools
 import re
@@ -21,7 +22,9 @@ BODY_SECONDS = 30.0  # time that a client has to send its body
 LARGE_BODY = 1 << 14  # bytes; validating a smaller body takes less than a millisecond
 MAX_BODIES = 1 << 26  # bytes of all bodies that are being read or validated, if a single one is smaller
 
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"\s*(:)?', re.DOTALL)
+# A string without escapes; one that never ends takes all that is left, so that no byte is looked at twice.
+_STRING = re.compile(rb'"[^"]*(?:"\s*(:)?|\Z)')
+_OTHER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # those of UTF-32 begin or end with two zeros
 T = TypeVar("T", bound=BaseModel)
 
 
@@ -41,6 +44,7 @@ class Bodies:
         try:
             await _receive(request, parts, self.room, self.most)
             raw = b"".join(parts)
+            raw = raw.removeprefix(codecs.BOM_UTF8)
             check = lambda: parse(raw, model if pick is None else pick(raw))
             return check() if len(raw) < LARGE_BODY else await self.checking.run(check)
         finally:
@@ -53,6 +57,9 @@ async def _receive(request: Request, parts: list[bytes], room: Room, most: int) 
     # For this type, a browser asks for permission (CORS preflight) before it sends another site's body.
     if kind != "application/json":
         raise ApiError(415, "send the body as JSON, with Content-Type: application/json", code="content_type")
+    if (encoding := request.headers.get("content-encoding", "identity").strip().lower()) != "identity":
+        message = f"the body is encoded ({encoding[:40]!r}): send it as it is, without Content-Encoding"
+        raise ApiError(415, message, code="content_encoding")
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > most:
         raise too_large(most)
@@ -82,6 +89,10 @@ def too_large(most: int) -> ApiError:
 
 def parse(raw: bytes, model: type[T]) -> T:
     """A body's bytes as `model`. The ApiError of an invalid body names the field at fault."""
+    if raw.startswith(_OTHER_MARKS) or raw[1:2] == b"\0" or raw[:1] == b"\0":
+        raise ApiError(
+            400, "the body is not valid JSON: it is UTF-16 or UTF-32, send UTF-8", code="invalid_json"
+        )
     # pydantic would make an error object for each unknown key
     if raw.count(b":") > MAX_KEYS and _has_many_keys(raw):
         raise ApiError(400, f"the body has more than {MAX_KEYS} keys", code="invalid_value")
@@ -93,5 +104,6 @@ def parse(raw: bytes, model: type[T]) -> T:
 
 def _has_many_keys(raw: bytes) -> bool:
     """Whether more strings than MAX_KEYS have a colon behind them, which only keys have."""
-    keys = (found for found in _STRING.finditer(raw) if found[1])
+    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # what is escaped ends no string
+    keys = (found for found in _STRING.finditer(plain) if found[1])
     return next(itertools.islice(keys, MAX_KEYS, None), None) is not None

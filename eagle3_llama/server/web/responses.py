@@ -16,8 +16,10 @@ from ..api.response_shape import ResponseShape, ResponseStream
 from ..api.response_store import ResponseStore
 from ..api.responses import ResponseBody
 from ..api.shapes import dumps
+from ..jobs.limits import Work
 from . import openapi
 from .errors import ApiError, wrong
+from .held import HeldResponse
 from .prompts import count
 
 
@@ -28,22 +30,14 @@ class Responses:
         self.server, self.settings = server, server.settings
         self.store = ResponseStore(self.settings.responses_of_client)
         self.body = bounded(ResponseBody, self.settings)
+        self.reading = Work(1, 2 * self.settings.capacity, "read stored answers")
 
     async def create(self, request: Request) -> Response:
         """Answers one request. Raises ApiError with the names of this API's fields."""
         body = await self.server.bodies.read(request, self.body)
         client = request.scope["record"].client
-        work = self.server.preparing  # in a thread: a conversation may be long
-        chat, items = await work.run(self._asked, body, client)
-        shape = ResponseShape(
-            body,
-            self.server.shape(chat, True, request.scope["record"]),
-            f"resp_{secrets.token_hex(24)}",
-            items,
-            self._count,
-            None if body.store is False or not self.store.most else self.store,
-            client,
-        )
+        # in a thread: a conversation may be long
+        chat, shape = await self.server.preparing.run(self._shaped, body, client, request.scope["record"])
         try:
             return await self.server.generate(request, chat, True, shape, ResponseStream)
         except ApiError as e:
@@ -58,6 +52,24 @@ class Responses:
             return await self.server.ask(self.server.counting, counted)
         except ApiError as e:
             raise renamed(e) from None
+
+    def _shaped(self, body: ResponseBody, client: str, record: Any) -> tuple[Any, ResponseShape]:
+        chat, items = self._asked(body, client)
+        shape = ResponseShape(
+            body,
+            self.server.shape(chat, True, record),
+            f"resp_{secrets.token_hex(24)}",
+            items,
+            self._count,
+            None if body.store is False or not self.store.most else self.store,
+            client,
+        )
+        return chat, shape
+
+    async def inputs(self, client: str, response_id: str, *which: Any) -> Response:
+        """A page of the items that a stored answer answers. Raises ApiError 400, 404 or 503."""
+        made = lambda: page(response_id, self.store.inputs(client, response_id), *which)
+        return await self.server.ask(self.reading, made)
 
     def _asked(self, body: ResponseBody, client: str) -> tuple[Any, list[dict[str, Any]]]:
         before = body.previous_response_id
@@ -83,7 +95,7 @@ def add_responses(app: FastAPI, server: Any) -> list[type[BaseModel]]:
         if request.query_params.get("stream") in ("true", "True", "1"):
             raise wrong("stream", "a stored answer is not streamed again: leave it out")
         found = routes.store.response(request.scope["record"].client, response_id)
-        return Response(found, media_type="application/json")
+        return HeldResponse(found, server.answers)
 
     @app.delete("/v1/responses/{response_id}", **openapi.answer("Deleted", 404))
     async def delete_response(request: Request, response_id: str) -> Response:
@@ -108,8 +120,7 @@ def add_responses(app: FastAPI, server: Any) -> list[type[BaseModel]]:
         after: str | None = None,
     ) -> Response:
         """Lists the items that a stored answer answers, the newest first."""
-        items = routes.store.inputs(request.scope["record"].client, response_id)
-        return Response(dumps(page(response_id, items, limit, order, after)), media_type="application/json")
+        return await routes.inputs(request.scope["record"].client, response_id, limit, order, after)
 
     @app.post("/v1/responses/input_tokens", **openapi.answer("InputTokens", 404, body=routes.body))
     async def input_tokens(request: Request) -> Response:
