@@ -169,6 +169,7 @@ class Caller:
 
         def call(llm: Any, seed: int) -> Any:
             text = grammar()
+            llm.cuts_characters = True
             llm.chat_handler = handler_of(llm)
             if tool := of_tool():
                 llm.chat_handler = call_tool(llm.chat_handler, tool)

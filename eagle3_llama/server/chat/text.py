@@ -1,7 +1,7 @@
 """The text of a completion, made from its tokens as they come. Each costs the same, however many there are.
 
 Where an answer ends and what its chunks hold is as with llama-cpp-python's create_completion, which makes the
-whole text anew for each token.
+whole text anew for each token. But limits count tokens: llama-cpp-python goes on until a character is whole.
 """
 
 from __future__ import annotations
@@ -217,12 +217,13 @@ class CompletionCall:
                     self._finish = "stop"
                     break
                 n += 1
-                if self._text.add(self._llm.detokenize([token])):
-                    if self._text.stopped():
-                        break
+                whole = self._text.add(self._llm.detokenize([token]))
+                if self._text.stopped():  # within a character, too: tokens may never end one
+                    break
+                if whole:
                     yield
-                    if n >= self._max_tokens:
-                        break
+                if n >= self._max_tokens:
+                    break
         if self._text.stopped():
             self._finish = "stop"
 
