@@ -68,7 +68,8 @@ def schema(functions: list[dict[str, Any]], beside: Any = None) -> dict[str, Any
         }
         for f in functions
     ]
-    defs = {key: value for f in functions for key, value in f["parameters"].get("$defs", {}).items()}
+    roots = [*(f["parameters"] for f in functions), beside or {}]  # plain ones: their names differ
+    defs = {key: value for root in roots for key, value in root.get("$defs", {}).items()}
     return {"anyOf": calls + ([beside] if beside is not None else []), **({"$defs": defs} if defs else {})}
 
 
