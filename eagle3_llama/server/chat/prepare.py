@@ -142,15 +142,18 @@ class Caller:
             lazy = made.patterns and body.grammar is None
             given = {**arguments, "stop": [*arguments["stop"], *made.stops], "seed": seed}
             given["grammar"] = LazyGrammar(grammar, made.patterns) if grammar and lazy else _parsed(grammar)
+            given["cuts"] = {*arguments["stop"]} - {*made.stops} if tools.shown else ()
+            tags = () if made.thoughts is None else (made.thoughts.start, *made.thoughts.ends)
+            tags = tuple(tag.strip() for tag in tags)
             given["thoughts"] = bounded(llm, made.thoughts, budget, waits=bool(grammar and lazy))
             llm.show_tokens(made.preserved)
             prompt = llm.tokenize(made.prompt.encode(), add_bos=False, special=True)
             out = complete(llm, prompt, **given)
             if not body.stream:
-                return answer.whole(out, made.read, tools.parallel, tools.legacy)
+                return answer.whole(out, made.read, tools.parallel, tools.legacy, tags)
             if made.read is None:
                 return answer.plain(out)
-            deltas = answer.Deltas(made.read, tools.parallel, tools.legacy)
+            deltas = answer.Deltas(made.read, tools.parallel, tools.legacy, tags)
             report = body.speculative is not None and body.speculative.report  # of each token by itself
             return answer.streamed(out, deltas, 0.0 if report else self.settings.stream_interval)
 
