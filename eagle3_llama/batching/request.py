@@ -71,6 +71,7 @@ class RequestLlama(GeneratingLlama):
         self._positions: list[int] = []
         self._sources: list[str] = []
         self._cancelled: str | None = None
+        self.cuts_characters = False  # whether max_tokens does; llama-cpp-python awaits their ends
         # called in the request's thread before it waits, and once an interval
         self.on_wait: Callable[[], None] = lambda: None
 
@@ -253,12 +254,13 @@ class RequestLlama(GeneratingLlama):
         if options.echo:
             options.before.append(TopRow(prompt[0], 0.0, np.empty(0, np.int32), np.empty(0, np.float32)))
         room = self._n_ctx - len(prompt)
+        limit = call.claim.limit if self.cuts_characters else None
         return Job(
             prompt,
             sampler,
             self._params_for(processors is not None, self._batcher.engine),
             read_ahead_to=1,
-            room=room + 1,  # the last token needs no place
+            room=min(room + 1, limit or room + 1),  # the last token needs no place
             max_tokens=call.limit or room,
             deadline=self._deadline,
             keep_logits=stopping,

@@ -104,6 +104,9 @@ MENDED = {
     "Models with MLA": "native/test_architectures.py::test_models_with_mla_load",
     "Without flash attention": "native/test_native.py::test_slots_that_lie_apart",
     "Errors show names from files": "common/test_words.py::test_control_characters_of_files",
+    "References in schemas": "server/test_references.py::test_each_leads_to_its_own_definition",
+    "A stop string within a call": "server/test_tools.py::test_a_stop_string_within_a_call",
+    "`max_tokens` and `stop` end": "server/test_server_answers.py::test_limits_count_tokens",
 }
 
 

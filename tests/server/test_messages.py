@@ -241,6 +241,18 @@ def test_why_an_answer_ends(server):
         assert told(got) == ([("text", "Hello there")], "end_turn", None)
 
 
+def test_a_stop_sequence_within_a_call(servers):
+    """It is like a limit there: half a call is no call."""
+    more = {"grammar": f"root ::= {json.dumps(CALL)}", "max_tokens": WHOLE, "tools": TOOLS, **NO_THOUGHTS}
+    got = whole(servers["qwen"], stop_sequences=["slo"], **more)
+    assert told(got) == ([], "max_tokens", None)
+    sent = frames(servers["qwen"], stop_sequences=["slo"], **more)
+    [last] = [e["delta"] for e in sent if e["type"] == "message_delta"]
+    assert last == {"stop_reason": "max_tokens", "stop_sequence": None}
+    got = whole(servers["qwen"], stop_sequences=["</tool_call>"], **more)
+    assert told(got) == ([TRAIN], "tool_use", None)
+
+
 def test_the_text_is_that_of_a_chat(server):
     """With the same seed; and a field that is left out has the same default."""
     for more in ({"seed": 3, "temperature": 0.9}, {"seed": 4}):

@@ -203,6 +203,18 @@ def test_a_call_that_is_cut(client):
     assert create(client, "Go on.", previous_response_id=last.id).output_text
 
 
+@pytest.mark.parametrize("stop", each(["name", "slo"], ["slo"]))
+def test_a_stop_string_within_a_call(client, stop):
+    """It is like a limit there. The conversation goes on from the stored answer."""
+    more = {"tools": TOOLS, "max_output_tokens": 200, "extra": {**written(CALL), "stop": stop}}
+    whole = create(client, **more)
+    _, told = streamed(client, **more)
+    assert not [item for item in whole.output if item.type == "function_call"]
+    for made in (whole, told):
+        assert made.status == "incomplete" and {item.status for item in made.output} == {"incomplete"}
+        assert create(client, "Go on.", previous_response_id=made.id, tools=TOOLS).output
+
+
 def test_three_turns(server, client):
     """With previous_response_id: the texts are those of the whole history; nobody else sees the answers."""
     history, before = [], None

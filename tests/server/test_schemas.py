@@ -11,7 +11,9 @@ from grammar_texts import Walk, texts
 from tiers import each
 
 from eagle3_llama.server.chat.decimals import put_numbers
+from eagle3_llama.server.chat.marks import Marks
 from eagle3_llama.server.chat.patterns import Unsupported, written
+from eagle3_llama.server.chat.schema_room import SchemaRoom
 from eagle3_llama.server.chat.schemas import enforceable, unenforced
 from eagle3_llama.server.sandbox import chat_library
 from eagle3_llama.server.sandbox.child import Grammars
@@ -25,10 +27,17 @@ def grammars(files):
     return Grammars(files[0])
 
 
+def left(schema):
+    """What no grammar enforces of a schema, once it is in our terms."""
+    marks = Marks(schema)
+    return unenforced(enforceable(schema, SchemaRoom(marks)), marks)
+
+
 def gbnf(schema):
-    made = chat_library.schema(json.dumps(enforceable(schema)))
+    marks = Marks(schema)
+    made = chat_library.schema(json.dumps(enforceable(schema, SchemaRoom(marks))))
     assert made["incomplete"] == []
-    return put_numbers(made["grammar"])
+    return put_numbers(made["grammar"], marks)
 
 
 def all_numbers(alphabet, longest):
@@ -86,10 +95,10 @@ def test_numbers_between_bounds(grammars, bounds):
     expected = {text for text, value in NUMBERS.items() if fits(value, bounds)}
     schema = {"type": "number", **bounds}
     if enforceable(schema) == schema:  # there is no number between them
-        assert not expected and unenforced(schema)
+        assert not expected and left(schema)
         return
     assert texts(grammars, gbnf(schema), ALPHABET, LONGEST) == expected
-    assert unenforced(enforceable(schema)) == []
+    assert left(schema) == []
 
 
 @pytest.mark.parametrize(
@@ -108,7 +117,7 @@ def test_numbers_between_bounds(grammars, bounds):
 )
 def test_bounds_that_are_not_written(bounds):
     schema = {"type": "number", **bounds}
-    assert enforceable(schema) == schema and unenforced(schema)
+    assert enforceable(schema) == schema and left(schema)
 
 
 def test_zeros(grammars):
@@ -142,7 +151,7 @@ def test_numbers_inside_a_schema(grammars):
         "$defs": {"x": {"type": "array", "items": {"anyOf": [part, {"type": "boolean"}]}, "maxItems": 2}},
     }
     text = gbnf(schema)
-    assert unenforced(enforceable(schema)) == [] and "e3-number" not in text
+    assert left(schema) == [] and f"{Marks(schema).word}:" not in text
     for given, fine in (
         ('{"a": 0.5, "b": -3, "c": [1, true]}', True),
         ('{"a": 0, "b": null, "c": []}', True),
@@ -263,11 +272,11 @@ def test_lengths_beside_a_pattern(grammars, least, most):
         )
         expected = {text for text, s in STRINGS.items() if fits(s)}
         if enforceable(schema) == schema:  # no string has the length
-            assert not expected and "beside a pattern" in unenforced(schema)[0]
+            assert not expected and "beside a pattern" in left(schema)[0]
         else:
             assert texts(grammars, gbnf(schema), 'ab"', 6) == expected
     schema = {"type": "string", "pattern": "^a+b$", **bounds}
-    assert enforceable(schema) == schema and "beside a pattern" in unenforced(schema)[0]
+    assert enforceable(schema) == schema and "beside a pattern" in left(schema)[0]
 
 
 @pytest.mark.parametrize("n", [1900, 1901, 1999, 2000, 2001, 10**6, 10**12])
@@ -306,7 +315,7 @@ OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 def test_what_the_converter_passes_over(schema, words):
     """It is told inside a schema, too, and nothing is told of what it reads."""
     for whole in (schema, {"type": "array", "items": schema}):
-        found = unenforced(enforceable(whole))
+        found = left(whole)
         assert any(words in line for line in found) if words else not found
 
 
@@ -314,5 +323,5 @@ def test_a_single_part_of_all(grammars):
     """An allOf of one is that one, as pydantic writes a reference with a description."""
     part = {"type": "string", "pattern": "^a?$"}
     inside = {"type": "array", "items": {"allOf": [part]}, "maxItems": 1}
-    assert unenforced(enforceable(inside)) == []
+    assert left(inside) == []
     assert texts(grammars, gbnf(inside), '[]"ab', 5) == {"[]", '[""]', '["a"]'}

@@ -1,11 +1,13 @@
 """What answers say at their edges: characters of several tokens, the context's end. On a tiny model."""
 
+import itertools
+
 import pytest
 import tiny_models
-from server_tools import CHAT, ask, events, running, settings
+from server_tools import CHAT, ask, events, running, settings, tiny
 from tiny_models import PROMPT
 
-COMPLETIONS = "/v1/completions"
+COMPLETIONS, RESPONSES, MESSAGES = "/v1/completions", "/v1/responses", "/v1/messages"
 N_CTX = 256
 WORLD = {"grammar": 'root ::= "世"+', "logit_bias": {"2": -100}}  # a character is three tokens; no end
 
@@ -39,6 +41,63 @@ def test_a_chat_that_the_context_cuts(server, more):
     text, n = whole["choices"][0]["message"]["content"], whole["usage"]["prompt_tokens"]
     assert text == "世" * ((N_CTX - n + 1) // 3) and whole["choices"][0]["finish_reason"] == "length"
     assert streamed(server.client, CHAT, **body) == (text, "length")
+
+
+HALF = {"logit_bias": {str(3 + 0xE4): 100}}  # the first byte of a character, again and again
+
+
+def body_for(path, most, **more):
+    """A request for an answer of at most so many tokens, None for any number."""
+    said = {
+        CHAT: {"messages": [{"role": "user", "content": "x"}], "max_tokens": most},
+        COMPLETIONS: {"prompt": "x", "max_tokens": 1000 if most is None else most},
+        RESPONSES: {"input": "x", "max_output_tokens": most},
+        MESSAGES: {"messages": [{"role": "user", "content": "x"}], "max_tokens": most or 1000},
+    }
+    return {"temperature": 0, **said[path], **more}
+
+
+def told_usage(client, path, **body):
+    """What an answer says of its tokens, whole or streamed."""
+    r = client.post(path, json=body)
+    assert r.status_code == 200, r.text
+    if not body["stream"]:
+        usage = r.json()["usage"]
+    else:
+        found = [e.get("response", e) for e in events(r) if e]
+        usage = next(
+            u for e in reversed(found) if (u := e.get("usage") or e.get("response", {}).get("usage"))
+        )
+    return usage.get("completion_tokens", usage.get("output_tokens"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
+def test_limits_count_tokens(server, path, stream):
+    """Also where tokens never end a character, or the limit is within one."""
+    given = WORLD if path != MESSAGES else {"grammar": 'root ::= "世世世"'}  # which has no biases
+    kinds = [given, *([HALF] if path != MESSAGES else [])]
+    options = {"stream_options": {"include_usage": True}} if stream and path in (CHAT, COMPLETIONS) else {}
+    for kind, most in itertools.product(kinds, (1, 5)):
+        body = body_for(path, most, stream=stream, **kind, **options)
+        assert told_usage(server.client, path, **body) == most
+        if path in (CHAT, COMPLETIONS):
+            assert told_usage(server.client, path, n=2, **body) == 2 * most
+            logprobs = {"logprobs": True} if path == CHAT else {"logprobs": 1}
+            assert told_usage(server.client, path, **logprobs, **body) == most
+
+
+def test_the_servers_own_limit_counts_tokens(files):
+    """In chats of llama-cpp-python's formats, too, which read on until a character may be whole."""
+    for more in ({}, {"chat_format": "chatml"}):
+        with running(tiny(files, max_tokens_cap=7, **more)) as s:
+            for path in (CHAT, COMPLETIONS, RESPONSES):
+                for most, stream in itertools.product((None, 5), (False, True)):
+                    options = (
+                        {"stream_options": {"include_usage": True}} if stream and path != RESPONSES else {}
+                    )
+                    body = body_for(path, most, stream=stream, **HALF, **options)
+                    assert told_usage(s.client, path, **body) == (most or 7)
 
 
 def test_a_suffix_that_the_model_cannot_use(server):

@@ -1,6 +1,7 @@
 """The server's text of tokens, beside llama-cpp-python's create_completion: texts, ends and logprobs."""
 
 import contextlib
+import itertools
 import json
 
 import numpy as np
@@ -78,16 +79,34 @@ def near(ours, theirs):
     np.testing.assert_allclose(*numbers, atol=1e-4)
 
 
+def at_most(theirs, got, used, most):
+    """EagleLlama's answer as far as ours goes, which ends behind the same token as its limit or stop string.
+
+    EagleLlama reads on until a character is whole, as llama-cpp-python does.
+    """
+    choice, more = theirs["choices"][0], theirs["usage"]["completion_tokens"] - used
+    assert used <= most
+    if more > 0:
+        assert used == most or got["finish_reason"] == "stop"
+        assert choice["text"].startswith(got["text"])
+        choice = {**choice, "text": got["text"], "finish_reason": got["finish_reason"]}
+        if choice["logprobs"] is not None:
+            n = len(got["logprobs"]["tokens"])
+            choice["logprobs"] = {name: values[:n] for name, values in choice["logprobs"].items()}
+    return choice
+
+
 def check(batcher, alone, asked):
     """Whole and streamed, with drafts and without, the answer is the one that EagleLlama gives."""
     given = {"prompt": "x5 g8 b3", "max_tokens": 100, "seed": 1, "temperature": 0.0, **asked}
-    expected = alone.create_completion(**given)["choices"][0]
+    theirs = alone.create_completion(**given)
     if "logit_bias" in given:
         given["logit_bias"] = {int(token): value for token, value in given["logit_bias"].items()}
     for params in (None, EagleParams(0), EagleParams(n_max=4)):
         with batcher.request(params=params) as llm:
             got = complete(llm, stream=False, **given)["choices"][0]
             used = llm.used().completion
+            expected = at_most(theirs, got, used, given["max_tokens"])
             chunks = [c["choices"][0] for c in complete(llm, stream=True, **given)]
             assert llm.used().completion == 2 * used
         assert (got["text"], got["finish_reason"]) == (expected["text"], expected["finish_reason"])
@@ -118,6 +137,35 @@ def test_random_bytes(batcher, alone, seed, stop):
     """Most are no text, and some characters are cut by others."""
     check(batcher, alone, {"seed": seed, "temperature": 2.0, "top_k": 0, "stop": stop})
     check(batcher, alone, {"seed": seed, "temperature": 2.0, "logprobs": 1, "stop": stop, "max_tokens": 40})
+
+
+def says(pieces):
+    """A logits processor: the answer is these bytes, again and again."""
+    tokens = itertools.cycle([3 + byte for byte in pieces])
+
+    def process(ids, scores):
+        out = np.full_like(scores, -np.inf)
+        out[next(tokens)] = 0.0
+        return out
+
+    return [process]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_bytes_that_never_end_a_character(batcher, stream):
+    """Limits and stop strings count nevertheless."""
+    for pieces, stop, n, finish in (
+        (b"\xe4", [], 7, "length"),
+        (b"\xf0", ["q"], 7, "length"),
+        (b"\xe4\xf0q", ["q"], 3, "stop"),
+        (b"\xe4q\xe4q\xe4qs", ["qs"], 7, "stop"),
+    ):
+        with batcher.request(params=EagleParams(0)) as llm:
+            given = {"max_tokens": 7, "seed": 1, "stop": stop, "logprobs": 1}
+            out = complete(llm, PROMPT, stream, **given, logits_processor=says(pieces))
+            choices = [c["choices"][0] for c in (out if stream else [out])]
+            assert "".join(c["text"] for c in choices).strip("q") == ""
+            assert choices[-1]["finish_reason"] == finish and llm.used().completion == n
 
 
 @pytest.mark.parametrize("more", [{}, {"echo": True}, {"logprobs": 2}, {"suffix": ""}], ids=str)

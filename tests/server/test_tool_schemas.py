@@ -16,8 +16,9 @@ from tiers import each
 from eagle3_llama.server.chat import fallback
 from eagle3_llama.server.chat.call_forms import Form, form_of, probe
 from eagle3_llama.server.chat.decimals import put_numbers
-from eagle3_llama.server.chat.schemas import MOST_NODES, enforceable
-from eagle3_llama.server.chat.tool_schemas import BASE, MOST_INLINED, Enforced
+from eagle3_llama.server.chat.schema_room import MOST_NODES
+from eagle3_llama.server.chat.schemas import enforceable
+from eagle3_llama.server.chat.tool_schemas import MOST_INLINED, Enforced
 from eagle3_llama.server.sandbox.chat_library import ChatError, ChatTemplate, parse
 from eagle3_llama.server.sandbox.child import MAX_GBNF, Grammars
 from eagle3_llama.server.web.errors import ApiError
@@ -103,10 +104,10 @@ class Kind:
         if "called" in more:
             asked["enforced"] = [t for t in asked["enforced"] if t["function"]["name"] in more["called"]]
         made = self.template.apply(asked)
-        text = put_numbers(enforced.put(made["forced"] or made["grammar"]))
+        text = put_numbers(enforced.put(made["forced"] or made["grammar"]), enforced.marks)
         unmet = enforced.unmet(frozenset(["find"]), made["incomplete"])
         assert unmet == [] or not self.form.required, unmet
-        assert "e3-number" not in text and "8110" not in text
+        assert f"{enforced.marks.word}:" not in text and str(enforced.marks.number)[:12] not in text
         return text, made
 
 
@@ -212,7 +213,7 @@ def test_calls(characters, kind_of, name, choice):
         except ChatError:
             assert name == "ByteDance-Seed-OSS"  # it knows no alternatives
             return
-        grammar = put_numbers(enforced.put(made["forced"] or made["grammar"]))
+        grammar = put_numbers(enforced.put(made["forced"] or made["grammar"]), enforced.marks)
         assert enforced.unmet(frozenset(["find"]), made["incomplete"]) == []
         first = begun(made, thinking)
         if made["forced"]:
@@ -358,7 +359,7 @@ def test_schemas_that_grow(properties, defs):
     size = len(json.dumps(enforced.functions))
     assert size < 2 * len(json.dumps(function)) + MOST_INLINED
     assert len(json.dumps(enforceable(function["parameters"]))) < 5 * len(json.dumps(function))
-    grammar = "\n".join(f'r{i} ::= "{BASE + i}"' for i in range(4000))
+    grammar = "\n".join(f'r{i} ::= "{enforced.marks.number + i}"' for i in range(4000))
     assert len(enforced.put(grammar)) < MAX_GBNF + 2 * size
 
 

@@ -120,6 +120,51 @@ def test_what_a_model_writes_with_auto(server, by_interval, written, expected, i
     assert streamed["reasoning_content"] == thoughts and streamed["finish_reason"] == choice["finish_reason"]
 
 
+TAGGED = """<tool_call>
+<function=train>
+<parameter=city>
+Oslo
+</parameter>
+<parameter=day>
+3
+</parameter>
+</function>
+</tool_call>"""
+BARE = CALL.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
+FORMS = {"own": BARE, "Qwen-Qwen3-0.6B": CALL, "Qwen3-Coder": TAGGED}
+FORMS["meta-llama-Llama-3.1-8B-Instruct"] = BARE.replace("arguments", "parameters")
+CUTS = [  # kind, text, stop string, whether it stands in a call
+    *((kind, text, "lo", True) for kind, text in FORMS.items()),
+    *((kind, f"I look.\n{text}", "day", True) for kind, text in FORMS.items() if kind[:4] == "Qwen"),
+    *((KINDS[1], CALL, stop, True) for stop in ("name", "train", ": {", "3}", "}}")),
+    *((KINDS[1], CALL, stop, False) for stop in ("</tool_call>", "\n</")),
+    ("own", f"{BARE}\n", "\n", False),
+    (KINDS[1], "Hello there, Oslo.", "Oslo", False),
+    (KINDS[1], "<think>\nHm, so.\n</think>\n\nHello.", "so", False),
+    (KINDS[1], "<think>\nHm, so.\n</think>\n\nHello.", "Hello", False),
+]
+QUICK_CUTS = [*CUTS[:2], CUTS[7], CUTS[10], CUTS[11], *CUTS[13:]]
+
+
+@pytest.mark.parametrize("kind, written, stop, within", each(CUTS, QUICK_CUTS))
+def test_a_stop_string_within_a_call(servers, kind, written, stop, within):
+    """It is like a limit there: half a call is no call. Elsewhere it ends an answer."""
+    body = {"tools": TOOLS, "grammar": f"root ::= {json.dumps(written)}", "max_tokens": WHOLE, "stop": stop}
+    choice = choice_of(ask(servers[kind].client, **body))
+    streamed = joined(ask(servers[kind].client, stream=True, **body))
+    calls = choice["message"].get("tool_calls", [])
+    if within:
+        assert not calls and choice["finish_reason"] == streamed["finish_reason"] == "length"
+    else:
+        assert choice["finish_reason"] == streamed["finish_reason"] == ("tool_calls" if calls else "stop")
+        assert [[c["function"]["name"], c["function"]["arguments"]] for c in calls] == streamed["calls"]
+        assert bool(calls) is ("train" in written)
+    assert (choice["message"]["content"] or "").strip() == streamed["content"].strip()
+    if stop == "}}":
+        several = ask(servers[kind].client, n=2, **body).json()["choices"]
+        assert [c["finish_reason"] for c in several] == ["length"] * 2
+
+
 @pytest.mark.parametrize("kind", each([KINDS[1], KINDS[4]], [KINDS[1]]))
 def test_what_no_parser_reads_is_content(servers, kind):
     written = '<tool_call>\n{"name": "nope"}x'

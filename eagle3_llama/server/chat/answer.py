@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from ...common.guarded_json import read_json
@@ -20,11 +20,13 @@ Read = Callable[[str, bool], "dict[str, Any] | None"]
 class Deltas:
     """What is new in an answer each time that its text has grown.
 
-    A text that brings the parser down, or that is none of its answers, goes on as content.
+    A text that brings the parser down, or that is none of its answers, goes on as content. tags: those of
+    thoughts. cut: whether the text ended within a call.
     """
 
-    def __init__(self, read: Read, parallel: bool, legacy: bool) -> None:
-        self._read, self._parallel, self._legacy = read, parallel, legacy
+    def __init__(self, read: Read, parallel: bool, legacy: bool, tags: Collection[str] = ()) -> None:
+        self._read, self._parallel, self._legacy, self._tags = read, parallel, legacy, tags
+        self.cut = False
         self._at = 0  # characters of the text that have been read
         self._raw: int | None = None  # from where on the text is content, if it cannot be read
         self._sent = {"content": "", "reasoning_content": ""}
@@ -44,12 +46,13 @@ class Deltas:
         if message is None:
             return
         self._at = len(text)
+        calls = message["tool_calls"][: None if self._parallel else 1]
+        self.cut = last and _within_call(text, message, calls, self._tags)
         for field in ("reasoning_content", "content"):
             new, was = message[field], self._sent[field]
             if len(new) > len(was) and new.startswith(was):
                 self._sent[field] = new
                 yield {field: new[len(was) :]}
-        calls = message["tool_calls"][: None if self._parallel else 1]
         for i, call in enumerate(calls):
             yield from self._of_call(i, call)
 
@@ -116,14 +119,17 @@ def streamed(chunks: Iterable[dict[str, Any]], deltas: Deltas, interval: float) 
             probs = []
         due = time.monotonic() + max(interval, PAUSE * (spent.seconds - FREE))
         if finish is not None:
+            finish = "length" if choice.get("cut") and deltas.cut else finish
             ended = "tool_calls" if finish == "stop" and deltas.called else finish
             yield _chunk({}, {"content": probs, "refusal": None} if probs else None, ended)
 
 
-def whole(completion: dict[str, Any], read: Read | None, parallel: bool, legacy: bool) -> dict[str, Any]:
+def whole(
+    completion: dict[str, Any], read: Read | None, parallel: bool, legacy: bool, tags: Collection[str] = ()
+) -> dict[str, Any]:
     """A chat's completion of one whose text is an answer. One that was cut within a call has no call.
 
-    read: None if all of the text is content.
+    read: None if all of the text is content. tags: those of thoughts.
     """
     choice = completion["choices"][0]
     text, finish = choice["text"], choice["finish_reason"]
@@ -134,6 +140,8 @@ def whole(completion: dict[str, Any], read: Read | None, parallel: bool, legacy:
     if message is None:
         message = {"content": text, "reasoning_content": "", "tool_calls": []}
     calls = message["tool_calls"][: None if parallel else 1]
+    if choice.get("cut") and read is not None and _within_call(text, message, calls, tags):
+        finish = "length"
     if finish != "stop":
         calls = [call for call in calls if _is_json(call["arguments"])]
     out: dict[str, Any] = {"role": "assistant", "content": message["content"]}
@@ -146,6 +154,16 @@ def whole(completion: dict[str, Any], read: Read | None, parallel: bool, legacy:
         finish = "tool_calls" if finish == "stop" else finish
     probs = chat_logprobs(choice["logprobs"])
     return {"choices": [{"index": 0, "message": out, "logprobs": probs, "finish_reason": finish}]}
+
+
+def _within_call(
+    text: str, message: dict[str, Any], calls: list[dict[str, str]], tags: Collection[str]
+) -> bool:
+    """Whether a text ends within a call, of which the message may know nothing yet."""
+    if calls:
+        return not all(_is_json(call["arguments"]) for call in calls)
+    told = (message["content"] or message["reasoning_content"]).strip()
+    return bool(text.strip()) and not text.rstrip().endswith((told, *tags) if told else tuple(tags))
 
 
 def chat_logprobs(logprobs: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -8,20 +8,27 @@ from ..api.chat import ChatBody
 from ..settings import ServerSettings
 from ..web.errors import wrong
 from .formats import plain_messages
-from .schemas import SchemaRoom, enforceable
+from .marks import Marks
+from .schema_room import SchemaRoom
+from .schemas import enforceable
 
 
-def json_wanted(body: ChatBody) -> dict[str, Any] | None:
+def marks_of(body: ChatBody) -> Marks:
+    """Marks for all schemas of a request."""
+    return Marks(body.model_dump(include={"tools", "functions", "response_format", "json_schema"}))
+
+
+def json_wanted(body: ChatBody, marks: Marks) -> dict[str, Any] | None:
     """The schema that the answer must follow: of any object, if the request names none."""
     wanted = body.response_format
     if body.json_schema is not None:
         if wanted is not None and wanted.type != "text":
             raise wrong("json_schema", "response_format has a schema too; give only one of them")
-        return enforceable(body.json_schema, SchemaRoom("json_schema"))
+        return enforceable(body.json_schema, SchemaRoom(marks, "json_schema"))
     if wanted is None or wanted.type == "text":
         return None
     schema = wanted.schema_ if wanted.type == "json_object" else wanted.json_schema.schema_
-    return enforceable(schema or {"type": "object"})
+    return enforceable(schema or {"type": "object"}, SchemaRoom(marks))
 
 
 def schema_field(body: ChatBody) -> str:

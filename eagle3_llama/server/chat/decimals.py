@@ -10,9 +10,10 @@ import re
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from .marks import Marks
+
 DIGITS = 16  # before and behind the point, as llama.cpp's own rule for numbers has it
 _POINT = f'("." [0-9]{{1,{DIGITS}}})'
-_MARK = re.compile(r'"\\"e3-number:([^:"]*):([^:"]*)\\""')
 _KEYS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 
@@ -23,8 +24,8 @@ class Bound(NamedTuple):
     strict: bool = False
 
 
-def with_numbers(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema of type number with bounds, as the constant that put_numbers() looks for.
+def with_numbers(schema: dict[str, Any], marks: Marks) -> dict[str, Any]:
+    """A schema of type number with bounds, as the constant that put_numbers() looks for: one of the marks.
 
     The schema itself if it has no bounds, or some that this file does not write.
     """
@@ -46,15 +47,16 @@ def with_numbers(schema: dict[str, Any]) -> dict[str, Any]:
     if not _grammar("", low, high):
         return schema
     other = {k: v for k, v in schema.items() if k not in _KEYS}
-    return {**other, "const": f"e3-number:{_text(low)}:{_text(high)}"}
+    return {**other, "const": f"{marks.word}:{_text(low)}:{_text(high)}"}
 
 
-def put_numbers(grammar: str) -> str:
+def put_numbers(grammar: str, marks: Marks) -> str:
     """A grammar with the rules of the numbers in the place of their constants."""
-    marks = dict.fromkeys(_MARK.findall(grammar))
-    names = {mark: f"bounded-number-{i}" for i, mark in enumerate(marks)}
+    constant = re.compile(rf'"\\"{marks.word}:([^:"]*):([^:"]*)\\""')
+    found = dict.fromkeys(constant.findall(grammar))
+    names = {mark: f"bounded-{marks.word}-{i}" for i, mark in enumerate(found)}
     lines = [line for mark, name in names.items() for line in _grammar(name, *map(_bound, mark))]
-    text = _MARK.sub(lambda found: names[found.group(1), found.group(2)], grammar)
+    text = constant.sub(lambda found: names[found.group(1), found.group(2)], grammar)
     return "\n".join([text.rstrip("\n"), *lines, ""]) if lines else grammar
 
 

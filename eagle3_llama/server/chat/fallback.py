@@ -70,7 +70,8 @@ def schema(functions: list[dict[str, Any]], beside: Any = None) -> dict[str, Any
         }
         for f in functions
     ]
-    named = [f["parameters"].get("$defs") for f in functions]
+    roots = [*(f["parameters"] for f in functions), beside or {}]  # plain ones: their names differ
+    named = [root.get("$defs") for root in roots]
     defs = {key: value for of in named if isinstance(of, dict) for key, value in of.items()}
     return {"anyOf": calls + ([beside] if beside is not None else []), **({"$defs": defs} if defs else {})}
 

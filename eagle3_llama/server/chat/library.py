@@ -15,7 +15,10 @@ from ..sandbox.pool import Sandbox, SandboxBusy, SandboxError
 from ..web.errors import ApiError, wrong
 from . import fallback
 from .call_forms import Form, form_of, probe
+from .marks import Marks
 from .nulls import with_nulls
+from .plain_schemas import shown as shown_schema
+from .schema_room import SchemaRoom
 from .thoughts import thoughts_of
 from .tool_schemas import Enforced
 from .tools import Tools
@@ -61,26 +64,28 @@ class ChatLibrary:
         self._templates.close()
         self._answers.close()
 
-    def prepare(self, request: dict[str, Any], tools: Tools, schema: dict[str, Any] | None) -> Prepared:
+    def prepare(
+        self, request: dict[str, Any], tools: Tools, schema: dict[str, Any] | None, marks: Marks
+    ) -> Prepared:
         """Renders `request`: messages, enable_thinking, chat_template_kwargs. Raises ApiError 400 or 503.
 
-        schema: what the answer must follow, where no call is required.
+        schema: what the answer must follow, where no call is required. marks: those that the schema has.
         """
-        shown: dict[str, Any] = {"tools": list(tools.shown), "tool_choice": tools.choice}
+        shown: dict[str, Any] = {"tools": _shown(tools, marks), "tool_choice": tools.choice}
         shown["parallel_tool_calls"] = tools.parallel
         if tools.called is not None:
             shown["called"] = list(tools.called)
         form = self.form() if tools.shown else Form()
         if form is None:
-            return self._without_tools(request, tools, schema)
-        enforced = Enforced(tools.callable, form)
+            return self._without_tools(request, tools, schema, marks)
+        enforced = Enforced(tools.callable, form, marks)
         if enforced.functions != tools.callable:
             shown["enforced"] = [{"type": "function", "function": f} for f in enforced.functions]
         wanted = {"json_schema": schema} if schema is not None else {}
         made = self._apply({**request, **(shown if tools.shown else {}), **wanted})
         required = tools.shown and tools.choice == "required"
         if tools.shown and (not made["tools"] or (required and not made["forced"])):
-            return self._without_tools(request, tools, schema)
+            return self._without_tools(request, tools, schema, marks)
         if schema is not None and not tools.shown and made["thinking"] is None:
             made["forced"] = self._convert(schema, "response_format")["grammar"]
         grammar = enforced.put(made["forced"] or (made["grammar"] if made["lazy"] else ""))
@@ -111,12 +116,12 @@ class ChatLibrary:
         return self._form[0]
 
     def _without_tools(
-        self, request: dict[str, Any], tools: Tools, schema: dict[str, Any] | None
+        self, request: dict[str, Any], tools: Tools, schema: dict[str, Any] | None, marks: Marks
     ) -> Prepared:
         """The same for a template that knows no tools: see fallback.py."""
         messages = fallback.messages(request["messages"], [t["function"] for t in tools.shown])
         given: dict[str, Any] = {**request, "messages": messages}
-        required, enforced = tools.choice == "required", Enforced(tools.callable, Form())
+        required, enforced = tools.choice == "required", Enforced(tools.callable, Form(), marks)
         call = fallback.schema(enforced.functions, None if required else schema)
         if required or schema is not None:
             given["json_schema"] = call
@@ -163,6 +168,17 @@ class ChatLibrary:
             return {**message, **{field: message[field].removeprefix(was[field]) for field in was}}
 
         return read
+
+
+def _shown(tools: Tools, marks: Marks) -> list[dict[str, Any]]:
+    """The tools as a template shows them."""
+    room, out = SchemaRoom(marks, "tools"), list[dict[str, Any]]()
+    for tool in tools.shown:
+        function = tool["function"]
+        schema = shown_schema(function["parameters"], room)
+        same = schema is function["parameters"]
+        out.append(tool if same else {**tool, "function": {**function, "parameters": schema}})
+    return out
 
 
 def ask(sandbox: Sandbox, param: str, what: str, **request: Any) -> Any:

@@ -50,12 +50,15 @@ def between_tags(pattern: str, close: str, least: int = 0, most: int | None = No
     return _expression(pattern, least, most, lambda ranges: _bare(ranges, ord(close[0])))
 
 
-def counted_between_tags(least: int, most: int | None, close: str) -> dict[str, str]:
-    """GBNF rules of texts of some length, the first for the whole. None has `close`, two characters."""
+def counted_between_tags(least: int, most: int | None, close: str, prefix: str) -> dict[str, str]:
+    """GBNF rules of texts of some length, the first for the whole. None has `close`, two characters.
+
+    prefix: what the names of the rules begin with.
+    """
     a, b = (ord(c) for c in close)
     after_s, after_t = _without([(a, a)]), _without([(a, a), (b, b)])
-    classes = {"tagged-s": after_s, "tagged-t": after_t, "tagged-first": [(a, a)]}
-    name = lambda state, low, high: f"tagged-{'any' if high is None else high}-{low}-{state}"
+    classes = {f"{prefix}-s": after_s, f"{prefix}-t": after_t, f"{prefix}-first": [(a, a)]}
+    name = lambda state, low, high: f"{prefix}-{'any' if high is None else high}-{low}-{state}"
     rules: dict[str, str] = {}
     low, high = least, most
     while True:
@@ -63,7 +66,7 @@ def counted_between_tags(least: int, most: int | None, close: str) -> dict[str, 
         for state in "st":
             ways = [] if low else ['""']
             if high != 0:
-                ways += [f"tagged-{state} {name('s', *after)}", f"tagged-first {name('t', *after)}"]
+                ways += [f"{prefix}-{state} {name('s', *after)}", f"{prefix}-first {name('t', *after)}"]
             rules[name(state, low, high)] = " | ".join(ways)
         if high == 0 or after == (low, high):
             return rules | {rule: _brackets(_both(_BARE, ranges)) for rule, ranges in classes.items()}

@@ -24,12 +24,14 @@ from ..sandbox.sized_cache import SizedCache
 from ..settings import ServerSettings
 from ..web.errors import ApiError, wrong
 from . import answer, formats
-from .ask import json_wanted, schema_field, strict_of, template_request
+from .ask import json_wanted, marks_of, schema_field, strict_of, template_request
 from .decimals import put_numbers
 from .formats import call_tool, handler_of, plain_messages, template_setup
 from .library import ChatLibrary, Prepared, ask, refuse_incomplete
+from .marks import Marks
 from .sampling import SamplingFields
-from .schemas import SchemaRoom, enforceable, unenforced
+from .schema_room import SchemaRoom
+from .schemas import enforceable, unenforced
 from .text import complete
 from .thoughts import bounded, budget_of
 from .tools import tools_of
@@ -83,12 +85,13 @@ class Caller:
             own = "max_completion_tokens" if newer is not None else body.limit_field()
             explicit = None if newer is None and body.max_tokens is None else own
             size = self._logprobs_size(arguments, body.top_logprobs or 0, n, explicit)
-        wanted = json_wanted(body)
+        marks = marks_of(body)
+        wanted = json_wanted(body, marks)
         if body.grammar is not None and wanted is not None:
             raise wrong("grammar", f"{schema_field(body)} constrains the answer too; give only one of them")
         arguments |= {"stream": bool(body.stream)}
         make = self._named if self._library is None else self._templated
-        call, seed = make(body, arguments, wanted), self._sampling.seed(body)
+        call, seed = make(body, arguments, wanted, marks), self._sampling.seed(body)
         timed, slot = bool(body.timings_per_token), self._sampling.slot(body)
         return [Choice(i, 0, functools.partial(call, seed=seed + i), size, timed, slot) for i in range(n)]
 
@@ -98,7 +101,8 @@ class Caller:
             message = "a chat format of llama-cpp-python makes its prompt only to answer it"
             raise ApiError(400, f"{message}: it cannot be counted or shown", code="chat_format")
         tools, request = tools_of(body), template_request(body, self.settings)
-        made = self._library.prepare(request, tools, json_wanted(body))
+        marks = marks_of(body)
+        made = self._library.prepare(request, tools, json_wanted(body, marks), marks)
         self.size.check_fits(made.prompt, "messages")
         return made
 
@@ -108,7 +112,9 @@ class Caller:
         with base.tokenizing:
             return len(base.tokenize(made.prompt.encode(), add_bos=False, special=True))
 
-    def _templated(self, body: ChatBody, arguments: dict[str, Any], wanted: dict[str, Any] | None) -> Any:
+    def _templated(
+        self, body: ChatBody, arguments: dict[str, Any], wanted: dict[str, Any] | None, marks: Marks
+    ) -> Any:
         """A choice's call: the prompt by the model's template, the answer read by its parser."""
         library, tools, request = self._library, tools_of(body), template_request(body, self.settings)
         assert library is not None
@@ -121,13 +127,13 @@ class Caller:
 
         def prepare() -> tuple[Prepared, str]:
             if wanted is not None:
-                self._schema(wanted, schema_field(body), strict_of(body))
-            made = library.prepare(request, tools, wanted)
+                self._schema(wanted, schema_field(body), marks, strict_of(body))
+            made = library.prepare(request, tools, wanted, marks)
             self.size.check_fits(made.prompt, "messages")
             refuse_incomplete(made.incomplete, "tools")
             if body.grammar is not None:
                 return made, self._grammar(body.grammar) or ""
-            return made, self._readable(made.grammar, "tools")
+            return made, self._readable(made.grammar, "tools", marks)
 
         prepared = Once(prepare)  # for all choices
 
@@ -136,21 +142,26 @@ class Caller:
             lazy = made.patterns and body.grammar is None
             given = {**arguments, "stop": [*arguments["stop"], *made.stops], "seed": seed}
             given["grammar"] = LazyGrammar(grammar, made.patterns) if grammar and lazy else _parsed(grammar)
+            given["cuts"] = {*arguments["stop"]} - {*made.stops} if tools.shown else ()
+            tags = () if made.thoughts is None else (made.thoughts.start, *made.thoughts.ends)
+            tags = tuple(tag.strip() for tag in tags)
             given["thoughts"] = bounded(llm, made.thoughts, budget, waits=bool(grammar and lazy))
             llm.show_tokens(made.preserved)
             prompt = llm.tokenize(made.prompt.encode(), add_bos=False, special=True)
             out = complete(llm, prompt, **given)
             if not body.stream:
-                return answer.whole(out, made.read, tools.parallel, tools.legacy)
+                return answer.whole(out, made.read, tools.parallel, tools.legacy, tags)
             if made.read is None:
                 return answer.plain(out)
-            deltas = answer.Deltas(made.read, tools.parallel, tools.legacy)
+            deltas = answer.Deltas(made.read, tools.parallel, tools.legacy, tags)
             report = body.speculative is not None and body.speculative.report  # of each token by itself
             return answer.streamed(out, deltas, 0.0 if report else self.settings.stream_interval)
 
         return call
 
-    def _named(self, body: ChatBody, arguments: dict[str, Any], wanted: dict[str, Any] | None) -> Any:
+    def _named(
+        self, body: ChatBody, arguments: dict[str, Any], wanted: dict[str, Any] | None, marks: Marks
+    ) -> Any:
         """A choice's call with a chat format of llama-cpp-python, by its own create_chat_completion."""
         if body.continue_final_message:
             raise wrong(
@@ -162,13 +173,13 @@ class Caller:
         if body.logprobs:
             arguments |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
         arguments |= tools | {"messages": messages, "model": self.model_name}
-        grammar = Once(lambda: self._grammar(body.grammar) or self._schema(wanted, schema_field(body)))
-        of_tool = Once(
-            lambda: self._schema(forced and enforceable(forced, SchemaRoom("tools")), "tools", strict)
-        )
+        grammar = Once(lambda: self._grammar(body.grammar) or self._schema(wanted, schema_field(body), marks))
+        terms = lambda: forced and enforceable(forced, SchemaRoom(marks, "tools"))
+        of_tool = Once(lambda: self._schema(terms(), "tools", marks, strict))
 
         def call(llm: Any, seed: int) -> Any:
             text = grammar()
+            llm.cuts_characters = True
             llm.chat_handler = handler_of(llm)
             if tool := of_tool():
                 llm.chat_handler = call_tool(llm.chat_handler, tool)
@@ -215,8 +226,9 @@ class Caller:
             arguments["post_sampling"] = True
         if body.json_schema is not None and body.grammar is not None:
             raise wrong("json_schema", "grammar constrains the answer too; give only one of them")
-        schema = enforceable(body.json_schema, SchemaRoom("json_schema"))  # None stays None
-        made = lambda: self._grammar(body.grammar) or self._schema(schema, "json_schema", True)
+        marks = Marks(body.json_schema)
+        schema = enforceable(body.json_schema, SchemaRoom(marks, "json_schema"))  # None stays None
+        made = lambda: self._grammar(body.grammar) or self._schema(schema, "json_schema", marks, True)
         grammar = Once(made)
 
         def call(llm: Any, prompt: Any, seed: int) -> Any:
@@ -267,21 +279,21 @@ class Caller:
         self._checked.get(("check", text), lambda: self._ask_grammars("check", text, "grammar") or "")
         return text
 
-    def _schema(self, schema: dict[str, Any] | None, param: str, strict: bool = False) -> str:
+    def _schema(self, schema: dict[str, Any] | None, param: str, marks: Marks, strict: bool = False) -> str:
         """The GBNF text of a JSON schema, converted and checked in the sandbox; "" for None.
 
         strict: what the grammar does not enforce is refused.
         """
         if schema is None:
             return ""
-        if strict and (odd := unenforced(schema)):
+        if strict and (odd := unenforced(schema, marks)):
             message = f"no grammar enforces {', '.join(odd)}: leave them out, or set strict: false"
             raise wrong(param, message)
         made = self._converted(schema, param)
         if strict:
             refuse_incomplete(made["incomplete"], param)
         grammar = made["grammar"]  # it was checked as it is
-        return grammar if put_numbers(grammar) == grammar else self._readable(grammar, param)
+        return grammar if put_numbers(grammar, marks) == grammar else self._readable(grammar, param, marks)
 
     def _converted(self, schema: dict[str, Any], param: str) -> dict[str, Any]:
         """What Grammars.convert gives in the sandbox, kept."""
@@ -289,9 +301,9 @@ class Caller:
         make = lambda: json.dumps(self._ask_grammars("convert", text, param))
         return json.loads(self._checked.get(("convert", text), make) or "{}")
 
-    def _readable(self, grammar: str, param: str) -> str:
+    def _readable(self, grammar: str, param: str, marks: Marks) -> str:
         """A grammar of the chat library with the bounds of numbers, once a child could read it; "" for ""."""
-        text = put_numbers(grammar)
+        text = put_numbers(grammar, marks)
         if text:
             self._checked.get(("read", text), lambda: self._ask_grammars("read", text, param))
         return text

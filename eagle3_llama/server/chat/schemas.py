@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from ..web.errors import wrong
 from .decimals import with_numbers
 from .ignored import ignored
+from .marks import Marks
 from .patterns import Unsupported, written
+from .plain_schemas import plain
+from .schema_room import DEFS, SchemaRoom
 
 _PASSED_OVER = frozenset(
     "multipleOf uniqueItems minProperties maxProperties patternProperties propertyNames contains minContains"
@@ -16,15 +17,13 @@ _PASSED_OVER = frozenset(
     " unevaluatedItems".split()
 )
 _BOUNDS = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum".split())
-MOST_CHARACTERS, NUMBER = 1 << 16, 256
-MOST_NODES = 1 << 16  # of one request; the grammar of so many could not be read in time
+NUMBER = 256  # characters of patterns, which take as long as the bounds of a number
 _COUNTED = {"maxLength": 2000, "maxItems": 1900}  # the most that a grammar counts
 _ONE = ("items", "additionalProperties")  # keywords whose value is a schema
 _LIST = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 SHOWN = ("title", "description", "default")  # what templates show of a schema, and no grammar needs
-_DEFS = ("$defs", "definitions")
-_NAMED = ("properties", *_DEFS)
-KEPT = ("type", *SHOWN, *_DEFS)  # what stays where alternatives take a schema's place
+_NAMED = ("properties", *DEFS)
+KEPT = ("type", *SHOWN, *DEFS)  # what stays where alternatives take a schema's place
 _KINDS = frozenset("object array string number integer boolean null".split())
 _KINDS_OF = {
     **dict.fromkeys(("properties", "additionalProperties", "required"), ("object",)),
@@ -34,43 +33,33 @@ _KINDS_OF = {
 _BEFORE_TYPES = frozenset(("$ref", "anyOf", "oneOf", "allOf"))  # what the converter reads instead of a type
 
 
-@dataclass
-class SchemaRoom:
-    """What there is still time for. field: the request's, which errors name.
-
-    characters: of patterns; a number takes as long as some of them. nodes: schemas inside schemas.
-    """
-
-    field: str = "response_format"
-    characters: int = MOST_CHARACTERS
-    nodes: int = MOST_NODES
-
-    def take_node(self) -> None:
-        """Raises ApiError 400 if there is no room for another one."""
-        self.nodes -= 1
-        if self.nodes < 0:
-            raise wrong(self.field, f"its schemas have more than {MOST_NODES} parts: leave some out")
-
-
 def enforceable(schema: Any, room: SchemaRoom | None = None) -> Any:
-    """The same schema for the converter, in terms that it enforces: see decimals.py and patterns.py.
+    """The same schema for the converter, in terms that it enforces: see terms() and plain_schemas.py.
+
+    room: by default that of a schema by itself. Raises ApiError 400 as plain() does.
+    """
+    room = room or SchemaRoom(Marks(schema))
+    return terms(plain(schema, room), room)
+
+
+def terms(schema: Any, room: SchemaRoom) -> Any:
+    """A plain schema in terms that the converter enforces: see decimals.py and patterns.py.
 
     Raises ApiError 400 if it has more parts than there is room for.
     """
-    room = room or SchemaRoom()
     if not isinstance(schema, dict):
         return schema
     room.take_node()
     out = _alone(schema)
     for key in _ONE:
         if isinstance(out.get(key), dict):
-            out[key] = enforceable(out[key], room)
+            out[key] = terms(out[key], room)
     for key in _LIST:
         if isinstance(out.get(key), list):
-            out[key] = [enforceable(inner, room) for inner in out[key]]
+            out[key] = [terms(inner, room) for inner in out[key]]
     for key in _NAMED:
         if isinstance(out.get(key), dict):
-            out[key] = {name: enforceable(inner, room) for name, inner in out[key].items()}
+            out[key] = {name: terms(inner, room) for name, inner in out[key].items()}
     for key, most in _COUNTED.items():  # a higher bound is left to the model, as llama.cpp leaves it
         if isinstance(out.get(key), int) and out[key] > most:
             del out[key]
@@ -81,8 +70,9 @@ def enforceable(schema: Any, room: SchemaRoom | None = None) -> Any:
     if room.characters < 0:
         return out
     if _BOUNDS & out.keys() and not _BEFORE_TYPES & out.keys() and (each := by_kind(out)) is not None:
-        return {**{k: out[k] for k in KEPT if k in out}, "anyOf": [with_numbers(one) for one in each]}
-    return with_numbers(_with_pattern(out))
+        numbers = [with_numbers(one, room.marks) for one in each]
+        return {**{k: out[k] for k in KEPT if k in out}, "anyOf": numbers}
+    return with_numbers(_with_pattern(out), room.marks)
 
 
 def by_kind(schema: dict[str, Any]) -> list[dict[str, Any]] | None:
@@ -93,7 +83,7 @@ def by_kind(schema: dict[str, Any]) -> list[dict[str, Any]] | None:
     kinds = schema.get("type")
     if not isinstance(kinds, list) or not all(isinstance(kind, str) and kind in _KINDS for kind in kinds):
         return None
-    part = {key: value for key, value in schema.items() if key not in _DEFS}
+    part = {key: value for key, value in schema.items() if key not in DEFS}
     about = lambda kind: {key: value for key, value in part.items() if kind in _KINDS_OF.get(key, _KINDS)}
     return [{**about(kind), "type": kind} for kind in dict.fromkeys(kinds)]
 
@@ -119,8 +109,8 @@ def _with_pattern(schema: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in schema.items() if k not in ("minLength", "maxLength")} | {"pattern": text}
 
 
-def unenforced(schema: Any) -> list[str]:
-    """The keywords that a grammar of this schema does not enforce, each once.
+def unenforced(schema: Any, marks: Marks) -> list[str]:
+    """The keywords that a grammar of this schema does not enforce, each once. marks: the request's.
 
     The bounds of a number are enforced as far as enforceable() has written them.
     """
@@ -131,7 +121,7 @@ def unenforced(schema: Any) -> list[str]:
         if not isinstance(node, dict):
             continue
         found |= dict.fromkeys(key for key in node if key in _PASSED_OVER)
-        found |= dict.fromkeys(ignored(node))
+        found |= dict.fromkeys(() if marks.has(node.get("const")) else ignored(node))
         if node.get("type") != "integer":
             found |= dict.fromkeys(f"{key} of a number" for key in node if key in _BOUNDS)
         if "pattern" in node:  # the converter passes over them

@@ -1,7 +1,7 @@
 """The text of a completion, made from its tokens as they come. Each costs the same, however many there are.
 
 Where an answer ends and what its chunks hold is as with llama-cpp-python's create_completion, which makes the
-whole text anew for each token.
+whole text anew for each token. But limits count tokens: llama-cpp-python goes on until a character is whole.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import collections
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from ...batching.job import CompletionOptions
@@ -102,8 +102,9 @@ class TextOfTokens:
 class CompletionCall:
     """One completion, by a request of a Batcher. prompt: text or token ids. max_tokens: 0: the prompt alone.
 
-    sampling: temperature, and arguments of llama_cpp.Llama.generate. post_sampling: the logprobs are of what
-    the samplers leave. details: as llama.cpp's server tells them. Raises ValueError for a long prompt.
+    cuts: those of `stop` after which the last item says that the text is `cut`. sampling: temperature, and
+    arguments of llama_cpp.Llama.generate. post_sampling: the logprobs are of what the samplers leave.
+    details: as llama.cpp's server tells them. Raises ValueError for a long prompt.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class CompletionCall:
         max_tokens: int,
         seed: int,
         stop: Sequence[str] = (),
+        cuts: Collection[str] = (),
         logprobs: int | None = None,
         echo: bool = False,
         suffix: str | None = None,
@@ -125,6 +127,7 @@ class CompletionCall:
         **sampling: Any,
     ) -> None:
         self._llm, self._text, self._finish = llm, TextOfTokens(stop), "length"
+        self._cuts = cuts
         self._details, self._made, self._n_told, self._seed = details, list[int](), 0, seed
         self._ids = _prompt_ids(llm, prompt, suffix)
         if len(self._ids) >= llm.n_ctx():  # in llama-cpp-python's words, as its chat formats say it
@@ -180,6 +183,8 @@ class CompletionCall:
         item: dict[str, Any] = {
             "choices": [{"index": 0, "text": text, "logprobs": probs, "finish_reason": finish}]
         }
+        if finish is not None and self._text.word in self._cuts:
+            item["choices"][0]["cut"] = True
         if self._details:
             item["details"] = self._about(n, finish)
         return item
@@ -217,12 +222,13 @@ class CompletionCall:
                     self._finish = "stop"
                     break
                 n += 1
-                if self._text.add(self._llm.detokenize([token])):
-                    if self._text.stopped():
-                        break
+                whole = self._text.add(self._llm.detokenize([token]))
+                if self._text.stopped():  # within a character, too: tokens may never end one
+                    break
+                if whole:
                     yield
-                    if n >= self._max_tokens:
-                        break
+                if n >= self._max_tokens:
+                    break
         if self._text.stopped():
             self._finish = "stop"
 

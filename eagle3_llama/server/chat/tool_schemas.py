@@ -8,14 +8,16 @@ from typing import Any
 
 from .call_forms import Form
 from .decimals import with_numbers
+from .marks import Marks
 from .patterns import Unsupported, between_tags, counted_between_tags
-from .schemas import KEPT, NUMBER, SchemaRoom, by_kind, enforceable, unenforced
+from .plain_schemas import plain
+from .schema_room import SchemaRoom
+from .schemas import KEPT, NUMBER, by_kind, terms, unenforced
 
 MOST_COUNTED = 256  # characters of a text between tags; a higher bound is left to the model
 MOST_LEVELS = 4096  # characters that all rules of such texts count together
 MOST_INLINED = 1 << 18  # characters of the schemas that take the place of references
 DEEPEST = 32  # of schemas between tags, which may refer to themselves
-BASE = 8_110_523_000_000  # numbers from here on stand for rules; who asks for one in a schema gets the rule
 _DATE = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
 _TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{3})?(Z|[+\-]([01]\d|2[0-3]):[0-5]\d)"
 _UUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
@@ -23,7 +25,7 @@ _FORMATS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}T{_TIME}", "uuid
 _FORMATS |= {f"uuid{i}": _UUID for i in range(1, 6)}
 _STRINGS = frozenset("pattern minLength maxLength format".split())
 _STRUCTURE = frozenset("properties additionalProperties allOf items prefixItems".split())
-_MARK = re.compile(r'"(\d{13})"')
+_MARK = re.compile(r'"(\d{18})"')  # a number that may stand for a rule: see marks.py
 _TYPED = re.compile(r'( string=\\")false(\\">"\)? ([\w-]+) )')  # DeepSeek's tags say whether a text follows
 
 
@@ -31,14 +33,16 @@ class Enforced:
     """Functions as the grammar is to know them. functions: their names and parameters.
 
     odd: in words, what no grammar enforces, by the names of functions. nulls: by them, too, the arguments
-    between tags that may be text or null: see nulls.py.
+    between tags that may be text or null: see nulls.py. marks: the request's, by default those of functions
+    by themselves.
     """
 
-    def __init__(self, functions: list[dict[str, Any]], form: Form) -> None:
+    def __init__(self, functions: list[dict[str, Any]], form: Form, marks: Marks | None = None) -> None:
         self.odd: dict[str, dict[str, None]] = {f["name"]: {} for f in functions}
         self.nulls: dict[str, set[str]] = {}
         self.form, self._rules, self._counted = form, dict[tuple[str, str, str], int](), set[str]()
-        self.room, self.inlined, self.levels = SchemaRoom("tools"), MOST_INLINED, MOST_LEVELS
+        self.marks = marks or Marks(functions)
+        self.room, self.inlined, self.levels = SchemaRoom(self.marks, "tools"), MOST_INLINED, MOST_LEVELS
         self.functions = [{**f, "parameters": self._parameters(f)} for f in functions]
 
     def put(self, grammar: str) -> str:
@@ -49,17 +53,20 @@ class Enforced:
         for (name, kind, rule), number in self._rules.items():
             if str(number) not in there:
                 self.odd[name]["one argument that is text or something else"] = None
-            own = f"tagged-{number - BASE}"
+            own = self._rule_of(str(number))
             texts |= {str(number)} if kind != "number" else set()
             rules[own] = rule
             if kind == "counted":
                 least, most = json.loads(rule)
-                chain = counted_between_tags(least, most, self.form.close)
+                chain = counted_between_tags(least, most, self.form.close, f"tagged-{self.marks.word}")
                 rules |= {**chain, own: next(iter(chain))}
         ours = {str(number) for number in self._rules.values()}
-        put = lambda found: f"tagged-{int(found[1]) - BASE}" if found[1] in ours else found[0]
+        put = lambda found: self._rule_of(found[1]) if found[1] in ours else found[0]
         lines = [_MARK.sub(put, line) for line in _with_types(grammar.splitlines(), texts)]
         return "\n".join([*lines, *(f"{name} ::= {rule}" for name, rule in rules.items()), ""])
+
+    def _rule_of(self, number: str) -> str:
+        return f"tagged-{self.marks.word}-{int(number) - self.marks.number}"
 
     def unmet(self, names: frozenset[str], lines: list[str]) -> list[str]:
         """What no grammar enforces of these functions. lines: what the library says of its grammars."""
@@ -77,21 +84,18 @@ class Enforced:
             if self.levels < 0:
                 raise Unsupported("its length, beside so many others")
             self._counted.add(rule)
-        return self._rules.setdefault((function, kind, rule), BASE + len(self._rules))
+        return self._rules.setdefault((function, kind, rule), self.marks.number + len(self._rules))
 
     def _parameters(self, function: dict[str, Any]) -> Any:
-        given, form, name = function["parameters"], self.form, function["name"]
+        given, form, name = plain(function["parameters"], self.room), self.form, function["name"]
         odd = self.odd[name]
         tagged = form.close and form.values
-        if tagged and '"$ref": "#/properties' in json.dumps(given):  # they would find what stands for a text
-            odd["arguments that refer to others, in this model's form of calls"] = None
-            tagged = False
         if tagged:
             tags = _Tags(self, name, given)
             self.nulls[name] = {k for k, v in _properties(given).items() if tags.is_nullable(v)}
             given = tags.object(given, 0)
-        schema = enforceable(given, self.room)
-        odd |= dict.fromkeys(unenforced(schema))
+        schema = terms(given, self.room)
+        odd |= dict.fromkeys(unenforced(schema, self.marks))
         if not form.values and schema.get("properties"):
             odd["the schema of arguments, in this model's form of calls"] = None
         elif not form.required and schema.get("required"):
@@ -171,7 +175,7 @@ class _Tags:
 
     def _number(self, schema: dict[str, Any]) -> dict[str, Any]:
         self.owner.room.characters -= NUMBER
-        return with_numbers(schema) if self.owner.room.characters >= 0 else schema
+        return with_numbers(schema, self.owner.marks) if self.owner.room.characters >= 0 else schema
 
     def _text(self, schema: dict[str, Any]) -> dict[str, Any]:
         pattern = schema.get("pattern")

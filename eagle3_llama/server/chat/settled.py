@@ -1,0 +1,160 @@
+"""Keywords of a JSON schema that others beside them settle. llama.cpp's converter reads one kind alone.
+
+Beside a list of values, only those count that the rest of the schema allows. A tuple has as many items as it
+describes. A format is a pattern, but for those that the converter knows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_LABEL = "[A-Za-z0-9]{1,30}(-[A-Za-z0-9]{1,31})?"
+_HOST = rf"{_LABEL}(\.{_LABEL}){{0,3}}"
+_BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_HEX = "[0-9a-fA-F]{1,4}"
+_FEW = [
+    f"({_HEX}:){{{n - 1}}}{_HEX}::" + (f"({_HEX}(:{_HEX}){{0,{6 - n}}})?" if n < 7 else "")
+    for n in range(1, 8)
+]
+_IPV6 = "|".join([f"({_HEX}:){{7}}{_HEX}", f"::({_HEX}(:{_HEX}){{0,6}})?", *_FEW])
+_CLOCK = r"T(\d+H(\d+M(\d+S)?)?|\d+M(\d+S)?|\d+S)"
+_DAYS = r"(\d+D|\d+M(\d+D)?|\d+Y(\d+M(\d+D)?)?)"
+_SIGN = r"([A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"
+_PATH = f"(//([A-Za-z0-9._~-]+@)?{_HOST}(:[1-9][0-9]{{0,4}})?|{_SIGN}+)(/{_SIGN}*)*"
+PATTERNS = {
+    "email": rf"[A-Za-z0-9_+-]{{1,30}}(\.[A-Za-z0-9_+-]{{1,30}})?@{_HOST}",
+    "hostname": _HOST,
+    "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}",
+    "ipv6": f"({_IPV6})",
+    "duration": rf"P(\d+W|{_DAYS}({_CLOCK})?|{_CLOCK})",
+    "uri": rf"[A-Za-z][A-Za-z0-9+.-]*:{_PATH}(\?({_SIGN}|[/?])*)?(#({_SIGN}|[/?])*)?",
+}
+# the lengths of texts of a format
+_LENGTHS: dict[str, tuple[int, int]] = {"date": (10, 10), "time": (9, 18), "date-time": (20, 29)}
+_LENGTHS |= dict.fromkeys(("uuid", *(f"uuid{i}" for i in range(1, 6))), (36, 36))
+_LENGTHS |= {"email": (3, 313), "hostname": (1, 251), "ipv4": (7, 15), "ipv6": (2, 39)}
+KNOWN = frozenset("date time date-time uuid uuid1 uuid2 uuid3 uuid4 uuid5".split())  # by the converter
+# which the standard describes, and no grammar of ours enforces; others mean nothing to it
+LEFT = frozenset(
+    "idn-email idn-hostname iri iri-reference json-pointer regex relative-json-pointer uri-reference"
+    " uri-template".split()
+)
+_ELSEWHERE = frozenset(("$ref", "anyOf", "oneOf", "allOf"))  # what the converter reads instead of values
+_KINDS: dict[str, Any] = {
+    "null": lambda v: v is None,
+    "boolean": lambda v: isinstance(v, bool),
+    "string": lambda v: isinstance(v, str),
+    "number": lambda v: _is_number(v),
+    "integer": lambda v: _is_number(v) and v == int(v),
+    "array": lambda v: isinstance(v, list),
+    "object": lambda v: isinstance(v, dict),
+}
+_BOUNDS: dict[str, tuple[Any, Any]] = {  # keyword: what it is about, and what it says of that and its value
+    "minLength": (_KINDS["string"], lambda v, n: len(v) >= n),
+    "maxLength": (_KINDS["string"], lambda v, n: len(v) <= n),
+    "minItems": (_KINDS["array"], lambda v, n: len(v) >= n),
+    "maxItems": (_KINDS["array"], lambda v, n: len(v) <= n),
+    "minimum": (_KINDS["number"], lambda v, n: v >= n),
+    "maximum": (_KINDS["number"], lambda v, n: v <= n),
+    "exclusiveMinimum": (_KINDS["number"], lambda v, n: v > n),
+    "exclusiveMaximum": (_KINDS["number"], lambda v, n: v < n),
+}
+
+
+def settled(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same schema without what others of its keywords settle, as far as this file knows."""
+    if ("enum" in schema or "const" in schema) and not _ELSEWHERE & schema.keys():
+        return _of_values(schema)
+    return _with_format(_tuple(schema))
+
+
+def fitting(schema: dict[str, Any]) -> list[Any]:
+    """The values that a schema lists, as far as what stands beside them allows them; see checked()."""
+    listed = schema.get("enum", [schema.get("const")])
+    if not isinstance(listed, list):
+        return []
+    if "const" in schema:
+        listed = [v for v in listed if _same(v, schema["const"])]
+    kinds = schema.get("type")
+    kinds = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else list(_KINDS)
+    tests = [_KINDS[kind] for kind in kinds if isinstance(kind, str) and kind in _KINDS]
+    bounds = [(*_BOUNDS[key], schema[key]) for key in checked(schema)]
+    fits = lambda v: any(t(v) for t in tests) and all(not about(v) or ok(v, n) for about, ok, n in bounds)
+    return [v for v in listed if fits(v)]
+
+
+def checked(schema: dict[str, Any]) -> list[str]:
+    """The keywords beside listed values that fitting() knows."""
+    return [key for key in _BOUNDS if _is_number(schema.get(key))]
+
+
+def is_of(schema: dict[str, Any], kind: str) -> bool:
+    """Whether values of a type may follow a schema, by its `type`."""
+    given = schema.get("type")
+    return kind in given if isinstance(given, list) else given in (None, kind)
+
+
+def _of_values(schema: dict[str, Any]) -> dict[str, Any]:
+    """Values alone, of which each is allowed; the schema itself if there is none."""
+    fit = fitting(schema)
+    gone = {*checked(schema), "format"}
+    if isinstance(schema.get("type"), list):
+        gone.add("type")
+    if not fit or schema.get("format") in KNOWN | LEFT | PATTERNS.keys():
+        return schema
+    out = {k: v for k, v in schema.items() if k not in gone}
+    if "const" in out:
+        return {k: v for k, v in out.items() if k != "enum"}
+    return {**out, "enum": fit}
+
+
+def _tuple(schema: dict[str, Any]) -> dict[str, Any]:
+    """A tuple without what is said of the number of items, and of further ones, if it is kept anyway."""
+    name = next((key for key in ("prefixItems", "items") if isinstance(schema.get(key), list)), None)
+    if name is None or not is_of(schema, "array") or _ELSEWHERE & schema.keys():
+        return schema
+    least, most, parts = schema.get("minItems", 0), schema.get("maxItems"), schema[name]
+    if type(least) is not int or type(most) not in (int, type(None)):
+        return schema
+    more = name == "prefixItems" and schema.get("items", False) is not False
+    if most is not None and most <= len(parts):
+        parts, more = parts[:most], False
+    if more and not parts:
+        return {k: v for k, v in schema.items() if k != name}
+    if more or least > len(parts):
+        return schema
+    gone = ("minItems", "maxItems", "items", "prefixItems")
+    return {**{k: v for k, v in schema.items() if k not in gone}, "prefixItems": parts}
+
+
+def _with_format(schema: dict[str, Any]) -> dict[str, Any]:
+    """A text with the pattern of its format, and without lengths that it has anyway."""
+    form = schema.get("format")
+    if (
+        not isinstance(form, str)
+        or not is_of(schema, "string")
+        or "pattern" in schema
+        or _ELSEWHERE & schema.keys()
+    ):
+        return schema
+    gone = set()
+    if form in _LENGTHS:
+        least, most = schema.get("minLength", 0), schema.get("maxLength", _LENGTHS[form][1])
+        if type(least) is int and least <= _LENGTHS[form][0]:
+            gone.add("minLength")
+        if type(most) is int and most >= _LENGTHS[form][1]:
+            gone.add("maxLength")
+    more = {}
+    if form in PATTERNS:
+        gone.add("format")
+        more = {"pattern": f"^{PATTERNS[form]}$"}
+    return {**{k: v for k, v in schema.items() if k not in gone}, **more}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two values are equal in JSON, where true is not 1."""
+    return a == b and isinstance(a, bool) == isinstance(b, bool)
