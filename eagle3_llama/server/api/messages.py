@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from ..web.errors import wrong
+from ..web.errors import from_validation, wrong
 from .chat import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ChatBody, Name
 from .fields import (
     GREEDY,
@@ -23,74 +25,45 @@ from .fields import (
     Temperature,
     TopK,
     Word,
+    field_names,
     length,
-    text_alone,
 )
+from .histories import readable
+from .message_blocks import UNREAD, Text, TextBlock, ToolUseBlock, Turn
 
 FAILED = "Error: "  # before the result of a call that failed: templates know no failures
+# types of tools that Anthropic's service runs; most end with a date
+_HOSTED = re.compile(
+    r"((web_search|web_fetch|code_execution|advisor)_|tool_search_tool_|mcp_toolset)[a-z0-9_]*"
+)
 
 
-class TextBlock(Echo):
-    type: Literal["text"]
-    text: str
-
-
-class ToolUseBlock(Echo):
-    type: Literal["tool_use"]
-    id: Word
-    name: Name
-    input: Object
-
-
-class ThinkingBlock(Echo):
-    type: Literal["thinking"]
-    thinking: str
-
-
-class RedactedThinkingBlock(Echo):
-    type: Literal["redacted_thinking"]
-
-
-_KINDS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
-Text = Annotated[TextBlock, text_alone(*_KINDS)]
-
-
-class ToolResultBlock(Echo):
-    type: Literal["tool_result"]
-    tool_use_id: Word
-    content: str | Annotated[list[Text], length(MAX_PARTS)] | None = None
-    is_error: bool | None = None
-
-
-Block = Annotated[
-    Annotated[
-        TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock,
-        Field(discriminator="type"),
-    ],
-    text_alone(*_KINDS),
-]
-
-
-class Turn(Echo):
-    role: Literal["user", "assistant"]
-    content: str | Annotated[list[Block], length(MAX_PARTS)]
-
-
-def _of_the_client(tool: Any) -> Any:
-    """The tool, unless it is one that Anthropic's service would run or describe."""
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if isinstance(kind, str) and kind != "custom":
+def _of_the_client(kind: str | None) -> str | None:
+    """The type of a tool, unless it is one that Anthropic's service would describe."""
+    if kind is not None and kind != "custom" and not _HOSTED.fullmatch(kind):
         message = f"the server has no tool of type {kind!r:.60}"
         raise ValueError(f"{message}: describe yours with name, description and input_schema")
-    return tool
+    return kind
 
 
 class ClientTool(Echo):
-    type: Literal["custom"] | None = None
-    name: Name
+    """A tool of the client's. One that the service would run (see `hosted`) has no schema."""
+
+    type: Annotated[Word | None, AfterValidator(_of_the_client)] = None
+    name: Name | None = None
     description: str | None = None
-    input_schema: Object
+    input_schema: Object | None = None
     strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> ClientTool:
+        if not self.hosted and (self.name is None or self.input_schema is None):
+            raise ValueError("a tool needs name and input_schema")
+        return self
+
+    @property
+    def hosted(self) -> bool:
+        return self.type not in (None, "custom")
 
 
 class ClientToolChoice(Body):
@@ -100,7 +73,7 @@ class ClientToolChoice(Body):
 
 
 class ThinkingConfig(Body):
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(
         None, ge=1, le=1 << 24, description="most tokens of thoughts, which then end; with type enabled"
     )
@@ -115,17 +88,16 @@ class OutputFormat(Body):
 class OutputConfig(Body):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
+    task_budget: Object | None = Field(None, description="no effect")
 
 
 class CountBody(Body):
     """POST /v1/messages/count_tokens."""
 
     model: Word | None = Field(None, description="any name, because the server has only one model")
-    messages: Annotated[list[Turn], length(MAX_MESSAGES, 1)]
+    messages: Annotated[list[Turn], length(MAX_MESSAGES, 1), readable(lambda t: t.get("role") == "assistant")]
     system: str | Annotated[list[Text], length(MAX_PARTS)] | None = None
-    tools: (
-        Annotated[list[Annotated[ClientTool, BeforeValidator(_of_the_client)]], length(MAX_TOOLS)] | None
-    ) = None
+    tools: Annotated[list[ClientTool], length(MAX_TOOLS)] | None = None
     tool_choice: ClientToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
@@ -136,6 +108,14 @@ class CountBody(Body):
     metadata: Object | None = None
     service_tier: Word | None = None
     inference_geo: Word | None = None
+    speed: Word | None = None
+    diagnostics: Object | None = None
+    user_profile_id: Word | None = None
+
+    @property
+    def left_out(self) -> list[str]:
+        """The tools of the request that nobody here runs."""
+        return [tool.type or "" for tool in self.tools or () if tool.hosted]
 
 
 class MessagesBody(CountBody):
@@ -184,7 +164,10 @@ def chat_of(body: CountBody) -> ChatBody:
         given["stop"] = sequences
     if (asked := getattr(body, "speculative", None)) is not None:
         given["speculative"] = asked.model_dump()
-    return ChatBody.model_validate({**given, "messages": messages})
+    try:
+        return ChatBody.model_validate({**given, "messages": messages})
+    except ValidationError as e:  # more calls in a turn than a chat's may have
+        raise from_validation(e, functools.partial(field_names, ChatBody)) from None
 
 
 def is_continued(body: CountBody) -> bool:
@@ -212,11 +195,12 @@ def _thinking(body: CountBody) -> dict[str, Any]:
 
 def _tools(body: CountBody) -> dict[str, Any]:
     choice = body.tool_choice
-    out: dict[str, Any] = (
-        {"tools": [_tool(i, tool) for i, tool in enumerate(body.tools)]} if body.tools else {}
-    )
+    tools = [_tool(i, tool) for i, tool in enumerate(body.tools or ()) if not tool.hosted]
+    out: dict[str, Any] = {"tools": tools} if tools else {}
     if choice is None:
         return out
+    if choice.name is not None and choice.name in [t.name for t in body.tools or () if t.hosted]:
+        raise wrong("tool_choice", f"this server runs no tools, so it has no {choice.name!r:.80} to call")
     if (choice.type == "tool") != (choice.name is not None):
         raise wrong("tool_choice", "`name` belongs to the type `tool`, which needs it")
     if choice.type in ("any", "tool") and not out:
@@ -228,7 +212,7 @@ def _tools(body: CountBody) -> dict[str, Any]:
 
 
 def _tool(i: int, tool: ClientTool) -> dict[str, Any]:
-    schema = {"type": "object", **tool.input_schema}
+    schema = {"type": "object", **(tool.input_schema or {})}
     if schema["type"] != "object":
         raise wrong("tools", f"the input_schema of tools[{i}] has another `type` than object")
     function = {
@@ -265,6 +249,8 @@ class _Chat:
                 self._user(i, blocks)
             else:
                 self._assistant(blocks)
+        if not self._out:
+            raise wrong("messages", "there is nothing in them for the model to read")
         if self._out[-1].get("tool_calls"):
             raise wrong("messages", "the last one calls a tool: the result of the call must follow")
         return self._out
@@ -275,6 +261,7 @@ class _Chat:
         for j, block in enumerate(blocks):
             if block.type == "text":
                 texts.append(block)
+            if block.type != "tool_result":
                 continue
             if texts:
                 self._say(texts)
@@ -309,10 +296,7 @@ class _Chat:
                 self._called[block.id] = block.name
 
 
-_BLOCKS = {
-    "user": ("text", "tool_result"),
-    "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
-}
+_BLOCKS = {"user": ("text", "tool_result", *UNREAD), "assistant": ("text", "tool_use", "thinking", *UNREAD)}
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from ..web.errors import wrong
 
 MAX_PAGE = 100
 _NAMES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-_NAMES |= {"custom_tool_call": "ctc", "custom_tool_call_output": "ctco"}
+_NAMES |= {"custom_tool_call": "ctc", "custom_tool_call_output": "ctco", "additional_tools": "at"}
 
 
 class ItemList(BaseModel):

@@ -10,10 +10,12 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from ..api.fields import bounded
+from ..api.left_out import tell
 from ..api.response_input import chat_of, items_of, renamed
 from ..api.response_inputs import MAX_PAGE, ItemList, page
 from ..api.response_shape import ResponseShape, ResponseStream
 from ..api.response_store import ResponseStore
+from ..api.response_tools import ToolSet
 from ..api.responses import ResponseBody
 from ..api.shapes import dumps
 from . import openapi
@@ -34,20 +36,22 @@ class Responses:
         body = await self.server.bodies.read(request, self.body)
         client = request.scope["record"].client
         work = self.server.preparing  # in a thread: a conversation may be long
-        chat, items = await work.run(self._asked, body, client)
+        chat, items, tools = await work.run(self._asked, body, client)
         shape = ResponseShape(
             body,
             self.server.shape(chat, True, request.scope["record"]),
             f"resp_{secrets.token_hex(24)}",
             items,
+            tools,
             self._count,
             None if body.store is False or not self.store.most else self.store,
             client,
         )
         try:
-            return await self.server.generate(request, chat, True, shape, ResponseStream)
+            answer = await self.server.generate(request, chat, True, shape, ResponseStream)
         except ApiError as e:
             raise renamed(e) from None
+        return tell(answer, tools.left_out)
 
     async def input_tokens(self, request: Request) -> Response:
         """Counts the tokens of one request's prompt. Raises ApiError with the names of this API's fields."""
@@ -59,10 +63,11 @@ class Responses:
         except ApiError as e:
             raise renamed(e) from None
 
-    def _asked(self, body: ResponseBody, client: str) -> tuple[Any, list[dict[str, Any]]]:
+    def _asked(self, body: ResponseBody, client: str) -> tuple[Any, list[dict[str, Any]], ToolSet]:
         before = body.previous_response_id
         items = (self.store.items(client, before) if before is not None else []) + items_of(body)
-        return chat_of(body, items), items
+        chat, tools = chat_of(body, items)
+        return chat, items, tools
 
     def _count(self, text: str) -> int:
         return len(self.server.batcher.base.tokenize(text.encode(), False, False))
