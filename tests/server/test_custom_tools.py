@@ -108,10 +108,10 @@ def test_a_call_that_is_cut(client, kind):
 @pytest.mark.parametrize(
     "tools, says",
     [
-        ([{**TOOL, "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}}], "grammar"),
+        ([{**TOOL, "format": {"type": "regex", "definition": "a"}}], "'regex' is not possible"),
         ([TOOL, {**FUNCTION, "name": "apply_patch"}], "a function and a custom tool"),
         ([{"type": "custom"}], "name"),
-        ([{"type": "web_search"}], "runs no tools"),
+        ([{"type": "websearch"}], "'websearch' is not possible"),
     ],
 )
 def test_what_is_refused(client, tools, says):

@@ -344,6 +344,17 @@ def test_what_is_refused(server, path, message, more):
     until(lambda: idle(server))
 
 
+def test_tools_that_anthropics_service_runs(server):
+    """They are left out, and the answer says so. One that is named is refused."""
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+    for told in (False, True):
+        r = server.client.post(PATH, json=body_of(tools=[*TOOLS, search], stream=told, max_tokens=2))
+        assert r.status_code == 200 and r.headers["x-left-out"] == "web_search_20250305"
+    assert count(server, tools=[*TOOLS, search]) == count(server, tools=TOOLS)
+    named = body_of(tools=[*TOOLS, search], tool_choice={"type": "tool", "name": "web_search"})
+    assert "runs no tools" in error_of(server.client.post(PATH, json=named), 400)["message"]
+
+
 def test_neighbouring_turns_of_one_role(server):
     """They are one, whose blocks they share out."""
     turn = lambda role, *texts: {"role": role, "content": [{"type": "text", "text": t} for t in texts]}

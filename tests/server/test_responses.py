@@ -158,6 +158,36 @@ def test_thoughts_texts_and_calls_are_items(client, text, expected):
     assert (thoughts > 0) is (expected[0][0] == "reasoning") and thoughts < made.usage.output_tokens
 
 
+def test_tools_of_a_namespace(server, client):
+    """A call names its namespace, also where it comes back. What the server would run is left out."""
+    space = {"type": "namespace", "name": "mcp__rail", "description": "Trains.", "tools": TOOLS}
+    tools = [{"type": "web_search", "external_web_access": False}, space]
+    more = {"tools": tools, "max_output_tokens": 200}
+    text = CALL.replace('"train"', '"mcp__rail__train"')
+    made = create(client, extra=written(text), **more)
+    (call,) = made.output
+    assert (call.type, call.name, call.namespace, call.arguments) == CALLED[:1] + (
+        "train",
+        "mcp__rail",
+        ARGUMENTS,
+    )
+    assert content(streamed(client, extra=written(text), **more)[1]) == content(made)
+    assert [tool.type for tool in made.tools] == ["namespace"] and made.tools[0].tools[1].name == "train"
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "At nine."}
+    stored = create(client, [result], previous_response_id=made.id, **{**more, "max_output_tokens": 4})
+    asked = [{"role": "user", "content": "Name three rivers."}, call.to_dict(), result]
+    body = {"input": asked, "tools": tools, "max_output_tokens": 4, **OFF}
+    for told in (False, True):
+        r = server.client.post("/v1/responses", json={**body, "stream": told})
+        assert r.status_code == 200 and r.headers["x-left-out"] == "web_search"
+    assert (
+        stored.usage.input_tokens
+        == server.client.post("/v1/responses", json=body).json()["usage"]["input_tokens"]
+    )
+    forced = create(client, tool_choice=TRAIN, **more).output
+    assert (forced[0].name, forced[0].namespace) == ("train", "mcp__rail")
+
+
 TRAIN = {"type": "function", "name": "train"}
 CHOICES = [
     ("required", {"weather", "train"}),
@@ -337,7 +367,7 @@ ORPHAN = {"type": "function_call_output", "call_id": "c", "output": "x"}
         ("input", "no call 'c'", {"input": [ORPHAN]}),
         ("input", "empty", {"input": []}),
         ("input", "context", {"input": [LONG]}),
-        ("tools[0].type", "runs no tools", {"tools": [{"type": "web_search"}]}),
+        ("tool_choice", "no web_search", {"tools": [{"type": "web_search"}], "tool_choice": "required"}),
         ("tool_choice", "no tool 'no'", {"tools": TOOLS, "tool_choice": {"type": "function", "name": "no"}}),
         ("tool_choice.type", "web_search", {"tool_choice": {"type": "web_search"}}),
         ("max_tokens", "max_output_tokens", {"max_tokens": 9}),

@@ -11,6 +11,7 @@ import pytest
 from server_tools import CHAT, JSON, Blocked, ask, events, idle, metric, running, settings, until
 from tiny_models import BOS, EOS, PROMPT
 
+from eagle3_llama.server.api import fields
 from eagle3_llama.server.chat import prepare
 from eagle3_llama.server.web import read_body
 
@@ -171,7 +172,7 @@ def test_texts_with_many_colons(server, monkeypatch):
     assert server.client.post(COMPLETIONS, json=body).status_code == 200
 
 
-@pytest.mark.parametrize("name, most", [("logit_bias", 1024), ("metadata", 16)])
+@pytest.mark.parametrize("name, most", [("logit_bias", fields.MAX_BIAS), ("metadata", 16)])
 def test_dictionaries_are_counted_first(server, name, most):
     """Not after each of their keys has been found wrong."""
     for key in ("x{}", "{}"):

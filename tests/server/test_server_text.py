@@ -3,6 +3,8 @@
 import contextlib
 import itertools
 import json
+import random
+import sys
 
 import numpy as np
 import pytest
@@ -210,6 +212,51 @@ def test_what_waits():
     assert text.add(b"/end") and not text.stopped() and not list(text.take())
     assert text.add(b"> more") and text.stopped() and text.rest() == ("r> ", 1)
     assert text.whole() == "ab</ed x<br> "
+
+
+def lines_run(words, text):
+    """Lines of Python that are run until a text has been read, byte by byte, with these stop strings."""
+    made, count = TextOfTokens(words), 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for byte in text.encode():
+            made.add(bytes([byte]))
+            made.stopped()
+            list(made.take())
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_what_stop_strings_cost():
+    """One holds back a text that looks like the beginning of another, everywhere: twice the work for twice
+    the length."""
+    cost = lambda n: lines_run(["a" * n + "b", "ab" * (n // 2)], "a" * n)
+    assert cost(200) < 2.5 * cost(100)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_may_become_a_stop_string(seed):
+    """Of all texts of two letters: what waits is the longest end that is a beginning of one of them."""
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("ab", k=rng.randint(1, 6))) + rng.choice(["", "c"]) for _ in range(3)]
+    made, whole, given = TextOfTokens(words), "", ""
+    for piece in ("".join(rng.choices("ab", k=rng.randint(1, 3))) for _ in range(40)):
+        made.add(piece.encode())
+        whole += piece
+        if made.stopped():
+            assert made.end == whole.find(made.word) and made.word in words
+            return
+        given += "".join(text for text, _ in made.take())
+        waits = max(n for w in words for n in range(len(w)) if whole.endswith(w[:n]))
+        assert whole.startswith(given) and len(whole) - waits - 3 < len(given) <= len(whole) - waits
 
 
 @pytest.fixture(scope="module")

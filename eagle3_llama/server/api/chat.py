@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from .fields import Body, Echo, Object, Sampling, Word, length, text_alone
+from .histories import readable
 
-MAX_MESSAGES, MAX_PARTS = 4096, 256
-MAX_TOOLS = 128
+MAX_MESSAGES, MAX_PARTS = 4096, 4096
+MAX_TOOLS = 2048  # agents with many MCP servers send hundreds
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -20,7 +21,7 @@ class TextPart(Echo):
 
 
 Text = Annotated[TextPart, text_alone("text")]
-Texts = Annotated[list[Text], length(MAX_PARTS, 1)]
+Texts = Annotated[list[Text], length(MAX_PARTS)]
 
 
 class FunctionCall(Echo):
@@ -106,13 +107,22 @@ class Prediction(Body):
     content: str | Annotated[list[Text], length(MAX_PARTS)]
 
 
+class Thinking(Echo):
+    """As Anthropic's API has it, and clients of GLM and DeepSeek send it in chats."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=0, le=1 << 24)
+
+
 Format = Annotated[TextFormat | JsonObject | JsonSchemaFormat, Field(discriminator="type")]
 
 
 class ChatBody(Sampling):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], length(MAX_MESSAGES, 1)]
+    messages: Annotated[
+        list[Message], length(MAX_MESSAGES, 1), readable(lambda m: m.get("role") == "assistant")
+    ]
     max_completion_tokens: int | None = Field(None, ge=1, description="OpenAI's newer name for max_tokens")
     tools: Annotated[list[Tool], length(MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
@@ -135,6 +145,12 @@ class ChatBody(Sampling):
     add_generation_prompt: bool | None = Field(
         None, description="false only beside continue_final_message, and true only without it"
     )
+    # other names of what asks for thoughts, or for none
+    enable_thinking: bool | None = Field(None, description="the same variable of the template")
+    think: bool | Literal["low", "medium", "high"] | None = Field(
+        None, description="Ollama's: enable_thinking, or reasoning_effort"
+    )
+    thinking: Thinking | None = Field(None, description="enable_thinking, and thinking_budget_tokens")
     verbosity: Word | None = None
     modalities: Annotated[list[Literal["text"]], length(1)] | None = None
 
@@ -144,4 +160,30 @@ class ChatBody(Sampling):
             raise ValueError("n_predict: it is 0, but the answer of a chat has a token at least")
         if self.n_probs and self.logprobs is None:
             self.logprobs, self.top_logprobs = True, self.n_probs
+        if self.n_predict is None and self.max_tokens and self.max_completion_tokens:  # both hold
+            self.max_tokens = min(self.max_tokens, self.max_completion_tokens)
+            self.max_completion_tokens = self.max_tokens
         return self
+
+    @model_validator(mode="after")
+    def _take_thinking(self) -> ChatBody:
+        """Raises ValueError for two fields that contradict each other."""
+        for field, value in (("think", self.think), ("thinking", self.thinking)):
+            if isinstance(value, Thinking):
+                self._agree(field, "thinking_budget_tokens", value.budget_tokens)
+                value = value.type != "disabled"
+            if isinstance(value, str):
+                self._agree(field, "reasoning_effort", value)
+            elif value is not None:
+                self._agree(field, "enable_thinking", value)
+        if self.enable_thinking is not None:
+            variables = self.chat_template_kwargs or {}
+            if variables.get("enable_thinking", self.enable_thinking) is not self.enable_thinking:
+                raise ValueError("enable_thinking: it differs from that of chat_template_kwargs")
+            self.chat_template_kwargs = {**variables, "enable_thinking": self.enable_thinking}
+        return self
+
+    def _agree(self, field: str, ours: str, value: Any) -> None:
+        if value is not None and getattr(self, ours) not in (None, value):
+            raise ValueError(f"{field}: it differs from {ours}; give only one of them")
+        setattr(self, ours, getattr(self, ours) if value is None else value)

@@ -24,10 +24,14 @@ from pydantic import (
 from ...common.limits import MAX_DRAFT
 from ..settings import ServerSettings
 from ..web.errors import from_validation
+from .other_servers import OtherServers
+from .samplers import Samplers
 
 M = TypeVar("M", bound=BaseModel)
-MAX_STOP, MAX_STOP_LENGTH = 16, 256
-MAX_BIAS = 1024
+# The first two are what clients send times ten. What stop strings cost grows with their characters.
+MAX_STOP, MAX_STOP_LENGTH, MAX_STOP_TOTAL = 256, 4096, 16_384
+MAX_BIAS = 16_384
+MAX_CHOICES = 4096  # texts of guided_choice
 NEVER = -1e9  # a bias with which a token comes only where a grammar allows no other
 MAX_GRAMMAR = 65_536  # characters
 MAX_NESTING, MAX_VALUES = 24, 10_000  # of a JSON schema
@@ -58,6 +62,13 @@ def _tree_shape(value: str) -> str:
     return value
 
 
+def _stops(texts: list[str]) -> list[str]:
+    """Without empty ones, which end no text."""
+    if (size := sum(map(len, texts))) > MAX_STOP_TOTAL:
+        raise ValueError(f"they have {size} characters together, at most {MAX_STOP_TOTAL} are allowed")
+    return [text for text in texts if text]
+
+
 def length(most: int, least: int | None = None) -> Any:
     """The length of a list. Its validation stops at the first error, not after a million of them."""
     return Field(min_length=least, max_length=most, fail_fast=True)
@@ -81,8 +92,12 @@ Object = Annotated[dict[str, Any], AfterValidator(_plain_json)]
 Word = Annotated[str, Field(max_length=512)]
 Tag = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-TagList = Annotated[list[Tag], length(MAX_STOP)]
-Stops = Union[Tag, TagList]
+TagList = Annotated[
+    list[Annotated[str, Field(max_length=MAX_STOP_LENGTH)]], length(MAX_STOP), AfterValidator(_stops)
+]
+Stops = Union[
+    Annotated[str, Field(max_length=MAX_STOP_LENGTH), AfterValidator(lambda text: text or None)], TagList
+]
 GREEDY = "below 0.001: greedy sampling"
 # limits of sampling, which bodies of more than one API have
 Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
@@ -99,17 +114,25 @@ def text_alone(*known: str) -> Any:
     def check(part: Any) -> Any:
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind not in known:
-            media = next((what for name, what in _MEDIA.items() if name in kind), None)
-            if media is None and kind not in ("document", "file", "input_file"):
+            if (media := media_of(part)) is None:
                 raise ValueError(f"there are no parts of type {kind!r:.60}, only {', '.join(known)}")
-            why = "" if media is None else f", and loads no mmproj file for {media}"
+            why = "" if media == "files" else f", and loads no mmproj file for {media}"
             raise ValueError(f"this server reads text alone{why}: leave the part of type {kind!r:.60} out")
         return part
 
     return BeforeValidator(check)
 
 
-_MEDIA = {"image": "images", "audio": "audio", "video": "video"}
+def media_of(part: Any) -> str | None:
+    """What a part of a message is, in words, if it is no text; None for anything else."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        return None
+    return next((what for name, what in _MEDIA.items() if name in kind), None)
+
+
+_MEDIA = {"image": "images", "screenshot": "images", "audio": "audio", "video": "video"}
+_MEDIA |= {"document": "files", "file": "files"}
 
 
 class Body(BaseModel):
@@ -197,7 +220,7 @@ class Generation(Body):
     prompt_cache_retention: Word | None = None
 
 
-class Sampling(Generation):
+class Sampling(Generation, Samplers, OtherServers):
     """The fields that both kinds of completion share."""
 
     random_seeds: ClassVar[tuple[int, ...]] = ()  # that stand for a random one
@@ -215,6 +238,21 @@ class Sampling(Generation):
     json_schema: Object | None = Field(
         None, description="llama-server's name of a strict schema in response_format"
     )
+    guided_json: Object | None = Field(None, description="vLLM's name of json_schema")
+    guided_choice: Annotated[list[Annotated[str, Field(min_length=1)]], length(MAX_CHOICES, 1)] | None = (
+        Field(None, description="the answer is one of these texts: a grammar of them")
+    )
+    guided_decoding_backend: Word | None = Field(None, description="no effect")
+
+    @model_validator(mode="after")
+    def _take_guides(self) -> Sampling:
+        grammar = None if self.guided_choice is None else any_of(self.guided_choice)
+        pairs = ("guided_json", "json_schema", self.guided_json), ("guided_choice", "grammar", grammar)
+        for theirs, ours, value in pairs:
+            if value is not None and getattr(self, ours) not in (None, value):
+                raise ValueError(f"{theirs}: it is another name of {ours}; give only one of them")
+            setattr(self, ours, getattr(self, ours) if value is None else value)
+        return self
 
     @model_validator(mode="after")
     def _take_n_predict(self) -> Sampling:
@@ -232,6 +270,18 @@ class Sampling(Generation):
     def biases(self) -> Iterator[tuple[int | str, float | Literal[False]]]:
         """(token id, what is added to its logit)."""
         return ((int(token), value) for token, value in (self.logit_bias or {}).items())
+
+
+def any_of(texts: Sequence[str]) -> str:
+    """A grammar in GBNF that allows these texts alone. Raises ValueError for one that is too long."""
+    plain = lambda c: c not in '"\\' and c.isprintable()
+    escaped = lambda c: c if plain(c) else f"\\U{ord(c):08X}"
+    made = "root ::= " + " | ".join(f'"{"".join(map(escaped, text))}"' for text in texts)
+    if len(made) > MAX_GRAMMAR:
+        raise ValueError(
+            f"guided_choice: its texts are too long: a grammar has at most {MAX_GRAMMAR} characters"
+        )
+    return made
 
 
 def bounded(model: type[BaseModel], settings: ServerSettings) -> type[BaseModel]:

@@ -9,7 +9,8 @@ from pydantic import BaseModel
 
 from ..jobs.job import Event
 from .fields import NEVER
-from .llama import LAST_N, LlamaBody
+from .llama import LlamaBody
+from .samplers import LAST_N
 from .shapes import event, finite
 from .stream import EventStream
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from ..web.errors import ApiError, wrong
 from .chat import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, ChatBody, Name
@@ -24,75 +25,45 @@ from .fields import (
     TopK,
     Word,
     length,
-    text_alone,
     validated,
 )
+from .histories import readable
+from .message_blocks import UNREAD, Text, TextBlock, ToolUseBlock, Turn
 
 _TEXTS = ("content", "reasoning_content")
 FAILED = "Error: "  # before the result of a call that failed: templates know no failures
+# types of tools that Anthropic's service runs; most end with a date
+_HOSTED = re.compile(
+    r"((web_search|web_fetch|code_execution|advisor)_|tool_search_tool_|mcp_toolset)[a-z0-9_]*"
+)
 
 
-class TextBlock(Echo):
-    type: Literal["text"]
-    text: str
-
-
-class ToolUseBlock(Echo):
-    type: Literal["tool_use"]
-    id: Word
-    name: Name
-    input: Object
-
-
-class ThinkingBlock(Echo):
-    type: Literal["thinking"]
-    thinking: str
-
-
-class RedactedThinkingBlock(Echo):
-    type: Literal["redacted_thinking"]
-
-
-_KINDS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
-Text = Annotated[TextBlock, text_alone(*_KINDS)]
-
-
-class ToolResultBlock(Echo):
-    type: Literal["tool_result"]
-    tool_use_id: Word
-    content: str | Annotated[list[Text], length(MAX_PARTS)] | None = None
-    is_error: bool | None = None
-
-
-Block = Annotated[
-    Annotated[
-        TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock,
-        Field(discriminator="type"),
-    ],
-    text_alone(*_KINDS),
-]
-
-
-class Turn(Echo):
-    role: Literal["user", "assistant"]
-    content: str | Annotated[list[Block], length(MAX_PARTS)]
-
-
-def _of_the_client(tool: Any) -> Any:
-    """The tool, unless it is one that Anthropic's service would run or describe."""
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if isinstance(kind, str) and kind != "custom":
+def _of_the_client(kind: str | None) -> str | None:
+    """The type of a tool, unless it is one that Anthropic's service would describe."""
+    if kind is not None and kind != "custom" and not _HOSTED.fullmatch(kind):
         message = f"the server has no tool of type {kind!r:.60}"
         raise ValueError(f"{message}: describe yours with name, description and input_schema")
-    return tool
+    return kind
 
 
 class ClientTool(Echo):
-    type: Literal["custom"] | None = None
-    name: Name
+    """A tool of the client's. One that the service would run (see `hosted`) has no schema."""
+
+    type: Annotated[Word | None, AfterValidator(_of_the_client)] = None
+    name: Name | None = None
     description: str | None = None
-    input_schema: Object
+    input_schema: Object | None = None
     strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> ClientTool:
+        if not self.hosted and (self.name is None or self.input_schema is None):
+            raise ValueError("a tool needs name and input_schema")
+        return self
+
+    @property
+    def hosted(self) -> bool:
+        return self.type not in (None, "custom")
 
 
 class ClientToolChoice(Body):
@@ -102,7 +73,7 @@ class ClientToolChoice(Body):
 
 
 class ThinkingConfig(Body):
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(
         None, ge=1, le=1 << 24, description="most tokens of thoughts, which then end; with type enabled"
     )
@@ -117,17 +88,16 @@ class OutputFormat(Body):
 class OutputConfig(Body):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
+    task_budget: Object | None = Field(None, description="no effect")
 
 
 class CountBody(Body):
     """POST /v1/messages/count_tokens."""
 
     model: Word | None = Field(None, description="any name, because the server has only one model")
-    messages: Annotated[list[Turn], length(MAX_MESSAGES, 1)]
+    messages: Annotated[list[Turn], length(MAX_MESSAGES, 1), readable(lambda t: t.get("role") == "assistant")]
     system: str | Annotated[list[Text], length(MAX_PARTS)] | None = None
-    tools: (
-        Annotated[list[Annotated[ClientTool, BeforeValidator(_of_the_client)]], length(MAX_TOOLS)] | None
-    ) = None
+    tools: Annotated[list[ClientTool], length(MAX_TOOLS)] | None = None
     tool_choice: ClientToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
@@ -138,6 +108,14 @@ class CountBody(Body):
     metadata: Object | None = None
     service_tier: Word | None = None
     inference_geo: Word | None = None
+    speed: Word | None = None
+    diagnostics: Object | None = None
+    user_profile_id: Word | None = None
+
+    @property
+    def left_out(self) -> list[str]:
+        """The tools of the request that nobody here runs."""
+        return [tool.type or "" for tool in self.tools or () if tool.hosted]
 
 
 class MessagesBody(CountBody):
@@ -221,11 +199,12 @@ def _thinking(body: CountBody) -> dict[str, Any]:
 
 def _tools(body: CountBody) -> dict[str, Any]:
     choice = body.tool_choice
-    out: dict[str, Any] = (
-        {"tools": [_tool(i, tool) for i, tool in enumerate(body.tools)]} if body.tools else {}
-    )
+    tools = [_tool(i, tool) for i, tool in enumerate(body.tools or ()) if not tool.hosted]
+    out: dict[str, Any] = {"tools": tools} if tools else {}
     if choice is None:
         return out
+    if choice.name is not None and choice.name in [t.name for t in body.tools or () if t.hosted]:
+        raise wrong("tool_choice", f"this server runs no tools, so it has no {choice.name!r:.80} to call")
     if (choice.type == "tool") != (choice.name is not None):
         raise wrong("tool_choice", "`name` belongs to the type `tool`, which needs it")
     if choice.type in ("any", "tool") and not out:
@@ -237,7 +216,7 @@ def _tools(body: CountBody) -> dict[str, Any]:
 
 
 def _tool(i: int, tool: ClientTool) -> dict[str, Any]:
-    schema = {"type": "object", **tool.input_schema}
+    schema = {"type": "object", **(tool.input_schema or {})}
     if schema["type"] != "object":
         raise wrong("tools", f"the input_schema of tools[{i}] has another `type` than object")
     function = {
@@ -274,6 +253,8 @@ class _Chat:
                 self._user(i, blocks)
             else:
                 self._assistant(blocks)
+        if not self._out:
+            raise wrong("messages", "there is nothing in them for the model to read")
         if self._out[-1].get("tool_calls"):
             raise wrong("messages", "the last one calls a tool: the result of the call must follow")
         for message in self._out:  # once: to add one text after the other would copy all before them
@@ -287,6 +268,7 @@ class _Chat:
         for j, block in enumerate(blocks):
             if block.type == "text":
                 texts.append(block)
+            if block.type != "tool_result":
                 continue
             if texts:
                 self._say(texts)
@@ -321,10 +303,7 @@ class _Chat:
                 self._called[block.id] = block.name
 
 
-_BLOCKS = {
-    "user": ("text", "tool_result"),
-    "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
-}
+_BLOCKS = {"user": ("text", "tool_result", *UNREAD), "assistant": ("text", "tool_use", "thinking", *UNREAD)}
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:

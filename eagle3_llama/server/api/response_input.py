@@ -6,9 +6,10 @@ from typing import Any
 
 from ..web.errors import ApiError, wrong
 from .chat import ChatBody
-from .custom_tools import PARAMETERS, arguments_of
+from .custom_tools import arguments_of
 from .fields import Generation, validated
-from .responses import Format, ResponseBody, ResponseItem, ResponseTool, ToolChoice
+from .response_tools import HOSTED, ToolChoice, ToolSet, flat
+from .responses import Format, ResponseBody, ResponseItem
 
 _TEXTS = ("content", "reasoning_content")
 CALLS = ("function_call", "custom_tool_call")
@@ -29,17 +30,17 @@ def items_of(body: ResponseBody) -> list[dict[str, Any]]:
     return [item.model_dump(exclude_none=True) for item in body.input]
 
 
-def chat_of(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
-    """The chat request. items: the whole conversation, as JSON. Raises ApiError 400."""
+def chat_of(body: ResponseBody, items: list[dict[str, Any]]) -> tuple[ChatBody, ToolSet]:
+    """The chat request, and its tools. items: the whole conversation, as JSON. Raises ApiError 400."""
     out: dict[str, Any] = body.model_dump(include=set(Generation.model_fields), exclude_none=True)
-    out["messages"] = messages_of(body.instructions, [validated(ResponseItem, item) for item in items])
+    conversation = [validated(ResponseItem, item) for item in items]
+    out["messages"] = messages_of(body.instructions, conversation)
     if not out["messages"]:
         raise wrong("input", "it is empty: there is nothing to answer")
-    out |= {"max_completion_tokens": body.max_output_tokens, "tool_choice": _choice(body.tool_choice)}
-    if body.tools:
-        if both := body.custom & {tool.name for tool in body.tools if tool.type == "function"}:
-            raise wrong("tools", f"{min(both)!r:.80} is a function and a custom tool: name them apart")
-        out["tools"] = [{"type": "function", "function": _function(tool)} for tool in body.tools]
+    tools = ToolSet(body.tools or (), (tool for item in conversation for tool in item.tools or ()))
+    out |= {"max_completion_tokens": body.max_output_tokens, "tool_choice": _choice(body.tool_choice, tools)}
+    if tools.functions:
+        out["tools"] = tools.functions
     out |= {
         "parallel_tool_calls": body.parallel_tool_calls,
         "chat_template_kwargs": body.chat_template_kwargs,
@@ -51,15 +52,9 @@ def chat_of(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
     if body.logprobs:
         out |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     try:
-        return validated(ChatBody, out)
+        return validated(ChatBody, out), tools
     except ApiError as e:  # a conversation that is longer than a chat's may be
         raise renamed(e) from None
-
-
-def _function(tool: ResponseTool) -> dict[str, Any]:
-    if tool.type == "custom":
-        return {"name": tool.name, "description": tool.description, "parameters": PARAMETERS}
-    return tool.model_dump(exclude_none=True, exclude={"type", "format"})
 
 
 def messages_of(instructions: str | None, items: list[ResponseItem]) -> list[dict[str, Any]]:
@@ -67,8 +62,8 @@ def messages_of(instructions: str | None, items: list[ResponseItem]) -> list[dic
     out: list[dict[str, Any]] = [{"role": "system", "content": [instructions]}] if instructions else []
     calls: set[str] = set()
     for item in items:
-        if item.type in CALLS and item.status == "incomplete":
-            continue  # it was cut: half a call is no call
+        if item.type == "additional_tools" or item.type in CALLS and item.status == "incomplete":
+            continue  # a call that was cut is none
         if item.type in ("function_call_output", "custom_tool_call_output"):
             if item.call_id not in calls:
                 message = f"there is no call {item.call_id!r:.80} before its {item.type}"
@@ -103,7 +98,7 @@ def _add_to_turn(out: list[dict[str, Any]], item: ResponseItem) -> None:
         out.append(turn := {"role": "assistant"})
     if item.type in CALLS:
         arguments = item.arguments if item.type == "function_call" else arguments_of(item.input or "")
-        call = {"name": item.name, "arguments": arguments}
+        call = {"name": flat(item.namespace, item.name or ""), "arguments": arguments}
         made = {"id": item.call_id, "type": "function", "function": call}
         turn.setdefault("tool_calls", []).append(made)
         return
@@ -117,14 +112,26 @@ def _text(content: Any) -> str:
     return "".join(part.text or part.refusal or "" for part in content)
 
 
-def _choice(choice: str | ToolChoice | None) -> Any:
+def _choice(choice: str | ToolChoice | None, tools: ToolSet) -> Any:
+    left_out = ", ".join(dict.fromkeys(tools.left_out))
+    if choice == "required" and not tools.functions and left_out:
+        raise wrong(
+            "tool_choice", f"`required` needs tools to choose from, but the server has no {left_out:.200}"
+        )
     if choice is None or isinstance(choice, str):
         return choice
-    named = lambda name: {"type": "function", "function": {"name": name}}
+    named = lambda one: {
+        "type": "function",
+        "function": {"name": tools.chosen(one.name or "", one.namespace)},
+    }
     if choice.type != "allowed_tools":
-        return named(choice.name)
-    allowed = {"mode": choice.mode, "tools": [named(t.name) for t in choice.tools or ()]}
-    return {"type": "allowed_tools", "allowed_tools": allowed}
+        return named(choice)
+    own = [named(one) for one in choice.tools or () if one.type not in HOSTED]
+    if not own:
+        raise wrong(
+            "tool_choice", "this server runs none of these tools itself: allow one that the client runs"
+        )
+    return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": own}}
 
 
 def _format(given: Format) -> dict[str, Any]:

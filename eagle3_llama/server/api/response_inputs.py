@@ -12,7 +12,7 @@ from ..web.errors import wrong
 
 MAX_PAGE, MAX_PAGE_BYTES = 100, 1 << 20  # items of a page; bytes from which on it has no further one
 _NAMES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-_NAMES |= {"custom_tool_call": "ctc", "custom_tool_call_output": "ctco"}
+_NAMES |= {"custom_tool_call": "ctc", "custom_tool_call_output": "ctco", "additional_tools": "at"}
 
 
 class ItemList(BaseModel):

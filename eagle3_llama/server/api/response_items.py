@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 from .custom_tools import InputText
+from .response_tools import Called
 
+# of each kind of tool: the type of a call's item, the beginning of its id, and fields
+_CALLS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "function": ("function_call", "fc", {"arguments": ""}),
+    "custom": ("custom_tool_call", "ctc", {"input": ""}),
+    "local_shell": ("local_shell_call", "lsh", {"action": {"type": "exec", "command": [], "env": {}}}),
+    "tool_search": ("tool_search_call", "tsc", {"execution": "client", "arguments": {}}),
+}
+_UNNAMED = {"local_shell_call": "action", "tool_search_call": "arguments"}  # filled at the call's end
 _TEXTS = {"reasoning": ("reasoning_text", "rs"), "message": ("output_text", "msg")}
 Event = dict[str, Any]
 
 
 class Items:
-    """The items so far. One of them may be open, and grows. custom: names of tools whose input is a text.
+    """The items so far. One of them may be open, and grows. calls: what a call of a function is, by its name.
 
     Blanks at the beginning of a message wait for more text, because templates write them before calls, too.
     """
 
-    def __init__(self, custom: Collection[str] = ()) -> None:
-        self._custom, self._input = custom, InputText()
+    def __init__(self, calls: Mapping[str, Called] | None = None) -> None:
+        self._calls, self._input, self._arguments = calls or {}, InputText(), ""
         self.output: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._blanks, self._blank_logprobs = "", list[Any]()
@@ -85,20 +95,26 @@ class Items:
     def _call(self, call: dict[str, Any]) -> list[Event]:
         out, function = [], call["function"]
         if "id" in call:
-            about: dict[str, Any] = {"type": "function_call", "status": "in_progress", "arguments": ""}
-            prefix = "fc"
-            if function["name"] in self._custom:
-                about = {"type": "custom_tool_call", "status": "in_progress", "input": ""}
-                prefix, self._input = "ctc", InputText()
-            named = {"call_id": call["id"], "name": function["name"]}
-            out = self._begin({"id": _new_id(prefix), **about, **named})
+            out = self._begin(self._called(call["id"], function["name"]))
+            self._input, self._arguments = InputText(), ""
         if arguments := function["arguments"]:
             assert self._open is not None
             if self._is_open("custom_tool_call"):
                 return out + self._input_grows(self._input.add(arguments))
+            if not self._is_open("function_call"):
+                self._arguments += arguments
+                return out
             self._open["arguments"] += arguments
             out.append(self._event("function_call_arguments.delta", delta=arguments))
         return out
+
+    def _called(self, call_id: str, function: str) -> dict[str, Any]:
+        """The item of a call that begins."""
+        tool = self._calls.get(function, Called("function", function))
+        kind, prefix, own = _CALLS[tool.kind]
+        about = {"id": _new_id(prefix), "type": kind, "status": "in_progress", "call_id": call_id, **own}
+        named = {} if kind in _UNNAMED else {"name": tool.name}
+        return about | named | ({} if tool.namespace is None else {"namespace": tool.namespace})
 
     def _input_grows(self, new: str) -> list[Event]:
         assert self._open is not None
@@ -116,6 +132,9 @@ class Items:
         elif item["type"] == "custom_tool_call":
             out = self._input_grows(self._input.end()) if status == "completed" else []
             out.append(self._event("custom_tool_call_input.done", input=item["input"]))
+        elif item["type"] in _UNNAMED:
+            field = _UNNAMED[item["type"]]
+            item[field], out = {**item[field], **_object(self._arguments)}, []
         else:
             part = item["content"][0]
             more = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
@@ -142,3 +161,12 @@ def _part(name: str) -> dict[str, Any]:
 
 def _new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(16)}"
+
+
+def _object(text: str) -> dict[str, Any]:
+    """The arguments of a call; {} for what is no object, which only a model without a grammar writes."""
+    try:
+        made = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return made if isinstance(made, dict) else {}

@@ -14,6 +14,7 @@ from ..web.errors import ApiError
 from .response_input import renamed
 from .response_items import Items
 from .response_store import ResponseStore
+from .response_tools import HOSTED, ToolSet
 from .responses import ResponseBody, ResponseItem
 from .shapes import Shape, dumps
 from .stream import EventStream, total_report
@@ -22,8 +23,8 @@ from .stream import EventStream, total_report
 class ResponseShape:
     """The form of one response. chat: the shape of the chat's answer that it is made from.
 
-    conversation: the items that were asked with. count: text -> its number of tokens. store, client: where
-    and for whom the response is kept, with store None if it is not.
+    conversation, tools: the items that were asked with, and the tools. count: text -> its number of tokens.
+    store, client: where and for whom the response is kept, with store None if it is not.
     """
 
     def __init__(
@@ -32,12 +33,13 @@ class ResponseShape:
         chat: Shape,
         response_id: str,
         conversation: list[dict[str, Any]],
+        tools: ToolSet,
         count: Callable[[str], int],
         store: ResponseStore | None,
         client: str,
     ) -> None:
         self.chat, self.store, self.client, self.count = chat, store, client, count
-        self.conversation, self.items = conversation, Items(body.custom)
+        self.conversation, self.items = conversation, Items(tools.calls)
         self.finish: str | None = None
         self._probs: list[Any] = []  # of a stream, that no text has had yet
         self.head = _about(body, chat, response_id) | {"store": store is not None}
@@ -165,7 +167,7 @@ def _about(body: ResponseBody, chat: Shape, response_id: str) -> dict[str, Any]:
         "reasoning": {"effort": reasoning.get("effort"), "summary": None},
         "text": {**text, "format": _format_of(text)},
         "tool_choice": choice or "auto",
-        "tools": [{name: t[name] for name in _FIELDS[t["type"]]} for t in given["tools"] or ()],
+        "tools": [_tool(t) for t in given["tools"] or () if t["type"] not in HOSTED],
         "top_logprobs": body.top_logprobs or 0,
         "truncation": "disabled",
         "usage": None,
@@ -174,9 +176,19 @@ def _about(body: ResponseBody, chat: Shape, response_id: str) -> dict[str, Any]:
 
 
 _FIELDS = {
-    "function": ("type", "name", "description", "parameters", "strict"),
-    "custom": ("type", "name", "description", "format"),
+    "function": ("name", "description", "parameters", "strict"),
+    "custom": ("name", "description", "format"),
+    "namespace": ("name", "description", "tools"),
+    "tool_search": ("description", "parameters", "execution"),
 }
+
+
+def _tool(given: dict[str, Any]) -> dict[str, Any]:
+    """A tool of the request with the fields that its type has."""
+    out = {"type": given["type"], **{name: given[name] for name in _FIELDS.get(given["type"], ())}}
+    if given["type"] == "namespace":
+        out |= {"description": given["description"] or "", "tools": [_tool(one) for one in given["tools"]]}
+    return out
 
 
 def _format_of(text: dict[str, Any]) -> dict[str, Any]:

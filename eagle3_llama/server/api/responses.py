@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from .chat import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Name
 from .fields import Body, Echo, Generation, Object, Word, length, text_alone
+from .foreign_items import of_ours
+from .histories import readable
+from .response_tools import ResponseTool, ToolChoice, complete, one_of
 
 LOGPROBS = "message.output_text.logprobs"
 _NEEDED = {
@@ -17,24 +20,8 @@ _NEEDED = {
     "custom_tool_call": ("call_id", "name", "input"),
     "custom_tool_call_output": ("call_id", "output"),
     "reasoning": (),
+    "additional_tools": ("tools",),
 }
-
-
-def _one_of(known: tuple[str, ...], what: str) -> Any:
-    """Refuses another type in words. pydantic's own error would not say what it means."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, str) and value not in known:
-            raise ValueError(f"{what}: {value!r:.60} is not possible, expected {' or '.join(known)}")
-        return value
-
-    return BeforeValidator(check)
-
-
-def _complete(value: Any, needed: tuple[str, ...]) -> Any:
-    if missing := [name for name in needed if getattr(value, name) is None]:
-        raise ValueError(f"{value.type} needs {' and '.join(missing)}")
-    return value
 
 
 _PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
@@ -47,7 +34,7 @@ class Part(Echo):
 
     @model_validator(mode="after")
     def _whole(self) -> Part:
-        return _complete(self, ("refusal" if self.type == "refusal" else "text",))
+        return complete(self, ("refusal" if self.type == "refusal" else "text",))
 
 
 Parts = Annotated[list[Annotated[Part, text_alone(*_PARTS)]], length(MAX_PARTS)]
@@ -64,73 +51,39 @@ class ResponseItem(Echo):
             "custom_tool_call",
             "custom_tool_call_output",
             "reasoning",
+            "additional_tools",
         ],
-        _one_of(tuple(_NEEDED), "an item of this type"),
+        one_of(tuple(_NEEDED), "an item of this type"),
     ] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | Parts | None = None
     call_id: Word | None = None
     name: Name | None = None
+    namespace: Name | None = None
     arguments: str | None = None
     input: str | None = None
     output: str | Parts | None = None
     summary: Parts | None = None
     status: Word | None = None
+    tools: Annotated[list[ResponseTool], length(MAX_TOOLS)] | None = Field(
+        None, description="that can be called from here on, of additional_tools and of what found them"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_our_words(cls, item: Any) -> Any:
+        return of_ours(item)
 
     @model_validator(mode="after")
     def _whole(self) -> ResponseItem:
-        return _complete(self, _NEEDED[self.type])
-
-
-class ToolFormat(Echo):
-    type: Annotated[
-        Literal["text"],
-        _one_of(("text",), "no grammar of a custom tool's input is enforced here: leave `format` out"),
-    ]
-
-
-_TOOLS = ("function", "custom")
-
-
-class ResponseTool(Echo):
-    """A function, or a custom tool, whose input is a text."""
-
-    type: Annotated[
-        Literal["function", "custom"], _one_of(_TOOLS, "this server runs no tools, clients run them")
-    ]
-    name: Name
-    description: str | None = None
-    parameters: Object | None = None
-    strict: bool | None = None
-    format: ToolFormat | None = Field(None, description="of a custom tool")
-
-
-class NamedOne(Body):
-    type: Annotated[Literal["function", "custom"], _one_of(_TOOLS, "a tool of this type")]
-    name: Name
-
-
-class ToolChoice(Body):
-    """A named tool, or those that are allowed."""
-
-    type: Annotated[
-        Literal["function", "custom", "allowed_tools"],
-        _one_of((*_TOOLS, "allowed_tools"), "a choice of this type"),
-    ]
-    name: Name | None = None
-    mode: Literal["auto", "required"] | None = None
-    tools: Annotated[list[NamedOne], length(MAX_TOOLS, 1)] | None = None
-
-    @model_validator(mode="after")
-    def _whole(self) -> ToolChoice:
-        return _complete(self, ("mode", "tools") if self.type == "allowed_tools" else ("name",))
+        return complete(self, _NEEDED[self.type])
 
 
 _FORMATS = ("text", "json_object", "json_schema")
 
 
 class Format(Body):
-    type: Annotated[Literal["text", "json_object", "json_schema"], _one_of(_FORMATS, "this format")]
+    type: Annotated[Literal["text", "json_object", "json_schema"], one_of(_FORMATS, "this format")]
     name: Name | None = None
     schema_: Object | None = Field(None, alias="schema", description="of json_schema")
     description: str | None = None
@@ -186,10 +139,15 @@ Include = Literal[
 ]
 
 
+def _is_answer(item: dict[str, Any]) -> bool:
+    kind = item.get("type", "message")
+    return item.get("role") == "assistant" or isinstance(kind, str) and kind.endswith(("_call", "reasoning"))
+
+
 class ResponseBody(Generation):
     """POST /v1/responses."""
 
-    input: str | Annotated[list[ResponseItem], length(MAX_MESSAGES)] = ""
+    input: Annotated[str | Annotated[list[ResponseItem], length(MAX_MESSAGES)], readable(_is_answer)] = ""
     instructions: str | None = Field(None, description="a system message before the input")
     previous_response_id: Word | None = Field(
         None, description="a stored answer, which the input goes on from"
@@ -214,11 +172,6 @@ class ResponseBody(Generation):
     background: Annotated[bool | None, AfterValidator(_no_background)] = None
     conversation: Annotated[Word | Object | None, AfterValidator(_no_conversation)] = None
     prompt: Annotated[Object | None, AfterValidator(_no_prompt)] = None
-
-    @property
-    def custom(self) -> frozenset[str]:
-        """The names of the custom tools."""
-        return frozenset(tool.name for tool in self.tools or () if tool.type == "custom")
 
     @property
     def logprobs(self) -> bool:

@@ -21,6 +21,31 @@ from ...llama.infill import can_infill, infill_prompt
 _LEADS = (2, 0xC0), (3, 0xE0), (4, 0xF0)  # bytes of a character, and the bits of its first one
 
 
+class StopWord:
+    """How much of a stop string stands at the end of a text, which grows (Knuth, Morris and Pratt)."""
+
+    def __init__(self, word: bytes) -> None:
+        self.word, self.n = word, 0  # bytes
+        self._shorter = [0] * len(word)  # of each beginning: the longest other one that it ends with
+        k = 0
+        for i in range(1, len(word)):
+            k = self._next(k, word[i])
+            self._shorter[i] = k
+
+    def add(self, piece: bytes) -> None:
+        """Each byte costs the same, whatever the word."""
+        first = 0 if self.n else piece.find(self.word[:1])
+        if first >= 0:
+            for byte in piece[first:]:
+                n = self._shorter[self.n - 1] if self.n == len(self.word) else self.n
+                self.n = self._next(n, byte)
+
+    def _next(self, n: int, byte: int) -> int:
+        while n and self.word[n] != byte:
+            n = self._shorter[n - 1]
+        return n + (self.word[n] == byte)
+
+
 class TextOfTokens:
     """The bytes of an answer. What may be a part of a character or of a stop string waits for what follows.
 
@@ -28,8 +53,7 @@ class TextOfTokens:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = [s.encode() for s in stops]
-        self._longest = max(map(len, self._stops), default=0)
+        self._stops = [StopWord(s.encode()) for s in stops]
         self.end: int | None = None
         self.word: str | None = None
         self._bytes = bytearray()
@@ -43,6 +67,8 @@ class TextOfTokens:
         """Adds a token. False if the text may end within a character, by llama-cpp-python's count."""
         self._bytes += piece
         self._ends.append(len(self._bytes))
+        for s in self._stops:
+            s.add(piece)
         tail = self._bytes[-3:]
         if tail and max(tail) >= _LEADS[0][1]:
             for have, byte in zip((3, 2, 1), tail):
@@ -56,9 +82,10 @@ class TextOfTokens:
 
     def stopped(self) -> bool:
         """Looks for stop strings. Of several that came with one token, the first in the list counts."""
-        start, self._searched = max(0, self._searched - self._longest + 1), len(self._bytes)
+        before, self._searched = self._searched, len(self._bytes)
         if self.end is None:
-            found = ((self._bytes.find(s, start), s) for s in self._stops)
+            words = (s.word for s in self._stops)
+            found = ((self._bytes.find(w, max(0, before - len(w) + 1)), w) for w in words)
             self.end, word = next(((at, s) for at, s in found if at >= 0), (None, b""))
             self.word = None if self.end is None else word.decode()
         return self.end is not None
@@ -90,13 +117,8 @@ class TextOfTokens:
 
     def _half_stop(self) -> int:
         """The bytes at the end that a stop string may begin with."""
-        tail, most = bytes(self._bytes[max(self._decoded, len(self._bytes) - self._longest + 1) :]), 0
-        for s in self._stops:
-            at = tail.find(s[:1], max(0, len(tail) - len(s) + 1))
-            while at >= 0 and not s.startswith(tail[at:]):
-                at = tail.find(s[:1], at + 1)
-            most = max(most, len(tail) - at if at >= 0 else 0)
-        return most
+        held = len(self._bytes) - self._decoded
+        return max((min(s.n, held) for s in self._stops if s.n < len(s.word)), default=0)
 
 
 class CompletionCall:

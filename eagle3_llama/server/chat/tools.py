@@ -27,8 +27,8 @@ class Tools:
     @property
     def callable(self) -> list[dict[str, Any]]:
         """The functions that may be called: name, description, parameters."""
-        all_of = [tool["function"] for tool in self.shown]
-        return [f for f in all_of if self.called is None or f["name"] in self.called]
+        all_of, called = [tool["function"] for tool in self.shown], frozenset(self.called or ())
+        return [f for f in all_of if self.called is None or f["name"] in called]
 
 
 def tools_of(body: ChatBody) -> Tools:
@@ -37,7 +37,7 @@ def tools_of(body: ChatBody) -> Tools:
     field = "function_call" if body.functions else "tool_choice"
     choice = body.function_call if body.functions else body.tool_choice
     called, mode = _chosen(choice)
-    names = [f.name for f in functions]
+    names = {f.name for f in functions}
     for name in called or ():
         if name not in names:
             raise wrong(field, f"there is no tool {name!r:.80}")

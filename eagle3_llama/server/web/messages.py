@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from ..api.left_out import tell
 from ..api.message_stream import MessageShape, MessageStream, Stopped
 from ..api.messages import CountBody, MessagesBody, chat_of, is_continued
 from ..api.stream import respond
@@ -48,7 +49,8 @@ async def _answer(server: Server, request: Request, body: MessagesBody) -> Respo
         stopped=stopped,
         continued=is_continued(body),
     )
-    return await respond(request, job, shape, stream=record.stream, stream_class=MessageStream)
+    answer = await respond(request, job, shape, stream=record.stream, stream_class=MessageStream)
+    return tell(answer, body.left_out)
 
 
 def _count(server: Server, body: CountBody) -> dict[str, int]:

@@ -10,10 +10,12 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from ..api.fields import bounded
+from ..api.left_out import tell
 from ..api.response_input import chat_of, items_of, renamed
 from ..api.response_inputs import MAX_PAGE, ItemList, page
 from ..api.response_shape import ResponseShape, ResponseStream
 from ..api.response_store import ResponseStore
+from ..api.response_tools import ToolSet
 from ..api.responses import ResponseBody
 from ..api.shapes import dumps
 from ..jobs.limits import Work
@@ -37,11 +39,13 @@ class Responses:
         body = await self.server.bodies.read(request, self.body)
         client = request.scope["record"].client
         # in a thread: a conversation may be long
-        chat, shape = await self.server.preparing.run(self._shaped, body, client, request.scope["record"])
+        work = self.server.preparing
+        chat, shape, tools = await work.run(self._shaped, body, client, request.scope["record"])
         try:
-            return await self.server.generate(request, chat, True, shape, ResponseStream)
+            answer = await self.server.generate(request, chat, True, shape, ResponseStream)
         except ApiError as e:
             raise renamed(e) from None
+        return tell(answer, tools.left_out)
 
     async def input_tokens(self, request: Request) -> Response:
         """Counts the tokens of one request's prompt. Raises ApiError with the names of this API's fields."""
@@ -53,28 +57,30 @@ class Responses:
         except ApiError as e:
             raise renamed(e) from None
 
-    def _shaped(self, body: ResponseBody, client: str, record: Any) -> tuple[Any, ResponseShape]:
-        chat, items = self._asked(body, client)
+    def _shaped(self, body: ResponseBody, client: str, record: Any) -> tuple[Any, ResponseShape, ToolSet]:
+        chat, items, tools = self._asked(body, client)
         shape = ResponseShape(
             body,
             self.server.shape(chat, True, record),
             f"resp_{secrets.token_hex(24)}",
             items,
+            tools,
             self._count,
             None if body.store is False or not self.store.most else self.store,
             client,
         )
-        return chat, shape
+        return chat, shape, tools
 
     async def inputs(self, client: str, response_id: str, *which: Any) -> Response:
         """A page of the items that a stored answer answers. Raises ApiError 400, 404 or 503."""
         made = lambda: page(response_id, self.store.inputs(client, response_id), *which)
         return await self.server.ask(self.reading, made)
 
-    def _asked(self, body: ResponseBody, client: str) -> tuple[Any, list[dict[str, Any]]]:
+    def _asked(self, body: ResponseBody, client: str) -> tuple[Any, list[dict[str, Any]], ToolSet]:
         before = body.previous_response_id
         items = (self.store.items(client, before) if before is not None else []) + items_of(body)
-        return chat_of(body, items), items
+        chat, tools = chat_of(body, items)
+        return chat, items, tools
 
     def _count(self, text: str) -> int:
         return len(self.server.batcher.base.tokenize(text.encode(), False, False))

@@ -1,0 +1,82 @@
+"""What the messages of a history are for a model that reads text alone, whatever API they come by.
+
+A client sends a history again with every request. One picture in it must not make all of them fail: in
+earlier turns, and in the results of tools, a line stands for it. In the user's newest turn it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BeforeValidator
+
+from .fields import media_of
+
+_NAMES = {"images": "An image", "audio": "A sound", "video": "A video", "files": "A file"}
+_RESULTS = ("tool", "function")  # the roles of messages that hold what a tool gave back
+_TOOL_RESULTS = ("tool_result", "function_call_output", "custom_tool_call_output")
+
+
+def readable(is_answer: Callable[[dict[str, Any]], bool]) -> Any:
+    """A validator of a list of messages or items. is_answer: whether one of them is the assistant's."""
+
+    def check(items: Any) -> Any:
+        if not isinstance(items, list):
+            return items
+        answers = (
+            i for i in reversed(range(len(items))) if isinstance(items[i], dict) and is_answer(items[i])
+        )
+        newest = next(answers, -1)
+        return [_item(item, i < newest) if isinstance(item, dict) else item for i, item in enumerate(items)]
+
+    return BeforeValidator(check)
+
+
+def _item(item: dict[str, Any], is_old: bool) -> dict[str, Any]:
+    """A message, an item or a block whose parts are texts, as far as they can be."""
+    is_old = is_old or item.get("role") in _RESULTS or item.get("type") in _TOOL_RESULTS
+    parts = {name: item[name] for name in ("content", "output") if isinstance(item.get(name), list)}
+    return {**item, **{name: [_part(part, is_old) for part in found] for name, found in parts.items()}}
+
+
+def _part(part: Any, is_old: bool) -> Any:
+    if not isinstance(part, dict):
+        return part
+    if part.get("type") in _TOOL_RESULTS:
+        return _item(part, is_old)
+    text = text_of(part)
+    if text is None and is_old and (media := media_of(part)) is not None:
+        text = f"[{_NAMES[media]} was here, which this model cannot read.]"
+    return part if text is None else {"type": "text", "text": text}
+
+
+def text_of(part: dict[str, Any]) -> str | None:
+    """The text of a part that is one in other words. None for others, and for those that are damaged."""
+    kind, content = part.get("type"), part.get("content")
+    if kind == "encrypted_content":
+        return ""  # by another server, for itself
+    if kind == "refusal":
+        found = [part.get("refusal")]
+    elif kind == "compaction":  # Anthropic's summary of what came before
+        found = [content]
+    elif kind == "tool_reference":
+        found = [f"The tool {part.get('tool_name')!s:.256} can be called."]
+    elif kind == "search_result":
+        found = [part.get("title"), part.get("source"), *_texts(content)]
+    elif kind == "document" and isinstance(source := part.get("source"), dict):
+        texts = _texts(source.get("data" if source.get("type") == "text" else "content"))
+        found = [part.get("title"), part.get("context"), *texts] if texts else [None]
+    else:
+        return None
+    lines = [line for line in found if line is not None]
+    return "\n".join(lines) if lines and all(isinstance(line, str) for line in lines) else None
+
+
+def _texts(content: Any) -> list[Any]:
+    """The texts of a content, of which all parts must have one; [] otherwise."""
+    if isinstance(content, str):
+        return [content]
+    parts = content if isinstance(content, list) else []
+    found = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    return found if all(isinstance(text, str) for text in found) else []
