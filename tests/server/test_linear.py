@@ -183,7 +183,7 @@ def generated(n):
 def deep(n):
     properties = {f"p{i}": {"type": "string", "pattern": "^[a-z]{1,9}$", "minLength": 1} for i in range(n)}
     schema = {"type": "object", "properties": properties, "required": list(properties)}
-    return lambda: schemas.unenforced(schemas.enforceable(schema))
+    return lambda: schemas.unenforced(schemas.enforceable(schema), Marks(schema))
 
 
 MADE = {
