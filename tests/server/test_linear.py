@@ -23,6 +23,7 @@ from eagle3_llama.server.api.responses import ResponseBody, ResponseItem
 from eagle3_llama.server.api.slots import SlotFile
 from eagle3_llama.server.api.tokens import DetokenizeBody, TemplateBody, TokenizeBody
 from eagle3_llama.server.chat import fallback, patterns, schemas
+from eagle3_llama.server.chat.marks import Marks
 from eagle3_llama.server.chat.nulls import with_nulls
 from eagle3_llama.server.chat.text import TextOfTokens
 from eagle3_llama.server.web import read_body
