@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ...common.sampling_budget import SlowGrammar
-from ...errors import EagleError, ErrorKind
+from ...errors import EagleError, ErrorKind, Portable
 
 _TYPES = {
     401: "authentication_error",
@@ -48,7 +48,7 @@ ANTHROPIC_ROUTES = frozenset(f"{v}/messages{more}" for v in ("/v1", "") for more
 TOO_LONG = "context_length_exceeded"
 
 
-class ApiError(Exception):
+class ApiError(Portable):
     """An answer other than 200. param: the field at fault. code: a name for programs that does not change."""
 
     def __init__(
