@@ -98,7 +98,7 @@ NOT_GGUF = {
     "gzip": (b"\x1f\x8b\x08" + b"x" * 60, "compressed (gzip): unpack it"),
     "GGML": (b"tjgg" + b"\x03\0\0\0" * 9, "a format before GGUF"),
     "a hole": (b"\0" * 99, "not fetched to the end"),
-    "nothing": (b"", "but empty: fetch it again"),
+    "nothing": (b"", "empty: fetch it again"),
 }
 # general.architecture, general.type, and whether it has a tensor
 NO_MODELS = {
