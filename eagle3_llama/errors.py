@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 
 class ErrorKind(str, enum.Enum):
@@ -32,7 +33,23 @@ def _is_shown(c: str) -> bool:
     return c.isprintable() or c == "\n" or "\ud800" <= c <= "\udfff"
 
 
-class EagleError(Exception):
+class Portable(Exception):
+    """An exception that can be pickled and copied, whatever its constructor takes.
+
+    Python would call the constructor with `args`. A pool of processes breaks then, or waits for ever.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, dict(vars(self)))
+
+
+def _restored(cls: type[Portable], args: tuple[Any, ...], state: dict[str, Any]) -> Portable:
+    error = cls.__new__(cls, *args)
+    vars(error).update(state)
+    return error
+
+
+class EagleError(Portable):
     """Raised for every error that a user can fix. str() is one line: what is wrong and how to fix it."""
 
     def __init__(self, kind: ErrorKind, message: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from ..errors import EagleError, ErrorKind
 from ..llama import guards
+from ..runtime import at_exit
 from ..runtime.memory_use import MemoryUse
 from ..runtime.params import NO_HEAD, EagleParams
 from . import slot_file
@@ -63,8 +64,7 @@ class Batcher:
         self._memories = Memories(self.engine, int(settings.text_memory), settings.text_memory_prompts)
         self._prefixes = Prefixes(self.base, self.engine, self._scheduler)
         self._ended: BaseException | None = None  # why requests are no longer served
-        self._thread = threading.Thread(target=self._run, name="eagle3-batcher", daemon=True)
-        self._thread.start()
+        self._thread = at_exit.started(self, self._run, "eagle3-batcher")
 
     def __enter__(self) -> Batcher:
         return self

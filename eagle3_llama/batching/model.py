@@ -12,6 +12,7 @@ import numpy as np
 from ..common.cache_types import CACHE_TYPES, check_cache_types
 from ..common.keywords import strict
 from ..common.limits import MAX_DRAFT
+from ..common.loaded_files import LoadedFiles
 from ..common.memory_size import PROMPT_CACHE, check_memory, parse_size
 from ..errors import EagleError, ErrorKind
 from ..llama.chat import is_end
@@ -137,6 +138,11 @@ class BatchModel(EagleLlama):
     @staticmethod
     def _closed_error() -> EagleError:
         return RequestCancelled("shutdown")
+
+    @property
+    def loaded_files(self) -> LoadedFiles:
+        """The files of the model and what belongs to it, as they were when it was loaded."""
+        return self._files
 
     def batch_sizes(self) -> tuple[int, int]:
         """n_batch and n_ubatch of the context."""

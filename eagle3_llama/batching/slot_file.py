@@ -21,6 +21,7 @@ import numpy as np
 
 from ..common import model_reader
 from ..errors import EagleError, ErrorKind
+from ..llama import cache_settings
 from ..runtime.text_memory import END
 from .slot_state import SlotState
 
@@ -33,7 +34,7 @@ MAX_HEADER = 1 << 26  # bytes; a token takes at most 8 of them
 
 
 def identity(batcher: Batcher) -> dict[str, Any]:
-    """Identifies what a state belongs to: sizes and shapes of target and head, and layout of the cache."""
+    """Identifies what a state belongs to: content and sizes of target and head, the cache, its settings."""
     base = batcher.base
     s = batcher.settings
     head = batcher.engine.head.info() if batcher.engine.has_head else None
@@ -48,7 +49,9 @@ def identity(batcher: Batcher) -> dict[str, Any]:
         "flash_attn": s.flash_attn,
         "n_parallel": s.n_parallel,
         **({"lora": [model_reader.fingerprint(s.lora), s.lora_scale]} if s.lora else {}),
-        **({} if s.swa_full else {"swa_full": False}),  # files of earlier versions have no such key
+        # files of earlier versions have no such keys
+        **({} if s.swa_full else {"swa_full": False}),
+        **({"settings": settings} if (settings := cache_settings.settings(base)) else {}),
     }
 
 
@@ -144,7 +147,7 @@ def unpack(expected: dict[str, Any], n_ctx: int, data: bytes) -> Contents:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise bad("damaged") from None
     if of != json.loads(json.dumps(expected)):
-        raise bad("it belongs to another model, head or cache (n_parallel counts)")
+        raise bad("it belongs to another model, head or cache (n_parallel counts, and long rope factors)")
     n_vocab = expected["n_vocab"]
     if not isinstance(tokens, list) or not all(type(t) is int and 0 <= t < n_vocab for t in tokens):
         raise bad("damaged")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import shlex
 import sys
 from pathlib import Path
@@ -36,7 +35,7 @@ from ..common.options import (
     TreeShape,
     utf8,
 )
-from ..common.terminal import accept_any_text, say_error, say_warnings
+from ..common.terminal import run
 from ..errors import EagleError, ErrorKind
 from ..heads.convert.cli import convert, one_line
 from ..runtime.machine import cores
@@ -265,11 +264,4 @@ app.command()(serve)
 
 def main() -> None:
     """Entry point. An EagleError is printed as one line, with exit code 2."""
-    faulthandler.enable()  # a crash in native code says where
-    accept_any_text()
-    say_warnings(app)
-    try:
-        app()
-    except EagleError as e:
-        say_error(e, app)
-        raise SystemExit(2) from None
+    run(app)

@@ -7,6 +7,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import math
+import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from gguf import GGUFValueType as T
 
 from ..errors import EagleError, ErrorKind
 from .files import reading
+from .no_models import MOST, not_gguf
 
 _SCALARS = {
     T.UINT8: "<B",
@@ -126,6 +128,20 @@ def read_architecture(path: Path) -> str:
         return _Walk(f, path).architecture()
 
 
+def read_beginning(path: Path) -> tuple[dict[str, str], int]:
+    """The texts among the keys before the vocabulary, and the number of tensors. Raises as read_gguf()."""
+    with reading(path), path.open("rb") as f:
+        return _Walk(f, path).beginning()
+
+
+def find_size(path: Path, key: str) -> int | None:
+    """The value of a key that is a uint32, without a walk through a vocabulary; None if there is none."""
+    words = struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", T.UINT32)
+    with reading(path), path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        at = data.find(words, 0, MOST) + len(words)
+        return int.from_bytes(data[at : at + 4], "little") if at >= len(words) else None
+
+
 class _Walk:
     """Walks through the metadata. Before each read it checks the length against the size of the file."""
 
@@ -148,10 +164,24 @@ class _Walk:
                 return Gguf(self.path, {name.decode(): value}, {}, self.size).string(name.decode())
         raise EagleError(ErrorKind.BAD_VALUE, f"key general.architecture of {self.path} is missing")
 
+    def beginning(self) -> tuple[dict[str, str], int]:
+        n_tensors, n_keys = self.begin()
+        found: dict[str, str] = {}
+        for _ in range(n_keys):
+            name, type_ = self.string().decode("utf-8", "replace"), self.type()
+            if name.startswith("tokenizer.") and type_ is T.ARRAY:
+                break
+            value = self.value(type_).value
+            if type_ is T.STRING:
+                found[name] = value.decode("utf-8", "replace")
+        return found, n_tensors
+
     def begin(self) -> tuple[int, int]:
         """Reads the header. Returns the numbers of tensors and keys."""
-        if self.f.read(4) != b"GGUF":
-            raise EagleError(ErrorKind.BAD_FILE, f"{self.path} is not a GGUF file: give one")
+        first = self.f.read(64)
+        if first[:4] != b"GGUF":
+            raise EagleError(ErrorKind.BAD_FILE, not_gguf(self.path, first))
+        self.f.seek(4)
         self.pos = 4
         if (version := self.scalar(T.UINT32)) not in (2, 3):
             raise EagleError(

@@ -232,8 +232,7 @@ def _huggingface_hub() -> Any:
     try:
         import huggingface_hub
     except ModuleNotFoundError as e:
-        message = f"{PREFIX} names need {e.name}: {extras.command('hub')}"
-        raise EagleError(ErrorKind.LIBRARY, message) from e
+        raise extras.missing(f"{PREFIX} names need", "hub", e) from e
     return huggingface_hub
 
 

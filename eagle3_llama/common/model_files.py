@@ -6,23 +6,28 @@ import os
 from pathlib import Path
 
 from ..errors import EagleError, ErrorKind, TargetError
-from .gguf_reader import read_architecture
-from .model_reader import model_architecture
+from .gguf_reader import find_size, read_architecture, read_beginning
+from .model_reader import PART, model_architecture
+from .no_models import kind_of, lacks_layers
 
 HEADS = ("eagle3", "eagle")  # general.architecture of heads
 
 Name = str | os.PathLike[str]
 
 
-def check_models(target: Name, *heads: Name | None) -> None:
+def check_models(target: Name, *heads: Name | None, whole: bool = True) -> None:
     """Checks a target and its heads (None: no head). Reads the beginning of each file.
 
-    Raises TargetError if the target is at fault, else EagleError: BAD_FILE (missing, a folder, no GGUF),
-    TRUNCATED, BAD_VALUE, HEAD_MISMATCH (a head in the target's place, no head in a head's place).
+    whole: the target's weights are needed. Raises TargetError if the target is at fault, else EagleError:
+    BAD_FILE (missing, a folder, no GGUF, no model), TRUNCATED, BAD_VALUE, HEAD_MISMATCH (a head in the
+    target's place, no head in a head's place).
     """
     given = [Path(head) for head in heads if head is not None]
     try:
         check_file(target)
+        if other := _another_kind(Path(target), whole):
+            what, mend = other
+            raise EagleError(ErrorKind.BAD_FILE, f"{target} is no model by itself, but {what}: {mend}")
         kind = model_architecture(target)
     except EagleError as e:
         raise TargetError(e.kind, str(e)) from e
@@ -39,11 +44,28 @@ def check_models(target: Name, *heads: Name | None) -> None:
         )
     for head, found in zip(given, kinds):
         if found not in HEADS:
+            other = _another_kind(head, whole=True)
+            what = other[0] if other else f"a model (its general.architecture is {found!r:.40})"
             raise EagleError(
                 ErrorKind.HEAD_MISMATCH,
-                f"{head} is not an EAGLE head, but a model (its general.architecture is {found!r:.40}): give "
+                f"{head} is not an EAGLE head, but {what}: give "
                 "the GGUF of a head for this target; eagle3-llama convert makes one of a checkpoint",
             )
+        _check_size(Path(target), kind, head, found)
+
+
+def _check_size(target: Path, kind: str, head: Path, head_kind: str) -> None:
+    """Raises EagleError HEAD_MISMATCH for a head of another hidden size, before minutes of loading."""
+    wanted = find_size(head, f"{head_kind}.target_hidden_size") or find_size(
+        head, f"{head_kind}.embedding_length"
+    )
+    there = find_size(target, f"{kind}.embedding_length")
+    if None not in (wanted, there) and wanted != there:
+        raise EagleError(
+            ErrorKind.HEAD_MISMATCH,
+            f"{head} is for a target of hidden size {wanted}, {target} has {there}: take the head trained for"
+            " this model",
+        )
 
 
 def check_file(path: Name) -> None:
@@ -57,7 +79,18 @@ def check_file(path: Name) -> None:
 
 def _architecture(path: Path) -> str:
     check_file(path)
-    return read_architecture(path)
+    strings, _ = read_beginning(path)
+    return strings.get("general.architecture", "") if kind_of(strings) else read_architecture(path)
+
+
+def _another_kind(path: Path, whole: bool) -> tuple[str, str] | None:
+    """What a GGUF file is that is no model by itself, and how to mend it. None for models and heads."""
+    strings, n_tensors = read_beginning(path)
+    if found := kind_of(strings):
+        return found
+    is_part = PART.search(path.name) is not None  # whose tensors may all be in later parts
+    looks = whole and not is_part and strings.get("general.architecture") not in HEADS
+    return lacks_layers(path, n_tensors) if looks else None
 
 
 def _mend_folder(folder: Path) -> str:

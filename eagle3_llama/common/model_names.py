@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 
-from ..errors import EagleError, TargetError
+from ..errors import EagleError, ErrorKind, TargetError
 from . import hub
 
 AUTO = "auto"
@@ -34,7 +34,7 @@ def is_name(name: Name | None) -> bool:
 
 def model(name: Name) -> str:
     """The path of a model's GGUF; of an hf: name the file, fetched. Raises TargetError if it cannot be."""
-    path = os.fspath(name)
+    path = _text(name, "the model", "a GGUF file or an hf: name")
     if not path.startswith(hub.PREFIX):
         return path
     try:
@@ -58,9 +58,20 @@ def head(name: Name | None, target: Name) -> str | None:
     None for None, and for `auto` if there is none. Raises EagleError if it cannot be fetched, is no head or
     does not fit the target; `auto` raises nothing.
     """
+    if name is not None:
+        name = _text(name, "eagle", 'a GGUF file, an hf: name, or "auto"; None, or nothing, for no head')
     if name is None or not is_name(name):
-        return None if name is None else os.fspath(name)
+        return name
     return _finders[0](os.fspath(name), os.fspath(target))
+
+
+def _text(name: object, what: str, expected: str) -> str:
+    """The name of a file. Raises EagleError BAD_ARGUMENT for what is none, such as True."""
+    path = os.fspath(name) if isinstance(name, os.PathLike) else name
+    if not isinstance(path, str) or not path:
+        error = EagleError if what == "eagle" else TargetError
+        raise error(ErrorKind.BAD_ARGUMENT, f"{what} is {path!r:.80}, expected {expected}")
+    return path
 
 
 def several(targets: Iterable[Name], heads: Iterable[Name]) -> tuple[list[str], list[str]]:

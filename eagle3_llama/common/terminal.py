@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import faulthandler
 import io
+import os
 import re
 import sys
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TextIO
 
 import typer
+
+from ..errors import EagleError, ErrorKind
 
 _PHRASES = (  # settings whose names are words too
     (r"\bgive eagle\b", "give --eagle"),
@@ -54,15 +59,66 @@ def accept_any_text() -> None:
         sys.stdin.reconfigure(errors="replace")
 
 
+def run(app: typer.Typer, **arguments: Any) -> None:
+    """Runs an application, as its program. What is wrong is one line on stderr, with exit code 2."""
+    _open_streams()
+    faulthandler.enable()  # a crash in native code says where
+    accept_any_text()
+    say_warnings(app)
+    try:
+        try:
+            app(**arguments)
+        finally:
+            sys.stdout.flush()  # here it can be said what the end of the process would hide
+    except EagleError as e:
+        say_error(e, app)
+        raise SystemExit(2) from None
+    except OSError as e:
+        if e.errno not in (errno.ENOSPC, errno.EIO):
+            raise
+        _drop(sys.stdout)
+        what = f"the output cannot be written: {e.strerror}"
+        say_error(EagleError(ErrorKind.NO_SPACE, what), app)
+        raise SystemExit(2) from None
+
+
+def _open_streams() -> None:
+    """Opens the standard streams that a caller has closed, as `2>&-` does.
+
+    The next file that is opened would get the number of one, and what libraries print would go into it.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False, encoding="utf-8"))
+
+
 def say_error(error: Exception, app: typer.Typer) -> None:
     """Prints an error as one line on stderr."""
-    print(f"error: {as_options(str(error), option_names(app))}", file=sys.stderr)
+    _say(f"error: {as_options(str(error), option_names(app))}")
+
+
+def _say(line: str) -> None:
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:  # as on a full disk: nobody can be told
+        _drop(sys.stderr)
+
+
+def _drop(stream: TextIO) -> None:
+    """Lets the system forget what is written from now on, and what Python writes at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def say_warnings(app: typer.Typer) -> None:
     """From now on a warning is one line on stderr, without the place in the source."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        print(f"warning: {as_options(str(message), option_names(app))}", file=sys.stderr)
+        _say(f"warning: {as_options(str(message), option_names(app))}")
 
     warnings.showwarning = show

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,16 +12,17 @@ from typing import Any
 import numpy as np
 
 from ..common import keywords
+from ..common.loaded_files import loaded
 from ..common.memory_size import check_memory, parse_size
 from ..common.model_names import AUTO
 from ..errors import EagleError, ErrorKind
-from ..runtime.binding import Llama, LlamaState, llama_cpp
+from ..runtime.binding import LlamaState
 from ..runtime.engine import Engine
 from ..runtime.machine import default_threads
 from ..runtime.memory_use import MemoryUse, report
 from ..runtime.params import NO_HEAD, EagleParams
 from ..runtime.stats import EagleStats
-from . import guards, model_costs, named, saved_state, snapshots
+from . import guards, model_costs, named, one_token, saved_state, snapshots
 from .adapters import check_taken
 from .calls import Calls
 from .generation import GenerateCall, GeneratingLlama, reads_rows
@@ -33,8 +33,6 @@ from .processors import GuardedProcessors
 from .scores import reserved_rows
 from .text import ContextText, Text, has_window
 from .usage import TokenUsage
-
-_SAMPLE = inspect.signature(Llama.sample)
 
 
 class EagleLlama(named.NamedLlama, GeneratingLlama):
@@ -92,13 +90,14 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         keywords.check_ignored(ignored, guards.LLAMA_NAMES, guards.CALL_NAMES)
         self._params = EagleParams(n_max, n_min, p_min, tree, text)
         keywords.check_unused(eagle_path, self._params, extract_layers, kwargs)
-        guards.check_files(kwargs.get("draft_model"), kwargs.get("lora_path"))
+        guards.check_files(kwargs)
         self._memory = parse_size(text_memory), bool(text_memory_prompts)
         check_memory(*self._memory, text, kwargs.get("draft_model"))
         self._auto = eagle_path == AUTO
         model_path, self._eagle_path, self._params, self._extract_layers = named.find(
-            model_path, eagle_path, self._params, extract_layers
+            model_path, eagle_path, self._params, extract_layers, whole=not kwargs.get("vocab_only")
         )
+        self._files = loaded(model_path, self._eagle_path, kwargs.get("lora_path"))
         kwargs.update(default_threads(kwargs))
         self._text = Text()
         self._used = TokenUsage()
@@ -264,29 +263,9 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """Same as Llama.sample. After a generation it uses that generation's sampler, whatever is asked."""
         with self._owner.call("sample()"):
-            return super().sample(*args, **kwargs) if self._engine is None else self._sample(*args, **kwargs)
-
-    def _sample(self, *args: Any, **kwargs: Any) -> int:
-        bound = _SAMPLE.bind(self, *args, **kwargs)
-        bound.apply_defaults()
-        a = bound.arguments
-        text = self._context
-        text.refresh()
-        row = -1 if a["idx"] is None else a["idx"] - text.n_tokens
-        if not llama_cpp.llama_get_logits_ith(self._ctx.ctx, row):
-            raise EagleError(
-                ErrorKind.BAD_ARGUMENT,
-                f"idx is {a['idx']}: the logits of that position are not there"
-                " (logits_all=True keeps those of the last batch)",
-            )
-        if self._sampler is not None:
-            return text.draw(self._sampler, self._processors, row)
-        processors = self._guarded(a["logits_processor"])
-        sampler = self._new_sampler(a, processors)
-        try:
-            return text.draw(sampler, processors, row)
-        finally:
-            sampler.close()
+            if self._engine is None:
+                return super().sample(*args, **kwargs)
+            return one_token.sample(self, *args, **kwargs)
 
     def _guarded(self, processors: Sequence[Any] | None) -> GuardedProcessors | None:
         text = self._context

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import re
 from collections.abc import Generator
 from typing import Any, NoReturn
@@ -83,12 +84,16 @@ def split_error(path: str) -> TargetError | None:
     return None
 
 
-def check_files(draft_model: Any, lora_path: str | None) -> None:
+def check_files(given: dict[str, Any]) -> None:
     """Raises EagleError for a draft model that is a path, and for a file that is no LoRA adapter.
 
-    Llama would fail at the first draft, and decode without the adapter.
+    Llama would fail at the first draft, and decode without the adapter. given: Llama's keywords, in which the
+    adapter's path becomes absolute.
     """
+    draft_model, lora_path = given.get("draft_model"), given.get("lora_path")
     check_adapter(lora_path)
+    if lora_path is not None:
+        given["lora_path"] = os.path.abspath(lora_path)
     if draft_model is not None and not callable(draft_model):
         raise EagleError(
             ErrorKind.BAD_ARGUMENT,

@@ -7,7 +7,7 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any
 
-from ..common import model_reader
+from ..common import loaded_files, model_reader
 from ..errors import EagleError, ErrorKind
 from ..runtime import cost_files, costs, library, machine, token_costs, variants
 from ..runtime.binding import llama_cpp
@@ -33,9 +33,9 @@ def _where(llm: EagleLlama, head: str | None) -> list[object]:
     """The part of the key that holds for every context: files, machine, and where tensors are."""
     m = llm.model_params
     lib_dir = library.find_lib_dir()
-    models = [*model_reader.files_of(llm.model_path), head]
-    files = [*models, llm.lora_path, *(sorted(lib_dir.iterdir()) if lib_dir else [])]
-    about = [(str(f), os.path.getsize(f), os.path.getmtime(f)) for f in files if f]
+    ours = [*llm._files.model, llm._files.head if head else None, llm._files.lora]
+    libraries = map(loaded_files.stamp, sorted(lib_dir.iterdir()) if lib_dir else [])
+    about = [tuple(file) for file in (*ours, *libraries) if file]
     placed = [
         variants.choose(lib_dir) if lib_dir else None,
         *map(os.environ.get, PLACES),
@@ -142,6 +142,7 @@ def memory_of(llm: EagleLlama) -> token_costs.Memory | None:
 def _row_bytes(llm: EagleLlama) -> int:
     """Bytes of the weights that a row reads. All of them if the files say less than llama.cpp knows."""
     with contextlib.suppress(EagleError):
+        loaded_files.check_same(llm._files.model)
         if found := model_reader.row_bytes(model_reader.read_model(llm.model_path)):
             return found
     return int(llama_cpp.llama_model_size(llm._model.model))

@@ -67,15 +67,17 @@ def _with_prefix(eagle: Any) -> Any:
 
 
 def find(
-    model: Any, eagle: str | None, params: EagleParams, layers: Any
+    model: Any, eagle: str | None, params: EagleParams, layers: Any, whole: bool = True
 ) -> tuple[str, str | None, EagleParams, Any]:
     """(model's path, head's path, params, layers) for names or paths. Raises as check_models().
 
+    Paths become absolute, as files are read after the load too. whole: the model's weights are needed.
     Where `auto` finds no head, what only a head can use is dropped from params and layers.
     """
     path = model_names.model(model)
     head = model_names.head(eagle, path)
-    check_models(path, head)
+    check_models(path, head, whole=whole)
+    path, head = os.path.abspath(path), os.path.abspath(head) if head is not None else None
     if head is None and eagle is not None:
         return path, None, EagleParams(text=params.text), None
     return path, head, params, layers

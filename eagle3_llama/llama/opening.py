@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..common import tokenizers
 from ..errors import EagleError, ErrorKind
+from ..runtime.at_exit import close_at_exit
 from ..runtime.binding import address
 from ..runtime.engine import Engine
 
@@ -19,6 +20,7 @@ def open_engine(llm: EagleLlama, eagle_path: str | None) -> Engine:
 
     Raises EagleError HEAD_MISMATCH if the head belongs to another target.
     """
+    close_at_exit(llm)
     ctx = address(llm._ctx.ctx)
     model = address(llm._model.model)
     try:

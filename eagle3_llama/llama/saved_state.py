@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..common.loaded_files import LoadedFile, check_same
 from ..common.model_reader import fingerprint
 from ..errors import EagleError, ErrorKind
 from ..runtime.binding import LlamaState, llama_cpp
+from . import cache_settings
 from .text import ContextText
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ class EagleState(LlamaState):
     """
 
     eagle_state: bytes | None = None
-    eagle_of: dict[str, str] | None = None
+    eagle_of: dict[str, Any] | None = None
 
     @property
     def llama_state_size(self) -> int:
@@ -37,31 +39,35 @@ class EagleState(LlamaState):
         """Ignored: LlamaState is given the size of the target's state alone."""
 
 
-def identity(llm: EagleLlama) -> dict[str, str]:
-    """What a state of this EagleLlama belongs to: the content of its files, which are read once.
+def identity(llm: EagleLlama) -> dict[str, Any]:
+    """What a state of this EagleLlama belongs to: settings, and the content of files, which are read once.
 
     llama.cpp checks shapes alone: the keys and values of another model of this size would pass.
     """
-    known: dict[str, str] | None = vars(llm).get("_identity")
+    known: dict[str, Any] | None = vars(llm).get("_identity")
     if known is None:
-        adapter = f"{_content(llm.lora_path)} {llm.lora_scale}"
+        files = llm._files
+        adapter = f"{_content(files.lora)} {llm.lora_scale}"
         known = {
-            "model": f"{_content(llm.model_path)} {adapter} {llm.kv_overrides}",
-            "head": _content(llm._eagle_path),
+            "model": f"{_content(*files.model)} {adapter} {llm.kv_overrides}",
+            "head": _content(files.head),
+            "settings": cache_settings.settings(llm),
         }
         vars(llm)["_identity"] = known
     return known
 
 
-def _content(path: str | None) -> str:
-    """The fingerprint of a file that was loaded; of one that is gone since then, its name."""
+def _content(*files: LoadedFile | None) -> str:
+    """The fingerprint of files that were loaded; of one that is gone or another since then, what it was."""
+    there = [file for file in files if file is not None]
     try:
-        return fingerprint(path) if path else ""
+        check_same(there)
+        return fingerprint(there[0].path) if there else ""
     except (EagleError, OSError):
-        return str(path)
+        return str(tuple(there[0]))
 
 
-def save(text: ContextText, seed: int, of: dict[str, str]) -> EagleState:
+def save(text: ContextText, seed: int, of: dict[str, Any]) -> EagleState:
     """The state of a text with its context. Changes nothing, so a running generation can continue.
 
     of: identity(). Tokens that were accepted but not yielded yet are saved too.
@@ -94,10 +100,11 @@ def _target_state(ctx: Any) -> bytes:
     return bytes(memoryview(buffer)[:n])
 
 
-def load(text: ContextText, state: LlamaState, of: dict[str, str]) -> None:
+def load(text: ContextText, state: LlamaState, of: dict[str, Any]) -> None:
     """Loads a state into a text with its context. of: identity(). Another head's part is left out.
 
-    Raises EagleError BAD_VALUE if it belongs to another model or context. The context is empty then.
+    Raises EagleError BAD_VALUE if it belongs to another model or context. The context is empty then. A state
+    of an earlier version says nothing of settings, and counts as one that was made with the defaults.
     """
     n, room = state.n_tokens, len(text.input_ids)
     text.n_tokens, text.stale, text.rows = 0, True, None
@@ -106,6 +113,10 @@ def load(text: ContextText, state: LlamaState, of: dict[str, str]) -> None:
         if made["model"] != of["model"]:
             raise EagleError(
                 ErrorKind.BAD_VALUE, "the state belongs to another model: load the one that saved it"
+            )
+        if other := cache_settings.difference(made.get("settings", {}), of["settings"]):
+            raise EagleError(
+                ErrorKind.BAD_VALUE, f"the state is of other settings, {other}: load the model as it was then"
             )
         if n > room:
             raise EagleError(

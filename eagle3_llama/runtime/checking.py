@@ -60,7 +60,7 @@ def check(
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**_environment(), "TMPDIR": tmp, **(env or {})},
+                env={**_environment(folder), "TMPDIR": tmp, **(env or {})},
                 preexec_fn=limited(limits.computing),
             )
         except OSError as error:  # built for another system
@@ -86,7 +86,7 @@ def score(folder: Path, backend: Path) -> int:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=_environment(),
+            env=_environment(folder),
             timeout=LIMITS.wall,
             preexec_fn=limited(LIMITS.computing),
         )
@@ -111,12 +111,16 @@ def of_the_user() -> dict[str, str]:
     return {name: os.environ[name] for name in _OF_THE_USER if name in os.environ}
 
 
-def _environment() -> dict[str, str]:
+def _environment(folder: Path) -> dict[str, str]:
     """What eagle3-proof runs with: this process's, without the user's choices. Leaks are no faults.
+
+    Its libraries are those of the folder, whatever others are found before them.
 
     Its threads sleep while they wait. Where others want the cores, they would compute tenfold by spinning.
     """
     kept = {name: value for name, value in os.environ.items() if name not in _OF_THE_USER}
+    if others := kept.get("LD_LIBRARY_PATH"):
+        kept["LD_LIBRARY_PATH"] = f"{folder}{os.pathsep}{others}"
     return {**kept, "ASAN_OPTIONS": "detect_leaks=0", "OMP_WAIT_POLICY": "passive"}  # ASan: if sanitized
 
 

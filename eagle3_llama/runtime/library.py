@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EagleError, ErrorKind
-from . import hook, machine, variants
+from . import hook, machine, strangers, variants
 
 _NAME = f"libeagle3{hook.SUFFIX}"
 _KINDS = {
@@ -53,7 +53,15 @@ def find_lib_dir() -> Path | None:
 
 def prefer_our_libllama() -> None:
     """Makes a later `import llama_cpp` open our libllama. Loads nothing itself."""
-    hook.install(find_lib_dir, variants.load, complete)
+    if named := os.environ.get("EAGLE3_LLAMA_LIB_DIR"):  # whatever folder the process enters later
+        os.environ["EAGLE3_LLAMA_LIB_DIR"] = os.path.abspath(os.path.expanduser(named))
+    hook.install(find_lib_dir, _prepare, complete)
+
+
+def _prepare(lib_dir: Path) -> None:
+    """Before llama_cpp opens libllama, which brings the others."""
+    strangers.open_ours(lib_dir)
+    variants.load(lib_dir)
 
 
 def complete(lib_dir: Path | None = None) -> None:
@@ -93,7 +101,7 @@ def load() -> tuple[Any, Any]:
             )
     _refuse_another_processor(lib_dir)
     _import_llama_cpp(lib_dir)
-    variants.load(lib_dir)  # it is there already, unless llama_cpp was imported before the hook was installed
+    _prepare(lib_dir)  # it is there already, unless llama_cpp was imported before the hook was installed
     return open_library(lib_dir / _NAME, lib_dir / "eagle3.h", "EAGLE3", "eagle3_abi_version")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterable
 
@@ -13,9 +14,9 @@ def _none() -> dict[str, int]:
     return dict.fromkeys(DRAFTERS, 0)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class EagleStats:
-    """Counters since the model was loaded or since the last reset().
+    """Counters since the model was loaded or since the last reset(). str() sums them up in one line.
 
     tokens: generated tokens. drafted, accepted: draft tokens. accepted_at: accepted draft tokens by position.
     drafted_from, accepted_from: draft tokens by who offered them: the name of the only source that did, such
@@ -48,6 +49,35 @@ class EagleStats:
         for name in names:
             self.drafted_from.setdefault(name, 0)
             self.accepted_from.setdefault(name, 0)
+
+    def __repr__(self) -> str:
+        return f"<EagleStats since the load or the last reset(): {self}>"
+
+    def __str__(self) -> str:
+        """Tokens, tokens a second and a round, and the draft tokens by who offered them."""
+        said = [f"{self.tokens} tokens"]
+        if self.seconds:
+            said.append(f"{self.tokens_per_second:.1f} a second")
+        if self.rounds:
+            said.append(f"{self.mean_accepted_length:.2f} a round")
+        by = [f"{n} {self.accepted_from[n]} of {m}" for n, m in self.drafted_from.items() if m]
+        drafts = f"{self.accepted} of {self.drafted} draft tokens accepted" if self.drafted else "no drafts"
+        return ", ".join([*said, drafts]) + (f" ({', '.join(by)})" if by else "")
+
+    def copy(self) -> EagleStats:
+        """The counters as they are now."""
+        return copy.deepcopy(self)
+
+    def since(self, before: EagleStats) -> EagleStats:
+        """What was counted since an earlier copy(); all of it after a reset(). It has no accepted_at."""
+        now = dataclasses.replace(self.copy(), accepted_at=[])
+        for name, then in vars(before).items() if before.tokens <= self.tokens else ():
+            if isinstance(then, dict):
+                mine = getattr(now, name)
+                mine.update({source: mine[source] - n for source, n in then.items()})
+            elif not isinstance(then, list):
+                setattr(now, name, getattr(now, name) - then)
+        return now
 
     def count_round(self, out: RoundTokens) -> None:
         """Counts a round, or several, and their tokens as draft tokens alone: see tokens."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import typer
 
 from ..common.options import CONTEXT
-from ..common.terminal import say_error, say_warnings
-from ..errors import EagleError
+from ..common.terminal import run
 from .cli import serve
 
 
@@ -14,12 +13,7 @@ def main() -> None:
     """Entry point. Prints an EagleError as one line and exits with code 2."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(context_settings=CONTEXT)(serve)
-    say_warnings(app)
-    try:
-        app(prog_name="python -m eagle3_llama.server")
-    except EagleError as e:
-        say_error(e, app)
-        raise SystemExit(2) from None
+    run(app, prog_name="python -m eagle3_llama.server")
 
 
 main()

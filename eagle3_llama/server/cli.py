@@ -26,7 +26,6 @@ from ..common.options import (
     TextMemorySize,
     Threads,
 )
-from ..errors import EagleError, ErrorKind
 from .config_file import use
 from .settings import ServerSettings, read_keys
 
@@ -160,6 +159,5 @@ def serve(
     try:
         from .web.process import serve as run
     except ModuleNotFoundError as e:
-        message = f"the server needs {e.name}: {extras.command('server')}"
-        raise EagleError(ErrorKind.LIBRARY, message) from e
+        raise extras.missing("the server needs", "server", e) from e
     run(settings)

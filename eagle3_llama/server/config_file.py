@@ -49,7 +49,7 @@ def _read(file: Path) -> dict[str, Any]:
         else:
             import tomli as tomllib
     except ModuleNotFoundError as e:
-        raise EagleError(ErrorKind.LIBRARY, f"--config needs {e.name}: {extras.command('server')}") from e
+        raise extras.missing("--config needs", "server", e) from e
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as e:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from tiers import each
 from typer.testing import CliRunner
 
 from eagle3_llama import EagleError, EagleLlama
@@ -37,6 +38,29 @@ def test_a_terminal_that_is_no_utf8(files):
     done = command(*args, PYTHONIOENCODING="ascii:strict")
     assert done.returncode == 0, done.stderr
     assert b"?" in done.stdout and done.stdout.isascii()
+
+
+def closed(command, which):
+    """A shell's words that run it with a stream closed or full."""
+    return ["sh", "-c", f'exec "$0" "$@" {which}', *map(str, command)]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.parametrize(
+    "which", each(["2>&-", "1>&-", "<&- >&- 2>&-", ">/dev/full", "2>/dev/full"], ["2>&-", ">/dev/full"])
+)
+def test_streams_that_are_closed_or_full(files, which):
+    """A closed one takes what is written. A full one is one line, and no traceback."""
+    for args in (["info", files[0]], ["info", files[0] + ".none"]):
+        done = subprocess.run(closed([*CLI, *args], which), capture_output=True, text=True, timeout=600)
+        full, wrong = which == ">/dev/full", args[-1].endswith("none")
+        assert done.returncode == (2 if full or wrong else 0), (args, done.stderr)
+        assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr, done.stderr
+        told = "no such file" if wrong else "error: the output cannot be written" if full else ""
+        told = "" if "2>" in which else told
+        assert told in done.stderr and done.stderr.count("\n") == bool(told), done.stderr
+        if "1" not in which and ">&- " not in which and not full and not wrong:
+            assert done.stdout
 
 
 def test_lines_of_prompts(tmp_path):

@@ -2,7 +2,11 @@
 
 import dataclasses
 import json
+import re
 
+import gguf
+import hybrid_models
+import numpy as np
 import pytest
 import tiny_models
 
@@ -15,6 +19,8 @@ from eagle3_llama.heads.convert import convert
 from eagle3_llama.heads.info import describe
 from eagle3_llama.server.settings import ServerSettings
 from eagle3_llama.train.settings import TrainSettings
+
+from llama_cpp import Llama
 
 CTX = {"n_ctx": 256, "n_threads": 1, "verbose": False}
 
@@ -78,6 +84,103 @@ def test_wrong_files(files, wrong, case, tmp_path):
         with pytest.raises(EagleError) as error:
             call()
         assert error.value.kind is kind and said in str(error.value)
+
+
+NOT_GGUF = {
+    "an LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n", "git lfs pull"),
+    "a page": (b"\n<!DOCTYPE html><html><head>", "a web page: download the file itself"),
+    "a bare page": (b"<html lang='en'>", "a web page"),
+    "an error in XML": (b"<?xml version='1.0'?><Error>", "a text in XML"),
+    "an error in JSON": (b'{"error": "gated"}', "a text in JSON"),
+    "safetensors": (b"\x40\0\0\0\0\0\0\0" + b'{"a":{}}' * 20, "one of safetensors: convert"),
+    "PyTorch": (b"PK\x03\x04" + b"\0" * 60, "a ZIP archive, as PyTorch's"),
+    "a pickle": (b"\x80\x02}q\0." + b"x" * 60, "a pickle"),
+    "gzip": (b"\x1f\x8b\x08" + b"x" * 60, "compressed (gzip): unpack it"),
+    "GGML": (b"tjgg" + b"\x03\0\0\0" * 9, "a format before GGUF"),
+    "a hole": (b"\0" * 99, "not fetched to the end"),
+    "nothing": (b"", "empty: fetch it again"),
+}
+# general.architecture, general.type, and whether it has a tensor
+NO_MODELS = {
+    "a projector": ("clip", None, True, "a projector for images or sound (mmproj): give the model"),
+    "a typed projector": ("clip", "mmproj", True, "a projector"),
+    "an adapter": ("llama", "adapter", True, "an adapter (LoRA): give the model .* as lora_path"),
+    "an importance matrix": (None, "imatrix", True, "an importance matrix"),
+    "a control vector": ("controlvector", None, True, "a control vector"),
+    "a block drafter": ("dflash", "model", True, r"a block drafter \(DFlash\): give the model, and no head"),
+    "a vocabulary": ("llama", "model", False, "a vocabulary alone, without weights"),
+}
+
+
+def gguf_of(path, architecture, kind, tensors):
+    w = gguf.GGUFWriter(path, architecture or "llama")
+    if architecture is None:
+        del w.kv_data[0]["general.architecture"]
+    if kind is not None:
+        w.add_type(kind)
+    tiny_models._tokenizer(w, *tiny_models._vocabulary())
+    if tensors:
+        w.add_tensor("a.weight", np.ones((2, 2), np.float32))
+    tiny_models._finish(w)
+    return path
+
+
+def test_files_that_are_no_model(files, tmp_path, monkeypatch):
+    """Heads, which test_heads_in_the_wrong_place has, and these: by name, before anything is loaded."""
+    monkeypatch.setattr(Llama, "__init__", lambda *_, **__: pytest.fail("it was loaded"))
+    made = {}
+    for name, (data, said) in NOT_GGUF.items():
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(data)
+        made[path] = "is not a GGUF file, but .*" + re.escape(said)
+    for name, (architecture, kind, tensors, said) in NO_MODELS.items():
+        path = gguf_of(tmp_path / f"{name}.gguf", architecture, kind, tensors)
+        made[path] = "is no model by itself, but " + said.replace("(mmproj)", r"\(mmproj\)").replace(
+            "(LoRA)", r"\(LoRA\)"
+        )
+    monkeypatch.setattr(hybrid_models, "_layer", lambda *_: None)
+    layers = hybrid_models.target(tmp_path / "mtp-x.gguf", hybrid_models.MODELS["tiny-hybrid"], 1.0)
+    made[layers] = r"is no model by itself, but a file of next-token layers \(MTP\) alone: give the model"
+    for path, said in made.items():
+        for call in (
+            lambda: check_models(path),
+            lambda: EagleLlama(path, **CTX),
+            lambda: ServerSettings(model=str(path)),
+            lambda: TrainSettings(targets=(str(path),), out=str(tmp_path / "out")),
+        ):
+            with pytest.raises(TargetError, match=said) as error:
+                call()
+            assert error.value.kind is ErrorKind.BAD_FILE and str(error.value).startswith(str(path))
+            assert "\n" not in str(error.value)
+        with pytest.raises(EagleError, match="is not a GGUF file, but|is not an EAGLE head, but") as error:
+            EagleLlama(files[0], eagle=path, **CTX)
+        assert not isinstance(error.value, TargetError) and "general.architecture" not in str(error.value)
+
+
+@pytest.mark.parametrize("given", [True, False, 3, b"head.gguf", ""])
+def test_names_that_are_no_names(files, given):
+    for call, said in (
+        (lambda: EagleLlama(files[0], eagle=given, **CTX), "eagle is .*expected a GGUF file"),
+        (lambda: EagleLlama(files[0], head=given, **CTX), "eagle is .*expected a GGUF file"),
+        (lambda: EagleLlama(given, **CTX), "the model is .*expected a GGUF file"),
+        (lambda: Batcher(BatchSettings(files[0], given, n_ctx=128, n_threads=1)), "eagle is "),
+    ):
+        with pytest.raises(EagleError, match=said) as error:
+            call()
+        assert error.value.kind is ErrorKind.BAD_ARGUMENT and repr(given) in str(error.value)
+
+
+def test_a_head_of_another_size_is_refused_first(files, tmp_path, monkeypatch):
+    """Before the target is loaded, which may take minutes."""
+    monkeypatch.setattr(Llama, "__init__", lambda *_, **__: pytest.fail("it was loaded"))
+    wide = str(tiny_models.head(tmp_path / "wide.gguf", n_embd=128))
+    named = str(tiny_models.head(tmp_path / "named.gguf", target_hidden_size=96))
+    for head, size in ((wide, 128), (named, 96)):
+        said = f"{head} is for a target of hidden size {size}, {files[0]} has 64: take the head trained"
+        for call in (lambda: EagleLlama(files[0], eagle=head, **CTX), lambda: check_models(files[0], head)):
+            with pytest.raises(EagleError, match=said) as error:
+                call()
+            assert error.value.kind is ErrorKind.HEAD_MISMATCH
 
 
 def test_heads_in_the_wrong_place(files, tmp_path):

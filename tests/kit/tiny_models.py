@@ -95,13 +95,14 @@ def target(
     n_ctx=1024,
     n_head=N_HEAD,
     n_kv=N_KV,
+    factors=False,
 ):
     """Writes a llama, or a qwen2vl (M-RoPE). kind: name of a GGML type.
 
     ends=False: it hardly ever samples its end token. pooling: of embeddings. tied: the token embeddings are
     its output matrix too. adds: the size of what layers add; with 0 a token depends on the one before it
     alone, so that a greedy text soon repeats itself. infills: its tokens before a prefix, a suffix and the
-    middle between them.
+    middle between them. factors: it has lists of rope factors, one for contexts longer than n_ctx.
     """
     rng, kind = np.random.default_rng(seed), gguf.GGMLQuantizationType[kind]
     w = gguf.GGUFWriter(path, arch)
@@ -125,6 +126,10 @@ def target(
             0.3 if ends else 0.3 * (np.arange(n_vocab)[:, None] != EOS),
         )
     w.add_tensor("output_norm.weight", np.ones(n_embd, np.float32))
+    if factors:
+        w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+    for name, size in (("long", 4.0), ("short", 1.0)) if factors else ():
+        w.add_tensor(f"rope_factors_{name}.weight", np.full(n_embd // n_head // 2, size, np.float32))
     for i in range(n_layer):
         _layer(w, i, rng, n_embd, kind, n_embd, adds, n_head, n_kv)
     _finish(w)

@@ -11,10 +11,16 @@ import pytest
 import tiny_models
 from tiny_models import take
 
-from eagle3_llama import EagleError, EagleLlama, EagleParams  # before llama_cpp: it brings the library
+from eagle3_llama import (  # before llama_cpp: it brings the library
+    EagleError,
+    EagleLlama,
+    EagleParams,
+    ErrorKind,
+)
 from eagle3_llama.batching import Batcher, BatchSettings
+from eagle3_llama.llama import cache_settings
 
-from llama_cpp import Llama, LlamaDiskCache, LlamaRAMCache, _internals
+from llama_cpp import Llama, LlamaDiskCache, LlamaRAMCache, _internals, llama_cpp
 
 CTX = {
     "n_ctx": 256,
@@ -126,6 +132,61 @@ def test_pickling(files, settings):
     llm.close()
 
 
+# what changes keys or values and no shape, each with a value that is not the default
+OTHERWISE = {
+    "rope_scaling_type": 2,
+    "rope_freq_base": 500.0,
+    "rope_freq_scale": 0.25,
+    "yarn_ext_factor": 1.0,
+    "yarn_attn_factor": 2.0,
+    "yarn_beta_fast": 16.0,
+    "yarn_beta_slow": 2.0,
+    "yarn_orig_ctx": 64,
+    "attention_type": 1,
+}
+
+
+def test_each_setting_of_a_context_is_looked_at():
+    """A field that llama.cpp adds is either a part of what a state belongs to, or it is said why not."""
+    fields = [name for name, *_ in llama_cpp.llama_context_params._fields_]
+    assert sorted(fields) == sorted([*cache_settings.CHANGES, *cache_settings.LEAVES])
+    assert set(OTHERWISE) == set(cache_settings.CHANGES) and all(cache_settings.LEAVES.values())
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_a_state_of_other_settings(files, eagle, name):
+    """Shapes are the same, and the text would be wrong in silence."""
+    eagle.eval([1, *range(5, 25)])
+    with EagleLlama(files[0], **CTX, **{name: OTHERWISE[name]}) as other:
+        other.eval([1, *range(5, 25)])
+        for saved, into in ((other, eagle), (eagle, other)):
+            with pytest.raises(EagleError, match=f"the state is of other settings, {name} was ") as e:
+                into.load_state(saved.save_state())
+            assert e.value.kind is ErrorKind.BAD_VALUE and into.n_tokens == 0
+            into.eval([1, *range(5, 25)])
+        with pickle.loads(pickle.dumps(other)) as again:  # a pickle has the settings
+            again.load_state(other.save_state())
+            assert again.n_tokens == 21
+
+
+def test_a_state_of_other_rope_factors(tmp_path):
+    """A context beyond the trained length uses long ones; a state that says nothing is of the short ones."""
+    target = str(tiny_models.target(tmp_path / "long.gguf", n_ctx=256, factors=True))
+    sizes = {**CTX, "n_ctx": 512}
+    with EagleLlama(target, **CTX) as short, EagleLlama(target, **sizes) as long:
+        assert short.n_ctx() == 256 and long.n_ctx() == 512
+        for llm in (short, long):
+            llm.eval([1, *range(5, 25)])
+        for saved, into in ((short, long), (long, short)):
+            with pytest.raises(EagleError, match="rope_factors was (unset|long) and is (unset|long) here"):
+                into.load_state(saved.save_state())
+        old = short.save_state()
+        old.eagle_of = {name: of for name, of in old.eagle_of.items() if name != "settings"}
+        short.load_state(old)
+        with pytest.raises(EagleError, match="rope_factors"):
+            long.load_state(old)
+
+
 def refused(make):
     """The error, whose traceback is alive, and what was freed by then."""
     freed = []
@@ -145,11 +206,14 @@ def refused(make):
 def test_a_refused_head_frees_the_model(files, tmp_path):
     """At once, though the traceback of a notebook holds every frame."""
     other = str(tiny_models.head(tmp_path / "other.gguf", target_hidden_size=128))
+    error, freed = refused(lambda: EagleLlama(files[0], eagle_path=other, **CTX))
+    assert freed == [] and "hidden size" in str(error.value)  # nothing was loaded
     for make in (
-        lambda: EagleLlama(files[0], eagle_path=other, **CTX),
         lambda: EagleLlama(files[0], eagle_path=files[1], extract_layers=(1, 2, 77), **CTX),
         lambda: EagleLlama(files[0], eagle_path=files[1], tree="12x3x4", **{**CTX, "flash_attn": False}),
-        lambda: Batcher(BatchSettings(files[0], other, n_parallel=2, n_ctx=128, n_threads=1)),
+        lambda: Batcher(
+            BatchSettings(*files, n_parallel=2, n_ctx=128, n_threads=1, extract_layers=(1, 2, 77))
+        ),
     ):
         error, freed = refused(make)
         assert freed == ["llama_free", "llama_model_free"], error.value

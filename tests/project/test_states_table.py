@@ -28,10 +28,14 @@ CTX = {"n_ctx": 128, "n_batch": 32, "n_threads": 1, "verbose": False}
 
 
 def pair(folder, seed=0, head_seed=1):
-    """A target and a head, of the same sizes whatever their seeds, under the same names."""
+    """A target and a head, of the same sizes whatever their seeds, under the same names.
+
+    Contexts of more than 256 tokens use the target's long rope factors.
+    """
     folder.mkdir()
     target, head = folder / "target.gguf", folder / "head.gguf"
-    return str(tiny_models.target(target, seed=seed)), str(tiny_models.head(head, seed=head_seed))
+    tiny_models.target(target, seed=seed, n_ctx=256, factors=True)
+    return str(target), str(tiny_models.head(head, seed=head_seed))
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +68,7 @@ def test_slots(pairs, lora, row, what):
         "cache types": {"cache_type_k": "f32"},
         "adapter": {"lora": lora},
         "slots": {"n_parallel": 1},
+        "rope settings": {"n_ctx": 400},
     }.get(what, {})
     usual = {"flash_attn": True}
     with Batcher(BatchSettings(*pairs[""], **common, **usual)) as batcher:
@@ -81,8 +86,11 @@ def test_slots(pairs, lora, row, what):
 @pytest.mark.parametrize("row, what", changes("saved state"))
 def test_saved_states(pairs, lora, row, what):
     target, head = pairs.get(what, pairs[""])
-    more = {"overrides": {"kv_overrides": {"general.name": "other"}}, "adapter": {"lora_path": lora}}
-    more = more.get(what, {})
+    more = {
+        "overrides": {"kv_overrides": {"general.name": "other"}},
+        "adapter": {"lora_path": lora},
+        "rope settings": {"rope_freq_base": 500.0},
+    }.get(what, {})
     with EagleLlama(pairs[""][0], eagle=pairs[""][1], n_max=2, **CTX) as llm:
         llm("ab", max_tokens=4)
         state = llm.save_state()
@@ -93,7 +101,10 @@ def test_saved_states(pairs, lora, row, what):
             assert other.n_tokens == state.n_tokens
             other.generate([1, 60])  # it goes on
             return
-        with pytest.raises(EagleError, match="the state belongs to another model") as e:
+        said = (
+            "rope_freq_base was unset and is 500.0" if what == "rope settings" else "belongs to another model"
+        )
+        with pytest.raises(EagleError, match=said) as e:
             other.load_state(state)
         assert e.value.kind is ErrorKind.BAD_VALUE and other.n_tokens == 0
 

@@ -61,6 +61,33 @@ def test_foreign_libllama(tmp_path):
     )
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a process has")
+def test_another_ggml(tmp_path):
+    """It is not used where it is found first. One that is there already is named, before it is called."""
+    other = copy(tmp_path / "their lib")
+    show = "\nfrom eagle3_llama.runtime import strangers\nprint(*strangers.mapped(), sep='\\n')"
+    code, out = run(LOAD + show, LD_LIBRARY_PATH=str(other))
+    assert code == 0 and out.startswith("loaded") and str(other) not in out, out
+    for name in ("libggml-base", "libggml-cpu", "libggml", "libllama"):
+        if (LIB / f"{name}{SUFFIX}").is_file():
+            assert f"/{name}{SUFFIX}\n" in out
+    base = str(other / f"libggml-base{SUFFIX}")
+    earlier = f"import ctypes\nctypes.CDLL({base!r})\n"
+    for code, env in ((LOAD, {"LD_PRELOAD": base.replace(" ", "")}), (earlier + LOAD, {})):
+        if env:  # its words are divided at spaces
+            shutil.copytree(other, Path(env["LD_PRELOAD"]).parent)
+        out = load_with(code, env)
+        named = env.get("LD_PRELOAD", base)
+        assert out.startswith("library") and f"this process has {named}, another build of" in out, out
+        assert "LD_LIBRARY_PATH, LD_PRELOAD" in out and out.count("\n") == 1
+
+
+def load_with(code, env):
+    status, out = run(code, **env)
+    assert status == 0, out
+    return out
+
+
 def test_an_attribute_that_cannot_be_had(tmp_path):
     """Each way to ask for the class says why there is none. What needs no library is there."""
     other = copy(tmp_path / "lib")

@@ -20,7 +20,7 @@ from eagle3_llama.server.sandbox import child
 from eagle3_llama.server.sandbox import pool as module
 from eagle3_llama.server.sandbox.answers import AnswerReaders, Syntax
 from eagle3_llama.server.sandbox.chat_library import ChatTemplate
-from eagle3_llama.server.sandbox.pool import Sandbox, SandboxBusy, SandboxError
+from eagle3_llama.server.sandbox.pool import Sandbox, SandboxBroken, SandboxBusy, SandboxError
 from eagle3_llama.server.sandbox.sized_cache import SizedCache
 
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -155,7 +155,7 @@ def test_a_child_killed_while_it_is_free_gets_no_request(sandbox, monkeypatch):
 def test_a_child_that_cannot_start_is_said():
     s = Sandbox(5.0, model="/none.gguf")
     for _ in range(2):
-        with pytest.raises(SandboxError):
+        with pytest.raises(SandboxBroken, match="cannot read the vocabulary of /none.gguf"):
             s.call(do="check", text='root ::= "x"')
     s.close()
     with pytest.raises(SandboxBusy):

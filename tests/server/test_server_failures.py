@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import threading
 
 import httpx
 import pytest
+import tiny_models
 from pydantic import ValidationError
 from server_tools import (
     CHAT,
@@ -71,6 +73,25 @@ def sent(server, path=COMPLETIONS, **content):
 
 
 # -- failures inside --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change, why", [("removed", "cannot be read any more"), ("replaced", "is another file than the one")]
+)
+def test_a_file_that_is_gone_is_no_client_s_fault(files, tmp_path, caplog, change, why):
+    """The children that check grammars read the vocabulary when they start. Other requests are served."""
+    model = shutil.copy(files[0], tmp_path / "model.gguf")
+    body = {"path": COMPLETIONS, "prompt": PROMPT, "max_tokens": 4}
+    with running(tiny((str(model), files[1]))) as s:
+        model.unlink()
+        if change == "replaced":
+            tiny_models.target(model, n_vocab=400)
+        with caplog.at_level(logging.INFO, "eagle3_llama.server"):
+            for more in ({"json_schema": {"type": "object"}}, {"grammar": 'root ::= "x"'}):
+                failed = ask(s.client, **{**body, "path": "/completion"}, **more)
+                assert failed.status_code == 500 and failed.json()["error"]["code"] == "internal_error"
+        assert "cannot start" in caplog.text and f"{model}" in caplog.text and why in caplog.text
+        assert ask(s.client, **body).status_code == 200
 
 
 def test_a_failure_before_the_answer_is_500(server, monkeypatch, caplog):

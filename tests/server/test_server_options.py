@@ -1,6 +1,10 @@
 """Options of the server that other files leave at their defaults. On a tiny model."""
 
+import re
+import sys
+
 import pytest
+from commands import run
 from server_tools import CHAT, ask, running, tiny
 from tiny_models import PROMPT
 
@@ -74,3 +78,22 @@ def test_more_choices_than_can_ever_be_admitted(files):
         assert r.status_code == 200 and len(r.json()["choices"]) == 4  # one after the other
         bodies = s.client.get("/openapi.json").json()["components"]["schemas"]
         assert bodies["ChatBody"]["properties"]["n"]["anyOf"][0]["maximum"] == 3
+
+
+RUN = """
+import sys
+sys.modules[{module!r}] = None  # as where there is none
+from eagle3_llama.cli.main import main
+sys.argv = ["eagle3-llama", "serve", "--model", sys.argv[1]]
+main()
+"""
+
+
+def test_a_system_without_resource(files):
+    """Python has it on Unix alone: no extra brings it. A package that an extra has is named with that."""
+    for module, said in (
+        ("resource", "the server needs resource: Python for .* has no such module. It runs on Linux"),
+        ("uvicorn", r"the server needs uvicorn: pip install '.\[server\]'"),
+    ):
+        done = run([sys.executable, "-c", RUN.format(module=module), files[0]], 2)
+        assert re.fullmatch(f"error: {said}.*\n", done.stderr), done.stderr

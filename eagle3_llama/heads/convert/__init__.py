@@ -75,7 +75,7 @@ def convert(
             ErrorKind.BAD_ARGUMENT, f"--outtype is {outtype!r:.40}, expected one of {', '.join(QTYPES)}"
         )
     _check_out(head, target, out)
-    check_models(target, head if head.is_file() and head.suffix == ".gguf" else None)
+    check_models(target, head if head.is_file() and head.suffix == ".gguf" else None, whole=False)
     source, model = read_source(head), read_target(target)
     outtype = outtype or source.outtype
     if source.layout is None:

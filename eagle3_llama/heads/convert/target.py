@@ -28,7 +28,7 @@ class TargetFile:
 
 def read_target(path: Path) -> TargetFile:
     """Raises EagleError as read_model(), and HEAD_MISMATCH for a file that is a head."""
-    check_models(path)
+    check_models(path, whole=False)
     file = read_model(path)
     arch = file.string("general.architecture")
     tokens = file.keys.get(_TOKENS)

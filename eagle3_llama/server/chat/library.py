@@ -11,8 +11,8 @@ from typing import Any
 from ...batching.samplers import Thoughts
 from ..jobs.limits import busy
 from ..sandbox.answers import AnswerReaders, Syntax
-from ..sandbox.pool import Sandbox, SandboxBusy, SandboxError
-from ..web.errors import ApiError, wrong
+from ..sandbox.pool import Sandbox, SandboxBroken, SandboxBusy, SandboxError
+from ..web.errors import ApiError, internal, wrong
 from . import fallback
 from .call_forms import Form, form_of, probe
 from .marks import Marks
@@ -182,7 +182,8 @@ def _shown(tools: Tools, marks: Marks) -> list[dict[str, Any]]:
 
 
 def ask(sandbox: Sandbox, param: str, what: str, **request: Any) -> Any:
-    """The sandbox's answer. Raises ApiError 400 about `param`, or 503 if too many requests wait for it.
+    """The sandbox's answer. Raises ApiError 400 about `param`, 503 if too many requests wait for it, and 500
+    if it cannot start.
 
     what: the start of the error message.
     """
@@ -190,6 +191,8 @@ def ask(sandbox: Sandbox, param: str, what: str, **request: Any) -> Any:
         return sandbox.call(**request)
     except SandboxError as e:
         raise ApiError(400, f"{what}: {e}", param, "refused") from None
+    except SandboxBroken:
+        raise internal() from None
     except SandboxBusy:
         raise busy("with chat templates or grammars") from None
 

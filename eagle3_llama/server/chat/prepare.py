@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from typing import Any
 
 from ...batching.samplers import LazyGrammar
@@ -50,7 +49,7 @@ class Caller:
         self.n_vocab = self._sampling.n_vocab
         setup, seconds = template_setup(base, settings), settings.template_timeout
         self._library = ChatLibrary(seconds, setup, self._converted) if setup else None
-        self._grammars = Sandbox(seconds, model=os.path.abspath(base.model_path))
+        self._grammars = Sandbox(seconds, model=base.model_path, files=base.loaded_files.model)
         self.size = PromptSize(base, settings.n_ctx)
         self._has_head, self._can_infill = base.engine.has_head, can_infill(base)
         self._checked = SizedCache(GRAMMAR_CACHE)

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...common import extras
-from ...errors import EagleError, ErrorKind
 from ..settings import ServerSettings, is_loopback
 
 NAME = "eagle3-llama"  # name of the application and of its only deployment
@@ -16,7 +15,7 @@ def ray_serve() -> Any:
     try:
         from ray import serve
     except ModuleNotFoundError as e:
-        raise EagleError(ErrorKind.LIBRARY, f"replicas need {e.name}: {extras.command('ray')}") from e
+        raise extras.missing("replicas need", "ray", e) from e
     return serve
 
 

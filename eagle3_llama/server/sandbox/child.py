@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ...common.loaded_files import check_same
 from ...common.sampling_budget import SamplingBudget
+from ...errors import EagleError, ErrorKind
 from ...runtime import library
 from . import chat_library
 from .answers import UNKNOWN
@@ -37,10 +39,14 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler waits for the end of a native call
     setup = receive(pipe_in)
     send(pipe_out, RECEIVED)
-    library.load()
-    worker, stack = _worker(setup)
-    handlers = worker.handlers()
-    _limit(stack)
+    try:
+        library.load()
+        worker, stack = _worker(setup)
+        handlers = worker.handlers()
+        _limit(stack)
+    except Exception as e:
+        send(pipe_out, {"cannot": f"{type(e).__name__}: {e!s:.300}"})
+        return
     send(pipe_out, {"result": "ready", "seconds": time.process_time()})
     while True:
         try:
@@ -59,7 +65,10 @@ def _worker(setup: dict[str, Any]) -> tuple[Any, int]:
     """What answers the requests, and the bytes of stack that it may take."""
     if "templates" in setup:
         return Templates(setup["templates"]), CHAT_STACK
-    return (Answers(), CHAT_STACK) if "answers" in setup else (Grammars(setup["model"]), STACK)
+    if "answers" in setup:
+        return Answers(), CHAT_STACK
+    check_same(setup.get("files", ()))  # another model's vocabulary would allow other texts
+    return Grammars(setup["model"]), STACK
 
 
 def _answer(handlers: dict[str, Callable[..., Any]], request: dict[str, Any]) -> dict[str, Any]:
@@ -152,6 +161,8 @@ class Grammars:
         params = llama_cpp.llama_model_default_params()
         params.vocab_only = True
         self.model = llama_cpp.llama_model_load_from_file(model.encode(), params)
+        if not self.model:
+            raise EagleError(ErrorKind.BAD_FILE, f"llama.cpp cannot read the vocabulary of {model}")
         self.vocab = llama_cpp.llama_model_get_vocab(self.model)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(self.vocab)
 

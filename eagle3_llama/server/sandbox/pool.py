@@ -52,6 +52,10 @@ class SandboxBusy(Exception):
     that was at work, or the server is shutting down."""
 
 
+class SandboxBroken(SandboxBusy):
+    """No child can start, for a reason that no request causes. The log has it."""
+
+
 class _NotReceived(SandboxBusy):
     """The child had been ended before it received the request."""
 
@@ -81,7 +85,7 @@ class Sandbox:
         self._free: list[subprocess.Popen[bytes]] = []
         self._start_seconds = 0.0  # of the processor, that the last one took to start
         self._failed = 0  # number of children that failed to start
-        self._why: SandboxError | SandboxBusy = SandboxBusy()  # why the last of them did
+        self._why = SandboxBusy()  # why the last of them did
         self._closed = False
         self._turns = Turns()
 
@@ -92,6 +96,8 @@ class Sandbox:
 
     def call(self, **request: Any) -> Any:
         """A child's answer to one request. Raises SandboxBusy, or SandboxError with a line for the client.
+
+        SandboxBroken, a SandboxBusy, if no child can start.
 
         What it took is counted, see spent.py; a child that it ended has to be started again.
         """
@@ -195,12 +201,11 @@ class Sandbox:
 
     def _wait_for(self, child: subprocess.Popen[bytes]) -> None:
         try:
-            ready = self._exchange(child, {**self._setup, "seconds": self.seconds}, START_SECONDS)
-            self._start_seconds = ready["seconds"]
+            self._start_seconds = self._started(child)
         except BaseException as e:
             with self._changed:
                 self._failed += 1
-                self._why = e if isinstance(e, (SandboxError, SandboxBusy)) else SandboxBusy()
+                self._why = e if isinstance(e, SandboxBusy) else SandboxBusy()
                 self._drop(child)
             return
         with self._changed:
@@ -208,6 +213,19 @@ class Sandbox:
             self._children.add(child)
             self._free.append(child)
             self._changed.notify_all()
+
+    def _started(self, child: subprocess.Popen[bytes]) -> float:
+        """The seconds of the processor that a child took to start. Raises SandboxBroken and SandboxBusy."""
+        try:
+            ready = self._exchange(child, {**self._setup, "seconds": self.seconds}, START_SECONDS)
+            if "cannot" not in ready:
+                return float(ready["seconds"])
+            why = ready["cannot"]
+        except SandboxError as e:  # it says what a request would be told
+            slow = "took longer" in str(e)
+            why = str(e) if slow else f"it ended with the status {child.poll()}"
+        log.error("a child process for templates or grammars cannot start: %s", why)
+        raise SandboxBroken(why)
 
     @staticmethod
     def _spawn() -> subprocess.Popen[bytes]:

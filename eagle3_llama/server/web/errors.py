@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ...common.sampling_budget import SlowGrammar
-from ...errors import EagleError, ErrorKind
+from ...errors import EagleError, ErrorKind, Portable
 
 _TYPES = {
     401: "authentication_error",
@@ -50,7 +50,7 @@ MAX_HEADERS = 1 << 16  # bytes of a request's line and headers
 LONGEST_NAME = 64  # characters of an unknown field that is compared with the known ones
 
 
-class ApiError(Exception):
+class ApiError(Portable):
     """An answer other than 200. param: the field at fault. code: a name for programs that does not change."""
 
     def __init__(
