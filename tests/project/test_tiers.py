@@ -110,6 +110,13 @@ MENDED = {
     "References in schemas": "server/test_references.py::test_each_leads_to_its_own_definition",
     "A stop string within a call": "server/test_tools.py::test_a_stop_string_within_a_call",
     "`max_tokens` and `stop` end": "server/test_server_answers.py::test_limits_count_tokens",
+    "What clients send is read": "server/test_linear.py::test_bodies",
+    "Clients take turns": "server/test_pauses.py::test_children_in_turn",
+    "A client that sends": "server/test_server_parsers.py::test_a_client_that_asks_again_and_leaves",
+    "Tracebacks in": "server/test_server_failures.py::test_nothing_of_a_request_is_in_the_log",
+    "JSON that nests deep": "common/test_guarded_json.py::test_arguments_of_calls",
+    "With the key as a browser's": "server/test_server_pressure.py::test_passwords_that_a_browser_sends",
+    "Lists of prompts count": "server/test_server_records.py::test_prompts_of_a_list_count_in_full",
 }
 
 
