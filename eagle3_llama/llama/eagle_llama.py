@@ -263,7 +263,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         """Same as Llama.sample. After a generation it uses that generation's sampler, whatever is asked."""
         with self._owner.call("sample()"):
             if self._engine is None:
-                return super().sample(*args, **kwargs)
+                return int(super().sample(*args, **kwargs))
             return one_token.sample(self, *args, **kwargs)
 
     def _guarded(self, processors: Sequence[Any] | None) -> GuardedProcessors | None:
