@@ -1,7 +1,7 @@
 """EAGLE-3 speculative decoding for llama.cpp: same seed, same text, only faster.
 
     from eagle3_llama import EagleLlama
-    llm = EagleLlama("target.gguf", eagle="head.gguf")
+    llm = EagleLlama("target.gguf", eagle="head.gguf", flash_attn=True)
 
 Importing this package loads no native code. It only makes a later `import llama_cpp` use the patched libllama
 that this package contains.

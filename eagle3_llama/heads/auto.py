@@ -116,6 +116,19 @@ def _in_list(target: Path) -> tuple[Path | None, str]:
     return None, "; ".join(why) or "none in the list of published heads"
 
 
+def known(target: Path) -> list[str]:
+    """What `auto` would take for a target, without fetching anything: names, each with where it is from.
+
+    Raises EagleError as read_target().
+    """
+    model, names = read_target(target), names_of(target)
+    files = sorted(p for p in target.parent.glob("*.gguf") if is_head_file(p.name))
+    beside = [f"{path.name} beside it" for path in files if misfit(path, model) is None]
+    made = [f"{record.head} in the cache" for record in records(target) if record.path is not None]
+    listed = [f"hf:{entry.repo}, published for it" for entry in published() if entry.is_for(names, model)]
+    return [*beside, *made, *listed]
+
+
 @functools.cache
 def published() -> tuple[PublishedHead, ...]:
     """The list of published heads."""

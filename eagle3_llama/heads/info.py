@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from ..common.gguf_reader import Gguf
 from ..common.model_files import check_file
 from ..common.model_reader import read_model
 from ..errors import EagleError, ErrorKind
+from . import auto
 
 _TEST = "`eagle3-llama convert {} --model TARGET.gguf --out NEW.gguf --self-test` tells"
 _HEADS = {"eagle3": "EAGLE-3 head", "eagle": "EAGLE-1 head"}
@@ -52,6 +54,9 @@ def _target(file: Gguf, arch: str) -> Iterator[tuple[str, str]]:
     yield "heads", _heads(file, arch)
     yield "vocabulary", str(_n_vocab(file, arch))
     yield "context", str(file.get(f"{arch}.context_length", "unknown"))
+    with contextlib.suppress(EagleError):  # without a tokenizer no head can be told to be for it
+        heads = auto.known(Path(file.path))
+        yield "heads for it", "; ".join(heads) or "none is known: drafts come from the text, or from your own"
     if n_layer > 5:
         layers = [2, n_layer // 2, n_layer - 3]
         yield "EAGLE-3 heads read", f"the inputs of layers {layers}, unless their configuration lists others"

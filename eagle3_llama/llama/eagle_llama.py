@@ -99,8 +99,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         )
         self._files = loaded(model_path, self._eagle_path, kwargs.get("lora_path"))
         kwargs.update(default_threads(kwargs))
-        self._text = Text()
-        self._used = TokenUsage()
+        self._text, self._used = Text(), TokenUsage()
         delegates = kwargs.get("draft_model") is not None or any(map(kwargs.get, ("embedding", "vocab_only")))
         try:
             all_rows = bool(logits_all and delegates)
@@ -264,7 +263,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         """Same as Llama.sample. After a generation it uses that generation's sampler, whatever is asked."""
         with self._owner.call("sample()"):
             if self._engine is None:
-                return super().sample(*args, **kwargs)
+                return int(super().sample(*args, **kwargs))
             return one_token.sample(self, *args, **kwargs)
 
     def _guarded(self, processors: Sequence[Any] | None) -> GuardedProcessors | None:

@@ -31,6 +31,8 @@ from .usage import TokenUsage
 GENERATE_SIGNATURE = inspect.signature(Llama.generate)
 SAMPLER_ARGS = set(inspect.signature(Llama._init_sampler).parameters) - {"self", "logits_processor"}
 TEMPLATE_STOP = "Jinja2ChatFormatter.__call__.<locals>.stop_on_last_token"  # a function of llama-cpp-python
+RANDOM = (1 << 32) - 1  # the low bits of a seed that llama.cpp takes for a random one
+FIXED = 0x9E3779B9  # the seed in its place; 2^32 - 2, say, would give a request's next choice the same text
 HOLDER = "another generation"  # what errors call a generation that holds the context
 
 
@@ -108,6 +110,14 @@ class GeneratingLlama(FlashLlama):
     def _closed_error() -> EagleError:
         """What a call after close() raises."""
         return guards.closed()
+
+    def set_seed(self, seed: int) -> None:
+        """Same as Llama.set_seed, and so is the seed of each call. A given seed is always fixed.
+
+        Of its low 32 bits alone, as in Llama. It takes -1, 4294967295 and others with these bits for a random
+        seed. So does the constructor here, whose default that is.
+        """
+        super().set_seed(FIXED if seed & RANDOM == RANDOM else seed)  # type: ignore[no-untyped-call]
 
     def tokenize(self, *args: Any, **kwargs: Any) -> list[int]:
         """Same as Llama.tokenize. Other threads may generate meanwhile."""

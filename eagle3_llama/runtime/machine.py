@@ -6,7 +6,6 @@ Several machines may share a home directory.
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import platform
 from collections.abc import Mapping
@@ -60,14 +59,11 @@ def cores() -> int:
 
 
 def default_threads(given: Mapping[str, Any]) -> dict[str, int]:
-    """Llama's numbers of threads where none are given, but no more than the cores that this process may use.
+    """Numbers of threads where none are given: the cores that this process may use, as in the commands.
 
-    Llama counts the machine's cores. Threads that share a core wait for each other at every product.
+    Llama takes half of the machine's cores for single tokens. The text does not depend on it.
     """
-    everywhere = multiprocessing.cpu_count()
-    mine = cores()
-    theirs = {"n_threads": max(everywhere // 2, 1), "n_threads_batch": everywhere}
-    return {name: min(n, mine) for name, n in theirs.items() if not given.get(name)}
+    return {name: cores() for name in ("n_threads", "n_threads_batch") if not given.get(name)}
 
 
 def quota(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float:

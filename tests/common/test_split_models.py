@@ -72,6 +72,8 @@ def test_a_load_counts_all_parts(whole, parts):
         )
         before = model_costs.cost_key(llm, None)
         os.utime(parts[2], (1, 1))
+        assert model_costs.cost_key(llm, None) == before  # what was loaded is what it was
+    with EagleLlama(parts[0], **CTX) as llm:
         assert model_costs.cost_key(llm, None) != before
 
 

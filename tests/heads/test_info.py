@@ -11,12 +11,14 @@ from pathlib import Path
 import gguf
 import heads
 import pytest
+import tiny_models
 from converting import converted
 from paths import ROOT
 from typer.testing import CliRunner
 
 from eagle3_llama import EagleError
 from eagle3_llama.cli import main as cli
+from eagle3_llama.heads import auto
 from eagle3_llama.heads.info import describe
 from eagle3_llama.models import shipped_head
 from eagle3_llama.runtime import checking, devices, machine
@@ -37,6 +39,20 @@ def test_target(target):
         and rows["hidden size"] == "64"
     )
     assert rows["vocabulary"] == "320" and "F32" in rows["weights"]
+
+
+def test_a_target_whose_head_is_known(target, tmp_path, monkeypatch):
+    """In its folder, or in the list by its name; what does not fit is none. Nothing is fetched."""
+    monkeypatch.setenv("EAGLE3_LLAMA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(auto, "fetch_head", lambda *_: pytest.fail("it fetches"))
+    model = shutil.copy(target, tmp_path / "model.gguf")
+    assert dict(describe(model))["heads for it"].startswith("none is known: drafts come from the text")
+    tiny_models.head(tmp_path / "eagle3-a.gguf")
+    tiny_models.head(tmp_path / "eagle3-b.gguf", n_embd=128)
+    listed = (auto.PublishedHead("me/head", "me/model", "here"), auto.PublishedHead("me/x", "me/y", "here"))
+    monkeypatch.setattr(auto, "published", lambda: listed)
+    monkeypatch.setattr(auto, "names_of", lambda _: {"me/model"})
+    assert dict(describe(model))["heads for it"] == "eagle3-a.gguf beside it; hf:me/head, published for it"
 
 
 def test_shipped_head():

@@ -1,11 +1,16 @@
-"""A round calls no logger: llama-cpp-python's is a function in Python, and takes longer than a fast row."""
+"""A round calls no logger: llama-cpp-python's is a function in Python, and takes longer than a fast row.
+
+A user is told of rounds by one line at the end of a call, and by the counters' own words.
+"""
 
 import itertools
+import re
 
 import pytest
 
 from eagle3_llama import EagleLlama
 from eagle3_llama.runtime.binding import llama_cpp
+from eagle3_llama.runtime.stats import EagleStats
 
 
 @pytest.mark.parametrize("with_head", [False, True])
@@ -15,7 +20,8 @@ def test_rounds_log_nothing(files, with_head):
     target, head = files
     said = []
     listening = llama_cpp.llama_log_callback(lambda level, text, _: said.append(text))
-    with EagleLlama(target, eagle=head if with_head else None, n_ctx=256, verbose=False) as llm:
+    common = {"n_ctx": 256, "n_threads": 1, "verbose": False}  # with more, a busy machine gets fewer
+    with EagleLlama(target, eagle=head if with_head else None, **common) as llm:
         tokens = llm.generate([5, 17, 29, 41], temp=0.0)
         list(itertools.islice(tokens, 4))
         llama_cpp.llama_log_set(listening, None)
@@ -25,3 +31,45 @@ def test_rounds_log_nothing(files, with_head):
             llama_cpp.llama_log_set(_logger.llama_log_callback, None)
         tokens.close()
     assert said == []
+
+
+DRAFTS = r"(\d+) of (\d+) draft tokens accepted \((.*)\)"
+LINE = rf"EagleLlama: (\d+) tokens, [\d.]+ a second, [\d.]+ a round, {DRAFTS}"
+
+
+def test_a_call_ends_with_a_line(files, capfd):
+    """With verbose=True, and rounds that use other numbers of threads each time."""
+    asked = {"max_tokens": 20, "temperature": 0.0, "logit_bias": {"2": -100.0}}
+    with EagleLlama(files[0], eagle=files[1], n_max=3, n_ctx=256, n_threads=2, verbose=True) as llm:
+        capfd.readouterr()
+        for i in range(3):
+            threads = llm._ctx.ctx, 1 + i % 2, 2
+            llama_cpp.llama_set_n_threads(*threads)  # as rounds do: llama.cpp has a line for it
+            llm([1, 60, 70 + i], **asked)
+            told = capfd.readouterr().err
+            (line,) = [line for line in told.splitlines() if line.startswith("EagleLlama: ")]
+            n, accepted, drafted, by = re.fullmatch(LINE, line).groups()
+            assert int(n) >= 20 and 0 <= int(accepted) <= int(drafted) and by.startswith("head ")
+            assert "set_n_threads" not in told
+        assert llm.stats.tokens >= 60
+        list(itertools.islice(llm.generate([1, 60]), 3))
+        assert "EagleLlama: 3 tokens, " in capfd.readouterr().err
+        llm.verbose = False
+        llm([1, 60], **asked)
+        assert not capfd.readouterr().err
+
+
+def test_counters_in_words():
+    stats = EagleStats(10, 24, 22, 14, target=0.1, draft=0.1, verify=0.1, other=0.02)
+    assert str(EagleStats()) == "0 tokens, no drafts"
+    stats.drafted_from.update(head=15, text=7)
+    stats.accepted_from.update(head=10, text=4)
+    said = "24 tokens, 75.0 a second, 2.40 a round, 14 of 22 draft tokens accepted"
+    said += " (head 10 of 15, text 4 of 7)"
+    assert str(stats) == said and repr(stats) == f"<EagleStats since the load or the last reset(): {said}>"
+    before = stats.copy()
+    stats.tokens, stats.accepted, stats.accepted_from["text"] = 30, 16, 6
+    assert (stats.since(before).tokens, stats.since(before).accepted_from["text"]) == (6, 2)
+    stats.reset()
+    stats.tokens = 5
+    assert stats.since(before).tokens == 5 and before.tokens == 24

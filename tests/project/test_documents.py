@@ -49,6 +49,13 @@ def test_snippets_run(page, code):
     assert "accepted_prediction_tokens" in done.stdout
 
 
+def test_examples_ask_for_flash_attention():
+    """Its default is Llama's, which is a quarter slower."""
+    call = re.compile(r"\bEagleLlama(?:\.from_pretrained)?\(.*?\)\n", re.DOTALL)
+    calls = [(page, found) for page, code in blocks("python") for found in call.findall(code)]
+    assert len(calls) >= 3 and not [each for each in calls if "flash_attn=True" not in each[1]]
+
+
 def test_the_snippet_by_name_runs(tmp_path):
     """README's, with a small hub that has a tiny model and a head under the names that it gives."""
     pytest.importorskip("huggingface_hub")

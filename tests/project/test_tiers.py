@@ -117,6 +117,17 @@ MENDED = {
     "JSON that nests deep": "common/test_guarded_json.py::test_arguments_of_calls",
     "With the key as a browser's": "server/test_server_pressure.py::test_passwords_that_a_browser_sends",
     "Lists of prompts count": "server/test_server_records.py::test_prompts_of_a_list_count_in_full",
+    "Logprobs, stopping criteria": "runtime/test_rows.py::test_rows_of_each_token",
+    "What fails in a later row": "llama/test_failing_rows.py::test_the_tokens_before_it",
+    "Saved states and slots belong": "llama/test_states.py::test_a_state_of_other_settings",
+    "A process that has a `Batcher`": "batching/test_at_exit.py::test_a_process_ends",
+    "A model's file may be moved": "llama/test_moved_files.py::test_files_that_are_gone",
+    "Errors can be pickled": "common/test_errors.py::test_copies",
+    "Another build of ggml": "runtime/test_library.py::test_another_ggml",
+    "Closed standard streams": "cli/test_texts_and_places.py::test_streams_that_are_closed_or_full",
+    "Files that are no model": "common/test_model_files.py::test_files_that_are_no_model",
+    "Where Python has no module": "server/test_server_options.py::test_a_system_without_resource",
+    "Seeds such as": "llama/test_seeds.py::test_a_given_seed_is_fixed",
 }
 
 

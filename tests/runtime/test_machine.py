@@ -102,8 +102,15 @@ def test_threads_are_those_that_the_process_may_use(files):
     assert len(found) == 7 and all(set(threads) == {1} for threads in found.values()), found
 
 
+def test_default_threads(monkeypatch):
+    """All that the process may use, in Python as in the commands; what is given stays."""
+    monkeypatch.setattr(machine, "cores", lambda: 6)
+    assert machine.default_threads({}) == {"n_threads": 6, "n_threads_batch": 6}
+    assert machine.default_threads({"n_threads": 2, "n_threads_batch": None}) == {"n_threads_batch": 6}
+
+
 def test_nothing_else_counts_the_machines_cores():
-    """Each default comes from machine.cores(); llama-cpp-python's own is only ever made smaller.
+    """Each default comes from machine.cores().
 
     system.py shows the number and uses it for nothing.
     """
