@@ -1,12 +1,22 @@
 #!/usr/bin/env python3
-"""What a hostile client costs the one beside it: the time per token of a usual answer, alone and beside it.
+"""What a hostile client costs the one beside it: the time to the first token of a usual answer and the time
+per token, alone and beside it.
 
     scripts/measure/hostile_neighbour.py [--rounds 9] [--n-predict 1500] [--fmt Q8_0] [--no-keys]
+    scripts/measure/hostile_neighbour.py --kind tools --kind items --rounds 3 --n-predict 200
 
 The usual client's answer is free text, streamed, and never ends before --n-predict tokens. The other client
-sends hostile_cases.py's requests, one after the other, for as long as that answer takes. Answers alone and
-beside it take turns. "usual" has a second client that sends the same request instead: what a neighbour costs
-who asks nothing odd. The figures are the medians of the ratios to the answers alone just before and after.
+sends its requests, one after the other on each of its connections, from a second before that answer until its
+end. Answers alone and beside it take turns. The figures are the medians of the ratios to the answers alone
+just before and after. The kinds of other clients:
+
+    usual    sends the same request, shorter: what a neighbour costs who asks nothing odd
+    hostile  hostile_cases.py's requests
+    escapes  bodies of 68 kB: a text of escaped quotes that never ends, and 50,000 colons
+    bodies   bodies of 1.8 MB, on two connections
+    tools    60 tools of 70 properties, on twelve connections
+    counts   the same at the route that counts tokens, on two connections
+    items    asks for the items of a stored answer, 1.5 MB each, and reads nothing, on thirty connections
 
 Each client has its own API key, by which the server knows it. With --no-keys all are one client to it, for
 which nothing waits.
@@ -14,8 +24,12 @@ which nothing waits.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
+import http.client
 import itertools
+import json
 import statistics
 import tempfile
 import threading
@@ -24,39 +38,92 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
-from hostile_cases import PREFIX, case
+from hostile_cases import PREFIX, Case, case
 from hostile_soak import OPTIONS, post, templates
-from load_client import Format, Server
+from load_client import Format, Server, bearer
 from rich.console import Console
 from rich.table import Table
 
 ENDLESS = {"ignore_eos": True}
 TEXT = "Tell a long story."
+CHAT = "/v1/chat/completions"
+BEFORE = 1.0  # seconds for which the other client has been sending when the answer begins
 
 
-def seconds_a_token(server: Server, n_predict: int) -> float:
-    """Of a usual answer, from its first token to its last."""
+Times = tuple[float, float]  # seconds to the first token, and seconds for each further one
+
+
+def times_of(server: Server, n_predict: int) -> Times:
+    """Of a usual answer."""
     start = time.perf_counter()
     first, last = server.first_and_last(TEXT, n_predict, {"report": False}, ENDLESS)
     n = last["usage"]["completion_tokens"]
-    return (time.perf_counter() - start - first) / max(n - 1, 1)
+    return first, (time.perf_counter() - start - first) / max(n - 1, 1)
 
 
-def beside(other: Callable[[], None], work: Callable[[], float]) -> float:
-    """The value of work() while other() is called again and again."""
+def beside(other: Callable[[], object], connections: int, work: Callable[[], Times]) -> Times:
+    """The value of work() while other() is called again and again, on several connections."""
     ended = threading.Event()
 
     def repeat() -> None:
         while not ended.is_set():
-            other()
+            with contextlib.suppress(OSError):
+                other()
 
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
+    threads = [threading.Thread(target=repeat, daemon=True) for _ in range(connections)]
+    for thread in threads:
+        thread.start()
     try:
+        time.sleep(BEFORE)
         return work()
     finally:
         ended.set()
-        thread.join(120)
+        for thread in threads:
+            thread.join(120)
+
+
+def chat(**more: Any) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 4, **more}).encode()
+
+
+def tool(i: int) -> dict[str, Any]:
+    properties = {f"p{i}_{k}": {"type": "string", "description": "a word"} for k in range(70)}
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "function": {"name": f"f{i}", "parameters": parameters}}
+
+
+TOOLS = chat(tools=[tool(i) for i in range(60)], tool_choice="required")
+ESCAPES = b'{"messages": ["' + b":" * 50_001 + b'\\"' * 9_000
+BODY = json.dumps({"prompt": "x", "max_tokens": 1, "metadata": {"k": "a:" * 900_000}}).encode()
+# connections, and the request on each
+KINDS = {
+    "escapes": (1, Case("escapes", CHAT, ESCAPES)),
+    "bodies": (2, Case("bodies", "/v1/completions", BODY)),
+    "tools": (12, Case("tools", CHAT, TOOLS)),
+    "counts": (2, Case("counts", f"{CHAT}/input_tokens", TOOLS)),
+}
+
+
+def unread(server: Server) -> Callable[[], None]:
+    """Asks for the items of a stored answer, and reads nothing for as long as the server waits."""
+    thoughts = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x" * 1_500_000}]}
+    talk = [{"role": "user", "content": "Hi."}, thoughts, {"role": "assistant", "content": "Yes?"}]
+    asked = {"input": [*talk, {"role": "user", "content": "No."}], "max_output_tokens": 1}
+    made = Case("items", "/v1/responses", json.dumps(asked).encode())
+    status, data = post(server.port, made, server.key)  # the template shows no thoughts of earlier turns
+    if status != 200:
+        raise SystemExit(f"no answer was stored: {status} {data[:300]!r}")
+    where = json.loads(data)["id"]
+
+    def ask() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        try:
+            connection.request("GET", f"/v1/responses/{where}/input_items", headers=bearer(server.key))
+            time.sleep(1.0)
+        finally:
+            connection.close()
+
+    return ask
 
 
 def hostile(server: Server, seeds: Iterator[int], key: str) -> Callable[[], None]:
@@ -79,10 +146,11 @@ def main(
     seed: Annotated[int, typer.Option(help="number of the first case")] = 0,
     fmt: Format = "Q8_0",
     keys: Annotated[bool, typer.Option(help="each client has a key of its own")] = True,
+    kind: Annotated[list[str] | None, typer.Option(help="these kinds alone")] = None,
 ) -> None:
     """Measure what a hostile client costs the one beside it."""
-    found: dict[str, list[float]] = {"usual": [], "hostile": []}
-    options = [*OPTIONS, "--max-tokens-cap", str(n_predict)]
+    found: dict[str, list[Times]] = {}
+    options = [*OPTIONS, "--response-store", "64M", "--max-tokens-cap", str(n_predict)]
     own, other = ("own-key", "other-key") if keys else ("", "")
     with tempfile.NamedTemporaryFile("w", suffix=".jinja") as file, tempfile.NamedTemporaryFile("w") as known:
         file.write(PREFIX + templates.text("Qwen-Qwen3-0.6B"))
@@ -92,20 +160,29 @@ def main(
         options += ["--chat-template-file", file.name]
         options += ["--api-key-file", known.name] if keys else []
         with Server(fmt, 2, n_predict + 512, options=options) as server:
-            work = lambda: seconds_a_token(with_key(server, own), n_predict)
-            others: dict[str, Any] = {
-                "usual": lambda: seconds_a_token(with_key(server, other), 64),
-                "hostile": hostile(server, itertools.count(seed), other),
+            work = lambda: times_of(with_key(server, own), n_predict)
+            theirs = with_key(server, other)
+            others: dict[str, tuple[int, Callable[[], object]]] = {
+                "usual": (1, lambda: times_of(theirs, 64)),
+                "hostile": (1, hostile(server, itertools.count(seed), other)),
+                **{
+                    name: (n, functools.partial(post, server.port, made, other))
+                    for name, (n, made) in KINDS.items()
+                },
+                "items": (30, unread(theirs)),
             }
             before = [work() for _ in range(3)][-1]
-            for name, _ in itertools.product(found, range(rounds)):
-                with_it = beside(others[name], work)
+            for name, _ in itertools.product(kind or others, range(rounds)):
+                connections, ask = others[name]
+                with_it = beside(ask, connections, work)
                 after = work()
-                found[name].append(with_it / statistics.fmean((before, after)))
+                alone = [statistics.fmean(pair) for pair in zip(before, after)]
+                found.setdefault(name, []).append((with_it[0] / alone[0], with_it[1] / alone[1]))
                 before = after
-    table = Table("beside a client that is", "time per token, of alone", "least", "most")
+    table = Table("beside", "time to the first token, of alone", "time per token, of alone")
     for name, ratios in found.items():
-        table.add_row(name, f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f}", f"{max(ratios):.2f}")
+        said = [f"{statistics.median(r):.2f} ({min(r):.2f} to {max(r):.2f})" for r in zip(*ratios)]
+        table.add_row(name, *said)
     Console(highlight=False).print(table)
 
 

@@ -257,9 +257,9 @@ class _Chat:
             raise wrong("messages", "there is nothing in them for the model to read")
         if self._out[-1].get("tool_calls"):
             raise wrong("messages", "the last one calls a tool: the result of the call must follow")
-        for message in self._out:  # once: to add one text after the other would copy all before them
-            between = "\n" if message["role"] == "user" else ""
-            message |= {name: between.join(message[name]) for name in _TEXTS if name in message}
+        for said in self._out:  # once: to add one text after the other would copy all before them
+            between = "\n" if said["role"] == "user" else ""
+            said |= {name: between.join(said[name]) for name in _TEXTS if name in said}
         return self._out
 
     def _user(self, i: int, blocks: list[Any]) -> None:

@@ -74,9 +74,9 @@ def messages_of(instructions: str | None, items: list[ResponseItem]) -> list[dic
         else:
             _add_to_turn(out, item)
             calls.add(item.call_id or "")
-    for message in out:  # texts are joined once: to add one after the other would copy all before them
-        between = "\n\n" if message["role"] == "system" else "\n"
-        message |= {name: between.join(message[name]) for name in _TEXTS if name in message}
+    for said in out:  # texts are joined once: to add one after the other would copy all before them
+        between = "\n\n" if said["role"] == "system" else "\n"
+        said |= {name: between.join(said[name]) for name in _TEXTS if name in said}
     return out
 
 

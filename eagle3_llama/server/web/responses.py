@@ -95,7 +95,7 @@ def add_responses(app: FastAPI, server: Any) -> list[type[BaseModel]]:
         """Answers a conversation of items, or goes on from a stored answer."""
         return await routes.create(request)
 
-    @app.get("/v1/responses/{response_id}", **openapi.answer("ResponseObject", 400, 404))
+    @app.get("/v1/responses/{response_id}", **openapi.answer("ResponseObject", 400, 404, 503))
     async def get_response(request: Request, response_id: str) -> Response:
         """Returns a stored answer."""
         if request.query_params.get("stream") in ("true", "True", "1"):
@@ -117,7 +117,7 @@ def add_responses(app: FastAPI, server: Any) -> list[type[BaseModel]]:
         message = "this response has ended, as all do that are stored: close the connection of one that runs"
         raise wrong("response_id", message)
 
-    @app.get("/v1/responses/{response_id}/input_items", **openapi.answer("ItemList", 400, 404))
+    @app.get("/v1/responses/{response_id}/input_items", **openapi.answer("ItemList", 400, 404, 503))
     async def input_items(
         request: Request,
         response_id: str,
