@@ -108,6 +108,8 @@ MENDED = {
     "Without flash attention": "native/test_native.py::test_slots_that_lie_apart",
     "Errors show names from files": "common/test_words.py::test_control_characters_of_files",
     "References in schemas": "server/test_references.py::test_each_leads_to_its_own_definition",
+    "What a strict schema is answered with": "server/test_schema_answers.py::test_random_schemas",
+    "A client's own constants": "server/test_references.py::test_a_clients_texts_are_no_marks",
     "A stop string within a call": "server/test_tools.py::test_a_stop_string_within_a_call",
     "`max_tokens` and `stop` end": "server/test_server_answers.py::test_limits_count_tokens",
     "What clients send is read": "server/test_linear.py::test_bodies",

@@ -1,4 +1,4 @@
-"""References inside schemas: each leads to what it names, whatever its characters are and whoever has it."""
+"""References and names inside schemas: each means what the client says, whatever its characters are."""
 
 import json
 
@@ -13,6 +13,7 @@ from eagle3_llama.server.api.chat import ChatBody
 from eagle3_llama.server.chat.ask import json_wanted, marks_of
 from eagle3_llama.server.chat.decimals import put_numbers
 from eagle3_llama.server.chat.library import ChatLibrary
+from eagle3_llama.server.chat.marks import Marks
 from eagle3_llama.server.chat.tools import tools_of
 from eagle3_llama.server.sandbox.child import Grammars
 from eagle3_llama.server.web.errors import ApiError
@@ -185,6 +186,29 @@ def test_references_that_lead_nowhere(libraries, reference):
     for kind in ("json", "own"):
         with pytest.raises((ApiError, ValueError), match="ref"):
             prepared(libraries[kind], tools=[tool("find", schema)], tool_choice="required")
+
+
+def test_a_clients_texts_are_no_marks(libraries, grammars):
+    """Constants, values, names and descriptions stay what they are, if another request's rules have them."""
+    other = Marks("another request")
+    texts = ["e3-number:1:2", f"{other.word}:1:2", f"bounded-{other.word}-0"]
+    numbers = [8110523000000, 8110523001, other.number]
+    plain = {"bounded": {"type": "number", "minimum": 1, "maximum": 2, "description": texts[1]},
+             "short": {"type": "string", "maxLength": 3, "description": str(numbers[2])}}  # fmt: skip
+    consts = {f"c{i}": value for i, value in enumerate([*texts, *numbers])}
+    own = {key: {"const": value} for key, value in consts.items()}
+    names = {text: {"enum": [text, numbers[2]]} for text in (*texts, *map(str, numbers))}
+    schema = {"type": "object", "properties": {**plain, **own, **names}, "additionalProperties": False,
+              "required": [*plain, *own, *names]}  # fmt: skip
+    good = {"bounded": 1.5, "short": "ab", **consts, **{name: name for name in names}}
+    bad = [{**good, "c0": 1.5}, {**good, "c1": 1.5}, {**good, "bounded": texts[1]}, {**good, "c5": "ab"}]
+    for kind, library in libraries.items():
+        _, grammar = prepared(library, tools=[tool("find", schema)], tool_choice="required")
+        calls = [[written_call(kind, "find", one) for one in some] for some in ([good], bad)]
+        check(grammars, grammar, *calls)
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    _, grammar = prepared(libraries["own"], response_format=form)
+    check(grammars, grammar, [json.dumps(good)], [json.dumps(one) for one in bad])
 
 
 WRONG_DEFS = [[], "x", 5, None]

@@ -158,13 +158,14 @@ class _Parser:
         return out
 
     def _item(self, out: _Branch, depth: int) -> None:
-        what = self._group(depth) if self._takes("(") else self._write(self._character())
+        what, is_one = self._group(depth) if self._takes("(") else (self._write(self._character()), True)
         least, most = self._repeated()
-        out.only = (what, least, most)
+        out.only = (what, least, most) if is_one else None
         if most != 0:
             out.items.append(what if (least, most) == (1, 1) else what + _count(least, most))
 
-    def _group(self, depth: int) -> str:
+    def _group(self, depth: int) -> tuple[str, bool]:
+        """A group, and whether each of its texts is one character."""
         if self._takes("?") and not self._takes(":"):
             name = re.compile(r"<\w+>").match(self.text, self.at)
             if name is None:
@@ -173,7 +174,8 @@ class _Parser:
         inner = self.alternatives(depth + 1)
         if self._next() != ")":
             raise Unsupported("unbalanced parentheses")
-        return f"({'|'.join(''.join(b.items) for b in inner)})"
+        is_one = all(len(b.items) == 1 and b.only and b.only[1:] == (1, 1) for b in inner)
+        return f"({'|'.join(''.join(b.items) for b in inner)})", is_one
 
     def _repeated(self) -> tuple[int, int | None]:
         counts: tuple[int, int | None] = (1, 1)

@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+_DAYS_OF_MONTH = (
+    r"((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
+)
+_LEAP_YEAR = r"(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+_DATE = rf"(\d{{4}}-{_DAYS_OF_MONTH}|{_LEAP_YEAR}-02-29)"
+TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{3})?(Z|[+\-]([01]\d|2[0-3]):[0-5]\d)"
 _LABEL = "[A-Za-z0-9]{1,30}(-[A-Za-z0-9]{1,31})?"
 _HOST = rf"{_LABEL}(\.{_LABEL}){{0,3}}"
 _BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
@@ -22,6 +28,8 @@ _DAYS = r"(\d+D|\d+M(\d+D)?|\d+Y(\d+M(\d+D)?)?)"
 _SIGN = r"([A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"
 _PATH = f"(//([A-Za-z0-9._~-]+@)?{_HOST}(:[1-9][0-9]{{0,4}})?|{_SIGN}+)(/{_SIGN}*)*"
 PATTERNS = {
+    "date": _DATE,
+    "date-time": f"{_DATE}T{TIME}",
     "email": rf"[A-Za-z0-9_+-]{{1,30}}(\.[A-Za-z0-9_+-]{{1,30}})?@{_HOST}",
     "hostname": _HOST,
     "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}",

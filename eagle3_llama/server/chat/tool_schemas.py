@@ -8,20 +8,20 @@ from typing import Any
 
 from .call_forms import Form
 from .decimals import with_numbers
+from .ignored import ignored
 from .marks import Marks
 from .patterns import Unsupported, between_tags, counted_between_tags
 from .plain_schemas import plain
 from .schema_room import SchemaRoom
 from .schemas import KEPT, NUMBER, by_kind, terms, unenforced
+from .settled import TIME
 
 MOST_COUNTED = 256  # characters of a text between tags; a higher bound is left to the model
 MOST_LEVELS = 4096  # characters that all rules of such texts count together
 MOST_INLINED = 1 << 18  # characters of the schemas that take the place of references
 DEEPEST = 32  # of schemas between tags, which may refer to themselves
-_DATE = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
-_TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{3})?(Z|[+\-]([01]\d|2[0-3]):[0-5]\d)"
 _UUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-_FORMATS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}T{_TIME}", "uuid": _UUID}
+_FORMATS = {"time": TIME, "uuid": _UUID}  # other formats are patterns by now
 _FORMATS |= {f"uuid{i}": _UUID for i in range(1, 6)}
 _STRINGS = frozenset("pattern minLength maxLength format".split())
 _STRUCTURE = frozenset("properties additionalProperties allOf items prefixItems".split())
@@ -179,6 +179,7 @@ class _Tags:
 
     def _text(self, schema: dict[str, Any]) -> dict[str, Any]:
         pattern = schema.get("pattern")
+        self.owner.odd[self.function] |= dict.fromkeys(ignored(schema))
         self.owner.room.characters -= len(pattern) if isinstance(pattern, str) else 0
         try:
             if self.owner.room.characters < 0:
