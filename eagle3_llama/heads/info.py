@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from ..common.gguf_reader import Gguf
 from ..common.model_files import check_file
 from ..common.model_reader import read_model
 from ..errors import EagleError, ErrorKind
+from .auto import would_find
 
 _TEST = "`eagle3-llama convert {} --model TARGET.gguf --out NEW.gguf --self-test` tells"
 _HEADS = {"eagle3": "EAGLE-3 head", "eagle": "EAGLE-1 head"}
@@ -37,7 +39,14 @@ def describe(path: str | Path) -> list[tuple[str, str]]:
         *rows,
         *(_head(file, arch) if arch in _HEADS else _target(file, arch)),
         ("weights", _weights(file)),
+        *(() if arch in _HEADS else _found(Path(path))),
     ]
+
+
+def _found(target: Path) -> Iterator[tuple[str, str]]:
+    """The head that `auto` finds. A file that no head can be for, without a tokenizer say, has no row."""
+    with contextlib.suppress(EagleError):
+        yield "--eagle auto", would_find(target)
 
 
 def _in_parts(file: Gguf) -> str:
