@@ -18,6 +18,7 @@ from ..common import model_names
 from ..common.files import check_writable, write_json
 from ..common.model_files import check_models
 from ..common.options import (
+    APP,
     CONTEXT,
     N_CTX,
     FlashAttn,
@@ -36,6 +37,7 @@ from ..common.options import (
     TreeShape,
     utf8,
 )
+from ..common.synonyms import Command
 from ..common.terminal import accept_any_text, say_error, say_warnings
 from ..errors import EagleError, ErrorKind
 from ..heads.convert.cli import convert, one_line
@@ -46,7 +48,7 @@ from ..train.cli import train
 from .answer_options import AnswerOptions, with_answer_options
 from .demo import main as demo
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, context_settings=CONTEXT)
+app = typer.Typer(no_args_is_help=True, context_settings=CONTEXT, **APP)
 
 
 def _version(wanted: bool) -> None:
@@ -65,7 +67,7 @@ def eagle3_llama(
     """EAGLE speculative decoding for llama.cpp: same seed, same text, only faster."""
 
 
-@app.command()
+@app.command(cls=Command)
 @with_answer_options
 def generate(
     options: AnswerOptions,
@@ -87,7 +89,7 @@ def generate(
     answer(llm, tokens, n_predict, Console(highlight=False), **options.sampling)
 
 
-@app.command()
+@app.command(cls=Command)
 @with_answer_options
 def chat(options: AnswerOptions, n_predict: NPredict = 512, system: SystemMessage = None) -> None:
     """Chat in the terminal. An empty line or Ctrl-D ends the chat. Ctrl-C stops an answer."""
@@ -97,7 +99,7 @@ def chat(options: AnswerOptions, n_predict: NPredict = 512, system: SystemMessag
     converse(llm, n_predict, system, Console(highlight=False), **options.sampling)
 
 
-@app.command()
+@app.command(cls=Command)
 def bench(
     model: Annotated[
         list[Path],
@@ -194,7 +196,7 @@ def bench(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Command)
 def info(
     file: Annotated[
         Path | None, typer.Argument(help="GGUF of a target or a head, or its hf: name", show_default=False)
@@ -222,7 +224,7 @@ def info(
     Console().print(table)
 
 
-@app.command()
+@app.command(cls=Command)
 def compare(
     head: Annotated[Path, typer.Argument(help="GGUF of the head, or its hf: name", show_default=False)],
     model: Model,
@@ -258,9 +260,8 @@ def compare(
 
 
 app.command("demo")(demo)
-app.command()(convert)
-app.command()(train)
-app.command()(serve)
+for command in (convert, train, serve):
+    app.command(cls=Command)(command)
 
 
 def main() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from ..common.options import CONTEXT
+from ..common.options import APP, CONTEXT
+from ..common.synonyms import Command
 from ..common.terminal import say_error, say_warnings
 from ..errors import EagleError
 from .cli import serve
@@ -12,8 +13,8 @@ from .cli import serve
 
 def main() -> None:
     """Entry point. Prints an EagleError as one line and exits with code 2."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(context_settings=CONTEXT)(serve)
+    app = typer.Typer(add_completion=False, **APP)
+    app.command(context_settings=CONTEXT, cls=Command)(serve)
     say_warnings(app)
     try:
         app(prog_name="python -m eagle3_llama.server")

@@ -104,6 +104,7 @@ MENDED = {
     "Models with MLA": "native/test_architectures.py::test_models_with_mla_load",
     "Without flash attention": "native/test_native.py::test_slots_that_lie_apart",
     "Errors show names from files": "common/test_words.py::test_control_characters_of_files",
+    "`--help` shows each name": "cli/test_options.py::test_help_has_each_name_whole",
     "`auto` knows a head": "heads/test_auto.py::test_auto_knows_a_head_by_what_it_is",
 }
 
