@@ -127,13 +127,14 @@ def bench(
     ] = None,
     n_predict: NPredict = 128,
     modes: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="decoding modes: plain; eagle (head and text), head, text; prompt_lookup; stock and"
             " stock_prompt_lookup[:N], llama-cpp-python without this package; upstream[:SPEC], llama.cpp's"
-            " drafters, such as upstream:ngram-mod or upstream:draft-eagle3+ngram-mod; draft_model"
+            " drafters, such as upstream:ngram-mod or upstream:draft-eagle3+ngram-mod; draft_model; default:"
+            " plain,eagle, and without a head plain,text, in a checkout plain,text,stock"
         ),
-    ] = "plain,eagle",
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="repetitions of each answer; the median counts")] = 1,
     n_max: NMax = None,
     n_min: NMin = 0,
@@ -166,13 +167,14 @@ def bench(
     small = model_names.model(draft_model) if draft_model is not None else None
     for target in (*targets, *([small] if small else ())):
         check_models(target, *(heads if target in targets else ()))
-    from ..bench.modes import parse_modes
+    from ..bench.modes import default_modes, parse_modes
     from ..bench.prompts import DEFAULT
     from ..bench.run import BenchSettings, run_bench
 
     split = lambda text: [x.strip() for x in text.split(",") if x.strip()]
     params = EagleParams(n_max, n_min, p_min, tree, text)
-    wanted = parse_modes(split(modes), heads, small, params, split(fixed))
+    names = default_modes(heads) if modes is None else split(modes)
+    wanted = parse_modes(names, heads, small, params, split(fixed))
     settings = BenchSettings(
         targets=tuple(targets),
         modes=tuple(wanted),
