@@ -105,6 +105,7 @@ MENDED = {
     "Without flash attention": "native/test_native.py::test_slots_that_lie_apart",
     "Errors show names from files": "common/test_words.py::test_control_characters_of_files",
     "`--help` shows each name": "cli/test_options.py::test_help_has_each_name_whole",
+    "The pages install extras": "native/test_build.py::test_a_copy_in_place_of_the_checkout_is_mended",
     "`auto` knows a head": "heads/test_auto.py::test_auto_knows_a_head_by_what_it_is",
 }
 
