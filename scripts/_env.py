@@ -52,6 +52,8 @@ def main() -> None:
             install_llama_cpp_python(sdist)
             install("installing eagle3-llama")
             stamp("package", key)
+        elif is_copy():
+            install("installing the checkout in place of a copy of it, which pip left in .venv")
         listed = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
         for extra in extras:  # one by one: pip needs minutes to find versions that suit all of them at once
             if not stamped(f"extra-{extra}", listed):
@@ -71,6 +73,11 @@ def state_key() -> str:
     for path in sorted(paths):
         digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def is_copy() -> bool:
+    """Whether `pip install .` or `'.[hub]'` replaced the editable installation by a copy of the package."""
+    return any((VENV / "lib").glob("python*/site-packages/eagle3_llama/__init__.py"))
 
 
 def make_venv() -> None:

@@ -74,14 +74,23 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
+def _builder() -> Path:
+    return Path(__file__).resolve().parents[2] / "native" / "build.py"
+
+
+def in_checkout() -> bool:
+    """Whether unpatched() can build: an installed package has no native/."""
+    return _builder().is_file()
+
+
 @functools.cache
 def unpatched(option: str) -> Path:
     """The folder that native/build.py makes of the unpatched llama.cpp with an option: --bench, --stock.
 
     The first call in a cache takes minutes and shows its progress. Raises EagleError.
     """
-    build = Path(__file__).resolve().parents[2] / "native" / "build.py"
-    if not build.is_file():
+    build = _builder()
+    if not in_checkout():
         raise EagleError(
             ErrorKind.UNSUPPORTED,
             "the installed package does not contain the unpatched llama.cpp, which the modes stock,"

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import EagleError, ErrorKind
 from ..runtime.params import EagleParams, Tree
+from .child import in_checkout
 from .mode import Given, Loading, Mode, per_head
 from .others import DraftModel, PromptLookup, Stock, StockPromptLookup, Upstream
 from .turns import Run
@@ -95,6 +96,13 @@ KINDS: dict[str, type[Mode]] = {
         DraftModel,
     )
 }
+
+
+def default_modes(heads: Sequence[str]) -> list[str]:
+    """Without a head: what drafts from the text bring, in a checkout beside llama-cpp-python as it is."""
+    if heads:
+        return ["plain", "eagle"]
+    return ["plain", "text", *["stock"] * in_checkout()]
 
 
 def parse_modes(

@@ -17,6 +17,7 @@ from ..common import model_names
 from ..common.files import check_writable, write_json
 from ..common.model_files import check_models
 from ..common.options import (
+    APP,
     CONTEXT,
     N_CTX,
     FlashAttn,
@@ -35,6 +36,7 @@ from ..common.options import (
     TreeShape,
     utf8,
 )
+from ..common.synonyms import Command
 from ..common.terminal import run
 from ..errors import EagleError, ErrorKind
 from ..heads.convert.cli import convert, one_line
@@ -45,7 +47,7 @@ from ..train.cli import train
 from .answer_options import AnswerOptions, with_answer_options
 from .demo import main as demo
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, context_settings=CONTEXT)
+app = typer.Typer(no_args_is_help=True, context_settings=CONTEXT, **APP)
 
 
 def _version(wanted: bool) -> None:
@@ -64,7 +66,7 @@ def eagle3_llama(
     """EAGLE speculative decoding for llama.cpp: same seed, same text, only faster."""
 
 
-@app.command()
+@app.command(cls=Command)
 @with_answer_options
 def generate(
     options: AnswerOptions,
@@ -86,7 +88,7 @@ def generate(
     answer(llm, tokens, n_predict, Console(highlight=False), **options.sampling)
 
 
-@app.command()
+@app.command(cls=Command)
 @with_answer_options
 def chat(options: AnswerOptions, n_predict: NPredict = 512, system: SystemMessage = None) -> None:
     """Chat in the terminal. An empty line or Ctrl-D ends the chat. Ctrl-C stops an answer."""
@@ -96,7 +98,7 @@ def chat(options: AnswerOptions, n_predict: NPredict = 512, system: SystemMessag
     converse(llm, n_predict, system, Console(highlight=False), **options.sampling)
 
 
-@app.command()
+@app.command(cls=Command)
 def bench(
     model: Annotated[
         list[Path],
@@ -124,13 +126,14 @@ def bench(
     ] = None,
     n_predict: NPredict = 128,
     modes: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="decoding modes: plain; eagle (head and text), head, text; prompt_lookup; stock and"
             " stock_prompt_lookup[:N], llama-cpp-python without this package; upstream[:SPEC], llama.cpp's"
-            " drafters, such as upstream:ngram-mod or upstream:draft-eagle3+ngram-mod; draft_model"
+            " drafters, such as upstream:ngram-mod or upstream:draft-eagle3+ngram-mod; draft_model; default:"
+            " plain,eagle, and without a head plain,text, in a checkout plain,text,stock"
         ),
-    ] = "plain,eagle",
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="repetitions of each answer; the median counts")] = 1,
     n_max: NMax = None,
     n_min: NMin = 0,
@@ -163,13 +166,14 @@ def bench(
     small = model_names.model(draft_model) if draft_model is not None else None
     for target in (*targets, *([small] if small else ())):
         check_models(target, *(heads if target in targets else ()))
-    from ..bench.modes import parse_modes
+    from ..bench.modes import default_modes, parse_modes
     from ..bench.prompts import DEFAULT
     from ..bench.run import BenchSettings, run_bench
 
     split = lambda text: [x.strip() for x in text.split(",") if x.strip()]
     params = EagleParams(n_max, n_min, p_min, tree, text)
-    wanted = parse_modes(split(modes), heads, small, params, split(fixed))
+    names = default_modes(heads) if modes is None else split(modes)
+    wanted = parse_modes(names, heads, small, params, split(fixed))
     settings = BenchSettings(
         targets=tuple(targets),
         modes=tuple(wanted),
@@ -193,7 +197,7 @@ def bench(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Command)
 def info(
     file: Annotated[
         Path | None, typer.Argument(help="GGUF of a target or a head, or its hf: name", show_default=False)
@@ -221,7 +225,7 @@ def info(
     Console().print(table)
 
 
-@app.command()
+@app.command(cls=Command)
 def compare(
     head: Annotated[Path, typer.Argument(help="GGUF of the head, or its hf: name", show_default=False)],
     model: Model,
@@ -257,9 +261,8 @@ def compare(
 
 
 app.command("demo")(demo)
-app.command()(convert)
-app.command()(train)
-app.command()(serve)
+for command in (convert, train, serve):
+    app.command(cls=Command)(command)
 
 
 def main() -> None:

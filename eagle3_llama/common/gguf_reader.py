@@ -122,10 +122,13 @@ def read_gguf(path: Path) -> Gguf:
         return _Walk(f, path).read()
 
 
-def read_architecture(path: Path) -> str:
-    """general.architecture. Reads no further than that key, which files have first. Raises as read_gguf()."""
+def read_architecture(path: Path, most: int | None = None) -> str:
+    """general.architecture. Reads no further than that key, which files have first. Raises as read_gguf().
+
+    most: bytes in which the key has to be; a file that has it later is called damaged.
+    """
     with reading(path), path.open("rb") as f:
-        return _Walk(f, path).architecture()
+        return _Walk(f, path, most).architecture()
 
 
 def read_beginning(path: Path) -> tuple[dict[str, str], int]:
@@ -145,9 +148,10 @@ def find_size(path: Path, key: str) -> int | None:
 class _Walk:
     """Walks through the metadata. Before each read it checks the length against the size of the file."""
 
-    def __init__(self, f: BinaryIO, path: Path) -> None:
+    def __init__(self, f: BinaryIO, path: Path, most: int | None = None) -> None:
         self.f, self.path, self.pos = f, path, 0
-        self.size = path.stat().st_size
+        size = path.stat().st_size
+        self.size = size if most is None else min(size, most)
 
     def read(self) -> Gguf:
         n_tensors, n_keys = self.begin()

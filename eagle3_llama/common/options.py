@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,7 +33,9 @@ def utf8(text: str | None) -> str | None:
     return text
 
 
-CONTEXT = {"token_normalize_func": _one_name}
+CONTEXT = {"token_normalize_func": _one_name, "help_option_names": ["-h", "--help"]}
+# For typer.Typer: help without boxes, whose columns cut names on a terminal of 80 columns.
+APP: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
 
 Model = Annotated[
     Path,
@@ -159,7 +161,7 @@ NCtx = Annotated[
     ),
 ]
 NPredict = Annotated[
-    int, typer.Option("--n-predict", "--max-tokens", "-n", min=1, help="most tokens to generate per answer")
+    int, typer.Option("--max-tokens", "--n-predict", "-n", min=1, help="most tokens to generate per answer")
 ]
 GpuLayers = Annotated[
     int, typer.Option("--n-gpu-layers", "-ngl", help="layers to offload to the GPU; -1: all of them")

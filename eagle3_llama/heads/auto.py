@@ -1,4 +1,5 @@
-"""`eagle="auto"`: a head for a target, found beside it, in the cache or in the list of published heads.
+"""`eagle="auto"`: a head for a target, found beside it, in the cache, in this package or in the list of
+published heads.
 
 It never fails a load. One line on stderr says what was chosen, or why nothing.
 """
@@ -10,17 +11,21 @@ import functools
 import json
 from pathlib import Path
 
-from ..common.gguf_reader import read_gguf
+from ..common.gguf_reader import read_architecture, read_gguf
 from ..common.hub import HubName, Repository, choose, repository_of
 from ..common.model_names import AUTO
 from ..common.notes import note
 from ..errors import EagleError
+from ..models import shipped_head
 from .convert.names import names_of, plain
 from .convert.target import TargetFile, read_target
 from .fitted import fit, records
 from .hub import ORDER, fetch_head, is_head_file
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "heads.json"
+HEADS = ("eagle3", "eagle")  # architectures of GGUF files that are heads
+LOOKED_AT = 64  # files beside a model that are opened: a folder may have thousands, on a slow disk
+HEADER = 1 << 16  # bytes in which a file has to name its architecture, which is the first key of most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +70,7 @@ def choose_head(target: Path) -> str | None:
         read_target(target)
     except EagleError:
         return None  # loading it says what is wrong
-    for look in (_beside, _in_cache, _in_list):
+    for look in (_beside, _in_cache, _shipped, _in_list):
         try:
             path, message = look(target)
         except Exception as e:  # of whatever kind: the model decodes without a head too
@@ -78,6 +83,21 @@ def choose_head(target: Path) -> str | None:
     return None
 
 
+def would_find(target: Path) -> str:
+    """What `auto` finds for a target's file, in words. The Hub is not asked. Raises as read_target()."""
+    model, why = read_target(target), []
+    if repo := repository_of(target):
+        why.append(f"the files of {repo} on the Hub, which are not looked at here")
+    for look in (_in_cache, _shipped) if repo else (_in_folder, _in_cache, _shipped):
+        path, message = look(target)
+        if path is not None:
+            return message
+        why.append(message)
+    names = names_of(target)
+    listed = [entry.repo for entry in published() if entry.is_for(names, model)]
+    return f"{listed[0]} on the Hub, published for it" if listed else f"no head: {'; '.join(why)}"
+
+
 def _beside(target: Path) -> tuple[Path | None, str]:
     """A head in the repository that the target was fetched from, or in its folder if it is the user's own."""
     if (repo := repository_of(target)) is not None:
@@ -86,13 +106,34 @@ def _beside(target: Path) -> tuple[Path | None, str]:
             return None, f"none in {repo}"
         name = choose(names, None, repo, names, ORDER)
         return fit(fetch_head(HubName(repo, name)), target), f"{name} of {repo}, beside it"
-    model, misfits = read_target(target), []
-    for path in sorted(p for p in target.parent.glob("*.gguf") if is_head_file(p.name)):
-        wrong = misfit(path, model)
-        if wrong is None:
-            return path, f"{path.name}, beside it"
-        misfits.append(f"{path.name} beside it {wrong}")
-    return None, "; ".join(misfits) or "none beside it"
+    return _in_folder(target)
+
+
+def _in_folder(target: Path) -> tuple[Path | None, str]:
+    """The first head in the target's folder whose sizes fit."""
+    model, misfits, fitting = read_target(target), [], []
+    for path in _heads_in(target.parent):
+        if (wrong := misfit(path, model)) is None:
+            fitting.append(path)
+        else:
+            misfits.append(f"{path.name} beside it {wrong}")
+    if not fitting:
+        return None, "; ".join(misfits) or "none beside it"
+    others = f" (of {len(fitting)} that fit)" if len(fitting) > 1 else ""
+    return fitting[0], f"{fitting[0].name}, beside it{others}"
+
+
+def _heads_in(folder: Path) -> list[Path]:
+    """The heads in a folder by what the files say of themselves, those named as llama.cpp's first."""
+    files = sorted(folder.glob("*.gguf"), key=lambda path: (not is_head_file(path.name), path.name))
+    return [path for path in files[:LOOKED_AT] if is_head_file(path.name) or _is_head(path)]
+
+
+def _is_head(path: Path) -> bool:
+    try:
+        return path.is_file() and read_architecture(path, HEADER) in HEADS  # opening a pipe would wait
+    except (EagleError, OSError):
+        return False  # whatever it is, nobody said that it is a head
 
 
 def _in_cache(target: Path) -> tuple[Path | None, str]:
@@ -100,6 +141,14 @@ def _in_cache(target: Path) -> tuple[Path | None, str]:
         assert record.path is not None
         return Path(record.path), f"{record.head}, in the cache"
     return None, "none in the cache"
+
+
+def _shipped(target: Path) -> tuple[Path | None, str]:
+    """The head that this package has, which fits one model: its sizes and each of its tokens."""
+    head, model, tokens = shipped_head(), read_target(target), "tokenizer.ggml.tokens"
+    if misfit(head, model) is None and read_gguf(head).get(tokens) == model.tokenizer[tokens].value:
+        return head, "the one that this package has for it"
+    return None, "none in this package"
 
 
 def _in_list(target: Path) -> tuple[Path | None, str]:
@@ -116,19 +165,6 @@ def _in_list(target: Path) -> tuple[Path | None, str]:
     return None, "; ".join(why) or "none in the list of published heads"
 
 
-def known(target: Path) -> list[str]:
-    """What `auto` would take for a target, without fetching anything: names, each with where it is from.
-
-    Raises EagleError as read_target().
-    """
-    model, names = read_target(target), names_of(target)
-    files = sorted(p for p in target.parent.glob("*.gguf") if is_head_file(p.name))
-    beside = [f"{path.name} beside it" for path in files if misfit(path, model) is None]
-    made = [f"{record.head} in the cache" for record in records(target) if record.path is not None]
-    listed = [f"hf:{entry.repo}, published for it" for entry in published() if entry.is_for(names, model)]
-    return [*beside, *made, *listed]
-
-
 @functools.cache
 def published() -> tuple[PublishedHead, ...]:
     """The list of published heads."""
@@ -142,7 +178,7 @@ def misfit(head: Path, target: TargetFile) -> str | None:
     try:
         file = read_gguf(head)
         arch = file.string("general.architecture")
-        if arch not in ("eagle3", "eagle"):
+        if arch not in HEADS:
             return "is no head"
         n_embd = file.size_of(f"{arch}.target_hidden_size", file.size_of(f"{arch}.embedding_length"))
         layers = file.get(f"{arch}.target_layers", file.get(f"{arch}.extract_layers", []))

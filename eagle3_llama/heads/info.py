@@ -15,7 +15,7 @@ from ..common.gguf_reader import Gguf
 from ..common.model_files import check_file
 from ..common.model_reader import read_model
 from ..errors import EagleError, ErrorKind
-from . import auto
+from .auto import would_find
 
 _TEST = "`eagle3-llama convert {} --model TARGET.gguf --out NEW.gguf --self-test` tells"
 _HEADS = {"eagle3": "EAGLE-3 head", "eagle": "EAGLE-1 head"}
@@ -39,7 +39,14 @@ def describe(path: str | Path) -> list[tuple[str, str]]:
         *rows,
         *(_head(file, arch) if arch in _HEADS else _target(file, arch)),
         ("weights", _weights(file)),
+        *(() if arch in _HEADS else _found(Path(path))),
     ]
+
+
+def _found(target: Path) -> Iterator[tuple[str, str]]:
+    """The head that `auto` finds. A file that no head can be for, without a tokenizer say, has no row."""
+    with contextlib.suppress(EagleError):
+        yield "--eagle auto", would_find(target)
 
 
 def _in_parts(file: Gguf) -> str:
@@ -54,9 +61,6 @@ def _target(file: Gguf, arch: str) -> Iterator[tuple[str, str]]:
     yield "heads", _heads(file, arch)
     yield "vocabulary", str(_n_vocab(file, arch))
     yield "context", str(file.get(f"{arch}.context_length", "unknown"))
-    with contextlib.suppress(EagleError):  # without a tokenizer no head can be told to be for it
-        heads = auto.known(Path(file.path))
-        yield "heads for it", "; ".join(heads) or "none is known: drafts come from the text, or from your own"
     if n_layer > 5:
         layers = [2, n_layer // 2, n_layer - 3]
         yield "EAGLE-3 heads read", f"the inputs of layers {layers}, unless their configuration lists others"

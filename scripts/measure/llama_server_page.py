@@ -19,7 +19,7 @@ llama.cpp tests its server with a suite of its own. We run it against [this serv
 what a client of llama.cpp's server would miss. This command runs it, and writes this page:
 
 ```bash
-pip install '.[server,test,clients]'
+python3 scripts/_env.py --extra server --extra test --extra clients
 scripts/measure/llama_server_suite.py --record
 ```
 

@@ -103,7 +103,7 @@ def draw(all_of: Sequence[Measurement]) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise ValueError("the picture needs matplotlib: pip install '.[plots]'") from None
+        raise ValueError("the picture needs matplotlib: python3 scripts/_env.py --extra plots") from None
     matplotlib.use("svg")
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "eagle3-llama"})
     import matplotlib.pyplot as plt

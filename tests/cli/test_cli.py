@@ -5,11 +5,16 @@ import sys
 
 import hybrid_models
 import pytest
+import tiny_models
 from commands import run
 from paths import ROOT
 from tiers import each
+from typer.testing import CliRunner
 
+from eagle3_llama.bench import child
+from eagle3_llama.bench.modes import default_modes
 from eagle3_llama.bench.prompts import loop_flags, read_prompts
+from eagle3_llama.cli.main import app
 from eagle3_llama.errors import EagleError
 from eagle3_llama.models import shipped_head, smollm2
 
@@ -136,6 +141,23 @@ def test_bench_of_a_long_prompt(tmp_path):
         and "--n-ctx leaves room for 240" in done.stderr
         and "Traceback" not in done.stderr
     )
+
+
+@pytest.mark.parametrize("installed", [True, False], ids=["installed", "a checkout"])
+def test_bench_without_a_head(installed, tmp_path, monkeypatch):
+    if installed:
+        monkeypatch.setattr(child, "__file__", str(tmp_path / "eagle3_llama" / "bench" / "child.py"))
+    modes = ["plain", "text"] if installed else ["plain", "text", "stock"]
+    assert default_modes([]) == modes and default_modes(["head.gguf"]) == ["plain", "eagle"]
+    if not installed:  # stock is compiled once, in minutes
+        return
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
+    prompts.write_text('"Name a colour."\n')
+    target = tiny_models.target(tmp_path / "target.gguf", ends=False)
+    common = ["--prompts", prompts, "-n", 4, "-c", 256, "-t", 1, "--json", out]
+    done = CliRunner().invoke(app, ["bench", "-m", *map(str, [target, *common])])
+    assert done.exit_code == 0, done.output
+    assert {r["mode"] for r in json.loads(out.read_text())["results"]} == {"plain", "text"}
 
 
 def test_bench_of_two_heads(pair, tmp_path):

@@ -3,19 +3,22 @@
 import importlib
 import inspect
 import os
+import re
 import sys
 
 import pytest
 import typer
 from commands import run
 from tiers import each
+from typer.testing import CliRunner
 
-from eagle3_llama import __version__
+from eagle3_llama import EagleError, ErrorKind, __version__
 from eagle3_llama.batching import BatchSettings
 from eagle3_llama.bench.run import BenchSettings
 from eagle3_llama.cli.answer_options import AnswerOptions
 from eagle3_llama.cli.main import app
 from eagle3_llama.common.options import CONTEXT
+from eagle3_llama.common.synonyms import ANSWERED, TAKEN
 from eagle3_llama.server.settings import ServerSettings
 
 COMMANDS = typer.main.get_command(app).commands
@@ -45,6 +48,81 @@ def _plain(command):
     from eagle3_llama.server.ray.deployment import _with_server_options
 
     return _with_server_options(command) if "given" in inspect.signature(command).parameters else command
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("asked", ["--help", "-h"])
+def test_help_has_each_name_whole(name, asked):
+    """On a terminal of 80 columns; two options were shown as --chat-templa... there."""
+    said = CliRunner().invoke(app, [name, asked], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).output
+    words = set(re.findall(r"(?<![\w-])-[\w-]+", said))
+    assert max(map(len, said.splitlines())) <= 80
+    for p in options(COMMANDS[name]):
+        assert {*p.opts, *p.secondary_opts} <= words, p.name
+
+
+def parsed(command, *args):
+    return COMMANDS[command].make_context(command, list(args), **CONTEXT).params
+
+
+@pytest.mark.parametrize("theirs", TAKEN)
+def test_names_of_other_programs(theirs):
+    """In each command that has our option and not theirs. What is no name of an option stays as it is."""
+    ours = TAKEN[theirs]
+    having = {
+        name: command
+        for name, command in COMMANDS.items()
+        if ours in {o for p in options(command) for o in p.opts if not p.is_flag}
+        and theirs not in {o for p in options(command) for o in p.opts}
+        and not (theirs == "--ctx-size" and name == "serve")
+    }
+    assert having
+    needed = {"generate": ["-p", theirs], "train": ["--out", "x"]}
+    value = {"--n-ctx": "64", "--p-min": "1", "--model-alias": theirs}.get(ours, "3")
+    for name in having:
+        if name == "demo":
+            continue
+        [param] = [p.name for p in options(COMMANDS[name]) if ours in p.opts]
+        found = parsed(name, "-m", "x", *needed.get(name, ()), theirs, value)
+        assert str(found[param]) in (value, f"{value}.0")
+        if name == "generate":
+            assert found["prompt"] == theirs
+        if theirs.startswith("--"):
+            assert parsed(name, "-m", "x", *needed.get(name, ()), f"{theirs}={value}")[param] == found[param]
+
+
+@pytest.mark.parametrize(
+    "args, said",
+    [
+        (["serve", "x", "-hf", "a/b"], "there is no -hf here: write --model hf:OWNER/REPO"),
+        (["serve", "x", "--ctx_size", "9"], "there is no --ctx-size here: write --n-ctx, the context of one"),
+        (["generate", "x", "-p", "y", "-md", "z"], "there is no -md here: write --eagle HEAD"),
+        (["chat", "x", "-fa", "on"], "write --flash-attn or --no-flash-attn"),
+        (["serve", "x", "y.gguf"], "'y.gguf' is one argument too many"),
+        (["serve", "-m", "x", "y.gguf"], "'y.gguf' is one argument too many"),
+        (["generate", "x", "-p", "why", "is", "it"], "'it' is one argument too many: a head is --eagle FILE"),
+    ],
+)
+def test_names_that_are_answered(args, said):
+    with pytest.raises(EagleError) as e:
+        parsed(*args)
+    assert said in str(e.value) and e.value.kind is ErrorKind.BAD_ARGUMENT
+
+
+def test_each_answer_names_an_option_that_there_is():
+    known = {o for command in COMMANDS.values() for p in command.params for o in (*p.opts, *p.secondary_opts)}
+    for answer in ANSWERED.values():
+        assert set(re.findall(r"--[\w-]+", answer)) <= known
+    assert set(TAKEN.values()) <= known
+
+
+def test_a_model_without_an_option():
+    assert str(parsed("serve", "x.gguf", "--port", "1")["model"]) == "x.gguf"
+    assert str(parsed("chat", "--no-text", "x.gguf")["model"]) == "x.gguf"
+    assert list(map(str, parsed("bench", "a", "-m", "b", "--rounds", "2")["model"])) == ["a", "b"]
+    done = CliRunner().invoke(app, ["serve", "--help"])
+    assert "serve [OPTIONS] [MODEL]" in done.output
+    assert str(parsed("compare", "head.gguf", "-m", "x.gguf")["head"]) == "head.gguf"
 
 
 @pytest.mark.parametrize("name", [n for n in COMMANDS if n not in ("info", "demo")])

@@ -1,6 +1,7 @@
 """What `auto` finds: a head beside the target, in the cache, in the list of published heads, on the hub."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from eagle3_llama import EagleLlama
 from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.common import hub as names
 from eagle3_llama.heads import auto
+from eagle3_llama.heads.info import describe
+from eagle3_llama.models import smollm2
 from eagle3_llama.server.settings import ServerSettings
 
 
@@ -29,7 +32,7 @@ def test_auto_finds_nothing(alone, capsys):
     with EagleLlama(alone, eagle="auto", n_max=2, n_ctx=128, n_threads=1, verbose=False) as llm:
         assert not llm.engine.has_head and tiny_models.take(llm, 4)
     said = capsys.readouterr().err.strip()
-    expected = "none beside it; none in the cache; none in the list of published heads"
+    expected = "none beside it; none in the cache; none in this package; none in the list of published heads"
     assert said == f"[no head for target.gguf: {expected}; drafts come from the text alone]"
 
 
@@ -45,6 +48,58 @@ def test_auto_beside(alone, capsys):
         assert batcher.base.engine.has_head
         assert batcher.settings.eagle == str(alone.parent / "eagle3-c.gguf")
     assert "[head for target.gguf: eagle3-c.gguf, beside it]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["head.gguf", "converted.gguf", "tiny-eagle3-Q8_0.gguf"])
+def test_auto_knows_a_head_by_what_it_is(alone, name, capsys):
+    """Whatever it is called: beside it are other models, what is no model, and a head of another model."""
+    folder = alone.parent
+    assert dict(describe(alone))["--eagle auto"].startswith("no head: none beside it; none in the cache")
+    shutil.copy(alone, folder / "another.gguf")
+    (folder / "a-broken.gguf").write_bytes(b"GGUF" + bytes(100))
+    os.mkfifo(folder / "a-pipe.gguf")
+    (folder / "a-folder.gguf").mkdir()
+    tiny_models.head(folder / "a-wide.gguf", n_embd=96)
+    assert auto.choose_head(alone) is None
+    said = capsys.readouterr().err
+    assert "a-wide.gguf beside it is for a hidden size of 96, not 64" in said and "another" not in said
+    tiny_models.head(folder / name)
+    assert auto.choose_head(alone) == str(folder / name)
+    assert f"[head for target.gguf: {name}, beside it]" in capsys.readouterr().err
+    assert dict(describe(alone))["--eagle auto"] == f"{name}, beside it"
+    assert "--eagle auto" not in dict(describe(folder / name))
+
+
+def test_auto_among_heads_and_many_files(alone, monkeypatch, capsys):
+    """The name that llama.cpp gives comes first. A folder of many files is not read through."""
+    tiny_models.head(alone.parent / "a.gguf")
+    tiny_models.head(alone.parent / "eagle3-z.gguf")
+    assert auto.choose_head(alone) == str(alone.parent / "eagle3-z.gguf")
+    assert "eagle3-z.gguf, beside it (of 2 that fit)" in capsys.readouterr().err
+    (alone.parent / "eagle3-z.gguf").unlink()
+    monkeypatch.setattr(auto, "LOOKED_AT", 2)
+    for n in range(3):
+        shutil.copy(alone, alone.parent / f"A{n}.gguf")
+    assert auto.choose_head(alone) is None
+
+
+def test_auto_offers_the_shipped_head(alone, monkeypatch, tmp_path, capsys):
+    """For a model of its sizes and tokens, whatever it is called."""
+    shipped = tiny_models.head(tmp_path / "shipped.gguf")
+    monkeypatch.setattr(auto, "shipped_head", lambda: shipped)
+    assert auto.choose_head(alone) == str(shipped)
+    assert "the one that this package has for it" in capsys.readouterr().err
+    assert "this package has" in dict(describe(alone))["--eagle auto"]
+    tokens, types = tiny_models._vocabulary()
+    monkeypatch.setattr(tiny_models, "_vocabulary", lambda n: (["<else>", *tokens[1:]], types))
+    tiny_models.head(shipped)
+    assert auto.choose_head(alone) is None
+
+
+def test_the_shipped_head_is_for_the_demos_model(tmp_path, monkeypatch):
+    (tmp_path / "target.gguf").symlink_to(smollm2())
+    monkeypatch.setattr(auto, "records", lambda target: [])
+    assert auto.would_find(tmp_path / "target.gguf") == "the one that this package has for it"
 
 
 def test_auto_goes_on_without_a_head_that_does_not_load(alone, capsys):

@@ -46,13 +46,14 @@ def test_a_target_whose_head_is_known(target, tmp_path, monkeypatch):
     monkeypatch.setenv("EAGLE3_LLAMA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(auto, "fetch_head", lambda *_: pytest.fail("it fetches"))
     model = shutil.copy(target, tmp_path / "model.gguf")
-    assert dict(describe(model))["heads for it"].startswith("none is known: drafts come from the text")
-    tiny_models.head(tmp_path / "eagle3-a.gguf")
-    tiny_models.head(tmp_path / "eagle3-b.gguf", n_embd=128)
+    assert dict(describe(model))["--eagle auto"].startswith("no head: none beside it")
     listed = (auto.PublishedHead("me/head", "me/model", "here"), auto.PublishedHead("me/x", "me/y", "here"))
     monkeypatch.setattr(auto, "published", lambda: listed)
     monkeypatch.setattr(auto, "names_of", lambda _: {"me/model"})
-    assert dict(describe(model))["heads for it"] == "eagle3-a.gguf beside it; hf:me/head, published for it"
+    assert dict(describe(model))["--eagle auto"] == "me/head on the Hub, published for it"
+    tiny_models.head(tmp_path / "eagle3-b.gguf", n_embd=128)
+    tiny_models.head(tmp_path / "head.gguf")
+    assert dict(describe(model))["--eagle auto"] == "head.gguf, beside it"
 
 
 def test_shipped_head():

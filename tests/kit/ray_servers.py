@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from server_tools import until
 
-MISSING = "ray is not installed (360 MB): pip install '.[ray]'"
+MISSING = "ray is not installed (360 MB): python3 scripts/_env.py --extra ray"
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=MISSING)
 
 

@@ -88,6 +88,26 @@ def test_a_changed_variable_is_noticed_by_the_scripts(env_script, monkeypatch, n
     assert env_script.state_key() == before
 
 
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_copy_in_place_of_the_checkout_is_mended(env_script, monkeypatch, tmp_path, copied):
+    """`pip install '.[hub]'` leaves one in .venv, which no longer follows the checkout."""
+    site = tmp_path / "lib" / "python3.12" / "site-packages" / "eagle3_llama"
+    (site / "lib").mkdir(parents=True)  # the editable installation has the libraries there
+    if copied:
+        (site / "__init__.py").touch()
+    (tmp_path / "python").touch()
+    monkeypatch.setattr(env_script, "VENV", tmp_path)
+    monkeypatch.setattr(env_script, "PYTHON", tmp_path / "python")
+    monkeypatch.setattr(sys, "argv", ["_env.py"])
+    asked = []
+    monkeypatch.setattr(env_script, "pip", lambda what, *arguments, **_: asked.append((what, arguments)))
+    env_script.stamp("package", env_script.state_key())
+    env_script.main()
+    assert len(asked) == copied
+    for what, arguments in asked:
+        assert "copy" in what and arguments[-2:] == ("-e", str(ROOT))
+
+
 def test_another_processor_is_noticed_by_the_scripts(env_script, monkeypatch):
     before = env_script.state_key()
     monkeypatch.setattr(toolchain, "cpu", lambda: "flags: fpu")

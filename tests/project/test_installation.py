@@ -1,6 +1,7 @@
 """The package as pip installs it: the wheel works by itself, and without any extra's packages."""
 
 import os
+import re
 import sys
 import sysconfig
 import zipfile
@@ -10,6 +11,7 @@ import pytest
 from commands import run
 from paths import ROOT
 
+from eagle3_llama.common import extras
 from eagle3_llama.runtime.library import find_lib_dir
 
 EXTRAS = [
@@ -58,17 +60,34 @@ def python(code, place, *args, status=0, **env):
 @pytest.mark.parametrize(
     "args, said",
     [
-        (["serve", "-m", "{target}"], "pip install '.[server]'"),
-        (["train", "-m", "{target}", "--out", "{out}"], "pip install '.[train]'"),
-        (["info", "hf:owner/repo"], "pip install '.[hub]'"),
+        (["serve", "-m", "{target}"], "server"),
+        (["train", "-m", "{target}", "--out", "{out}"], "train"),
+        (["info", "hf:owner/repo"], "hub"),
     ],
 )
 def test_a_command_names_the_extra_that_it_needs(files, tmp_path, args, said):
     words = [a.format(target=files[0], out=tmp_path / "out") for a in args]
     code = "sys.argv[0] = 'eagle3-llama'\nfrom eagle3_llama.cli.main import main\nmain()"
     done = python(code, ROOT, *words, status=2)
-    assert done.stderr.startswith("error: ") and said in done.stderr and "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+    assert re.search(rf"pip install -e '\.\[{said}\]' in|_env\.py --extra {said} in", done.stderr)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_command_keeps_a_checkout_installed_as_it_is(monkeypatch, tmp_path):
+    """In a checkout's .venv, in another environment with a checkout, and where a copy is installed."""
+    monkeypatch.setattr(sys, "prefix", str(ROOT / ".venv"))
+    assert extras.command("hub") == f"python3 scripts/_env.py --extra hub in {ROOT}"
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert extras.command("hub") == f"pip install -e '.[hub]' in {ROOT}"
+    monkeypatch.setattr(extras, "__file__", str(tmp_path / "eagle3_llama" / "common" / "extras.py"))
+    assert extras.command("hub").startswith("pip install '.[hub]'")
+
+
+def test_the_version_that_the_page_installs_is_the_one_that_is_patched():
+    page = (ROOT / "eagle3_llama/docs/use.md").read_text()
+    wanted = re.search(r'"(llama-cpp-python==[\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
+    assert re.findall(r"llama-cpp-python==[\d.]+", page) == [wanted]
 
 
 def test_without_extras(files):

@@ -53,6 +53,10 @@ def models(tmp_path_factory):
     return target, head, write_head(d / "checkpoint", made.config, made.tensors)
 
 
+def extras():
+    return set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
+
+
 class Reader:
     """Someone who pastes commands in a folder that looks like a checkout."""
 
@@ -90,9 +94,9 @@ class Reader:
         elif words == ["source", ".venv/bin/activate"]:
             assert (Path(sys.executable).parent / "activate").is_file()
         elif words[:2] == ["pip", "install"]:
-            known = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-            assert re.fullmatch(r"\.\[[\w,]+\]|huggingface_hub", words[2]), line
-            assert set(re.findall(r"\w+", words[2])) <= {*known, "huggingface_hub"}
+            assert words[2:] == ["huggingface_hub"], f"{line}: it would replace the editable installation"
+        elif words[:2] == ["python3", "scripts/_env.py"]:
+            assert words[2::2] and set(words[2::2]) == {"--extra"} and set(words[3::2]) <= extras()
         else:
             return False
         return True
@@ -183,4 +187,4 @@ def test_the_servers_page(tmp_path, models):
 def commands_as_written(page):
     """The lines of a page's shell blocks, without those that set up."""
     script = "\n".join(re.findall(r"```bash\n(.*?)```", TEXT[page], re.DOTALL))
-    return [line for line in script.splitlines() if not re.match(r"source |pip install ", line)]
+    return [line for line in script.splitlines() if not re.match(r"source |python3 scripts/_env.py ", line)]

@@ -130,6 +130,9 @@ MENDED = {
     "Files that are no model": "common/test_model_files.py::test_files_that_are_no_model",
     "Where Python has no module": "server/test_server_options.py::test_a_system_without_resource",
     "Seeds such as": "llama/test_seeds.py::test_a_given_seed_is_fixed",
+    "`--help` shows each name": "cli/test_options.py::test_help_has_each_name_whole",
+    "The pages install extras": "native/test_build.py::test_a_copy_in_place_of_the_checkout_is_mended",
+    "`auto` knows a head": "heads/test_auto.py::test_auto_knows_a_head_by_what_it_is",
 }
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, ProgressColumn, TextColumn
 
 from ...common import model_names
-from ...common.options import CONTEXT
+from ...common.options import APP, CONTEXT
 from ...common.progress import progress
 from ...errors import EagleError, ErrorKind
 
@@ -153,7 +153,7 @@ def _self_test(head: Path, target: Path) -> tuple[Verdict, list[int]]:
 
 def main() -> None:
     """Entry point of the script. A bad input gives one line on stderr, no output file, and exit code 2."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(add_completion=False, **APP)
     app.command(context_settings=CONTEXT)(convert)
     app()
 

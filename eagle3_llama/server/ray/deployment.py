@@ -27,7 +27,8 @@ import typer
 
 from ...common.keywords import unknown
 from ...common.model_names import is_name
-from ...common.options import CONTEXT
+from ...common.options import APP, CONTEXT
+from ...common.synonyms import Command
 from ...errors import EagleError, ErrorKind
 from ..cli import serve as plain_serve
 from ..settings import ServerSettings, read_keys
@@ -282,8 +283,8 @@ def _port(settings: ServerSettings) -> int:
 
 def main() -> None:
     """Entry point. Prints an EagleError as one line and exits with code 2."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(context_settings=CONTEXT)(_with_server_options(serve_replicas))
+    app = typer.Typer(add_completion=False, **APP)
+    app.command(context_settings=CONTEXT, cls=Command)(_with_server_options(serve_replicas))
     try:
         app(prog_name="python -m eagle3_llama.server.ray")
     except EagleError as e:
