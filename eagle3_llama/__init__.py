@@ -18,10 +18,11 @@ from .runtime.library import prefer_our_libllama
 if TYPE_CHECKING:
     from .errors import EagleError, ErrorKind
     from .llama.eagle_llama import EagleLlama
+    from .llama.installed import install
     from .runtime.params import EagleParams, Tree
 
 __version__ = "0.1.0"
-__all__ = ["EagleError", "EagleLlama", "EagleParams", "ErrorKind", "Tree"]
+__all__ = ["EagleError", "EagleLlama", "EagleParams", "ErrorKind", "Tree", "install"]
 
 _HOME = {
     "EagleError": "errors",
@@ -29,6 +30,7 @@ _HOME = {
     "EagleParams": "runtime.params",
     "ErrorKind": "errors",
     "Tree": "runtime.params",
+    "install": "llama.installed",
 }
 
 prefer_our_libllama()

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..runtime.binding import Llama, llama_cpp
-from .guards import DraftSettings, completions
+from .guards import DraftSettings, OwnContext, completions
 
 
-class FlashLlama(DraftSettings, Llama):
+class FlashLlama(DraftSettings, OwnContext, Llama):
     """flash_attn=None is llama.cpp's `auto`: on if the backend supports it. Default: False, as in Llama."""
 
     def __init__(self, model_path: str, *, flash_attn: bool | None = False, **kwargs: Any) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import os
 import re
+import sys
+import warnings
 from collections.abc import Generator
 from typing import Any, NoReturn
 
@@ -133,6 +136,29 @@ def _python_floats(logprobs: dict[str, Any]) -> None:
             row if row is None else {token: plain(x) for token, x in row.items()}
             for row in logprobs["top_logprobs"]
         ]
+
+
+class OwnContext:
+    """Llama's `ctx`. Other libraries decode with it, without drafts, and the user is told so once."""
+
+    @property
+    def ctx(self) -> Any:
+        """The pointer to the llama_context."""
+        reader = sys._getframe(1).f_globals.get("__name__", "")
+        package = reader.partition(".")[0]
+        if package not in ("llama_cpp", "eagle3_llama"):
+            _tell_reader(package)
+        return super().ctx  # type: ignore[misc]  # of the Llama that this is mixed into
+
+
+@functools.cache
+def _tell_reader(package: str) -> None:
+    warnings.warn(
+        f"{package} takes this model's context (ctx): what it decodes there with llama.cpp's own functions "
+        "has no drafts. What Llama's methods generate has them",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 def _setting(name: str) -> property:

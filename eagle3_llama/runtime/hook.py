@@ -2,7 +2,7 @@
 
 A module of llama_cpp that opens a library reads the library's folder from an environment variable when it is
 imported. The hook sets the variable only during that import. Afterwards the process and its child processes
-have the user's own value again.
+have the user's own value again. The hook also watches the class Llama (llama_class.py).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _OPENERS = {
     "llama_cpp.llama_cpp": ("LLAMA_CPP_LIB_PATH", "libllama"),
     "llama_cpp.mtmd_cpp": ("MTMD_CPP_LIB", "libmtmd"),
 }
+_CLASS = "llama_cpp.llama"  # the module with Llama
 _Step = Callable[[Path], None]
 _NO_GPU = ("base", "cpu", "blas", "rpc", "zdnn")  # libggml-* backends that are not for GPUs
 
@@ -35,12 +36,14 @@ class OurLibraries:
         self, name: str, path: Sequence[str] | None = None, target: Any = None
     ) -> ModuleSpec | None:
         variable, library = _OPENERS.get(name, ("", ""))
-        lib_dir = self._lib_dir() if variable else None
+        lib_dir = self._lib_dir() if variable or name == _CLASS else None
         if lib_dir is None or not (lib_dir / f"libllama{SUFFIX}").is_file():
             return None
         others = (f for f in sys.meta_path if f is not self and hasattr(f, "find_spec"))
         spec = next((s for f in others if (s := f.find_spec(name, path, target)) is not None), None)
-        if spec is not None and spec.loader is not None and spec.origin:
+        if spec is not None and spec.loader is not None and not variable:
+            _watch(spec.loader)
+        elif spec is not None and spec.loader is not None and spec.origin:
             own = Path(spec.origin).parent / "lib"
             complete = self._complete if library == "libmtmd" else lambda _: None
             _wrap(spec.loader, variable, lib_dir, library, own, self._prepare, complete)
@@ -54,6 +57,18 @@ def install(lib_dir: Callable[[], Path | None], prepare: _Step, complete: _Step)
     """
     if not any(type(f).__name__ == OurLibraries.__name__ for f in sys.meta_path):
         sys.meta_path.insert(0, OurLibraries(lib_dir, prepare, complete))
+
+
+def _watch(loader: Any) -> None:
+    run = loader.exec_module
+
+    def exec_module(module: Any) -> None:
+        from .llama_class import watch
+
+        run(module)
+        watch(module.Llama)
+
+    loader.exec_module = exec_module
 
 
 def _wrap(

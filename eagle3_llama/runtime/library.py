@@ -147,7 +147,8 @@ def _import_llama_cpp(lib_dir: Path) -> None:
     if loaded != lib_dir.resolve():
         raise _error(
             f"llama_cpp has already loaded another libllama, from {loaded}: start a new process, and "
-            "import eagle3_llama before llama_cpp"
+            "import eagle3_llama before llama_cpp, or run the program with python -m eagle3_llama PROGRAM. "
+            f"LLAMA_CPP_LIB_PATH={lib_dir} in the environment serves any order"
         )
 
 

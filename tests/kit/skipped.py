@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 FILES = {}  # skipped as a whole, and why: xdist tells nobody
-NO_INSTALLATION_HELPS = r"processor|AMX|AVX|GPU|GNU's OpenMP counts|screenshots are taken with"
+NO_INSTALLATION_HELPS = (
+    r"processor|AMX|AVX|GPU|GNU's OpenMP counts|screenshots are taken with|an environment of its own"
+)
 
 
 def reason(report):

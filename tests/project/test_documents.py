@@ -37,8 +37,10 @@ def blocks(kind):
 
 
 SNIPPETS = [
-    (page, code) for page, code in blocks("python") if "base_url" not in code and "client." not in code
-]
+    (page, code)
+    for page, code in blocks("python")
+    if "base_url" not in code and "client." not in code and not page.endswith("/libraries.md")
+]  # those of libraries.md are tests/llama/test_installed.py's
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ def layer(module):
 
 
 def test_every_module_is_in_a_layer():
-    assert {name for name in FILES if layer(name) < 0} == {"eagle3_llama"}
+    assert {name for name in FILES if layer(name) < 0} == {"eagle3_llama", "eagle3_llama.__main__"}
 
 
 def test_no_import_runs_upwards():
@@ -194,7 +194,7 @@ def test_no_import_runs_upwards():
         f"{name} imports {wanted}"
         for name in FILES
         for wanted in imports_anywhere(name)
-        if name != "eagle3_llama" and layer(wanted) > layer(name)
+        if name not in ("eagle3_llama", "eagle3_llama.__main__") and layer(wanted) > layer(name)
     ]
     assert not upwards, "\n".join(upwards)
 

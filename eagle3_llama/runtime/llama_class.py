@@ -1,0 +1,50 @@
+"""What a call of `llama_cpp.Llama` makes: a stock Llama, or after install() an object of our class.
+
+Libraries bind the name Llama when they are imported, before or after this package. So the name stays, and the
+class itself decides.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+from ..common import keywords
+
+_instead: list[type] = []  # the class whose objects stand for Llama's, if there is one
+
+
+def watch(llama: type) -> None:
+    """Makes `llama(...)` follow replace(), and warn about settings that only EagleLlama has.
+
+    llama: llama_cpp.Llama. Subclasses make their own objects, as before.
+    """
+    if "__new__" in vars(llama):
+        return
+
+    def __new__(cls: type, *args: Any, **given: Any) -> Any:
+        if cls is llama and _instead:
+            return object.__new__(_instead[0])  # a subclass of llama, so Python calls its __init__
+        ours = sorted({*keywords.OURS, *keywords.ALIASES} & given.keys()) if cls is llama else ()
+        if ours:
+            _tell(" and ".join(ours))
+        return object.__new__(cls)
+
+    llama.__new__ = staticmethod(__new__)  # type: ignore[assignment, method-assign]
+
+
+def replace(llama: type, by: type) -> None:
+    """From now on `llama(...)` makes an object of `by`, a subclass, wherever the name was bound."""
+    watch(llama)
+    _instead[:] = [by]
+
+
+@functools.cache
+def _tell(names: str) -> None:
+    warnings.warn(
+        f"llama_cpp.Llama ignores {names}, so this model is decoded without drafts: call "
+        "eagle3_llama.install() before it is loaded, or take EagleLlama",
+        RuntimeWarning,
+        stacklevel=3,
+    )
