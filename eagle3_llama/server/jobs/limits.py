@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from ..sandbox.spent import Asker, current, settle, working_for
-from ..sandbox.turns import Turn, Turns
+from ..sandbox.turns import Turns, Waiter
 from ..web.errors import ApiError
 from .shares import asker
 
@@ -56,7 +56,7 @@ class Work(Places):
     def __init__(self, at_once: int, waiting: int, what: str) -> None:
         super().__init__(at_once + waiting)
         self.what, self._at_once, self._turns = what, at_once, Turns()
-        self._ready: dict[Turn, asyncio.Future[None]] = {}
+        self._ready: dict[Waiter, asyncio.Future[None]] = {}
         self._later: asyncio.TimerHandle | None = None
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
