@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from server_tools import CHAT, ENDLESS, running, settings, until
 from eagle3_llama.batching import RequestLlama
 from eagle3_llama.server.chat import answer
 from eagle3_llama.server.jobs import shares
-from eagle3_llama.server.jobs.limits import Places, Work
+from eagle3_llama.server.jobs.limits import Places, ThreadTurns, Work
 from eagle3_llama.server.jobs.shares import BURST, MOST_PAUSE, REQUEST, SHARE, Shares
 from eagle3_llama.server.sandbox.pool import Sandbox, SandboxError
 from eagle3_llama.server.sandbox.spent import NOBODY, Asker, Spent, spend, working_for
@@ -230,6 +231,42 @@ def test_work_waits_until_its_client_has_paid():
 
     asyncio.run(main())
     assert done == ["other", "a"]
+
+
+def test_threads_in_turn():
+    """Those that prepare a request by themselves: one of a client with many, while another one is about."""
+    turns, order, inside, go = ThreadTurns(2, "try this"), [], threading.Semaphore(0), threading.Event()
+
+    def work(client):
+        with working_for(Asker(client)), turns.place(60.0):
+            inside.release()
+            go.wait(60)
+            order.append(client)
+
+    threads = [threading.Thread(target=work, args=(client,)) for client in "aaaaaa"]
+    for t in threads:
+        t.start()
+    for _ in range(2):
+        assert inside.acquire(timeout=60)
+    late = threading.Thread(target=work, args=("b",))
+    late.start()
+    until(lambda: "b" in turns._turns._waiting)
+    with pytest.raises(ApiError, match="too many requests try this"), turns.place(0.01):
+        pass
+    go.set()
+    for t in (*threads, late):
+        t.join(60)
+    assert order.index("b") <= 3 and len(order) == 7 and turns._turns.running == 0
+
+
+def test_a_thread_is_charged_before_it_has_ended():
+    charged = []
+    with working_for(Asker("a", charge=charged.append)):
+        with ThreadTurns(1, "try this").place(1.0):
+            while time.thread_time() < 0.005:
+                pass
+        assert len(charged) == 1 and charged[0] >= 0
+    assert len(charged) == 2 and sum(charged) <= time.thread_time()
 
 
 def test_children_in_turn(sandbox):

@@ -16,8 +16,8 @@ from ..api.fields import Speculative
 from ..api.llama import LlamaBody
 from ..jobs.gate import MAX_LOGPROBS
 from ..jobs.job import Choice
-from ..jobs.limits import Once
-from ..sandbox.pool import Sandbox
+from ..jobs.limits import Once, ThreadTurns
+from ..sandbox.pool import START_SECONDS, Sandbox
 from ..sandbox.prompt_size import PromptSize
 from ..sandbox.sized_cache import SizedCache
 from ..settings import ServerSettings
@@ -53,6 +53,7 @@ class Caller:
         self.size = PromptSize(base, settings.n_ctx)
         self._has_head, self._can_infill = base.engine.has_head, can_infill(base)
         self._checked = SizedCache(GRAMMAR_CACHE)
+        self._turns = ThreadTurns(Sandbox.CHILDREN, "with chat templates or grammars")
 
     def start(self) -> None:
         """Starts the children of chats in the background. Those for grammars start when first used."""
@@ -125,14 +126,15 @@ class Caller:
         arguments.setdefault("temperature", CHAT_TEMPERATURE)
 
         def prepare() -> tuple[Prepared, str]:
-            if wanted is not None:
-                self._schema(wanted, schema_field(body), marks, strict_of(body))
-            made = library.prepare(request, tools, wanted, marks)
-            self.size.check_fits(made.prompt, "messages")
-            refuse_incomplete(made.incomplete, "tools")
-            if body.grammar is not None:
-                return made, self._grammar(body.grammar) or ""
-            return made, self._readable(made.grammar, "tools", marks)
+            with self._turns.place(max(START_SECONDS, 10 * self.settings.template_timeout)):
+                if wanted is not None:
+                    self._schema(wanted, schema_field(body), marks, strict_of(body))
+                made = library.prepare(request, tools, wanted, marks)
+                self.size.check_fits(made.prompt, "messages")
+                refuse_incomplete(made.incomplete, "tools")
+                if body.grammar is not None:
+                    return made, self._grammar(body.grammar) or ""
+                return made, self._readable(made.grammar, "tools", marks)
 
         prepared = Once(prepare)  # for all choices
 

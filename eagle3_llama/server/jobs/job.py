@@ -223,11 +223,10 @@ class RequestJob:
 
     def _work(self, choice: Choice | None) -> None:
         while choice is not None:
-            started, cpu = time.monotonic(), time.thread_time()
+            started = time.monotonic()
             with working_for(self.gate.shares.asker(self.client)):
                 good = self._run(choice)
             self.gate.took(time.monotonic() - started)
-            self.gate.shares.charge(self.client, time.thread_time() - cpu)
             choice = self._next() if good else None
         self._ended()
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from ..sandbox.spent import Asker, working_for
-from ..sandbox.turns import Turn, Turns
+from ..sandbox.spent import Asker, current, settle, working_for
+from ..sandbox.turns import Turns, Waiter
 from ..web.errors import ApiError
 from .shares import asker
 
@@ -55,7 +56,7 @@ class Work(Places):
     def __init__(self, at_once: int, waiting: int, what: str) -> None:
         super().__init__(at_once + waiting)
         self.what, self._at_once, self._turns = what, at_once, Turns()
-        self._ready: dict[Turn, asyncio.Future[None]] = {}
+        self._ready: dict[Waiter, asyncio.Future[None]] = {}
         self._later: asyncio.TimerHandle | None = None
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
@@ -94,13 +95,40 @@ class Work(Places):
 
 
 def _charged(who: Asker, function: Callable[..., T], *args: Any) -> T:
-    """function(*args), for whose time, in this thread and in children, the client is charged."""
-    began = time.thread_time()
-    try:
-        with working_for(who):
-            return function(*args)
-    finally:
-        who.charge(time.thread_time() - began)
+    with working_for(who):
+        return function(*args)
+
+
+class ThreadTurns:
+    """Places for threads that work for requests by themselves, `at_once` at a time. The clients take turns.
+
+    Each thread computes for itself, and holds up all others meanwhile: Python runs one at a time.
+    """
+
+    def __init__(self, at_once: int, what: str) -> None:
+        self._at_once, self.what = at_once, what
+        self._changed, self._turns = threading.Condition(), Turns()
+
+    @contextlib.contextmanager
+    def place(self, seconds: float) -> Iterator[None]:
+        """Waits for a place, for at most so long. Raises ApiError 503 if there is none."""
+        end = time.monotonic() + seconds
+        with self._changed:
+            turn = self._turns.wait(current())
+        try:
+            with self._changed:
+                while self._turns.next(self._at_once - self._turns.running) is not turn:
+                    if (left := end - time.monotonic()) <= 0:
+                        raise busy(self.what)
+                    self._changed.wait(min(left, turn.asker.pause() or left))
+                self._turns.begin(turn)
+                self._changed.notify_all()  # there may be another place
+            yield
+        finally:
+            settle()
+            with self._changed:
+                self._turns.end(turn)
+                self._changed.notify_all()
 
 
 class Room:

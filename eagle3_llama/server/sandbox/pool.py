@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from ...runtime import library
 from .spent import NOBODY, current, spend
-from .turns import Turn, Turns
+from .turns import Turns, Waiter
 
 log = logging.getLogger("eagle3_llama.server")
 
@@ -136,7 +136,7 @@ class Sandbox:
         for child in children:
             self._drop(child)
 
-    def _take(self) -> tuple[subprocess.Popen[bytes], Turn]:
+    def _take(self) -> tuple[subprocess.Popen[bytes], Waiter]:
         """Waits for a free child: for ten calls' time limit, or START_SECONDS if none has started yet."""
         with self._changed:
             turn = self._turns.wait(current() if self.PAUSES else replace(current(), pause=NOBODY.pause))
@@ -146,7 +146,7 @@ class Sandbox:
                 self._end(turn)
                 raise
 
-    def _wait_for_turn(self, turn: Turn) -> subprocess.Popen[bytes]:
+    def _wait_for_turn(self, turn: Waiter) -> subprocess.Popen[bytes]:
         began, failed = time.monotonic(), self._failed
         while not self._closed:
             for child in [c for c in self._free if c.poll() is not None]:
@@ -166,12 +166,12 @@ class Sandbox:
             self._changed.wait(min(left, turn.asker.pause() or left))
         raise SandboxBusy
 
-    def _put(self, child: subprocess.Popen[bytes], turn: Turn) -> None:
+    def _put(self, child: subprocess.Popen[bytes], turn: Waiter) -> None:
         with self._changed:
             self._free.append(child)
             self._end(turn)
 
-    def _end(self, turn: Turn) -> None:
+    def _end(self, turn: Waiter) -> None:
         with self._changed:
             self._turns.end(turn)
             self._changed.notify_all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -26,12 +27,21 @@ NOBODY = Asker()
 
 @contextlib.contextmanager
 def working_for(asker: Asker) -> Iterator[None]:
-    """What this thread and the children do for it meanwhile is this client's."""
+    """What this thread and the children do for it meanwhile is this client's, which is charged for it."""
     before, _thread.asker = current(), asker
+    _thread.settled = time.thread_time()
     try:
         yield
     finally:
+        settle()
         _thread.asker = before
+
+
+def settle() -> None:
+    """Charges the client for the processor time of this thread so far: its other requests wait for that."""
+    now = time.thread_time()
+    current().charge(now - getattr(_thread, "settled", now))
+    _thread.settled = now
 
 
 def current() -> Asker:

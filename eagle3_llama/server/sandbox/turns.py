@@ -10,7 +10,7 @@ from .spent import Asker
 ABOUT = 10.0  # seconds after its last work for which a client is about
 
 
-class Turn:
+class Waiter:
     """What one request waits for. begun: it has a place."""
 
     def __init__(self, asker: Asker) -> None:
@@ -27,18 +27,18 @@ class Turns:
 
     def __init__(self) -> None:
         self.running = 0
-        self._waiting: dict[str, collections.deque[Turn]] = {}
+        self._waiting: dict[str, collections.deque[Waiter]] = {}
         self._of: collections.Counter[str] = collections.Counter()  # places of each client
         self._seen: dict[str, float] = {}  # when its last work ended
         self._served: dict[str, int] = {}
         self._count = 0
 
-    def wait(self, asker: Asker) -> Turn:
-        turn = Turn(asker)
+    def wait(self, asker: Asker) -> Waiter:
+        turn = Waiter(asker)
         self._waiting.setdefault(asker.client, collections.deque()).append(turn)
         return turn
 
-    def next(self, free: int) -> Turn | None:
+    def next(self, free: int) -> Waiter | None:
         """Who may take one of the free places; None if nobody may now."""
         order = sorted(self._waiting, key=lambda c: (self._of[c], self._served.get(c, 0)))
         for client in order if free else ():
@@ -53,14 +53,14 @@ class Turns:
         pauses = [turns[0].asker.pause() for turns in self._waiting.values()]
         return min((seconds for seconds in pauses if seconds > 0), default=None)
 
-    def begin(self, turn: Turn) -> None:
+    def begin(self, turn: Waiter) -> None:
         client, turn.begun = turn.asker.client, True
         self._take_out(turn)
         self._of[client] += 1
         self.running, self._count = self.running + 1, self._count + 1
         self._served[client] = self._count
 
-    def end(self, turn: Turn) -> None:
+    def end(self, turn: Waiter) -> None:
         """The request needs no place any more, or waits for none."""
         if not turn.begun:
             self._take_out(turn)
@@ -70,7 +70,7 @@ class Turns:
         self.running -= 1
         self._seen[client] = time.monotonic()
 
-    def _take_out(self, turn: Turn) -> None:
+    def _take_out(self, turn: Waiter) -> None:
         waiting = self._waiting[turn.asker.client]
         waiting.remove(turn)
         if not waiting:
