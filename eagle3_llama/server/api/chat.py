@@ -20,7 +20,7 @@ class TextPart(Echo):
 
 
 Text = Annotated[TextPart, text_alone("text")]
-Texts = Annotated[list[Text], length(MAX_PARTS, 1)]
+Texts = Annotated[list[Text], length(MAX_PARTS)]
 
 
 class FunctionCall(Echo):
@@ -106,6 +106,13 @@ class Prediction(Body):
     content: str | Annotated[list[Text], length(MAX_PARTS)]
 
 
+class Thinking(Echo):
+    """Other servers' way to ask for thoughts, or for none."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: int | None = Field(None, ge=1, le=1 << 24, description="thinking_budget_tokens")
+
+
 Format = Annotated[TextFormat | JsonObject | JsonSchemaFormat, Field(discriminator="type")]
 
 
@@ -128,12 +135,14 @@ class ChatBody(Sampling):
     chat_template_kwargs: Object | None = Field(
         None, description="variables of the template; enable_thinking: false asks for no thoughts"
     )
+    enable_thinking: bool | None = Field(None, description="the same as in chat_template_kwargs")
+    thinking: Thinking | None = Field(None, description="type disabled: the same as enable_thinking: false")
     thinking_budget_tokens: int | None = Field(
         None, ge=-1, le=1 << 24, description="most tokens of thoughts, which then end; -1: any number"
     )
     continue_final_message: bool | None = Field(None, description="the answer goes on with the last message")
     add_generation_prompt: bool | None = Field(
-        None, description="false only beside continue_final_message, and true only without it"
+        None, description="the opposite of continue_final_message, which false stands for in an answer begun"
     )
     verbosity: Word | None = None
     modalities: Annotated[list[Literal["text"]], length(1)] | None = None

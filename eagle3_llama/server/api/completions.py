@@ -26,7 +26,7 @@ class CompletionBody(Sampling):
     suffix: str | None = None
     max_tokens: int | None = Field(None, ge=0, description="0: the prompt alone, with echo")
     echo: bool | None = Field(None, description="the answer begins with the prompt")
-    logprobs: Annotated[int, Field(ge=0, le=20)] | Literal[False] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | bool | None = Field(None, description="true: 1")
     n_probs: int | None = Field(None, ge=0, le=20, description="llama-server's name of logprobs")
     best_of: Literal[1] | None = None
 
@@ -34,6 +34,8 @@ class CompletionBody(Sampling):
 
     @model_validator(mode="after")
     def _take_n_probs(self) -> CompletionBody:
+        if self.logprobs is True:
+            self.logprobs = self.n_probs or 1
         if self.n_probs and self.logprobs is None:
             self.logprobs = self.n_probs
         return self
