@@ -91,13 +91,38 @@ def test_the_opposite_of_a_message_that_goes_on(server):
     text = lambda **more: ask(server.client, max_tokens=8, **more).json()["choices"][0]["message"]["content"]
     on = {"messages": begun, "continue_final_message": True}
     assert text(**on, add_generation_prompt=False) == text(**on)
+    assert text(messages=begun, add_generation_prompt=False) == text(**on)
     assert text(add_generation_prompt=True) == text()
+    count = lambda **more: server.client.post(f"{CHAT}/input_tokens", json=more).json()["input_tokens"]
+    assert count(messages=begun, add_generation_prompt=False) == count(**on)
     for odd in (
         {**on, "add_generation_prompt": True},
         {"messages": begun[:1], "add_generation_prompt": False},
     ):
         error = refused(server, **odd)
         assert error["param"] == "add_generation_prompt" and "opposite" in error["message"]
+
+
+def test_content_without_parts(server):
+    """It is no text, as null and "" are."""
+    told = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "", "refusal": None}]
+    for role, path in (("user", CHAT), ("assistant", CHAT)):
+        texts = []
+        for content in ("", []):
+            messages = [*told, {"role": "user", "content": "Rivers?"}, {"role": role, "content": content}]
+            r = ask(server.client, path=path, messages=messages, max_tokens=4)
+            assert r.status_code == 200, r.text
+            texts.append(r.json()["choices"][0]["message"]["content"])
+        assert texts[0] == texts[1]
+
+
+def test_logprobs_that_are_true(server):
+    """As vLLM takes it: those of the tokens, and one alternative."""
+    given = {"path": COMPLETIONS, "prompt": "The sea is", "temperature": 0, "max_tokens": 4}
+    told = lambda **more: ask(server.client, **given, **more).json()["choices"][0]["logprobs"]
+    assert told(logprobs=True) == told(logprobs=1) and told(logprobs=1)["tokens"]
+    assert told(logprobs=True, n_probs=3) == told(logprobs=3)
+    assert told(logprobs=False) is None
 
 
 def test_another_name_of_max_tokens(server):

@@ -328,7 +328,19 @@ def test_variables_of_the_template(batcher, tmp_path):
         assert tokens() == count("HicalmTrue")
         assert tokens(chat_template_kwargs={"tone": "very loud"}) == count("Hivery loudTrue")
         assert tokens(reasoning_effort="high") == count("HicalmhighTrue")
-        assert tokens(reasoning_effort="none") == count("HicalmFalse")
+        off = count("HicalmFalse")
+        assert tokens(reasoning_effort="none") == off
+        names = [{"enable_thinking": False}, {"thinking": {"type": "disabled"}}]
+        names.append({"chat_template_kwargs": {"thinking": False}})
+        asked = {"messages": [{"role": "user", "content": "Hi"}]}
+        routes = [("/v1/responses/input_tokens", {"input": "Hi"}), ("/v1/messages/count_tokens", asked)]
+        for same in names:
+            assert tokens(**same) == off
+            for path, body in routes:
+                assert s.client.post(path, json={**body, **same}).json()["input_tokens"] == off, path
+        assert tokens(thinking={"type": "enabled"}) == count("HicalmTrue")
+        error = ask(s.client, "Hi", enable_thinking=True, thinking={"type": "disabled"}).json()["error"]
+        assert error["param"] == "thinking" and "enable_thinking" in error["message"]
 
 
 @pytest.mark.parametrize("kind", each(KINDS, KINDS[:2]))

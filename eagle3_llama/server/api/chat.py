@@ -110,7 +110,7 @@ class Prediction(Body):
 class Thinking(Echo):
     """As Anthropic's API has it, and clients of GLM and DeepSeek send it in chats."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
     budget_tokens: int | None = Field(None, ge=0, le=1 << 24)
 
 
@@ -143,7 +143,7 @@ class ChatBody(Sampling):
     )
     continue_final_message: bool | None = Field(None, description="the answer goes on with the last message")
     add_generation_prompt: bool | None = Field(
-        None, description="false only beside continue_final_message, and true only without it"
+        None, description="the opposite of continue_final_message, which false stands for in an answer begun"
     )
     # other names of what asks for thoughts, or for none
     enable_thinking: bool | None = Field(None, description="the same variable of the template")

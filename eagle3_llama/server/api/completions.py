@@ -35,7 +35,7 @@ class CompletionBody(Sampling):
     @model_validator(mode="after")
     def _take_n_probs(self) -> CompletionBody:
         if self.logprobs is True:
-            self.logprobs = 1
+            self.logprobs = self.n_probs or 1
         if self.n_probs and self.logprobs is None:
             self.logprobs = self.n_probs
         return self

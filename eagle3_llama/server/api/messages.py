@@ -102,6 +102,7 @@ class CountBody(Body):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: Object | None = Field(None, description="variables of the template")
+    enable_thinking: bool | None = Field(None, description="false: the same as thinking of the type disabled")
     # accepted for clients of Anthropic's service, without any effect
     cache_control: Object | None = None
     context_management: Object | None = None
@@ -186,6 +187,8 @@ def _thinking(body: CountBody) -> dict[str, Any]:
         variables["enable_thinking"] = body.thinking.type != "disabled"
         if body.thinking.type == "enabled" and body.thinking.budget_tokens is not None:
             out["thinking_budget_tokens"] = body.thinking.budget_tokens
+    if body.enable_thinking is not None:
+        out["enable_thinking"] = body.enable_thinking
     if variables:
         out["chat_template_kwargs"] = variables
     if (wanted := body.output_config) is not None:

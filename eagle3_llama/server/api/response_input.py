@@ -44,6 +44,8 @@ def chat_of(body: ResponseBody, items: list[dict[str, Any]]) -> tuple[ChatBody, 
     out |= {
         "parallel_tool_calls": body.parallel_tool_calls,
         "chat_template_kwargs": body.chat_template_kwargs,
+        "enable_thinking": body.enable_thinking,
+        "thinking": body.thinking and body.thinking.model_dump(),
     }
     if body.text is not None and body.text.format is not None:
         out["response_format"] = _format(body.text.format)

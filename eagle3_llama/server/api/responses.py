@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from .chat import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Name
+from .chat import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Name, Thinking
 from .fields import Body, Echo, Generation, Object, Word, length, text_alone
 from .foreign_items import of_ours
 from .histories import readable
@@ -163,6 +163,8 @@ class ResponseBody(Generation):
     chat_template_kwargs: Object | None = Field(
         None, description="variables of the template; enable_thinking: false asks for no thoughts"
     )
+    enable_thinking: bool | None = Field(None, description="the same as in chat_template_kwargs")
+    thinking: Thinking | None = Field(None, description="type disabled: the same as enable_thinking: false")
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="no effect: a prompt that does not fit is refused"
     )

@@ -11,6 +11,7 @@ from .formats import plain_messages
 from .marks import Marks
 from .schema_room import SchemaRoom
 from .schemas import enforceable
+from .thoughts import wants_thoughts
 
 
 def marks_of(body: ChatBody) -> Marks:
@@ -45,12 +46,9 @@ def strict_of(body: ChatBody) -> bool:
 def template_request(body: ChatBody, settings: ServerSettings) -> dict[str, Any]:
     """What the template is given, besides tools."""
     variables = {**settings.template_kwargs, **(body.chat_template_kwargs or {})}
-    thinking = variables.pop("enable_thinking", True)
-    if not isinstance(thinking, bool):
-        raise wrong("chat_template_kwargs", "enable_thinking is not true or false")
-    if body.reasoning_effort == "none":
-        thinking = False
-    elif body.reasoning_effort is not None:
+    variables.pop("enable_thinking", None)
+    thinking = wants_thoughts(body, settings)
+    if body.reasoning_effort not in (None, "none"):
         variables["reasoning_effort"] = body.reasoning_effort
     messages = [_of_today(m) for m in plain_messages(body.messages)]
     if [m["role"] for m in messages[-2:]] == ["assistant", "assistant"]:
@@ -61,6 +59,14 @@ def template_request(body: ChatBody, settings: ServerSettings) -> dict[str, Any]
             raise wrong("continue_final_message", "the last message is not the assistant's")
         kept["continue_final_message"] = True
     return {**kept, "chat_template_kwargs": variables}
+
+
+def as_meant(body: ChatBody) -> ChatBody:
+    """The same request, whose answer goes on with the assistant's message if it is to begin with no other."""
+    begun = body.add_generation_prompt is False and body.messages[-1].role == "assistant"
+    if begun and body.continue_final_message is None:
+        return body.model_copy(update={"continue_final_message": True})
+    return body
 
 
 def _of_today(message: dict[str, Any]) -> dict[str, Any]:

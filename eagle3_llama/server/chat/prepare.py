@@ -23,7 +23,7 @@ from ..sandbox.sized_cache import SizedCache
 from ..settings import ServerSettings
 from ..web.errors import ApiError, wrong
 from . import answer, formats
-from .ask import json_wanted, marks_of, schema_field, strict_of, template_request
+from .ask import as_meant, json_wanted, marks_of, schema_field, strict_of, template_request
 from .decimals import put_numbers
 from .formats import call_tool, handler_of, plain_messages, template_setup
 from .library import ChatLibrary, Prepared, ask, refuse_incomplete
@@ -69,6 +69,7 @@ class Caller:
 
     def chat(self, body: ChatBody) -> list[Choice]:
         """The choices of a chat request. Raises ApiError 400 for what can be refused before generation."""
+        body = as_meant(body)
         arguments, n = self._sampling.of(body, body.max_completion_tokens, None), body.n or 1
         newer = body.max_completion_tokens
         if newer is not None and body.max_tokens not in (None, newer):
@@ -108,7 +109,7 @@ class Caller:
 
     def count(self, body: ChatBody, base: Any) -> int:
         """The tokens of a chat's prompt, by `base`'s tokenizer. Raises as rendered() does."""
-        made = self.rendered(body)
+        made = self.rendered(as_meant(body))
         with base.tokenizing:
             return len(base.tokenize(made.prompt.encode(), add_bos=False, special=True))
 
