@@ -68,7 +68,7 @@ def test_codexs_first_request():
 
 def test_tools_of_openais_models():
     chat, without = read(RESPONSES, codex_of_openai(CYCLE + 1))
-    assert without == ["web_search", "format of 'apply_patch'", "image_generation"]
+    assert without == ["web_search", "grammar of 'apply_patch'", "image_generation"]
     about = {tool.function.name: tool.function for tool in chat.tools}
     assert PATCH in about["apply_patch"].description
     assert "command" in about["local_shell"].parameters["properties"]
@@ -151,10 +151,30 @@ def test_pictures(path):
         "[An image was here, which this model cannot read.]",
         "A cat.",
     ] or (chat.messages[0].content[0].text.startswith("[An image was here"))
-    for turns in ([shown], [shown, said, shown], [said, shown, {"role": "user", "content": "And now?"}]):
+    for turns in ([shown], [shown, said, shown], [shown, said], [said, shown, said]):
         at = max(i for i, turn in enumerate(turns) if turn is shown)
         e = error(path, body(*turns))
         assert "text alone" in str(e) and e.param == f"{field}[{at}].content[0]"
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+def test_pictures_behind_a_result(path):
+    """Some agents put the picture that a tool gave into a message of the user's."""
+    shown = {"role": "user", "content": IMAGES[path]}
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    if path == CHAT:
+        turns = [
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": ""},
+        ]
+    else:
+        turns = [{"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}]
+        turns += [{"type": "function_call_output", "call_id": "c", "output": ""}]
+    asked = [{"role": "user", "content": "Look."}, *turns]
+    field = "messages" if path == CHAT else "input"
+    for more in ([shown], [shown, {"role": "user", "content": "Well?"}]):
+        read(path, {field: [*asked, *more]})
+    assert "text alone" in str(error(path, {field: [*asked, {"role": "user", "content": "x"}, shown]}))
 
 
 def test_parts_that_are_texts():
@@ -247,8 +267,8 @@ def test_the_header_and_the_log(caplog):
     with caplog.at_level(logging.WARNING, "eagle3_llama.server"):
         for _ in range(2):
             answer = left_out.tell(Response(), without)
-    header = answer.headers["X-Left-Out"]
-    assert header == r"format of '\xe9\r\nX-Evil: 1', web_search" and len(caplog.records) == 1
+    assert answer.headers["X-Left-Out"] == r"grammar of '\xe9\r\nX-Evil: 1', web_search"
+    assert len(caplog.records) == 2 and "Evil" not in caplog.text and "web_search of requests" in caplog.text
     assert "X-Left-Out" not in left_out.tell(Response(), []).headers
     tool = {"type": "web_search_\n日本", "name": "x"}
     assert "no tool of type" in str(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from .fields import Body, Echo, Object, Sampling, Word, length, text_alone
-from .histories import readable
+from .histories import READABLE
 
 MAX_MESSAGES, MAX_PARTS = 4096, 4096
 MAX_TOOLS = 2048  # agents with many MCP servers send hundreds
@@ -120,9 +120,7 @@ Format = Annotated[TextFormat | JsonObject | JsonSchemaFormat, Field(discriminat
 class ChatBody(Sampling):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[
-        list[Message], length(MAX_MESSAGES, 1), readable(lambda m: m.get("role") == "assistant")
-    ]
+    messages: Annotated[list[Message], length(MAX_MESSAGES, 1), READABLE]
     max_completion_tokens: int | None = Field(None, ge=1, description="OpenAI's newer name for max_tokens")
     tools: Annotated[list[Tool], length(MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None

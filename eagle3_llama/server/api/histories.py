@@ -1,12 +1,12 @@
 """What the messages of a history are for a model that reads text alone, whatever API they come by.
 
-A client sends a history again with every request. One picture in it must not make all of them fail: in
-earlier turns, and in the results of tools, a line stands for it. In the user's newest turn it is refused.
+A client sends a history again with every request. One picture in it must not make all of them fail: a line
+stands for it in earlier messages, in the results of tools, and in what a client says right behind such a
+result, where some put the pictures that a tool gave. In the user's newest message it is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from pydantic import BeforeValidator
@@ -18,24 +18,28 @@ _RESULTS = ("tool", "function")  # the roles of messages that hold what a tool g
 _TOOL_RESULTS = ("tool_result", "function_call_output", "custom_tool_call_output")
 
 
-def readable(is_answer: Callable[[dict[str, Any]], bool]) -> Any:
-    """A validator of a list of messages or items. is_answer: whether one of them is the assistant's."""
+def _readable(items: Any) -> Any:
+    """A list of messages or items whose parts are texts, but for what the user shows in the newest."""
+    if not isinstance(items, list):
+        return items
+    is_users = lambda item: isinstance(item, dict) and item.get("role") == "user"
+    newest = next((i for i in reversed(range(len(items))) if is_users(items[i])), -1)
+    if newest > 0 and _is_result(items[newest - 1]):
+        newest = -1
+    return [_item(item, i != newest) if isinstance(item, dict) else item for i, item in enumerate(items)]
 
-    def check(items: Any) -> Any:
-        if not isinstance(items, list):
-            return items
-        answers = (
-            i for i in reversed(range(len(items))) if isinstance(items[i], dict) and is_answer(items[i])
-        )
-        newest = next(answers, -1)
-        return [_item(item, i < newest) if isinstance(item, dict) else item for i, item in enumerate(items)]
 
-    return BeforeValidator(check)
+READABLE = BeforeValidator(_readable)
+
+
+def _is_result(item: Any) -> bool:
+    """Whether it is what a tool gave back: a message, an item, or a block."""
+    return isinstance(item, dict) and (item.get("role") in _RESULTS or item.get("type") in _TOOL_RESULTS)
 
 
 def _item(item: dict[str, Any], is_old: bool) -> dict[str, Any]:
     """A message, an item or a block whose parts are texts, as far as they can be."""
-    is_old = is_old or item.get("role") in _RESULTS or item.get("type") in _TOOL_RESULTS
+    is_old = is_old or _is_result(item)
     parts = {name: item[name] for name in ("content", "output") if isinstance(item.get(name), list)}
     return {**item, **{name: [_part(part, is_old) for part in found] for name, found in parts.items()}}
 
@@ -43,7 +47,7 @@ def _item(item: dict[str, Any], is_old: bool) -> dict[str, Any]:
 def _part(part: Any, is_old: bool) -> Any:
     if not isinstance(part, dict):
         return part
-    if part.get("type") in _TOOL_RESULTS:
+    if _is_result(part):
         return _item(part, is_old)
     text = text_of(part)
     if text is None and is_old and (media := media_of(part)) is not None:

@@ -15,13 +15,23 @@ log = logging.getLogger("eagle3_llama.server")
 
 
 def tell(answer: Response, left_out: Iterable[str]) -> Response:
-    """The answer with a header that names what was left out, in ASCII. The log names the same once."""
-    if words := ", ".join(dict.fromkeys(left_out))[:MOST]:
-        answer.headers[HEADER] = words
-        _note(words)
+    """The answer with a header that names what was left out, in ASCII.
+
+    The log has a line for each kind, once, without the names of a client's own tools.
+    """
+    words = list(dict.fromkeys(left_out))
+    if words:
+        answer.headers[HEADER] = ", ".join(words)[:MOST]
+    for kind in {word.partition(" of ")[0] for word in words}:
+        _note(kind)
     return answer
 
 
-@functools.lru_cache(maxsize=64)
-def _note(words: str) -> None:
-    log.warning("this server runs no tools: requests are answered without %s", words)
+@functools.lru_cache(maxsize=256)
+def _note(kind: str) -> None:
+    if kind == "grammar":
+        log.warning(
+            "requests have custom tools with grammars, which are shown to the model, but not enforced"
+        )
+    else:
+        log.warning("this server runs no tools: %s of requests is left out", kind)

@@ -27,14 +27,15 @@ from .fields import (
     length,
     validated,
 )
-from .histories import readable
+from .histories import READABLE
 from .message_blocks import UNREAD, Text, TextBlock, ToolUseBlock, Turn
 
 _TEXTS = ("content", "reasoning_content")
 FAILED = "Error: "  # before the result of a call that failed: templates know no failures
 # types of tools that Anthropic's service runs; most end with a date
 _HOSTED = re.compile(
-    r"((web_search|web_fetch|code_execution|advisor)_|tool_search_tool_|mcp_toolset)[a-z0-9_]*"
+    r"(web_search|web_fetch|code_execution|advisor|tool_search_tool_regex|tool_search_tool_bm25)(_[0-9]{8})?"
+    "|mcp_toolset"
 )
 
 
@@ -95,7 +96,7 @@ class CountBody(Body):
     """POST /v1/messages/count_tokens."""
 
     model: Word | None = Field(None, description="any name, because the server has only one model")
-    messages: Annotated[list[Turn], length(MAX_MESSAGES, 1), readable(lambda t: t.get("role") == "assistant")]
+    messages: Annotated[list[Turn], length(MAX_MESSAGES, 1), READABLE]
     system: str | Annotated[list[Text], length(MAX_PARTS)] | None = None
     tools: Annotated[list[ClientTool], length(MAX_TOOLS)] | None = None
     tool_choice: ClientToolChoice | None = None

@@ -158,6 +158,7 @@ class ToolSet:
         self.functions: list[dict[str, Any]] = []
         self.calls: dict[str, Called] = {}
         self.left_out: list[str] = []
+        self._named: dict[str, list[str]] = {}  # by a tool's own name: its functions
         for tool in tools:
             self._add(tool, again=False)
         for tool in found:
@@ -167,7 +168,7 @@ class ToolSet:
         """The function that a choice names, which may leave out the namespace."""
         if namespace is not None or name in self.calls:
             return flat(namespace, name)
-        own = [function for function, called in self.calls.items() if called.name == name]
+        own = self._named.get(name, [])
         return own[0] if len(own) == 1 else name
 
     def _add(self, tool: ResponseTool, again: bool) -> None:
@@ -196,11 +197,12 @@ class ToolSet:
                 kinds = " and a ".join(sorted((before.kind, called.kind), reverse=True))
                 raise wrong("tools", f"{name!r:.80} is a {kinds} tool, or in two namespaces: name them apart")
         self.calls[name] = called
+        self._named.setdefault(called.name, []).append(name)
         lines = [about, tool.description]
         if called.kind == "custom" and tool.format is not None and tool.format.type == "grammar":
             syntax = tool.format.syntax or "grammar"
             lines.append(f"The input follows this {syntax[:40]}:\n{tool.format.definition or ''}")
-            self.left_out.append(f"format of {name!a:.80}")
+            self.left_out.append(f"grammar of {name!a:.80}")
         function = {
             "name": name,
             "description": "\n\n".join(line for line in lines if line) or None,

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from .chat import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Name, Thinking
 from .fields import Body, Echo, Generation, Object, Word, length, text_alone
 from .foreign_items import of_ours
-from .histories import readable
+from .histories import READABLE
 from .response_tools import ResponseTool, ToolChoice, complete, one_of
 
 LOGPROBS = "message.output_text.logprobs"
@@ -139,15 +139,10 @@ Include = Literal[
 ]
 
 
-def _is_answer(item: dict[str, Any]) -> bool:
-    kind = item.get("type", "message")
-    return item.get("role") == "assistant" or isinstance(kind, str) and kind.endswith(("_call", "reasoning"))
-
-
 class ResponseBody(Generation):
     """POST /v1/responses."""
 
-    input: Annotated[str | Annotated[list[ResponseItem], length(MAX_MESSAGES)], readable(_is_answer)] = ""
+    input: Annotated[str | Annotated[list[ResponseItem], length(MAX_MESSAGES)], READABLE] = ""
     instructions: str | None = Field(None, description="a system message before the input")
     previous_response_id: Word | None = Field(
         None, description="a stored answer, which the input goes on from"

@@ -90,19 +90,7 @@ def opencode(agent, url):
     return call, turn, lambda words: turn("--continue", words)
 
 
-def qwen_code(agent, url):
-    given = {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_MODEL": "any"}
-    flags = ["--yolo", "--auth-type", "openai"]
-    turn = lambda *words: agent.run("qwen", *flags, *words, **given)
-    call = call_of("run_shell_command", command="cat word.txt", is_background=False)
-    return call, lambda words: turn("-p", words), lambda words: turn("--continue", "-p", words)
-
-
-AGENTS = {
-    "codex": ("@openai/codex@0.171.0", codex),
-    "opencode": ("opencode-ai@1.18.33", opencode),
-    "qwen_code": ("@qwen-code/qwen-code@0.24.4", qwen_code),
-}
+AGENTS = {"codex": ("@openai/codex@0.171.0", codex), "opencode": ("opencode-ai@1.18.33", opencode)}
 
 
 @pytest.mark.parametrize("name", AGENTS)
