@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from ..errors import EagleError, ErrorKind, TargetError
@@ -10,6 +11,7 @@ from .gguf_reader import read_architecture
 from .model_reader import model_architecture
 
 HEADS = ("eagle3", "eagle")  # general.architecture of heads
+_ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(:[\w.-]+|(/\w[\w.-]*)+)?")  # OWNER/REPO[:FORMAT or /FILE]
 
 Name = str | os.PathLike[str]
 
@@ -22,7 +24,7 @@ def check_models(target: Name, *heads: Name | None) -> None:
     """
     given = [Path(head) for head in heads if head is not None]
     try:
-        check_file(target)
+        check_file(target, "target")
         kind = model_architecture(target)
     except EagleError as e:
         raise TargetError(e.kind, str(e)) from e
@@ -46,26 +48,43 @@ def check_models(target: Name, *heads: Name | None) -> None:
             )
 
 
-def check_file(path: Name) -> None:
-    """Raises EagleError BAD_FILE unless there is a file at `path`. It says how to mend what is there."""
+def check_file(path: Name, kind: str = "") -> None:
+    """Raises EagleError BAD_FILE unless there is a file at `path`. It says how to mend what is there.
+
+    kind: "target", "head" or "model" (either) for what may also have an hf: name.
+    """
     path = Path(path)
     if path.is_dir():
-        raise EagleError(ErrorKind.BAD_FILE, f"{path} is a folder: {_mend_folder(path)}")
+        raise EagleError(ErrorKind.BAD_FILE, f"{path} is a folder: {_mend_folder(path, kind)}")
     if not path.is_file():
-        raise EagleError(ErrorKind.BAD_FILE, f"no such file: {path}")
+        raise EagleError(ErrorKind.BAD_FILE, missing(path) if kind else f"no such file: {path}")
+
+
+def missing(path: Name, what: str = "file") -> str:
+    """What to say of a model or a head that is not there. It may be meant as a name on the Hub."""
+    name = os.fspath(path)
+    is_name = _ON_THE_HUB.fullmatch(name) and not Path(name.partition("/")[0]).exists()
+    if is_name and not (name.count("/") == 1 and name.endswith(".gguf")):
+        return f"no such {what}: {name}; for the Hub write hf:{name}"
+    return f"no such {what}: {name}"
 
 
 def _architecture(path: Path) -> str:
-    check_file(path)
+    check_file(path, "head")
     return read_architecture(path)
 
 
-def _mend_folder(folder: Path) -> str:
+def _mend_folder(folder: Path, kind: str) -> str:
     """What to give instead of a folder."""
     ggufs = sorted(folder.glob("*.gguf"))
     if ggufs:
         return f"use {' or '.join(map(str, ggufs[:3]))}"
     if (folder / "config.json").is_file():
+        if kind == "target":
+            return (
+                "a model is a GGUF file here: convert_hf_to_gguf.py of llama.cpp makes one of a checkpoint, "
+                "and the Hub has those of many models, hf:OWNER/REPO"
+            )
         return (
             f"a checkpoint's; for a head, eagle3-llama convert {folder} --model TARGET.gguf --out head.gguf "
             "makes a GGUF file of it"
