@@ -9,7 +9,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from eagle3_llama.heads.convert.cli import main
+try:
+    from eagle3_llama.heads.convert.cli import main
+except ModuleNotFoundError as e:
+    needs = "pip install gguf numpy rich typer"
+    sys.exit(
+        f"error: this Python has no package {e.name}: run the script with .venv/bin/python after "
+        f"./scripts/demo, or install what it needs: {needs}"
+    )
 
 if __name__ == "__main__":
     main()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ..common.model_files import missing
 from ..errors import EagleError, ErrorKind
 from ..runtime.params import EagleParams
 from .turns import Run, take_turns
@@ -77,7 +78,7 @@ class Mode:
     def check_files(self, targets: Sequence[str]) -> None:
         """Raises EagleError if a file of the mode is not there."""
         if self.head is not None and not Path(self.head).is_file():
-            raise EagleError(ErrorKind.BAD_FILE, f"no such file: {self.head}")
+            raise EagleError(ErrorKind.BAD_FILE, missing(self.head))
 
     def prepare(self) -> None:
         """Builds what the mode needs. Called before anything is loaded. Raises EagleError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from ..errors import EagleError, ErrorKind, TargetError
@@ -11,6 +12,7 @@ from .model_reader import PART, model_architecture
 from .no_models import kind_of, lacks_layers
 
 HEADS = ("eagle3", "eagle")  # general.architecture of heads
+_ON_THE_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*(:[\w.-]+|(/\w[\w.-]*)+)?")  # OWNER/REPO[:FORMAT or /FILE]
 
 Name = str | os.PathLike[str]
 
@@ -24,7 +26,7 @@ def check_models(target: Name, *heads: Name | None, whole: bool = True) -> None:
     """
     given = [Path(head) for head in heads if head is not None]
     try:
-        check_file(target)
+        check_file(target, "target")
         if other := _another_kind(Path(target), whole):
             what, mend = other
             raise EagleError(ErrorKind.BAD_FILE, f"{target} is no model by itself, but {what}: {mend}")
@@ -68,17 +70,29 @@ def _check_size(target: Path, kind: str, head: Path, head_kind: str) -> None:
         )
 
 
-def check_file(path: Name) -> None:
-    """Raises EagleError BAD_FILE unless there is a file at `path`. It says how to mend what is there."""
+def check_file(path: Name, kind: str = "") -> None:
+    """Raises EagleError BAD_FILE unless there is a file at `path`. It says how to mend what is there.
+
+    kind: "target", "head" or "model" (either) for what may also have an hf: name.
+    """
     path = Path(path)
     if path.is_dir():
-        raise EagleError(ErrorKind.BAD_FILE, f"{path} is a folder: {_mend_folder(path)}")
+        raise EagleError(ErrorKind.BAD_FILE, f"{path} is a folder: {_mend_folder(path, kind)}")
     if not path.is_file():
-        raise EagleError(ErrorKind.BAD_FILE, f"no such file: {path}")
+        raise EagleError(ErrorKind.BAD_FILE, missing(path) if kind else f"no such file: {path}")
+
+
+def missing(path: Name, what: str = "file") -> str:
+    """What to say of a model or a head that is not there. It may be meant as a name on the Hub."""
+    name = os.fspath(path)
+    is_name = _ON_THE_HUB.fullmatch(name) and not Path(name.partition("/")[0]).exists()
+    if is_name and not (name.count("/") == 1 and name.endswith(".gguf")):
+        return f"no such {what}: {name}; for the Hub write hf:{name}"
+    return f"no such {what}: {name}"
 
 
 def _architecture(path: Path) -> str:
-    check_file(path)
+    check_file(path, "head")
     strings, _ = read_beginning(path)
     return strings.get("general.architecture", "") if kind_of(strings) else read_architecture(path)
 
@@ -93,12 +107,17 @@ def _another_kind(path: Path, whole: bool) -> tuple[str, str] | None:
     return lacks_layers(path, n_tensors) if looks else None
 
 
-def _mend_folder(folder: Path) -> str:
+def _mend_folder(folder: Path, kind: str) -> str:
     """What to give instead of a folder."""
     ggufs = sorted(folder.glob("*.gguf"))
     if ggufs:
         return f"use {' or '.join(map(str, ggufs[:3]))}"
     if (folder / "config.json").is_file():
+        if kind == "target":
+            return (
+                "a model is a GGUF file here: convert_hf_to_gguf.py of llama.cpp makes one of a checkpoint, "
+                "and the Hub has those of many models, hf:OWNER/REPO"
+            )
         return (
             f"a checkpoint's; for a head, eagle3-llama convert {folder} --model TARGET.gguf --out head.gguf "
             "makes a GGUF file of it"

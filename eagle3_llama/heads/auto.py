@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..common.gguf_reader import read_architecture, read_gguf
 from ..common.hub import HubName, Repository, choose, repository_of
+from ..common.model_files import HEADS
 from ..common.model_names import AUTO
 from ..common.notes import note
 from ..errors import EagleError
@@ -23,7 +24,6 @@ from .fitted import fit, records
 from .hub import ORDER, fetch_head, is_head_file
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "heads.json"
-HEADS = ("eagle3", "eagle")  # architectures of GGUF files that are heads
 LOOKED_AT = 64  # files beside a model that are opened: a folder may have thousands, on a slow disk
 HEADER = 1 << 16  # bytes in which a file has to name its architecture, which is the first key of most
 

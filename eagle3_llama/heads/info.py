@@ -26,7 +26,7 @@ def describe(path: str | Path) -> list[tuple[str, str]]:
 
     All parts of a split model count. Raises EagleError as read_model().
     """
-    check_file(path)
+    check_file(path, "model")
     file = read_model(path)
     arch = file.string("general.architecture")
     rows = [

@@ -65,7 +65,8 @@ def load_error(path: str, error: ValueError, n_gpu_layers: int | None = None) ->
     for message, why in (_ON_DEVICE if whole else _AT_LOAD).items():
         if message in str(error):
             kind = ErrorKind.UNSUPPORTED if whole else ErrorKind.BAD_FILE
-            return split_error(path) or TargetError(kind, f"{path} cannot be loaded: {why}")
+            known = split_error(path) or type_error(path)
+            return known or TargetError(kind, f"{path} cannot be loaded: {why}")
     return TargetError(ErrorKind.BAD_ARGUMENT, str(error))
 
 
@@ -85,6 +86,23 @@ def split_error(path: str) -> TargetError | None:
     except EagleError as e:
         return TargetError(e.kind, str(e)) if e.kind is ErrorKind.BAD_FILE else None
     return None
+
+
+def type_error(path: str) -> TargetError | None:
+    """What is wrong with a model that has weights of a type that nobody knew; None if it has none."""
+    try:
+        tensors = read_model(path).tensors
+    except EagleError:
+        return None
+    unknown = [name for name, tensor in tensors.items() if tensor.qtype is None]
+    if not unknown:
+        return None
+    more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+    return TargetError(
+        ErrorKind.UNSUPPORTED,
+        f"{path} cannot be loaded: tensor {unknown[0]!r:.80}{more} has a weight type that this llama.cpp "
+        "does not know: take the model in another format, such as Q4_K_M, or a newer eagle3-llama",
+    )
 
 
 def check_files(given: dict[str, Any]) -> None:

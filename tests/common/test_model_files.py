@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import re
+import struct
+from pathlib import Path
 
 import gguf
 import hybrid_models
@@ -43,7 +45,7 @@ def wrong(files, tmp_path_factory):
         "empty": (str(d / "empty.gguf"), bad, "is not a GGUF file"),
         "cut off": (str(d / "cut.gguf"), ErrorKind.TRUNCATED, "truncated"),
         "a folder": (str(d / "folder"), bad, "is a folder: give a file"),
-        "a checkpoint": (str(d / "checkpoint"), bad, "eagle3-llama convert"),
+        "a checkpoint": (str(d / "checkpoint"), bad, "is a folder: a"),
         "a trained head's folder": (str(d / "trained"), bad, "trained/head.gguf"),
     }
 
@@ -210,6 +212,59 @@ def test_a_target_that_llama_cpp_refuses(files, tmp_path):
     cut.write_bytes(open(files[0], "rb").read()[:-200])
     with pytest.raises(TargetError, match="cut.gguf cannot be loaded: the file is damaged"):
         EagleLlama(cut, **CTX)
+
+
+def test_weights_of_a_type_that_llama_cpp_does_not_know(files, tmp_path):
+    """Wherever a model is loaded: generate, the server's Batcher, Python."""
+    data, name = bytearray(open(files[0], "rb").read()), b"blk.0.attn_q.weight"
+    at = data.find(struct.pack("<Q", len(name)) + name) + 8 + len(name)
+    n_dims = struct.unpack_from("<I", data, at)[0]
+    struct.pack_into("<I", data, at + 4 + 8 * n_dims, 999)
+    newer = tmp_path / "newer.gguf"
+    newer.write_bytes(data)
+    for call in (
+        lambda: EagleLlama(newer, **CTX),
+        lambda: Batcher(BatchSettings(str(newer), n_ctx=128, n_threads=1)),
+        lambda: app(["generate", "-m", str(newer), "-p", "x"], standalone_mode=False),
+    ):
+        with pytest.raises(TargetError, match="blk.0.attn_q.weight' has a weight type that") as e:
+            call()
+        assert e.value.kind is ErrorKind.UNSUPPORTED and "another format" in str(e.value)
+
+
+@pytest.mark.parametrize("name", ["me/tiny-GGUF", "me/tiny-GGUF:Q8_0", "me/tiny-GGUF/head-Q8_0.gguf"])
+def test_a_name_on_the_hub_without_hf(files, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for target, head in ((name, files[1]), (files[0], name)):
+        for way, call in ways(target, head, tmp_path).items():
+            with pytest.raises(EagleError) as e:
+                call()
+            assert str(e.value) == f"no such file: {name}; for the Hub write hf:{name}", way
+    for call in (lambda: describe(name), lambda: convert(Path(name), files[0], tmp_path / "out.gguf")):
+        with pytest.raises(EagleError, match=f"; for the Hub write hf:{name}"):
+            call()
+
+
+@pytest.mark.parametrize("name", ["models/head.gguf", "/a/b", "a", "here/b"])
+def test_a_path_is_no_name_on_the_hub(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    with pytest.raises(EagleError) as e:
+        check_models(name)
+    assert str(e.value) == f"no such file: {name}"
+    with pytest.raises(EagleError, match="no such file: me/prompts$"):
+        TrainSettings(targets=(tiny_models.target(tmp_path / "t.gguf"),), out="out", prompts=("me/prompts",))
+
+
+def test_a_checkpoint_in_the_targets_place(wrong, files, tmp_path):
+    """It is the model's, so the answer is not about heads."""
+    folder = wrong["a checkpoint"][0]
+    for call in (lambda: check_models(folder), lambda: convert(files[1], folder, tmp_path / "out.gguf")):
+        with pytest.raises(EagleError, match="convert_hf_to_gguf.py of llama.cpp makes one") as e:
+            call()
+        assert "head" not in str(e.value)
+    with pytest.raises(EagleError, match="for a head, eagle3-llama convert"):
+        check_models(files[0], folder)
 
 
 def test_a_long_prompt_is_both_errors(files):

@@ -36,6 +36,20 @@ def test_layouts(tmp_path, target, layout, outtype):
     assert got["blk.0.attn_norm_2.weight"].tensor_type.name == "F32"
 
 
+@pytest.mark.parametrize(
+    "nested, layout",
+    [
+        ({"use_aux_hidden_state": True}, "SpecForge"),  # as SpecForge and `train` write it
+        ({"use_aux_hidden_state": True, "use_last_layernorm": True}, "ModelOpt"),
+    ],
+)
+def test_whose_layout_a_midlayer_is(tmp_path, target, nested, layout):
+    config, tensors = checkpoint("SpecForge")
+    config["eagle_config"] |= nested
+    report = convert(write_head(tmp_path / "head", config, tensors), target, tmp_path / "out.gguf")
+    assert report.layout == layout and report.layers == [2, 6, 9]
+
+
 def test_rotary_layout(tmp_path, target):
     """Row i of a head's first half and row i of its second become neighbours."""
     config, tensors = checkpoint()

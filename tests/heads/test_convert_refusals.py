@@ -254,3 +254,10 @@ def test_weights_beyond_float16(tmp_path, target):
     head = write_head(tmp_path / "head", config, tensors)
     for outtype in ("f16", "q8_0", "q4_0"):
         refuses(tmp_path, head, target, "fc.weight", "--outtype", outtype)
+
+
+def test_the_script_in_a_python_without_packages():
+    """The system's, for example."""
+    done = run([sys.executable, "-S", ROOT / "scripts" / "convert_eagle.py", "--help"], code=1)
+    assert done.stderr.startswith("error: this Python has no package ") and done.stderr.count("\n") == 1
+    assert "pip install gguf numpy rich typer" in done.stderr

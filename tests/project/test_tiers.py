@@ -132,6 +132,7 @@ MENDED = {
     "Seeds such as": "llama/test_seeds.py::test_a_given_seed_is_fixed",
     "`--help` shows each name": "cli/test_options.py::test_help_has_each_name_whole",
     "The pages install extras": "native/test_build.py::test_a_copy_in_place_of_the_checkout_is_mended",
+    "Errors say `hf:OWNER/REPO`": "common/test_model_files.py::test_a_name_on_the_hub_without_hf",
     "`auto` knows a head": "heads/test_auto.py::test_auto_knows_a_head_by_what_it_is",
 }
 

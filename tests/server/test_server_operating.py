@@ -1,6 +1,7 @@
 """What an operator sets and sees: a file with options, keys with names, readiness, adapters, cache types."""
 
 import json
+from pathlib import Path
 
 import httpx
 import pytest
@@ -10,9 +11,11 @@ from server_tools import ask, process, running, settings, tiny, until
 from tiny_models import PROMPT
 
 from eagle3_llama import EagleError
+from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.errors import ErrorKind
 from eagle3_llama.server import cli
 from eagle3_llama.server.settings import ServerSettings
+from eagle3_llama.server.web.process import _describe
 
 COMPLETIONS = "/v1/completions"
 
@@ -179,6 +182,24 @@ def test_a_full_queue_is_alive_and_not_ready(files):
         s.gate.draining = True
         assert s.client.get("/ready").json()["error"]["code"] == "shutting_down"
         assert s.client.get("/health").status_code == 200
+
+
+# -- the start --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_the_start_says_what_is_served(files, head):
+    with Batcher(BatchSettings(**tiny(files if head else files[:1]).batch())) as batcher:
+        which = f"head {Path(files[1]).name}" if head else "no head"
+        assert _describe(batcher) == f"{which}, 2 slots of 256 tokens, 1 thread"
+
+
+@pytest.mark.thorough
+def test_the_start_of_a_process(files):
+    given = ["--model", files[0], "--eagle", files[1], "--n-ctx", 256, "--n-parallel", 1, "--threads", 2]
+    with process(*given) as p:
+        assert p.url in p.first and Path(files[0]).name in p.first
+        assert p.process.stdout.readline().strip().endswith(", 1 slot of 256 tokens, 2 threads")
 
 
 # -- the target -------------------------------------------------------------------------------------------

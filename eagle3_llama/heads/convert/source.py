@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...common.files import parse_object, reading
+from ...common.model_files import missing
 from ...errors import EagleError, ErrorKind
 from .config import Config, read_config
 from .gguf_source import read_gguf_head
@@ -33,7 +34,7 @@ def read_source(head: Path) -> Source:
     if head.is_file() and head.suffix == ".gguf":
         return Source(*read_gguf_head(head))
     if not head.exists():
-        raise EagleError(ErrorKind.BAD_FILE, f"no such file or folder: {head}")
+        raise EagleError(ErrorKind.BAD_FILE, missing(head, "file or folder"))
     if not head.is_dir():
         raise EagleError(
             ErrorKind.BAD_ARGUMENT,

@@ -38,7 +38,7 @@ def serve(settings: ServerSettings) -> None:
 
     batcher = Batcher(BatchSettings(**settings.batch()))
     app = create_app(settings, batcher)
-    server = DrainingServer(uvicorn_config(app, most), settings, app.state.server.gate)
+    server = DrainingServer(uvicorn_config(app, most), settings, app.state.server.gate, _describe(batcher))
     try:
         server.run(sockets=[listener])
     finally:
@@ -46,6 +46,16 @@ def serve(settings: ServerSettings) -> None:
         if not server.gate.wait(0.0 if server.force_exit else OVERTIME):
             os._exit(128 + signal.SIGTERM)
         batcher.close(0.0)
+
+
+def _describe(batcher: Any) -> str:
+    """The head, the slots and the threads, as they are and not as they were asked for."""
+    count = lambda n, what: f"{n} {what}{'' if n == 1 else 's'}"
+    head = "no head"
+    if batcher.engine.has_head:
+        head = f"head {os.path.basename(batcher.settings.eagle)}"
+    slots = f"{count(batcher.n_parallel, 'slot')} of {batcher.n_ctx} tokens"
+    return f"{head}, {slots}, {count(batcher.base.n_threads, 'thread')}"
 
 
 def uvicorn_config(app: FastAPI, most: int, parser: str | None = None) -> uvicorn.Config:
@@ -106,9 +116,9 @@ class DrainingServer(uvicorn.Server):
     On the second signal, stops at once.
     """
 
-    def __init__(self, config: uvicorn.Config, settings: ServerSettings, gate: Any) -> None:
+    def __init__(self, config: uvicorn.Config, settings: ServerSettings, gate: Any, about: str = "") -> None:
         super().__init__(config)
-        self.settings, self.gate = settings, gate
+        self.settings, self.gate, self.about = settings, gate, about
         self._draining: asyncio.Task | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -118,6 +128,8 @@ class DrainingServer(uvicorn.Server):
             host, port = listener.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             print(f"serving {os.path.basename(self.settings.model)} at http://{shown}:{port}", flush=True)
+        if self.about:
+            print(self.about, flush=True)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """A signal handler: runs in the main thread, between any two of its instructions."""

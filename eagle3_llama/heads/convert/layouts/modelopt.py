@@ -8,7 +8,8 @@ from __future__ import annotations
 from ..config import Config
 from .base import Layout
 
-_OWN_KEYS = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm")
+# use_aux_hidden_state is in SpecForge's configs too, and in those of this project's training
+_OWN_KEYS = ("use_input_layernorm_in_first_layer", "use_last_layernorm")
 
 
 def _matches(config: Config, names: set[str]) -> bool:
