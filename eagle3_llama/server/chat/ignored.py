@@ -64,7 +64,7 @@ def _beside_values(node: dict[str, Any]) -> Iterator[str]:
         return  # the converter refuses it
     if len(fitting(node)) < len(values):
         yield f"{name} of values that the rest of its schema does not allow"
-    about = {str: {"pattern", "format"}, list: _ARRAY, dict: _OBJECT}
+    about: dict[type, set[str]] = {str: {"pattern", "format"}, list: {*_ARRAY}, dict: {*_OBJECT}}
     beside = {key for value in values for key in about.get(type(value), set()) & node.keys()}
     for key in sorted(beside):
         if key != "format" or node[key] in (*KNOWN, *LEFT, *PATTERNS):
