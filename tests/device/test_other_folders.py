@@ -38,14 +38,7 @@ def test_on_the_device(what):
     path = os.pathsep.join([str(ROOT / "tests" / "kit"), os.environ.get("PYTHONPATH", "")])
     settings = {"EAGLE3_TEST_LAYERS": str(layers), "PYTHONPATH": path, "OMP_WAIT_POLICY": "passive"}
     run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            *"-p device_plugin -p no:cacheprovider".split(),
-            *files,
-        ],
+        [sys.executable, "-m", "pytest", "-q", *"-p device_plugin -p no:cacheprovider".split(), *files],
         env={**os.environ, **settings},
         cwd=ROOT,
         seconds=800,
