@@ -73,8 +73,8 @@ class Enforced:
         out: dict[str, None] = {}
         for f in self.functions:
             if f["name"] in names:
-                text = json.dumps(f["parameters"])
-                out |= self.odd[f["name"]] | {line: None for line in lines if _is_about(line, text)}
+                patterns = _patterns_in(json.dumps(f["parameters"]))
+                out |= self.odd[f["name"]] | {line: None for line in lines if _is_about(line, patterns)}
         return list(out)
 
     def mark(self, function: str, kind: str, rule: str) -> int:
@@ -212,12 +212,11 @@ def _with_types(lines: list[str], texts: set[str]) -> list[str]:
     """The lines of a grammar whose tags say whether a text follows. texts: numbers that stand for one."""
     if not any(map(_TYPED.search, lines)):
         return lines
-    bound = [line for line in lines if texts & set(_MARK.findall(line))]
+    bound = (line.partition(" ")[0].split("-") for line in lines if texts & set(_MARK.findall(line)))
+    rules = {"-".join(words[:i]) for words in bound for i in range(1, len(words) + 1)}  # and what they are of
 
     def typed(found: re.Match[str]) -> str:
-        rule = found[3]
-        is_text = any(line.startswith((f"{rule} ", f"{rule}-")) for line in bound)
-        return f"{found[1]}{'true' if is_text else 'false'}{found[2]}"
+        return f"{found[1]}{'true' if found[3] in rules else 'false'}{found[2]}"
 
     return [_TYPED.sub(typed, line) for line in lines]
 
@@ -228,9 +227,13 @@ def _resolved(root: Any, reference: str) -> Any:
     return root
 
 
-def _is_about(line: str, text: str) -> bool:
-    """Whether a line of the library, which may be cut, is about a pattern in this schema."""
-    patterns = map(json.loads, re.findall(r'"pattern": ("(?:[^"\\]|\\.)*")', text))
+def _patterns_in(text: str) -> set[str]:
+    """The patterns of a schema."""
+    return set(map(json.loads, re.findall(r'"pattern": ("(?:[^"\\]|\\.)*")', text)))
+
+
+def _is_about(line: str, patterns: set[str]) -> bool:
+    """Whether a line of the library, which may be cut, is about one of these patterns."""
     return len(line) > 900 or any(pattern in line for pattern in patterns)
 
 
