@@ -208,9 +208,7 @@ class Caller:
             arguments["max_tokens"] = 0
         self.size.check_fits(body.suffix or "", "suffix")
         if body.suffix and not self._can_infill:
-            raise wrong(
-                "suffix", "this model cannot fill in the middle: its vocabulary has no tokens for that"
-            )
+            raise wrong("suffix", "this model cannot fill in the middle: it has no tokens for that")
         if body.suffix is not None and body.echo and logprobs is not None:
             raise wrong("suffix", "echo with logprobs is not possible beside it; leave one of them out")
         sizes = [0] * len(prompts)
@@ -230,8 +228,8 @@ class Caller:
             raise wrong("json_schema", "grammar constrains the answer too; give only one of them")
         marks = Marks(body.json_schema)
         schema = enforceable(body.json_schema, SchemaRoom(marks, "json_schema"))  # None stays None
-        made = lambda: self._grammar(body.grammar) or self._schema(schema, "json_schema", marks, True)
-        grammar = Once(made)
+        own = body.grammar
+        grammar = Once(lambda: self._grammar(own) or self._schema(schema, "json_schema", marks, True))
 
         def call(llm: Any, prompt: Any, seed: int) -> Any:
             return complete(llm, prompt, **arguments, grammar=_parsed(grammar()), seed=seed)
