@@ -36,7 +36,8 @@ from .usage import TokenUsage
 
 
 class EagleLlama(named.NamedLlama, GeneratingLlama):
-    """A faster `llama_cpp.Llama`: same arguments with the same defaults, same methods, same text.
+    """A faster `llama_cpp.Llama`: same arguments with the same defaults, same methods, and the
+    text that this package's `Llama` gives. Another build's may differ where two tokens are nearly as likely.
 
     eagle: a head (GGUF) that was trained for this model; with None, drafts come from the text alone; with
     "auto", one is looked for. (eagle_path and head are other names for it.) Model and head may be hf: names.

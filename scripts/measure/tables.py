@@ -208,8 +208,9 @@ def headline(all_of: Sequence[Measurement]) -> str:
     """The one figure that README begins with: the best format of its table."""
     m, figures = against_stock(all_of)
     best = max(figures, key=lambda fmt: figures[fmt][BARS[2]])
-    told = f"In {best} it was **{figures[best][BARS[2]]:.1f} times as fast as stock llama-cpp-python**"
-    return wrapped(f"{told} ({m.machine}, {m.threads} threads; more below).")
+    told = f"It was **{figures[best][BARS[2]]:.1f} times as fast as stock llama-cpp-python** with"
+    where = f"{m.conditions}; {m.machine}, {m.threads} threads; more below"
+    return wrapped(f"{told} {m.model} in {best} ({where}).")
 
 
 def against_stock(all_of: Sequence[Measurement]) -> tuple[Measurement, dict[str, Numbers]]:

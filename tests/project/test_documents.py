@@ -226,5 +226,16 @@ def test_the_replicas_page(tmp_path, monkeypatch):
         assert (settings.threads, scale.least, scale.most) == (8, 1, 4)
 
 
+def test_the_first_lines_say_whose_text_it_is():
+    """And for whom it is, one figure with its model and prompts, and one command."""
+    first = " ".join(TEXT["README.md"].partition("![speeds")[0].split())
+    for said in ("llama_cpp.Llama", "times as fast", "SmolLM2", "prompts", "git clone", "./scripts/demo"):
+        assert said in first, said
+    for page in ("README.md", "eagle3_llama/docs/use.md", "eagle3_llama/docs/scope.md"):
+        words = " ".join(TEXT[page].split())
+        assert "exactly what this package gives without drafts" in words, page
+        assert "sums in another order" in words and "as between any two builds" in words, page
+
+
 def test_readme_is_short():
     assert len(TEXT["README.md"].splitlines()) < 130

@@ -89,7 +89,12 @@ class Reader:
     def is_set_up(self, line):
         """What has been done for the tests: ./scripts/..., activate, pip install."""
         words = shlex.split(line, comments=True)
-        if words[0].startswith("./scripts/"):
+        if words[:2] == ["git", "clone"]:
+            assert words[2:6] == ["REPOSITORY", "eagle3-llama", "&&", "cd"] and words[-1].startswith(
+                "./scripts/"
+            )
+            assert os.access(ROOT / words[-1], os.X_OK)
+        elif words[0].startswith("./scripts/"):
             assert os.access(ROOT / words[0], os.X_OK)
         elif words == ["source", ".venv/bin/activate"]:
             assert (Path(sys.executable).parent / "activate").is_file()
