@@ -126,13 +126,14 @@ def _in_folder(target: Path) -> tuple[Path | None, str]:
 def _heads_in(folder: Path) -> list[Path]:
     """The heads in a folder by what the files say of themselves, those named as llama.cpp's first."""
     files = sorted(folder.glob("*.gguf"), key=lambda path: (not is_head_file(path.name), path.name))
-    return [path for path in files[:LOOKED_AT] if is_head_file(path.name) or _is_head(path)]
+    looked_at = [path for path in files[:LOOKED_AT] if path.is_file()]  # opening a pipe would wait
+    return [path for path in looked_at if is_head_file(path.name) or _is_head(path)]
 
 
 def _is_head(path: Path) -> bool:
     try:
-        return path.is_file() and read_architecture(path, HEADER) in HEADS  # opening a pipe would wait
-    except (EagleError, OSError):
+        return read_architecture(path, HEADER) in HEADS
+    except EagleError:
         return False  # whatever it is, nobody said that it is a head
 
 

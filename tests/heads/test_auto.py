@@ -57,7 +57,8 @@ def test_auto_knows_a_head_by_what_it_is(alone, name, capsys):
     assert dict(describe(alone))["--eagle auto"].startswith("no head: none beside it; none in the cache")
     shutil.copy(alone, folder / "another.gguf")
     (folder / "a-broken.gguf").write_bytes(b"GGUF" + bytes(100))
-    os.mkfifo(folder / "a-pipe.gguf")
+    for pipe in ("a-pipe.gguf", "eagle3-pipe.gguf"):
+        os.mkfifo(folder / pipe)
     (folder / "a-folder.gguf").mkdir()
     tiny_models.head(folder / "a-wide.gguf", n_embd=96)
     assert auto.choose_head(alone) is None
