@@ -211,6 +211,20 @@ def test_a_clients_texts_are_no_marks(libraries, grammars):
     check(grammars, grammar, [json.dumps(good)], [json.dumps(one) for one in bad])
 
 
+def test_references_to_parts_of_parts(libraries):
+    """However they lie within each other, what comes of them is bounded over all tools."""
+    inner = DIGIT
+    for _ in range(10):
+        inner = {"type": "object", "properties": {"a": inner}}
+    places = ["#" + "/properties/a" * n for n in range(1, 11)] * 20
+    big = {"type": "object", "properties": {"a": inner, "b": {"anyOf": [{"type": "null"}] * 900}}}
+    big["properties"] |= {f"r{i}": {"$ref": place} for i, place in enumerate(places)}
+    big["properties"] |= {f"s{i}": {"$ref": f"#/properties/b/anyOf/{i}"} for i in range(900)}
+    big["properties"]["all"] = {"$ref": "#/%70roperties/b"}
+    with pytest.raises(ApiError, match="parts"):
+        prepared(libraries["json"], tools=[tool(f"f{i}", big) for i in range(40)])
+
+
 WRONG_DEFS = [[], "x", 5, None]
 
 

@@ -426,6 +426,8 @@ def test_what_is_about_objects_alone(grammars):
         {"allOf": [5]},
         {"enum": [{}, [], None, "a"]},
         {"const": None},
+        {"enum": ["a", {}], "format": [1], "type": [{}, "string"], "minLength": "x"},
+        {"prefixItems": [], "items": {}, "minItems": []},
         5,
         None,
     ],

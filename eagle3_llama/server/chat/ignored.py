@@ -10,6 +10,7 @@ from .settled import KNOWN, LEFT, PATTERNS, fitting, is_of
 _CHOICES = ("oneOf", "anyOf")
 _NUMBER = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum".split())
 _STRING = frozenset("pattern minLength maxLength".split())
+_OF_TEXTS = frozenset(("pattern", "format"))  # what is not looked for in listed values
 _ARRAY = frozenset("items prefixItems minItems maxItems".split())
 _OBJECT = frozenset("properties required additionalProperties".split())
 _BOUND = frozenset(("enum", "const", "allOf", *_CHOICES)).union(_NUMBER, _STRING, _ARRAY, _OBJECT)
@@ -64,8 +65,8 @@ def _beside_values(node: dict[str, Any]) -> Iterator[str]:
         return  # the converter refuses it
     if len(fitting(node)) < len(values):
         yield f"{name} of values that the rest of its schema does not allow"
-    about: dict[type, set[str]] = {str: {"pattern", "format"}, list: {*_ARRAY}, dict: {*_OBJECT}}
-    beside = {key for value in values for key in about.get(type(value), set()) & node.keys()}
+    about: dict[type, frozenset[str]] = {str: _OF_TEXTS, list: _ARRAY, dict: _OBJECT}
+    beside = {key for value in values for key in about.get(type(value), frozenset()) & node.keys()}
     for key in sorted(beside):
         if key != "format" or node[key] in (*KNOWN, *LEFT, *PATTERNS):
             yield f"{key} beside {name}"

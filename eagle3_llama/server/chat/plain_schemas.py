@@ -31,7 +31,10 @@ def plain(root: Any, room: SchemaRoom) -> Any:
 
 
 def shown(root: Any, room: SchemaRoom) -> Any:
-    """A schema as templates show it: as it is, unless the converter would not find what it refers to."""
+    """A schema as templates show it: as it is, unless the converter would not find what it refers to.
+
+    It takes its parts from the room. Raises ApiError 400 as plain() does.
+    """
     if not isinstance(root, dict):
         return root
     numbers, taken = itertools.count(2), set[str]()
@@ -45,13 +48,14 @@ def shown(root: Any, room: SchemaRoom) -> Any:
 
     made = _Plain(root, room, name, lambda schema: schema)
     out = made.whole()
+    room.nodes = made.left
     return out if made.odd else root
 
 
 class _Plain:
     """name: makes a definition's name, from the last part of a reference. settle: changes each schema.
 
-    odd: there was a reference that the converter does not understand.
+    odd: there was a reference that the converter does not understand. left: parts that there is room for.
     """
 
     def __init__(
@@ -64,7 +68,7 @@ class _Plain:
         self._root, self._room, self._name, self._settle = root, room, name, settle
         self._names: dict[_Place, str] = {}
         self._places: list[_Place] = []
-        self._left, self._lost, self.odd = room.nodes, False, False
+        self.left, self._lost, self.odd = room.nodes, False, False
 
     def whole(self) -> dict[str, Any]:
         out = self._schema(self._root)
@@ -78,8 +82,8 @@ class _Plain:
     def _schema(self, node: Any) -> Any:
         if not isinstance(node, dict):
             return node
-        self._left -= 1
-        if self._left < 0:
+        self.left -= 1
+        if self.left < 0:
             raise self._room.too_many()
         out: dict[str, Any] = {}
         for key, value in node.items():

@@ -53,7 +53,7 @@ _KINDS: dict[str, Any] = {
     "boolean": lambda v: isinstance(v, bool),
     "string": lambda v: isinstance(v, str),
     "number": lambda v: _is_number(v),
-    "integer": lambda v: _is_number(v) and v == int(v),
+    "integer": lambda v: _is_number(v) and (isinstance(v, int) or v.is_integer()),
     "array": lambda v: isinstance(v, list),
     "object": lambda v: isinstance(v, dict),
 }
@@ -108,7 +108,7 @@ def _of_values(schema: dict[str, Any]) -> dict[str, Any]:
     gone = {*checked(schema), "format"}
     if isinstance(schema.get("type"), list):
         gone.add("type")
-    if not fit or schema.get("format") in KNOWN | LEFT | PATTERNS.keys():
+    if not fit or schema.get("format") in (*KNOWN, *LEFT, *PATTERNS):
         return schema
     out = {k: v for k, v in schema.items() if k not in gone}
     if "const" in out:
