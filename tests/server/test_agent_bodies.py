@@ -8,7 +8,7 @@ from agent_bodies import CYCLE, PATCH, PNG, SESSIONS, TURNS, codex, codex_of_ope
 from starlette.responses import Response
 
 from eagle3_llama.server.api import left_out, messages
-from eagle3_llama.server.api.chat import ChatBody
+from eagle3_llama.server.api.chat import MAX_TOOLS, ChatBody
 from eagle3_llama.server.api.response_input import chat_of, items_of
 from eagle3_llama.server.api.response_items import Items
 from eagle3_llama.server.api.response_tools import HOSTED
@@ -197,6 +197,22 @@ def test_parts_that_are_texts():
         CHAT, {"messages": [{"role": "user", "content": []}, said, {"role": "user", "content": "Why?"}]}
     )
     assert chat.messages[1].content[0].text == "No."
+
+
+def test_more_calls_than_a_turn_may_have():
+    """An error of the request, in whichever API."""
+    uses = [{"type": "tool_use", "id": f"t{i}", "name": "f", "input": {}} for i in range(MAX_TOOLS + 1)]
+    result = {"type": "tool_result", "tool_use_id": "t0", "content": "x"}
+    turns = [("user", "x"), ("assistant", uses), ("user", [result])]
+    body = {"messages": [{"role": role, "content": content} for role, content in turns], "max_tokens": 1}
+    assert f"at most {MAX_TOOLS}" in str(error(MESSAGES, body))
+    calls = [
+        {"type": "function_call", "call_id": f"c{i}", "name": "f", "arguments": "{}"}
+        for i in range(MAX_TOOLS + 1)
+    ]
+    assert f"at most {MAX_TOOLS}" in str(
+        error(RESPONSES, {"input": [{"role": "user", "content": "x"}, *calls]})
+    )
 
 
 def test_damaged_items_are_errors():

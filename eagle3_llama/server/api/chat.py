@@ -149,6 +149,7 @@ class ChatBody(Sampling):
         None, description="Ollama's: enable_thinking, or reasoning_effort"
     )
     thinking: Thinking | None = Field(None, description="enable_thinking, and thinking_budget_tokens")
+    prompt_cache_options: Object | None = Field(None, description="no effect")
     verbosity: Word | None = None
     modalities: Annotated[list[Literal["text"]], length(1)] | None = None
 
