@@ -98,6 +98,7 @@ MENDED = {
     "Streams echo": "llama/test_answer_text.py::test_streams_keep_what_a_stop_string_held_back",
     "Requests that outlive": "batching/test_batching_ends.py::test_a_request_after_close",
     "Training goes on only": NEEDS,
+    "`train` says rates": NEEDS,
     "Models in several files": "common/test_split_models.py::test_missing_parts_are_named",
     "Commands take texts": "cli/test_texts_and_places.py::test_a_prompt_that_is_no_utf8",
     "Saved slots carry": "batching/test_batching_states.py::test_slots_are_saved_and_restored",
