@@ -40,9 +40,7 @@ def train(
     weights: Annotated[
         str, typer.Option(help="shares of self-written prompts, --prompts, --conversations in the data")
     ] = "1,1,1",
-    max_tokens: Annotated[
-        int, typer.Option(help="least tokens of training data; running answers are finished")
-    ] = 1_000_000,
+    max_tokens: Annotated[int, typer.Option(help="most tokens of training data")] = 1_000_000,
     max_gb: Annotated[float, typer.Option(help="most gigabytes of training data on disk")] = 20.0,
     n_predict: Annotated[
         int, typer.Option("--n-predict", "-n", help="most tokens to generate per answer")
@@ -73,7 +71,9 @@ def train(
     hard: Annotated[
         float, typer.Option(help="share of the loss on the target's best token instead of its distribution")
     ] = 0.0,
-    temperature: Annotated[float, typer.Option(help="temperature of the target's distribution")] = 1.0,
+    temperature: Annotated[
+        float, typer.Option("--temp", "--temperature", help="temperature of the target's distribution")
+    ] = 1.0,
     optimizer: Annotated[str, typer.Option(help="adamw, or muon for the matrices inside the head")] = "adamw",
     lr: Annotated[float, typer.Option(help="highest learning rate")] = 1e-3,
     batch_tokens: Annotated[int, typer.Option(help="positions per optimiser step")] = 2048,

@@ -48,12 +48,15 @@ class Batch:
 
 
 class Corpus:
-    """The memory-mapped conversations of all shards. layers: those to read, None for all captured layers.
+    """The memory-mapped conversations of all shards.
 
-    Raises EagleError BAD_ARGUMENT if the shards do not have these layers.
+    layers: those to read, None for all captured layers. max_tokens: only the first conversations, with so
+    many tokens in all. Raises EagleError BAD_ARGUMENT if the shards do not have these layers.
     """
 
-    def __init__(self, paths: Sequence[Path], layers: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, paths: Sequence[Path], layers: Sequence[int] | None = None, max_tokens: int | None = None
+    ) -> None:
         self.files, self.items = list[Any](), list[Item]()
         digest = hashlib.sha256()
         about = shard_info(paths[0])
@@ -77,6 +80,9 @@ class Corpus:
                 for a, b, p, g in zip([0, *ends[:-1]], ends, n_prompt, greedy)
             ]
 
+        if max_tokens is not None:
+            fit = np.cumsum([len(item) for item in self.items]) <= max_tokens
+            self.items = self.items[: int(fit.sum())]
         self._digest = digest.hexdigest()
 
     def digest(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -146,11 +146,16 @@ def read(target: TrainingTarget, task: Task, slot: int) -> Conversation | None:
 
 
 def converse(
-    target: TrainingTarget, tasks: Iterable[Task], n_predict: int, seed: int
+    target: TrainingTarget,
+    tasks: Iterable[Task],
+    n_predict: int,
+    seed: int,
+    under_way: Callable[[int], None] = lambda tokens: None,
 ) -> Iterator[tuple[int, Conversation | None]]:
     """Runs the tasks, up to n_slots at the same time. Yields (index, conversation) when a task ends.
 
-    The conversation is None for a task that gave nothing to train on.
+    The conversation is None for a task that gave nothing to train on. under_way(tokens of the texts that go
+    on) is called after each step.
     """
     waiting = iter(tasks)
     active: dict[int, tuple[GrowingText, int]] = {}  # slot -> (its sequence, the token to decode next)
@@ -175,6 +180,7 @@ def converse(
         yield from advance(target, active, n_predict)
         if active:
             step(target, active)
+            under_way(sum(len(s.tokens) for s, _ in active.values()))
 
 
 def advance(

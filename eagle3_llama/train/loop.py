@@ -23,13 +23,12 @@ from .export import head_d2t, read_head
 from .loss import Teacher, training_time_test
 from .model import Head, build
 from .optimizer import Optimizers
-from .settings import TrainSettings
+from .settings import PACE_STEPS, TrainSettings
 from .start import least_squares_start
 from .weights import TargetWeights
 
 COLUMNS = ("step", "tokens_seen", "seconds", "loss", "lr", "mean_accepted_length")
 SAVE_EVERY = 60.0  # seconds
-PACE_STEPS = 5  # after this many steps the speed is known
 
 
 @dataclasses.dataclass
@@ -65,6 +64,7 @@ class Trainer:
         best = {"best": -1.0, "since_best": 0, "rows": []}
         self.state: dict[str, Any] = {"step": 0, "seen": 0, "seconds": 0.0, **best, "by_time": None}
         self.loss, self.save_every = float("nan"), SAVE_EVERY
+        self.stopping = False  # set from a signal: train() saves after the step, and raises KeyboardInterrupt
 
     def _vocabulary(self, weights: TargetWeights) -> tuple[np.ndarray, float]:
         answers = self.corpus.answers(self.train_items)
@@ -126,9 +126,18 @@ class Trainer:
                 saved = time.monotonic()
             rate, accepted = st["seen"] / max(st["seconds"], 1e-9), st["rows"][-1]["mean_accepted_length"]
             progress(Progress(st["step"], total, st["seen"], rate, self.loss, accepted))
+            if self.stopping:
+                self.save()
+                raise KeyboardInterrupt
         if st["rows"][-1]["step"] != st["step"]:
             self.evaluate()
         self.save()
+
+    def seconds_left(self) -> float:
+        """How long the steps that are left take, at the speed so far; measurements come on top."""
+        st = self.state
+        left = st["seconds"] / max(st["step"], 1) * (self.s.epochs * self.epoch_steps - st["step"])
+        return min(left, 60 * self.s.minutes - st["seconds"]) if self.s.minutes else left
 
     def _step(self, items: list[Any], total: int) -> int:
         batch = self.corpus.batch(items, self.s.steps + 2, self.s.device)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import signal
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +20,8 @@ from ..common.progress import Lines, progress
 from ..errors import EagleError, ErrorKind
 from ..heads.convert import convert
 from ..runtime.machine import cores
-from .settings import TrainSettings
-from .shards import Shards
+from .settings import PACE_STEPS, TrainSettings
+from .shards import BLOCK, Shards, shard_info
 from .target import TrainingTarget
 
 if TYPE_CHECKING:  # these modules need PyTorch
@@ -25,6 +29,7 @@ if TYPE_CHECKING:  # these modules need PyTorch
     from .loop import Trainer
 
 OUTTYPE = "q8_0"
+MEASURED = 5.0  # seconds of generation after which the time that it takes is said
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,22 +48,47 @@ def train(settings: TrainSettings) -> TrainReport:
     """Creates training data and a head in the folder settings.out.
 
     It writes data/, checkpoint.pt, best.pt, log.csv, config.json, model.safetensors, head.gguf and
-    acceptance.png. You can stop it at any time; the same call then continues. Raises EagleError.
+    acceptance.png. You can stop it at any time; the same call then continues. Raises EagleError, and at
+    Ctrl-C KeyboardInterrupt, after saying what is kept.
     """
     try:
         import torch  # noqa: F401 - only to check that it is installed
     except ImportError as e:
         raise EagleError(ErrorKind.LIBRARY, f"training needs PyTorch: {extras.command('train')}") from e
+
+    out, console = Path(settings.out), Console(stderr=True)
+    try:
+        return _train_in(out, settings, console)
+    except KeyboardInterrupt:
+        console.print(f"stopped. {kept(settings)}", markup=False, highlight=False, soft_wrap=True)
+        raise
+
+
+def kept(settings: TrainSettings) -> str:
+    """What a stopped run has left to go on with, and how it goes on."""
+    data, out = data_folder(settings), Path(settings.out)
+    tokens = sum(shard_info(path)["tokens"] for path in data.glob("shard-*.safetensors"))
+    has = [f"{tokens:,} tokens of training data in {data}"] if tokens else []
+    if (out / "checkpoint.pt").exists():
+        has.append(f"the head so far, in {out / 'checkpoint.pt'}")
+    if not has:
+        return f"Nothing is kept yet: answers are written in files of {BLOCK}. The same command begins anew"
+    return f"Kept: {' and '.join(has)}. The same command goes on from there"
+
+
+def data_folder(settings: TrainSettings) -> Path:
+    return Path(settings.data) if settings.data else Path(settings.out) / "data"
+
+
+def _train_in(out: Path, settings: TrainSettings, console: Console) -> TrainReport:
     from .data import Corpus
     from .export import write
     from .loop import Trainer
 
-    out = Path(settings.out)
-    console = Console(stderr=True)
-    paths = _data(settings, out, console)  # what fails before the first answers leaves nothing behind
+    paths = _data(settings, console)  # what fails before the first answers leaves nothing behind
     make_folder(out)
     remove_stale(out)
-    corpus = Corpus(paths, settings.layers)
+    corpus = Corpus(paths, settings.layers, settings.max_tokens)
     if len(corpus.items) < 2:
         raise EagleError(
             ErrorKind.BAD_VALUE, "training and measuring need at least two conversations: raise --max-tokens"
@@ -84,40 +114,87 @@ def train(settings: TrainSettings) -> TrainReport:
     )
 
 
-def _data(settings: TrainSettings, out: Path, console: Console) -> list[Path]:
-    shards = Shards(Path(settings.data) if settings.data else out / "data", settings)
-    n_ctx = settings.n_predict + 512
+def _data(settings: TrainSettings, console: Console) -> list[Path]:
+    shards = Shards(data_folder(settings), settings)
+    n_ctx, most = settings.n_predict + 512, settings.max_tokens
+    start: list[float] = []  # when the first target was loaded
+    said: list[float] = []
+    note = "from an earlier run"
 
     def open_target(path: str) -> TrainingTarget:
         layers, threads = settings.capture_layers or settings.layers, settings.threads or cores()
         device = settings.device if settings.capture == "torch" else None
-        return TrainingTarget(path, layers, settings.slots, n_ctx, threads, device)
+        target = TrainingTarget(path, layers, settings.slots, n_ctx, threads, device)
+        start.append(time.monotonic())
+        return target
 
     with _bar(console, "{task.fields[note]}") as bar:
-        task = bar.add_task("data", total=settings.max_tokens, note="")
-        start: list[float] = []
+        task = bar.add_task("data", total=most, unit="tokens", note="")
 
-        def progress(tokens: int, made: int, dropped: int) -> None:
+        def progress(tokens: int, made: int, dropped: int, under_way: int) -> None:
+            nonlocal note
+            done = min(tokens + under_way, most)
             if not start:
-                start.append(time.monotonic())
-            rate = made / max(time.monotonic() - start[0], 1e-3)
+                bar.update(task, completed=done, note=note)
+                return
+            seconds = max(time.monotonic() - start[0], 1e-3)
+            rate = (made + under_way) / seconds
             note = f"{rate:.0f} tokens/s, {dropped} answers dropped"
-            if tokens >= settings.max_tokens:
-                note = f"{tokens:,} tokens, finishing running answers, {note}"
-            bar.update(task, completed=min(tokens, settings.max_tokens), note=note)
+            bar.update(task, completed=done, note="finishing running answers, " * (done == most) + note)
+            if seconds >= MEASURED and not said and rate:
+                said.append(rate)
+                _say_time(console, "making the data", (most - done) / rate)
 
-        return shards.fill(open_target, progress)
+        paths = shards.fill(open_target, progress)
+        end = min(sum(shard_info(path)["tokens"] for path in paths), most)
+        bar.update(task, total=end, completed=end, note=note)
+        return paths
+
+
+def _say_time(console: Console, what: str, seconds: float) -> None:
+    """Says what goes on for so many seconds more, by what was measured so far."""
+    units = ((1, "s"), (60, "minutes"), (3600, "hours"))
+    size, unit = next((u for u in reversed(units) if seconds >= 1.5 * u[0]), units[0])
+    time_left = f"{seconds / size:.{size // 3600}f} {unit}"
+    console.print(f"{what} takes about {time_left} more on this machine", highlight=False, soft_wrap=True)
 
 
 def _train(trainer: Trainer, console: Console) -> None:
-    with _bar(console, "{task.fields[note]}") as bar:
-        task = bar.add_task("training", total=None, note="")
+    first = trainer.state["step"]
+    with _bar(console, "{task.fields[note]}") as bar, _stops(trainer):
+        tasks: dict[str, Any] = {}
+
+        def count(name: str, unit: str, done: int, of: int, note: str = "") -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=of, unit=unit, note="")
+            bar.update(tasks[name], total=of, completed=done, note=note)
 
         def step(p: TrainProgress) -> None:
             note = f"{p.rate:.0f} tokens/s, loss {p.loss:.3f}, accepted length {p.accepted:.2f}"
-            bar.update(task, total=p.steps, completed=p.step, note=note)
+            count("training", "steps", p.step, p.steps, note)
+            if p.step - first == PACE_STEPS:
+                _say_time(console, "training", trainer.seconds_left())
 
-        trainer.train(step, lambda n, of: bar.update(task, total=of, completed=n, note="least-squares start"))
+        trainer.train(step, lambda n, of: count("least-squares start", "parts", n, of))
+
+
+@contextlib.contextmanager
+def _stops(trainer: Trainer) -> Iterator[None]:
+    """Ctrl-C ends the training after its step, with a checkpoint; a second one ends it at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        if trainer.stopping or not trainer.state["rows"]:  # nothing to write yet
+            raise KeyboardInterrupt
+        trainer.stopping = True
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _bar(console: Console, note: str) -> Progress | Lines:

@@ -14,6 +14,8 @@ from ..common.model_reader import fingerprint, read_model
 from ..errors import EagleError, ErrorKind
 from ..heads.hub import checkpoint_folder
 
+PACE_STEPS = 5  # after this many steps of training the speed is known
+
 
 @strict
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +25,7 @@ class TrainSettings:
     targets: GGUFs of one model in one or several formats; the first is the one to serve.
     data: folder of the shards, None for out/data. Runs with the same data settings can share it.
     weights: shares of the sources: prompts that the model writes itself, `prompts`, `conversations`.
-    max_tokens, max_gb: limits of the data, over all targets.
+    max_tokens, max_gb: limits of the data, over all targets. max_gb is checked between files.
     drop_truncated: drop answers that reach n_predict tokens.
     layers: target layers whose inputs the head reads, None for EAGLE's 2, n/2, n - 3.
     capture_layers: the layers in the data, if more than `layers`, to try several heads on the same data.

@@ -98,6 +98,7 @@ MENDED = {
     "Streams echo": "llama/test_answer_text.py::test_streams_keep_what_a_stop_string_held_back",
     "Requests that outlive": "batching/test_batching_ends.py::test_a_request_after_close",
     "Training goes on only": NEEDS,
+    "`train` says rates": NEEDS,
     "Models in several files": "common/test_split_models.py::test_missing_parts_are_named",
     "Bounds are above": "server/test_other_servers.py::test_as_many_as_clients_send",
     "Fields of other servers": "server/test_other_servers.py::test_fields_that_are_refused",

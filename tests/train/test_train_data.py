@@ -66,6 +66,28 @@ def test_data_is_the_same_after_a_kill(tiny, tmp_path):
         make_shards(settings, tmp_path / "a")
 
 
+def test_max_tokens_is_a_maximum(tiny, tmp_path):
+    """Whatever is under way. More of them adds to the same data, fewer read its beginning."""
+    prompts = lines(tmp_path / "p.jsonl", ["Hello there", "Name a colour", "Hi"])
+    settings = dataclasses.replace(tiny, prompts=(prompts,), weights=(0, 1, 1), n_predict=24)
+    texts, made = {}, {}
+    for most in (1000, 300, 2000, 6000):  # a shard alone has more than 2,000
+        mine, counted = dataclasses.replace(settings, max_tokens=most), []
+        corpus = Corpus(make_shards(mine, tmp_path / "a", lambda *n: counted.append(n)), None, most)
+        texts[most] = [corpus.tokens(item).tolist() for item in corpus.items]
+        assert most - 100 < sum(map(len, texts[most])) <= most  # no text is longer than 100
+        made[most] = counted[-1][1]
+    assert made[300] == 0 and 1000 <= made[1000] < 2000
+    for fewer, more in ((300, 1000), (1000, 2000), (2000, 6000)):
+        assert texts[more][: len(texts[fewer])] == texts[fewer]
+    whole = make_shards(dataclasses.replace(settings, max_tokens=6000), tmp_path / "b")
+    again = make_shards(dataclasses.replace(settings, max_tokens=6000), tmp_path / "a")
+    assert [path.read_bytes() for path in whole] == [path.read_bytes() for path in again]
+    alone = make_shards(dataclasses.replace(settings, max_tokens=1000, slots=1), tmp_path / "c")
+    corpus = Corpus(alone, None, 1000)
+    assert [corpus.tokens(item).tolist() for item in corpus.items] == texts[1000]
+
+
 def test_sequences_together_are_as_alone(tiny):
     """Features of many sequences in one batch: each as if alone."""
     target = TrainingTarget(tiny.targets[0], (1, 2, 3), 4, 64, 1)

@@ -71,6 +71,76 @@ def test_a_failed_run_leaves_nothing(tiny, tmp_path, when, monkeypatch):
     assert not out.exists()
 
 
+def said_by(run, settings, capsys, stops=False):
+    """What a run says, line by line."""
+    if stops:
+        with pytest.raises(KeyboardInterrupt):
+            run.train(settings)
+    else:
+        run.train(settings)
+    return capsys.readouterr().err.splitlines()
+
+
+def test_progress_says_what_happens(tiny, tmp_path, monkeypatch, capsys):
+    """Rates count from the first work of this run; each bar counts one thing; times are said at once."""
+    from eagle3_llama.common import progress
+    from eagle3_llama.train import run
+
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(run, "MEASURED", 0.0)
+    settings = dataclasses.replace(tiny, out=str(tmp_path / "out"), epochs=1)
+    began = time.monotonic()
+    said = said_by(run, settings, capsys)
+    took = time.monotonic() - began
+    data = [line for line in said if line.startswith("data: ") and "tokens/s" in line]
+    for line in data:
+        found = re.match(
+            r"data: ([\d,]+) of [\d,]+ tokens, \d+ s, (?:finishing running answers, )?(\d+) tokens/s", line
+        )
+        assert found, line
+        count, rate = found.groups()
+        assert int(rate) >= int(count.replace(",", "")) / took - 1, line
+    totals = {
+        name: {line.partition(" of ")[2].partition(",")[0] for line in said if line.startswith(f"{name}: ")}
+        for name in ("training", "least-squares start")
+    }
+    assert all(len(of - {""}) == 1 for of in totals.values()), totals
+    for what in ("making the data takes about", "training takes about"):
+        assert sum(what in line for line in said) == 1, said
+    (tmp_path / "out" / "checkpoint.pt").unlink()
+    again = [line for line in said_by(run, settings, capsys) if line.startswith("data: ")]
+    assert again and not [line for line in again if "tokens/s" in line or "finishing" in line], again
+
+
+@pytest.mark.parametrize("when", ["the first answers", "training"])
+def test_ctrl_c_says_what_is_kept(tiny, tmp_path, monkeypatch, capsys, when):
+    """And the checkpoint is of the last step, whatever the time since the one before."""
+    from eagle3_llama.train import generate, run
+
+    settings = dataclasses.replace(tiny, out=str(tmp_path / "out"))
+    if when == "training":
+        whole = Trainer._step
+
+        def step(self, *args):
+            done = whole(self, *args)
+            if self.state["step"] == 2:
+                signal.raise_signal(signal.SIGINT)
+            return done
+
+        monkeypatch.setattr(Trainer, "_step", step)
+    else:
+        monkeypatch.setattr(generate, "read", lambda *_: signal.raise_signal(signal.SIGINT))
+    said = said_by(run, settings, capsys, stops=True)[-1]
+    kept = tmp_path / "out" / "checkpoint.pt"
+    if when == "training":
+        assert said.startswith("stopped. Kept: ") and "tokens of training data in" in said
+        assert str(kept) in said and said.endswith("The same command goes on from there")
+        monkeypatch.undo()
+        assert "continuing at step 3" in said_by(run, settings, capsys)
+    else:
+        assert said.startswith("stopped. Nothing is kept yet") and not kept.exists()
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_training_learns_and_resumes(tiny, corpus, tmp_path, optimizer):
     """A run killed at every few steps ends with the very weights of one that was not."""
@@ -224,7 +294,7 @@ def test_real_model_on_a_tiny_budget(tmp_path):
         "--weights",
         "1,1,0",
         "--max-tokens",
-        "600",
+        "4000",
         "--n-predict",
         "32",
         "--epochs",
