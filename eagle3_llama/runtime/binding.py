@@ -10,30 +10,11 @@ from . import library
 
 library.load()
 
-_OF_ROUNDS = b"set_n_threads:"  # rounds set them: llama.cpp has a line for each time
-
 # E402: llama_cpp opens a libllama when it is first imported, so ours must be loaded before
 import llama_cpp  # noqa: E402
 from llama_cpp import Llama, LlamaState  # noqa: E402
 
 __all__ = ["Llama", "LlamaState", "address", "llama_cpp"]
-
-
-def _fewer_lines() -> None:
-    """Leaves out of llama-cpp-python's log, with verbose=True, what a round would write each time."""
-    from llama_cpp import _logger
-
-    theirs = _logger.llama_log_callback
-
-    def log(level: int, text: bytes, data: Any) -> None:
-        if not text.startswith(_OF_ROUNDS):
-            theirs(level, text, data)
-
-    _logger.llama_log_callback = llama_cpp.llama_log_callback(log)
-    llama_cpp.llama_log_set(_logger.llama_log_callback, ctypes.c_void_p(0))
-
-
-_fewer_lines()
 
 
 def address(pointer: Any) -> int:

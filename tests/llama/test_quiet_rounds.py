@@ -44,7 +44,7 @@ def test_a_call_ends_with_a_line(files, capfd):
         capfd.readouterr()
         for i in range(3):
             threads = llm._ctx.ctx, 1 + i % 2, 2
-            llama_cpp.llama_set_n_threads(*threads)  # as rounds do: llama.cpp has a line for it
+            llama_cpp.llama_set_n_threads(*threads)  # as rounds do
             llm([1, 60, 70 + i], **asked)
             told = capfd.readouterr().err
             (line,) = [line for line in told.splitlines() if line.startswith("EagleLlama: ")]
