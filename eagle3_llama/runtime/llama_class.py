@@ -20,18 +20,22 @@ def watch(llama: type) -> None:
 
     llama: llama_cpp.Llama. Subclasses make their own objects, as before.
     """
-    if "__new__" in vars(llama):
+    own = llama.__init__  # type: ignore[misc]
+    if getattr(own, "__wrapped__", None) is not None:
         return
 
-    def __new__(cls: type, *args: Any, **given: Any) -> Any:
-        if cls is llama and _instead:
-            return object.__new__(_instead[0])  # a subclass of llama, so Python calls its __init__
-        ours = sorted({*keywords.OURS, *keywords.ALIASES} & given.keys()) if cls is llama else ()
+    @functools.wraps(own)  # __new__ would hide the signatures of Llama and of its subclasses
+    def __init__(self: Any, *args: Any, **given: Any) -> None:
+        if type(self) is llama and _instead:
+            self.__class__ = _instead[0]  # a subclass
+            _instead[0].__init__(self, *args, **given)  # type: ignore[misc]
+            return
+        ours = sorted({*keywords.OURS, *keywords.ALIASES} & given.keys()) if type(self) is llama else ()
         if ours:
             _tell(" and ".join(ours))
-        return object.__new__(cls)
+        own(self, *args, **given)
 
-    llama.__new__ = staticmethod(__new__)  # type: ignore[assignment, method-assign]
+    llama.__init__ = __init__  # type: ignore[misc]
 
 
 def replace(llama: type, by: type) -> None:

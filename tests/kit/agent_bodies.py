@@ -1,4 +1,4 @@
-"""Requests of agents, from the first to the twentieth, as their public sources make them; texts are short.
+"""Requests of agents, from the first to the twentieth, as they send them today; texts are short.
 
 An agent sends its whole history each time. SESSIONS has the route of each, and a function of the turn, from
 0, that makes its body. Every fifth turn begins with words of the user; the others go on from a tool's result.

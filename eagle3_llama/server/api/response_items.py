@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from ...common.guarded_json import read_json
 from .custom_tools import InputText
 from .response_tools import Called
 
@@ -166,7 +166,7 @@ def _new_id(prefix: str) -> str:
 def _object(text: str) -> dict[str, Any]:
     """The arguments of a call; {} for what is no object, which only a model without a grammar writes."""
     try:
-        made = json.loads(text)
-    except (ValueError, RecursionError):
+        made = read_json(text)
+    except ValueError:
         return {}
     return made if isinstance(made, dict) else {}

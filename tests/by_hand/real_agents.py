@@ -1,6 +1,9 @@
 """Agents from npm, as installed, with an empty home: a turn with a tool that they run, and a second turn.
 
-They come from npm's registry during the test. What they run has no other address than the loopback's.
+    .venv/bin/python -m pytest tests/by_hand/real_agents.py
+
+They come from npm's registry during the test. What they run has no other address than the loopback's. Not part
+of ./scripts/test, because each takes minutes: tests/server/clients/test_agent_sessions.py replays what they send.
 """
 
 import json
