@@ -115,13 +115,13 @@ print("<b>")
 
 
 def test_answers_as_markdown(visit):
-    """With the switch on, finished answers are formatted. The tokens are there again when it is off."""
+    """A button shows finished answers so, and brings the tokens back."""
     page = visit()
     answers(page, body=stream(*((text, [k]) for text, k in ((MARKDOWN, 0), (HOSTILE, 1)))))
     ask(page, "Rivers?")
     shown, out = page.locator(".shown"), page.locator(".out")
     expect(shown).to_have_count(0)
-    page.click("#formatted")
+    page.click("text=Show as Markdown")
     expect(out).to_be_hidden()
     assert shown.locator("h2").text_content() == "Rivers" and shown.locator("li").count() == 2
     assert shown.locator("pre code").text_content() == 'print("<b>")\n'
@@ -133,11 +133,11 @@ def test_answers_as_markdown(visit):
     assert not [a for a in links if "javascript" in a.get_attribute("href")]
     assert shown.evaluate("(e) => e.querySelectorAll('script, img, b, i, [onerror]').length") == 0
     assert "<script>" in shown.text_content() and page.evaluate("window.hacked") is None
-    page.click("#formatted")
+    page.click("text=Show the tokens")
     expect(out).to_be_visible()
     expect(shown).to_have_count(0)
     assert text_of(page) == MARKDOWN + HOSTILE and sources(page) == ["target", "head"]
-    page.click("#formatted")  # and for the next one
+    page.click("text=Show as Markdown")  # and for the next one
     answers(page, body=stream(("**more**", [0])))
     ask(page, "And?")
     expect(page.locator(".turn:last-child .shown strong")).to_have_text("more")
