@@ -58,7 +58,7 @@ def tiny(tmp_path_factory):
         eval_every=4,
         heldout=8,
         slots=4,
-        max_tokens=5000,
+        max_tokens=6000,
     )
 
 

@@ -97,6 +97,52 @@ def test_what_looks_like_a_script_is_text(visit):
     assert page.evaluate("window.hacked") is None
 
 
+MARKDOWN = """## Rivers
+
+1. the *Danube*
+2. the `Rhine`
+
+```python
+print("<b>")
+```
+
+| river | km |
+|---|---|
+| Danube | 2850 |
+
+[a link](https://example.org) [a script](javascript:alert(1)) ![a picture](https://example.org/x.png)
+"""
+
+
+def test_answers_as_markdown(visit):
+    """A button shows finished answers so, and brings the tokens back."""
+    page = visit()
+    answers(page, body=stream(*((text, [k]) for text, k in ((MARKDOWN, 0), (HOSTILE, 1)))))
+    ask(page, "Rivers?")
+    shown, out = page.locator(".shown"), page.locator(".out")
+    expect(shown).to_have_count(0)
+    page.click("text=Show as Markdown")
+    expect(out).to_be_hidden()
+    assert shown.locator("h2").text_content() == "Rivers" and shown.locator("li").count() == 2
+    assert shown.locator("pre code").text_content() == 'print("<b>")\n'
+    assert "mono" in shown.locator("pre code").evaluate("e => getComputedStyle(e).fontFamily")
+    assert shown.locator("td").all_text_contents() == ["Danube", "2850"]
+    links = shown.locator("a").all()
+    assert [a.get_attribute("href") for a in links][:1] == ["https://example.org"]
+    assert all(a.get_attribute("rel") == "noopener noreferrer" for a in links)
+    assert not [a for a in links if "javascript" in a.get_attribute("href")]
+    assert shown.evaluate("(e) => e.querySelectorAll('script, img, b, i, [onerror]').length") == 0
+    assert "<script>" in shown.text_content() and page.evaluate("window.hacked") is None
+    page.click("text=Show the tokens")
+    expect(out).to_be_visible()
+    expect(shown).to_have_count(0)
+    assert text_of(page) == MARKDOWN + HOSTILE and sources(page) == ["target", "head"]
+    page.click("text=Show as Markdown")  # and for the next one
+    answers(page, body=stream(("**more**", [0])))
+    ask(page, "And?")
+    expect(page.locator(".turn:last-child .shown strong")).to_have_text("more")
+
+
 def test_a_busy_server_says_when(visit):
     page = visit(allow=["503"])
     configure(page, max_tokens=8)

@@ -1,5 +1,7 @@
 """What browsers, proxies and clients' libraries expect of HTTP. On a tiny model."""
 
+import base64
+import hashlib
 import json
 import re
 import socket
@@ -128,6 +130,20 @@ def test_the_page_is_one_small_file_that_loads_nothing():
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|\son\w+=\"|@import|<link[^>]+stylesheet",
         html,
     )
+
+
+def test_the_page_has_its_library_within(server):
+    """As it was published, with its licences; and the policy allows the page's scripts alone."""
+    folder = ROOT / "eagle3_llama/server/web/page/markdown-it"
+    library, licences = (folder / "markdown-it.min.js").read_text(), (folder / "LICENSE").read_text()
+    answer = server.client.get("/")
+    scripts = re.findall(r"<script>(.*?)</script>", answer.text, re.DOTALL)
+    assert len(scripts) == 3 and library.startswith(scripts[1]) and len(scripts[1]) > 0.99 * len(library)
+    hashes = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
+    policy = answer.headers["content-security-policy"]
+    assert re.findall(r"'sha256-(.+?)'", policy) == hashes and "sourceMappingURL" not in answer.text
+    for name in ("markdown-it", "entities", "linkify-it", "mdurl", "punycode.js", "uc.micro"):
+        assert name in licences
 
 
 # -- what clients look for first ---------------------------------------------------------------------------

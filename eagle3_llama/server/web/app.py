@@ -262,14 +262,21 @@ def _add_state(app: FastAPI, server: Server) -> None:
 def _add_page(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        file = importlib.resources.files(__package__) / "page" / "index.html"
-        html = await asyncio.to_thread(file.read_bytes)
+        html = await asyncio.to_thread(page_html)
         headers = {
             "Content-Security-Policy": page_policy(html),
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
         }
         return HTMLResponse(html, headers=headers)
+
+
+def page_html() -> bytes:
+    """The page, with the library in it that shows Markdown: the page loads nothing else."""
+    folder = importlib.resources.files(__package__) / "page"
+    library = (folder / "markdown-it" / "markdown-it.min.js").read_bytes()
+    script = b"<script>%s</script>" % library.partition(b"//# sourceMappingURL")[0]
+    return (folder / "index.html").read_bytes().replace(b"<script>/* markdown-it */</script>", script)
 
 
 def page_policy(html: bytes) -> str:
