@@ -178,7 +178,7 @@ def process(*args, env=None, files=None):
         reader.join(5)
 
 
-def until(true, seconds=20.0):
+def until(true, seconds=180.0):
     """Waits for true(); the seconds are for a test that hangs."""
     start = time.monotonic()
     while not true():
