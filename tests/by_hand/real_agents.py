@@ -2,8 +2,8 @@
 
     .venv/bin/python -m pytest tests/by_hand/real_agents.py
 
-They come from npm's registry during the test. What they run has no other address than the loopback's. Not part
-of ./scripts/test, because each takes minutes: tests/server/clients/test_agent_sessions.py replays what they send.
+They come from npm's registry during the test. What they run has no other address than the loopback's. Not
+part of ./scripts/test, because each takes minutes: test_agent_sessions.py replays what they send.
 """
 
 import json

@@ -93,7 +93,7 @@ def test_a_system_without_resource(files):
     """Python has it on Unix alone: no extra brings it. A package that an extra has is named with that."""
     for module, said in (
         ("resource", "the server needs resource: Python for .* has no such module. It runs on Linux"),
-        ("uvicorn", r"the server needs uvicorn: pip install '.\[server\]'"),
+        ("uvicorn", "the server needs uvicorn: (pip install|python3 scripts/_env.py) .*server"),
     ):
         done = run([sys.executable, "-c", RUN.format(module=module), files[0]], 2)
         assert re.fullmatch(f"error: {said}.*\n", done.stderr), done.stderr

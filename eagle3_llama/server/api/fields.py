@@ -305,13 +305,17 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def field_names(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
-    """The fields of the object at a place of a body, which is given as in pydantic's errors."""
+    """The fields of the object at a place of a body, which is given as in pydantic's errors.
+
+    Those of other servers are left out: they are there to name ours.
+    """
     schema = _schema(model)
     found = [schema]
     for part in place:
         found = [inner for one in found for inner in _inside(one, part, schema.get("$defs", {}))]
     flat = [one for outer in found for one in _members(outer, schema.get("$defs", {}))]
-    return [name for one in flat for name in one.get("properties", {})]
+    foreign = () if place else OtherServers.model_fields
+    return [name for one in flat for name in one.get("properties", {}) if name not in foreign]
 
 
 def validated(model: type[M], given: Any) -> M:
