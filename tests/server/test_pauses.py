@@ -346,6 +346,7 @@ def test_what_a_request_takes_is_charged(server, monkeypatch):
     charged.clear()
     monkeypatch.setattr(RequestLlama, "waits", lambda self: {"queued": 0.0, "first": 0.0, "alone": 123.0})
     assert post(server, "key-a").status_code == 200
+    until(lambda: ("a", 123.0) in charged)  # when the answer has been sent
     assert charged.count(("a", 123.0)) == 1
 
 

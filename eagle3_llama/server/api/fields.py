@@ -314,7 +314,9 @@ def field_names(model: type[BaseModel], place: Sequence[int | str]) -> list[str]
     for part in place:
         found = [inner for one in found for inner in _inside(one, part, schema.get("$defs", {}))]
     flat = [one for outer in found for one in _members(outer, schema.get("$defs", {}))]
-    foreign = () if place else OtherServers.model_fields
+    foreign = set[str]()
+    if issubclass(model, OtherServers) and not place:
+        foreign = OtherServers.model_fields.keys() - model.__annotations__.keys()
     return [name for one in flat for name in one.get("properties", {}) if name not in foreign]
 
 
