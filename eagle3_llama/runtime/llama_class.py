@@ -12,6 +12,7 @@ from typing import Any
 
 from ..common import keywords
 
+_MARK = "_eagle3_llama_watches"  # of an __init__ that asks for the class
 _instead: list[type] = []  # the class whose objects stand for Llama's, if there is one
 
 
@@ -21,7 +22,7 @@ def watch(llama: type) -> None:
     llama: llama_cpp.Llama. Subclasses make their own objects, as before.
     """
     own = llama.__init__  # type: ignore[misc]
-    if getattr(own, "__wrapped__", None) is not None:
+    if getattr(own, _MARK, False):  # wrappers of others keep it
         return
 
     @functools.wraps(own)  # __new__ would hide the signatures of Llama and of its subclasses
@@ -35,6 +36,7 @@ def watch(llama: type) -> None:
             _tell(" and ".join(ours))
         own(self, *args, **given)
 
+    setattr(__init__, _MARK, True)
     llama.__init__ = __init__  # type: ignore[misc]
 
 

@@ -12,6 +12,8 @@ from commands import run
 from paths import ROOT
 from tiers import each
 
+from eagle3_llama.runtime.library import find_lib_dir
+
 PAGE = (ROOT / "eagle3_llama/docs/libraries.md").read_text()
 SNIPPETS = {
     section.partition("\n")[0]: code
@@ -47,6 +49,11 @@ WAYS = {
     "elsewhere": f"import eagle3_llama; {HEAD}; os.chdir('/'); import llama_cpp; Llama = llama_cpp.Llama",
     "by the environment": "import eagle3_llama; eagle3_llama.install(n_max=2); from llama_cpp import Llama",
     "given": "import eagle3_llama; eagle3_llama.install(n_max=2); from llama_cpp import Llama",
+    "wrapped by a tracer": (
+        "import functools; from llama_cpp import Llama; own = Llama.__init__; "
+        "Llama.__init__ = functools.wraps(own)(lambda self, *a, **given: own(self, *a, **given)); "
+        f"import eagle3_llama; {HEAD}"
+    ),
 }
 
 
@@ -55,6 +62,7 @@ def test_llama_is_ours_whenever_it_was_imported(folder, way):
     load = LOAD.format(", f16_kv=True" + ', head="head.gguf"' * (way == "given"))
     load = load.replace("target.gguf", str(folder / "target.gguf"))
     env = {"EAGLE3_LLAMA_HEAD": "head.gguf"} if way == "by the environment" else {}
+    env |= {"LLAMA_CPP_LIB_PATH": str(find_lib_dir())} if "tracer" in way else {}
     out, err = python(folder, "-W", "error", "-c", f"import os\n{WAYS[way]}{SAYS}says({load})", **env)
     name, drafted = out.split()
     assert name == "InstalledLlama" and int(drafted) > 0, err
