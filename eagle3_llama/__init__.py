@@ -1,4 +1,4 @@
-"""EAGLE-3 speculative decoding for llama.cpp: same seed, same text, only faster.
+"""EAGLE-3 speculative decoding for llama.cpp: same seed, same text as without drafts.
 
     from eagle3_llama import EagleLlama
     llm = EagleLlama("target.gguf", eagle="head.gguf", flash_attn=True)

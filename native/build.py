@@ -65,13 +65,14 @@ def build(
     ninja: str | None = None,
     bench: bool = False,
     stock: bool = False,
+    if_built: bool = False,
 ) -> Path:
     """The folder with libeagle3, libllama, libmtmd, ggml and the headers, checked on this processor.
 
     sanitize: with the address and undefined behaviour sanitizers. tests: with the executables of
     native/tests. defines: CMake variables, which override CMAKE_ARGS. stock: instead, libllama and ggml as
     upstream has them, with the same flags. bench: those, with the executables of native/bench. Raises
-    BuildError.
+    BuildError, with if_built also where it would have to compile.
     """
     given = {**toolchain.cmake_args(), **(defines or {})}
     options = toolchain.cmake_options(sanitize, given)
@@ -100,6 +101,8 @@ def build(
             whole = place / "out" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
             later = later and not whole.is_dir()
             out = whole.with_name(f"{whole.name}-first") if later else whole
+            if if_built and not out.is_dir():
+                raise BuildError("not built yet")
             if not out.is_dir():
                 _remove_unused(place)
                 _sync(tree, place / "llama.cpp", [p for part in _TREE_PARTS for p in _files(tree / part)])
@@ -246,6 +249,7 @@ def main() -> None:
         action="store_true",
         help="instead, the unpatched libllama and ggml, for llama-cpp-python's LLAMA_CPP_LIB_PATH",
     )
+    parser.add_argument("--if-built", action="store_true", help="fail if it is not built yet")
     parser.add_argument(
         "--print-dir", action="store_true", help="print only the folder of the result to stdout"
     )
@@ -261,6 +265,7 @@ def main() -> None:
             arguments.ninja,
             arguments.bench,
             arguments.stock,
+            arguments.if_built,
         )
     except BuildError as error:
         error.exit()

@@ -83,6 +83,12 @@ def in_checkout() -> bool:
     return _builder().is_file()
 
 
+def built(option: str) -> bool:
+    """Whether unpatched() would take no time."""
+    command = [sys.executable, _builder(), option, "--if-built", "--print-dir"]
+    return in_checkout() and subprocess.run(command, capture_output=True).returncode == 0
+
+
 @functools.cache
 def unpatched(option: str) -> Path:
     """The folder that native/build.py makes of the unpatched llama.cpp with an option: --bench, --stock.

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
+from ..bench.child import built
+from ..bench.stock import StockProcess
 from ..bench.table import lay_out, terminal_width
 from ..common.files import check_writable, write_json
 from ..common.options import utf8
@@ -42,7 +44,10 @@ def main(
     n_predict: Annotated[int, typer.Option(min=1, max=1500, help="most tokens to generate per answer")] = 128,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the figures to this file")] = None,
 ) -> None:
-    """Generate plainly, with the head, and with drafts from the text; compare speed and text."""
+    """Generate plainly, with the head, and with drafts from the text; compare speed and text.
+
+    A checkout that has built stock llama-cpp-python's libraries, as `bench` does, times these too.
+    """
     console = Console()
     try:
         check_writable(json_file)
@@ -78,21 +83,26 @@ def _run(console: Console, fmt: str, prompt: str, n_predict: int) -> list[dict[s
         "verbose": False,
     }
     results = []
-    with contextlib.closing(Llama(path, **common)) as plain:
+    with contextlib.ExitStack() as stack:
+        plain = stack.enter_context(contextlib.closing(Llama(path, **common)))
+        stock = None
+        if built("--stock"):
+            sizes = common["n_threads"], common["n_ctx"], common["flash_attn"]
+            stock = stack.enter_context(contextlib.closing(StockProcess(path, *sizes)))
         with console.status(f"{fmt}: loading the model, and measuring the costs of decoding and drafting"):
             eagle = EagleLlama(path, eagle_path=str(shipped_head()), **common)
         with eagle:
-            results.append(_compare(console, (plain, eagle), fmt, "head", prompt, n_predict))
+            results.append(_compare(console, (plain, eagle, stock), fmt, "head", prompt, n_predict))
         with EagleLlama(path, **common) as alone:
-            results.append(_compare(console, (plain, alone), fmt, "text", QUOTE, n_predict))
+            results.append(_compare(console, (plain, alone, stock), fmt, "text", QUOTE, n_predict))
     return results
 
 
 def _compare(
-    console: Console, llms: tuple[Any, Any], fmt: str, drafts: str, prompt: str, n_predict: int
+    console: Console, llms: tuple[Any, Any, Any], fmt: str, drafts: str, prompt: str, n_predict: int
 ) -> dict[str, Any]:
-    """Prints the answers of both, plain first. Returns the figures of the second."""
-    plain, eagle = llms
+    """Prints the answers of the first two, plain first. Returns the figures of the second."""
+    plain, eagle, _ = llms
     tokens = chat_tokens(plain, prompt)
     if drafts == "text":
         console.rule(f"{fmt}: a prompt whose answer quotes it")
@@ -106,7 +116,7 @@ def _compare(
     eagle.stats.reset()
     b, _ = stream(eagle, tokens, n_predict, console, temp=0.0)
     result = {"format": fmt, "drafts": drafts, "identical": a == b, "tokens": len(b)}
-    result.update(_measure(f"{fmt}, {drafts}", plain, eagle, tokens, n_predict, ROUNDS[drafts]))
+    result.update(_measure(f"{fmt}, {drafts}", llms, tokens, n_predict, ROUNDS[drafts]))
     stats = eagle.stats
     return result | {
         "mean_drafted": round(stats.drafted / max(stats.rounds, 1), 3),
@@ -119,28 +129,35 @@ def _compare(
 
 
 def _measure(
-    name: str, plain: Any, eagle: Any, prompt: list[int], n_predict: int, rounds: int
+    name: str, llms: tuple[Any, Any, StockProcess | None], prompt: list[int], n_predict: int, rounds: int
 ) -> dict[str, float]:
-    """Tokens per second of both, alternating. The ratio is the median of the pairs' ratios."""
-    pairs = []
+    """Tokens per second of each, alternating. A ratio is the median of the rounds' ratios."""
+    names = ["plain", "eagle", "stock"][: 2 + (llms[2] is not None)]
+    took: list[dict[str, float]] = []
     with Progress(transient=True) as progress:
-        task = progress.add_task(f"{name}: timing both, alternating", total=2 * rounds * n_predict)
+        title = f"{name}: timing {', '.join(names[1:])} and plain, alternating"
+        task = progress.add_task(title, total=rounds * len(names) * n_predict)
         for i in range(rounds):
-            rate = {}
-            for llm in (plain, eagle) if i % 2 == 0 else (eagle, plain):
-                llm.reset()
-                tokens = generate(llm, prompt, n_predict, temp=0.0)
-                next(tokens, None)  # the prompt does not count
-                start = time.perf_counter()
-                n = sum(1 for _ in tokens)
-                rate[llm] = n / (time.perf_counter() - start) if n else 0.0
+            took.append({})
+            for n in names if i % 2 == 0 else names[::-1]:
+                took[-1][n] = _tokens_per_s(llms[["plain", "eagle", "stock"].index(n)], prompt, n_predict)
                 progress.advance(task, n_predict)
-            pairs.append((rate[plain], rate[eagle]))
-    return {
-        "plain_tok_per_s": round(statistics.median(p for p, _ in pairs), 2),
-        "eagle_tok_per_s": round(statistics.median(e for _, e in pairs), 2),
-        "ratio": round(statistics.median(e / p for p, e in pairs if p), 4),
-    }
+    rates = {f"{n}_tok_per_s": round(statistics.median(t[n] for t in took), 2) for n in names}
+    ratio = lambda of: round(statistics.median(t["eagle"] / t[of] for t in took if t[of]), 4)
+    return rates | {"ratio": ratio("plain")} | ({"stock_ratio": ratio("stock")} if llms[2] else {})
+
+
+def _tokens_per_s(llm: Any, prompt: list[int], n_predict: int) -> float:
+    """Of an answer's tokens behind the first, so that the prompt does not count."""
+    if isinstance(llm, StockProcess):
+        run = llm.run(prompt, n_predict, {"temp": 0.0})
+        return (len(run.tokens) - 1) / run.seconds if len(run.tokens) > 1 else 0.0
+    llm.reset()
+    tokens = generate(llm, prompt, n_predict, temp=0.0)
+    next(tokens, None)
+    start = time.perf_counter()
+    n = sum(1 for _ in tokens)
+    return n / (time.perf_counter() - start) if n else 0.0
 
 
 def table(results: list[dict[str, Any]], width: int) -> list[str]:
@@ -148,9 +165,11 @@ def table(results: list[dict[str, Any]], width: int) -> list[str]:
     titles = (
         "format",
         "drafts",
+        "stock",
         "plain",
         "with",
         "ratio",
+        "over stock",
         "drafted",
         "per round",
         "accepted at",
@@ -160,9 +179,11 @@ def table(results: list[dict[str, Any]], width: int) -> list[str]:
         [
             r["format"],
             r["drafts"],
+            f"{r['stock_tok_per_s']:.1f}" if "stock_ratio" in r else "",
             f"{r['plain_tok_per_s']:.1f}",
             f"{r['eagle_tok_per_s']:.1f}",
             f"{r['ratio']:.2f}",
+            f"{r['stock_ratio']:.2f}" if "stock_ratio" in r else "",
             f"{r['mean_drafted']:.2f}",
             f"{r['mean_accepted_length']:.2f}",
             " ".join(f"{x:.2f}" for x in r["accept_per_position"][:2]),
@@ -176,6 +197,11 @@ def table(results: list[dict[str, Any]], width: int) -> list[str]:
         " round: tokens a round, the one that the target adds by itself included. accepted at: the share of"
         " rounds whose draft token at position 1, 2, ... was accepted."
     )
+    if any("stock_ratio" in r for r in results):
+        legend += (
+            " stock: llama-cpp-python with its own libllama, in a process of its own; its text may differ. over"
+            " stock: our speed with drafts, in units of it."
+        )
     return [*lay_out(titles, rows, 2, width), "", *textwrap.wrap(legend, width)]
 
 

@@ -63,7 +63,7 @@ def eagle3_llama(
         typer.Option("--version", metavar="", callback=_version, is_eager=True, help="print the version"),
     ] = False,
 ) -> None:
-    """EAGLE speculative decoding for llama.cpp: same seed, same text, only faster."""
+    """EAGLE speculative decoding for llama.cpp: same seed, same text as without drafts."""
 
 
 @app.command(cls=Command)

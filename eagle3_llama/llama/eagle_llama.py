@@ -136,6 +136,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         self.eagle_params = self._params
         snapshots.report(self._snapshots, self.verbose)
         report(self.memory(), self.verbose)
+        model_costs.report_flash(self)
 
     def close(self) -> None:
         """Frees head and model; may be called twice. A running generation cannot continue."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ..common import loaded_files, model_reader
@@ -19,14 +20,18 @@ if TYPE_CHECKING:
 # what the environment says about where weights lie
 PLACES = ("EAGLE3_LLAMA_AMX", "EAGLE3_LLAMA_INTERLEAVE")
 MOST_BATCH = 256  # rows of a batch while measuring
+GAIN = 1.03  # flash attention's that is worth a line
 
 
-def cost_key(llm: EagleLlama, head: str | None) -> list[object]:
-    """Files, those of the libraries too, the machine, where tensors are, threads in use, and the cache."""
+def cost_key(llm: EagleLlama, head: str | None, flash: int | None = None) -> list[object]:
+    """Files, those of the libraries too, the machine, where tensors are, threads in use, and the cache.
+
+    flash: another flash_attn_type than the context's.
+    """
     p = llm.context_params
     cache = [p.type_k, p.type_v, p.offload_kqv, p.op_offload, p.swa_full, p.kv_unified, p.n_seq_max]
     sizes = [p.n_threads, p.n_threads_batch, llm.engine.threads, p.n_batch, p.n_ubatch, p.n_rs_seq]
-    return [*_where(llm, head), [*cache, p.flash_attn_type], *sizes]
+    return [*_where(llm, head), [*cache, p.flash_attn_type if flash is None else flash], *sizes]
 
 
 def _where(llm: EagleLlama, head: str | None) -> list[object]:
@@ -85,6 +90,22 @@ def measure_threads(llm: EagleLlama) -> None:
     except EagleError as e:
         if e.kind is not ErrorKind.UNSUPPORTED:
             raise
+
+
+def report_flash(llm: EagleLlama) -> None:
+    """Says after a verbose load without flash attention what it would bring, once loads measured both."""
+    if not llm.verbose or llm.context_params.flash_attn_type != llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED:
+        return
+    size, head = room(llm), llm._eagle_path
+    kinds = (None, llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED)
+    without, flash = (cost_files.known(cost_key(llm, head, kind), size) for kind in kinds)
+    n_past = size / 2
+    if without and flash and (gain := without.decode(1, n_past) / flash.decode(1, n_past)) >= GAIN:
+        print(
+            f"EagleLlama: behind {n_past:.0f} tokens, flash_attn=True decodes {gain:.2f} times as fast on this"
+            " machine; near ties of two tokens may then fall the other way",
+            file=sys.stderr,
+        )
 
 
 def read(llm: EagleLlama) -> None:

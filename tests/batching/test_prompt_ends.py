@@ -82,7 +82,7 @@ def test_it_joins_a_text_under_way(batcher, plain, chunks):
     """One that comes while another generates takes no pass of its own, and the other one's text stays."""
     fill_slots(batcher)
     chunks.clear()
-    texts, begun, go_on = {}, threading.Event(), threading.Event()
+    texts, begun, go_on, over = {}, threading.Event(), threading.Event(), threading.Event()
 
     def first():
         with batcher.request() as llm:
@@ -93,11 +93,15 @@ def test_it_joins_a_text_under_way(batcher, plain, chunks):
                     begun.set()
                     assert go_on.wait(60)
                 if len(texts[0]) == 40:
-                    return
+                    break
+            assert over.wait(60)  # what was made ahead may be read before the other one begins
 
     def second():
-        with batcher.request() as llm:
-            texts[1] = take(llm, 20, PROMPTS[1], temp=0.0)
+        try:
+            with batcher.request() as llm:
+                texts[1] = take(llm, 20, PROMPTS[1], temp=0.0)
+        finally:
+            over.set()
 
     one, two = threading.Thread(target=first), threading.Thread(target=second)
     one.start()

@@ -1,15 +1,21 @@
 """A round calls no logger: llama-cpp-python's is a function in Python, and takes longer than a fast row.
 
-A user is told of rounds by one line at the end of a call, and by the counters' own words.
+A user is told of rounds by one line at the end of a call, and by the counters' own words. A load says what
+flash attention would bring.
 """
 
+import dataclasses
 import itertools
 import re
 
 import pytest
 
 from eagle3_llama import EagleLlama
+from eagle3_llama.common.limits import MAX_ROWS
+from eagle3_llama.llama import model_costs
+from eagle3_llama.runtime import cost_files
 from eagle3_llama.runtime.binding import llama_cpp
+from eagle3_llama.runtime.costs import Costs
 from eagle3_llama.runtime.stats import EagleStats
 
 
@@ -57,6 +63,24 @@ def test_a_call_ends_with_a_line(files, capfd):
         llm.verbose = False
         llm([1, 60], **asked)
         assert not capfd.readouterr().err
+
+
+def test_a_load_tells_of_flash_attention(files, tmp_path, monkeypatch, capfd):
+    """Once loads have measured both, and it brings something."""
+    monkeypatch.setenv("EAGLE3_LLAMA_COSTS", str(tmp_path))
+    rows = [0.0] * (MAX_ROWS + 1)
+    one, faster = (Costs([n * s for n in range(MAX_ROWS + 1)], rows, rows, rows, 0.0, 0.0) for s in (0.3, 0.2))
+    one, faster = (dataclasses.replace(c, head=c.layers) for c in (one, faster))
+    common = {"n_ctx": 256, "n_threads": 1, "verbose": True}
+    with EagleLlama(files[0], **common) as llm:
+        for costs, flash in ((one, 0), (faster, 1)):
+            assert "flash_attn" not in capfd.readouterr().err
+            cost_files.remember(model_costs.cost_key(llm, None, flash), model_costs.room(llm), costs)
+            model_costs.report_flash(llm)
+    assert "behind 128 tokens, flash_attn=True decodes 1.50 times as fast" in capfd.readouterr().err
+    for more in ({}, {"flash_attn": True}, {"verbose": False}):
+        EagleLlama(files[0], **common | more).close()
+        assert ("flash_attn=True decodes" in capfd.readouterr().err) == (not more)
 
 
 def test_counters_in_words():

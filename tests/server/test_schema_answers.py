@@ -89,6 +89,13 @@ def check(grammars, schema, n):
 
 ABC = {"type": "string", "enum": ["a", "bb", "ccc"]}
 ONE_TWO = [{"const": 1}, {"type": "string", "maxLength": 2}]
+
+
+def kind(name):
+    """An object of a union that a property tells apart, as pydantic writes one."""
+    return {"type": "object", "properties": {"kind": {"const": name}}, "required": ["kind"]}
+
+
 ANSWERED = [
     {"type": "array", "prefixItems": ONE_TWO, "items": False},
     {"type": "array", "prefixItems": ONE_TWO, "minItems": 2, "maxItems": 2},
@@ -107,6 +114,9 @@ ANSWERED = [
     {"type": "string", "pattern": "^(a|[bc])+$", "maxLength": 2},
     {"type": "integer", "format": "int32"},
     {"type": "string", "format": "a-format-of-their-own"},
+    {"oneOf": [{"type": "integer"}, ABC, {"type": "null"}]},
+    {"oneOf": [{"const": "a"}, {"enum": ["b", 1]}, {"enum": [True, 2]}]},
+    {"oneOf": [kind("cat"), kind("dog"), {"type": "string"}]},
 ]
 REFUSED = [
     ({"type": "array", "prefixItems": ONE_TWO, "items": {"const": 2}}, "items beside prefixItems"),
@@ -125,6 +135,10 @@ REFUSED = [
     ({"type": "string", "format": "email", "pattern": "x"}, "format beside a pattern"),
     ({"type": "string", "format": "regex"}, "the format regex"),
     ({"type": "object", "required": ["a"]}, "not described"),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf of"),
+    ({"oneOf": [ABC, {"const": "a"}]}, "oneOf of"),
+    ({"oneOf": [kind("cat"), kind("cat")]}, "oneOf of"),
+    ({"oneOf": [kind("cat"), {"type": "object", "properties": {"kind": {"const": "dog"}}}]}, "oneOf of"),
 ]
 
 
@@ -204,6 +218,7 @@ def schemas(st):
             "prefixItems": st.lists(inner, min_size=1, max_size=3),
             "properties": st.dictionaries(st.sampled_from(NAMES), inner, max_size=3),
             "anyOf": st.lists(inner, min_size=1, max_size=2),
+            "oneOf": st.lists(inner, min_size=1, max_size=2),
             "$ref": references,
         }
         # mostly those that belong together, and sometimes any

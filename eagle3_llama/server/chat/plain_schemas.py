@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from .marks import plain_word
 from .schema_room import DEFS, SchemaRoom
-from .settled import settled
+from .settled import exclusive, settled
 
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _Place = tuple["str | int", ...]
@@ -27,7 +27,7 @@ def plain(root: Any, room: SchemaRoom) -> Any:
     nowhere stays as it is. Raises ApiError 400 for `$defs` that are no object, and for more parts than there
     is room for.
     """
-    return _Plain(root, room, room.marks.name, settled).whole() if isinstance(root, dict) else root
+    return _Plain(root, room, room.marks.name, settle=True).whole() if isinstance(root, dict) else root
 
 
 def shown(root: Any, room: SchemaRoom) -> Any:
@@ -46,14 +46,14 @@ def shown(root: Any, room: SchemaRoom) -> Any:
         taken.add(found)
         return found
 
-    made = _Plain(root, room, name, lambda schema: schema)
+    made = _Plain(root, room, name)
     out = made.whole()
     room.nodes = made.left
     return out if made.odd else root
 
 
 class _Plain:
-    """name: makes a definition's name, from the last part of a reference. settle: changes each schema.
+    """name: makes a definition's name, from the last part of a reference. settle: leave out keywords.
 
     odd: there was a reference that the converter does not understand. left: parts that there is room for.
     """
@@ -63,7 +63,7 @@ class _Plain:
         root: dict[str, Any],
         room: SchemaRoom,
         name: Callable[[str], str],
-        settle: Callable[[dict[str, Any]], dict[str, Any]],
+        settle: bool = False,
     ) -> None:
         self._root, self._room, self._name, self._settle = root, room, name, settle
         self._names: dict[_Place, str] = {}
@@ -97,7 +97,21 @@ class _Plain:
                 out[key] = [self._schema(inner) for inner in value]
             else:
                 out[key] = self._schema(value) if key in ("items", "additionalProperties") else value
-        return self._settle(out)
+        if not self._settle:
+            return out
+        choices = node.get("oneOf")
+        if isinstance(choices, list) and "anyOf" not in out and exclusive(choices, self._resolved):
+            out["anyOf"] = out.pop("oneOf")
+        return settled(out)
+
+    def _resolved(self, schema: Any) -> Any:
+        """The schema that a reference leads to, if it is one. A longer chain of references stays one."""
+        for _ in range(4):
+            if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+                break
+            place = _place(self._root, schema["$ref"])
+            schema = None if place is None else _at(self._root, place)
+        return schema
 
     def _reference(self, reference: str) -> str:
         place, told = _place(self._root, reference), _place(self._root, reference, raw=True)

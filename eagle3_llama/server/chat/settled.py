@@ -1,11 +1,13 @@
 """Keywords of a JSON schema that others beside them settle. llama.cpp's converter reads one kind alone.
 
 Beside a list of values, only those count that the rest of the schema allows. A tuple has as many items as it
-describes. A format is a pattern, but for those that the converter knows.
+describes. A format is a pattern, but for those that the converter knows. Schemas of which no two can hold at
+once are `anyOf`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 _DAYS_OF_MONTH = (
@@ -100,6 +102,75 @@ def is_of(schema: dict[str, Any], kind: str) -> bool:
     """Whether values of a type may follow a schema, by its `type`."""
     given = schema.get("type")
     return kind in given if isinstance(given, list) else given in (None, kind)
+
+
+def exclusive(choices: list[Any], resolve: Callable[[Any], Any]) -> bool:
+    """Whether no value can follow two of these schemas, as far as types and listed values tell; in O(size).
+
+    Objects are told apart by a property that all of them require, each with other values: a discriminator.
+    resolve: follows references.
+    """
+    groups: dict[str, list[dict[str, Any]]] = {}
+    seen = set[int]()
+    for one in map(resolve, choices):
+        kinds = _kinds_of(one)
+        if not kinds or id(one) in seen:  # twice the same one, which would also be read again and again
+            return False
+        seen.add(id(one))
+        for kind in {"number" if kind == "integer" else kind for kind in kinds}:
+            groups.setdefault(kind, []).append(one)
+    for kind, group in groups.items():
+        if len(group) < 2 or _differ(group):
+            continue
+        if kind == "object":
+            described = [_required(one) for one in group]
+            shared = set(described[0]).intersection(*described[1:])
+            each = ([resolve(one[name]) for one in described] for name in sorted(shared))
+            if any(_differ(values) for values in each):
+                continue
+        return False
+    return True
+
+
+def _kinds_of(schema: Any) -> list[str]:
+    """The types of the values that follow a schema; empty if it does not say."""
+    if not isinstance(schema, dict) or _ELSEWHERE & schema.keys():
+        return []
+    given = schema.get("type")
+    kinds = given if isinstance(given, list) else [given]
+    if given is None and (listed := _listed(schema)) is not None:
+        kinds = [next(kind for kind, test in _KINDS.items() if test(value)) for value in listed]
+    return kinds if all(isinstance(kind, str) and kind in _KINDS for kind in kinds) else []
+
+
+def _listed(schema: Any) -> list[Any] | None:
+    if not isinstance(schema, dict) or _ELSEWHERE & schema.keys():
+        return None
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def _required(schema: dict[str, Any]) -> dict[str, Any]:
+    """The properties that an object has in any case."""
+    described, names = schema.get("properties"), schema.get("required")
+    if not isinstance(described, dict) or not isinstance(names, list):
+        return {}
+    return {name: described[name] for name in names if isinstance(name, str) and name in described}
+
+
+def _differ(schemas: list[Any]) -> bool:
+    """Whether all of them list values, plain ones, and no two the same."""
+    seen = set[tuple[bool, Any]]()
+    for one in schemas:
+        for value in {(isinstance(v, bool), v) if _is_plain(v) else None for v in _listed(one) or [[]]}:
+            if value is None or value in seen:
+                return False
+            seen.add(value)
+    return True
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float))
 
 
 def _of_values(schema: dict[str, Any]) -> dict[str, Any]:

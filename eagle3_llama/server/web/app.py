@@ -30,6 +30,7 @@ from .. import slot_files
 from ..api.chat import ChatBody
 from ..api.completions import CompletionBody
 from ..api.fields import bounded
+from ..api.left_out import HEADER as LEFT_OUT
 from ..api.messages import CountBody, MessagesBody
 from ..api.models import ModelCard
 from ..api.shapes import Shape, dumps
@@ -185,7 +186,7 @@ def create_app(settings: ServerSettings, batcher: Any) -> FastAPI:
             allow_origins=list(settings.cors_origin),
             allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],  # OpenAI's client sends a dozen headers of its own
-            expose_headers=["X-Request-Id", "Retry-After"],
+            expose_headers=["X-Request-Id", "Retry-After", LEFT_OUT],
             allow_private_network=True,  # a server on loopback is one, for the pages of a public site
         )
     bodies += [server.chat_body, server.completion_body, SlotFile, MessagesBody, CountBody]

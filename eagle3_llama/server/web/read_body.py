@@ -13,7 +13,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from ..api.fields import field_names
+from ..api.field_names import field_names
 from ..jobs.limits import Room, Work
 from .errors import ApiError, from_validation
 
