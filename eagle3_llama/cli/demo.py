@@ -199,8 +199,8 @@ def table(results: list[dict[str, Any]], width: int) -> list[str]:
     )
     if any("stock_ratio" in r for r in results):
         legend += (
-            " stock: llama-cpp-python with its own libllama, in a process of its own; its text may differ. over"
-            " stock: our speed with drafts, in units of it."
+            " stock: llama-cpp-python with its own libllama, in a process of its own; its text may differ."
+            " over stock: our speed with drafts, in units of it."
         )
     return [*lay_out(titles, rows, 2, width), "", *textwrap.wrap(legend, width)]
 

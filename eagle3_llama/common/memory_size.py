@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import EagleError, ErrorKind
 
-LEAST_SIZE = 1 << 16  # bytes; native/src/text_memory.hpp
+LEAST_SIZE = 1 << 16  # bytes; native/src/text/text_memory.hpp
 MOST_SIZE = 1 << 40
 PROMPT_CACHE = 1 << 30  # bytes that a prompt cache may have if nobody says otherwise
 RESPONSE_STORE = 1 << 26  # bytes of the server's stored responses if nobody says otherwise

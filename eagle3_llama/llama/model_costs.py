@@ -102,8 +102,8 @@ def report_flash(llm: EagleLlama) -> None:
     n_past = size / 2
     if without and flash and (gain := without.decode(1, n_past) / flash.decode(1, n_past)) >= GAIN:
         print(
-            f"EagleLlama: behind {n_past:.0f} tokens, flash_attn=True decodes {gain:.2f} times as fast on this"
-            " machine; near ties of two tokens may then fall the other way",
+            f"EagleLlama: behind {n_past:.0f} tokens, flash_attn=True decodes {gain:.2f} times as fast on"
+            " this machine; near ties of two tokens may then fall the other way",
             file=sys.stderr,
         )
 

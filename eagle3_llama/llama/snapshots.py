@@ -1,8 +1,8 @@
 """How many snapshots of a recurrent state a context keeps, so that drafts can be taken back (n_rs_seq).
 
 A snapshot is written for each row of a decode. Where a state is small beside the weights that costs nothing;
-where it is large, a checkpoint of the state before a draft is cheaper (native/src/target_memory.hpp). In
-between it is measured (snapshot_costs.py).
+where it is large, a checkpoint of the state before a draft is cheaper
+(native/src/target/target_memory.hpp). In between it is measured (snapshot_costs.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Of a lone slot, rounds without a draft may follow each other in one call.
 
-Source: EAGLE-3 (arXiv 2503.01840). The acceptance rule is verify in native/src/round.cpp.
+Source: EAGLE-3 (arXiv 2503.01840). The acceptance rule is verify in native/src/session/round.cpp.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def serve(
         given["api_key"] = read_keys(key_file)
     settings = ServerSettings(**given | {"cors_origin": tuple(cors_origin or ())})
     try:
-        from .web.process import serve as run
+        from .http.process import serve as run
     except ModuleNotFoundError as e:
         raise extras.missing("the server needs", "server", e) from e
     run(settings)

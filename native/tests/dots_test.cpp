@@ -2,7 +2,7 @@
 // integers in each format, whatever the bytes are. A processor takes one of them alone. Sums of superblocks
 // are those of the weights that upstream makes of the file, also where all weights and bytes are extremes:
 // the parts that are summed in 16 bits fit.
-#include "product.hpp"
+#include "products/product.hpp"
 
 #include "ggml.h"
 

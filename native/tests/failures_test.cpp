@@ -9,7 +9,7 @@
 #include "ggml-backend-impl.h"
 #include "llama-ext.h"
 #include "llama-model.h"
-#include "session.hpp"
+#include "session/session.hpp"
 
 #include <algorithm>
 #include <cstdio>

@@ -6,8 +6,8 @@
 // A sampler's functions stand in a table that all samplers of its kind share: here some count and record.
 #include "check.hpp"
 #include "error.hpp"
-#include "sampling.hpp"
-#include "thoughts.hpp"
+#include "sampling/sampling.hpp"
+#include "sampling/thoughts.hpp"
 
 #include "llama-ext.h"
 

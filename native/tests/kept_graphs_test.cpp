@@ -6,10 +6,10 @@
 //
 // The program's own copies of two functions of ggml stand before the library's and fail when told to.
 #include "check.hpp"
-#include "deferral.hpp"
-#include "head_source.hpp"
-#include "session.hpp"
-#include "tuning.hpp"
+#include "target/deferral.hpp"
+#include "head/head_source.hpp"
+#include "session/session.hpp"
+#include "planner/tuning.hpp"
 
 #include "../ggml/src/ggml-backend-impl.h"  // ggml_backend_sched_borrow
 

@@ -5,9 +5,9 @@
 // The program's own copies of three functions of ggml stand before the library's, and lie when told to.
 #include "asks.hpp"
 #include "check.hpp"
-#include "deferral.hpp"
-#include "sampling.hpp"
-#include "thoughts.hpp"
+#include "target/deferral.hpp"
+#include "sampling/sampling.hpp"
+#include "sampling/thoughts.hpp"
 
 #include "ggml-backend.h"
 

@@ -2,7 +2,7 @@
 // is counted, not measured: the outcome depends on the seed alone. Built for speed: planner_parts_test has
 // the planner's parts one by one, sanitized.
 //     planner_test SEED
-#include "planner.hpp"
+#include "planner/planner.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -12,9 +12,9 @@
 // FILE has for each text a line: kind, number of prompt tokens, the tokens. For each answer token a line may
 // follow: T, then token, parent and probability of each node that the head offers after it
 // (scripts/measure/record_texts.py).
-#include "front.hpp"
+#include "draft/front.hpp"
 #include "simulation.hpp"
-#include "text_source.hpp"
+#include "text/text_source.hpp"
 
 #include <chrono>
 #include <cstdio>

@@ -2,8 +2,8 @@
 // head and the time that they take are made up. Steps and their order are those of draft.cpp and round.cpp.
 #pragma once
 
-#include "growth.hpp"
-#include "planner.hpp"
+#include "draft/growth.hpp"
+#include "planner/planner.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -2,7 +2,7 @@
 // accepted, rewound, saved and restored; its statistics are its own; reports name it.
 //     sources_test TARGET.gguf HEAD.gguf
 #include "asks.hpp"
-#include "capi.hpp"
+#include "api/capi.hpp"
 
 #include <cstdio>
 #include <cstdlib>

@@ -2,7 +2,7 @@
 // plain decoding's; slots that do not use it see none of it.
 //     text_memory_test TARGET.gguf HEAD.gguf
 #include "text_fixture.hpp"
-#include "text_memory.hpp"
+#include "text/text_memory.hpp"
 
 #include <random>
 

@@ -5,7 +5,7 @@
 #include "asks.hpp"
 #include "check.hpp"
 #include "text_fixture.hpp"
-#include "text_source.hpp"
+#include "text/text_source.hpp"
 
 #include <random>
 

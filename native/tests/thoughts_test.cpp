@@ -5,8 +5,8 @@
 // The vocabulary of tiny_models: a token for each byte, and some of a blank with a letter and a number.
 #include "check.hpp"
 #include "error.hpp"
-#include "grammar_source.hpp"
-#include "thoughts.hpp"
+#include "draft/grammar_source.hpp"
+#include "sampling/thoughts.hpp"
 
 #include "llama-ext.h"
 

@@ -1,6 +1,6 @@
 // How the number of threads is chosen, on simulated machines: no clock is read.
 #include "check.hpp"
-#include "thread_policy.hpp"
+#include "session/thread_policy.hpp"
 
 #include <cmath>
 #include <functional>

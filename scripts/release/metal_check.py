@@ -92,7 +92,7 @@ def used_operations(ggml: str) -> set[str]:
     """The operations of the graphs that native/src builds. Raises ValueError if ggml.c is not understood."""
     known = operations(ggml)
     calls = set()
-    for path in (ROOT / "native" / "src").glob("*.[ch]pp"):
+    for path in (ROOT / "native" / "src").rglob("*.[ch]pp"):
         calls |= set(re.findall(r"\b(ggml_\w+)\s*\(", path.read_text(encoding="utf-8")))
     used = {operation for call in calls for operation in known.get(call, ())} - _FREE
     if not {"MUL_MAT", "RMS_NORM", "ROPE"} <= used:

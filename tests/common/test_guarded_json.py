@@ -7,9 +7,9 @@ import pytest
 from paths import ROOT
 
 from eagle3_llama.common.guarded_json import DEEPEST, read_json
-from eagle3_llama.server.api.custom_tools import InputText
-from eagle3_llama.server.chat import answer, fallback
-from eagle3_llama.server.chat.nulls import with_nulls
+from eagle3_llama.server.grammar.nulls import with_nulls
+from eagle3_llama.server.prompt import message, tools_as_text
+from eagle3_llama.server.responses.custom_tools import InputText
 
 BAD = [
     "[" * 100_000,
@@ -41,9 +41,9 @@ def test_what_is_read_can_be_written(text):
 @pytest.mark.parametrize("text", BAD, ids=lambda text: repr(text[:12]))
 def test_arguments_of_calls(text):
     """In answers, in histories, and as the input of a tool whose input is a text."""
-    assert not answer._is_json(text)
+    assert not message._is_json(text)
     call = {"function": {"name": "f", "arguments": text}}
-    told = fallback.messages([{"role": "assistant", "content": "", "tool_calls": [call]}], [])
+    told = tools_as_text.messages([{"role": "assistant", "content": "", "tool_calls": [call]}], [])
     assert json.loads(told[-1]["content"]) == {"name": "f", "arguments": text}
     given = InputText()
     assert given.add(text) + given.end() == text
@@ -53,7 +53,7 @@ def test_arguments_of_calls(text):
 
 def test_names_that_are_no_json():
     message = {"content": r'{"name": "\q", "arguments": {}}'}
-    assert fallback.split(message, False, ["f"]) == message
+    assert tools_as_text.split(message, False, ["f"]) == message
     assert with_nulls(r'{"\q": "null", "a": "null"}', ["q", "a"]) == r'{"\q": "null", "a": null}'
 
 

@@ -75,10 +75,10 @@ def batcher_of(given):
 
 def app_of(given, batcher):
     """The application. What looks at each token of the vocabulary is made once for each batcher."""
-    from eagle3_llama.server.chat import prepare
-    from eagle3_llama.server.web.app import create_app
+    from eagle3_llama.server.http.app import create_app
+    from eagle3_llama.server.prompt import choices
 
-    kept, make = batcher.__dict__.setdefault("kept_sizes", {}), prepare.PromptSize
+    kept, make = batcher.__dict__.setdefault("kept_sizes", {}), choices.PromptSize
 
     def size(base, n_ctx):
         if n_ctx not in kept:
@@ -86,7 +86,7 @@ def app_of(given, batcher):
         return kept[n_ctx]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare, "PromptSize", size)
+        patch.setattr(choices, "PromptSize", size)
         return create_app(given, batcher)
 
 
@@ -97,8 +97,8 @@ def running(given, batcher=None, parser="h11"):
     It has one child of each kind of sandbox: they take most of the time that a server takes to start.
     test_sandbox.py, and servers of process(), have as many as usual.
     """
-    from eagle3_llama.server.web.connections import connection_limit
-    from eagle3_llama.server.web.process import listen_at, uvicorn_config
+    from eagle3_llama.server.http.connection_limits import connection_limit
+    from eagle3_llama.server.http.process import listen_at, uvicorn_config
 
     own = batcher is None
     batcher = batcher or batcher_of(given)

@@ -116,7 +116,7 @@ def check_sdist(path):
         names = [n.partition("/")[2] for n in tar.getnames()]
         [about] = [n for n in tar.getnames() if n.count("/") == 1 and n.endswith("/PKG-INFO")]
         metadata = tar.extractfile(about).read().decode()
-    assert {"native/src/head.cpp", "eagle3_llama/data/heads.json"} <= set(names)
+    assert {"native/src/head/head.cpp", "eagle3_llama/data/heads.json"} <= set(names)
     assert not [n for n in names if n.startswith(("tests/", ".")) or n.endswith((".so", ".o"))]
     assert not [n for n in names if n.startswith("scripts/data/measurements/")]
     assert "\nLicense-Expression: MIT\n" in metadata and "\nLicense-File: LICENSE\n" in metadata

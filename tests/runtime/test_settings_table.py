@@ -216,10 +216,10 @@ def test_every_setting_on_the_command_line(files, monkeypatch, kind, name):
 def test_every_setting_of_a_request_to_the_server(files, with_head):
     """`speculative`: it has no n_min and no choices, and `enabled`."""
     pytest.importorskip("fastapi")
-    from eagle3_llama.server.api.fields import Speculative
-    from eagle3_llama.server.chat.prepare import Caller
+    from eagle3_llama.server.body.fields import Speculative
+    from eagle3_llama.server.errors import ApiError
+    from eagle3_llama.server.prompt.choices import Caller
     from eagle3_llama.server.settings import ServerSettings
-    from eagle3_llama.server.web.errors import ApiError
 
     head = files[1] if with_head else None
     batcher = Batcher(BatchSettings(files[0], head, n_parallel=1, n_ctx=64))

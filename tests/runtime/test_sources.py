@@ -24,7 +24,7 @@ from eagle3_llama.runtime.drafted import BOTH, DRAFTERS, TARGET, Draft, drafter_
 from eagle3_llama.runtime.round_tokens import RoundTokens
 from eagle3_llama.runtime.session import Session
 from eagle3_llama.runtime.stats import EagleStats
-from eagle3_llama.server.chat.text import complete
+from eagle3_llama.server.prompt.completion import complete
 
 from llama_cpp import Llama, LlamaGrammar
 

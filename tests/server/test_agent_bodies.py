@@ -7,14 +7,15 @@ import pytest
 from agent_bodies import CYCLE, PATCH, PNG, SESSIONS, TURNS, codex, codex_of_openai, codex_tools
 from starlette.responses import Response
 
-from eagle3_llama.server.api import left_out, messages
-from eagle3_llama.server.api.chat import MAX_TOOLS, ChatBody
-from eagle3_llama.server.api.response_input import chat_of, items_of
-from eagle3_llama.server.api.response_items import Items
-from eagle3_llama.server.api.response_tools import HOSTED
-from eagle3_llama.server.api.responses import ResponseBody
-from eagle3_llama.server.web.errors import ApiError
-from eagle3_llama.server.web.read_body import parse
+from eagle3_llama.server.anthropic import body as messages_body
+from eagle3_llama.server.body.chat import MAX_TOOLS, ChatBody
+from eagle3_llama.server.errors import ApiError
+from eagle3_llama.server.http import left_out
+from eagle3_llama.server.http.body_reader import parse
+from eagle3_llama.server.responses.body import ResponseBody
+from eagle3_llama.server.responses.items import Items
+from eagle3_llama.server.responses.to_chat import chat_of, items_of
+from eagle3_llama.server.responses.tools import HOSTED
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 
@@ -25,8 +26,8 @@ def read(path, body):
     if path == CHAT:
         return parse(raw, ChatBody), []
     if path == MESSAGES:
-        made = parse(raw, messages.MessagesBody)
-        return messages.chat_of(made), made.left_out
+        made = parse(raw, messages_body.MessagesBody)
+        return messages_body.chat_of(made), made.left_out
     made = parse(raw, ResponseBody)
     chat, tools = chat_of(made, items_of(made))
     return chat, tools.left_out

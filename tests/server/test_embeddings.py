@@ -20,7 +20,7 @@ from eagle3_llama.batching.embedder import Embedder
 from eagle3_llama.common.limits import MAX_ROWS
 from eagle3_llama.errors import EagleError
 from eagle3_llama.runtime.binding import Llama
-from eagle3_llama.server.web import embeddings
+from eagle3_llama.server.embeddings import routes
 
 PATH, COMPLETIONS = "/v1/embeddings", "/v1/completions"
 TEXT = "a b c z q"
@@ -121,7 +121,7 @@ def test_forms_of_the_input(server):
     ],
 )
 def test_what_is_refused(servers, monkeypatch, message, more):
-    monkeypatch.setattr(embeddings, "MAX_NUMBERS", 2 * 64)
+    monkeypatch.setattr(routes, "MAX_NUMBERS", 2 * 64)
     server = servers["bert"]
     monkeypatch.setattr(server.app.state.embeddings.embedder._model, "tokenize", _without_specials(server))
     r = server.client.post(PATH, json={"input": TEXT, **more})

@@ -12,24 +12,26 @@ from server_tools import settings
 from starlette.datastructures import Headers
 from tiers import each
 
-from eagle3_llama.server.api import messages, response_input, response_inputs
-from eagle3_llama.server.api.chat import ChatBody
-from eagle3_llama.server.api.completions import CompletionBody
-from eagle3_llama.server.api.custom_tools import InputText
-from eagle3_llama.server.api.embeddings import EmbeddingBody
-from eagle3_llama.server.api.llama import LlamaBody
-from eagle3_llama.server.api.messages import CountBody, MessagesBody
-from eagle3_llama.server.api.responses import ResponseBody, ResponseItem
-from eagle3_llama.server.api.slots import SlotFile
-from eagle3_llama.server.api.tokens import DetokenizeBody, TemplateBody, TokenizeBody
-from eagle3_llama.server.chat import fallback, patterns, schemas
-from eagle3_llama.server.chat.marks import Marks
-from eagle3_llama.server.chat.nulls import with_nulls
-from eagle3_llama.server.chat.text import TextOfTokens
-from eagle3_llama.server.web import read_body
-from eagle3_llama.server.web.errors import ApiError
-from eagle3_llama.server.web.keys import Guard
-from eagle3_llama.server.web.llama import _names_model
+from eagle3_llama.server.anthropic import body as messages_body
+from eagle3_llama.server.anthropic.body import CountBody, MessagesBody
+from eagle3_llama.server.body.chat import ChatBody
+from eagle3_llama.server.body.completions import CompletionBody
+from eagle3_llama.server.embeddings.body import EmbeddingBody
+from eagle3_llama.server.errors import ApiError
+from eagle3_llama.server.grammar import patterns, schemas
+from eagle3_llama.server.grammar.marks import Marks
+from eagle3_llama.server.grammar.nulls import with_nulls
+from eagle3_llama.server.http import body_reader
+from eagle3_llama.server.http.keys import Guard
+from eagle3_llama.server.llama_server.body import LlamaBody
+from eagle3_llama.server.llama_server.routes import _names_model
+from eagle3_llama.server.llama_server.slots_body import SlotFile
+from eagle3_llama.server.prompt import tools_as_text
+from eagle3_llama.server.prompt.completion import TextOfTokens
+from eagle3_llama.server.responses import store_pages, to_chat
+from eagle3_llama.server.responses.body import ResponseBody, ResponseItem
+from eagle3_llama.server.responses.custom_tools import InputText
+from eagle3_llama.server.tokens.body import DetokenizeBody, TemplateBody, TokenizeBody
 
 BODIES = [ChatBody, CompletionBody, LlamaBody, MessagesBody, CountBody, ResponseBody, TemplateBody]
 BODIES += [TokenizeBody, DetokenizeBody, EmbeddingBody, SlotFile]
@@ -96,13 +98,13 @@ VALUES = {
 
 
 def reading(model, raw):
-    return lambda: read_body.parse(raw, model)
+    return lambda: body_reader.parse(raw, model)
 
 
 @pytest.mark.parametrize("name", RAW)
 def test_bodies(monkeypatch, name):
-    monkeypatch.setattr(read_body, "MAX_KEYS", 1 << 30)  # so that all are counted
-    check_grows(lambda n: lambda: read_body._has_many_keys(RAW[name](n)), 4_000)
+    monkeypatch.setattr(body_reader, "MAX_KEYS", 1 << 30)  # so that all are counted
+    check_grows(lambda n: lambda: body_reader._has_many_keys(RAW[name](n)), 4_000)
     for model in (ChatBody, LlamaBody, ResponseBody):
         check_grows(lambda n: reading(model, RAW[name](n)), 20_000)
     check_grows(lambda n: lambda: _names_model(RAW[name](n) + b'"model"'), 20_000)
@@ -136,7 +138,7 @@ def messages_of(role):
 
     def make(n):
         items = [ResponseItem.model_validate({**ITEM, "role": role})] * n
-        return lambda: response_input.messages_of("x", items)
+        return lambda: to_chat.messages_of("x", items)
 
     return make
 
@@ -144,9 +146,9 @@ def messages_of(role):
 def turns_of(role):
     def make(n):
         turns = [{"role": "user", "content": "x"}, *[{"role": role, "content": "x" * 2000}] * n]
-        made = [messages.Turn.model_validate(turn) for turn in turns]
+        made = [messages_body.Turn.model_validate(turn) for turn in turns]
         body = CountBody.model_construct(messages=made, system="x")
-        return lambda: messages._Chat().of(body)
+        return lambda: messages_body._Chat().of(body)
 
     return make
 
@@ -167,7 +169,7 @@ def told(n):
 
 def listed(n):
     items = [json.dumps(ITEM | {"role": "user"}).encode()] * n
-    return lambda: response_inputs.page("resp_x", items, 20, "desc", f"msg_x_{n // 2}")
+    return lambda: store_pages.page("resp_x", items, 20, "desc", f"msg_x_{n // 2}")
 
 
 def generated(n):
@@ -193,15 +195,15 @@ MADE = {
     "turns of the user": (turns_of("user"), 400),
     "turns of the assistant": (turns_of("assistant"), 400),
     "a conversation in words": (
-        lambda n: lambda: fallback.messages([{"role": "user", "content": "x" * 2000}] * n, []),
+        lambda n: lambda: tools_as_text.messages([{"role": "user", "content": "x" * 2000}] * n, []),
         400,
     ),
     "a call that was begun": (
-        lambda n: lambda: fallback.split({"content": '{"name": "' + '\\"' * n}, True, ["f"]),
+        lambda n: lambda: tools_as_text.split({"content": '{"name": "' + '\\"' * n}, True, ["f"]),
         5000,
     ),
     "blanks before a call": (
-        lambda n: lambda: fallback.split({"content": " " * n + "x"}, True, ["f"]),
+        lambda n: lambda: tools_as_text.split({"content": " " * n + "x"}, True, ["f"]),
         20_000,
     ),
     "nulls": (lambda n: lambda: with_nulls('{"a": "' + '\\"' * n, ["a"]), 20_000),

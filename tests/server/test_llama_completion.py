@@ -8,7 +8,7 @@ import pytest
 from paths import ROOT
 from server_tools import ask, events, idle, running, settings, tiny, until
 
-from eagle3_llama.server.api.other_servers import OtherServers
+from eagle3_llama.server.body.other_servers import OtherServers
 
 PATH = "/completion"
 SEA = "The sea is"

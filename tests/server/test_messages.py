@@ -10,9 +10,9 @@ from server_tools import CHAT, Blocked, ask, idle, running, settings, until
 from template_servers import OWN_AND_QWEN, chat_fixtures
 from tiers import crossed, each
 
-from eagle3_llama.server.api import stream
-from eagle3_llama.server.api.chat import MAX_TOOLS
-from eagle3_llama.server.api.message_stream import _input
+from eagle3_llama.server.anthropic.answer import _input
+from eagle3_llama.server.body.chat import MAX_TOOLS
+from eagle3_llama.server.http import stream
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 TOOLS = [

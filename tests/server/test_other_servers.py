@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from eagle3_llama.server.api.chat import ChatBody
-from eagle3_llama.server.api.completions import CompletionBody
-from eagle3_llama.server.api.fields import MAX_STOP, MAX_STOP_LENGTH, MAX_STOP_TOTAL
-from eagle3_llama.server.api.llama import LlamaBody
-from eagle3_llama.server.api.other_servers import OtherServers
-from eagle3_llama.server.web.errors import ApiError
-from eagle3_llama.server.web.read_body import parse
+from eagle3_llama.server.body.chat import ChatBody
+from eagle3_llama.server.body.completions import CompletionBody
+from eagle3_llama.server.body.fields import MAX_STOP, MAX_STOP_LENGTH, MAX_STOP_TOTAL
+from eagle3_llama.server.body.other_servers import OtherServers
+from eagle3_llama.server.errors import ApiError
+from eagle3_llama.server.http.body_reader import parse
+from eagle3_llama.server.llama_server.body import LlamaBody
 
 MESSAGES = [{"role": "user", "content": "x"}]
 BODIES = {"chat": (ChatBody, {"messages": MESSAGES}), "completion": (CompletionBody, {"prompt": "x"})}

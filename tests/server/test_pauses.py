@@ -11,14 +11,14 @@ import pytest
 from server_tools import CHAT, ENDLESS, running, settings, until
 
 from eagle3_llama.batching import RequestLlama
-from eagle3_llama.server.chat import answer
-from eagle3_llama.server.jobs import shares
-from eagle3_llama.server.jobs.limits import Places, ThreadTurns, Work
-from eagle3_llama.server.jobs.shares import BURST, MOST_PAUSE, REQUEST, SHARE, Shares
+from eagle3_llama.server.errors import ApiError
+from eagle3_llama.server.jobs import client_quota
+from eagle3_llama.server.jobs.client_quota import BURST, MOST_PAUSE, REQUEST, SHARE, Shares
+from eagle3_llama.server.jobs.work_queue import Places, ThreadTurns, Work
+from eagle3_llama.server.prompt import message
+from eagle3_llama.server.sandbox.cpu_time import NOBODY, Asker, Spent, spend, working_for
 from eagle3_llama.server.sandbox.pool import Sandbox, SandboxError
-from eagle3_llama.server.sandbox.spent import NOBODY, Asker, Spent, spend, working_for
 from eagle3_llama.server.sandbox.turns import ABOUT, Turns
-from eagle3_llama.server.web.errors import ApiError
 
 LOOPS = "{% for i in range(n) %}{% for j in range(100) %}{% endfor %}{% endfor %}{{ messages[0]['content'] }}"
 
@@ -65,8 +65,8 @@ def clock(monkeypatch):
         clock.slept.append(seconds)
 
     clock = SimpleNamespace(now=1000.0, slept=[])
-    monkeypatch.setattr(shares, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(shares, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(client_quota, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(client_quota, "asyncio", SimpleNamespace(sleep=sleep))
     return clock
 
 
@@ -219,10 +219,10 @@ def test_work_waits_until_its_client_has_paid():
     async def main():
         work = Work(1, 9, "try this")
         mine = Asker("a", pause=lambda: owed[0])
-        token = shares._asker.set(mine)
+        token = client_quota._asker.set(mine)
         first = asyncio.ensure_future(work.run(lambda: owed.__setitem__(0, 0.05)))
         second = asyncio.ensure_future(work.run(done.append, "a"))
-        shares._asker.reset(token)
+        client_quota._asker.reset(token)
         await first
         await work.run(done.append, "other")
         assert done == ["other"]
@@ -358,7 +358,7 @@ def test_status_routes_wait_for_nothing(server):
 
 def test_an_answer_that_is_slow_to_read_is_read_less_often(monkeypatch):
     now, readings = [0.0], []
-    monkeypatch.setattr(answer.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(message.time, "monotonic", lambda: now[0])
 
     def read(text, partial):
         readings.append(now[0])
@@ -371,6 +371,6 @@ def test_an_answer_that_is_slow_to_read_is_read_less_often(monkeypatch):
             yield {"choices": [{"text": "x", "finish_reason": None, "logprobs": None}]}
         yield {"choices": [{"text": "", "finish_reason": "stop", "logprobs": None}]}
 
-    made = list(answer.streamed(chunks(), answer.Deltas(read, True, False), 0.05))
+    made = list(message.streamed(chunks(), message.Deltas(read, True, False), 0.05))
     assert readings == pytest.approx([0.0, 0.3, 0.6, 0.9, 0.99])  # 3 x 0.1 s, and the end
     assert "".join(c["choices"][0]["delta"].get("content", "") for c in made) == "x" * 100

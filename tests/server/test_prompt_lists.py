@@ -95,7 +95,7 @@ def test_what_is_refused(server):
 
 def test_logprobs_that_never_fit(server, monkeypatch):
     """They are refused for good, and not told to come again; fewer of the same prompts are answered."""
-    monkeypatch.setattr("eagle3_llama.server.chat.prepare.MAX_LOGPROBS", 100_000)
+    monkeypatch.setattr("eagle3_llama.server.prompt.choices.MAX_LOGPROBS", 100_000)
     scored = {"echo": True, "max_tokens": 1, "logprobs": 1}
     prompts = [[5 + i % 100 for i in range(40)]] * 4
     error = ask(server, prompts, **scored).json()["error"]

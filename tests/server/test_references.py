@@ -9,14 +9,14 @@ from grammar_texts import Walk
 from server_tools import CHAT, ask, running, tiny
 from tiers import each
 
-from eagle3_llama.server.api.chat import ChatBody
-from eagle3_llama.server.chat.ask import json_wanted, marks_of
-from eagle3_llama.server.chat.decimals import put_numbers
-from eagle3_llama.server.chat.library import ChatLibrary
-from eagle3_llama.server.chat.marks import Marks
-from eagle3_llama.server.chat.tools import tools_of
+from eagle3_llama.server.body.chat import ChatBody
+from eagle3_llama.server.errors import ApiError
+from eagle3_llama.server.grammar.marks import Marks
+from eagle3_llama.server.grammar.number_bounds import put_numbers
+from eagle3_llama.server.prompt.template_client import ChatLibrary
+from eagle3_llama.server.prompt.template_request import json_wanted, marks_of
+from eagle3_llama.server.prompt.tools import tools_of
 from eagle3_llama.server.sandbox.child import Grammars
-from eagle3_llama.server.web.errors import ApiError
 
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"  # a template that knows no tools
 TEMPLATES = {"json": "Qwen-Qwen3-0.6B", "tags": "GLM-4.6", "own": None}

@@ -11,10 +11,10 @@ from server_tools import Blocked, ask, idle, running, settings, until
 from template_servers import chat_fixtures
 from tiers import each
 
-from eagle3_llama.server.api import response_inputs, stream
-from eagle3_llama.server.api.response_store import MAX_STORED, ResponseStore
-from eagle3_llama.server.web import responses
-from eagle3_llama.server.web.errors import ApiError
+from eagle3_llama.server.errors import ApiError
+from eagle3_llama.server.http import stream
+from eagle3_llama.server.responses import routes, store_pages
+from eagle3_llama.server.responses.store import MAX_STORED, ResponseStore
 
 TOOLS = [
     {"type": "function", "name": name, "description": f"Looks up the {name}.", "parameters": PLACE}
@@ -415,7 +415,7 @@ def test_input_items(server, client, monkeypatch):
     assert items[2].output == "At nine." and len({item.id for item in items}) == len(items)
     assert list(client.responses.input_items.list(then.id, limit=2)) == items[::-1]  # page by page
     with monkeypatch.context() as m:  # however large the items are, a page is not
-        m.setattr(response_inputs, "MAX_PAGE_BYTES", 1)
+        m.setattr(store_pages, "MAX_PAGE_BYTES", 1)
         assert list(client.responses.input_items.list(then.id, order="asc")) == items
     again = [item.model_dump(exclude_none=True) for item in items]
     assert create(client, again).output_text == then.output_text
@@ -437,19 +437,19 @@ def test_only_a_page_of_items_is_read():
         set(),
         Read(json.dumps({"type": "message", "role": "user", "content": "x"}).encode() for _ in range(99)),
     )
-    made = response_inputs.page("resp_a", items, 3, "asc", "msg_a_49")
+    made = store_pages.page("resp_a", items, 3, "asc", "msg_a_49")
     assert [item["id"] for item in made["data"]] == ["msg_a_50", "msg_a_51", "msg_a_52"] and made["has_more"]
     assert seen == {49, 50, 51, 52}
     for no in ("msg_a_99", "msg_b_4", "fc_a_4", "msg_a_-1", "msg_a_4.", "msg_a_" + "9" * 5000, "", "_"):
         with pytest.raises(ApiError, match="there is no item"):
-            response_inputs.page("resp_a", items, 3, "asc", no)
+            store_pages.page("resp_a", items, 3, "asc", no)
 
 
 def test_items_are_read_beside_the_event_loop(server, client, monkeypatch):
     """And whoever asks for them pays."""
     made, begun, go, charged = create(client), threading.Event(), threading.Event(), []
-    held = lambda *args: (begun.set(), go.wait(60), response_inputs.page(*args))[2]
-    monkeypatch.setattr(responses, "page", held)
+    held = lambda *args: (begun.set(), go.wait(60), store_pages.page(*args))[2]
+    monkeypatch.setattr(routes, "page", held)
     shares = server.app.state.server.shares
     monkeypatch.setattr(shares, "charge", lambda who, seconds: charged.append(who))
     with ThreadPoolExecutor(1) as pool:

@@ -13,9 +13,9 @@ from server_tools import no_threads, until
 from tiers import each
 
 from eagle3_llama import EagleError
-from eagle3_llama.server.chat.answer import Deltas
-from eagle3_llama.server.chat.formats import call_tool
-from eagle3_llama.server.jobs.limits import Once
+from eagle3_llama.server.jobs.work_queue import Once
+from eagle3_llama.server.prompt.message import Deltas
+from eagle3_llama.server.prompt.named_formats import call_tool
 from eagle3_llama.server.sandbox import child
 from eagle3_llama.server.sandbox import pool as module
 from eagle3_llama.server.sandbox.answers import AnswerReaders, Syntax

@@ -9,12 +9,12 @@ from grammar_texts import END, let_through
 from tiers import each
 
 from eagle3_llama.runtime.binding import llama_cpp
-from eagle3_llama.server.chat.call_forms import Form
-from eagle3_llama.server.chat.decimals import put_numbers
-from eagle3_llama.server.chat.marks import Marks
-from eagle3_llama.server.chat.schema_room import SchemaRoom
-from eagle3_llama.server.chat.schemas import enforceable, unenforced
-from eagle3_llama.server.chat.tool_schemas import Enforced
+from eagle3_llama.server.grammar.call_forms import Form
+from eagle3_llama.server.grammar.marks import Marks
+from eagle3_llama.server.grammar.number_bounds import put_numbers
+from eagle3_llama.server.grammar.schema_room import SchemaRoom
+from eagle3_llama.server.grammar.schemas import enforceable, unenforced
+from eagle3_llama.server.grammar.tool_schemas import Enforced
 from eagle3_llama.server.sandbox import chat_library
 from eagle3_llama.server.sandbox.child import Grammars
 

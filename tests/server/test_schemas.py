@@ -10,11 +10,11 @@ import pytest
 from grammar_texts import Walk, texts
 from tiers import each
 
-from eagle3_llama.server.chat.decimals import put_numbers
-from eagle3_llama.server.chat.marks import Marks
-from eagle3_llama.server.chat.patterns import Unsupported, written
-from eagle3_llama.server.chat.schema_room import SchemaRoom
-from eagle3_llama.server.chat.schemas import enforceable, unenforced
+from eagle3_llama.server.grammar.marks import Marks
+from eagle3_llama.server.grammar.number_bounds import put_numbers
+from eagle3_llama.server.grammar.patterns import Unsupported, written
+from eagle3_llama.server.grammar.schema_room import SchemaRoom
+from eagle3_llama.server.grammar.schemas import enforceable, unenforced
 from eagle3_llama.server.sandbox import chat_library
 from eagle3_llama.server.sandbox.child import Grammars
 

@@ -13,7 +13,7 @@ from server_tools import CHAT, ENDLESS, ask, events, idle, metric, running, sett
 from eagle3_llama import EagleLlama
 from eagle3_llama.models import smollm2
 from eagle3_llama.runtime.drafted import DRAFTERS
-from eagle3_llama.server.api.stream import joined
+from eagle3_llama.server.http.stream import joined
 from eagle3_llama.server.jobs.job import Choice, Event, Mailbox
 
 WHOLE = 300  # tokens; no text of the schemas here is longer, whatever the model says

@@ -11,9 +11,9 @@ import pytest
 from server_tools import CHAT, JSON, Blocked, ask, events, idle, metric, running, settings, until
 from tiny_models import BOS, EOS, PROMPT
 
-from eagle3_llama.server.api import fields
-from eagle3_llama.server.chat import prepare
-from eagle3_llama.server.web import read_body
+from eagle3_llama.server.body import fields
+from eagle3_llama.server.http import body_reader
+from eagle3_llama.server.prompt import choices
 
 COMPLETIONS = "/v1/completions"
 LONG = {
@@ -91,7 +91,7 @@ def test_logprobs_of_long_answers(server, shared):
 def test_logprobs_take_room(server, shared, monkeypatch, pool):
     """Logprobs hold room until the answer is sent. A failure or a client that disconnects gives it back."""
     room, seen = shared.gate.logprobs, []
-    size = prepare.ENTRY_BYTES * 21 * 200
+    size = choices.ENTRY_BYTES * 21 * 200
     monkeypatch.setattr(room, "most", 2 * size)
     go = threading.Event()
     pool.submit(server.batcher._on_thread, lambda: go.wait(60))
@@ -127,7 +127,7 @@ def test_logprobs_take_room(server, shared, monkeypatch, pool):
 
 
 def test_logprobs_that_can_never_fit(server, monkeypatch):
-    monkeypatch.setattr(prepare, "MAX_LOGPROBS", prepare.ENTRY_BYTES * 6 * 50)
+    monkeypatch.setattr(choices, "MAX_LOGPROBS", choices.ENTRY_BYTES * 6 * 50)
     r = ask(server.client, **LONG, logprobs=5)
     assert (
         r.status_code == 400
@@ -154,7 +154,7 @@ def test_logprobs_that_can_never_fit(server, monkeypatch):
 @pytest.mark.parametrize("colon", ['":', '" :', '"\n\t :', '\\\\":', '\\"" :'], ids=repr)
 def test_bodies_with_many_keys(server, monkeypatch, colon):
     """They are counted before each unknown one becomes an error."""
-    monkeypatch.setattr(read_body, "MAX_KEYS", 1000)
+    monkeypatch.setattr(body_reader, "MAX_KEYS", 1000)
 
     def body(n):
         keys = ",".join(f'"{i}{colon} 1' for i in range(n))
@@ -166,7 +166,7 @@ def test_bodies_with_many_keys(server, monkeypatch, colon):
 
 def test_texts_with_many_colons(server, monkeypatch):
     """Only keys count."""
-    monkeypatch.setattr(read_body, "MAX_KEYS", 20)
+    monkeypatch.setattr(body_reader, "MAX_KEYS", 20)
     text = 'a": "b": \\": ' * 8
     body = {"prompt": text, "max_tokens": 1, "stop": ["x:", '":']}
     assert server.client.post(COMPLETIONS, json=body).status_code == 200
@@ -239,7 +239,7 @@ def test_two_prompts_are_tokenised_at_a_time(server, monkeypatch, pool):
 )
 def test_the_event_loop_is_free(server, shared, monkeypatch, pool, path, content, owner, name):
     """While a text is looked at, others are answered."""
-    at = read_body if owner == "read_body" else shared
+    at = body_reader if owner == "read_body" else shared
     for part in () if owner == "read_body" else owner.split("."):
         at = getattr(at, part)
     begun, go = held(monkeypatch, at, name)

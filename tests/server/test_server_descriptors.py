@@ -16,7 +16,7 @@ from tiers import each
 
 from eagle3_llama.errors import EagleError
 from eagle3_llama.models import smollm2
-from eagle3_llama.server.web import connections
+from eagle3_llama.server.http import connection_limits as limits
 
 COMPLETIONS = "/v1/completions"
 KINDS = ("template", "grammar", "schema")
@@ -159,7 +159,7 @@ def test_far_more_connections_than_the_limit(files, parser):
     given = settings(model=files[0], eagle=None, n_ctx=256, n_parallel=1, threads=1, max_connections=2)
     with running(given, parser=parser) as s, contextlib.ExitStack() as stack:
         many = []
-        for _ in range(3 * connections.REFUSALS):
+        for _ in range(3 * limits.REFUSALS):
             many.append(stack.enter_context(socket.create_connection(address(s), timeout=60)))
         answers = [rest(c) for c in many[2:]]  # they ask nothing, and their time ends
         assert all(a == b"" or a.startswith(b"HTTP/1.1 503") for a in answers) and any(answers)
@@ -172,7 +172,7 @@ def test_far_more_connections_than_the_limit(files, parser):
 @PARSERS
 def test_a_client_that_does_not_read_a_whole_answer(files, monkeypatch, parser):
     """It is disconnected while the rest of the answer waits in the server."""
-    monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.1)
+    monkeypatch.setattr(limits, "UNREAD_SECONDS", 0.1)
     given = settings(model=files[0], eagle=None, n_ctx=512, n_parallel=1, threads=1)
     with running(given, parser=parser) as s:
         content = json.dumps({"prompt": "x5", "max_tokens": 400, "logprobs": 20, "n": 4}).encode()
@@ -193,19 +193,17 @@ def test_a_client_that_does_not_read_a_whole_answer(files, monkeypatch, parser):
 def test_the_limit_comes_from_the_system(monkeypatch):
     files = 1024
     monkeypatch.setattr(resource, "getrlimit", lambda what: (files, 4096))
-    assert connections.connection_limit(None) == 1024 - connections.SPARE - connections.REFUSALS
-    assert connections.connection_limit(500) == 500
+    assert limits.connection_limit(None) == 1024 - limits.SPARE - limits.REFUSALS
+    assert limits.connection_limit(500) == 500
     with pytest.raises(EagleError, match="2160 file descriptors.*1024.*ulimit -n.*--max-connections"):
-        connections.connection_limit(2000)
+        limits.connection_limit(2000)
     files = 1 << 20
-    assert connections.connection_limit(None) == connections.MOST
+    assert limits.connection_limit(None) == limits.MOST
     files = resource.RLIM_INFINITY
-    assert (
-        connections.connection_limit(None) == connections.MOST and connections.connection_limit(9999) == 9999
-    )
+    assert limits.connection_limit(None) == limits.MOST and limits.connection_limit(9999) == 9999
     files = 150
     with pytest.raises(EagleError, match="ulimit -n"):
-        connections.connection_limit(None)
+        limits.connection_limit(None)
 
 
 def test_too_few_descriptors_are_refused_at_the_start():

@@ -15,7 +15,8 @@ from tiny_models import PROMPT
 import eagle3_llama
 from eagle3_llama.cli.main import app
 from eagle3_llama.errors import ErrorKind
-from eagle3_llama.server.api import chat, completions, fields, messages
+from eagle3_llama.server.anthropic import body as messages_body
+from eagle3_llama.server.body import chat, completions, fields
 from eagle3_llama.server.settings import BODY_PER_TOKEN, LEAST_BODY, ServerSettings
 
 PACKAGE = Path(eagle3_llama.__file__).parent
@@ -139,6 +140,6 @@ def test_commands_send_json_that_the_server_takes(server):
     assert len(bodies) >= 3
     for url, body in bodies:
         path = url.removeprefix("http://127.0.0.1:8000")
-        others = {"/v1/messages": messages.MessagesBody, "/v1/completions": completions.CompletionBody}
+        others = {"/v1/messages": messages_body.MessagesBody, "/v1/completions": completions.CompletionBody}
         model = chat.ChatBody if "chat" in path else others[path]
         model.model_validate_json(body)

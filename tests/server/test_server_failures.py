@@ -33,11 +33,10 @@ from server_tools import (
 from tiny_models import BOS, EOS, PROMPT
 
 from eagle3_llama.errors import EagleError, ErrorKind
-from eagle3_llama.server.api import stream
-from eagle3_llama.server.api.slots import SlotFile
+from eagle3_llama.server.errors import internal
+from eagle3_llama.server.http import connection_limits, stream
 from eagle3_llama.server.jobs.job import Choice
-from eagle3_llama.server.web import connections
-from eagle3_llama.server.web.errors import internal
+from eagle3_llama.server.llama_server.slots_body import SlotFile
 
 COMPLETIONS = "/v1/completions"
 ENDLESS = {"prompt": PROMPT, "logit_bias": {str(EOS): -100, str(BOS): -100}}
@@ -250,7 +249,7 @@ def test_a_client_that_leaves_is_499_in_the_log(server, caplog):
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_does_not_read(files, monkeypatch, stream, parser):
     """It is disconnected, while its answer is being made or when that is done, and holds nothing."""
-    monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.3)
+    monkeypatch.setattr(connection_limits, "UNREAD_SECONDS", 0.3)
     with running(tiny(files), parser=parser) as s, sent(s, **LARGE, stream=stream) as c:
         until(lambda: not s.uvicorn.server_state.connections)
         until(lambda: idle(s) and s.gate.logprobs.held == 0)
@@ -276,7 +275,7 @@ def test_answers_that_nobody_reads_have_room_together(files, monkeypatch, parser
 @PARSERS
 def test_a_slow_reader_gets_all(files, monkeypatch, parser):
     """Reading little by little is reading."""
-    monkeypatch.setattr(connections, "UNREAD_SECONDS", 1.0)
+    monkeypatch.setattr(connection_limits, "UNREAD_SECONDS", 1.0)
     with running(tiny(files), parser=parser) as s, sent(s, **LARGE, stream=False) as c:
         until(lambda: s.uvicorn.server_state.total_requests == 1)
         data, pause = b"", threading.Event()
@@ -357,7 +356,7 @@ STUCK = """
 import sys, time
 from eagle3_llama.runtime.engine import Engine
 Engine.prefill = lambda *_, **__: time.sleep(3600)  # a native call that hangs
-from eagle3_llama.server.web.process import serve
+from eagle3_llama.server.http.process import serve
 from eagle3_llama.server.settings import ServerSettings
 serve(ServerSettings(model=sys.argv[1], port=0, n_ctx=256, n_parallel=1, threads=1, grace=0.6))
 """
@@ -365,7 +364,7 @@ EARLY = """
 import signal, sys
 from fastapi import FastAPI
 from eagle3_llama.server.jobs.gate import Gate
-from eagle3_llama.server.web.process import DrainingServer, listen_at, uvicorn_config
+from eagle3_llama.server.http.process import DrainingServer, listen_at, uvicorn_config
 from eagle3_llama.server.settings import ServerSettings
 settings = ServerSettings(model=sys.argv[1], port=0, grace=3600)
 server = DrainingServer(uvicorn_config(FastAPI(), 9), settings, Gate(1, 1, None))

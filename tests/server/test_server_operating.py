@@ -14,8 +14,8 @@ from eagle3_llama import EagleError
 from eagle3_llama.batching import Batcher, BatchSettings
 from eagle3_llama.errors import ErrorKind
 from eagle3_llama.server import cli
+from eagle3_llama.server.http.process import _describe
 from eagle3_llama.server.settings import ServerSettings
-from eagle3_llama.server.web.process import _describe
 
 COMPLETIONS = "/v1/completions"
 
@@ -34,7 +34,7 @@ def serve(files, monkeypatch, tmp_path):
         app(given, standalone_mode=False)
         return found.pop()
 
-    monkeypatch.setattr("eagle3_llama.server.web.process.serve", found.append)
+    monkeypatch.setattr("eagle3_llama.server.http.process.serve", found.append)
     monkeypatch.delenv("EAGLE3_API_KEY", raising=False)
     return run
 

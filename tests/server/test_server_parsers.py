@@ -11,12 +11,12 @@ import pytest
 from server_tools import CHAT, JSON, PARSERS, Blocked, address, post_head, rest, running, settings, until
 from tiny_models import EOS, PROMPT
 
-from eagle3_llama.server.web import connections, read_body
+from eagle3_llama.server.http import body_reader, connection_limits
 
 COMPLETIONS = "/v1/completions"
 ENDLESS = {"prompt": PROMPT, "logit_bias": {str(EOS): -100}}
 GET = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-MUCH = 40 * connections.MAX_HEADERS
+MUCH = 40 * connection_limits.MAX_HEADERS
 
 
 @pytest.fixture(scope="module", params=PARSERS.args[1])
@@ -88,7 +88,7 @@ def test_long_headers_are_fine(server):
 @pytest.mark.parametrize("where", ["a value", "many", "the path", "the query"])
 def test_headers_that_are_too_long(server, where):
     """Also where they come at once, and nothing is left unfinished."""
-    much = b"x" * (connections.MAX_HEADERS + 5000)
+    much = b"x" * (connection_limits.MAX_HEADERS + 5000)
     request = {
         "a value": GET + b"X-Long: " + much,
         "many": GET + b"\r\n".join(b"X-%d: y" % i for i in range(9000)),
@@ -185,7 +185,7 @@ def test_marks_before_a_body(server, encoding, status):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_asks_again_and_leaves(server, monkeypatch, stream, later):
     """It is noticed, although what it sent last is not read before its first answer has been sent."""
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(connection_limits, "LOOK_SECONDS", 0.05)
     body = json.dumps({**ENDLESS, "max_tokens": 3, "stream": stream}).encode()
     request = post_head(COMPLETIONS, len(body)) + body
     with Blocked(server) as blocked:
@@ -222,7 +222,7 @@ def test_many_requests_at_once(server):
     "sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: "]
 )
 def test_headers_that_do_not_come(server, monkeypatch, sent):
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
+    monkeypatch.setattr(connection_limits, "HEADER_SECONDS", 0.1)
     with connect(server) as s:
         s.sendall(sent)
         answer = rest(s)
@@ -237,7 +237,7 @@ def test_further_requests_of_a_connection(server, monkeypatch):
     with connect(server) as patient, Blocked(server) as blocked:
         patient.sendall(request)
         until(lambda: server.batcher.waiting() == 1)
-        monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
+        monkeypatch.setattr(connection_limits, "HEADER_SECONDS", 0.1)
         with connect(server) as slow:
             assert rest(slow).startswith(b"HTTP/1.1 408")  # so long has the other waited
         blocked.go()
@@ -269,5 +269,5 @@ def test_bodies_follow_the_context(server, n_ctx, most):
 
 
 def test_a_body_that_does_not_come(server, monkeypatch):
-    monkeypatch.setattr(read_body, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(body_reader, "BODY_SECONDS", 0.2)
     assert raw(server, post_head(CHAT, 100) + b"{").startswith(b"HTTP/1.1 408")

@@ -35,9 +35,9 @@ from tiers import each
 
 from eagle3_llama.errors import EagleError
 from eagle3_llama.models import shipped_head, smollm2
+from eagle3_llama.server.errors import ANTHROPIC_ROUTES
+from eagle3_llama.server.http.keys import OPEN_ROUTES
 from eagle3_llama.server.settings import is_loopback
-from eagle3_llama.server.web.errors import ANTHROPIC_ROUTES
-from eagle3_llama.server.web.keys import OPEN_ROUTES
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tiny_models import PROMPT
 
 from eagle3_llama import EagleLlama, EagleParams
 from eagle3_llama.batching import Batcher, BatchSettings
-from eagle3_llama.server.chat.text import TextOfTokens, complete
+from eagle3_llama.server.prompt.completion import TextOfTokens, complete
 
 from llama_cpp import LlamaGrammar
 

@@ -14,7 +14,7 @@ from tiny_models import EOS, PROMPT
 
 from eagle3_llama import EagleError
 from eagle3_llama.batching import Batcher, BatchSettings
-from eagle3_llama.server.api import stream
+from eagle3_llama.server.http import stream
 
 COMPLETIONS = "/v1/completions"
 ENDLESS = {"prompt": PROMPT, "logit_bias": {str(EOS): -100}}
@@ -121,7 +121,7 @@ def test_applications_and_extensions(server, origin):
 
 def test_the_page_is_one_small_file_that_loads_nothing():
     """test_server_page.py has what it does in a browser."""
-    html = (ROOT / "eagle3_llama/server/web/page/index.html").read_text()
+    html = (ROOT / "eagle3_llama/server/http/page/index.html").read_text()
     assert len(html.encode()) < 60_000
     assert set(re.findall(r"https?://[^\s'\"]+", html)) == {
         "http://www.w3.org/2000/svg"
@@ -134,7 +134,7 @@ def test_the_page_is_one_small_file_that_loads_nothing():
 
 def test_the_page_has_its_library_within(server):
     """As it was published, with its licences; and the policy allows the page's scripts alone."""
-    folder = ROOT / "eagle3_llama/server/web/page/markdown-it"
+    folder = ROOT / "eagle3_llama/server/http/page/markdown-it"
     library, licences = (folder / "markdown-it.min.js").read_text(), (folder / "LICENSE").read_text()
     answer = server.client.get("/")
     scripts = re.findall(r"<script>(.*?)</script>", answer.text, re.DOTALL)

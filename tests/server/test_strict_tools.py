@@ -9,7 +9,7 @@ from server_tools import ask, events
 from template_servers import demo_batcher, serving
 from tiers import crossed, each
 
-from eagle3_llama.server.chat.nulls import with_nulls
+from eagle3_llama.server.grammar.nulls import with_nulls
 
 ODD = [
     ({"type": "number", "multipleOf": 2}, "multipleOf"),

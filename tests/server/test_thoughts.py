@@ -10,7 +10,7 @@ from tiers import crossed, each
 
 from eagle3_llama import EagleParams
 from eagle3_llama.batching.samplers import LazyGrammar, Thoughts
-from eagle3_llama.server.chat.text import complete
+from eagle3_llama.server.prompt.completion import complete
 
 BEGUN = "Qwen-QwQ-32B"  # its prompt ends within thoughts
 PLACE = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}

@@ -13,15 +13,15 @@ from grammar_texts import Walk, texts
 from grammar_walks import Characters, begun
 from tiers import each
 
-from eagle3_llama.server.chat import fallback
-from eagle3_llama.server.chat.call_forms import Form, form_of, probe
-from eagle3_llama.server.chat.decimals import put_numbers
-from eagle3_llama.server.chat.schema_room import MOST_NODES
-from eagle3_llama.server.chat.schemas import enforceable
-from eagle3_llama.server.chat.tool_schemas import MOST_INLINED, Enforced
+from eagle3_llama.server.errors import ApiError
+from eagle3_llama.server.grammar.call_forms import Form, form_of, probe
+from eagle3_llama.server.grammar.number_bounds import put_numbers
+from eagle3_llama.server.grammar.schema_room import MOST_NODES
+from eagle3_llama.server.grammar.schemas import enforceable
+from eagle3_llama.server.grammar.tool_schemas import MOST_INLINED, Enforced
+from eagle3_llama.server.prompt import tools_as_text
 from eagle3_llama.server.sandbox.chat_library import ChatError, ChatTemplate, parse
 from eagle3_llama.server.sandbox.child import MAX_GBNF, Grammars
-from eagle3_llama.server.web.errors import ApiError
 
 ASKED = [{"role": "user", "content": "Go."}]
 VALUE, NUMBER = "e3value", 4711  # constants whose places in a call are those of other values
@@ -264,8 +264,8 @@ def test_own_calls(grammars):
     """The same of the form for templates that know no tools; JSON with another name stays content."""
     functions = [tool(name, WHOLE)["function"] for name in ("find", "a.b(c|")]
     grammar, pattern = (
-        grammars.convert(json.dumps(fallback.schema(functions)))["grammar"],
-        fallback.trigger(functions),
+        grammars.convert(json.dumps(tools_as_text.schema(functions)))["grammar"],
+        tools_as_text.trigger(functions),
     )
     for text in BEGUN:
         check_trigger(grammars, grammar, pattern, text)
@@ -274,7 +274,7 @@ def test_own_calls(grammars):
     for name, n in (("find", 1), ("Alice", 0)):
         content = json.dumps({"name": name, "arguments": {}})
         for partial in (True, False):
-            message = fallback.split({"content": content}, partial, ["find", "a.b(c|"])
+            message = tools_as_text.split({"content": content}, partial, ["find", "a.b(c|"])
             assert len(message.get("tool_calls", ())) == n and message["content"] == ("" if n else content)
 
 

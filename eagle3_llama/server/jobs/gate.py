@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..web.errors import ApiError, shutting_down
-from .limits import Places, Room
-from .shares import Shares
+from ..errors import ApiError, shutting_down
+from .client_quota import Shares
+from .work_queue import Places, Room
 
 if TYPE_CHECKING:
     from .job import RequestJob

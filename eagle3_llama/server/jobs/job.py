@@ -14,8 +14,8 @@ from typing import Any
 
 from ...llama.usage import TokenUsage
 from ...runtime.params import EagleParams
-from ..sandbox.spent import working_for
-from ..web.errors import ApiError, deadline_passed, from_exception, shutting_down
+from ..errors import ApiError, deadline_passed, from_exception, shutting_down
+from ..sandbox.cpu_time import working_for
 from .gate import Gate
 from .timings import timings_of
 

@@ -24,7 +24,7 @@ class Replica:
 
     def __init__(self, settings: ServerSettings) -> None:
         from ...batching.batcher import Batcher, BatchSettings
-        from ..web.process import keep_memory_flat, log_to_stderr
+        from ..http.process import keep_memory_flat, log_to_stderr
 
         keep_memory_flat()
         self.settings = settings
@@ -34,7 +34,7 @@ class Replica:
 
     def __serve_build_asgi_app__(self) -> Any:
         """The application. Ray calls this once, in the replica's event loop."""
-        from ..web.app import create_app
+        from ..http.app import create_app
 
         app = create_app(self.settings, self.batcher)
         self.server = app.state.server
@@ -79,8 +79,8 @@ class Door:
 
         app = self.app
         if scope["type"] == "http" and not self.keyed and not is_loopback((scope.get("server") or ("",))[0]):
-            from ..web.access import error_response
-            from ..web.errors import ApiError
+            from ..errors import ApiError
+            from ..http.access import error_response
 
             message = (
                 "without an API key, only this machine may send requests: set EAGLE3_API_KEY and restart"

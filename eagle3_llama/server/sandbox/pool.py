@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...runtime import library
-from .spent import NOBODY, current, spend
+from .cpu_time import NOBODY, current, spend
 from .turns import Turns, Waiter
 
 log = logging.getLogger("eagle3_llama.server")

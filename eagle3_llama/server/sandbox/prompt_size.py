@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..web.errors import too_long, wrong
+from ..errors import too_long, wrong
 
 MAX_SPECIAL = 10_000  # special tokens in one text; 2,000 messages have 6,000
 

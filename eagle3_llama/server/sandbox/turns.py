@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import time
 
-from .spent import Asker
+from .cpu_time import Asker
 
 ABOUT = 10.0  # seconds after its last work for which a client is about
 

@@ -1,0 +1,1 @@
+"""The routes of llama.cpp's server: completions in its form, and slots."""

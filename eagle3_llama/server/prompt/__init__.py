@@ -1,0 +1,1 @@
+"""From the body of a request to a prompt, and from tokens to a message."""

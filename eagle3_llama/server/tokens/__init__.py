@@ -1,0 +1,1 @@
+"""The routes that show what becomes of texts and chats: prompts, tokens, their numbers."""

@@ -1,1 +1,0 @@
-"""What speaks HTTP: the application and its page, connections, access, request bodies, errors and OpenAPI."""

@@ -1,7 +1,0 @@
-#include "attention_attend.hpp"
-
-namespace eagle3::kernels::attention {
-
-const attend attend_any = attend_units<0, 0>;
-
-}  // namespace eagle3::kernels::attention
