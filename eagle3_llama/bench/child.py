@@ -85,7 +85,7 @@ def in_checkout() -> bool:
 
 def built(option: str) -> bool:
     """Whether unpatched() would take no time."""
-    command = [sys.executable, _builder(), option, "--if-built", "--print-dir"]
+    command = [sys.executable, str(_builder()), option, "--if-built", "--print-dir"]
     return in_checkout() and subprocess.run(command, capture_output=True).returncode == 0
 
 

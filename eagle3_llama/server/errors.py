@@ -31,20 +31,6 @@ _KINDS = {
 _CONTEXT = re.compile(r"Requested tokens \((\d+)\) exceed context window of \d+")  # llama-cpp-python's error
 
 
-_ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-_ANTHROPIC_NAMES = {"response_format": "output_config.format", "continue_final_message": "messages"}
-# the routes of Anthropic's API, whose errors have its form
-ANTHROPIC_ROUTES = frozenset(f"{v}/messages{more}" for v in ("/v1", "") for more in ("", "/count_tokens"))
-
-
 TOO_LONG = "context_length_exceeded"
 MAX_HEADERS = 1 << 16  # bytes of a request's line and headers
 LONGEST_NAME = 64  # characters of an unknown field that is compared with the known ones
@@ -73,14 +59,9 @@ class ApiError(Portable):
         about = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return {"error": {**about, **self.sizes}}
 
-    def as_anthropic(self) -> dict[str, Any]:
-        """The body in Anthropic's form, and with its names of fields."""
-        kind = _ANTHROPIC_TYPES.get(
-            self.status, "invalid_request_error" if self.status < 500 else "api_error"
-        )
-        name = _ANTHROPIC_NAMES.get(self.param or "", self.param)
-        message = str(self) if name == self.param else str(self).replace(f"{self.param}:", f"{name}:", 1)
-        return {"type": "error", "error": {"type": kind, "message": message}}
+
+# the bodies of the errors of routes that have a form of their own; their API puts them here
+FORMS: dict[str, Callable[[ApiError], dict[str, Any]]] = {}
 
 
 def too_long(message: str, param: str | None, n_prompt: int, n_ctx: int) -> ApiError:

@@ -165,7 +165,7 @@ class MessageStream(EventStream):
                     yield b"".join(map(_event, out))
         except ApiError as e:
             self.job.failed = e
-            yield _event(e.as_anthropic())
+            yield _event(error_body(e))
             return
         start = [] if begun else [self.shape.start(), PING]
         yield b"".join(map(_event, [*start, *blocks.end(), *self.shape.end()]))
@@ -195,3 +195,23 @@ def _input(call: dict[str, Any]) -> dict[str, Any]:
     except ValueError:
         found = None
     return found if isinstance(found, dict) else {"INVALID_JSON": text}
+
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_NAMES = {"response_format": "output_config.format", "continue_final_message": "messages"}
+
+
+def error_body(e: ApiError) -> dict[str, Any]:
+    """An error in this API's form, and with its names of fields."""
+    kind = _TYPES.get(e.status, "invalid_request_error" if e.status < 500 else "api_error")
+    name = _NAMES.get(e.param or "", e.param)
+    message = str(e) if name == e.param else str(e).replace(f"{e.param}:", f"{name}:", 1)
+    return {"type": "error", "error": {"type": kind, "message": message}}

@@ -6,21 +6,30 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from pydantic import BaseModel
 
+from .. import errors
 from ..http import openapi
 from ..http.access import Record
 from ..http.left_out import tell
 from ..http.stream import respond
-from .answer import MessageShape, MessageStream, Stopped
+from .answer import MessageShape, MessageStream, Stopped, error_body
+from .answers import AnthropicCount, AnthropicError, AnthropicMessage
 from .body import CountBody, MessagesBody, chat_of, is_continued
 
 if TYPE_CHECKING:
-    from ..http.app import Server
+    from ..http.server import Server
 
 
-def add_messages(app: FastAPI, server: Server) -> None:
-    create = openapi.streamed(MessagesBody, "AnthropicMessage", error="AnthropicError")
-    count = openapi.answer("AnthropicCount", body=CountBody, error="AnthropicError")
+EVENTS = "one of Anthropic's events as JSON; its `type` is also the event's name"
+
+
+def add(app: FastAPI, server: Server) -> list[type[BaseModel]]:
+    """Adds the routes, and returns the models of their bodies and answers."""
+    create = openapi.streamed(MessagesBody, AnthropicMessage, about=EVENTS, error=AnthropicError)
+    count = openapi.answer(AnthropicCount, body=CountBody, error=AnthropicError)
+    for path in ("/messages", "/messages/count_tokens"):
+        errors.FORMS[path] = errors.FORMS[f"/v1{path}"] = error_body
 
     @app.post("/v1/messages", **create)
     async def messages(request: Request) -> Response:
@@ -32,6 +41,8 @@ def add_messages(app: FastAPI, server: Server) -> None:
         """Counts the tokens of a conversation's prompt, without an answer."""
         body = await server.bodies.read(request, CountBody)
         return await server.ask(server.counting, _count, server, body)
+
+    return [MessagesBody, CountBody, AnthropicMessage, AnthropicCount, AnthropicError]
 
 
 async def _answer(server: Server, request: Request, body: MessagesBody) -> Response:

@@ -31,6 +31,7 @@ class CompletionBody(Sampling):
     best_of: Literal[1] | None = None
 
     default_tokens: ClassVar[int | None] = 16  # of an answer, if the request names no number; None: all
+    llama_form: ClassVar[bool] = False  # whether the answer has what that of llama.cpp's server has
 
     @model_validator(mode="after")
     def _take_n_probs(self) -> CompletionBody:
@@ -39,6 +40,10 @@ class CompletionBody(Sampling):
         if self.n_probs and self.logprobs is None:
             self.logprobs = self.n_probs
         return self
+
+    def after_sampling(self) -> bool:
+        """Whether logprobs are of the probabilities that the samplers leave."""
+        return False
 
     def prompts(self) -> list[Any]:
         """Each prompt: a text or token ids."""

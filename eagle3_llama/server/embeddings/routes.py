@@ -21,16 +21,17 @@ from ..sandbox.prompt_size import PromptSize
 from .body import MAX_NUMBERS, EmbeddingBody, EmbeddingList, written
 
 if TYPE_CHECKING:
-    from ..http.app import Server
+    from ..http.server import Server
 
 
 class Embeddings:
-    """Answers the requests, one after the other. embedder: an Embedder, or None."""
+    """Answers the requests, one after the other."""
 
-    def __init__(self, server: Server, embedder: Any) -> None:
-        self.server, self.embedder = server, embedder
+    def __init__(self, server: Server) -> None:
+        self.server: Server = server
+        self.embedder: Any = server.embedder
         self.work = Work(1, 2 * server.settings.capacity, "want embeddings")
-        self._size = PromptSize(embedder, embedder.most) if embedder is not None else None
+        self._size = PromptSize(self.embedder, self.embedder.most) if self.embedder is not None else None
 
     async def create(self, request: Request) -> Response:
         """Raises ApiError."""
@@ -87,11 +88,11 @@ class Embeddings:
         return tokens
 
 
-def add_embeddings(app: FastAPI, server: Server, embedder: Any) -> list[type[BaseModel]]:
+def add(app: FastAPI, server: Server) -> list[type[BaseModel]]:
     """Adds the route, and returns the models of its body and its answer."""
-    routes = app.state.embeddings = Embeddings(server, embedder)
+    routes = app.state.embeddings = Embeddings(server)
 
-    @app.post("/v1/embeddings", **openapi.answer("EmbeddingList", 501, 504, body=EmbeddingBody))
+    @app.post("/v1/embeddings", **openapi.answer(EmbeddingList, 501, 504, body=EmbeddingBody))
     async def embeddings(request: Request) -> Response:
         """Returns a vector for each text."""
         return await routes.create(request)

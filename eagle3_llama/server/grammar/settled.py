@@ -137,7 +137,7 @@ def _kinds_of(schema: Any) -> list[str]:
     if not isinstance(schema, dict) or _ELSEWHERE & schema.keys():
         return []
     given = schema.get("type")
-    kinds = given if isinstance(given, list) else [given]
+    kinds: list[Any] = given if isinstance(given, list) else [given]
     if given is None and (listed := _listed(schema)) is not None:
         kinds = [next(kind for kind, test in _KINDS.items() if test(value)) for value in listed]
     return kinds if all(isinstance(kind, str) and kind in _KINDS for kind in kinds) else []

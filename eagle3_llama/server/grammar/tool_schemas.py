@@ -141,6 +141,7 @@ class _Tags:
             return self._referred(schema, depth)
         alternatives = _alternatives(schema)
         if alternatives is not None:
+            self.owner.odd[self.function] |= dict.fromkeys(ignored(schema))
             made = [self.value(one, depth + 1) for one in alternatives]
             same = all(new is old for new, old in zip(made, alternatives, strict=True))
             shown = {key: schema[key] for key in KEPT if key in schema}

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from ...llama.usage import TokenUsage
-from ..errors import ANTHROPIC_ROUTES, MAX_HEADERS, ApiError, headers_too_large, internal, shutting_down
+from ..errors import FORMS, MAX_HEADERS, ApiError, headers_too_large, internal, shutting_down
 from ..jobs.client_quota import Shares
 from ..jobs.job import RequestJob
 from ..metrics.own import Metrics
@@ -159,8 +159,9 @@ def _about(job: RequestJob) -> dict[str, Any]:
 
 def error_response(e: ApiError, path: str) -> Response:
     """The error in the form of the API that the path belongs to."""
-    body = e.as_anthropic() if path in ANTHROPIC_ROUTES else e.body()
-    return Response(dumps(body), e.status, e.headers, media_type="application/json")
+    return Response(
+        dumps(FORMS.get(path, ApiError.body)(e)), e.status, e.headers, media_type="application/json"
+    )
 
 
 class _Talk:

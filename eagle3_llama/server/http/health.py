@@ -1,30 +1,45 @@
-"""Whether the server lives, and whether it takes requests: two questions, for a supervisor and a balancer."""
+"""What the server says of itself: whether it lives, for a supervisor; whether it takes requests, for a
+balancer; its counters, for Prometheus."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Literal
 
 from fastapi import FastAPI
 from fastapi.responses import Response
+from pydantic import BaseModel
 
 from ..errors import ApiError, shutting_down
+from ..metrics.own import CONTENT_TYPE
 from . import openapi
 from .shapes import dumps
 
 if TYPE_CHECKING:
-    from .app import Server
+    from .server import Server
 
 _OK = dumps({"status": "ok"})
 
 
-def add_health(app: FastAPI, server: Server) -> None:
-    @app.get("/health", **openapi.answer("Health", 503))
+class Health(BaseModel):
+    status: Literal["ok"]
+
+
+def add(app: FastAPI, server: Server) -> list[type[BaseModel]]:
+    """Adds the routes, and returns the models of their answers."""
+
+    @app.get("/metrics", **openapi.text("Prometheus metrics"))
+    async def metrics() -> Response:
+        """Counters and histograms for Prometheus."""
+        return Response(await asyncio.to_thread(server.metrics.text), media_type=CONTENT_TYPE)
+
+    @app.get("/health", **openapi.answer(Health, 503, keyless=True))
     async def health() -> Response:
         """Whether the server works, also while it finishes its last requests. Needs no key."""
         _check_alive(server)
         return Response(_OK, media_type="application/json")
 
-    @app.get("/ready", **openapi.answer("Health", 503))
+    @app.get("/ready", **openapi.answer(Health, 503, keyless=True))
     async def ready() -> Response:
         """Whether the server takes a new request now. Needs no key."""
         _check_alive(server)
@@ -32,6 +47,8 @@ def add_health(app: FastAPI, server: Server) -> None:
             raise shutting_down()
         server.gate.check_room(1)
         return Response(_OK, media_type="application/json")
+
+    return [Health]
 
 
 def _check_alive(server: Server) -> None:

@@ -46,6 +46,7 @@ class LlamaBody(CompletionBody):
     """POST /completion. What would change nothing is taken, what this server has not is refused."""
 
     default_tokens: ClassVar[int | None] = None
+    llama_form: ClassVar[bool] = True
     random_seeds: ClassVar[tuple[int, ...]] = (-1, (1 << 32) - 1)
 
     prompt: (  # type: ignore[assignment]
@@ -85,6 +86,9 @@ class LlamaBody(CompletionBody):
         if several and self.speculative is not None and self.speculative.report:
             raise ValueError("speculative: a report is of one answer, but these are several: leave it out")
         return self
+
+    def after_sampling(self) -> bool:
+        return bool(self.post_sampling_probs)
 
     def _check_post_sampling(self) -> None:
         known = {"a grammar": bool(self.grammar), "json_schema": self.json_schema is not None}

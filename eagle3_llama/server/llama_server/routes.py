@@ -1,4 +1,4 @@
-"""The route of llama.cpp's own completions, and the path that it shares with OpenAI's."""
+"""The routes of llama.cpp's own completions, the path that it shares with OpenAI's, and slots."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from pydantic import BaseModel
 from ...common.guarded_json import read_json
 from ..body.fields import bounded
 from ..http import openapi
+from . import slots_routes
 from .answer import LlamaCompletion, LlamaShape, LlamaStream
 from .body import LlamaBody
 
 if TYPE_CHECKING:
-    from ..http.app import Server
+    from ..http.server import Server
 
 
-def add_llama(app: FastAPI, server: Server) -> list[type[BaseModel]]:
-    """Adds the routes, and returns the models of their bodies."""
+def add(app: FastAPI, server: Server) -> list[type[BaseModel]]:
+    """Adds the routes, and returns the models of their bodies and answers."""
     own: Any = bounded(LlamaBody, server.settings)
 
     async def answered(request: Request, body: Any) -> Response:
         shape = LlamaShape(body, server.name)
         return await server.generate(request, body, False, shape, LlamaStream)
 
-    @app.post("/completion", **openapi.streamed(own, "LlamaCompletion"))
+    @app.post("/completion", **openapi.streamed(own, LlamaCompletion, several=True))
     async def completion(request: Request) -> Response:
         """Continues a text, or several, in the form of llama.cpp's server."""
         return await answered(request, await server.bodies.read(request, own))
@@ -40,7 +41,7 @@ def add_llama(app: FastAPI, server: Server) -> list[type[BaseModel]]:
             return await answered(request, body)
         return await server.generate(request, body, False)
 
-    return [own, LlamaCompletion]
+    return [own, LlamaCompletion, *slots_routes.add(app, server)]
 
 
 def _names_model(raw: bytes) -> bool:

@@ -21,7 +21,6 @@ from ..grammar.schemas import enforceable, unenforced
 from ..jobs.gate import MAX_LOGPROBS
 from ..jobs.job import Choice
 from ..jobs.work_queue import Once, ThreadTurns
-from ..llama_server.body import LlamaBody
 from ..sandbox.pool import START_SECONDS, Sandbox
 from ..sandbox.prompt_size import PromptSize
 from ..sandbox.sized_cache import SizedCache
@@ -201,7 +200,7 @@ class Caller:
         if len(prompts) * n > most:
             message = f"{len(prompts)} prompts with {n} choices each are more than {most} answers"
             raise wrong("prompt", f"{message}, the most of one request: send them in several")
-        own_form = isinstance(body, LlamaBody)
+        own_form = body.llama_form
         if body.max_tokens == 0:
             if not body.echo and not own_form:
                 raise wrong(body.limit_field(), "with 0 the answer is the prompt, which needs echo: true")
@@ -222,7 +221,7 @@ class Caller:
                 raise wrong("prompt", "so many tokens with logprobs never fit: send fewer prompts at once")
         arguments |= {"echo": bool(body.echo), "suffix": body.suffix}
         arguments |= {"logprobs": logprobs, "stream": bool(body.stream), "details": own_form}
-        if isinstance(body, LlamaBody) and body.post_sampling_probs and logprobs is not None:
+        if body.after_sampling() and logprobs is not None:
             arguments["post_sampling"] = True
         if body.json_schema is not None and body.grammar is not None:
             raise wrong("json_schema", "grammar constrains the answer too; give only one of them")

@@ -14,13 +14,13 @@ from ..errors import ApiError, wrong
 from ..http import openapi
 from ..http.held import HeldResponse
 from ..http.left_out import tell
+from ..http.openapi import InputTokens
 from ..http.shapes import dumps
 from ..jobs.work_queue import Work
-from ..tokens.routes import count
 from .answer import ResponseShape, ResponseStream
 from .body import ResponseBody
 from .store import ResponseStore
-from .store_pages import MAX_PAGE, ItemList, page
+from .store_pages import MAX_PAGE, Deleted, ItemList, ResponseObject, page
 from .to_chat import chat_of, items_of, renamed
 from .tools import ToolSet
 
@@ -51,7 +51,7 @@ class Responses:
         """Counts the tokens of one request's prompt. Raises ApiError with the names of this API's fields."""
         body = await self.server.bodies.read(request, self.body)
         client = request.scope["record"].client
-        counted = lambda: count(self.server, self._asked(body, client)[0])
+        counted = lambda: self.server.count(self._asked(body, client)[0])
         try:
             return await self.server.ask(self.server.counting, counted)
         except ApiError as e:
@@ -86,16 +86,16 @@ class Responses:
         return len(self.server.batcher.base.tokenize(text.encode(), False, False))
 
 
-def add_responses(app: FastAPI, server: Any) -> list[type[BaseModel]]:
-    """Adds the routes, and returns the models of their bodies."""
+def add(app: FastAPI, server: Any) -> list[type[BaseModel]]:
+    """Adds the routes, and returns the models of their bodies and answers."""
     routes = Responses(server)
 
-    @app.post("/v1/responses", **openapi.streamed(routes.body, "ResponseObject", 404))
+    @app.post("/v1/responses", **openapi.streamed(routes.body, ResponseObject, 404))
     async def create_response(request: Request) -> Response:
         """Answers a conversation of items, or goes on from a stored answer."""
         return await routes.create(request)
 
-    @app.get("/v1/responses/{response_id}", **openapi.answer("ResponseObject", 400, 404, 503))
+    @app.get("/v1/responses/{response_id}", **openapi.answer(ResponseObject, 400, 404, 503))
     async def get_response(request: Request, response_id: str) -> Response:
         """Returns a stored answer."""
         if request.query_params.get("stream") in ("true", "True", "1"):
@@ -103,21 +103,21 @@ def add_responses(app: FastAPI, server: Any) -> list[type[BaseModel]]:
         found = routes.store.response(request.scope["record"].client, response_id)
         return HeldResponse(found, server.answers)
 
-    @app.delete("/v1/responses/{response_id}", **openapi.answer("Deleted", 404))
+    @app.delete("/v1/responses/{response_id}", **openapi.answer(Deleted, 404))
     async def delete_response(request: Request, response_id: str) -> Response:
         """Deletes a stored answer. Later answers that went on from it keep its text."""
         routes.store.delete(request.scope["record"].client, response_id)
         gone = {"id": response_id, "object": "response", "deleted": True}
         return Response(dumps(gone), media_type="application/json")
 
-    @app.post("/v1/responses/{response_id}/cancel", **openapi.answer("ResponseObject", 400, 404))
+    @app.post("/v1/responses/{response_id}/cancel", **openapi.answer(ResponseObject, 400, 404))
     async def cancel_response(request: Request, response_id: str) -> Response:
         """Refuses: only answers in the background can be cancelled, and there are none."""
         routes.store.response(request.scope["record"].client, response_id)
         message = "this response has ended, as all do that are stored: close the connection of one that runs"
         raise wrong("response_id", message)
 
-    @app.get("/v1/responses/{response_id}/input_items", **openapi.answer("ItemList", 400, 404, 503))
+    @app.get("/v1/responses/{response_id}/input_items", **openapi.answer(ItemList, 400, 404, 503))
     async def input_items(
         request: Request,
         response_id: str,
@@ -128,9 +128,9 @@ def add_responses(app: FastAPI, server: Any) -> list[type[BaseModel]]:
         """Lists the items that a stored answer answers, the newest first."""
         return await routes.inputs(request.scope["record"].client, response_id, limit, order, after)
 
-    @app.post("/v1/responses/input_tokens", **openapi.answer("InputTokens", 404, body=routes.body))
+    @app.post("/v1/responses/input_tokens", **openapi.answer(InputTokens, 404, body=routes.body))
     async def input_tokens(request: Request) -> Response:
         """Counts the tokens of a conversation's prompt, without an answer."""
         return await routes.input_tokens(request)
 
-    return [routes.body, ItemList]
+    return [routes.body, ItemList, ResponseObject, Deleted, InputTokens]

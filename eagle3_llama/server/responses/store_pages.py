@@ -1,4 +1,4 @@
-"""The input items of a stored response, as a list in pages."""
+"""What is shown of a stored response: itself, and its input items as a list in pages."""
 
 from __future__ import annotations
 
@@ -13,6 +13,27 @@ from ..errors import wrong
 MAX_PAGE, MAX_PAGE_BYTES = 100, 1 << 20  # items of a page; bytes from which on it has no further one
 _NAMES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 _NAMES |= {"custom_tool_call": "ctc", "custom_tool_call_output": "ctco", "additional_tools": "at"}
+
+
+class ResponseObject(BaseModel):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["completed", "incomplete"]
+    incomplete_details: dict[str, Any] | None
+    model: str
+    output: list[dict[str, Any]]
+    previous_response_id: str | None
+    instructions: str | None
+    tools: list[dict[str, Any]]
+    usage: dict[str, Any]
+
+
+class Deleted(BaseModel):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
 
 
 class ItemList(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
@@ -37,9 +37,17 @@ class Prompt(BaseModel):
     prompt: str
 
 
-class InputTokens(BaseModel):
-    object: Literal["response.input_tokens"]
-    input_tokens: int
+class TokenPiece(BaseModel):
+    id: int
+    piece: str | list[int]
+
+
+class Tokens(BaseModel):
+    tokens: list[int] | list[TokenPiece]
+
+
+class Content(BaseModel):
+    content: str
 
 
 def piece(token: int, raw: bytes) -> dict[str, Any]:

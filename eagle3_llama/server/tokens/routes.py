@@ -11,47 +11,43 @@ from pydantic import BaseModel
 from ..body.fields import bounded
 from ..errors import wrong
 from ..http import openapi
-from .body import DetokenizeBody, InputTokens, Prompt, TemplateBody, TokenizeBody, piece
+from ..http.openapi import InputTokens
+from .body import Content, DetokenizeBody, Prompt, TemplateBody, TokenizeBody, Tokens, piece
 
 if TYPE_CHECKING:
-    from ..http.app import Server
+    from ..http.server import Server
 
 
-def add_prompts(app: FastAPI, server: Server) -> list[type[BaseModel]]:
+def add(app: FastAPI, server: Server) -> list[type[BaseModel]]:
     """Adds the routes, and returns the models of their bodies and answers."""
     template = bounded(TemplateBody, server.settings)
 
     @app.post("/v1/apply-template", include_in_schema=False)
-    @app.post("/apply-template", **openapi.answer("Prompt", body=template))
+    @app.post("/apply-template", **openapi.answer(Prompt, body=template))
     async def apply_template(request: Request) -> Response:
         """Returns the prompt that the model would get for a chat."""
         body = await server.bodies.read(request, template)
         return await server.ask(server.counting, _prompt, server, body)
 
-    @app.post("/v1/chat/completions/input_tokens", **openapi.answer("InputTokens", body=server.chat_body))
+    @app.post("/v1/chat/completions/input_tokens", **openapi.answer(InputTokens, body=server.chat_body))
     async def input_tokens(request: Request) -> Response:
         """Counts the tokens of a chat's prompt, without an answer."""
         body = await server.bodies.read(request, server.chat_body)
-        return await server.ask(server.counting, count, server, body)
+        return await server.ask(server.counting, server.count, body)
 
-    @app.post("/tokenize", **openapi.answer("Tokens", body=TokenizeBody))
+    @app.post("/tokenize", **openapi.answer(Tokens, body=TokenizeBody))
     async def tokenize(request: Request) -> Response:
         """Returns the token ids of a text."""
         body = await server.bodies.read(request, TokenizeBody)
         return await server.ask(server.tokenizing, _tokenize, server, body)
 
-    @app.post("/detokenize", **openapi.answer("Content", body=DetokenizeBody))
+    @app.post("/detokenize", **openapi.answer(Content, body=DetokenizeBody))
     async def detokenize(request: Request) -> Response:
         """Returns the text of token ids. Bytes that are not valid UTF-8 become U+FFFD."""
         body = await server.bodies.read(request, DetokenizeBody)
         return await server.ask(server.tokenizing, _detokenize, server, body)
 
-    return [template, Prompt, InputTokens, TokenizeBody, DetokenizeBody]
-
-
-def count(server: Server, body: Any) -> dict[str, Any]:
-    """The answer of the routes that count a chat's tokens. Raises ApiError."""
-    return {"object": "response.input_tokens", "input_tokens": server.caller.count(body, server.batcher.base)}
+    return [template, Prompt, InputTokens, TokenizeBody, Tokens, DetokenizeBody, Content]
 
 
 def _prompt(server: Server, body: TemplateBody) -> dict[str, str]:
