@@ -9,23 +9,20 @@ other slots.
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
 import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from ..errors import EagleError, ErrorKind
 from ..llama import guards
 from ..runtime import at_exit
 from ..runtime.memory_use import MemoryUse
 from ..runtime.params import NO_HEAD, EagleParams
 from . import slot_file
-from .job import HAS_WORK, Job, JobState, RequestCancelled, busy_in_round, in_turn
+from .inbox import Inbox
+from .job import HAS_WORK, Job, RequestCancelled, in_turn
 from .memories import Memories
 from .model import BatchModel, BatchSettings
 from .prefixes import Prefixes
@@ -34,8 +31,6 @@ from .scheduler import BatchSlot, Scheduler, a_slot_is_free
 
 __all__ = ["BatchSettings", "Batcher", "RequestCancelled", "RequestLlama"]
 
-T = TypeVar("T")
-Call = tuple[Callable[[], Any], concurrent.futures.Future[Any]]
 log = logging.getLogger("eagle3_llama.batching")
 
 DEADLINE_STEP = 0.05  # seconds between looks at the clock while requests wait
@@ -53,18 +48,14 @@ class Batcher:
         self.engine = self.base.engine
         self.n_parallel, self.n_ctx = settings.n_parallel, settings.n_ctx
         self.model_name = self.base.metadata.get("general.name") or Path(self.settings.model).stem
-        self._identity = slot_file.identity(self)  # now: another thread may close the model
+        self._identity = slot_file.identity(self.base, self.model_name)  # now: another thread may close it
         self._slots = [BatchSlot(i) for i in range(settings.n_parallel)]
-        self._waiting: collections.deque[Job] = collections.deque()
-        self._calls: collections.deque[Call] = collections.deque()
-        self._wake = threading.Condition()
-        self._closing: float | None = None  # time.monotonic() at which the last requests end
+        self.inbox = Inbox()
         self._n_jobs = 0
         self._scheduler = Scheduler(self.base, self.engine, self._free)
         self._memories = Memories(self.engine, int(settings.text_memory), settings.text_memory_prompts)
         self._prefixes = Prefixes(self.base, self.engine, self._scheduler)
-        self._ended: BaseException | None = None  # why requests are no longer served
-        self._thread = at_exit.started(self, self._run, "eagle3-batcher")
+        self._thread = self.inbox.thread = at_exit.started(self, self._run, "eagle3-batcher")
 
     def __enter__(self) -> Batcher:
         return self
@@ -90,47 +81,12 @@ class Batcher:
         one that it takes. Raises RequestCancelled (shutdown) after close(), EagleError NATIVE if the batcher
         has failed, and as EagleLlama does for params that it cannot use.
         """
-        self._check_open()
+        self.inbox.check_open()
         if params is not None and self.settings.eagle is None:
             params.check_no_head(NO_HEAD)
         if params is not None and params.fixed_tree and self.engine.has_head and not self.engine.can_tree:
             raise guards.no_trees(self.engine.tree_refusal)
-        return RequestLlama(self, params, deadline, request_id, client, slot)
-
-    def _check_open(self) -> None:
-        if threading.current_thread() is self._thread:  # which would wait for itself
-            raise busy_in_round()
-        if self._ended is not None:
-            raise EagleError(ErrorKind.NATIVE, f"no request can be served any more: {self._ended!r:.200}")
-        if self._closing is not None:
-            raise RequestCancelled("shutdown")
-
-    def _submit(self, job: Job) -> None:
-        with self._wake:
-            self._check_open()
-            self._waiting.append(job)
-            self._wake.notify()
-
-    def _want(self, job: Job, n: int) -> None:
-        with self._wake:
-            job.ready.clear()
-            job.read_ahead_to = n
-            self._wake.notify()
-
-    def _cancel(self, job: Job, reason: str) -> None:
-        with self._wake:
-            if job.state is not JobState.ENDED:
-                job.cancelled = job.cancelled or reason
-                self._wake.notify()
-
-    def _on_thread(self, call: Callable[[], T]) -> T:
-        """Runs call between two rounds, in the batcher's thread."""
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        with self._wake:
-            self._check_open()
-            self._calls.append((call, future))
-            self._wake.notify()
-        return future.result()
+        return RequestLlama(self.base, self.inbox, params, deadline, request_id, client, slot)
 
     def close(self, grace: float = 0.0) -> None:
         """Takes no more requests, and frees the model; may be called twice.
@@ -138,9 +94,7 @@ class Batcher:
         grace: seconds that running and waiting requests have left. Raises EagleError BUSY in a callback.
         """
         self.base.calls.check_outside()
-        with self._wake:
-            self._closing = min(self._closing or float("inf"), time.monotonic() + grace)
-            self._wake.notify()
+        self.inbox.close(grace)
         if self._thread is not threading.current_thread():
             self._thread.join()
             self._memories.close()
@@ -151,11 +105,11 @@ class Batcher:
 
     def alive(self) -> bool:
         """Whether requests are served."""
-        return self._closing is None and self._ended is None and self._thread.is_alive()
+        return self.inbox.closing is None and self.inbox.ended is None and self._thread.is_alive()
 
     def waiting(self) -> int:
         """Number of requests that wait for a slot."""
-        return len(self._waiting)
+        return len(self.inbox.waiting)
 
     def serves_others(self, client: str) -> bool:
         """Whether requests of other clients have slots."""
@@ -184,7 +138,7 @@ class Batcher:
 
     def memory(self) -> MemoryUse:
         """What the model, its slots and the prompt cache take now."""
-        used = self._on_thread(self.engine.memory)
+        used = self.inbox.run(self.engine.memory)
         return dataclasses.replace(used, prompt_cache=self._prefixes.cache.n_bytes)
 
     # -- slot files ---------------------------------------------------------------------------------------
@@ -194,8 +148,12 @@ class Batcher:
 
         Raises EagleError BAD_ARGUMENT if the slot is busy or does not exist.
         """
-        take = lambda: slot_file.take(self, slot_file.free_slot(self._slots, slot), client)
-        contents = self._on_thread(take)
+
+        def take() -> slot_file.Contents:
+            state = self._prefixes.states.take(slot_file.free_slot(self._slots, slot))
+            return slot_file.Contents(state.tokens, state.target, state.head, self._memories.tokens(client))
+
+        contents = self.inbox.run(take)
         return slot_file.pack(self._identity, contents)  # meanwhile other requests continue
 
     def load_slot(self, slot: int, data: bytes, client: str = "") -> int:
@@ -204,8 +162,29 @@ class Batcher:
         Raises EagleError BAD_VALUE for damaged bytes or those of another model. The slot is empty then.
         """
         contents = slot_file.unpack(self._identity, self.n_ctx, data)
-        put = lambda: slot_file.put(self, slot_file.free_slot(self._slots, slot), contents, client)
-        return self._on_thread(put)
+
+        def put() -> int:
+            free = slot_file.free_slot(self._slots, slot)
+            self._prefixes.states.put(free, contents)
+            free.client, free.n_prompt = client, len(contents.tokens)
+            self._memories.restore(client, contents.texts)
+            return len(contents.tokens)
+
+        return self.inbox.run(put)
+
+    def erase_slot(self, slot: int) -> int:
+        """Empties a free slot, and returns the number of its tokens.
+
+        Raises EagleError BAD_ARGUMENT if the slot is busy or does not exist.
+        """
+
+        def clear() -> int:
+            free = slot_file.free_slot(self._slots, slot)
+            n = len(free.tokens)
+            self._prefixes.states.clear(free)
+            return n
+
+        return self.inbox.run(clear)
 
     # -- the batcher's thread -----------------------------------------------------------------------------
 
@@ -219,14 +198,14 @@ class Batcher:
 
     def _work(self) -> bool:
         """Waits for work and does some. Returns False when the batcher is closed."""
-        with self._wake:
+        with self.inbox.wake:
             while not self._has_work():
-                if idle := not self._waiting and all(s.job is None for s in self._slots):
+                if idle := not self.inbox.waiting and all(s.job is None for s in self._slots):
                     self.engine.release_threads()
-                self._wake.wait(None if idle else DEADLINE_STEP)
+                self.inbox.wake.wait(None if idle else DEADLINE_STEP)
         try:
             self._answer_calls()
-            if self._closing is not None and not self._busy():
+            if self.inbox.closing is not None and not self._busy():
                 return False
             self._step()
         except Exception as e:
@@ -235,46 +214,36 @@ class Batcher:
 
     def _answer_calls(self) -> None:
         """Runs the calls from outside, after freeing the slots of requests that have ended."""
-        if self._calls:
+        if self.inbox.calls:
             try:
                 self._drop()
             except Exception as e:  # a call is answered all the same
                 self._fail_all(e)
-        for _ in range(len(self._calls)):
-            call, future = self._calls.popleft()
-            try:
-                future.set_result(call())
-            except BaseException as e:
-                future.set_exception(e)
+        self.inbox.answer_calls()
 
     def _end_all(self, error: BaseException) -> None:
         """Serves no request any more, and tells everybody who waits."""
-        with self._wake:
-            self._ended = error
-            calls, self._calls = self._calls, collections.deque()
-        for _, future in calls:
-            future.set_exception(error)
-        self._fail_all(EagleError(ErrorKind.NATIVE, f"no request can be served any more: {error!r:.200}"))
+        self.inbox.end(error)
+        self._fail_all(self.inbox.failed())
 
     def _has_work(self) -> bool:
         now = time.monotonic()
+        waiting = self.inbox.waiting
         return bool(
-            self._calls
-            or self._closing is not None
-            or any(job.end_reason(now) for job in self._waiting)
-            or a_slot_is_free(self._slots, self._waiting)
+            self.inbox.calls
+            or self.inbox.closing is not None
+            or any(job.end_reason(now) for job in waiting)
+            or a_slot_is_free(self._slots, waiting)
             or any(job.end_reason(now) or job.state in HAS_WORK for s in self._slots if (job := s.job))
         )
 
     def _busy(self) -> bool:
-        if time.monotonic() >= (self._closing or 0.0):
+        if time.monotonic() >= (self.inbox.closing or 0.0):
             self._fail_all(RequestCancelled("shutdown"))
-        return bool(self._waiting or self._calls) or any(s.job for s in self._slots)
+        return bool(self.inbox.waiting or self.inbox.calls) or any(s.job for s in self._slots)
 
     def _fail_all(self, error: Exception) -> None:
-        with self._wake:
-            waiting, self._waiting = list(self._waiting), collections.deque()
-        for job in waiting:
+        for job in self.inbox.take_all():
             self._end(job, error)
         for slot in self._slots:
             if slot.job is not None:
@@ -291,17 +260,13 @@ class Batcher:
         for slot in self._slots:
             if slot.job is not None and (reason := slot.job.end_reason(now)):
                 self._free(slot, RequestCancelled(reason))
-        with self._wake:
-            gone = [(job, reason) for job in self._waiting if (reason := job.end_reason(now))]
-            for job, _ in gone:
-                self._waiting.remove(job)
-        for job, reason in gone:
+        for job, reason in self.inbox.take_late(now):
             self._end(job, RequestCancelled(reason))
 
     def _admit(self) -> None:
         """Gives waiting requests free slots, in turn. One that awaits a prefix keeps a slot free."""
-        with self._wake:
-            waiting = in_turn(self._waiting, [s.job for s in self._slots if s.job is not None])
+        with self.inbox.wake:
+            waiting = in_turn(self.inbox.waiting, [s.job for s in self._slots if s.job is not None])
         held_back = 0
         for job in waiting:
             if sum(s.job is None for s in self._slots) == held_back:
@@ -310,8 +275,7 @@ class Batcher:
             if free and self._prefixes.awaits(job, self._slots):
                 held_back += 1
             elif free:
-                with self._wake:
-                    self._waiting.remove(job)
+                self.inbox.take(job)
                 self._start(job)
 
     def _start(self, job: Job) -> None:

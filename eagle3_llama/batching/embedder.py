@@ -116,7 +116,7 @@ class Embedder:
         with self._lock:
             decode = lambda at: self._decode(tokens[at : at + self._step], at)
             starts = range(0, len(tokens), self._step)
-            rows = [self._batcher._on_thread(functools.partial(decode, at)) for at in starts]
+            rows = [self._batcher.inbox.run(functools.partial(decode, at)) for at in starts]
         if self._pooled or self.pooling == "last":
             vector = rows[-1][-1]
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,19 +20,16 @@ from ..llama.usage import TokenUsage
 from ..runtime.params import EagleParams, check_int
 from ..runtime.stats import EagleStats
 from .candidates import Candidates
+from .inbox import Inbox
 from .job import BatchPiece, CompletionOptions, Job, RequestCancelled, RequestProcessors
 from .logprobs import Logprobs, TopRow
+from .model import BatchModel
+from .model_parts import ModelParts
 from .samplers import LazyGrammar, with_bias, with_grammar
 from .tokens import BatchTokens
 
-if TYPE_CHECKING:
-    from .batcher import Batcher
 
-# What a request does not take over from the batcher's model: what belongs to its context and its calls.
-OWN = frozenset("_batcher _engine _stack _owner _text _used _params _processors _sampler".split())
-
-
-class RequestLlama(GeneratingLlama):
+class RequestLlama(ModelParts, GeneratingLlama):
     """One request. It has every method of llama_cpp.Llama that makes text, and runs in the caller's thread.
 
     create_completion and create_chat_completion are llama-cpp-python's own; `generate` and `complete` take
@@ -42,7 +39,8 @@ class RequestLlama(GeneratingLlama):
 
     def __init__(
         self,
-        batcher: Batcher,
+        base: BatchModel,
+        inbox: Inbox,
         params: EagleParams | None,
         deadline: float | None,
         request_id: str,
@@ -50,18 +48,18 @@ class RequestLlama(GeneratingLlama):
         slot: int | None = None,
     ) -> None:
         if slot is not None:
-            check_int("slot", slot, 0, batcher.n_parallel - 1)
+            check_int("slot", slot, 0, base.settings.n_parallel - 1)
         self._only_slot = slot
-        self._batcher = batcher
+        self.base, self._inbox = base, inbox
         self._deadline = deadline
         self._request_id = request_id
         self._client = client
-        self._owner = Ownership(batcher.base.calls)
-        self._params = params if params is not None else EagleParams(text=batcher.settings.text)
-        self._n_ctx = batcher.n_ctx
+        self._owner = Ownership(base.calls)
+        self._params = params if params is not None else EagleParams(text=base.settings.text)
+        self._n_ctx = base.settings.n_ctx
         self._sampler = None
-        self._bytes_of = batcher.base._bytes_of
-        self._text = Text(np.zeros(batcher.n_ctx, np.intc), batcher.base.scores)
+        self._bytes_of = base._bytes_of
+        self._text = Text(np.zeros(base.settings.n_ctx, np.intc), base.scores)
         self._seed = secrets.randbits(31)  # requests that name no seed differ
         self._job: Job | None = None  # of the last generation
         self._options = CompletionOptions()  # of a completion whose generation begins with its next step
@@ -74,13 +72,6 @@ class RequestLlama(GeneratingLlama):
         self.cuts_characters = False  # whether max_tokens does; llama-cpp-python awaits their ends
         # called in the request's thread before it waits, and once an interval
         self.on_wait: Callable[[], None] = lambda: None
-
-    def __getattr__(self, name: str) -> Any:
-        """What it has not itself is the model's, until that is closed: a copy would outlive it."""
-        shared = {} if name in OWN else vars(self._batcher.base)
-        if name not in shared:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return shared[name]
 
     def __enter__(self) -> RequestLlama:
         return self
@@ -96,7 +87,7 @@ class RequestLlama(GeneratingLlama):
         """Ends generation within a round, from any thread."""
         self._cancelled = self._cancelled or reason
         if (job := self._job) is not None:
-            self._batcher._cancel(job, reason)
+            self._inbox.cancel(job, reason)
 
     def _raise_cancelled(self) -> None:
         if self._cancelled:
@@ -121,9 +112,9 @@ class RequestLlama(GeneratingLlama):
 
     def tokenize(self, *args: Any, **kwargs: Any) -> list[int]:
         """Same as Llama.tokenize. Waits while as many others tokenize as may do so at a time."""
-        with self._batcher.base.tokenizing:
+        with self.base.tokenizing:
             self._raise_cancelled()
-            return self._batcher.base.tokenize(*args, **kwargs)
+            return self.base.tokenize(*args, **kwargs)
 
     def show_tokens(self, names: Sequence[str]) -> None:
         """Writes these special tokens into the texts that follow; others are left out of them."""
@@ -225,13 +216,20 @@ class RequestLlama(GeneratingLlama):
         options, self._options = self._options, CompletionOptions()
         self._writer = options.writer
         if self._job is not None:  # it was left half way and cannot continue; it may have the only slot
-            self._batcher._cancel(self._job, "cancelled")
+            self._inbox.cancel(self._job, "cancelled")
         job = self._make_job(call, options)
         self._used.prompt += len(job.prompt)
         self._job = job
         self._raise_cancelled()  # since _make_job() looked; from now on cancel() sees the job
         return BatchTokens(
-            self._batcher, job, self._text, self._used, self._stats, options.before, lambda: self.on_wait()
+            self._inbox,
+            job,
+            self._text,
+            self._used,
+            self._stats,
+            options.before,
+            lambda: self.on_wait(),
+            self.base.settings.interval,
         )
 
     def _make_job(self, call: GenerateCall, options: CompletionOptions) -> Job:
@@ -258,7 +256,7 @@ class RequestLlama(GeneratingLlama):
         return Job(
             prompt,
             sampler,
-            self._params_for(processors is not None, self._batcher.engine),
+            self._params_for(processors is not None, self.base.engine),
             read_ahead_to=1,
             room=min(room + 1, limit or room + 1),  # the last token needs no place
             max_tokens=call.limit or room,
@@ -277,7 +275,7 @@ class RequestLlama(GeneratingLlama):
     def _count_token(self, piece: Piece, i: int) -> None:
         super()._count_token(piece, i)
         out = piece.round
-        if not self._batcher.base.is_end(out.tokens[i]):
+        if not self.base.is_end(out.tokens[i]):
             self._used.completion += 1
             self._positions.append(out.positions[i])
             self._sources.append(out.sources[i])
@@ -298,7 +296,7 @@ class RequestLlama(GeneratingLlama):
     def stopped_by(self, stops: Sequence[str]) -> str | None:
         """Which of its stop strings has ended the last completion; None if a token that ends texts has."""
         prompt, tokens = self._answered
-        if not tokens or self._batcher.base.is_end(tokens[-1]):
+        if not tokens or self.base.is_end(tokens[-1]):
             return None
         text = self.detokenize(tokens, prev_tokens=prompt)
         return next((s for s in stops if s.encode() in text), None)

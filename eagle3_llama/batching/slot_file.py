@@ -26,20 +26,22 @@ from ..runtime.text_memory import END
 from .slot_state import SlotState
 
 if TYPE_CHECKING:
-    from .batcher import Batcher
+    from .model import BatchModel
     from .scheduler import BatchSlot
 
 MAGIC = b"eagle3slot1\n"
 MAX_HEADER = 1 << 26  # bytes; a token takes at most 8 of them
 
 
-def identity(batcher: Batcher) -> dict[str, Any]:
-    """Identifies what a state belongs to: content and sizes of target and head, the cache, its settings."""
-    base = batcher.base
-    s = batcher.settings
-    head = batcher.engine.head.info() if batcher.engine.has_head else None
+def identity(base: BatchModel, name: str) -> dict[str, Any]:
+    """Identifies what a state belongs to: content and sizes of target and head, the cache, its settings.
+
+    name: the model's.
+    """
+    s = base.settings
+    head = base.engine.head.info() if base.engine.has_head else None
     return {
-        "model": batcher.model_name,
+        "model": name,
         "content": model_reader.fingerprint(s.model),
         "n_vocab": base.n_vocab(),
         "n_embd": base.n_embd(),
@@ -71,12 +73,6 @@ class Contents(SlotState):
     texts: bytes = b""
 
 
-def take(batcher: Batcher, slot: BatchSlot, client: str) -> Contents:
-    """Copies the slot's contents. It does nothing else, because it runs in the batcher's thread."""
-    state = batcher._prefixes.states.take(slot)
-    return Contents(state.tokens, state.target, state.head, batcher._memories.tokens(client))
-
-
 def pack(of: dict[str, Any], contents: Contents) -> bytes:
     """The bytes of a slot's file. of: identity()."""
     sizes = {"target": len(contents.target), "head": len(contents.head), "texts": len(contents.texts)}
@@ -93,32 +89,6 @@ def pack(of: dict[str, Any], contents: Contents) -> bytes:
     for part in parts:
         check.update(part)
     return b"".join([*parts, check.digest()])
-
-
-def put(batcher: Batcher, slot: BatchSlot, contents: Contents, client: str) -> int:
-    """Fills the slot, which is the client's then, and returns its number of tokens. In the batcher's thread.
-
-    Raises EagleError BAD_VALUE, and empties the slot, if the contents do not fit.
-    """
-    batcher._prefixes.states.put(slot, contents)
-    slot.client, slot.n_prompt = client, len(contents.tokens)
-    batcher._memories.restore(client, contents.texts)
-    return len(contents.tokens)
-
-
-def erase(batcher: Batcher, i: int) -> int:
-    """Empties a free slot, and returns the number of its tokens. In any thread.
-
-    Raises EagleError BAD_ARGUMENT if the slot is busy or does not exist.
-    """
-
-    def clear() -> int:
-        slot = free_slot(batcher._slots, i)
-        n = len(slot.tokens)
-        batcher._prefixes.states.clear(slot)
-        return n
-
-    return batcher._on_thread(clear)
 
 
 def unpack(expected: dict[str, Any], n_ctx: int, data: bytes) -> Contents:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from ..errors import EagleError, ErrorKind
 from ..llama.text import Text
 from ..llama.usage import TokenUsage
 from ..runtime.stats import EagleStats
+from .inbox import Inbox
 from .job import BatchPiece, Job
 from .logprobs import TopRow
-
-if TYPE_CHECKING:
-    from .batcher import Batcher
 
 AHEAD = 64  # tokens
 ROWS_AHEAD = 8  # tokens, if a row of logits comes with each
@@ -23,20 +21,22 @@ ROWS_AHEAD = 8  # tokens, if a row of logits comes with each
 class BatchTokens:
     """The token source of a RequestLlama: the batcher's thread, which runs ahead of the reader.
 
-    before: where the top rows of the prompt go. on_wait: called before it waits, and once an interval.
+    before: where the top rows of the prompt go. on_wait: called before it waits, and once an interval, in
+    seconds.
     """
 
     def __init__(
         self,
-        batcher: Batcher,
+        inbox: Inbox,
         job: Job,
         text: Text,
         used: TokenUsage,
         stats: EagleStats,
         before: list[TopRow],
         on_wait: Callable[[], None],
+        interval: float,
     ) -> None:
-        self._batcher = batcher
+        self._inbox = inbox
         self._job = job
         self._text = text
         self._used = used
@@ -44,13 +44,13 @@ class BatchTokens:
         self._before = before
         self._on_wait = on_wait
         self._n_read = 0  # tokens
-        self._interval = batcher.settings.interval
+        self._interval = interval
         self._told = 0.0  # time.monotonic() of the last on_wait()
 
     def prompt(self) -> BatchPiece | None:
         """See TokenSource. Waits for a slot."""
         self._text.begin(self._job.prompt)
-        self._batcher._submit(self._job)
+        self._inbox.submit(self._job)
         return self.round()
 
     def round(self) -> BatchPiece | None:
@@ -78,7 +78,7 @@ class BatchTokens:
 
     def end(self) -> None:
         """See TokenSource."""
-        self._batcher._cancel(self._job, "cancelled")
+        self._inbox.cancel(self._job, "cancelled")
         self._used.reused += self._job.cached
 
     def _next_piece(self) -> BatchPiece | BaseException | None:
@@ -93,7 +93,7 @@ class BatchTokens:
         most = job.max_tokens if n_read < job.max_tokens else n_read + 1
         ahead = ROWS_AHEAD if job.keep_logits else AHEAD
         if n_read + ahead // 2 >= job.read_ahead_to < most:
-            self._batcher._want(job, min(n_read + ahead, most))
+            self._inbox.want(job, min(n_read + ahead, most))
         empty = job.pieces.empty()
         if empty or time.monotonic() - self._told >= self._interval:  # however fast they come
             self._on_wait()

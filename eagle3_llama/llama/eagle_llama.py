@@ -16,8 +16,8 @@ from ..common.loaded_files import loaded
 from ..common.memory_size import check_memory, parse_size
 from ..common.model_names import AUTO
 from ..errors import EagleError, ErrorKind
+from ..runtime.at_exit import close_at_exit
 from ..runtime.binding import LlamaState
-from ..runtime.engine import Engine
 from ..runtime.machine import default_threads
 from ..runtime.memory_use import MemoryUse, report
 from ..runtime.params import NO_HEAD, EagleParams
@@ -35,7 +35,7 @@ from .text import ContextText, Text, has_window
 from .usage import TokenUsage
 
 
-class EagleLlama(named.NamedLlama, GeneratingLlama):
+class EagleLlama(named.NamedLlama, model_costs.MeasuredLlama, GeneratingLlama):
     """A faster `llama_cpp.Llama`: same arguments with the same defaults, same methods, and the
     text that this package's `Llama` gives. Another build's may differ where two tokens are nearly as likely.
 
@@ -60,8 +60,6 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
     warning.
     """
 
-    _n_slots = 1
-    _engine: Engine | None = None
     _processors: GuardedProcessors | None = None  # of _sampler
 
     def __init__(
@@ -127,7 +125,8 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         # Logits are kept only where they are read. With False, llama-cpp-python would refuse logprobs.
         self._logits_all = logits_all or None  # type: ignore[assignment]
         scores = reserved_rows(self._n_ctx, self._n_vocab) if logits_all else self.scores
-        self._engine = open_engine(self, self._eagle_path)
+        close_at_exit(self)
+        self._engine = open_engine(self, self._eagle_path, self._n_slots, self._extract_layers, self._auto)
         self._stack.callback(self._engine.close)
         # Llama allocates n_ctx ids as it was given; the context may have rounded n_ctx up.
         ids = np.zeros(self._n_ctx, np.intc)
@@ -197,12 +196,6 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
             yield
 
     @property
-    def engine(self) -> Engine:
-        """The engine over this model's context."""
-        assert self._engine is not None, "llama-cpp-python decodes itself"
-        return self._engine
-
-    @property
     def _context(self) -> ContextText:
         assert isinstance(self._text, ContextText), "llama-cpp-python decodes itself"
         return self._text
@@ -266,7 +259,14 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
         with self._owner.call("sample()"):
             if self._engine is None:
                 return int(super().sample(*args, **kwargs))
-            return one_token.sample(self, *args, **kwargs)
+            asked = one_token.arguments(self, *args, **kwargs)
+            used = self._sampler, self._processors
+            return one_token.sample(self._context, self._ctx.ctx, used, self._samplers, asked)
+
+    def _samplers(self, arguments: dict[str, Any]) -> tuple[Any, GuardedProcessors | None]:
+        """A sampler of these arguments of generate(), and its processors."""
+        processors = self._guarded(arguments["logits_processor"])
+        return self._new_sampler(arguments, processors), processors
 
     def _guarded(self, processors: Sequence[Any] | None) -> GuardedProcessors | None:
         text = self._context
@@ -275,8 +275,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
     def _tokens_from(self, call: GenerateCall) -> LocalTokens:
         a = call.arguments
         record = call.claim.record
-        processors = self._guarded(a["logits_processor"])
-        sampler = self._new_sampler(a, processors)
+        sampler, processors = self._samplers(a)
         last = self._sampler
         self._sampler = sampler
         self._processors = processors
@@ -300,12 +299,16 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
 
     # -- state --------------------------------------------------------------------------------------------
 
+    @functools.cached_property
+    def _identity(self) -> dict[str, Any]:
+        return saved_state.identity(self, self._files)
+
     def save_state(self) -> LlamaState:
         """The state of target and head, with logits_all the scores too. A running generation can continue."""
         with self._held("save_state()"):
             if self._engine is None:
                 return super().save_state()
-            return saved_state.save(self._context, self._seed, saved_state.identity(self))
+            return saved_state.save(self._context, self._seed, self._identity)
 
     def load_state(self, state: LlamaState) -> None:
         """Restores save_state(). The state of a plain Llama, which has none of a head, works too."""
@@ -313,7 +316,7 @@ class EagleLlama(named.NamedLlama, GeneratingLlama):
             if self._engine is None:
                 super().load_state(state)
             else:
-                saved_state.load(self._context, state, saved_state.identity(self))
+                saved_state.load(self._context, state, self._identity)
                 self._seed = state.seed
 
     def __getstate__(self) -> dict[str, Any]:

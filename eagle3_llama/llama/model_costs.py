@@ -6,16 +6,14 @@ import contextlib
 import functools
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..common import loaded_files, model_reader
 from ..errors import EagleError, ErrorKind
 from ..runtime import cost_files, costs, library, machine, token_costs, variants
-from ..runtime.binding import llama_cpp
+from ..runtime.binding import Llama, llama_cpp
+from ..runtime.engine import Engine
 from . import snapshot_costs, snapshots
-
-if TYPE_CHECKING:
-    from .eagle_llama import EagleLlama
 
 # what the environment says about where weights lie
 PLACES = ("EAGLE3_LLAMA_AMX", "EAGLE3_LLAMA_INTERLEAVE")
@@ -23,7 +21,22 @@ MOST_BATCH = 256  # rows of a batch while measuring
 GAIN = 1.03  # flash attention's that is worth a line
 
 
-def cost_key(llm: EagleLlama, head: str | None, flash: int | None = None) -> list[object]:
+class MeasuredLlama(Llama):
+    """A Llama whose decodes are measured: with an engine over its context, and the files that it is of."""
+
+    _n_slots = 1
+    _engine: Engine | None = None
+    _eagle_path: str | None
+    _files: loaded_files.LoadedFiles
+
+    @property
+    def engine(self) -> Engine:
+        """The engine over this model's context."""
+        assert self._engine is not None, "llama-cpp-python decodes itself"
+        return self._engine
+
+
+def cost_key(llm: MeasuredLlama, head: str | None, flash: int | None = None) -> list[object]:
     """Files, those of the libraries too, the machine, where tensors are, threads in use, and the cache.
 
     flash: another flash_attn_type than the context's.
@@ -34,7 +47,7 @@ def cost_key(llm: EagleLlama, head: str | None, flash: int | None = None) -> lis
     return [*_where(llm, head), [*cache, p.flash_attn_type if flash is None else flash], *sizes]
 
 
-def _where(llm: EagleLlama, head: str | None) -> list[object]:
+def _where(llm: MeasuredLlama, head: str | None) -> list[object]:
     """The part of the key that holds for every context: files, machine, and where tensors are."""
     m = llm.model_params
     lib_dir = library.find_lib_dir()
@@ -54,7 +67,7 @@ def _where(llm: EagleLlama, head: str | None) -> list[object]:
     return [about, machine.identity(lib_dir), placed + adapted]
 
 
-def choose_snapshots(llm: EagleLlama, params: Any) -> snapshots.Chosen:
+def choose_snapshots(llm: MeasuredLlama, params: Any) -> snapshots.Chosen:
     """How many snapshots of a recurrent state the context keeps that is about to be made with params.
 
     On a device they are not measured: what a decode there takes needs the context's own layout.
@@ -71,7 +84,7 @@ def choose_snapshots(llm: EagleLlama, params: Any) -> snapshots.Chosen:
     return snapshots.choose(llm._model.metadata(), weights, llm._n_slots, params.n_ubatch, measured)
 
 
-def measure(llm: EagleLlama) -> None:
+def measure(llm: MeasuredLlama) -> None:
     """Gives the planner costs from the cache, or measured now. Empties the first slot."""
     measure_threads(llm)
     key = cost_key(llm, llm._eagle_path)
@@ -82,7 +95,7 @@ def measure(llm: EagleLlama) -> None:
     llm.engine.release_threads()
 
 
-def measure_threads(llm: EagleLlama) -> None:
+def measure_threads(llm: MeasuredLlama) -> None:
     """Finds how many threads are fastest now, if the model can take back the rows. Empties the first slot."""
     try:
         llm.engine.rewind(0)
@@ -92,7 +105,7 @@ def measure_threads(llm: EagleLlama) -> None:
             raise
 
 
-def report_flash(llm: EagleLlama) -> None:
+def report_flash(llm: MeasuredLlama) -> None:
     """Says after a verbose load without flash attention what it would bring, once loads measured both."""
     if not llm.verbose or llm.context_params.flash_attn_type != llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED:
         return
@@ -108,7 +121,7 @@ def report_flash(llm: EagleLlama) -> None:
         )
 
 
-def read(llm: EagleLlama) -> None:
+def read(llm: MeasuredLlama) -> None:
     """Gives the planner the costs that a load measured. Without any, they are measured when needed.
 
     Once: it is in the middle of an answer. The planner corrects what another program disturbed.
@@ -123,7 +136,7 @@ def read(llm: EagleLlama) -> None:
         llm.engine.planner.on_match = functools.partial(measure_in_use, llm)
 
 
-def measure_in_use(llm: EagleLlama, slot: int) -> None:
+def measure_in_use(llm: MeasuredLlama, slot: int) -> None:
     """Measures after what a slot holds, which stays. If there is no room for that, nothing is drafted."""
     engine = llm.engine
     size = room(llm)
@@ -151,7 +164,7 @@ def on_device(n_gpu_layers: int | None) -> bool:
     return bool(n_gpu_layers) and bool(llama_cpp.llama_supports_gpu_offload())
 
 
-def memory_of(llm: EagleLlama) -> token_costs.Memory | None:
+def memory_of(llm: MeasuredLlama) -> token_costs.Memory | None:
     """What the model reads; None if a slot has more than keys and values of its tokens."""
     if llm._is_recurrent or llm._is_hybrid:
         return None
@@ -160,7 +173,7 @@ def memory_of(llm: EagleLlama) -> token_costs.Memory | None:
     )
 
 
-def _row_bytes(llm: EagleLlama) -> int:
+def _row_bytes(llm: MeasuredLlama) -> int:
     """Bytes of the weights that a row reads. All of them if the files say less than llama.cpp knows."""
     with contextlib.suppress(EagleError):
         loaded_files.check_same(llm._files.model)
@@ -169,6 +182,6 @@ def _row_bytes(llm: EagleLlama) -> int:
     return int(llama_cpp.llama_model_size(llm._model.model))
 
 
-def room(llm: EagleLlama) -> int:
+def room(llm: MeasuredLlama) -> int:
     """Positions of one sequence; n_ctx() may be those of several."""
     return int(llama_cpp.llama_n_ctx_seq(llm._ctx.ctx))

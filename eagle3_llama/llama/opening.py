@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ..common import tokenizers
 from ..errors import EagleError, ErrorKind
-from ..runtime.at_exit import close_at_exit
-from ..runtime.binding import address
+from ..runtime.binding import Llama, address
 from ..runtime.engine import Engine
 
-if TYPE_CHECKING:
-    from .eagle_llama import EagleLlama
 
-
-def open_engine(llm: EagleLlama, eagle_path: str | None) -> Engine:
+def open_engine(
+    llm: Llama, eagle_path: str | None, n_slots: int, extract_layers: Sequence[int] | None, auto: bool
+) -> Engine:
     """The engine over a model's context. Where its head cannot draft, it warns, and drafts from text alone.
 
-    Raises EagleError HEAD_MISMATCH if the head belongs to another target.
+    auto: nobody named the head. Raises EagleError HEAD_MISMATCH if the head belongs to another target.
     """
-    close_at_exit(llm)
     ctx = address(llm._ctx.ctx)
     model = address(llm._model.model)
     try:
-        engine = Engine(ctx, model, eagle_path, llm._n_slots, llm._extract_layers)
+        engine = Engine(ctx, model, eagle_path, n_slots, extract_layers)
         if eagle_path is not None and (message := tokenizers.warning(llm.model_path, eagle_path)):
             _warn(message)
         return engine
     except EagleError as e:
-        if eagle_path is None or e.kind is not ErrorKind.UNSUPPORTED and not llm._auto:
+        if eagle_path is None or e.kind is not ErrorKind.UNSUPPORTED and not auto:
             raise
-        engine = Engine(ctx, model, None, llm._n_slots)
+        engine = Engine(ctx, model, None, n_slots)
         _warn(f"EagleLlama {'drafts from the text alone' if engine.has_state else 'decodes plainly'}: {e}")
         return engine
 

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..common.loaded_files import LoadedFile, check_same
+from ..common.loaded_files import LoadedFile, LoadedFiles, check_same
 from ..common.model_reader import fingerprint
 from ..errors import EagleError, ErrorKind
-from ..runtime.binding import LlamaState, llama_cpp
+from ..runtime.binding import Llama, LlamaState, llama_cpp
 from . import cache_settings
 from .text import ContextText
 
 if TYPE_CHECKING:
     from ..runtime.engine import Engine
-    from .eagle_llama import EagleLlama
 
 
 class EagleState(LlamaState):
@@ -39,22 +38,17 @@ class EagleState(LlamaState):
         """Ignored: LlamaState is given the size of the target's state alone."""
 
 
-def identity(llm: EagleLlama) -> dict[str, Any]:
-    """What a state of this EagleLlama belongs to: settings, and the content of files, which are read once.
+def identity(llm: Llama, files: LoadedFiles) -> dict[str, Any]:
+    """What a state of this Llama belongs to: its settings, and the content of its files, which are read.
 
     llama.cpp checks shapes alone: the keys and values of another model of this size would pass.
     """
-    known: dict[str, Any] | None = vars(llm).get("_identity")
-    if known is None:
-        files = llm._files
-        adapter = f"{_content(files.lora)} {llm.lora_scale}"
-        known = {
-            "model": f"{_content(*files.model)} {adapter} {llm.kv_overrides}",
-            "head": _content(files.head),
-            "settings": cache_settings.settings(llm),
-        }
-        vars(llm)["_identity"] = known
-    return known
+    adapter = f"{_content(files.lora)} {llm.lora_scale}"
+    return {
+        "model": f"{_content(*files.model)} {adapter} {llm.kv_overrides}",
+        "head": _content(files.head),
+        "settings": cache_settings.settings(llm),
+    }
 
 
 def _content(*files: LoadedFile | None) -> str:

@@ -115,7 +115,7 @@ def test_where_prompts_may_be_cut(target, tmp_path):
 
 def empty(batcher, slot):
     wait_for(lambda: not batcher.slots()[slot]["busy"])
-    batcher._on_thread(lambda: batcher._prefixes.keep(batcher._slots[slot], 0))
+    batcher.inbox.run(lambda: batcher._prefixes.keep(batcher._slots[slot], 0))
 
 
 @pytest.mark.parametrize("step", [4, 64])

@@ -155,7 +155,7 @@ def test_close_lets_requests_finish(tiny, plain):
     closing = threading.Thread(target=b.close, args=(30.0,))
     llm2 = b.request()
     closing.start()
-    wait_for(lambda: b._closing is not None)
+    wait_for(lambda: b.inbox.closing is not None)
     with pytest.raises(RequestCancelled):
         b.request()
     with pytest.raises(RequestCancelled):

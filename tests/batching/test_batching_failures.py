@@ -23,7 +23,7 @@ def batcher(files):
 def text(batcher, n=8):
     with batcher.request() as llm:
         said = llm.create_completion(PROMPT, max_tokens=n, temperature=0.0)["choices"][0]["text"]
-    batcher._on_thread(lambda: None)  # before it runs this, the slot of a request that has gone is free
+    batcher.inbox.run(lambda: None)  # before it runs this, the slot of a request that has gone is free
     return said
 
 
@@ -70,7 +70,7 @@ def test_requests_that_are_dropped_while_another_calls(batcher, monkeypatch):
         next(stream)
         failing(batcher, monkeypatch, "rewind", 2)
         llm.cancel()
-        batcher._on_thread(lambda: None)
+        batcher.inbox.run(lambda: None)
         assert isinstance(outcome(list, stream), EagleError)
     assert outcome(text, batcher) == expected
 
@@ -81,8 +81,8 @@ def test_a_batcher_that_has_died(batcher, monkeypatch):
         stream = running.generate(PROMPT, temp=0.0)
         next(stream)
         monkeypatch.setattr(batcher, "_has_work", lambda: 1 / 0)
-        with batcher._wake:
-            batcher._wake.notify()
+        with batcher.inbox.wake:
+            batcher.inbox.wake.notify()
         assert isinstance(outcome(list, stream), EagleError)
         batcher._thread.join(60)
         assert not batcher.alive()
@@ -141,7 +141,7 @@ def test_a_call_is_answered_whatever_fails_before_it(batcher, monkeypatch):
     drop, failed = batcher._drop, []
 
     def broken():
-        if batcher._calls and not failed:
+        if batcher.inbox.calls and not failed:
             failed.append(1)
             raise RuntimeError("dropping is broken")
         drop()
@@ -158,8 +158,8 @@ def test_a_call_beside_a_close(files, monkeypatch):
     b = Batcher(BatchSettings(*files, n_parallel=1, n_ctx=256, n_threads=1))
     text(b)
     busy, asked, got = b._busy, threading.Event(), []
-    saver = threading.Thread(target=lambda: got.append(outcome(b._on_thread, lambda: "answered")))
-    check = b._check_open
+    saver = threading.Thread(target=lambda: got.append(outcome(b.inbox.run, lambda: "answered")))
+    check = b.inbox.check_open
 
     def open_until_asked():
         """The call gets in; then the batcher is closed."""
@@ -167,15 +167,15 @@ def test_a_call_beside_a_close(files, monkeypatch):
         if threading.current_thread() is not b._thread and not asked.is_set():
             asked.set()
 
-    monkeypatch.setattr(b, "_check_open", open_until_asked)
+    monkeypatch.setattr(b.inbox, "check_open", open_until_asked)
 
     def late():
         if not asked.is_set():
-            b._closing, closing = None, b._closing  # as if close() came a moment later
+            b.inbox.closing, closing = None, b.inbox.closing  # as if close() came a moment later
             saver.start()
             assert asked.wait(60)
-            with b._wake:  # the call is in the queue before
-                b._closing = closing
+            with b.inbox.wake:  # the call is in the queue before
+                b.inbox.closing = closing
         return busy()
 
     monkeypatch.setattr(b, "_busy", late)
@@ -196,7 +196,7 @@ def test_a_sampler_that_cannot_be_freed(batcher, monkeypatch):
         wait_for(lambda: batcher.waiting() == 1)
         for job in (running._job, waiting._job):
             monkeypatch.setattr(job.sampler, "close", lambda: 1 / 0)
-        batcher._on_thread(lambda: batcher._fail_all(EagleError(ErrorKind.NATIVE, "all of them")))
+        batcher.inbox.run(lambda: batcher._fail_all(EagleError(ErrorKind.NATIVE, "all of them")))
         second.join(60)
         assert "all of them" in str(late[0]) and "all of them" in str(outcome(list, stream))
     assert outcome(text, batcher) == expected
@@ -225,7 +225,7 @@ def test_a_slot_at_its_context_s_end(endless):
     with Batcher(BatchSettings(*endless, n_parallel=2, n_ctx=256, n_threads=1)) as batcher:
         flat = [1e-3] * 65  # rows and passes cost nothing: the planner drafts all that there is room for
         costs = Costs(flat, [1e-6] * 65, [1e-6] * 65, [0.0] * 65, 0.0, 8)
-        batcher._on_thread(lambda: batcher.engine.planner.set_costs(costs))
+        batcher.inbox.run(lambda: batcher.engine.planner.set_costs(costs))
 
         def work(prompt, n, params):
             with batcher.request(params=params) as llm:

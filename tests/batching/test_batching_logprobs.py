@@ -192,7 +192,7 @@ def test_rows_in_flight_are_few(batcher, monkeypatch):
         ):  # it runs as far ahead as it may, then waits for the reader
             next(stream)
             job = llm._job
-        batcher._on_thread(lambda: None)
+        batcher.inbox.run(lambda: None)
         assert job.n_tokens <= job.read_ahead_to <= len(pieces) + tokens.AHEAD
         n = 1 + sum(1 for _ in stream)
     assert n > 100 and max(most) <= tokens.AHEAD and all(p.logits is None for p in pieces)
@@ -202,8 +202,8 @@ def test_rows_in_flight_are_few(batcher, monkeypatch):
 def test_a_criterion_and_its_rows(batcher, monkeypatch):
     """A row comes with each token, so the batcher does not run far ahead."""
     wanted = []
-    want = Batcher._want
-    monkeypatch.setattr(batcher, "_want", lambda job, n: (wanted.append(n), want(batcher, job, n)))
+    want = batcher.inbox.want
+    monkeypatch.setattr(batcher.inbox, "want", lambda job, n: (wanted.append(n), want(job, n)))
     with batcher.request() as llm:
         out = []
         for token in llm.generate(PROMPT, temp=0.0, stopping_criteria=lambda ids, row: False):
@@ -239,8 +239,8 @@ def test_a_bias_is_native_and_the_same(batcher, full, monkeypatch, sampling, pro
     given = {"logits_processor": [both]} if processors else {"logit_bias": bias}
     expected = full.create_completion(**ask, **given)["choices"][0]["text"]
     seen.clear()
-    jobs, submit = [], Batcher._submit
-    monkeypatch.setattr(batcher, "_submit", lambda job: (jobs.append(job.processors), submit(batcher, job)))
+    jobs, submit = [], batcher.inbox.submit
+    monkeypatch.setattr(batcher.inbox, "submit", lambda job: (jobs.append(job.processors), submit(job)))
     for params in (EagleParams(0), EagleParams(n_max=3), EagleParams(tree="8x2x3")):
         with batcher.request(params=params) as llm:
             got = llm.create_completion(

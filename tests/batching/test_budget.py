@@ -75,5 +75,5 @@ def test_the_time_of_each_sampler(batcher):
     """The native clock runs for the slot whose sampler works, and begins anew with each round."""
     with batcher.request() as llm:
         list(itertools.islice(llm.generate(PROMPT, temp=0.0), 10))
-    seconds = batcher._on_thread(lambda: [batcher.engine.sampling_seconds(slot) for slot in range(3)])
+    seconds = batcher.inbox.run(lambda: [batcher.engine.sampling_seconds(slot) for slot in range(3)])
     assert sum(s > 0.0 for s in seconds) == 1 and seconds[0] < 60.0

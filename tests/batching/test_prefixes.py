@@ -316,6 +316,6 @@ def test_closing(tiny):
             wait_for(lambda: batcher.waiting() == 3)
             closing = threading.Thread(target=batcher.close)
             closing.start()
-            wait_for(lambda: batcher._closing is not None)
+            wait_for(lambda: batcher.inbox.closing is not None)
         ended(closing, *[t for t, _ in threads])
         assert all(isinstance(got[0], EagleError) for _, got in threads)

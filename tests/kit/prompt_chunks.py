@@ -37,7 +37,7 @@ def main(fmt="Q4_K_M", seeds=20):
             alone.reset()
             expected = alone.create_completion(prompt, **ask)["choices"]
             chunks.clear()
-            batcher._on_thread(lambda: [batcher._prefixes.keep(slot, 0) for slot in batcher._slots])
+            batcher.inbox.run(lambda: [batcher._prefixes.keep(slot, 0) for slot in batcher._slots])
             with batcher.request() as llm:
                 got = llm.create_completion(prompt, **ask)["choices"]
             text, rows = expected[0]["text"], expected[0]["logprobs"]["token_logprobs"]

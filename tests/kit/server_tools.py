@@ -201,7 +201,7 @@ class Blocked:
 
     def __init__(self, server):
         self._inside, self._go = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=server.batcher._on_thread, args=(self._hold,))
+        self._thread = threading.Thread(target=server.batcher.inbox.run, args=(self._hold,))
 
     def _hold(self):
         self._inside.set()

@@ -63,7 +63,7 @@ def wait_for(condition, seconds=120):
 def held(batcher):
     """The batcher's thread does nothing in this block, so that requests of it begin together."""
     inside, go_on = threading.Event(), threading.Event()
-    thread, _ = started(batcher._on_thread, lambda: (inside.set(), go_on.wait()))
+    thread, _ = started(batcher.inbox.run, lambda: (inside.set(), go_on.wait()))
     try:
         assert inside.wait(60), "the batcher is busy"
         yield

@@ -130,10 +130,9 @@ def test_no_cycles():
         pytest.fail(" <- ".join(cycle.args[1]))
 
 
-@pytest.mark.parametrize("room", ["bench", "heads"])
-def test_no_cycles_by_types_or_within_functions(room):
+def test_no_cycles_by_types_or_within_functions():
     """Two files that name each other, be it for a type or in a function, can only be read together."""
-    files = {name for name in FILES if name.startswith(f"eagle3_llama.{room}.")}
+    files = {name for name, path in FILES.items() if path.name != "__init__.py"}
     graph = {
         name: {
             module
@@ -143,7 +142,7 @@ def test_no_cycles_by_types_or_within_functions(room):
         }
         for name in files
     }
-    assert sum(map(len, graph.values())) > 10
+    assert sum(map(len, graph.values())) > 1000
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as cycle:

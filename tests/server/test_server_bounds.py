@@ -94,7 +94,7 @@ def test_logprobs_take_room(server, shared, monkeypatch, pool):
     size = choices.ENTRY_BYTES * 21 * 200
     monkeypatch.setattr(room, "most", 2 * size)
     go = threading.Event()
-    pool.submit(server.batcher._on_thread, lambda: go.wait(60))
+    pool.submit(server.batcher.inbox.run, lambda: go.wait(60))
     first = [
         pool.submit(
             post, server, COMPLETIONS, {k: v for k, v in LONG.items() if k != "path"} | {"logprobs": 20}

@@ -6,17 +6,22 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..errors import ApiError, shutting_down
 from .client_quota import Shares
 from .work_queue import Places, Room
 
-if TYPE_CHECKING:
-    from .job import RequestJob
-
 FLUSH = 0.5  # the last seconds of --grace, in which clients are told that their requests were cancelled
 MAX_LOGPROBS = 1 << 28  # bytes of logprobs in all answers that have not been sent yet
+
+
+class Running(Protocol):
+    """A request's job, as the gate sees it."""
+
+    def cancel(self) -> None: ...
+
+    def fail(self, error: ApiError) -> None: ...
 
 
 class Gate:
@@ -29,7 +34,7 @@ class Gate:
         self.capacity, self.n_parallel, self.shares = capacity, n_parallel, shares
         self.draining = False
         self.logprobs = Room(MAX_LOGPROBS, "ask for logprobs")
-        self.jobs: set[RequestJob] = set()
+        self.jobs: set[Running] = set()
         self._places, self._seconds = Places(capacity), 1.0
         self._lock = threading.Condition()
 

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ...batching import slot_file
 from ...common.files import remove_stale, replacing
 from ...errors import EagleError, ErrorKind
 from ..errors import ApiError
@@ -72,7 +71,7 @@ def restore(batcher: Any, folder: str, slot: int, filename: str, client: str) ->
 
 def erase(batcher: Any, slot: int) -> dict[str, Any]:
     """Empties a slot."""
-    return {"id_slot": slot, "n_erased": slot_file.erase(batcher, slot)}
+    return {"id_slot": slot, "n_erased": batcher.erase_slot(slot)}
 
 
 def _read(path: Path) -> bytes:
