@@ -126,6 +126,8 @@ REFUSED = {
     "num_predict": (5, "max_tokens"),
     "format": ("json", "response_format"),
     "system": ("Be brief.", "role"),
+    "functions": ([{"name": "f"}], "tools"),
+    "function_call": ({"name": "f"}, "tool_choice"),
     "dry_multiplier": (0.8, "no DRY"),
     "xtc_probability": (0.5, "no XTC"),
     "repeat_last_n": (-1, "64"),

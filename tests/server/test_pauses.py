@@ -371,6 +371,6 @@ def test_an_answer_that_is_slow_to_read_is_read_less_often(monkeypatch):
             yield {"choices": [{"text": "x", "finish_reason": None, "logprobs": None}]}
         yield {"choices": [{"text": "", "finish_reason": "stop", "logprobs": None}]}
 
-    made = list(message.streamed(chunks(), message.Deltas(read, True, False), 0.05))
+    made = list(message.streamed(chunks(), message.Deltas(read, True), 0.05))
     assert readings == pytest.approx([0.0, 0.3, 0.6, 0.9, 0.99])  # 3 x 0.1 s, and the end
     assert "".join(c["choices"][0]["delta"].get("content", "") for c in made) == "x" * 100

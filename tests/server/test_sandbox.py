@@ -341,11 +341,11 @@ def test_a_text_that_brings_its_parser_down_goes_on_as_content():
             raise SandboxError("it is too large, too deep, or not supported")
         return {"content": text.partition("<")[0], "reasoning_content": "", "tool_calls": []}
 
-    deltas, text, out = Deltas(read, True, False), "I look. <call>[[[", []
+    deltas, text, out = Deltas(read, True), "I look. <call>[[[", []
     for n in range(1, len(text) + 1):
         out += deltas.of(text[:n], True, n == len(text))
     assert "".join(d["content"] for d in out) == text
-    busy = Deltas(lambda text, partial: None, True, False)  # no answer of its parser's
+    busy = Deltas(lambda text, partial: None, True)  # no answer of its parser's
     assert list(busy.of("ab", True)) == [] and list(busy.of("abc", False, True)) == [{"content": "abc"}]
 
 

@@ -301,16 +301,6 @@ def test_the_clients_own_stream_helper(client):
     )
 
 
-def test_functions_of_old(server):
-    body = {"functions": [WEATHER["function"]], "function_call": {"name": "weather"}, "max_tokens": WHOLE}
-    choice = ask(server.client, **body).json()["choices"][0]
-    assert (
-        choice["finish_reason"] == "function_call"
-        and choice["message"]["function_call"]["name"] == "weather"
-        and "tool_calls" not in choice["message"]
-    )
-
-
 class Person(pydantic.BaseModel):
     name: str = pydantic.Field(max_length=10)
     age: Literal[1, 2, 3]

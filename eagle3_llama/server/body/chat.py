@@ -36,12 +36,11 @@ class ToolCall(Echo):
 
 
 class Message(Echo):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Texts | None = None
     name: Name | None = None
     tool_calls: Annotated[list[ToolCall], length(MAX_TOOLS)] | None = None
     tool_call_id: Word | None = None
-    function_call: FunctionCall | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # another name of the same
     # a client sends these back as it got them; the model does not see them
@@ -124,8 +123,6 @@ class ChatBody(Sampling):
     max_completion_tokens: int | None = Field(None, ge=1, description="OpenAI's newer name for max_tokens")
     tools: Annotated[list[Tool], length(MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
-    functions: Annotated[list[Function], length(MAX_TOOLS)] | None = None
-    function_call: Literal["none", "auto"] | Named | None = None
     response_format: Format | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20, description="needs logprobs")

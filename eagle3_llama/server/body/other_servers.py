@@ -25,7 +25,7 @@ _THOUGHTS = "thoughts are always in `reasoning_content`"
 
 
 class OtherServers(BaseModel):
-    """Names of vLLM, SGLang, Ollama, TGI and llama.cpp's server."""
+    """Names of vLLM, SGLang, Ollama, TGI and llama.cpp's server, and OpenAI's of old."""
 
     guided_regex: Annotated[Any, _else(_PATTERN)] = None
     guided_grammar: Annotated[Any, _else(_GBNF)] = None
@@ -104,4 +104,6 @@ class OtherServers(BaseModel):
         Any, _else("--chat-template-file sets the template when the server is started", "")
     ] = None
     raw: Annotated[Any, _else("/v1/completions takes a prompt without a template", False)] = None
+    functions: Annotated[Any, _else("OpenAI's older form of `tools`: send these", [])] = None
+    function_call: Annotated[Any, _else("OpenAI's older form of `tool_choice`: send this")] = None
     images: Annotated[Any, _else("this server reads text alone: leave it out", [])] = None

@@ -100,7 +100,6 @@ class Server:
             model=self.name,
             stream=bool(body.stream),
             top_logprobs=getattr(body, "top_logprobs", None) or 0,
-            legacy=bool(getattr(body, "functions", None)),
         )
 
     def count(self, body: Any) -> dict[str, Any]:

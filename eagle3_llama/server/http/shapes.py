@@ -10,20 +10,12 @@ from ... import __version__
 
 
 class Shape:
-    """The form of one answer. legacy: the request has `functions`, so the answer has function_call."""
+    """The form of one answer."""
 
     def __init__(
-        self,
-        *,
-        chat: bool,
-        answer_id: str,
-        created: int,
-        model: str,
-        stream: bool,
-        top_logprobs: int = 0,
-        legacy: bool = False,
+        self, *, chat: bool, answer_id: str, created: int, model: str, stream: bool, top_logprobs: int = 0
     ) -> None:
-        self.chat, self.top_logprobs, self.legacy = chat, top_logprobs, legacy
+        self.chat, self.top_logprobs = chat, top_logprobs
         kind = ("chat.completion.chunk" if stream else "chat.completion") if chat else "text_completion"
         self.head = {"id": answer_id, "object": kind, "created": created, "model": model}
         self.head["system_fingerprint"] = f"eagle3-llama-{__version__}"
@@ -56,22 +48,16 @@ class Shape:
             delta.setdefault("content", None)
         if "function_call" in delta:
             delta = self._call(index, delta, name)
-        if self.legacy and out["finish_reason"] == "tool_calls":
-            out["finish_reason"] = "function_call"
         return {**out, name: delta}
 
     def _call(self, index: int, delta: dict[str, Any], name: str) -> dict[str, Any]:
-        """A call in the form that the request used: tool_calls or function_call, of which a named chat
-        format of llama-cpp-python gives both.
+        """A call by a named chat format of llama-cpp-python, which gives an older form of it too.
 
         In a stream, only the first chunk has id and name, because clients join the chunks' fields.
         """
-        delta = dict(delta)
-        delta.pop("tool_calls" if self.legacy else "function_call", None)
+        delta = {key: value for key, value in delta.items() if key != "function_call"}
         if name == "message" or index not in self._called:
             self._called.add(index)
-        elif self.legacy:
-            delta["function_call"] = {"arguments": delta["function_call"]["arguments"]}
         else:
             calls = [(c["index"], c["function"]["arguments"]) for c in delta["tool_calls"]]
             delta["tool_calls"] = [{"index": i, "function": {"arguments": text}} for i, text in calls]

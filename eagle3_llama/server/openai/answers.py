@@ -29,13 +29,12 @@ class AnswerMessage(BaseModel):
     content: str | None
     reasoning_content: str = ""
     tool_calls: list[dict[str, Any]] = []
-    function_call: dict[str, Any] = {}
 
 
 class ChatChoice(BaseModel):
     index: int
     message: AnswerMessage
-    finish_reason: Literal["stop", "length", "tool_calls", "function_call"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     logprobs: dict[str, Any] | None
 
 

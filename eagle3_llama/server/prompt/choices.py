@@ -151,10 +151,10 @@ class Caller:
             prompt = llm.tokenize(made.prompt.encode(), add_bos=False, special=True)
             out = complete(llm, prompt, **given)
             if not body.stream:
-                return message.whole(out, made.read, tools.parallel, tools.legacy, tags)
+                return message.whole(out, made.read, tools.parallel, tags)
             if made.read is None:
                 return message.plain(out)
-            deltas = message.Deltas(made.read, tools.parallel, tools.legacy, tags)
+            deltas = message.Deltas(made.read, tools.parallel, tags)
             report = body.speculative is not None and body.speculative.report  # of each token by itself
             return message.streamed(out, deltas, 0.0 if report else self.settings.stream_interval)
 

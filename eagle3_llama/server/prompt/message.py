@@ -24,8 +24,8 @@ class Deltas:
     thoughts. cut: whether the text ended within a call.
     """
 
-    def __init__(self, read: Read, parallel: bool, legacy: bool, tags: Collection[str] = ()) -> None:
-        self._read, self._parallel, self._legacy, self._tags = read, parallel, legacy, tags
+    def __init__(self, read: Read, parallel: bool, tags: Collection[str] = ()) -> None:
+        self._read, self._parallel, self._tags = read, parallel, tags
         self.cut = False
         self._at = 0  # characters of the text that have been read
         self._raw: int | None = None  # from where on the text is content, if it cannot be read
@@ -84,7 +84,7 @@ class Deltas:
                 yield self._delta(i, {"function": {"arguments": new[len(was) :]}})
 
     def _delta(self, i: int, call: dict[str, Any]) -> dict[str, Any]:
-        return {"function_call": call["function"]} if self._legacy else {"tool_calls": [{"index": i, **call}]}
+        return {"tool_calls": [{"index": i, **call}]}
 
 
 def new_call(call: dict[str, str]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def streamed(chunks: Iterable[dict[str, Any]], deltas: Deltas, interval: float) 
 
 
 def whole(
-    completion: dict[str, Any], read: Read | None, parallel: bool, legacy: bool, tags: Collection[str] = ()
+    completion: dict[str, Any], read: Read | None, parallel: bool, tags: Collection[str] = ()
 ) -> dict[str, Any]:
     """A chat's completion of one whose text is an answer. One that was cut within a call has no call.
 
@@ -149,8 +149,7 @@ def whole(
         out["reasoning_content"] = message["reasoning_content"]
     if calls:
         out["content"] = out["content"].strip() or None
-        made = [new_call(call) for call in calls]
-        out |= {"function_call": made[0]["function"]} if legacy else {"tool_calls": made}
+        out["tool_calls"] = [new_call(call) for call in calls]
         finish = "tool_calls" if finish == "stop" else finish
     probs = chat_logprobs(choice["logprobs"])
     return {"choices": [{"index": 0, "message": out, "logprobs": probs, "finish_reason": finish}]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..body.chat import AllowedTools, ChatBody, Named
+from ..body.chat import AllowedTools, ChatBody
 from ..errors import wrong
 from ..settings import ServerSettings, read_template
 
@@ -46,10 +46,9 @@ def call_tool(handler: Callable[..., Any], grammar: str) -> Callable[..., Any]:
     if not handler.__qualname__.startswith("chat_formatter_to_chat_completion_handler."):
         return handler
 
-    def call(*, llama: Any, tools: Any = None, functions: Any = None, **arguments: Any) -> Any:
+    def call(*, llama: Any, tools: Any = None, **arguments: Any) -> Any:
         tools = tools and [{**t, "function": {**t["function"], "parameters": {}}} for t in tools]
-        functions = functions and [{**f, "parameters": {}} for f in functions]
-        return handler(llama=_WithGrammar(llama, grammar), tools=tools, functions=functions, **arguments)
+        return handler(llama=_WithGrammar(llama, grammar), tools=tools, **arguments)
 
     return call
 
@@ -86,18 +85,14 @@ def plain_messages(messages: list[Any]) -> list[dict[str, Any]]:
 
 def tools_of(body: ChatBody) -> tuple[dict[str, Any], dict[str, Any] | None, bool]:
     """(arguments that describe the tools, the parameters of the one that must be called, if it is strict)."""
-    functions = [_function(f) for f in body.functions or [t.function for t in body.tools or ()]]
-    choice = body.function_call if body.functions else body.tool_choice
+    functions, choice = [_function(t.function) for t in body.tools or ()], body.tool_choice
     name = _forced(functions, choice)
     tool = next((f for f in functions if f["name"] == name), None)
     if name is not None and tool is None:
-        raise wrong("function_call" if body.functions else "tool_choice", f"there is no tool {name!r:.80}")
+        raise wrong("tool_choice", f"there is no tool {name!r:.80}")
     if choice == "none" or not functions:
         return {}, None, False
     schema, strict = tool and tool["parameters"], bool(tool and tool.get("strict"))
-    if body.functions:
-        chosen = choice if name is None else {"name": name}
-        return {"functions": functions, "function_call": chosen}, schema, strict
     tools = [{"type": "function", "function": f} for f in functions]
     call = choice if name is None else {"type": "function", "function": {"name": name}}
     return {"tools": tools, "tool_choice": call}, schema, strict
@@ -115,7 +110,7 @@ def _forced(functions: list[dict[str, Any]], choice: Any) -> str | None:
             message = "with --chat-format, `required` needs exactly one tool; name the tool to call instead"
             raise wrong("tool_choice", message)
         return functions[0]["name"]
-    return choice.name if isinstance(choice, Named) else choice.function.name
+    return choice.function.name
 
 
 def _function(function: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from .thoughts import wants_thoughts
 
 def marks_of(body: ChatBody) -> Marks:
     """Marks for all schemas of a request."""
-    return Marks(body.model_dump(include={"tools", "functions", "response_format", "json_schema"}))
+    return Marks(body.model_dump(include={"tools", "response_format", "json_schema"}))
 
 
 def json_wanted(body: ChatBody, marks: Marks) -> dict[str, Any] | None:
@@ -50,7 +50,7 @@ def template_request(body: ChatBody, settings: ServerSettings) -> dict[str, Any]
     thinking = wants_thoughts(body, settings)
     if body.reasoning_effort not in (None, "none"):
         variables["reasoning_effort"] = body.reasoning_effort
-    messages = [_of_today(m) for m in plain_messages(body.messages)]
+    messages = plain_messages(body.messages)
     if [m["role"] for m in messages[-2:]] == ["assistant", "assistant"]:
         raise wrong("messages", "the last two are both the assistant's: join them, or let another follow")
     kept: dict[str, Any] = {"messages": messages, "enable_thinking": thinking}
@@ -67,10 +67,3 @@ def as_meant(body: ChatBody) -> ChatBody:
     if begun and body.continue_final_message is None:
         return body.model_copy(update={"continue_final_message": True})
     return body
-
-
-def _of_today(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with tools instead of the functions of old."""
-    if (function := message.pop("function_call", None)) is not None:
-        message.setdefault("tool_calls", [{"id": "call_0", "type": "function", "function": function}])
-    return {**message, "role": "tool"} if message["role"] == "function" else message

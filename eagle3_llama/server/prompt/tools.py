@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..body.chat import AllowedTools, ChatBody, Named, NamedTool
+from ..body.chat import AllowedTools, ChatBody, NamedTool
 from ..errors import wrong
 
 
@@ -14,14 +14,13 @@ class Tools:
     """shown: as in OpenAI's API, () if none is to be called. choice: auto or required.
 
     called: the names of those that may be called, None for all of them. parallel: several calls at once.
-    legacy: the request has `functions`, and its answer a function_call. strict: the names of tools that are.
+    strict: the names of tools that are.
     """
 
     shown: tuple[dict[str, Any], ...] = ()
     choice: str = "auto"
     called: tuple[str, ...] | None = None
     parallel: bool = True
-    legacy: bool = False
     strict: frozenset[str] = frozenset()
 
     @property
@@ -33,27 +32,24 @@ class Tools:
 
 def tools_of(body: ChatBody) -> Tools:
     """The tools of a request. Raises ApiError 400 for a choice of a tool that is not there."""
-    functions = body.functions or [t.function for t in body.tools or ()]
-    field = "function_call" if body.functions else "tool_choice"
-    choice = body.function_call if body.functions else body.tool_choice
+    functions, choice = [t.function for t in body.tools or ()], body.tool_choice
     called, mode = _chosen(choice)
     names = {f.name for f in functions}
     for name in called or ():
         if name not in names:
-            raise wrong(field, f"there is no tool {name!r:.80}")
+            raise wrong("tool_choice", f"there is no tool {name!r:.80}")
     if choice == "required" and not functions:
-        raise wrong(field, "`required` needs tools to choose from")
+        raise wrong("tool_choice", "`required` needs tools to choose from")
     if mode == "none" or not functions:
         return Tools()
     # A choice that names a tool is for one call, as with OpenAI, unless the request says otherwise.
-    one = isinstance(choice, (Named, NamedTool)) and body.parallel_tool_calls is None
-    parallel = body.parallel_tool_calls is not False and not one and not body.functions
+    one = isinstance(choice, NamedTool) and body.parallel_tool_calls is None
+    parallel = body.parallel_tool_calls is not False and not one
     return Tools(
         tuple({"type": "function", "function": _function(f)} for f in functions),
         mode,
         called,
         parallel,
-        bool(body.functions),
         frozenset(f.name for f in functions if f.strict),
     )
 
@@ -64,7 +60,7 @@ def _chosen(choice: Any) -> tuple[tuple[str, ...] | None, str]:
         return None, choice or "auto"
     if isinstance(choice, AllowedTools):
         return tuple(t.function.name for t in choice.allowed_tools.tools), choice.allowed_tools.mode
-    return ((choice.name if isinstance(choice, Named) else choice.function.name),), "required"
+    return (choice.function.name,), "required"
 
 
 def _function(function: Any) -> dict[str, Any]:
