@@ -20,8 +20,7 @@ from ..llama.loop import Piece
 from ..llama.processors import GuardedProcessors
 from ..runtime.params import EagleParams
 from .candidates import Candidates
-from .logprobs import Logprobs, TopRow
-from .samplers import Thoughts
+from .logprobs import TopRow
 
 log = logging.getLogger("eagle3_llama.batching")
 
@@ -56,23 +55,6 @@ class BatchPiece(Piece):
     tops: Sequence[TopRow] = ()
     before: Sequence[TopRow] = ()
     of_prompt: bool = False
-
-
-@dataclasses.dataclass(eq=False)
-class CompletionOptions:
-    """What a completion asks of its generation, besides the arguments of generate().
-
-    before, writer: where the generation puts the rows for the logprobs. thoughts: those that end, or that a
-    lazy grammar waits for. post_sampling: the rows are those that the samplers leave, see Candidates.
-    """
-
-    bias: dict[int, float] = dataclasses.field(default_factory=dict)
-    n_top: int | None = None
-    echo: bool = False
-    writer: Logprobs | None = None
-    before: list[TopRow] = dataclasses.field(default_factory=list)
-    thoughts: Thoughts | None = None
-    post_sampling: bool = False
 
 
 class JobState(enum.Enum):

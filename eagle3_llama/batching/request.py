@@ -10,6 +10,7 @@ import numpy as np
 
 from ..common.sampling_budget import SamplingBudget
 from ..errors import EagleError, ErrorKind
+from ..llama.completion_options import CompletionOptions
 from ..llama.generation import GENERATE_SIGNATURE, GenerateCall, GeneratingLlama
 from ..llama.infill import echoed_logprobs
 from ..llama.loop import Piece
@@ -21,7 +22,7 @@ from ..runtime.params import EagleParams, check_int
 from ..runtime.stats import EagleStats
 from .candidates import Candidates
 from .inbox import Inbox
-from .job import BatchPiece, CompletionOptions, Job, RequestCancelled, RequestProcessors
+from .job import BatchPiece, Job, RequestCancelled, RequestProcessors
 from .logprobs import Logprobs, TopRow
 from .model import BatchModel
 from .model_parts import ModelParts
@@ -62,7 +63,6 @@ class RequestLlama(ModelParts, GeneratingLlama):
         self._text = Text(np.zeros(base.settings.n_ctx, np.intc), base.scores)
         self._seed = secrets.randbits(31)  # requests that name no seed differ
         self._job: Job | None = None  # of the last generation
-        self._options = CompletionOptions()  # of a completion whose generation begins with its next step
         self._writer: Logprobs | None = None  # of the running generation
         self._stats = EagleStats()
         self._used = TokenUsage()
@@ -158,24 +158,18 @@ class RequestLlama(ModelParts, GeneratingLlama):
 
     def read(self, prompt: list[int], options: CompletionOptions) -> None:
         """Decodes the prompt, for the rows that the options keep of it. Generates nothing."""
-        self._options = options
+        options.max_tokens = 1
+        bound = GENERATE_SIGNATURE.bind(self, prompt, temp=0.0)
+        bound.apply_defaults()
+        source = self._tokens_from(
+            GenerateCall(list(prompt), bound.arguments, Claim("a prompt", False), options)
+        )
         try:
-            bound = GENERATE_SIGNATURE.bind(self, prompt, temp=0.0)
-            bound.apply_defaults()
-            call = GenerateCall(list(prompt), bound.arguments, Claim("a prompt", False), limit=1)
-            source = self._tokens_from(call)
-            try:
-                piece = source.prompt()
-                while piece is not None and not piece.round.tokens:
-                    piece = source.round()
-            finally:
-                source.end()
+            piece = source.prompt()
+            while piece is not None and not piece.round.tokens:
+                piece = source.round()
         finally:
-            self._leave(options)
-
-    def _leave(self, options: CompletionOptions) -> None:
-        if self._options is options:  # its generation did not begin
-            self._options = CompletionOptions()
+            source.end()
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Llama's, except for logprobs and logit_bias, for which it is slow: it loops over each row."""
@@ -187,7 +181,8 @@ class RequestLlama(ModelParts, GeneratingLlama):
             raise echoed_logprobs()
         if logprobs is not None:
             writer = Logprobs(self.detokenize, self.token_bos(), 0 if echo else len(prompt))
-        options = CompletionOptions(bias or {}, logprobs, writer is not None and echo, writer)
+        options = CompletionOptions(bias=bias or {}, n_top=logprobs, writer=writer)
+        options.echo = writer is not None and echo
         self._options = options
         begun = not (echo and stream)
         try:
@@ -213,11 +208,11 @@ class RequestLlama(ModelParts, GeneratingLlama):
         choice["logprobs"] = writer.whole(options.before, options.echo)
 
     def _tokens_from(self, call: GenerateCall) -> BatchTokens:
-        options, self._options = self._options, CompletionOptions()
+        options = call.options
         self._writer = options.writer
         if self._job is not None:  # it was left half way and cannot continue; it may have the only slot
             self._inbox.cancel(self._job, "cancelled")
-        job = self._make_job(call, options)
+        job = self._make_job(call)
         self._used.prompt += len(job.prompt)
         self._job = job
         self._raise_cancelled()  # since _make_job() looked; from now on cancel() sees the job
@@ -232,8 +227,8 @@ class RequestLlama(ModelParts, GeneratingLlama):
             self.base.settings.interval,
         )
 
-    def _make_job(self, call: GenerateCall, options: CompletionOptions) -> Job:
-        prompt = call.prompt
+    def _make_job(self, call: GenerateCall) -> Job:
+        prompt, options = call.prompt, call.options
         a = call.arguments
         if not prompt or len(prompt) >= self._n_ctx:
             raise EagleError(
@@ -252,14 +247,14 @@ class RequestLlama(ModelParts, GeneratingLlama):
         if options.echo:
             options.before.append(TopRow(prompt[0], 0.0, np.empty(0, np.int32), np.empty(0, np.float32)))
         room = self._n_ctx - len(prompt)
-        limit = call.claim.limit if self.cuts_characters else None
+        limit = options.max_tokens if self.cuts_characters else None
         return Job(
             prompt,
             sampler,
             self._params_for(processors is not None, self.base.engine),
             read_ahead_to=1,
             room=min(room + 1, limit or room + 1),  # the last token needs no place
-            max_tokens=call.limit or room,
+            max_tokens=options.max_tokens or room,
             deadline=self._deadline,
             keep_logits=stopping,
             n_top=options.n_top,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .ownership import Claim
+from .completion_options import CompletionOptions
 
 
 def stop_strings(stop: str | list[str] | None) -> list[str]:
@@ -20,12 +20,14 @@ class AnswerText:
     cuts within a character has no text. The last chunks of a stream have one token each, and lose a character
     of several tokens.
 
-    claim: whose generation it is. whole: the bytes of all tokens so far. arguments: those of
+    options: the completion's. whole: the bytes of all tokens so far. arguments: those of
     _create_completion.
     """
 
-    def __init__(self, claim: Claim, whole: Callable[[], bytes], arguments: dict[str, Any]) -> None:
-        self._claim = claim
+    def __init__(
+        self, options: CompletionOptions, whole: Callable[[], bytes], arguments: dict[str, Any]
+    ) -> None:
+        self._options = options
         self._whole = whole
         self._stream = bool(arguments.get("stream"))
         self._stops = [s.encode() for s in stop_strings(arguments.get("stop"))]
@@ -43,7 +45,7 @@ class AnswerText:
             if self._left:
                 yield {**item, "choices": [{**choice, "text": self._left, "finish_reason": None}]}
         elif choice["logprobs"] is None:
-            if self._claim.over:
+            if self._options.over:
                 self._catch_up(choice)
             elif choice["text"]:
                 self._sent.append(choice["text"])

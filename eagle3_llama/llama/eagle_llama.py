@@ -274,7 +274,8 @@ class EagleLlama(named.NamedLlama, model_costs.MeasuredLlama, GeneratingLlama):
 
     def _tokens_from(self, call: GenerateCall) -> LocalTokens:
         a = call.arguments
-        record = call.claim.record
+        if call.options.record == "none" and reads_rows(call.stopping):
+            call.options.record = "last"
         sampler, processors = self._samplers(a)
         last = self._sampler
         self._sampler = sampler
@@ -289,11 +290,8 @@ class EagleLlama(named.NamedLlama, model_costs.MeasuredLlama, GeneratingLlama):
             processors,
             self._used,
             functools.partial(self._owner.release, call.claim),
+            call.options,
             reset=a["reset"],
-            limit=call.limit,
-            ends=call.claim.ends,
-            ahead=call.ahead,
-            record="last" if record == "none" and reads_rows(call.stopping) else record,
             verbose=self.verbose,
         )
 

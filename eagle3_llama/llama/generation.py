@@ -19,6 +19,7 @@ from ..runtime.stats import EagleStats
 from . import guards, loop
 from .answer_text import AnswerText, stop_strings
 from .calls import Calls
+from .completion_options import CompletionOptions
 from .flash import FlashLlama
 from .infill import Infill
 from .loop import Piece, Sent, TokenSource
@@ -38,17 +39,12 @@ HOLDER = "another generation"  # what errors call a generation that holds the co
 
 @dataclasses.dataclass
 class GenerateCall:
-    """One call of generate(). arguments: those of Llama.generate, with their defaults.
-
-    limit: tokens that the caller takes, None if not known. It may take more, which are then not drafted.
-    ahead: it takes all tokens, so that rounds may run before it has read those of the rounds before.
-    """
+    """One call of generate(). arguments: those of Llama.generate, with their defaults."""
 
     prompt: list[int]
     arguments: dict[str, Any]
     claim: Claim
-    limit: int | None = None
-    ahead: bool = False
+    options: CompletionOptions
 
     @property
     def stopping(self) -> Any:
@@ -79,6 +75,7 @@ class GeneratingLlama(FlashLlama):
     _text: Text
     _used: TokenUsage  # of all generations
     _sampler: Any
+    _options: CompletionOptions | None = None  # of a completion whose generation has not begun
     _answered: tuple[list[int], list[int]]  # the last generation's prompt, and its tokens so far
 
     n_tokens = text_property("n_tokens")
@@ -154,26 +151,27 @@ class GeneratingLlama(FlashLlama):
         penalties, is ahead of it then, where it sends tokens or calls sample().
         """
         claim = self._owner.claim(HOLDER, adopts=True)
-        claim.over = False
+        options, self._options = self._options or CompletionOptions(), None
         steps: Generator[Any, Any, None]
         if self._delegates:
             steps = super().generate(tokens, *args, **kwargs)
         else:
-            limit, ahead = (claim.limit, claim.ahead) if max_tokens is None else (max_tokens, True)
-            steps = self._steps(claim, limit, ahead, tokens, *args, **kwargs)
+            if max_tokens is not None:
+                options.max_tokens, options.ahead = max_tokens, True
+            steps = self._steps(claim, options, tokens, *args, **kwargs)
             claim.adopts = False
         try:
             yield from self._owner.run(claim, steps, take=True)
         finally:
-            claim.adopts = claim.over = True  # the call that it is part of may make another
+            claim.adopts = options.over = True  # the call that it is part of may make another
 
     def _steps(
-        self, claim: Claim, limit: int | None, ahead: bool, tokens: Sequence[int], *args: Any, **kwargs: Any
+        self, claim: Claim, options: CompletionOptions, tokens: Sequence[int], *args: Any, **kwargs: Any
     ) -> Generator[int, Sent, None]:
         bound = GENERATE_SIGNATURE.bind(self, tokens, *args, **kwargs)
         bound.apply_defaults()
         self._mirostat_mu = ctypes.c_float(2.0 * bound.arguments["mirostat_tau"])
-        call = GenerateCall(list(tokens), bound.arguments, claim, limit, ahead)
+        call = GenerateCall(list(tokens), bound.arguments, claim, options)
         self._answered = call.prompt, []
         begin = functools.partial(self._tokens_from, call)
         return loop.generate(begin, self._text, call.stopping, self._count_token)
@@ -207,19 +205,20 @@ class GeneratingLlama(FlashLlama):
         steps: Any = super()._create_completion(*args, **kwargs)
         if not self._delegates:
             logprobs, echo, limit = (kwargs.get(name) for name in ("logprobs", "echo", "max_tokens"))
-            claim.limit = limit if limit is not None and limit > 0 else None
-            claim.record = "none" if logprobs is None else "prompt" if echo else "all"
-            claim.ends = True
-            claim.ahead = all(map(self._ends_generation, stop_strings(kwargs.get("stop"))))
+            options, self._options = self._options or CompletionOptions(), None
+            options.max_tokens = limit if limit is not None and limit > 0 else None
+            options.record = "none" if logprobs is None else "prompt" if echo else "all"
+            options.ends = True
+            options.ahead = all(map(self._ends_generation, stop_strings(kwargs.get("stop"))))
             begin = [] if kwargs["prompt"] else [self.token_bos()]  # llama-cpp-python counts it to the answer
             whole = functools.partial(self._answer, begin)
-            steps = self._complete(claim, steps, AnswerText(claim, whole, kwargs))
+            steps = self._complete(claim, options, steps, AnswerText(options, whole, kwargs))
         yield from self._owner.run(claim, steps)
 
     def _complete(
-        self, claim: Claim, steps: Generator[Any, None, None], text: AnswerText
+        self, claim: Claim, options: CompletionOptions, steps: Generator[Any, None, None], text: AnswerText
     ) -> Generator[Any, None, None]:
-        before = self._used.copy()
+        before, self._options = self._used.copy(), options
         try:
             for item in steps:
                 if "usage" in item:
@@ -227,8 +226,13 @@ class GeneratingLlama(FlashLlama):
                 yield from text.mend(item)
         finally:
             steps.close()
-            claim.limit, claim.ahead = None, False
+            self._leave(options)
             self._owner.release(claim, self._forget_rows)
+
+    def _leave(self, options: CompletionOptions) -> None:
+        """Takes back what no generation has begun with."""
+        if self._options is options:
+            self._options = None
 
     def _ends_generation(self, stop: str) -> bool:
         """Whether a stop string is the text of a token that ends generation, as a chat template's is."""

@@ -10,6 +10,7 @@ from typing import Any
 from ..runtime.binding import address
 from ..runtime.params import EagleParams
 from ..runtime.round_tokens import RoundTokens
+from .completion_options import CompletionOptions
 from .loop import Piece
 from .processors import GuardedProcessors
 from .scores import ScoreRows
@@ -20,11 +21,9 @@ from .usage import TokenUsage
 class LocalTokens:
     """The token source of an EagleLlama: rounds over the text in its context.
 
-    reset: False continues the text with the prompt. record: the rows of logits that are kept: none, last (the
-    one that was sampled from), all (of the generated tokens), prompt (of the prompt too). limit: tokens that
-    the caller takes, as far as is known: no draft goes beyond. ends: a full context ends the generation;
-    otherwise the round raises, as Llama's next step does. ahead: the caller takes all tokens, so that rounds
-    may run ahead of it. release: calls what it is given if the generation still holds the context.
+    reset: False continues the text with the prompt. release: calls what it is given if the generation still
+    holds the context. A full context ends the generation if the options say so; otherwise the round raises,
+    as Llama's next step does.
     """
 
     def __init__(
@@ -36,12 +35,9 @@ class LocalTokens:
         processors: GuardedProcessors | None,
         usage: TokenUsage,
         release: Callable[[Callable[[], None]], None],
+        options: CompletionOptions,
         *,
         reset: bool = True,
-        record: str = "none",
-        limit: int | None = None,
-        ends: bool = False,
-        ahead: bool = False,
         verbose: bool = False,
     ) -> None:
         self._text = text
@@ -53,12 +49,14 @@ class LocalTokens:
         self._usage = usage
         self._release = release
         self._reset = reset
-        self._record = record
-        self._ends = ends
+        self._record = options.record
+        self._ends = options.ends
         self._verbose = verbose
-        self._left = limit  # tokens, None if not known
+        self._left = options.max_tokens  # tokens, None if not known
         self._token = -1  # sampled, and not decoded yet
-        self._ahead = ahead and processors is None and record == "none" and not text.logits_all
+        self._ahead = (
+            options.ahead and processors is None and options.record == "none" and not text.logits_all
+        )
         self._rounds: list[RoundTokens | BaseException] = []  # that have run, and are not read yet
         self._new_at = -1  # where the text begins that is new to the memory of earlier texts
         self._before = text.engine.stats.copy() if verbose else None

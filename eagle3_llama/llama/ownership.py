@@ -20,18 +20,12 @@ from ..errors import EagleError, ErrorKind
 class Claim:
     """The right of a generation or a call to the context. Made by Ownership.claim().
 
-    adopts: calls that the same thread makes during its step are part of it. record: the logits that a
-    completion asks its generation to keep: none, all (of the generated tokens), prompt (of the prompt too).
-    limit: tokens that its caller takes, None if not known. ahead: it takes all, up to one that ends
-    generation. ends: a full context ends its generation, and is no error. over: its last one has ended.
+    adopts: calls that the same thread makes during its step are part of it.
     """
 
     def __init__(self, who: str, adopts: bool) -> None:
         self.who = who
         self.adopts = adopts
-        self.record = "none"
-        self.limit: int | None = None
-        self.ahead = self.ends = self.over = False
         self.taken = False  # it has held the context
         self.thread = 0  # of its step
 

@@ -12,10 +12,10 @@ import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from ...batching.job import CompletionOptions
 from ...batching.logprobs import Logprobs
 from ...batching.samplers import Thoughts
 from ...llama.chat import is_end
+from ...llama.completion_options import CompletionOptions
 from ...llama.infill import can_infill, infill_prompt
 
 _LEADS = (2, 0xC0), (3, 0xE0), (4, 0xF0)  # bytes of a character, and the bits of its first one
@@ -163,8 +163,13 @@ class CompletionCall:
             self._writer = Logprobs(llm.detokenize, hidden, 0 if echo else len(prompt))
         echoes = self._writer is not None and echo
         bias = logit_bias or {}
-        self._options = CompletionOptions(bias, logprobs, echoes, self._writer, thoughts=thoughts)
-        self._options.post_sampling = post_sampling
+        rows: dict[str, Any] = {
+            "n_top": logprobs,
+            "echo": echoes,
+            "writer": self._writer,
+            "post_sampling": post_sampling,
+        }
+        self._options = CompletionOptions(bias=bias, thoughts=thoughts, **rows)
         self._sampling = {"max_tokens": max_tokens, "temp": temperature, **sampling}
         llm.set_seed(seed)
 
