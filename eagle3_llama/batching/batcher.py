@@ -252,7 +252,7 @@ class Batcher:
     def _step(self) -> None:
         self._drop()
         self._admit()
-        self._scheduler.turn(self._slots)
+        self._scheduler.turn(self._slots)  # chooses, decodes, delivers
 
     def _drop(self) -> None:
         """Ends requests that were cancelled or whose time is up."""

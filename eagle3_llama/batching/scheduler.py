@@ -95,15 +95,20 @@ class Scheduler:
 
     def turn(self, slots: list[BatchSlot]) -> None:
         """Decodes chunks of the prompts, then one round of the slots whose requests want tokens."""
-        prompts = _in_state(JobState.PROMPT, slots)
-        ends = [(slot, job) for slot, job in prompts if job.lacks_last_token()]
-        if len(ends) + len(_in_state(JobState.GENERATING, slots)) < 2:
-            ends = []  # a round of one would take as long as a chunk
-        if chunks := [busy for busy in prompts if busy not in ends]:
+        chunks, last_tokens = self._choose(slots)
+        if chunks:
             self._prompt_chunks(chunks)
         generating = _in_state(JobState.GENERATING, slots)
-        if active := sorted(ends + generating, key=lambda busy: busy[0].id):
+        if active := sorted(last_tokens + generating, key=lambda busy: busy[0].id):
             self._round(active)
+
+    def _choose(self, slots: list[BatchSlot]) -> tuple[list[Busy], list[Busy]]:
+        """The prompts that are decoded in chunks, and those whose last token the round takes along."""
+        prompts = _in_state(JobState.PROMPT, slots)
+        last_tokens = [(slot, job) for slot, job in prompts if job.lacks_last_token()]
+        if len(last_tokens) + len(_in_state(JobState.GENERATING, slots)) < 2:
+            last_tokens = []  # a round of one would take as long as a chunk
+        return [busy for busy in prompts if busy not in last_tokens], last_tokens
 
     def _prompt_chunks(self, busy: list[Busy]) -> None:
         """Decodes a chunk of the next slot's prompt, and those of other slots that fit into the time left.
@@ -123,23 +128,12 @@ class Scheduler:
                 job.times.alone += time.perf_counter() - start
 
     def _prompt_chunk(self, slot: BatchSlot, job: Job, n: int) -> None:
-        chunk = job.prompt[job.prompt_at : job.prompt_at + n]
+        """Decodes n tokens of a prompt, samples behind its last one, and delivers what that gives."""
         start = time.perf_counter()
-        before: list[TopRow] = []
         try:
-            self._capture([job])
-            self._engine.prefill(chunk, slot.id, all_logits=job.echo)
-            slot.tokens += chunk
-            job.prompt_at += n
-            done = job.prompt_at == len(job.prompt)
-            if job.echo:
-                followed = job.prompt[job.prompt_at - n + 1 : job.prompt_at + 1]
-                before = [self._top_row(job, i, token) for i, token in enumerate(followed)]
-            if done:
-                began = time.thread_time()
-                job.token = self._engine.sample(address(job.sampler.sampler))
-                if job.budget is not None:
-                    job.budget.spend(time.thread_time() - began, 1)
+            before = self._decode_chunk(slot, job, n)
+            if done := job.prompt_at == len(job.prompt):
+                self._sample_first(job)
         except Exception as e:
             self._free(slot, e)
             return
@@ -149,12 +143,28 @@ class Scheduler:
         if n > INVARIANT_ROWS:
             self._prompt_rate = n / max(time.perf_counter() - start, 1e-6)
         if done:
-            job.times.first = time.monotonic()
             kept = self._kept(job, [(-1, job.token)])
             piece = BatchPiece(RoundTokens.first(job.token), *kept, before, of_prompt=True)
             self._deliver(slot, job, piece)
         elif before:
             job.pieces.put(BatchPiece(NO_TOKENS, before=before, of_prompt=True))
+
+    def _decode_chunk(self, slot: BatchSlot, job: Job, n: int) -> list[TopRow]:
+        """Decodes n tokens of a prompt. Returns what the request wants of their rows."""
+        chunk = job.prompt[job.prompt_at : job.prompt_at + n]
+        self._capture([job])
+        self._engine.prefill(chunk, slot.id, all_logits=job.echo)
+        slot.tokens += chunk
+        job.prompt_at += n
+        followed = job.prompt[job.prompt_at - n + 1 : job.prompt_at + 1] if job.echo else []
+        return [self._top_row(job, i, token) for i, token in enumerate(followed)]
+
+    def _sample_first(self, job: Job) -> None:
+        began = time.thread_time()
+        job.token = self._engine.sample(address(job.sampler.sampler))
+        job.times.first = time.monotonic()
+        if job.budget is not None:
+            job.budget.spend(time.thread_time() - began, 1)
 
     def _chunk_size(self, job: Job) -> int:
         """Tokens of the next chunk of a prompt."""

@@ -14,7 +14,7 @@ from .completion_options import CompletionOptions
 from .loop import Piece
 from .processors import GuardedProcessors
 from .scores import ScoreRows
-from .text import ContextText, Logits, most_drafted
+from .text import ContextText, Logits, max_draft
 from .usage import TokenUsage
 
 
@@ -52,7 +52,7 @@ class LocalTokens:
         self._record = options.record
         self._ends = options.ends
         self._verbose = verbose
-        self._left = options.max_tokens  # tokens, None if not known
+        self._max_tokens = options.max_tokens  # that are left
         self._token = -1  # sampled, and not decoded yet
         self._ahead = (
             options.ahead and processors is None and options.record == "none" and not text.logits_all
@@ -94,11 +94,11 @@ class LocalTokens:
         return Piece(out, self._rows(len(out.tokens)))
 
     def _next(self) -> RoundTokens:
-        text, left = self._text, self._left
+        text, max_tokens = self._text, self._max_tokens
         if not self._rounds and self._ahead:
-            self._rounds = text.run(self._token, self._params, self._chain, left)
+            self._rounds = text.run(self._token, self._params, self._chain, max_tokens)
         elif not self._rounds:
-            most = most_drafted(left)
+            most = max_draft(max_tokens)
             self._rounds = text.round(self._token, self._params, self._chain, self._processors, most)
         out = self._rounds.pop(0)
         if isinstance(out, BaseException):
@@ -137,8 +137,8 @@ class LocalTokens:
         self._text.engine.release_threads()  # the next call may come from another thread
 
     def _count(self, n: int) -> None:
-        if self._left is not None:
-            self._left -= n
+        if self._max_tokens is not None:
+            self._max_tokens -= n
 
     def _sample(self) -> Piece:
         self._count(1)

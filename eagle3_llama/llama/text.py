@@ -32,9 +32,9 @@ CANNOT_REWIND = llama_cpp.llama_model_is_recurrent, llama_cpp.llama_model_is_hyb
 Logits = Callable[[int], np.ndarray]  # the row, float32 [n_vocab], that the i-th token was sampled from
 
 
-def most_drafted(left: int | None) -> int:
+def max_draft(max_tokens: int | None) -> int:
     """The longest draft that is of use where so many tokens are left; None if not known."""
-    return MAX_DRAFT if left is None else min(max(left - 1, 0), MAX_DRAFT)
+    return MAX_DRAFT if max_tokens is None else min(max(max_tokens - 1, 0), MAX_DRAFT)
 
 
 def has_window(ctx: Any, n: int) -> bool:
@@ -295,15 +295,17 @@ class ContextText(Text):
         return [step for step in good_rows(out, processors) if step is not None]
 
     def run(
-        self, token: int, params: EagleParams, chain: int, left: int | None
+        self, token: int, params: EagleParams, chain: int, max_tokens: int | None
     ) -> list[RoundTokens | BaseException]:
         """Rounds as round() does one, ahead of the reader of their tokens: see Engine.run.
 
-        left: tokens that the text still gets; None if not known.
+        max_tokens: that the text still gets; None if not known.
         """
-        most = min(MAX_RUN, len(self.input_ids) - self.n_tokens, MAX_RUN if left is None else left)
+        most = min(
+            MAX_RUN, len(self.input_ids) - self.n_tokens, MAX_RUN if max_tokens is None else max_tokens
+        )
         self.stale = True
-        rounds = self.engine.run(Ask(0, token, params, most_drafted(left)), chain, most, left)
+        rounds = self.engine.run(Ask(0, token, params, max_draft(max_tokens)), chain, most, max_tokens)
         last = rounds[-1]
         self.stale = isinstance(last, EagleError) or bool(last.drafted_from)
         return [*rounds]

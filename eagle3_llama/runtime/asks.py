@@ -20,16 +20,16 @@ MATCH, FORCED = 4, 2  # tokens of a match, or forced ones, that make it worth to
 class Ask(NamedTuple):
     """What a slot wants of a round. `token` was sampled and is not decoded yet.
 
-    most: the longest path of draft tokens that is of use: what is left of the text, less the token that the
-    target samples after them. given: a draft instead of the head's. on_draft: called with [token, *drafts]
-    before the sampler reads their rows. ends_prompt: the token was not sampled, but ends a prompt whose other
-    tokens the slot holds; nothing is drafted.
+    max_draft: the longest path of draft tokens that is of use: what is left of the text, less the token that
+    the target samples after them. given: a draft instead of the head's. on_draft: called with [token,
+    *drafts] before the sampler reads their rows. ends_prompt: the token was not sampled, but ends a prompt
+    whose other tokens the slot holds; nothing is drafted.
     """
 
     slot: int
     token: int
     params: EagleParams
-    most: int = MAX_DRAFT
+    max_draft: int = MAX_DRAFT
     given: Draft | None = None
     on_draft: Callable[[list[int]], None] | None = None
     ends_prompt: bool = False
@@ -94,24 +94,24 @@ class Drafting:
             a.text = int(text)
             a.sampler = sampler if text else self.ffi.NULL
             a.n_max = MAX_DRAFT if text else min(PLANNED_NODES * n, MAX_DRAFT)
-            a.n_max = a.n_max if ask.most else 0
+            a.n_max = a.n_max if ask.max_draft else 0
             a.width = PLANNED_WIDTH if self._session.trees(p) else 1
-            a.depth = ask.most
+            a.depth = ask.max_draft
         elif isinstance(p.tree, Tree):
             a.kind = lib.EAGLE3_TREE
-            a.n_max = min(p.tree.nodes, ask.most)
+            a.n_max = min(p.tree.nodes, ask.max_draft)
             a.p_min = p.p_min
             a.depth = p.tree.depth
             a.width = p.tree.width
         elif isinstance(p.tree, StaticTree):
             a.kind = lib.EAGLE3_CHOICES
-            a.n = min(len(p.tree.parents), ask.most)
+            a.n = min(len(p.tree.parents), ask.max_draft)
             a.parents, a.ranks = self._shapes.get(p.tree) or self._shapes.setdefault(
                 p.tree, (self._ints(p.tree.parents), self._ints(p.tree.ranks))
             )
         else:
             a.kind = lib.EAGLE3_CHAIN
-            a.n_max = min(p.n_max or 0, ask.most)
+            a.n_max = min(p.n_max or 0, ask.max_draft)
             a.n_min = p.n_min
             a.p_min = p.p_min
         return None

@@ -71,11 +71,11 @@ class Engine(Session):
         return rounds
 
     def run(
-        self, ask: Ask, sampler: int, most: int, left: int | None = None
+        self, ask: Ask, sampler: int, most: int, max_tokens: int | None = None
     ) -> list[RoundTokens | EagleError]:
         """Rounds of a lone slot: up to `most` of them while nothing is drafted, or a first one with a draft.
 
-        left: tokens that the slot's text still gets, None if not known: no draft goes beyond.
+        max_tokens: that the slot's text still gets, None if not known: no draft goes beyond.
 
         Returns the tokens of those without a draft, then those of the round with one, as far as there are
         any, and in place of what failed its error. The caller counts the rounds that it takes.
@@ -83,7 +83,7 @@ class Engine(Session):
         b = self._buffers_for([sampler])
         started = now()
         run, stats = b.run, self.stats
-        run.n, run.left, run.seconds = most, left or 0, MOST_SECONDS
+        run.n, run.max_tokens, run.seconds = most, max_tokens or 0, MOST_SECONDS
         if self.planner.on_match is not None:
             self.drafting.measure_for([ask], b)
             run.n = 1

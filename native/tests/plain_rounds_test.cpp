@@ -97,11 +97,11 @@ void test_ends(const fixture & f) {
     script again(repeated({8, 9, 10, 11, 5, 6, 7, 8, 9, 12}, 10));
     for (const int left : {2, 3, 5}) {
         prompt(s, 0);
-        again.next   = 0;
-        eagle3_ask a = ask_for(0, 100, EAGLE3_PLANNED, EAGLE3_MAX_DRAFT, EAGLE3_MAX_DRAFT, 1);
-        a.text       = 1;
-        run          = run_of(left);
-        run.left     = left;
+        again.next     = 0;
+        eagle3_ask a   = ask_for(0, 100, EAGLE3_PLANNED, EAGLE3_MAX_DRAFT, EAGLE3_MAX_DRAFT, 1);
+        a.text         = 1;
+        run            = run_of(left);
+        run.max_tokens = left;
         CHECK(eagle3_plain_rounds(s, &a, again.sampler, &run) == 0);
         CHECK(left > 2 || (run.n_tokens == left && run.drafted == 0));
         CHECK(run.drafted <= std::max(left - run.n_tokens - 1, 0));
@@ -115,8 +115,8 @@ void test_ends(const fixture & f) {
     for (const eagle3_ask & a : kinds) {
         for (const int left : {0, 1, 2, 3, 4}) {
             prompt(s, 0);
-            run      = run_of(1);
-            run.left = left;
+            run            = run_of(1);
+            run.max_tokens = left;
             CHECK(eagle3_plain_rounds(s, &a, says.sampler, &run) == 0);
             CHECK(run.drafted == (left > 0 && a.kind != EAGLE3_GIVEN ? std::min(left - 1, 3) : 3));
             CHECK(run.n_tokens == (run.drafted == 0));

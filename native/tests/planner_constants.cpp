@@ -1,6 +1,7 @@
 // What each of the planner's constants does: tokens a second with half and with twice its value, and without
 // what it is for, against its value in tuning.hpp. Time is simulated, and the same luck falls to each.
-//     planner_constants [NAME...]     all of them: some 10 minutes of one core
+//     planner_constants [NAME...]             all of them: some 10 minutes of one core
+//     planner_constants without NAME...       without all of these together
 // SEEDS=8 in the environment simulates four times as many rounds, for effects that two seeds leave to luck.
 #include "simulation.hpp"
 
@@ -109,8 +110,7 @@ float scaled(float v, scale by, float factor) {
 }
 
 // factor 0: without what the constant is for.
-tuning with(const constant & c, float factor) {
-    tuning t;
+tuning with(const constant & c, float factor, tuning t = {}) {
     if (c.whole) {
         t.*c.whole = factor == 0.0f ? (int) c.off : std::max((int) ((float) (t.*c.whole) * factor), 1);
     } else {
@@ -218,12 +218,20 @@ int main(int argc, char ** argv) {
     nearly.prior *= 1.01f;
     printf("luck\n");
     show("alone", base, rates(nearly));
-    for (const constant & c : CONSTANTS) {
-        bool wanted = argc == 1;
-        for (int i = 1; i < argc; ++i) {
-            wanted = wanted || !strcmp(argv[i], c.name);
+    const auto named = [&](const char * name) {
+        return std::any_of(argv + 1, argv + argc, [&](const char * given) { return !strcmp(given, name); });
+    };
+    if (named("without")) {
+        tuning t;
+        for (const constant & c : CONSTANTS) {
+            t = named(c.name) ? with(c, 0.0f, t) : t;
         }
-        if (!wanted) {
+        printf("all of these\n");
+        show("without", base, rates(t));
+        return 0;
+    }
+    for (const constant & c : CONSTANTS) {
+        if (argc > 1 && !named(c.name)) {
             continue;
         }
         printf("%s\n", c.name);

@@ -22,8 +22,8 @@ class stopwatch {
 
 // Returns the ask with a draft of no more tokens than are left of the text, less the one that the target
 // samples after them. A draft that the caller brings is its own matter.
-ask cut(ask a, int left) {
-    const int most = left - 1;
+ask cut(ask a, int max_tokens) {
+    const int most = max_tokens - 1;
     if (a.kind == EAGLE3_GIVEN || a.kind == EAGLE3_PROMPT) {
         return a;
     }
@@ -48,7 +48,7 @@ void round::plain_rounds(ask a, llama_sampler * sampler, eagle3_run & out) {
     const int64_t start = ggml_time_us();
     stopwatch watch;
     for (bool more = true; more;) {
-        out.drafted = draft({out.left > 0 ? cut(a, out.left - out.n_tokens) : a});
+        out.drafted = draft({out.max_tokens > 0 ? cut(a, out.max_tokens - out.n_tokens) : a});
         out.draft_s += watch.seconds();
         if (out.drafted > 0) {
             return;
