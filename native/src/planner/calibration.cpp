@@ -54,7 +54,7 @@ float calibration::mean_accept(int depth, int rank, float trust) const {
     return std::min(p * trust, 1.0f);
 }
 
-calibration::finding calibration::learn(
+bool calibration::learn(
     int source, int depth, int rank, float q, bool accepted, float & trust, rest now, int n_slots) {
     const float surprise = (accepted ? 1.0f : 0.0f) - accept(source, depth, q, trust);
     // what was found last weighs more than the tallies can: texts turn
@@ -75,17 +75,13 @@ calibration::finding calibration::learn(
         }
     }
     c.expected = is_first ? c.expected * tune_.keep_tally + q : c.expected;
-    if (source == HEAD && is_first) {
-        return look_for_turn(c, rank, surprise, trust, now != rest::none, n_slots);
-    }
-    return finding::nothing;
+    return source == HEAD && is_first && has_turned(c, rank, surprise, trust, now != rest::none, n_slots);
 }
 
 // Finds out whether a text that drafts did not pay for has turned into one that can be foreseen: then what
 // was learnt is of another text. What nobody drafts is rarely learnt from, so trust and the tallies would
 // take for ever.
-calibration::finding calibration::look_for_turn(
-    record & c, int rank, float surprise, float & trust, bool rests, int n_slots) {
+bool calibration::has_turned(record & c, int rank, float surprise, float & trust, bool rests, int n_slots) {
     c.surprise = rests ? c.surprise * (rank == 0 ? tune_.keep_surprise : 1.0f) + surprise : 0.0f;
     c.excess   = rank == 0 ? c.excess * tune_.keep_excess + surprise : c.excess;
     if (c.pardons > 0 && rank == 0) {
@@ -96,9 +92,9 @@ calibration::finding calibration::look_for_turn(
         c         = record();
         c.pardons = tune_.pardons * n_slots;
         trust     = std::max(trust, 1.0f);
-        return finding::turned;
+        return true;
     }
-    return c.surprise > tune_.curious ? finding::curious : finding::nothing;
+    return false;
 }
 
 }  // namespace eagle3

@@ -30,17 +30,10 @@ class calibration {
 
     // This says how much drafting rests while it learns.
     enum class rest { none, some, longest };
-    // This is what a token says of the text beyond what is kept here.
-    enum class finding {
-        nothing,
-        curious,  // more first tokens hold than was expected: worth another round awake
-        turned,   // the text has become another one: what was learnt is of the text before, and is forgotten
-    };
     // Learns from one draft token that verification reached, or from a first one that was offered and not
     // drafted. rank counts a source's siblings from 0, the likeliest first. trust follows the slot's last few
-    // tokens.
-    finding learn(
-        int source, int depth, int rank, float q, bool accepted, float & trust, rest now, int n_slots);
+    // tokens. Returns whether the text has become another one: what was learnt before is then forgotten.
+    bool learn(int source, int depth, int rank, float q, bool accepted, float & trust, rest now, int n_slots);
 
   private:
     struct tally {
@@ -56,7 +49,7 @@ class calibration {
         int pardons    = 0;     // first tokens whose slots are trusted again, after a turn of the text
     };
     float estimate(int source, float q) const;
-    finding look_for_turn(record & c, int rank, float surprise, float & trust, bool rests, int n_slots);
+    bool has_turned(record & c, int rank, float surprise, float & trust, bool rests, int n_slots);
 
     const tuning & tune_;
     const text_tuning & of_text_;

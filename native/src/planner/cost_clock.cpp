@@ -87,18 +87,16 @@ float cost_clock::rate() const {
         at().tokens / std::max(at().seconds, 1e-9f), (float) n_slots_ / std::max(plain_seconds(), 1e-9f));
 }
 
-// Returns the pieces that take least for the rows from i on. What was not tried for long, of one row and of
-// several, is taken to cost a part of what is thought, so that it is tried: nothing else would show that the
+// Returns the pieces that take least for the rows from i on. Two rows at once that were not tried for long
+// are taken to cost a part of what is thought, so that they are tried: nothing else would show that the
 // measurement was wrong.
-cost_clock::pieces_of cost_clock::pieces(
-    const std::vector<float> & reach, int i, float try_two, float try_piece) const {
+cost_clock::pieces_of cost_clock::pieces(const std::vector<float> & reach, int i, float try_two) const {
     const int n_rows = (int) reach.size();
     std::array<float, MAX_ROWS + 2> rest{}, seconds{};
     for (int m = 1; m <= n_rows; ++m) {
         const cost_factor & f = m == 1 ? at().one : at().many;
-        seconds[m]            = output(m) * (f.weight >= tune_.stale      ? 1.0f
-                                                : m == 2 && n_slots_ == 1 ? try_two
-                                                                          : try_piece);
+        const bool tried      = m != 2 || n_slots_ > 1 || f.weight >= tune_.stale;
+        seconds[m]            = output(m) * (tried ? 1.0f : try_two);
     }
     int best = 1;
     for (int k = n_rows - 1; k >= i; --k) {
@@ -154,7 +152,7 @@ expectation cost_clock::foresee(const std::vector<float> & reach, int n_fixed, f
         std::vector<float> rows(n_slots_ + n_fixed, 1.0f);
         rows.insert(rows.end(), reach.begin(), reach.end());
         rows.resize(n - n_waiting_);
-        seconds += pieces(rows, 0, 1.0f, 1.0f).seconds + at().draft_rest +
+        seconds += pieces(rows, 0, 1.0f).seconds + at().draft_rest +
                    back_seconds(n - n_roots(), reach.empty() ? 0.0f : reach.back());
     } else {
         seconds += costs_.output[n_slots_] * at().plain.value;
@@ -306,7 +304,7 @@ void cost_clock::learn_times(const round_record & r, bool plain, bool unsettled,
         size.correct(ratio, tune_.keep_drift, tune_.least_weight);
     }
     if (r.tried && r.passes_s > 0.0f) {
-        m.head.correct(steady(m.head, r.draft_s / r.passes_s), tune_.keep_head, tune_.least_weight);
+        m.head.correct(steady(m.head, r.draft_s / r.passes_s), tune_.keep_plain, tune_.least_weight);
     }
 }
 

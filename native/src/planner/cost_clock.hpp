@@ -102,9 +102,7 @@ class cost_clock {
     expectation foresee(const std::vector<float> & reach, int n_fixed, float passes_s) const;
     // Returns how many rows of the output matrix to compute at once, from row i on of those whose reach is
     // given.
-    int piece(const std::vector<float> & reach, int i) const {
-        return pieces(reach, i, tune_.try_two, tune_.try_piece).n;
-    }
+    int piece(const std::vector<float> & reach, int i) const { return pieces(reach, i, tune_.try_two).n; }
     // Returns the forecast of all rounds since set().
     forecast foreseen() const { return foreseen_; }
 
@@ -159,7 +157,7 @@ class cost_clock {
         int n;          // rows of the first one
         float seconds;  // expected of all
     };
-    pieces_of pieces(const std::vector<float> & reach, int i, float try_two, float try_piece) const;
+    pieces_of pieces(const std::vector<float> & reach, int i, float try_two) const;
     float measured(int n) const;
     float measured_whole(int n) const;
     float layers(int n) const;
@@ -167,11 +165,11 @@ class cost_clock {
     float steady(cost_factor & f, float ratio) const;
     float steady_plain(float ratio);
     float callers_seconds(float before_s);
+    bool is_another();
     void compare(const round_record & r, float plain_s);
     void time_passes(bool tried, bool drafted, int n_rows);
     void learn_times(const round_record & r, bool plain, bool unsettled, float ratio);
     void learn_rest(const round_record & r, bool plain, float gain_plain);
-    bool is_another();
 
     const tuning & tune_;
     costs costs_{};

@@ -16,15 +16,8 @@ void planner::learn(int source, int depth, int rank, float q, bool accepted, flo
     const calibration::rest now = rest_.rests_longest() ? calibration::rest::longest
                                   : rest_.is_resting()  ? calibration::rest::some
                                                         : calibration::rest::none;
-    switch (calibration_.learn(source, depth, rank, q, accepted, trust, now, clock_.n_slots())) {
-    case calibration::finding::turned:
+    if (calibration_.learn(source, depth, rank, q, accepted, trust, now, clock_.n_slots())) {
         rest_.text_turned();
-        break;
-    case calibration::finding::curious:
-        rest_.stay_awake();
-        break;
-    case calibration::finding::nothing:
-        break;
     }
 }
 

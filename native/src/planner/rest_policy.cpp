@@ -19,7 +19,6 @@ void rest_policy::new_text(bool wrong) {
     mode & m   = modes_[1];
     m.asleep   = 0;
     m.nap      = !m.begun ? m.nap : wrong ? tune_.nap_most : (int) (tune_.keep_nap * (float) m.nap);
-    m.n_idle   = 0;
     m.begun    = false;
     m.gain     = std::min(m.gain, 0.0f);
     m.n_drafts = std::min(m.n_drafts, tune_.min_drafts - tune_.probes);
@@ -34,7 +33,7 @@ rest_policy::turn rest_policy::next_turn() {
     m.asleep -= rests;
     const bool goes_on = m.looks > 0;
     m.looks -= goes_on;
-    const bool is_far = m.n_plain >= tune_.first_looks && gains(tune_.close_gain);
+    const bool is_far = m.n_plain >= tune_.first_looks;
     if (goes_on || m.n_drafted >= (is_far ? tune_.look : tune_.look_close)) {
         m.n_drafted = 0;  // another slot's draft may leave no round plain
         m.looks     = goes_on ? m.looks : tune_.settled;
@@ -43,10 +42,10 @@ rest_policy::turn rest_policy::next_turn() {
     return rests ? turn::rest : turn::draft;
 }
 
-// Says whether rounds that drafted brought this many times the tokens of plain ones in the same time. It
-// decides too, for what is expected may be wrong.
-bool rest_policy::gains(float least) const {
-    return at().seen_tokens >= least * at().seen_plain;
+// Says whether rounds that drafted brought enough tokens beside plain ones in the same time. It decides too,
+// for what is expected may be wrong.
+bool rest_policy::gains() const {
+    return at().seen_tokens >= tune_.least_gain * at().seen_plain;
 }
 
 void rest_policy::saw_round(const round_record & r, const cost_clock::reading & seen) {
@@ -69,9 +68,9 @@ void rest_policy::saw_round(const round_record & r, const cost_clock::reading & 
 void rest_policy::text_turned() {
     mode & m = at();
     m.gain = m.seen_tokens = m.seen_plain = 0.0f;
-    m.n_drafts = m.nap = m.n_idle = 0;
-    m.missed                      = 0.0f;
-    m.hope                        = tune_.hope_anew;
+    m.n_drafts = m.nap = 0;
+    m.missed           = 0.0f;
+    m.hope             = tune_.hope_anew;
 }
 
 // Sets when the next plain round is due: sooner after a decode that took a time that surprises.
@@ -89,9 +88,7 @@ void rest_policy::saw_draft(const round_record & r, const cost_clock::reading & 
     mode & m = at();
     const bool cheap =
         !seen.plain && seen.raw < 1.0f - tune_.surprised;  // cheaper than thought: worth another
-    const bool forced = m.hope < NO_HOPE && !cheap;
-    m.hope            = cheap || (seen.plain && m.hope == tune_.hope_anew) ? m.hope : NO_HOPE;
-    m.n_idle          = seen.plain || forced ? m.n_idle + 1 : 0;
+    m.hope = cheap || (seen.plain && m.hope == tune_.hope_anew) ? m.hope : NO_HOPE;
     if (!r.offered) {  // else what others offered may have brought it, or cost it
         m.seen_tokens = m.seen_tokens * tune_.keep_rate + (float) r.n_tokens;
         m.seen_plain  = m.seen_plain * tune_.keep_rate +
@@ -147,7 +144,6 @@ void rest_policy::rest_or_wake() {
         m.hope     = ++m.n_naps % 2 == 0 ? std::min(m.hope, tune_.hope) : m.hope;
         m.gain     = 0.0f;
         m.n_drafts = tune_.min_drafts - tune_.probes;
-        m.n_idle   = 0;
         m.missed   = std::min(m.missed, tune_.keep_missed * tune_.most_missed);
         m.seen_tokens *= tune_.keep_awake;
         m.seen_plain *= tune_.keep_awake;
@@ -156,16 +152,10 @@ void rest_policy::rest_or_wake() {
     }
 }
 
-// Says whether to draft nothing for a while: if drafts brought too little, or a rest is over and nothing was
-// worth drafting since.
+// Says whether to draft nothing for a while, because drafts brought too little.
 bool rest_policy::rests(const mode & m) const {
-    if (m.nap == tune_.nap_most && m.n_idle >= (clock_.n_slots() == 1 ? tune_.idle : tune_.idle_of_many) &&
-        m.gain <= 0.0f) {
-        return true;
-    }
     return (m.n_drafts >= tune_.min_drafts || m.missed >= tune_.most_missed) &&
-           (m.gain < -tune_.most_loss ||
-               !gains(clock_.n_slots() == 1 ? tune_.least_gain : tune_.least_of_many));
+           (m.gain < -tune_.most_loss || !gains());
 }
 
 }  // namespace eagle3

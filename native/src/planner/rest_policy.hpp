@@ -35,8 +35,7 @@ class rest_policy {
     bool rests_longest() const { return at().nap == tune_.nap_most; }
 
     void saw_round(const round_record & r, const cost_clock::reading & seen);
-    void stay_awake() { at().n_idle = 0; }  // another round, for more hits than was expected
-    void text_turned();                     // drafts may pay again
+    void text_turned();  // drafts may pay again
 
   private:
     static constexpr float NO_HOPE = INFINITY;  // mode::hope: no draft is tried
@@ -52,7 +51,6 @@ class rest_policy {
         int n_drafts = 0, asleep = 0, nap = 0, n_naps = 0;
         bool begun      = false;  // whether the text has had a round
         float hope      = 0.0f;   // see hopes()
-        int n_idle      = 0;      // probes in a row that drafted nothing
         int n_declined  = 0;      // rounds without a draft, though one cost no pass
         float missed    = 0.0f;   // tokens' time that drafts in a row cost of which nothing was accepted
         bool has_missed = false;  // whether the last round was such a draft
@@ -60,7 +58,7 @@ class rest_policy {
     mode & at() { return modes_[clock_.n_slots()]; }
     const mode & at() const { return modes_[clock_.n_slots()]; }
 
-    bool gains(float least) const;
+    bool gains() const;
     void plan_look(bool plain, float raw, float ratio);
     void saw_draft(const round_record & r, const cost_clock::reading & seen);
     void saw_free(const round_record & r, bool plain, float raw);
