@@ -1,4 +1,7 @@
-"""What is left of a row behind samplers that keep nothing in mind: tokens and their probabilities."""
+"""Token probabilities after the stateless samplers: top-k, typical, top-p, min-p and temperature.
+
+`post_sampling_probs` of llama.cpp's server.
+"""
 
 from __future__ import annotations
 

@@ -189,7 +189,10 @@ class Prefixes:
         return n if n >= self._least(slot) else 0
 
     def _most_shared(self, slot: BatchSlot, job: Job) -> int:
-        """Of a prompt at least the last token is decoded, for its logits; of an echoed one all are."""
+        """Tokens of the prompt that the slot can reuse.
+
+        The last one is always decoded, because its logits are needed; with echo nothing is reused.
+        """
         if job.echo or slot.client != job.client:
             return 0
         return min(shared_tokens(slot.tokens, job.prompt), len(job.prompt) - 1)

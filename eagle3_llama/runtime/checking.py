@@ -28,7 +28,7 @@ _BACKEND = re.compile(r"libggml-cpu-(.+)\.so")
 
 
 class Limits(NamedTuple):
-    """Of a check, in seconds. It computes for 2 in all, sanitized for 5, emulated for 200.
+    """Time limits of a check, in seconds: it computes for 2, with sanitizers for 5, under emulation for 200.
 
     A machine that is busy with something else makes a check long, not wrong. So what it computes has a limit,
     and how long it may take has one far beyond that, which only says that nothing is known.

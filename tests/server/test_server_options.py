@@ -54,7 +54,7 @@ def test_stream_interval_is_the_batchers(files):
 
 
 def test_n_rs_seq_is_the_batchers(files):
-    """tests/batching/test_batching_memories.py has what a slot's snapshots do."""
+    """tests/runtime/test_memories.py has what a slot's snapshots do."""
     for n in (None, 3):
         with running(tiny(files, n_rs_seq=n)) as s:
             assert s.batcher.settings.n_rs_seq == n

@@ -44,8 +44,8 @@ template <typename F> void get(const void * wide, int column, void * narrow) {
     });
 }
 
-// In the cache, loading rows holds the products of 512-bit vectors: 32 columns share it. Superblocks would
-// not fit the registers.
+// When weights are cached, 512-bit products are limited by loads of the row, so two groups of 16 columns
+// share each load. Superblocks would not fit the registers.
 template <typename F> constexpr kernel::product pair_of() {
     if constexpr (lanes::N_PART == 1 && F::BLOCK == 32 && !F::FLOATS) {
         return multiply_tile<F, MOST_AT_ONCE, 2>;

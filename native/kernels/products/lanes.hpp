@@ -24,7 +24,7 @@
 #else
 #define EAGLE3_HOLD(x) asm("" : "+x"(x))
 #endif
-// The compiler takes a pointer for another one, and what it points to for not yet read.
+// Makes the compiler forget what it knows of p, so that it cannot move or merge loads through it.
 #define EAGLE3_FORGET(p) asm("" : "+r"(p))
 
 namespace eagle3::kernels {

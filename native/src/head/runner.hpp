@@ -31,7 +31,7 @@ enum class source_of_x { caller, store, states };
 struct pass_shape {
     int slot = 0, n_slots = 1;  // the slots from `slot` on that rows may be of
     row_layout rows, out;       // outputs are wanted of `out`; none: only keys and values are made
-    bool out_last = true;       // which are the last ones of rows
+    bool out_last = true;       // whether `out` are the last ones of `rows`
     int n_kv      = 0;          // cells attended to, padded
     int k         = 0;      // of each output row's logits, the k most probable ids; 0: the logits themselves
     bool features = false;  // rows are target features, else g itself

@@ -198,7 +198,7 @@ struct tuning {
     // half -0.04, misjudged turns x1 -0.72; twice -0.06, load comes and goes x1 -0.60; without -0.05, load
     // comes and goes x4 -0.23: but without it, planner_test's costs that were measured wrong are not found.
     float relax_size = 1.0f / 600.0f;
-    // Of the time expected, the least that is believed of a decode.
+    // Lower bound on a decode's measured time, as a share of the expected one. It keeps a wrong clock out.
     // half -0.03, measured busy x1 -0.41; twice -3.62, drafts measured busy x1 -33.45; without -0.03,
     // measured busy x1 -0.41.
     float least_ratio = 0.5f;
@@ -206,7 +206,7 @@ struct tuning {
     // half -1.64, drafts measured busy x4 -23.62; twice -0.05, load comes and goes x1 -0.73; without -0.05,
     // load comes and goes x1 -0.73.
     float most_ratio = 2.0f;
-    // Of a plain round, the most that is believed of what a round with a draft takes beside its parts.
+    // Upper bound on a draft round's unexplained overhead, as a share of a plain round's time.
     // half -0.00, slow caller x4 -0.05; twice +0.00; without -0.01, slow caller x1 -0.27.
     float most_rest = 0.25f;
 
@@ -216,11 +216,11 @@ struct tuning {
     // half +0.23, turns x1 -0.46; twice -0.29, misjudged turns x1 -1.38; without +0.32, turns x1 -0.47. The
     // forecast needs two.
     int settled = 2;
-    // Of a round's expected seconds, the most that counts: what took longer was disturbed.
+    // Upper bound on a round's time, in units of the expected one: what took longer was disturbed.
     float disturbed = 3.0f;
     // Keeps 0.999 of what plain rounds took: some 1000 rounds.
     float keep_usual = 0.999f;
-    // Of the seconds of rounds near a look, the most of the look's that counts.
+    // Upper bound on a round's time near a look, in units of the look's own time.
     float most_usual = 1.35f;
     // Rounds that the measured costs count for beside looks.
     float n_usual = 48.0f;
@@ -284,7 +284,7 @@ struct thread_tuning {
     // take: one or two rounds in which all wait for a thread that another program delays. Twice it loses 2%
     // of 64 rounds beside a busy core; half of it gains nothing (thread_test's machines).
     float enough_excess = 1.5f;
-    // Of a round, the most that counts for it: one hiccup of the system is no reason.
+    // Upper bound on what one round counts for it: one hiccup of the system is no reason.
     float most_excess = 4.0f;
     // Rounds before fewer threads may be tried. Each trial that fails doubles it.
     int first_wait = 2;

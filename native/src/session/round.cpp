@@ -46,7 +46,8 @@ void round::decode() {
     const bool defers = planner_.ready() && drafts && knows_reach();
     lay_out_waiting(defers);
     const deferral deferred(slots_.ctx, defers);
-    // Of a row that is certainly sampled, a sampler that reads whole rows waits less if it is read at once.
+    // A sampler that needs the whole row waits less if a row that is certain to be sampled is copied with the
+    // decode.
     const bool stay = slots_.n_largest > 0 || drafts;
     const logits_stay stays(slots_.ctx, stay, slots_.n_largest);
     const thread_scope scope(slots_.ctx, threads_);

@@ -49,13 +49,13 @@ class thread_policy {
     int one_ = 0, many_ = 0;
     bool fixed_ = false;
     std::vector<int> numbers_;
-    std::vector<float> cost_;     // of each number, as far as it is known
-    int home_ = 0, trial_ = -1;   // indexes of numbers_
-    int n_seen_   = 0;            // rounds that cost_[home_] is the mean of
-    int n_tried_  = 0;            // rounds of the trial so far
-    float tried_  = 0.0f;         // and the sum of what they took
-    int since_    = 0;            // rounds since the last trial
-    float excess_ = 0.0f;         // of what rounds took over what fewer threads are thought to take
+    std::vector<float> cost_;    // of each number, as far as it is known
+    int home_ = 0, trial_ = -1;  // indexes of numbers_
+    int n_seen_   = 0;           // rounds that cost_[home_] is the mean of
+    int n_tried_  = 0;           // rounds of the trial so far
+    float tried_  = 0.0f;        // and the sum of what they took
+    int since_    = 0;           // rounds since the last trial
+    float excess_ = 0.0f;  // accumulated excess of measured round times over the estimate for fewer threads
     int wait_fewer_, wait_more_;  // rounds before a trial of fewer, or more, threads
 };
 
