@@ -11,6 +11,7 @@ from ..errors import EagleError, ErrorKind
 from .cache_types import CACHE_TYPES
 from .limits import MAX_DRAFT
 from .memory_size import parse_size
+from .settings import option
 
 N_CTX = 4096  # default context size of every command, in tokens
 OTHER_NAMES = {"target": "model", "head": "eagle", "eagle-path": "eagle", "n-threads": "threads"}
@@ -80,14 +81,17 @@ FromText = Annotated[
         help="draft also from the text itself, where it repeats itself; with or without a head; default: on",
     ),
 ]
-TextMemorySize = Annotated[
-    int,
-    typer.Option(
-        parser=parse_size,
-        metavar="SIZE",
-        help="bytes (64M) in which answers are kept, to draft later ones of the same API key from; 0: none",
-    ),
-]
+
+
+def size(name: str, help: str) -> Any:
+    """The option for a size in bytes. name: what the size is of, for the error."""
+    return option(help, of=int, parser=lambda given: parse_size(given, name), metavar="SIZE")
+
+
+TextMemorySize = size(
+    "text_memory",
+    "bytes (64M) in which answers are kept, to draft later ones of the same API key from; 0: none",
+)
 TextMemoryPrompts = Annotated[
     bool, typer.Option("--text-memory-prompts", metavar="", help="keep prompts in --text-memory, too")
 ]

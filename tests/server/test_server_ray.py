@@ -77,8 +77,7 @@ def test_options_are_the_servers_and_more():
 
     from eagle3_llama.server.cli import serve
 
-    ours._with_server_options(ours.serve_replicas)  # leaves the function what it is
-    names = inspect.signature(ours._with_server_options(ours.serve_replicas)).parameters
+    names = inspect.signature(ours.serve_replicas).parameters
     assert set(inspect.signature(serve).parameters) | {
         "replicas",
         "min_replicas",

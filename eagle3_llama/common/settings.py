@@ -1,0 +1,165 @@
+"""Settings that are written once: the fields of a dataclass make the options of a command and the checks.
+
+    @dataclass(frozen=True)
+    class Settings:
+        port: Annotated[int, option("port to listen on; 0: any free port"), Range(0, 65535)] = 8000
+
+        def __post_init__(self) -> None:
+            check(self)
+
+    @with_options(Settings)
+    def serve(**given): ...  # serve(Settings(**given))
+
+A field's type is what the settings hold. Its option has the same type, or the one that `of` names. A field
+without an option is for Python alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+import numbers
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+from typer.models import OptionInfo
+
+from ..errors import EagleError, ErrorKind
+
+
+def option(help: str, *names: str, of: Any = None, **more: Any) -> Any:
+    """A field's option. of: its type on the command line, if it differs. more: arguments of typer.Option.
+
+    What its `parser` makes of a text, check() makes of a text from Python.
+    """
+    info = typer.Option(*names, help=help, **more)
+    return info if of is None else Annotated[of, info]
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Least and most of a finite number. kind: which numbers the error asks for."""
+
+    least: float
+    most: float = math.inf
+    kind: str = "an integer "
+
+    def wanted(self, value: Any, types: tuple[Any, ...]) -> str:
+        """What the error asks for; empty if the value is in the range."""
+        right = type(value) is int if int in types else isinstance(value, numbers.Real)
+        if right and math.isfinite(value) and self.least <= value <= self.most:
+            return ""
+        return f"at least {self.least}" if self.most == math.inf else f"{self.kind}{self.least}..{self.most}"
+
+
+class OneOf(tuple[str, ...]):
+    """The values that a field may have."""
+
+    def wanted(self, value: Any, types: tuple[Any, ...]) -> str:
+        return "" if value in self else " or ".join(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedSetting:
+    """What a field of settings says. types: those that it can have. info: its option."""
+
+    name: str
+    default: Any
+    types: tuple[Any, ...]
+    limit: Range | OneOf | None
+    option_type: Any
+    info: OptionInfo | None
+
+    @property
+    def option_types(self) -> tuple[Any, ...]:
+        return get_args(self.option_type) or (self.option_type,)
+
+    def parameter(self) -> inspect.Parameter:
+        """The command's parameter. What may be left out, and is empty by default, is None there."""
+        default = self.default
+        if not default and type(None) in self.option_types:
+            default = None
+        elif isinstance(default, tuple):
+            default = ",".join(f"{value:g}" for value in default)
+        elif default is dataclasses.MISSING:
+            default = inspect.Parameter.empty
+        kind: Any = Annotated[self.option_type, self.info]  # type: ignore[name-defined]  # made at run time
+        return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+    def held(self, given: Any) -> Any:
+        """What the settings hold of an option's value: text for paths, tuples for lists."""
+        if isinstance(given, list):
+            return tuple(map(self.held, given))
+        if given is None:
+            return self.default
+        return str(given) if isinstance(given, Path) and Path not in self.types else given
+
+
+@functools.cache
+def settings_of(cls: type) -> dict[str, NamedSetting]:
+    """The fields of a dataclass by name."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: _setting(field, hints[field.name]) for field in dataclasses.fields(cls)}
+
+
+def _setting(field: dataclasses.Field[Any], hint: Any) -> NamedSetting:
+    kind, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    option_type, limit, info = kind, None, None
+    for said in metadata:
+        if isinstance(said, (Range, OneOf)):
+            limit = said
+        elif get_origin(said) is Annotated:
+            option_type, info = get_args(said)
+        else:
+            info = said
+    return NamedSetting(field.name, field.default, get_args(kind) or (kind,), limit, option_type, info)
+
+
+def check(settings: Any, named: Callable[[str], str] = str) -> None:
+    """Parses the texts in frozen settings, and checks their ranges. named: a field's name in errors.
+
+    Raises EagleError BAD_ARGUMENT.
+    """
+    for name, setting in settings_of(settings.__class__).items():
+        value = getattr(settings, name)
+        if value is None and type(None) in setting.types:
+            continue
+        if setting.info is not None and setting.info.parser is not None:
+            object.__setattr__(settings, name, setting.info.parser(value))
+        if setting.limit is not None and (wanted := setting.limit.wanted(value, setting.types)):
+            raise EagleError(ErrorKind.BAD_ARGUMENT, f"{named(name)} is {value!r}, expected {wanted}")
+
+
+def option_name(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def with_options(*classes: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator of a command of Typer: its **given are the fields of these dataclasses that are options.
+
+    The first two fields, which name the files, come first in --help, and then the command's own options.
+    """
+    shared = {n: s for cls in classes for n, s in settings_of(cls).items() if s.info is not None}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [
+            p.replace(kind=p.KEYWORD_ONLY)
+            for p in inspect.signature(command, eval_str=True).parameters.values()
+            if p.kind is not p.VAR_KEYWORD
+        ]
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            command(**{n: shared[n].held(value) if n in shared else value for n, value in given.items()})
+
+        first, *more = [s.parameter() for s in shared.values()]
+        parameters = [first, *more[:1], *own, *more[1:]]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        return run
+
+    return decorate
