@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -36,6 +36,7 @@ from ..common.options import (
     TreeShape,
     utf8,
 )
+from ..common.settings import with_options
 from ..common.synonyms import Command
 from ..common.terminal import run
 from ..errors import EagleError, ErrorKind
@@ -44,7 +45,7 @@ from ..runtime.machine import cores
 from ..runtime.params import EagleParams
 from ..server.cli import serve
 from ..train.cli import train
-from .answer_options import AnswerOptions, with_answer_options
+from .answer_options import AnswerOptions
 from .demo import main as demo
 
 app = typer.Typer(no_args_is_help=True, context_settings=CONTEXT, **APP)
@@ -67,17 +68,18 @@ def eagle3_llama(
 
 
 @app.command(cls=Command)
-@with_answer_options
+@with_options(AnswerOptions)
 def generate(
-    options: AnswerOptions,
     prompt: Prompt,
     n_predict: NPredict = 256,
     raw: Annotated[bool, typer.Option(metavar="", help="do not use the chat template")] = False,
+    **given: Any,
 ) -> None:
     """Generate one answer. Accepted draft tokens are coloured by who drafted them: head, text or both."""
     from ..llama.chat import chat_tokens
     from .conversation import answer
 
+    options = AnswerOptions(**given)
     llm = options.load()
     tokens = llm.tokenize(prompt.encode()) if raw else chat_tokens(llm, prompt)
     if len(tokens) >= llm.n_ctx():
@@ -89,11 +91,12 @@ def generate(
 
 
 @app.command(cls=Command)
-@with_answer_options
-def chat(options: AnswerOptions, n_predict: NPredict = 512, system: SystemMessage = None) -> None:
+@with_options(AnswerOptions)
+def chat(n_predict: NPredict = 512, system: SystemMessage = None, **given: Any) -> None:
     """Chat in the terminal. An empty line or Ctrl-D ends the chat. Ctrl-C stops an answer."""
     from .conversation import converse
 
+    options = AnswerOptions(**given)
     llm = options.load()
     converse(llm, n_predict, system, Console(highlight=False), **options.sampling)
 

@@ -56,11 +56,14 @@ class Range:
         return f"at least {self.least}" if self.most == math.inf else f"{self.kind}{self.least}..{self.most}"
 
 
-class OneOf(tuple[str, ...]):
+class OneOf:
     """The values that a field may have."""
 
+    def __init__(self, *values: str) -> None:
+        self.values = values
+
     def wanted(self, value: Any, types: tuple[Any, ...]) -> str:
-        return "" if value in self else " or ".join(self)
+        return "" if value in self.values else " or ".join(self.values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +144,8 @@ def option_name(name: str) -> str:
 def with_options(*classes: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator of a command of Typer: its **given are the fields of these dataclasses that are options.
 
-    The first two fields, which name the files, come first in --help, and then the command's own options.
+    In --help, those that must be given come first, then the first two fields, which name files, and then the
+    command's own options.
     """
     shared = {n: s for cls in classes for n, s in settings_of(cls).items() if s.info is not None}
 
@@ -158,6 +162,7 @@ def with_options(*classes: type) -> Callable[[Callable[..., None]], Callable[...
 
         first, *more = [s.parameter() for s in shared.values()]
         parameters = [first, *more[:1], *own, *more[1:]]
+        parameters.sort(key=lambda p: p.default is not p.empty)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         return run

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ..common import model_names
 from ..common.keywords import strict
 from ..common.model_files import check_file, check_models
 from ..common.model_reader import fingerprint, read_model
+from ..common.options import Threads
+from ..common.settings import OneOf, Range, check, option, option_name
 from ..errors import EagleError, ErrorKind
 from ..heads.hub import checkpoint_folder
 
 PACE_STEPS = 5  # after this many steps of training the speed is known
+
+
+def numbers(given: Any, kind: type, name: str) -> Any:
+    """The numbers in a comma-separated text; others stay as they are. Raises EagleError BAD_ARGUMENT."""
+    try:
+        return tuple(map(kind, given.split(","))) if isinstance(given, str) and given else given
+    except ValueError:
+        message = f"{name} is {given!r:.60}, expected comma-separated numbers"
+        raise EagleError(ErrorKind.BAD_ARGUMENT, message) from None
+
+
+def _list(name: str, kind: type, help: str, of: Any = str | None, metavar: str = "A,B,C") -> Any:
+    parser = lambda given: numbers(given, kind, option_name(name))
+    return option(help, of=of, parser=parser, metavar=metavar)
 
 
 @strict
@@ -22,58 +37,98 @@ PACE_STEPS = 5  # after this many steps of training the speed is known
 class TrainSettings:
     """Everything that the result depends on. On one machine, equal settings and files give the same head.
 
-    targets: GGUFs of one model in one or several formats; the first is the one to serve.
-    data: folder of the shards, None for out/data. Runs with the same data settings can share it.
-    weights: shares of the sources: prompts that the model writes itself, `prompts`, `conversations`.
-    max_tokens, max_gb: limits of the data, over all targets. max_gb is checked between files.
-    drop_truncated: drop answers that reach n_predict tokens.
-    layers: target layers whose inputs the head reads, None for EAGLE's 2, n/2, n - 3.
-    capture_layers: the layers in the data, if more than `layers`, to try several heads on the same data.
-    draft_vocab: size of the draft vocabulary, the most frequent tokens.
-    steps, stride: steps of training-time test; after the first one, only every stride-th position takes part.
-    decay: the weight of step j in the loss is decay^j.
-    hard: share of the loss on the target's most likely token instead of its distribution.
-    temperature: of the target's distribution.
-    batch_tokens: positions per optimiser step. minutes: limit of the training without data, 0 for none.
-    patience: stop after this many measurements without improvement, 0 for never.
-    capture: `llama` computes features with llama.cpp, `torch` on `device` from the dequantised weights.
+    The fields are the options of `eagle3-llama train`, whose help says what they do. targets: GGUFs of one
+    model in one or several formats; the first is the one to serve. max_gb is checked between files. layers:
+    None for EAGLE's 2, n/2, n - 3. decay: the weight of step j in the loss is decay^j. warmup: share of the
+    steps in which the learning rate rises.
 
     Raises EagleError BAD_ARGUMENT or BAD_FILE.
     """
 
     targets: tuple[str, ...]
-    out: str
-    data: str | None = None
-    prompts: tuple[str, ...] = ()
-    conversations: tuple[str, ...] = ()
-    weights: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    max_tokens: int = 1_000_000
-    max_gb: float = 20.0
-    n_predict: int = 256
-    drop_truncated: bool = False
-    layers: tuple[int, ...] | None = None
-    capture_layers: tuple[int, ...] | None = None
-    draft_vocab: int = 8192
-    steps: int = 5
-    stride: int = 3
-    decay: float = 0.8
-    hard: float = 0.0
-    temperature: float = 1.0
-    optimizer: str = "adamw"
-    lr: float = 1e-3
-    warmup: float = 0.03
-    batch_tokens: int = 2048
-    epochs: int = 4
-    minutes: float = 0.0
-    eval_every: int = 100
-    patience: int = 0
-    heldout: int = 32
-    init_from: str | None = None
-    seed: int = 1
-    threads: int = 0
-    slots: int = 32
-    device: str = "cpu"
-    capture: str = "llama"
+    out: Annotated[str, option("folder for data, log and head", of=Path, show_default=False)]
+    data: Annotated[
+        str | None,
+        option("folder of the training data, which runs can share; default: OUT/data", of=Path | None),
+    ] = None
+    prompts: Annotated[
+        tuple[str, ...],
+        option(
+            ".jsonl of prompts to answer: strings, {prompt} or {messages}; best is your traffic",
+            of=list[Path] | None,
+        ),
+    ] = ()
+    conversations: Annotated[
+        tuple[str, ...],
+        option(".jsonl of finished conversations: {messages} or {toks, prompt}", of=list[Path] | None),
+    ] = ()
+    weights: Annotated[
+        tuple[float, float, float],
+        _list(
+            "weights",
+            float,
+            "shares of self-written prompts, --prompts, --conversations in the data",
+            of=str,
+            metavar="<str>",
+        ),
+    ] = (1.0, 1.0, 1.0)
+    max_tokens: Annotated[int, option("most tokens of training data"), Range(256)] = 1_000_000
+    max_gb: Annotated[float, option("most gigabytes of training data on disk"), Range(0.001, 1e6, "")] = 20.0
+    n_predict: Annotated[int, option("most tokens to generate per answer", "--n-predict", "-n"), Range(8)] = (
+        256
+    )
+    drop_truncated: Annotated[bool, option("drop answers that reach --n-predict", metavar="")] = False
+    slots: Annotated[int, option("sequences that are generated in parallel"), Range(1)] = 32
+    capture: Annotated[
+        str,
+        option("llama: features from llama.cpp; torch: on --device, from the dequantised weights"),
+        OneOf("llama", "torch"),
+    ] = "llama"
+    layers: Annotated[
+        tuple[int, ...] | None, _list("layers", int, "target layers whose inputs the head reads")
+    ] = None
+    capture_layers: Annotated[
+        tuple[int, ...] | None,
+        _list("capture_layers", int, "layers to keep in the data, to try several --layers"),
+    ] = None
+    draft_vocab: Annotated[
+        int, option("size of the draft vocabulary, the most frequent tokens"), Range(32)
+    ] = 8192
+    init_from: Annotated[
+        str | None,
+        option("checkpoint folder of a head, or its hf: name, to continue training from", of=Path | None),
+    ] = None
+    steps: Annotated[int, option("steps of training-time test"), Range(1)] = 5
+    stride: Annotated[int, option("after the first step, use only every n-th position"), Range(1)] = 3
+    decay: Annotated[float, Range(0, 1, "")] = 0.8
+    hard: Annotated[
+        float,
+        option("share of the loss on the target's best token instead of its distribution"),
+        Range(0, 1, ""),
+    ] = 0.0
+    temperature: Annotated[
+        float,
+        option("temperature of the target's distribution", "--temp", "--temperature"),
+        Range(0.05, 20, ""),
+    ] = 1.0
+    optimizer: Annotated[
+        str, option("adamw, or muon for the matrices inside the head"), OneOf("adamw", "muon")
+    ] = "adamw"
+    lr: Annotated[float, option("highest learning rate"), Range(0, 1, "")] = 1e-3
+    warmup: Annotated[float, Range(0, 1, "")] = 0.03
+    batch_tokens: Annotated[int, option("positions per optimiser step"), Range(64)] = 2048
+    epochs: Annotated[int, option("passes over the data"), Range(1)] = 4
+    minutes: Annotated[
+        float, option("most minutes of training, without data generation; 0: no limit"), Range(0, 1e6, "")
+    ] = 0.0
+    eval_every: Annotated[int, option("steps between measurements of held-out acceptance"), Range(1)] = 100
+    patience: Annotated[
+        int, option("stop after this many measurements without improvement; 0: never"), Range(0)
+    ] = 0
+    heldout: Annotated[int, option("held-out answers to measure acceptance with"), Range(1)] = 32
+    seed: Annotated[int, option("seed of every random choice")] = 1
+    threads: Annotated[int, Threads, Range(0)] = 0
+    device: Annotated[str, option("device of the training, cpu or cuda")] = "cpu"
 
     def __post_init__(self) -> None:
         self._check(bool(self.targets), "give at least one GGUF with --model")
@@ -84,42 +139,9 @@ class TrainSettings:
             check_file(path)
         for name in ("capture", "optimizer"):
             object.__setattr__(self, name, str(getattr(self, name)).lower())
+        check(self)
         self._check_layers()
         self._check_places()
-        for name, least in (
-            ("max_tokens", 256),
-            ("n_predict", 8),
-            ("draft_vocab", 32),
-            ("steps", 1),
-            ("stride", 1),
-            ("batch_tokens", 64),
-            ("epochs", 1),
-            ("eval_every", 1),
-            ("heldout", 1),
-            ("slots", 1),
-            ("patience", 0),
-            ("threads", 0),
-        ):
-            value = getattr(self, name)
-            self._check(
-                isinstance(value, int) and value >= least, f"{name} is {value!r}, expected at least {least}"
-            )
-        for name, low, high in (
-            ("lr", 0, 1),
-            ("decay", 0, 1),
-            ("hard", 0, 1),
-            ("warmup", 0, 1),
-            ("minutes", 0, 1e6),
-            ("temperature", 0.05, 20),
-            ("max_gb", 0.001, 1e6),
-        ):
-            value = getattr(self, name)
-            self._check(
-                math.isfinite(value) and low <= value <= high, f"{name} is {value!r}, expected {low}..{high}"
-            )
-        for name, known in (("capture", ("llama", "torch")), ("optimizer", ("adamw", "muon"))):
-            value = getattr(self, name)
-            self._check(value in known, f"{name} is {value!r}, expected {' or '.join(known)}")
         self._check(self.steps <= 16, f"steps is {self.steps}, expected at most 16")
         self._check(
             len(self.weights) == 3 and min(self.weights) >= 0 and sum(self.weights) > 0,
