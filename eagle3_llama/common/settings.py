@@ -23,7 +23,8 @@ import math
 import numbers
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 from typer.models import OptionInfo
@@ -79,12 +80,12 @@ class NamedSetting:
 
     @property
     def option_types(self) -> tuple[Any, ...]:
-        return get_args(self.option_type) or (self.option_type,)
+        return _members(self.option_type)
 
     def parameter(self) -> inspect.Parameter:
-        """The command's parameter. What may be left out, and is empty by default, is None there."""
+        """The command's parameter. Where the settings cannot hold None, it stands for their default."""
         default = self.default
-        if not default and type(None) in self.option_types:
+        if type(None) in self.option_types and type(None) not in self.types:
             default = None
         elif isinstance(default, tuple):
             default = ",".join(f"{value:g}" for value in default)
@@ -119,7 +120,11 @@ def _setting(field: dataclasses.Field[Any], hint: Any) -> NamedSetting:
             option_type, info = get_args(said)
         else:
             info = said
-    return NamedSetting(field.name, field.default, get_args(kind) or (kind,), limit, option_type, info)
+    return NamedSetting(field.name, field.default, _members(kind), limit, option_type, info)
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def check(settings: Any, named: Callable[[str], str] = str) -> None:
@@ -141,11 +146,10 @@ def option_name(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def with_options(*classes: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(*classes: type, before: int = 2) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator of a command of Typer: its **given are the fields of these dataclasses that are options.
 
-    In --help, those that must be given come first, then the first two fields, which name files, and then the
-    command's own options.
+    In --help, those that must be given come first. before: fields that come before the command's own options.
     """
     shared = {n: s for cls in classes for n, s in settings_of(cls).items() if s.info is not None}
 
@@ -160,8 +164,8 @@ def with_options(*classes: type) -> Callable[[Callable[..., None]], Callable[...
         def run(**given: Any) -> None:
             command(**{n: shared[n].held(value) if n in shared else value for n, value in given.items()})
 
-        first, *more = [s.parameter() for s in shared.values()]
-        parameters = [first, *more[:1], *own, *more[1:]]
+        theirs = [s.parameter() for s in shared.values()]
+        parameters = [*theirs[:before], *own, *theirs[before:]]
         parameters.sort(key=lambda p: p.default is not p.empty)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
